@@ -4,9 +4,9 @@
     python benchmarks/answers.py --shape tiny      # without a GPU, to try the script
 
 Weights are random, images have 640×480 pixels, settings are the defaults. A random model does not end its answers, so
-all have the greatest length. Images are decoded meanwhile, as in every stage. Loading the model does not count. For the
-last rows, layers are compiled. The workflow does not compile them, because this takes longer than it saves unless there
-are many images.
+all answers have the greatest length. Images are decoded at the same time, as in every stage. Loading the model does not
+count. For the last rows, layers are compiled. The workflow does not compile them, because this takes longer than it
+saves unless there are many images.
 """
 
 import argparse
@@ -39,7 +39,7 @@ QUESTION_WORDS = (5, 16)
 COUNTS = {"mgm-2b": 8 * IMAGES, "tiny": 12}  # questions of each measurement
 
 
-def timed(name: str, count: int, run: Callable[[], object]) -> None:
+def print_speed(name: str, count: int, run: Callable[[], object]) -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -74,52 +74,52 @@ def _compile(module: nn.Module, dimensions: int) -> None:
     forward = type(module).forward
     compiled = torch.compile(getattr(forward, "__wrapped__", forward).__get__(module))  # without checkpointing
 
-    def marked(values: torch.Tensor, *args, **kwargs) -> torch.Tensor:
+    def run_compiled(values: torch.Tensor, *args, **kwargs) -> torch.Tensor:
         for dimension in range(dimensions):
             torch._dynamo.maybe_mark_dynamic(values, dimension)
         return compiled(values, *args, **kwargs)
 
-    module.forward = marked
+    module.forward = run_compiled
 
 
 def measure(folder: Path, count: int) -> None:
     random, generator = np.random.default_rng(0), MGMGenerator(folder / "mgm", None)
-    distinct = []  # one image file for each question
+    image_files = []  # one image file for each question
     for number in range(count):
         path = folder / "images" / f"copy-{number}.jpg"
         path.hardlink_to(folder / "images" / f"{number % IMAGES}.jpg")
-        distinct.append(path)
+        image_files.append(path)
     questions = [" ".join(random.choice(WORDS, random.integers(*QUESTION_WORDS))) for _ in range(count)]
 
-    def answer(images: list[Path], asked: list[str], tokens: int) -> None:
-        generator._kept.clear()
-        for _ in generator.answer(images, asked, "gemma", tokens, "auto"):
+    def answer(images: list[Path], batch_questions: list[str], tokens: int) -> None:
+        generator._cache.clear()
+        for _ in generator.answer(images, batch_questions, "gemma", tokens, "auto"):
             pass
 
     sizes = {tokens: generator.batch_size(tokens) for tokens in (ANSWER_TOKENS, CAPTION_TOKENS)}
     print(json.dumps({"batch_sizes": sizes}))
-    few = distinct[: min(count, 112)]
-    answer(few, questions[: len(few)], ANSWER_TOKENS)  # kernels are loaded
-    batches = list(generator._batches(few, 28))
+    few_images = image_files[: min(count, 112)]
+    answer(few_images, questions[: len(few_images)], ANSWER_TOKENS)  # kernels are loaded
+    batches = list(generator._batches(few_images, 28))
     pixels = torch.cat(batches).numpy()
-    timed("images decoded by one thread", len(few), lambda: generator._decode(few, pixels))
+    print_speed("images decoded by one thread", len(few_images), lambda: generator._decode(few_images, pixels))
     with torch.inference_mode():
-        timed("images encoded", len(few), lambda: [generator._encoded(batch) for batch in batches])
-    timed("answers, an image each", count, lambda: answer(distinct, questions, ANSWER_TOKENS))
-    shared = [distinct[number // 6] for number in range(count)]
-    timed("answers, six to an image", count, lambda: answer(shared, questions, ANSWER_TOKENS))
-    request = ["Describe the image."] * count
-    timed("captions", count, lambda: answer(distinct, request, CAPTION_TOKENS))
+        print_speed("images encoded", len(few_images), lambda: [generator._encode(batch) for batch in batches])
+    print_speed("answers, an image each", count, lambda: answer(image_files, questions, ANSWER_TOKENS))
+    shared_images = [image_files[number // 6] for number in range(count)]
+    print_speed("answers, six to an image", count, lambda: answer(shared_images, questions, ANSWER_TOKENS))
+    requests = ["Describe the image."] * count
+    print_speed("captions", count, lambda: answer(image_files, requests, CAPTION_TOKENS))
     if torch.cuda.is_available():
         compile_layers(generator.model)
-        short = min(count, 2 * sizes[ANSWER_TOKENS])
-        timed(
+        short_count = min(count, 2 * sizes[ANSWER_TOKENS])
+        print_speed(
             "answers, first with compiled layers",
-            short,
-            lambda: answer(distinct[:short], questions[:short], ANSWER_TOKENS),
+            short_count,
+            lambda: answer(image_files[:short_count], questions[:short_count], ANSWER_TOKENS),
         )
-        timed("answers, compiled layers", count, lambda: answer(distinct, questions, ANSWER_TOKENS))
-        timed("captions, compiled layers", count, lambda: answer(distinct, request, CAPTION_TOKENS))
+        print_speed("answers, compiled layers", count, lambda: answer(image_files, questions, ANSWER_TOKENS))
+        print_speed("captions, compiled layers", count, lambda: answer(image_files, requests, CAPTION_TOKENS))
 
 
 def main() -> None:

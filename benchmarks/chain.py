@@ -1,7 +1,7 @@
 """Run both training stages, answers and scores at the shape of MGM-2B; kill and resume each training stage once.
 
     python benchmarks/chain.py                   # on one GPU
-    python benchmarks/chain.py --shape tiny      # without one
+    python benchmarks/chain.py --shape tiny      # without a GPU
 
 It makes a random model and conversations in a temporary folder, and runs Snakemake's commands: launch.sh with
 pretrain.py and finetune.py (ZeRO-2 and ZeRO-3, both with offload and activation checkpointing of every layer), then
@@ -47,13 +47,13 @@ def train(stage: str, folder: Path, *inputs: str | Path) -> dict:
     command = ["bash", SCRIPTS / "launch.sh", "1", "1", SCRIPTS / f"{stage}.py"]
     command += ["--config", folder / f"{stage}.yaml", *inputs, "--output-dir", output]
     with open(folder / f"{stage}.log", "w", encoding="utf-8") as log:
-        killed = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         while not list(output.glob("checkpoints/checkpoint-*/complete.json")):
-            if killed.poll() is not None:
+            if process.poll() is not None:
                 raise SystemExit(f"{stage} ended before its first checkpoint; see {log.name}")
             time.sleep(0.05)
-        os.killpg(killed.pid, signal.SIGKILL)
-        killed.wait()
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         start = time.monotonic()
         subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=True)
     metrics = read_json(output / "metrics.json")
@@ -94,20 +94,24 @@ def answer(folder: Path, stages: Path, output: Path, gpus: int = 1) -> None:
         "decoding": {"batch_size": 8, "max_new_tokens": 16},
     }
     write_yaml(output / "config.yaml", settings)
-    generate = ["--config", output / "config.yaml", "--model", folder / "mgm", "--output-dir", output]
-    generate += ["--evaluation", output / "evaluation.jsonl"]
-    generate += ["--pretrained", stages / "pretrain", "--finetuned", stages / "finetune"]
-    subprocess.run([sys.executable, SCRIPTS / "generate_answers.py", *generate], check=True)
+    flags = ["--config", output / "config.yaml", "--model", folder / "mgm", "--output-dir", output]
+    flags += ["--evaluation", output / "evaluation.jsonl"]
+    flags += ["--pretrained", stages / "pretrain", "--finetuned", stages / "finetune"]
+    subprocess.run([sys.executable, SCRIPTS / "generate_answers.py", *flags], check=True)
 
 
 def answer_and_score(folder: Path) -> dict:
     """Generate and score captions and answers."""
     start = time.monotonic()
     answer(folder, folder, folder / "generate")
-    evaluate = ["--answers", folder / "generate" / "answers.jsonl", "--output-dir", folder / "evaluate_vqa"]
-    subprocess.run([sys.executable, SCRIPTS / "evaluate_vqa.py", *evaluate], check=True)
-    scored = read_json(folder / "evaluate_vqa" / "metrics.json")["questions"]
-    return {"stage": "generate and evaluate", "seconds": round(time.monotonic() - start, 1), "questions": scored}
+    flags = ["--answers", folder / "generate" / "answers.jsonl", "--output-dir", folder / "evaluate_vqa"]
+    subprocess.run([sys.executable, SCRIPTS / "evaluate_vqa.py", *flags], check=True)
+    question_count = read_json(folder / "evaluate_vqa" / "metrics.json")["questions"]
+    return {
+        "stage": "generate and evaluate",
+        "seconds": round(time.monotonic() - start, 1),
+        "questions": question_count,
+    }
 
 
 def main() -> None:
@@ -122,10 +126,10 @@ def main() -> None:
         write_conversations(data, [(8, TEXT_TOKENS)] * SAMPLES)
         for stage, template in (("pretrain", "plain"), ("finetune", "gemma")):
             write_yaml(folder / f"{stage}.yaml", training_settings(stage, template, image_tokens))
-        shared = ["--data", data, "--model", model]
-        print(json.dumps(train("pretrain", folder, *shared)), flush=True)
+        shared_inputs = ["--data", data, "--model", model]
+        print(json.dumps(train("pretrain", folder, *shared_inputs)), flush=True)
         projector = ["--projector", folder / "pretrain" / "projector.safetensors"]
-        print(json.dumps(train("finetune", folder, *shared, *projector)), flush=True)
+        print(json.dumps(train("finetune", folder, *shared_inputs, *projector)), flush=True)
         print(json.dumps(answer_and_score(folder)))
 
 

@@ -1,4 +1,4 @@
-"""Compare the speed of Data-Juicer's image-text similarity filter and this workflow's batched one on the same pairs.
+"""Compare the speed of Data-Juicer's image-text similarity filter and this workflow's batched filter on the same pairs.
 
     python benchmarks/clip_similarity.py results/foundation/tiny/clip
     python benchmarks/clip_similarity.py --vit-b-32 --rows 4000 --stock-rows 400
@@ -60,9 +60,9 @@ def score(operator: OP, rows: list[dict]) -> tuple[np.ndarray, float]:
     """Return scores (N,) and their seconds, after a warm-up on the first batch."""
     batches = [rows[start : start + operator.batch_size] for start in range(0, len(rows), operator.batch_size)]
     _score_batch(operator, batches[0])
-    started = perf_counter()
+    start_time = perf_counter()
     scores = [value for batch in batches for value in _score_batch(operator, batch)]
-    return np.array(scores), perf_counter() - started
+    return np.array(scores), perf_counter() - start_time
 
 
 def _score_batch(operator: OP, rows: list[dict]) -> list[float]:

@@ -41,11 +41,11 @@ DRAWN = 1000
 INTERVAL_S = 0.2
 
 
-def repeated(folder: Path, rows: int) -> Iterator[dict]:
+def repeat_pairs(folder: Path, rows: int) -> Iterator[dict]:
     """Yield `rows` pairs with ids and captions of their own, and images of the drawn pairs."""
-    drawn = list(read_jsonl(folder / "drawn/pretrain.jsonl"))
+    drawn_rows = list(read_jsonl(folder / "drawn/pretrain.jsonl"))
     for number in range(rows):
-        row = drawn[number % len(drawn)]
+        row = drawn_rows[number % len(drawn_rows)]
         yield row | {"id": f"n{number}", "text": build_dj_text(f"{extract_caption(row['text'])} {number}")}
 
 
@@ -74,31 +74,31 @@ def read_usage(process: psutil.Process) -> tuple[float, dict[int, float]]:
 
 def measure(script: str, **flags: object) -> Usage:
     arguments = [str(word) for flag, value in flags.items() for word in (f"--{flag.replace('_', '-')}", value)]
-    started = perf_counter()
-    usage, cpu = Usage(), {}
+    start = perf_counter()
+    usage, cpu_seconds = Usage(), {}
     command = [sys.executable, SCRIPTS / script, *arguments]
-    with TemporaryFile("w+") as said, psutil.Popen(command, stdout=said, stderr=said) as stage:
+    with TemporaryFile("w+") as log, psutil.Popen(command, stdout=log, stderr=log) as stage:
         while stage.poll() is None:
             with suppress(psutil.NoSuchProcess):
                 memory, seconds = read_usage(stage)
                 usage.memory_mib = max(usage.memory_mib, memory)
-                cpu |= seconds
+                cpu_seconds |= seconds
             sleep(INTERVAL_S)
         if stage.returncode:
-            said.seek(0)
-            raise SystemExit(f"{script} {' '.join(arguments)} failed:\n{said.read()[-2000:]}")
-    usage.wall_s, usage.cpu_s = perf_counter() - started, sum(cpu.values())
+            log.seek(0)
+            raise SystemExit(f"{script} {' '.join(arguments)} failed:\n{log.read()[-2000:]}")
+    usage.wall_s, usage.cpu_s = perf_counter() - start, sum(cpu_seconds.values())
     return usage
 
 
 def write_sources(folder: Path, rows: int) -> None:
     """Write pairs, and instructions in one JSON list, as a user provides them."""
-    write_jsonl(folder / "pairs.jsonl", repeated(folder, rows))
-    talks = (
+    write_jsonl(folder / "pairs.jsonl", repeat_pairs(folder, rows))
+    conversations = (
         build_conversation(row["id"], row["images"][0], "What is this?", extract_caption(row["text"]))
-        for row in repeated(folder, rows)
+        for row in repeat_pairs(folder, rows)
     )
-    write_json_list(folder / "instructions.json", talks)
+    write_json_list(folder / "instructions.json", conversations)
 
 
 def run_make_dataset(folder: Path) -> Usage:
@@ -109,9 +109,9 @@ def run_make_dataset(folder: Path) -> Usage:
 
 
 def run_filter(settings: dict, folder: Path, executor: str, processes: int) -> Usage:
-    own = {"image_root": str(folder / "drawn"), "processes": processes}
+    changes = {"image_root": str(folder / "drawn"), "processes": processes}
     recipe = settings["filter"].recipe | {"executor": executor}
-    write_yaml(folder / "filter.yaml", settings["filter"].file_content() | own | {"recipe": recipe})
+    write_yaml(folder / "filter.yaml", settings["filter"].file_content() | changes | {"recipe": recipe})
     output = folder / f"filter-{executor}"
     return measure(
         "filter_data.py", config=folder / "filter.yaml", data=folder / "dataset/pretrain.jsonl", output_dir=output
@@ -119,9 +119,9 @@ def run_filter(settings: dict, folder: Path, executor: str, processes: int) -> U
 
 
 def run_jsonl(settings: dict, folder: Path, rows: int, processes: int) -> Usage:
-    own = dict.fromkeys(("pretrain_images", "finetune_images", "evaluation_images"), str(folder / "drawn"))
-    own |= {"max_samples": rows, "cpu_threads": processes, "on_bad_row": "drop"}
-    write_yaml(folder / "jsonl.yaml", settings["jsonl"].file_content() | own)
+    changes = dict.fromkeys(("pretrain_images", "finetune_images", "evaluation_images"), str(folder / "drawn"))
+    changes |= {"max_samples": rows, "cpu_threads": processes, "on_bad_row": "drop"}
+    write_yaml(folder / "jsonl.yaml", settings["jsonl"].file_content() | changes)
     return measure(
         "write_jsonl.py",
         config=folder / "jsonl.yaml",
@@ -153,9 +153,9 @@ def main() -> None:
                 stages[f"filter, {executor}"] = partial(run_filter, settings, folder, executor, arguments.processes)
             stages["jsonl"] = partial(run_jsonl, settings, folder, rows, arguments.processes)
             for name, run in stages.items():
-                used = run()
+                usage = run()
                 figures = (
-                    f"{used.wall_s:.1f} | {used.cpu_s:.1f} | {used.cpu_s / rows * 1e6:.0f} | {used.memory_mib:.0f}"
+                    f"{usage.wall_s:.1f} | {usage.cpu_s:.1f} | {usage.cpu_s / rows * 1e6:.0f} | {usage.memory_mib:.0f}"
                 )
                 print(f"| {name} | {rows} | {figures} |", flush=True)
 

@@ -62,22 +62,22 @@ SCROLL = f"""(async () => {{
 
 
 @contextmanager
-def served(run: Path) -> Iterator[tuple[str, float]]:
+def serve_run(run: Path) -> Iterator[tuple[str, float]]:
     command = [sys.executable, str(PROJECT / "workflow_scripts/explore.py"), str(run)]
-    started = perf_counter()
+    start = perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        yield process.stdout.readline().split()[-1], perf_counter() - started
+        yield process.stdout.readline().split()[-1], perf_counter() - start
     finally:
         process.terminate()
         process.wait()
 
 
-def written(run: Path, page: Path) -> tuple[str, float]:
-    started = perf_counter()
+def write_page(run: Path, page: Path) -> tuple[str, float]:
+    start = perf_counter()
     command = [sys.executable, str(PROJECT / "workflow_scripts/explore.py"), str(run), "--output", str(page)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return page.as_uri(), perf_counter() - started
+    return page.as_uri(), perf_counter() - start
 
 
 def measure(page: Page, address: str) -> list[str]:
@@ -87,15 +87,15 @@ def measure(page: Page, address: str) -> list[str]:
     page.send("Performance.enable", timeDomain="threadTicks")
     sliders = page.evaluate('document.querySelectorAll("input[type=range]").length')
     moves = [(number, move / (MOVES - 1)) for number in range(sliders) for move in range(MOVES)]
-    times, busy = [], [main_thread_ms(page)]
+    times, cpu_times = [], [read_thread_ms(page)]
     for number, part in moves:
         times.append(page.evaluate(f"{MOVE}({number}, {part})"))
-        busy.append(main_thread_ms(page))
-    found = [paint, ready, *np.quantile(times, [0.5, 0.95, 1]), *np.quantile(np.diff(busy), [0.5, 1])]
-    return [str(len(moves)), *(f"{time:.0f}" for time in (*found, page.evaluate(SCROLL)))]
+        cpu_times.append(read_thread_ms(page))
+    figures = [paint, ready, *np.quantile(times, [0.5, 0.95, 1]), *np.quantile(np.diff(cpu_times), [0.5, 1])]
+    return [str(len(moves)), *(f"{time:.0f}" for time in (*figures, page.evaluate(SCROLL)))]
 
 
-def main_thread_ms(page: Page) -> float:
+def read_thread_ms(page: Page) -> float:
     """Return the CPU time of the page's thread, which does not depend on other work on the machine."""
     metrics = page.send("Performance.getMetrics")["metrics"]
     return 1000 * next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration")
@@ -111,11 +111,11 @@ def main() -> None:
         with TemporaryDirectory() as folder:
             run = write_run(Path(folder) / "results", count)
             with open_browser(find_browser(), Path(folder) / "profile") as page:
-                with served(run) as (address, seconds):
+                with serve_run(run) as (address, seconds):
                     print("|", " | ".join([f"{count}", "served", f"{seconds:.1f}", *measure(page, address)]), "|")
                     figures = measure(page, address + FILTERED)
                     print("|", " | ".join([f"{count}", "filtered", f"{seconds:.1f}", *figures]), "|", flush=True)
-                address, seconds = written(run, Path(folder) / "page.html")
+                address, seconds = write_page(run, Path(folder) / "page.html")
                 size = (Path(folder) / "page.html").stat().st_size / 2**20
                 form = f"one file, {size:.1f} MiB"
                 print("|", " | ".join([f"{count}", form, f"{seconds:.1f}", *measure(page, address)]), "|", flush=True)

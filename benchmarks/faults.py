@@ -6,7 +6,7 @@
 The small project of the tests runs once undisturbed. Each trial starts from a random moment of that run: a stage is
 drawn with a probability proportional to its duration, the files of this and all later stages are removed, and the kill
 happens when the stage has run for a random part of its duration. If Snakemake ends, the same command is run again. The
-results are then compared with those of the undisturbed run. Each trial is a line of `trials.jsonl` in the folder, and
+results are then compared with the undisturbed run's results. Each trial is a line of `trials.jsonl` in the folder, and
 is not repeated when the benchmark is run again. The table of docs/measurements/reliability.md is printed. Kills on a
 cluster have the requirements of tests/slurm.
 """
@@ -64,7 +64,7 @@ STAGES = {
 
 @dataclass(frozen=True)
 class Kill:
-    """A kind of kill; `do` gets the run and the running rule."""
+    """A kind of kill; `do` kills, and receives the run and the running rule."""
 
     on_slurm: bool
     do: Callable[[ClusterRun, str], None]
@@ -82,7 +82,7 @@ KILLS = {
 
 
 class UndisturbedRun:
-    """The undisturbed run, and copies of it at the same path, because training files hold absolute paths."""
+    """The undisturbed run, and copies of it at the same path, because training files contain absolute paths."""
 
     def __init__(self, folder: Path):
         self.finished, self.project = folder / "finished", Project(folder / "project")
@@ -103,102 +103,105 @@ class UndisturbedRun:
         return float(dict(zip(names, values, strict=True))[column])
 
 
-def durations(reference: UndisturbedRun, trials: list[dict]) -> dict[str, float]:
-    """Return the least measured seconds of each stage, because other work on the machine only adds to them."""
-    seen = {rule: [reference.benchmark(rule, "s")] for rule in STAGES}
+def measure_durations(undisturbed: UndisturbedRun, trials: list[dict]) -> dict[str, float]:
+    """Return the fewest measured seconds of each stage, because other work on the machine can only slow it down."""
+    measurements = {rule: [undisturbed.benchmark(rule, "s")] for rule in STAGES}
     for trial in trials:
         if not trial["struck"] and "lasted_s" in trial:
-            seen[trial["stage"]].append(trial["lasted_s"])
-    return {rule: min(seconds) for rule, seconds in seen.items()}
+            measurements[trial["stage"]].append(trial["lasted_s"])
+    return {rule: min(seconds) for rule, seconds in measurements.items()}
 
 
-def run_trial(reference: UndisturbedRun, kill: str, trial: int, seconds: dict[str, float]) -> dict:
+def run_trial(undisturbed: UndisturbedRun, kill: str, trial: int, seconds: dict[str, float]) -> dict:
     """Kill once, run the command again, and return the result."""
     generator = random.Random(f"{kill} {trial}")
     rule = generator.choices(list(STAGES), weights=[seconds[rule] for rule in STAGES])[0]
-    part = generator.random()
-    moment = 0.0 if kill == "memory" else part * seconds[rule]  # Slurm kills when the memory is used up
-    reference.restore()
+    share = generator.random()
+    kill_after_s = 0.0 if kill == "memory" else share * seconds[rule]  # Slurm kills when the memory is used up
+    undisturbed.restore()
     repeated = list(STAGES)[list(STAGES).index(rule) :]
-    for later in repeated:
-        shutil.rmtree(reference.project.result(STAGES[later], ""), ignore_errors=True)
+    for later_rule in repeated:
+        shutil.rmtree(undisturbed.project.result(STAGES[later_rule], ""), ignore_errors=True)
     arguments = SLURM_PROFILE if KILLS[kill].on_slurm else ()
     if kill == "memory":
-        arguments += ("--set-resources", f"{rule}:mem_mb={too_little(reference, rule, part)}*(attempt+1)//2")
-    run = ClusterRun(reference.project, (TARGET, *arguments))
-    known = {job["JobId"] for job in run.all_jobs()} if KILLS[kill].on_slurm else set()
+        arguments += (
+            "--set-resources",
+            f"{rule}:mem_mb={choose_insufficient_mb(undisturbed, rule, share)}*(attempt+1)//2",
+        )
+    run = ClusterRun(undisturbed.project, (TARGET, *arguments))
+    earlier_jobs = {job["JobId"] for job in run.all_jobs()} if KILLS[kill].on_slurm else set()
 
     run.start()
-    lasted = wait_until_at_work(run, rule, moment)
-    if lasted < moment:
-        end(run)
-        return {"kill": kill, "trial": trial, "stage": rule, "struck": False, "lasted_s": round(lasted, 1)}
+    seconds_run = wait_for_command(run, rule, kill_after_s)
+    if seconds_run < kill_after_s:
+        stop(run)
+        return {"kill": kill, "trial": trial, "stage": rule, "struck": False, "lasted_s": round(seconds_run, 1)}
     KILLS[kill].do(run, rule)
     commands = 1
-    while not ends(run) and commands < 3:
+    while not wait_for_success(run) and commands < 3:
         run.start()
         commands += 1
-    jobs = [job for job in run.all_jobs() if job["JobId"] not in known] if KILLS[kill].on_slurm else []
-    ended_right = run.process.returncode == 0 and not reference.project.job_counts(TARGET)
-    found = {
+    jobs = [job for job in run.all_jobs() if job["JobId"] not in earlier_jobs] if KILLS[kill].on_slurm else []
+    succeeded = run.process.returncode == 0 and not undisturbed.project.job_counts(TARGET)
+    result = {
         "kill": kill,
         "trial": trial,
         "stage": rule,
-        "moment_s": round(moment, 1),
+        "moment_s": round(kill_after_s, 1),
         "struck": kill != "memory" or any(job["JobState"] == "FAILED" for job in jobs),
         "commands": commands,
-        "ended_right": ended_right,
-        "lost": lost(reference),
-        "done_twice": done_twice(run, jobs, repeated),
+        "ended_right": succeeded,
+        "lost": find_missing_files(undisturbed),
+        "done_twice": count_repeated_rules(run, jobs, repeated),
     }
-    if not ended_right:
-        return found
-    return found | {
-        "largest_difference_of_weights": weights_differ(reference, rule),
-        "steps_trained_again": steps_trained_again(run, repeated, KILLS[kill].on_slurm),
+    if not succeeded:
+        return result
+    return result | {
+        "largest_difference_of_weights": compare_weights(undisturbed, rule),
+        "steps_trained_again": count_repeated_steps(run, repeated, KILLS[kill].on_slurm),
     }
 
 
-def ends(run: ClusterRun) -> bool:
+def wait_for_success(run: ClusterRun) -> bool:
     """Return whether Snakemake succeeds; if it hangs, end it and its stages."""
     try:
         return run.process.wait(TIMEOUT_S) == 0
     except subprocess.TimeoutExpired:
-        end(run)
+        stop(run)
         return False
 
 
-def too_little(reference: UndisturbedRun, rule: str, part: float) -> int:
-    """Return memory (MB) that is too small for the rule, except at the last attempt, which gets 2.5 times as much."""
-    peak_mb = max(250, reference.benchmark(rule, "max_rss"))  # the peak of short stages is rarely measured
-    snakemake_mb = 120  # in the same job
-    return int((peak_mb + snakemake_mb) * (0.5 + 0.3 * part))
+def choose_insufficient_mb(undisturbed: UndisturbedRun, rule: str, share: float) -> int:
+    """Return memory (MB) that is too small for the rule, except at the last attempt, which has 2.5 times as much."""
+    peak_mb = max(250, undisturbed.benchmark(rule, "max_rss"))  # the peak of short stages is rarely measured
+    snakemake_mb = 120  # Snakemake runs in the same job
+    return int((peak_mb + snakemake_mb) * (0.5 + 0.3 * share))
 
 
-def at_work(run: ClusterRun, rule: str) -> float | None:
+def find_start(run: ClusterRun, rule: str) -> float | None:
     """Return when the rule's command started, in seconds since the epoch; None if it is not running."""
-    script, started = f"workflow_scripts/{rule}.py", []
+    script, start_times = f"workflow_scripts/{rule}.py", []
     for process in psutil.process_iter(["cmdline", "cwd", "create_time"]):
         command = process.info["cmdline"] or []
         # Snakemake's own processes have the script in their command too, as an input
         if process.info["cwd"] == str(run.project.folder) and script in command and "snakemake" not in command:
-            started.append(process.info["create_time"])
-    return min(started, default=None)
+            start_times.append(process.info["create_time"])
+    return min(start_times, default=None)
 
 
-def wait_until_at_work(run: ClusterRun, rule: str, seconds: float) -> float:
-    """Wait until the rule's command has run for `seconds`, or has ended; return for how long it ran."""
+def wait_for_command(run: ClusterRun, rule: str, seconds: float) -> float:
+    """Wait until the rule's command has run for `seconds`, or has ended; return the seconds that it ran."""
     deadline = time.monotonic() + TIMEOUT_S
-    while (started := at_work(run, rule)) is None:
+    while (start_time := find_start(run, rule)) is None:
         assert run.process.poll() is None, run.printed()[-3000:]
         assert time.monotonic() < deadline, f"{rule} was never started"
         time.sleep(0.2)
-    while at_work(run, rule) and time.time() - started < seconds:
+    while find_start(run, rule) and time.time() - start_time < seconds:
         time.sleep(0.2)
-    return time.time() - started
+    return time.time() - start_time
 
 
-def end(run: ClusterRun) -> None:
+def stop(run: ClusterRun) -> None:
     """Stop a run whose stage ended before the kill."""
     run.kill_stages()
     run.kill()
@@ -208,66 +211,66 @@ def end(run: ClusterRun) -> None:
         wait_until(lambda: not slurm("squeue", "--noheader", "--format=%i", f"--jobs={','.join(jobs)}"), "scancel")
 
 
-def lost(reference: UndisturbedRun) -> list[str]:
+def find_missing_files(undisturbed: UndisturbedRun) -> list[str]:
     """Return result files that are missing, or whose rows or steps differ from the undisturbed run's."""
-    wrong = []
-    for path in sorted(reference.finished.glob("results/**/*")):
-        name = path.relative_to(reference.finished)
-        own = reference.project.folder / name
-        if path.is_dir() or "tensorboard" in name.parts:
+    missing_files = []
+    for expected in sorted(undisturbed.finished.glob("results/**/*")):
+        name = expected.relative_to(undisturbed.finished)
+        file = undisturbed.project.folder / name
+        if expected.is_dir() or "tensorboard" in name.parts:
             continue
-        if not own.is_file() or (path.suffix == ".jsonl" and rows(path) != rows(own)):
-            wrong.append(str(name))
-    return wrong
+        if not file.is_file() or (expected.suffix == ".jsonl" and read_row_ids(expected) != read_row_ids(file)):
+            missing_files.append(str(name))
+    return missing_files
 
 
-def rows(path: Path) -> list:
+def read_row_ids(path: Path) -> list:
     return [row.get("id", row.get("step")) for row in read_jsonl(path)]
 
 
-def weights_differ(reference: UndisturbedRun, rule: str) -> float:
+def compare_weights(undisturbed: UndisturbedRun, rule: str) -> float:
     """Return the largest difference between weights of the killed stage and of the undisturbed run."""
     largest = 0.0
-    for path in (reference.finished / "results" / STAGES[rule]).rglob("*.safetensors"):
-        own = load_file(reference.project.folder / path.relative_to(reference.finished))
-        for name, weight in load_file(path).items():
+    for path in (undisturbed.finished / "results" / STAGES[rule]).rglob("*.safetensors"):
+        weights = load_file(undisturbed.project.folder / path.relative_to(undisturbed.finished))
+        for name, expected in load_file(path).items():
             if name not in CANCELLED:
-                largest = max(largest, (weight.float() - own[name].float()).abs().max().item())
+                largest = max(largest, (expected.float() - weights[name].float()).abs().max().item())
     return largest
 
 
-def done_twice(run: ClusterRun, jobs: list[dict], repeated: list[str]) -> dict[str, int]:
-    """Return rules that ended more often than expected, which is once for repeated rules and never for others."""
+def count_repeated_rules(run: ClusterRun, jobs: list[dict], repeated: list[str]) -> dict[str, int]:
+    """Return rules that were completed more often than expected: repeated rules once, other rules never."""
     if jobs:
-        ends = completed(jobs)
+        completions = completed(jobs)
     else:
-        ends = Counter(re.findall(r"^Finished jobid: \d+ \(Rule: (\w+)\)", run.printed(), flags=re.MULTILINE))
-    return {rule: count for rule, count in ends.items() if rule in STAGES and count > (rule in repeated)}
+        completions = Counter(re.findall(r"^Finished jobid: \d+ \(Rule: (\w+)\)", run.printed(), flags=re.MULTILINE))
+    return {rule: count for rule, count in completions.items() if rule in STAGES and count > (rule in repeated)}
 
 
-def steps_trained_again(run: ClusterRun, repeated: list[str], on_slurm: bool) -> int:
-    """Return the number of optimizer steps in addition to those of an undisturbed training."""
-    training = [rule for rule in ("pretrain", "finetune") if rule in repeated]
-    printed = "".join(run.logs(rule, "baseline") for rule in training) if on_slurm else run.printed()
-    printed = re.sub(r"^Logfile .*:\n(=+)\n.*?\n\1$", "", printed, flags=re.MULTILINE | re.DOTALL)  # repeated logs
-    taken = len(re.findall(r"^step \d+/\d+  loss ", printed, flags=re.MULTILINE))
-    return taken - sum(read_json(run.project.result(rule) / "metrics.json")["steps"] for rule in training)
+def count_repeated_steps(run: ClusterRun, repeated: list[str], on_slurm: bool) -> int:
+    """Return the number of optimizer steps in addition to the steps of an undisturbed training."""
+    trainings = [rule for rule in ("pretrain", "finetune") if rule in repeated]
+    log = "".join(run.logs(rule, "baseline") for rule in trainings) if on_slurm else run.printed()
+    log = re.sub(r"^Logfile .*:\n(=+)\n.*?\n\1$", "", log, flags=re.MULTILINE | re.DOTALL)  # repeated logs
+    steps = len(re.findall(r"^step \d+/\d+  loss ", log, flags=re.MULTILINE))
+    return steps - sum(read_json(run.project.result(rule) / "metrics.json")["steps"] for rule in trainings)
 
 
 def print_table(trials: list[dict]) -> None:
     print("| kill | trials | in stages | ended right | rows, steps or files lost | done twice | steps trained again |")
     print("|---|---|---|---|---|---|---|")
     for kill in KILLS:
-        own = [trial for trial in trials if trial["kill"] == kill and trial["struck"]]
-        if not own:
+        selected = [trial for trial in trials if trial["kill"] == kill and trial["struck"]]
+        if not selected:
             continue
-        stages = ", ".join(f"{stage} {count}" for stage, count in Counter(trial["stage"] for trial in own).items())
-        right = sum(trial["ended_right"] for trial in own)
-        missing, twice = (sum(bool(trial[key]) for trial in own) for key in ("lost", "done_twice"))
-        again = max((trial["steps_trained_again"] for trial in own if trial["ended_right"]), default="–")
-        print(f"| {kill} | {len(own)} | {stages} | {right} | {missing} | {twice} | at most {again} |")
-    missed = sum(not trial["struck"] for trial in trials)
-    print(f"\n{missed} further trials are left out, because the stage ended before the kill.")
+        stages = ", ".join(f"{stage} {count}" for stage, count in Counter(trial["stage"] for trial in selected).items())
+        succeeded = sum(trial["ended_right"] for trial in selected)
+        missing, twice = (sum(bool(trial[key]) for trial in selected) for key in ("lost", "done_twice"))
+        steps = max((trial["steps_trained_again"] for trial in selected if trial["ended_right"]), default="–")
+        print(f"| {kill} | {len(selected)} | {stages} | {succeeded} | {missing} | {twice} | at most {steps} |")
+    too_late = sum(not trial["struck"] for trial in trials)
+    print(f"\n{too_late} further trials are left out, because the stage ended before the kill.")
 
 
 @contextmanager
@@ -288,16 +291,16 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=PROJECT / "results/faults", help="folder of the trials")
     arguments = parser.parse_args()
     kills = arguments.kill or list(KILLS)
-    reference, record = UndisturbedRun(arguments.folder.resolve()), arguments.folder / "trials.jsonl"
-    reference.prepare()
+    undisturbed, record = UndisturbedRun(arguments.folder.resolve()), arguments.folder / "trials.jsonl"
+    undisturbed.prepare()
     record.touch()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that Slurm is ended, too
     with slurm_if_needed(kills):
         for times, kill in product(range(1, arguments.times + 1), kills):  # kinds alternate, in case of an early stop
             trials = [trial for trial in read_jsonl(record) if trial["kill"] == kill]
             while sum(trial["struck"] for trial in trials) < times:
-                seconds = durations(reference, list(read_jsonl(record)))
-                trials.append(run_trial(reference, kill, len(trials), seconds))
+                seconds = measure_durations(undisturbed, list(read_jsonl(record)))
+                trials.append(run_trial(undisturbed, kill, len(trials), seconds))
                 print(json.dumps(trials[-1]), flush=True)
                 with open(record, "a", encoding="utf-8") as file:
                     file.write(json.dumps(trials[-1]) + "\n")

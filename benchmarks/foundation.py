@@ -1,11 +1,12 @@
-"""Compare the tiny models shipped with the workflow with newly trained ones, or replace them.
+"""Compare the tiny models shipped with the workflow with newly trained models, or replace them.
 
     python benchmarks/foundation.py                                    # train with three seeds, and compare
     python benchmarks/foundation.py --ship results/foundation/tiny     # ship the parts that were trained there
 
-Two figures are printed for the shipped parts and those of each seed, on unseen scenes: how often CLIP finds an image's
-own caption nearer than another scene's, and how often the language model, which reads the board of the scene, finds the
-right next token of captions and answers most likely. A seed's training takes about ten minutes on two cores.
+Two figures are printed for the shipped parts and for the parts of each seed, on unseen scenes. The first is how often
+CLIP finds an image's own caption nearer than another scene's caption. The second is how often the language model, which
+reads the board of the scene, finds the right next token of captions and answers most likely. A seed's training takes
+about ten minutes on two cores.
 """
 
 import argparse
@@ -43,19 +44,19 @@ from dj2mgm.storage.files import write_json  # noqa: E402
 from unpack_foundation import copy_parts  # noqa: E402
 
 SHIPPED = PROJECT / "config" / "foundation" / "tiny"
-SEEDS = (1234, 1, 2)  # the first is that of config/models/tiny.yaml
+SEEDS = (1234, 1, 2)  # the first is the seed of config/models/tiny.yaml
 SCENES = 512
 UNSEEN = 987_654_321  # seed of scenes that no training uses
 
 
-def settings() -> dict:
+def read_foundation() -> Foundation:
     """Return `foundation` of config/models/tiny.yaml."""
     return merge_experiment("baseline", {"model": "tiny"}).model.foundation
 
 
 @torch.inference_mode()
-def clip_accuracy(folder: Path) -> float:
-    """Return the share of pairs of an image and a wrong caption that are less similar than the image and its own."""
+def measure_clip(folder: Path) -> float:
+    """Return the share of pairs of an image and a wrong caption whose similarity is below the right caption's."""
     model, processor = CLIPModel.from_pretrained(folder, dtype=torch.float32), CLIPProcessor.from_pretrained(folder)
     scenes = [draw_row_scene(UNSEEN, "foundation", index) for index in range(SCENES)]
     captions = [describe_scene(scene) for scene in scenes]
@@ -68,44 +69,44 @@ def clip_accuracy(folder: Path) -> float:
     )
     output = model(**inputs)
     similarity = F.normalize(output.image_embeds) @ F.normalize(output.text_embeds).T
-    wins = similarity.diagonal()[:, None] > similarity
-    other = torch.tensor([[a != b for b in captions] for a in captions])
-    return (wins & other).sum().item() / other.sum().item()
+    is_nearer = similarity.diagonal()[:, None] > similarity
+    is_other = torch.tensor([[a != b for b in captions] for a in captions])
+    return (is_nearer & is_other).sum().item() / is_other.sum().item()
 
 
 @torch.inference_mode()
-def token_accuracy(folder: Path, side: int) -> float:
+def measure_language_model(folder: Path, side: int) -> float:
     """Return the share of tokens of captions and answers that the language model finds most likely."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     formats, rng = chat_formats(tokenizer), random.Random(UNSEEN)
-    right = total = 0
+    correct = total = 0
     for index in range(SCENES):
         ids, labels = [tokenizer.bos_token_id], [IGNORE_INDEX]
         for text, is_answer in training_text(draw_row_scene(UNSEEN, "foundation", index), side, formats, rng):
             tokens = tokenizer(text, add_special_tokens=False).input_ids
             ids += tokens
             labels += tokens if is_answer else [IGNORE_INDEX] * len(tokens)
-        found = model(input_ids=torch.tensor([ids])).logits[0, :-1].argmax(-1)
-        wanted = torch.tensor(labels[1:])
-        right += (found == wanted).sum().item()
-        total += (wanted != IGNORE_INDEX).sum().item()
-    return right / total
+        predictions = model(input_ids=torch.tensor([ids])).logits[0, :-1].argmax(-1)
+        expected = torch.tensor(labels[1:])
+        correct += (predictions == expected).sum().item()
+        total += (expected != IGNORE_INDEX).sum().item()
+    return correct / total
 
 
-def scores(folder: Path, side: int) -> dict[str, float]:
+def measure_parts(folder: Path, side: int) -> dict[str, float]:
     return {
-        "clip": round(clip_accuracy(folder / "clip"), 4),
-        "language_model": round(token_accuracy(folder / "language_model", side), 4),
+        "clip": round(measure_clip(folder / "clip"), 4),
+        "language_model": round(measure_language_model(folder / "language_model", side), 4),
     }
 
 
-def train(seed: int, given: Foundation, folder: Path) -> None:
+def train(seed: int, foundation: Foundation, folder: Path) -> None:
     set_seed(seed)
-    train_clip(given.clip.model_copy(update={"seed": seed}), folder / "clip", folder / "convnext")
+    train_clip(foundation.clip.model_copy(update={"seed": seed}), folder / "clip", folder / "convnext")
     set_seed(seed)
     (folder / "language_model").mkdir()
-    train_language_model(given.language_model.model_copy(update={"seed": seed}), folder / "language_model")
+    train_language_model(foundation.language_model.model_copy(update={"seed": seed}), folder / "language_model")
 
 
 def main() -> None:
@@ -114,16 +115,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
     arguments = parser.parse_args()
     use_cpu_threads(None)
-    given = settings()
-    side = given.language_model.patches_per_side
+    foundation = read_foundation()
+    side = foundation.language_model.patches_per_side
     if arguments.ship:
         copy_parts(arguments.ship, SHIPPED, torch.bfloat16)
-        write_json(SHIPPED / FOUNDATION_SETTINGS, given.model_dump())
-    print(json.dumps({"shipped": scores(SHIPPED, side)}), flush=True)
+        write_json(SHIPPED / FOUNDATION_SETTINGS, foundation.model_dump())
+    print(json.dumps({"shipped": measure_parts(SHIPPED, side)}), flush=True)
     for seed in () if arguments.ship else arguments.seeds:
         with tempfile.TemporaryDirectory() as folder:
-            train(seed, given, Path(folder))
-            print(json.dumps({f"seed {seed}": scores(Path(folder), side)}), flush=True)
+            train(seed, foundation, Path(folder))
+            print(json.dumps({f"seed {seed}": measure_parts(Path(folder), side)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,16 @@
 
     python benchmarks/loop.py                    # on one GPU with 22 GiB left free
     python benchmarks/loop.py --shape tiny       # without a GPU, to try the script
-    python benchmarks/loop.py --gpus 2           # on two
+    python benchmarks/loop.py --gpus 2           # on two GPUs
     python benchmarks/loop.py --folder FOLDER    # keep the results; the same command runs the missing phases
     python benchmarks/loop.py --max-steps 2      # train two steps only, to measure start, compilation and answers
 
-Compiled code stays in FOLDER, so a loop after `--max-steps 2` in the same folder is a warm one (delete rows.jsonl).
+Compiled code stays in FOLDER, so a loop after `--max-steps 2` in the same folder starts warm (delete rows.jsonl first).
 
 Weights are random. There are 10 000 pairs, 12 000 instructions of realistic lengths, 500 held-out images with three
 questions each, 5000 questions in TextVQA's files and 4000 in MMBench's. Each phase is Snakemake's command, including
 loading and compiling. `training` are the seconds from the loaded model to the last step. A random model does not end
-its answers, so all have eight tokens, the usual length of TextVQA's longest answers.
+its answers, so all answers have eight tokens, the usual length of TextVQA's longest answers.
 """
 
 import argparse
@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -54,12 +55,12 @@ QUESTIONS_PER_IMAGE = 3166 / 5000  # TextVQA's validation images and questions
 @contextmanager
 def limit_gpu_memory(gib: float | None) -> Iterator[None]:
     """Leave only this much of each GPU's memory free, as on smaller cards; this process holds the rest."""
-    held = []
+    reserved = []
     for device in range(torch.cuda.device_count() if gib is not None else 0):
         free, _ = torch.cuda.mem_get_info(device)
-        held.append(torch.empty(max(0, free - int(gib * 2**30)), dtype=torch.uint8, device=f"cuda:{device}"))
+        reserved.append(torch.empty(max(0, free - int(gib * 2**30)), dtype=torch.uint8, device=f"cuda:{device}"))
     yield
-    held.clear()
+    reserved.clear()
 
 
 def make_inputs(shape: str, folder: Path, gpus: int) -> Run:
@@ -87,10 +88,10 @@ def make_inputs(shape: str, folder: Path, gpus: int) -> Run:
     write_yaml(folder / "config/datasets/random.yaml", {"pretrain": split, "finetune": split, "evaluation": split})
     decoding = {"max_new_tokens": ANSWER_TOKENS}
     write_yaml(folder / "command_line.yaml", {"gpus": gpus, "evaluate": decoding, "benchmarks": benchmarks})
-    return run_in(folder)
+    return load_run(folder)
 
 
-def run_in(folder: Path) -> Run:
+def load_run(folder: Path) -> Run:
     """Change to the folder, to which its configuration's paths are relative, and return its run."""
     os.chdir(folder)
     return Runs({"model": "random", "dataset": "random"} | read_yaml("command_line.yaml")).first_seed(REFERENCE)
@@ -101,7 +102,7 @@ def make_textvqa_files(folder: Path, count: int, words: Iterator[str]) -> dict[s
     names = [f"textvqa-{n}" for n in range(max(1, int(count * QUESTIONS_PER_IMAGE)))]
     for number, name in enumerate(names):
         os.link(folder / "images" / f"{number % IMAGES}.jpg", folder / "images" / f"{name}.jpg")
-    asked = [(names[n % len(names)], f"{next(words)} {n}?") for n in range(count)]
+    questions = [(names[n % len(names)], f"{next(words)} {n}?") for n in range(count)]
     instruction = "Answer the question using a single word or phrase."
     write_jsonl(
         folder / "textvqa.jsonl",
@@ -111,14 +112,14 @@ def make_textvqa_files(folder: Path, count: int, words: Iterator[str]) -> dict[s
                 "image": f"{image}.jpg",
                 "text": f"{question}\nReference OCR token: {next(words)}\n{instruction}",
             }
-            for image, question in asked
+            for image, question in questions
         ),
     )
-    truth = [
+    answers = [
         {"question_id": n, "image_id": image, "question": question, "answers": [WORDS[0]] * 10}
-        for n, (image, question) in enumerate(asked)
+        for n, (image, question) in enumerate(questions)
     ]
-    write_json(folder / "textvqa.json", {"data": truth})
+    write_json(folder / "textvqa.json", {"data": answers})
     return {"questions": "textvqa.jsonl", "answers": "textvqa.json", "images": "images"}
 
 
@@ -134,41 +135,58 @@ def make_mmbench_files(folder: Path, count: int, words: Iterator[str]) -> dict[s
     return {"questions": "mmbench.tsv"}
 
 
-def phases(run: Run, folder: Path) -> dict[str, tuple[str, dict[str, Path]]]:
-    """Return script and input files of each phase by name."""
+@dataclass(frozen=True)
+class Phase:
+    """A stage of the workflow or a benchmark, run by its script.
+
+    Attributes:
+        name: name of the phase's settings and of its folder.
+        script: name of the script in workflow_scripts.
+        inputs: input files by flag.
+    """
+
+    name: str
+    script: str
+    inputs: dict[str, Path]
+
+    @property
+    def is_training(self) -> bool:
+        return self.script in ("pretrain.py", "finetune.py")
+
+
+def list_phases(folder: Path) -> list[Phase]:
+    """Return the phases in their order."""
     model, projector = {"--model": folder / "mgm"}, folder / "pretrain/projector.safetensors"
     stages = {"--pretrained": folder / "pretrain", "--finetuned": folder / "finetune"}
     finetuned = model | {"--finetuned": folder / "finetune"}
-    return {
-        "pretrain": ("pretrain.py", model | {"--data": folder / "pairs.jsonl"}),
-        "finetune": ("finetune.py", model | {"--data": folder / "instructions.jsonl", "--projector": projector}),
-        "generate": ("generate_answers.py", model | stages | {"--evaluation": folder / "evaluation.jsonl"}),
-        "benchmarks/textvqa": ("answer_benchmark.py", finetuned),
-        "benchmarks/mmbench": ("answer_benchmark.py", finetuned),
-    }
+    return [
+        Phase("pretrain", "pretrain.py", model | {"--data": folder / "pairs.jsonl"}),
+        Phase("finetune", "finetune.py", model | {"--data": folder / "instructions.jsonl", "--projector": projector}),
+        Phase("generate", "generate_answers.py", model | stages | {"--evaluation": folder / "evaluation.jsonl"}),
+        Phase("benchmarks/textvqa", "answer_benchmark.py", finetuned),
+        Phase("benchmarks/mmbench", "answer_benchmark.py", finetuned),
+    ]
 
 
-def measure(
-    name: str, script: str, inputs: dict[str, Path], run: Run, folder: Path, gpus: int, max_steps: int | None
-) -> dict:
-    """Run a phase and return its row; exit with its log if it fails. Trainings end after `max_steps`, if given."""
-    output = folder / name
+def measure(phase: Phase, run: Run, folder: Path, gpus: int, max_steps: int | None) -> dict:
+    """Run a phase and return its row; exit with its log if it fails. Trainings end after `max_steps`, if set."""
+    output = folder / phase.name
     shutil.rmtree(output, ignore_errors=True)  # left by an interrupted phase
     output.mkdir(parents=True)
-    trains = script in ("pretrain.py", "finetune.py")
-    limit = {"max_steps": max_steps, "min_steps": 0} if trains and max_steps else {}
-    write_yaml(output / "config.yaml", run.settings[name].file_content() | limit)
-    given = {"--config": output / "config.yaml"} | inputs | {"--output-dir": output}
-    launcher = ["bash", SCRIPTS / "launch.sh", str(gpus), "1"] if trains else [sys.executable]
+    limit = {"max_steps": max_steps, "min_steps": 0} if phase.is_training and max_steps else {}
+    write_yaml(output / "config.yaml", run.settings[phase.name].file_content() | limit)
+    flags = {"--config": output / "config.yaml"} | phase.inputs | {"--output-dir": output}
+    launcher = ["bash", SCRIPTS / "launch.sh", str(gpus), "1"] if phase.is_training else [sys.executable]
     start = time.monotonic()
     with open(output / "log", "w", encoding="utf-8") as log:
-        command = [*launcher, SCRIPTS / script, *(word for flag in given.items() for word in flag)]
-        cached = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder / COMPILED_CODE)}  # as in a run of Snakemake
-        status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=cached).returncode
-    row: dict = {"phase": name, "seconds": round(time.monotonic() - start, 1)}
+        command = [*launcher, SCRIPTS / phase.script, *(word for flag in flags.items() for word in flag)]
+        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder / COMPILED_CODE)}  # as in a run of Snakemake
+        status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment).returncode
+    row: dict = {"phase": phase.name, "seconds": round(time.monotonic() - start, 1)}
     if status:
-        raise SystemExit((output / "log").read_text(encoding="utf-8")[-5000:] + f"\n{name} ended with status {status}")
-    if trains:
+        log_end = (output / "log").read_text(encoding="utf-8")[-5000:]
+        raise SystemExit(f"{log_end}\n{phase.name} ended with status {status}")
+    if phase.is_training:
         metrics = read_json(output / "metrics.json")
         first, *_, last = read_jsonl(output / "metrics.jsonl")
         row |= {"training": last["seconds"], "first_step": first["seconds"], "engine": metrics["engine"]}
@@ -188,15 +206,15 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (arguments.folder or Path(temporary)).resolve()
-        made = (folder / "command_line.yaml").exists()
-        run = run_in(folder) if made else make_inputs(arguments.shape, folder, arguments.gpus)
+        has_inputs = (folder / "command_line.yaml").exists()
+        run = load_run(folder) if has_inputs else make_inputs(arguments.shape, folder, arguments.gpus)
         rows = {row["phase"]: row for row in read_jsonl(folder / ROWS)} if (folder / ROWS).exists() else {}
         with limit_gpu_memory(arguments.gpu_gib):
-            for name, (script, inputs) in phases(run, folder).items():
-                if name not in rows:
-                    rows[name] = measure(name, script, inputs, run, folder, arguments.gpus, arguments.max_steps)
+            for phase in list_phases(folder):
+                if phase.name not in rows:
+                    rows[phase.name] = measure(phase, run, folder, arguments.gpus, arguments.max_steps)
                     write_jsonl(folder / ROWS, rows.values())
-                print(json.dumps(rows[name]), flush=True)
+                print(json.dumps(rows[phase.name]), flush=True)
         print(json.dumps({"phase": "all", "seconds": round(sum(row["seconds"] for row in rows.values()), 1)}))
         os.chdir(PROJECT)
 

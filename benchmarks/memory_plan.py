@@ -4,10 +4,10 @@
     python benchmarks/memory_plan.py lora_zero3 full_zero2   # some of them
     python benchmarks/memory_plan.py --shape tiny            # without a GPU, to try the script
 
-Inputs are those of benchmarks/train_step.py. The workflow's own training stage trains each configuration for two steps,
-and plans before it loads anything. The GPU's peak is that of PyTorch's allocations. The host's peak is the resident
-memory of the process without pages of files, which the kernel can drop. The plan must be within 10 % of the GPU's peak
-and 15 % of the host's, and must not accept a configuration that runs out of memory.
+Inputs are the same as in benchmarks/train_step.py. The workflow's own training stage trains each configuration for two
+steps, and plans before it loads anything. The GPU's peak is the peak of PyTorch's allocations. The host's peak is the
+resident memory of the process without pages of files, which the kernel can drop. The plan must be within 10 % of the
+GPU's peak and 15 % of the host's, and must not accept a configuration that runs out of memory.
 """
 
 import argparse
@@ -51,7 +51,7 @@ CONFIGURATIONS = {
 BARS = {"gpu": 0.10, "host": 0.15}
 
 
-def configurations(shape: str) -> dict[str, TrainingCase]:
+def list_configurations(shape: str) -> dict[str, TrainingCase]:
     if shape != "tiny":
         return CONFIGURATIONS
     return {name: replace(configuration, micro_batch_size=2) for name, configuration in CONFIGURATIONS.items()}
@@ -63,24 +63,24 @@ def plan_and_train(configuration: TrainingCase, folder: Path, output: Path) -> N
 
     import dj2mgm.training.stage
 
-    original = dj2mgm.training.stage.build_workload
+    original_build = dj2mgm.training.stage.build_workload
 
     def build_workload(tuning, settings, architecture, dataset, projector):
-        workload = original(tuning, settings, architecture, dataset, projector)
+        workload = original_build(tuning, settings, architecture, dataset, projector)
         if configuration.plain:  # the plain model computes logits for every token
             plain = PlainArchitecture(architecture.name, architecture.config)
-            workload = replace(workload, architecture=plain, answers=workload.sequence)
+            workload = replace(workload, architecture=plain, answer_tokens=workload.sequence_length)
         return workload
 
-    def remember(settings, workload, machine):
+    def record_plan(settings, workload, machine):
         plan = require_memory(settings, workload, machine)
         output.mkdir(parents=True, exist_ok=True)
-        (output / "plan.json").write_text(json.dumps(plan), encoding="utf-8")  # kept if memory runs out later
+        (output / "plan.json").write_text(json.dumps(plan), encoding="utf-8")  # still there if memory runs out later
         return plan
 
     threading.Thread(target=watch_host, args=(output / "host.json",), daemon=True).start()
     require_memory = dj2mgm.training.stage.require_memory
-    dj2mgm.training.stage.build_workload, dj2mgm.training.stage.require_memory = build_workload, remember
+    dj2mgm.training.stage.build_workload, dj2mgm.training.stage.require_memory = build_workload, record_plan
     train(configuration, folder, output)
 
 
@@ -109,14 +109,14 @@ def measure(name: str, configuration: TrainingCase, folder: Path) -> dict:
         "reserved_gib": metrics["peak_gpu_reserved_gib"],
         "host_gib": json.loads((output / "host.json").read_text(encoding="utf-8")),
         "resident_gib": metrics["peak_host_rss_gib"],
-        "driver_gib": peak_of_driver(output / "memory.csv"),
+        "driver_gib": read_driver_peak(output / "memory.csv"),
     }
 
 
-def peak_of_driver(memory: Path) -> float | None:
+def read_driver_peak(memory: Path) -> float | None:
     """Return the driver's greatest count, including the context; None without a GPU."""
     header, *rows = (line.split(",") for line in memory.read_text(encoding="utf-8").splitlines())
-    columns = [place for place, column in enumerate(header) if column.startswith("gpu")]
+    columns = [index for index, column in enumerate(header) if column.startswith("gpu")]
     return max((float(row[columns[0]] or 0) for row in rows), default=None) if columns else None
 
 
@@ -142,8 +142,8 @@ def compare(row: dict) -> list[str]:
 
 
 def print_table(rows: list[dict]) -> None:
-    both = f"{'predicted':>9}{'measured':>9}{'error':>8}  "
-    print(f"\n{'GiB':<22} {'GPU: ' + both}{'host: ' + both}{'reserved':>9}{'driver':>9}")
+    columns = f"{'predicted':>9}{'measured':>9}{'error':>8}  "
+    print(f"\n{'GiB':<22} {'GPU: ' + columns}{'host: ' + columns}{'reserved':>9}{'driver':>9}")
     for row in rows:
         print(*compare(row))
 
@@ -157,22 +157,22 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # from DeepSpeed's launcher
     arguments = parser.parse_args()
-    known = configurations(arguments.shape)
+    cases = list_configurations(arguments.shape)
     if arguments.child:
         os.chdir(PROJECT)  # the folder of config/
         [name] = arguments.names
         configuration = TrainingCase(**json.loads(arguments.child))
         plan_and_train(configuration, arguments.folder, arguments.folder / "output" / name)
         return
-    if unknown := sorted(set(arguments.names) - set(known)):
-        parser.error(f"there is no configuration {unknown[0]}; known are {', '.join(known)}")
+    if unknown := sorted(set(arguments.names) - set(cases)):
+        parser.error(f"there is no configuration {unknown[0]}; known are {', '.join(cases)}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = (arguments.folder or Path(temporary)).resolve()
         if not (folder / "lengths.json").exists():
-            make_inputs(arguments.shape, folder, list(known.values()))
+            make_inputs(arguments.shape, folder, list(cases.values()))
         rows = []
-        for name in arguments.names or known:
-            rows.append(measure(name, known[name], folder))
+        for name in arguments.names or cases:
+            rows.append(measure(name, cases[name], folder))
             print(json.dumps({key: value for key, value in rows[-1].items() if key != "log"}), flush=True)
         print_table(rows)
         if arguments.output:

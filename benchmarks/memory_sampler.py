@@ -35,26 +35,26 @@ def main() -> None:
         model(batch).square().mean().backward()
         optimizer.step()
 
-    def step_seconds() -> tuple[float, float]:
+    def measure_step() -> tuple[float, float]:
         """Return seconds of a step by the clock and in CPU time."""
-        start, processor, steps = time.monotonic(), time.process_time(), 0
+        start, cpu_start, steps = time.monotonic(), time.process_time(), 0
         while (seconds := time.monotonic() - start) < args.block_seconds:
             step()
             steps += 1
-        return seconds / steps, (time.process_time() - processor) / steps
+        return seconds / steps, (time.process_time() - cpu_start) / steps
 
-    step_seconds()  # warm-up
-    clock, processor, shares = [], [], []
+    measure_step()  # warm-up
+    clock_ratios, cpu_ratios, shares = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(args.blocks):
-            without = step_seconds()
+            without_sampler = measure_step()
             sampler = MemorySampler(Path(folder) / "raw/memory.csv", resumed=False)
             sampler.start()
-            with_sampler = step_seconds()
+            with_sampler = measure_step()
             shares.append(sampler.finish(Path(folder))["sampler_share"])
-            clock.append(with_sampler[0] / without[0])
-            processor.append(with_sampler[1] / without[1])
-    for name, ratios in (("by the clock", clock), ("in CPU time", processor)):
+            clock_ratios.append(with_sampler[0] / without_sampler[0])
+            cpu_ratios.append(with_sampler[1] / without_sampler[1])
+    for name, ratios in (("by the clock", clock_ratios), ("in CPU time", cpu_ratios)):
         low, middle, high = statistics.quantiles(ratios, n=4)
         print(f"step with / without sampler, {name}: median {middle:.4f}, quartiles {low:.4f}–{high:.4f}")
     print(f"time spent in readings: median {statistics.median(shares):.2%} of the block")

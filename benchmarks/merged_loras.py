@@ -46,10 +46,12 @@ Weights = dict[str, torch.Tensor]
 
 def draw_mixtures(number: int) -> dict[str, dict[str, float]]:
     """Return shares of the sources by the name of the variant: each source alone, then random mixtures."""
-    alone = {name: {source: float(source == name) for source in WRONG} for name in WRONG}
-    drawn = np.random.default_rng(0).dirichlet(np.ones(len(WRONG)), number).round(3)
-    mixed = {f"mix{index}": dict(zip(WRONG, map(float, shares), strict=True)) for index, shares in enumerate(drawn)}
-    return alone | mixed
+    single = {name: {source: float(source == name) for source in WRONG} for name in WRONG}
+    random_shares = np.random.default_rng(0).dirichlet(np.ones(len(WRONG)), number).round(3)
+    random_mixtures = {
+        f"mix{index}": dict(zip(WRONG, map(float, shares), strict=True)) for index, shares in enumerate(random_shares)
+    }
+    return single | random_mixtures
 
 
 def write_inputs(folder: Path, mixtures: dict[str, dict[str, float]], pairs: int, instructions: int) -> None:
@@ -85,8 +87,8 @@ def merge_by_ties(base: Weights, models: list[Weights], shares: list[float]) -> 
     for name, start in base.items():
         differences = torch.stack([model[name].float() - start.float() for model in models])
         flat = differences.abs().flatten(1)
-        kept = max(1, round(KEPT * flat.shape[1]))
-        limits = flat.kthvalue(flat.shape[1] - kept + 1, dim=1).values
+        count = max(1, round(KEPT * flat.shape[1]))
+        limits = flat.kthvalue(flat.shape[1] - count + 1, dim=1).values
         trimmed = differences * (differences.abs() >= limits.view(-1, *[1] * start.dim()))
         weights = torch.tensor(shares).view(-1, *[1] * start.dim())
         sign = (weights * trimmed).sum(0).sign()
@@ -99,8 +101,8 @@ def merge_by_ties(base: Weights, models: list[Weights], shares: list[float]) -> 
 def measure_headline(model: Path, rows: HeldOutRows, settings: GenerateSettings) -> float:
     """Return the mean probability of the right answer of a model without further stages."""
     with open_generators(model, 1) as load:
-        measured = list(rows.measure_likelihoods(load(None), "finetune", settings.captions["pretrain"]))
-    answers = [row["log_likelihood"] for row in measured if (row["kind"], row["images"]) == (ANSWER, "own")]
+        likelihoods = list(rows.measure_likelihoods(load(None), "finetune", settings.captions["pretrain"]))
+    answers = [row["log_likelihood"] for row in likelihoods if (row["kind"], row["images"]) == (ANSWER, "own")]
     return float(np.exp(answers).mean())
 
 
@@ -115,8 +117,8 @@ def main() -> None:
         write_inputs(folder, mixtures, *((100, 200) if arguments.tiny else (PAIRS, INSTRUCTIONS)))
     run_target(folder, STUDY, "dataset=instructions", "recipe=all")
 
-    configured = read_yaml(folder / f"results/{STUDY}/config.yaml")["experiments"]
-    stages = {entry["name"].removeprefix("baseline-"): entry["runs"][0]["stages"] for entry in configured}
+    experiments = read_yaml(folder / f"results/{STUDY}/config.yaml")["experiments"]
+    stages = {entry["name"].removeprefix("baseline-"): entry["runs"][0]["stages"] for entry in experiments}
     reference = stages["clean"]
     settings = load_settings(GenerateSettings, folder / reference["generate"] / "config.yaml")
     settings = settings.model_copy(update={"image_root": str(folder / settings.image_root)})
@@ -126,27 +128,27 @@ def main() -> None:
     base = {name: weight.clone() for name, weight in model.state_dict().items()}
     models = [family.trained(folder / stages[name]["finetune"], dtype="auto").state_dict() for name in WRONG]
 
-    trained: dict[str, float] = {}
-    merged: dict[str, dict[str, float]] = {"linear": {}, "TIES": {}}
+    trained_scores: dict[str, float] = {}
+    merged_scores: dict[str, dict[str, float]] = {"linear": {}, "TIES": {}}
     for name, shares in mixtures.items():
         groups = read_json(folder / stages[name]["evaluate_vqa"] / "metrics.json")["groups"]
-        trained[name] = groups["finetune/own"]["answer_probability"]["mean"]
+        trained_scores[name] = groups["finetune/own"]["answer_probability"]["mean"]
         if name in WRONG:
-            print(json.dumps({"source": name, "trained": trained.pop(name)}), flush=True)
+            print(json.dumps({"source": name, "trained": trained_scores.pop(name)}), flush=True)
             continue
         for method, merge in (("linear", merge_linearly), ("TIES", merge_by_ties)):
-            with tempfile.TemporaryDirectory() as place:
+            with tempfile.TemporaryDirectory() as merged_folder:
                 model.load_state_dict(merge(base, models, list(shares.values())))
-                model.save_pretrained(place)
-                family.save_processor(Path(place))
-                merged[method][name] = measure_headline(Path(place), rows, settings)
-        figures = {method: scores[name] for method, scores in merged.items()}
-        print(json.dumps({"mixture": shares, "trained": trained[name]} | figures), flush=True)
-    for method, scores in merged.items():
-        rank = stats.spearmanr(list(trained.values()), list(scores.values())).statistic
-        half = 1.96 / np.sqrt(max(1, len(trained) - 3))  # Fisher's transformation
+                model.save_pretrained(merged_folder)
+                family.save_processor(Path(merged_folder))
+                merged_scores[method][name] = measure_headline(Path(merged_folder), rows, settings)
+        figures = {method: scores[name] for method, scores in merged_scores.items()}
+        print(json.dumps({"mixture": shares, "trained": trained_scores[name]} | figures), flush=True)
+    for method, scores in merged_scores.items():
+        rank = stats.spearmanr(list(trained_scores.values()), list(scores.values())).statistic
+        half = 1.96 / np.sqrt(max(1, len(trained_scores) - 3))  # Fisher's transformation
         low, high = np.tanh(np.arctanh(np.clip(rank, -0.999, 0.999)) + np.array([-half, half]))
-        agreement = measure_agreement(scores, trained)
+        agreement = measure_agreement(scores, trained_scores)
         print(
             f"{method}: Spearman {rank:.2f} ({low:.2f} to {high:.2f}), {agreement.right} of {agreement.pairs} pairs, "
             f"{100 * agreement.share:.0f} % ({100 * agreement.low:.0f} to {100 * agreement.high:.0f})"

@@ -8,9 +8,9 @@
 `found` plants near-duplicates of rendered scenes and of photos: byte for byte, encoded again, scaled, and cropped to
 80 % of both sides at a random place. It counts the rows that each deduplicator takes for a near-duplicate of another
 image. Scenes with the same description do not count as different. `search` searches pairs among random hashes or, with
-`--dimensions`, among vectors of which a tenth has a near one. Each number of rows runs in its own process, with the
-imports of a stage. Memory is the peak of that process without mapped files (RssAnon). Each command prints rows of
-Markdown.
+`--dimensions`, among vectors, a tenth of which are near another vector. Each number of rows runs in its own process,
+with the imports of a stage. Memory is the peak of that process without mapped files (RssAnon). Each command prints rows
+of Markdown.
 """
 
 import argparse
@@ -43,7 +43,7 @@ SIDE = 0.8  # side of a crop, relative to the image's
 BLOCK = 1000
 
 
-def encoded(kind: str, **options) -> Callable:
+def make_encoder(kind: str, **options) -> Callable:
     def change(image: Image.Image, rng: random.Random) -> Image.Image:
         file = BytesIO()
         image.save(file, kind, **options)
@@ -52,7 +52,7 @@ def encoded(kind: str, **options) -> Callable:
     return change
 
 
-def scaled(factor: float) -> Callable:
+def make_scaler(factor: float) -> Callable:
     filters = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS, Image.Resampling.BOX)
 
     def change(image: Image.Image, rng: random.Random) -> Image.Image:
@@ -61,7 +61,7 @@ def scaled(factor: float) -> Callable:
     return change
 
 
-def cropped(image: Image.Image, rng: random.Random) -> Image.Image:
+def crop(image: Image.Image, rng: random.Random) -> Image.Image:
     width, height = round(image.width * SIDE), round(image.height * SIDE)
     left, top = rng.randint(0, image.width - width), rng.randint(0, image.height - height)
     return image.crop((left, top, left + width, top + height))
@@ -69,11 +69,13 @@ def cropped(image: Image.Image, rng: random.Random) -> Image.Image:
 
 CHANGES = {
     "none (byte for byte)": lambda image, rng: image,
-    **{f"JPEG, quality {quality}": encoded("JPEG", quality=quality) for quality in (30, 50, 75, 95)},
-    "PNG of the JPEG of quality 75": lambda image, rng: encoded("PNG")(encoded("JPEG", quality=75)(image, rng), rng),
-    **{f"WebP, quality {quality}": encoded("WEBP", quality=quality) for quality in (30, 80)},
-    **{f"{factor} times the size": scaled(factor) for factor in (0.3, 0.5, 0.75, 1.5, 2)},
-    "cropped": cropped,
+    **{f"JPEG, quality {quality}": make_encoder("JPEG", quality=quality) for quality in (30, 50, 75, 95)},
+    "PNG of the JPEG of quality 75": lambda image, rng: make_encoder("PNG")(
+        make_encoder("JPEG", quality=75)(image, rng), rng
+    ),
+    **{f"WebP, quality {quality}": make_encoder("WEBP", quality=quality) for quality in (30, 80)},
+    **{f"{factor} times the size": make_scaler(factor) for factor in (0.3, 0.5, 0.75, 1.5, 2)},
+    "cropped": crop,
 }
 
 
@@ -88,26 +90,29 @@ def compute_signatures(operator, images: list[Image.Image], folder: Path) -> lis
     return signatures
 
 
-def found(operator, before: list[bytes], after: list[bytes]) -> float:
+def measure_recall(operator, before: list[bytes], after: list[bytes]) -> float:
     """Return the share of images that are near to their changed copy."""
-    left, right = (np.frombuffer(b"".join(part), dtype=np.uint8).reshape(len(part), -1) for part in (before, after))
-    return float(np.isfinite(operator.distance(left, right)).mean())
+    originals, changed = (
+        np.frombuffer(b"".join(signatures), dtype=np.uint8).reshape(len(signatures), -1)
+        for signatures in (before, after)
+    )
+    return float(np.isfinite(operator.distance(originals, changed)).mean())
 
 
-def false_positives(operator, signatures: list[bytes], contents: list[str], folder: Path) -> tuple[int, int]:
+def count_false_positives(operator, signatures: list[bytes], contents: list[str], folder: Path) -> tuple[int, int]:
     """Return numbers of rows dropped as near-duplicates of rows with other contents, and with the same contents."""
     rows = ((f"1 {b64encode(signature).decode()}", {"image_pixels": 1.0}) for signature in signatures)
     copy_of = operator.find_duplicates(rows, folder).copy_of
-    other = [contents[place] != contents[copy_of[place]] for place in np.flatnonzero(copy_of >= 0)]
-    return sum(other), len(other) - sum(other)
+    has_other_contents = [contents[row] != contents[copy_of[row]] for row in np.flatnonzero(copy_of >= 0)]
+    return sum(has_other_contents), len(has_other_contents) - sum(has_other_contents)
 
 
 def report_found(arguments: argparse.Namespace) -> None:
     scenes = [draw_row_scene(0, "pretrain", number) for number in range(arguments.rows[0])]
-    sets = {"scenes": ([draw_image(scene) for scene in scenes], [describe_scene(scene) for scene in scenes])}
+    image_sets = {"scenes": ([draw_image(scene) for scene in scenes], [describe_scene(scene) for scene in scenes])}
     if arguments.photos:
         photos = [load_image(path) for path in sorted(arguments.photos.rglob("*.jpg"))]
-        sets["photos"] = (photos, [str(number) for number in range(len(photos))])
+        image_sets["photos"] = (photos, [str(number) for number in range(len(photos))])
     limits = [{"hf_clip": arguments.clip, "min_similarity": similarity} for similarity in SIMILARITIES]
     change_data_juicer()
     operators = {NEAR: load_ops([{NEAR: {}}])[0]}
@@ -115,28 +120,28 @@ def report_found(arguments: argparse.Namespace) -> None:
     print(f"| images | change | {' | '.join(operators)} |\n|---|---|{'---|' * len(operators)}", flush=True)
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        for name, (images, contents) in sets.items():
-            signed = {kind: compute_signatures(operators[kind], images, folder) for kind in list(operators)[:2]}
+        for name, (images, contents) in image_sets.items():
+            signatures = {kind: compute_signatures(operators[kind], images, folder) for kind in list(operators)[:2]}
             rng = random.Random(0)
             for change, function in CHANGES.items():
                 changed = [function(image, rng) for image in images[: arguments.planted]]
-                after = {kind: compute_signatures(operators[kind], changed, folder) for kind in signed}
+                after = {kind: compute_signatures(operators[kind], changed, folder) for kind in signatures}
                 shares = [
-                    found(operator, signed[kind][: len(changed)], after[kind])
-                    for operator, kind in zip(operators.values(), _kinds(operators), strict=True)
+                    measure_recall(operator, signatures[kind][: len(changed)], after[kind])
+                    for operator, kind in zip(operators.values(), _list_kinds(operators), strict=True)
                 ]
                 figures = " | ".join(f"{100 * share:.2f} %" for share in shares)
                 print(f"| {len(changed)} {name} | {change} | {figures} |", flush=True)
             positives = [
-                false_positives(operator, signed[kind], contents, folder)
-                for operator, kind in zip(operators.values(), _kinds(operators), strict=True)
+                count_false_positives(operator, signatures[kind], contents, folder)
+                for operator, kind in zip(operators.values(), _list_kinds(operators), strict=True)
             ]
             figures = " | ".join(f"{other} ({same})" for other, same in positives)
             print(f"| {len(images)} {name} | false positives (same contents) | {figures} |", flush=True)
 
 
-def _kinds(operators: dict) -> list[str]:
-    """Return the operator that signs for each operator, because those with a CLIP differ in their limit only."""
+def _list_kinds(operators: dict) -> list[str]:
+    """Return the operator that signs for each operator; operators with a CLIP differ in their limit only."""
     first, *others = operators
     return [first, *others[:1] * len(others)]
 
@@ -144,19 +149,19 @@ def _kinds(operators: dict) -> list[str]:
 def report_hashing(arguments: argparse.Namespace) -> None:
     print("| operator | images | ms each, with decoding |\n|---|---|---|")
     with TemporaryDirectory() as temporary:
-        sets = {"scenes, PNG": [str(Path(temporary) / f"{number}.png") for number in range(arguments.planted)]}
-        for number, path in enumerate(sets["scenes, PNG"]):
+        image_sets = {"scenes, PNG": [str(Path(temporary) / f"{number}.png") for number in range(arguments.planted)]}
+        for number, path in enumerate(image_sets["scenes, PNG"]):
             draw_image(draw_row_scene(0, "pretrain", number)).save(path)
         if arguments.photos:
-            sets["photos, JPEG"] = [str(path) for path in sorted(arguments.photos.rglob("*.jpg"))]
+            image_sets["photos, JPEG"] = [str(path) for path in sorted(arguments.photos.rglob("*.jpg"))]
         for spec in [{NEAR: {}}, *([{EMBEDDING: {"hf_clip": arguments.clip}}] if arguments.clip else [])]:
             [operator] = load_ops([spec])
-            for name, paths in sets.items():
+            for name, paths in image_sets.items():
                 operator.sign(paths[:10], None)
-                started = perf_counter()
+                start_time = perf_counter()
                 for start in range(0, len(paths), 128):
                     operator.sign(paths[start : start + 128], None)
-                milliseconds = 1000 * (perf_counter() - started) / len(paths)
+                milliseconds = 1000 * (perf_counter() - start_time) / len(paths)
                 print(f"| {operator._name} | {len(paths)} {name} | {milliseconds:.2f} |", flush=True)
 
 
@@ -178,7 +183,7 @@ def random_rows(rows: int, dimensions: int | None) -> Iterator[tuple[str, dict]]
         yield f"1 {b64encode(signature.tobytes()).decode()}", {"image_pixels": 1.0}
 
 
-def own_memory_mib() -> float:
+def read_memory_mib() -> float:
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) / 1024
 
@@ -186,24 +191,24 @@ def own_memory_mib() -> float:
 def search(rows: int, dimensions: int | None) -> None:
     """Search in this process and print one row of the table."""
     [operator] = load_ops([{EMBEDDING: {"hf_clip": ""}} if dimensions else {NEAR: {}}])
-    highest = [own_memory_mib()]
+    peak = [read_memory_mib()]
 
     def watch() -> None:
         while True:
-            highest[0] = max(highest[0], own_memory_mib())
+            peak[0] = max(peak[0], read_memory_mib())
             sleep(0.02)
 
-    started = perf_counter()
+    start = perf_counter()
     for _ in random_rows(rows, dimensions):
         pass
-    making = perf_counter() - started  # making the rows is not part of the search
+    making_seconds = perf_counter() - start  # making the rows is not part of the search
     threading.Thread(target=watch, daemon=True).start()
     with TemporaryDirectory() as folder:
-        started = perf_counter()
+        start = perf_counter()
         copies = operator.find_duplicates(random_rows(rows, dimensions), Path(folder))
-        seconds = perf_counter() - started - making
+        seconds = perf_counter() - start - making_seconds
     dropped = int((copies.copy_of >= 0).sum())
-    print(f"| {rows} | {seconds:.1f} | {1e6 * seconds / rows:.0f} | {highest[0]:.0f} | {dropped} |", flush=True)
+    print(f"| {rows} | {seconds:.1f} | {1e6 * seconds / rows:.0f} | {peak[0]:.0f} | {dropped} |", flush=True)
 
 
 def main() -> None:
@@ -224,9 +229,9 @@ def main() -> None:
         search(arguments.rows[0], arguments.dimensions)
     else:
         print("| rows | s | µs a row | MiB | copies found |\n|---|---|---|---|---|", flush=True)
-        more = ["--dimensions", str(arguments.dimensions)] if arguments.dimensions else []
+        further_flags = ["--dimensions", str(arguments.dimensions)] if arguments.dimensions else []
         for rows in arguments.rows:
-            command = [sys.executable, __file__, "search", "--here", "--rows", str(rows), *more]
+            command = [sys.executable, __file__, "search", "--here", "--rows", str(rows), *further_flags]
             subprocess.run(command, check=True)
 
 

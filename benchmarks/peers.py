@@ -5,11 +5,11 @@
     python benchmarks/peers.py --llamafactory lf/bin/python --ms-swift swift/bin/python    # one GPU, 22 GiB left free
     python benchmarks/peers.py tiny --rows auto llamafactory_8 --llamafactory lf/bin/python  # without a GPU
 
-Weights, images and rows are those of `vlm_step.py`. `auto` is the workflow's default settings. A peer's row names the
-package and the samples in a micro batch. `_liger` uses Liger's kernels, `_recomputed` checkpoints activations, and
+Weights, images and rows are the same as in `vlm_step.py`. `auto` is the workflow's default settings. A peer's row names
+the package and the samples in a micro batch. `_liger` uses Liger's kernels, `_recomputed` checkpoints activations, and
 `_packed` fills sequences of 4096 tokens with whole samples, so that a step takes other samples, about as many.
 Otherwise all runs take the same samples at each step. They start from the same weights, except LoRA's, with the same
-rank, optimizer and schedule. The peers' other settings are those of their examples for Qwen3-VL. Their losses include
+rank, optimizer and schedule. The peers' other settings are taken from their examples for Qwen3-VL. Their losses include
 the newline after an answer. Rates are medians over the later half of the steps.
 """
 
@@ -27,7 +27,7 @@ sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
 
 import torch  # noqa: E402
 from loop import limit_gpu_memory  # noqa: E402
-from vlm_step import make_inputs, measure, run_row, settings_in  # noqa: E402
+from vlm_step import make_inputs, measure, read_stage_settings, run_row  # noqa: E402
 
 from dj2mgm.models.families import load_family  # noqa: E402
 from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_jsonl  # noqa: E402
@@ -50,7 +50,7 @@ def write_peers_inputs(folder: Path, settings: dict) -> None:
         (model / path.name).symlink_to(path)
     write_json(model / "video_preprocessor_config.json", VIDEO)
     rows = list(read_jsonl(folder / "data.jsonl"))
-    order = StepBatches([1] * len(rows), 1, settings["global_batch_size"], settings["seed"])._order(0)
+    order = StepBatches([1] * len(rows), 1, settings["global_batch_size"], settings["seed"])._shuffle_samples(0)
     roles = {"human": "user", "gpt": "assistant"}
     messages = (
         {
@@ -69,11 +69,11 @@ def write_peers_inputs(folder: Path, settings: dict) -> None:
     write_json(folder / "dataset_info.json", {"rows": data})
 
 
-def shared_arguments(row: str, output: Path, settings: dict, steps: int) -> dict:
+def build_shared_arguments(row: str, output: Path, settings: dict, steps: int) -> dict:
     """Return the arguments of transformers' Trainer, which both peers accept."""
-    packed, gpu = "packed" in row, torch.cuda.is_available()
-    micro_batch = 1 if packed else int(re.search(r"_(\d+)", row)[1])
-    samples = micro_batch * (samples_in_pack(output.parent) if packed else 1)
+    is_packed, has_gpu = "packed" in row, torch.cuda.is_available()
+    micro_batch = 1 if is_packed else int(re.search(r"_(\d+)", row)[1])
+    samples = micro_batch * (estimate_samples_in_pack(output.parent) if is_packed else 1)
     return {
         "output_dir": str(output / "trainer"),
         "per_device_train_batch_size": micro_batch,
@@ -85,23 +85,23 @@ def shared_arguments(row: str, output: Path, settings: dict, steps: int) -> dict
         "weight_decay": settings["weight_decay"],
         "max_grad_norm": settings["max_grad_norm"],
         "adam_beta2": 0.999,
-        "bf16": gpu,
+        "bf16": has_gpu,
         "logging_steps": 1,
         "save_strategy": "no",
         "report_to": "none",
         "dataloader_num_workers": settings["loader_workers"],
         "seed": settings["seed"],
-    } | ({} if gpu else {"use_cpu": True})
+    } | ({} if has_gpu else {"use_cpu": True})
 
 
-def samples_in_pack(folder: Path) -> float:
+def estimate_samples_in_pack(folder: Path) -> float:
     """Return the mean number of samples in a packed sequence, estimated from their lengths."""
     encoder = load_family(folder / "model").encoder("", PACKED_TOKENS)
     lengths = ConversationDataset(folder / "data.jsonl", encoder).lengths
     return PACKED_TOKENS / (sum(lengths) / len(lengths))
 
 
-def llamafactory_arguments(row: str, folder: Path, settings: dict) -> dict:
+def build_llamafactory_arguments(row: str, folder: Path, settings: dict) -> dict:
     """Return the arguments of examples/train_lora/qwen3vl_lora_sft.yaml, with this comparison's values."""
     lora = settings["lora"]
     return {
@@ -129,9 +129,9 @@ def llamafactory_arguments(row: str, folder: Path, settings: dict) -> dict:
     }
 
 
-def swift_arguments(row: str, folder: Path, settings: dict) -> dict:
+def build_swift_arguments(row: str, folder: Path, settings: dict) -> dict:
     """Return the arguments of the guide "Qwen3-VL best practices", with this comparison's values."""
-    lora, packed = settings["lora"], "packed" in row
+    lora, is_packed = settings["lora"], "packed" in row
     return {
         "model": str(folder / "peers_model"),
         "model_type": "qwen3_vl",
@@ -143,9 +143,9 @@ def swift_arguments(row: str, folder: Path, settings: dict) -> dict:
         "train_dataloader_shuffle": False,
         "load_from_cache_file": False,
         "dataset_num_proc": min(8, os.cpu_count() or 1),
-        "max_length": PACKED_TOKENS if packed else settings["max_length"],
-        "packing": packed,
-        "attn_impl": "flash_attention_4" if packed else "sdpa",
+        "max_length": PACKED_TOKENS if is_packed else settings["max_length"],
+        "packing": is_packed,
+        "attn_impl": "flash_attention_4" if is_packed else "sdpa",
         "tuner_type": "lora",
         "lora_rank": lora["r"],
         "lora_alpha": lora["alpha"],
@@ -160,31 +160,31 @@ def swift_arguments(row: str, folder: Path, settings: dict) -> dict:
     }
 
 
-ARGUMENTS = {"llamafactory": llamafactory_arguments, "ms-swift": swift_arguments}
+ARGUMENTS = {"llamafactory": build_llamafactory_arguments, "ms-swift": build_swift_arguments}
 
 
 def measure_peer(row: str, python: str, folder: Path, settings: dict, steps: int, seconds: float) -> dict:
     """Train as a user of the peer does, and return the row, or the reason why it has no figures."""
     package, output = row.split("_")[0], folder / row
     output.mkdir()
-    arguments = shared_arguments(row, output, settings, steps) | ARGUMENTS[package](row, folder, settings)
+    arguments = build_shared_arguments(row, output, settings, steps) | ARGUMENTS[package](row, folder, settings)
     write_json(output / "arguments.json", arguments)
     rows = steps * settings["global_batch_size"]
     images = read_json(folder / "model/processor_config.json")["image_processor"]
     tokens = images["size"]["longest_edge"] // (images["patch_size"] * images["merge_size"]) ** 2
     command = ["env", *OFFLINE, f"IMAGE_MAX_TOKEN_NUM={tokens}", python]  # ms-swift scales images itself
     command += [PROJECT / "benchmarks/trainer_steps.py", package, output, str(rows)]
-    found = run_row(row, command, output, settings["global_batch_size"], seconds)
+    result = run_row(row, command, output, settings["global_batch_size"], seconds)
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
-    found |= {"micro_batch": " × ".join(str(arguments[name]) for name in names)}
-    if "failed" in found:
-        found["reason"] = last_error((output / "log").read_text(encoding="utf-8")) or found["failed"]
+    result |= {"micro_batch": " × ".join(str(arguments[name]) for name in names)}
+    if "failed" in result:
+        result["reason"] = find_last_error((output / "log").read_text(encoding="utf-8")) or result["failed"]
     else:
-        found |= {"versions": read_json(output / "metrics.json")["versions"]}
-    return found
+        result |= {"versions": read_json(output / "metrics.json")["versions"]}
+    return result
 
 
-def last_error(log: str) -> str | None:
+def find_last_error(log: str) -> str | None:
     """Return the first sentence of the last exception in a log, or None."""
     errors = re.findall(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception): .+)$", log, re.MULTILINE)
     return re.split(r"\. ", errors[-1])[0] if errors else None
@@ -199,9 +199,9 @@ def format_table(rows: list[dict]) -> str:
             cells += ["", "", row.get("reason", "failed")]
         else:
             losses = row["losses"]
-            shown = [losses[0], losses[len(losses) // 2], losses[-1]] if len(losses) > 3 else losses
+            shown_losses = [losses[0], losses[len(losses) // 2], losses[-1]] if len(losses) > 3 else losses
             memory = f"{row['peak_gpu_gib']}, {row['peak_gpu_reserved_gib']}"
-            cells += [f"{row['samples_per_second']}", memory, ", ".join(f"{loss:.3f}" for loss in shown)]
+            cells += [f"{row['samples_per_second']}", memory, ", ".join(f"{loss:.3f}" for loss in shown_losses)]
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     return "\n".join(lines)
 
@@ -215,7 +215,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--gpu-gib", type=float, default=22.0, help="GiB of GPU memory left free (default: 22)")
     parser.add_argument("--seconds", type=float, default=120.0, help="limit of a peer's row (default: 120)")
-    parser.add_argument("--folder", type=Path, help="keeps inputs and logs, for more rows (default: a temporary one)")
+    parser.add_argument(
+        "--folder", type=Path, help="keeps inputs and logs, for more rows (default: a temporary folder)"
+    )
     arguments = parser.parse_args()
     pythons = {"llamafactory": arguments.llamafactory, "ms-swift": arguments.ms_swift}
     with tempfile.TemporaryDirectory() as temporary:
@@ -223,20 +225,20 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "dataset_info.json").exists():
             make_inputs(arguments.shape, folder, arguments.steps)
-            write_peers_inputs(folder, settings_in(folder))
-        settings, rows = settings_in(folder), []
+            write_peers_inputs(folder, read_stage_settings(folder))
+        settings, rows = read_stage_settings(folder), []
         with limit_gpu_memory(arguments.gpu_gib):
             for row in arguments.rows:
                 shutil.rmtree(folder / row, ignore_errors=True)
                 package = row.split("_")[0]
                 if package not in ARGUMENTS:
-                    found = measure(row, folder)
+                    result = measure(row, folder)
                 elif python := pythons[package]:
-                    found = measure_peer(row, python, folder, settings, arguments.steps, arguments.seconds)
+                    result = measure_peer(row, python, folder, settings, arguments.steps, arguments.seconds)
                 else:
-                    found = {"row": row, "failed": 1, "reason": f"not measured, because --{package} is not given"}
-                print(json.dumps(found), flush=True)
-                rows.append(found)
+                    result = {"row": row, "failed": 1, "reason": f"not measured, because --{package} is not given"}
+                print(json.dumps(result), flush=True)
+                rows.append(result)
     print(format_table(rows))
 
 

@@ -1,8 +1,8 @@
 """Plain implementation of MGM: every formula as in the paper, without optimization of speed or memory.
 
 The workflow's own model must be the same function. tests/unit/models/mgm/test_mgm_golden.py compares losses and
-gradients on a CPU, and benchmarks/train_step.py compares losses and speed on a GPU. The parameters are those of
-`MGMForConditionalGeneration`, so that one folder of weights serves both.
+gradients on a CPU, and benchmarks/train_step.py compares losses and speed on a GPU. The parameters are the same as
+in `MGMForConditionalGeneration`, so that one folder of weights serves both.
 """
 
 import torch
@@ -32,7 +32,7 @@ class PlainMGM(MGMForConditionalGeneration):
             labels: (B, T), −100 at positions without loss.
             pixel_values: (B, 3, S', S').
             attention_mask: (B, T).
-            num_items_in_batch: tokens with loss in the whole batch; None: those of this micro batch.
+            num_items_in_batch: tokens with loss in the whole batch; None: tokens of this micro batch.
             kwargs: ignored.
         """
         embeddings = self.get_input_embeddings()(input_ids)

@@ -73,15 +73,15 @@ def save_random_mgm(shape: str, folder: Path) -> None:
     model.save_pretrained(folder / "mgm")
     projector = {name: parameter.detach().contiguous() for name, parameter in projector_parameters(model).items()}
     save_file(projector, folder / "projector.safetensors")
-    pixels = CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size={"height": side, "width": side})
-    MGMProcessor(pixels, tokenizer, GEMMA_IMAGE_TOKEN, config.num_image_tokens).save_pretrained(folder / "mgm")
+    image_processor = CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size={"height": side, "width": side})
+    MGMProcessor(image_processor, tokenizer, GEMMA_IMAGE_TOKEN, config.num_image_tokens).save_pretrained(folder / "mgm")
 
 
 def instruction_lengths(rows: int) -> list[tuple[int, int]]:
     """Return numbers of words of questions (5 to 60) and answers (log-normal around 60 with σ 1)."""
     random = np.random.default_rng(1)
-    answered = random.lognormal(np.log(60), 1.0, rows).clip(1, 430)
-    return list(zip(random.integers(5, 61, rows).tolist(), answered.astype(int).tolist(), strict=True))
+    answer_words = random.lognormal(np.log(60), 1.0, rows).clip(1, 430)
+    return list(zip(random.integers(5, 61, rows).tolist(), answer_words.astype(int).tolist(), strict=True))
 
 
 def write_conversations(data: Path, lengths: list[tuple[int, int]]) -> None:
@@ -96,8 +96,8 @@ def write_conversations(data: Path, lengths: list[tuple[int, int]]) -> None:
         path = folder / "images" / f"{index}.jpg"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            coarse = Image.fromarray(random.integers(0, 256, (12, 16, 3), dtype=np.uint8))
-            coarse.resize((640, 480), Image.Resampling.BICUBIC).save(path, quality=90)
+            noise = Image.fromarray(random.integers(0, 256, (12, 16, 3), dtype=np.uint8))
+            noise.resize((640, 480), Image.Resampling.BICUBIC).save(path, quality=90)
 
     write_jsonl(
         data,
@@ -106,11 +106,11 @@ def write_conversations(data: Path, lengths: list[tuple[int, int]]) -> None:
                 "id": str(row),
                 "image": str(folder / "images" / f"{row % IMAGES}.jpg"),
                 "conversations": [
-                    {"from": "human", "value": "<image>\n" + " ".join(random.choice(WORDS, asked))},
-                    {"from": "gpt", "value": " ".join(random.choice(WORDS, answered))},
+                    {"from": "human", "value": "<image>\n" + " ".join(random.choice(WORDS, question_words))},
+                    {"from": "gpt", "value": " ".join(random.choice(WORDS, answer_words))},
                 ],
             }
-            for row, (asked, answered) in enumerate(lengths)
+            for row, (question_words, answer_words) in enumerate(lengths)
         ),
     )
 

@@ -3,13 +3,14 @@
     python benchmarks/scaling.py --gpus 1 2 4 8                              # MGM-2B
     python benchmarks/scaling.py --gpus 1 2 --shape qwen3-vl-2b-instruct     # default settings, including `auto`
     python benchmarks/scaling.py --gpus 1 2 --shape tiny                     # to try it without a GPU (or tiny-vlm)
-    python benchmarks/scaling.py --gpus 2 --folder FOLDER                    # keep all rows; only missing ones are run
+    python benchmarks/scaling.py --gpus 2 --folder FOLDER                    # keep all rows; only missing rows are run
 
 LoRA is trained on each GPU's 22 GiB: MGM-2B under ZeRO-1 with the random model and samples of benchmarks/train_step.py,
 and activation checkpointing of every 18th layer; other models as in benchmarks/vlm_step.py. The global batch of 128 is
-that of one GPU, divided among all; MGM-2B is also trained with as many samples for each GPU, so that the batch grows.
-There is no dropout, which would differ between processes, so that losses at the same global batch can be compared.
-The last row is FP8 on the largest number of GPUs. Rates are those of the median step after the first three.
+the batch of one GPU, divided among all GPUs. MGM-2B is also trained with as many samples for each GPU, so that the
+batch grows. There is no dropout, which would differ between processes, so that losses at the same global batch can be
+compared. The last row is FP8 on the largest number of GPUs. Rates are computed from the median step after the first
+three.
 """
 
 import argparse
@@ -40,27 +41,27 @@ Measure = Callable[[], dict]
 
 def list_mgm(shape: str, counts: list[int], folder: Path) -> dict[str, Measure]:
     """Return functions that measure MGM by name of the row; make its inputs if they are missing."""
-    alone = LORA if shape == MGM else replace(LORA, **SMALL)
-    found = {"1": alone}
+    one_gpu = LORA if shape == MGM else replace(LORA, **SMALL)
+    cases = {"1": one_gpu}
     for gpus in sorted(set(counts) - {1}):
-        accumulation, rest = divmod(alone.gradient_accumulation_steps, gpus)
-        if rest:
-            raise SystemExit(f"--gpus {gpus}: cannot share {alone.gradient_accumulation_steps} micro batches evenly")
-        found[f"{gpus}"] = replace(alone, gpus=gpus, gradient_accumulation_steps=accumulation)
-        found[f"{gpus}, growing batch"] = replace(alone, gpus=gpus, steps=min(STEPS, 8))
+        accumulation, remainder = divmod(one_gpu.gradient_accumulation_steps, gpus)
+        if remainder:
+            raise SystemExit(f"--gpus {gpus}: cannot share {one_gpu.gradient_accumulation_steps} micro batches evenly")
+        cases[f"{gpus}"] = replace(one_gpu, gpus=gpus, gradient_accumulation_steps=accumulation)
+        cases[f"{gpus}, growing batch"] = replace(one_gpu, gpus=gpus, steps=min(STEPS, 8))
     largest = max(counts)
-    found[f"{largest}{FP8}"] = replace(found[f"{largest}"], precision="fp8")
+    cases[f"{largest}{FP8}"] = replace(cases[f"{largest}"], precision="fp8")
     if not (folder / "lengths.json").exists():
-        train_step.make_inputs(shape, folder, list(found.values()))
-    return {name: partial(train_step.measure, name, configuration, folder) for name, configuration in found.items()}
+        train_step.make_inputs(shape, folder, list(cases.values()))
+    return {name: partial(train_step.measure, name, configuration, folder) for name, configuration in cases.items()}
 
 
 def list_vlm(shape: str, counts: list[int], folder: Path) -> dict[str, Measure]:
     """Return functions that measure a model of transformers by name of the row; make its inputs if they are missing."""
     if not (folder / "data.jsonl").exists():
         vlm_step.make_inputs(*((TINY, folder, 4) if shape == TINY_VLM else (shape, folder, STEPS)))
-    found = {f"{gpus}": partial(measure_vlm, "auto", folder, gpus) for gpus in sorted({1, *counts})}
-    return found | {f"{max(counts)}{FP8}": partial(measure_vlm, "auto_fp8", folder, max(counts))}
+    measures = {f"{gpus}": partial(measure_vlm, "auto", folder, gpus) for gpus in sorted({1, *counts})}
+    return measures | {f"{max(counts)}{FP8}": partial(measure_vlm, "auto_fp8", folder, max(counts))}
 
 
 def measure_vlm(row: str, folder: Path, gpus: int) -> dict:
@@ -69,22 +70,22 @@ def measure_vlm(row: str, folder: Path, gpus: int) -> dict:
 
 
 def print_table(rows: dict[str, dict]) -> None:
-    alone = rows["1"]
+    one_gpu = rows["1"]
     print("\n| GPUs | samples/s | efficiency | planned, reserved GiB | losses differ by at most |")
     print("|---|---|---|---|---|")
     for name, row in rows.items():
         if "failed" in row:
             print(f"| {name} | failed with {row['failed']} |", *row["log"], sep="\n    ")
             continue
-        compared = name.isdigit()
+        is_comparable = name.isdigit()
         gpus = int(name.split(",")[0])
-        efficiency = row["samples_per_second"] / alone["samples_per_second"] / gpus if FP8 not in name else None
-        pairs = zip(alone["losses"], row["losses"], strict=False)
-        differ = f"{max(abs(a - b) / a for a, b in pairs):.1e}" if compared else ""
+        efficiency = row["samples_per_second"] / one_gpu["samples_per_second"] / gpus if FP8 not in name else None
+        pairs = zip(one_gpu["losses"], row["losses"], strict=False)
+        difference = f"{max(abs(a - b) / a for a, b in pairs):.1e}" if is_comparable else ""
         reserved = row.get("peak_gpu_reserved_gib") or row.get("peak_reserved_gib")
         print(
             f"| {name} | {row['samples_per_second']} | {f'{efficiency:.1%}' if efficiency else ''} | "
-            f"{row.get('planned_gpu_gib', '')}, {reserved} | {differ} |"
+            f"{row.get('planned_gpu_gib', '')}, {reserved} | {difference} |"
         )
 
 
@@ -101,15 +102,15 @@ def main() -> None:
         folder = (arguments.folder or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         list_rows = list_mgm if arguments.shape in (MGM, TINY_MGM) else list_vlm
-        known = list_rows(arguments.shape, arguments.gpus, folder)
+        measures = list_rows(arguments.shape, arguments.gpus, folder)
         rows = {row["name"]: row for row in read_jsonl(folder / ROWS)} if (folder / ROWS).exists() else {}
-        for name in arguments.rows or known:
+        for name in arguments.rows or measures:
             if name not in rows:
-                rows[name] = {"name": name} | known[name]()
+                rows[name] = {"name": name} | measures[name]()
                 print(json.dumps(rows[name]), flush=True)
                 write_jsonl(folder / ROWS, rows.values())
         if "1" in rows:
-            print_table({name: rows[name] for name in known if name in rows})
+            print_table({name: rows[name] for name in measures if name in rows})
 
 
 if __name__ == "__main__":

@@ -41,10 +41,10 @@ def search(
         settings |= {"name": "search", "sampler": sampler, "seed": seed, "storage": f"sqlite:///{folder}/search.db"}
         trials = Trials(SearchSettings.model_validate(settings), "owner", number)
         for batch in range(1, number // BATCH + 1):
-            asked = {record.name: tuple(record.changes.values()) for record in trials.ask(batch, BATCH)}
-            found = {name: score(point) for name, point in asked.items()}
-            trials.tell(found)
-            scores |= {point: found[name] for name, point in asked.items()}
+            points = {record.name: tuple(record.changes.values()) for record in trials.ask(batch, BATCH)}
+            batch_scores = {name: score(point) for name, point in points.items()}
+            trials.tell(batch_scores)
+            scores |= {point: batch_scores[name] for name, point in points.items()}
     return scores
 
 
@@ -63,18 +63,18 @@ def find_recipe(sampler: str, seed: int) -> tuple[int, float]:
     quarter, full = read_recipes()
     scores = search(sampler, seed, SPACE, None, TRIED, quarter.__getitem__)
     winner = max(sorted(scores, key=scores.__getitem__)[-FINALISTS:], key=full.__getitem__)
-    ranked = sorted(full, key=full.__getitem__, reverse=True)
-    start = full[tuple(REFERENCE[key] for key in ("sources.junk", "sources.poor", DROPPED, RATE))]
-    return 1 + ranked.index(winner), (full[winner] - start) / (full[ranked[0]] - start)
+    ranking = sorted(full, key=full.__getitem__, reverse=True)
+    baseline = full[tuple(REFERENCE[key] for key in ("sources.junk", "sources.poor", DROPPED, RATE))]
+    return 1 + ranking.index(winner), (full[winner] - baseline) / (full[ranking[0]] - baseline)
 
 
 def find_mixture(sampler: str, seed: int) -> float:
-    """Return the squared distance of a search's best mixture from the truly best one."""
+    """Return the squared distance of a search's best mixture from the truly best mixture."""
     random, mixture = np.random.default_rng(seed), MixtureSpace(sources=SOURCES)
-    best = random.dirichlet(np.ones(len(SOURCES)))
+    best_mixture = random.dirichlet(np.ones(len(SOURCES)))
 
     def distance(point: Point) -> float:
-        return float(((np.array(point) - best) ** 2).sum())
+        return float(((np.array(point) - best_mixture) ** 2).sum())
 
     def score(point: Point) -> float:
         return -distance(point) + NOISE * random.normal()
@@ -92,10 +92,10 @@ def main() -> None:
     for sampler in arguments.samplers:
         if arguments.startup is not None and sampler != "random":
             SAMPLERS[sampler] = partial(SAMPLERS[sampler], n_startup_trials=arguments.startup)
-        found = [find_recipe(sampler, seed) for seed in range(arguments.searches)]
-        row = {"sampler": sampler, "best two of 24 recipes": mean(rank <= 2 for rank, _ in found)}
-        row |= {"mean share of the best gain": round(mean(gain for _, gain in found), 4)}
-        row |= {"at least 90 % of the best gain": mean(gain >= 0.9 for _, gain in found)}
+        winners = [find_recipe(sampler, seed) for seed in range(arguments.searches)]
+        row = {"sampler": sampler, "best two of 24 recipes": mean(rank <= 2 for rank, _ in winners)}
+        row |= {"mean share of the best gain": round(mean(gain for _, gain in winners), 4)}
+        row |= {"at least 90 % of the best gain": mean(gain >= 0.9 for _, gain in winners)}
         distances = [find_mixture(sampler, seed) for seed in range(arguments.searches)]
         row |= {"mean squared distance of mixtures": round(mean(distances), 4)}
         print(json.dumps(row), flush=True)

@@ -3,10 +3,11 @@
     python benchmarks/search_truth.py FOLDER           # FOLDER: a clone of the project; hours on two cores
     python benchmarks/search_truth.py FOLDER --tiny    # four recipes and two searches, to try the script
 
-The data are those of mixture.py: embedded scenes in four sources of different noise. A recipe states the amounts of the
-two noisy sources, the share of rows that CLIP drops, and the learning rate of stage 2. The study `truth` trains all
-recipes. Then searches with different seeds each have a quarter of the cost, and begin with a quarter of the rows. The
-same command continues after an interruption. It prints the truth, then the rank and the gain of each search's winner.
+The data are the same as in mixture.py: embedded scenes in four sources of different noise. A recipe states the amounts
+of the two noisy sources, the share of rows that CLIP drops, and the learning rate of stage 2. The study `truth` trains
+all recipes. Then searches with different seeds each have a quarter of the cost, and begin with a quarter of the rows.
+The same command continues after an interruption. It prints the truth, then the rank and the gain of each search's
+winner.
 """
 
 import argparse
@@ -50,7 +51,7 @@ def run_study(folder: Path, name: str) -> None:
 
 
 def read_truth(folder: Path, space: dict[str, list]) -> dict[tuple, float]:
-    """Return the headline of each recipe by its values; the experiment itself is the one without changes."""
+    """Return the headline of each recipe by its values; the experiment itself is the recipe without changes."""
     with open(folder / "results/truth/truth.csv", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     return {tuple(float(row[key] or REFERENCE[key]) for key in space): float(row[HEADLINE]) for row in rows}
@@ -60,12 +61,12 @@ def find_winner(folder: Path, name: str, space: dict[str, list]) -> tuple:
     """Return the values of the recipe with the highest score in a search, among recipes trained on all rows."""
     scores: dict[tuple, float] = {}
     for file in (folder / "results" / name / "search").rglob("trials.yaml"):
-        record, found = read_yaml(file), read_yaml(file.with_name("scores.yaml"))["scores"]
+        record, batch_scores = read_yaml(file), read_yaml(file.with_name("scores.yaml"))["scores"]
         if record["fraction"] == 1:
             values = {trial["name"]: trial["changes"] for trial in record["trials"]}
             scores |= {
                 tuple(float(values[trial][key]) for key in space): score
-                for trial, score in found.items()
+                for trial, score in batch_scores.items()
                 if score is not None
             }
     return max(scores, key=scores.__getitem__)
@@ -84,16 +85,16 @@ def main() -> None:
         write_inputs(folder, space, searches)
     run_study(folder, "truth")
     truth = read_truth(folder, space)
-    ranked = sorted(truth, key=truth.__getitem__, reverse=True)
-    for values in ranked:
+    ranking = sorted(truth, key=truth.__getitem__, reverse=True)
+    for values in ranking:
         print(json.dumps(dict(zip(space, values, strict=True)) | {"headline": truth[values]}), flush=True)
     reference = truth[tuple(REFERENCE[key] for key in space)]
     for seed in range(searches):
         run_study(folder, f"search_{seed}")
         winner = find_winner(folder, f"search_{seed}", space)
-        gain = (truth[winner] - reference) / (truth[ranked[0]] - reference)
+        gain = (truth[winner] - reference) / (truth[ranking[0]] - reference)
         print(
-            json.dumps({"search": seed, "rank": 1 + ranked.index(winner), "share of the best gain": gain}), flush=True
+            json.dumps({"search": seed, "rank": 1 + ranking.index(winner), "share of the best gain": gain}), flush=True
         )
 
 

@@ -27,8 +27,8 @@ SIZE = (640, 480)
 DIFFERENT_IMAGES = 64  # files; each has many requests, because the operator alone does not notice repeated images
 
 
-def serve(seconds: float, port, most) -> None:
-    """Answer requests forever; the caller reads `port`, and `most`, the most requests in flight."""
+def serve(seconds: float, port, most_in_flight) -> None:
+    """Answer requests forever; the caller reads `port`, and `most_in_flight`, the most requests in flight."""
     lock, in_flight = threading.Lock(), [0]
 
     class Handler(BaseHTTPRequestHandler):
@@ -42,7 +42,7 @@ def serve(seconds: float, port, most) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             with lock:
                 in_flight[0] += 1
-                most.value = max(most.value, in_flight[0])
+                most_in_flight.value = max(most_in_flight.value, in_flight[0])
             sleep(seconds)
             with lock:
                 in_flight[0] -= 1
@@ -84,8 +84,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5)
     arguments = parser.parse_args()
     context = get_context("spawn")
-    port, most = context.Value("i", 0), context.Value("i", 0)
-    server = context.Process(target=serve, args=(arguments.seconds, port, most), daemon=True)
+    port, most_in_flight = context.Value("i", 0), context.Value("i", 0)
+    server = context.Process(target=serve, args=(arguments.seconds, port, most_in_flight), daemon=True)
     server.start()
 
     import dj2mgm.juicer.operators  # noqa: F401  (registers them)
@@ -98,17 +98,17 @@ def main() -> None:
     [operator] = load_ops([{"openai_captioning_mapper": settings | {"concurrency": arguments.concurrency}}])
     with tempfile.TemporaryDirectory() as folder:
         images = draw_images(Path(folder))
-        asked = [images[number % len(images)] for number in range(arguments.images)]
+        requests = [images[number % len(images)] for number in range(arguments.images)]
         operator.connect()
-        started, cpu = perf_counter(), process_time()
-        found: dict = {}
-        operator.request_captions(asked, found.__setitem__)
-        seconds, cpu = perf_counter() - started, process_time() - cpu
-    answered = len(found)
-    rate, possible = answered / seconds, arguments.concurrency / arguments.seconds
+        start, cpu_seconds = perf_counter(), process_time()
+        captions: dict = {}
+        operator.request_captions(requests, captions.__setitem__)
+        seconds, cpu_seconds = perf_counter() - start, process_time() - cpu_seconds
+    caption_count = len(captions)
+    rate, possible_rate = caption_count / seconds, arguments.concurrency / arguments.seconds
     print(
-        f"{answered} of {arguments.images} captions in {seconds:.1f} s: {rate:.1f}/s of {possible:.0f}/s; "
-        f"{1000 * cpu / answered:.1f} ms CPU each; at most {most.value} in flight"
+        f"{caption_count} of {arguments.images} captions in {seconds:.1f} s: {rate:.1f}/s of {possible_rate:.0f}/s; "
+        f"{1000 * cpu_seconds / caption_count:.1f} ms CPU each; at most {most_in_flight.value} in flight"
     )
     server.kill()
 

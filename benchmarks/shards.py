@@ -35,7 +35,7 @@ TURNS = 50
 MAKE = "import make_dataset; make_dataset.main(); print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
 
 
-def jpeg(number: int, side: int) -> bytes:
+def draw_jpeg(number: int, side: int) -> bytes:
     """Return a smooth image, which has about as many bytes as a photo of its size."""
     grid = np.random.default_rng(number).integers(0, 256, (side // 8 or 1, side // 8 or 1, 3), dtype=np.uint8)
     file = io.BytesIO()
@@ -45,31 +45,31 @@ def jpeg(number: int, side: int) -> bytes:
 
 def write_inputs(folder: Path, rows: int, side: int) -> None:
     """Write `loose/` with a Data-Juicer file, and `tar/` with shards, of the same images and captions."""
-    pictures = [jpeg(number, side) for number in range(min(rows, 500))]
+    images = [draw_jpeg(number, side) for number in range(min(rows, 500))]
     (folder / "tar").mkdir()
     per_shard = -(-rows // SHARDS)
 
-    def pairs():
+    def write_pairs():
         for number in range(rows):
             path = Path("images", f"{number // 1000:04d}", f"{number:07d}.jpg")
             if number % 1000 == 0:
                 (folder / "loose" / path).parent.mkdir(parents=True)
-            content = pictures[number % len(pictures)] + number.to_bytes(4, "big")  # no two have the same bytes
+            content = images[number % len(images)] + number.to_bytes(4, "big")  # no two have the same bytes
             (folder / "loose" / path).write_bytes(content)
             if number % per_shard == 0:
-                pairs.tar = tarfile.open(folder / f"tar/{number // per_shard:05d}.tar", "w")
-            for suffix, part in ((".jpg", content), (".txt", f"caption {number}".encode())):
+                write_pairs.tar = tarfile.open(folder / f"tar/{number // per_shard:05d}.tar", "w")
+            for suffix, data in ((".jpg", content), (".txt", f"caption {number}".encode())):
                 info = tarfile.TarInfo(f"{number:07d}{suffix}")
-                info.size = len(part)
-                pairs.tar.addfile(info, io.BytesIO(part))
+                info.size = len(data)
+                write_pairs.tar.addfile(info, io.BytesIO(data))
             if number % per_shard == per_shard - 1 or number == rows - 1:
-                pairs.tar.close()
+                write_pairs.tar.close()
             yield {"id": f"{number:07d}", "text": build_dj_text(f"caption {number}"), "images": [str(path)]}
 
-    write_jsonl(folder / "loose/rows.jsonl", pairs())
+    write_jsonl(folder / "loose/rows.jsonl", write_pairs())
 
 
-def make(folder: Path, name: str, source: dict, report) -> list[tuple[Path, str]]:
+def make_dataset(folder: Path, name: str, source: dict, report) -> list[tuple[Path, str]]:
     """Make the dataset of one source and return its images in the form that later stages read."""
     from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
 
@@ -78,12 +78,14 @@ def make(folder: Path, name: str, source: dict, report) -> list[tuple[Path, str]
     write_yaml(output / "config.yaml", resolve_dataset(name).settings.file_content())
     start = time.monotonic()
     flags = ["--config", output / "config.yaml", "--output-dir", output]
-    done = subprocess.run([sys.executable, "-c", MAKE, *flags], cwd=SCRIPTS, check=True, capture_output=True, text=True)
-    report(make=name, seconds=round(time.monotonic() - start, 1), peak_mib=int(done.stdout.split()[-1]) // 1024)
+    process = subprocess.run(
+        [sys.executable, "-c", MAKE, *flags], cwd=SCRIPTS, check=True, capture_output=True, text=True
+    )
+    report(make=name, seconds=round(time.monotonic() - start, 1), peak_mib=int(process.stdout.split()[-1]) // 1024)
     return [(output / "sources.json", row["images"][0]) for row in read_jsonl(output / "pretrain.jsonl")]
 
 
-def read(images: list[tuple[Path, str]]) -> float:
+def measure_reading(images: list[tuple[Path, str]]) -> float:
     """Return images per second of CPU time, which does not depend on other programs."""
     start = time.process_time()
     for root, relative in images:
@@ -106,15 +108,17 @@ def main() -> None:
         folder = Path(temporary)
         write_inputs(folder, arguments.rows, arguments.side)
         os.chdir(folder)
-        loose = make(folder, "loose", {"format": "data_juicer", "path": str(folder / "loose/rows.jsonl")}, report)
-        shards = make(folder, "shards", {"format": "webdataset", "path": str(folder / "tar")}, report)
-        chosen = random.Random(0).sample(range(len(loose)), min(len(loose), 20_000))
-        for order, numbers in (("in order", sorted(chosen)), ("at random", chosen)):
+        loose_images = make_dataset(
+            folder, "loose", {"format": "data_juicer", "path": str(folder / "loose/rows.jsonl")}, report
+        )
+        shard_images = make_dataset(folder, "shards", {"format": "webdataset", "path": str(folder / "tar")}, report)
+        sample = random.Random(0).sample(range(len(loose_images)), min(len(loose_images), 20_000))
+        for order, numbers in (("in order", sorted(sample)), ("at random", sample)):
             rates: dict[str, list[float]] = {"loose": [], "shards": []}
             for turn in range(TURNS):
-                part = numbers[turn::TURNS]
-                for kind, images in (("loose", loose), ("shards", shards)):
-                    rates[kind].append(read([images[number] for number in part]))
+                turn_numbers = numbers[turn::TURNS]
+                for kind, images in (("loose", loose_images), ("shards", shard_images)):
+                    rates[kind].append(measure_reading([images[number] for number in turn_numbers]))
             medians = {kind: round(float(np.median(values)), 1) for kind, values in rates.items()}
             report(read=order, images_per_second=medians, share=round(medians["shards"] / medians["loose"], 3))
         report(own_peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)

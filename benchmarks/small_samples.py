@@ -4,7 +4,7 @@ r"""Measure how often a page decides with fewer held-out images and seeds than f
         --images 100 --seeds 2 --draws 200
 
 The first experiment is the reference. Each draw takes images and seeds at random, without replacement, and makes the
-verdict of a report of these experiments on the second one, by each headline (`headline_verdicts`). Verdicts of
+verdict of a report of these experiments on the second experiment, by each headline (`headline_verdicts`). Verdicts of
 different draws are not independent, because all draws come from the same runs. A JSON line is printed for each
 headline. With `--every-seed-pair`, all images are used, and the seeds are every pair of seeds of the reference with
 every ordered pair of the second experiment. This ignores that equal seeds share their noise, so it suits an experiment
@@ -38,46 +38,52 @@ def with_headline(page: Page, headline: str) -> Page:
 
     Controls of absent experiments are compared as other experiments are.
     """
-    names = {one.name for one in page}
+    names = {experiment.name for experiment in page}
     report = page[0].config.report.model_copy(update={"headline": headline})
     return [
         replace(
-            one,
-            config=one.config.model_copy(update={"report": report}),
-            control=one.control if one.control and names.issuperset(one.control.compared or ()) else None,
-            runs=[replace(run, scores=select_metrics(run.scores, {headline})) for run in one.runs],
+            experiment,
+            config=experiment.config.model_copy(update={"report": report}),
+            control=experiment.control
+            if experiment.control and names.issuperset(experiment.control.compared or ())
+            else None,
+            runs=[replace(run, scores=select_metrics(run.scores, {headline})) for run in experiment.runs],
         )
-        for one in page
+        for experiment in page
     ]
 
 
 def draw_samples(page: Page, images: int, seeds: int, draws: int) -> Iterator[Page]:
-    """Yield the experiments on drawn images and with drawn seeds, the same ones for all."""
+    """Yield the experiments on drawn images and with drawn seeds, which are the same for all experiments."""
     rng = np.random.default_rng(0)
     ids = np.unique([row["id"] for row in page[0].evaluation])
-    known = sorted(set.intersection(*(set(one.seeds) for one in page)))
+    common_seeds = sorted(set.intersection(*(set(experiment.seeds) for experiment in page)))
     for _ in range(draws):
-        dropped = set(rng.permutation(ids)[images:])
-        chosen = set(rng.choice(known, seeds, replace=False))
+        dropped_ids = set(rng.permutation(ids)[images:])
+        drawn_seeds = set(rng.choice(common_seeds, seeds, replace=False))
         yield [
             replace(
-                one,
-                runs=[replace(run, scores=drop_images(run.scores, dropped)) for run in one.runs if run.seed in chosen],
+                experiment,
+                runs=[
+                    replace(run, scores=drop_images(run.scores, dropped_ids))
+                    for run in experiment.runs
+                    if run.seed in drawn_seeds
+                ],
             )
-            for one in page
+            for experiment in page
         ]
 
 
 def pair_all_seeds(page: Page) -> Iterator[Page]:
-    """Yield two experiments with every pair of seeds of one and every ordered pair of the other, renumbered."""
-    reference, other = page
+    """Yield two experiments with every pair of seeds of the first and every ordered pair of the second, renumbered."""
+    reference, experiment = page
 
-    def number(runs: tuple[RunResults, ...]) -> list[RunResults]:
-        return [replace(run, seed=place, scores=replace(run.scores, seed=place)) for place, run in enumerate(runs)]
+    def renumber(runs: tuple[RunResults, ...]) -> list[RunResults]:
+        return [replace(run, seed=seed, scores=replace(run.scores, seed=seed)) for seed, run in enumerate(runs)]
 
-    for first in combinations(reference.runs, 2):
-        for second in permutations(other.runs, 2):
-            yield [replace(reference, runs=number(first)), replace(other, runs=number(second))]
+    for reference_runs in combinations(reference.runs, 2):
+        for runs in permutations(experiment.runs, 2):
+            yield [replace(reference, runs=renumber(reference_runs)), replace(experiment, runs=renumber(runs))]
 
 
 def main() -> None:
@@ -90,7 +96,8 @@ def main() -> None:
     parser.add_argument("--every-seed-pair", action="store_true")
     args = parser.parse_args()
     os.chdir(args.results.parent)  # the page's configuration has paths relative to it
-    experiments = {one.name: one for one in load_experiments(Path(args.results.name, "report/config.yaml"))}
+    configuration = Path(args.results.name, "report/config.yaml")
+    experiments = {experiment.name: experiment for experiment in load_experiments(configuration)}
     for headline in HEADLINES:
         page = with_headline([experiments[name] for name in args.experiments], headline)
         samples = (

@@ -4,8 +4,8 @@
     python benchmarks/synthesized_instructions.py results/dj_synth_instructions/synthesize \
         results/datasets/shapes_wrong_instructions
 
-Prints for each statistic how well it separates planted wrong answers from right ones (area under the ROC curve), then
-the kept shares of both, and the share of accepted new instructions that are true, by kind of question.
+Prints for each statistic how well it separates planted wrong answers from right answers (area under the ROC curve).
+Then it prints the kept shares of both, and the share of accepted new instructions that are true, by kind of question.
 """
 
 import argparse
@@ -43,8 +43,8 @@ def find_answer(scene: Scene, question: str) -> str | None:
     return None
 
 
-def area(wrong: np.ndarray, right: np.ndarray) -> float:
-    """Return the probability that a right answer has a higher value than a wrong one."""
+def compute_roc_area(wrong: np.ndarray, right: np.ndarray) -> float:
+    """Return the probability that a right answer has a higher value than a wrong answer."""
     return float(mannwhitneyu(right, wrong).statistic / (len(right) * len(wrong)))
 
 
@@ -59,31 +59,33 @@ def main() -> None:
     arguments = parser.parse_args()
     seed = read_yaml(arguments.dataset / "config.yaml")["seed"]
     truth = {row["id"]: row["fault"] == "wrong" for row in read_jsonl(arguments.dataset / "true_answers.jsonl")}
-    kept = {row["id"]: row for row in read_jsonl(arguments.stage / "synthesized.jsonl")}
+    accepted = {row["id"]: row for row in read_jsonl(arguments.stage / "synthesized.jsonl")}
     stats = {row["id"]: row for row in read_jsonl(arguments.stage / "stats.jsonl")}
     dropped = (row for row in read_jsonl(arguments.stage / "dropped.jsonl") if row["event"] == "dropped")
     stats |= {row["id"]: row["stats"] for row in dropped}
-    given = [name for name in stats if name in truth]
+    answer_ids = [name for name in stats if name in truth]
     for statistic in ("likelihood_gain", "blind_likelihood", "round_trip_agreement"):
-        measured = {name: stats[name][statistic][0] for name in given if stats[name].get(statistic)}
-        wrong = np.array([value for name, value in measured.items() if truth[name]])
-        right = np.array([value for name, value in measured.items() if not truth[name]])
+        values = {name: stats[name][statistic][0] for name in answer_ids if stats[name].get(statistic)}
+        wrong = np.array([value for name, value in values.items() if truth[name]])
+        right = np.array([value for name, value in values.items() if not truth[name]])
         if len(wrong) and len(right):
-            print_row(statistic, rows=len(measured), area=round(area(wrong, right), 3))
+            print_row(statistic, rows=len(values), area=round(compute_roc_area(wrong, right), 3))
     for name, fault in (("right", False), ("wrong", True)):
-        rows = [row for row in given if truth[row] == fault]
-        print_row(f"given {name} answers", rows=len(rows), kept=round(float(np.mean([row in kept for row in rows])), 3))
+        rows = [row for row in answer_ids if truth[row] == fault]
+        print_row(
+            f"given {name} answers", rows=len(rows), kept=round(float(np.mean([row in accepted for row in rows])), 3)
+        )
     kinds: defaultdict[str, list[bool]] = defaultdict(list)
-    for name, row in kept.items():
+    for name, row in accepted.items():
         if "+" in name:
             scene = draw_row_scene(seed, "pretrain", int(name.partition("+")[0].removeprefix("p")))
             answer = find_answer(scene, row["question"])
             kinds[" ".join(row["question"].split()[:2])].append(answer == extract_caption(row["text"]))
-    for kind, true in kinds.items():
-        print_row(f"new instructions: {kind}", rows=len(true), true=round(float(np.mean(true)), 3))
-    everything = [value for true in kinds.values() for value in true]
-    if everything:
-        print_row("new instructions", rows=len(everything), true=round(float(np.mean(everything)), 3))
+    for kind, truths in kinds.items():
+        print_row(f"new instructions: {kind}", rows=len(truths), true=round(float(np.mean(truths)), 3))
+    all_truths = [value for truths in kinds.values() for value in truths]
+    if all_truths:
+        print_row("new instructions", rows=len(all_truths), true=round(float(np.mean(all_truths)), 3))
 
 
 if __name__ == "__main__":

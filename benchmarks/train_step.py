@@ -130,7 +130,7 @@ CONFIGURATIONS = {
 COMPARED = [("golden_plain", "golden"), ("golden_bf16", "golden_fp8"), ("golden_full_fp32", "golden_full")]
 
 
-def configurations(shape: str) -> dict[str, TrainingCase]:
+def list_configurations(shape: str) -> dict[str, TrainingCase]:
     if shape != "tiny":
         return CONFIGURATIONS
     small = {"micro_batch_size": 2, "gradient_accumulation_steps": 2, "steps": 5, "loader_workers": 1}
@@ -206,17 +206,17 @@ def train(configuration: TrainingCase, folder: Path, output: Path) -> None:
     stage.run()
 
 
-def make_inputs(shape: str, folder: Path, configurations: list[TrainingCase]) -> None:
+def make_inputs(shape: str, folder: Path, cases: list[TrainingCase]) -> None:
     from random_mgm import instruction_lengths, make_random_mgm, write_conversations
 
     from dj2mgm.storage.files import write_json
 
     image_tokens = make_random_mgm(shape, folder)
-    text_lengths = {stage: (length - 576, asked) for stage, (length, asked) in SEQUENCES.items()}
+    text_lengths = {stage: (length - 576, question_words) for stage, (length, question_words) in SEQUENCES.items()}
     write_json(folder / "lengths.json", {s: image_tokens + n for s, (n, _) in text_lengths.items()})
-    for configuration in configurations:
-        answered, asked = text_lengths[configuration.stage]  # truncated at the sequence's end
-        lengths = [(asked, answered)] * configuration.samples
+    for configuration in cases:
+        answer_words, question_words = text_lengths[configuration.stage]  # truncated at the sequence's end
+        lengths = [(question_words, answer_words)] * configuration.samples
         if configuration.real_lengths:
             lengths = instruction_lengths(configuration.samples)
         write_conversations(folder / configuration.data, lengths)
@@ -269,8 +269,8 @@ def print_table(rows: list[dict]) -> None:
     for reference, other in COMPARED:
         if losses.get(reference) and losses.get(other):
             pairs = zip(losses[reference], losses[other], strict=True)
-            worst = max(abs(a - b) / a for a, b in pairs)
-            print(f"{other} against {reference}: losses differ by at most {worst:.2e} of their value")
+            largest_difference = max(abs(a - b) / a for a, b in pairs)
+            print(f"{other} against {reference}: losses differ by at most {largest_difference:.2e} of their value")
 
 
 def main() -> None:
@@ -290,12 +290,12 @@ def main() -> None:
         parser.error(f"there is no configuration {unknown[0]}; known are {', '.join(CONFIGURATIONS)}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
-        known = configurations(arguments.shape)
+        cases = list_configurations(arguments.shape)
         if not (folder / "lengths.json").exists():
-            make_inputs(arguments.shape, folder, list(known.values()))
+            make_inputs(arguments.shape, folder, list(cases.values()))
         rows = []
-        for name in arguments.names or known:
-            rows.append(measure(name, known[name], folder))
+        for name in arguments.names or cases:
+            rows.append(measure(name, cases[name], folder))
             print(json.dumps(rows[-1]), flush=True)
         print_table(rows)
         if arguments.output:

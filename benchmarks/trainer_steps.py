@@ -26,12 +26,12 @@ class Steps(transformers.TrainerCallback):
     """
 
     def __init__(self, folder: Path, rows: int | None = None):
-        self.folder, self.rows, self.start, self.found = folder, rows, time.monotonic(), {}
+        self.folder, self.rows, self.start, self.metrics = folder, rows, time.monotonic(), {}
 
     def on_train_begin(self, args, state, control, train_dataloader=None, **kwargs):
         sequences = len(train_dataloader.dataset)
-        taken = args.train_batch_size * args.gradient_accumulation_steps
-        self.found["samples_per_step"] = taken * (self.rows or sequences) / sequences
+        step_sequences = args.train_batch_size * args.gradient_accumulation_steps
+        self.metrics["samples_per_step"] = step_sequences * (self.rows or sequences) / sequences
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if "loss" not in logs:
@@ -40,15 +40,15 @@ class Steps(transformers.TrainerCallback):
             file.write(json.dumps({"loss": float(logs["loss"]), "seconds": time.monotonic() - self.start}) + "\n")
         peaks = {"peak_gpu_gib": torch.cuda.max_memory_allocated()}
         peaks |= {"peak_gpu_reserved_gib": torch.cuda.max_memory_reserved(), "peak_host_rss_gib": None}
-        self.found |= {name: value and round(value / 2**30, 2) for name, value in peaks.items()}
-        (self.folder / "metrics.json").write_text(json.dumps(self.found), encoding="utf-8")
+        self.metrics |= {name: value and round(value / 2**30, 2) for name, value in peaks.items()}
+        (self.folder / "metrics.json").write_text(json.dumps(self.metrics), encoding="utf-8")
 
 
 def train_with(package: str, folder: Path, rows: int) -> None:
     """Train with the package's own command, which reads its arguments from `arguments.json`."""
     arguments = json.loads((folder / "arguments.json").read_text(encoding="utf-8"))
     steps = Steps(folder, rows)
-    steps.found["versions"] = {name: version(name) for name in (package, "torch", "transformers", "peft")}
+    steps.metrics["versions"] = {name: version(name) for name in (package, "torch", "transformers", "peft")}
     if package == "llamafactory":
         from llamafactory.train.tuner import run_exp
 
@@ -62,8 +62,8 @@ def train_with(package: str, folder: Path, rows: int) -> None:
         config = transformers.AutoConfig.from_pretrained(arguments["model"])
         Qwen2VLTemplate.image_token_id, Qwen2VLTemplate.video_token_id = config.image_token_id, config.video_token_id
 
-        listed = ((name, value if isinstance(value, list) else [value]) for name, value in arguments.items())
-        sft_main([word for name, values in listed for word in (f"--{name}", *map(str, values))])
+        flags = ((name, value if isinstance(value, list) else [value]) for name, value in arguments.items())
+        sft_main([word for name, values in flags for word in (f"--{name}", *map(str, values))])
 
 
 if __name__ == "__main__":

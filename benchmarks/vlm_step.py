@@ -61,11 +61,11 @@ def make_inputs(shape: str, folder: Path, steps: int) -> None:
     write_yaml(folder / "config/models/random.yaml", model)
     split = {"file": "captions.jsonl", "images": "images"}
     write_yaml(folder / "config/datasets/random.yaml", dict.fromkeys(("pretrain", "finetune", "evaluation"), split))
-    settings = settings_in(folder)
+    settings = read_stage_settings(folder)
     write_conversations(folder / "data.jsonl", instruction_lengths(steps * settings["global_batch_size"]))
 
 
-def settings_in(folder: Path, gpus: int = 1) -> dict:
+def read_stage_settings(folder: Path, gpus: int = 1) -> dict:
     os.chdir(folder)
     try:
         runs = Runs({"model": "random", "dataset": "random", "gpus": gpus})
@@ -79,13 +79,13 @@ def measure(row: str, folder: Path, gpus: int = 1, dropout: float | None = None)
     """Train in the workflow's own stage, or as peers do, and return the row; `dropout` replaces LoRA's."""
     output = folder / (row if gpus == 1 else f"{row}_{gpus}")
     output.mkdir()
-    settings = settings_in(folder, gpus)
+    settings = read_stage_settings(folder, gpus)
     if dropout is not None:
         settings["lora"] = dict(settings["lora"]) | {"dropout": dropout}
     if row in ("auto_fp8", "auto_nf4"):
         settings["precision"] = row.removeprefix("auto_")
-        whole = {name: c for name, c in settings["deepspeed_choices"].items() if c["zero_optimization"]["stage"] < 3}
-        settings["deepspeed_choices"] = whole
+        choices = {name: c for name, c in settings["deepspeed_choices"].items() if c["zero_optimization"]["stage"] < 3}
+        settings["deepspeed_choices"] = choices
     write_yaml(output / "config.yaml", settings | {"log_steps": 1})
     command = ["bash", SCRIPTS / "launch.sh", str(gpus), "1", SCRIPTS / "finetune.py"]
     command += ["--config", output / "config.yaml"]
@@ -93,11 +93,11 @@ def measure(row: str, folder: Path, gpus: int = 1, dropout: float | None = None)
     if not row.startswith("peer"):
         return run_row(row, command, output, settings["global_batch_size"])
     command = [sys.executable, __file__, "--peer", row, "--folder", folder]
-    found = run_row(row, command, output, settings["global_batch_size"])
-    if "failed" in found and has_liger():  # Liger 0.8.5 expects older transformers for Qwen3-VL and PaliGemma
-        found = run_row(row, [*command, "--without-liger"], output, settings["global_batch_size"])
-        found["liger"] = False
-    return found
+    result = run_row(row, command, output, settings["global_batch_size"])
+    if "failed" in result and has_liger():  # Liger 0.8.5 expects older transformers for Qwen3-VL and PaliGemma
+        result = run_row(row, [*command, "--without-liger"], output, settings["global_batch_size"])
+        result["liger"] = False
+    return result
 
 
 def has_liger() -> bool:
@@ -130,13 +130,13 @@ def run_row(row: str, command: list, output: Path, samples: int, seconds: float 
         return {"row": row, "failed": f"fewer than two steps{limit}", "log": log_end}
     metrics = read_json(output / "metrics.json")
     rate = metrics.get("samples_per_step", samples) / statistics.median(times[len(times) // 2 :])
-    found = {"row": row, "samples_per_second": round(rate, 1), "step_seconds": [round(t, 2) for t in times]}
-    found |= {key: metrics[key] for key in ("peak_gpu_gib", "peak_gpu_reserved_gib", "peak_host_rss_gib")}
-    found |= {"seconds": round(time.monotonic() - start, 1), "losses": [round(step["loss"], 4) for step in steps]}
+    result = {"row": row, "samples_per_second": round(rate, 1), "step_seconds": [round(t, 2) for t in times]}
+    result |= {key: metrics[key] for key in ("peak_gpu_gib", "peak_gpu_reserved_gib", "peak_host_rss_gib")}
+    result |= {"seconds": round(time.monotonic() - start, 1), "losses": [round(step["loss"], 4) for step in steps]}
     if plan := metrics.get("memory_plan"):
-        found |= {"planned_gpu_gib": plan["gpu_gib"], "micro_batch": metrics["engine"]["micro_batch_size"]}
-        found |= {"recomputed": metrics["activation_checkpointing"], "zero": metrics["engine"]["zero_stage"]}
-    return found
+        result |= {"planned_gpu_gib": plan["gpu_gib"], "micro_batch": metrics["engine"]["micro_batch_size"]}
+        result |= {"recomputed": metrics["activation_checkpointing"], "zero": metrics["engine"]["zero_stage"]}
+    return result
 
 
 def train_as_peers_do(row: str, folder: Path, liger: bool) -> None:
@@ -146,14 +146,14 @@ def train_as_peers_do(row: str, folder: Path, liger: bool) -> None:
     dataset = ConversationDataset(
         folder / "data.jsonl", load_family(folder / "model").encoder("", settings["max_length"])
     )
-    order = StepBatches(dataset.lengths, 1, settings["global_batch_size"], settings["seed"])._order(0)
+    order = StepBatches(dataset.lengths, 1, settings["global_batch_size"], settings["seed"])._shuffle_samples(0)
     attention = "sdpa" if supports_sdpa(T.AutoConfig.from_pretrained(folder / "model")) else "eager"
     model = T.AutoModelForImageTextToText.from_pretrained(
         folder / "model", dtype=torch.bfloat16, attn_implementation={"text_config": attention}
     )
-    within = "|".join(lora["targets"])
+    target_names = "|".join(lora["targets"])
     [decoder] = [name for name, module in model.named_modules() if module is model.get_decoder()]
-    targets = rf"{re.escape(decoder)}\..*\.({within})"
+    targets = rf"{re.escape(decoder)}\..*\.({target_names})"
     lora = LoraConfig(r=lora["r"], lora_alpha=lora["alpha"], lora_dropout=lora["dropout"], target_modules=targets)
     model = get_peft_model(model, lora, autocast_adapter_dtype=False)
     arguments = T.TrainingArguments(

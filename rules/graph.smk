@@ -26,8 +26,8 @@ def user_error_in(error):
 
 def unknown_target(name):
     """Return the message about a target that nothing makes."""
-    known = sorted(rule.name for rule in workflow.rules if not rule.has_wildcards())
-    near = difflib.get_close_matches(name, known, n=1)
+    targets = sorted(rule.name for rule in workflow.rules if not rule.has_wildcards())
+    near = difflib.get_close_matches(name, targets, n=1)
     if "=" in name:
         return f"{name}: a setting follows --config, as in `snakemake --cores 1 baseline --config {name}`"
     if "/" in name:

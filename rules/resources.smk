@@ -45,7 +45,8 @@ def stage_command(name, arguments, launcher=""):
         arguments: of the script.
         launcher: arguments of launch.sh, which starts the script in several processes.
     """
-    starts = f"bash {script_path('launch.sh')} {launcher}" if launcher else "python"
-    shown = '3> /dev/null >&"${{STAGE_OUTPUT:-3}}"'
-    diagnosed = f"python {script_path('diagnose.py')} {{log:q}} --exit-status $?"
-    return f"{starts} {script_path(name)} {arguments} 2>&1 | tee {{log:q}} {shown} || {diagnosed} {shown}"
+    start = f"bash {script_path('launch.sh')} {launcher}" if launcher else "python"
+    redirection = '3> /dev/null >&"${{STAGE_OUTPUT:-3}}"'
+    diagnosis = f"python {script_path('diagnose.py')} {{log:q}} --exit-status $?"
+    command = f"{start} {script_path(name)} {arguments} 2>&1 | tee {{log:q}}"
+    return f"{command} {redirection} || {diagnosis} {redirection}"

@@ -53,7 +53,7 @@ if sum(argument.split("=")[0] in ("--config", "-C") for argument in sys.argv[1:]
     )
 
 
-def given_settings(config):
+def explicit_settings(config):
     """Return the settings that differ from the defaults.
 
     `fetch` reads its dataset and model itself, because they are not on this machine yet.
@@ -76,7 +76,7 @@ def given_settings(config):
 # no `configfile:` directive: `config` is then exactly the command line's layer
 with user_errors():
     check_stated_once(workflow.config_settings.config_args or [])
-    RUNS = Runs(given_settings(config))
+    RUNS = Runs(explicit_settings(config))
 EXPERIMENTS = RUNS.experiments.names
 RESULTS_PREFIX = RUNS.results_prefix  # of runs and pages, below results/
 MODELS = RUNS.models

@@ -4,7 +4,7 @@ SEARCH = f"results/{RESULTS_PREFIX}{{study}}/search/{{key}}"
 BATCH = f"{SEARCH}/batch-{{number}}"
 
 
-# The study's file is ancient, so that batches under an earlier budget are not asked for again.
+# The study's file is ancient, so that batches under an earlier budget are not requested again.
 checkpoint ask_trials:
     input:
         scores=earlier_scores,

@@ -72,15 +72,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if fuzzing.thorough and item.get_closest_marker("fuzz"):
             item.add_marker("slow")
-        item.add_marker(pytest.mark.xdist_group("finished" if on_finished_run(item) else item.path.stem))
-    items.sort(key=place)
+        item.add_marker(pytest.mark.xdist_group("finished" if uses_finished_run(item) else item.path.stem))
+    items.sort(key=sort_key)
 
 
-def place(item: pytest.Item) -> tuple[bool, int, bool]:
+def sort_key(item: pytest.Item) -> tuple[bool, int, bool]:
     """Return the sort key: the longest groups first, and tests that kill a finished run last in their group."""
-    long = LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG)
-    return not on_finished_run(item), long, item.path.stem == "test_kill_and_resume"
+    rank = LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG)
+    return not uses_finished_run(item), rank, item.path.stem == "test_kill_and_resume"
 
 
-def on_finished_run(item: pytest.Item) -> bool:
+def uses_finished_run(item: pytest.Item) -> bool:
     return bool(FINISHED & set(getattr(item, "fixturenames", ())))

@@ -35,12 +35,12 @@ def main() -> None:
     prompts = [row["prompt"] for row in rows]
     with open_generators(args.model, settings.gpus) as load:
         generator = load(args.finetuned)
-        answered = rows
+        answer_rows = rows
         for key, inputs in {"prediction": files, "blind_prediction": [None] * len(files)}.items():
             texts = generator.answer(inputs, prompts, settings.template, **dict(settings.decoding))
             texts = Progress(f"answers, {key}".replace("_", " "), len(rows)).follow(texts)
-            answered = [row | {key: text} for row, text in zip(answered, texts, strict=True)]
-    write_jsonl(args.output_dir / "answers.jsonl", answered)
+            answer_rows = [row | {key: text} for row, text in zip(answer_rows, texts, strict=True)]
+    write_jsonl(args.output_dir / "answers.jsonl", answer_rows)
 
 
 if __name__ == "__main__":

@@ -35,28 +35,28 @@ def main() -> None:
     rows = list(read_jsonl(args.questions / "questions.jsonl", may_be_empty=False))
     task = read_json(args.questions / "decoding.json")
     decoding = dict(settings.decoding) | ({"max_new_tokens": task["max_new_tokens"]} if task["max_new_tokens"] else {})
-    ends = find_stop_texts(args.model, task["until"])
+    stop_texts = find_stop_texts(args.model, task["until"])
     paths = image_paths(args.questions, rows)
     if len(set(paths)) < 2:
         raise InputError(
             f"{args.questions} has {len(set(paths))} different images; at least 2 are needed for the shuffled control"
         )
-    sets = {"own": paths}
+    image_sets = {"own": paths}
     if args.finetuned:
-        sets |= {"shuffled": control_paths(paths, settings.seed), NO_IMAGE: [None] * len(rows)}
+        image_sets |= {"shuffled": control_paths(paths, settings.seed), NO_IMAGE: [None] * len(rows)}
     model = "finetune" if args.finetuned else "base"
     prompts = [row["prompt"] for row in rows]
-    answered = []
+    answer_rows = []
     with open_generators(args.model, settings.gpus) as load:
         generator = load(args.finetuned)
-        for images, files in sets.items():
+        for images, files in image_sets.items():
             texts = generator.answer(files, prompts, settings.template, **decoding)
             texts = Progress(f"answers, images: {images}", len(rows)).follow(texts)
-            answered += [
-                row | {"model": model, "images": images, "prediction": cut_answer(text, ends)}
+            answer_rows += [
+                row | {"model": model, "images": images, "prediction": cut_answer(text, stop_texts)}
                 for row, text in zip(rows, texts, strict=True)
             ]
-    write_jsonl(args.output_dir / "answers.jsonl", answered)
+    write_jsonl(args.output_dir / "answers.jsonl", answer_rows)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,10 @@ r"""Plan the next batch of a search, and ask Optuna for its new trials.
 `--scores` takes the files of all earlier batches. Batch 0 is the experiment that the trials change.
 """
 
-import argparse
 import uuid
 from pathlib import Path
 
-from dj2mgm.cli.command_line import command_line
+from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.cli.messages import note
 from dj2mgm.records.search_records import SearchSettings
 from dj2mgm.runs.studies.halving import read_history
@@ -23,7 +22,7 @@ from dj2mgm.storage.files import read_json, write_json, write_yaml
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--search", type=Path, required=True)
     parser.add_argument("--study", type=Path, required=True, help="the budget in its design counts")
     parser.add_argument("--scores", type=Path, nargs="+", required=True, help="in the order of the batches")

@@ -44,7 +44,7 @@ def main() -> None:
 
 def write_attention_page(rows: list[Measurement], path: str | Path) -> None:
     """Write one self-contained HTML file without scripts."""
-    measured = [row for row in rows if not row.skipped]
+    measurements = [row for row in rows if not row.skipped]
     quantities = {
         "Time of a forward and backward pass, ms": lambda row: 1000 * row.seconds,
         "Memory above weights and input, GiB": lambda row: row.memory_gib,
@@ -53,26 +53,30 @@ def write_attention_page(rows: list[Measurement], path: str | Path) -> None:
         template_environment()
         .get_template("attention.html.j2")
         .render(
-            charts=[_draw_chart(quantity, measured, of) for quantity, of in quantities.items() if measured],
+            charts=[
+                _draw_chart(quantity, measurements, get_value)
+                for quantity, get_value in quantities.items()
+                if measurements
+            ],
             rows=[(IMPLEMENTATION_NAMES[row.implementation], row) for row in rows],
         )
     )
     write_text(path, page)
 
 
-def _draw_chart(quantity: str, measured: list[Measurement], of: Callable[[Measurement], float]) -> LineChart:
-    lengths = sorted({row.sequence_length for row in measured})
-    x, y = Scale(0, lengths[-1]), Scale(0, 1.05 * max(map(of, measured)))
-    lines, ends = [], []
+def _draw_chart(quantity: str, measurements: list[Measurement], get_value: Callable[[Measurement], float]) -> LineChart:
+    lengths = sorted({row.sequence_length for row in measurements})
+    x, y = Scale(0, lengths[-1]), Scale(0, 1.05 * max(map(get_value, measurements)))
+    lines, line_ends = [], []
     for index, name in enumerate(IMPLEMENTATIONS):
-        if points := [row for row in measured if row.implementation == name]:
+        if points := [row for row in measurements if row.implementation == name]:
             lines.append(
-                Line("mean", draw_line(x, y, [row.sequence_length for row in points], [*map(of, points)]), index)
+                Line("mean", draw_line(x, y, [row.sequence_length for row in points], [*map(get_value, points)]), index)
             )
-            ends.append((index, IMPLEMENTATION_NAMES[name], ""))
+            line_ends.append((index, IMPLEMENTATION_NAMES[name], ""))
     ticks = [Tick(x.at(length), str(length)) for length in lengths[-4:]]
     description = f"{quantity}, by sequence length; the table below has the values"
-    return LineChart(quantity, lines, ticks, y.ticks(4), "tokens", description, ends)
+    return LineChart(quantity, lines, ticks, y.ticks(4), "tokens", description, line_ends)
 
 
 if __name__ == "__main__":

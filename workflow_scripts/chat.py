@@ -9,10 +9,9 @@ The model is a merged, assembled or converted folder; --stage adds the weights t
 `tokenizer` for the tokenizer's own format. With `plain`, the model writes a caption and takes no question.
 """
 
-import argparse
 from pathlib import Path
 
-from dj2mgm.cli.command_line import quiet_command_line, quiet_imports
+from dj2mgm.cli.command_line import make_parser, quiet_command_line, quiet_imports
 
 with quiet_imports():
     from dj2mgm.data.images import BadImage, load_image
@@ -23,7 +22,7 @@ with quiet_imports():
 
 @quiet_command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--stage", type=Path)
     parser.add_argument("--image", type=Path, required=True)

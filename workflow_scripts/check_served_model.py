@@ -6,11 +6,10 @@ The server offers OpenAI's chat completions, as vLLM, SGLang, llama.cpp, Ollama 
 decoded greedily. Writes serve_check/answers.jsonl and serve_check/metrics.json into the folder of the run.
 """
 
-import argparse
 import json
 from pathlib import Path
 
-from dj2mgm.cli.command_line import command_line, project_imports
+from dj2mgm.cli.command_line import command_line, make_parser, project_imports
 
 with project_imports():
     from dj2mgm.cli.messages import Progress
@@ -29,7 +28,7 @@ RETRIES = 3
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--config", type=json.loads, default={}, help="keys of the configuration, as JSON")
     runs = Runs(parser.parse_args().config)
     shared, settings = runs.shared, runs.shared.serve_check
@@ -54,14 +53,14 @@ def main() -> None:
     )
     requests = ChatRequests(server, RETRIES, max_requests=None, max_total_tokens=None)
     requests.check()
-    found = ask_server(requests, questions, generate.decoding.max_new_tokens, settings.connections)
-    served = list(Progress("served answers", len(questions)).follow(found))
-    result = compare_answers(questions, served)
+    answers = ask_server(requests, questions, generate.decoding.max_new_tokens, settings.connections)
+    served_answers = list(Progress("served answers", len(questions)).follow(answers))
+    result = compare_answers(questions, served_answers)
     output = Path(f"results/{run.folder}/serve_check")
     output.mkdir(parents=True, exist_ok=True)
     write_jsonl(
         output / "answers.jsonl",
-        (question.row | {"served": text} for question, text in zip(questions, served, strict=True)),
+        (question.row | {"served": text} for question, text in zip(questions, served_answers, strict=True)),
     )
     write_json(output / "metrics.json", {"server": server.name} | result)
     print("\n".join(format_result(result, server.name, experiment)))
@@ -74,12 +73,12 @@ def format_result(result: dict, server: str, experiment: str) -> list[str]:
         f"{server}: {100 * result['identical']:.1f} % of {result['answers']} {kind} are identical to {experiment}'s"
     ]
     if "own" in result:
-        own, served, difference = (result[name][SCORE] for name in ("own", "served", "difference"))
+        own_score, served_score, difference = (result[name][SCORE] for name in ("own", "served", "difference"))
         interval = ""
         if difference["low"] is not None:
             interval = f" (95 % interval {100 * difference['low']:+.1f} to {100 * difference['high']:+.1f})"
         lines.append(
-            f"VQA accuracy: served {100 * served['mean']:.1f} %, own {100 * own['mean']:.1f} %, difference "
+            f"VQA accuracy: served {100 * served_score['mean']:.1f} %, own {100 * own_score['mean']:.1f} %, difference "
             f"{100 * difference['mean']:+.1f} points{interval}"
         )
     return lines

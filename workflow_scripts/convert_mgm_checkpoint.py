@@ -8,13 +8,12 @@ r"""Convert weights from and to the published MGM code, and other formats to saf
     python workflow_scripts/convert_mgm_checkpoint.py convnext downloads/convnext model_zoo/convnext-large-d-320
     python workflow_scripts/convert_mgm_checkpoint.py safetensors downloads/a-model model_zoo/a-model
 
-Weights are read and written shard by shard, and every tensor must be known. docs/models.md says where to get folders.
+Weights are read and written shard by shard, and every tensor must be known. docs/models.md lists the folders' sources.
 """
 
-import argparse
 from pathlib import Path
 
-from dj2mgm.cli.command_line import command_line, project_imports
+from dj2mgm.cli.command_line import command_line, make_parser, project_imports
 
 with project_imports():
     from dj2mgm.errors import InputError
@@ -41,7 +40,7 @@ CONVERSIONS = {
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     commands = parser.add_subparsers(dest="conversion", required=True, metavar="conversion")
     for name in ("from-mgm", *CONVERSIONS):
         command = commands.add_parser(name)
@@ -58,10 +57,10 @@ def main() -> None:
             raise InputError(
                 f"{args.config}: {missing[0]} is missing; name a file with all parts, such as config/models/mgm-2b.yaml"
             )
-        tensors = from_mgm(args.source, args.output, {key: model[key] for key in MODEL_PARTS})
+        tensor_count = from_mgm(args.source, args.output, {key: model[key] for key in MODEL_PARTS})
     else:
-        tensors = CONVERSIONS[args.conversion](args.source, args.output)
-    print(f"converted {tensors} tensors from {args.source} to {args.output}")
+        tensor_count = CONVERSIONS[args.conversion](args.source, args.output)
+    print(f"converted {tensor_count} tensors from {args.source} to {args.output}")
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ A stage that finished successfully is reported as healthy. Rules pass the exit s
 is then appended to the log too, and the script exits with that status.
 """
 
-import argparse
 import sys
 from contextlib import suppress
 from pathlib import Path
 
+from dj2mgm.cli.command_line import make_parser
 from dj2mgm.health.diagnosis import (
     explain_input_error,
     find_cause,
@@ -23,7 +23,7 @@ from dj2mgm.health.signature import read_log
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("log", type=Path)
     parser.add_argument("--exit-status", type=int, help="of the command that wrote the log")
     args = parser.parse_args()

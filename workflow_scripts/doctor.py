@@ -8,12 +8,11 @@ shell and, for each training stage, a DeepSpeed configuration that fits; it inst
 status is 1 if a check fails.
 """
 
-import argparse
 import dataclasses
 import json
 import sys
 
-from dj2mgm.cli.command_line import quiet_command_line, quiet_imports
+from dj2mgm.cli.command_line import make_parser, quiet_command_line, quiet_imports
 
 with quiet_imports():
     from rich.console import Console
@@ -46,7 +45,7 @@ def examine_visibly(config: dict, fix: bool, end_stray: bool) -> list[Finding]:
 
 @quiet_command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--config", type=json.loads, default={}, help="the values of snakemake's --config, as JSON")
     parser.add_argument("--json", action="store_true", help="print a list of findings")
     parser.add_argument("--fix", action="store_true", help=f"write {PATH} and DeepSpeed configurations")

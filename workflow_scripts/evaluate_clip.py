@@ -36,7 +36,7 @@ with torch_imports():
 def main() -> None:
     paths = parse_paths(__doc__, "--config", "--model", "--captions", "--evaluation", "--output-dir")
     settings = load_settings(JudgeSettings, paths.config)
-    started = time.monotonic()
+    start = time.monotonic()
     use_cpu_threads(settings.cpu_threads)
 
     models = read_paired_rows(paths.captions, key=("id",))
@@ -44,8 +44,8 @@ def main() -> None:
     judges = {"clip": settings.clip, "second_judge": settings.second_judge}
     embedders = [Embedder(name, key) for key, name in judges.items() if name]
     judge = CaptionJudge(rows, settings.image_root, embedders, settings.prompt)
-    measured, counts = measure_captions(models, judge)
-    groups = estimate_groups(measured)
+    measurements, counts = measure_captions(models, judge)
+    groups = estimate_groups(measurements)
 
     for group, estimates in groups.items():
         figures = "  ".join(f"{name} {value['mean']:.3f}" for name, value in estimates.items())
@@ -54,7 +54,7 @@ def main() -> None:
         "judges": [describe_judge(embedder, settings.selecting, paths.model) for embedder in embedders],
         "prompt": settings.prompt,
         "device": str(embedders[0].device),
-        "seconds": round(time.monotonic() - started, 2),
+        "seconds": round(time.monotonic() - start, 2),
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -63,15 +63,15 @@ def main() -> None:
         },
         "inputs": {"captions": compute_sha256(paths.captions), "evaluation": compute_sha256(paths.evaluation)},
     }
-    write_jsonl(paths.output_dir / "scores.jsonl", score_rows(measured))
+    write_jsonl(paths.output_dir / "scores.jsonl", score_rows(measurements))
     write_json(paths.output_dir / "metrics.json", {"groups": groups, "counts": counts} | record)
 
 
-def describe_judge(judge: Embedder, selecting: list[str], model: Path) -> dict:
+def describe_judge(judge: Embedder, selecting_clips: list[str], model: Path) -> dict:
     return {
         "name": judge.name,
         "kind": judge.kind,
-        "selects": [clip for clip in selecting if shares_image_tower(judge.name, clip)],
+        "selects": [clip for clip in selecting_clips if shares_image_tower(judge.name, clip)],
         "sees": shares_image_tower(judge.name, str(model)),
     }
 

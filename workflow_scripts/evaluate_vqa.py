@@ -27,31 +27,31 @@ def main() -> None:
     references = read_likelihoods(paths.likelihoods) if paths.likelihoods else {}
     likelihoods = measure_likelihoods(references)
     result = evaluate_answers(models, likelihoods)
-    if leaked := read_leaked_ids(paths.leaks, HELD_OUT):
-        rest = measure_likelihoods(without(leaked, references))
-        result["without_leaked"] = evaluate_answers(without(leaked, models), rest)
+    if leaked_ids := read_leaked_ids(paths.leaks, HELD_OUT):
+        unleaked_likelihoods = measure_likelihoods(drop_leaked(leaked_ids, references))
+        result["without_leaked"] = evaluate_answers(drop_leaked(leaked_ids, models), unleaked_likelihoods)
         print(f"{result['without_leaked']['questions']} questions on images without a copy in the dataset", flush=True)
     print(f"{result['questions']} questions", flush=True)
     for group, estimates in result["groups"].items():
         figures = "  ".join(f"{name} {value['mean']:.3f}" for name, value in estimates.items())
         print(f"{group:20} {figures}", flush=True)
-    read = {"answers": paths.answers} | ({"likelihoods": paths.likelihoods} if paths.likelihoods else {})
+    input_files = {"answers": paths.answers} | ({"likelihoods": paths.likelihoods} if paths.likelihoods else {})
     record = {
         "versions": {"python": platform.python_version(), "numpy": numpy.__version__},
-        "inputs": {name: compute_sha256(path) for name, path in read.items()},
+        "inputs": {name: compute_sha256(path) for name, path in input_files.items()},
     }
-    measured = merge_metrics(measure_accuracy(models), likelihoods)
-    write_jsonl(paths.output_dir / "scores.jsonl", score_rows(measured))
+    measurements = merge_metrics(measure_accuracy(models), likelihoods)
+    write_jsonl(paths.output_dir / "scores.jsonl", score_rows(measurements))
     write_json(paths.output_dir / "metrics.json", result | record)
 
 
-def without(leaked: set[str], models: dict[str, dict[str, Rows]]) -> dict[str, dict[str, Rows]]:
+def drop_leaked(leaked_ids: set[str], models: dict[str, dict[str, Rows]]) -> dict[str, dict[str, Rows]]:
     """Return the rows without these images, and without models that then have no rows."""
-    rest = {
-        model: {images: [row for row in rows if row["id"] not in leaked] for images, rows in pair.items()}
+    remaining = {
+        model: {images: [row for row in rows if row["id"] not in leaked_ids] for images, rows in pair.items()}
         for model, pair in models.items()
     }
-    return {model: pair for model, pair in rest.items() if pair["own"]}
+    return {model: pair for model, pair in remaining.items() if pair["own"]}
 
 
 if __name__ == "__main__":

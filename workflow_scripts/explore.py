@@ -7,10 +7,9 @@ A folder is results/<experiment>, one of its seeds, or results/datasets/<dataset
 rows on this page; the script also prints the address of the report.
 """
 
-import argparse
 from pathlib import Path
 
-from dj2mgm.cli.command_line import command_line, project_imports
+from dj2mgm.cli.command_line import command_line, make_parser, project_imports
 
 with project_imports():
     from dj2mgm.errors import InputError
@@ -24,7 +23,7 @@ REPORTS = ("../report/report.html", "report/report.html")  # report of several e
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("folders", type=Path, nargs="+", metavar="folder")
     parser.add_argument("--output", type=Path, help="write this file instead of serving")
     parser.add_argument("--port", type=int, default=0, help="default: any free port")
@@ -41,8 +40,8 @@ def main() -> None:
     files = [folder / report for report in REPORTS for folder in arguments.folders]
     report = next((file for file in files if file.is_file()), None)
     server = Server(Explorer(results, {"report.html": report.read_bytes()} if report else {}), arguments.port)
-    for one in results:
-        print(f"explore {one.name}: {server.address(page_name(one.name))}", flush=True)
+    for result in results:
+        print(f"explore {result.name}: {server.address(page_name(result.name))}", flush=True)
     if report:
         print(f"report: {server.address('report.html')}", flush=True)
     print("press Ctrl-C to stop", flush=True)

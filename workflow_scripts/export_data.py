@@ -7,14 +7,13 @@ r"""Export the pairs that an experiment trains on, with their images, scores and
 The folder is complete or missing.
 """
 
-import argparse
 import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from dj2mgm.cli.command_line import command_line
+from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.data.export_card import export_card
 from dj2mgm.data.exports import TEXT_FIELDS, WRITERS, Sample
 from dj2mgm.data.formats import extract_caption, read_dj_jsonl
@@ -28,7 +27,7 @@ from dj2mgm.storage.streaming import DiskMap
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     for flag in ("--config", "--pairs", "--dataset", "--output-dir"):
         parser.add_argument(flag, type=Path, required=True)
     parser.add_argument("--format", choices=WRITERS, required=True)
@@ -39,22 +38,23 @@ def main() -> None:
     settings = load_settings(ExportSettings, args.config)
     names, scores = read_row_statistics([stage / "stats.jsonl" for stage in args.stages])
     summaries = {stage.name: read_json(stage / "summary.json") for stage in args.stages}
-    rewritten: Counter = Counter()
-    rows = count_rewritten(samples(args.pairs, settings.image_root, names, scores), rewritten)
+    rewritten_counts: Counter = Counter()
+    rows = count_rewritten(read_samples(args.pairs, settings.image_root, names, scores), rewritten_counts)
     with replace_folder(args.output_dir) as folder:
         count = WRITERS[args.format](rows, folder)
-        card = export_card(settings, args.format, count, rewritten[True], names, read_json(args.dataset), summaries)
+        rewritten = rewritten_counts[True]
+        card = export_card(settings, args.format, count, rewritten, names, read_json(args.dataset), summaries)
         write_text(folder / "README.md", card)
     print(f"{count} pairs in {args.output_dir}", flush=True)
 
 
-def samples(pairs: Path, root: str, names: list[str], scores: DiskMap) -> Iterator[Sample]:
+def read_samples(pairs: Path, root: str, names: list[str], scores: DiskMap) -> Iterator[Sample]:
     for row in read_dj_jsonl(pairs):
         try:
             image = locate_image(root, row["images"][0])
         except BadImage as error:
             raise InputError(f"{pairs}: row {row['id']!r}: {error}; run the filters again") from None
-        own = json.loads(scores.get(row["id"]) or "{}")
+        values = json.loads(scores.get(row["id"]) or "{}")
         yield Sample(
             id=row["id"],
             image=image,
@@ -62,13 +62,13 @@ def samples(pairs: Path, root: str, names: list[str], scores: DiskMap) -> Iterat
             question=row.get("question", ""),
             original_caption=find_original_caption(row),
             source=row["source"] if isinstance(row.get("source"), str) else "",
-            scores={name: own.get(name) for name in names},
+            scores={name: values.get(name) for name in names},
         )
 
 
-def count_rewritten(rows: Iterable[Sample], rewritten: Counter) -> Iterator[Sample]:
+def count_rewritten(rows: Iterable[Sample], rewritten_counts: Counter) -> Iterator[Sample]:
     for sample in rows:
-        rewritten[bool(sample.original_caption)] += 1
+        rewritten_counts[bool(sample.original_caption)] += 1
         yield sample
 
 
@@ -84,15 +84,15 @@ def read_row_statistics(files: list[Path]) -> tuple[list[str], DiskMap]:
     scores = DiskMap()
     for file in files:
         for row in read_jsonl(file):
-            values = (_number(item) for item in row.items() if item[0] != "id")
-            own = {name: value for name, value in values if value is not None}
-            names |= dict.fromkeys(own)
-            before = json.loads(scores.get(row["id"]) or "{}")
-            scores.replace([(row["id"], json.dumps(before | own))])
+            values = (_read_number(item) for item in row.items() if item[0] != "id")
+            numbers = {name: value for name, value in values if value is not None}
+            names |= dict.fromkeys(numbers)
+            earlier_numbers = json.loads(scores.get(row["id"]) or "{}")
+            scores.replace([(row["id"], json.dumps(earlier_numbers | numbers))])
     return list(names), scores
 
 
-def _number(item: tuple[str, object]) -> tuple[str, float | None]:
+def _read_number(item: tuple[str, object]) -> tuple[str, float | None]:
     """Return a statistic's name and value; a list with one value per image counts if it has a single value."""
     name, value = item
     if isinstance(value, list) and len(value) == 1:

@@ -6,11 +6,10 @@ Only missing folders are downloaded. An interrupted download continues with the 
 with the hub's checksum. HF_TOKEN or `hf auth login` gives access to gated repositories.
 """
 
-import argparse
 import json
 import shlex
 
-from dj2mgm.cli.command_line import command_line, project_imports
+from dj2mgm.cli.command_line import command_line, make_parser, project_imports
 
 with project_imports():
     from dj2mgm.dataset_resolution.hub_data import HubData, find_hub_benchmark, find_hub_dataset
@@ -27,43 +26,43 @@ with project_imports():
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--config", type=json.loads, default={}, help="keys of the configuration, as JSON")
     args = parser.parse_args()
     limit_waiting()
     config, fetch = merge_experiment(REFERENCE, args.config), merge_shared_settings(args.config).fetch
     benchmarks = [find_hub_benchmark(name) for name in fetch.benchmarks]
-    known = list(filter(None, [*benchmarks, find_hub_dataset(config.dataset)]))
-    wanted = [data for data in known if needs_download(data, fetch.rows)]
-    missing = find_missing_models(config.model)
-    downloads = find_downloads(config.model, missing)
-    sources = [model_source(one) for one in downloads]
+    hub_data = list(filter(None, [*benchmarks, find_hub_dataset(config.dataset)]))
+    missing_data = [data for data in hub_data if needs_download(data, fetch.rows)]
+    missing_models = find_missing_models(config.model)
+    model_downloads = find_downloads(config.model, missing_models)
+    sources = [model_source(model_download) for model_download in model_downloads]
     if dataset := dataset_source(config.dataset):
         sources.append(dataset)
-    if not sources and not missing and not wanted:
+    if not sources and not missing_models and not missing_data:
         print(f"nothing to fetch: the model {config.model.name} and the dataset {config.dataset} are on this machine")
         name_files(benchmarks)
         return
-    found = [look_up(source) for source in sources]
-    data_found = [look_up_data(data, fetch.rows) for data in wanted]
-    for one in (*found, *data_found):
-        print(one.describe(), flush=True)
-    check_room([*found, *(one.found for one in data_found)])
-    for one in found:
-        download(one)
-    for one in data_found:
-        convert_data(one, download(one.found))
-    for one in downloads:
-        convert(one)
+    repositories = [look_up(source) for source in sources]
+    data_downloads = [look_up_data(data, fetch.rows) for data in missing_data]
+    for item in (*repositories, *data_downloads):
+        print(item.describe(), flush=True)
+    check_room([*repositories, *(data.repository for data in data_downloads)])
+    for repository in repositories:
+        download(repository)
+    for data in data_downloads:
+        convert_data(data, download(data.repository))
+    for model_download in model_downloads:
+        convert(model_download)
     model = merge_experiment(REFERENCE, args.config).model  # read again: a hub id is now a folder
-    if left := find_missing_models(model):
+    if unavailable := find_missing_models(model):
         raise InputError(
-            f"model {model.name}: no file names the source of {', '.join(left.values())}; docs/models.md says "
+            f"model {model.name}: no file names the source of {', '.join(unavailable.values())}; docs/models.md says "
             "where models come from"
         )
     name_files(benchmarks)
-    given = [shlex.quote(f"{key}={args.config[key]}") for key in ("model", "dataset") if key in args.config]
-    print(f"next: {' '.join(['snakemake --cores 16', REFERENCE, *(['--config', *given] if given else [])])}")
+    overrides = [shlex.quote(f"{key}={args.config[key]}") for key in ("model", "dataset") if key in args.config]
+    print(f"next: {' '.join(['snakemake --cores 16', REFERENCE, *(['--config', *overrides] if overrides else [])])}")
 
 
 def name_files(benchmarks: list[HubData]) -> None:

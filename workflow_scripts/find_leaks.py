@@ -3,9 +3,9 @@ r"""Find evaluation images, also re-encoded or scaled, and benchmarks' questions
     python workflow_scripts/find_leaks.py --config results/datasets/photos/leaks/config.yaml \
         --dataset results/datasets/photos --output-dir results/datasets/photos/leaks
 
-The images of pairs and instructions are compared with those of the held-out split, of the configured benchmarks and of
-folders, and the texts of instructions with the benchmarks' (evaluation/leak_search.py). Writes leaks.jsonl, with a row
-for each copied image and each instruction with a benchmark's question, and summary.json.
+The images of pairs and instructions are compared with the images of the held-out split, of the configured benchmarks
+and of folders. The texts of instructions are compared with the benchmarks' questions (evaluation/leak_search.py).
+Writes leaks.jsonl, with a row for each copied image and each instruction with a benchmark's question, and summary.json.
 """
 
 import os
@@ -45,28 +45,31 @@ def main() -> None:
         images |= folder_images(Path(folder))
     references = read_references(images, processes)
     splits = {"pretrain": paths.dataset / "pretrain.jsonl", "finetune": paths.dataset / "finetune.json"}
-    found = (
+    image_leaks = (
         {"split": split} | leak
         for split, file in splits.items()
         for leak in find_leaks(
-            chain.from_iterable(images_in(split, file)), getattr(settings, f"{split}_images"), references, processes
+            chain.from_iterable(read_image_lists(split, file)),
+            getattr(settings, f"{split}_images"),
+            references,
+            processes,
         )
     )
-    in_texts = find_leaked_texts(read_llava(splits["finetune"]), texts)
-    write_jsonl(paths.output_dir / "leaks.jsonl", chain(found, in_texts))
-    rows = ((split, images) for split, file in splits.items() for images in images_in(split, file))
+    text_leaks = find_leaked_texts(read_llava(splits["finetune"]), texts)
+    write_jsonl(paths.output_dir / "leaks.jsonl", chain(image_leaks, text_leaks))
+    rows = ((split, images) for split, file in splits.items() for images in read_image_lists(split, file))
     leaks = read_jsonl(paths.output_dir / "leaks.jsonl")
     counts = count_leaks(references, (leak for leak in leaks if "image" in leak), rows)
-    for of, count in counts.items():
-        print(f"{of}: {count['leaked']} of {count['references']} images are in the training data", flush=True)
+    for source, count in counts.items():
+        print(f"{source}: {count['leaked']} of {count['references']} images are in the training data", flush=True)
     leaks = read_jsonl(paths.output_dir / "leaks.jsonl")
-    for of, count in count_leaked_texts(texts, (leak for leak in leaks if "row" in leak)).items():
-        print(f"{of}: {count['leaked_texts']} of {count['texts']} questions are in the training data", flush=True)
-        counts[of] |= count
+    for source, count in count_leaked_texts(texts, (leak for leak in leaks if "row" in leak)).items():
+        print(f"{source}: {count['leaked_texts']} of {count['texts']} questions are in the training data", flush=True)
+        counts[source] |= count
     write_json(paths.output_dir / "summary.json", counts)
 
 
-def images_in(split: str, file: Path) -> Iterator[list[str]]:
+def read_image_lists(split: str, file: Path) -> Iterator[list[str]]:
     """Yield the images of each row."""
     return (row["images"] for row in read_dj_jsonl(file)) if split == "pretrain" else map(list_images, read_llava(file))
 

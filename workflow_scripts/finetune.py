@@ -45,14 +45,14 @@ with torch_imports():
 
 def load_stage_1(model: nn.Module, parts: Parts, projector: Path | None) -> None:
     """Load the projector that stage 1 has trained, if there was a stage 1."""
-    if projector is None and parts.fresh:
+    if projector is None and parts.initialized_in_stage_1:
         raise InputError("stage 1 trains this model's projector; name its file with --projector")
     if projector:
         load_projector(model, projector, gathered=partial(deepspeed.zero.GatheredParameters, modifier_rank=0))
 
 
 def add_lora(model: nn.Module, parts: Parts, lora: LoraSettings, projector: Path | None) -> PeftModel:
-    """Add LoRA to the language model's projections and train a projector of stage 1; freeze everything else."""
+    """Add LoRA to the language model's projections, and train the projector of stage 1; freeze everything else."""
     load_stage_1(model, parts, projector)
     return wrap_with_lora(model, lora, parts.decoder, projector=projector is not None)
 

@@ -6,10 +6,9 @@ The experiment has seeds that the study did not use, because the scores by which
 `snakemake decide --config experiment=<name>` then compares it with the baseline.
 """
 
-import argparse
 from pathlib import Path
 
-from dj2mgm.cli.command_line import command_line
+from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.errors import InputError
 from dj2mgm.records.page_settings import PageSettings
 from dj2mgm.runs.experiments import reserved_names
@@ -27,15 +26,15 @@ FRESH_SEEDS = 2
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("page", type=Path, help="config.yaml of a study's page")
     parser.add_argument("variant", help="as the page names it")
-    parser.add_argument("name", help="of the new experiment")
+    parser.add_argument("name", help="name of the new experiment")
     args = parser.parse_args()
     settings = load_settings(PageSettings, args.page)
     file = CONFIG / "experiments" / f"{args.name}.yaml"
     check_format("the experiment's name", "name", args.name)
-    names = {one.name.lower() for one in settings.experiments}
+    names = {experiment.name.lower() for experiment in settings.experiments}
     if file.exists() or args.name.lower() in reserved_names() | names:
         raise InputError(f"{args.name}: this name is in use; choose another one")
     write_yaml(file, describe_variant(settings, args.variant, args.page))
@@ -44,25 +43,27 @@ def main() -> None:
 
 def describe_variant(settings: PageSettings, variant: str, page: Path) -> dict:
     """Return the content of a variant's file: the keys of the study's experiment, with the changes."""
-    shown = {one.name: one for one in settings.experiments}
+    experiments = {experiment.name: experiment for experiment in settings.experiments}
     if settings.study is None:
         raise InputError(f"{page} is not a study's page; name results/<study>/config.yaml")
-    base = settings.study.experiment
-    known = [name for name, one in shown.items() if one.changes and name != base]
-    if variant not in known:
-        raise InputError(f"{page}: there is no variant {variant!r}; {suggestion(variant, known)}")
-    own, before = shown[variant], shown[base]
-    # a whole section that a change replaces contains the other changes of it
-    differing = {key: value for key, value in own.changes.items() if before.changes.get(key) != value}
+    base_name = settings.study.experiment
+    variants = [name for name, experiment in experiments.items() if experiment.changes and name != base_name]
+    if variant not in variants:
+        raise InputError(f"{page}: there is no variant {variant!r}; {suggestion(variant, variants)}")
+    experiment, base = experiments[variant], experiments[base_name]
+    differences = {key: value for key, value in experiment.changes.items() if base.changes.get(key) != value}
+    # a change that replaces a whole section contains the changes of the section's keys
     changes = {
-        key: value for key, value in differing.items() if not any(key.startswith(f"{one}.") for one in differing)
+        key: value
+        for key, value in differences.items()
+        if not any(key.startswith(f"{section}.") for section in differences)
     }
-    keys = read_config(experiment_file(base), build_schema(configuration_model()))
-    merged = merge([Layer(base, keys), Layer(variant, as_layer(str(page), changes, before.config))])
-    searched = settings.study.search.used_seeds if settings.study.search else []
-    used = max([*searched, *(run.seed for run in own.runs)])
+    keys = read_config(experiment_file(base_name), build_schema(configuration_model()))
+    merged = merge([Layer(base_name, keys), Layer(variant, as_layer(str(page), changes, base.config))])
+    search_seeds = settings.study.search.used_seeds if settings.study.search else []
+    last_seed = max([*search_seeds, *(run.seed for run in experiment.runs)])
     text = ", ".join(f"{key} {value}" for key, value in changes.items())
-    seeds = [used + number for number in range(1, FRESH_SEEDS + 1)]
+    seeds = [last_seed + number for number in range(1, FRESH_SEEDS + 1)]
     return merged | {"description": f"{variant} of the study {page.parent.name}: {text}.", "seeds": seeds}
 
 

@@ -52,11 +52,11 @@ def list_operators() -> dict:
     }
     return {
         "data_juicer": __version__,
-        "shared": {name: _digest(DATA_JUICER / name) for name in SHARED_MODULES},
-        "operators": {name: _digest(Path(inspect.getfile(modules[name]))) for name in sorted(modules)},
-        "every_operator": _base_defaults(OP),
-        "every_filter": _base_defaults(Filter),
-        "arguments": {name: _defaults(name) for name in sorted(_described())},
+        "shared": {name: _compute_digest(DATA_JUICER / name) for name in SHARED_MODULES},
+        "operators": {name: _compute_digest(Path(inspect.getfile(modules[name]))) for name in sorted(modules)},
+        "every_operator": _read_base_defaults(OP),
+        "every_filter": _read_base_defaults(Filter),
+        "arguments": {name: _read_defaults(name) for name in sorted(_find_described_operators())},
     }
 
 
@@ -65,41 +65,41 @@ def format_listing(listing: dict) -> str:
     return json.dumps(listing, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
-def unreviewed(listing: dict) -> list[str]:
+def list_unreviewed(listing: dict) -> list[str]:
     """Return a sentence for each difference between a listing and operators.yaml."""
     allowed, refused = allowed_operators(), refused_operators()
-    known = allowed.keys() | refused.keys()
-    sentences = [f"{name}: decide about this operator" for name in sorted(listing["operators"].keys() - known)]
-    sentences += [f"{name}: there is no such operator" for name in sorted(known - OPERATORS.modules.keys())]
+    reviewed = allowed.keys() | refused.keys()
+    sentences = [f"{name}: decide about this operator" for name in sorted(listing["operators"].keys() - reviewed)]
+    sentences += [f"{name}: there is no such operator" for name in sorted(reviewed - OPERATORS.modules.keys())]
     for name in sorted(allowed.keys() & listing["arguments"].keys()):
         arguments = listing["arguments"][name]
-        known = arguments.keys() | listing["every_operator"].keys() | listing["every_filter"].keys()
-        unknown = sorted(allowed[name].arguments.keys() - known)
+        valid = arguments.keys() | listing["every_operator"].keys() | listing["every_filter"].keys()
+        unknown = sorted(allowed[name].arguments.keys() - valid)
         sentences += [f"{name}: there is no argument {argument}" for argument in unknown]
     return sentences
 
 
-def _described() -> set[str]:
-    """Return the operators whose arguments are listed: allowed ones, and all filters, which the explorer shows."""
+def _find_described_operators() -> set[str]:
+    """Return the operators whose arguments are listed: allowed operators, and all filters, which the explorer shows."""
     filters = {name for name, operator in OPERATORS.modules.items() if issubclass(operator, Filter)}
     return (allowed_operators().keys() & OPERATORS.modules.keys()) | filters
 
 
-def _base_defaults(base: type[OP]) -> dict:
-    return {key: _plain(default) for key, (_, default) in base._BASE_PARAMS.items()}
+def _read_base_defaults(base: type[OP]) -> dict:
+    return {key: _convert_default(default) for key, (_, default) in base._BASE_PARAMS.items()}
 
 
-def _defaults(name: str) -> dict:
-    """Return the defaults of the arguments that the operator's classes add to those of every operator."""
-    stated: dict[str, object] = {}
+def _read_defaults(name: str) -> dict:
+    """Return the defaults of the arguments that an operator has in addition to the arguments of every operator."""
+    defaults: dict[str, object] = {}
     for base in OPERATORS.modules[name].__mro__:
         if "__init__" in vars(base):
             for key, parameter in inspect.signature(base.__init__).parameters.items():
-                stated.setdefault(key, parameter.default)
-    return {key: _plain(stated[key]) for key in valid_arguments(OPERATORS.modules[name]) if key in stated}
+                defaults.setdefault(key, parameter.default)
+    return {key: _convert_default(defaults[key]) for key in valid_arguments(OPERATORS.modules[name]) if key in defaults}
 
 
-def _plain(value: object) -> object:
+def _convert_default(value: object) -> object:
     if value is inspect.Parameter.empty:
         return REQUIRED
     if isinstance(value, str) and value.startswith("/"):  # a folder on this machine
@@ -108,7 +108,7 @@ def _plain(value: object) -> object:
     return value if is_plain or isinstance(value, list) and all(isinstance(item, str) for item in value) else NOT_PLAIN
 
 
-def _digest(path: Path) -> str:
+def _compute_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
@@ -117,7 +117,7 @@ def main() -> None:
     change_data_juicer()
     listing = list_operators()
     write_text(INSTALLED, format_listing(listing))
-    for sentence in unreviewed(listing):
+    for sentence in list_unreviewed(listing):
         print(f"config/schemas/operators.yaml: {sentence}", file=sys.stderr)
     print(f"{len(listing['operators'])} operators of Data-Juicer {__version__}, {len(allowed_operators())} allowed")
 

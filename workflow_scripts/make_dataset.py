@@ -25,21 +25,21 @@ def main() -> None:
             summary = write_shapes(settings, args.output_dir)
             summary["planted"] = count_faults(assign_faults(settings))
         case ReadableSources() as settings:
-            working = args.output_dir / ".sources"  # a fixed name, so that a killed run leaves nothing behind
-            shutil.rmtree(working, ignore_errors=True)
-            working.mkdir()
-            merged, read = write_mixture(settings, args.output_dir, working)
-            summary = write_user_dataset(merged, args.output_dir) | {"sources": read}
-            shutil.rmtree(working)
+            working_folder = args.output_dir / ".sources"  # a fixed name, so that a killed run leaves nothing behind
+            shutil.rmtree(working_folder, ignore_errors=True)
+            working_folder.mkdir()
+            merged, source_records = write_mixture(settings, args.output_dir, working_folder)
+            summary = write_user_dataset(merged, args.output_dir) | {"sources": source_records}
+            shutil.rmtree(working_folder)
         case FilesDataset() as settings:
             summary = write_user_dataset(settings, args.output_dir)
     print(", ".join(f"{count} {split}" for split, count in summary.items() if isinstance(count, int)), flush=True)
     for split, count in summary.get("left_out", {}).items():
         copies = summary["left_out_copies"].get(split, 0)
-        more = f" ({copies} of them under another name)" if copies else ""
+        copies_note = f" ({copies} of them under another name)" if copies else ""
         note(
             f"{count} of {count + summary[split]} rows of {split} are not trained on, because their images are held "
-            f"out for evaluation{more}"
+            f"out for evaluation{copies_note}"
         )
     write_json(args.output_dir / "summary.json", summary)
 

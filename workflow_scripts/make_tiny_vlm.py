@@ -1,8 +1,9 @@
 r"""Make a tiny vision-language model of transformers' own classes from the embedded default's parts.
 
-python workflow_scripts/make_tiny_vlm.py --config results/models/tiny-llava/config.yaml \
+    python workflow_scripts/make_tiny_vlm.py --config results/models/tiny-llava/config.yaml \
         --output-dir results/models/tiny-llava/vlm
 
+Writes the model and its processor, an ordinary `from_pretrained` folder.
 """
 
 from pathlib import Path

@@ -10,7 +10,7 @@
 import argparse
 import time
 
-from dj2mgm.cli.command_line import command_line, project_imports
+from dj2mgm.cli.command_line import command_line, make_parser, project_imports
 
 with project_imports():
     import psutil
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--interval", type=float, default=30, help="seconds between two lines (default 30)")
     parser.add_argument("--analysis", action="store_true", help="summarize the readings at the end, or on Ctrl-C")
     parser.add_argument("--once", action="store_true", help="print one reading as a table")
@@ -71,7 +71,7 @@ def watch(
         if with_tree and not is_process_running(process):
             return
         if not rows:
-            print("    time  " + "  ".join(f"{title(name):>13}" for name in reading), flush=True)
+            print("    time  " + "  ".join(f"{format_title(name):>13}" for name in reading), flush=True)
         rows.append((time.monotonic() - start, reading))
         print(f"{time.strftime('%H:%M:%S')}  " + "  ".join(f"{size:13.2f}" for size in reading.values()), flush=True)
         if not with_tree:
@@ -103,7 +103,7 @@ def select_columns(reading: Reading, with_tree: bool) -> dict[str, float]:
     return {name: size for name, size in columns.items() if size is not None and (with_tree or name != "job_gib")}
 
 
-def title(name: str) -> str:
+def format_title(name: str) -> str:
     return COLUMN_LABELS.get(name) or name.removesuffix("_gib").replace("gpu", "GPU ")
 
 
@@ -111,10 +111,10 @@ def build_table(reading: Reading, with_tree: bool) -> Table:
     limits = {"host_gib": reading.host_total, "job_gib": reading.host_limit}
     limits |= {"cgroup_gib": reading.cgroup.limit} if reading.cgroup else {}
     limits |= {f"gpu{gpu.index}_gib": gpu.total for gpu in reading.gpus}
-    table = Table("memory", *right_aligned("used GiB", "of GiB", "share"))
+    table = Table("memory", *make_right_aligned("used GiB", "of GiB", "share"))
     for name, size in select_columns(reading, with_tree).items():
         limit = limits[name] / GIB
-        table.add_row(title(name), f"{size:.2f}", f"{limit:.2f}", f"{size / limit:.0%}")
+        table.add_row(format_title(name), f"{size:.2f}", f"{limit:.2f}", f"{size / limit:.0%}")
     if not reading.gpus:
         table.caption = "no GPU: there is no NVIDIA driver"
     return table
@@ -122,11 +122,11 @@ def build_table(reading: Reading, with_tree: bool) -> Table:
 
 def build_analysis(rows: list[tuple[float, dict[str, float]]]) -> Table:
     seconds = rows[-1][0]
-    table = Table("memory", *right_aligned("mean GiB", "peak GiB", "peak after", "growth GiB/h"), "verdict")
+    table = Table("memory", *make_right_aligned("mean GiB", "peak GiB", "peak after", "growth GiB/h"), "verdict")
     for name in rows[0][1]:
-        summary = summarize_readings([at for at, _ in rows], [sizes.get(name, 0.0) for _, sizes in rows])
+        summary = summarize_readings([elapsed for elapsed, _ in rows], [sizes.get(name, 0.0) for _, sizes in rows])
         table.add_row(
-            title(name),
+            format_title(name),
             f"{summary.mean:.2f}",
             f"{summary.peak:.2f}",
             f"{summary.peak_seconds:.0f} s",
@@ -137,7 +137,7 @@ def build_analysis(rows: list[tuple[float, dict[str, float]]]) -> Table:
     return table
 
 
-def right_aligned(*headers: str) -> list[Column]:
+def make_right_aligned(*headers: str) -> list[Column]:
     return [Column(header, justify="right") for header in headers]
 
 

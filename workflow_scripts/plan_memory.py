@@ -16,7 +16,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from dj2mgm.cli.command_line import quiet_command_line, quiet_imports
+from dj2mgm.cli.command_line import make_parser, quiet_command_line, quiet_imports
 
 with quiet_imports():
     import torch
@@ -47,8 +47,8 @@ def main() -> None:
     if not console.is_terminal:
         console = Console(width=max(120, console.width))  # for files and pipes
     with console.status(f"Tracing a step of {architecture.name} with each tuning ({', '.join(tunings)}) …"):
-        found = search_all(workloads, machine, configs, args.global_batch, micro_batches)
-    print_plans(console, list(zip(workloads, found, strict=True)), machine)
+        candidates = search_all(workloads, machine, configs, args.global_batch, micro_batches)
+    print_plans(console, list(zip(workloads, candidates, strict=True)), machine)
     if args.power:
         print(f"\n{args.power.read_text(encoding='utf-8')}", end="")
     for note in args.note:
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     add = parser.add_argument
     add("--model", required=True, help="name in config/models or config/presets, folder, config.json or hub id")
     add("--tuning", action="append", choices=TUNINGS, help="kind of tuning; repeatable (default: all that apply)")
@@ -98,19 +98,19 @@ def none_or_more(text: str) -> int:
 def find_machine_to_plan(args: argparse.Namespace) -> Machine:
     if args.gpus and args.gpu_memory is None and not torch.cuda.is_available():
         raise InputError("--gpu-memory: there is no GPU here; give the usable GiB of each GPU")
-    here = read_free_memory(1 if args.gpus is None else args.gpus, args.nodes)
+    machine = read_free_memory(1 if args.gpus is None else args.gpus, args.nodes)
     if args.gpu_memory is not None:
-        here = replace(here, gpus=args.gpus or 1, gpu_gib=args.gpu_memory, nodes=args.nodes)
-    return here if args.host_memory is None else replace(here, host_gib=args.host_memory)
+        machine = replace(machine, gpus=args.gpus or 1, gpu_gib=args.gpu_memory, nodes=args.nodes)
+    return machine if args.host_memory is None else replace(machine, host_gib=args.host_memory)
 
 
-_inherited: tuple = ()  # forked processes inherit workloads and settings, because workloads cannot be pickled
+_inherited_arguments: tuple = ()  # forked processes inherit workloads and settings, because workloads cannot be pickled
 
 
 def search_all(workloads: list[Workload], *settings) -> list[list[Candidate]]:
-    """Return the plans of each workload (`list_candidates`), with a process for each on several cores.
+    """Return the plans of each workload (`list_candidates`); on several cores, each workload has its own process.
 
-    Traces run in Python and use no GPU, so processes share the work, and a fork spares them the imports.
+    Traces run in Python and use no GPU, so processes share the work. Forked processes need no imports.
     """
     processes = min(len(workloads), len(os.sched_getaffinity(0)))
     if processes == 1:
@@ -119,14 +119,14 @@ def search_all(workloads: list[Workload], *settings) -> list[list[Candidate]]:
         return list(pool.map(_search, range(len(workloads))))
 
 
-def _inherit(*given) -> None:
-    global _inherited
-    _inherited = given
+def _inherit(*arguments) -> None:
+    global _inherited_arguments
+    _inherited_arguments = arguments
     torch.set_num_threads(1)
 
 
 def _search(number: int) -> list[Candidate]:
-    workloads, settings = _inherited
+    workloads, settings = _inherited_arguments
     return list_candidates(workloads[number], *settings)
 
 
@@ -138,9 +138,9 @@ def build_planned_workload(
     text = args.sequence - architecture.image_tokens
     if text <= 0:
         width, height = DEFAULT_IMAGE_SIZE
-        of_size = f" at {width}×{height} pixels" if isinstance(architecture, VLMArchitecture) else ""
+        size_note = f" at {width}×{height} pixels" if isinstance(architecture, VLMArchitecture) else ""
         raise InputError(
-            f"--sequence {args.sequence}: an image alone takes {architecture.image_tokens} tokens{of_size}; raise it"
+            f"--sequence {args.sequence}: an image alone takes {architecture.image_tokens} tokens{size_note}; raise it"
         )
     precision, fused = (torch.bfloat16, args.fused) if machine.gpus else (torch.float32, False)  # a CPU has no kernels
     lora = None

@@ -2,7 +2,7 @@
 
     python workflow_scripts/plan_power.py --config results/plan/power.yaml --output results/plan/power.txt
 
-The noise is that of finished runs, or a typical one if there are none.
+The noise is measured in finished runs. Without finished runs, it is a typical value.
 """
 
 from dj2mgm.cli.command_line import command_line, parse_paths

@@ -31,15 +31,15 @@ with torch_imports():
 def train_projector_only(model: nn.Module, parts: Parts) -> nn.Module:
     """Freeze all other parameters, and initialize the projector from the run's seed."""
     model.requires_grad_(False)
-    for module in parts.fresh:
+    for module in parts.initialized_in_stage_1:
         with deepspeed.zero.GatheredParameters(list(module.parameters()), modifier_rank=0):
             for layer in module.modules():
                 if hasattr(layer, "reset_parameters"):
                     layer.reset_parameters()
-    found = projector_parameters(model)
-    if not found:
+    projector = projector_parameters(model)
+    if not projector:
         raise InputError("no known module connects this model's towers and language model; remove `pretrain`")
-    for parameter in found.values():
+    for parameter in projector.values():
         parameter.requires_grad_(True)
     return model
 

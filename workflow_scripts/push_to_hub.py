@@ -7,10 +7,9 @@ r"""Push a published folder to the Hugging Face hub in one commit, after checkin
 The token comes from HF_TOKEN or from `hf auth login`.
 """
 
-import argparse
 from pathlib import Path
 
-from dj2mgm.cli.command_line import command_line
+from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.publishing.card_check import check_card
 from dj2mgm.publishing.pushing import push
 from dj2mgm.publishing.run_record import select_dataset_records
@@ -21,7 +20,7 @@ from dj2mgm.storage.files import write_json
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     for flag in ("--config", "--folder", "--output"):
         parser.add_argument(flag, type=Path, required=True)
     parser.add_argument("--kind", choices=("model", "dataset"), required=True)

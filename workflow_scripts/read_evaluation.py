@@ -3,8 +3,7 @@ r"""Read a task of lmms-eval: each question's prompt, and its image as a file.
     python workflow_scripts/read_evaluation.py --config results/evaluations/pope/config.yaml \
         --output-dir results/evaluations/pope
 
-Writes images/,
-decoding.json (maximum length of an answer, and the texts that end it) and questions.jsonl.
+Writes images/, decoding.json (maximum length of an answer, and the texts that end it) and questions.jsonl.
 """
 
 from collections.abc import Iterator
@@ -25,13 +24,13 @@ def main() -> None:
     task = LmmsTask(settings.task, Path(settings.data))
     (paths.output_dir / "images").mkdir(parents=True, exist_ok=True)
     write_json(paths.output_dir / "decoding.json", task.decoding)
-    rows = list(_rows(task, paths.output_dir))
+    rows = list(_save_questions(task, paths.output_dir))
     task.check_metrics([row["image"] for row in rows])
     count = write_jsonl(paths.output_dir / "questions.jsonl", rows)
     print(f"{settings.task}: {count} questions", flush=True)
 
 
-def _rows(task: LmmsTask, folder: Path) -> Iterator[dict]:
+def _save_questions(task: LmmsTask, folder: Path) -> Iterator[dict]:
     for number, (prompt, image) in enumerate(task.questions()):
         file = save_once(image, folder / "images")
         yield {"id": str(number), "image": f"images/{file.name}", "prompt": prompt}

@@ -2,18 +2,17 @@
 
     python workflow_scripts/reproduce.py --crate results/baseline/report/crate/run.crate.zip --cores 1
 
-Differences between this machine and that of the crate are printed first. This clone's code runs with the crate's
+Differences between this machine and the crate's machine are printed first. This clone's code runs with the crate's
 configuration; nothing of the crate is executed. Results are in results/reproduced/<digest of the crate>/. After a kill,
 the same command continues.
 """
 
-import argparse
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from dj2mgm.cli.command_line import command_line, escape_control
+from dj2mgm.cli.command_line import command_line, escape_control, make_parser
 from dj2mgm.errors import InputError
 from dj2mgm.provenance.crate_files import ROOT, SNAKEFILE, digest_images
 from dj2mgm.provenance.crate_reader import Crate, open_crate
@@ -26,7 +25,7 @@ from dj2mgm.provenance.differences import (
     parse_comparison,
     write_comparisons,
 )
-from dj2mgm.provenance.project import COMMAND_LINE, Places, make_project, writing_to
+from dj2mgm.provenance.project import COMMAND_LINE, AllowedFolders, make_project, writing_to
 from dj2mgm.records.crate_records import CrateImages
 
 RESULTS = Path("results/reproduced")
@@ -35,7 +34,7 @@ OFFLINE = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--crate", type=Path, required=True, help="zip file or folder")
     parser.add_argument("--cores", type=int, default=1)
     parser.add_argument("--python", default=sys.executable, help="Python interpreter with Snakemake")
@@ -50,7 +49,7 @@ def main() -> None:
     check_is_elsewhere(args.crate)
     try:
         with open_crate(args.crate) as crate:
-            reproduce(crate, snakemake, Places(Path.cwd(), args.folders))
+            reproduce(crate, snakemake, AllowedFolders(Path.cwd(), args.folders))
     except KeyboardInterrupt:
         raise InputError("interrupted; the same command continues") from None
 
@@ -64,16 +63,16 @@ def check_is_elsewhere(crate: Path) -> None:
         )
 
 
-def reproduce(crate: Crate, snakemake: list[str], places: Places) -> None:
+def reproduce(crate: Crate, snakemake: list[str], allowed_folders: AllowedFolders) -> None:
     table = f"results/{crate.record.page}/comparison.csv"
-    there = parse_comparison(crate.read(table), f"crate: {crate.path}: {table}")
+    crate_scores = parse_comparison(crate.read(table), f"crate: {crate.path}: {table}")
     differences = [f"differs: {sentence}" for sentence in describe_differences(crate)]
     for sentence in differences or ["no difference: code, packages and machine are those of the crate"]:
         print(escape_control(sentence), flush=True)
-    check_inputs(crate.record.inputs, places)
+    check_inputs(crate.record.inputs, allowed_folders)
     folder = (RESULTS / crate.identity[:12]).absolute()
     try:
-        runs = make_project(crate, folder, places)
+        runs = make_project(crate, folder, allowed_folders)
     except InputError as error:
         commit = crate.record.commit.removesuffix("-dirty")
         remedy = f" (git checkout {commit} restores the crate's code)" if commit else ""
@@ -81,33 +80,33 @@ def reproduce(crate: Crate, snakemake: list[str], places: Places) -> None:
     print(f"running in {folder}", flush=True)
     snakemake += [f"--snakefile={ROOT / SNAKEFILE}", f"--configfile={folder / COMMAND_LINE}", "--"]
     datasets = runs.datasets
-    check_recorded(crate.record, datasets, places)
+    check_recorded(crate.record, datasets, allowed_folders)
     for images in crate.record.images:
         name = images.dataset
         if name in datasets:
             run_targets(snakemake, folder, f"results/datasets/{name}/summary.json")
             check_images(images, folder, datasets[name].images)
     run_targets(snakemake, folder, table)
-    compared = compare_scores(there, parse_comparison((folder / table).read_bytes(), str(folder / table)))
+    comparisons = compare_scores(crate_scores, parse_comparison((folder / table).read_bytes(), str(folder / table)))
     with writing_to(folder):
-        write_comparisons(compared, folder / "reproduction.csv")
-    print("\n".join(map(escape_control, format_comparisons(compared).splitlines())))
+        write_comparisons(comparisons, folder / "reproduction.csv")
+    print("\n".join(map(escape_control, format_comparisons(comparisons).splitlines())))
     print(f"wrote {folder / 'reproduction.csv'}", flush=True)
 
 
 def run_targets(snakemake: list[str], folder: Path, target: str) -> None:
-    done = subprocess.run([*snakemake, target], cwd=folder, env=os.environ | OFFLINE)
-    if done.returncode:
+    process = subprocess.run([*snakemake, target], cwd=folder, env=os.environ | OFFLINE)
+    if process.returncode:
         raise InputError(f"the run in {folder} failed; see above, and run the same command again")
 
 
 def check_images(images: CrateImages, folder: Path, roots: dict[str, str]) -> None:
-    """Compare a dataset's images with those of the crate's run."""
+    """Compare a dataset's images with the images of the crate's run."""
     name = images.dataset
-    rooted = {split: str(folder / root) for split, root in roots.items()}
-    here = digest_images(folder / "results/datasets" / name, rooted)
-    if here == images.model_dump(include=set(here)):
-        print(escape_control(f"the {here['count']} images of {name} are those of the crate"), flush=True)
+    image_roots = {split: str(folder / root) for split, root in roots.items()}
+    local_images = digest_images(folder / "results/datasets" / name, image_roots)
+    if local_images == images.model_dump(include=set(local_images)):
+        print(escape_control(f"the {local_images['count']} images of {name} are those of the crate"), flush=True)
     elif images.drawn:
         print(
             escape_control(f"differs: this code or its packages draw the images of {name} differently"),
@@ -115,7 +114,7 @@ def check_images(images: CrateImages, folder: Path, roots: dict[str, str]) -> No
         )
     else:
         raise InputError(
-            f"the images of the dataset {name} differ from those of the crate's run ({here['count']} here, "
+            f"the images of the dataset {name} differ from those of the crate's run ({local_images['count']} here, "
             f"{images.count} there); replace them by those images"
         )
 

@@ -4,16 +4,16 @@ r"""Run VLMEvalKit on a model of this workflow under the name dj2mgm; further fl
         --finetuned results/baseline/finetune --template gemma --data MMStar
 
 `--kit` is a checkout of https://github.com/open-compass/VLMEvalKit. Its requirements must be installed in addition to
-those of envs/evaluate.yaml. For several GPUs, use `torchrun --nproc-per-node 4 workflow_scripts/run_vlmevalkit.py …`.
+the packages of envs/evaluate.yaml. For several GPUs, use
+`torchrun --nproc-per-node 4 workflow_scripts/run_vlmevalkit.py …`.
 """
 
-import argparse
 import runpy
 import sys
 from functools import partial
 from pathlib import Path
 
-from dj2mgm.cli.command_line import command_line
+from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.errors import InputError
 from dj2mgm.settings.chat_templates import OF_THE_TOKENIZER
 
@@ -22,7 +22,7 @@ NAME = "dj2mgm"
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     for flag in ("--kit", "--model"):
         parser.add_argument(flag, type=Path, required=True)
     parser.add_argument("--finetuned", type=Path)

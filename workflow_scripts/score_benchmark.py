@@ -30,8 +30,8 @@ def main() -> None:
     print(f"{benchmark}, {variant}, {len(rows)} answers", flush=True)
     blind = [row | {"prediction": row["blind_prediction"]} for row in rows]
     without_image = estimate_metrics(measure_benchmark(benchmark, blind))
-    printed = estimates | ({"score without the image": without_image["score"]} if without_image else {})
-    for name, value in printed.items():
+    printed_estimates = estimates | ({"score without the image": without_image["score"]} if without_image else {})
+    for name, value in printed_estimates.items():
         interval = "no interval" if value["low"] is None else f"[{value['low']:.2f}, {value['high']:.2f}]"
         print(f"{name:40} {value['mean']:6.2f}  {interval}", flush=True)
     if not estimates:
@@ -41,16 +41,18 @@ def main() -> None:
         "inputs": {"answers": compute_sha256(paths.answers)},
     }
     counts = count_answers(benchmark, rows)
-    scored = {"benchmark": benchmark, "variant": variant, "counts": counts, "estimates": estimates}
-    scored["without_image"] = {"estimates": without_image}
-    if leaked := read_leaked_ids(paths.leaks, benchmark):
-        rest = drop_questions(benchmark, rows, leaked)
-        scored["without_leaked"] = {
-            "counts": count_answers(benchmark, rest),
-            "estimates": estimate_metrics(measure_benchmark(benchmark, rest)) if rest else {},
+    metrics = {"benchmark": benchmark, "variant": variant, "counts": counts, "estimates": estimates}
+    metrics["without_image"] = {"estimates": without_image}
+    if leaked_ids := read_leaked_ids(paths.leaks, benchmark):
+        unleaked_rows = drop_questions(benchmark, rows, leaked_ids)
+        metrics["without_leaked"] = {
+            "counts": count_answers(benchmark, unleaked_rows),
+            "estimates": estimate_metrics(measure_benchmark(benchmark, unleaked_rows)) if unleaked_rows else {},
         }
-        print(f"{len(rest)} answers to questions whose image and text are not in the training data", flush=True)
-    write_json(paths.output_dir / "metrics.json", scored | record)
+        print(
+            f"{len(unleaked_rows)} answers to questions whose image and text are not in the training data", flush=True
+        )
+    write_json(paths.output_dir / "metrics.json", metrics | record)
 
 
 if __name__ == "__main__":

@@ -33,13 +33,17 @@ def tabulate_challenge(settings: ChallengeSettings) -> pd.DataFrame:
     Columns: experiment, seed, each benchmark's score in per cent and its ratio, `challenge_score`, and for benchmarks
     with images in the training data the score without the questions about these images.
     """
-    scores, leaked = settings.scores, _find_leaking_benchmarks(settings)
-    reference = _row(settings.reference, "reference", {name: entry.score for name, entry in scores.items()}, scores)
+    scores, leaking_benchmarks = settings.scores, _find_leaking_benchmarks(settings)
+    reference = _build_row(
+        settings.reference, "reference", {name: entry.score for name, entry in scores.items()}, scores
+    )
     rows = []
     for run in settings.runs:
-        own = {name: _read_score(Path(run.benchmarks[name]), settings, name) for name in scores}
-        rest = {f"{name}_without_leaked": _read_rest(Path(run.benchmarks[name])) for name in leaked}
-        rows.append(_row(run.experiment, run.seed, own, scores) | rest)
+        run_scores = {name: _read_score(Path(run.benchmarks[name]), settings, name) for name in scores}
+        unleaked_scores = {
+            f"{name}_without_leaked": _read_unleaked_score(Path(run.benchmarks[name])) for name in leaking_benchmarks
+        }
+        rows.append(_build_row(run.experiment, run.seed, run_scores, scores) | unleaked_scores)
     table = pd.DataFrame(rows)
     for experiment, runs in table.groupby("experiment", sort=False):
         if len(runs) > 1:
@@ -49,27 +53,33 @@ def tabulate_challenge(settings: ChallengeSettings) -> pd.DataFrame:
     return pd.DataFrame([reference, *rows])
 
 
-def _row(experiment: str, seed: int | str | None, own: dict[str, float], reference: dict[str, ChallengeScore]) -> dict:
+def _build_row(
+    experiment: str, seed: int | str | None, scores: dict[str, float], reference: dict[str, ChallengeScore]
+) -> dict:
     row: dict = {"experiment": experiment, "seed": seed}
-    ratios = {name: score / reference[name].score for name, score in own.items()}
-    for name, score in own.items():
+    ratios = {name: score / reference[name].score for name, score in scores.items()}
+    for name, score in scores.items():
         row |= {name: score, f"{name}_ratio": ratios[name]}
     return row | {"challenge_score": sum(ratios.values()) / len(ratios)}
 
 
 def _find_leaking_benchmarks(settings: ChallengeSettings) -> list[str]:
     folders = {name: [Path(run.benchmarks[name]) for run in settings.runs] for name in settings.scores}
-    return [name for name, every in folders.items() if any("without_leaked" in _metrics(folder) for folder in every)]
+    return [
+        name
+        for name, run_folders in folders.items()
+        if any("without_leaked" in _read_metrics(folder) for folder in run_folders)
+    ]
 
 
-def _read_rest(folder: Path) -> float:
-    """Read the score without the questions that leak (of all questions if none leaks); NaN if none is left."""
-    metrics = _metrics(folder)
+def _read_unleaked_score(folder: Path) -> float:
+    """Read the score without the questions that leak (of all questions if none leaks); NaN if no question is left."""
+    metrics = _read_metrics(folder)
     estimates = metrics.get("without_leaked", metrics)["estimates"]
     return estimates["score"]["mean"] if "score" in estimates else math.nan
 
 
-def _metrics(folder: Path) -> dict:
+def _read_metrics(folder: Path) -> dict:
     path = folder / "metrics.json"
     if not path.is_file():
         raise InputError(f"{path} is missing; run the rule score_benchmark first")
@@ -78,7 +88,7 @@ def _metrics(folder: Path) -> dict:
 
 def _read_score(folder: Path, settings: ChallengeSettings, name: str) -> float:
     """Read a benchmark's score in per cent, and check that it can be compared with the reference's."""
-    path, metrics, variant = folder / "metrics.json", _metrics(folder), settings.scores[name].variant
+    path, metrics, variant = folder / "metrics.json", _read_metrics(folder), settings.scores[name].variant
     if metrics["variant"] != variant:
         raise InputError(
             f"{path}: {name} was run in the variant {metrics['variant']}, but the score of {settings.reference} is of "

@@ -5,15 +5,14 @@ r"""Read the score and the cost of the trials of a batch, and take the next inte
         --trials results/my_search/search/1a2b3c4d/batch-1/trials.yaml \
         --output results/my_search/search/1a2b3c4d/batch-1/scores.yaml
 
-Without `--trials`, it is batch 0: the experiment that the trials change. The configuration lists finished trials.
-`--earlier` names the scores of earlier batches. If they contain looks at this winner, the new look continues their
-sequence.
+Without `--trials`, the batch is batch 0: the experiment that the trials change. The configuration lists finished
+trials. `--earlier` names the scores of earlier batches. If they contain looks at this winner, the new look continues
+their sequence.
 """
 
-import argparse
 from pathlib import Path
 
-from dj2mgm.cli.command_line import command_line
+from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.errors import InputError
 from dj2mgm.records.look_records import LookRecord
 from dj2mgm.records.page_settings import BatchSettings
@@ -31,7 +30,7 @@ from dj2mgm.storage.files import read_json, write_yaml
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--study", type=Path, required=True)
     parser.add_argument("--rows", type=Path, required=True, help="summary.json of the baseline's training files")
@@ -40,7 +39,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     experiments = load_experiments(args.config) if load_settings(BatchSettings, args.config).experiments else []
-    finished = {one.name: one for one in experiments}
+    finished = {experiment.name: experiment for experiment in experiments}
     record = load_settings(BatchRecord, args.trials) if args.trials else None
     headline = find_headline(experiments, record.fraction if record else 1) if experiments else None
     if record:
@@ -48,18 +47,19 @@ def main() -> None:
     else:
         trials = {name: name for name in finished}
     scores = {name: read_score(headline, finished[run]) if run in finished else None for name, run in trials.items()}
-    all_runs = {(one.name, seed) for one in experiments for seed in one.seeds}
-    new = find_new_runs(record, args.earlier) if record else all_runs
-    new_seeds = [[seed for name, seed in new if name == one.name] for one in experiments]
-    seconds = [gpu_seconds(one, seeds) for one, seeds in zip(experiments, new_seeds, strict=True)]
-    fixed = [gpu_seconds(one, seeds, without=TRAINING) for one, seeds in zip(experiments, new_seeds, strict=True)]
+    all_runs = {(experiment.name, seed) for experiment in experiments for seed in experiment.seeds}
+    new_runs = find_new_runs(record, args.earlier) if record else all_runs
+    new_seeds = [[seed for name, seed in new_runs if name == experiment.name] for experiment in experiments]
+    experiment_seeds = list(zip(experiments, new_seeds, strict=True))
+    seconds = [sum_gpu_seconds(experiment, seeds) for experiment, seeds in experiment_seeds]
+    fixed_seconds = [sum_gpu_seconds(experiment, seeds, without=TRAINING) for experiment, seeds in experiment_seeds]
     rows = read_json(args.rows)
     full_size_trials = trials if record and record.fraction == 1 else ()
     result = BatchResult(
         scores=scores,
-        runs=len(new),
+        runs=len(new_runs),
         seconds=sum(filter(None, seconds)) if any(seconds) else None,
-        fixed_seconds=sum(filter(None, fixed)),
+        fixed_seconds=sum(filter(None, fixed_seconds)),
         fewer_rows=[
             name for name in full_size_trials if name in finished and has_fewer_rows(finished[name].runs[0].jsonl, rows)
         ],
@@ -71,7 +71,7 @@ def main() -> None:
 def find_new_runs(record: BatchRecord, earlier: list[Path]) -> set[tuple[str, int]]:
     """Return experiment and seed of the trainings that no earlier batch has; batch 0 has no trials."""
     batches = [load_settings(BatchRecord, file.with_name("trials.yaml")) for file in earlier[1:]]
-    return record.runs.difference(*(one.runs for one in batches))
+    return record.runs.difference(*(batch.runs for batch in batches))
 
 
 def read_score(headline: HeadlineScore, experiment: ExperimentResults) -> float:
@@ -82,7 +82,7 @@ def read_score(headline: HeadlineScore, experiment: ExperimentResults) -> float:
     return float(measured["mean"])
 
 
-def gpu_seconds(experiment: ExperimentResults, seeds: list[int], without: tuple[str, ...] = ()) -> float | None:
+def sum_gpu_seconds(experiment: ExperimentResults, seeds: list[int], without: tuple[str, ...] = ()) -> float | None:
     """Return the GPU seconds of the stages in an experiment's own folder for these seeds, without shared stages."""
     stages = [item for run in experiment.runs if run.seed in seeds for item in run.stages.items()]
     folders = {folder for stage, folder in stages if experiment.name in folder.parts and stage not in without}
@@ -90,19 +90,24 @@ def gpu_seconds(experiment: ExperimentResults, seeds: list[int], without: tuple[
     return None if seconds is None else seconds * experiment.config.gpus
 
 
-def has_fewer_rows(own: dict, reference: dict) -> bool:
-    """Return whether a run trains on fewer different rows of the file that it filters, and on no more of the other.
+def has_fewer_rows(own_summary: dict, reference_summary: dict) -> bool:
+    """Return whether a run has fewer different rows in the file that it filters, and not more rows in the other file.
 
     Args:
-        own: summary.json of the run's training files.
-        reference: summary.json of the reference.
+        own_summary: summary.json of the run's training files.
+        reference_summary: summary.json of the reference.
     """
-    selected = "finetune" if "synthesized" in own.get("inputs", ()) else "pretrain"
+    selected = "finetune" if "synthesized" in own_summary.get("inputs", ()) else "pretrain"
     rows = {
-        name: [one[name].get("rows_out", 0) - one[name].get("repeated", 0) for one in (own, reference)]
+        name: [
+            summary[name].get("rows_out", 0) - summary[name].get("repeated", 0)
+            for summary in (own_summary, reference_summary)
+        ]
         for name in ("pretrain", "finetune")
     }
-    return rows[selected][0] < rows[selected][1] and all(number <= other for number, other in rows.values())
+    return rows[selected][0] < rows[selected][1] and all(
+        own_rows <= reference_rows for own_rows, reference_rows in rows.values()
+    )
 
 
 def look_at_winner(
@@ -111,16 +116,16 @@ def look_at_winner(
     """Return the look at the winner against each experiment; experiments whose training diverged are omitted."""
     design = read_study_file(study).design
     budget, winner = DecideSection(seeds=design.confirm_seeds), record.trials[0].name
-    before: dict[str, list[LookRecord]] = {other: [] for other in record.against}
+    earlier_looks: dict[str, list[LookRecord]] = {reference: [] for reference in record.against}
     for file in earlier:
-        for other, look in load_settings(BatchResult, file).looks.items():
-            if other in before and look.experiment == winner:
-                before[other].append(look)
+        for reference, look in load_settings(BatchResult, file).looks.items():
+            if reference in earlier_looks and look.experiment == winner:
+                earlier_looks[reference].append(look)
     looks = {}
-    for other in record.against:
-        if winner in finished and other in finished:
-            look = take_look([finished[other], finished[winner]], before[other], budget)
-            looks[other] = look.model_copy(update={"command": ""})  # the search itself continues
+    for reference in record.against:
+        if winner in finished and reference in finished:
+            look = take_look([finished[reference], finished[winner]], earlier_looks[reference], budget)
+            looks[reference] = look.model_copy(update={"command": ""})  # the search itself continues
     return looks
 
 

@@ -57,8 +57,8 @@ def read_instruction_rows(
 
 @command_line
 def main() -> None:
-    captioner, of_dataset = ("--captioner-model", "--captioner-stage"), ("--instructions", "--evaluation")
-    arguments = parse_paths(__doc__, "--config", "--data", "--output-dir", optional=(*captioner, *of_dataset))
+    captioner_flags, dataset_flags = ("--captioner-model", "--captioner-stage"), ("--instructions", "--evaluation")
+    arguments = parse_paths(__doc__, "--config", "--data", "--output-dir", optional=(*captioner_flags, *dataset_flags))
     if (arguments.captioner_model is None) != (arguments.captioner_stage is None):
         raise InputError("--captioner-model and --captioner-stage belong together. Give both or neither")
     model = arguments.captioner_model and CaptionerModel(arguments.captioner_model, arguments.captioner_stage)

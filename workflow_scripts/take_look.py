@@ -6,10 +6,9 @@ r"""Look at an experiment and its reference after some seeds: write the verdict 
 `--earlier` takes the looks after fewer seeds. evaluation/sequential.py explains the intervals.
 """
 
-import argparse
 from pathlib import Path
 
-from dj2mgm.cli.command_line import command_line
+from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.cli.messages import note
 from dj2mgm.records.look_records import LookRecord
 from dj2mgm.reporting.experiment import load_experiments
@@ -21,7 +20,7 @@ from dj2mgm.storage.files import write_yaml
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--budget", type=Path, required=True)
     parser.add_argument("--earlier", type=Path, nargs="*", default=[])

@@ -54,16 +54,18 @@ def main() -> None:
     questions = read_questions(
         args.evaluation, args.answers.parent, load_settings(GenerateSettings, args.generate_config)
     )
-    wrong = [question for question in questions if question.is_question and not is_correct(question.row)]
-    if not wrong:
+    wrong_questions = [question for question in questions if question.is_question and not is_correct(question.row)]
+    if not wrong_questions:
         raise InputError(f"{args.answers} has no wrong answer to a held-out question, so there is nothing to trace")
     rows = list(drop_repeats(read_llava(args.data)))
-    chosen = evenly_spread(wrong, settings.questions)
-    traced, influence = trace(args.model, args.finetuned, settings, chosen, rows)
-    write_jsonl(args.output_dir / "influence.jsonl", (answer.record() for answer in traced))
-    counts = {"asked": len(questions), "wrong": len(wrong), "rows": len(rows)}
+    traced_questions = evenly_spread(wrong_questions, settings.questions)
+    traced_answers, influence = trace(args.model, args.finetuned, settings, traced_questions, rows)
+    write_jsonl(args.output_dir / "influence.jsonl", (answer.record() for answer in traced_answers))
+    counts = {"asked": len(questions), "wrong": len(wrong_questions), "rows": len(rows)}
     statistics = list(rate_statistics(args.statistics, influence)) if args.statistics else []
-    write_influence_page(args.output_dir / "influence.html", args.output_dir.parent.name, counts, traced, statistics)
+    write_influence_page(
+        args.output_dir / "influence.html", args.output_dir.parent.name, counts, traced_answers, statistics
+    )
 
 
 def trace(
@@ -75,16 +77,18 @@ def trace(
     model = family.load(torch.bfloat16 if device.type == "cuda" else torch.float32, "sdpa")
     model = load_stage_weights(model, stage).to(device).eval()
     encoder, head = family.encoder(settings.template, settings.max_length), family.parts(model).head
-    right = [build_conversation("", str(each.image), each.prompt, each.row["answer"]) for each in questions]
-    answers = LabelledTokens.concatenate(list(read_labelled_tokens(model, family, encoder, right, device)))
+    right_answers = [
+        build_conversation("", str(question.image), question.prompt, question.row["answer"]) for question in questions
+    ]
+    answers = LabelledTokens.concatenate(list(read_labelled_tokens(model, family, encoder, right_answers, device)))
     extremes, progress = ExtremeRows(settings.rows), Progress("training rows", len(rows))
     means: list[float] = []
-    for part in read_labelled_tokens(model, family, encoder, rows, device):
-        influence = measure_influence(part, answers, head)
+    for tokens in read_labelled_tokens(model, family, encoder, rows, device):
+        influence = measure_influence(tokens, answers, head)
         extremes.add(influence)
         means += influence.mean(dim=1).tolist()
-        progress.add(part.count)
-    traced = [
+        progress.add(tokens.count)
+    traced_answers = [
         TracedAnswer(
             question=question,
             harmful=[TracedRow(rows[row], value) for value, row in extremes.find_lowest(number) if value < 0],
@@ -92,7 +96,7 @@ def trace(
         )
         for number, question in enumerate(questions)
     ]
-    return traced, {row["id"]: mean for row, mean in zip(rows, means, strict=True)}
+    return traced_answers, {row["id"]: mean for row, mean in zip(rows, means, strict=True)}
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dj2mgm.cli.command_line import command_line, project_imports  # sets variables that torch reads on import
+from dj2mgm.cli.command_line import command_line, make_parser, project_imports
 
-with project_imports():
+with project_imports():  # sets variables that torch reads on import
     import torch
 
     from dj2mgm.data.formats import read_texts
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--preset", required=True)
     parser.add_argument("--num-gpus", type=int, default=1)
     parser.add_argument("--dry-run", action="store_true")
@@ -75,18 +75,18 @@ def resolve_settings(
     elif args.num_gpus in BY_GPU_COUNT:
         config = build_config_for_gpus(args.num_gpus, architecture.hidden_size)
     else:
-        known = ", ".join(map(str, BY_GPU_COUNT))
+        gpu_counts = ", ".join(map(str, BY_GPU_COUNT))
         raise InputError(
-            f"--num-gpus {args.num_gpus}: there are configurations for {known} only; pass --deepspeed-config"
+            f"--num-gpus {args.num_gpus}: there are configurations for {gpu_counts} only; pass --deepspeed-config"
         )
     if config["zero_optimization"]["stage"] == 3:
         config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
-    stated = {
+    config_sizes = {
         "global_batch_size": config.get("train_batch_size", AUTO),
         "micro_batch_size": config.get("train_micro_batch_size_per_gpu", AUTO),
         "gradient_accumulation_steps": config.get("gradient_accumulation_steps", AUTO),
     }
-    training = dict(section) | {key: size for key, size in stated.items() if size != AUTO}
+    training = dict(section) | {key: size for key, size in config_sizes.items() if size != AUTO}
     if training["activation_checkpointing"] == AUTO:
         training["activation_checkpointing"] = True
     sizes = solve_batch(f"preset {args.preset}", training | {"gpus": args.num_gpus})
@@ -125,7 +125,7 @@ def print_data(settings: TrainingSettings, preset: PresetFile, dry_run: bool) ->
 
 
 def find_training_machine(args: argparse.Namespace) -> Machine:
-    """Return this machine, or the one that the flags describe."""
+    """Return this machine, or the machine that the flags describe."""
     if args.gpu_memory or args.num_gpus > max(1, torch.cuda.device_count()):
         return Machine(args.num_gpus, args.gpu_memory, args.host_memory)
     return read_free_memory(args.num_gpus)

@@ -1,16 +1,17 @@
 """Show a live view of the workflow in this folder: stages of every run, and progress and memory of trainings.
 
-python workflow_scripts/watch.py            # in a second terminal, while `snakemake` runs; Ctrl-C ends it
-python workflow_scripts/watch.py --once     # print once; also if the output is not a terminal
+    python workflow_scripts/watch.py            # in a second terminal, while `snakemake` runs
+    python workflow_scripts/watch.py --once     # print once; also if the output is not a terminal
+
+Ctrl-C ends the view.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dj2mgm.cli.command_line import command_line, project_imports
+from dj2mgm.cli.command_line import command_line, make_parser, project_imports
 
 with project_imports():
     import psutil
@@ -34,7 +35,7 @@ STYLES = {"done": "green", "running": "bold yellow", "stopped": "red", "pending"
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--once", action="store_true", help="print the view once and exit")
     once = parser.parse_args().once
     if not RESULTS.is_dir():
@@ -53,8 +54,8 @@ def main() -> None:
 
 
 def build_view() -> RenderableType:
-    working = is_run_in_progress()
-    runs = {str(folder.relative_to(RESULTS)): read_stage_states(folder, working) for folder in find_runs(RESULTS)}
+    is_running = is_run_in_progress()
+    runs = {str(folder.relative_to(RESULTS)): read_stage_states(folder, is_running) for folder in find_runs(RESULTS)}
     stages = Table("stage", *runs)
     for row in zip(*runs.values(), strict=True):
         stages.add_row(row[0].name, *(Text(stage.state or "–", STYLES[stage.state]) for stage in row))
@@ -62,11 +63,11 @@ def build_view() -> RenderableType:
     for name, states in runs.items():
         for stage in states:
             if stage.progress or stage.memory:
-                training.add_row(f"{name} {stage.name}", *progress_cells(stage.progress), *memory_cells(stage.memory))
+                training.add_row(f"{name} {stage.name}", *format_progress(stage.progress), *format_memory(stage.memory))
     reading = read_memory(psutil.Process())
-    foot = f"machine: {reading.host / GIB:.1f} of {reading.host_total / GIB:.1f} GiB in use; "
-    foot += "snakemake is running" if working else "snakemake is not running"
-    return Group(stages, *([training] if training.rows else []), foot)
+    footer = f"machine: {reading.host / GIB:.1f} of {reading.host_total / GIB:.1f} GiB in use; "
+    footer += "snakemake is running" if is_running else "snakemake is not running"
+    return Group(stages, *([training] if training.rows else []), footer)
 
 
 @dataclass(frozen=True)
@@ -85,19 +86,19 @@ def find_runs(results: Path) -> list[Path]:
     return sorted(folder for folder in folders if any((folder / stage).is_dir() for stage in STAGES))
 
 
-def read_stage_states(run: Path, working: bool) -> list[StageState]:
-    """Read the states of a run's stages, in the order of data flow; `working`: whether a workflow is running here."""
-    stages = [_stage(run / name, working) for name in STAGES]
-    begun = [place for place, stage in enumerate(stages) if stage.state != "pending"]
+def read_stage_states(run: Path, is_running: bool) -> list[StageState]:
+    """Read the states of a run's stages, in the order of data flow; `is_running`: whether a workflow runs here."""
+    stages = [_read_stage(run / name, is_running) for name in STAGES]
+    begun_indices = [index for index, stage in enumerate(stages) if stage.state != "pending"]
     # a stage without files before a stage that has begun is shared with another run, or not part of this experiment
-    passed = max(begun, default=0)
+    last_begun = max(begun_indices, default=0)
     return [
-        StageState(stage.name, "") if stage.state == "pending" and place < passed else stage
-        for place, stage in enumerate(stages)
+        StageState(stage.name, "") if stage.state == "pending" and index < last_begun else stage
+        for index, stage in enumerate(stages)
     ]
 
 
-def _stage(folder: Path, working: bool) -> StageState:
+def _read_stage(folder: Path, is_running: bool) -> StageState:
     if (folder / STAGE_NOTE).exists():
         return StageState(folder.name, "")
     if (folder / STAGES[folder.name].outputs[-1]).exists():
@@ -106,13 +107,13 @@ def _stage(folder: Path, working: bool) -> StageState:
         return StageState(folder.name, "pending")
     return StageState(
         folder.name,
-        "running" if working else "stopped",
-        _read(folder / "progress.json", read_json),
-        _read(folder / "checkpoints/memory.csv", last_row),
+        "running" if is_running else "stopped",
+        _read_if_exists(folder / "progress.json", read_json),
+        _read_if_exists(folder / "checkpoints/memory.csv", last_row),
     )
 
 
-def _read(file: Path, read: Callable[[Path], dict | None]) -> dict | None:
+def _read_if_exists(file: Path, read: Callable[[Path], dict | None]) -> dict | None:
     """Read a file of a running stage; None if it is missing, since the stage may remove it at any moment."""
     try:
         return read(file)
@@ -120,7 +121,7 @@ def _read(file: Path, read: Callable[[Path], dict | None]) -> dict | None:
         return None
 
 
-def progress_cells(progress: dict | None) -> list[str]:
+def format_progress(progress: dict | None) -> list[str]:
     """Return step, loss and time left; empty before the first step is logged."""
     if progress is None:
         return ["", "", ""]
@@ -131,7 +132,7 @@ def progress_cells(progress: dict | None) -> list[str]:
     ]
 
 
-def memory_cells(row: dict[str, str] | None) -> list[str]:
+def format_memory(row: dict[str, str] | None) -> list[str]:
     """Return the phase, and the memory of the stage's processes and of each GPU."""
     if row is None:
         return ["", ""]

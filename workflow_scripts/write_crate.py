@@ -3,7 +3,7 @@ r"""Write the provenance of a page as a Workflow Run RO-Crate: code, configurati
     python workflow_scripts/write_crate.py --config results/baseline/report/crate/config.yaml \
         --output results/baseline/report/crate/run.crate.zip
 
-Of weights, images and large files it contains only the digests.
+The crate contains weights, images and large files only as digests.
 """
 
 from dj2mgm.cli.command_line import command_line, parse_paths

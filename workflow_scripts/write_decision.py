@@ -3,13 +3,12 @@ r"""Print the decision about an experiment from the looks at it, and write its p
     python workflow_scripts/write_decision.py --budget results/dj_synth/decide/budget.yaml \
         --output-dir results/dj_synth/decide --looks results/dj_synth/decide/seeds-2/look.yaml
 
-The looks are those of take_look.py, in the order of their seeds.
+take_look.py writes the looks. They are given in the order of their seeds.
 """
 
-import argparse
 from pathlib import Path
 
-from dj2mgm.cli.command_line import command_line
+from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.records.look_records import DECISION, LookRecord
 from dj2mgm.reporting.variants_page import write_variants_page
 from dj2mgm.reporting.verdicts.decision import decision_page, decision_record, describe_decision
@@ -20,7 +19,7 @@ from dj2mgm.storage.files import write_json
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--budget", type=Path, required=True)
     parser.add_argument("--output-dir", type=Path, required=True)
     parser.add_argument("--looks", type=Path, nargs="+", required=True, help="in the order of their seeds")

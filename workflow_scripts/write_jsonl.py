@@ -51,11 +51,11 @@ def main() -> None:
     processes = settings.cpu_threads or len(os.sched_getaffinity(0))
     budgets = read_json(args.same_samples_as) if args.same_samples_as else None
     sizes = read_json(args.same_rows_as) if args.same_rows_as else None
-    leaked, leaked_rows = _read_leaks(args.leaks)
-    selected = "finetune" if sizes and "synthesized" in sizes["inputs"] else "pretrain"
+    leaked_images, leaked_rows = _read_leaks(args.leaks)
+    selected_split = "finetune" if sizes and "synthesized" in sizes["inputs"] else "pretrain"
     held_out = HeldOutImages(read_evaluation(args.evaluation), settings.evaluation_images)
     summary: dict = {}
-    checked: defaultdict[str, DiskMap] = defaultdict(DiskMap)  # by image folder; both files may have the same images
+    checks: defaultdict[str, DiskMap] = defaultdict(DiskMap)  # by image folder; both files may have the same images
     for name, (rows, root) in _read_splits(settings, args.pairs, args.instructions, args.synthesized).items():
         output = args.output_dir / f"{name}.jsonl"
         budget = budgets and budgets[name]["rows_out"]
@@ -63,16 +63,16 @@ def main() -> None:
         rules = SampleRules(
             settings,
             budget,
-            leaked,
+            leaked_images,
             leaked_rows if name == "finetune" else frozenset(),
             size,
-            selected,
+            selected_split,
             size_before=sizes[name]["rows_in"] if sizes else 0,
         )
-        counts = summary[name] = write_training_jsonl(rows, root, held_out, output, rules, processes, checked[root])
-        more = f" ({counts['repeated']} of them repeated)" if counts["repeated"] else ""
+        counts = summary[name] = write_training_jsonl(rows, root, held_out, output, rules, processes, checks[root])
+        repeats = f" ({counts['repeated']} of them repeated)" if counts["repeated"] else ""
         note_amounts(name, counts.get("sources", {}), settings.sources)
-        print(f"{name}: {counts['rows_out']} samples{more} from {counts['rows_in']} rows, in {output}", flush=True)
+        print(f"{name}: {counts['rows_out']} samples{repeats} from {counts['rows_in']} rows, in {output}", flush=True)
     for source, amount in settings.sources.items():
         usable = any(source in counts.get("sources", {}) for counts in summary.values())
         if isinstance(amount, int) and amount and not usable:
@@ -95,11 +95,11 @@ def _read_splits(
     """Return the rows of each stage, and the folder that their image paths are relative to."""
     sources = {"pretrain": (convert_pairs(read_dj_jsonl(pairs), settings.question), settings.pretrain_images)}
     if synthesized:
-        others = (row for row in read_llava(instructions) if not is_single_question(row))
-        sources["finetune"] = chain(convert_pairs(read_dj_jsonl(synthesized), ""), others), settings.finetune_images
+        other_rows = (row for row in read_llava(instructions) if not is_single_question(row))
+        sources["finetune"] = chain(convert_pairs(read_dj_jsonl(synthesized), ""), other_rows), settings.finetune_images
     elif next(read_llava(instructions), None) is None:
-        described = () if settings.one_stage else convert_pairs(read_dj_jsonl(pairs), DESCRIBE)
-        sources["finetune"] = described, settings.pretrain_images
+        caption_rows = () if settings.one_stage else convert_pairs(read_dj_jsonl(pairs), DESCRIBE)
+        sources["finetune"] = caption_rows, settings.pretrain_images
     else:
         sources["finetune"] = read_llava(instructions), settings.finetune_images
     return sources

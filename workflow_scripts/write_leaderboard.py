@@ -1,12 +1,13 @@
 """Write the leaderboard: a page of all finished experiments, which sorts and filters them.
 
-python workflow_scripts/write_leaderboard.py --results results --output results/leaderboard/leaderboard.html
+    python workflow_scripts/write_leaderboard.py --results results --output results/leaderboard/leaderboard.html
+
+Without flags, it uses these two paths.
 """
 
-import argparse
 from pathlib import Path
 
-from dj2mgm.cli.command_line import command_line, project_imports
+from dj2mgm.cli.command_line import command_line, make_parser, project_imports
 
 with project_imports():
     from dj2mgm.cli.messages import note, warn
@@ -15,13 +16,13 @@ with project_imports():
 
 @command_line
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--output", type=Path, default=Path("results/leaderboard/leaderboard.html"))
     arguments = parser.parse_args()
     count, unread = write_leaderboard(arguments.results, arguments.output)
-    for one in unread:
-        warn(f"{arguments.results / one.folder}: {one.reason}")
+    for result in unread:
+        warn(f"{arguments.results / result.folder}: {result.reason}")
     if not count and not unread:
         note("no experiment has finished yet; run one first, as in `snakemake --cores 1 baseline`")
     print(f"wrote {arguments.output} with {count} experiments; {len(unread)} folders are not shown", flush=True)

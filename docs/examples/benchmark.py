@@ -6,7 +6,7 @@ config/config.yaml names its files:
     benchmarks:
       yes_no: {questions: /data/yes_no/questions.jsonl, images: /data/yes_no/images}
 
-`questions` has a question a line:
+`questions` has one question per line:
 
     {"id": "1", "image": "a.jpg", "question": "Is there a cat in the image?", "answer": "no"}
 """
@@ -35,19 +35,19 @@ def read(questions: str, images: str) -> Iterator[dict]:
     """
     ids = UniqueIds(questions)
     for number, row in read_objects(questions):
-        where = f"{questions}, row {number}"
+        location = f"{questions}, row {number}"
         for key in ("id", "image", "question"):
             if not isinstance(row.get(key), str) or not row[key].strip():
-                raise InputError(f"{where}: {key!r} must be a string, found {row.get(key)!r}")
+                raise InputError(f"{location}: {key!r} must be a string, found {row.get(key)!r}")
         if row.get("answer") not in ANSWERS:
-            raise InputError(f"{where}: 'answer' must be yes or no, found {row.get('answer')!r}")
+            raise InputError(f"{location}: 'answer' must be yes or no, found {row.get('answer')!r}")
         ids.add(row["id"], number)
         prompt = f"{row['question']}\n{INSTRUCTION}"
-        check_no_control(prompt, where)
+        check_no_control(prompt, location)
         yield {
             "variant": VARIANTS[0],
             "id": row["id"],
-            "image": _verified(images, row["image"], where),
+            "image": _verify_image(images, row["image"], location),
             "image_id": row["image"],
             "prompt": prompt,
             "answer": row["answer"],
@@ -59,24 +59,24 @@ def text(row: dict) -> tuple[str, list[str]]:
 
 
 def measure(rows: Rows) -> Metrics:
-    """`score`: accuracy in per cent; questions about one image belong together."""
-    scores = [100.0 * (_normalized(row["prediction"]) == row["answer"]) for row in rows]
+    """`score`: accuracy in per cent, with the questions about one image as one group."""
+    scores = [100.0 * (_normalize(row["prediction"]) == row["answer"]) for row in rows]
     return {"score": Measurements.from_values(scores, [row["image_id"] for row in rows])}
 
 
 def count(rows: Rows) -> dict[str, int]:
     """`unreadable`: answers that are neither yes nor no."""
-    return {"unreadable": sum(_normalized(row["prediction"]) not in ANSWERS for row in rows)}
+    return {"unreadable": sum(_normalize(row["prediction"]) not in ANSWERS for row in rows)}
 
 
-def _normalized(prediction: str) -> str:
+def _normalize(prediction: str) -> str:
     return prediction.strip().rstrip(".!").lower()
 
 
-def _verified(folder: str, relative: str, where: str) -> Path:
+def _verify_image(folder: str, relative: str, location: str) -> Path:
     try:
         path = locate_image(folder, relative)
         load_image(path)
     except BadImage as error:
-        raise InputError(f"{where}: image {error}; check the key 'images'") from None
+        raise InputError(f"{location}: image {error}; check the key 'images'") from None
     return path

@@ -28,10 +28,10 @@ class ColorCaptioningMapper(Declarations, Mapper):
     draws_at_random = False  # the same image always gets the same caption
 
     def process_batched(self, samples: dict) -> dict:
-        samples[self.text_key] = [build_dj_text(_caption(image)) for [image] in samples[self.image_key]]
+        samples[self.text_key] = [build_dj_text(_write_caption(image)) for [image] in samples[self.image_key]]
         return samples
 
 
-def _caption(path: str) -> str:
+def _write_caption(path: str) -> str:
     means = np.asarray(load_image(path).convert("RGB")).mean(axis=(0, 1))  # (3,)
     return f"a mostly {CHANNELS[means.argmax()]} picture"

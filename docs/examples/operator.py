@@ -56,7 +56,7 @@ class WordFrequencyFilter(ShareFilter):
 
     @cached_property
     def _frequencies(self) -> dict[str, float]:
-        """The frequencies, loaded by the process that first needs them."""
+        """The frequencies, loaded at first use."""
         return json.loads((Path(self.model) / "frequencies.json").read_text(encoding="utf-8"))
 
     def compute_stats_batched(self, samples: dict) -> dict:
@@ -64,9 +64,9 @@ class WordFrequencyFilter(ShareFilter):
         for text, stats in zip(samples[self.text_key], samples[Fields.stats], strict=True):
             if STAT not in stats:
                 words = remove_special_tokens(text).split()
-                known = [self._frequencies[word] for word in words if word in self._frequencies]
-                stats[STAT] = float(np.mean(known)) if known else None
-                counts = {"captions": 1, "without_known_words": int(not known)}
+                frequencies = [self._frequencies[word] for word in words if word in self._frequencies]
+                stats[STAT] = float(np.mean(frequencies)) if frequencies else None
+                counts = {"captions": 1, "without_known_words": int(not frequencies)}
                 self.report = merge_reports(self.report, counts)
         return samples
 
@@ -79,7 +79,7 @@ class WordFrequencyFilter(ShareFilter):
         """Return the row's scores, of which `keep_fraction` is a share."""
         return [] if stats[STAT] is None else [stats[STAT]]
 
-    def judge_report(self, report: dict) -> dict:
+    def finish_report(self, report: dict) -> dict:
         """Return the report.
 
         Raises:

@@ -40,8 +40,8 @@ def filter_gpus(wildcards):
 def analyzed_files(wildcards):
     """Input function: the CLIP, and the recipe's files, that a dataset is analyzed with."""
     run = pages.find_analyzed(RUNS, wildcards.dataset)
-    named = find_recipe_files(run.settings["filter"].recipe)
-    return user_files(files_of_clip(run.config.model.clip) + named)
+    recipe_inputs = find_recipe_files(run.settings["filter"].recipe)
+    return user_files(files_of_clip(run.config.model.clip) + recipe_inputs)
 
 
 def captioner_files(wildcards):
@@ -111,10 +111,10 @@ def reference_summary(wildcards):
 def counted_summary(wildcards):
     """Input function: the number of rows to draw at random; none if all rows are used."""
     run = RUNS.by_folder(wildcards.run)
-    counted = run.config.jsonl.same_size_as
+    experiment = run.config.jsonl.same_size_as
     return (
-        f"{RUNS.stage_folder(RUNS.get(counted, run.seed), 'jsonl')}/summary.json"
-        if counted
+        f"{RUNS.stage_folder(RUNS.get(experiment, run.seed), 'jsonl')}/summary.json"
+        if experiment
         else []
     )
 
@@ -122,8 +122,8 @@ def counted_summary(wildcards):
 def filter_folders(wildcards):
     """Params function: the folders of the filters' and the synthesis' output, in this order."""
     run = RUNS.by_folder(wildcards.run)
-    both = ("filter",) if run.selects_instructions else ("filter", "synthesize")
-    stages = [stage for stage in both if stage in run.settings]
+    names = ("filter",) if run.selects_instructions else ("filter", "synthesize")
+    stages = [stage for stage in names if stage in run.settings]
     return [RUNS.stage_folder(run, stage) for stage in stages]
 
 

@@ -47,8 +47,8 @@ def benchmark_outputs(benchmark, name):
 
 def challenge_files(names, file):
     """Return a file of each of these benchmarks that the challenge scores, for every run in its table."""
-    scored = [name for name in challenge_settings()["scores"] if name in names]
-    return [path for name in scored for path in benchmark_outputs(name, file)]
+    benchmarks = [name for name in challenge_settings()["scores"] if name in names]
+    return [path for name in benchmarks for path in benchmark_outputs(name, file)]
 
 
 def answering_weights(wildcards):

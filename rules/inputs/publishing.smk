@@ -3,13 +3,13 @@ from dj2mgm.runs.publication import list_records
 
 
 def record_files(*names):
-    """Input function: the files whose figures a card states, in all folders or the named ones."""
+    """Input function: the files whose figures a card states, in all folders or in the folders `names`."""
 
     def files(wildcards):
-        found = list_records(RUNS, RUNS.by_folder(wildcards.run))
+        records = list_records(RUNS, RUNS.by_folder(wildcards.run))
         return [
             path
-            for name, path in found.items()
+            for name, path in records.items()
             if not names or name.split("/")[0] in names
         ]
 
@@ -31,13 +31,13 @@ def publication_files(wildcards):
         )
         for part, key in keys.items()
     ]
-    found = target_files(
+    inputs = target_files(
         experiment,
         *(f"results/published/{RESULTS_PREFIX}{experiment}/{file}" for file in files),
     )(wildcards)
     with user_errors():
         publish_settings(RUNS, RUNS.first_seed(experiment))
-    return found
+    return inputs
 
 
 def finetune_folder(wildcards):

@@ -94,15 +94,16 @@ def plan_flags(wildcards):
 def steps_notes():
     """Return sentences about stages of the reference that add epochs, if the numbers of their rows are known."""
     run = RUNS.first_seed(REFERENCE)
-    written = Path(RUNS.stage_folder(run, "jsonl"), "summary.json")
-    made = Path("results/datasets", run.dataset.name, "summary.json")
+    jsonl_summary = Path(RUNS.stage_folder(run, "jsonl"), "summary.json")
+    dataset_summary = Path("results/datasets", run.dataset.name, "summary.json")
     rows = {}
     with user_errors():
-        if written.is_file():
-            summary = read_json(written)
+        if jsonl_summary.is_file():
+            summary = read_json(jsonl_summary)
             rows = {stage: summary[stage]["rows_out"] for stage in TRAINING}
-        elif made.is_file():  # without instructions, stage 2 trains on the pairs
-            counts = read_json(made)
+        elif dataset_summary.is_file():
+            counts = read_json(dataset_summary)
+            # without instructions, stage 2 trains on the pairs
             rows = {stage: counts[stage] or counts["pretrain"] for stage in TRAINING}
     if len(run.trains) == 1:
         rows = {"finetune": sum(rows.values())} if rows else {}  # one stage, on both

@@ -29,10 +29,10 @@ def loss_and_gradients(model, batch) -> tuple[float, dict[str, torch.Tensor]]:
 
 
 def test_float32_loss_and_gradients_equal_those_on_the_cpu(batch):
-    expected, wanted = loss_and_gradients(tiny_mgm(), batch)
+    expected_loss, expected_gradients = loss_and_gradients(tiny_mgm(), batch)
     loss, gradients = loss_and_gradients(tiny_mgm().cuda(), batch)
-    assert loss == pytest.approx(expected, rel=1e-3)
-    for name, gradient in wanted.items():
+    assert loss == pytest.approx(expected_loss, rel=1e-3)
+    for name, gradient in expected_gradients.items():
         assert (gradients[name] - gradient).norm() <= 1e-2 * gradient.norm() + 1e-5, name
 
 

@@ -90,9 +90,9 @@ def test_losses_on_two_gpus_equal_one_gpu_after_a_kill(stage, trained):
 
 
 def test_answers_on_two_gpus_equal_those_on_one(trained):
-    found = {}
+    answers = {}
     for gpus in GPUS:
         output = trained / f"generate-{gpus}"
         answer(trained, trained / "1", output, gpus)
-        found[gpus] = [list(read_jsonl(output / f"{name}.jsonl")) for name in ("captions", "answers")]
-    assert found[1] == found[2]
+        answers[gpus] = [list(read_jsonl(output / f"{name}.jsonl")) for name in ("captions", "answers")]
+    assert answers[1] == answers[2]

@@ -20,10 +20,10 @@ def test_a_decision_takes_two_looks_as_jobs(slurm_runs, tmp_path):
     with closing(ClusterRun(project, ("decide", *SLURM_PROFILE), BUDGET)) as run:
         run.start()
         run.finish()
-        done, printed = completed(run.all_jobs()), run.printed()
+        job_counts, printed = completed(run.all_jobs()), run.printed()
     folder = project.folder / "results/alike/decide"
     looks = [read_yaml(folder / f"seeds-{number}/look.yaml") for number in (2, 3)]
     assert [(look["seeds"], look["kind"]) for look in looks] == [([0, 1], "undecided"), ([0, 1, 2], "undecided")]
-    assert (done["take_look"], done["finetune"], done["evaluate_vqa"]) == (2, 6, 6)
+    assert (job_counts["take_look"], job_counts["finetune"], job_counts["evaluate_vqa"]) == (2, 6, 6)
     assert "Undecided after 3 of at most 3 seeds whether alike is better than baseline" in printed
     assert read_json(folder / "decision.json")["verdict"] == "Undecided after 3 seeds"

@@ -1,7 +1,7 @@
 """Both experiments on a real Slurm, with the usual failures of a cluster.
 
-During one run of `snakemake baseline dj_synth`, a job runs out of memory, one is cancelled, one reaches its time
-limit, a node fails and Snakemake itself is killed. The tests then inspect Slurm's records and the results.
+During one run of `snakemake baseline dj_synth`, a job runs out of memory, a job is cancelled, a job reaches its
+time limit, a node fails and Snakemake itself is killed. The tests then inspect Slurm's records and the results.
 """
 
 import json
@@ -43,9 +43,9 @@ def planned(tmp_path_factory) -> dict[str, dict]:
     A dry run does not show which rules are local; these are the rules without a runtime.
     """
     printed = copy_project(tmp_path_factory.mktemp("dry run")).run(*TARGETS, *SLURM_PROFILE, "--dry-run")
-    described = re.findall(r"^rule (\w+):\n(.*?)\n\n", printed, flags=re.MULTILINE | re.DOTALL)
+    rule_texts = re.findall(r"^rule (\w+):\n(.*?)\n\n", printed, flags=re.MULTILINE | re.DOTALL)
     rules = {}
-    for rule, text in described:
+    for rule, text in rule_texts:
         resources = dict(re.findall(r"(\w+)=([^,\n]+)", text.split("resources: ")[1]))
         if "runtime" in resources:
             rules.setdefault(rule, {"count": 0, "resources": resources})["count"] += 1
@@ -127,11 +127,13 @@ def test_training_resumed_from_its_checkpoint(run, stage, experiment):
     assert "resuming from step" in run.logs(stage, experiment)
     folder = run.project.result(stage, experiment)
     metrics = json.loads((folder / "metrics.json").read_text())
-    kept = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    shown = re.findall(r"^progress: .*? left, (\d+) of \d+ steps", run.logs(stage, experiment), flags=re.MULTILINE)
-    trained = Counter(map(int, shown))
-    assert kept == sorted(trained) == list(range(1, metrics["steps"] + 1))
-    assert sum(trained.values()) - metrics["steps"] <= SAVE_STEPS
+    logged_steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    printed_steps = re.findall(
+        r"^progress: .*? left, (\d+) of \d+ steps", run.logs(stage, experiment), flags=re.MULTILINE
+    )
+    step_counts = Counter(map(int, printed_steps))
+    assert logged_steps == sorted(step_counts) == list(range(1, metrics["steps"] + 1))
+    assert sum(step_counts.values()) - metrics["steps"] <= SAVE_STEPS
 
 
 def test_killed_snakemake_resumes_jobs_without_resubmitting(run):
@@ -141,20 +143,20 @@ def test_killed_snakemake_resumes_jobs_without_resubmitting(run):
 
 
 def test_jobs_are_submitted_and_retried_without_the_plugin(slurm_runs, tmp_path):
-    def runs(rule: str) -> bool:
+    def is_running(rule: str) -> bool:
         return any(read_rule(job) == rule and job["JobState"] == "RUNNING" for job in run.all_jobs())
 
     project, arguments = copy_project(tmp_path), ("baseline", "--until", "filter_data", *GENERIC_PROFILE)
     with closing(ClusterRun(project, arguments)) as run:
         run.start()
-        wait_until(lambda: runs("make_dataset"), "make_dataset", STAGE_TIMEOUT_S)
+        wait_until(lambda: is_running("make_dataset"), "make_dataset", STAGE_TIMEOUT_S)
         slurm("scancel", run.running_job("make_dataset"))
-        wait_until(lambda: runs("filter_data"), "filter_data", STAGE_TIMEOUT_S)
+        wait_until(lambda: is_running("filter_data"), "filter_data", STAGE_TIMEOUT_S)
         run.kill()
         run.start()
         run.finish()
-    ends = [(read_rule(job), job["JobState"]) for job in run.all_jobs()]
-    assert ends == [("make_dataset", "CANCELLED"), ("make_dataset", "COMPLETED"), ("filter_data", "COMPLETED")]
+    states = [(read_rule(job), job["JobState"]) for job in run.all_jobs()]
+    assert states == [("make_dataset", "CANCELLED"), ("make_dataset", "COMPLETED"), ("filter_data", "COMPLETED")]
     assert (run.project.result("filter") / "summary.json").is_file()
 
 
@@ -170,8 +172,8 @@ def test_job_on_local_scratch_resumes_a_killed_one(slurm_runs, tmp_path):
     command += ["baseline", "--until", "filter_data", "--config", *SMALL]
 
     def submit() -> str:
-        done = subprocess.run(command, cwd=project.folder, env=settings, check=True, capture_output=True, text=True)
-        return done.stdout.strip()
+        process = subprocess.run(command, cwd=project.folder, env=settings, check=True, capture_output=True, text=True)
+        return process.stdout.strip()
 
     dataset = project.folder / "results/datasets/small/summary.json"
     summary = project.result("filter") / "summary.json"
@@ -179,7 +181,7 @@ def test_job_on_local_scratch_resumes_a_killed_one(slurm_runs, tmp_path):
     # Snakemake makes a dataset again that it has not recorded as complete, so wait for the next stage
     filtered = str(summary.relative_to(project.folder))
     wait_until(lambda: filtered in incomplete_outputs(project.folder), "the filter's start", STAGE_TIMEOUT_S)
-    written = dataset.stat().st_mtime_ns
+    modified = dataset.stat().st_mtime_ns
     slurm("scancel", first)
     wait_until(lambda: first not in slurm("squeue", "--noheader", "--format=%i"), "the end of the killed job")
     shutil.rmtree(scratch)  # as if the next job ran on another node
@@ -187,4 +189,4 @@ def test_job_on_local_scratch_resumes_a_killed_one(slurm_runs, tmp_path):
     failed = ("squeue", "--noheader", "--states=failed", f"--jobs={last}")
     wait_until(lambda: summary.exists() or slurm(*failed), "the filter", STAGE_TIMEOUT_S)
     assert summary.exists(), (project.folder / f"slurm-{last}.out").read_text()
-    assert dataset.stat().st_mtime_ns == written
+    assert dataset.stat().st_mtime_ns == modified

@@ -19,24 +19,24 @@ TWO_NODES = (
 )
 
 
-def losses(project) -> list[float]:
+def read_losses(project) -> list[float]:
     return [row["loss"] for row in read_jsonl(project.result("pretrain") / "metrics.jsonl")]
 
 
 def test_losses_on_two_nodes_equal_those_on_one(slurm_runs, tmp_path):
     project = copy_project(tmp_path)
     project.run(STAGE)
-    alone = losses(project)
-    both = (
+    one_node_losses = read_losses(project)
+    two_node_flags = (
         "--set-resources",
         "pretrain:slurm_partition=both",
         "pretrain:cpus_per_task=8",
     )  # replaces the profile's
-    with closing(ClusterRun(project, (STAGE, *SLURM_PROFILE, *both), TWO_NODES)) as run:
+    with closing(ClusterRun(project, (STAGE, *SLURM_PROFILE, *two_node_flags), TWO_NODES)) as run:
         run.start()
         run.finish()
     [job] = run.all_jobs()
     assert (job["JobState"], job["NumNodes"]) == ("COMPLETED", "2")
     assert {NODE, SECOND} == set(job["NodeList"].split(","))
     assert read_json(project.folder / STAGE)["engine"]["world_size"] == 2
-    assert losses(project) == pytest.approx(alone, rel=1e-4)
+    assert read_losses(project) == pytest.approx(one_node_losses, rel=1e-4)

@@ -47,10 +47,10 @@ class Page:
 
     def _receive(self) -> dict:
         while b"\0" not in self._buffer:
-            ready, _, _ = select([self.answers], [], [], TIMEOUT_S)
-            block = os.read(self.answers, 1 << 16) if ready else b""
-            assert block, f"the browser said nothing for {TIMEOUT_S} s, or ended"
-            self._buffer += block
+            readable, _, _ = select([self.answers], [], [], TIMEOUT_S)
+            data = os.read(self.answers, 1 << 16) if readable else b""
+            assert data, f"the browser sent nothing for {TIMEOUT_S} s, or ended"
+            self._buffer += data
         message, self._buffer = self._buffer.split(b"\0", 1)
         return json.loads(message)
 

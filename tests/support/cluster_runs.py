@@ -60,9 +60,9 @@ class ClusterRun:
 
     def kill_stages(self) -> None:
         """Kill the processes that Snakemake runs on this machine with SIGKILL."""
-        for victim in psutil.Process(self.process.pid).children(recursive=True):
+        for process in psutil.Process(self.process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                victim.kill()
+                process.kill()
 
     def finish(self, timeout_s: float = STAGE_TIMEOUT_S) -> None:
         assert self.process.wait(timeout_s) == 0, self.printed()[-4000:]
@@ -71,11 +71,11 @@ class ClusterRun:
         """Wait for a stage's first checkpoint and return the number of its training job."""
         checkpoints = self.project.result(stage, experiment) / "checkpoints"
 
-        def written() -> bool:
+        def has_checkpoint() -> bool:
             assert self.process.poll() is None, self.printed()[-4000:]
             return any(checkpoints.glob("*/complete.json"))
 
-        wait_until(written, f"checkpoint of {experiment}/{stage}", STAGE_TIMEOUT_S)
+        wait_until(has_checkpoint, f"checkpoint of {experiment}/{stage}", STAGE_TIMEOUT_S)
         return self.running_job(stage)
 
     def running_job(self, rule: str) -> str:
@@ -88,8 +88,8 @@ class ClusterRun:
         return [job for job in self.all_jobs() if job["Comment"] == f"rule_{rule}_wildcards_{wildcards}"]
 
     def all_jobs(self) -> list[dict[str, str]]:
-        own = [job for job in jobs() if job["WorkDir"] == str(self.project.folder)]
-        return sorted(own, key=lambda job: int(job["JobId"]))
+        project_jobs = [job for job in jobs() if job["WorkDir"] == str(self.project.folder)]
+        return sorted(project_jobs, key=lambda job: int(job["JobId"]))
 
     def logs(self, rule: str, wildcards: str) -> str:
         """Return the output of a rule's jobs, of all attempts in order."""
@@ -109,14 +109,14 @@ def read_rule(job: dict[str, str]) -> str:
 def fail_node() -> None:
     """Drain a node, let it and its jobs fail, and bring it back."""
     update("nodename", NODE, state="drain", reason="test")
-    assert jobs_on_the_node("running"), "a drained node lets its jobs run"
+    assert list_node_jobs("running"), "a drained node lets its jobs run"
     update("nodename", NODE, state="down", reason="test")
     kill_job_processes(NODE)  # a dead job leaves no Snakemake process that waits for outputs and removes them
-    wait_until(lambda: not jobs_on_the_node("running,completing"), "the node's jobs")
+    wait_until(lambda: not list_node_jobs("running,completing"), "the node's jobs")
     update("nodename", NODE, state="resume")
 
 
-def jobs_on_the_node(states: str) -> str:
+def list_node_jobs(states: str) -> str:
     return slurm("squeue", "--noheader", f"--nodelist={NODE}", f"--states={states}")
 
 

@@ -103,10 +103,10 @@ def forged(crate: Path, path: Path, changes: dict[str, bytes]) -> Path:
     """Change files of a crate, with metadata that matches the changed files."""
     files = contents(crate) | changes
     metadata = json.loads(files["ro-crate-metadata.json"])
-    known = {entity["@id"]: entity for entity in metadata["@graph"]}
+    entities = {entity["@id"]: entity for entity in metadata["@graph"]}
     for name, content in changes.items():
-        if quote(name) not in known:
-            known[quote(name)] = {"@id": quote(name), "@type": "File"}
-            metadata["@graph"].append(known[quote(name)])
-        known[quote(name)]["sha256"] = hashlib.sha256(content).hexdigest()
+        if quote(name) not in entities:
+            entities[quote(name)] = {"@id": quote(name), "@type": "File"}
+            metadata["@graph"].append(entities[quote(name)])
+        entities[quote(name)]["sha256"] = hashlib.sha256(content).hexdigest()
     return write_zip(path, files | {"ro-crate-metadata.json": json.dumps(metadata).encode()})

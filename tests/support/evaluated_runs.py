@@ -15,11 +15,13 @@ def write_scores(path: Path, values: Values) -> Path:
     rows = []
     for group, metrics in values.items():
         model, _, images = group.partition("/")
-        for identifier in dict.fromkeys(identifier for of_image in metrics.values() for identifier in of_image):
-            measured = {
-                name: list(of_image[identifier]) for name, of_image in metrics.items() if identifier in of_image
+        for identifier in dict.fromkeys(identifier for image_values in metrics.values() for identifier in image_values):
+            measurements = {
+                name: list(image_values[identifier])
+                for name, image_values in metrics.items()
+                if identifier in image_values
             }
-            rows.append({"model": model, "images": images or "own", "id": identifier, "values": measured})
+            rows.append({"model": model, "images": images or "own", "id": identifier, "values": measurements})
     write_jsonl(path, rows)
     return path
 
@@ -74,8 +76,8 @@ def write_memory(path: Path, host: list[float], gpu: list[float] | None = None) 
 
 def entry(name: str, dataset: Path, runs: dict[int, dict], **config: object) -> dict:
     """Return an experiment's entry in the configuration, from its stages by seed."""
-    described = {"name": name, "description": f"What {name} is for.", "dataset": str(dataset), "leaks": None}
-    described["licenses"] = {"pretrain": None}
-    described["config"] = {"model": {"name": "tiny"}} | config
-    listed = [{"seed": seed, "stages": stages} for seed, stages in runs.items()]
-    return described | {"recipes": {"filter": {"process": []}, "synthesize": None}, "runs": listed}
+    fields = {"name": name, "description": f"What {name} is for.", "dataset": str(dataset), "leaks": None}
+    fields["licenses"] = {"pretrain": None}
+    fields["config"] = {"model": {"name": "tiny"}} | config
+    run_entries = [{"seed": seed, "stages": stages} for seed, stages in runs.items()]
+    return fields | {"recipes": {"filter": {"process": []}, "synthesize": None}, "runs": run_entries}

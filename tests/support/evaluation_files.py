@@ -7,7 +7,7 @@ from PIL import Image as Pictures
 
 COLORS = {"red": (200, 30, 30), "blue": (30, 40, 200), "green": (20, 160, 40), "gray": (90, 90, 90)}
 TEXT = Value("string")
-TASKS = {"mmstar": "val", "ai2d": "test", "ocrbench": "test", "pope": "test"}  # and the split with the questions
+TASKS = {"mmstar": "val", "ai2d": "test", "ocrbench": "test", "pope": "test"}  # split with the questions, by task
 
 
 def picture(number: int) -> Pictures.Image:
@@ -30,26 +30,28 @@ def write_evaluations(root: Path, images: int = 4) -> Path:
 
 
 def write_task(folder: Path, split: str, rows: list[dict], features: dict) -> None:
-    """Write a task's data; `features` are those of all columns except `image`."""
+    """Write a task's data; `features` has the types of all columns except `image`."""
     (folder / "data").mkdir(parents=True)
     table = Dataset.from_list(rows, Features(features | {"image": Image()}))
     table.to_parquet(folder / "data" / f"{split}-00000-of-00001.parquet")
 
 
 def _pope(images: int) -> tuple[list[dict], dict]:
-    """Return two questions per image, about an object on it and one not on it."""
-    questions = [(number, thing) for number in range(images) for thing in (color(number), color(number + 1))]
+    """Return two questions per image: about an object on the image, and about an object that is not on it."""
+    questions = [
+        (number, object_color) for number in range(images) for object_color in (color(number), color(number + 1))
+    ]
     rows = [
         {
-            "id": str(place),
-            "question_id": str(place),
-            "question": f"Is there a {thing} surface in the image?",
-            "answer": "yes" if thing == color(number) else "no",
+            "id": str(index),
+            "question_id": str(index),
+            "question": f"Is there a {object_color} surface in the image?",
+            "answer": "yes" if object_color == color(number) else "no",
             "image_source": f"image_{number}",
             "image": picture(number),
             "category": "adversarial",
         }
-        for place, (number, thing) in enumerate(questions)
+        for index, (number, object_color) in enumerate(questions)
     ]
     return rows, dict.fromkeys(("id", "question_id", "question", "answer", "image_source", "category"), TEXT)
 

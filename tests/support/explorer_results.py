@@ -37,9 +37,9 @@ def write_run(results: Path, rows: int, seed: int = 0, several: bool = True) -> 
     """
     rng = random.Random(seed)
     dataset = _write_dataset(results / "datasets/drawn", rows, rng)
-    left = _write_filter(results / "run/filter", dataset, rows, rng)
+    kept_rows = _write_filter(results / "run/filter", dataset, rows, rng)
     if several:
-        _write_synthesis(results / "run/synthesize", left, rng)
+        _write_synthesis(results / "run/synthesize", kept_rows, rng)
         _write_answers(results / "run", dataset)
     return results / "run"
 
@@ -55,13 +55,13 @@ def _write_dataset(folder: Path, rows: int, rng: random.Random) -> Path:
         Image.new("RGB", (160, 120), color).save(folder / f"images/{number}.jpg")
     words = ["red", "blue", "boat", "on", "a", "lake", "near", "trees", "and", "houses", "in", "winter"]
 
-    def pairs():
+    def generate_pairs():
         for row in range(rows):
             caption = MARKUP if row == 1 else " ".join(rng.choices(words, k=rng.randint(3, 20)))
             image = "images/gone.jpg" if row == 2 else f"images/{row % PICTURES}.jpg"
             yield {"id": row_id(row), "text": build_dj_text(caption), "images": [image]}
 
-    write_jsonl(folder / "pretrain.jsonl", pairs())
+    write_jsonl(folder / "pretrain.jsonl", generate_pairs())
     evaluation = ({"id": f"e{n}", "image": f"images/{n}.jpg", "captions": ["a boat"]} for n in range(HELD_OUT))
     write_jsonl(folder / "evaluation.jsonl", evaluation)
     return folder
@@ -79,7 +79,7 @@ def _measure(rng: random.Random) -> dict:
     }
 
 
-def _falls(step: int, stats: dict) -> bool:
+def _is_dropped(step: int, stats: dict) -> bool:
     """Return whether one of filters 2 to 6 drops a row."""
     if step == 2:
         return not 38 <= stats["text_len"] <= 90
@@ -102,51 +102,53 @@ KEYS = {
 
 
 def _write_filter(folder: Path, dataset: Path, rows: int, rng: random.Random) -> list[int]:
-    stats, dropped, kept = [], {step: [] for step in range(1, len(FILTER) + 1)}, []
+    stats, dropped, kept_rows = [], {step: [] for step in range(1, len(FILTER) + 1)}, []
     for row in range(rows):
-        known = {"image_integrity": "missing" if row == 2 else "ok"}
+        row_stats = {"image_integrity": "missing" if row == 2 else "ok"}
         event = {"id": row_id(row), "event": "dropped"}
         if row == 2:
-            dropped[1].append(event | {"stats": known})
+            dropped[1].append(event | {"stats": row_stats})
             continue
-        measured = _measure(rng)
+        measurements = _measure(rng)
         if row == 1:
-            measured |= {"text_len": 60, "alnum_ratio": 0.5, "image_width": [99], "image_height": [99]}
-            measured |= {"aspect_ratios": [1.0], "image_sizes": [2000]}
+            measurements |= {"text_len": 60, "alnum_ratio": 0.5, "image_width": [99], "image_height": [99]}
+            measurements |= {"aspect_ratios": [1.0], "image_sizes": [2000]}
         for step, keys in KEYS.items():
-            known |= {key: measured[key] for key in keys}
-            if _falls(step, known):
-                dropped[step].append(event | {"stats": known})
+            row_stats |= {key: measurements[key] for key in keys}
+            if _is_dropped(step, row_stats):
+                dropped[step].append(event | {"stats": row_stats})
                 break
         else:
-            if len(kept) > 2 and row != 1 and rng.random() < 0.05:
-                copy = {"copy_of": row_id(rng.choice(kept[1:3])), "distance": float(rng.randint(0, 8))}
-                dropped[7].append(event | {"stats": known} | copy)
-            elif len(kept) > 2 and row != 1 and rng.random() < 0.02:
-                dropped[8].append(event | {"stats": known})
+            if len(kept_rows) > 2 and row != 1 and rng.random() < 0.05:
+                copy = {"copy_of": row_id(rng.choice(kept_rows[1:3])), "distance": float(rng.randint(0, 8))}
+                dropped[7].append(event | {"stats": row_stats} | copy)
+            elif len(kept_rows) > 2 and row != 1 and rng.random() < 0.02:
+                dropped[8].append(event | {"stats": row_stats})
             else:
-                kept.append(row)
-                stats.append({"id": row_id(row)} | known)
+                kept_rows.append(row)
+                stats.append({"id": row_id(row)} | row_stats)
     _write_stage(folder, "filtered.jsonl", FILTER, rows, stats, dropped, dataset)
-    return kept
+    return kept_rows
 
 
 def _write_synthesis(folder: Path, rows: list[int], rng: random.Random) -> None:
     """Write the synthesis with a new caption for half of the rows and the original captions' median as the limit."""
-    before = {row: rng.choice([0.1, 0.2]) if rng.random() < 0.1 else rng.uniform(0, 0.3) for row in rows}
-    limit = sorted(before.values())[len(rows) - round(0.5 * len(rows))] - TIE
-    dropped, kept, changes = {1: [], 2: [], 3: []}, [], []
+    similarities = {row: rng.choice([0.1, 0.2]) if rng.random() < 0.1 else rng.uniform(0, 0.3) for row in rows}
+    limit = sorted(similarities.values())[len(rows) - round(0.5 * len(rows))] - TIE
+    dropped, kept_rows, changes = {1: [], 2: [], 3: []}, [], []
     for row in rows:
-        stats = {"original_image_text_similarity": [before[row]], "image_text_similarity": [before[row]]}
+        stats = {"original_image_text_similarity": [similarities[row]], "image_text_similarity": [similarities[row]]}
         stats["caption_log_likelihood"] = []
         record = {}
-        if before[row] < limit:
+        if similarities[row] < limit:
             stats["image_text_similarity"] = [rng.uniform(0.05, 0.3)]
             stats["caption_log_likelihood"] = [-3.0 if rng.random() < 0.1 else rng.uniform(-6, -1)]
             record = {"recaption": {"original": "old", "caption": f"new caption {row}", "problem": None}}
             change = {"id": row_id(row), "event": "changed", "text_before": "", "step": 1}
             changes.append(
-                change | {"text_after": build_dj_text(f"new caption {row}")} | {"operator": _name(SYNTHESIZE[0])}
+                change
+                | {"text_after": build_dj_text(f"new caption {row}")}
+                | {"operator": _read_operator(SYNTHESIZE[0])}
             )
         event = {"id": row_id(row), "event": "dropped", "stats": stats} | record
         if stats["image_text_similarity"][0] < limit:
@@ -154,14 +156,14 @@ def _write_synthesis(folder: Path, rows: list[int], rng: random.Random) -> None:
         elif any(value < -3.0 for value in stats["caption_log_likelihood"]):
             dropped[3].append(event)
         else:
-            kept.append({"id": row_id(row)} | stats)
-    _write_stage(folder, "synthesized.jsonl", SYNTHESIZE, len(rows), kept, dropped, None, changes)
+            kept_rows.append({"id": row_id(row)} | stats)
+    _write_stage(folder, "synthesized.jsonl", SYNTHESIZE, len(rows), kept_rows, dropped, None, changes)
     summary = read_json(folder / "summary.json")
     summary["operators"][0]["recaption"] = {"below": len(changes)}
     write_json(folder / "summary.json", summary)
 
 
-def _name(step: dict) -> str:
+def _read_operator(step: dict) -> str:
     return next(iter(step))
 
 
@@ -175,24 +177,35 @@ def _write_stage(
     dataset: Path | None,
     changes: list[dict] = (),
 ) -> None:
-    operators, left = [], rows
+    operators, rows_left = [], rows
     for step, spec in enumerate(process, start=1):
-        lost = len(dropped[step])
-        counts = {"rows_in": left, "rows_out": left - lost, "dropped": lost, "changed": 0, "seconds": 0.1}
-        operators.append({"step": step, "operator": _name(spec)} | counts)
-        left -= lost
+        dropped_count = len(dropped[step])
+        counts = {
+            "rows_in": rows_left,
+            "rows_out": rows_left - dropped_count,
+            "dropped": dropped_count,
+            "changed": 0,
+            "seconds": 0.1,
+        }
+        operators.append({"step": step, "operator": _read_operator(spec)} | counts)
+        rows_left -= dropped_count
     write_jsonl(folder / "stats.jsonl", stats)
     write_jsonl(folder / rows_file, ({"id": row["id"]} for row in stats))
-    events = ((event | {"step": n, "operator": _name(process[n - 1])}) for n, part in dropped.items() for event in part)
+    events = (
+        (event | {"step": n, "operator": _read_operator(process[n - 1])})
+        for n, step_events in dropped.items()
+        for event in step_events
+    )
     write_jsonl(folder / "dropped.jsonl", [*changes, *events])
-    summary = {"rows_in": rows, "rows_kept": left, "rows_dropped": rows - left, "operators": operators}
+    summary = {"rows_in": rows, "rows_kept": rows_left, "rows_dropped": rows - rows_left, "operators": operators}
     write_json(
-        folder / "summary.json", summary | ({"input": {"path": f"{_below(dataset)}/pretrain.jsonl"}} if dataset else {})
+        folder / "summary.json",
+        summary | ({"input": {"path": f"{_make_relative(dataset)}/pretrain.jsonl"}} if dataset else {}),
     )
     write_yaml(folder / "config.yaml", {"image_root": "results/datasets/drawn", "recipe": {"process": process}})
 
 
-def _below(folder: Path) -> str:
+def _make_relative(folder: Path) -> str:
     """Return the path as Snakemake prints it, relative to the folder that contains results/."""
     return str(folder.relative_to(folder.parents[2]))
 
@@ -209,4 +222,4 @@ def _write_answers(run: Path, dataset: Path) -> None:
     write_jsonl(run / "generate/answers.jsonl", answers)
     write_jsonl(run / "evaluate_clip/scores.jsonl", scores)
     write_json(run / "evaluate_clip/metrics.json", {})
-    write_yaml(run / "evaluate_clip/config.yaml", {"image_root": _below(dataset)})
+    write_yaml(run / "evaluate_clip/config.yaml", {"image_root": _make_relative(dataset)})

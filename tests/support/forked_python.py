@@ -98,10 +98,10 @@ def serve(address: str, owner: int) -> None:
         listener.listen()
         os.rename(f"{address}.new", address)  # from now on, clients can connect
         while True:
-            asker, _ = listener.accept()
+            caller, _ = listener.accept()
             if not os.fork():
-                run(asker)
-            asker.close()
+                run(caller)
+            caller.close()
 
 
 def end_with(owner: int) -> None:
@@ -134,20 +134,20 @@ def import_everything() -> None:
     gc.freeze()
 
 
-def run(asker: socket.socket) -> None:
+def run(caller: socket.socket) -> None:
     """Run the script in a child of the new process, and send its exit status to the caller."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setpgid(0, 0)
-    request, streams = receive(asker)
-    script = os.fork()
-    if not script:
-        asker.close()
+    request, streams = receive(caller)
+    child = os.fork()
+    if not child:
+        caller.close()
         run_script(request, streams)
     for descriptor in streams:
         os.close(descriptor)
-    threading.Thread(target=end_with_caller, args=(asker,), daemon=True).start()
-    status = os.waitstatus_to_exitcode(os.waitpid(script, 0)[1])
-    asker.send(str(status).encode())
+    threading.Thread(target=end_with_caller, args=(caller,), daemon=True).start()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    caller.send(str(status).encode())
     os._exit(0)
 
 
@@ -190,20 +190,20 @@ def run_script(request: dict, streams: list[int]) -> None:
         os._exit(status)
 
 
-def receive(asker: socket.socket) -> tuple[dict, list[int]]:
+def receive(caller: socket.socket) -> tuple[dict, list[int]]:
     descriptors = array.array("i")
-    request, ancillary, _, _ = asker.recvmsg(1 << 20, socket.CMSG_LEN(3 * descriptors.itemsize))
+    request, ancillary, _, _ = caller.recvmsg(1 << 20, socket.CMSG_LEN(3 * descriptors.itemsize))
     for _, _, data in ancillary:
         descriptors.frombytes(data)
-    while part := asker.recv(1 << 20):
-        request += part
+    while block := caller.recv(1 << 20):
+        request += block
     return json.loads(request), list(descriptors)
 
 
-def end_with_caller(asker: socket.socket) -> None:
+def end_with_caller(caller: socket.socket) -> None:
     """Kill this process group if the calling `python` is killed."""
     poller = select.poll()
-    poller.register(asker, select.POLLHUP)
+    poller.register(caller, select.POLLHUP)
     poller.poll()
     os.killpg(0, signal.SIGKILL)
 

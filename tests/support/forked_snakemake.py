@@ -18,7 +18,7 @@ from pathlib import Path
 
 
 def run_snakemake(arguments: list[str], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess:
-    """Run Snakemake in `folder`; the result is that of `subprocess.run` with captured text."""
+    """Run Snakemake in `folder`; the result is the same as from `subprocess.run` with captured text."""
     with tempfile.TemporaryDirectory() as logs:
         outputs = [f"{logs}/stdout", f"{logs}/stderr"]
         request = {"arguments": arguments, "folder": str(folder), "environment": environment, "outputs": outputs}
@@ -58,16 +58,16 @@ def keep_parsed_rules(folder: Path) -> None:
     def parse_once(source, workflow, linemap: dict[int, int], rulecount: int = 0) -> tuple[str, int]:
         path = Path(source.get_path_or_uri(secret_free=True))
         key = hashlib.sha256(f"{rulecount} {path.name} {path.read_text(encoding='utf-8')}".encode()).hexdigest()
-        kept = folder / key
-        if not kept.exists():
+        cached_file = folder / key
+        if not cached_file.exists():
             code, count = parse(source, workflow, linemap, rulecount=rulecount)
-            new = folder / f"{key}.{os.getpid()}"
-            new.write_text(
+            new_file = folder / f"{key}.{os.getpid()}"
+            new_file.write_text(
                 json.dumps([code.replace(repr(str(path)), mark), count, [*linemap.items()]]), encoding="utf-8"
             )
-            new.rename(kept)
+            new_file.rename(cached_file)
             return code, count
-        code, count, lines = json.loads(kept.read_text(encoding="utf-8"))
+        code, count, lines = json.loads(cached_file.read_text(encoding="utf-8"))
         linemap.update(lines)
         return code.replace(mark, repr(str(path))), count
 

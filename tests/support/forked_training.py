@@ -28,7 +28,7 @@ SERVE = "import torch, forked_training; torch.set_num_threads(1); forked_trainin
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProcessResult:
     """Exit statuses of one or several processes (negative: the signal), and the output of the first."""
 
     statuses: list[int]
@@ -63,7 +63,7 @@ class Forks:
         processes: int = 1,
         kill_at: int | None = None,
         out_of_memory_at: int | None = None,
-    ) -> Ended:
+    ) -> ProcessResult:
         """Run a training script.
 
         Args:
@@ -73,12 +73,12 @@ class Forks:
         """
         self.runs += 1
         logs = [str(self.folder / f"{self.runs}-{rank}.log") for rank in range(processes)]
-        words = [str(word) for flag in flags.items() for word in flag]
-        request = {"script": script, "words": words, "logs": logs, "kill_at": kill_at, "port": free_port()}
+        arguments = [str(word) for flag in flags.items() for word in flag]
+        request = {"script": script, "words": arguments, "logs": logs, "kill_at": kill_at, "port": free_port()}
         request["out_of_memory_at"] = out_of_memory_at
         self.parent.stdin.write(json.dumps(request) + "\n")
         self.parent.stdin.flush()
-        return Ended(json.loads(self.parent.stdout.readline()), Path(logs[0]).read_text(encoding="utf-8"))
+        return ProcessResult(json.loads(self.parent.stdout.readline()), Path(logs[0]).read_text(encoding="utf-8"))
 
 
 def environment() -> dict[str, str]:

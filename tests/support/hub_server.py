@@ -47,7 +47,7 @@ class HubServer(ThreadingHTTPServer):
         self.user, self.fails = user, fails
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}  # large files, by sha256
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.sent: list[tuple[str, str, int]] = []  # method, file, and the first byte of the requested range
         self.altered: dict[str, bytes] = {}  # contents that do not match the checksum
         self.etags: dict[str, str] = {}  # contents that do not match the checksum, by file
@@ -86,8 +86,8 @@ class _Handler(BaseHTTPRequestHandler):
         if "chunked" in self.headers.get("Transfer-Encoding", ""):
             body = self._chunks()
         hub = self.server
-        hub.asked.append(f"{self.command} {path}")
-        if status := hub.fails(path, sum(f"{self.command} {path}" == request for request in hub.asked)):
+        hub.requests.append(f"{self.command} {path}")
+        if status := hub.fails(path, sum(f"{self.command} {path}" == request for request in hub.requests)):
             return self._send(status, {"error": f"planned failure of {path}"})
         if path.startswith("/store/"):
             hub.objects[path.rpartition("/")[2]] = body
@@ -110,21 +110,21 @@ class _Handler(BaseHTTPRequestHandler):
         kind = parts.pop(0) if is_api or parts[0] == "datasets" else "models"
         if len(parts) < 2:
             return self._send(404, {"error": "Not found"})
-        owner, name, *more = parts
+        owner, name, *remainder = parts
         repository = self.server.repositories.get(f"{kind}/{owner}/{name}")
         if repository is None or (repository.private and not has_token):
             return self._send(404 if has_token else 401, {"error": "Repository not found"}, error="RepoNotFound")
         if not is_api:
             if repository.gated and not has_token:
                 return self._send(403, {"error": "Access to this repository is restricted."}, error="GatedRepo")
-            return self._send_file(repository, "/".join(more[2:]))
+            return self._send_file(repository, "/".join(remainder[2:]))
         entries = [self._entry(repository, file) for file in repository.files]
-        if more[:1] == ["tree"]:
+        if remainder[:1] == ["tree"]:
             return self._send(200, entries)
-        other = self.server.described.get(f"{owner}/{name}", {})
-        siblings = [entry | {"rfilename": entry["path"]} | other for entry in entries]
-        described = {"sha": REVISION, "id": f"{owner}/{name}", "siblings": siblings, "gated": repository.gated}
-        return self._send(200, described | {"cardData": repository.card} | other)
+        changes = self.server.described.get(f"{owner}/{name}", {})
+        siblings = [entry | {"rfilename": entry["path"]} | changes for entry in entries]
+        description = {"sha": REVISION, "id": f"{owner}/{name}", "siblings": siblings, "gated": repository.gated}
+        return self._send(200, description | {"cardData": repository.card} | changes)
 
     @staticmethod
     def _entry(repository: Repository, file: str) -> dict:
@@ -182,12 +182,12 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, {"errors": [], "warnings": []})
         if path.endswith("/objects/batch"):
             return self._batch(values)
-        _, _, kind, owner, name, *more = path.split("/")
-        what = more[0] if more else "info"
+        _, _, kind, owner, name, *remainder = path.split("/")
+        action = remainder[0] if remainder else "info"
         repository = hub.repositories.get(f"{kind}/{owner}/{name}")
         if repository is None:
             return self._send(404, {"error": "Repository not found"})
-        if what == "preupload":
+        if action == "preupload":
             modes = [
                 {
                     "path": file["path"],
@@ -198,7 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
                 for file in values["files"]
             ]
             return self._send(200, {"files": modes})
-        if what == "commit":
+        if action == "commit":
             return self._commit(repository, f"{owner}/{name}", [json.loads(line) for line in body.splitlines()])
         return self._send(200, {"sha": REVISION, "id": f"{owner}/{name}"})
 
@@ -207,18 +207,18 @@ class _Handler(BaseHTTPRequestHandler):
         if owner != self.server.user:
             return self._send(403, {"error": f"You don't have the rights to create a model under {owner}"})
         key = f"{values.get('type', 'model')}s/{owner}/{values['name']}"
-        there = key in self.server.repositories
+        exists = key in self.server.repositories
         private = values.get("visibility") == "private" or values.get("private", False)
         self.server.repositories.setdefault(key, Repository(private))
-        return self._send(409 if there else 200, {"url": f"{self.server.url}/{key}", "error": "already there"})
+        return self._send(409 if exists else 200, {"url": f"{self.server.url}/{key}", "error": "already there"})
 
     def _batch(self, values: dict):
         objects = []
-        for wanted in values["objects"]:
-            described = {"oid": wanted["oid"], "size": wanted["size"]}
-            if wanted["oid"] not in self.server.objects:
-                described["actions"] = {"upload": {"href": f"{self.server.url}/store/{wanted['oid']}", "header": {}}}
-            objects.append(described)
+        for requested in values["objects"]:
+            answer = {"oid": requested["oid"], "size": requested["size"]}
+            if requested["oid"] not in self.server.objects:
+                answer["actions"] = {"upload": {"href": f"{self.server.url}/store/{requested['oid']}", "header": {}}}
+            objects.append(answer)
         return self._send(200, {"transfer": "basic", "objects": objects})
 
     def _commit(self, repository: Repository, name: str, lines: list[dict]):

@@ -36,10 +36,11 @@ CLASSES = {  # families in tests/support/tiny_families.py, and others whose clas
     "llama4": "llama4_scout",
     "gemma4": "gemma4",
 }
-OF_LLAVA = dict.fromkeys(("process_images", "conv_templates", "IMAGE_TOKEN_INDEX"), MagicMock())  # from its own package
-OF_LLAVA["tokenizer_image_token"] = lambda *args, **kwargs: torch.zeros(2, dtype=torch.long)
+# names from LLaVA's own package
+LLAVA_ATTRIBUTES = dict.fromkeys(("process_images", "conv_templates", "IMAGE_TOKEN_INDEX"), MagicMock())
+LLAVA_ATTRIBUTES["tokenizer_image_token"] = lambda *args, **kwargs: torch.zeros(2, dtype=torch.long)
 IMAGE = Image.new("RGB", (8, 8))
-vars(lmms_eval.models.simple.llava).update(OF_LLAVA)
+vars(lmms_eval.models.simple.llava).update(LLAVA_ATTRIBUTES)
 if importlib.util.find_spec("torchvision") is None:  # after transformers has checked for the package
     for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.functional"):
         sys.modules[name] = MagicMock()
@@ -59,7 +60,7 @@ class Tokens(dict):
         return self
 
 
-def stand_in(cls: type, answer: str):
+def make_stand_in(cls: type, answer: str):
     """Return an object of the class without its model, which decodes the answer from all tokens."""
     reader = MagicMock(side_effect=lambda *args, **kwargs: Tokens())
     reader.batch_decode.return_value = [answer]
@@ -68,17 +69,17 @@ def stand_in(cls: type, answer: str):
     reader.apply_chat_template.side_effect = lambda *args, **kw: Tokens() if kw.get("return_dict") else "asked"
     model = MagicMock()
     model.generate.return_value = torch.zeros(1, 4, dtype=torch.long)
-    given = dict.fromkeys(("processor", "_processor", "tokenizer", "_tokenizer", "_image_processor"), reader)
-    given |= {"model": model, "_model": model, "device": "cpu", "_device": "cpu", "device_map": "cpu"}
-    given |= {"batch_size": 1, "batch_size_per_gpu": 1, "rank": 0, "world_size": 1, "eot_token_id": 2}
-    given |= dict.fromkeys(("use_custom_video_loader", "enable_thinking", "reasoning_prompt"), False)
-    given |= {"system_prompt": "", "task_dict": {"task": {"test": [{}]}}}
+    attributes = dict.fromkeys(("processor", "_processor", "tokenizer", "_tokenizer", "_image_processor"), reader)
+    attributes |= {"model": model, "_model": model, "device": "cpu", "_device": "cpu", "device_map": "cpu"}
+    attributes |= {"batch_size": 1, "batch_size_per_gpu": 1, "rank": 0, "world_size": 1, "eot_token_id": 2}
+    attributes |= dict.fromkeys(("use_custom_video_loader", "enable_thinking", "reasoning_prompt"), False)
+    attributes |= {"system_prompt": "", "task_dict": {"task": {"test": [{}]}}}
     # attributes of the class, so that its properties do not hide them
-    nothing = {"__init__": lambda self: None, "__getattr__": lambda self, name: MagicMock()}
-    return type(cls.__name__, (cls,), given | nothing)()
+    defaults = {"__init__": lambda self: None, "__getattr__": lambda self, name: MagicMock()}
+    return type(cls.__name__, (cls,), attributes | defaults)()
 
 
-def returned(name: str, answer: str, until: list[str]) -> str:
+def generate_answer(name: str, answer: str, until: list[str]) -> str:
     cls = get_model(name)
     content = [{"type": "image", "url": IMAGE}, {"type": "text", "text": "asked"}]
     generation_kwargs = {"max_new_tokens": 64, "until": until}
@@ -87,12 +88,12 @@ def returned(name: str, answer: str, until: list[str]) -> str:
     else:
         arguments = ("asked", lambda doc: [{"role": "user", "content": content}], generation_kwargs, 0, "task", "test")
     metadata = {"task": "task", "doc_id": 0, "repeats": 1}
-    [found] = stand_in(cls, answer).generate_until([Instance("generate_until", arguments, 0, metadata)])
-    return getattr(found, "text", found)
+    [result] = make_stand_in(cls, answer).generate_until([Instance("generate_until", arguments, 0, metadata)])
+    return getattr(result, "text", result)
 
 
 if __name__ == "__main__":
     answer, until = sys.argv[1], json.loads(sys.argv[2])
     with contextlib.redirect_stdout(sys.stderr):
-        found = {kind: returned(name, answer, until) for kind, name in CLASSES.items()}
-    print(json.dumps(found))
+        results = {kind: generate_answer(name, answer, until) for kind, name in CLASSES.items()}
+    print(json.dumps(results))

@@ -63,10 +63,10 @@ def why_not() -> str | None:
         return f"needs Slurm: no {', '.join(missing)} (on Debian: apt-get install slurm-wlm munge rsync)"
     if os.geteuid() != 0:
         return "starts Slurm's daemons, which needs root"
-    configured = CONFIGURATION / "slurm.conf"
-    if configured.exists() and f"ClusterName={CLUSTER}\n" not in configured.read_text():
-        return f"{configured} exists: this machine's own Slurm is left alone"
-    if configured.exists() and "UP" in slurm("scontrol", "ping"):
+    configuration = CONFIGURATION / "slurm.conf"
+    if configuration.exists() and f"ClusterName={CLUSTER}\n" not in configuration.read_text():
+        return f"{configuration} exists: this machine's own Slurm is left alone"
+    if configuration.exists() and "UP" in slurm("scontrol", "ping"):
         return "another run of these tests has its Slurm up"
     return None  # also if a killed run left its configuration
 
@@ -74,18 +74,20 @@ def why_not() -> str | None:
 @contextmanager
 def running_slurm(folder: Path) -> Iterator[None]:
     """Run Slurm until the block ends, with its state and logs in `folder`."""
-    written = {CONFIGURATION / "slurm.conf": SLURM_CONF, CONFIGURATION / "gres.conf": GRES_CONF}
+    configuration_files = {CONFIGURATION / "slurm.conf": SLURM_CONF, CONFIGURATION / "gres.conf": GRES_CONF}
     daemons = []
     try:
-        for path, text in written.items():
+        for path, text in configuration_files.items():
             path.write_text(text.format(cluster=CLUSTER, node=NODE, second=SECOND, folder=folder))
         for name in ("state", f"spool/{NODE}", f"spool/{SECOND}", "munge"):
             (folder / name).mkdir(parents=True)
         os.chmod(folder, 0o755)
         (folder / "munge/key").write_bytes(os.urandom(128))
         os.chmod(folder / "munge/key", 0o600)
-        own = [f"--{what}-file={folder}/munge/{what}" for what in ("key", "log", "pid", "seed")]
-        daemons.append(start(folder, "munged", "--foreground", "--force", f"--socket={folder}/munge/socket", *own))
+        munge_flags = [f"--{kind}-file={folder}/munge/{kind}" for kind in ("key", "log", "pid", "seed")]
+        daemons.append(
+            start(folder, "munged", "--foreground", "--force", f"--socket={folder}/munge/socket", *munge_flags)
+        )
         wait_until(lambda: (folder / "munge/socket").exists(), "munged")
         daemons.append(start(folder, "slurmctld", "-D", "-c"))
         daemons += [start(folder, "slurmd", "-D", "-N", node) for node in (NODE, SECOND)]
@@ -100,29 +102,29 @@ def running_slurm(folder: Path) -> Iterator[None]:
             with suppress(AssertionError):  # the loop below ends the remaining processes
                 wait_until(lambda: not slurm("squeue", "--noheader"), "scancel")
         for daemon in reversed(daemons):
-            end(daemon)
+            stop_daemon(daemon)
         kill_job_processes(NODE, SECOND)
-        for path in written:
+        for path in configuration_files:
             path.unlink(missing_ok=True)
 
 
 def kill_job_processes(*nodes: str) -> None:
     """End all processes of jobs on the nodes, including orphans, which Slurm does not find without cgroups."""
-    while processes := [process for process in psutil.process_iter() if in_a_job(process, nodes)]:
+    while processes := [process for process in psutil.process_iter() if is_in_job(process, nodes)]:
         for process in processes:
             with suppress(psutil.Error):
                 process.kill()
         time.sleep(0.1)
 
 
-def in_a_job(process: psutil.Process, nodes: tuple[str, ...]) -> bool:
+def is_in_job(process: psutil.Process, nodes: tuple[str, ...]) -> bool:
     with suppress(psutil.Error):
         environment = process.environ()
         return environment.get("SLURM_CLUSTER_NAME") == CLUSTER and environment.get("SLURMD_NODENAME") in nodes
     return False
 
 
-def end(daemon: subprocess.Popen) -> None:
+def stop_daemon(daemon: subprocess.Popen) -> None:
     daemon.terminate()
     try:
         daemon.wait(START_TIMEOUT_S)
@@ -139,10 +141,10 @@ def succeeds(*command: str) -> bool:
     return subprocess.run(command, capture_output=True).returncode == 0
 
 
-def wait_until(condition, what: str, timeout_s: float = START_TIMEOUT_S) -> None:
+def wait_until(condition, description: str, timeout_s: float = START_TIMEOUT_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"{what}: nothing after {timeout_s} s"
+        assert time.monotonic() < deadline, f"{description}: nothing after {timeout_s} s"
         time.sleep(0.1)
 
 
@@ -151,13 +153,13 @@ def slurm(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True).stdout
 
 
-def update(what: str, name: str, **values: str) -> None:
+def update(kind: str, name: str, **values: str) -> None:
     """Change a job or a node like an administrator."""
     changes = [f"{key}={value}" for key, value in values.items()]
-    subprocess.run(["scontrol", "update", f"{what}={name}", *changes], check=True)
+    subprocess.run(["scontrol", "update", f"{kind}={name}", *changes], check=True)
 
 
 def jobs() -> list[dict[str, str]]:
     """Return every job since Slurm's start, including finished ones, with the fields of `scontrol show job`."""
-    described = slurm("scontrol", "--oneliner", "show", "job").splitlines()
-    return [dict(re.findall(r"(\S+?)=(.*?) *(?= \S+?=|$)", line)) for line in described if line.startswith("JobId=")]
+    lines = slurm("scontrol", "--oneliner", "show", "job").splitlines()
+    return [dict(re.findall(r"(\S+?)=(.*?) *(?= \S+?=|$)", line)) for line in lines if line.startswith("JobId=")]

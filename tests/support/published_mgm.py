@@ -195,7 +195,7 @@ class PublishedMGM:
         return hidden[1:]
 
     def _convnext(self, image: torch.Tensor) -> torch.Tensor:
-        """Return all stages (C', h, h) at the resolution of the first one."""
+        """Return all stages (C', h, h) at the resolution of the first stage."""
         at, stages = "model.vision_tower_aux", []
         features = F.conv2d(image[None].double(), *self._pair(f"{at}.vision_stem.0"), stride=4)
         features = self._channel_norm(features, f"{at}.vision_stem.1")

@@ -34,10 +34,10 @@ difficulty = random.Random("images")
 level = LEVELS.get(experiment, 0) + SPREAD * chance.gauss(0, 1)
 scores = []
 for image in images:
-    own = level + 0.05 * difficulty.gauss(0, 1) + 0.02 * chance.gauss(0, 1)
-    for shown, value in (("own", own), ("shuffled", own / 2)):
+    own_value = level + 0.05 * difficulty.gauss(0, 1) + 0.02 * chance.gauss(0, 1)
+    for kind, value in (("own", own_value), ("shuffled", own_value / 2)):
         values = {"answer_probability": [value, 1], "answer_log_likelihood": [2 * value - 3, 1]}
-        scores.append({"model": "finetune", "images": shown, "id": image, "values": values})
+        scores.append({"model": "finetune", "images": kind, "id": image, "values": values})
 for name in ("filtered", "stats", "dropped", "pretrain", "finetune", "captions", "answers", "likelihoods", "scored"):
     write(f"{name}.jsonl", [])
 row = {"id": "e00", "image": "e00.png", "captions": ["a cat"]}
@@ -49,8 +49,8 @@ judges = [{"name": "clip", "kind": "CLIP", "selects": [], "sees": False}]
 groups = {"finetune/own": {"answer_probability": {}}} if stage == "evaluate_vqa" else {}
 metrics = {"seed": seed, "steps": 40, "groups": groups, "judges": judges, "questions": 1, "prompt": ""}
 write("metrics.json", value=metrics)
-kept = 9 if experiment == "baseline" else 8
-rows = {"pretrain": {"rows_out": kept, "repeated": 0}, "finetune": {}}
+row_count = 9 if experiment == "baseline" else 8
+rows = {"pretrain": {"rows_out": row_count, "repeated": 0}, "finetune": {}}
 counts = rows if stage == "write_jsonl" else {"evaluation": 1}
 write("summary.json", value=counts | {"rows_in": 1, "rows_kept": 1, "operators": []})
 write("memory.csv", value="")

@@ -1,4 +1,4 @@
-"""Hostile values for every argument of a recipe, and a sandbox that runs the accepted ones.
+"""Hostile values for every argument of a recipe, and a sandbox that runs the accepted values.
 
 python tests/support/recipe_fuzzing.py        # the full cross product; prints attempts and findings
 """
@@ -227,9 +227,9 @@ def is_accepted(process: list[dict], folders: tuple[str, ...] = ()) -> bool:
 def prepare(folder: Path, models: bool = True) -> None:
     """Write two rows and tiny models to `work/`, and files that must not change to `decoys/`."""
     work, decoys = folder / "work", folder / "decoys"
-    for made in (folder, work, work / "tmp", work / "data"):
-        made.mkdir(exist_ok=True)
-        made.chmod(0o755)
+    for new_folder in (folder, work, work / "tmp", work / "data"):
+        new_folder.mkdir(exist_ok=True)
+        new_folder.chmod(0o755)
     rows = []
     for color, caption in {"red": "a red boat on water", "blue": "two dogs and 3 cats"}.items():
         Image.new("RGB", (40, 32), color).save(work / f"data/{color}.png")
@@ -265,15 +265,15 @@ def run_cases(folder: Path, cases: list[tuple[list[dict], bool]]) -> list[dict]:
     findings: list[dict] = []
     while len(findings) < len(cases):
         first = len(findings)
-        command, waiting = [sys.executable, SANDBOX, folder], json.dumps(cases[first:])
-        done = subprocess.run(command, input=waiting, capture_output=True, text=True, env=environment)
-        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        command, remaining_cases = [sys.executable, SANDBOX, folder], json.dumps(cases[first:])
+        process = subprocess.run(command, input=remaining_cases, capture_output=True, text=True, env=environment)
+        lines = [json.loads(line) for line in process.stdout.splitlines()]
         findings += [line | {"case": first + line["case"]} for line in lines]
-        if done.returncode:
+        if process.returncode:
             if not lines:
-                raise RuntimeError(done.stderr[-3000:])
-            died = f"failed: the process ended with {done.returncode}"
-            findings.append({"case": len(findings), "outcome": died, "seconds": 0.0, "events": [], "changed": []})
+                raise RuntimeError(process.stderr[-3000:])
+            outcome = f"failed: the process ended with {process.returncode}"
+            findings.append({"case": len(findings), "outcome": outcome, "seconds": 0.0, "events": [], "changed": []})
     return findings
 
 
@@ -295,7 +295,7 @@ def _save_tiny_matcher(folder: Path, clip: Path) -> None:
     config = BlipConfig(text_config=text, vision_config=tower | {"image_size": 32, "patch_size": 16})
     BlipForImageTextRetrieval(config).save_pretrained(folder)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
-    tokenizer = BertTokenizer(vocab={word: place for place, word in enumerate(words)})
+    tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(words)})
     BlipProcessor(BlipImageProcessorPil(size={"height": 32, "width": 32}), tokenizer).save_pretrained(folder)
 
 
@@ -306,22 +306,28 @@ def main() -> None:
         folder = Path(name)
         prepare(folder)
         os.chdir(folder / "work")
-        tried, accepted = 0, []
+        case_count, accepted = 0, []
         for operator, argument, value in generate_cases(folder / "decoys"):
-            tried += 1
+            case_count += 1
             process = make_process(operator, argument, value)
             if is_accepted(process, (".",)):
                 accepted.append(process)
-        print(f"{tried} cases, {tried - len(accepted)} refused by the check, {len(accepted)} accepted and run")
+        print(
+            f"{case_count} cases, {case_count - len(accepted)} refused by the check, {len(accepted)} accepted and run"
+        )
         findings = run_cases(folder, [(process, False) for process in accepted])
     outcomes = Counter(finding["outcome"].split(":")[0] for finding in findings)
     print(", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()))
-    bad = [each for each in findings if each["events"] or each["changed"] or each["outcome"].startswith("failed")]
+    failures = [
+        finding
+        for finding in findings
+        if finding["events"] or finding["changed"] or finding["outcome"].startswith("failed")
+    ]
     for finding in findings:
-        if finding in bad or finding["seconds"] > 20:
+        if finding in failures or finding["seconds"] > 20:
             print(json.dumps(accepted[finding["case"]][-1])[:300], json.dumps(finding)[:900])
-    print(f"{len(bad)} reached outside of their folder, or failed without a sentence")
-    sys.exit(bool(bad))
+    print(f"{len(failures)} reached outside of their folder, or failed without a sentence")
+    sys.exit(bool(failures))
 
 
 if __name__ == "__main__":

@@ -41,9 +41,9 @@ class Recorder:
         self.work, self.decoys = str(work.resolve()), str(decoys.resolve())
         self.is_on = False
         self.events: list[str] = []
-        sys.addaudithook(self._hear)
+        sys.addaudithook(self._record)
 
-    def _hear(self, event: str, arguments: tuple) -> None:
+    def _record(self, event: str, arguments: tuple) -> None:
         if self.is_on and self._is_outside(event, arguments):
             self.is_on = False  # resolving its name may open files
             self.events.append(f"{event} {arguments!r}"[:300])
@@ -55,16 +55,16 @@ class Recorder:
         if event in STARTS:
             return True
         if event in CHANGES:
-            return any(self._leaves(path) for path in arguments if isinstance(path, str | bytes))
+            return any(self._is_outside_work(path) for path in arguments if isinstance(path, str | bytes))
         if event == "open":
             path, mode, flags = arguments
             if isinstance(path, int):
                 return False
             writes = isinstance(flags, int) and flags & WRITING or isinstance(mode, str) and set(mode) & set("wax+")
-            return bool(writes and self._leaves(path)) or self._is_decoy(path)
+            return bool(writes and self._is_outside_work(path)) or self._is_decoy(path)
         return False
 
-    def _leaves(self, path: str | bytes) -> bool:
+    def _is_outside_work(self, path: str | bytes) -> bool:
         real = os.path.realpath(os.fsdecode(path))
         return not real.startswith(f"{self.work}/") and real not in ("/dev/null", self.work)
 
@@ -104,7 +104,7 @@ def main() -> None:
     folder = Path(sys.argv[1]).resolve()
     work, decoys = folder / "work", folder / "decoys"
     cases = json.load(sys.stdin)
-    answer = os.fdopen(os.dup(1), "w")
+    findings = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     os.chdir(work)
     if (work / "clip").is_dir():
@@ -125,10 +125,10 @@ def main() -> None:
     assert build_operators(parse_steps("recipe", [{"text_length_filter": {}}]), work)
     render_chat("", [])  # starts the workflow's process for chat templates, which is not a finding
     recorder = Recorder(work, decoys)
-    before = read_state(decoys)
+    earlier_state = read_state(decoys)
     settings = {"image_root": str(work / "data"), "processes": 1}
     for number, (process, trusted) in enumerate(cases):
-        started, outcome = time.monotonic(), "ran"
+        start, outcome = time.monotonic(), "ran"
         recorder.events = []
         recorder.is_on = True
         try:
@@ -141,12 +141,12 @@ def main() -> None:
             outcome = f"failed: {type(error).__name__}: {error}"
         recorder.is_on = False
         state = read_state(decoys)
-        changed = [path for path in state | before if state.get(path) != before.get(path)]
-        before = state
-        seconds = round(time.monotonic() - started, 2)
+        changed = [path for path in state | earlier_state if state.get(path) != earlier_state.get(path)]
+        earlier_state = state
+        seconds = round(time.monotonic() - start, 2)
         finding = {"case": number, "outcome": outcome[:600], "seconds": seconds}
         finding |= {"events": recorder.events, "changed": changed}
-        print(json.dumps(finding), file=answer, flush=True)
+        print(json.dumps(finding), file=findings, flush=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from evaluated_runs import entry, write_memory, write_scores
 IMAGES, PAIRS = 15, 60
 TOO_SHORT, TOO_SIMILAR = 6, 2  # rows dropped by the two filters
 LOW = 20  # of the remaining rows: similarity below the threshold
-UNUSABLE, UNLIKE, UNLIKELY = 1, 4, 3  # of these: no caption, recaption not similar, recaption not likely
+UNUSABLE, UNLIKE, UNLIKELY = 1, 4, 3  # numbers of these rows: no caption, recaption not similar, recaption not likely
 SIMILARITY, LIKELIHOOD = 0.135, -3.0
 ODD = "a <b>bold</b> & odd caption"
 BOTH = [(model, images) for model in ("pretrain", "finetune") for images in ("own", "shuffled")]
@@ -43,12 +43,12 @@ SYNTHESIS_RECIPE = {
 
 def write_results(root: Path, seeds: tuple[int, ...] = (0, 1)) -> Path:
     """Write baseline and dj_synth on the dataset `shapes`; return the path of the page's configuration."""
-    dataset = _write_dataset(root / "datasets/shapes", known=True)
+    dataset = _write_dataset(root / "datasets/shapes", has_truth=True)
     _write_filter(root / "baseline/filter")
     runs: dict[str, dict[int, dict]] = {"baseline": {}, "dj_synth": {}}
     for name, better in (("baseline", 0), ("dj_synth", 6)):
-        for place, seed in enumerate(seeds):
-            folder = root / name if place == 0 else root / name / f"seed-{seed}"
+        for index, seed in enumerate(seeds):
+            folder = root / name if index == 0 else root / name / f"seed-{seed}"
             runs[name][seed] = _write_run(folder, root / "baseline/filter", dataset, seed, better)
     synthesis = {"recipe": "dj_synth", "captioner": "mgm", "mgm": {"num_beams": 8}}
     config = {"recipe": "baseline", "seeds": list(seeds), "pretrain": {"learning_rate": 0.003}}
@@ -64,7 +64,7 @@ def write_results(root: Path, seeds: tuple[int, ...] = (0, 1)) -> Path:
 
 def write_photos(root: Path) -> Path:
     """Write one experiment with one seed on a dataset without objects, questions and ground truth."""
-    dataset = _write_dataset(root / "datasets/photos", known=False)
+    dataset = _write_dataset(root / "datasets/photos", has_truth=False)
     _write_filter(root / "photos/filter")
     stages = _write_run(root / "photos", root / "photos/filter", dataset, 7, 0)
     item = entry("photos", dataset, {7: stages}) | {"recipes": {"filter": FILTER_RECIPE, "synthesize": None}}
@@ -80,108 +80,110 @@ def scene(split: str, index: int):
     return draw_row_scene(seed=0, split=split, index=index)
 
 
-def _write_dataset(folder: Path, known: bool) -> Path:
+def _write_dataset(folder: Path, has_truth: bool) -> Path:
     rows = []
     for index in range(IMAGES):
-        drawn = scene("evaluation", index)
-        _draw(drawn, folder / f"images/e{index:02d}.png")
-        row = {"id": f"e{index:02d}", "image": f"images/e{index:02d}.png", "captions": [describe_scene(drawn)]}
-        rows.append(row | {"objects": [item.attributes() for item in drawn.objects] if known else []})
+        drawn_scene = scene("evaluation", index)
+        _draw_scene(drawn_scene, folder / f"images/e{index:02d}.png")
+        row = {"id": f"e{index:02d}", "image": f"images/e{index:02d}.png", "captions": [describe_scene(drawn_scene)]}
+        rows.append(row | {"objects": [item.attributes() for item in drawn_scene.objects] if has_truth else []})
     write_jsonl(folder / "evaluation.jsonl", rows)
     write_json(folder / "summary.json", {"pretrain": PAIRS, "finetune": 40, "evaluation": IMAGES})
-    if known:
-        low = set(_left_by_filter()[:LOW])
+    if has_truth:
+        low_ids = set(_list_remaining_ids()[:LOW])
         truth = [
             {
                 "id": name,
-                "fault": "mismatched" if name in low else "clean",
+                "fault": "mismatched" if name in low_ids else "clean",
                 "caption": describe_scene(scene("pretrain", index)),
             }
             for index, name in enumerate(pair_ids())
         ]
         write_jsonl(folder / "ground_truth.jsonl", truth)
     for index, name in enumerate(pair_ids()):
-        _draw(scene("pretrain", index), folder / f"images/{name}.png")
+        _draw_scene(scene("pretrain", index), folder / f"images/{name}.png")
     return folder
 
 
-def _draw(drawn, path: Path) -> None:
+def _draw_scene(drawn_scene, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        draw_image(drawn).save(path)
+        draw_image(drawn_scene).save(path)
 
 
-def _left_by_filter() -> list[str]:
+def _list_remaining_ids() -> list[str]:
     return pair_ids()[TOO_SHORT + TOO_SIMILAR :]
 
 
 def _write_filter(folder: Path) -> None:
     ids = pair_ids()
-    short, similar, kept = ids[:TOO_SHORT], ids[TOO_SHORT : TOO_SHORT + TOO_SIMILAR], _left_by_filter()
+    short_ids, similar_ids, kept_ids = ids[:TOO_SHORT], ids[TOO_SHORT : TOO_SHORT + TOO_SIMILAR], _list_remaining_ids()
     stats = {"image_integrity": "ok", "image_width": [128]}
     dropped = [
         {"id": name, "event": "dropped", "step": 2, "operator": "text_length_filter"}
-        | {"stats": {"image_integrity": "ok", "text_len": 10 + place}}
-        for place, name in enumerate(short)
+        | {"stats": {"image_integrity": "ok", "text_len": 10 + index}}
+        for index, name in enumerate(short_ids)
     ]
     dropped += [
         {"id": name, "event": "dropped", "step": 4, "operator": "image_text_deduplicator"}
         | {"stats": stats | {"text_len": 60, "aspect_ratios": [1.0]}}
-        for name in similar
+        for name in similar_ids
     ]
-    rows = [{"id": name, "text": build_dj_text("a red circle"), "images": [f"images/{name}.png"]} for name in kept]
-    measured = [
-        {"id": name} | stats | {"text_len": 50 + 2 * place, "aspect_ratios": [0.5 + place / 40]}
-        for place, name in enumerate(kept)
+    rows = [{"id": name, "text": build_dj_text("a red circle"), "images": [f"images/{name}.png"]} for name in kept_ids]
+    row_stats = [
+        {"id": name} | stats | {"text_len": 50 + 2 * index, "aspect_ratios": [0.5 + index / 40]}
+        for index, name in enumerate(kept_ids)
     ]
-    measured[0]["aspect_ratios"] = [math.nan]
-    measured[1]["aspect_ratios"] = []
+    row_stats[0]["aspect_ratios"] = [math.nan]
+    row_stats[1]["aspect_ratios"] = []
     counts = [(0, {}), (TOO_SHORT, {}), (0, {}), (TOO_SIMILAR, {})]
-    operators, left = [], PAIRS
-    for step, (operator, (lost, more)) in enumerate(zip(FILTER_RECIPE["process"], counts, strict=True), start=1):
-        operators.append(_operator(step, next(iter(operator)), left, lost) | more)
-        left -= lost
+    operators, rows_left = [], PAIRS
+    for step, (operator, (dropped_count, further_counts)) in enumerate(
+        zip(FILTER_RECIPE["process"], counts, strict=True), start=1
+    ):
+        operators.append(_describe_operator(step, next(iter(operator)), rows_left, dropped_count) | further_counts)
+        rows_left -= dropped_count
     write_jsonl(folder / "filtered.jsonl", rows)
-    write_jsonl(folder / "stats.jsonl", measured)
+    write_jsonl(folder / "stats.jsonl", row_stats)
     write_jsonl(folder / "dropped.jsonl", dropped)
-    summary = {"rows_in": PAIRS, "rows_kept": left, "operators": operators, "data_juicer": "1.6.1"}
+    summary = {"rows_in": PAIRS, "rows_kept": rows_left, "operators": operators, "data_juicer": "1.6.1"}
     write_json(folder / "summary.json", summary)
 
 
-def _operator(step: int, name: str, rows_in: int, dropped: int) -> dict:
+def _describe_operator(step: int, name: str, rows_in: int, dropped: int) -> dict:
     counts = {"rows_in": rows_in, "rows_out": rows_in - dropped, "dropped": dropped, "changed": 0}
     return {"step": step, "operator": name} | counts | {"seconds": 1.5}
 
 
 def _write_synthesis(folder: Path, image_root: Path) -> list[str]:
-    """Write the synthesis and return the ids left.
+    """Write the synthesis and return the ids of the remaining rows.
 
     The first UNUSABLE rows with low similarity get no caption, the next UNLIKE no similar caption, and so on.
     """
-    names, kept, stats, dropped = _left_by_filter(), [], [], []
-    rejected = {1: "batched_image_text_similarity_filter", 2: "caption_log_likelihood_filter"}
-    for place, name in enumerate(names):
+    names, kept_rows, stats, dropped = _list_remaining_ids(), [], [], []
+    rejecting_operators = {1: "batched_image_text_similarity_filter", 2: "caption_log_likelihood_filter"}
+    for index, name in enumerate(names):
         row = {"id": name, "text": build_dj_text("a red circle"), "images": [f"images/{name}.png"]}
-        if place >= LOW:
-            kept.append(row)
-            stats.append({"id": name, "image_text_similarity": [0.2 + place / 1000], "caption_log_likelihood": []})
+        if index >= LOW:
+            kept_rows.append(row)
+            stats.append({"id": name, "image_text_similarity": [0.2 + index / 1000], "caption_log_likelihood": []})
             continue
-        record = {"original": "a red circle", "original_similarity": 0.01 * (place % 10)}
-        new = describe_scene(scene("pretrain", int(name[1:]))) if place % 5 else ODD
-        outcome = 0 if place < UNUSABLE else 1 if place < UNUSABLE + UNLIKE else 2
-        if place < UNUSABLE:
+        record = {"original": "a red circle", "original_similarity": 0.01 * (index % 10)}
+        new_caption = describe_scene(scene("pretrain", int(name[1:]))) if index % 5 else ODD
+        outcome = 0 if index < UNUSABLE else 1 if index < UNUSABLE + UNLIKE else 2
+        if index < UNUSABLE:
             record |= {"caption": None, "similarity": None, "log_likelihood": None, "problem": "empty"}
             scores, outcome = (record["original_similarity"], None), 1
         else:
-            scores = (0.05 if outcome == 1 else 0.25, -5.0 if place < UNUSABLE + UNLIKE + UNLIKELY else -1.0)
-            record |= {"caption": new, "similarity": scores[0], "log_likelihood": scores[1]}
-        measured = {"image_text_similarity": [scores[0]], "caption_log_likelihood": [s for s in scores[1:] if s]}
-        if place < UNUSABLE + UNLIKE + UNLIKELY:
-            event = {"id": name, "event": "dropped", "step": outcome + 1, "operator": rejected[outcome]}
-            dropped.append(event | {"stats": measured, "recaption": record})
+            scores = (0.05 if outcome == 1 else 0.25, -5.0 if index < UNUSABLE + UNLIKE + UNLIKELY else -1.0)
+            record |= {"caption": new_caption, "similarity": scores[0], "log_likelihood": scores[1]}
+        row_stats = {"image_text_similarity": [scores[0]], "caption_log_likelihood": [s for s in scores[1:] if s]}
+        if index < UNUSABLE + UNLIKE + UNLIKELY:
+            event = {"id": name, "event": "dropped", "step": outcome + 1, "operator": rejecting_operators[outcome]}
+            dropped.append(event | {"stats": row_stats, "recaption": record})
         else:
-            kept.append(row | {"text": build_dj_text(new), "recaption": record})
-            stats.append({"id": name} | measured)
+            kept_rows.append(row | {"text": build_dj_text(new_caption), "recaption": record})
+            stats.append({"id": name} | row_stats)
             dropped.append({"id": name, "event": "changed", "step": 1, "operator": "low_similarity_recaption_mapper"})
     report = {
         "below": LOW,
@@ -190,17 +192,17 @@ def _write_synthesis(folder: Path, image_root: Path) -> list[str]:
         "unusable": {"empty": UNUSABLE},
         "min_similarity": SIMILARITY,
     }
-    left = len(names)
-    operators = [_operator(1, "low_similarity_recaption_mapper", left, 0) | {"recaption": report}]
-    operators.append(_operator(2, rejected[1], left, UNUSABLE + UNLIKE))
-    operators.append(_operator(3, rejected[2], left - UNUSABLE - UNLIKE, UNLIKELY))
-    write_jsonl(folder / "synthesized.jsonl", kept)
+    rows_in = len(names)
+    operators = [_describe_operator(1, "low_similarity_recaption_mapper", rows_in, 0) | {"recaption": report}]
+    operators.append(_describe_operator(2, rejecting_operators[1], rows_in, UNUSABLE + UNLIKE))
+    operators.append(_describe_operator(3, rejecting_operators[2], rows_in - UNUSABLE - UNLIKE, UNLIKELY))
+    write_jsonl(folder / "synthesized.jsonl", kept_rows)
     write_jsonl(folder / "stats.jsonl", stats)
     write_jsonl(folder / "dropped.jsonl", dropped)
-    summary = {"rows_in": left, "rows_kept": len(kept), "operators": operators, "data_juicer": "1.6.1"}
+    summary = {"rows_in": rows_in, "rows_kept": len(kept_rows), "operators": operators, "data_juicer": "1.6.1"}
     write_json(folder / "summary.json", summary)
     write_yaml(folder / "config.yaml", {"image_root": str(image_root)})
-    return [row["id"] for row in kept]
+    return [row["id"] for row in kept_rows]
 
 
 def _write_run(folder: Path, filter_folder: Path, dataset: Path, seed: int, better: int) -> dict[str, str]:
@@ -211,22 +213,22 @@ def _write_run(folder: Path, filter_folder: Path, dataset: Path, seed: int, bett
         "evaluate_clip": folder / "evaluate_clip",
         "evaluate_vqa": folder / "evaluate_vqa",
     }
-    ids, wanted = _left_by_filter(), len(_left_by_filter())
+    ids, row_count = _list_remaining_ids(), len(_list_remaining_ids())
     if better:
         stages["synthesize"] = folder / "synthesize"
         ids = _write_synthesis(stages["synthesize"], dataset)
     ids = ids[1:]  # the training file lacks the first row
-    repeated = wanted - 1 - len(ids)
-    written = {
+    repeated = row_count - 1 - len(ids)
+    pretrain_counts = {
         "rows_in": len(ids) + 1,
         "rows_out": len(ids) + repeated,
         "dropped": {"missing": 1},
         "repeated": repeated,
     }
     instructions = {"rows_in": 40, "rows_out": 38, "dropped": {"missing": 2}, "repeated": 0}
-    write_json(folder / "jsonl/summary.json", {"pretrain": written, "finetune": instructions})
+    write_json(folder / "jsonl/summary.json", {"pretrain": pretrain_counts, "finetune": instructions})
     write_jsonl(folder / "jsonl/pretrain.jsonl", [{"id": name} for name in [*ids, *(f"{i}#2" for i in ids[:repeated])]])
-    for stage, samples in (("pretrain", written["rows_out"]), ("finetune", 38)):
+    for stage, samples in (("pretrain", pretrain_counts["rows_out"]), ("finetune", 38)):
         steps = [{"step": step, "loss": 3 / step + 0.01 * seed, "learning_rate": 1e-3} for step in range(1, 30)]
         write_jsonl(folder / stage / "metrics.jsonl", steps)
         record = {"engine": {"zero_stage": 3}, "train_seconds": 75.0, "samples": samples, "steps": 29, "seed": seed}
@@ -240,23 +242,23 @@ def _write_run(folder: Path, filter_folder: Path, dataset: Path, seed: int, bett
     return {name: str(path) for name, path in stages.items()}
 
 
-def _write_scores(folder: Path, seed: int, known: bool) -> dict:
-    """Write three checkpoints; evaluation and training disagree on the first question of the last one."""
-    questions = known and folder.name == "finetune"
+def _write_scores(folder: Path, seed: int, has_truth: bool) -> dict:
+    """Write three checkpoints; evaluation and training disagree on the first question of the last checkpoint."""
+    questions = has_truth and folder.name == "finetune"
     rows = [{"step": step, "loss": (4 + seed) / step, "questions": IMAGES, "seconds": 0.5} for step in (10, 20, 29)]
     rows = [row | ({"accuracy": row["step"] / 40 + seed / 10} if questions else {}) for row in rows]
     write_jsonl(folder / "scores.jsonl", rows)
     question = {"type": "count", "question": "How many?", "answer": "one"}
-    right = [place > 0 and (place + seed) % IMAGES < 5 for place in range(IMAGES)]
-    scored = [
-        {"id": f"e{place:02d}"} | (question | {"correct": hit} if questions else {}) for place, hit in enumerate(right)
+    right = [index > 0 and (index + seed) % IMAGES < 5 for index in range(IMAGES)]
+    scored_rows = [
+        {"id": f"e{index:02d}"} | (question | {"correct": hit} if questions else {}) for index, hit in enumerate(right)
     ]
-    write_jsonl(folder / "scored.jsonl", scored)
+    write_jsonl(folder / "scored.jsonl", scored_rows)
     return {"asked": "questions" if questions else "captions", "questions": IMAGES, "seconds": 1.5, "share": 0.02}
 
 
 def _write_evaluation(folder: Path, dataset: Path, seed: int, better: int) -> None:
-    known = (dataset / "ground_truth.jsonl").exists()
+    has_truth = (dataset / "ground_truth.jsonl").exists()
     rows = [
         {
             "id": f"e{index:02d}",
@@ -264,49 +266,52 @@ def _write_evaluation(folder: Path, dataset: Path, seed: int, better: int) -> No
             "captions": [describe_scene(scene("evaluation", index))],
         }
         | {"image_id": f"e{index:02d}"}
-        | {"objects": [item.attributes() for item in scene("evaluation", index).objects] if known else []}
+        | {"objects": [item.attributes() for item in scene("evaluation", index).objects] if has_truth else []}
         for index in range(IMAGES)
     ]
     captions, answers = [], []
     for model, images in BOTH:
-        for place, row in enumerate(rows):
-            right = images == "own" and (place + seed) % IMAGES < 5 + better
-            shown = {"id": row["id"], "image_id": row["image_id"], "model": model, "images": images}
-            captions.append(shown | {"image": row["image"], "caption": row["captions"][0] if right else ODD})
-            if known and model == "finetune":
+        for row_index, row in enumerate(rows):
+            right = images == "own" and (row_index + seed) % IMAGES < 5 + better
+            keys = {"id": row["id"], "image_id": row["image_id"], "model": model, "images": images}
+            captions.append(keys | {"image": row["image"], "caption": row["captions"][0] if right else ODD})
+            if has_truth and model == "finetune":
                 question = {"type": "count", "question": "How many?", "answer": "one"}
-                answers.append(shown | question | {"prediction": "one" if right else "two"})
+                answers.append(keys | question | {"prediction": "one" if right else "two"})
     write_jsonl(folder / "generate/captions.jsonl", captions)
     write_jsonl(folder / "generate/answers.jsonl", answers)
-    by_group = {f"{model}/{images}": _metrics(captions, rows, model, images) for model, images in BOTH}
-    by_group["reference"] = {"clip_score": Measurements.from_values([2.0] * IMAGES, [row["id"] for row in rows])}
-    write_scores(folder / "evaluate_clip/scores.jsonl", {group: _sums(m) for group, m in by_group.items()})
+    group_metrics = {f"{model}/{images}": _measure_captions(captions, rows, model, images) for model, images in BOTH}
+    group_metrics["reference"] = {"clip_score": Measurements.from_values([2.0] * IMAGES, [row["id"] for row in rows])}
+    write_scores(folder / "evaluate_clip/scores.jsonl", {group: _sum_by_image(m) for group, m in group_metrics.items()})
     judge = {"name": "models/clip", "kind": "CLIP", "selects": ["models/clip"] if better else [], "sees": False}
     record = {"groups": {}, "judges": [judge], "prompt": "A photo depicts "}
     write_json(folder / "evaluate_clip/metrics.json", record | {"seconds": 4.0, "versions": {"numpy": "2.4.6"}})
     write_yaml(folder / "evaluate_clip/config.yaml", {"image_root": str(dataset)})
-    pairs = {i: [answer for answer in answers if answer["images"] == i] for i in ("own", "shuffled")}
+    answers_by_images = {i: [answer for answer in answers if answer["images"] == i] for i in ("own", "shuffled")}
     vqa = {
-        f"finetune/{images}": _sums(accuracy(captions_of_group))
-        for images, captions_of_group in pairs.items()
-        if captions_of_group
+        f"finetune/{images}": _sum_by_image(accuracy(group_answers))
+        for images, group_answers in answers_by_images.items()
+        if group_answers
     }
     write_scores(folder / "evaluate_vqa/scores.jsonl", vqa)
     write_json(folder / "evaluate_vqa/metrics.json", {"questions": len(answers) // 2, "groups": {}})
 
 
-def _metrics(captions: list[dict], rows: list[dict], model: str, images: str) -> dict[str, Measurements]:
-    captions_of_group = [row["caption"] for row in captions if (row["model"], row["images"]) == (model, images)]
-    right = np.array([caption != ODD for caption in captions_of_group], dtype=float)
+def _measure_captions(captions: list[dict], rows: list[dict], model: str, images: str) -> dict[str, Measurements]:
+    group_captions = [row["caption"] for row in captions if (row["model"], row["images"]) == (model, images)]
+    right = np.array([caption != ODD for caption in group_captions], dtype=float)
     clip = {"clip_score": Measurements.from_values(0.5 + right, [row["id"] for row in rows])}
-    return clip | attribute_metrics(captions_of_group, rows)
+    return clip | attribute_metrics(group_captions, rows)
 
 
-def _sums(metrics: dict[str, Measurements]) -> dict[str, dict[str, tuple[float, int]]]:
+def _sum_by_image(metrics: dict[str, Measurements]) -> dict[str, dict[str, tuple[float, int]]]:
     return {
         name: {
-            str(unit): (float(measured.values[measured.units == unit].sum()), int((measured.units == unit).sum()))
-            for unit in np.unique(measured.units)
+            str(unit): (
+                float(measurements.values[measurements.units == unit].sum()),
+                int((measurements.units == unit).sum()),
+            )
+            for unit in np.unique(measurements.units)
         }
-        for name, measured in metrics.items()
+        for name, measurements in metrics.items()
     }

@@ -35,7 +35,7 @@ class Reply:
 
 
 @dataclass
-class Asked:
+class CaptionRequest:
     """Request for a caption: its number from 1, its number for the same image, the image, body and headers."""
 
     number: int
@@ -57,21 +57,23 @@ class ScriptedServer(ThreadingHTTPServer):
     """The server.
 
     Attributes:
-        answered: number of captions for each image, by its data URL.
-        asked: number of requests for each image.
+        caption_counts: number of captions for each image, by its data URL.
+        request_counts: number of requests for each image.
         most_in_flight: requests at the same time.
     """
 
     daemon_threads = True
     request_queue_size = 256
 
-    def __init__(self, reply: Callable[[Asked], Reply], models: Reply | list[str] = (MODEL,), key: str | None = None):
+    def __init__(
+        self, reply: Callable[[CaptionRequest], Reply], models: Reply | list[str] = (MODEL,), key: str | None = None
+    ):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.reply = reply
         self.models = models
         self.key = key
-        self.asked: Counter[str] = Counter()
-        self.answered: Counter[str] = Counter()
+        self.request_counts: Counter[str] = Counter()
+        self.caption_counts: Counter[str] = Counter()
         self.lists = self.in_flight = self.most_in_flight = 0
         self.lock = threading.Lock()
         self.released = threading.Event()
@@ -82,7 +84,7 @@ class ScriptedServer(ThreadingHTTPServer):
 
     @property
     def requests(self) -> int:
-        return self.asked.total()
+        return self.request_counts.total()
 
     def __enter__(self):
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
@@ -112,18 +114,20 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         server = self.server
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        [picture, _] = body["messages"][0]["content"]
-        url = picture["image_url"]["url"]
+        [image_part, _] = body["messages"][0]["content"]
+        url = image_part["image_url"]["url"]
         with server.lock:
-            server.asked[url] += 1
-            number, time = server.asked.total(), server.asked[url]
+            server.request_counts[url] += 1
+            request_number, image_request_number = server.request_counts.total(), server.request_counts[url]
             server.in_flight += 1
             server.most_in_flight = max(server.most_in_flight, server.in_flight)
         image = Image.open(BytesIO(base64.b64decode(url.partition("base64,")[2])))
-        reply = self._refusal() or server.reply(Asked(number, time, image, body, dict(self.headers)))
+        reply = self._refusal() or server.reply(
+            CaptionRequest(request_number, image_request_number, image, body, dict(self.headers))
+        )
         with server.lock:
             server.in_flight -= 1
-            server.answered[url] += reply.status == 200 and '"content": "' in reply.body and not reply.action
+            server.caption_counts[url] += reply.status == 200 and '"content": "' in reply.body and not reply.action
         self._send(reply)
 
     def _refusal(self) -> Reply | None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from tiny_families import save_tiny_family
 
-SMALL_LOSS = 0.01  # loss per token, below which the most likely answer is the learned one
+SMALL_LOSS = 0.01  # loss per token, below which the most likely answer is the learned answer
 MAX_STEPS = 400
 START_S = 120
 
@@ -33,9 +33,9 @@ def save_llava_that_answers(folder: Path, question: str, answer: str) -> None:
         return_tensors="pt",
     )
     prompt = inputs["input_ids"]  # (1, P)
-    learned = processor.tokenizer(answer + "</s>", add_special_tokens=False, return_tensors="pt")["input_ids"]
-    tokens = torch.cat([prompt, learned], dim=1)  # (1, T)
-    labels = torch.cat([torch.full_like(prompt, -100), learned], dim=1)
+    answer_tokens = processor.tokenizer(answer + "</s>", add_special_tokens=False, return_tensors="pt")["input_ids"]
+    tokens = torch.cat([prompt, answer_tokens], dim=1)  # (1, T)
+    labels = torch.cat([torch.full_like(prompt, -100), answer_tokens], dim=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(MAX_STEPS):
         pixels = torch.randn_like(inputs["pixel_values"])
@@ -54,9 +54,9 @@ class TransformersServe:
     """`transformers serve` on a port of this machine, with an empty model cache."""
 
     def __init__(self, model: Path):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            self.port = listener.getsockname()[1]
         self.model = model
         self.url = f"http://127.0.0.1:{self.port}/v1"
         self.process: subprocess.Popen | None = None
@@ -72,11 +72,11 @@ class TransformersServe:
         """Start the server and wait until it answers."""
         cache = self.model.parent / "cache"
         (cache / "hub").mkdir(parents=True, exist_ok=True)
-        words = ["-m", "transformers.cli.transformers", "serve", self.model, "--host", "127.0.0.1"]
+        arguments = ["-m", "transformers.cli.transformers", "serve", self.model, "--host", "127.0.0.1"]
         environment = os.environ | {"HF_HOME": str(cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         with open(self.model.parent / "serve.log", "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *map(str, words), "--port", str(self.port), "--device", "cpu"],
+                [sys.executable, *map(str, arguments), "--port", str(self.port), "--device", "cpu"],
                 env=environment,
                 stdout=log,
                 stderr=log,

@@ -35,27 +35,27 @@ def run(search: SearchSettings, trainings: int, batch: int = 3, rate=score) -> d
         return BatchResult(scores=scores, runs=len(scores), seconds=1.0)
 
     history = simulate(search, design, measure)
-    known = Trials(search, Path(search.folder).name, trainings)
-    for _, result in history.done:
-        known.tell(result.scores)
-    return {trial.name: trial for record, _ in history.done for trial in record.trials}
+    trials = Trials(search, Path(search.folder).name, trainings)
+    for _, result in history.finished_batches:
+        trials.tell(result.scores)
+    return {trial.name: trial for record, _ in history.finished_batches for trial in record.trials}
 
 
 def simulate(
     search: SearchSettings, design: SearchDesign, measure: Callable[[BatchRecord, History], BatchResult]
 ) -> History:
     """Run batches until a search ends; `measure` replaces training and evaluation."""
-    folder, done = Path(search.folder), []
+    folder, finished_batches = Path(search.folder), []
     while True:
-        history = History(design, search, BatchResult(scores={"base": 0.0}, runs=1, seconds=1.0), done)
+        history = History(design, search, BatchResult(scores={"base": 0.0}, runs=1, seconds=1.0), finished_batches)
         if plan_next(history) is None:
             return history
-        place = folder / f"batch-{len(done) + 1}"
-        if not (place / "trials.yaml").exists():
-            write_yaml(place / "trials.yaml", ask_for_batch(history, folder.name).model_dump())
-        record = load_settings(BatchRecord, place / "trials.yaml")
-        if not (place / "scores.yaml").exists():
+        batch_folder = folder / f"batch-{len(finished_batches) + 1}"
+        if not (batch_folder / "trials.yaml").exists():
+            write_yaml(batch_folder / "trials.yaml", ask_for_batch(history, folder.name).model_dump())
+        record = load_settings(BatchRecord, batch_folder / "trials.yaml")
+        if not (batch_folder / "scores.yaml").exists():
             with open(folder / "trained.txt", "a", encoding="utf-8") as file:
                 file.writelines(f"{name}\n" for name in record.names)
-            write_yaml(place / "scores.yaml", measure(record, history).model_dump())
-        done = [*done, (record, load_settings(BatchResult, place / "scores.yaml"))]
+            write_yaml(batch_folder / "scores.yaml", measure(record, history).model_dump())
+        finished_batches = [*finished_batches, (record, load_settings(BatchResult, batch_folder / "scores.yaml"))]

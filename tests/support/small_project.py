@@ -29,8 +29,8 @@ class Project:
     def arguments(self, *arguments: str, config: tuple[str, ...] = ()) -> list[str]:
         """Return Snakemake's arguments; `config` comes after the small project's own settings."""
         keys = [value.split("=")[0] for value in config]
-        small = [value for value in SMALL if value.split("=")[0] not in keys]
-        return ["--cores", "1", *arguments, "--config", *small, *config]
+        defaults = [value for value in SMALL if value.split("=")[0] not in keys]
+        return ["--cores", "1", *arguments, "--config", *defaults, *config]
 
     def environment(self, forked: bool = True) -> dict[str, str]:
         """Return the environment; if `forked`, jobs' scripts run in forks of a process that has imported torch."""
@@ -43,10 +43,10 @@ class Project:
 
     def run(self, *arguments: str, ok: bool = True, config: tuple[str, ...] = ()) -> str:
         """Run Snakemake and return its output; it must succeed if `ok`, and fail otherwise."""
-        completed = run_snakemake(self.arguments(*arguments, config=config), self.folder, self.environment())
-        printed = completed.stdout + completed.stderr
-        assert (completed.returncode == 0) == ok, printed[-4000:]
-        return printed
+        process = run_snakemake(self.arguments(*arguments, config=config), self.folder, self.environment())
+        output = process.stdout + process.stderr
+        assert (process.returncode == 0) == ok, output[-4000:]
+        return output
 
     def job_counts(self, target: str, *arguments: str, config: tuple[str, ...] = ()) -> dict[str, int]:
         """Count the jobs of each rule in a dry run, without the target and rules of config files."""

@@ -90,9 +90,9 @@ def parquet(folder: Path) -> Path:
 def webdataset(folder: Path) -> Path:
     folder.mkdir(parents=True)
     keys = list(CAPTIONS)
-    for number, part in enumerate((keys[:4], keys[4:])):
+    for number, shard_keys in enumerate((keys[:4], keys[4:])):
         with tarfile.open(folder / f"{number:05d}.tar", "w") as tar:
-            for key in part:
+            for key in shard_keys:
                 for suffix, content in ((".png", IMAGES[key]), (".txt", CAPTIONS[key].encode())):
                     info = tarfile.TarInfo(key + suffix)
                     info.size = len(content)
@@ -103,8 +103,8 @@ def webdataset(folder: Path) -> Path:
 WRITERS = {writer.__name__: writer for writer in (data_juicer, llava, sharegpt, folder, table, parquet, webdataset)}
 
 
-def write_tar(file: Path, members: list[tuple[str, bytes]], **more) -> Path:
-    with tarfile.open(file, "w", **more) as tar:
+def write_tar(file: Path, members: list[tuple[str, bytes]], **options) -> Path:
+    with tarfile.open(file, "w", **options) as tar:
         for name, content in members:
             info = tarfile.TarInfo(name)
             info.size = len(content)

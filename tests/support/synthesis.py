@@ -35,13 +35,13 @@ def run_synthesis(project: Path, folder: Path, settings: dict, model: CaptionerM
     """Run the stage and return its summary; the outputs are in the folder's `out/`."""
     folder.mkdir(exist_ok=True)
     write_yaml(folder / "config.yaml", settings)
-    read = read_synthesize_settings(folder / "config.yaml", folder / "out", model)
-    return run_recipe(read, project / "data/pairs.jsonl", folder / "out", SYNTHESIZED)
+    recipe = read_synthesize_settings(folder / "config.yaml", folder / "out", model)
+    return run_recipe(recipe, project / "data/pairs.jsonl", folder / "out", SYNTHESIZED)
 
 
 def synthesis_command(project: Path, folder: Path, *flags: object) -> list[str]:
     """Return the stage's command for the `config.yaml` in the folder."""
     script = PROJECT / "workflow_scripts/synthesize_captions.py"
     data, output = project / "data/pairs.jsonl", folder / "out"
-    words = [forked_python(), script, "--config", folder / "config.yaml", "--data", data, "--output-dir", output]
-    return [str(word) for word in (*words, *flags)]
+    command = [forked_python(), script, "--config", folder / "config.yaml", "--data", data, "--output-dir", output]
+    return [str(word) for word in (*command, *flags)]

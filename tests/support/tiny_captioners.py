@@ -29,16 +29,16 @@ QUERY_TOKENS = 4
 
 def save_tiny_blip2(folder: Path) -> Path:
     """Save a random BLIP-2 whose vocabulary (w0, w1, …) has the real size."""
-    special = ["<pad>", "<s>", "</s>", "<unk>"]
-    words = special + [f"w{number}" for number in range(BLIP2_IMAGE_TOKEN - len(special))]
-    fast = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
-    fast.pre_tokenizer = pre_tokenizers.Whitespace()
+    special_tokens = ["<pad>", "<s>", "</s>", "<unk>"]
+    words = special_tokens + [f"w{number}" for number in range(BLIP2_IMAGE_TOKEN - len(special_tokens))]
+    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=fast, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+        tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
-    pixels = BlipImageProcessorPil(size={"height": 32, "width": 32})
-    processor = Blip2Processor(pixels, tokenizer, num_query_tokens=QUERY_TOKENS)
-    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    image_processor = BlipImageProcessorPil(size={"height": 32, "width": 32})
+    processor = Blip2Processor(image_processor, tokenizer, num_query_tokens=QUERY_TOKENS)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     text = OPTConfig(
         vocab_size=BLIP2_IMAGE_TOKEN + 1,
         hidden_size=16,
@@ -52,8 +52,8 @@ def save_tiny_blip2(folder: Path) -> Path:
         eos_token_id=2,
     )
     config = Blip2Config(
-        vision_config=Blip2VisionConfig(**small, image_size=32, patch_size=16).to_dict(),
-        qformer_config=Blip2QFormerConfig(**small, encoder_hidden_size=16, vocab_size=8).to_dict(),
+        vision_config=Blip2VisionConfig(**sizes, image_size=32, patch_size=16).to_dict(),
+        qformer_config=Blip2QFormerConfig(**sizes, encoder_hidden_size=16, vocab_size=8).to_dict(),
         text_config=text.to_dict(),
         num_query_tokens=QUERY_TOKENS,
         image_token_index=BLIP2_IMAGE_TOKEN,
@@ -83,8 +83,8 @@ def save_tiny_mgm(folder: Path) -> tuple[Path, Path]:
     model.save_pretrained(folder / "base")
     tiny_processor().save_pretrained(folder / "base")
     parts = (".projector.", ".patch_info_mining.")
-    trained = {name: tensor for name, tensor in model.named_parameters() if any(part in name for part in parts)}
-    save_projector(model, gather_weights(trained), folder / "pretrain")
+    projector = {name: tensor for name, tensor in model.named_parameters() if any(part in name for part in parts)}
+    save_projector(model, gather_weights(projector), folder / "pretrain")
     return folder / "base", folder / "pretrain"
 
 

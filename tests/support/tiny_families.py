@@ -27,7 +27,7 @@ SMALL = {"image_size": 28, "patch_size": 7}
 
 DIGITS = pre_tokenizers.Digits(individual_digits=True)  # the tokenizers of all these families split digits
 
-# Short chat templates with the output of the hub's. LLaVA's writes no end token after an answer.
+# Short chat templates with the same output as the hub's templates. LLaVA's writes no end token after an answer.
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for c in message['content'] %}"
     "{% if c['type'] == 'image' %}IMAGE{% elif 'text' in c %}{{ c['text'] }}{% endif %}{% endfor %}<|im_end|>\n"
@@ -64,17 +64,23 @@ TEMPLATES = {
 
 
 def save_tiny_family(family: str, folder: Path) -> None:
-    config, images, tokenizer, given = BUILDERS[family]()
+    config, image_processor, tokenizer, processor_settings = BUILDERS[family]()
     torch.manual_seed(0)
     model = T.AutoModelForImageTextToText.from_config(config)
     for parameter in model.parameters():  # otherwise Gemma 3 would ignore images
         if parameter.dim() > 1 and not parameter.any():
             torch.nn.init.normal_(parameter, std=0.1)
     model.save_pretrained(folder)
-    stock = getattr(T, T.models.auto.processing_auto.PROCESSOR_MAPPING_NAMES[family])
-    none = {"video_processor": None} if "video_processor" in inspect.signature(stock.__init__).parameters else {}
-    processor = without_video(stock)(
-        image_processor=images, tokenizer=tokenizer, chat_template=TEMPLATES.get(family), **none, **given
+    processor_class = getattr(T, T.models.auto.processing_auto.PROCESSOR_MAPPING_NAMES[family])
+    no_video = (
+        {"video_processor": None} if "video_processor" in inspect.signature(processor_class.__init__).parameters else {}
+    )
+    processor = without_video(processor_class)(
+        image_processor=image_processor,
+        tokenizer=tokenizer,
+        chat_template=TEMPLATES.get(family),
+        **no_video,
+        **processor_settings,
     )
     processor.save_pretrained(folder)
 
@@ -101,8 +107,12 @@ def llava():
         image_seq_length=16,
         tie_word_embeddings=False,
     )
-    given = {"patch_size": 7, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
-    return config, pixels, tokenizer, given
+    processor_settings = {
+        "patch_size": 7,
+        "vision_feature_select_strategy": "default",
+        "num_additional_image_tokens": 1,
+    }
+    return config, pixels, tokenizer, processor_settings
 
 
 def llava_onevision():
@@ -120,8 +130,12 @@ def llava_onevision():
         vision_aspect_ratio="anyres_max_9",
         tie_word_embeddings=True,
     )
-    given = {"num_image_tokens": 16, "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_9"}
-    return config, pixels, tokenizer, given
+    processor_settings = {
+        "num_image_tokens": 16,
+        "vision_feature_select_strategy": "full",
+        "vision_aspect_ratio": "anyres_max_9",
+    }
+    return config, pixels, tokenizer, processor_settings
 
 
 def qwen2_5_vl():
@@ -267,9 +281,9 @@ def qwen2_tokenizer(special: list[str], extra: dict | None = None):
 
 
 def add_special(tokenizer, tokens: list[str]) -> None:
-    known = tokenizer.get_vocab()
-    new = [T.AddedToken(token, special=True) for token in tokens if token not in known]
-    tokenizer.add_tokens(new, special_tokens=True)
+    vocab = tokenizer.get_vocab()
+    new_tokens = [T.AddedToken(token, special=True) for token in tokens if token not in vocab]
+    tokenizer.add_tokens(new_tokens, special_tokens=True)
 
 
 def byte_level():

@@ -41,11 +41,11 @@ def tiny_tokenizer() -> GemmaTokenizer:
 @cache
 def tiny_qwen_tokenizer() -> Qwen2Tokenizer:
     """Return a tokenizer like Qwen2.5's, without a beginning-of-sequence token and with <|im_end|> as the end token."""
-    trained = Qwen2Tokenizer().train_new_from_iterator([CORPUS], 320)
+    tokenizer = Qwen2Tokenizer().train_new_from_iterator([CORPUS], 320)
     control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|image_pad|>"]
-    trained.add_special_tokens({"additional_special_tokens": control})
-    trained.eos_token, trained.pad_token = "<|im_end|>", "<|endoftext|>"
-    return trained
+    tokenizer.add_special_tokens({"additional_special_tokens": control})
+    tokenizer.eos_token, tokenizer.pad_token = "<|im_end|>", "<|endoftext|>"
+    return tokenizer
 
 
 TINY_SIZES = Sizes(
@@ -137,9 +137,9 @@ def save_parts(root: Path, families: tuple[str, ...] = ("gemma",)) -> None:
     """Save folders like a hub's: language models under their family's name, `clip` and `convnext`."""
     torch.manual_seed(3)
     for family in families:
-        language = AutoModelForCausalLM.from_config(text_config(family))
-        randomize(language)
-        language.save_pretrained(root / family)
+        language_model = AutoModelForCausalLM.from_config(text_config(family))
+        randomize(language_model)
+        language_model.save_pretrained(root / family)
         tiny_tokenizer().save_pretrained(root / family)
     for name, model in (("clip", CLIPVisionModel(vision_config())), ("convnext", ConvNextModel(vision_aux_config()))):
         randomize(model)

@@ -47,7 +47,7 @@ def conversation(index: int, image: Path) -> dict:
     }
 
 
-def flags(folder: Path, output: Path, tuning: str, **changed) -> dict:
+def flags(folder: Path, output: Path, tuning: str, **changes) -> dict:
     """Write the settings of a stage and return its command line."""
     stage = TUNINGS[tuning]
     settings = training_settings(stage, "plain", 16) | {
@@ -67,24 +67,28 @@ def flags(folder: Path, output: Path, tuning: str, **changed) -> dict:
     if stage == "finetune":
         settings["lora"] = settings["lora"] | {"r": 64} if tuning == "LoRA" else None
         settings["projector_learning_rate"] = 1e-3 if tuning == "LoRA" else None  # two groups of parameters, and one
-    settings |= changed
+    settings |= changes
     output.mkdir(parents=True, exist_ok=True)
     write_yaml(output / "config.yaml", settings)
-    given = {"--config": output / "config.yaml", "--data": folder / "conversations.jsonl", "--model": folder / "mgm"}
-    given |= {"--output-dir": output}
-    return given | ({"--projector": folder / "projector.safetensors"} if stage == "finetune" else {})
+    arguments = {
+        "--config": output / "config.yaml",
+        "--data": folder / "conversations.jsonl",
+        "--model": folder / "mgm",
+    }
+    arguments |= {"--output-dir": output}
+    return arguments | ({"--projector": folder / "projector.safetensors"} if stage == "finetune" else {})
 
 
 def outcome(output: Path) -> tuple[dict[str, torch.Tensor], list[dict]]:
     """Return all trained tensors, and the log rows of every step."""
     files = sorted([*output.glob("*.safetensors"), *output.glob("adapter/*.safetensors")])
     weights = {f"{file.name}/{name}": tensor for file in files for name, tensor in load_file(file).items()}
-    kept = ("step", "epoch", "loss", "learning_rate", "projector_learning_rate", "grad_norm")
-    return weights, [{key: row[key] for key in kept if key in row} for row in read_jsonl(output / "metrics.jsonl")]
+    keys = ("step", "epoch", "loss", "learning_rate", "projector_learning_rate", "grad_norm")
+    return weights, [{key: row[key] for key in keys if key in row} for row in read_jsonl(output / "metrics.jsonl")]
 
 
-def assert_equal_outcomes(one: Path, other: Path) -> None:
-    (weights, rows), (wanted, wanted_rows) = outcome(one), outcome(other)
-    assert rows == wanted_rows
-    assert weights.keys() == wanted.keys()
-    assert [name for name in wanted if not torch.equal(weights[name], wanted[name])] == []
+def assert_equal_outcomes(first: Path, second: Path) -> None:
+    (weights, rows), (expected, expected_rows) = outcome(first), outcome(second)
+    assert rows == expected_rows
+    assert weights.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(weights[name], expected[name])] == []

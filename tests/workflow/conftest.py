@@ -28,11 +28,11 @@ def synthesized(finished) -> Project:
 def licensed(finished):
     """Add licenses to the model and dataset of the finished project, and remove them afterwards."""
     files = [finished.folder / "config" / kind / "small.yaml" for kind in ("models", "datasets")]
-    before = [file.read_bytes() for file in files]
-    for file, content in zip(files, before, strict=True):
+    contents = [file.read_bytes() for file in files]
+    for file, content in zip(files, contents, strict=True):
         file.write_bytes(content + b"\nlicense: apache-2.0\n")
     yield finished
-    for file, content in zip(files, before, strict=True):
+    for file, content in zip(files, contents, strict=True):
         file.write_bytes(content)
     for folder in (finished.folder / "results/published", finished.result("export")):
         shutil.rmtree(folder, ignore_errors=True)

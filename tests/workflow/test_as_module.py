@@ -30,13 +30,13 @@ STAGES = ("make_dataset", "train_clip", "filter_data", "write_jsonl", "pretrain"
 
 def dry_run(project: Project, folder, *arguments: str, target: str = "baseline", ok: bool = True) -> str:
     """Return the output of a dry run in `folder`, which has no files of the workflow."""
-    done = run_snakemake(project.arguments(target, "--dry-run", *arguments), folder, project.environment())
-    assert (done.returncode == 0) == ok, (done.stdout + done.stderr)[-2000:]
-    return done.stdout + done.stderr
+    process = run_snakemake(project.arguments(target, "--dry-run", *arguments), folder, project.environment())
+    assert (process.returncode == 0) == ok, (process.stdout + process.stderr)[-2000:]
+    return process.stdout + process.stderr
 
 
-def assert_complete(printed: str) -> None:
-    table = printed.split("Job stats:")[1]
+def assert_complete(output: str) -> None:
+    table = output.split("Job stats:")[1]
     assert all(f"\n{stage} " in table for stage in STAGES)
 
 

@@ -38,9 +38,9 @@ def read(folder):
     return [json.loads(line) for line in (folder / "captions.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def refusal(project, until, dataset, *more) -> str:
+def refusal(project, until, dataset, *further_config) -> str:
     """Return the output of a failing stage; later `--config` values override earlier ones."""
-    printed = project.run("baseline", "--until", until, ok=False, config=(f"dataset={dataset}", *more))
+    printed = project.run("baseline", "--until", until, ok=False, config=(f"dataset={dataset}", *further_config))
     assert "Traceback" not in printed
     return re.sub(r"\s+", " ", printed)
 
@@ -164,17 +164,17 @@ def test_own_data_is_filtered_and_broken_images_are_named(fresh, own_data):
     fresh.run("baseline", "--until", "write_jsonl", config=(f"dataset={own_data}", DROP))
     summary = json.loads((fresh.result("filter") / "summary.json").read_text())
     assert summary["broken_images"] == {"missing": 1, "outside": 1, "empty": 1, "undecodable": 1}
-    written = [json.loads(line) for line in (fresh.result("jsonl") / "pretrain.jsonl").read_text().splitlines()]
-    assert len(written) == 10 and all(row["image"].startswith(str(own_data)) for row in written)  # two are held out
+    rows_out = [json.loads(line) for line in (fresh.result("jsonl") / "pretrain.jsonl").read_text().splitlines()]
+    assert len(rows_out) == 10 and all(row["image"].startswith(str(own_data)) for row in rows_out)  # two are held out
 
-    kept = json.loads((fresh.result("filter") / "filtered.jsonl").read_text().splitlines()[0])
-    image = own_data / kept["images"][0]
+    kept_row = json.loads((fresh.result("filter") / "filtered.jsonl").read_text().splitlines()[0])
+    image = own_data / kept_row["images"][0]
     image.write_bytes(image.read_bytes()[:100])
     fresh.run("baseline", "--until", "write_jsonl", config=(f"dataset={own_data}", DROP))
     summary = json.loads((fresh.result("filter") / "summary.json").read_text())
     assert summary["broken_images"]["undecodable"] == 2
-    written = (fresh.result("jsonl") / "pretrain.jsonl").read_text().splitlines()
-    assert len(written) == 9 and kept["id"] not in {json.loads(line)["id"] for line in written}
+    rows_out = (fresh.result("jsonl") / "pretrain.jsonl").read_text().splitlines()
+    assert len(rows_out) == 9 and kept_row["id"] not in {json.loads(line)["id"] for line in rows_out}
 
 
 def test_an_empty_dataset_after_filtering_names_the_operator(fresh, own_data):

@@ -6,7 +6,7 @@ from benchmark_files import circular_rows, write_mmbench, write_textvqa
 from small_project import Project
 
 
-def files(project: Project) -> str:
+def write_benchmark_files(project: Project) -> str:
     """Write both benchmarks' files to the project, and return the setting that names them."""
     textvqa = write_textvqa(project.folder / "textvqa")
     mmbench = write_mmbench(project.folder / "mmbench.tsv", circular_rows())
@@ -21,7 +21,7 @@ def test_missing_files_are_reported_with_the_setting(fresh):
 
 
 def test_the_challenge_runs_only_both_benchmarks(fresh):
-    counts = fresh.job_counts("challenge", config=(files(fresh),))
+    counts = fresh.job_counts("challenge", config=(write_benchmark_files(fresh),))
     assert counts == {
         **dict.fromkeys(("make_dataset", "train_clip", "train_language_model", "assemble_model", "filter_data"), 1),
         **dict.fromkeys(("synthesize_captions", "score_challenge"), 1),
@@ -31,19 +31,21 @@ def test_the_challenge_runs_only_both_benchmarks(fresh):
 
 
 def test_each_seed_answers_the_benchmarks(fresh):
-    counts = fresh.job_counts("challenge", config=(files(fresh), "seeds=[0,1,2]", "report={experiments: [baseline]}"))
+    counts = fresh.job_counts(
+        "challenge", config=(write_benchmark_files(fresh), "seeds=[0,1,2]", "report={experiments: [baseline]}")
+    )
     assert (counts["finetune"], counts["answer_benchmark"], counts["write_submission"]) == (3, 8, 3)
 
 
 def test_the_finished_baseline_gets_its_score(finished):
-    config = (files(finished), "report={experiments: [baseline]}")
+    config = (write_benchmark_files(finished), "report={experiments: [baseline]}")
     jobs = finished.job_counts("challenge", config=config)
     assert set(jobs) == {"answer_benchmark", "score_benchmark", "write_submission", "score_challenge"}
     finished.run("challenge", config=config)
     table = pandas.read_csv(finished.folder / "results/challenge/challenge.csv")
     assert table["experiment"].tolist() == ["MGM-2B", "small before training", "baseline"]
     assert table["textvqa"].between(0, 100).all()
-    own = table.iloc[2]
-    assert abs(own["challenge_score"] - (own["textvqa"] / 56.2 + own["mmbench"] / 59.8) / 2) < 1e-5
+    baseline = table.iloc[2]
+    assert abs(baseline["challenge_score"] - (baseline["textvqa"] / 56.2 + baseline["mmbench"] / 59.8) / 2) < 1e-5
     assert (finished.result("benchmarks") / "mmbench/submission.xlsx").is_file()
     assert finished.job_counts("challenge", config=config) == {}

@@ -96,18 +96,18 @@ def test_running_stages_are_updated_in_place_in_a_terminal(fresh):
         stderr=terminal,
     )
     os.close(terminal)
-    printed = b""
+    output = b""
     try:
         while chunk := os.read(controller, 1 << 16):
-            printed += chunk
+            output += chunk
     except OSError:  # the other end of the terminal is closed
         pass
     assert process.wait() == 0
-    lines = re.split(r"[\r\n]+", printed.decode())
-    plain = [re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", line) for line in lines]
-    shown = [line for line in plain if line.startswith(("[1/1] make_dataset small", "0 of 1 stages"))]
-    assert "[1/1] make_dataset small: running…" in shown
-    assert all(len(line) <= NARROW for line in shown if "done in" not in line)
-    assert any(line.startswith("0 of 1 stages done, ") for line in shown)
+    lines = re.split(r"[\r\n]+", output.decode())
+    plain_lines = [re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", line) for line in lines]
+    stage_lines = [line for line in plain_lines if line.startswith(("[1/1] make_dataset small", "0 of 1 stages"))]
+    assert "[1/1] make_dataset small: running…" in stage_lines
+    assert all(len(line) <= NARROW for line in stage_lines if "done in" not in line)
+    assert any(line.startswith("0 of 1 stages done, ") for line in stage_lines)
     [end] = [line for line in lines if "make_dataset small: done in " in line]
     assert "\x1b[32m" in end, "a finished stage is green"

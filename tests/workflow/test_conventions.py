@@ -47,9 +47,9 @@ def test_each_page_in_a_report_has_an_existing_caption():
 
 def test_ci_uses_commands_of_the_makefile_and_readme():
     commands = [step["run"] for job in CI["jobs"].values() for step in job["steps"] if "make " in step.get("run", "")]
-    called = {re.search(r"\bmake ([\w-]+)$", command)[1] for command in commands}
-    assert called == {"lint", "test", "test-slurm", "baseline"} and called <= set(MAKE_TARGETS)
-    assert all(f"make {target}" in read("README.md") for target in called - {"lint"})
+    targets = {re.search(r"\bmake ([\w-]+)$", command)[1] for command in commands}
+    assert targets == {"lint", "test", "test-slurm", "baseline"} and targets <= set(MAKE_TARGETS)
+    assert all(f"make {target}" in read("README.md") for target in targets - {"lint"})
 
 
 def test_the_citation_names_both_papers():

@@ -28,9 +28,9 @@ def test_a_crate_of_a_finished_run_needs_no_other_stage(crate):
     assert record["experiments"] == ["baseline"] and record["command_line"]["dataset"] == "small"
     assert {"torch", "transformers", "py-data-juicer"} <= record["versions"].keys()
     assert [(images["drawn"], images["count"] > 100) for images in record["images"]] == [(True, True)]
-    ran = {entity["@id"].rpartition("/")[2] for entity in graph if entity["@type"] == "CreateAction"}
+    rules = {entity["@id"].rpartition("/")[2] for entity in graph if entity["@type"] == "CreateAction"}
     stages = {"filter_data", "write_jsonl", "pretrain", "finetune", "generate_answers", "evaluate_clip", "evaluate_vqa"}
-    assert stages | {"make_dataset", "assemble_model", "train_clip", "compare_experiments"} <= ran
+    assert stages | {"make_dataset", "assemble_model", "train_clip", "compare_experiments"} <= rules
 
 
 def test_reproduce_without_a_crate_has_a_remedy(fresh):

@@ -25,7 +25,7 @@ def decide(project, *config, ok=True) -> str:
     return project.run("decide", ok=ok, config=("experiment=other", *config))
 
 
-def looks_in(project) -> dict[int, dict]:
+def read_looks(project) -> dict[int, dict]:
     """Return the looks by number of seeds."""
     files = (project.folder / "results/other/decide").glob("seeds-*/look.yaml")
     return {len(look["seeds"]): look for look in sorted(map(read_yaml, files), key=lambda look: len(look["seeds"]))}
@@ -37,17 +37,17 @@ def test_a_killed_decision_continues_until_it_is_decided(quick):
     kill_midway(
         quick, lambda: not last.isdisjoint(calls(quick)), "decide", config=("experiment=other",), whole_tree=True
     )
-    first = looks_in(quick)
+    first = read_looks(quick)
     assert list(first) == [2] and first[2]["kind"] == "undecided"
     (quick.folder / "finetune-2.wait").unlink()
     printed = decide(quick)
-    looks = looks_in(quick)
+    looks = read_looks(quick)
     *open_looks, last = looks.values()
     assert looks[2] == first[2] and list(looks) == list(range(2, 2 + len(looks))) and len(looks) >= 2
     assert {look["kind"] for look in open_looks} == {"undecided"} and last["kind"] == "better"
     assert [look["spent"] for look in looks.values()] == sorted(look["spent"] for look in looks.values())
     ran = [call for call in calls(quick) if call.startswith("finetune ")]
-    assert len(ran) == len({*ran}) + 1, "only the killed one runs again"
+    assert len(ran) == len({*ran}) + 1, "only the killed training runs again"
     assert set(ran) == {f"finetune {side} {seed}" for side in ("baseline", "other") for seed in last["seeds"]}
     decided = (
         f"Decided after {len(last['seeds'])} of at most 10 seeds: other is better than baseline (probability of the "

@@ -6,7 +6,7 @@ from test_rerun import edited
 
 from dj2mgm.storage.files import read_json, read_jsonl
 
-OWN = {
+DJ_SYNTH_RULES = {
     "synthesize_captions",
     "write_jsonl",
     "pretrain",
@@ -43,7 +43,7 @@ def test_the_ablation_runs_the_recipe_once_without_each_operator(fresh):
     file.write_text(f"experiment: dj_synth\ndesign: {{kind: ablation, {operators}}}\ncontrols: [random]\n")
     counts = fresh.job_counts("mine")
     assert counts["synthesize_captions"] == 3
-    assert counts["filter_data"] == 2, "words_num_filter is one of the filter stage's"
+    assert counts["filter_data"] == 2, "words_num_filter belongs to the filter stage"
     assert counts["compare_study"] == 1
 
 
@@ -54,7 +54,7 @@ def test_a_random_subset_trains_one_more_model(fresh):
 
 
 def test_only_different_stages_run_after_the_baseline(finished):
-    assert set(finished.job_counts("dj_synth")) <= OWN  # fewer rules if another test has run dj_synth
+    assert set(finished.job_counts("dj_synth")) <= DJ_SYNTH_RULES  # fewer rules if another test has run dj_synth
 
 
 def test_a_finished_run_needs_no_jobs(synthesized):
@@ -62,8 +62,10 @@ def test_a_finished_run_needs_no_jobs(synthesized):
 
 
 def test_both_train_on_equally_many_samples(synthesized):
-    baseline, own = (read_json(synthesized.result("jsonl", name) / "summary.json") for name in ("baseline", "dj_synth"))
-    assert baseline["pretrain"]["rows_out"] == own["pretrain"]["rows_out"]
+    baseline, dj_synth = (
+        read_json(synthesized.result("jsonl", name) / "summary.json") for name in ("baseline", "dj_synth")
+    )
+    assert baseline["pretrain"]["rows_out"] == dj_synth["pretrain"]["rows_out"]
     steps = [
         read_json(synthesized.result("pretrain", name) / "metrics.json")["steps"] for name in ("baseline", "dj_synth")
     ]
@@ -71,14 +73,14 @@ def test_both_train_on_equally_many_samples(synthesized):
 
     folder = synthesized.result("synthesize", "dj_synth")
     summary = read_json(folder / "summary.json")
-    before = [row["id"] for row in read_jsonl(synthesized.result("filter") / "filtered.jsonl")]
-    kept = [row["id"] for row in read_jsonl(folder / "synthesized.jsonl")]
-    dropped = [row["id"] for row in read_jsonl(folder / "dropped.jsonl") if row["event"] == "dropped"]
-    assert sorted(kept + dropped) == sorted(before)
-    assert kept == [identifier for identifier in before if identifier in set(kept)]
-    assert (summary["rows_in"], summary["rows_kept"]) == (len(before), len(kept))
-    trained = own["pretrain"]
-    assert trained["rows_in"] == len(kept) and trained["rows_out"] == len(kept) + trained["repeated"]
+    input_ids = [row["id"] for row in read_jsonl(synthesized.result("filter") / "filtered.jsonl")]
+    kept_ids = [row["id"] for row in read_jsonl(folder / "synthesized.jsonl")]
+    dropped_ids = [row["id"] for row in read_jsonl(folder / "dropped.jsonl") if row["event"] == "dropped"]
+    assert sorted(kept_ids + dropped_ids) == sorted(input_ids)
+    assert kept_ids == [identifier for identifier in input_ids if identifier in set(kept_ids)]
+    assert (summary["rows_in"], summary["rows_kept"]) == (len(input_ids), len(kept_ids))
+    counts = dj_synth["pretrain"]
+    assert counts["rows_in"] == len(kept_ids) and counts["rows_out"] == len(kept_ids) + counts["repeated"]
 
 
 def test_the_page_and_the_table_compare_both(synthesized):

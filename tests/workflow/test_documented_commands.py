@@ -1,4 +1,4 @@
-"""Commands in the `--help` of each script are complete, have existing flags, and equal those of the rules."""
+"""Commands in the `--help` of each script are complete, have existing flags, and equal the commands of the rules."""
 
 import ast
 import json
@@ -16,7 +16,7 @@ from small_project import copy_project
 SCRIPTS = {
     path.stem: path.read_text(encoding="utf-8")
     for path in sorted((PROJECT / "workflow_scripts").glob("*.py"))
-    if "argparse" in path.read_text(encoding="utf-8") or "parse_paths" in path.read_text(encoding="utf-8")
+    if re.search(r"\b(?:make_parser|parse_paths)\b", path.read_text(encoding="utf-8"))
 }
 DOCS = {name: ast.get_docstring(ast.parse(text)) for name, text in SCRIPTS.items()}
 COMMAND = re.compile(r"^ *((?:python|bash|deepspeed) (?:.*\\\n)*.*)$", flags=re.MULTILINE)
@@ -37,14 +37,14 @@ def split_arguments(command: str) -> list[str]:
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if "__doc__" in SCRIPTS[name]])
 def test_a_command_in_help_is_complete_with_existing_flags(name):
     assert find_commands(name), "a command shows how the script is run"
-    defined = set(re.findall(r'"(--[\w-]+)"', SCRIPTS[name].replace("monitor_memory.py --", "")))
+    flags = set(re.findall(r'"(--[\w-]+)"', SCRIPTS[name].replace("monitor_memory.py --", "")))
     for command in find_commands(name):
-        checked = subprocess.run(["bash", "-n", "-c", command], capture_output=True, text=True)
-        assert checked.returncode == 0, checked.stderr
+        check = subprocess.run(["bash", "-n", "-c", command], capture_output=True, text=True)
+        assert check.returncode == 0, check.stderr
         [first, *others] = command.split("\n")
         words = split_arguments(command)
         assert f"workflow_scripts/{name}.py" in words
-        assert {word for word in words if word.startswith("--")} <= defined, command
+        assert {word for word in words if word.startswith("--")} <= flags, command
         assert not any(re.search(r" {3,}", line.strip()) for line in (first, *others)), "lines were joined"
         assert all(line.startswith("    ") for line in others)
 
@@ -55,31 +55,35 @@ def commands(tmp_path_factory) -> set[tuple[str, ...]]:
     project = copy_project(tmp_path_factory.mktemp("project"))
     file = project.folder / "config/config.yaml"
     config = yaml.safe_load(file.read_text(encoding="utf-8"))
-    for own in config["benchmarks"].values():
-        own |= {key: "questions.tsv" for key in own}
+    for files in config["benchmarks"].values():
+        files |= {key: "questions.tsv" for key in files}
     config |= {"evaluations": ["pope"], "evaluation_data": "evaluations"}
     file.write_text(yaml.safe_dump(config), encoding="utf-8")
     (project.folder / "questions.tsv").touch()
     for folder in (".lmms_eval/lmms_eval", "evaluations/pope"):
         (project.folder / folder).mkdir(parents=True)
     targets = ["baseline", "dj_synth", "analyze", "ablation", "lora_sweep", "attention_benchmark", "deepspeed_configs"]
-    further = ["challenge", "evaluate", "export", "publish", "crate", "decide", "plan", "leaderboard"]
+    further_targets = ["challenge", "evaluate", "export", "publish", "crate", "decide", "plan", "leaderboard"]
     script = PROJECT / "tests/support/shell_commands.py"
-    done = subprocess.run(
-        [sys.executable, script, json.dumps(CONFIG), *targets, *further],
+    process = subprocess.run(
+        [sys.executable, script, json.dumps(CONFIG), *targets, *further_targets],
         cwd=project.folder,
         env=project.environment(),
         capture_output=True,
         text=True,
         check=True,
     )
-    jobs = json.loads(done.stdout.splitlines()[-1])["jobs"]
+    jobs = json.loads(process.stdout.splitlines()[-1])["jobs"]
     return {tuple(split_arguments(command)) for _, command in jobs}
 
 
 def test_documented_command_of_a_stage_equals_its_rule(commands):
     scripts = {word for command in commands for word in command if re.fullmatch(r"workflow_scripts/\w+\.py", word)}
-    of_rules = [name for name in SCRIPTS if f"workflow_scripts/{name}.py" in scripts and name not in PRINTED]
-    documented = {name: {tuple(split_arguments(command)) for command in find_commands(name)} for name in of_rules}
+    names = [name for name in SCRIPTS if f"workflow_scripts/{name}.py" in scripts and name not in PRINTED]
+    documented = {name: {tuple(split_arguments(command)) for command in find_commands(name)} for name in names}
     assert len(documented) > 20
-    assert {name: sorted(own - commands) for name, own in documented.items() if own - commands} == {}
+    assert {
+        name: sorted(script_commands - commands)
+        for name, script_commands in documented.items()
+        if script_commands - commands
+    } == {}

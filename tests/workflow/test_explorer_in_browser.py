@@ -72,9 +72,9 @@ def test_counts_agree_with_summaries_and_page_is_offline(page, run):
     assert page.evaluate(COUNTS).startswith(
         f"{counts[0]} of {ROWS} rows kept, {ROWS - counts[0]} dropped; {ROWS} shown."
     )
-    own = page.address.rpartition("/")[0].removesuffix("/explorer")
+    folder_address = page.address.rpartition("/")[0].removesuffix("/explorer")
     requests = [event["request"]["url"] for event in page.reported("Network.requestWillBeSent")]
-    assert [url for url in requests if not url.startswith((own, "data:"))] == []
+    assert [url for url in requests if not url.startswith((folder_address, "data:"))] == []
     check_silence(page)
 
 
@@ -97,28 +97,28 @@ def test_moved_limits_drop_the_same_rows_as_numpy(page, results):
     """The page and NumPy agree on every row for random limits, including limits by share."""
     pairs, rng = results.tables[0], np.random.default_rng(0)
     for _ in range(12):
-        chosen = [
+        limit_values = [
             [float(rng.choice(limit.stops)) if rng.random() < 0.4 else limit.value for limit in step.limits]
             for step in pairs.steps
         ]
         counts = page.evaluate(
-            f"""(() => {{ const {{ table, limits }} = explorer.now(), values = {to_json(chosen)};
+            f"""(() => {{ const {{ table, limits }} = explorer.now(), values = {to_json(limit_values)};
             const of = (step, s) => step.limits.map((limit, l) => [limit, values[s][l]]);
             const chosen = new Map(table.steps.flatMap(of));
             return [...explorer.cascade(table, chosen).outcome]; }})()"""
         )
-        assert counts == expected(pairs, chosen)
+        assert counts == compute_outcome(pairs, limit_values)
 
 
-def to_json(chosen: list) -> str:
-    return str(chosen).replace("None", "null")
+def to_json(limit_values: list) -> str:
+    return str(limit_values).replace("None", "null")
 
 
-def expected(pairs, chosen: list[list[float | None]]) -> list[int]:
+def compute_outcome(pairs, limit_values: list[list[float | None]]) -> list[int]:
     """Return the index of the step that drops each row, computed in plain Python."""
     outcome = [0] * ROWS
     values = {key: column.values.tolist() for key, column in pairs.columns.items()}
-    for place, (step, limits) in enumerate(zip(pairs.steps, chosen, strict=True), start=1):
+    for step_number, (step, limits) in enumerate(zip(pairs.steps, limit_values, strict=True), start=1):
         if step.rewritten is not None:
             continue
         bounds = []
@@ -133,19 +133,19 @@ def expected(pairs, chosen: list[list[float | None]]) -> list[int]:
         for row in range(ROWS):
             if outcome[row]:
                 continue
-            mine = [values[limit.column][row] for limit in step.limits]
-            if not mine or any(value != value for value in mine):
-                falls = pairs.fate[row] == place
+            row_values = [values[limit.column][row] for limit in step.limits]
+            if not row_values or any(value != value for value in row_values):
+                is_dropped = pairs.fate[row] == step_number
             else:
-                falls = any(
-                    bound is not None and not inside(value, bound, limit)
-                    for value, bound, limit in zip(mine, bounds, step.limits, strict=True)
+                is_dropped = any(
+                    bound is not None and not is_inside(value, bound, limit)
+                    for value, bound, limit in zip(row_values, bounds, step.limits, strict=True)
                 )
-            outcome[row] = place if falls else 0
+            outcome[row] = step_number if is_dropped else 0
     return outcome
 
 
-def inside(value: float, bound: float, limit) -> bool:
+def is_inside(value: float, bound: float, limit) -> bool:
     if value == bound:
         return limit.closed
     return value > bound if limit.side == "min" else value < bound
@@ -157,7 +157,7 @@ def press(page: Page, key: str, code: int) -> None:
     page.send("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=code)
 
 
-def focused(page: Page) -> str:
+def read_focus(page: Page) -> str:
     return page.evaluate("document.activeElement.ariaLabel || document.activeElement.textContent")
 
 
@@ -179,7 +179,7 @@ def test_the_keyboard_can_reach_and_open_rows(page):
     wait(page, has_focus(3))
     press(page, "Enter", 13)
     wait(page, f'document.querySelector("dialog[open] h2")?.textContent === "{row_id(3)}"')
-    assert focused(page) == "Close"
+    assert read_focus(page) == "Close"
     press(page, "Escape", 27)
     wait(page, has_focus(3))
     press(page, "ArrowDown", 40)
@@ -194,7 +194,7 @@ def test_the_keyboard_can_reach_and_open_rows(page):
 def test_the_keyboard_can_move_a_slider(page):
     for _ in range(60):
         press(page, "Tab", 9)
-        if focused(page) == "text_length_filter min_len":
+        if read_focus(page) == "text_length_filter min_len":
             break
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     before = page.evaluate(COUNTS)
@@ -208,9 +208,9 @@ def test_the_keyboard_can_move_a_slider(page):
 
 def test_rows_are_found_while_the_user_types(page):
     page.evaluate('document.querySelector("#search input").focus()')
-    for place, key in enumerate(row_id(7), start=1):
+    for length, key in enumerate(row_id(7), start=1):
         page.send("Input.insertText", text=key)
-        if place == 3:
+        if length == 3:
             wait(page, f'!{COUNTS}.endsWith(" {ROWS} shown.")' if key not in row_id(0) else "true")
     wait(page, f'{COUNTS}.endsWith(" 1 shown.")')
     assert page.evaluate('document.activeElement.value === document.querySelector("#search input").value')

@@ -8,7 +8,7 @@ def replace_stage(project, script, lines):
 
 
 @pytest.mark.parametrize(
-    ("lines", "found"),
+    ("lines", "title"),
     [
         ("import os; os.kill(os.getpid(), 9)", "Killed with signal 9"),
         ("open('images/1.png')", "A relative path leads nowhere"),
@@ -16,11 +16,11 @@ def replace_stage(project, script, lines):
     ],
     ids=["killed", "known", "unknown"],
 )
-def test_failed_stage_is_diagnosed_on_console_and_in_log(fresh, lines, found):
+def test_failed_stage_is_diagnosed_on_console_and_in_log(fresh, lines, title):
     replace_stage(fresh, "make_dataset.py", lines)
     printed = fresh.run("baseline", "--until", "make_dataset", ok=False)
     log = (fresh.folder / "results/datasets/small/make_dataset.log").read_text(encoding="utf-8")
-    assert f"\ndiagnosis: {found}\n" in printed and f"\ndiagnosis: {found}\n" in log
+    assert f"\ndiagnosis: {title}\n" in printed and f"\ndiagnosis: {title}\n" in log
     last = log.split("diagnosis: ")[1]
     assert last.index("cause:") < last.index("evidence:") < last.index("remedy:")
 

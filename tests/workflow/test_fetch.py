@@ -56,8 +56,8 @@ def test_a_report_is_made_from_a_model_and_dataset_of_the_hub(fresh, hub):
     assert f"run `snakemake fetch --config dataset={DATASET}` first" in printed
     assert "run it alone" in fresh.run("fetch", "baseline", ok=False, config=config)
     assert f"dataset {DATASET}: license cc-by-4.0" in fresh.run("fetch", config=config)
-    hub.asked.clear()
+    hub.requests.clear()
     printed = fresh.run("baseline", config=config)
     assert f"dataset {DATASET}: recognized as parquet" in printed
     assert fresh.result("report/report.html").is_file()
-    assert hub.asked == []
+    assert hub.requests == []

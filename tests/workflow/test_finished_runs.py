@@ -20,22 +20,22 @@ def test_rows_behind_wrong_answers_are_listed(finished):
     command = "snakemake --cores 1 influence --config dataset=small model=small experiment=baseline"
     assert command in (finished.result("report") / "report.html").read_text(encoding="utf-8")
     finished.run("influence", config=("experiment=baseline", "influence={questions: 3, rows: 2}"))
-    traced = list(read_jsonl(finished.result("influence") / "influence.jsonl"))
-    assert len(traced) == 3
+    traced_answers = list(read_jsonl(finished.result("influence") / "influence.jsonl"))
+    assert len(traced_answers) == 3
     rows = {row["id"] for row in read_jsonl(finished.result("jsonl") / "finetune.jsonl")}
-    for answer in traced:
+    for answer in traced_answers:
         assert answer["prediction"] != answer["answer"]
-        found = [row["influence"] for row in (*answer["harmful"], *answer["helpful"][::-1])]
-        assert found == sorted(found) and {row["id"] for row in answer["harmful"]} <= rows
+        influences = [row["influence"] for row in (*answer["harmful"], *answer["helpful"][::-1])]
+        assert influences == sorted(influences) and {row["id"] for row in answer["harmful"]} <= rows
     shutil.rmtree(finished.result("influence"))
 
 
 def test_report_links_to_the_explorer_without_a_server(finished, browser: Page):
     browser.open(finished.folder / "results/baseline/report/report.html", 1280)
-    links = browser.evaluate("[...document.querySelectorAll('a')].map(one => one.href)")
-    found = [link for link in links if "/explorer/baseline.html#" in link]
-    assert found
-    browser.open(found[0], 1280)
+    links = browser.evaluate("[...document.querySelectorAll('a')].map(link => link.href)")
+    explorer_links = [link for link in links if "/explorer/baseline.html#" in link]
+    assert explorer_links
+    browser.open(explorer_links[0], 1280)
     wait = (
         "new Promise(done => setInterval(() => document.querySelector('#rows tbody td:nth-child(2)') && done(1), 20))"
     )

@@ -44,7 +44,7 @@ def kill_midway(
         deadline = time.monotonic() + TIMEOUT_S
         while not until():
             assert process.poll() is None, (project.folder / "killed.log").read_text()[-3000:]
-            assert time.monotonic() < deadline, "the stage never came to where it was to be killed"
+            assert time.monotonic() < deadline, "the stage was never killed, because the condition was not met"
             time.sleep(0.02)
         tree = psutil.Process(process.pid).children(recursive=True)
         if snakemake_alone:
@@ -59,7 +59,7 @@ def kill_midway(
         assert process.wait(TIMEOUT_S) != 0
 
 
-def running_for(script: str, folder, seconds: float) -> Callable[[], bool]:
+def make_running_check(script: str, folder, seconds: float) -> Callable[[], bool]:
     """Return a function that checks whether a process has been running `script` in this project for some seconds."""
 
     def check() -> bool:
@@ -73,9 +73,9 @@ def running_for(script: str, folder, seconds: float) -> Callable[[], bool]:
     return check
 
 
-def training_processes(folder) -> list[psutil.Process]:
-    found = [process for process in psutil.process_iter(["cmdline", "cwd"]) if process.info["cwd"] == str(folder)]
-    return [process for process in found if "workflow_scripts/pretrain.py" in (process.info["cmdline"] or [])]
+def find_training_processes(folder) -> list[psutil.Process]:
+    processes = [process for process in psutil.process_iter(["cmdline", "cwd"]) if process.info["cwd"] == str(folder)]
+    return [process for process in processes if "workflow_scripts/pretrain.py" in (process.info["cmdline"] or [])]
 
 
 def leave_build_lock() -> None:
@@ -110,12 +110,12 @@ EITHER = [pytest.param(False, id="the stage", marks=pytest.mark.slow), pytest.pa
 def test_killed_foundation_completes_on_the_same_command(fresh, finished, whole_tree):
     weights = "results/foundation/small/clip/model.safetensors"
     command = ("baseline", "--until", "train_clip")
-    at_work = running_for("train_clip.py", fresh.folder, 3)
-    kill_midway(fresh, at_work, *command, whole_tree=whole_tree, forked=False)
+    is_running = make_running_check("train_clip.py", fresh.folder, 3)
+    kill_midway(fresh, is_running, *command, whole_tree=whole_tree, forked=False)
     assert not (fresh.folder / weights).exists()
     fresh.run(*command)
-    uninterrupted, completed = load_file(finished.folder / weights), load_file(fresh.folder / weights)
-    assert all((uninterrupted[name] - completed[name]).abs().max() < 1e-3 for name in uninterrupted)
+    uninterrupted, resumed = load_file(finished.folder / weights), load_file(fresh.folder / weights)
+    assert all((uninterrupted[name] - resumed[name]).abs().max() < 1e-3 for name in uninterrupted)
 
 
 @pytest.mark.slow  # a unit test kills only the stage
@@ -128,7 +128,7 @@ def test_killed_filter_completes_with_the_same_rows(finished, whole_tree):
     assert not (folder / "summary.json").exists()
     finished.run(*command)
     assert {name: (folder / name).read_bytes() for name in uninterrupted} == uninterrupted
-    assert not list(folder.glob(".*")), "something of the killed run is left"
+    assert not list(folder.glob(".*")), "a file of the killed run remains"
 
 
 @pytest.mark.slow
@@ -141,15 +141,15 @@ def test_killed_captioning_captions_no_image_twice(synthesized, whole_tree):
     shutil.rmtree(folder)
     shutil.rmtree(captions)
 
-    def known() -> int:
+    def count_captions() -> int:
         return sum(path.read_bytes().count(b"\n") for path in captions.glob("*/*.jsonl"))
 
-    kill_midway(synthesized, lambda: known() > 0, *command, whole_tree=whole_tree)
+    kill_midway(synthesized, lambda: count_captions() > 0, *command, whole_tree=whole_tree)
     assert not (folder / "summary.json").exists()
-    before = known()
+    captions_before = count_captions()
     synthesized.run(*command)
     counts = read_json(folder / "summary.json")["operators"][0]["recaption"]
-    assert counts["cached"] >= before > 0 and counts["captioned"] + counts["cached"] == counts["below"]
+    assert counts["cached"] >= captions_before > 0 and counts["captioned"] + counts["cached"] == counts["below"]
     assert {name: (folder / name).read_bytes() for name in uninterrupted} == uninterrupted
 
 
@@ -161,7 +161,7 @@ def test_a_stage_that_outlives_snakemake_ends_before_a_rerun(finished):
         return any(folder.glob("checkpoints/*/complete.json"))
 
     kill_midway(finished, saved, *command, snakemake_alone=True, forked=False)
-    orphans = training_processes(finished.folder)
+    orphans = find_training_processes(finished.folder)
     assert orphans
     leave_build_lock()
     assert "resuming from step" in finished.run(*command)
@@ -173,7 +173,7 @@ def test_a_stage_that_ended_without_snakemake_is_not_retrained(finished):
     folder, command = finished.result("pretrain"), ("baseline", "--until", "pretrain")
     undo(finished, "pretrain")
     kill_midway(finished, lambda: any(folder.glob("checkpoints/*/complete.json")), *command, snakemake_alone=True)
-    psutil.wait_procs(training_processes(finished.folder), TIMEOUT_S)
+    psutil.wait_procs(find_training_processes(finished.folder), TIMEOUT_S)
     before = {name: (folder / name).read_bytes() for name in ("projector.safetensors", "metrics.jsonl")}
     printed = finished.run(*command)
     metrics = read_json(folder / "metrics.json")
@@ -200,6 +200,6 @@ def test_killed_training_resumes_and_ends_with_the_same_weights(finished, stage,
     assert "resuming from step" in finished.run(*command)
     resumed = load_file(folder / weights)
     assert resumed.keys() == uninterrupted.keys()
-    compared = resumed.keys() - CANCELLED
-    assert all((resumed[name] - uninterrupted[name]).abs().max() < 1e-4 for name in compared)
+    names = resumed.keys() - CANCELLED
+    assert all((resumed[name] - uninterrupted[name]).abs().max() < 1e-4 for name in names)
     check_steps_and_memory(folder)

@@ -35,15 +35,15 @@ def filtered(tmp_path_factory):
 
 def replace_by_older(file, content: bytes):
     """Write a file that was last changed an hour ago, like `cp -p`."""
-    new = file.with_name(f"{file.name}.new")
-    new.write_bytes(content)
+    older_file = file.with_name(f"{file.name}.new")
+    older_file.write_bytes(content)
     hour_ago = time.time() - 3600
-    os.utime(new, (hour_ago, hour_ago))
-    shutil.copy2(new, file)
-    new.unlink()
+    os.utime(older_file, (hour_ago, hour_ago))
+    shutil.copy2(older_file, file)
+    older_file.unlink()
 
 
-def jobs(project) -> set[str]:
+def find_rerun_rules(project) -> set[str]:
     printed = project.run(*UNTIL, "--dry-run", config=CONFIG)
     return {rule for rule in ("make_dataset", "filter_data") if f"rule {rule}:" in printed}
 
@@ -57,37 +57,37 @@ def jobs(project) -> set[str]:
     ],
 )
 def test_an_older_replacement_of_a_file_is_noticed(filtered, name, rules):
-    assert jobs(filtered) == set()
+    assert find_rerun_rules(filtered) == set()
     file = filtered.folder / name
-    kept = file.with_name(f"{file.name}.kept")
-    shutil.move(file, kept)
-    content = kept.read_bytes()
-    changed = {"rows.jsonl": content.replace(b'"id": "1"', b'"id": "x"'), "3.bmp": content[:-1] + b"\x01"}
-    replace_by_older(file, changed.get(file.name, content + b"  - text_length_filter: {max_len: 500}\n"))
+    backup = file.with_name(f"{file.name}.kept")
+    shutil.move(file, backup)
+    content = backup.read_bytes()
+    replacements = {"rows.jsonl": content.replace(b'"id": "1"', b'"id": "x"'), "3.bmp": content[:-1] + b"\x01"}
+    replace_by_older(file, replacements.get(file.name, content + b"  - text_length_filter: {max_len: 500}\n"))
     try:
-        assert file.stat().st_mtime < kept.stat().st_mtime and jobs(filtered) == rules
+        assert file.stat().st_mtime < backup.stat().st_mtime and find_rerun_rules(filtered) == rules
     finally:
-        shutil.move(kept, file)
-    assert jobs(filtered) == set(), "as it was"
+        shutil.move(backup, file)
+    assert find_rerun_rules(filtered) == set(), "as it was"
 
 
 def test_an_unused_image_reruns_nothing(filtered):
     (filtered.folder / "photos/other.bmp").touch()
-    assert jobs(filtered) == set()
+    assert find_rerun_rules(filtered) == set()
 
 
 def test_an_older_model_folder_is_noticed(filtered):
-    made = ("results/foundation/small/clip/model.safetensors", "results/foundation/small/language_model/config.json")
-    filtered.run(*made)
+    targets = ("results/foundation/small/clip/model.safetensors", "results/foundation/small/language_model/config.json")
+    filtered.run(*targets)
     zoo = filtered.folder / "model_zoo"
     shutil.copytree(filtered.folder / "results/foundation/small", zoo)
     parts = {"language_model": "language_model", "vision_tower": "clip", "vision_tower_aux": "convnext"}
     small = (filtered.folder / "config/models/small.yaml").read_text(encoding="utf-8").split("foundation:")[0]
     lines = [line for line in small.splitlines() if line.partition(":")[0] not in (*parts, "clip")]
-    named = {key: f"model_zoo/{name}" for key, name in (parts | {"clip": "clip"}).items()}
+    model_folders = {key: f"model_zoo/{name}" for key, name in (parts | {"clip": "clip"}).items()}
     write_text(filtered.folder / "config/models/parts.yaml", "\n".join([*lines, ""]))
     with open(filtered.folder / "config/models/parts.yaml", "a", encoding="utf-8") as file:
-        file.writelines(f"{key}: {json.dumps(value)}\n" for key, value in named.items())
+        file.writelines(f"{key}: {json.dumps(value)}\n" for key, value in model_folders.items())
     target, config = "results/models/parts/mgm/config.json", (*CONFIG, "model=parts")
     filtered.run(target, config=config)
     assert "Nothing to be done" in filtered.run(target, "--dry-run", config=config)

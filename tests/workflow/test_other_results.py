@@ -41,36 +41,36 @@ def test_another_datasets_results_are_not_replaced(fresh, target):
     printed = refusal(fresh, *target.split())
     assert "results/baseline: these results were made with the dataset shapes, and this command would" in printed
     assert "`--config dataset=shapes`" in printed
-    others = "`--config results=small` to write the new ones to results/small; `--config overwrite=true`"
-    assert (others in printed) == (target != "crate"), "a crate makes no results"
+    remedies = "`--config results=small` to write the new ones to results/small; `--config overwrite=true`"
+    assert (remedies in printed) == (target != "crate"), "a crate makes no results"
 
 
 def test_all_three_remedies_work(fresh):
     leave_results(fresh, "shapes")
-    apart = fresh.run("baseline", "--dry-run", config=("results=small",))
-    assert "--output-dir results/small/baseline/finetune" in apart and "results/small/baseline/report/" in apart
-    assert "results/baseline/" not in apart
-    for way in ("overwrite=true", "dataset=shapes"):
-        assert "--output-dir results/baseline/finetune" in fresh.run("baseline", "--dry-run", config=(way,))
+    printed = fresh.run("baseline", "--dry-run", config=("results=small",))
+    assert "--output-dir results/small/baseline/finetune" in printed and "results/small/baseline/report/" in printed
+    assert "results/baseline/" not in printed
+    for setting in ("overwrite=true", "dataset=shapes"):
+        assert "--output-dir results/baseline/finetune" in fresh.run("baseline", "--dry-run", config=(setting,))
 
 
 def test_every_target_writes_below_the_results_setting(fresh):
     targets = ("ablation", "lora_sweep", "lora_vs_full", "finetune_minimal", "attention_benchmark", "analyze")
     printed = fresh.run(*targets, "dj_synth", "--dry-run", config=("results=apart", "seeds=[0,1]"))
-    written = set(re.findall(r"--output-dir results/([^/ \n]+)", printed))
-    assert written == {"apart", "foundation", "models", "datasets"}
+    folders = set(re.findall(r"--output-dir results/([^/ \n]+)", printed))
+    assert folders == {"apart", "foundation", "models", "datasets"}
 
 
 def test_the_message_names_model_and_dataset_as_given(fresh):
     """Make results of an earlier version, whose label contains only a folder's name."""
-    own = fresh.folder / "photos"
-    write_text(own / "rows.jsonl", '{"id": "1"}\n')
-    settings = {"pretrain": {"file": f"{own}/rows.jsonl", "images": str(own)}}
+    dataset_folder = fresh.folder / "photos"
+    write_text(dataset_folder / "rows.jsonl", '{"id": "1"}\n')
+    settings = {"pretrain": {"file": f"{dataset_folder}/rows.jsonl", "images": str(dataset_folder)}}
     write_yaml(fresh.folder / "results/datasets/photos/config.yaml", settings)
     leave_results(fresh, "photos", "tiny", stage="pretrain")
     printed = refusal(fresh, "baseline")
     assert "made with the dataset photos and the model tiny" in printed
-    assert f"`--config dataset={own} model=tiny`" in printed
+    assert f"`--config dataset={dataset_folder} model=tiny`" in printed
 
 
 def test_checkpoints_or_filter_results_alone_are_protected(fresh):
@@ -95,8 +95,8 @@ def test_shared_stages_protect_every_run_that_uses_them(fresh):
 
 
 def test_a_folder_with_the_same_name_is_another_dataset(fresh):
-    for place in ("a", "b"):
-        write_text(fresh.folder / place / "photos/rows.jsonl", PAIR)
+    for parent_folder in ("a", "b"):
+        write_text(fresh.folder / parent_folder / "photos/rows.jsonl", PAIR)
     settings = {"pretrain": {"file": "a/photos/rows.jsonl", "images": "a/photos"}}
     write_yaml(fresh.folder / "results/datasets/photos/config.yaml", settings)
     write_json(fresh.folder / "results/datasets/photos/summary.json", {})
@@ -108,8 +108,8 @@ def test_a_folder_with_the_same_name_is_another_dataset(fresh):
 
 
 def test_a_detected_folder_with_the_same_name_is_different(fresh):
-    for place in ("a", "b"):
-        write_text(fresh.folder / place / "photos/data/rows.csv", "image,caption\nx.png,words\n")
+    for parent_folder in ("a", "b"):
+        write_text(fresh.folder / parent_folder / "photos/data/rows.csv", "image,caption\nx.png,words\n")
     fresh.run("baseline", "--until", "configure_dataset", config=("dataset=a/photos",))
     write_json(fresh.folder / "results/datasets/photos/summary.json", {})
     printed = refusal(fresh, "baseline", config=("dataset=b/photos",))

@@ -7,20 +7,23 @@ from small_project import Project
 
 KEYS = "experiment: baseline, repository: me/mine, dataset_repository: me/pairs"
 PUBLISH = f"{{{KEYS}, allow_unlearned: true}}"  # the small model learns nothing in a few steps
-OWN = {"export_data": 1, "push_model": 1, "push_dataset": 1}  # and those whose names begin with the target's
+# job_counts omits rules whose names begin with the target's name
+PUBLISH_RULES = {"export_data": 1, "push_model": 1, "push_dataset": 1}
 
 
-def publish(project: Project, hub: HubServer, **more: str) -> tuple[int, str]:
-    given = {
+def publish(project: Project, hub: HubServer, **variables: str) -> tuple[int, str]:
+    hub_variables = {
         "HF_ENDPOINT": hub.url,
         "HF_HUB_OFFLINE": "0",
         "HF_HUB_DISABLE_XET": "1",
         "HF_HOME": str(project.folder / "home"),
     }
-    environment = project.environment() | given | more  # push_to_hub.py reads the address and is not forked
-    done = run_snakemake(project.arguments("publish", config=(f"publish={PUBLISH}",)), project.folder, environment)
-    assert TOKEN not in done.stdout + done.stderr
-    return done.returncode, done.stdout + done.stderr
+    environment = (
+        project.environment() | hub_variables | variables
+    )  # push_to_hub.py reads the address and is not forked
+    process = run_snakemake(project.arguments("publish", config=(f"publish={PUBLISH}",)), project.folder, environment)
+    assert TOKEN not in process.stdout + process.stderr
+    return process.returncode, process.stdout + process.stderr
 
 
 def test_nothing_runs_without_a_license(fresh):
@@ -42,7 +45,7 @@ def test_unlearned_models_are_refused_before_anything_is_copied(licensed):
 
 def test_finished_run_is_published_without_retraining(licensed):
     report = {"compare_experiments": 1}  # the report shows licenses
-    assert licensed.job_counts("publish", config=(f"publish={PUBLISH}",)) == OWN | report
+    assert licensed.job_counts("publish", config=(f"publish={PUBLISH}",)) == PUBLISH_RULES | report
     folder = licensed.folder / "results/published/baseline"
     with HubServer() as hub:
         status, printed = publish(licensed, hub)

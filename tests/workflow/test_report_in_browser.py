@@ -36,7 +36,7 @@ COVERED = """[...document.querySelectorAll(".flow .said")]
     .filter(text => text.scrollHeight > text.parentElement.getBoundingClientRect().height + 1)
     .map(text => text.textContent)"""
 
-OPENED = "document.querySelectorAll('details').forEach(one => (one.open = true))"
+OPENED = "document.querySelectorAll('details').forEach(details => (details.open = true))"
 HEIGHT = "document.documentElement.scrollHeight"
 MAX_HEIGHT = 10_000  # px of a page on a phone, until details are opened
 FIRST = """[...document.querySelectorAll("h1, .verdict-card:first-of-type, .verdict-card:first-of-type code")]
@@ -110,10 +110,10 @@ def test_leaderboard_sorts_and_filters(browser: Page, leaderboard, report):
         browser.open(leaderboard, width, dark=dark)
         assert browser.evaluate("document.documentElement.scrollWidth") <= width
     check_silence(browser, leaderboard)
-    names = "[...document.querySelectorAll('tbody th a')].map(one => one.textContent)"
-    for wanted in (["baseline", "dj_synth"], ["dj_synth", "baseline"]):
+    names = "[...document.querySelectorAll('tbody th a')].map(link => link.textContent)"
+    for expected in (["baseline", "dj_synth"], ["dj_synth", "baseline"]):
         browser.evaluate("document.querySelector('thead th').click()")
-        assert browser.evaluate(names) == wanted
+        assert browser.evaluate(names) == expected
     search = "document.querySelector('thead tr:nth-child(2) input')"
     browser.evaluate(f"{search}.value = 'synth'; {search}.dispatchEvent(new Event('input', {{bubbles: true}}))")
     assert browser.evaluate(names) == ["dj_synth"]

@@ -31,11 +31,11 @@ def quick_project(folder: Path) -> Project:
     return project
 
 
-def trained(project) -> list[str]:
+def list_trainings(project) -> list[str]:
     return [call.split()[1] for call in calls(project) if call.startswith("finetune ")]
 
 
-def count_batches(project, study="mine") -> list[str]:
+def list_trials(project, study="mine") -> list[str]:
     files = sorted((project.folder / f"results/{study}/search").glob("*/batch-*/trials.yaml"))
     return [trial["name"] for file in files for trial in read_yaml(file)["trials"]]
 
@@ -43,10 +43,10 @@ def count_batches(project, study="mine") -> list[str]:
 def test_a_search_continues_until_its_budget_is_spent(quick):
     write_study(quick, trainings=3, batch=2)
     quick.run("mine")
-    assert len(count_batches(quick)) == 3 == len({*count_batches(quick)})
-    assert sorted(trained(quick)) == sorted(["baseline", *count_batches(quick)])
+    assert len(list_trials(quick)) == 3 == len({*list_trials(quick)})
+    assert sorted(list_trainings(quick)) == sorted(["baseline", *list_trials(quick)])
     table = pd.read_csv(quick.folder / "results/mine/mine.csv")
-    assert sorted(table["experiment"]) == sorted(["baseline", *count_batches(quick)])
+    assert sorted(table["experiment"]) == sorted(["baseline", *list_trials(quick)])
     assert table["finetune_answer_probability"][1:].is_monotonic_decreasing
     page = (quick.folder / "results/mine/mine.html").read_text(encoding="utf-8")
     assert (
@@ -63,16 +63,16 @@ def test_a_search_continues_until_its_budget_is_spent(quick):
 
 def test_a_search_continues_after_a_divergence(quick):
     """Run after the test above, whose trials are kept."""
-    first = count_batches(quick)
+    first = list_trials(quick)
     write_study(quick, trainings=4, batch=2)
     (quick.folder / "finetune-diverges").touch()
     assert "training diverged" in quick.run("mine", ok=False)
     quick.run("mine")
-    assert count_batches(quick)[:3] == first and len({*count_batches(quick)}) == 4
+    assert list_trials(quick)[:3] == first and len({*list_trials(quick)}) == 4
     table = pd.read_csv(quick.folder / "results/mine/mine.csv")
     assert " 1 diverged." in (quick.folder / "results/mine/mine.html").read_text(encoding="utf-8")
-    assert len(table) == 4, "the experiment, and all trials but the one that diverged"
-    assert not {*table["experiment"]} - {"baseline", *count_batches(quick)}
+    assert len(table) == 4, "the experiment, and all trials except the diverged trial"
+    assert not {*table["experiment"]} - {"baseline", *list_trials(quick)}
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,13 @@ def test_a_killed_search_repeats_only_killed_trainings(tmp_path):
     write_study(project, trainings=3, batch=2)
     project.run("results/baseline/evaluate_vqa/metrics.json")
     (project.folder / "finetune-0.wait").touch()
-    kill_midway(project, lambda: len(trained(project)) == 2, "mine", whole_tree=True)
-    first = count_batches(project)
+    kill_midway(project, lambda: len(list_trainings(project)) == 2, "mine", whole_tree=True)
+    first = list_trials(project)
     (project.folder / "finetune-0.wait").unlink()
     project.run("mine")
-    assert count_batches(project)[:2] == first and len(count_batches(project)) == 3 == len({*count_batches(project)})
-    assert sorted({*trained(project)}) == sorted(["baseline", *count_batches(project)])
-    assert len(trained(project)) == 5, "only the killed one runs again"
+    assert list_trials(project)[:2] == first and len(list_trials(project)) == 3 == len({*list_trials(project)})
+    assert sorted({*list_trainings(project)}) == sorted(["baseline", *list_trials(project)])
+    assert len(list_trainings(project)) == 5, "only the killed training runs again"
 
 
 @pytest.mark.slow  # unit tests plan the same batches
@@ -143,8 +143,8 @@ def test_halving_ends_with_looks_at_the_winner_on_fresh_seeds(quick):
     expected += [f"{trial['name']} 1" for trial in batches[-2]["trials"]]
     expected += [f"{name} {seed}" for name in {winner, *batches[-1]["against"]} for seed in (2, 3)]
     runs = [" ".join(call.split()[1:]) for call in calls(quick) if call.startswith("finetune ")]
-    own = [run for run in runs if "-0.5 " in run or not run.endswith(" 0")]  # without the jobs of the tests above
-    assert sorted(own) == sorted(run for run in expected if "-0.5 " in run or not run.endswith(" 0"))
+    new_runs = [run for run in runs if "-0.5 " in run or not run.endswith(" 0")]  # without the jobs of the tests above
+    assert sorted(new_runs) == sorted(run for run in expected if "-0.5 " in run or not run.endswith(" 0"))
     assert {*expected} <= {*runs} and len(explored) == 4 >= 2 * len(promoted)
     page = (quick.folder / "results/halved/halved.html").read_text(encoding="utf-8")
     table = pd.read_csv(quick.folder / "results/halved/halved.csv")

@@ -48,36 +48,36 @@ def inputs(tmp_path_factory):
 
 
 def flags(inputs, stage: str, processes: int, output) -> dict:
-    given = {"--config": inputs / f"{stage}-{processes}.yaml", "--data": inputs / "conversations.jsonl"}
-    given |= {"--model": inputs / "mgm", "--output-dir": output}
-    return given | ({"--projector": inputs / "projector.safetensors"} if stage == "finetune" else {})
+    arguments = {"--config": inputs / f"{stage}-{processes}.yaml", "--data": inputs / "conversations.jsonl"}
+    arguments |= {"--model": inputs / "mgm", "--output-dir": output}
+    return arguments | ({"--projector": inputs / "projector.safetensors"} if stage == "finetune" else {})
 
 
 def command(inputs, stage: str, processes: int, output) -> list[str]:
     launch = ["bash", PROJECT / "workflow_scripts/launch.sh", processes, 1]
-    words = [word for flag in flags(inputs, stage, processes, output).items() for word in flag]
-    return list(map(str, [*launch, PROJECT / "workflow_scripts" / f"{stage}.py", *words]))
+    arguments = [word for flag in flags(inputs, stage, processes, output).items() for word in flag]
+    return list(map(str, [*launch, PROJECT / "workflow_scripts" / f"{stage}.py", *arguments]))
 
 
 def train(inputs, stage: str, processes: int, output) -> subprocess.CompletedProcess:
-    words = command(inputs, stage, processes, output)
-    return subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT_S)
+    arguments = command(inputs, stage, processes, output)
+    return subprocess.run(arguments, env=ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
-def losses(output) -> list[float]:
+def read_losses(output) -> list[float]:
     return [row["loss"] for row in read_jsonl(output / "metrics.jsonl")]
 
 
-def shared_memory() -> set[Path]:
+def list_shared_memory() -> set[Path]:
     return set(Path("/dev/shm").glob("deepspeed_*"))
 
 
-def stays(left: set[Path]) -> bool:
+def remains(files: set[Path]) -> bool:
     """Return whether one of the files remains; files of other runs on this machine disappear within seconds."""
     deadline = time.monotonic() + 60
-    while left & shared_memory() and time.monotonic() < deadline:
+    while files & list_shared_memory() and time.monotonic() < deadline:
         time.sleep(0.5)
-    return bool(left & shared_memory())
+    return bool(files & list_shared_memory())
 
 
 @pytest.fixture(scope="module")
@@ -88,18 +88,18 @@ def alone(inputs, forks):
     def train_alone(stage: str) -> list[float]:
         ended = forks.run(f"{stage}.py", flags(inputs, stage, 1, inputs / stage))
         assert ended.ok, ended.printed[-3000:]
-        return losses(inputs / stage)
+        return read_losses(inputs / stage)
 
     return train_alone
 
 
 @pytest.mark.slow
 def test_losses_on_two_launched_processes_equal_one(inputs, alone, tmp_path):
-    done = train(inputs, "pretrain", 2, tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
+    process = train(inputs, "pretrain", 2, tmp_path)
+    assert process.returncode == 0, process.stderr[-3000:]
     engine = read_json(tmp_path / "metrics.json")["engine"]
     assert (engine["world_size"], engine["zero_stage"], engine["global_batch_size"]) == (2, 2, 16)
-    assert losses(tmp_path) == pytest.approx(alone("pretrain"), rel=1e-4)
+    assert read_losses(tmp_path) == pytest.approx(alone("pretrain"), rel=1e-4)
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_micro_batches_without_images_do_not_change_losses(inputs, forks, tmp_pa
         row["conversations"][0]["value"] = row["conversations"][0]["value"].replace("<image>\n", "")
         del row["image"]
     write_jsonl(inputs / "mixed.jsonl", rows)
-    found = {}
+    results = {}
     for micro_batch, processes in ((4, 1), (1, 1), (1, 2)):
         accumulation = 4 // micro_batch // processes
         sizes = {"global_batch_size": 4, "micro_batch_size": micro_batch}
@@ -123,40 +123,40 @@ def test_micro_batches_without_images_do_not_change_losses(inputs, forks, tmp_pa
         mixed = {"--config": inputs / "mixed.yaml", "--data": inputs / "mixed.jsonl"}
         ended = forks.run("finetune.py", flags(inputs, "finetune", processes, output) | mixed, processes)
         assert ended.ok, ended.printed[-3000:]
-        found[micro_batch, processes] = losses(output), load_file(output / "projector.safetensors")
+        results[micro_batch, processes] = read_losses(output), load_file(output / "projector.safetensors")
     before = load_file(inputs / "projector.safetensors")
-    wanted_losses, wanted = found.pop((4, 1))
+    expected_losses, expected = results.pop((4, 1))
     # a key's bias has no effect on softmax, so its gradient is rounding error
-    trained = [key for key in wanted if not re.fullmatch(r"patch_info_mining.key.\d.bias", key)]
-    for found_losses, weights in found.values():
-        assert found_losses == pytest.approx(wanted_losses, rel=1e-4)
-        for key in trained:
-            moved = (wanted[key] - before[key]).norm()
-            assert (weights[key] - wanted[key]).norm() < 0.01 * moved, key
+    trained_names = [key for key in expected if not re.fullmatch(r"patch_info_mining.key.\d.bias", key)]
+    for losses, weights in results.values():
+        assert losses == pytest.approx(expected_losses, rel=1e-4)
+        for key in trained_names:
+            change = (expected[key] - before[key]).norm()
+            assert (weights[key] - expected[key]).norm() < 0.01 * change, key
 
 
-def launch_and_kill(words: list[str], output: Path) -> None:
+def launch_and_kill(arguments: list[str], output: Path) -> None:
     """Start a training, and kill it after its first checkpoint."""
     with open(output / "killed.log", "w") as log:
-        killed = subprocess.Popen(words, env=ENVIRONMENT, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(arguments, env=ENVIRONMENT, stdout=log, stderr=log, start_new_session=True)
     deadline = time.monotonic() + TIMEOUT_S
     while not list(output.glob("checkpoints/checkpoint-*/complete.json")):
-        assert killed.poll() is None and time.monotonic() < deadline, (output / "killed.log").read_text()[-3000:]
+        assert process.poll() is None and time.monotonic() < deadline, (output / "killed.log").read_text()[-3000:]
         time.sleep(0.02)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 @pytest.mark.slow  # tests/unit/training/test_resume.py kills two processes of a smaller training
 @pytest.mark.parametrize("launched", [False, True])
 def test_two_killed_processes_resume_and_one_cannot(inputs, forks, alone, tmp_path, launched):
-    before = shared_memory()
+    before = list_shared_memory()
     if launched:
         launch_and_kill(command(inputs, "finetune", 2, tmp_path), tmp_path)
     else:
         killed = forks.run("finetune.py", flags(inputs, "finetune", 2, tmp_path), processes=2, kill_at=KILL_AT)
         assert killed.statuses == [-signal.SIGKILL] * 2, killed.printed[-3000:]
-    assert not stays(shared_memory() - before)
+    assert not remains(list_shared_memory() - before)
 
     refused = forks.run("finetune.py", flags(inputs, "finetune", 1, tmp_path))
     assert not refused.ok
@@ -167,7 +167,7 @@ def test_two_killed_processes_resume_and_one_cannot(inputs, forks, alone, tmp_pa
     assert resumed.ok, resumed.printed[-3000:]
     metrics = read_json(tmp_path / "metrics.json")
     assert metrics["resumed_from"] and metrics["engine"]["world_size"] == 2 and metrics["engine"]["zero_stage"] == 3
-    assert losses(tmp_path) == pytest.approx(alone("finetune"), rel=1e-3)
+    assert read_losses(tmp_path) == pytest.approx(alone("finetune"), rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -182,18 +182,18 @@ def test_two_killed_processes_resume_and_one_cannot(inputs, forks, alone, tmp_pa
 )
 def test_processes_use_their_assigned_devices(tmp_path, visible, processes, seen):
     (tmp_path / "script.py").write_text("import os; print('sees ' + repr(os.environ['CUDA_VISIBLE_DEVICES']))")
-    done = launched(tmp_path / "script.py", processes, visible)
+    done = launch_script(tmp_path / "script.py", processes, visible)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"sees {seen!r}") == processes
 
 
 def test_fewer_devices_than_processes_are_refused(tmp_path):
-    refused = launched(tmp_path / "script.py", 4, "0,1")
+    refused = launch_script(tmp_path / "script.py", 4, "0,1")
     assert refused.returncode == 1
     assert refused.stderr == "error: gpus: 4, but CUDA_VISIBLE_DEVICES lists only 2 (0,1); set gpus: 2\n"
 
 
-def launched(script, processes: int, visible: str | None) -> subprocess.CompletedProcess:
+def launch_script(script, processes: int, visible: str | None) -> subprocess.CompletedProcess:
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     environment |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     command = ["bash", PROJECT / "workflow_scripts/launch.sh", str(processes), "1", script]

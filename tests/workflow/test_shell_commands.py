@@ -52,16 +52,20 @@ class Hostile:
         self.values[mark] = f"{mark}.x-y_{mark}"
         return self.values[mark]
 
-    def of_schema(self, schema: dict) -> object:
+    def make_values(self, schema: dict) -> object:
         """Return a value for each string that the schema accepts; None if it accepts no string."""
         kinds = schema.get("type", [])
         if "string" in kinds and "enum" not in schema:
             text = TEXTS[schema["format"]] if "format" in schema else VALUE
             return text and self.value(text)
         if kinds == "array":
-            item = self.of_schema(schema["items"])
+            item = self.make_values(schema["items"])
             return None if item is None else [item]
-        values = {key: self.of_schema(own) for key, own in schema.get("properties", {}).items() if key not in NAMES}
+        values = {
+            key: self.make_values(property_schema)
+            for key, property_schema in schema.get("properties", {}).items()
+            if key not in NAMES
+        }
         return {key: value for key, value in values.items() if value is not None} or None
 
 
@@ -74,8 +78,8 @@ CONTENTS = {
 }
 
 
-def merged(old: dict, new: dict) -> dict:
-    both = {key: merged(old[key], new[key]) for key in new if isinstance(old.get(key), dict)}
+def merge_values(old: dict, new: dict) -> dict:
+    both = {key: merge_values(old[key], new[key]) for key in new if isinstance(old.get(key), dict)}
     return old | new | both
 
 
@@ -86,8 +90,8 @@ class HostileProject:
         self.hostile, self.project = Hostile(), copy_project(folder)
         small = PROJECT / "tests/fixtures/small"
         model = yaml.safe_load((small / "models_small.yaml").read_text())
-        hostile = self.hostile.of_schema(build_schema(MgmModel))
-        parts = merged(model, hostile | TEMPLATES | {"settings": model["settings"]})
+        hostile = self.hostile.make_values(build_schema(MgmModel))
+        parts = merge_values(model, hostile | TEMPLATES | {"settings": model["settings"]})
         self.model, self.shipped = self.tiny(model), self.tiny(model)
         del parts["foundation"]
         for part in PART_KEYS:
@@ -147,12 +151,12 @@ class HostileProject:
     def own_data_and_model(self) -> str:
         assembled = self.folder_with("config.json", "model.safetensors")
         model = {"assembled": assembled} | TEMPLATES
-        model = self.hostile.of_schema(build_schema(AssembledModel)) | model
+        model = self.hostile.make_values(build_schema(AssembledModel)) | model
         (self.project.folder / model["clip"]).mkdir()
         files, folder = (self.hostile.value(PATH) for _ in range(3)), self.folder_with("a.png")
         split = [{"file": f"{folder}/{file}", "images": folder} for file in files]
-        for own in split:
-            (self.project.folder / own["file"]).touch()
+        for entry in split:
+            (self.project.folder / entry["file"]).touch()
         dataset = {"pretrain": split[0], "finetune": split[1], "evaluation": split[2]}
         dataset["pretrain"] |= {"questions": split[1]["file"], "license": self.hostile.value(VALUE)}
         dataset["finetune"] |= {"license": self.hostile.value(VALUE)}
@@ -162,7 +166,7 @@ class HostileProject:
 
     def defaults(self) -> None:
         """Write config.yaml with a hostile value for each string of the schema; names refer to hostile names."""
-        values = self.hostile.of_schema(build_schema(configuration_model()))
+        values = self.hostile.make_values(build_schema(configuration_model()))
         benchmarks = values["benchmarks"] = {name: dict.fromkeys(d.files) for name, d in declarations().items()}
         for name in benchmarks:
             folder = self.folder_with(*("questions", "answers"))
@@ -185,10 +189,10 @@ class HostileProject:
         values["experiment"] = self.experiments[1]
         values["finetune_minimal"] = {"experiment": self.experiments[1]}
         file = self.project.folder / "config/config.yaml"
-        file.write_text(yaml.safe_dump(merged(yaml.safe_load(file.read_text()), values)), encoding="utf-8")
+        file.write_text(yaml.safe_dump(merge_values(yaml.safe_load(file.read_text()), values)), encoding="utf-8")
 
     def commands(self) -> dict:
-        across = [
+        further_targets = [
             "ablation",
             "lora_sweep",
             "lora_vs_full",
@@ -205,26 +209,37 @@ class HostileProject:
             "serve_check",
             "influence",
         ]
-        targets = ["baseline", "dj_synth", *self.experiments, "analyze", "doctor", "plan", "deepspeed_configs", *across]
+        targets = [
+            "baseline",
+            "dj_synth",
+            *self.experiments,
+            "analyze",
+            "doctor",
+            "plan",
+            "deepspeed_configs",
+            *further_targets,
+        ]
         config = {"description": self.hostile.value(VALUE)}
-        found = self.dry_run(config, *targets)
-        more = [self.dry_run(config, target) for target in ("fetch", self.study)]
-        [first] = [command for rule, command in more[-1]["jobs"] if rule == "score_trials"]
-        folder = re.search(r"results/\S+/search/[0-9a-f]{8}", first)[0]
-        more.append(self.dry_run(config, f"{folder}/batch-1/trials.yaml"))
-        return found | {"jobs": found["jobs"] + [job for each in more for job in each["jobs"]]}
+        result = self.dry_run(config, *targets)
+        further_results = [self.dry_run(config, target) for target in ("fetch", self.study)]
+        [score_command] = [command for rule, command in further_results[-1]["jobs"] if rule == "score_trials"]
+        folder = re.search(r"results/\S+/search/[0-9a-f]{8}", score_command)[0]
+        further_results.append(self.dry_run(config, f"{folder}/batch-1/trials.yaml"))
+        return result | {
+            "jobs": result["jobs"] + [job for further_result in further_results for job in further_result["jobs"]]
+        }
 
     def dry_run(self, config: dict, *targets: str) -> dict:
         script = PROJECT / "tests/support/shell_commands.py"
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, script, json.dumps(config), *targets],
             cwd=self.project.folder,
             env=self.project.environment(),
             capture_output=True,
             text=True,
         )
-        assert done.returncode == 0 and "{" in done.stdout, (done.stdout + done.stderr)[-4000:]
-        return json.loads(done.stdout.splitlines()[-1])
+        assert process.returncode == 0 and "{" in process.stdout, (process.stdout + process.stderr)[-4000:]
+        return json.loads(process.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -237,26 +252,26 @@ def commands(hostile) -> dict:
     return hostile.commands()
 
 
-def recorded(folder: Path, commands: list[str]) -> list[list[str]]:
+def record_calls(folder: Path, commands: list[str]) -> list[list[str]]:
     """Return the arguments of every program that bash starts for these commands; all programs are fakes."""
-    programs, here = folder / "programs", folder / "here"
-    for made in (
+    programs, work = folder / "programs", folder / "here"
+    for new_folder in (
         programs,
-        here,
-        *(here / "results" / rule for rule in ("doctor", "plan", "decide", "leaderboard", "fetch", "serve_check")),
+        work,
+        *(work / "results" / rule for rule in ("doctor", "plan", "decide", "leaderboard", "fetch", "serve_check")),
     ):
-        made.mkdir(parents=True)
+        new_folder.mkdir(parents=True)
     for name in STUBS:
         (programs / name).write_text(f"#!/bin/sh\nprintf '%s\\0' {name} \"$@\" > {folder}/$$.call\n")
         (programs / name).chmod(0o755)
     script = folder / "script"
     script.write_text("".join(f"( {command}\n)\n" for command in commands), encoding="utf-8")
     for check in (["-n"], []):
-        done = subprocess.run(
-            ["/bin/bash", *check, script], cwd=here, env={"PATH": str(programs)}, capture_output=True, text=True
+        process = subprocess.run(
+            ["/bin/bash", *check, script], cwd=work, env={"PATH": str(programs)}, capture_output=True, text=True
         )
-        assert done.returncode == 0 and not done.stderr, done.stderr[:2000]
-    assert os.listdir(here) == ["results"]
+        assert process.returncode == 0 and not process.stderr, process.stderr[:2000]
+    assert os.listdir(work) == ["results"]
     return [call.read_text(encoding="utf-8").split("\0")[:-1] for call in folder.glob("*.call")]
 
 
@@ -269,16 +284,16 @@ def find_strings(argument: str) -> list[str]:
     """Return the argument, or all strings in it if it is JSON."""
     if not argument.startswith("{"):
         return [argument]
-    found, left = [], [json.loads(argument)]
-    while left:
-        value = left.pop()
+    strings, remaining = [], [json.loads(argument)]
+    while remaining:
+        value = remaining.pop()
         if isinstance(value, dict):
-            left += [*value, *value.values()]
+            remaining += [*value, *value.values()]
         elif isinstance(value, list):
-            left += value
+            remaining += value
         elif isinstance(value, str):
-            found.append(value)
-    return found
+            strings.append(value)
+    return strings
 
 
 def test_every_rule_has_a_tested_command(commands):
@@ -286,8 +301,8 @@ def test_every_rule_has_a_tested_command(commands):
 
 
 def test_hostile_values_and_names_stay_single_arguments(hostile, commands, tmp_path):
-    seen = set()
-    calls = recorded(tmp_path, [command for _, command in commands["jobs"]])
+    found_marks = set()
+    calls = record_calls(tmp_path, [command for _, command in commands["jobs"]])
     assert len(calls) > len(commands["jobs"])
     assert {program for program, *_ in calls} <= {"python", "bash", "tee"}
     texts = [text for _, *arguments in calls for argument in arguments for text in find_strings(argument)]
@@ -296,17 +311,20 @@ def test_hostile_values_and_names_stay_single_arguments(hostile, commands, tmp_p
         marks = re.findall(r"h\d+h", text)
         for mark in set(marks):
             assert marks.count(mark) == 2 * text.count(hostile.hostile.values[mark]), (text, mark)
-        seen |= set(marks)
-    assert len(seen) > 25, "hostile values are used"
+        found_marks |= set(marks)
+    assert len(found_marks) > 25, "hostile values are used"
 
 
 def test_all_placeholders_of_shell_commands_are_quoted():
     """This includes values that are harmless today."""
     files = [*PROJECT.glob("rules/*.smk"), PROJECT / "Snakefile", *PROJECT.glob("profiles/*/config.yaml")]
     lines = [line.split(" #")[0] for file in files for line in file.read_text(encoding="utf-8").splitlines()]
-    place = r"\{(?:rule|input|output|log|params|wildcards|resources|threads)\b[^{}]*\}"
-    places = [found for line in lines if 'f"' not in line or "{{" in line for found in re.findall(place, line)]
-    assert len(places) > 50 and [place for place in places if not place.endswith(":q}")] == []
+    pattern = r"\{(?:rule|input|output|log|params|wildcards|resources|threads)\b[^{}]*\}"
+    placeholders = [match for line in lines if 'f"' not in line or "{{" in line for match in re.findall(pattern, line)]
+    assert (
+        len(placeholders) > 50
+        and [placeholder for placeholder in placeholders if not placeholder.endswith(":q}")] == []
+    )
 
 
 def test_an_experiments_name_does_not_match_other_folders(fresh):

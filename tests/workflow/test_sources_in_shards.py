@@ -38,14 +38,14 @@ def test_exported_shards_train_a_model_in_requested_amounts(synthesized, tmp_pat
     write_yaml(project.folder / "config/datasets/mixed.yaml", {"sources": sources})
     write_yaml(project.folder / "config/experiments/mixed.yaml", {"sources": {"shards": 2.0, "parquet": 20}})
     project.run("results/mixed/generate/answers.jsonl", config=MIXED)
-    written = read_json(project.result("jsonl/summary.json", "mixed"))
-    usable = {name: counts["usable"] for name, counts in written["pretrain"]["sources"].items()}
-    samples = {name: counts["rows_out"] for name, counts in written["pretrain"]["sources"].items()}
+    summary = read_json(project.result("jsonl/summary.json", "mixed"))
+    usable = {name: counts["usable"] for name, counts in summary["pretrain"]["sources"].items()}
+    samples = {name: counts["rows_out"] for name, counts in summary["pretrain"]["sources"].items()}
     budget = sum(usable.values())  # training data of the baseline, each row once
     shares = 2 * usable["shards"] + 20
     assert sum(samples.values()) == budget and abs(samples["parquet"] - 20 * budget / shares) < 1
     rows = list(read_jsonl(project.result("jsonl/pretrain.jsonl", "mixed")))
     assert len(rows) == budget and all(parse_member(row["image"]) for row in rows)
     assert {row["source"] for row in read_jsonl(project.result("jsonl/finetune.jsonl", "mixed"))} == {"again"}
-    assert half * 0.5 < written["finetune"]["sources"]["again"]["rows_out"] < half
+    assert half * 0.5 < summary["finetune"]["sources"]["again"]["rows_out"] < half
     assert len(list(read_jsonl(project.result("generate/captions.jsonl", "mixed")))) > 0

@@ -44,12 +44,12 @@ def test_a_stage_on_the_gpu_uses_every_core(fresh):
 
 def test_filter_with_clip_operator_requests_a_gpu(fresh):
     target = ("results/baseline/filter/filtered.jsonl", "--dry-run", "--cores", "16")
-    plain = fresh.run(*target).split("rule filter_data:")[1]
-    assert "threads: 16" not in plain and "gpu=0" in plain and "mem_mb=4000" in plain
+    without_clip = fresh.run(*target).split("rule filter_data:")[1]
+    assert "threads: 16" not in without_clip and "gpu=0" in without_clip and "mem_mb=4000" in without_clip
     with (fresh.folder / "config/recipes/baseline.yaml").open("a", encoding="utf-8") as recipe:
         recipe.write("\n  - batched_image_text_similarity_filter: {keep_fraction: 0.9}\n")
-    judging = fresh.run(*target).split("rule filter_data:")[1]
-    assert "threads: 16" in judging and "gpu=1" in judging and "mem_mb=8000" in judging
+    with_clip = fresh.run(*target).split("rule filter_data:")[1]
+    assert "threads: 16" in with_clip and "gpu=1" in with_clip and "mem_mb=8000" in with_clip
 
 
 def test_on_a_cluster_gpu_jobs_are_not_limited_to_one(fresh):
@@ -77,8 +77,8 @@ def test_a_minimal_fine_tune_needs_training_and_no_evaluation(fresh):
 
 
 def test_a_sweep_trains_each_rank_on_one_stage_1(fresh):
-    each = dict.fromkeys(("finetune", "generate_answers", "evaluate_clip", "evaluate_vqa"), 3)
-    expected = dict.fromkeys(ALL - {"compare_experiments"}, 1) | each | {"compare_study": 1}
+    rank_jobs = dict.fromkeys(("finetune", "generate_answers", "evaluate_clip", "evaluate_vqa"), 3)
+    expected = dict.fromkeys(ALL - {"compare_experiments"}, 1) | rank_jobs | {"compare_study": 1}
     assert fresh.job_counts("lora_sweep") == expected
 
 
@@ -154,13 +154,15 @@ def test_a_complete_model_folder_is_used_unchanged(fresh):
 
 
 def test_a_second_dataset_with_the_same_name_is_refused(fresh):
-    for place in ("a", "b"):
-        (fresh.folder / place / "photos").mkdir(parents=True)
-        (fresh.folder / place / "photos/captions.jsonl").write_text(PAIR)
-        (fresh.folder / f"config/experiments/{place}.yaml").write_text(f"dataset: {place}/photos\n", encoding="utf-8")
-    completed = run_snakemake(["b", "--cores", "1", "--dry-run"], fresh.folder, fresh.environment())
-    assert completed.returncode
-    assert "experiment b: a uses another dataset that is named photos; rename" in completed.stdout + completed.stderr
+    for parent_folder in ("a", "b"):
+        (fresh.folder / parent_folder / "photos").mkdir(parents=True)
+        (fresh.folder / parent_folder / "photos/captions.jsonl").write_text(PAIR)
+        (fresh.folder / f"config/experiments/{parent_folder}.yaml").write_text(
+            f"dataset: {parent_folder}/photos\n", encoding="utf-8"
+        )
+    process = run_snakemake(["b", "--cores", "1", "--dry-run"], fresh.folder, fresh.environment())
+    assert process.returncode
+    assert "experiment b: a uses another dataset that is named photos; rename" in process.stdout + process.stderr
 
 
 def test_planning_needs_only_the_embedded_models(fresh):
@@ -170,17 +172,17 @@ def test_planning_needs_only_the_embedded_models(fresh):
 
 
 def test_tiny_model_is_trained_only_if_requested_or_changed(fresh):
-    trained = {"train_clip", "train_language_model"}
-    wanted = [f"results/foundation/tiny/{part}/model.safetensors" for part in ("clip", "language_model")]
+    training_rules = {"train_clip", "train_language_model"}
+    targets = [f"results/foundation/tiny/{part}/model.safetensors" for part in ("clip", "language_model")]
 
     def jobs(*config: str) -> set[str]:
-        return set(count_jobs(fresh.run(*wanted, "--dry-run", config=("model=tiny", *config)), "baseline"))
+        return set(count_jobs(fresh.run(*targets, "--dry-run", config=("model=tiny", *config)), "baseline"))
 
     assert jobs() == {"unpack_foundation"}
-    assert jobs("foundation=train") == trained
+    assert jobs("foundation=train") == training_rules
     path = fresh.folder / "config/models/tiny.yaml"
     path.write_text(path.read_text(encoding="utf-8").replace("steps: 260", "steps: 250"), encoding="utf-8")
-    assert jobs() == trained
+    assert jobs() == training_rules
 
 
 def test_unpacked_models_equal_the_shipped_ones_in_float32(fresh):

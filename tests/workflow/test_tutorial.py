@@ -1,4 +1,4 @@
-"""Commands of docs/tutorial.md: their planned jobs, and (slow) a run on the embedded kind of data."""
+"""Commands of docs/tutorial.md: their planned jobs, and (slow) a run on data like the embedded dataset."""
 
 import re
 import shlex
@@ -24,11 +24,11 @@ QUICK = {"publish": ("publish={allow_unlearned: true}",), "decide": ("decide={se
 def run(project, target: str, *more: str) -> str:
     """Run a command of the page in the small project, with the project's number of cores."""
     words = SNAKEMAKE[target]
-    given, config = words, []
+    arguments, config = words, []
     if "--config" in words:
-        at = words.index("--config")
-        given, config = words[:at], words[at + 1 :]
-    assert given == ["--cores", "2"]
+        index = words.index("--config")
+        arguments, config = words[:index], words[index + 1 :]
+    assert arguments == ["--cores", "2"]
     return project.run(target, *more, config=(*config, *QUICK.get(target, ())))
 
 

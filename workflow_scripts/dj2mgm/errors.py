@@ -2,7 +2,7 @@
 
 
 class InputError(Exception):
-    """Mistake in the input: one sentence with the problem, its place (file and row, or key) and the remedy."""
+    """Mistake in the input: one sentence with the problem, its location (file and row, or key) and the remedy."""
 
 
 class UnsuitableDataset(InputError):

@@ -15,29 +15,29 @@ SCRIPTS = Path(__file__).resolve().parents[1]
 
 def find_modules(script: Path) -> list[Path]:
     """Return the script and, for Python, all project modules that it imports directly or indirectly, sorted."""
-    found: set[Path] = set()
-    waiting = [Path(script).resolve()]
-    while waiting:
-        path = waiting.pop()
-        if path not in found:
-            found.add(path)
-            waiting += _imported_files(path) if path.suffix == ".py" else []
-    return sorted(found)
+    modules: set[Path] = set()
+    pending = [Path(script).resolve()]
+    while pending:
+        path = pending.pop()
+        if path not in modules:
+            modules.add(path)
+            pending += _find_imported_files(path) if path.suffix == ".py" else []
+    return sorted(modules)
 
 
 @cache
-def _imported_files(path: Path) -> list[Path]:
+def _find_imported_files(path: Path) -> list[Path]:
     source = path.read_text(encoding="utf-8")
     files: list[Path] = []
-    for statement in _import_statements(source):
+    for statement in _find_imports(source):
         if isinstance(statement, ast.Import):
             names = [alias.name for alias in statement.names]
         else:
-            package = _package(path, statement.level)
+            package = _find_package(path, statement.level)
             module = ".".join(filter(None, [package, statement.module]))
             names = [module, *(f"{module}.{alias.name}" for alias in statement.names)]
         for name in names:
-            files += _module_files(SCRIPTS, name)
+            files += _find_module_files(SCRIPTS, name)
         if "pkgutil" in names:  # a package that imports all modules of its folder
             files += path.parent.rglob("*.py")
     if path.name == "__init__.py" and IMPORT_BY_NAME in source:  # a package that imports any of its modules by name
@@ -45,7 +45,7 @@ def _imported_files(path: Path) -> list[Path]:
     return files
 
 
-def _import_statements(source: str) -> list[ast.Import | ast.ImportFrom]:
+def _find_imports(source: str) -> list[ast.Import | ast.ImportFrom]:
     """Return the imports of a file, and possibly some that only its strings contain.
 
     Snakemake reads every module of the project at each start. Parsing whole files would take half of the start's time.
@@ -57,16 +57,16 @@ def _import_statements(source: str) -> list[ast.Import | ast.ImportFrom]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
-def _package(path: Path, level: int) -> str:
+def _find_package(path: Path, level: int) -> str:
     """Return the package that a relative import of `level` dots starts from; empty for an absolute import."""
     return ".".join(path.parents[level - 1].relative_to(SCRIPTS).parts) if level else ""
 
 
 @cache
-def _module_files(folder: Path, name: str) -> list[Path]:
+def _find_module_files(folder: Path, name: str) -> list[Path]:
     """Return the files of a module and its parent packages if they are in the project's folder."""
     parent, _, _ = name.rpartition(".")
-    files = _module_files(folder, parent) if parent else []
+    files = _find_module_files(folder, parent) if parent else []
     if parent and not files:  # a module of another library
         return []
     path = folder.joinpath(*name.split("."))

@@ -70,7 +70,7 @@ def test_a_processors_template_equals_its_own_method(tmp_path, family):
     messages += [{"role": "assistant", "content": [{"type": "text", "text": "A boat."}]}]
     for count, asks in ((1, True), (2, False)):
         own = encoder.processor.apply_chat_template(messages[:count], add_generation_prompt=asks)
-        assert encoder._rendered(messages[:count], asks) == own and "What is shown?" in own
+        assert encoder._render(messages[:count], asks) == own and "What is shown?" in own
 
 
 def test_sandbox_has_the_class_of_transformers():
@@ -146,8 +146,8 @@ def test_hostile_template_of_a_model_is_refused(tmp_path, short_limits):
 
 def test_threads_and_forked_processes_get_their_own_answers():
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda n: render_chat("{{ n }}", [], n=n)[0], range(200)))
-    assert found == [str(n) for n in range(200)]
+        texts = list(threads.map(lambda n: render_chat("{{ n }}", [], n=n)[0], range(200)))
+    assert texts == [str(n) for n in range(200)]
     here = chat_rendering._renderer.process.pid
     with multiprocessing.get_context("fork").Pool(2) as pool:
         others = pool.map(_render_in_worker, range(40))

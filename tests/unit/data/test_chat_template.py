@@ -193,8 +193,8 @@ def test_an_unknown_template_names_the_known_ones():
 def test_a_model_file_needs_known_formats_with_questions():
     model = {"pretrain_template": "plain", "template": "gemma"}
     check_chat_templates("m.yaml", model)
-    known = "chatml, gemma, plain, tokenizer, found 'vicuna'; a file in config/chat_templates"
-    with pytest.raises(InputError, match=f"m.yaml: 'pretrain_template' must be one of {known}"):
+    names = "chatml, gemma, plain, tokenizer, found 'vicuna'; a file in config/chat_templates"
+    with pytest.raises(InputError, match=f"m.yaml: 'pretrain_template' must be one of {names}"):
         check_chat_templates("m.yaml", model | {"pretrain_template": "vicuna"})
     with pytest.raises(InputError, match="m.yaml: 'template' must be one of chatml, gemma, tokenizer, found 'plain'"):
         check_chat_templates("m.yaml", model | {"template": "plain"})

@@ -105,8 +105,8 @@ def test_nearly_valid_rows_are_read_or_refused_by_name(name, folder):
     def check(rows, encoding, end, ascii_only):
         content = encode_lines(rows, encoding, end, ascii_only)
         path.write_bytes(content)
-        found = outcome(reader, path)
-        assert found is None or as_written(found, content)
+        result = outcome(reader, path)
+        assert result is None or as_written(result, content)
 
     check()
 
@@ -149,10 +149,10 @@ def test_reading_a_list_in_pieces_equals_json(folder, items, indented, cut, chun
         expected = None
     json_rows.CHUNK, own = chunk, json_rows.CHUNK
     try:
-        found = outcome(read_json_list, path)
+        result = outcome(read_json_list, path)
     finally:
         json_rows.CHUNK = own
-    assert json.dumps(found) == json.dumps(expected if isinstance(expected, list) else None)
+    assert json.dumps(result) == json.dumps(expected if isinstance(expected, list) else None)
 
 
 @fuzzed(600)
@@ -161,11 +161,11 @@ def test_reading_a_list_in_pieces_equals_json(folder, items, indented, cut, chun
 def test_numbering_changes_only_repeated_ids(folder, rows):
     path = folder / "numbered.json"
     path.write_text(json.dumps(rows))
-    found = outcome(lambda file: read_llava(file, number_ids=True), path)
-    if found is not None:
-        assert [row | {"id": 0} for row in found] == [row | {"id": 0} for row in rows]
-        assert len({row["id"] for row in found}) == len(rows)
-        assert all(row["id"].startswith(str(given["id"])) for row, given in zip(found, rows, strict=True))
+    numbered = outcome(lambda file: read_llava(file, number_ids=True), path)
+    if numbered is not None:
+        assert [row | {"id": 0} for row in numbered] == [row | {"id": 0} for row in rows]
+        assert len({row["id"] for row in numbered}) == len(rows)
+        assert all(row["id"].startswith(str(original["id"])) for row, original in zip(numbered, rows, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -207,10 +207,10 @@ def test_write_jsonl_accepts_output_of_make_dataset(chain, captions, texts_of_tu
     held_out = HeldOutImages(read_evaluation(chain / "out/evaluation.jsonl"), chain)
     rows = {"pretrain": convert_pairs(read_dj_jsonl(chain / "out/pretrain.jsonl"), "")}
     rows["finetune"] = read_llava(chain / "out/finetune.json")
-    for split, found in rows.items():
+    for split, split_rows in rows.items():
         rules = sample_rules(budget, on_bad_row="drop", max_samples=4)
         try:
-            summary = write_training_jsonl(found, chain, held_out, chain / "written.jsonl", rules, processes=1)
+            summary = write_training_jsonl(split_rows, chain, held_out, chain / "written.jsonl", rules, processes=1)
         except InputError as error:  # all rows are invalid
             assert f"of {counts[split]} rows" in str(error) and "no row of written is left" in str(error)
             continue

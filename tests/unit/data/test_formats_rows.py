@@ -237,12 +237,12 @@ def test_message_names_an_invalid_conversation_and_its_fault(tmp_path, row, says
 def test_repeated_ids_of_published_files_are_numbered(tmp_path):
     """LLaVA's mixtures have several rows with the id of one image, and integer ids."""
     path = tmp_path / "a.jsonl"
-    for given, numbered in (
+    for identifiers, numbered in (
         (["7", 7, "8", "7"], ["7", "7~2", "8", "7~3"]),
         (["7", "7", "7~2"], ["7", "7~2", "7~2~2"]),
         (["7~2", "7", "7", "7"], ["7~2", "7", "7~3", "7~4"]),
     ):
-        write_lines(path, *[TALK | {"id": identifier} for identifier in given])
+        write_lines(path, *[TALK | {"id": identifier} for identifier in identifiers])
         assert [row["id"] for row in read_llava(path, number_ids=True)] == numbered
     write_lines(path, TALK, TALK | {"id": 7})
     with pytest.raises(InputError, match="row 2: 'id' must be a string"):

@@ -274,7 +274,7 @@ def filter_with(operator: str, root: Path) -> None:
 def answer_about(path: Path) -> None:
     generator = MGMGenerator.__new__(MGMGenerator)  # needs no model
     generator.processor, generator.device = tiny_processor(), torch.device("cpu")
-    list(generator._decoded([path]))
+    list(generator._decode_images([path]))
 
 
 OPENERS = {
@@ -377,8 +377,8 @@ def test_damaged_files_load_in_the_headers_size_or_fail(tmp_path, monkeypatch):
     @given(st.sampled_from(SEEDS), st.lists(EDIT, max_size=5), st.integers(0, 2000))
     def load(seed: bytes, edits: list[tuple[int, bytes]], end: int):
         data = bytearray(seed)
-        for place, new in edits:
-            data[place % len(data) : place % len(data) + len(new)] = new
+        for offset, new in edits:
+            data[offset % len(data) : offset % len(data) + len(new)] = new
         data = bytes(data[: max(end, 1)])
         try:
             image = load_image(data)

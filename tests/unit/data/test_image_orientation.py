@@ -52,10 +52,10 @@ def chunk(name: bytes, data: bytes) -> bytes:
 
 
 def encode(kind: str, orientation: int, image: Image.Image = COLORS) -> bytes:
-    file, (kind, _, where) = io.BytesIO(), kind.partition(", ")
+    file, (kind, _, metadata) = io.BytesIO(), kind.partition(", ")
     xmp = XMP.format(orientation).encode()
-    options = {"XMP": {"xmp": xmp}, "": {"exif": make_exif(orientation)}}.get(where, {})
-    if kind == "TIFF" and where == "XMP":
+    options = {"XMP": {"xmp": xmp}, "": {"exif": make_exif(orientation)}}.get(metadata, {})
+    if kind == "TIFF" and metadata == "XMP":
         options = {"tiffinfo": {ExifTags.Base.XMLPacket: xmp}}
     image.save(file, kind, **options)
     content = file.getvalue()
@@ -64,7 +64,7 @@ def encode(kind: str, orientation: int, image: Image.Image = COLORS) -> bytes:
         "text last": chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp),
     }
     end = chunk(b"IEND", b"")
-    return content.removesuffix(end) + last[where] + end if where in last else content
+    return content.removesuffix(end) + last[metadata] + end if metadata in last else content
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -128,12 +128,12 @@ def by_data_juicer(path: Path) -> dict:
 def for_the_model(path: Path) -> list:
     generator = MGMGenerator.__new__(MGMGenerator)  # needs no model
     generator.processor, generator.device = tiny_processor(), torch.device("cpu")
-    return [pixels.tolist() for pixels in generator._decoded([path])]
+    return [pixels.tolist() for pixels in generator._decode_images([path])]
 
 
 def sent_to_a_server(path: Path) -> np.ndarray:
     captioner = SimpleNamespace(longest_side=1000)
-    content = base64.b64decode(OpenAICaptioningMapper._data_url(captioner, str(path)).partition(",")[2])
+    content = base64.b64decode(OpenAICaptioningMapper._encode_image(captioner, str(path)).partition(",")[2])
     return np.asarray(turned_by_transformers(save_as(path.parent / "sent.jpg", content)))
 
 
@@ -179,9 +179,9 @@ def test_each_stage_uses_the_upright_image(tmp_path, reader):
         turned, upright = folder / "turned/a.img", folder / "upright/a.img"
         turned.write_bytes(encode(kind, 6))
         turned_by_transformers(str(turned)).save(upright, "PNG")
-        found = [json.dumps(plain(READERS[reader](path)), default=str) for path in (turned, upright)]
-        assert found[0] == found[1], kind
-        seen.append(found[0])
+        outputs = [json.dumps(plain(READERS[reader](path)), default=str) for path in (turned, upright)]
+        assert outputs[0] == outputs[1], kind
+        seen.append(outputs[0])
     lying = tmp_path / "lying"
     lying.write_bytes(encode("PNG", 1))
     assert json.dumps(plain(READERS[reader](lying)), default=str) not in seen, "the reader cannot tell them apart"

@@ -61,26 +61,26 @@ def collect_pairs(parts: Iterable[tuple[np.ndarray, ...]]) -> list[tuple]:
 @given(seed=st.integers(0, 10**6), radius=st.integers(0, MAX_RADIUS), count=st.integers(0, 60))
 def test_bands_find_all_pairs(seed, radius, count):
     codes = codes_with_neighbors(seed, count, MAX_RADIUS + 4)
-    found = [
+    pairs = [
         pair
         for part in find_near_pairs(codes, codes, radius)
         for pair in zip(*map(np.ndarray.tolist, part), strict=True)
     ]
     differing = np.bitwise_count(codes[:, None] ^ codes[None]).sum(axis=-1, dtype=int)
     expected = [(i, j, differing[i, j]) for i, j in np.argwhere(differing <= radius).tolist()]
-    assert sorted(found) == expected  # each pair once
+    assert sorted(pairs) == expected  # each pair once
 
 
 def test_bands_find_all_pairs_of_two_sets():
     codes = codes_with_neighbors(1, 80, MAX_RADIUS)
     left, right = codes[:70], codes[70:]
-    found = [
+    pairs = [
         pair
         for i, j, _ in find_near_pairs(left, right, MAX_RADIUS)
         for pair in zip(i.tolist(), j.tolist(), strict=True)
     ]
     near = np.bitwise_count(left[:, None] ^ right[None]).sum(axis=-1, dtype=int) <= MAX_RADIUS
-    assert sorted(found) == [tuple(pair) for pair in np.argwhere(near).tolist()]
+    assert sorted(pairs) == [tuple(pair) for pair in np.argwhere(near).tolist()]
 
 
 def test_a_radius_beyond_the_guarantee_of_bands_is_refused():
@@ -99,19 +99,19 @@ def test_every_duplicate_and_no_kept_row_is_near_a_kept_row(pairs, order):
     rank = np.array(order)
     either = np.append(first, second), np.append(second, first)
 
-    def near(places):
-        for query, place in enumerate(places):  # in any order
-            others = either[1][either[0] == place]
-            yield np.full(len(others), query), others, others + place + 1.0
+    def near(positions):
+        for query, position in enumerate(positions):  # in any order
+            others = either[1][either[0] == position]
+            yield np.full(len(others), query), others, others + position + 1.0
 
     center, compute_distance = keep_best(near, rank)
-    kept = set(np.flatnonzero(center == np.arange(12)))
+    kept_rows = set(np.flatnonzero(center == np.arange(12)))
     for item in range(12):
-        if item not in kept:
+        if item not in kept_rows:
             pair = tuple(sorted((item, int(center[item]))))
-            assert center[item] in kept and pair in pairs and compute_distance[item] == sum(pair) + 1
+            assert center[item] in kept_rows and pair in pairs and compute_distance[item] == sum(pair) + 1
             assert rank[center[item]] < rank[item]
-    assert not any(set(pair) <= kept for pair in pairs)
+    assert not any(set(pair) <= kept_rows for pair in pairs)
 
 
 def test_not_all_pairs_of_large_clusters_are_computed(monkeypatch):
@@ -119,9 +119,9 @@ def test_not_all_pairs_of_large_clusters_are_computed(monkeypatch):
     monkeypatch.setattr("dj2mgm.data.near_duplicates.clusters.PAIRS", 20_000)
     rank, pairs_of_query = np.random.default_rng(0).permutation(5000), []
 
-    def near(places):
-        for query, place in enumerate(places):
-            others = np.arange(place % 2, 5000, 2)
+    def near(positions):
+        for query, position in enumerate(positions):
+            others = np.arange(position % 2, 5000, 2)
             pairs_of_query.append(len(others))
             yield np.full(len(others), query), others, np.ones(len(others))
 
@@ -139,7 +139,7 @@ def test_rows_with_equally_many_images_are_compared_in_order(tmp_path):
     rows += [(1, b, 1.0), (2, a + c, -np.inf)]
 
     def candidates(signatures):
-        return lambda places: [tuple(np.indices((len(places), len(signatures))).reshape(2, -1))]
+        return lambda positions: [tuple(np.indices((len(positions), len(signatures))).reshape(2, -1))]
 
     def compute_distance(left, right):
         differing = (left != right).sum(axis=1).astype(float)
@@ -157,11 +157,11 @@ def test_cells_find_all_near_vectors(tmp_path):
     vectors = rng.standard_normal((3000, 32))
     vectors[2000:] = vectors[:1000] + rng.standard_normal((1000, 32)) * np.linspace(0.05, 0.6, 1000)[:, None]
     vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float16)
-    found = set(collect_pairs(VectorIndex(vectors, tmp_path).near(vectors, 0.25)))
+    pairs = set(collect_pairs(VectorIndex(vectors, tmp_path).near(vectors, 0.25)))
     squared = 2 - 2 * vectors.astype(np.float32) @ vectors.astype(np.float32).T
     surely, perhaps = ({tuple(pair) for pair in np.argwhere(squared < reach**2).tolist()} for reach in (0.249, 0.251))
-    assert surely <= found <= perhaps
-    assert 3600 < len(found) < 4400, "pairs on both sides of the distance"
+    assert surely <= pairs <= perhaps
+    assert 3600 < len(pairs) < 4400, "pairs on both sides of the distance"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -204,9 +204,9 @@ def test_images_of_a_reference_set_are_recognized(scenes, tmp_path: Path, proces
     for number in trained:
         scaled(scenes[number], 0.7).save(tmp_path / f"trained-{number}.jpg", quality=80)
     references = ReferenceImages([tmp_path / f"reference-{number}.png" for number in range(12)], processes)
-    found = list(references.matches((tmp_path / f"trained-{number}.jpg" for number in trained), processes))
-    assert [(image.stem, reference.stem) for image, reference, _ in found] == [
+    matches = list(references.matches((tmp_path / f"trained-{number}.jpg" for number in trained), processes))
+    assert [(image.stem, reference.stem) for image, reference, _ in matches] == [
         (f"trained-{number}", f"reference-{number}") for number in trained if number < 12
     ]
-    assert all(bits <= MAX_BITS for *_, bits in found)
+    assert all(bits <= MAX_BITS for *_, bits in matches)
     assert list(ReferenceImages([]).matches([tmp_path / "trained-6.jpg"])) == []

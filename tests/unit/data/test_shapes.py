@@ -48,15 +48,15 @@ def objects_in(caption: str) -> list[tuple[str, str, str]]:
 
 def read_colors(image: Image.Image) -> dict[str, str]:
     """Return the color of each quadrant with an object, read from the pixels."""
-    half, found = IMAGE_SIZE // 2, {}
+    half, colors = IMAGE_SIZE // 2, {}
     for index, position in enumerate(POSITIONS):
         row, column = divmod(index, 2)
         quadrant = image.crop((column * half, row * half, (column + 1) * half, (row + 1) * half))
         counts = {rgb: count for count, rgb in quadrant.getcolors(half * half)}
         color = max(COLORS, key=lambda name: counts.get(COLORS[name], 0))
         if counts.get(COLORS[color], 0) > 200:
-            found[position] = color
-    return found
+            colors[position] = color
+    return colors
 
 
 def tree_hash(folder) -> str:
@@ -107,10 +107,10 @@ def test_a_larger_dataset_begins_with_the_same_clean_pairs(shapes, tmp_path):
 
 
 def test_every_fault_occurs_exactly_at_its_rate(pairs):
-    found = Counter(truth["fault"] for _, truth, _ in pairs)
+    counts = Counter(truth["fault"] for _, truth, _ in pairs)
     expected = {fault: round(rate * SPEC.pretrain_pairs) for fault, rate in RATES.items()}
-    assert found == expected | {"clean": SPEC.pretrain_pairs - sum(expected.values())}
-    assert count_faults(assign_faults(SPEC)) == dict(found)
+    assert counts == expected | {"clean": SPEC.pretrain_pairs - sum(expected.values())}
+    assert count_faults(assign_faults(SPEC)) == dict(counts)
 
 
 def test_faults_are_spread_over_the_whole_dataset(pairs):
@@ -129,8 +129,8 @@ def test_files_have_the_requested_numbers_of_rows(shapes, pairs):
 
 def test_ground_truth_describes_every_image(pairs):
     for _, truth, data in select_faults(pairs, "clean", "mismatched", "junk_text", "short_text", "duplicate"):
-        named = {position: color for color, _, position in objects_in(truth["caption"])}
-        assert named == read_colors(opened(data)), truth
+        described = {position: color for color, _, position in objects_in(truth["caption"])}
+        assert described == read_colors(opened(data)), truth
 
 
 def test_captions_are_true_unless_the_fault_changes_them(pairs):
@@ -141,8 +141,8 @@ def test_captions_are_true_unless_the_fault_changes_them(pairs):
 
 def test_mismatched_captions_never_describe_their_image(pairs):
     for row, truth, data in select_faults(pairs, "mismatched"):
-        named, there = objects_in(extract_caption(row["text"])), objects_in(truth["caption"])
-        assert named and there and not set(named) <= set(there)
+        described, there = objects_in(extract_caption(row["text"])), objects_in(truth["caption"])
+        assert described and there and not set(described) <= set(there)
         assert set(read_colors(opened(data))) == {position for _, _, position in there}
 
 
@@ -243,12 +243,12 @@ def test_wrong_instructions_occur_at_their_rate(shapes, tmp_path):
         {row["id"]: [turn["value"] for turn in row["conversations"]] for row in read_llava(folder / "finetune.json")}
         for folder in (tmp_path, shapes)
     )
-    named = {row["id"]: row for row in read_jsonl(tmp_path / "true_answers.jsonl")}
-    assert planted.keys() == clean.keys() == named.keys()
+    true_answers = {row["id"]: row for row in read_jsonl(tmp_path / "true_answers.jsonl")}
+    assert planted.keys() == clean.keys() == true_answers.keys()
     wrong = [name for name in planted if planted[name] != clean[name]]
-    assert len(wrong) == 12 and wrong == [name for name, truth in named.items() if truth["fault"] == "wrong"]
+    assert len(wrong) == 12 and wrong == [name for name, truth in true_answers.items() if truth["fault"] == "wrong"]
     answers = {*COLORS, *SHAPES, *POSITIONS, "one", "two", "three", "yes", "no"}
-    for name, truth in named.items():
+    for name, truth in true_answers.items():
         assert planted[name][0] == clean[name][0] and planted[name][1] in answers
         assert truth["answer"] == clean[name][1]
     assert (tmp_path / "pretrain.jsonl").read_bytes() == (shapes / "pretrain.jsonl").read_bytes()
@@ -271,10 +271,10 @@ def test_scenes_separate_objects_and_use_all_attributes():
 
 def test_a_caption_lists_all_objects_in_reading_order():
     for scene in many_scenes():
-        named = [(item.color, item.shape, item.position) for item in scene.objects]
-        assert objects_in(describe_scene(scene)) == named
-        assert [POSITIONS.index(position) for _, _, position in named] == sorted(
-            POSITIONS.index(position) for _, _, position in named
+        objects = [(item.color, item.shape, item.position) for item in scene.objects]
+        assert objects_in(describe_scene(scene)) == objects
+        assert [POSITIONS.index(position) for _, _, position in objects] == sorted(
+            POSITIONS.index(position) for _, _, position in objects
         )
         assert (
             "a orange" not in describe_scene(scene)

@@ -128,8 +128,8 @@ def test_the_format_of_a_source_determines_its_rows(make, tmp_path, kind, split)
             write_jsonl(path, [stray | row for row in list(read_jsonl(path))])
         else:
             write_json_list(path, [stray | row for row in read_json(path, list)])
-        given = {"format": kind, "path": str(path), "split": split}
-        output = make(a={"format": "table", "path": captions}, b=given)
+        source = {"format": kind, "path": str(path), "split": split}
+        output = make(a={"format": "table", "path": captions}, b=source)
         rows = read_dj_jsonl(output / "pretrain.jsonl") if split == "pretrain" else read_llava(output / "finetune.json")
         keys = ("id", "source", *(("text", "images") if split == "pretrain" else ("image", "conversations")))
         written[len(stray)] = [[row[key] for key in keys] for row in rows if row["source"] == "b"]
@@ -243,8 +243,8 @@ def test_shards_in_the_hubs_cache_are_read_through_its_links(make, tmp_path, mon
     (repository / "refs/main").write_text("abc")
     output = make(one={"format": "webdataset", "path": "me/photos"})
     rows = list(read_dj_jsonl(output / "pretrain.jsonl"))
-    found = {read_file(locate_image(output / "sources.json", row["images"][0])) for row in rows}
-    assert len(found) == len(CAPTIONS) - 2 and found <= set(IMAGES.values())
+    images = {read_file(locate_image(output / "sources.json", row["images"][0])) for row in rows}
+    assert len(images) == len(CAPTIONS) - 2 and images <= set(IMAGES.values())
 
 
 def test_caption_files_next_to_images_belong_to_the_dataset(make):
@@ -265,9 +265,9 @@ def test_json_of_a_sample_has_question_and_named_caption(make, tmp_path):
     ]
     members = [*members[:2], ("a.json", described), *members[2:], ("b.json", described)]
     shard = write_tar(tmp_path / "x.tar", members)
-    one = {"format": "webdataset", "path": str(shard), "split": "finetune"}
+    source = {"format": "webdataset", "path": str(shard), "split": "finetune"}
     for columns, answer in (({}, "a text"), ({"text": "better"}, "a better text")):
-        output = make(base={"format": "table"} | base(tmp_path), one=one | {"columns": columns})
+        output = make(base={"format": "table"} | base(tmp_path), one=source | {"columns": columns})
         row = next(read_llava(output / "finetune.json"))
         assert [turn["value"] for turn in row["conversations"]] == ["<image>\nWhat?", answer]
 
@@ -292,17 +292,17 @@ def test_conversation_with_other_keys_is_not_a_pair(make, tmp_path, extra):
 
 
 def test_member_names_do_not_determine_paths_of_images(make, tmp_path):
-    named = [f"d{number}/../../x{number % 2}" for number in range(6)] + ["/abs", "é" * 60]
+    member_names = [f"d{number}/../../x{number % 2}" for number in range(6)] + ["/abs", "é" * 60]
     members = [
         (name + suffix, png(number) if suffix == ".png" else b"c")
-        for number, name in enumerate(named)
+        for number, name in enumerate(member_names)
         for suffix in (".png", ".txt")
     ]
     shard = write_tar(tmp_path / "x.TAR", members)
     output = make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
     rows = [row for row in read_dj_jsonl(output / "pretrain.jsonl") if row["source"] == "one"]
-    found = [read_file(locate_image(output / "sources.json", row["images"][0])) for row in rows]
-    assert len(set(found)) == len(rows) > 3
+    contents = [read_file(locate_image(output / "sources.json", row["images"][0])) for row in rows]
+    assert len(set(contents)) == len(rows) > 3
 
 
 @pytest.mark.parametrize("size", [-512, -(10**6)])
@@ -350,13 +350,13 @@ def test_references_out_of_a_sources_folder_are_refused(tmp_path, reference, rea
     (tmp_path / "data/link.tar").symlink_to(tmp_path / "elsewhere/00000.tar")
     (tmp_path / "sources.json").write_text(json.dumps({"one": str(tmp_path / "data")}))
     try:
-        found = read_file(locate_image(tmp_path / "sources.json", reference))
+        content = read_file(locate_image(tmp_path / "sources.json", reference))
     except BadImage as error:
         assert error.reason == reason
     except OSError as error:  # a position in the archive without such a member
         assert reason == "missing" and "has changed" in str(error)
     else:
-        raise AssertionError(found)
+        raise AssertionError(content)
 
 
 def test_changed_archive_is_noticed(tmp_path):
@@ -447,13 +447,13 @@ def test_a_question_is_a_string_or_the_first_of_a_list(make, tmp_path, question,
     pq.write_table(pa.table(columns), "data/part.parquet")
     described = json.dumps({"caption": "a", "question": question}).encode()
     shard = write_tar(tmp_path / "x.tar", [("a.png", IMAGES["000"]), ("a.json", described)])
-    for one in ({"format": "parquet", "path": "data/part.parquet"}, {"format": "webdataset", "path": str(shard)}):
+    for source in ({"format": "parquet", "path": "data/part.parquet"}, {"format": "webdataset", "path": str(shard)}):
         if isinstance(expected, str):
-            rows = read_dj_jsonl(make(base={"format": "table"} | base(tmp_path), one=one) / "pretrain.jsonl")
+            rows = read_dj_jsonl(make(base={"format": "table"} | base(tmp_path), one=source) / "pretrain.jsonl")
             assert {row.get("question", "") for row in rows if row["source"] == "one"} <= {expected}
         else:
             with pytest.raises(InputError, match="'question' must be a string, found"):
-                make(base={"format": "table"} | base(tmp_path), one=one)
+                make(base={"format": "table"} | base(tmp_path), one=source)
 
 
 def test_an_image_that_is_stored_as_a_path_only_is_named(make, tmp_path):
@@ -509,8 +509,8 @@ def test_rows_of_all_concatenated_archives_are_read(make, tmp_path):
     ]
     shard = tmp_path / "all.tar"
     shard.write_bytes(b"".join(part.read_bytes() for part in parts) + bytes(3 * 512))
-    listed = subprocess.run(["tar", "--ignore-zeros", "-tf", shard], capture_output=True, text=True, check=True)
-    assert [member.name for member in read_members(shard)] == listed.stdout.split()
+    listing = subprocess.run(["tar", "--ignore-zeros", "-tf", shard], capture_output=True, text=True, check=True)
+    assert [member.name for member in read_members(shard)] == listing.stdout.split()
     assert [member.read() for member in read_members(shard)][::2] == [png(number) for number in range(4)]
     output = make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
     assert read_json(output / "summary.json")["sources"]["one"]["rows"] == 4
@@ -526,9 +526,9 @@ def test_unread_files_of_a_source_are_counted(make, tmp_path, capsys):
         (photos / name).write_bytes(b"x")
     shard = write_tar(tmp_path / "x.tar", [("a.png", png(1)), ("a.txt", b"c"), ("a.cls", b"3"), ("a.heic", b"x")])
     output = make(a={"format": "folder", "path": str(photos)}, b={"format": "webdataset", "path": str(shard)})
-    found = read_json(output / "summary.json")["sources"]
-    assert found["a"]["not_read"] == {".heic": 2, ".hidden": 1, ".txt": 1} and found["a"]["rows"] == len(CAPTIONS)
-    assert found["b"]["not_read"] == {".cls": 1, ".heic": 1}
+    sources = read_json(output / "summary.json")["sources"]
+    assert sources["a"]["not_read"] == {".heic": 2, ".hidden": 1, ".txt": 1} and sources["a"]["rows"] == len(CAPTIONS)
+    assert sources["b"]["not_read"] == {".cls": 1, ".heic": 1}
 
 
 def test_the_console_names_unread_files(make, tmp_path, capsys):
@@ -594,21 +594,21 @@ OTHER_IDS = [1.5, True, [1], {"a": 1}]
 def test_ids_are_strings_or_integers_and_repeats_are_numbered(make, tmp_path, kind):
     path = WRITERS[kind](tmp_path / "data/one")
     rows = read_json(path, list) if kind == "llava" else list(read_jsonl(path))
-    given = dict(list(IDS.items())[: 3 if kind == "llava" else 4])
+    expected = dict(list(IDS.items())[: 3 if kind == "llava" else 4])
 
     def write(ids: list) -> None:
-        named = [rows[0] | {"id": identifier} for identifier in ids]
-        write_json_list(path, named) if kind == "llava" else write_jsonl(path, named)
+        rows_with_ids = [rows[0] | {"id": identifier} for identifier in ids]
+        write_json_list(path, rows_with_ids) if kind == "llava" else write_jsonl(path, rows_with_ids)
 
-    write(list(given))
-    one = {"format": kind, "path": str(path), "split": "finetune"}
+    write(list(expected))
+    source = {"format": kind, "path": str(path), "split": "finetune"}
     captions = {"format": "table", "path": str(table(tmp_path / "data/two"))}
-    written = read_llava(make(two=captions, one=one) / "finetune.json")
-    assert [row["id"] for row in written] == [f"one/{name or 'rows-000000004'}" for name in given.values()]
+    written = read_llava(make(two=captions, one=source) / "finetune.json")
+    assert [row["id"] for row in written] == [f"one/{name or 'rows-000000004'}" for name in expected.values()]
     for other in OTHER_IDS:
         write(["a", other])
         with pytest.raises(InputError, match="row 2: 'id' must be a string or an integer, found"):
-            make(two=captions, one=one)
+            make(two=captions, one=source)
 
 
 @pytest.mark.parametrize("value", [1.5, True])
@@ -728,7 +728,7 @@ def test_the_size_of_a_parquet_turn_is_limited(tmp_path):
 def test_a_pipe_or_device_among_the_files_is_refused(make, tmp_path, kind):
     path = WRITERS[kind](tmp_path / "data/one")
     odd = path / ("odd" + {"webdataset": ".tar", "parquet": ".parquet", "folder": ".png"}[kind])
-    for put in (os.mkfifo, lambda place: place.symlink_to("/dev/zero")):
+    for put in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
         put(odd)
         with pytest.raises(InputError, match=f"{odd.name} is a pipe, a socket or a device; put a copy"):
             make(one={"format": kind, "path": str(path)})
@@ -840,8 +840,8 @@ def test_a_repeated_parquet_image_is_written_once(make, tmp_path):
 def test_a_system_prompt_outside_of_the_turns_is_kept(make, tmp_path, system):
     path = sharegpt(tmp_path / "data/one")
     write_jsonl(path, [row | system for row in list(read_jsonl(path))])
-    one = {"format": "sharegpt", "path": str(path), "split": "finetune"}
-    row = next(read_llava(make(base={"format": "table"} | base(tmp_path), one=one) / "finetune.json"))
+    source = {"format": "sharegpt", "path": str(path), "split": "finetune"}
+    row = next(read_llava(make(base={"format": "table"} | base(tmp_path), one=source) / "finetune.json"))
     assert row["conversations"][0]["value"].startswith("Be short.") == bool(system["system"])
 
 
@@ -858,7 +858,7 @@ def test_a_misspelled_folder_gets_a_suggestion(tmp_path, monkeypatch, value):
         resolve_dataset(value)
 
 
-@pytest.mark.parametrize("put", [Path.mkdir, lambda place: place.symlink_to("nowhere")])
+@pytest.mark.parametrize("put", [Path.mkdir, lambda path: path.symlink_to("nowhere")])
 def test_an_unreadable_evaluation_file_is_not_ignored(tmp_path, put):
     data_juicer(tmp_path / "mine")
     put(tmp_path / "mine/evaluation.jsonl")

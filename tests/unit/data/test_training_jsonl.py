@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import write_jsonl
 from dj2mgm.data.formats import build_conversation, build_dj_text, read_llava
 from dj2mgm.data.held_out_images import HeldOutImages
-from dj2mgm.data.training_jsonl import _samples, apportion, convert_pairs, drop_repeats, write_training_jsonl
+from dj2mgm.data.training_jsonl import _repeat_rows, apportion, convert_pairs, drop_repeats, write_training_jsonl
 from dj2mgm.errors import InputError
 from dj2mgm.storage.files import compute_sha256, read_json, read_jsonl
 from dj2mgm.storage.files import write_jsonl as write_rows
@@ -286,7 +286,7 @@ def test_a_control_token_in_a_caption_makes_a_row_invalid(root, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("image", "turns", "found"),
+    ("image", "turns", "problem"),
     [
         ("a.png", ["Q", "A"], "expected 1 image token <image> in the human turns, found 0"),
         ("a.png", ["Q", "<image>"], "expected 1 image token <image> in the human turns, found 0"),
@@ -298,13 +298,13 @@ def test_a_control_token_in_a_caption_makes_a_row_invalid(root, tmp_path):
         ("a.png", ["Q", "A", "<image>Q", "A"], None),
     ],
 )
-def test_row_needs_one_image_token_per_image(root, tmp_path, image, turns, found):
+def test_row_needs_one_image_token_per_image(root, tmp_path, image, turns, problem):
     conversations = [{"from": ("human", "gpt")[n % 2], "value": value} for n, value in enumerate(turns)]
     row = {"id": "r", "conversations": conversations} | ({"image": image} if image else {})
-    if found is None:
+    if problem is None:
         assert write([row], root, tmp_path / "out.jsonl")["rows_out"] == 1
         return
-    with pytest.raises(InputError, match=f"row r: .*{found}"):
+    with pytest.raises(InputError, match=f"row r: .*{problem}"):
         write([row], root, tmp_path / "out.jsonl")
     summary = write([row, TEXT_ONLY], root, tmp_path / "out.jsonl", on_bad_row="drop")
     assert summary["rows_out"] == 1 and check_sum(summary)
@@ -401,11 +401,11 @@ def test_both_stages_use_the_same_pairs_without_instructions(run, tmp_path):
 def test_all_rows_are_used_equally_often(sizes, repeats):
     """Check that averages over many seeds are within five standard errors, and that uses vary less than their mean."""
     seeds, good = 1000, io.StringIO("".join(json.dumps({"id": str(n)}) + "\n" for n in range(sizes[0])))
-    usable, capped, wanted = (Counter({None: n}) for n in (sizes[0], sizes[-1], sizes[-1] + repeats))
+    usable, capped, sample_counts = (Counter({None: n}) for n in (sizes[0], sizes[-1], sizes[-1] + repeats))
     used = Counter(
         row["id"].split("#")[0]
         for seed in range(seeds)
-        for row in _samples(good, usable, capped, wanted, sample_rules(seed=seed))
+        for row in _repeat_rows(good, usable, capped, sample_counts, sample_rules(seed=seed))
     )
     mean = (sizes[-1] + repeats) / sizes[0]
     assert all(abs(used[str(n)] / seeds - mean) < 5 * (mean / seeds) ** 0.5 for n in range(sizes[0]))
@@ -441,24 +441,24 @@ def test_samples_of_sources_keep_their_proportions(sources, data):
         with pytest.raises(InputError, match=r"sources\.[a-d]: \d+ rows are requested, but only \d+ rows of pretrain"):
             apportion(usable, rules(), "pretrain")
         return
-    used, wanted = apportion(usable, rules(), "pretrain")
-    assert wanted == Counter(requested) and used == Counter({s: min(usable[s], n) for s, n in requested.items()})
+    used, sample_counts = apportion(usable, rules(), "pretrain")
+    assert sample_counts == Counter(requested) and used == Counter({s: min(usable[s], n) for s, n in requested.items()})
     budget = data.draw(st.integers(1, 200))
-    _, wanted = apportion(usable, rules(budget), "pretrain")
-    assert wanted.total() == budget
-    assert all(abs(wanted[s] - n * budget / sum(requested.values())) < 1 for s, n in requested.items())
+    _, sample_counts = apportion(usable, rules(budget), "pretrain")
+    assert sample_counts.total() == budget
+    assert all(abs(sample_counts[s] - n * budget / sum(requested.values())) < 1 for s, n in requested.items())
     good = io.StringIO(
         "".join(json.dumps({"id": f"{s}{n}", "source": s}) + "\n" for s in usable for n in range(usable[s]))
     )
     rows = list(
-        _samples(
+        _repeat_rows(
             good,
             usable,
             *apportion(usable, rules(budget), "pretrain"),
             rules(budget),
         )
     )
-    assert +Counter(row["source"] for row in rows) == +wanted
+    assert +Counter(row["source"] for row in rows) == +sample_counts
     uses = Counter(row["id"].split("#")[0] for row in rows)
     for source in usable:
         times = [uses[f"{source}{n}"] for n in range(usable[source])]
@@ -477,13 +477,13 @@ def test_smaller_shares_are_subsets_of_larger_ones(sources, data):
     for share in [*shares, 1.0]:
         alone = data.draw(st.sampled_from([None, "a"]))
         rules = sample_rules(budget, sources=dict.fromkeys(usable, 1.0), used_fraction={"a": share} if alone else share)
-        used, wanted = apportion(usable, rules, "pretrain")
-        rows = [row["id"].split("#")[0] for row in _samples(io.StringIO(good), usable, used, wanted, rules)]
+        used, sample_counts = apportion(usable, rules, "pretrain")
+        rows = [row["id"].split("#")[0] for row in _repeat_rows(io.StringIO(good), usable, used, sample_counts, rules)]
         drawn.append({source: {row for row in rows if row[0] == source} for source in usable})
         full = apportion(usable, sample_rules(budget, sources=dict.fromkeys(usable, 1.0)), "pretrain")[1]
         for source in usable:
-            stated = share if source == "a" or not alone else 1.0
-            expected = max(min(1, full[source]), round(stated * full[source]))
+            fraction = share if source == "a" or not alone else 1.0
+            expected = max(min(1, full[source]), round(fraction * full[source]))
             assert sum(row[0] == source for row in rows) == expected
     for smaller, larger in itertools.pairwise(drawn):
         assert smaller.get("a", set()) <= larger.get("a", set()), "its share grows"
@@ -501,15 +501,15 @@ def test_sources_without_a_share_divide_the_rest(sources, budget):
     total, others = sum(shares.values()), {source: rows for source, rows in usable.items() if source not in shares}
     assume(total > 0 and total <= 1)
     rules = sample_rules(budget, sources=dict.fromkeys(usable, 1.0), shares=shares | {"of another stage": 0.9})
-    used, wanted = apportion(usable, rules, "pretrain")
-    assert wanted.total() == budget and all(used[source] <= usable[source] for source in usable)
+    used, sample_counts = apportion(usable, rules, "pretrain")
+    assert sample_counts.total() == budget and all(used[source] <= usable[source] for source in usable)
     divided = 1 - total if others and total < 1 else 0
     expected = {source: share * (1 - divided) / total for source, share in shares.items()}
     expected |= {source: divided * rows / sum(others.values()) for source, rows in others.items()}
     for source, share in expected.items():
         # rounded twice, to a possibly small number of rows and to samples
         rows = sum(others.values()) / divided if divided else sum(usable[source] for source in shares)
-        assert wanted[source] == pytest.approx(budget * share, abs=1 + 1.5 * budget / rows)
+        assert sample_counts[source] == pytest.approx(budget * share, abs=1 + 1.5 * budget / rows)
 
 
 def test_amounts_without_any_rows_name_stage_and_sources():
@@ -550,11 +550,11 @@ def test_synthesized_instructions_replace_single_questions(run, tmp_path):
     """Text-only rows stay unchanged in training, and the file of the pairs does not change."""
     chosen = {"id": "r1", "text": build_dj_text("blue"), "images": ["b.png"], "question": "Which color?"}
     write_rows(tmp_path / "synthesized.jsonl", [chosen])
-    given = [*rows_about("a.png", "b.png"), TEXT_ONLY]
-    out = run(given, "--synthesized", str(tmp_path / "synthesized.jsonl"))
-    kept, text = read_llava(out / "finetune.jsonl")
-    assert (text["id"], kept["id"], kept["conversations"][1]["value"]) == ("text", "r1", "blue")
-    assert kept["conversations"][0]["value"] == "<image>\nWhich color?" and kept["image"].endswith("b.png")
+    original = [*rows_about("a.png", "b.png"), TEXT_ONLY]
+    out = run(original, "--synthesized", str(tmp_path / "synthesized.jsonl"))
+    replaced, text = read_llava(out / "finetune.jsonl")
+    assert (text["id"], replaced["id"], replaced["conversations"][1]["value"]) == ("text", "r1", "blue")
+    assert replaced["conversations"][0]["value"] == "<image>\nWhich color?" and replaced["image"].endswith("b.png")
     summary = read_json(out / "summary.json")
     assert check_sum(summary["finetune"]) and summary["finetune"]["rows_in"] == 2
     assert summary["inputs"]["synthesized"] == compute_sha256(tmp_path / "synthesized.jsonl")

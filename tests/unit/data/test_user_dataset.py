@@ -83,9 +83,9 @@ def test_a_tenth_of_the_readable_images_is_held_out(tmp_path, rows):
     settings = pairs_with_images(tmp_path, rows, unreadable)
     counts = write_files(settings, tmp_path / "out")
     rows_of = {name: read_jsonl(tmp_path / f"out/{name}.jsonl") for name in ("pretrain", "evaluation")}
-    ids = {name: {int(row["id"]) for row in found} for name, found in rows_of.items()}
+    ids = {name: {int(row["id"]) for row in split_rows} for name, split_rows in rows_of.items()}
     assert (counts.pop("left_out"), counts.pop("left_out_copies")) == ({"pretrain": len(ids["evaluation"])}, {})
-    assert counts == {name: len(found) for name, found in ids.items()} | {"finetune": 0}
+    assert counts == {name: len(split_ids) for name, split_ids in ids.items()} | {"finetune": 0}
     assert read_json(tmp_path / "out/finetune.json", list) == []  # stage 2 trains on the remaining captions
     assert len(ids["evaluation"]) == max(2, rows // 10) and not ids["evaluation"] & unreadable
     assert ids["pretrain"] == set(range(rows)) - ids["evaluation"]
@@ -284,7 +284,9 @@ def test_missing_images_are_counted_and_the_first_is_named(tmp_path):
     for image in tmp_path.rglob("*.png"):
         image.unlink()
     (tmp_path / "0.png").write_bytes(b"x")
-    found = r"too few readable images .*\(0 readable, 11 missing, 1 undecodable; the first is (.*)\); correct the paths"
-    with pytest.raises(InputError, match=found) as error:
+    message = (
+        r"too few readable images .*\(0 readable, 11 missing, 1 undecodable; the first is (.*)\); correct the paths"
+    )
+    with pytest.raises(InputError, match=message) as error:
         write_files(settings, tmp_path / "out")
     assert str(tmp_path) in str(error.value)

@@ -128,8 +128,8 @@ def test_a_file_is_a_dataset_with_the_files_name(here, form, capsys):
     assert dataset.name == "rows" and dataset.settings == resolve_dataset(str(here / "photos")).settings
 
 
-def described(place: str | Path) -> dict:
-    return yaml.safe_load("\n".join(resolve_dataset(str(place)).note.splitlines()[2:]).split("\nNot read")[0])
+def describe(path: str | Path) -> dict:
+    return yaml.safe_load("\n".join(resolve_dataset(str(path)).note.splitlines()[2:]).split("\nNot read")[0])
 
 
 def test_each_split_of_a_folder_is_found(here):
@@ -151,7 +151,7 @@ def test_conversations_with_several_turns_are_for_stage_2(here):
     captions = table(here / "photos").rename(here / "photos/captions.csv")
     turns = [{"role": role, "content": "text"} for role in ("user", "assistant") * 2]
     write_jsonl(here / "photos/talks.jsonl", [{"image": "000.png", "messages": turns}])
-    assert described("photos")["sources"] == {
+    assert describe("photos")["sources"] == {
         "captions": {
             "format": "table",
             "path": "photos/captions.csv",
@@ -182,7 +182,7 @@ def test_validation_or_test_files_are_held_out(here, names, path, held_out, unre
     for name in names.split():
         (here / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
         write_tar(here / f"photos/{name}.tar", [("a.png", png(1)), ("a.txt", b"a")])
-    sources = described("photos")["sources"]
+    sources = describe("photos")["sources"]
     assert (sources["captions"]["path"], sources.get("held_out", {}).get("path")) == (path, held_out)
     assert ("\nNot read: " in resolve_dataset("photos").note) == bool(unread)
     assert unread in resolve_dataset("photos").note
@@ -211,7 +211,7 @@ def test_a_validation_split_becomes_the_evaluation(here, capsys):
 def test_captioned_images_of_a_test_folder_are_held_out(here):
     for name in ("train/cats", "train/dogs", "test"):
         captioned_images(here / "photos" / name)
-    assert described("photos")["sources"] == {
+    assert describe("photos")["sources"] == {
         "captions": {"format": "folder", "path": "photos/train"},
         "held_out": {"format": "folder", "path": "photos/test", "split": "evaluation"},
     }
@@ -247,8 +247,8 @@ def test_columns_are_found_by_name_and_contents(here, names, kind):
         with pytest.raises(InputError, match="no column is recognized as the captions"):
             resolve_dataset("photos")
         return
-    found = described("photos")["sources"]["captions"]["columns"]
-    assert tuple(found.get(key) for key in ("image", "text", "question")) == expected
+    recognized = describe("photos")["sources"]["captions"]["columns"]
+    assert tuple(recognized.get(key) for key in ("image", "text", "question")) == expected
 
 
 def test_conversations_in_parquet_come_before_captions(here):
@@ -256,7 +256,7 @@ def test_conversations_in_parquet_come_before_captions(here):
     (here / "photos").mkdir()
     images = pa.array([[{"bytes": png(1), "path": None}]])
     pq.write_table(pa.table({"images": images, "texts": turns, "source": ["a"]}), here / "photos/rows.parquet")
-    columns = described("photos")["sources"]["captions"]["columns"]
+    columns = describe("photos")["sources"]["captions"]["columns"]
     assert columns == {"image": "images", "conversations": "texts"}
 
 
@@ -267,21 +267,21 @@ def test_conversations_in_parquet_come_before_captions(here):
 def test_a_shard_whose_captions_are_json_is_recognized(here, row, columns):
     (here / "photos").mkdir()
     write_tar(here / "photos/0.tar", [("a.jpg", png(1)), ("a.json", json.dumps(row).encode())])
-    assert described("photos")["sources"]["captions"]["columns"] == (columns or {"text": "description"})
+    assert describe("photos")["sources"]["captions"]["columns"] == (columns or {"text": "description"})
 
 
-@pytest.mark.parametrize("place", ["photos", "photos/images", "photos/pictures of 2024"])
-def test_the_folder_of_the_images_is_found(here, place):
-    write_loose(here / place)
+@pytest.mark.parametrize("images_folder", ["photos", "photos/images", "photos/pictures of 2024"])
+def test_the_folder_of_the_images_is_found(here, images_folder):
+    write_loose(here / images_folder)
     (here / "photos/annotations").mkdir()
     (here / "photos/empty").mkdir()
     turns = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "A."}]
     rows = [{"image": f"{key}.png", "messages": turns} for key in CAPTIONS]
     write_json_list(here / "photos/annotations/rows.json", rows)
-    assert described("photos")["sources"]["captions"]["images"] == place
+    assert describe("photos")["sources"]["captions"]["images"] == images_folder
     (here / "photos/copies").mkdir()
-    if place != "photos":
-        shutil.copytree(here / place, here / "photos/copies", dirs_exist_ok=True)
+    if images_folder != "photos":
+        shutil.copytree(here / images_folder, here / "photos/copies", dirs_exist_ok=True)
         with pytest.raises(
             InputError, match=r"rows.json: its images may be in photos/copies or photos.*Save the right"
         ):
@@ -360,8 +360,8 @@ def test_two_possible_descriptions_are_offered(here, write, question, choices):
             assert settings.pretrain.file == f"photos/{choice}"
         else:
             source = settings.sources["captions"]
-            stated = source.columns.model_dump(exclude_unset=True)
-            assert source.format == choice or choice.items() <= stated.items()
+            columns = source.columns.model_dump(exclude_unset=True)
+            assert source.format == choice or choice.items() <= columns.items()
 
 
 def test_each_offered_file_has_the_other_splits(here):
@@ -476,7 +476,7 @@ def test_files_about_single_images_are_not_rows(here, capsys):
         content(f"{key}.json", '{"caption": "x"}')(here / "photos/00000")
     content("00000_stats.json", "{}")(here / "photos")
     pq.write_table(pa.table({"url": ["x"], "caption": ["x"]}), here / "photos/00000.parquet")
-    assert described("photos")["sources"]["captions"] == {"format": "folder", "path": "photos/00000"}
+    assert describe("photos")["sources"]["captions"] == {"format": "folder", "path": "photos/00000"}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -506,7 +506,7 @@ def test_circular_links_are_not_followed(here):
     write_table = write_columns("csv", image="000.png", caption="a cat")
     write_table(here / "photos")
     (here / "photos/again").symlink_to("again")
-    assert described("photos")["sources"]["captions"]["columns"] == {"image": "image", "text": "caption"}
+    assert describe("photos")["sources"]["captions"]["columns"] == {"image": "image", "text": "caption"}
 
 
 @pytest.mark.parametrize("cells", [{"split": "train"}, {"question": "what is it?", "question_type": "open"}])

@@ -24,10 +24,10 @@ def test_generated_file_is_up_to_date(path):
 
 
 def test_config_yaml_states_the_defaults_of_the_types():
-    stated = yaml.safe_load((PROJECT / "config/config.yaml").read_text(encoding="utf-8"))
+    values = yaml.safe_load((PROJECT / "config/config.yaml").read_text(encoding="utf-8"))
     defaults = configuration_model()().model_dump()
-    assert stated == defaults
-    assert validated(configuration_model(), stated, "config.yaml").model_dump() == defaults
+    assert values == defaults
+    assert validated(configuration_model(), values, "config.yaml").model_dump() == defaults
 
 
 def test_every_key_of_the_configuration_has_a_description():

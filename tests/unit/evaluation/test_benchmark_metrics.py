@@ -58,9 +58,9 @@ def test_contractions_without_one_apostrophe_are_repaired():
     for word in CONTRACTIONS:
         if "'s" not in word:  # normalization splits these: she's → she 's
             assert normalize_like_evalai(word) == word
-            for place, letter in enumerate(word):
+            for index, letter in enumerate(word):
                 if letter == "'":
-                    assert normalize_like_evalai(word[:place] + word[place + 1 :]) == word
+                    assert normalize_like_evalai(word[:index] + word[index + 1 :]) == word
 
 
 def test_textvqa_counts_questions_and_groups_them_by_image():

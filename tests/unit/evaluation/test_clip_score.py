@@ -102,9 +102,9 @@ def test_scores_equal_a_computation_by_hand(clip_folder, dataset, monkeypatch):
             similarity = max(cosine(texts[:1], texts[1:]).max().item(), 0)
             scores.append(score)
             ref_scores.append(2 / (1 / score + 1 / similarity) if score and similarity else 0)
-        found = metrics["groups"][group]
-        assert found["clip_score"]["mean"] == pytest.approx(np.mean(scores), abs=1e-5)
-        assert found["ref_clip_score"]["mean"] == pytest.approx(np.mean(ref_scores), abs=1e-5)
+        estimates = metrics["groups"][group]
+        assert estimates["clip_score"]["mean"] == pytest.approx(np.mean(scores), abs=1e-5)
+        assert estimates["ref_clip_score"]["mean"] == pytest.approx(np.mean(ref_scores), abs=1e-5)
     assert any(score > 0 for score in scores)
     # "a red circle at the top left" has more letters than the text tower has positions
     counts = {name: value["truncated"] for name, value in metrics["counts"].items()}
@@ -130,8 +130,8 @@ def test_siglip_scores_equal_those_of_transformers(siglip_folder, dataset, monke
     ]
     siglip, images = Embedder(str(siglip_folder)), [dataset / f"images/{number}.png" for number in CAPTIONS]
     cosines = np.stack([transformers_cosines(siglip_folder, image, own) for image in images])
-    found = siglip.embed_images(images) @ siglip.embed_texts([PROMPT + caption for caption in own]).T
-    assert found == pytest.approx(cosines, abs=1e-5)
+    products = siglip.embed_images(images) @ siglip.embed_texts([PROMPT + caption for caption in own]).T
+    assert products == pytest.approx(cosines, abs=1e-5)
     assert cosines.max() > 0.01 and np.ptp(cosines, axis=1).min() > 0.001
     metrics = evaluate(dataset, siglip_folder, caption_rows(own, own[::-1]), monkeypatch)
     for group, diagonal in (("finetune/own", cosines), ("finetune/shuffled", cosines[:, ::-1])):
@@ -189,16 +189,19 @@ def test_scores_of_images_add_up_to_the_metrics(clip_folder, dataset, monkeypatc
 def test_intervals_count_captions_of_an_image_as_one_image(clip_folder, dataset, monkeypatch):
     """Rows 1 and 2 have the same image, so their values are summed and left out together."""
     rows = caption_rows(["red", "a star", "cats"], ["a", "b", "c"])
-    apart = evaluate(dataset, clip_folder, rows, monkeypatch)
+    separate = evaluate(dataset, clip_folder, rows, monkeypatch)
     scores = list(read_jsonl(dataset / "scores.jsonl"))
-    together = evaluate(
+    joint = evaluate(
         dataset, clip_folder, [row | ({"image_id": "1"} if row["id"] == "2" else {}) for row in rows], monkeypatch
     )
-    for group, estimates in together["groups"].items():
+    for group, estimates in joint["groups"].items():
         for metric, estimate in estimates.items():
-            known = apart["groups"][group][metric]
-            assert estimate["images"] == known["images"] - 1
-            assert (estimate["n"], estimate["mean"]) == (known["n"], pytest.approx(known["mean"]))
+            separate_estimate = separate["groups"][group][metric]
+            assert estimate["images"] == separate_estimate["images"] - 1
+            assert (estimate["n"], estimate["mean"]) == (
+                separate_estimate["n"],
+                pytest.approx(separate_estimate["mean"]),
+            )
     sums = [row["values"]["clip_score"] for row in read_jsonl(dataset / "scores.jsonl")][:2]
     first, second, third = [row["values"]["clip_score"][0] for row in scores[:3]]
     assert sums == [[pytest.approx(first + second), 2], [third, 1]]
@@ -206,8 +209,8 @@ def test_intervals_count_captions_of_an_image_as_one_image(clip_folder, dataset,
 
 def test_scores_do_not_depend_on_the_batch_size(clip_folder, dataset, monkeypatch):
     rows = caption_rows(list(CAPTIONS.values()), ["b", "c", "dd"])
-    one, many = (evaluate(dataset, clip_folder, rows, monkeypatch, at_once=size) for size in (1, 64))
-    for group, estimates in one["groups"].items():
+    single, many = (evaluate(dataset, clip_folder, rows, monkeypatch, at_once=size) for size in (1, 64))
+    for group, estimates in single["groups"].items():
         for name, estimate in estimates.items():
             assert estimate == pytest.approx(many["groups"][group][name], abs=1e-5)
 

@@ -48,11 +48,11 @@ def simulate(
     def normal(*shape: int) -> np.ndarray:
         return rng.standard_normal((studies, *shape), dtype=np.float32)
 
-    difficulty, of_seed = 2 * normal(1, images), normal(seeds, 1)
+    difficulty, seed_effect = 2 * normal(1, images), normal(seeds, 1)
     shares = np.array([noise(rng, experiments + 1) for _ in range(studies)], dtype=np.float32)
     training = ratio / np.sqrt(images) * shares[:, :, None, None] * normal(experiments + 1, seeds, 1)
     scores = [
-        difficulty + of_seed + training[:, number] + normal(1, images) + 0.3 * normal(seeds, images)
+        difficulty + seed_effect + training[:, number] + normal(1, images) + 0.3 * normal(seeds, images)
         for number in range(experiments + 1)
     ]
     counts = np.ones(images)
@@ -61,7 +61,7 @@ def simulate(
 
 
 def coverage(contrasts: list[PairedContrast], truth: float = 0.0) -> float:
-    return float(np.mean([np.abs(contrast.mean - truth) <= contrast.half() for contrast in contrasts]))
+    return float(np.mean([np.abs(contrast.mean - truth) <= contrast.half_width() for contrast in contrasts]))
 
 
 def measure_coverage(rng, studies: int, batch: int, **scenario) -> float:
@@ -73,8 +73,8 @@ def measure_coverage(rng, studies: int, batch: int, **scenario) -> float:
 def test_pooled_intervals_cover_the_truth(seeds, images, noise):
     for dominated, ratio in DOMINATED.items():
         rng = np.random.default_rng([seeds, images])
-        found = measure_coverage(rng, 2000, 500, seeds=seeds, images=images, ratio=ratio, noise=noise)
-        assert found >= 0.94, dominated
+        covered_share = measure_coverage(rng, 2000, 500, seeds=seeds, images=images, ratio=ratio, noise=noise)
+        assert covered_share >= 0.94, dominated
 
 
 @pytest.mark.slow
@@ -86,8 +86,8 @@ def test_pooled_intervals_cover_the_truth_at_all_sizes(seeds, images, dominated,
     for experiments in (2, 5):
         rng = np.random.default_rng([seeds, images, experiments])
         scenario = {"seeds": seeds, "images": images, "ratio": DOMINATED[dominated]}
-        found = measure_coverage(rng, 2000, 20_000 // images, experiments=experiments, noise=noise, **scenario)
-        assert found >= 0.94, experiments
+        covered_share = measure_coverage(rng, 2000, 20_000 // images, experiments=experiments, noise=noise, **scenario)
+        assert covered_share >= 0.94, experiments
 
 
 @pytest.mark.slow
@@ -96,14 +96,14 @@ def test_reference_with_twice_the_noise_of_all_others(seeds):
     """Check the least favorable case, which docs/evaluation.md describes."""
     rng = np.random.default_rng(seeds)
     noise = {"noise": lambda rng, runs: np.array([2.0] + [1.0] * (runs - 1))}
-    found = measure_coverage(rng, 2000, 500, seeds=seeds, images=100, ratio=DOMINATED["seeds"], **noise)
-    assert found >= 0.92
+    covered_share = measure_coverage(rng, 2000, 500, seeds=seeds, images=100, ratio=DOMINATED["seeds"], **noise)
+    assert covered_share >= 0.92
 
 
 def family_wise_error(rng, seeds: int, studies: int, images: int, ratio: float, noise: NoiseOf = equal_noise) -> float:
     contrasts = simulate(rng, studies, seeds, images, ratio, experiments=20, noise=noise)
     p_values = np.array([contrast.p_value() for contrast in contrasts])
-    return float(np.mean([min(holm(of_study)) <= LEVEL for of_study in p_values.T]))
+    return float(np.mean([min(holm(study_p_values)) <= LEVEL for study_p_values in p_values.T]))
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
@@ -139,8 +139,8 @@ def test_two_references_can_share_the_noise_of_a_page(seeds):
 def test_family_wise_error_at_all_sizes(seeds, images, dominated):
     rng = np.random.default_rng([seeds, images])
     batch = 100_000 // (images * seeds)
-    found = [family_wise_error(rng, seeds, batch, images, DOMINATED[dominated]) for _ in range(1 + 1500 // batch)]
-    assert np.mean(found) <= 0.05
+    error_rates = [family_wise_error(rng, seeds, batch, images, DOMINATED[dominated]) for _ in range(1 + 1500 // batch)]
+    assert np.mean(error_rates) <= 0.05
 
 
 def test_pooling_shortens_the_seed_term_to_a_third():
@@ -148,9 +148,9 @@ def test_pooling_shortens_the_seed_term_to_a_third():
     rng = np.random.default_rng(0)
     contrasts = simulate(rng, 4000, seeds, images, DOMINATED["seeds"])
     alone = simulate(rng, 4000, seeds, images, DOMINATED["seeds"], experiments=1)
-    of_seeds = [np.mean(stats.t.ppf(0.975, c.seed_freedom) * np.sqrt(c.seed_variance)) for c in contrasts]
-    own = [np.mean(stats.t.ppf(0.975, c.seed_freedom) * np.sqrt(c.seed_variance)) for c in alone]
-    assert np.mean(of_seeds) <= np.mean(own) / 3
+    pooled = [np.mean(stats.t.ppf(0.975, c.seed_df) * np.sqrt(c.seed_variance)) for c in contrasts]
+    separate = [np.mean(stats.t.ppf(0.975, c.seed_df) * np.sqrt(c.seed_variance)) for c in alone]
+    assert np.mean(pooled) <= np.mean(separate) / 3
 
 
 def test_larger_noise_of_one_experiment_is_found():
@@ -174,24 +174,26 @@ def paired(values, seeds=None, counts=None) -> PairedValues:
     return PairedValues(tuple(seeds or range(len(values))), values, counts)
 
 
-def one(values, **keys) -> PairedContrast:
+def contrast_alone(values, **keys) -> PairedContrast:
     [contrast] = contrast_with_reference([paired(values, **keys)])
     return contrast
 
 
 def test_one_seed_is_students_paired_test_over_images():
     values = np.random.default_rng(1).normal(0.3, 1, size=(1, 40))
-    contrast, expected = one(values), stats.ttest_1samp(values[0], 0)
+    contrast, expected = contrast_alone(values), stats.ttest_1samp(values[0], 0)
     interval = expected.confidence_interval(0.95)
     assert contrast.p_value() == pytest.approx(expected.pvalue, rel=1e-6)
-    assert [contrast.mean - contrast.half(), contrast.mean + contrast.half()] == pytest.approx(list(interval))
+    assert [contrast.mean - contrast.half_width(), contrast.mean + contrast.half_width()] == pytest.approx(
+        list(interval)
+    )
 
 
 def test_two_experiments_use_their_own_differences_noise():
     values = np.random.default_rng(2).normal(size=(3, 30))
-    contrast = one(values)
+    contrast = contrast_alone(values)
     assert contrast.seed_variance == pytest.approx(values.mean(axis=1).var(ddof=1) / 3)
-    assert contrast.seed_freedom == 2
+    assert contrast.seed_df == 2
 
 
 def test_pooled_noise_equals_a_two_way_analysis_of_variance():
@@ -205,7 +207,7 @@ def test_pooled_noise_equals_a_two_way_analysis_of_variance():
     contrasts = contrast_with_reference([paired(np.repeat(own[:, None], 6, axis=1)) for own in differences])
     for contrast in contrasts:
         assert contrast.seed_variance * 4 == pytest.approx(expected)
-        assert contrast.seed_freedom == 12 and not contrast.noisy
+        assert contrast.seed_df == 12 and not contrast.noisy
 
 
 def test_experiments_with_other_seeds_share_the_noise():
@@ -213,33 +215,33 @@ def test_experiments_with_other_seeds_share_the_noise():
     values = rng.normal(size=(3, 6, 20))
     few, many = paired(values[0][:2], seeds=(0, 1)), paired(values[1], seeds=range(6))
     contrasts = contrast_with_reference([few, many])
-    assert contrasts[0].seed_freedom == contrasts[1].seed_freedom > 5
+    assert contrasts[0].seed_df == contrasts[1].seed_df > 5
     assert contrasts[0].seed_variance * 2 == pytest.approx(contrasts[1].seed_variance * 6)
 
 
 def test_equal_results_do_not_count_in_the_noise_estimate():
     values = np.random.default_rng(4).normal(size=(3, 20))
     alone, same, repeated = contrast_with_reference([paired(values), paired(0 * values), paired(values)])
-    assert alone == repeated == one(values)
-    assert (same.mean, same.half(), same.p_value()) == (0, 0, 1)
+    assert alone == repeated == contrast_alone(values)
+    assert (same.mean, same.half_width(), same.p_value()) == (0, 0, 1)
 
 
 def test_experiment_with_one_seed_has_no_seed_term():
     rng = np.random.default_rng(6)
     single, *others = contrast_with_reference([paired(rng.normal(size=(seeds, 20))) for seeds in (1, 3, 3)])
-    assert single.seed_variance == 0 and others[0].seed_freedom == 4
+    assert single.seed_variance == 0 and others[0].seed_df == 4
 
 
 def test_interval_at_the_p_values_level_ends_at_zero():
     rng = np.random.default_rng(7)
     for contrast in contrast_with_reference([paired(rng.normal(0.2, 1, size=(3, 20))) for _ in range(3)]):
-        assert contrast.half(float(contrast.p_value())) == pytest.approx(abs(contrast.mean))
-        assert contrast.half(float(contrast.p_value(0.5))) == pytest.approx(abs(contrast.mean - 0.5))
+        assert contrast.half_width(float(contrast.p_value())) == pytest.approx(abs(contrast.mean))
+        assert contrast.half_width(float(contrast.p_value(0.5))) == pytest.approx(abs(contrast.mean - 0.5))
 
 
 def test_extreme_p_values():
-    assert one(np.full((1, 5), 0.1)).p_value() == 2**-4  # p-value of the sign test
-    assert 0 < one([[1.0, 1.0, 1.0, 1.0 + 1e-9]]).p_value() < 1e-20
+    assert contrast_alone(np.full((1, 5), 0.1)).p_value() == 2**-4  # p-value of the sign test
+    assert 0 < contrast_alone([[1.0, 1.0, 1.0, 1.0 + 1e-9]]).p_value() < 1e-20
 
 
 def test_holms_procedure_on_a_worked_example():
@@ -248,10 +250,10 @@ def test_holms_procedure_on_a_worked_example():
 
 
 def make_contrast(mean: float, error: float = 0.01, images: int = 400, seeds: int = 1) -> PairedContrast:
-    none = np.zeros(())
-    of_seeds = none + (0 if seeds == 1 else error**2)
-    return PairedContrast(none + mean, images, images, seeds, none + error**2, images - 1, of_seeds,
-                    none + (np.inf if seeds == 1 else seeds - 1), none > 0)  # fmt: skip
+    zero = np.zeros(())
+    seed_variance = zero + (0 if seeds == 1 else error**2)
+    return PairedContrast(zero + mean, images, images, seeds, zero + error**2, images - 1, seed_variance,
+                    zero + (np.inf if seeds == 1 else seeds - 1), zero > 0)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -299,14 +301,16 @@ def test_detectable_difference_is_shown_in_four_of_five(seeds, experiments):
     scenario = {"seeds": seeds, "images": 100, "experiments": experiments}
     for dominated, ratio in DOMINATED.items():
         rng = np.random.default_rng(8)
-        known = simulate(rng, 1000, ratio=ratio, **scenario)[0]
-        average = [float(np.mean(part)) for part in (known.image_variance, known.seed_variance)]
-        freedom = float(np.median(known.seed_freedom))
-        typical = PairedContrast(0.0, 100, 100, seeds, average[0], 99, average[1], freedom, np.zeros((), dtype=bool))
+        estimates = simulate(rng, 1000, ratio=ratio, **scenario)[0]
+        variances = [float(np.mean(part)) for part in (estimates.image_variance, estimates.seed_variance)]
+        seed_df = float(np.median(estimates.seed_df))
+        typical = PairedContrast(
+            0.0, 100, 100, seeds, variances[0], 99, variances[1], seed_df, np.zeros((), dtype=bool)
+        )
         truth = typical.detectable()
-        found = simulate(rng, 1000, ratio=ratio, truth=truth, **scenario)[0]
-        shown = np.mean((found.p_value() <= LEVEL) & (found.mean > 0))
-        assert shown == pytest.approx(0.8, abs=0.06), dominated
+        contrasts = simulate(rng, 1000, ratio=ratio, truth=truth, **scenario)[0]
+        power = np.mean((contrasts.p_value() <= LEVEL) & (contrasts.mean > 0))
+        assert power == pytest.approx(0.8, abs=0.06), dominated
 
 
 def test_cost_in_images_equals_the_textbook_formula():
@@ -336,20 +340,20 @@ def test_no_cost_if_neither_seeds_nor_images_suffice():
     assert both.detectable() <= 0.005
 
 
-def known_contrast(seeds: int, images: int, ratio: float, truth: float) -> PairedContrast:
+def true_contrast(seeds: int, images: int, ratio: float, truth: float) -> PairedContrast:
     """Return the contrast of one experiment with the true variances of `simulate`."""
-    none = np.zeros(())
+    zero = np.zeros(())
     single = 2 * 0.3**2 / seeds  # noise of single scores, which both terms contain
-    return PairedContrast(none + truth, images, images, seeds, none + (2 + single) / images, images - 1,
-                    none + 2 * ratio**2 / images / seeds + single / images, none + seeds - 1, none > 0)  # fmt: skip
+    return PairedContrast(zero + truth, images, images, seeds, zero + (2 + single) / images, images - 1,
+                    zero + 2 * ratio**2 / images / seeds + single / images, zero + seeds - 1, zero > 0)  # fmt: skip
 
 
 def share_decided(seeds: int, images: int, ratio: float, truth: float, margin: float) -> float:
     rng, kinds = np.random.default_rng([seeds, images]), []
     for _ in range(4):
         [contrast] = simulate(rng, 500, seeds, images, ratio, experiments=1, truth=truth)
-        half, mean = contrast.half(), contrast.mean
-        kinds += [(np.abs(mean) + half <= margin) | (mean - half > 0)]  # the sign is correct
+        half_width, mean = contrast.half_width(), contrast.mean
+        kinds += [(np.abs(mean) + half_width <= margin) | (mean - half_width > 0)]  # the sign is correct
     return float(np.mean(kinds))
 
 
@@ -361,7 +365,7 @@ def share_decided(seeds: int, images: int, ratio: float, truth: float, margin: f
 def test_the_cost_in_seeds_decides_four_of_five_studies(seeds, ratio, truth, margin):
     """Draw studies with the difference and noise that the cost assumes, before and after the seeds are added."""
     images = 100
-    [verdict] = decide([known_contrast(seeds, images, ratio, truth)], margin)
+    [verdict] = decide([true_contrast(seeds, images, ratio, truth)], margin)
     assert verdict.kind == "undecided"
     shown = [share_decided(verdict.cost.seeds + more, images, ratio, truth, margin) for more in (seeds - 1, seeds)]
     assert shown[0] < 0.82 and 0.78 < shown[1] < 0.89  # one seed may add 9 points
@@ -374,7 +378,7 @@ def test_the_cost_in_seeds_decides_four_of_five_studies(seeds, ratio, truth, mar
 )
 def test_the_cost_in_images_decides_four_of_five_studies(ratio, truth, margin):
     seeds, images = 5, 50
-    [verdict] = decide([known_contrast(seeds, images, ratio, truth)], margin)
+    [verdict] = decide([true_contrast(seeds, images, ratio, truth)], margin)
     total = images + verdict.cost.images
     same_noise = ratio * np.sqrt(total / images)  # the noise of seeds does not change
     shown = share_decided(seeds, total, same_noise, truth, margin)

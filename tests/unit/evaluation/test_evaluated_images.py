@@ -95,13 +95,13 @@ def by_question() -> list[dict]:
 
 
 def test_rows_by_question_and_by_image_give_equal_results(folder, capsys):
-    wanted = evaluated(folder, by_image(), capsys)
+    expected = evaluated(folder, by_image(), capsys)
     scores = list(read_jsonl(folder / "scores.jsonl"))
-    found = evaluated(folder, by_question(), capsys)
-    assert found["groups"] == wanted["groups"] and found["counts"] == wanted["counts"]
-    assert found["groups"]["finetune/own"]["vqa_accuracy"]["images"] == IMAGES
+    result = evaluated(folder, by_question(), capsys)
+    assert result["groups"] == expected["groups"] and result["counts"] == expected["counts"]
+    assert result["groups"]["finetune/own"]["vqa_accuracy"]["images"] == IMAGES
     assert list(read_jsonl(folder / "scores.jsonl")) == scores
-    blind = [found["groups"][f"{model}/none"]["answer_log_likelihood"] for model in ("base", "finetune")]
+    blind = [result["groups"][f"{model}/none"]["answer_log_likelihood"] for model in ("base", "finetune")]
     assert all(group["mean"] == -9.5 and group["images"] == IMAGES for group in blind)
     for file in ("captions.jsonl", "answers.jsonl", "likelihoods.jsonl"):
         rows = list(read_jsonl(folder / file))

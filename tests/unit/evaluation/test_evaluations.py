@@ -156,8 +156,8 @@ def evaluated(tmp_path_factory) -> Path:
         (root / task / "ours.json").write_text(
             json.dumps(estimate_metrics(measure_benchmark(benchmark, answered))["score"])
         )
-        given = [{"id": str(number), "image": "one.png"} for number in range(len(rows))]
-        write_jsonl(root / task / "answers.jsonl", make_answer_rows(given, predictions))
+        questions = [{"id": str(number), "image": "one.png"} for number in range(len(rows))]
+        write_jsonl(root / task / "answers.jsonl", make_answer_rows(questions, predictions))
     settings = {"seed": 3, "template": "gemma", "gpus": 1, "cpu_threads": 1}
     write_yaml(root / "answer.yaml", settings | {"decoding": {"batch_size": 8, "max_new_tokens": 6}})
     for task in (*TASKS, *(task for task, *_ in ours.values())):
@@ -208,7 +208,7 @@ def test_questions_are_answered_with_own_other_and_no_image(evaluated, task):
     for name, own in groups["finetune/own"].items():
         others = [groups[f"finetune/{images}"][name] for images in ("shuffled", "difference", "none")]
         assert own["mean"] - others[0]["mean"] == pytest.approx(others[1]["mean"])
-        assert all(each["images"] == own["images"] and each["n"] == own["n"] for each in others)
+        assert all(other["images"] == own["images"] and other["n"] == own["n"] for other in others)
 
 
 @needs_lmms_eval
@@ -244,9 +244,9 @@ def test_lmms_evals_command_has_the_same_metrics(evaluated, tmp_path):
     command += ["--include_path", str(tmp_path / "tasks"), "--output_path", str(tmp_path / "out"), "--log_samples"]
     run_scripts([], tmp_path, *command, "--batch_size", "8", "--device", "cpu")
     [samples] = (tmp_path / "out").rglob("*samples_pope_here.jsonl")
-    found = {str(row["doc_id"]): row["filtered_resps"] for row in read_jsonl(samples)}
+    responses = {str(row["doc_id"]): row["filtered_resps"] for row in read_jsonl(samples)}
     answers = read_jsonl(evaluated / "pope/answers.jsonl")
-    assert found == {row["id"]: row["prediction"] for row in answers if row["images"] == "own"}
+    assert responses == {row["id"]: row["prediction"] for row in answers if row["images"] == "own"}
     [results] = (tmp_path / "out").rglob("*results.json")
     theirs = read_json(results)["results"]["pope_here"]
     own = read_json(evaluated / "pope/metrics.json")["groups"]["finetune/own"]

@@ -30,7 +30,7 @@ def draw_image(number: int, side: int = 96) -> Image.Image:
 
 
 @pytest.fixture
-def found(tmp_path, capsys):
+def leak_folder(tmp_path, capsys):
     """Run the script on twelve training images, some of which are evaluation images."""
     images, others = tmp_path / "images", tmp_path / "others"
     images.mkdir()
@@ -63,19 +63,22 @@ def found(tmp_path, capsys):
     return tmp_path / "leaks"
 
 
-def test_copies_in_other_formats_and_sizes_are_found(found):
-    leaks = list(read_jsonl(found / "leaks.jsonl"))
-    folder = str(found.parent / "others")
+def test_copies_in_other_formats_and_sizes_are_found(leak_folder):
+    leaks = list(read_jsonl(leak_folder / "leaks.jsonl"))
+    folder = str(leak_folder.parent / "others")
     assert [(leak["split"], leak["image"], leak["of"], leak["ids"]) for leak in leaks] == [
         ("pretrain", "0.png", "held_out", ["e0"]),
         ("pretrain", "1.png", folder, ["scaled.webp"]),
         ("finetune", "0.png", "held_out", ["e0"]),
     ]
-    summary = read_json(found / "summary.json")
+    summary = read_json(leak_folder / "summary.json")
     counts = {"references": 2, "leaked": 1, "training_images": 1, "training_rows": 2}  # two pairs have 1.png
     assert summary["held_out"] == counts | {"questions": 3}
     assert summary[folder] == counts | {"questions": 0}
-    assert read_leaked_ids(found / "leaks.jsonl", "held_out") == {"e0"} and read_leaked_ids(None, "held_out") == set()
+    assert (
+        read_leaked_ids(leak_folder / "leaks.jsonl", "held_out") == {"e0"}
+        and read_leaked_ids(None, "held_out") == set()
+    )
 
 
 def test_an_image_under_two_names_is_held_out_once(tmp_path):
@@ -88,11 +91,11 @@ def test_an_image_under_two_names_is_held_out_once(tmp_path):
 
 
 def test_a_row_counts_once_per_leaked_reference_set():
-    known = [Reference("a", ("1", "2"), 2), Reference("a", ("3",), 1), Reference("b", ("4",), 1)]
-    references = References(known, np.zeros((3, SIGNATURE), dtype=np.uint8))
+    images = [Reference("a", ("1", "2"), 2), Reference("a", ("3",), 1), Reference("b", ("4",), 1)]
+    references = References(images, np.zeros((3, SIGNATURE), dtype=np.uint8))
     leaks = [
-        {"split": "finetune", "image": image, "path": f"/{image}", "of": of, "ids": list(ids)}
-        for image, of, ids in (("x", "a", ("1", "2")), ("y", "a", ("1", "2")), ("y", "b", ("4",)))
+        {"split": "finetune", "image": image, "path": f"/{image}", "of": origin, "ids": list(ids)}
+        for image, origin, ids in (("x", "a", ("1", "2")), ("y", "a", ("1", "2")), ("y", "b", ("4",)))
     ]
     rows = [("pretrain", ["x"]), ("finetune", ["x", "y"]), ("finetune", ["y"]), ("finetune", ["z"]), ("finetune", [])]
     assert count_leaks(references, leaks, rows) == {
@@ -109,11 +112,11 @@ def test_all_references_of_a_near_duplicate_are_named():
     for number in (3, 77):
         near = signatures[number].copy()
         near[:2] ^= 5
-        found = references.copied(np.array([near]))[0]
-        assert [reference.ids for reference, _ in found] == [("3",), ("4",)] if number == 3 else [("77",)]
-        assert found[0][1] == distance(signatures[number : number + 1], near[None], 23, 12)[0] == 4
-    assert references.copied(np.array([draws.integers(0, 256, SIGNATURE, dtype=np.uint8)]))[0] == []
-    assert References([], signatures[:0]).copied(np.array([signatures[0]]))[0] == []
+        matches = references.find_copied(np.array([near]))[0]
+        assert [reference.ids for reference, _ in matches] == [("3",), ("4",)] if number == 3 else [("77",)]
+        assert matches[0][1] == distance(signatures[number : number + 1], near[None], 23, 12)[0] == 4
+    assert references.find_copied(np.array([draws.integers(0, 256, SIGNATURE, dtype=np.uint8)]))[0] == []
+    assert References([], signatures[:0]).find_copied(np.array([signatures[0]]))[0] == []
 
 
 @pytest.mark.parametrize("lines", [0, 1, 5, 20])
@@ -126,10 +129,10 @@ def test_pages_of_text_match_only_the_same_pixels(lines):
             ImageDraw.Draw(page).text((60, 60 + 30 * line), words, fill=(20, 20, 20), font_size=22)
         pages.append(compute_signature(page))
     references = References([Reference("a", ("0",))], np.array(pages[:1]))
-    found = references.copied(np.array(pages))
-    assert found == [[(Reference("a", ("0",)), 0)], [], [], [], [], []]
+    matches = references.find_copied(np.array(pages))
+    assert matches == [[(Reference("a", ("0",)), 0)], [], [], [], [], []]
     photo = compute_signature(draw_image(1))
-    assert References([Reference("a", ("0",))], photo[None]).copied(np.array([photo]))[0] == [
+    assert References([Reference("a", ("0",))], photo[None]).find_copied(np.array([photo]))[0] == [
         (Reference("a", ("0",)), 0)
     ]
 

@@ -42,8 +42,8 @@ def test_influence_is_the_product_of_both_gradients(kind, tmp_path, monkeypatch)
     parts = list(read_labelled_tokens(model, family, encoder, rows, CPU))
     answers = LabelledTokens.concatenate(parts[1:])
     assert [part.count for part in parts] == [2, 2, 1] and answers.count == 3
-    found = torch.cat([measure_influence(part, answers, head) for part in parts])
-    torch.testing.assert_close(found, gradients @ gradients[2:].T, rtol=1e-4, atol=1e-6)
+    influence = torch.cat([measure_influence(part, answers, head) for part in parts])
+    torch.testing.assert_close(influence, gradients @ gradients[2:].T, rtol=1e-4, atol=1e-6)
 
 
 def test_the_lowest_and_highest_rows_of_all_parts_are_kept():
@@ -84,12 +84,12 @@ def test_95_of_100_intervals_contain_the_true_correlation(truth):
     """Normal values with correlation r have the rank correlation 6 / π · arcsin(r / 2) (Pearson 1907)."""
     numbers = np.random.default_rng(0)
     normal = 2 * np.sin(np.pi * truth / 6)
-    found = []
+    correlations = []
     for _ in range(1000):
         pair = numbers.multivariate_normal([0, 0], [[1, normal], [normal, 1]], size=60)
-        found.append(correlate_ranks(*pair.T))
-        assert found[-1].value == spearmanr(pair).statistic
-    assert 0.93 < np.mean([one.low <= truth <= one.high for one in found]) < 0.97
+        correlations.append(correlate_ranks(*pair.T))
+        assert correlations[-1].value == spearmanr(pair).statistic
+    assert 0.93 < np.mean([correlation.low <= truth <= correlation.high for correlation in correlations]) < 0.97
 
 
 def test_equal_values_and_few_rows_have_no_rank_correlation():

@@ -7,7 +7,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from dj2mgm.evaluation.intervals import Measurements, estimate, mean_and_half, student_quantile
+from dj2mgm.evaluation.intervals import Measurements, estimate, mean_and_half_width, student_quantile
 from dj2mgm.reporting.verdicts.headline_panels import LOW_COVERAGE
 
 STUDIES, BATCHES = 4000, 8
@@ -19,8 +19,8 @@ NORMAL = {"images": (1, 0, 0.3), "noise": (0, 0, 1), "mixed": (1, 1, 0.5), "seed
 
 def coverage(truth: float, sums: np.ndarray, counts: np.ndarray) -> float:
     """Return the share of studies (studies, S, U) whose interval contains the true mean."""
-    mean, half = mean_and_half(sums, counts)
-    return float(np.mean(np.abs(mean - truth) <= half))
+    mean, half_width = mean_and_half_width(sums, counts)
+    return float(np.mean(np.abs(mean - truth) <= half_width))
 
 
 def estimate_values(values, units) -> dict:
@@ -55,39 +55,39 @@ def answers(rng, share: float, seeds: int, counts: np.ndarray, studies: int, see
 
 def answer_coverage(rng, share, seeds, images, most=1, paired=False) -> float:
     """Return the coverage for accuracies with 1 to `most` questions per image, or for differences of two models."""
-    found = []
+    shares = []
     for _ in range(BATCHES):
         counts, studies = rng.integers(1, most + 1, size=images), (2 * STUDIES if seeds == 1 else 1000) // BATCHES
         right = answers(rng, share, seeds, counts, studies)
         other = answers(rng, share, seeds, counts, studies) if paired else 0
-        found.append(coverage(0 if paired else share, right - other, counts))
-    return float(np.mean(found))
+        shares.append(coverage(0 if paired else share, right - other, counts))
+    return float(np.mean(shares))
 
 
 @pytest.mark.parametrize("images", ALL_IMAGES)
 @pytest.mark.parametrize("seeds", ALL_SEEDS)
 def test_intervals_cover_normal_scores(seeds, images):
     """The interval of one seed covers the choice of images only."""
-    held = {kind: [] for kind in NORMAL}
+    coverages = {kind: [] for kind in NORMAL}
     rng = np.random.default_rng([seeds, images])
     for _ in range(BATCHES):
-        of_image, of_seed, noise = (
+        image_effect, seed_effect, noise = (
             draw(rng, STUDIES // BATCHES, *shape) for shape in ((1, images), (seeds, 1), (seeds, images))
         )
         for kind, (by_image, by_seed, by_value) in NORMAL.items():
             by_seed = np.float32(by_seed / np.sqrt(images) if seeds > 1 else 0)
-            values = by_image * of_image + by_seed * of_seed + by_value * noise
-            held[kind].append(coverage(0, values, np.ones(images)))
-    assert {kind: np.mean(shares) for kind, shares in held.items() if np.mean(shares) < 0.94} == {}
+            values = by_image * image_effect + by_seed * seed_effect + by_value * noise
+            coverages[kind].append(coverage(0, values, np.ones(images)))
+    assert {kind: np.mean(shares) for kind, shares in coverages.items() if np.mean(shares) < 0.94} == {}
 
 
 @pytest.mark.parametrize("images", ALL_IMAGES)
 @pytest.mark.parametrize(("share", "most", "paired"), [(0.5, 1, True), (0.1, 1, True), (0.5, 5, False)])
 def test_intervals_cover_accuracies_and_paired_differences(share, most, paired, images):
     rng = np.random.default_rng([images, most])
-    found = {seeds: answer_coverage(rng, share, seeds, images, most, paired) for seeds in ALL_SEEDS}
+    shares = {seeds: answer_coverage(rng, share, seeds, images, most, paired) for seeds in ALL_SEEDS}
     least = {1: 0.93 if images == 10 and most > 1 else 0.94}  # ten images with different numbers of questions
-    assert {seeds: held for seeds, held in found.items() if held < least.get(seeds, 0.94)} == {}
+    assert {seeds: covered for seeds, covered in shares.items() if covered < least.get(seeds, 0.94)} == {}
 
 
 @pytest.mark.parametrize("images", ALL_IMAGES)
@@ -95,8 +95,8 @@ def test_one_seed_is_covered_by_exact_enumeration(images):
     right = np.arange(images + 1)
     answered = (np.arange(images) < right[:, None]).astype(float)[:, None]  # (images + 1, 1, images)
     probability = [math.comb(images, k) / 2**images for k in right]
-    mean, half = mean_and_half(answered, np.ones(images))
-    assert np.dot(probability, np.abs(mean - 0.5) <= half) >= 0.94
+    mean, half_width = mean_and_half_width(answered, np.ones(images))
+    assert np.dot(probability, np.abs(mean - 0.5) <= half_width) >= 0.94
 
 
 @pytest.mark.parametrize("images", [10, 20, 100])
@@ -116,12 +116,12 @@ def test_intervals_cover_skewed_scores_like_clips(paired, images):
 @pytest.mark.parametrize("row", LOW_COVERAGE, ids=lambda row: f"{row.questions}-{row.images}")
 def test_page_and_docs_state_the_measured_coverage(row):
     questions = "1" if row.questions == 1 else f"1 to {row.questions}"
-    stated = " | ".join(map(str, (row.images, questions, *row.by_seeds.values())))
-    assert f"| {stated} |" in Path("docs/evaluation.md").read_text(encoding="utf-8")
+    figures = " | ".join(map(str, (row.images, questions, *row.by_seeds.values())))
+    assert f"| {figures} |" in Path("docs/evaluation.md").read_text(encoding="utf-8")
     for seeds, per_cent in row.by_seeds.items():
         rng = np.random.default_rng([seeds, row.images])
-        found = answer_coverage(rng, 0.1, seeds, row.images, row.questions)
-        assert 100 * found == pytest.approx(per_cent, abs=2), seeds
+        share = answer_coverage(rng, 0.1, seeds, row.images, row.questions)
+        assert 100 * share == pytest.approx(per_cent, abs=2), seeds
 
 
 def test_false_differences_of_one_seed_are_as_documented():
@@ -136,9 +136,11 @@ def test_false_differences_of_one_seed_are_as_documented():
 @pytest.mark.parametrize(("count", "quantile"), [(10, 2.262157), (120, 1.980100)])  # values of a printed table
 def test_one_seed_has_students_interval_over_images(count, quantile):
     values = np.random.default_rng(count).normal(size=count)
-    found = estimate(values[None], np.ones(count))
-    half = quantile * values.std(ddof=1) / np.sqrt(count)
-    assert [found["low"], found["high"]] == pytest.approx([values.mean() - half, values.mean() + half], rel=1e-5)
+    interval = estimate(values[None], np.ones(count))
+    half_width = quantile * values.std(ddof=1) / np.sqrt(count)
+    assert [interval["low"], interval["high"]] == pytest.approx(
+        [values.mean() - half_width, values.mean() + half_width], rel=1e-5
+    )
 
 
 def test_variance_over_images_equals_the_jackknife():
@@ -147,16 +149,16 @@ def test_variance_over_images_equals_the_jackknife():
     sums = rng.random((1, 12)) * counts
     without = np.array([np.delete(sums[0], u).sum() / np.delete(counts, u).sum() for u in range(12)])
     mean = sums.sum() / counts.sum()
-    freedom = counts.sum() ** 2 / (counts**2).sum() - 1
-    expected = student_quantile(freedom) * np.sqrt(11 / 12 * ((without - mean) ** 2).sum())
-    assert mean_and_half(sums, counts) == pytest.approx((mean, expected))
+    degrees_of_freedom = counts.sum() ** 2 / (counts**2).sum() - 1
+    expected = student_quantile(degrees_of_freedom) * np.sqrt(11 / 12 * ((without - mean) ** 2).sum())
+    assert mean_and_half_width(sums, counts) == pytest.approx((mean, expected))
 
 
 def test_batched_studies_equal_single_ones():
     rng = np.random.default_rng(1)
     sums, counts = rng.random((5, 3, 8)), rng.integers(1, 4, size=8)
-    together = np.array(mean_and_half(sums, counts)).T
-    assert together == pytest.approx(np.array([mean_and_half(study, counts) for study in sums]))
+    together = np.array(mean_and_half_width(sums, counts)).T
+    assert together == pytest.approx(np.array([mean_and_half_width(study, counts) for study in sums]))
 
 
 def test_repeated_values_do_not_narrow_the_interval():
@@ -178,13 +180,13 @@ def test_order_of_values_is_irrelevant():
 
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_one_image_has_no_interval(seeds):
-    found = estimate(np.arange(seeds, dtype=float)[:, None], np.array([4]))
-    assert (found["mean"], found["low"], found["high"]) == ((seeds - 1) / 8, None, None)
+    interval = estimate(np.arange(seeds, dtype=float)[:, None], np.array([4]))
+    assert (interval["mean"], interval["low"], interval["high"]) == ((seeds - 1) / 8, None, None)
 
 
 def test_dominant_image_leaves_one_degree_of_freedom():
-    found = estimate(np.array([[90.0, 0.0]]), np.array([100, 1]))
-    assert found["low"] < 0 and found["high"] > 1
+    interval = estimate(np.array([[90.0, 0.0]]), np.array([100, 1]))
+    assert interval["low"] < 0 and interval["high"] > 1
 
 
 def test_difference_is_paired_and_refuses_other_units():

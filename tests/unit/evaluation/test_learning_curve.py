@@ -17,8 +17,8 @@ def test_extrapolation_equals_least_squares(exponent):
     fitted, _ = curve_fit(lambda x, a, b, c: a - b * x**-c, rows / 4000, scores, p0=(0.8, 0.1, 0.5))
     expected = fitted[0] - fitted[1] * 2.0 ** -fitted[2]
     curve = LearningCurve(rows, scores)
-    found = curve.score_at(8000)
-    assert found.median == pytest.approx(expected, abs=3e-3) and found.low < expected < found.high
+    prediction = curve.score_at(8000)
+    assert prediction.median == pytest.approx(expected, abs=3e-3) and prediction.low < expected < prediction.high
     assert curve.gain_at(8000).median == pytest.approx(expected - (fitted[0] - fitted[1]), abs=3e-3)
 
 
@@ -29,8 +29,8 @@ def test_intervals_contain_80_percent_of_new_runs(seeds):
         exponent, height, noise = rng.uniform(0.15, 1.2), rng.uniform(0.02, 0.15), rng.choice([0.005, 0.02])
         shares = np.repeat([*SHARES, 2.0], [seeds] * 4 + [1])
         scores = 0.7 - height * shares**-exponent + noise * rng.standard_normal(len(shares))
-        found = LearningCurve(1000 * shares[:-1], scores[:-1]).score_at(2000)
-        inside.append(found.low <= scores[-1] <= found.high)
+        prediction = LearningCurve(1000 * shares[:-1], scores[:-1]).score_at(2000)
+        inside.append(prediction.low <= scores[-1] <= prediction.high)
     assert 0.71 <= np.mean(inside) <= 0.89, "noise of 100 cases"
 
 

@@ -19,40 +19,40 @@ from run_main import run_main
 
 
 def row(image: str, kind: str, reference: str, values: list[float], images: str = "own") -> dict:
-    named = {"id": image, "image_id": image, "model": "finetune", "images": images}
-    return named | likelihood_row(kind, "What color?", reference, values)
+    keys = {"id": image, "image_id": image, "model": "finetune", "images": images}
+    return keys | likelihood_row(kind, "What color?", reference, values)
 
 
 def pair(*rows: dict, gain: float = 1.0) -> list[dict]:
     """Return rows for own images, and for shuffled images with a lower log-likelihood."""
-    others = ({"images": "shuffled", "log_likelihood": each["log_likelihood"] - gain} for each in rows)
-    return [*rows, *(each | other for each, other in zip(rows, others, strict=True))]
+    changes = ({"images": "shuffled", "log_likelihood": own["log_likelihood"] - gain} for own in rows)
+    return [*rows, *(own | change for own, change in zip(rows, changes, strict=True))]
 
 
 @pytest.fixture
 def metrics(tmp_path):
     """Return a function that measures the rows of a file, written in reverse order."""
 
-    def measured(rows: list[dict]) -> dict:
+    def measure(rows: list[dict]) -> dict:
         write_jsonl(tmp_path / "likelihoods.jsonl", rows[::-1])
         return measure_likelihoods(read_likelihoods(tmp_path / "likelihoods.jsonl"))
 
-    return measured
+    return measure
 
 
 def test_probability_covers_all_tokens_of_an_answer(metrics):
     rows = pair(row("a", ANSWER, "dark red", [log(0.5), log(0.5)]), row("b", ANSWER, "red", [log(0.1)]))
-    found = metrics(rows)["finetune/own"]
-    assert found["answer_probability"].values.tolist() == pytest.approx([0.25, 0.1], rel=1e-5)
-    assert found["answer_log_likelihood"].values.tolist() == pytest.approx([log(0.25), log(0.1)], rel=1e-5)
+    own_metrics = metrics(rows)["finetune/own"]
+    assert own_metrics["answer_probability"].values.tolist() == pytest.approx([0.25, 0.1], rel=1e-5)
+    assert own_metrics["answer_log_likelihood"].values.tolist() == pytest.approx([log(0.25), log(0.1)], rel=1e-5)
     assert is_share("answer_probability") and not is_share("answer_log_likelihood")
 
 
 def test_the_most_likely_caption_per_token_counts(metrics):
     rows = pair(row("a", CAPTION, "a cat", [-1.0, -2.0]), row("a", CAPTION, "one cat there", [-1.0, -1.0, -1.0, -1.4]))
-    found = metrics(rows)["finetune/own"]
-    assert found.keys() == {"caption_log_likelihood"}
-    assert found["caption_log_likelihood"].values.tolist() == [-1.1]
+    own_metrics = metrics(rows)["finetune/own"]
+    assert own_metrics.keys() == {"caption_log_likelihood"}
+    assert own_metrics["caption_log_likelihood"].values.tolist() == [-1.1]
 
 
 def test_the_gain_over_shuffled_images_is_a_group(tmp_path, capsys):

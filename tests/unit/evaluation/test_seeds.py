@@ -38,7 +38,7 @@ def score(estimates) -> dict:
     return estimates["finetune/own"]["score"]
 
 
-def measured(rng, images: int = 40) -> dict[str, dict[str, Measurements]]:
+def draw_metrics(rng, images: int = 40) -> dict[str, dict[str, Measurements]]:
     """Return metrics on own and shuffled images: one value per image, and several for some images."""
     ids = IMAGES[:images]
     several = np.repeat(ids[::2], rng.integers(1, 5, size=len(ids[::2])))
@@ -52,15 +52,15 @@ def measured(rng, images: int = 40) -> dict[str, dict[str, Measurements]]:
 
 
 def test_the_mean_of_one_seed_equals_the_runs_metrics(tmp_path):
-    metrics = measured(np.random.default_rng(0))
+    metrics = draw_metrics(np.random.default_rng(0))
     write_jsonl(tmp_path / "scores.jsonl", score_rows(metrics))
-    found = aggregate([read_run_scores("baseline", 0, tmp_path / "scores.jsonl")])
+    estimates_by_group = aggregate([read_run_scores("baseline", 0, tmp_path / "scores.jsonl")])
     expected = estimate_groups(metrics)
-    assert list(found) == list(expected) == ["finetune/own", "finetune/shuffled", "finetune/difference"]
+    assert list(estimates_by_group) == list(expected) == ["finetune/own", "finetune/shuffled", "finetune/difference"]
     for group, estimates in expected.items():
         for metric, estimate in estimates.items():
-            assert found[group][metric] == pytest.approx(estimate)
-            assert isinstance(found[group][metric]["n"], int)
+            assert estimates_by_group[group][metric] == pytest.approx(estimate)
+            assert isinstance(estimates_by_group[group][metric]["n"], int)
 
 
 def test_values_of_both_evaluations_are_read_together(tmp_path):
@@ -91,23 +91,25 @@ def test_results_without_questions_have_no_scores(tmp_path):
 
 def test_estimate_is_the_mean_of_micro_averages_by_seed():
     values, counts = np.array([[3.0, 0.0], [1.0, 1.0], [0.0, 0.0]]), [3, 1]
-    found = score(aggregate(runs(values, counts=counts)))
-    assert found["mean"] == pytest.approx(np.mean([3 / 4, 2 / 4, 0]))
-    assert (found["n"], found["seeds"]) == (4, 3)
+    estimate = score(aggregate(runs(values, counts=counts)))
+    assert estimate["mean"] == pytest.approx(np.mean([3 / 4, 2 / 4, 0]))
+    assert (estimate["n"], estimate["seeds"]) == (4, 3)
 
 
 @pytest.mark.parametrize(("count", "quantile"), [(2, 12.7062), (3, 4.30265), (5, 2.77645)])  # values of a printed table
 def test_equal_images_have_students_interval_over_seeds(count, quantile):
     means = np.random.default_rng(count).normal(size=count)
-    found = score(aggregate(runs(np.repeat(means[:, None], 50, axis=1))))
-    half = quantile * means.std(ddof=1) / np.sqrt(count)
-    assert [found["low"], found["high"]] == pytest.approx([means.mean() - half, means.mean() + half], rel=1e-5)
+    estimate = score(aggregate(runs(np.repeat(means[:, None], 50, axis=1))))
+    half_width = quantile * means.std(ddof=1) / np.sqrt(count)
+    assert [estimate["low"], estimate["high"]] == pytest.approx(
+        [means.mean() - half_width, means.mean() + half_width], rel=1e-5
+    )
 
 
 def test_equal_seeds_have_the_interval_over_images():
     values = np.random.default_rng(1).normal(size=100)
-    found, alone = score(aggregate(runs([values] * 3))), score(aggregate(runs([values])))
-    assert [found[key] for key in ("mean", "low", "high")] == pytest.approx(
+    repeated, alone = score(aggregate(runs([values] * 3))), score(aggregate(runs([values])))
+    assert [repeated[key] for key in ("mean", "low", "high")] == pytest.approx(
         [alone[key] for key in ("mean", "low", "high")]
     )
 
@@ -118,8 +120,8 @@ def test_interval_covers_the_mean_if_seeds_vary():
     for _ in range(400):
         noise = rng.normal(scale=0.5, size=(3, 60))
         values = rng.normal(size=60) + rng.normal(scale=0.25, size=(3, 1)) + noise
-        found = score(aggregate(runs(values)))
-        covered.append(found["low"] <= 0 <= found["high"])
+        estimate = score(aggregate(runs(values)))
+        covered.append(estimate["low"] <= 0 <= estimate["high"])
         alone = score(aggregate(runs([values.mean(axis=0)])))
         covered_by_images.append(alone["low"] <= 0 <= alone["high"])
     assert 0.94 <= np.mean(covered) <= 0.995
@@ -135,9 +137,9 @@ def test_interval_of_a_difference_covers_it():
             hardness + better + rng.normal(scale=0.1, size=(4, 1)) + rng.normal(scale=0.3, size=(4, 60))
             for better in (0.2, 0)
         )
-        found = score(paired_difference(runs(own), runs(reference)))
-        covered.append(found["low"] <= 0.2 <= found["high"])
-        widths.append(found["high"] - found["low"])
+        estimate = score(paired_difference(runs(own), runs(reference)))
+        covered.append(estimate["low"] <= 0.2 <= estimate["high"])
+        widths.append(estimate["high"] - estimate["low"])
     assert 0.94 <= np.mean(covered) <= 0.995
     unpaired = 2 * 1.96 * 5 * np.sqrt(2 / 60)
     assert np.mean(widths) < unpaired / 4
@@ -147,41 +149,41 @@ def test_experiments_of_a_page_share_the_noise_between_seeds():
     rng = np.random.default_rng(6)
     reference, *others = rng.normal(size=(4, 2, 1)) + 0.1 * rng.normal(size=(4, 2, 30))
     pages = [paired_values(runs(other), runs(reference)) for other in others]
-    together = [score(found) for found in estimate_differences(pages)]
+    together = [score(estimates) for estimates in estimate_differences(pages)]
     alone = [score(paired_difference(runs(other), runs(reference))) for other in others]
-    assert [found["mean"] for found in together] == pytest.approx([found["mean"] for found in alone])
-    assert [found["n"] for found in together] == [30] * 3
-    lengths = [np.mean([found["high"] - found["low"] for found in each]) for each in (together, alone)]
+    assert [estimate["mean"] for estimate in together] == pytest.approx([estimate["mean"] for estimate in alone])
+    assert [estimate["n"] for estimate in together] == [30] * 3
+    lengths = [np.mean([estimate["high"] - estimate["low"] for estimate in side]) for side in (together, alone)]
     assert lengths[0] < lengths[1] / 2
 
 
 def test_intervals_stay_within_the_range_of_their_metric():
-    def renamed(made: list[Scores], metric: str) -> list[Scores]:
-        values = [one.groups["finetune/own"]["score"] for one in made]
+    def rename(made: list[Scores], metric: str) -> list[Scores]:
+        values = [scores.groups["finetune/own"]["score"] for scores in made]
         groups = ["finetune/own", "finetune/difference"]
         return [
-            Scores(one.experiment, one.seed, {group: {metric: value} for group in groups})
-            for one, value in zip(made, values, strict=True)
+            Scores(scores.experiment, scores.seed, {group: {metric: value} for group in groups})
+            for scores, value in zip(made, values, strict=True)
         ]
 
     right = runs([[1] * 19 + [0], [0] * 20])
     for metric, low, high in (("vqa_accuracy", 0, 1), ("answer_probability", 0, 1), ("clip_score", 0, None)):
-        found = aggregate(renamed(right, metric))
-        assert found["finetune/own"][metric]["low"] == low
-        assert (found["finetune/own"][metric]["high"] == high) == (high is not None)
-    found = aggregate(renamed(runs([[-1] * 19 + [0], [0] * 20]), "answer_log_likelihood"))
-    assert found["finetune/own"]["answer_log_likelihood"]["high"] == 0
-    assert found["finetune/difference"]["answer_log_likelihood"]["high"] > 0
-    found = paired_difference(renamed(right, "vqa_accuracy"), renamed(runs(np.zeros((2, 20))), "vqa_accuracy"))
-    assert [found["finetune/own"]["vqa_accuracy"][end] for end in ("low", "high")] == [-1, 1]
-    assert [found["finetune/difference"]["vqa_accuracy"][end] for end in ("low", "high")] == [-2, 2]
+        estimates = aggregate(rename(right, metric))
+        assert estimates["finetune/own"][metric]["low"] == low
+        assert (estimates["finetune/own"][metric]["high"] == high) == (high is not None)
+    estimates = aggregate(rename(runs([[-1] * 19 + [0], [0] * 20]), "answer_log_likelihood"))
+    assert estimates["finetune/own"]["answer_log_likelihood"]["high"] == 0
+    assert estimates["finetune/difference"]["answer_log_likelihood"]["high"] > 0
+    estimates = paired_difference(rename(right, "vqa_accuracy"), rename(runs(np.zeros((2, 20))), "vqa_accuracy"))
+    assert [estimates["finetune/own"]["vqa_accuracy"][end] for end in ("low", "high")] == [-1, 1]
+    assert [estimates["finetune/difference"]["vqa_accuracy"][end] for end in ("low", "high")] == [-2, 2]
 
 
 def test_the_difference_of_equal_runs_is_zero():
     values = np.random.default_rng(4).random((3, 30))
-    found = score(paired_difference(runs(values, experiment="again"), runs(values)))
-    assert [found[key] for key in ("mean", "low", "high")] == [0, 0, 0]
-    assert found["seeds"] == 3
+    difference = score(paired_difference(runs(values, experiment="again"), runs(values)))
+    assert [difference[key] for key in ("mean", "low", "high")] == [0, 0, 0]
+    assert difference["seeds"] == 3
 
 
 def test_the_difference_is_antisymmetric():
@@ -198,9 +200,9 @@ def test_the_difference_uses_common_seeds_and_images():
     reference = [run([1, 1, 1], seed=seed, ids=["a", "b", "c"]) for seed in (1, 2, 3)]
     reference[0].groups["reference"] = reference[0].groups["finetune/own"]
     reference[1].groups["reference"] = reference[2].groups["reference"] = reference[0].groups["finetune/own"]
-    found = paired_difference(own, reference)
-    assert list(found) == ["finetune/own"]
-    assert (score(found)["n"], score(found)["seeds"], score(found)["mean"]) == (2, 2, 4.5)
+    difference = paired_difference(own, reference)
+    assert list(difference) == ["finetune/own"]
+    assert (score(difference)["n"], score(difference)["seeds"], score(difference)["mean"]) == (2, 2, 4.5)
 
 
 def test_order_of_runs_is_irrelevant():

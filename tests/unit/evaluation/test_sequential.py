@@ -48,9 +48,9 @@ def decide(values: np.ndarray, looks: list[Look], margin: float = 0.0) -> Decisi
     kinds = np.full(len(values), "undecided", dtype="<U10")
     seeds = np.full(len(values), looks[-1].seeds)
     for look in looks:
-        found = verdict_at(make_contrast(values, look.seeds), look.level, margin)
-        decided = (kinds == "undecided") & (found != "undecided")
-        kinds[decided], seeds[decided] = found[decided], look.seeds
+        verdicts = verdict_at(make_contrast(values, look.seeds), look.level, margin)
+        decided = (kinds == "undecided") & (verdicts != "undecided")
+        kinds[decided], seeds[decided] = verdicts[decided], look.seeds
     return Decisions(kinds, seeds)
 
 
@@ -86,7 +86,7 @@ def test_a_larger_budget_after_an_undecided_one_keeps_the_error(ten_looks):
 
 def fixed_power(ratio: float, seeds: int, truth: float, rng: np.random.Generator) -> float:
     contrast = make_contrast(differences(rng, 4000, seeds, ratio, truth), seeds)
-    return float(np.mean(contrast.mean - contrast.half() > 0))
+    return float(np.mean(contrast.mean - contrast.half_width() > 0))
 
 
 def find_truth(ratio: float, seeds: int) -> float:
@@ -106,17 +106,17 @@ def test_looks_save_seeds(dominated, most_seeds, least_power):
     """Compare with ten seeds without looks, at the difference that they show with 80 % power."""
     ratio = DOMINATED[dominated]
     truth = find_truth(ratio, 10)
-    found = decide(differences(np.random.default_rng(5), 3000, 10, ratio, truth), plan_looks([], 10))
-    assert found.seeds.mean() <= most_seeds * 10
-    assert found.share("better") >= least_power and found.share("worse") < 0.001
+    decisions = decide(differences(np.random.default_rng(5), 3000, 10, ratio, truth), plan_looks([], 10))
+    assert decisions.seeds.mean() <= most_seeds * 10
+    assert decisions.share("better") >= least_power and decisions.share("worse") < 0.001
 
 
 def test_levels_of_many_seeds_equal_published_boundaries():
     """Compare five looks with Pocock-type spending with z values of Lan and DeMets' program for known variances."""
     planned = [(40 * number, 0.05 * np.log(1 + (np.e - 1) * number / 5)) for number in range(1, 6)]
     looks = further_looks([], planned, 200)
-    found = [stats.norm.isf(look.level / 2) for look in looks]
-    assert found == pytest.approx([2.438, 2.427, 2.410, 2.397, 2.386], abs=0.03)
+    quantiles = [stats.norm.isf(look.level / 2) for look in looks]
+    assert quantiles == pytest.approx([2.438, 2.427, 2.410, 2.397, 2.386], abs=0.03)
 
 
 def test_a_single_look_has_the_level_that_it_spends():
@@ -128,11 +128,11 @@ def test_spending_rises_to_its_share_and_is_deterministic(ten_looks):
     spent = [look.spent for look in ten_looks]
     assert spent == sorted(spent) and spent[-1] == pytest.approx(0.045)
     assert next_look(ten_looks[:5], 7, 11) == ten_looks[5], "a resumed decision has the same intervals"
-    assert next_look(ten_looks[:3], 5, 11, last=True).spent == pytest.approx(0.045)
+    assert next_look(ten_looks[:3], 5, 11, is_last=True).spent == pytest.approx(0.045)
 
 
 def test_additional_hours_can_lead_to_a_decision(ten_looks):
-    early = [*ten_looks[:3], next_look(ten_looks[:3], 5, 11, last=True)]
+    early = [*ten_looks[:3], next_look(ten_looks[:3], 5, 11, is_last=True)]
     later = plan_looks(early, 11)
     assert later[-1].spent == pytest.approx(0.05 * (1 - 0.1**2)) and min(look.level for look in later) > 1e-5
     values = differences(np.random.default_rng(5), 6000, 11, DOMINATED["seeds"], truth=0.0)

@@ -26,15 +26,15 @@ def ask(monkeypatch):
     """Return a function from questions (id, image, question, answers) and turns to the leaked ids."""
     monkeypatch.setattr(leak_search, "read_question_text", lambda name, row: (row["question"], row["answers"]))
 
-    def found(questions, *turns) -> list[str]:
+    def find_ids(questions, *turns) -> list[str]:
         references = ReferenceTexts()
         keys = ("id", "image", "question", "answers")
         rows = [{"benchmark": "b"} | dict(zip(keys, question, strict=True)) for question in questions]
         assert list(references.collect(iter(rows))) == rows
         values = [{"value": value} for turn in turns for value in turn]
-        return references.asked_by(values).get("b", [])
+        return references.find_questions(values).get("b", [])
 
-    return found
+    return find_ids
 
 
 def test_a_question_leaks_only_with_its_answer(ask):
@@ -75,10 +75,10 @@ def test_combining_marks_belong_to_their_word():
 
 def test_held_out_questions_are_recognized_with_their_answer():
     rows = [{"image": "a.png", "questions": [{"question": LONG, "answer": answer} for answer in ("Union.", "?")]}]
-    known = EvaluationQuestions(rows)
-    assert known.has(f" {LONG.upper()} ", "union") and not known.has(LONG, "central")
-    assert known.has(f"{LONG}\n{INSTRUCTION}", "union")
-    assert not known.has(LONG, "!"), "an answer without a word is none"
+    questions = EvaluationQuestions(rows)
+    assert questions.has(f" {LONG.upper()} ", "union") and not questions.has(LONG, "central")
+    assert questions.has(f"{LONG}\n{INSTRUCTION}", "union")
+    assert not questions.has(LONG, "!"), "an answer without a word is none"
     assert not EvaluationQuestions([*rows, rows[0] | {"image": "b.png"}]).has(LONG, "union")
 
 
@@ -135,11 +135,11 @@ def test_leaked_instructions_are_listed_counted_and_omitted(dataset, capsys):
     write_yaml(dataset / "jsonl.yaml", roots | settings | {"question": "", "control_tokens": []})
     flags = {"config": dataset / "jsonl.yaml", "evaluation": dataset / "data/evaluation.jsonl"}
     flags |= {"pairs": dataset / "data/pretrain.jsonl", "instructions": dataset / "data/finetune.json"}
-    run(capsys, write_jsonl_script, **flags, output_dir=dataset / "kept")
+    run(capsys, write_jsonl_script, **flags, output_dir=dataset / "complete")
     run(capsys, write_jsonl_script, **flags, leaks=leaks, output_dir=dataset / "dropped")
-    kept, dropped = (read_json(dataset / name / "summary.json") for name in ("kept", "dropped"))
-    assert kept["finetune"]["rows_out"] == 4
+    complete, dropped = (read_json(dataset / name / "summary.json") for name in ("complete", "dropped"))
+    assert complete["finetune"]["rows_out"] == 4
     assert dropped["finetune"]["dropped"] == {"leaked_text": 2} and dropped["finetune"]["rows_out"] == 2
-    assert dropped["pretrain"] == kept["pretrain"], "the pair with the id of an instruction that leaks stays"
+    assert dropped["pretrain"] == complete["pretrain"], "the pair with the id of an instruction that leaks stays"
     rows = [json.loads(line)["id"] for line in (dataset / "dropped/finetune.jsonl").read_text().splitlines()]
     assert rows == ["1", "2"]

@@ -50,8 +50,8 @@ def test_model_and_dataset_are_downloaded_without_code(hub, fetch, tmp_path):
     assert fetched(tmp_path, "model", MODEL).keys() == {"config.json", "model.safetensors", "tokenizer.json"}
     assert fetched(tmp_path, "model", MODEL)["model.safetensors"] == WEIGHTS
     assert fetched(tmp_path, "dataset", DATASET).keys() == {"README.md", "data/train.parquet"}
-    hub.asked.clear()
-    assert "nothing to fetch" in fetch(hub.url, model=MODEL, dataset=DATASET).stdout and hub.asked == []
+    hub.requests.clear()
+    assert "nothing to fetch" in fetch(hub.url, model=MODEL, dataset=DATASET).stdout and hub.requests == []
 
 
 def test_a_broken_connection_is_retried(hub, fetch, tmp_path):

@@ -168,10 +168,13 @@ def test_an_interrupted_download_of_images_continues(hub, fetch, tmp_path):
     before = len(list((tmp_path / "downloads").rglob("*.jpg")))
     hub.sent.clear()
     assert fetch(hub.url, dataset="llava-pretrain", fetch={"rows": 20}).returncode == 0
-    assert 0 < before < 20 and len([one for one in hub.sent if one[:2] == ("GET", "images.zip")]) < 20 - before + 6
-    hub.asked.clear()
+    assert (
+        0 < before < 20
+        and len([request for request in hub.sent if request[:2] == ("GET", "images.zip")]) < 20 - before + 6
+    )
+    hub.requests.clear()
     assert "nothing to fetch" in fetch(hub.url, dataset="llava-pretrain", fetch={"rows": 20}).stdout
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_damaged_or_impossible_images_are_refused(hub, fetch, tmp_path):
@@ -204,8 +207,8 @@ def test_an_entry_outside_of_the_archive_is_refused(hub, fetch):
     files = hub.repositories[LLAVA].files
     good = files["images.zip"]
     directory = good.rindex(b"PK\x01\x02")  # entry of the first row's image, which is the last one
-    place = directory + 42
-    files["images.zip"] = good[:place] + (2**31).to_bytes(4, "little") + good[place + 4 :]
+    offset = directory + 42
+    files["images.zip"] = good[:offset] + (2**31).to_bytes(4, "little") + good[offset + 4 :]
     done = fetch(hub.url, dataset="llava-pretrain", fetch={"rows": 3})
     assert done.returncode == 2 and "000000029.jpg lies outside of the zip file" in done.stderr
     assert "Traceback" not in done.stderr
@@ -247,7 +250,7 @@ def test_few_files_with_the_requested_rows_are_fetched(hub, fetch, tmp_path):
     done = fetch(hub.url, dataset="finevision/chartqa", fetch={"rows": 15})
     assert done.returncode == 0, done.stderr
     assert "in 2 files" in done.stdout and "to downloads/finevision/chartqa" in done.stdout
-    assert not any("00002-of" in path or "vqav2" in path for path in hub.asked if "resolve" in path)
+    assert not any("00002-of" in path or "vqav2" in path for path in hub.requests if "resolve" in path)
     dataset = resolve_dataset("finevision/chartqa")
     [source] = dataset.settings.sources.values()
     assert (dataset.name, source.format) == ("chartqa", "parquet")

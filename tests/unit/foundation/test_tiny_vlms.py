@@ -85,7 +85,7 @@ def test_parts_of_an_untrained_model_are_refused(name, monkeypatch):
 def test_special_tokens_are_refused_in_text(tmp_path, monkeypatch):
     save_tiny_family("smolvlm", tmp_path / "vlm")
     model = TransformersModel(transformers=str(tmp_path / "vlm"), clip="clip")
-    monkeypatch.setattr("dj2mgm.runs.layers.read_model", lambda name: (model.named(name), Layer("", {})))
+    monkeypatch.setattr("dj2mgm.runs.layers.read_model", lambda name: (model.with_name(name), Layer("", {})))
     config = merge_experiment("baseline", {"model": "mine"})
     settings = STAGES["jsonl"].settings(config, dict.fromkeys(("pretrain", "finetune", "evaluation"), "images"))
     assert {"<end_of_utterance>", "<fake_token_around_image>", "<row_1_col_2>"} <= set(settings.control_tokens)
@@ -95,7 +95,7 @@ def test_special_tokens_are_refused_in_text(tmp_path, monkeypatch):
 def test_a_model_states_its_accepted_conversations(family, takes, tmp_path, monkeypatch):
     save_tiny_family(family, tmp_path / "vlm")
     model = TransformersModel(transformers=str(tmp_path / "vlm"), clip="clip")
-    monkeypatch.setattr("dj2mgm.runs.layers.read_model", lambda name: (model.named(name), Layer("", {})))
+    monkeypatch.setattr("dj2mgm.runs.layers.read_model", lambda name: (model.with_name(name), Layer("", {})))
     config = merge_experiment("baseline", {"model": "mine"})
     settings = STAGES["jsonl"].settings(config, dict.fromkeys(("pretrain", "finetune", "evaluation"), "images"))
     assert {"several_images", "one_question"} & settings.file_content().keys() == {takes}

@@ -69,8 +69,8 @@ def test_each_title_has_one_pair_of_logs():
 def test_near_misses_are_diagnosed_as_other_failures_or_none():
     """Two have another diagnosis: out of memory without fragments, and a worker that ended with free shared memory."""
     seen = {path.name: find_cause(read_log(path)) for path in LOGS.glob("*.near-miss.log")}
-    known = {name: diagnosis.signature.title for name, diagnosis in seen.items() if diagnosis}
-    assert known == {
+    titles = {name: diagnosis.signature.title for name, diagnosis in seen.items() if diagnosis}
+    assert titles == {
         "gpu-memory-is-fragmented.near-miss.log": "CUDA out of memory",
         "shared-memory-is-full.near-miss.log": "A worker process ended abruptly",
     }
@@ -147,15 +147,15 @@ def test_logits_are_recognized_by_model_and_settings(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "stage"),
+    ("requested", "stage"),
     [
         (22 * MIB, TrainingStage("finetune")),
         (498 * MIB, TrainingStage("finetune")),  # one block less than 1024 tokens
         (500 * MIB, TrainingStage("finetune", vocabulary=50272)),  # another model
     ],
 )
-def test_tensor_of_ambiguous_size_is_not_named(wanted, stage):
-    assert name_tensor(wanted, stage) is None
+def test_tensor_of_ambiguous_size_is_not_named(requested, stage):
+    assert name_tensor(requested, stage) is None
 
 
 def test_other_processes_on_the_gpu_are_reported(tmp_path):
@@ -183,9 +183,9 @@ file-rss:0kB, shmem-rss:0kB, UID:0
 
 def test_kernel_records_give_process_time_and_memory():
     full, limited = parse_kernel_log(KERNEL_LOG, booted=1000.0)
-    assert (full.pid, full.name, full.held, full.by_limit) == (13266, "python", 61 * GIB, False)
+    assert (full.pid, full.name, full.memory_bytes, full.by_limit) == (13266, "python", 61 * GIB, False)
     assert full.time == pytest.approx(1062.0001)
-    assert (limited.pid, limited.held, limited.by_limit) == (77, 8 * GIB, True)
+    assert (limited.pid, limited.memory_bytes, limited.by_limit) == (77, 8 * GIB, True)
 
 
 def test_kill_is_explained_with_held_and_total_memory():
@@ -430,8 +430,8 @@ def test_diverged_training_is_explained_after_its_own_sentence(tmp_path):
     log = tmp_path / "pretrain.log"
     log.write_text(f"progress: 9 s left, 2 of 8 steps, loss 6.5\nerror: {sentence}\n")
     done = diagnose(log)
-    stated, cause = done.stdout.split("\n", 1)
-    assert stated == f"error: {sentence}" and cause.startswith("diagnosis: The loss is not a number\n")
+    sentence_line, cause = done.stdout.split("\n", 1)
+    assert sentence_line == f"error: {sentence}" and cause.startswith("diagnosis: The loss is not a number\n")
 
 
 HEALTHY = "progress: 0 s left, 8 of 8 steps, loss 2.1\nnote: 0 rows dropped\n"

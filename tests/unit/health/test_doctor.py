@@ -68,7 +68,7 @@ HOST = HostProbe(
 RANK = GpuProcess(0, 4711, 5 * GIB, "python -u workflow_scripts/finetune.py", mine=True, orphan=True)
 
 
-def found(probe: TorchProbe) -> Outcome:
+def make_outcome(probe: TorchProbe) -> Outcome:
     return Outcome(asdict(probe), "")
 
 
@@ -84,17 +84,17 @@ FINDINGS = {
         "fail",
         "Driver/library version mismatch → reboot",
     ),
-    "torch": (gpu_checks.check_torch(found(TORCH), DRIVER), "pass", "built with CUDA 12.4, sees 1 GPU"),
-    "torch on a CPU": (gpu_checks.check_torch(found(CPU_TORCH), NO_GPU), "pass", "on the CPU"),
+    "torch": (gpu_checks.check_torch(make_outcome(TORCH), DRIVER), "pass", "built with CUDA 12.4, sees 1 GPU"),
+    "torch on a CPU": (gpu_checks.check_torch(make_outcome(CPU_TORCH), NO_GPU), "pass", "on the CPU"),
     "torch that does not load": (gpu_checks.check_torch(BROKEN, DRIVER), "fail", "libcudart.so.12"),
-    "CPU torch with a GPU": (gpu_checks.check_torch(found(CPU_TORCH), DRIVER), "fail", "is a CPU build"),
+    "CPU torch with a GPU": (gpu_checks.check_torch(make_outcome(CPU_TORCH), DRIVER), "fail", "is a CPU build"),
     "torch for a newer driver": (
-        gpu_checks.check_torch(found(replace(TORCH, cuda="13.0")), DRIVER),
+        gpu_checks.check_torch(make_outcome(replace(TORCH, cuda="13.0")), DRIVER),
         "fail",
         "needs a driver for CUDA 13.0; 550.54.15 supports 12.4",
     ),
     "torch that sees no GPU": (
-        gpu_checks.check_torch(found(replace(TORCH, gpus=0)), DRIVER),
+        gpu_checks.check_torch(make_outcome(replace(TORCH, gpus=0)), DRIVER),
         "fail",
         "CUDA_VISIBLE_DEVICES",
     ),
@@ -333,8 +333,8 @@ def test_hub_id_resolves_to_folder_in_cache(monkeypatch, tmp_path):
     snapshot.mkdir(parents=True)
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs/main").write_text(COMMIT)
-    found = snapshot_download("Qwen/Qwen3-VL-2B-Instruct", cache_dir=tmp_path, local_files_only=True)
-    assert find_model("Qwen/Qwen3-VL-2B-Instruct") == str(snapshot) == found
+    downloaded = snapshot_download("Qwen/Qwen3-VL-2B-Instruct", cache_dir=tmp_path, local_files_only=True)
+    assert find_model("Qwen/Qwen3-VL-2B-Instruct") == str(snapshot) == downloaded
     assert find_model("Qwen/another") == "Qwen/another"
     assert find_model("model_zoo/qwen") == "model_zoo/qwen"
 
@@ -474,8 +474,8 @@ def test_foreign_and_invisible_processes_are_never_ended(orphan):
     adopted = GpuProcess(0, orphan, GIB, "python", mine=True, orphan=False)
     assert end_orphans((foreign, adopted)) == []
     assert psutil.Process(orphan).is_running()
-    gone = describe_process(0, 2**22 + 1, GIB)  # above the largest process id
-    assert (gone.command, gone.mine) == ("", False)
+    process = describe_process(0, 2**22 + 1, GIB)  # above the largest process id
+    assert (process.command, process.mine) == ("", False)
 
 
 # the probes on this machine

@@ -71,13 +71,13 @@ def settings(data: Path, process: list) -> RecipeSettings:
 @pytest.fixture(scope="module")
 def analyzed(data, tmp_path_factory):
     output = tmp_path_factory.mktemp("analyze")
-    found = analyze(settings(data, RECIPE), None, data, output)
-    return found, output
+    analysis = analyze(settings(data, RECIPE), None, data, output)
+    return analysis, output
 
 
 def test_every_row_is_measured_or_reported_as_unreadable(data, analyzed):
-    found, output = analyzed
-    summary = summarize_analysis(found, None)
+    analysis, output = analyzed
+    summary = summarize_analysis(analysis, None)
     assert (summary["rows_in"], summary["rows_analyzed"]) == (ROWS + 3, ROWS + 1)
     assert summary["unreadable_images"] == {"missing": 1, "outside": 0, "empty": 0, "undecodable": 1}
     assert summary["repeats"] == {"image_text_deduplicator": 3}
@@ -88,26 +88,26 @@ def test_every_row_is_measured_or_reported_as_unreadable(data, analyzed):
 
 
 def test_the_overall_table_equals_that_of_the_rows(analyzed):
-    found, output = analyzed
+    analysis, output = analyzed
     overall = pd.read_csv(output / "overall.csv", index_col=0)
     assert list(overall) == ["text_len", "num_words", "image_width", "image_height", "image_sizes"]
-    lengths = np.array([len(text) for text in found.texts])
+    lengths = np.array([len(text) for text in analysis.texts])
     assert (overall["text_len"]["count"] == len(lengths)) and (overall["text_len"]["max"] == lengths.max())
     assert overall["text_len"]["1%"] == pytest.approx(np.quantile(lengths, 0.01))
 
 
 @pytest.mark.parametrize("which", ["current", "suggested"])
 def test_the_filter_stage_keeps_as_many_rows_as_predicted(which, data, analyzed, tmp_path):
-    found, output = analyzed
+    analysis, output = analyzed
     process = yaml.safe_load((output / "suggestions.yaml").read_text(encoding="utf-8"))["process"]
     if which == "current":
         process = [{"image_integrity_filter": None}, *RECIPE, {"image_text_deduplicator": None}]
     summary = run_recipe(settings(data, process), data, tmp_path, FILTERED)
-    assert summary["rows_kept"] == summarize_analysis(found, None)["kept"][which] > 0
+    assert summary["rows_kept"] == summarize_analysis(analysis, None)["kept"][which] > 0
 
 
 def test_only_tails_get_limits_in_the_recipe(analyzed):
-    found, output = analyzed
+    analysis, output = analyzed
     suggested = yaml.safe_load((output / "suggestions.yaml").read_text(encoding="utf-8"))["process"]
     arguments = {name: values for step in suggested for name, values in step.items()}
     parse_recipe("suggestions.yaml", {"process": suggested})
@@ -119,7 +119,7 @@ def test_only_tails_get_limits_in_the_recipe(analyzed):
     assert 6 < arguments["image_shape_filter"]["min_width"] <= 60
     assert "max_width" not in arguments["image_shape_filter"], "what the recipe leaves open stays open"
     assert arguments["image_size_filter"]["max_size"] == "20MiB"
-    drops = {s.name: int(s.drops(s.suggested).sum()) for s in found.statistics}
+    drops = {s.name: int(s.drops(s.suggested).sum()) for s in analysis.statistics}
     assert drops["text_len"] == drops["num_words"] == SHORT and drops["image_width"] == drops["image_height"] == 10
 
 
@@ -128,10 +128,10 @@ def test_similarity_with_one_mode_gets_no_limit(data, tmp_path):
     arguments = {"batched_image_text_similarity_filter": {"hf_clip": clip}}
     with_clip = settings(data, RECIPE[:1])
     with_clip = RecipeSettings(with_clip.image_root, 1, with_clip.steps, with_clip.arguments | arguments)
-    found = analyze(with_clip, clip, data, tmp_path / "out")
-    similarity = found.statistics[-1]
+    analysis = analyze(with_clip, clip, data, tmp_path / "out")
+    similarity = analysis.statistics[-1]
     assert (similarity.name, similarity.of_images) == ("image_text_similarity", True)
-    assert similarity.current == {} and len(similarity.finite) == found.rows
+    assert similarity.current == {} and len(similarity.finite) == analysis.rows
     assert not similarity.drops(similarity.suggested).any(), "a default limit drops nothing"
     assert "One hump" in similarity.remark and "90% → " in similarity.remark
     suggested = yaml.safe_load((tmp_path / "out/suggestions.yaml").read_text(encoding="utf-8"))["process"]
@@ -142,27 +142,29 @@ def test_similarity_with_one_mode_gets_no_limit(data, tmp_path):
 
 def test_a_recipes_kept_share_stays_and_is_counted(data, tmp_path):
     save_tiny_clip(tmp_path / "clip")
-    kept = {"batched_image_text_similarity_filter": {"hf_clip": str(tmp_path / "clip"), "keep_fraction": 0.5}}
-    found = analyze(settings(data, [kept]), None, data, tmp_path)
+    step_with_share = {
+        "batched_image_text_similarity_filter": {"hf_clip": str(tmp_path / "clip"), "keep_fraction": 0.5}
+    }
+    analysis = analyze(settings(data, [step_with_share]), None, data, tmp_path)
     suggested = yaml.safe_load((tmp_path / "suggestions.yaml").read_text(encoding="utf-8"))["process"]
-    [arguments] = [step[name] for step in suggested for name in step if name in kept]
+    [arguments] = [step[name] for step in suggested for name in step if name in step_with_share]
     assert arguments["keep_fraction"] == 0.5 and "min_score" not in arguments
-    [scores] = found.statistics
+    [scores] = analysis.statistics
     assert scores.drops(scores.current).sum() == scores.drops(scores.suggested).sum() == (ROWS + 1) // 2
 
 
 def test_mappers_do_not_change_measurements(data, tmp_path):
-    found = analyze(settings(data, [{"whitespace_normalization_mapper": None}, *RECIPE[:1]]), None, data, tmp_path)
-    assert list(found.not_measured) == ["whitespace_normalization_mapper"]
+    analysis = analyze(settings(data, [{"whitespace_normalization_mapper": None}, *RECIPE[:1]]), None, data, tmp_path)
+    assert list(analysis.not_measured) == ["whitespace_normalization_mapper"]
     lengths = [row["text_len"] for row in read_jsonl(tmp_path / "stats.jsonl") if "text_len" in row]
-    assert lengths == [len(text) for text in found.texts]
+    assert lengths == [len(text) for text in analysis.texts]
     assert "not measured" in (tmp_path / "suggestions.yaml").read_text(encoding="utf-8")
 
 
 def test_data_juicers_deduplicator_only_counts_duplicates(data, tmp_path):
-    found = analyze(settings(data, [*RECIPE[:1], {"document_deduplicator": {}}]), None, data, tmp_path)
-    assert summarize_analysis(found, None)["repeats"] == {"document_deduplicator": 3}
-    assert found.rows == ROWS + 1 and found.repeated.sum() == 3
+    analysis = analyze(settings(data, [*RECIPE[:1], {"document_deduplicator": {}}]), None, data, tmp_path)
+    assert summarize_analysis(analysis, None)["repeats"] == {"document_deduplicator": 3}
+    assert analysis.rows == ROWS + 1 and analysis.repeated.sum() == 3
 
 
 OPERATORS = [
@@ -177,11 +179,11 @@ OPERATORS = [
 ]
 
 
-@pytest.mark.parametrize(("step", "dropped", "kept"), OPERATORS, ids=lambda value: next(iter(value)))
-def test_limits_equal_those_of_data_juicer(step, dropped, kept):
+@pytest.mark.parametrize(("step", "dropped_stats", "kept_stats"), OPERATORS, ids=lambda value: next(iter(value)))
+def test_limits_equal_those_of_data_juicer(step, dropped_stats, kept_stats):
     [(name, arguments)] = step.items()
     [operator] = load_ops([{name: dict(arguments)}])
-    for stats, expected in ((dropped, False), (kept, True)):
+    for stats, expected in ((dropped_stats, False), (kept_stats, True)):
         assert [bool(keep) for keep in operator.process_batched({Fields.stats: [stats]})] == [expected]
         beyond = [
             limit.drops(as_numbers([value])[0])[0]
@@ -198,12 +200,12 @@ def test_values_without_numbers_are_not_statistics():
 
 
 def test_the_page_is_self_contained_and_escapes_captions(analyzed, tmp_path):
-    found, _ = analyzed
-    write_analysis_page(found, tmp_path / "analysis.html")
+    analysis, _ = analyzed
+    write_analysis_page(analysis, tmp_path / "analysis.html")
     page = (tmp_path / "analysis.html").read_text(encoding="utf-8")
     assert "<script" not in page and "<b>stars</b>" not in page and "&lt;b&gt;stars&lt;/b&gt;" in page
     assert all(source.startswith("data:image/webp;base64,") for source in re.findall(r'src="([^"]*)"', page))
-    assert page.count('<section class="card statistic"') == len(found.statistics)
+    assert page.count('<section class="card statistic"') == len(analysis.statistics)
     first = [
         page.index(text)
         for text in ("Other limits suggested", "How sure", "Cost", "Next", "config/recipes/suggested.yaml")
@@ -211,14 +213,14 @@ def test_the_page_is_self_contained_and_escapes_captions(analyzed, tmp_path):
     assert first == sorted(first) and first[-1] < page.index('<dl class="facts"')
     assert not re.search(r"https?://|url\(|@import", page)
     assert page.count("just below") == sum(
-        bool(limit.drops(s.finite).any()) for s in found.statistics for limit in s.suggested.values()
+        bool(limit.drops(s.finite).any()) for s in analysis.statistics for limit in s.suggested.values()
     )
 
 
 @pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
 def test_a_browser_shows_the_page_at_every_width(analyzed, tmp_path):
-    found, _ = analyzed
-    write_analysis_page(found, tmp_path / "analysis.html")
+    analysis, _ = analyzed
+    write_analysis_page(analysis, tmp_path / "analysis.html")
     with open_browser(find_browser(), tmp_path / "profile") as tab:
         for width in (360, 860, 1400):
             tab.open(tmp_path / "analysis.html", width)
@@ -237,8 +239,10 @@ def test_the_page_shows_a_constant_statistic(tmp_path):
     Image.new("RGB", (64, 64)).save(tmp_path / "images/0.png")
     rows = [{"id": str(n), "text": build_dj_text(f"caption {n}"), "images": ["images/0.png"]} for n in range(3)]
     write_jsonl(tmp_path / "pretrain.jsonl", rows)
-    found = analyze(settings(tmp_path / "pretrain.jsonl", RECIPE), None, tmp_path / "pretrain.jsonl", tmp_path / "out")
-    write_analysis_page(found, tmp_path / "out/analysis.html")
+    analysis = analyze(
+        settings(tmp_path / "pretrain.jsonl", RECIPE), None, tmp_path / "pretrain.jsonl", tmp_path / "out"
+    )
+    write_analysis_page(analysis, tmp_path / "out/analysis.html")
     assert "All rows have 64." in (tmp_path / "out/analysis.html").read_text(encoding="utf-8")
 
 

@@ -23,37 +23,37 @@ def statistic(
 def test_two_modes_get_a_limit_between_them():
     values = np.concatenate([RNG.normal(0.0, 0.05, 400), RNG.normal(0.3, 0.02, 600)])
     limits = [FilterLimit("min", "min_score", 0.1, 0.1), FilterLimit("max", "max_score", 1.0, 1.0)]
-    found = suggest(statistic(values, limits, None, "batched_image_text_similarity_filter"))
-    assert 0.15 < found.suggested["min"].value < 0.27 and found.suggested["max"].value == 1.0
-    assert "40% of the rows" in found.suggested["min"].reason and "Two humps" in found.remark
+    suggestion = suggest(statistic(values, limits, None, "batched_image_text_similarity_filter"))
+    assert 0.15 < suggestion.suggested["min"].value < 0.27 and suggestion.suggested["max"].value == 1.0
+    assert "40% of the rows" in suggestion.suggested["min"].reason and "Two humps" in suggestion.remark
     process = [{"batched_image_text_similarity_filter": None}]
-    recipe = yaml.safe_load(recipe_text("", process, [found], {}))["process"]
-    assert recipe == [{"batched_image_text_similarity_filter": {"min_score": found.suggested["min"].value}}]
+    recipe = yaml.safe_load(recipe_text("", process, [suggestion], {}))["process"]
+    assert recipe == [{"batched_image_text_similarity_filter": {"min_score": suggestion.suggested["min"].value}}]
 
 
 @pytest.mark.parametrize(
     ("argument", "written", "kind"), [(1, 1, int), (1.0, 1.0, float), ("1", "1", str)], ids=["int", "float", "str"]
 )
 def test_a_limit_has_the_operators_type(argument, written, kind):
-    found = suggest(
+    suggestion = suggest(
         statistic(WITH_TAIL, [FilterLimit("min", "min_size", float(argument), written)], {"min_size": written})
     )
-    limit = found.suggested["min"]
+    limit = suggestion.suggested["min"]
     assert 90 < limit.value <= 1000 and type(limit.written) is kind and float(limit.written) == limit.value
     assert limit.drops(WITH_TAIL).sum() == 20
 
 
 def test_a_recipes_limit_inside_the_gap_stays():
-    found = suggest(statistic(WITH_TAIL, [FilterLimit("min", "min_size", 777.0, "777")], {"min_size": "777"}))
-    assert found.suggested["min"].written == "777" and "as in the recipe" in found.suggested["min"].reason
+    suggestion = suggest(statistic(WITH_TAIL, [FilterLimit("min", "min_size", 777.0, "777")], {"min_size": "777"}))
+    assert suggestion.suggested["min"].written == "777" and "as in the recipe" in suggestion.suggested["min"].reason
 
 
 @pytest.mark.parametrize("arguments", [{"min_size": "1500"}, {}, None], ids=["stated", "default", "not in the recipe"])
 def test_without_a_tail_limits_stay_and_defaults_drop_nothing(arguments):
-    found = suggest(statistic(BULK, [FilterLimit("min", "min_size", 1500.0, "1500")], arguments))
-    kept = found.suggested["min"].drops(BULK).sum() == 0
-    assert kept != bool(arguments) and (found.suggested["min"].written == "1500") == bool(arguments)
-    assert "no limit" in found.remark
+    suggestion = suggest(statistic(BULK, [FilterLimit("min", "min_size", 1500.0, "1500")], arguments))
+    keeps_all = suggestion.suggested["min"].drops(BULK).sum() == 0
+    assert keeps_all != bool(arguments) and (suggestion.suggested["min"].written == "1500") == bool(arguments)
+    assert "no limit" in suggestion.remark
 
 
 def test_a_row_without_a_value_is_kept():
@@ -61,7 +61,7 @@ def test_a_row_without_a_value_is_kept():
 
 
 def test_the_recipe_stays_valid_with_order_and_arguments():
-    found = suggest(
+    suggestion = suggest(
         statistic(
             WITH_TAIL, [FilterLimit("min", "min_size", 1.0, "1"), FilterLimit("max", "max_size", 2**40, "1TB")], {}
         )
@@ -71,9 +71,9 @@ def test_the_recipe_stays_valid_with_order_and_arguments():
         {"image_size_filter": {"any_or_all": "all"}},
         {"words_num_filter": {"lang": "en", "min_num": 4}},
     ]
-    text = recipe_text("first line\nsecond: line", process, [found], {"fix_unicode_mapper": "not measured: edits"})
+    text = recipe_text("first line\nsecond: line", process, [suggestion], {"fix_unicode_mapper": "not measured: edits"})
     recipe = yaml.safe_load(text)["process"]
     check_installed(parse_steps("recipe", recipe))
     assert [next(iter(step)) for step in recipe] == [next(iter(step)) for step in process]
-    assert recipe[1]["image_size_filter"] == {"any_or_all": "all", "min_size": found.suggested["min"].written}
+    assert recipe[1]["image_size_filter"] == {"any_or_all": "all", "min_size": suggestion.suggested["min"].written}
     assert recipe[2] == process[2] and text.startswith("# first line\n# second: line\n") and text.endswith("4\n")

@@ -59,8 +59,8 @@ def test_few_or_very_many_rows_are_not_a_tail(rows, expected):
 def test_stray_rows_do_not_hide_a_tail():
     rng = np.random.default_rng(0)
     tail, strays, rest = rng.uniform(0.5, 0.51, 60), [0.534, 0.537], rng.uniform(0.56, 0.66, ROWS)
-    found = separated_tail(np.concatenate([tail, strays, rest]), upper=False)
-    assert (found.rows, found.rest) == (60, 0.534), "the limit is in the wider part of the gap"
+    separated = separated_tail(np.concatenate([tail, strays, rest]), upper=False)
+    assert (separated.rows, separated.rest) == (60, 0.534), "the limit is in the wider part of the gap"
     assert separated_tail(np.concatenate([tail[:20], strays * 3, rest]), upper=False) is None, "too many strays"
 
 

@@ -96,9 +96,9 @@ def test_the_captioner_answers_while_another_model_measures(project, tmp_path): 
     select(project, tmp_path, process, **trusted(process))
     rows = [extract_caption(row["text"]) for row in read_jsonl(tmp_path / "out" / SYNTHESIZED)]
     images = [project / f"data/images/{number // 2}.png" for number in range(COUNT)]
-    found = list(MGMGenerator(project / "base", other, "cpu").answer(images, QUESTIONS * 3, "gemma", 32, 1))
-    usable = [number for number in range(COUNT) if find_text_problem(found[number].strip(), 300) is None]
-    assert usable and [rows[number] for number in usable] == [found[number].strip() for number in usable]
+    answers = list(MGMGenerator(project / "base", other, "cpu").answer(images, QUESTIONS * 3, "gemma", 32, 1))
+    usable = [number for number in range(COUNT) if find_text_problem(answers[number].strip(), 300) is None]
+    assert usable and [rows[number] for number in usable] == [answers[number].strip() for number in usable]
 
 
 def test_a_server_needs_a_model_that_measures():

@@ -61,12 +61,12 @@ def test_the_mappers_captions_equal_the_models(mgm, images):
     [arguments] = mgm.values()
     [operator] = load_ops([mgm])
     samples = {"text": ["a", "b", "c"], "images": [images[:1], [], images[1:2]], Fields.meta: [{}, {}, {}]}
-    found = operator.process(samples)
+    captioned = operator.process(samples)
     generator = MGMGenerator(Path(arguments["base_model"]), Path(arguments["stage"]))
     captions = list(generator.candidates([images[0], images[1]], "", "plain", 3, 5, batch_size=2))
-    assert found["text"] == [build_dj_text(captions[0][0][0]), "b", build_dj_text(captions[1][0][0])]
+    assert captioned["text"] == [build_dj_text(captions[0][0][0]), "b", build_dj_text(captions[1][0][0])]
     for row, expected in ((0, captions[0]), (1, []), (2, captions[1])):
-        meta = found[Fields.meta][row]
+        meta = captioned[Fields.meta][row]
         assert meta[CANDIDATES].tolist() == [caption for caption, _ in expected]
         assert meta[LOG_LIKELIHOODS].tolist() == pytest.approx([value for _, value in expected], abs=1e-4)
 
@@ -89,8 +89,12 @@ def test_data_juicers_captioner_depends_on_seed_and_images(blip2, images, monkey
     monkeypatch.setattr(LazyLoader, "_install_package", lambda *args, **kwargs: pytest.fail("installs a package"))
     captioner = Captioner(blip2, seed=0)
     first = captioner(images[:3], ["a", "b", "c"])
-    assert [len(found.candidates) for found in first] == [1, 1, 1] and first[0].log_likelihoods is None
-    assert all(text.startswith("w") and "<" not in text for found in first for text in found.candidates)
+    assert [len(captions_of_image.candidates) for captions_of_image in first] == [1, 1, 1] and first[
+        0
+    ].log_likelihoods is None
+    assert all(
+        text.startswith("w") and "<" not in text for captions_of_image in first for text in captions_of_image.candidates
+    )
     random.random()  # change the state of the random generator
     assert captioner(images[:3], ["a", "b", "c"]) == first
     assert captioner(images[:3], ["a", "b", "d"]) != first
@@ -147,15 +151,15 @@ def test_training_records_are_not_in_the_fingerprint(mgm, tmp_path):
 
 
 def test_writers_share_captions_and_write_their_own_files(tmp_path):
-    one, two = Captions(["a", "b"], [-1.0, -2.5]), Captions(["c"], None)
+    two_captions, one_caption = Captions(["a", "b"], [-1.0, -2.5]), Captions(["c"], None)
     first = CaptionStore(tmp_path, "f", "first")
-    first.add({"x": one})
+    first.add({"x": two_captions})
     second = CaptionStore(tmp_path, "f", "second")
-    assert second.get(["x", "y"]) == {"x": one}
-    second.add({"y": two})
+    assert second.get(["x", "y"]) == {"x": two_captions}
+    second.add({"y": one_caption})
     again = CaptionStore(tmp_path, "f", "first")  # while the first store is open, as in another process
-    assert again.get(["x", "y"]) == {"x": one, "y": two}
-    again.add({"z": one})
+    assert again.get(["x", "y"]) == {"x": two_captions, "y": one_caption}
+    again.add({"z": two_captions})
     assert CaptionStore(tmp_path, "g", "first").get(["x"]) == {}
     lines = {path.name: len(path.read_text().splitlines()) for path in (tmp_path / "f").iterdir()}
     assert lines == {"first.jsonl": 1, "second.jsonl": 1, "first-2.jsonl": 1}
@@ -219,8 +223,8 @@ def recaption(images: list[str], clip: str, mgm: dict, folder: Path, **arguments
         "text": [build_dj_text(f"x{number}") for number in range(len(images))],
         "images": [[path] for path in images],
     }
-    found = operator.run(nested_dataset_class().from_dict(rows)).to_list()
-    return found, operator.report
+    recaptioned = operator.run(nested_dataset_class().from_dict(rows)).to_list()
+    return recaptioned, operator.report
 
 
 def test_another_threshold_or_recipe_needs_no_new_captions(mgm, images, tmp_path):

@@ -70,12 +70,12 @@ def rows(photos) -> list[tuple[str, list[str]]]:
 def scores(name: str, rows: list[tuple[str, list[str]]], **arguments) -> list[list[float]]:
     """Return each row's scores, computed on `batch_size` rows at a time."""
     [operator] = load_ops([{name: arguments}])
-    found = []
+    values = []
     for start in range(0, len(rows), operator.batch_size):
         texts, images = zip(*rows[start : start + operator.batch_size], strict=True)
         samples = {"text": list(texts), "images": list(images), Fields.stats: [{} for _ in texts]}
-        found += [list(stats[STAT]) for stats in operator.compute_stats(samples)[Fields.stats]]
-    return found
+        values += [list(stats[STAT]) for stats in operator.compute_stats(samples)[Fields.stats]]
+    return values
 
 
 def assert_equal_scores(left: list[list[float]], right: list[list[float]], tolerance: float) -> None:
@@ -101,9 +101,9 @@ def test_scores_have_the_scale_of_the_stock_operator(clip, rows, tmp_path):
     model.logit_scale.data.fill_(1.0)
     model.save_pretrained(tmp_path)
     CLIPProcessor.from_pretrained(clip).save_pretrained(tmp_path)
-    found = scores(BATCHED, rows, hf_clip=str(tmp_path))
-    assert_equal_scores(found, scores(STOCK, rows, hf_clip=str(tmp_path)), tolerance=1e-6)
-    assert max(map(abs, np.concatenate(found))) <= np.e / 100
+    batched = scores(BATCHED, rows, hf_clip=str(tmp_path))
+    assert_equal_scores(batched, scores(STOCK, rows, hf_clip=str(tmp_path)), tolerance=1e-6)
+    assert max(map(abs, np.concatenate(batched))) <= np.e / 100
 
 
 def test_scores_do_not_depend_on_the_batch(clip, rows):
@@ -144,13 +144,13 @@ def test_pixels_equal_the_image_processors_bit_for_bit(photos, pipeline):
     images = [Image.open(photo).convert("RGB") for photo in photos]
     batches = PixelBatches(processor, torch.device("cpu"))
     expected = processor(images, return_tensors="pt").pixel_values
-    found = batches(range(len(images)), lambda number: images[number])
-    assert found.dtype == torch.float32 and torch.equal(found, expected)
+    pixels = batches(range(len(images)), lambda number: images[number])
+    assert pixels.dtype == torch.float32 and torch.equal(pixels, expected)
     assert (batches.table is not None) == ("crop_size" in pipeline and pipeline["size"]["shortest_edge"] >= 32)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "kept"),
+    ("arguments", "decisions"),
     [
         ({}, [True, True, True, False]),
         ({"any_or_all": "all"}, [True, True, False, False]),
@@ -158,11 +158,11 @@ def test_pixels_equal_the_image_processors_bit_for_bit(photos, pipeline):
         ({"reversed_range": True}, [True, False, True, True]),
     ],
 )
-def test_rows_are_kept_as_by_the_stock_operator(clip, arguments, kept):
+def test_rows_are_kept_as_by_the_stock_operator(clip, arguments, decisions):
     stats = [{STAT: values} for values in ([], [0.4, 0.5], [0.2, 0.4], [0.1, 0.2])]
     for name in (STOCK, BATCHED):
         [operator] = load_ops([{name: {"hf_clip": clip, "min_score": 0.3, **arguments}}])
-        assert list(operator.process({Fields.stats: stats})) == kept
+        assert list(operator.process({Fields.stats: stats})) == decisions
 
 
 @settings(deadline=None)
@@ -249,8 +249,8 @@ def test_a_recipe_keeps_a_window(clip, photos, tmp_path):
     done = run_recipe(tmp_path, rows, {"hf_clip": clip, "lower_quantile": 0.34, "upper_quantile": 0.84}, 1)
     assert done.returncode == 0, done.stderr
     dropped = [(row["stats"][STAT], row["id"]) for row in read_jsonl(tmp_path / "out/dropped.jsonl")]
-    kept = [(row[STAT], row["id"]) for row in read_jsonl(tmp_path / "out/stats.jsonl")]
-    assert sorted(kept) == sorted([*kept, *dropped])[2:5]
+    kept_scores = [(row[STAT], row["id"]) for row in read_jsonl(tmp_path / "out/stats.jsonl")]
+    assert sorted(kept_scores) == sorted([*kept_scores, *dropped])[2:5]
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -268,8 +268,8 @@ def test_a_recipe_keeps_exactly_the_rows_above_the_threshold(clip, photos, tmp_p
     arguments = {"hf_clip": clip, "min_score": threshold, "batch_size": 4}
     done = run_recipe(tmp_path, rows, arguments, processes)
     assert done.returncode == 0, done.stderr
-    kept = [row["id"] for row in read_jsonl(tmp_path / "out/filtered.jsonl")]
-    assert kept == [str(number) for number, [score] in enumerate(expected) if score >= threshold]
+    kept_ids = [row["id"] for row in read_jsonl(tmp_path / "out/filtered.jsonl")]
+    assert kept_ids == [str(number) for number, [score] in enumerate(expected) if score >= threshold]
     for row in read_jsonl(tmp_path / "out/stats.jsonl"):
         assert row[STAT] == pytest.approx(expected[int(row["id"])], abs=1e-6)
 

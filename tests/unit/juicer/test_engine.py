@@ -237,12 +237,12 @@ def test_a_mapper_that_removes_the_image_token_is_named(tmp_path):
     process = [{"remove_specific_chars_mapper": {"chars_to_remove": "a"}}]
     with pytest.raises(InputError, match="its text had 1 times <__dj__image>, and now has it 0 times"):
         run(write_dataset(tmp_path, captions), tmp_path / "out", process)
-    kept = run(
+    summary = run(
         write_dataset(tmp_path, captions),
         tmp_path / "out",
         [{"remove_specific_chars_mapper": {"chars_to_remove": "q"}}],
     )
-    assert (kept["rows_kept"], kept["operators"][0]["changed"]) == (2, 1)
+    assert (summary["rows_kept"], summary["operators"][0]["changed"]) == (2, 1)
 
 
 @pytest.mark.parametrize("all_rows", [False, True])
@@ -317,10 +317,10 @@ import filter_data; filter_data.main()
 
 
 def command(
-    data: Path, output: Path, process: list, processes: int, python: str = sys.executable, **where
+    data: Path, output: Path, process: list, processes: int, python: str = sys.executable, **executor_keys
 ) -> list[str]:
     config = data.parent / "config.yaml"
-    settings = {"image_root": str(data.parent), "processes": processes, "recipe": {"process": process} | where}
+    settings = {"image_root": str(data.parent), "processes": processes, "recipe": {"process": process} | executor_keys}
     write_yaml(config, settings)
     return [
         python,
@@ -376,10 +376,12 @@ MIXED = [
 ROW_FILES = ("filtered.jsonl", "stats.jsonl", "dropped.jsonl")
 
 
-@pytest.mark.parametrize("where", [{}, pytest.param({"executor": "ray"}, marks=pytest.mark.slow)], ids=["local", "ray"])
-def test_a_killed_run_resumes_with_the_same_result(tmp_path, where):
+@pytest.mark.parametrize(
+    "executor_keys", [{}, pytest.param({"executor": "ray"}, marks=pytest.mark.slow)], ids=["local", "ray"]
+)
+def test_a_killed_run_resumes_with_the_same_result(tmp_path, executor_keys):
     data = write_partitions(tmp_path, 4.1)
-    arguments = command(data, tmp_path / "out", MIXED[:4], 2, **where)
+    arguments = command(data, tmp_path / "out", MIXED[:4], 2, **executor_keys)
     victim = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
     while not list((tmp_path / "out").glob(".data_juicer-*/pass-1/000000")):
         assert victim.poll() is None
@@ -492,8 +494,8 @@ def test_work_continues_only_with_same_recipe_data_and_models(tmp_path, monkeypa
 
 def test_a_ray_address_without_a_cluster_is_named(tmp_path):
     data = write_dataset(tmp_path)
-    where = {"executor": "ray", "ray_address": "127.0.0.1:1"}
-    done = subprocess.run(command(data, tmp_path / "out", [LENGTH], 1, **where), capture_output=True, text=True)
+    executor_keys = {"executor": "ray", "ray_address": "127.0.0.1:1"}
+    done = subprocess.run(command(data, tmp_path / "out", [LENGTH], 1, **executor_keys), capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     assert "recipe.ray_address: no Ray cluster at '127.0.0.1:1'" in done.stderr.splitlines()[-1]
 

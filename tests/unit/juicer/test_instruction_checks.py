@@ -56,9 +56,9 @@ def test_rewritten_questions_of_the_shipped_recipe_are_right():
             answers[f"Is there {article} {item.name()}?"] = "yes"
         for kind in ("color", "shape", "position", "yes_no"):
             question, answer = draw_question(scene, kind, rng)
-            for place, rule in enumerate(rules):
+            for index, rule in enumerate(rules):
                 if other := rule.apply(question, answer):
-                    used.add(place)
+                    used.add(index)
                     assert (answers.get(other.question) == other.answer) == other.expected
     assert used == set(range(len(rules)))
 
@@ -136,14 +136,14 @@ def test_checks_have_the_common_arguments_of_filters(name, arguments, stat, valu
     limit = next(value for key, value in arguments.items() if key.startswith(("min_", "max_")))
     samples = {Fields.stats: [{stat: np.array(values)} for values in ([value], [limit], [])]}
 
-    def kept(**more) -> list[bool]:
+    def decide(**more) -> list[bool]:
         [operator] = load_ops([{name: arguments | {"batch_size": 8} | more}])
         assert operator.batch_size == 8
         return list(operator.process(samples))
 
-    assert kept() == [True, True, True]
-    assert kept(min_closed_interval=False, max_closed_interval=False) == [True, False, True]
-    assert kept(reversed_range=True)[::2] == [False, True], "rows without the statistic are kept in any case"
+    assert decide() == [True, True, True]
+    assert decide(min_closed_interval=False, max_closed_interval=False) == [True, False, True]
+    assert decide(reversed_range=True)[::2] == [False, True], "rows without the statistic are kept in any case"
 
 
 def test_limits_drop_rows_and_are_movable_in_the_explorer(project, tmp_path):  # noqa: F811
@@ -207,26 +207,26 @@ def test_agreement_of_answers_with_a_caption(rules, question, answer, agreement)
 
 
 @pytest.mark.parametrize(
-    ("answers", "kept"),
+    ("answers", "counts"),
     [
         (["yes", "Yes.", "no", "yes", "blue", "no"], {"yes": 2, "no": 2, "blue": 1}),
         (["yes", "yes", "blue"], {"yes": 2, "blue": 1}),
         (["blue"], {"blue": 1}),
     ],
 )
-def test_yes_and_no_are_balanced(answers, kept):
+def test_yes_and_no_are_balanced(answers, counts):
     [operator] = load_ops([{"yes_no_balance_filter": {}}])
     rows = [{"id": str(number), "text": build_dj_text(answer)} for number, answer in enumerate(answers)]
-    chosen = [answer for answer, keep in zip(answers, operator.select(rows).kept, strict=True) if keep]
-    assert {key: sum(answer.lower().strip(".") == key for answer in chosen) for key in kept} == kept
+    chosen = [answer for answer, keep in zip(answers, operator.select(rows).mask, strict=True) if keep]
+    assert {key: sum(answer.lower().strip(".") == key for answer in chosen) for key in counts} == counts
 
 
 def test_answers_are_balanced_in_other_languages():
     [operator] = load_ops([{"yes_no_balance_filter": {"positive": "Ja", "negative": "Nein"}}])
     answers = ["ja", "Ja.", "nein", "no", "no"]
     rows = [{"id": str(number), "text": build_dj_text(answer)} for number, answer in enumerate(answers)]
-    kept = operator.select(rows).kept
-    assert kept[:2].sum() == 1 and kept[2:].all()
+    mask = operator.select(rows).mask
+    assert mask[:2].sum() == 1 and mask[2:].all()
 
 
 def test_a_gray_image_is_encoded_once(project, monkeypatch):  # noqa: F811

@@ -64,10 +64,10 @@ def test_gains_are_computed_for_answers_given_questions(project, tmp_path):
         answers = [GivenAnswer((own + step) % 3, QUESTIONS[number % 2], answer) for step in range(3)]
         gains.append(likelihood_gain(generator.log_likelihoods(images, answers, "gemma"), 1.0))
         assert stats[f"i{number}"]["likelihood_gain"] == pytest.approx([gains[-1]], abs=1e-5)
-    kept = list(read_jsonl(tmp_path / "out" / SYNTHESIZED))
+    kept_rows = list(read_jsonl(tmp_path / "out" / SYNTHESIZED))
     best = sorted(sorted(range(COUNT), key=lambda number: -gains[number])[:3])
-    assert [row["id"] for row in kept] == [f"i{number}" for number in best]
-    for row, number in zip(kept, best, strict=True):
+    assert [row["id"] for row in kept_rows] == [f"i{number}" for number in best]
+    for row, number in zip(kept_rows, best, strict=True):
         assert (row["question"], extract_caption(row["text"])) == (QUESTIONS[number % 2], ANSWERS[number])
         assert row["images"] == [f"images/{number // 2}.png"]
 

@@ -41,7 +41,7 @@ from dj2mgm.settings.chat_templates import read_chat_template
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_jsonl, write_yaml
 from forked_python import forked_python
 from paths import PROJECT
-from scripted_server import MODEL, Asked, Reply, ScriptedServer, caption
+from scripted_server import MODEL, CaptionRequest, Reply, ScriptedServer, caption
 from served_llava import TransformersServe, save_llava_that_answers
 from synthesis import synthesis_settings
 from tiny_captioners import save_project
@@ -81,9 +81,9 @@ def make_settings(project: Path, folder: Path, captioner: dict, **arguments) -> 
 
 def make_server_captioner(project: Path, folder: Path, url: str, **arguments) -> dict:
     defaults = read_yaml(PROJECT / "config/config.yaml")["synthesize"]["openai"]
-    given = {"base_url": url, "model": MODEL, "concurrency": 4, "retries": 1}
+    server_keys = {"base_url": url, "model": MODEL, "concurrency": 4, "retries": 1}
     return make_settings(
-        project, folder, {"name": "openai"} | defaults | given | arguments.pop("server", {}), **arguments
+        project, folder, {"name": "openai"} | defaults | server_keys | arguments.pop("server", {}), **arguments
     )
 
 
@@ -112,7 +112,7 @@ def written(*items: tuple[str, str, str]) -> str:
     )
 
 
-def two_questions(request: Asked) -> Reply:
+def two_questions(request: CaptionRequest) -> Reply:
     pixel = request.image.getpixel((0, 0))
     return caption(written(("count", f"How many of {pixel}?", "two"), ("yes_no", f"Is it {pixel}?", "No.")))
 
@@ -124,7 +124,7 @@ def read_report(folder: Path) -> dict:
 def test_a_server_writes_two_questions_about_each_image(project, tmp_path):
     with ScriptedServer(two_questions) as server:
         run(command(project, tmp_path, make_server_captioner(project, tmp_path, server.url)))
-        assert len(server.asked) == server.requests == PAIRS - 1, "nothing is asked about the held-out image"
+        assert len(server.request_counts) == server.requests == PAIRS - 1, "nothing is asked about the held-out image"
     rows = list(read_jsonl(tmp_path / "out/synthesized.jsonl"))
     shutil.copy(tmp_path / "config.yaml", tmp_path / "out")
     shown = read_instructions(StageFolder("synthesize", tmp_path / "out")).texts
@@ -153,7 +153,7 @@ def test_a_killed_run_repeats_no_answered_request(project, tmp_path):
         words = command(project, tmp_path, settings)
         killed = subprocess.Popen(words, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
-        while server.requests < 7 or server.answered.total() < 3:
+        while server.requests < 7 or server.caption_counts.total() < 3:
             assert time.monotonic() < deadline and killed.poll() is None
             time.sleep(0.02)
         time.sleep(0.2)
@@ -161,7 +161,7 @@ def test_a_killed_run_repeats_no_answered_request(project, tmp_path):
         killed.wait()
         server.reply = two_questions
         run(words)
-        assert set(server.answered.values()) == {1} and len(server.answered) == 7
+        assert set(server.caption_counts.values()) == {1} and len(server.caption_counts) == 7
         assert server.requests == 7 + 4, "the four requests that hung are sent again"
         assert read_report(tmp_path)["server"] == {"requests": 4, "answers": 4, "tokens": 40}
 
@@ -178,7 +178,7 @@ def test_a_restarted_server_gets_only_missing_requests(project, tmp_path):
     )
     with TransformersServe(tmp_path / "llava") as served:
 
-        def forward(request: Asked) -> Reply:
+        def forward(request: CaptionRequest) -> Reply:
             if proxy.requests == 4 and not killed.is_set():
                 killed.set()
                 served.process.send_signal(signal.SIGSTOP)  # so that the server gets the request and cannot answer it
@@ -195,10 +195,10 @@ def test_a_restarted_server_gets_only_missing_requests(project, tmp_path):
             settings = make_server_captioner(project, tmp_path, proxy.url, per_image=1, server=server)
             stopped = subprocess.run(command(project, tmp_path, settings), capture_output=True, text=True)
             assert "3 questions in a row got no answer" in stopped.stderr and killed.is_set()
-            first = proxy.answered.total()
+            first = proxy.caption_counts.total()
             assert 2 <= first <= 3, "answers before the fourth request"
             served.start()
-            proxy.asked.clear()
+            proxy.request_counts.clear()
             one_less = make_server_captioner(
                 project, tmp_path, proxy.url, per_image=1, server=server | {"max_requests": images - 1}
             )
@@ -207,7 +207,7 @@ def test_a_restarted_server_gets_only_missing_requests(project, tmp_path):
             assert proxy.requests == images - 1 - first
             run(command(project, tmp_path, settings))
             assert proxy.requests == images - first, "the budget is spent, and answers of both servers are reused"
-            assert len(proxy.answered) == images and set(proxy.answered.values()) == {1}
+            assert len(proxy.caption_counts) == images and set(proxy.caption_counts.values()) == {1}
     report = read_report(tmp_path)
     assert (report["written"], report["dropped"]) == (images, {})
     assert (report["server"]["requests"], report["server"]["answers"]) == (1, 1)
@@ -239,7 +239,7 @@ HOSTILE = {
 def test_hostile_answers_are_counted_and_dropped(project, tmp_path, monkeypatch):
     """Images of the first eight pairs get hostile answers, except one image that gets a useful answer."""
     monkeypatch.setenv(VARIABLE, KEY)
-    found = Counter()
+    problems = Counter()
     for number, (hostile, problem) in enumerate(HOSTILE.items()):
         folder = tmp_path / str(number)
         with ScriptedServer(lambda request, text=hostile: caption(GOOD if request.number == 1 else text)) as server:
@@ -252,10 +252,10 @@ def test_hostile_answers_are_counted_and_dropped(project, tmp_path, monkeypatch)
             else:
                 report = in_this_process(project, folder, arguments)
         assert report["written"] == 2 and report["dropped"] == {problem: 12}, hostile[:80]
-        found[problem] += 1
-        kept = "".join(path.read_text() for path in folder.rglob("*.jsonl"))
-        assert KEY not in kept
-    assert found.total() == len(HOSTILE)
+        problems[problem] += 1
+        stored = "".join(path.read_text() for path in folder.rglob("*.jsonl"))
+        assert KEY not in stored
+    assert problems.total() == len(HOSTILE)
 
 
 def in_this_process(project: Path, folder: Path, settings: dict) -> dict:
@@ -280,14 +280,14 @@ def test_duplicates_and_held_out_questions_are_dropped(project, tmp_path):
     leak = ("reasoning", "Which of the two red boats HERE is the older one", "The left.")
     again = ("recognition", "what color is the circle", "red")
 
-    def reply(request: Asked) -> Reply:
+    def reply(request: CaptionRequest) -> Reply:
         return caption(f"Sure!\n```json\n{written(again, leak, again)}\n```")
 
     with ScriptedServer(reply) as server:
         report = in_this_process(project, tmp_path, make_server_captioner(project, tmp_path, server.url, per_image=3))
     assert report["dropped"] == {"duplicate": 8, "held-out question": 7}
-    kept = [row["id"] for row in read_jsonl(tmp_path / "out/synthesized.jsonl")]
-    assert kept == ["i0", "i1", *(f"r{pair}+1" for pair in range(1, 7))], "the first image has that question already"
+    ids = [row["id"] for row in read_jsonl(tmp_path / "out/synthesized.jsonl")]
+    assert ids == ["i0", "i1", *(f"r{pair}+1" for pair in range(1, 7))], "the first image has that question already"
 
 
 def test_one_request_is_sent_for_copies_of_an_image(project, tmp_path):
@@ -337,8 +337,8 @@ def test_questions_in_other_scripts_are_usable(text):
 def test_extra_keys_and_unknown_kinds_violate_the_schema():
     good = {"kind": "count", "question": "How many?", "answer": "two"}
     items = [good, good | {"extra": 1}, good | {"kind": "other"}, good | {"answer": ["two"]}, "How many?", None]
-    found = parse_instructions(json.dumps({"instructions": items}), QUESTION_KINDS)
-    assert found == [Instruction(**good)] + [None] * 5
+    parsed = parse_instructions(json.dumps({"instructions": items}), QUESTION_KINDS)
+    assert parsed == [Instruction(**good)] + [None] * 5
     assert parse_instructions(json.dumps({"instructions": [good], "x": 1}), QUESTION_KINDS) is None
 
 
@@ -365,8 +365,8 @@ def test_questions_fit_the_scene_of_a_caption(pool):
             elif kind == "position":
                 assert tuple(words[-2:]) in names
             elif kind == "recognition":
-                named = {item.shape for item in scene.objects} | {item.color for item in scene.objects}
-                assert words[-1] in named or words[-2] in named
+                scene_words = {item.shape for item in scene.objects} | {item.color for item in scene.objects}
+                assert words[-1] in scene_words or words[-2] in scene_words
     assert 80 < answers[True] < 120, "yes and no are balanced"
 
 

@@ -51,8 +51,8 @@ def known_likelihoods(monkeypatch):
     by_pair: dict[tuple[str, str], float] = {}
     monkeypatch.setattr(likelihood_gain_filter, "get_model", lambda *arguments: Known())
 
-    def register(known: dict[tuple[str, str], float]) -> list[int]:
-        by_pair.update(known)
+    def register(likelihoods: dict[tuple[str, str], float]) -> list[int]:
+        by_pair.update(likelihoods)
         return calls
 
     return register
@@ -85,32 +85,32 @@ def test_likelihoods_of_answers_equal_training_losses(project):
     generator, family = MGMGenerator(project / "base", project / "pretrain", "cpu"), MGMFamily(project / "base")
     values = generator.log_likelihoods(images, pairs, "gemma")
     encoder, model = family.encoder("gemma", 512), generator.model
-    for (image, question, answer), each in zip(pairs, values, strict=True):
+    for (image, question, answer), token_values in zip(pairs, values, strict=True):
         item = encoder.item(build_conversation("1", images[image], question, answer))
         batch = family.inputs(encoder.batch([item], len(item["input_ids"])), torch.device("cpu"))
-        assert -sum(each) / len(each) == pytest.approx(model(**batch).loss.item(), rel=1e-4)
+        assert -sum(token_values) / len(token_values) == pytest.approx(model(**batch).loss.item(), rel=1e-4)
     assert generator.log_likelihoods([], [], "plain") == []
     with pytest.raises(InputError, match="template plain leaves out the question 'What is"):
         generator.log_likelihoods(images, pairs, "plain")
     assert list(generator.likelihoods([images[0]], ["What is it?"], ["a <|end|> cat"], "gemma")) == [[]]
     about, questions, answers = zip(*pairs, strict=True)
     in_order = generator.likelihoods([images[image] for image in about], questions, answers, "gemma")
-    for found, expected in zip(in_order, values, strict=True):
-        assert found == pytest.approx(expected, rel=1e-4)
+    for actual, expected in zip(in_order, values, strict=True):
+        assert actual == pytest.approx(expected, rel=1e-4)
 
 
 def test_likelihoods_without_an_image_equal_those_of_the_text(project):
     generator = MGMGenerator(project / "base", project / "pretrain", "cpu")
     chat = ChatTemplate.load("gemma", generator.processor.tokenizer)
     pairs = [("What is it?", "a cat"), ("What color is the big dog?", "brown")]
-    found = generator.likelihoods([None, None], *zip(*pairs, strict=True), "gemma")
-    for pair, values in zip(pairs, found, strict=True):
+    likelihoods = generator.likelihoods([None, None], *zip(*pairs, strict=True), "gemma")
+    for pair, values in zip(pairs, likelihoods, strict=True):
         item = generator.processor.encode(chat.segments(build_text_conversation(*pair)["conversations"]))
         ids = torch.tensor([item["input_ids"]])
         with torch.inference_mode():
             logits = generator.model(input_ids=ids).logits[0].log_softmax(dim=-1)
         labels = enumerate(item["labels"])
-        expected = [logits[place - 1, token].item() for place, token in labels if token != IGNORE_INDEX]
+        expected = [logits[position - 1, token].item() for position, token in labels if token != IGNORE_INDEX]
         assert values == pytest.approx(expected, rel=1e-4)
 
 
@@ -128,9 +128,9 @@ def test_images_are_encoded_once_for_all_questions(project, monkeypatch):
 
 def test_gain_is_high_for_captions_of_their_own_image(known_likelihoods):
     calls = known_likelihoods({("a", "a cat"): -0.5, ("b", "a dog"): -2.0})
-    found = gains([["a.png"], ["b.png"], ["c.png"]], ["a cat", "a dog", "a cat"], other_images=2)
+    results = gains([["a.png"], ["b.png"], ["c.png"]], ["a cat", "a dog", "a cat"], other_images=2)
     prior = np.log((np.exp(-0.5) + 2 * np.exp(-2)) / 3)
-    assert [value for [value] in found] == pytest.approx([-0.5 - prior, 0.0, -2.0 - prior])
+    assert [value for [value] in results] == pytest.approx([-0.5 - prior, 0.0, -2.0 - prior])
     assert calls == [3]
 
 
@@ -155,8 +155,8 @@ def test_rows_without_a_comparable_gain_are_kept(known_likelihoods):
 def test_every_row_is_compared_with_equally_many_images(known_likelihoods, batch_size, other_images, parts):
     calls = known_likelihoods({(str(number), "x"): 0.0 for number in range(33)})
     images = [[f"{number}.png"] for number in range(33) for _ in range(2)]
-    found = gains(images, ["x", "y"] * 33, batch_size=batch_size, other_images=other_images)
-    assert [len(gain) for gain in found] == [1] * 66 and sum(calls) == 33 and set(calls) == parts
+    results = gains(images, ["x", "y"] * 33, batch_size=batch_size, other_images=other_images)
+    assert [len(gain) for gain in results] == [1] * 66 and sum(calls) == 33 and set(calls) == parts
 
 
 def test_other_images_are_evenly_spread_over_the_batch(known_likelihoods):
@@ -164,8 +164,8 @@ def test_other_images_are_evenly_spread_over_the_batch(known_likelihoods):
     known_likelihoods(
         {(str(number), caption): 0.0 for number in range(8) for caption in (str(number), str((number + 4) % 8))}
     )
-    found = gains([[f"{number}.png"] for number in range(8)], [str(number) for number in range(8)], other_images=1)
-    assert found == [[0.0]] * 8
+    results = gains([[f"{number}.png"] for number in range(8)], [str(number) for number in range(8)], other_images=1)
+    assert results == [[0.0]] * 8
 
 
 @pytest.mark.parametrize(
@@ -185,16 +185,16 @@ def test_the_stage_uses_its_model_and_keeps_the_share(project, tmp_path):
     settings = settings_of(project, tmp_path, [{NAME: {"keep_fraction": 0.5, "prior_weight": 0.5}}])
     summary = synthesize(project, tmp_path, settings)
     assert (summary["rows_in"], summary["rows_kept"], summary["rows_dropped"]) == (20, 10, 10)
-    kept = [row[STAT][0] for row in read_jsonl(tmp_path / "out/stats.jsonl")]
+    kept_gains = [row[STAT][0] for row in read_jsonl(tmp_path / "out/stats.jsonl")]
     dropped = [row["stats"][STAT][0] for row in read_jsonl(tmp_path / "out/dropped.jsonl")]
-    assert min(kept) > max(dropped)
+    assert min(kept_gains) > max(dropped)
     assert list(rows_of(tmp_path / "out/synthesized.jsonl").values())[0].keys() == {"id", "text", "images"}
     arguments = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, model_of(project)).arguments[NAME]
     assert arguments["stage"] == str(project / "pretrain") and arguments["template"]["name"] == "plain"
 
 
 @pytest.mark.parametrize(
-    ("name", "kept"),
+    ("name", "row_count"),
     [
         ("clip_window", 10),
         ("cluster_balance", 10),
@@ -204,9 +204,9 @@ def test_the_stage_uses_its_model_and_keeps_the_share(project, tmp_path):
         ("selection", 10),
     ],
 )
-def test_recipes_run_with_the_stages_arguments(project, tmp_path, name, kept):
+def test_recipes_run_with_the_stages_arguments(project, tmp_path, name, row_count):
     recipe = yaml.safe_load((PROJECT / f"config/recipes/{name}.yaml").read_text(encoding="utf-8"))
-    assert synthesize(project, tmp_path, settings_of(project, tmp_path, recipe["process"]))["rows_kept"] == kept
+    assert synthesize(project, tmp_path, settings_of(project, tmp_path, recipe["process"]))["rows_kept"] == row_count
 
 
 def test_a_missing_trained_model_is_an_immediate_error():

@@ -46,8 +46,8 @@ def data(tmp_path) -> Path:
     names = ["s0.png", "s1.png", "smaller.jpg", "s2.png", "s3.png", "larger.webp", "s4.png", "small.png", "s5.png"]
     names += ["s6.png", "s7.png", "equal.png", "s8.png"]
     rows = [
-        {"id": name.split(".")[0], "text": build_dj_text("a scene" + "!" * place), "images": [f"images/{name}"]}
-        for place, name in enumerate(names)
+        {"id": name.split(".")[0], "text": build_dj_text("a scene" + "!" * index), "images": [f"images/{name}"]}
+        for index, name in enumerate(names)
     ]
     write_jsonl(tmp_path / "pairs.jsonl", rows)
     return tmp_path / "pairs.jsonl"
@@ -125,16 +125,18 @@ def test_all_images_of_a_row_are_compared_together(data, tmp_path):
         sample["images"] = [str(data.parent / image) for image in sample["images"]]
     columns = {key: [sample[key] for sample in samples] for key in samples[0]}
     hashed = operator.compute_hash(columns)
-    found = operator.find_duplicates(zip(hashed[operator.hash_key], hashed["__dj__stats__"], strict=True), tmp_path)
-    assert found.copy_of.tolist() == [1, -1, -1, -1, -1, -1]  # b has more pixels
+    duplicates = operator.find_duplicates(
+        zip(hashed[operator.hash_key], hashed["__dj__stats__"], strict=True), tmp_path
+    )
+    assert duplicates.copy_of.tolist() == [1, -1, -1, -1, -1, -1]  # b has more pixels
 
 
 def test_a_plain_data_juicer_run_keeps_the_same_rows(data):
     rows = [row | {"images": [str(data.parent / row["images"][0])], "__dj__stats__": {}} for row in read_jsonl(data)]
     [operator] = load_ops([{NEAR: {}}])
     operator.num_proc = None
-    kept = operator.run(nested_dataset_class().from_list(rows))
-    assert kept["id"] == ["s0", "s2", "s3", "larger", "s4", "s5", "s6", "s7", "s8"]
+    kept_rows = operator.run(nested_dataset_class().from_list(rows))
+    assert kept_rows["id"] == ["s0", "s2", "s3", "larger", "s4", "s5", "s6", "s7", "s8"]
 
 
 def test_an_interrupted_run_resumes_without_another_search(data, tmp_path, small_partitions, monkeypatch):
@@ -190,8 +192,8 @@ def test_ray_and_processes_find_the_same_near_duplicates(data, tmp_path, small_p
 def test_a_clip_finds_near_duplicates_by_embeddings(data, tmp_path):
     process = [{EMBEDDING: {"hf_clip": str(save_tiny_clip(tmp_path / "clip")), "min_similarity": 0.9999}}]
     run(data, tmp_path / "out", process)
-    found = read_duplicates(tmp_path / "out")
-    assert found["equal"] == "s7" and found["s1"] == "larger"
+    duplicates = read_duplicates(tmp_path / "out")
+    assert duplicates["equal"] == "s7" and duplicates["s1"] == "larger"
 
 
 def test_the_captions_judge_is_the_default_clip(tmp_path):
@@ -206,5 +208,5 @@ def test_an_analysis_notes_near_duplicates_and_keeps_them(data, tmp_path):
     process = [{"text_length_filter": {"min_len": 1}}, {NEAR: None}]
     arguments = {"image_integrity_filter": {"image_root": str(tmp_path)}}
     settings = RecipeSettings(data.parent.resolve(), 1, parse_steps("recipe", process), arguments)
-    found = analyze(settings, None, data, tmp_path / "out")
-    assert found.rows == 13 and found.repeats[NEAR].sum() == 4
+    analysis = analyze(settings, None, data, tmp_path / "out")
+    assert analysis.rows == 13 and analysis.repeats[NEAR].sum() == 4

@@ -20,7 +20,7 @@ from dj2mgm.juicer.changed_data_juicer import load_ops
 from dj2mgm.juicer.operators import openai_captioning_mapper
 from dj2mgm.juicer.operators.models.captioner import Captioner, Captions
 from dj2mgm.servers import chat_requests, chat_server
-from scripted_server import Asked, Reply, ScriptedServer, caption
+from scripted_server import CaptionRequest, Reply, ScriptedServer, caption
 
 KEY, VARIABLE = "sk-Secret_123", "TEST_CHAT_KEY"
 
@@ -41,11 +41,11 @@ def images(tmp_path_factory) -> list[str]:
     return [str(path) for path in sorted(folder.iterdir())]
 
 
-def read_number(request: Asked) -> int:
+def read_number(request: CaptionRequest) -> int:
     return round(float(np.asarray(request.image).mean()) / 10)
 
 
-def reply_with_number(request: Asked) -> Reply:
+def reply_with_number(request: CaptionRequest) -> Reply:
     return caption(f"picture {read_number(request)}")
 
 
@@ -62,28 +62,28 @@ def ask(server: ScriptedServer, images: list[str], spent: tuple[int, int] = (0, 
 
 
 def request_answers(operator, images: list[str]) -> dict[int, Captions]:
-    found: dict[int, Captions] = {}
-    operator.request_captions(images, found.__setitem__)
-    return found
+    answers: dict[int, Captions] = {}
+    operator.request_captions(images, answers.__setitem__)
+    return answers
 
 
 def fail_to_ask(
     server: ScriptedServer, images: list[str], spent=(0, 0), **arguments
 ) -> tuple[dict[int, Captions], str]:
     """Return the answers before the error, and its message."""
-    operator, found = mapper(server, **arguments), {}
+    operator, answers = mapper(server, **arguments), {}
     operator.connect(spent)
     with pytest.raises(InputError) as caught:
-        operator.request_captions(images, found.__setitem__)
+        operator.request_captions(images, answers.__setitem__)
     assert "\n" not in str(caught.value) and KEY not in str(caught.value)
-    return found, str(caught.value)
+    return answers, str(caught.value)
 
 
 def test_each_image_is_sent_once_and_gets_its_own_caption(images):
     with ScriptedServer(reply_with_number) as server:
-        found = ask(server, images)
-    assert found == {place: Captions([f"picture {place}"], None, None, 10) for place in range(24)}
-    assert server.requests == 24 and set(server.asked.values()) == {1} and server.lists == 1
+        answers = ask(server, images)
+    assert answers == {index: Captions([f"picture {index}"], None, None, 10) for index in range(24)}
+    assert server.requests == 24 and set(server.request_counts.values()) == {1} and server.lists == 1
 
 
 def test_concurrency_limits_requests_in_flight(images):
@@ -117,7 +117,7 @@ def test_at_most_one_image_per_core_is_decoded_at_a_time(images, monkeypatch):
 
 
 def test_the_request_is_a_chat_completion_with_a_scaled_image(images):
-    seen: list[Asked] = []
+    seen: list[CaptionRequest] = []
 
     def remember(request):
         seen.append(request)
@@ -156,28 +156,28 @@ def test_only_failed_requests_are_repeated(images, trouble):
         return trouble if read_number(request) % 3 == 0 and request.time_of_image == 1 else reply_with_number(request)
 
     with ScriptedServer(first_fails) as server:
-        found = ask(server, images[:12], timeout_s=1.5 if trouble.action == "hang" else 30.0)
-    assert {place: captions.candidates for place, captions in found.items()} == {
-        place: [f"picture {place}"] for place in range(12)
+        answers = ask(server, images[:12], timeout_s=1.5 if trouble.action == "hang" else 30.0)
+    assert {index: captions.candidates for index, captions in answers.items()} == {
+        index: [f"picture {index}"] for index in range(12)
     }
-    assert server.requests == 12 + 4 and set(server.answered.values()) == {1}
+    assert server.requests == 12 + 4 and set(server.caption_counts.values()) == {1}
 
 
 def test_an_image_without_an_answer_does_not_stop_others(images):
     with ScriptedServer(
         lambda request: Reply(500, "oops") if read_number(request) == 3 else reply_with_number(request)
     ) as server:
-        found = ask(server, images)
-    assert set(found) == set(range(24)) - {3}
-    assert sorted(server.asked.values()) == [1] * 23 + [3], "once, and two retries"
+        answers = ask(server, images)
+    assert set(answers) == set(range(24)) - {3}
+    assert sorted(server.request_counts.values()) == [1] * 23 + [3], "once, and two retries"
 
 
 def test_a_rejected_request_is_reported_and_not_repeated(images, capfd):
     with ScriptedServer(
         lambda request: Reply(400, "bad image") if read_number(request) == 3 else reply_with_number(request)
     ) as server:
-        found = ask(server, images)
-    assert set(found) == set(range(24)) - {3} and server.requests == 24
+        answers = ask(server, images)
+    assert set(answers) == set(range(24)) - {3} and server.requests == 24
     assert "a question got no answer: 400 'bad image'" in capfd.readouterr().err
 
 
@@ -197,8 +197,8 @@ def test_retry_after_applies_to_all_requests(images, date):
         return reply_with_number(request)
 
     with ScriptedServer(busy_at_first) as server:
-        found = ask(server, images[:6], concurrency=2)
-    assert len(found) == 6 and server.requests == 7
+        answers = ask(server, images[:6], concurrency=2)
+    assert len(answers) == 6 and server.requests == 7
     assert times[2] - times[0] >= (0.9 if date else 0.4)
 
 
@@ -214,8 +214,8 @@ def test_a_server_with_one_request_at_a_time_answers_all(images):
         return reply_with_number(request)
 
     with ScriptedServer(one_at_a_time) as server:
-        found = ask(server, images[:12], concurrency=6, retries=5)
-    assert len(found) == 12 and set(server.answered.values()) == {1}
+        answers = ask(server, images[:12], concurrency=6, retries=5)
+    assert len(answers) == 12 and set(server.caption_counts.values()) == {1}
 
 
 def test_an_answer_without_a_caption_has_a_problem(images):
@@ -229,9 +229,9 @@ def test_an_answer_without_a_caption_has_a_problem(images):
         6: caption("no usage", tokens=None),
     }
     with ScriptedServer(lambda request: answers[read_number(request)]) as server:
-        found = ask(server, images[:7])
+        captions = ask(server, images[:7])
     assert server.requests == 7
-    assert [(found[place].candidates[0], found[place].problem) for place in range(7)] == [
+    assert [(captions[index].candidates[0], captions[index].problem) for index in range(7)] == [
         ("two lines", None),
         ("", None),
         ("", None),
@@ -240,7 +240,7 @@ def test_an_answer_without_a_caption_has_a_problem(images):
         ("", "refused"),
         ("no usage", None),
     ]
-    assert found[6].tokens is None and found[0].tokens == 10
+    assert captions[6].tokens is None and captions[0].tokens == 10
 
 
 def test_an_answer_in_parts_is_joined(images):
@@ -250,8 +250,8 @@ def test_an_answer_in_parts_is_joined(images):
         2: [],
     }
     with ScriptedServer(lambda request: caption(parts[read_number(request)])) as server:
-        found = ask(server, images[:3])
-    assert [found[place].candidates for place in range(3)] == [["a cat"], ["a dog"], [""]] and server.requests == 3
+        answers = ask(server, images[:3])
+    assert [answers[index].candidates for index in range(3)] == [["a cat"], ["a dog"], [""]] and server.requests == 3
 
 
 @pytest.mark.parametrize(
@@ -272,8 +272,8 @@ def test_thoughts_are_removed_from_a_caption(images, content, finish, text, prob
 @pytest.mark.parametrize("character", ["\ud83d", "\0", "\a", "\x7f", "\x9b", "\u202e", "\u2066"])
 def test_a_forbidden_character_invalidates_only_its_answer(images, character):
     with ScriptedServer(lambda _: caption(f"a cat {character} b")) as server:
-        found = ask(server, images[:1])
-    assert found == {0: Captions(["a cat \N{REPLACEMENT CHARACTER} b"], None, "control character", 10)}
+        answers = ask(server, images[:1])
+    assert answers == {0: Captions(["a cat \N{REPLACEMENT CHARACTER} b"], None, "control character", 10)}
 
 
 @pytest.mark.parametrize("text", ["गुलाब", "می\u200cخواهم", "👩\u200d🚀 in space", "\u200fא", "e\u0301t\u00e9"])
@@ -287,8 +287,8 @@ def test_a_lost_server_stops_the_stage(images):
         return reply_with_number(request) if request.number <= 10 else Reply(action="reset")
 
     with ScriptedServer(dies) as server:
-        found, sentence = fail_to_ask(server, images)
-    assert len(found) == 10
+        answers, sentence = fail_to_ask(server, images)
+    assert len(answers) == 10
     assert "3 questions in a row got no answer, the last one no answer (" in sentence
     assert "10 answers of this run are kept" in sentence and server.url in sentence
     assert server.requests <= 10 + 3 * (4 + 3), "the others are not asked about any more"
@@ -302,21 +302,21 @@ def test_answers_in_flight_are_kept_when_the_stage_stops(images):
         return reply_with_number(request)
 
     with ScriptedServer(slow_but_one) as server:
-        found, sentence = fail_to_ask(server, images, concurrency=8)
+        answers, sentence = fail_to_ask(server, images, concurrency=8)
     assert "expected an answer, found 404 'no such model'. Correct model or base_url" in sentence
-    assert len(found) == server.answered.total() == server.requests - 1 <= 8
+    assert len(answers) == server.caption_counts.total() == server.requests - 1 <= 8
 
 
 def test_an_unstorable_answer_does_not_lose_others(images):
-    found: list[int] = []
+    stored: list[int] = []
 
     def slow(request):
         time.sleep(0.1)
         return reply_with_number(request)
 
-    def keep(place: int, captions: Captions) -> None:
-        found.append(place)
-        if len(found) == 1:
+    def keep(index: int, captions: Captions) -> None:
+        stored.append(index)
+        if len(stored) == 1:
             raise OSError("disk full")
 
     with ScriptedServer(slow) as server:
@@ -324,7 +324,7 @@ def test_an_unstorable_answer_does_not_lose_others(images):
         operator.connect()
         with pytest.raises(OSError, match="disk full"):
             operator.request_captions(images, keep)
-    assert 4 <= len(found) == server.requests < 24
+    assert 4 <= len(stored) == server.requests < 24
 
 
 @pytest.mark.parametrize(
@@ -345,9 +345,9 @@ def test_a_permanent_refusal_stops_immediately(images, reply, sentence):
 
 def test_a_model_without_captions_stops_after_few_requests(images):
     with ScriptedServer(lambda _: caption("and so on", "length")) as server:
-        found, sentence = fail_to_ask(server, images * 4, concurrency=2)
+        answers, sentence = fail_to_ask(server, images * 4, concurrency=2)
     assert "50 answers in a row are unusable, the last one is cut off. Change question, max_tokens or" in sentence
-    assert len(found) == server.requests <= 52
+    assert len(answers) == server.requests <= 52
 
 
 def test_a_budget_of_requests_counts_retries_and_earlier_runs(images):
@@ -355,8 +355,8 @@ def test_a_budget_of_requests_counts_retries_and_earlier_runs(images):
         return Reply(500) if request.time_of_image == 1 else reply_with_number(request)
 
     with ScriptedServer(first_fails) as server:
-        found, sentence = fail_to_ask(server, images, spent=(5, 50), max_requests=15, concurrency=1)
-    assert server.requests == 10 and len(found) == 5
+        answers, sentence = fail_to_ask(server, images, spent=(5, 50), max_requests=15, concurrency=1)
+    assert server.requests == 10 and len(answers) == 5
     assert (
         "max_requests: 15 is used up. Raise it (null: no limit) and run again (15 requests and 100 tokens so"
         in sentence
@@ -367,11 +367,11 @@ def test_a_budget_of_requests_counts_retries_and_earlier_runs(images):
 
 def test_a_budget_of_tokens_stops_when_it_is_reached(images):
     with ScriptedServer(reply_with_number) as server:
-        found, sentence = fail_to_ask(server, images, max_total_tokens=95, concurrency=1)
-        assert server.requests == len(found) == 10 and "max_total_tokens: 95 is used up" in sentence
+        answers, sentence = fail_to_ask(server, images, max_total_tokens=95, concurrency=1)
+        assert server.requests == len(answers) == 10 and "max_total_tokens: 95 is used up" in sentence
     with ScriptedServer(lambda _: caption("x", tokens=None)) as server:
-        found, sentence = fail_to_ask(server, images, max_total_tokens=95, concurrency=1)
-    assert len(found) == 1 and "does not report tokens" in sentence
+        answers, sentence = fail_to_ask(server, images, max_total_tokens=95, concurrency=1)
+    assert len(answers) == 1 and "does not report tokens" in sentence
     with ScriptedServer(lambda _: caption("x", tokens=-9)) as server:
         assert "does not report tokens" in fail_to_ask(server, images, max_total_tokens=95, concurrency=1)[1]
 
@@ -445,8 +445,8 @@ def test_the_key_from_the_environment_is_in_no_message(images, monkeypatch, capf
         with pytest.raises(InputError, match="the server needs a key"):
             ask(server, images, key_variable=None)
         server.reply = lambda request: Reply(400, f"you sent {request.headers['Authorization']}")
-        found, sentence = fail_to_ask(server, images * 3, key_variable=VARIABLE, concurrency=1)
-        assert "<key>" in sentence and not found
+        answers, sentence = fail_to_ask(server, images * 3, key_variable=VARIABLE, concurrency=1)
+        assert "<key>" in sentence and not answers
     assert KEY not in capfd.readouterr().err
 
 
@@ -494,15 +494,15 @@ def test_the_key_is_masked_in_utf16(images, monkeypatch):
 def test_a_caption_with_the_key_is_masked_and_not_used(images, monkeypatch, spelling):
     monkeypatch.setenv(VARIABLE, ODD_KEY)
     with ScriptedServer(lambda _: caption(f"a boat {spelling} at sea")) as server:
-        [found] = ask(server, images[:1], key_variable=VARIABLE).values()
-    assert re.fullmatch(r"a boat \W*<key>\W* at sea", found.candidates[0]) and found.problem == "quotes the key"
+        [captions] = ask(server, images[:1], key_variable=VARIABLE).values()
+    assert re.fullmatch(r"a boat \W*<key>\W* at sea", captions.candidates[0]) and captions.problem == "quotes the key"
 
 
 def test_a_placeholder_key_can_be_a_word_of_a_caption(images, monkeypatch):
     monkeypatch.setenv(VARIABLE, "EMPTY")
     with ScriptedServer(lambda _: caption("an EMPTY street")) as server:
-        [found] = ask(server, images[:1], key_variable=VARIABLE).values()
-    assert (found.candidates, found.problem) == (["an EMPTY street"], None)
+        [captions] = ask(server, images[:1], key_variable=VARIABLE).values()
+    assert (captions.candidates, captions.problem) == (["an EMPTY street"], None)
 
 
 @pytest.mark.parametrize("action", ["drip head", "drip"])
@@ -544,14 +544,14 @@ def test_a_too_long_answer_is_truncated(images):
     """A server cannot fill the disk with unused answers."""
     flood = "x" * (chat_server.MAX_TEXT_LENGTH + 1)
     with ScriptedServer(lambda _: caption(flood)) as server:
-        [found] = ask(server, images[:1]).values()
-    assert found == Captions(["x" * chat_server.KEPT_CHARACTERS], None, "too long", 10)
+        [captions] = ask(server, images[:1]).values()
+    assert captions == Captions(["x" * chat_server.KEPT_CHARACTERS], None, "too long", 10)
 
 
 def test_an_invalid_number_of_tokens_is_not_counted(images):
     with ScriptedServer(lambda _: caption("a boat", tokens=10**4200)) as server:
-        found, sentence = fail_to_ask(server, images, max_total_tokens=100, concurrency=1)
-    assert [captions.tokens for captions in found.values()] == [None] and "does not report tokens" in sentence
+        answers, sentence = fail_to_ask(server, images, max_total_tokens=100, concurrency=1)
+    assert [captions.tokens for captions in answers.values()] == [None] and "does not report tokens" in sentence
 
 
 def test_cookies_are_not_sent_back(images):
@@ -633,7 +633,7 @@ def test_only_relevant_arguments_change_the_fingerprint(tmp_path):
 )
 def test_equivalent_arguments_have_one_fingerprint(written):
     base = {"base_url": "http://h/v1", "model": "m"}
-    first, same = (Captioner({"openai_captioning_mapper": base | each}, 0) for each in ({}, written))
+    first, same = (Captioner({"openai_captioning_mapper": base | arguments}, 0) for arguments in ({}, written))
     assert first.fingerprint() == same.fingerprint() and same.operator.base_url == "http://h/v1"
 
 

@@ -19,7 +19,7 @@ from dj2mgm.runs.layers import merge_experiment
 from dj2mgm.servers import chat_requests
 from dj2mgm.storage.files import read_jsonl, read_yaml, write_yaml
 from paths import PROJECT
-from scripted_server import MODEL, Asked, Reply, ScriptedServer, caption
+from scripted_server import MODEL, CaptionRequest, Reply, ScriptedServer, caption
 from synthesis import OUTPUTS, read_synthesize_settings, run_synthesis, synthesis_command, synthesis_settings
 from tiny_captioners import write_pairs
 from tiny_clip import save_tiny_clip
@@ -44,7 +44,7 @@ def project(tmp_path_factory) -> Path:
     return folder
 
 
-def describe_image(request: Asked) -> Reply:
+def describe_image(request: CaptionRequest) -> Reply:
     """Return a caption that depends only on the image."""
     return caption(f"pixels {request.image.getpixel((0, 0))}")
 
@@ -56,8 +56,8 @@ def make_settings(project: Path, folder: Path, url: str, **changes) -> dict:
         {"caption_log_likelihood_filter": {"min_log_likelihood": -3.0}},
     ]
     defaults = read_yaml(PROJECT / "config/config.yaml")["synthesize"]["openai"]
-    given = {"base_url": url, "model": MODEL, "concurrency": 4, "retries": 1}
-    captioner = {"name": "openai"} | defaults | given | changes
+    server_keys = {"base_url": url, "model": MODEL, "concurrency": 4, "retries": 1}
+    captioner = {"name": "openai"} | defaults | server_keys | changes
     return synthesis_settings(project, folder, process, captioner)
 
 
@@ -81,7 +81,7 @@ def read_report(summary: dict) -> dict:
 def test_a_servers_captions_need_no_likelihoods(project, tmp_path):
     with ScriptedServer(describe_image) as server:
         summary = synthesize(project, tmp_path, server.url)
-    assert server.requests == COUNT and set(server.asked.values()) == {1}
+    assert server.requests == COUNT and set(server.request_counts.values()) == {1}
     assert read_report(summary) == {
         "below": COUNT,
         "captioned": COUNT,
@@ -114,12 +114,12 @@ def test_a_killed_stage_requests_only_missing_answers(project, tmp_path):
         killed.kill()
         killed.wait()
         assert not [name for name in OUTPUTS if (tmp_path / "out" / name).exists()]
-        assert len(kept_captions(tmp_path)) == server.answered.total() == 8 and server.requests == 12
+        assert len(kept_captions(tmp_path)) == server.caption_counts.total() == 8 and server.requests == 12
         server.reply = describe_image
         done = subprocess.run(synthesis_command(project, tmp_path), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert server.requests == 12 + COUNT - 8
-        assert len(server.answered) == COUNT and set(server.answered.values()) == {1}
+        assert len(server.caption_counts) == COUNT and set(server.caption_counts.values()) == {1}
         synthesize(project, tmp_path / "whole", server.url)
     report = read_report(json.loads((tmp_path / "out/summary.json").read_text()))
     assert (report["captioned"], report["cached"], report["server"]["requests"]) == (12, 8, 12)
@@ -141,7 +141,7 @@ def test_two_concurrent_stages_request_each_image_once(project, tmp_path):
             write_yaml(tmp_path / name / "config.yaml", settings)
         runs = [subprocess.Popen(synthesis_command(project, tmp_path / name)) for name in ("one", "two")]
         assert [run.wait() for run in runs] == [0, 0]
-    assert server.requests == COUNT and set(server.asked.values()) == {1}
+    assert server.requests == COUNT and set(server.request_counts.values()) == {1}
     outputs = {(tmp_path / name / "out/synthesized.jsonl").read_bytes() for name in ("one", "two")}
     assert len(outputs) == 1
 
@@ -191,7 +191,7 @@ def test_a_higher_budget_continues_a_stopped_stage(project, tmp_path):
             synthesize(project, tmp_path, server.url, max_total_tokens=100, concurrency=1)
         assert server.requests == 10
         synthesize(project, tmp_path, server.url, max_requests=COUNT)
-    assert server.requests == COUNT and set(server.answered.values()) == {1}
+    assert server.requests == COUNT and set(server.caption_counts.values()) == {1}
 
 
 def test_two_steps_with_the_same_captions_are_refused(project, tmp_path):

@@ -35,7 +35,7 @@ def test_operators_can_add_private_names():
 def test_operators_of_data_juicer_have_the_defaults():
     operator = OPERATORS.modules["text_length_filter"](min_len=1)
     assert not isinstance(operator, Declarations) and declared(operator).report_key is None
-    assert declared(operator).judge_report({"a": 1}) == {"a": 1} and not needs_all_rows(operator)
+    assert declared(operator).finish_report({"a": 1}) == {"a": 1} and not needs_all_rows(operator)
     assert needs_all_rows(OPERATORS.modules["document_deduplicator"]())
 
 

@@ -18,7 +18,7 @@ from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
 from dj2mgm.servers import chat_requests
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml
 from paths import PROJECT
-from scripted_server import MODEL, Asked, Reply, ScriptedServer, caption
+from scripted_server import MODEL, CaptionRequest, Reply, ScriptedServer, caption
 from synthesis import run_synthesis, synthesis_settings
 
 NAME = "vlm_rating_filter"
@@ -35,7 +35,7 @@ def make_server_captioner(url: str, **changes) -> dict:
     return {"name": "openai"} | defaults | {"base_url": url, "model": MODEL, "concurrency": 4, "retries": 1} | changes
 
 
-def read_text(request: Asked) -> str:
+def read_text(request: CaptionRequest) -> str:
     return request.body["messages"][0]["content"][1]["text"]
 
 
@@ -44,7 +44,7 @@ def ratings(**changes: object) -> str:
 
 
 def test_a_server_rates_questions_and_each_limit_drops_rows(project, tmp_path):  # noqa: F811
-    def rate(request: Asked) -> Reply:
+    def rate(request: CaptionRequest) -> Reply:
         low = {"formatting": 2} if '"a dog"' in read_text(request) else {}
         return caption(f"```json\n{ratings(**low | ({'relevance': 1} if 'a cat?' in read_text(request) else {}))}\n```")
 

@@ -42,11 +42,11 @@ def known_captioner(monkeypatch):
     def register(by_name: dict[str, list], likelihoods: dict[str, list] | None = None) -> dict:
         class KnownCaptioningMapper(Mapper):
             _batched_op = True
-            asked: list[str] = []
+            stems: list[str] = []
 
             def process_batched(self, samples):
                 for row, [image] in enumerate(samples["images"]):
-                    self.asked.append(Path(image).stem)
+                    self.stems.append(Path(image).stem)
                     candidates = by_name[Path(image).stem]
                     samples["text"][row] = build_dj_text(candidates[0])
                     if likelihoods is not None:
@@ -64,8 +64,8 @@ def known_captioner(monkeypatch):
 def recaption(rows: dict[str, list], **arguments) -> tuple[list[dict], dict]:
     """Return the operator's rows and its report."""
     [operator] = load_ops([{RECAPTION: arguments}])
-    found = operator.run(nested_dataset_class().from_dict(rows))
-    return found.to_list(), operator.report
+    recaptioned = operator.run(nested_dataset_class().from_dict(rows))
+    return recaptioned.to_list(), operator.report
 
 
 def similarity(clip: str, caption: str, image: str) -> float:
@@ -88,10 +88,10 @@ def test_rows_below_get_the_jointly_most_likely_caption(clip, rows, known_captio
     before = original_similarities(clip, rows)
     limit = float(np.mean(sorted(before)[2:4]))
     captioner = known_captioner(CANDIDATES_OF, likelihoods)
-    found, report = recaption(rows, hf_clip=clip, min_similarity=limit, captioner=captioner)
+    recaptioned, report = recaption(rows, hf_clip=clip, min_similarity=limit, captioner=captioner)
     assert report == {"below": 3, "captioned": 3, "cached": 0, "unusable": {}, "min_similarity": limit}
     chosen = []
-    for number, row in enumerate(found):
+    for number, row in enumerate(recaptioned):
         if before[number] >= limit:
             assert row["text"] == rows["text"][number]
             assert row[Fields.meta]["recaption"] is None
@@ -115,13 +115,13 @@ def test_rows_below_get_the_jointly_most_likely_caption(clip, rows, known_captio
             "log_likelihood": value,
             "problem": None,
         }
-    assert len(chosen) == 3 and any(len(set(places)) > 1 for places in chosen), "the two models must differ somewhere"
+    assert len(chosen) == 3 and any(len(set(indices)) > 1 for indices in chosen), "the two models must differ somewhere"
 
 
 def test_captions_without_likelihoods_are_chosen_by_similarity(clip, rows, known_captioner):
     captioner = known_captioner({name: texts[:1] for name, texts in CANDIDATES_OF.items()})
-    found, _ = recaption(rows, hf_clip=clip, min_similarity=EVERYTHING, captioner=captioner)
-    for number, row in enumerate(found):
+    recaptioned, _ = recaption(rows, hf_clip=clip, min_similarity=EVERYTHING, captioner=captioner)
+    for number, row in enumerate(recaptioned):
         assert row["text"] == build_dj_text(f"{number} one")
         assert row[Fields.stats]["caption_log_likelihood"] == []
         assert row[Fields.meta]["recaption"]["log_likelihood"] is None
@@ -130,55 +130,59 @@ def test_captions_without_likelihoods_are_chosen_by_similarity(clip, rows, known
 def test_random_captions_depend_on_seed_and_images_only(clip, rows, monkeypatch, tmp_path):
     class DrawingCaptioningMapper(Mapper):
         _batched_op = True
-        asked = 0
+        calls = 0
 
         def process_batched(self, samples):
-            DrawingCaptioningMapper.asked += 1
+            DrawingCaptioningMapper.calls += 1
             return samples | {"text": [build_dj_text(f"number {random.random()}") for _ in samples["text"]]}
 
     monkeypatch.setitem(OPERATORS.modules, "drawing_captioning_mapper", DrawingCaptioningMapper)
 
     def drawn(folder: str, **limit) -> list[str]:
         arguments = {"hf_clip": clip, "captioner": {"drawing_captioning_mapper": {"batch_size": 2}}}
-        found, _ = recaption(rows, **arguments, captions_folder=str(tmp_path / folder), **limit)
-        return [row["text"] for row in found]
+        recaptioned, _ = recaption(rows, **arguments, captions_folder=str(tmp_path / folder), **limit)
+        return [row["text"] for row in recaptioned]
 
     alone = drawn("alone", min_similarity=EVERYTHING)
     drawn("shared", keep_fraction=0.5)
     assert drawn("shared", min_similarity=EVERYTHING) == alone and len(set(alone)) == 6
-    asked = DrawingCaptioningMapper.asked
-    assert drawn("shared", min_similarity=EVERYTHING) == alone and DrawingCaptioningMapper.asked == asked
+    calls = DrawingCaptioningMapper.calls
+    assert drawn("shared", min_similarity=EVERYTHING) == alone and DrawingCaptioningMapper.calls == calls
     [file] = (tmp_path / "alone").rglob("*.jsonl")
     file.write_bytes(
         b"".join(file.read_bytes().splitlines(keepends=True)[:3])
     )  # like after a kill in the middle of a batch
-    assert drawn("alone", min_similarity=EVERYTHING) == alone and DrawingCaptioningMapper.asked == asked + 2
+    assert drawn("alone", min_similarity=EVERYTHING) == alone and DrawingCaptioningMapper.calls == calls + 2
 
 
-@pytest.mark.parametrize(("fraction", "kept"), [(0.5, 3), (0.01, 1), (1.0, 6), (0.34, 2)])
-def test_a_fraction_keeps_its_most_similar_rows(clip, rows, known_captioner, fraction, kept):
+@pytest.mark.parametrize(("fraction", "count"), [(0.5, 3), (0.01, 1), (1.0, 6), (0.34, 2)])
+def test_a_fraction_keeps_its_most_similar_rows(clip, rows, known_captioner, fraction, count):
     before = original_similarities(clip, rows)
-    found, report = recaption(rows, hf_clip=clip, keep_fraction=fraction, captioner=known_captioner(CANDIDATES_OF))
-    untouched = [number for number, row in enumerate(found) if row["text"] == rows["text"][number]]
-    assert untouched == sorted(np.argsort(before)[::-1][:kept].tolist())
-    assert report["min_similarity"] == pytest.approx(sorted(before, reverse=True)[kept - 1], abs=2e-6)
+    recaptioned, report = recaption(
+        rows, hf_clip=clip, keep_fraction=fraction, captioner=known_captioner(CANDIDATES_OF)
+    )
+    untouched = [number for number, row in enumerate(recaptioned) if row["text"] == rows["text"][number]]
+    assert untouched == sorted(np.argsort(before)[::-1][:count].tolist())
+    assert report["min_similarity"] == pytest.approx(sorted(before, reverse=True)[count - 1], abs=2e-6)
 
 
 def test_ties_with_the_last_kept_row_are_kept(clip, rows, known_captioner):
     same = {key: [values[2]] * 4 + values[:2] for key, values in rows.items()} | {"id": [f"t{i}" for i in range(6)]}
     before = original_similarities(clip, rows)
     assert (before[2] > before[0]) or (before[2] > before[1])
-    found, report = recaption(same, hf_clip=clip, keep_fraction=0.5, captioner=known_captioner(CANDIDATES_OF))
-    kept = [row["text"] == text for row, text in zip(found, same["text"], strict=True)]
-    assert kept[:4] == [True] * 4 and report["below"] == kept.count(False)
+    recaptioned, report = recaption(same, hf_clip=clip, keep_fraction=0.5, captioner=known_captioner(CANDIDATES_OF))
+    is_unchanged = [row["text"] == text for row, text in zip(recaptioned, same["text"], strict=True)]
+    assert is_unchanged[:4] == [True] * 4 and report["below"] == is_unchanged.count(False)
 
 
 def test_rows_without_exactly_one_image_are_not_changed(clip, rows, known_captioner):
     odd = {key: values[:3] for key, values in rows.items()}
     odd["images"] = [[], rows["images"][1] * 2, rows["images"][2]]
     odd["text"] = ["no image", build_dj_text("a") + build_dj_text("b"), rows["text"][2]]
-    found, report = recaption(odd, hf_clip=clip, min_similarity=EVERYTHING, captioner=known_captioner(CANDIDATES_OF))
-    assert [row["text"] for row in found] == ["no image", odd["text"][1], build_dj_text("2 one")]
+    recaptioned, report = recaption(
+        odd, hf_clip=clip, min_similarity=EVERYTHING, captioner=known_captioner(CANDIDATES_OF)
+    )
+    assert [row["text"] for row in recaptioned] == ["no image", odd["text"][1], build_dj_text("2 one")]
     assert report["below"] == 1
 
 
@@ -220,16 +224,18 @@ def test_unusable_candidates_are_skipped_and_counted(clip, rows, known_captioner
     captioner = known_captioner(candidates, {name: [-1.0] * len(texts) for name, texts in candidates.items()})
     warnings: list[str] = []
     sink = logger.add(warnings.append, level="WARNING", format="{message}")
-    found, report = recaption(rows, hf_clip=clip, min_similarity=EVERYTHING, captioner=captioner, max_caption_length=20)
+    recaptioned, report = recaption(
+        rows, hf_clip=clip, min_similarity=EVERYTHING, captioner=captioner, max_caption_length=20
+    )
     logger.remove(sink)
     assert report["unusable"] == {"control token": 1, "empty": 1, "too long": 1}
     assert "3 of 6 images got no usable caption (1 control token, 1 empty, 1 too long)" in warnings[0]
-    assert found[0]["text"] == build_dj_text("good")
+    assert recaptioned[0]["text"] == build_dj_text("good")
     for number, problem in ((1, "empty"), (2, "too long"), (3, "control token")):
-        assert found[number]["text"] == rows["text"][number]
-        record = found[number][Fields.meta]["recaption"]
+        assert recaptioned[number]["text"] == rows["text"][number]
+        record = recaptioned[number][Fields.meta]["recaption"]
         assert (record["caption"], record["similarity"], record["problem"]) == (None, None, problem)
-        assert found[number][Fields.stats]["image_text_similarity"] == [record["original_similarity"]]
+        assert recaptioned[number][Fields.stats]["image_text_similarity"] == [record["original_similarity"]]
 
 
 def test_a_captioner_without_usable_captions_is_an_error(clip, rows, known_captioner):
@@ -241,9 +247,9 @@ def test_a_captioner_without_usable_captions_is_an_error(clip, rows, known_capti
 def test_a_captioner_is_not_rejected_by_one_image(clip, rows, known_captioner):
     captioner = known_captioner({name: ["z" * 600] for name in CANDIDATES_OF})
     odd = rows | {"text": [rows["text"][0], *["no image"] * 5]}
-    found, report = recaption(odd, hf_clip=clip, min_similarity=EVERYTHING, captioner=captioner)
+    recaptioned, report = recaption(odd, hf_clip=clip, min_similarity=EVERYTHING, captioner=captioner)
     assert report["unusable"] == {"too long": 1} and report["below"] == 1
-    assert [row["text"] for row in found] == odd["text"]
+    assert [row["text"] for row in recaptioned] == odd["text"]
 
 
 def test_a_captioner_that_adds_rows_is_an_error(clip, rows, monkeypatch):
@@ -275,7 +281,7 @@ def test_invalid_arguments_are_refused(arguments, message):
 
 def test_unlikely_captions_are_dropped_and_unrated_ones_kept():
     [operator] = load_ops([{"caption_log_likelihood_filter": {"min_log_likelihood": -3.0}}])
-    known = [{"caption_log_likelihood": value} for value in ([-2.9], [-3.0], [-3.1], [])]
-    samples = operator.compute_stats({"text": [""] * 5, Fields.stats: [*known, {}]})
+    rated = [{"caption_log_likelihood": value} for value in ([-2.9], [-3.0], [-3.1], [])]
+    samples = operator.compute_stats({"text": [""] * 5, Fields.stats: [*rated, {}]})
     assert [stats["caption_log_likelihood"].dtype for stats in samples[Fields.stats]] == [np.float64] * 5
     assert list(operator.process(samples)) == [True, True, False, True, True]

@@ -79,15 +79,15 @@ def test_even_sampling_takes_a_row_of_each_group_in_turn(data):
     groups = data.draw(st.lists(st.integers(0, 5), max_size=40))
     draws = [data.draw(st.sampled_from([0.1, 0.2, 0.3])) for _ in groups]  # with ties, in which the earlier row wins
     count = data.draw(st.integers(0, len(groups)))
-    kept = even_sample(np.array(groups, dtype=np.int64), np.array(draws), count)
-    assert set(np.flatnonzero(kept).tolist()) == sample_in_turn(groups, draws, count)
+    mask = even_sample(np.array(groups, dtype=np.int64), np.array(draws), count)
+    assert set(np.flatnonzero(mask).tolist()) == sample_in_turn(groups, draws, count)
 
 
 def test_clusters_contribute_equally_if_possible(clip, colored, tmp_path):
-    kept = run(colored, tmp_path, {CLUSTERS: {"hf_clip": clip, "clusters": 3, "keep_rows": 8}})
+    ids = run(colored, tmp_path, {CLUSTERS: {"hf_clip": clip, "clusters": 3, "keep_rows": 8}})
     rows = {row["id"]: row for row in read_jsonl(colored)}
     # 1 blue, 3 green and 4 red: 8 rows evenly
-    assert Counter(rows[identifier]["images"][0] for identifier in kept) == {
+    assert Counter(rows[identifier]["images"][0] for identifier in ids) == {
         "red.png": 4,
         "green.png": 3,
         "blue.png": 1,
@@ -113,18 +113,18 @@ def test_a_rows_cluster_has_the_nearest_center(clip, tmp_path):
     [operator] = load_ops([{CLUSTERS: {"hf_clip": clip, "clusters": 4, "keep_fraction": 0.5, "seed": 3}}])
     measured = operator.compute_stats(samples)
     rows = [{"text": build_dj_text("x"), COLUMN: column} for column in measured[COLUMN]]
-    found = operator.assign_groups(rows)
+    clusters = operator.assign_groups(rows)
     embeddings = ClipSimilarity(clip, "cpu").embed(images, load_image).astype(np.float16)
     centers = fit_clusters(embeddings.astype(np.float32), 4, seed=3).reconstruct_n(0, 4)
     distances = np.linalg.norm(embeddings[:, None].astype(np.float64) - centers[None], axis=2)
-    assert found.tolist() == distances.argmin(axis=1).tolist() and len(set(found.tolist())) == 4
+    assert clusters.tolist() == distances.argmin(axis=1).tolist() and len(set(clusters.tolist())) == 4
     assert np.linalg.norm(embeddings.astype(np.float64), axis=1) == pytest.approx(1, abs=2e-3)
 
 
 def test_captions_can_be_clustered(clip, tmp_path):
     data = texts(tmp_path, ["a cat"] * 6 + ["snow"] * 2)
-    kept = run(data, tmp_path / "out", {CLUSTERS: {"hf_clip": clip, "embed": "text", "clusters": 2, "keep_rows": 4}})
-    assert {"r6", "r7"} < set(kept) and len(kept) == 4
+    ids = run(data, tmp_path / "out", {CLUSTERS: {"hf_clip": clip, "embed": "text", "clusters": 2, "keep_rows": 4}})
+    assert {"r6", "r7"} < set(ids) and len(ids) == 4
 
 
 @pytest.mark.parametrize(
@@ -144,19 +144,19 @@ def test_rows_without_an_image_are_kept_and_not_counted(clip, colored):
     [operator] = load_ops([{CLUSTERS: {"hf_clip": clip, "clusters": 3, "keep_rows": 2}}])
     images = [[], [str(colored.parent / "red.png")], [], *[[str(colored.parent / "blue.png")]] * 3]
     rows = {"id": list("abcdef"), "text": ["x"] * 6, "images": images}
-    kept = operator.run(nested_dataset_class().from_dict(rows))
-    assert kept["id"][:3] == ["a", "b", "c"] and len(kept) == 4 and COLUMN not in kept.column_names
+    kept_rows = operator.run(nested_dataset_class().from_dict(rows))
+    assert kept_rows["id"][:3] == ["a", "b", "c"] and len(kept_rows) == 4 and COLUMN not in kept_rows.column_names
     assert operator.report["without_group"] == 2
     for name in (CLUSTERS, LENGTHS, NGRAMS):
         [operator] = load_ops([{name: {"keep_rows": 2}}])
-        assert operator.select([]).kept.tolist() == []
+        assert operator.select([]).mask.tolist() == []
 
 
 def test_lengths_contribute_equally_if_possible(tmp_path):
     data = texts(tmp_path, ["a b"] * 10 + ["a b c d e"] * 4 + ["a b c d e f g h i j k"])
-    kept = run(data, tmp_path / "out", {LENGTHS: {"bucket_words": 5, "keep_rows": 9}})
+    ids = run(data, tmp_path / "out", {LENGTHS: {"bucket_words": 5, "keep_rows": 9}})
     words = [row["caption_words_from"] for row in read_jsonl(tmp_path / "out/stats.jsonl")]
-    assert len(kept) == 9 and Counter(words) == {0: 4, 5: 4, 10: 1}
+    assert len(ids) == 9 and Counter(words) == {0: 4, 5: 4, 10: 1}
 
 
 def test_a_second_filter_draws_independently(tmp_path):
@@ -164,7 +164,7 @@ def test_a_second_filter_draws_independently(tmp_path):
     data = texts(tmp_path, ["snow"] * 900 + ["a cat"] * 100)
     recipe = [{NGRAMS: {"words": 1, "keep_rows": 200}}, {LENGTHS: {"keep_fraction": 0.5}}]
     first, both = (run(data, tmp_path / str(len(steps)), *steps) for steps in (recipe[:1], recipe))
-    large = [sum(int(row[1:]) < 900 for row in kept) / len(kept) for kept in (first, both)]
+    large = [sum(int(row[1:]) < 900 for row in ids) / len(ids) for ids in (first, both)]
     assert len(first) == 200 and len(both) == 100 and abs(large[0] - large[1]) < 0.12
 
 
@@ -178,7 +178,7 @@ def test_a_caption_is_kept_if_any_ngram_draws_it(tmp_path):
     """MetaCLIP's balancing draws each of the c captions of an n-gram with probability t/c."""
     captions = [f"a red {'cat' if number % 9 else 'cow'} {'sits' if number % 4 else 'runs'}" for number in range(80)]
     data = texts(tmp_path, captions)
-    kept = run(data, tmp_path / "out", {NGRAMS: {"words": 2, "keep_fraction": 0.4, "seed": 5}})
+    ids = run(data, tmp_path / "out", {NGRAMS: {"words": 2, "keep_fraction": 0.4, "seed": 5}})
     counts = Counter(gram for caption in captions for gram in find_ngrams(caption, 2))
     [step] = read_json(tmp_path / "out/summary.json")["operators"]
     limit = step["selection"]["limit"] + 0.001  # rounded like in the operator
@@ -187,9 +187,9 @@ def test_a_caption_is_kept_if_any_ngram_draws_it(tmp_path):
         for number, caption in enumerate(captions)
         if any(draw(5, NGRAMS, f"r{number}", gram) < limit / counts[gram] for gram in find_ngrams(caption, 2))
     ]
-    assert kept == drawn and len(kept) == 32
+    assert ids == drawn and len(ids) == 32
     rare = [f"r{number}" for number, caption in enumerate(captions) if "cow" in caption]
-    assert len(set(rare) & set(kept)) / len(rare) > len(kept) / len(captions)
+    assert len(set(rare) & set(ids)) / len(rare) > len(ids) / len(captions)
 
 
 def test_equal_limits_keep_the_earlier_rows(monkeypatch, tmp_path):
@@ -223,7 +223,7 @@ def test_selections_apply_to_the_remaining_rows(clip, colored, tmp_path):
 
 def test_a_later_failure_does_not_repeat_the_selection(tmp_path, monkeypatch):
     data, select, calls = texts(tmp_path, CAPTIONS), LengthBalanceFilter.select, []
-    monkeypatch.setattr(LengthBalanceFilter, "select", lambda *given: calls.append(1) or select(*given))
+    monkeypatch.setattr(LengthBalanceFilter, "select", lambda *arguments: calls.append(1) or select(*arguments))
     whole = {path: path.read_bytes() for path in (tmp_path / "images").iterdir()}
     for path in whole:
         path.write_text("no image")

@@ -88,24 +88,24 @@ def test_rows_add_up_and_new_captions_have_a_record(project, limit, tmp_path):
     likely = float(np.median([record["log_likelihood"] for record in recaptions]))
     summary = synthesize(project, tmp_path, settings_of(project, tmp_path, make_process(limit, -10.0, likely)))
 
-    kept, stats = rows_of(tmp_path / "out/synthesized.jsonl"), rows_of(tmp_path / "out/stats.jsonl")
+    kept_rows, stats = rows_of(tmp_path / "out/synthesized.jsonl"), rows_of(tmp_path / "out/stats.jsonl")
     trace = list(read_jsonl(tmp_path / "out/dropped.jsonl"))
     dropped = {row["id"]: row for row in trace if row["event"] == "dropped"}
-    assert list(kept) == list(stats) == [f"r{i}" for i in range(20) if f"r{i}" not in dropped]
-    assert len(kept) + len(dropped) == 20 == summary["rows_in"]
+    assert list(kept_rows) == list(stats) == [f"r{i}" for i in range(20) if f"r{i}" not in dropped]
+    assert len(kept_rows) + len(dropped) == 20 == summary["rows_in"]
     counts = summary["operators"][1]["recaption"]
     assert counts == {"below": 10, "captioned": 0, "cached": 10, "unusable": {}, "min_similarity": limit}
     assert summary["operators"][1]["changed"] == 10
 
-    records = {row["id"]: row["recaption"] for row in (kept | dropped).values() if "recaption" in row}
+    records = {row["id"]: row["recaption"] for row in (kept_rows | dropped).values() if "recaption" in row}
     assert len(records) == 10 and len(dropped) == 5 and set(dropped) < set(records)
     for number, identifier in enumerate(f"r{i}" for i in range(20)):
         record = records.get(identifier)
         if record is not None:
             assert set(record) == {"original", "original_similarity", "caption", "similarity", "log_likelihood"}
             assert record["original"] == CAPTIONS[number] and record["original_similarity"] < limit
-        if identifier in kept:
-            assert kept[identifier]["text"] == build_dj_text(record["caption"] if record else CAPTIONS[number])
+        if identifier in kept_rows:
+            assert kept_rows[identifier]["text"] == build_dj_text(record["caption"] if record else CAPTIONS[number])
             expected = [record["log_likelihood"]] if record else []  # Data-Juicer rounds stats to ten digits
             assert stats[identifier]["caption_log_likelihood"] == pytest.approx(expected)
             [score] = stats[identifier]["image_text_similarity"]
@@ -194,9 +194,9 @@ def test_a_threshold_that_keeps_nothing_suggests_others(project, tmp_path):
     assert synthesize(project, tmp_path / "wider", wider)["rows_kept"] == round(20 * share / 100)
 
 
-def suggestion(message: str, place: int) -> tuple[int, float]:
+def suggestion(message: str, index: int) -> tuple[int, float]:
     """Return the pairs (share in percent, limit) of `min_score <limit> would keep <share>%`."""
-    words = message[message.index("min_score") :].split(")")[0].split(", ")[place].split()
+    words = message[message.index("min_score") :].split(")")[0].split(", ")[index].split()
     return int(words[-1].rstrip("%")), float(words[1])
 
 
@@ -296,7 +296,7 @@ def test_two_runs_never_write_the_same_file_of_captions(project, tmp_path):
         read_synthesize_settings(tmp_path / "config.yaml", Path("results") / run / "synthesize", model_of(project))
         for run in ("dj_synth", "dj_synth/seed-1", "other")
     ]
-    assert len({each.arguments["low_similarity_recaption_mapper"]["writer"] for each in writers}) == 3
+    assert len({settings.arguments["low_similarity_recaption_mapper"]["writer"] for settings in writers}) == 3
 
 
 def test_the_recipe_of_dj_synth_builds(project, tmp_path):

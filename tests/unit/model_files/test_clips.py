@@ -70,8 +70,8 @@ def test_the_judge_defaults_to_the_models_clip():
     assert settings.clip == config.model.clip and settings.second_judge is None
     assert settings.selecting == [config.model.clip]
     judges = {"judge_clip": "a/judge", "second_judge": "b/judge"}
-    named = evaluate_clip_settings(merge_experiment("dj_synth", {"evaluate": judges}), images)
-    assert named.file_content() == settings.file_content() | {"clip": "a/judge", "second_judge": "b/judge"}
+    with_judges = evaluate_clip_settings(merge_experiment("dj_synth", {"evaluate": judges}), images)
+    assert with_judges.file_content() == settings.file_content() | {"clip": "a/judge", "second_judge": "b/judge"}
 
 
 def test_selecting_clips_are_found_in_operators():

@@ -164,7 +164,7 @@ def test_a_link_added_after_the_check_is_not_followed(base, secret, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    ("file", "place", "value"),
+    ("file", "key_path", "value"),
     [
         ("config.json", "text_config.num_hidden_layers", 10**6),
         ("config.json", "vision_config.depth", 10**6),
@@ -181,16 +181,16 @@ def test_a_link_added_after_the_check_is_not_followed(base, secret, tmp_path, mo
         ("preprocessor_config.json", "min_pixels", 10**10),
     ],
 )
-def test_impossible_numbers_are_refused_with_file_and_key(base, file, place, value):
+def test_impossible_numbers_are_refused_with_file_and_key(base, file, key_path, value):
     path = base / file
     values = json.loads(path.read_text()) if path.exists() else {}
-    *parents, key = place.split(".")
+    *parents, key = key_path.split(".")
     owner = values
     for name in parents:
         owner = owner.setdefault(name, {})
     owner[key] = value
     path.write_text(json.dumps(values))
-    with pytest.raises(InputError, match=f"{file}: {place} is {value}; at most"):
+    with pytest.raises(InputError, match=f"{file}: {key_path} is {value}; at most"):
         load_family(base)
 
 

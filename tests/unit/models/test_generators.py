@@ -174,9 +174,9 @@ def test_answers_do_not_depend_on_the_batch(trained, tmp_path, stage, template):
     arguments = {"template": template, "max_new_tokens": 6}
     together = list(generator.answer(images, questions, batch_size=3, **arguments))
     assert len(together) == 3 and len(set(together)) > 1
-    generator._kept.clear()
+    generator._cache.clear()
     assert list(generator.answer(images, questions, batch_size=2, **arguments)) == together
-    generator._kept.clear()
+    generator._cache.clear()
     assert list(generator.answer(images[::-1], questions[::-1], batch_size=1, **arguments)) == together[::-1]
 
 
@@ -191,15 +191,15 @@ def test_an_image_is_encoded_once_for_all_its_questions(trained, tmp_path, monke
     repeated = [image for _ in range(3) for image in images]  # alternating, so that equal images are not adjacent
     questions = [question for question in ("How many?", "Where?", "How many?") for _ in images]
     answers = list(generator.answer(repeated, questions, **arguments))
-    assert encoded == [3] and len(generator._kept) == 3
+    assert encoded == [3] and len(generator._cache) == 3
     assert answers[:3] == answers[6:]  # repeated questions are answered once
 
-    monkeypatch.setattr(mgm_generator, "VISUAL_BYTES", 2 * next(iter(generator._kept.values())).nbytes)
+    monkeypatch.setattr(mgm_generator, "VISUAL_BYTES", 2 * next(iter(generator._cache.values())).nbytes)
     assert list(generator.answer(images, ["How many?"] * 3, **arguments)) == answers[:3]
-    assert list(generator._kept) == [str(image) for image in images[1:]]
+    assert list(generator._cache) == [str(image) for image in images[1:]]
     content = BytesIO(images[0].read_bytes())
     assert list(generator.answer([content], ["How many?"], **arguments)) == answers[:1]
-    assert sum(encoded) == 4 and len(generator._kept) == 2
+    assert sum(encoded) == 4 and len(generator._cache) == 2
 
 
 def test_captioned_batches_are_encoded_without_gradients(trained, tmp_path, monkeypatch):
@@ -213,9 +213,9 @@ def test_captioned_batches_are_encoded_without_gradients(trained, tmp_path, monk
 
     monkeypatch.setattr(generator.model.model, "get_image_features", observed)
     images = color_images(tmp_path, 3)
-    given = [*images, images[2], images[0], images[1]]
-    candidates = list(generator.candidates(given, "", "plain", num_beams=2, max_new_tokens=4, batch_size=4))
-    assert encoded == [(4, False), (2, False)] and not generator._kept
+    with_repeats = [*images, images[2], images[0], images[1]]
+    candidates = list(generator.candidates(with_repeats, "", "plain", num_beams=2, max_new_tokens=4, batch_size=4))
+    assert encoded == [(4, False), (2, False)] and not generator._cache
     assert len(candidates) == 6 and [text for text, _ in candidates[3]] == [text for text, _ in candidates[2]]
 
 
@@ -300,10 +300,10 @@ def test_greedy_answers_equal_those_of_transformers(trained, tmp_path, template,
         pad_token_id=0,
     )
     expected = processor.tokenizer.batch_decode(generated[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-    found = list(generator.answer(images, questions, template, max_new_tokens=9, batch_size=5))
+    answers = list(generator.answer(images, questions, template, max_new_tokens=9, batch_size=5))
     last = processor.tokenizer.decode([first[0, -1].item()])  # generate keeps the token that ends an answer
-    assert found == [text.split(last)[0].strip() for text in expected]
-    assert len(set(map(len, found))) > 1, "some must end before the others"
+    assert answers == [text.split(last)[0].strip() for text in expected]
+    assert len(set(map(len, answers))) > 1, "some must end before the others"
 
 
 def test_sliding_attention_answers_do_not_depend_on_batches(tmp_path):
@@ -315,8 +315,8 @@ def test_sliding_attention_answers_do_not_depend_on_batches(tmp_path):
     generator = MGMGenerator(tmp_path / "mgm", None, "cpu")
     images = [color_images(tmp_path, 3)[number] for number in (0, 1, 1, 2, 0, 2)]
     questions = ["How many?", "", "What color is the circle?", "Where?", "a b c", "How many are there?"]
-    one, many = (list(generator.answer(images, questions, "gemma", 9, batch_size=size)) for size in (1, 6))
-    assert one == many and len(set(one)) > 1
+    singly, batched = (list(generator.answer(images, questions, "gemma", 9, batch_size=size)) for size in (1, 6))
+    assert singly == batched and len(set(singly)) > 1
 
 
 @pytest.mark.parametrize(
@@ -343,14 +343,14 @@ def test_batches_keep_questions_about_an_image_together(size):
     questions = ["?" * rng.randrange(4) for _ in images]
     numbers, batches = batch_questions(images, questions, size)
     answers = [
-        [f"{batch.images[place]} {question}" for place, question in zip(batch.about, batch.questions, strict=True)]
+        [f"{batch.images[index]} {question}" for index, question in zip(batch.about, batch.questions, strict=True)]
         for batch in batches
     ]
     assert list(restore_order(numbers, answers)) == [f"{i} {q}" for i, q in zip(images, questions, strict=True)]
     flat = [answer for batch in answers for answer in batch]
     assert len(flat) == len(set(flat)), "a repeated question is answered once"
     assert all(len(batch.questions) == size for batch in batches[:-1]) and len(batches[-1].questions) <= size
-    order = [image for batch in batches for image in (batch.images[place] for place in batch.about)]
+    order = [image for batch in batches for image in (batch.images[index] for index in batch.about)]
     assert sum(a != b for a, b in zip(order, order[1:], strict=False)) == len(set(images)) - 1
 
 
@@ -358,7 +358,7 @@ def test_batches_keep_questions_about_an_image_together(size):
 def test_beams_equal_those_of_transformers(prompted, num_beams, max_new_tokens):
     """Compare tokens, order and log-likelihood; transformers' score is the log-likelihood per token."""
     model, inputs, stops = prompted
-    found = model.generate(
+    output = model.generate(
         **inputs,
         max_new_tokens=max_new_tokens,
         do_sample=False,
@@ -370,11 +370,11 @@ def test_beams_equal_those_of_transformers(prompted, num_beams, max_new_tokens):
         output_scores=True,
     )
     expected: list[list] = [[] for _ in inputs["input_ids"]]
-    tokens = found.sequences[:, inputs["input_ids"].shape[1] :].tolist()
-    for place, (row, score) in enumerate(zip(tokens, found.sequences_scores.tolist(), strict=True)):
+    tokens = output.sequences[:, inputs["input_ids"].shape[1] :].tolist()
+    for index, (row, score) in enumerate(zip(tokens, output.sequences_scores.tolist(), strict=True)):
         if score > -1e8:  # lower scores mark a free slot
             end = next((i for i, token in enumerate(row) if token in stops), len(row))
-            expected[place // num_beams].append((row[:end], score * min(end + 1, max_new_tokens)))
+            expected[index // num_beams].append((row[:end], score * min(end + 1, max_new_tokens)))
     rows = beam_search(model, inputs["input_ids"], visual_tokens(model, inputs), num_beams, stops, max_new_tokens)
     assert [[tokens for tokens, _ in row] for row in rows] == [[tokens for tokens, _ in row] for row in expected]
     values = [[value for row in table for _, value in row] for table in (rows, expected)]
@@ -388,14 +388,14 @@ def test_a_log_likelihood_includes_the_end_token(prompted):
     model, inputs, stops = prompted
     longest = 7
     rows = beam_search(model, inputs["input_ids"], visual_tokens(model, inputs), 3, stops, longest)
-    for image, found in enumerate(rows):
-        for tokens, log_likelihood in found:
+    for image, hypotheses in enumerate(rows):
+        for tokens, log_likelihood in hypotheses:
             assert not set(tokens) & set(stops)
             ids = torch.cat([inputs["input_ids"][image], torch.tensor(tokens, dtype=torch.long)]).unsqueeze(0)
             with torch.inference_mode():
                 logits = model(input_ids=ids, pixel_values=inputs["pixel_values"][image : image + 1]).logits
             log_probs = logits[0, -len(tokens) - 1 :].log_softmax(-1)
-            likelihood = sum(log_probs[place, token].item() for place, token in enumerate(tokens))
+            likelihood = sum(log_probs[position, token].item() for position, token in enumerate(tokens))
             # a truncated caption has no end token, and the stop token of others is unknown
             ends = [0.0] if len(tokens) == longest else log_probs[-1, stops].tolist()
             assert any(log_likelihood == pytest.approx(likelihood + end, abs=1e-4) for end in ends)
@@ -435,8 +435,8 @@ def test_answers_of_a_merged_folder_equal_base_and_stage(trained, tmp_path, monk
         "pixel_values": pixels(1)
     }
     with torch.inference_mode():
-        one, other = merged.model(**inputs).logits, together.model(**inputs).logits
-    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+        logits, expected = merged.model(**inputs).logits, together.model(**inputs).logits
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
     images = [save_image(tmp_path / f"{index}.png", (90 * index, 200, 30)) for index in range(3)]
     call = (images, ["How many?", "What color?", ""], "gemma", 12, 2)
     answers = list(merged.answer(*call))
@@ -529,9 +529,9 @@ def test_two_processes_give_the_answers_of_one(tmp_path):
     for processes in (1, 2):  # 3 batches, which 2 processes cannot divide evenly
         with open_generators(tmp_path / "mgm", processes) as load:
             for stage in (None, tmp_path / "stage"):
-                found = load(stage).answer(images, questions, "gemma", max_new_tokens=6, batch_size=3)
-                answers.append(list(found))
-    assert answers[:2] == answers[2:] and [len(each) for each in answers] == [7] * 4
+                stage_answers = load(stage).answer(images, questions, "gemma", max_new_tokens=6, batch_size=3)
+                answers.append(list(stage_answers))
+    assert answers[:2] == answers[2:] and [len(part) for part in answers] == [7] * 4
     assert answers[0] != answers[1]
 
 

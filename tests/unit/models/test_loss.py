@@ -42,8 +42,8 @@ def test_the_loss_is_cross_entropy_of_the_models_logits():
     with torch.inference_mode():
         loss = model(**inputs).loss
         logits = model(**{**inputs, "labels": None}).logits.log_softmax(-1)
-    places = (labels != IGNORE_INDEX).nonzero().tolist()
-    picked = [-logits[row, position - 1, labels[row, position]] for row, position in places]
+    positions = (labels != IGNORE_INDEX).nonzero().tolist()
+    picked = [-logits[row, position - 1, labels[row, position]] for row, position in positions]
     torch.testing.assert_close(loss, torch.stack(picked).mean())
 
 
@@ -180,17 +180,19 @@ def test_recorded_likelihoods_follow_from_the_logits():
     with torch.no_grad():
         logits = model(**{**inputs, "labels": None}).logits
     # one of the answers' tokens is the likeliest
-    [(row, place), *_] = (labels != IGNORE_INDEX).nonzero().tolist()
-    labels[row, place] = logits[row, place - 1].argmax()
-    with recording_likelihoods(model.lm_head) as found:
+    [(row, position), *_] = (labels != IGNORE_INDEX).nonzero().tolist()
+    labels[row, position] = logits[row, position - 1].argmax()
+    with recording_likelihoods(model.lm_head) as recorded:
         loss = model(**inputs).loss
-    [(values, hits)] = found
-    places = (labels != IGNORE_INDEX).nonzero().tolist()
-    wanted = [logits[row, place - 1].log_softmax(-1)[labels[row, place]] for row, place in places]
-    torch.testing.assert_close(values, torch.stack(wanted))
-    assert hits.tolist() == [bool(logits[row, place - 1].argmax() == labels[row, place]) for row, place in places]
+    [(values, hits)] = recorded
+    positions = (labels != IGNORE_INDEX).nonzero().tolist()
+    expected = [logits[row, position - 1].log_softmax(-1)[labels[row, position]] for row, position in positions]
+    torch.testing.assert_close(values, torch.stack(expected))
+    assert hits.tolist() == [
+        bool(logits[row, position - 1].argmax() == labels[row, position]) for row, position in positions
+    ]
     assert hits[0] and not loss.requires_grad and loss == pytest.approx(-values.mean().item())
-    assert model(**inputs).loss.requires_grad and len(found) == 1
+    assert model(**inputs).loss.requires_grad and len(recorded) == 1
 
 
 def test_a_softcap_applies_to_recorded_likelihoods():

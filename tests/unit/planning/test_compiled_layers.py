@@ -23,23 +23,23 @@ def build_model(config: PreTrainedConfig, attention: str) -> PreTrainedModel:
     return model.to(torch.bfloat16).train()
 
 
-def count_kept_bytes(layer: nn.Module, call: Callable, attention: str, device: str) -> int:
+def count_saved_bytes(layer: nn.Module, call: Callable, attention: str, device: str) -> int:
     """Return the bytes that a forward pass keeps, except those of weights and of the layer's arguments."""
     hidden = torch.randn(SAMPLES, TOKENS, SHAPE["hidden_size"], dtype=torch.bfloat16, device=device, requires_grad=True)
     rotary = [torch.randn(1, TOKENS, SHAPE["head_dim"], dtype=torch.bfloat16, device=device) for _ in range(2)]
     mask = torch.zeros(SAMPLES, 1, TOKENS, TOKENS, dtype=torch.bfloat16, device=device)
     arguments = [*layer.parameters(), hidden, *rotary, mask]
-    kept: dict[int, torch.UntypedStorage] = {}
+    storages: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         call(hidden, position_embeddings=tuple(rotary), attention_mask=mask if attention == "eager" else None)
     for tensor in arguments:
-        kept.pop(tensor.untyped_storage()._cdata, None)
-    return sum(storage.nbytes() for storage in kept.values())
+        storages.pop(tensor.untyped_storage()._cdata, None)
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_the_plan_counts_what_torch_compile_keeps(config, attention, planned, to
     model = build_model(config, attention)
     [layer] = model.layers
     compiled = torch.compile(layer, backend="aot_eager_decomp_partition", dynamic=True)
-    expected = count_kept_bytes(layer, compiled, attention, "cpu")
+    expected = count_saved_bytes(layer, compiled, attention, "cpu")
     register_attention()
     model.to("meta").set_attn_implementation(planned)
     fuse_layers(model, nn.Linear(1, 1))
-    assert count_kept_bytes(layer, layer, attention, "meta") == pytest.approx(expected, rel=tolerance)
+    assert count_saved_bytes(layer, layer, attention, "meta") == pytest.approx(expected, rel=tolerance)

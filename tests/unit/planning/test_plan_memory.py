@@ -46,10 +46,10 @@ def test_one_screen_shows_all_tunings_and_configurations(plan):
 
 def test_each_of_two_nodes_has_half_of_the_processes(plan):
     flags = ["--gpus", "4", "--gpu-memory", "24", "--host-memory", "64", "--tuning", "full"]
-    one, two = plan(*flags), plan(*flags, "--nodes", "2")
-    assert "64.00 GiB of host memory on each of 2 nodes" in two.stdout
-    [of_one], [of_two] = (re.findall(r"  host ([\d.]+) GiB", done.stdout) for done in (one, two))
-    assert float(of_two) == pytest.approx(float(of_one) / 2, rel=0.01)
+    one_node, two_nodes = plan(*flags), plan(*flags, "--nodes", "2")
+    assert "64.00 GiB of host memory on each of 2 nodes" in two_nodes.stdout
+    [host_of_one], [host_of_two] = (re.findall(r"  host ([\d.]+) GiB", done.stdout) for done in (one_node, two_nodes))
+    assert float(host_of_two) == pytest.approx(float(host_of_one) / 2, rel=0.01)
 
 
 def test_remedies_are_printed_if_nothing_fits(plan):

@@ -92,8 +92,8 @@ def test_planned_parameters_equal_the_loaded_ones(folders, family):
     shapes = {name: parameter.shape for name, parameter in build_meta_model(workload).named_parameters()}
     assert shapes == {name: parameter.shape for name, parameter in loaded.named_parameters()}
     counted = count_parameters(workload)
-    assert 0 < sum(counted.trained) < sum(counted.every) / 2
-    assert trace_memory(workload, 0, 2).accumulated[-1] == sum(counted.trained)
+    assert 0 < sum(counted.trained_sizes) < sum(counted.all_sizes) / 2
+    assert trace_memory(workload, 0, 2).accumulated[-1] == sum(counted.trained_sizes)
 
 
 def test_masks_of_pixels_are_planned_without_their_values(folders, monkeypatch):
@@ -110,7 +110,7 @@ def test_masks_of_pixels_are_planned_without_their_values(folders, monkeypatch):
 def test_masked_attention_keeps_masks_keys_and_values(folders):
     """Gemma 3, whose image tokens attend to each other, is compared with an attention kernel without a mask."""
     workload = planned(folders["gemma3"])
-    batch, tokens, layers = 4, workload.sequence, 2
+    batch, tokens, layers = 4, workload.sequence_length, 2
     with_mask = trace_memory(workload, 0, batch).sizes.sum(axis=1).max()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("transformers.models.gemma3.modeling_gemma3.create_causal_mask", lambda **inputs: None)
@@ -119,8 +119,8 @@ def test_masked_attention_keeps_masks_keys_and_values(folders):
         )
         without = trace_memory.__wrapped__(workload, 0, batch).sizes.sum(axis=1).max()
     heads, shared, size = 4, 2, 16
-    kept = batch * tokens * (tokens + 2 * (heads - shared) * size) * 4
-    assert with_mask - without >= layers * kept
+    saved_bytes = batch * tokens * (tokens + 2 * (heads - shared) * size) * 4
+    assert with_mask - without >= layers * saved_bytes
 
 
 def test_unknown_language_models_are_assumed_to_have_sdpa():

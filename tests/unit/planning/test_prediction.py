@@ -127,9 +127,9 @@ def test_remedies_name_sufficient_amounts(mgm_2b):
     small = Machine(gpus=1, gpu_gib=4.0, host_gib=62.6)
     case = workload(mgm_2b, "lora", 1024, 448)
     configs = {"zero3_offload": deepspeed("zero3_offload")}
-    found = list_candidates(case, small, configs, 128, [1, 2], [0, 1])
-    assert find_fastest(found) is None
-    remedies = suggest_remedies(case, found, small)
+    candidates = list_candidates(case, small, configs, 128, [1, 2], [0, 1])
+    assert find_fastest(candidates) is None
+    remedies = suggest_remedies(case, candidates, small)
     [needed] = [remedy for remedy in remedies if "of the GPU's memory would be enough" in remedy]
     enough = Machine(1, float(needed.split(" GiB")[0]) + 0.05, 62.6)
     assert find_fastest(list_candidates(case, enough, configs, 128, [1, 2], [0, 1]))
@@ -151,7 +151,7 @@ def test_a_7b_mamba_is_refused_with_zero_2_and_fits_with_zero_3(mamba_on_six_gpu
     assert sum(accepted.prediction.gpu.values()) == accepted.prediction.gpu_gib
 
 
-PARAMETERS = Parameters(every=(1000, 600), trained=(600,))
+PARAMETERS = Parameters(all_sizes=(1000, 600), trained_sizes=(600,))
 
 
 def test_zero_2_divides_and_offload_moves_optimizer_states():
@@ -159,10 +159,10 @@ def test_zero_2_divides_and_offload_moves_optimizer_states():
     offloaded = ZeroConfig.from_deepspeed(deepspeed("zero2_offload", 4))
     for gpus in (1, 2, 6):
         assert compute_model_states(plain, PARAMETERS, 2, gpus, True).gpu["optimizer"] == 600 // gpus * 12
-        held = compute_model_states(offloaded, PARAMETERS, 2, gpus, True)
-        assert "optimizer" not in held.gpu
+        states = compute_model_states(offloaded, PARAMETERS, 2, gpus, True)
+        assert "optimizer" not in states.gpu
         # float32 weights, rounded up to a power of two because they are page-locked, and two moments
-        assert held.host["optimizer"] == {1: 4096, 2: 2048, 6: 512}[gpus] + 600 // gpus * 8
+        assert states.host["optimizer"] == {1: 4096, 2: 2048, 6: 512}[gpus] + 600 // gpus * 8
 
 
 def test_zero_3_stores_a_share_and_gathered_weights():

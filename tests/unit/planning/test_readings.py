@@ -9,7 +9,7 @@ import pytest
 
 from dj2mgm.planning.cgroups import CgroupMemory, read_cgroup_memory
 from dj2mgm.planning.memory_csv import GIB
-from dj2mgm.planning.readings import Reading, _devices, read_gpu_memory, read_memory, tree_memory
+from dj2mgm.planning.readings import Reading, _open_devices, read_gpu_memory, read_memory, tree_memory
 
 MIB = 2**20
 
@@ -67,13 +67,13 @@ def test_memory_shared_by_two_processes_is_counted_once():
             child.start()
         for _ in children:
             assert ready.wait(30)
-        held = tree_memory(psutil.Process()) - before
+        added_bytes = tree_memory(psutil.Process()) - before
         resident = sum(psutil.Process(child.pid).memory_info().rss for child in children)
     finally:
         leave.set()
         for child in children:
             child.join(30)
-    assert 200 * MIB <= held < 300 * MIB
+    assert 200 * MIB <= added_bytes < 300 * MIB
     assert resident > 200 * MIB, "a sum of resident sizes counts it again"
 
 
@@ -133,17 +133,17 @@ class FakeDriver:
 )
 def test_visible_gpus_are_read_in_the_order_of_cuda(monkeypatch, visible, used):
     monkeypatch.setattr("dj2mgm.planning.readings.pynvml", FakeDriver())
-    _devices.cache_clear()
+    _open_devices.cache_clear()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     readings = read_gpu_memory()
-    _devices.cache_clear()
+    _open_devices.cache_clear()
     assert [(gpu.index, gpu.used) for gpu in readings] == list(enumerate(used))
 
 
 def test_without_the_package_there_are_no_gpus(monkeypatch):
     monkeypatch.setattr("dj2mgm.planning.readings.pynvml", None)
-    _devices.cache_clear()
+    _open_devices.cache_clear()
     assert read_gpu_memory() == []
-    _devices.cache_clear()
+    _open_devices.cache_clear()

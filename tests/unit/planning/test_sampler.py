@@ -83,14 +83,14 @@ def test_the_job_is_the_process_or_its_launcher(monkeypatch):
     assert jobs == {"1": os.getpid(), "2": os.getppid()}
 
 
-@pytest.mark.parametrize(("rank", "local_rank", "named"), [("1", "1", None), ("4", "0", "memory-node7.csv")])
-def test_the_first_process_of_each_node_samples(often, tmp_path, monkeypatch, rank, local_rank, named):
+@pytest.mark.parametrize(("rank", "local_rank", "file_name"), [("1", "1", None), ("4", "0", "memory-node7.csv")])
+def test_the_first_process_of_each_node_samples(often, tmp_path, monkeypatch, rank, local_rank, file_name):
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     monkeypatch.setattr("socket.gethostname", lambda: "node7")
     rows, record = run(tmp_path / "memory.csv", tmp_path / "out")
-    assert bool(rows) == (record is not None) == (named is not None)
-    assert [path.name for path in tmp_path.glob("out/*")] == ([named] if named else [])
+    assert bool(rows) == (record is not None) == (file_name is not None)
+    assert [path.name for path in tmp_path.glob("out/*")] == ([file_name] if file_name else [])
 
 
 def test_a_slow_reading_is_followed_by_a_longer_pause(often, tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ LORA = LoraSettings(r=4, alpha=8, dropout=0.1, targets=["q_proj", "v_proj"])
 def workload(tuning="lora", fused=False, family="gemma"):
     architecture = MGMArchitecture("tiny", mgm_config(family))
     lora = LORA if tuning == "lora" else None
-    return Workload(architecture, tuning, sequence=40, answers=12, precision=torch.float32, fused=fused, lora=lora)
+    return Workload(architecture, tuning, 40, answer_tokens=12, precision=torch.float32, fused=fused, lora=lora)
 
 
 def train_three_layers(device: str) -> None:
@@ -55,8 +55,8 @@ def test_parameters_equal_those_of_the_real_model():
     counted = count_parameters(case)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert all("lora_" in name or "projector" in name or "patch_info_mining" in name for name in trained)
-    assert sum(counted.every) == sum(parameter.numel() for parameter in model.parameters())
-    assert sum(counted.trained) == sum(p.numel() for name, p in model.named_parameters() if name in trained)
+    assert sum(counted.all_sizes) == sum(parameter.numel() for parameter in model.parameters())
+    assert sum(counted.trained_sizes) == sum(p.numel() for name, p in model.named_parameters() if name in trained)
 
 
 def peak(case: Workload, checkpointing_interval=0, micro_batch=4) -> int:
@@ -84,7 +84,7 @@ def test_replayed_parts_need_as_much_as_executed_parts(tuning, fused, monkeypatc
     replayed, run = workload(tuning, fused), workload(tuning, fused)
     monkeypatch.setattr("dj2mgm.models.loss.ROWS_AT_ONCE", 10)  # five chunks, the last one with fewer rows
     replays, plain = [], LiveMemory.replay
-    monkeypatch.setattr(LiveMemory, "replay", lambda *given: replays.append(given) or plain(*given))
+    monkeypatch.setattr(LiveMemory, "replay", lambda *args: replays.append(args) or plain(*args))
     traces = [trace_memory(replayed, interval, 4) for interval in (0, 1, 2)]
     assert len(replays) > 3 * 2, "both passes of a layer, and frozen layers"
     monkeypatch.setattr("dj2mgm.planning.step.replay_layers", lambda model: None)
@@ -105,7 +105,7 @@ def test_a_trace_does_not_depend_on_earlier_ones():
 def test_logits_are_proportional_to_tokens_with_loss():
     case = workload("lora")
     fewer = Workload(case.architecture, "lora", 40, 2, torch.float32, lora=LORA)
-    logits = [trace_memory(each, 0, 4).sizes[:, 1].max() for each in (case, fewer)]
+    logits = [trace_memory(workload, 0, 4).sizes[:, 1].max() for workload in (case, fewer)]
     assert logits[0] == pytest.approx(6 * logits[1], rel=0.05)
 
 
@@ -113,7 +113,8 @@ def test_logits_are_proportional_to_tokens_with_loss():
 def test_every_trained_parameter_gets_its_gradient(tuning):
     case = workload(tuning)
     step = trace_memory(case, 1, 2)
-    assert step.accumulated[-1] == sum(count_parameters(case).trained) and step.latest.sum() == step.accumulated[-1]
+    assert step.accumulated[-1] == sum(count_parameters(case).trained_sizes)
+    assert step.latest.sum() == step.accumulated[-1]
 
 
 def test_a_text_model_and_the_scan_of_mamba_are_planned():

@@ -14,7 +14,7 @@ from dj2mgm.provenance import crate_files, crate_reader
 from dj2mgm.provenance.crate_reader import open_crate
 from dj2mgm.provenance.crate_writer import write_crate
 from dj2mgm.provenance.differences import check_inputs, check_recorded, parse_comparison
-from dj2mgm.provenance.project import Places, make_project
+from dj2mgm.provenance.project import AllowedFolders, make_project
 from dj2mgm.records.crate_records import CrateRecord
 from dj2mgm.runs import run as runs_module
 from dj2mgm.runs.run import Runs
@@ -159,17 +159,17 @@ def test_changes_of_a_folder_during_reading_are_noticed(crate, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("text", ["a" * 256, "a/" * 3000, "a\0b", "\ud800"])
-@pytest.mark.parametrize("key", ["given", "file"])
+@pytest.mark.parametrize("key", ["configured_path", "file"])
 def test_an_input_with_an_impossible_path_is_refused(crate, key, text):
-    given = {"given": "my phötos", "file": ""} | {key: text}
+    changes = {"configured_path": "my phötos", "file": ""} | {key: text}
     assert not can_be_path(text)
     with pytest.raises(InputError, match="is not a path of a file|leads out of it"):
-        check_inputs([read_record(crate).inputs[0].model_copy(update=given)], Places(Path.cwd()))
+        check_inputs([read_record(crate).inputs[0].model_copy(update=changes)], AllowedFolders(Path.cwd()))
 
 
 def test_an_input_must_be_named_once(crate):
     with pytest.raises(InputError, match="names the input .*captions.jsonl twice"):
-        check_inputs(read_record(crate).inputs * 2, Places(Path.cwd()))
+        check_inputs(read_record(crate).inputs * 2, AllowedFolders(Path.cwd()))
 
 
 @pytest.mark.parametrize("key", ["dataset", "evaluate", "model"])
@@ -184,7 +184,7 @@ def test_a_setting_with_an_impossible_path_is_refused(crate, tmp_path, key):
     changes["run.json"] = json.dumps(read_run_json(crate) | {"command_line": {}}).encode()
     with open_crate(forged(crate, tmp_path / "x.zip", changes)) as opened:
         with pytest.raises(InputError, match=r"names '.*…a*.*, which is not a path of a file"):
-            make_project(opened, tmp_path / "made", Places(Path.cwd()))
+            make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
     with pytest.raises(InputError, match="of names of up to 255 bytes"):
         Runs({"dataset": "a" * 300})  # the user's own configuration
 
@@ -192,7 +192,7 @@ def test_a_setting_with_an_impossible_path_is_refused(crate, tmp_path, key):
 def test_a_pattern_is_checked_without_searching_files(tmp_path, monkeypatch):
     monkeypatch.setattr("glob.iglob", lambda *_: pytest.fail("searched"))
     pattern = "/".join(["**", "*"] * 20)
-    assert Places(tmp_path).make_absolute(pattern) == f"{tmp_path}/{pattern}"
+    assert AllowedFolders(tmp_path).make_absolute(pattern) == f"{tmp_path}/{pattern}"
 
 
 def test_a_pattern_with_an_endless_search_is_refused(tmp_path):
@@ -240,14 +240,14 @@ def test_the_clones_configuration_does_not_replace_the_crates(crate, tmp_path, l
     files["ro-crate-metadata.json"] = json.dumps(metadata).encode()
     with open_crate(write_zip(tmp_path / "x.zip", files)) as opened:
         with pytest.raises(InputError, match=f"the crate holds no {lacking}"):
-            make_project(opened, tmp_path / "made", Places(Path.cwd()))
+            make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
 
 
 def test_recorded_experiment_without_configuration_is_refused(crate, tmp_path):
     record = json.dumps(read_run_json(crate) | {"experiments": ["baseline", "gone"]}).encode()
     with open_crate(forged(crate, tmp_path / "x.zip", {"run.json": record})) as opened:
         with pytest.raises(InputError, match="the crate holds no config/experiments/gone.yaml"):
-            make_project(opened, tmp_path / "made", Places(Path.cwd()))
+            make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
 
 
 def test_existing_files_in_the_runs_folder_are_not_used(crate, tmp_path):
@@ -257,11 +257,11 @@ def test_existing_files_in_the_runs_folder_are_not_used(crate, tmp_path):
     (outside / "config.yaml").write_text("decoy")
     (made / "config").symlink_to(outside)
     with open_crate(crate) as opened:
-        make_project(opened, made, Places(Path.cwd()))
+        make_project(opened, made, AllowedFolders(Path.cwd()))
         assert [path.name for path in outside.iterdir()] == ["config.yaml"]
         assert (outside / "config.yaml").read_text() == "decoy"
         (made / "config/experiments/more.yaml").write_text("seeds: [7]")
-        assert "more" not in make_project(opened, made, Places(Path.cwd())).experiments.names
+        assert "more" not in make_project(opened, made, AllowedFolders(Path.cwd())).experiments.names
 
 
 @pytest.mark.parametrize("name", ["", "command_line.json/x"])
@@ -273,7 +273,7 @@ def test_an_unwritable_folder_is_reported_in_one_sentence(crate, tmp_path, name)
         made.write_text("a file")
     with open_crate(crate) as opened:
         with pytest.raises(InputError, match="made cannot be filled: .*(Is a|Not a) directory; free space, or delete"):
-            make_project(opened, made, Places(Path.cwd()))
+            make_project(opened, made, AllowedFolders(Path.cwd()))
 
 
 @pytest.mark.parametrize(
@@ -281,13 +281,13 @@ def test_an_unwritable_folder_is_reported_in_one_sentence(crate, tmp_path, name)
 )
 def test_crate_without_digests_of_inputs_is_refused(crate, tmp_path, key, sentence):
     with open_crate(crate) as opened:
-        runs = make_project(opened, tmp_path, Places(Path.cwd()))
+        runs = make_project(opened, tmp_path, AllowedFolders(Path.cwd()))
         record, datasets = opened.record, runs.datasets
     images = [record.images[0].model_copy(update={"dataset": "my phötos"})]
     record = record.model_copy(update={"images": images})
-    check_recorded(record, datasets, Places(Path.cwd()))
+    check_recorded(record, datasets, AllowedFolders(Path.cwd()))
     with pytest.raises(InputError, match=f"the crate has no digest of .*{sentence}"):
-        check_recorded(record.model_copy(update={key: []}), datasets, Places(Path.cwd()))
+        check_recorded(record.model_copy(update={key: []}), datasets, AllowedFolders(Path.cwd()))
 
 
 @pytest.mark.parametrize("name", ["metrics.json", "config.yaml", "folder"])
@@ -331,7 +331,7 @@ def test_a_crate_without_a_table_of_scores_is_refused_early(crate, tmp_path, mon
     table = {"results/baseline/report/comparison.csv": TABLE.replace("0.5,", "nan,").encode()}
     with open_crate(forged(crate, tmp_path / "x.zip", table)) as opened:
         with pytest.raises(InputError, match="x.zip: results/baseline/report/comparison.csv is not a table of scores"):
-            reproduce.reproduce(opened, [], Places(Path.cwd()))
+            reproduce.reproduce(opened, [], AllowedFolders(Path.cwd()))
 
 
 def test_a_crate_is_not_reproduced_in_its_own_folder(crate, tmp_path, monkeypatch):

@@ -41,7 +41,7 @@ from dj2mgm.provenance.differences import (
     parse_comparison,
 )
 from dj2mgm.provenance.finished_jobs import find_jobs
-from dj2mgm.provenance.project import Places, make_project
+from dj2mgm.provenance.project import AllowedFolders, make_project
 from dj2mgm.runs.run import Runs
 from dj2mgm.storage.files import write_json
 
@@ -78,16 +78,16 @@ def with_record(crate: Path, path: Path, **values: object) -> Path:
 
 
 def test_each_file_has_the_recomputed_digest_and_size(crate):
-    held, outside = contents(crate), 0
+    archive_files, outside = contents(crate), 0
     for entity in select_type(read_graph(crate), "File"):
         name = unquote(entity["@id"])
         if name.startswith("file:"):
             content, outside = Path(unquote(urlsplit(entity["@id"]).path)).read_bytes(), outside + 1
         else:
-            content = held.pop(name)
+            content = archive_files.pop(name)
         assert entity["sha256"] == hashlib.sha256(content).hexdigest(), name
         assert entity["contentSize"] == str(len(content)), name
-    assert list(held) == ["ro-crate-metadata.json"] and outside == 2  # the user's captions, and the weights
+    assert list(archive_files) == ["ro-crate-metadata.json"] and outside == 2  # the user's captions, and the weights
 
 
 def test_weights_and_the_users_data_are_not_in_a_crate(crate):
@@ -154,14 +154,14 @@ def test_crates_satisfy_the_profile(crate):
 def test_digest_of_images_does_not_depend_on_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     roots = write_page().datasets["photos"].images
-    found = digest_images(Path("results/datasets/photos"), roots)
+    digest = digest_images(Path("results/datasets/photos"), roots)
     lines = [*(hashlib.sha256(png(n)).hexdigest() for n in (0, 1)), "missing"]
     lines += [hashlib.sha256(png(n)).hexdigest() for n in (0, 2)]  # images of instructions, and held-out images
     expected = hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
-    assert found == {"count": 5, "sha256": expected}
+    assert digest == {"count": 5, "sha256": expected}
     shutil.move("my phötos", "moved")
     moved = dict.fromkeys(roots, "moved")
-    assert digest_images(Path("results/datasets/photos"), moved) == found
+    assert digest_images(Path("results/datasets/photos"), moved) == digest
     Path("moved/images/2.png").write_bytes(png(200))
     assert digest_images(Path("results/datasets/photos"), moved)["sha256"] != expected
 
@@ -169,10 +169,14 @@ def test_digest_of_images_does_not_depend_on_paths(tmp_path, monkeypatch):
 def test_a_folder_is_read_like_its_zip_file(crate, tmp_path):
     with zipfile.ZipFile(crate) as archive:
         archive.extractall(tmp_path / "unpacked")
-    with open_crate(crate) as one, open_crate(tmp_path / "unpacked") as other:
-        assert (one.record, one.digests, one.identity) == (other.record, other.digests, other.identity)
-        assert one.record.model_dump(by_alias=True) == read_run_json(crate)
-        assert one.record.versions == {"torch": ["0.0.1"]}
+    with open_crate(crate) as zipped, open_crate(tmp_path / "unpacked") as unpacked:
+        assert (zipped.record, zipped.digests, zipped.identity) == (
+            unpacked.record,
+            unpacked.digests,
+            unpacked.identity,
+        )
+        assert zipped.record.model_dump(by_alias=True) == read_run_json(crate)
+        assert zipped.record.versions == {"torch": ["0.0.1"]}
 
 
 @pytest.mark.parametrize(
@@ -288,7 +292,7 @@ def test_differences_from_the_crates_machine_are_listed(crate, tmp_path, monkeyp
         )
         lines = list(describe_differences(other))
     assert lines[0].endswith("files differ: rules/crate.smk") and "are missing here: rules/gone.smk" in lines[1]
-    assert lines[2].startswith("code: this clone's runs")
+    assert lines[2].startswith("code: the run uses this clone")
     assert lines[3].startswith("torch: 0.0.1 there, ") and lines[4:] == ["gpus: none there, H100 here"]
 
 
@@ -297,18 +301,18 @@ def test_missing_or_different_input_is_refused(tmp_path, monkeypatch):
     write_crate(write_page(), Path("run.crate.zip"))
     with open_crate(Path("run.crate.zip")) as opened:
         inputs, captions = opened.record.inputs, Path("my phötos/captions.jsonl")
-    check_inputs(inputs, Places(Path.cwd()))
+    check_inputs(inputs, AllowedFolders(Path.cwd()))
     captions.write_bytes(captions.read_bytes().replace(b"boat", b"goat"))
     with pytest.raises(InputError, match="my phötos/captions.jsonl differs from the file that the crate's run read"):
-        check_inputs(inputs, Places(Path.cwd()))
+        check_inputs(inputs, AllowedFolders(Path.cwd()))
     captions.unlink()
     with pytest.raises(InputError, match=f"is missing.* then {tmp_path}/my phötos/captions.jsonl"):
-        check_inputs(inputs, Places(Path.cwd()))
+        check_inputs(inputs, AllowedFolders(Path.cwd()))
 
 
 def test_a_crates_configuration_names_the_same_files(crate, tmp_path):
     with open_crate(crate) as opened:
-        runs = make_project(opened, tmp_path, Places(Path.cwd()))
+        runs = make_project(opened, tmp_path, AllowedFolders(Path.cwd()))
     [dataset] = runs.datasets
     assert dataset == "my phötos"
     assert runs.first_seed("baseline").config.dataset == str(crate.parent / "my phötos")
@@ -325,7 +329,7 @@ def test_code_weights_and_deepspeed_of_a_crate_are_ignored(crate, tmp_path):
         "config/schemas/x.yaml",
     ]
     with open_crate(forged(crate, tmp_path / "x.zip", dict.fromkeys(names, b"{}"))) as opened:
-        make_project(opened, tmp_path / "made", Places(Path.cwd()))
+        make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
     assert not [name for name in names if (tmp_path / "made" / name).exists()]
 
 
@@ -352,7 +356,7 @@ def test_a_forbidden_configuration_is_refused(crate, tmp_path, name, content, se
     path = with_record(crate, tmp_path / "page.zip", **page)
     with open_crate(forged(path, tmp_path / "x.zip", {f"config/{name}": content})) as opened:
         with pytest.raises(InputError, match=sentence):
-            make_project(opened, tmp_path / "made", Places(Path.cwd()))
+            make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
 
 
 OUTSIDE = "which is outside of the current folder; put the folder into crate_folders"
@@ -379,13 +383,13 @@ SYSTEM = "a file of the system; a crate may not read it"
 def test_a_crate_cannot_name_outside_folders_or_downloads(crate, tmp_path, monkeypatch, name, values, sentence):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     files = contents(crate)
-    held = yaml.safe_load(files.get(f"config/{name}", b"{}")) or {}
+    crate_values = yaml.safe_load(files.get(f"config/{name}", b"{}")) or {}
     if "dataset" in values:  # otherwise the command line's value applies
         crate = with_record(crate, tmp_path / "page.zip", command_line={})
-    changed = {f"config/{name}": yaml.safe_dump(merged(held, values)).encode()}
+    changed = {f"config/{name}": yaml.safe_dump(merged(crate_values, values)).encode()}
     with open_crate(forged(crate, tmp_path / "x.zip", changed)) as opened:
         with pytest.raises(InputError, match=re.escape(sentence)):
-            make_project(opened, tmp_path / "made", Places(Path.cwd()))
+            make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
 
 
 def merged(old: dict, new: dict) -> dict:
@@ -400,8 +404,8 @@ def test_folders_named_by_the_user_are_accepted(crate, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with open_crate(path) as opened:
         with pytest.raises(InputError, match=OUTSIDE):
-            make_project(opened, tmp_path / "refused", Places(Path.cwd()))
-        runs = make_project(opened, tmp_path / "made", Places(Path.cwd(), [crate.parent]))
+            make_project(opened, tmp_path / "refused", AllowedFolders(Path.cwd()))
+        runs = make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd(), [crate.parent]))
     assert runs.first_seed("baseline").config.dataset == str(photos)
 
 
@@ -409,16 +413,16 @@ def test_an_unused_file_with_an_outside_path_is_omitted(crate, tmp_path):
     values = {"pretrain": {"file": "/srv/decoy/x.jsonl", "images": "/srv/decoy"}}
     changed = {"config/datasets/unused.yaml": yaml.safe_dump(values).encode()}
     with open_crate(forged(crate, tmp_path / "x.zip", changed)) as opened:
-        make_project(opened, tmp_path / "made", Places(Path.cwd()))
+        make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
     assert not (tmp_path / "made/config/datasets/unused.yaml").exists()
     path = with_record(crate, tmp_path / "page.zip", command_line={"dataset": "unused"})
     with open_crate(forged(path, tmp_path / "y.zip", changed)) as opened:
         with pytest.raises(InputError, match=f"unused.*names /srv/decoy/x.jsonl, {OUTSIDE}"):
-            make_project(opened, tmp_path / "again", Places(Path.cwd()))
+            make_project(opened, tmp_path / "again", AllowedFolders(Path.cwd()))
 
 
 @pytest.mark.parametrize(
-    ("given", "file", "sentence"),
+    ("source", "file", "sentence"),
     [
         ("/proc/self/environ", "", SYSTEM),
         ("/srv/decoy", "", OUTSIDE),
@@ -427,11 +431,11 @@ def test_an_unused_file_with_an_outside_path_is_omitted(crate, tmp_path):
         ("~/decoy", "model.safetensors", OUTSIDE),
     ],
 )
-def test_inputs_of_a_crate_outside_of_the_folder_are_not_read(crate, given, file, sentence):
+def test_inputs_of_a_crate_outside_of_the_folder_are_not_read(crate, source, file, sentence):
     with open_crate(crate) as opened:
-        entry = opened.record.inputs[0].model_copy(update={"given": given, "file": file})
+        entry = opened.record.inputs[0].model_copy(update={"configured_path": source, "file": file})
     with pytest.raises(InputError, match=re.escape(sentence)):
-        check_inputs([entry], Places(Path.cwd()))
+        check_inputs([entry], AllowedFolders(Path.cwd()))
 
 
 def test_users_links_are_followed_except_to_system_files(tmp_path):
@@ -439,24 +443,24 @@ def test_users_links_are_followed_except_to_system_files(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "here/data").symlink_to(tmp_path / "data")
     (tmp_path / "here/self").symlink_to("/proc/self")
-    places = Places(tmp_path / "here")
-    assert places.make_absolute("data") == str(tmp_path / "here/data")
+    allowed_folders = AllowedFolders(tmp_path / "here")
+    assert allowed_folders.make_absolute("data") == str(tmp_path / "here/data")
     with pytest.raises(InputError, match=SYSTEM):
-        places.make_absolute("self/environ")
+        allowed_folders.make_absolute("self/environ")
 
 
 @pytest.mark.parametrize("by", ["config.yaml", "command line"])
 def test_a_crates_recipes_are_never_trusted(crate, tmp_path, by):
     path, changes = crate, {"config/recipes/baseline.yaml": CODE}
     if by == "command line":
-        given = read_run_json(crate)["command_line"] | {"trusted_recipes": True}
-        path = with_record(crate, tmp_path / "page.zip", command_line=given)
+        command_line = read_run_json(crate)["command_line"] | {"trusted_recipes": True}
+        path = with_record(crate, tmp_path / "page.zip", command_line=command_line)
     else:
         config = yaml.safe_load(contents(crate)["config/config.yaml"]) | {"trusted_recipes": True}
         changes["config/config.yaml"] = yaml.safe_dump(config).encode()
     with open_crate(forged(path, tmp_path / "x.zip", changes)) as opened:
         with pytest.raises(InputError, match="python_lambda_mapper is not allowed in a recipe, because it runs code"):
-            make_project(opened, tmp_path / "made", Places(Path.cwd()))
+            make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
 
 
 @pytest.mark.parametrize("by", ["experiment", "model", "command line"])
@@ -464,8 +468,8 @@ def test_a_crate_does_not_enable_trackers(crate, tmp_path, monkeypatch, by):
     trackers = ["tensorboard", "wandb", "mlflow", "trackio"]
     path, changes = crate, {}
     if by == "command line":
-        given = read_run_json(crate)["command_line"] | {"trackers": trackers}
-        path = with_record(crate, tmp_path / "page.zip", command_line=given)
+        command_line = read_run_json(crate)["command_line"] | {"trackers": trackers}
+        path = with_record(crate, tmp_path / "page.zip", command_line=command_line)
     elif by == "model":
         model = yaml.safe_load(contents(crate)["config/models/tiny.yaml"])
         changes["config/models/tiny.yaml"] = model | {"settings": model.get("settings", {}) | {"trackers": trackers}}
@@ -473,7 +477,7 @@ def test_a_crate_does_not_enable_trackers(crate, tmp_path, monkeypatch, by):
         changes["config/experiments/baseline.yaml"] = {"trackers": trackers}
     changes = {name: yaml.safe_dump(values).encode() for name, values in changes.items()}
     with open_crate(forged(path, tmp_path / "x.zip", changes)) as opened:
-        runs = make_project(opened, tmp_path / "made", Places(Path.cwd()))
+        runs = make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
     monkeypatch.chdir(tmp_path / "made")
     again = Runs(json.loads((tmp_path / "made/command_line.json").read_text()))  # settings passed to Snakemake
     for run in (*runs, again.first_seed("baseline")):

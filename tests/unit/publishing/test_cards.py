@@ -149,9 +149,9 @@ def test_unlearned_models_are_published_on_request_only(finished, tmp_path, caps
     write_json(tmp_path / VERDICT, {"dj_synth": {"learning_faults": [fault]}})
     settings = finished.model_copy(update={"records": finished.records | {VERDICT: str(tmp_path / VERDICT)}})
     write_yaml(tmp_path / "config.yaml", settings.file_content())
-    given = [part for flag in flags for part in (flag, str(tmp_path))]
+    folder_flags = [part for flag in flags for part in (flag, str(tmp_path))]
     output = tmp_path / "published"
-    done = run_main(script, f"--config={tmp_path}/config.yaml", *given, f"--output-dir={output}", capture=capsys)
+    done = run_main(script, f"--config={tmp_path}/config.yaml", *folder_flags, f"--output-dir={output}", capture=capsys)
     assert done.status == 2 and not output.exists()
     assert (
         "publish: the model of dj_synth has learned nothing measurable. The stage finetune took 6 "
@@ -233,11 +233,11 @@ def describe(tmp_path, monkeypatch):
 
 
 def test_source_without_license_is_named_with_its_key(describe):
-    one, two = ({"format": "data_juicer", "path": "a.jsonl"} for _ in "12")
+    licensed, unlicensed = ({"format": "data_juicer", "path": "a.jsonl"} for _ in "12")
     with pytest.raises(
         InputError, match=r"two has no license, and nothing is published without one; state sources\.two\.license"
     ):
-        check_licenses("mine", describe(sources={"one": one | {"license": "mit"}, "two": two}))
+        check_licenses("mine", describe(sources={"one": licensed | {"license": "mit"}, "two": unlicensed}))
     split = {"file": "a.jsonl", "images": "."}
     message = r"pretrain has no license, and .*; state pretrain\.license in config/datasets/mine\.yaml"
     with pytest.raises(InputError, match=message):

@@ -55,19 +55,19 @@ def push(folder, tmp_path):
     def run(url: str, *flags: str, repository: str = "me/mine", token: str | None = TOKEN, **environment: str):
         command = [sys.executable, PROJECT / "workflow_scripts/push_to_hub.py", "--config", "config.yaml"]
         command += ["--folder", folder.relative_to(tmp_path), "--kind", "model", "--repository", repository]
-        given = {"HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1", **SWITCHES, "HF_HOME": str(tmp_path / "home")}
+        hub_variables = {"HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1", **SWITCHES, "HF_HOME": str(tmp_path / "home")}
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
         done = subprocess.run(
             [*command, "--output", "pushed.json", *(flags or ["--private"])],
             cwd=tmp_path,
-            env=inherited | given | ({"HF_TOKEN": token} if token else {}) | environment,
+            env=inherited | hub_variables | ({"HF_TOKEN": token} if token else {}) | environment,
             capture_output=True,
             text=True,
         )
         output = done.stdout + done.stderr
         assert TOKEN not in output and "Traceback" not in output, output
-        kept = [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
-        assert not any(TOKEN.encode() in content for content in kept)
+        contents = [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
+        assert not any(TOKEN.encode() in content for content in contents)
         assert (done.returncode == 0) == (tmp_path / "pushed.json").exists()
         return done.returncode, output
 
@@ -104,7 +104,7 @@ def test_second_push_commits_changes_and_removals(push, folder, tmp_path):
 @pytest.mark.parametrize("failing", ["/store/", "/commit/main", "/preupload/main", "/objects/batch"])
 def test_failed_upload_commits_nothing_and_can_be_repeated(push, folder, failing, tmp_path):
     def fail(path: str, number: int) -> int | None:
-        started = sum("/store/" in asked for asked in hub.asked)  # uploads of two large files
+        started = sum("/store/" in request for request in hub.requests)  # uploads of two large files
         return 418 if failing in path and (failing != "/store/" or started > 1) else None
 
     with HubServer() as hub:
@@ -125,7 +125,7 @@ def test_a_missing_token_is_reported_in_one_sentence(push, tmp_path):
             and "published/mine/model is ready" in output
             and "set HF_TOKEN, or run `hf auth login`" in output
         )
-        assert hub.asked == []
+        assert hub.requests == []
 
 
 def test_each_failure_of_the_hub_has_a_one_sentence_message(push, folder):
@@ -135,8 +135,8 @@ def test_each_failure_of_the_hub_has_a_one_sentence_message(push, folder):
             (dict(repository="you/mine"), "the token may not write to you/mine (You don't have the rights"),
             (dict(HF_HUB_OFFLINE="1"), "cannot be reached while HF_HUB_OFFLINE is set"),
         ]
-        for given, sentence in failures:
-            status, output = push(hub.url, **given)
+        for variables, sentence in failures:
+            status, output = push(hub.url, **variables)
             assert status == 2 and sentence in output and len(output.strip().splitlines()) == 1, output
         hub.fails = lambda path, number: 507 if path.startswith("/store/") else None
         status, output = push(hub.url)
@@ -192,4 +192,4 @@ def test_card_that_contradicts_its_record_is_not_pushed(push, folder):
     with HubServer() as hub:
         status, output = push(hub.url)
         assert status == 2 and "states 6, but records/dataset/summary.json /pretrain is 5" in output
-        assert hub.asked == []
+        assert hub.requests == []

@@ -26,9 +26,9 @@ SETTINGS = PublishSettings.model_construct(mgm=False, question=QUESTION, adapter
 
 def train(base: Path, stage: Path, connector: bool = True) -> None:
     """Write the output of a fine-tuning, with weights different from the base model's."""
-    found = load_family(base)
-    model = found.load(torch.float32, "eager")
-    wrapped = wrap_with_lora(model, LORA, found.parts(model).decoder, projector=connector)
+    family = load_family(base)
+    model = family.load(torch.float32, "eager")
+    wrapped = wrap_with_lora(model, LORA, family.parts(model).decoder, projector=connector)
     trained = {name: parameter for name, parameter in wrapped.named_parameters() if "lora_" in name}
     torch.manual_seed(1)
     for parameter in [*trained.values(), *(projector_parameters(wrapped).values() if connector else ())]:
@@ -128,9 +128,9 @@ def test_adapter_of_mgms_language_model_loads_in_peft(mgm, weights):
     ids = torch.arange(5, 15)[None]
     before = stock(ids).logits
     tuned = PeftModel.from_pretrained(stock, folder / ADAPTER_FOLDER if weights == "merged" else folder)
-    wanted = trained(input_ids=ids).logits
-    torch.testing.assert_close(tuned(ids).logits, wanted, rtol=1e-5, atol=1e-5)
-    assert not torch.allclose(before, wanted, atol=1e-2)
+    expected = trained(input_ids=ids).logits
+    torch.testing.assert_close(tuned(ids).logits, expected, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(before, expected, atol=1e-2)
     # like the complete model in this project
     whole = (
         load_family(folder).trained(None, "auto")

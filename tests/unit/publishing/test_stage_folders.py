@@ -86,12 +86,12 @@ def test_incomplete_adapter_is_not_searched_on_the_hub(stage, name):
 
 def test_a_published_model_names_no_code(tmp_path):
     (tmp_path / "part").mkdir()
-    kept = {"model_type": "llava", "text_config": {"a": 1}}
+    values = {"model_type": "llava", "text_config": {"a": 1}}
     for name in ("config.json", "tokenizer_config.json", "part/processor_config.json"):
-        (tmp_path / name).write_text(json.dumps(kept | {"auto_map": {"AutoModel": "evil/repository--code.Model"}}))
+        (tmp_path / name).write_text(json.dumps(values | {"auto_map": {"AutoModel": "evil/repository--code.Model"}}))
     plain = tmp_path / "generation_config.json"
     plain.write_text('{"do_sample":false}')
     drop_code(tmp_path)
     for name in ("config.json", "tokenizer_config.json", "part/processor_config.json"):
-        assert json.loads((tmp_path / name).read_text()) == kept
+        assert json.loads((tmp_path / name).read_text()) == values
     assert plain.read_text() == '{"do_sample":false}'

@@ -15,12 +15,12 @@ from dj2mgm.recipes.catalogue import (
     allowed_operators,
     refused_operators,
 )
-from list_operators import format_listing, list_operators, unreviewed
+from list_operators import format_listing, list_operators, list_unreviewed
 
 
 def test_installed_operators_equal_the_reviewed_ones():
     listing = list_operators()
-    assert unreviewed(listing) == []
+    assert list_unreviewed(listing) == []
     # if this fails, run workflow_scripts/list_operators.py and read the changes
     assert format_listing(listing) == INSTALLED.read_text(encoding="utf-8")
 

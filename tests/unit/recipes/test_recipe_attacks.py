@@ -25,7 +25,7 @@ CODE = "lambda s: [__import__('os').system('touch ran')]"
 MINHASH, REPEATS = "document_minhash_deduplicator", "remove_repeat_sentences_mapper"
 WRAPPED = (CODE, f"({CODE})", f" \n(({CODE}))", f"[{CODE}][0]", f"(f := {CODE})", f"# x\n{CODE}", [CODE], {"a": CODE})
 ATTACKS = {
-    **{f"code {place}": {REPEATS: {"tokenizer": code}} for place, code in enumerate(WRAPPED)},
+    **{f"code {number}": {REPEATS: {"tokenizer": code}} for number, code in enumerate(WRAPPED)},
     "a file of code": {"python_file_mapper": {"file_path": "DECOYS/model.pt"}},
     "a condition that is evaluated": {"general_field_filter": {"filter_condition": "__import__('os')"}},
     "a deleted file": {MINHASH: {"tokenization": "sentencepiece", "tokenizer_model": "DECOYS/model.pt"}},
@@ -165,7 +165,7 @@ def sandbox() -> Iterator[Path]:
 
 def test_hostile_values_are_refused_or_change_nothing_outside(sandbox, monkeypatch):
     """Try operators without a model; tests/support/recipe_fuzzing.py tries the others and every value."""
-    decoys, kept = sandbox / "decoys", {}
+    decoys, expected_files = sandbox / "decoys", {}
     monkeypatch.chdir(sandbox / "work")
     tried = 0
     for operator, argument, value in generate_cases(decoys, full=False):
@@ -173,20 +173,22 @@ def test_hostile_values_are_refused_or_change_nothing_outside(sandbox, monkeypat
         tried += 1
         if not operator.startswith(NEEDS_PACKAGES) and is_accepted(process):  # without a folder for models
             assert "decoys" not in str(value) and "lambda" not in str(value)
-            kept.setdefault((operator, type(value)), (process, False))
-    assert tried > 20_000 and len(kept) > 40
+            expected_files.setdefault((operator, type(value)), (process, False))
+    assert tried > 20_000 and len(expected_files) > 40
     code = f"(lambda s: [s, __import__('os').system('touch {decoys}/ran')][:1])"
     attacks = [  # without the check, to show that the sandbox notices attacks
         [{REPEATS: {"tokenizer": code}}],
         [{MINHASH: {"tokenization": "sentencepiece", "tokenizer_model": str(decoys / "model.pt")}}],
         [{"stopwords_filter": {"stopwords_dir": f"{decoys}/new"}}],
     ]
-    findings = run_cases(sandbox, [*kept.values(), *((attack, True) for attack in attacks)])
+    findings = run_cases(sandbox, [*expected_files.values(), *((attack, True) for attack in attacks)])
     *harmless, ran, deleted, made = findings
     assert [
-        each for each in harmless if each["events"] or each["changed"] or each["outcome"].startswith("failed")
+        finding
+        for finding in harmless
+        if finding["events"] or finding["changed"] or finding["outcome"].startswith("failed")
     ] == []
-    assert {each["outcome"].split(":")[0] for each in harmless} == {"ran", "refused"}
+    assert {finding["outcome"].split(":")[0] for finding in harmless} == {"ran", "refused"}
     assert any("os.system" in event for event in ran["events"]) and f"{decoys}/ran" in ran["changed"]
     assert f"{decoys}/model.pt" in deleted["changed"]
     assert f"{decoys}/new" in made["changed"]
@@ -260,12 +262,12 @@ def test_a_model_can_be_in_results_or_a_named_folder(project, tmp_path):
         (tmp_path / folder / "model.safetensors").touch()
     (tmp_path / "results/words").mkdir()
 
-    def named(folder: str) -> Runs:
+    def name_clip(folder: str) -> Runs:
         recipe = {"process": [{"image_text_similarity_filter": {"hf_clip": folder}}]}
         return project(recipe, evaluate={"judge_clip": str(tmp_path / "elsewhere/clip")})
 
-    named("results/models/clip")
-    named(str(tmp_path / "elsewhere/clip"))
+    name_clip("results/models/clip")
+    name_clip(str(tmp_path / "elsewhere/clip"))
     for folder, problem in {
         str(tmp_path / "private/clip"): "must be a folder in results/ or one that the model's file names",
         "results/../private/clip": "must be a folder in results/ or one that the model's file names",
@@ -275,7 +277,7 @@ def test_a_model_can_be_in_results_or_a_named_folder(project, tmp_path):
         "x" * 5000: "must be a folder on this machine",
     }.items():
         with pytest.raises(InputError, match=f"'hf_clip' {problem}"):
-            named(folder)
+            name_clip(folder)
 
 
 def test_the_home_folder_can_be_abbreviated(project, tmp_path, monkeypatch):

@@ -279,8 +279,8 @@ EDIT = st.tuples(st.integers(0, len(TEXT)), ODD)
 @given(st.lists(EDIT, max_size=4))
 def test_any_string_as_a_recipe_is_accepted_or_refused(project, edits):
     text = TEXT
-    for place, new in edits:
-        text = text[:place] + new + text[place + len(new) :]
+    for position, new in edits:
+        text = text[:position] + new + text[position + len(new) :]
     try:
         project(text)
     except InputError as error:

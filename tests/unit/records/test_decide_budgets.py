@@ -19,7 +19,7 @@ def look(taken: int, budget: DecideSection, most: int, hours: float = 0.0, kind:
 
 
 @pytest.mark.parametrize(
-    ("hours", "taken", "used", "each", "seeds"),
+    ("hours", "taken", "used", "seconds_per_seed", "seeds"),
     [
         (None, 2, 9.0, 1.0, 10),  # only seeds are limited
         (6, 2, 2.0, 1.0, 6),
@@ -29,9 +29,9 @@ def look(taken: int, budget: DecideSection, most: int, hours: float = 0.0, kind:
         (6, 2, None, None, 10),  # no times are measured yet
     ],
 )
-def test_affordable_seeds(hours, taken, used, each, seeds):
+def test_affordable_seeds(hours, taken, used, seconds_per_seed, seeds):
     budget = DecideSection(seeds=10, hours=hours)
-    assert affordable_seeds(budget, taken, used and HOUR * used, each and HOUR * each) == seeds
+    assert affordable_seeds(budget, taken, used and HOUR * used, seconds_per_seed and HOUR * seconds_per_seed) == seeds
 
 
 def test_each_budget_keeps_its_own_plan():

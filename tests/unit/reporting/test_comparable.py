@@ -50,20 +50,22 @@ def compared(config) -> set[str]:
     """Return the metrics with a difference, and check that all parts of the report agree on them."""
     experiments = load_experiments(config)
     differences = {"dj_synth": score_differences(experiments[1], experiments[0])}
-    found = {metric for metrics in differences["dj_synth"].values() for metric in metrics}
+    metrics = {metric for estimates in differences["dj_synth"].values() for metric in estimates}
     table = tabulate_scores(experiments).set_index("metric")
     for column in ("difference", "difference_low", "difference_high"):
-        assert set(table.index[table[column].notna()]) == found
+        assert set(table.index[table[column].notna()]) == metrics
     panels = headline_panels(experiments, differences)
     drawn = {panel.title for panel in panels if any(model.differences for model in panel.models)}
     [verdict] = metric_verdicts(experiments, differences)
-    compared_metrics = " ".join(word for one in verdict.sentences for word in (*one.better, *one.worse, *one.same))
-    assert ("CLIPScore" in drawn) == ("CLIPScore" in compared_metrics) == ("clip_score" in found)
-    assert ("VQA accuracy" in drawn) == ("VQA accuracy" in compared_metrics) == ("vqa_accuracy" in found)
+    compared_metrics = " ".join(
+        title for sentence in verdict.sentences for title in (*sentence.better, *sentence.worse, *sentence.same)
+    )
+    assert ("CLIPScore" in drawn) == ("CLIPScore" in compared_metrics) == ("clip_score" in metrics)
+    assert ("VQA accuracy" in drawn) == ("VQA accuracy" in compared_metrics) == ("vqa_accuracy" in metrics)
     for panel in panels:
         assert all(len(model.levels) == 2 for model in panel.models), "levels are shown in any case"
-        assert panel.title != "CLIPScore" or (panel.ceiling is not None) == ("clip_score" in found)
-    return found
+        assert panel.title != "CLIPScore" or (panel.ceiling is not None) == ("clip_score" in metrics)
+    return metrics
 
 
 @pytest.mark.parametrize(

@@ -95,11 +95,11 @@ def test_pandas_can_read_the_table(results):
     assert len(table) == sum(len(metrics) for e in experiments for metrics in e.groups.values()) == 5 + 6
     for row in table.itertuples():
         experiment = experiments[[e.name for e in experiments].index(row.experiment)]
-        found = experiment.groups[row.group][row.metric]
+        estimate = experiment.groups[row.group][row.metric]
         assert [row.value, row.low, row.high] == pytest.approx(
-            [found[key] for key in ("mean", "low", "high")], abs=1e-6
+            [estimate[key] for key in ("mean", "low", "high")], abs=1e-6
         )
-        assert (row.n, row.seeds) == (found["n"], 2)
+        assert (row.n, row.seeds) == (estimate["n"], 2)
 
 
 def test_differences_are_to_the_first_experiment(results):
@@ -147,12 +147,12 @@ def test_one_image_has_no_interval_and_shows_no_difference(tmp_path):
 
 def test_chance_note_for_several_differences():
     assert chance_note(1, one_seed=True) == ""
-    several, one = chance_note(6, one_seed=False), chance_note(6, one_seed=True)
+    several, single = chance_note(6, one_seed=False), chance_note(6, one_seed=True)
     assert (
         "The 6 intervals are not corrected" in several
         and "about one in 20 is marked better or worse by chance" in several
     )
-    assert one == "The 6 intervals are not corrected for their number."
+    assert single == "The 6 intervals are not corrected for their number."
 
 
 @pytest.mark.parametrize(

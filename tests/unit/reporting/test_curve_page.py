@@ -17,25 +17,25 @@ def test_all_rows_and_each_source_have_a_curve(tmp_path):
     """Source b has an effect and source a has none; both have 800 rows."""
     dataset, entries = write_dataset(tmp_path / "datasets/shapes"), []
     shares = [*FRACTIONS, *({name: share} for name in "ab" for share in FRACTIONS[1:])]
-    for place, share in enumerate(shares):
+    for number, share in enumerate(shares):
         parts = {name: share.get(name, 1.0) if isinstance(share, dict) else share for name in "ab"}
         score = 0.9 - 0.1 * parts["b"] ** -0.5
         vqa = {"finetune/own": {"answer_probability": {f"e{n}": (score, 1) for n in range(4)}}}
-        run = write_run(tmp_path / f"v{place}", {}, vqa)
+        run = write_run(tmp_path / f"v{number}", {}, vqa)
         sources = {name: {"rows_out": int(800 * part)} for name, part in parts.items()}
-        total = sum(one["rows_out"] for one in sources.values())
+        total = sum(source["rows_out"] for source in sources.values())
         summary = {"pretrain": {"rows_out": total, "sources": sources}, "finetune": {"rows_out": 0}}
-        write_json(tmp_path / f"v{place}/jsonl/summary.json", summary)
-        entries.append(entry(f"v{place}", dataset, {0: run}, jsonl={"fraction": share}))
+        write_json(tmp_path / f"v{number}/jsonl/summary.json", summary)
+        entries.append(entry(f"v{number}", dataset, {0: run}, jsonl={"fraction": share}))
     write_yaml(tmp_path / "config.yaml", {"experiments": entries})
     variants = load_experiments(tmp_path / "config.yaml")
     [table] = curve_table(variants, find_headline(variants))
     rows = {row[0]: row[1:] for row in table.rows}
     assert [rows[name][:2] for name in ("all", "a", "b")] == [
-        *([format_integer(number), "80.0 %"] for number in (1600, 800, 800)),
+        *([format_integer(count), "80.0 %"] for count in (1600, 800, 800)),
     ]
     assert rows["a"][3].startswith("800 more: 0.0 points (")
-    law = LearningCurve([800 * one for one in FRACTIONS], [0.9 - 0.1 * one**-0.5 for one in FRACTIONS])
+    law = LearningCurve([800 * part for part in FRACTIONS], [0.9 - 0.1 * part**-0.5 for part in FRACTIONS])
     expected = 100 * law.gain_at(1600).median
     assert rows["b"][3].startswith(f"800 more: +{expected:.1f} points (") and expected == pytest.approx(2.9, abs=0.1)
     assert rows["all"][3].startswith(f"{format_integer(1000)} more: +")

@@ -35,7 +35,7 @@ def test_a_first_look_without_exclusions_is_described(page):
     look = take_look(page({"baseline": 0.5, "new": 0.53}, seeds=2, spread=0.1), [], budget)
     assert look.kind == "undecided" and look.half > 1 and look.interval == ""
     assert "points; no difference is excluded yet)." in describe_decision(look, budget)
-    found = decision_page([look], budget)
-    [card] = found.cards
+    decision = decision_page([look], budget)
+    [card] = decision.cards
     assert card.sure == "Not sure." and "every difference is still possible" in card.verdict.certainty
-    assert found.rows[0].scores[0].lines == ["all differences possible", "undecided"]
+    assert decision.rows[0].scores[0].lines == ["all differences possible", "undecided"]

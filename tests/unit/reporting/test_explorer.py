@@ -55,18 +55,18 @@ def test_limits_reproduce_the_runs_dropped_rows(results, run):
             (s["operator"], s["dropped"]) for s in summary["operators"]
         ]
     numbers = {key: column.values for key, column in pairs.columns.items()}
-    for place, step in enumerate(pairs.steps, start=1):
-        arrived = (pairs.fate == 0) | (pairs.fate >= place)
+    for index, step in enumerate(pairs.steps, start=1):
+        arrived = (pairs.fate == 0) | (pairs.fate >= index)
+        has_numbers = arrived.copy()
         for limit in step.limits:
-            arrived &= np.isfinite(numbers[limit.column])
-        everyone = (pairs.fate == 0) | (pairs.fate >= place)
+            has_numbers &= np.isfinite(numbers[limit.column])
         dropped = np.zeros(ROWS, dtype=bool)
         for limit in step.limits:
-            dropped |= limit.drops(numbers[limit.column], limit_value(limit, limit.value, numbers, everyone))
+            dropped |= limit.drops(numbers[limit.column], limit_value(limit, limit.value, numbers, arrived))
         if step.rewritten is not None:
             assert dropped.sum() == step.rewritten > 0
         elif step.limits:
-            assert (dropped[arrived] == (pairs.fate[arrived] == place)).all()
+            assert (dropped[has_numbers] == (pairs.fate[has_numbers] == index)).all()
     limits = {f"{step.operator} {limit.argument}": limit.value for step in pairs.steps for limit in step.limits}
     assert limits == {
         "text_length_filter min_len": 38,
@@ -112,7 +112,7 @@ def test_rows_show_near_duplicates_and_rewritten_captions(results):
     assert captions.columns["clip_score"].values.tolist() == list(range(20))
     verdict = answers.columns["verdict"]
     assert [verdict.words[int(code)] for code in verdict.values[:5]] == ["wrong", *["right"] * 3, "wrong"]
-    assert answers.shown == {"verdict": "wrong"}
+    assert answers.first_filter == {"verdict": "wrong"}
 
 
 def test_captions_of_one_image_have_its_scores(tmp_path):
@@ -256,9 +256,9 @@ def connect(server: Server) -> socket.socket:
 
 def test_connections_without_a_complete_request_are_closed(server, monkeypatch):
     monkeypatch.setattr("dj2mgm.reporting.explorer.server.REQUEST_S", 0.3)
-    silent, dripping, kept = connect(server), connect(server), http.client.HTTPConnection(*server.server_address)
-    kept.request("GET", f"/{server.token}/report.html")
-    assert kept.getresponse().read()
+    silent, dripping, persistent = connect(server), connect(server), http.client.HTTPConnection(*server.server_address)
+    persistent.request("GET", f"/{server.token}/report.html")
+    assert persistent.getresponse().read()
     dripping.sendall(b"GET /x HTTP/1.1\r\n")
     started = time.monotonic()
     with contextlib.suppress(OSError):
@@ -266,7 +266,7 @@ def test_connections_without_a_complete_request_are_closed(server, monkeypatch):
             dripping.sendall(b"X")
             time.sleep(0.05)
     assert time.monotonic() - started < 3, "a request that drips has no deadline"
-    assert silent.recv(1) == b"" and kept.sock.recv(1) == b""
+    assert silent.recv(1) == b"" and persistent.sock.recv(1) == b""
     while server.open and time.monotonic() - started < 5:
         time.sleep(0.01)
     assert not server.open
@@ -298,8 +298,8 @@ def test_images_are_scaled_and_a_missing_one_is_explained(server):
 def test_requests_for_rows_and_searches_are_answered(server):
     [row] = json.loads(request_page(server, "run/pairs/rows?at=1")[1])
     assert row["id"] == row_id(1) and row["lines"][0][1] == MARKUP
-    found = np.frombuffer(request_page(server, f"run/pairs/find?words={row_id(7)[:-1].upper()}")[1], dtype=np.uint8)
-    assert np.flatnonzero(found)[:10].tolist() == list(range(10))  # and their near-duplicates
+    matches = np.frombuffer(request_page(server, f"run/pairs/find?words={row_id(7)[:-1].upper()}")[1], dtype=np.uint8)
+    assert np.flatnonzero(matches)[:10].tolist() == list(range(10))  # and their near-duplicates
     assert request_page(server, "report.html")[1] == b"<p>report"
     policy = request_page(server, "report.html")[2]["Content-Security-Policy"]
     assert policy.startswith("default-src 'none'")
@@ -333,19 +333,19 @@ def test_taken_port_is_reported(server, results):
 
 def test_statistics_of_a_run_fill_the_columns(results, run):
     pairs = results.tables[0]
-    places = {row["id"]: place for place, row in enumerate(pairs.texts)}
+    indices = {row["id"]: index for index, row in enumerate(pairs.texts)}
     for row in list(read_jsonl(run / "filter/stats.jsonl"))[:50]:
-        assert pairs.columns["filter/text_len"].values[places[row["id"]]] == row["text_len"]
-        assert pairs.columns["filter/image_width"].values[places[row["id"]]] == row["image_width"][0]
+        assert pairs.columns["filter/text_len"].values[indices[row["id"]]] == row["text_len"]
+        assert pairs.columns["filter/image_width"].values[indices[row["id"]]] == row["image_width"][0]
 
 
 def test_pages_are_written_with_a_report_unless_they_are_large(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(run.parents[1])  # paths in results are relative to this folder
     stages = {path.name: path for path in run.iterdir() if path.is_dir()}
-    stated = [("small", ROWS, stages), ("large", 1_000_000, stages), ("empty", ROWS, {"filter": tmp_path})]
+    cases = [("small", ROWS, stages), ("large", 1_000_000, stages), ("empty", ROWS, {"filter": tmp_path})]
     experiments = [
         SimpleNamespace(name=name, dataset_counts={"pretrain": rows}, runs=[SimpleNamespace(stages=folders)])
-        for name, rows, folders in stated
+        for name, rows, folders in cases
     ]
     assert write_explorers(experiments, tmp_path / "explorer") == ["small"]
     assert [path.name for path in (tmp_path / "explorer").iterdir()] == ["small.html"]
@@ -364,7 +364,7 @@ def test_links_of_the_report_exist_in_the_explorer(tmp_path):
     links = re.findall(r'href="(explorer/[^"]+)"', page.read_text())
     fragments = [parse_qs(urlsplit(unescape(link)).fragment) for link in links]
     recipes = {"filter": FILTER_RECIPE["process"], "synthesize": SYNTHESIS_RECIPE["process"]}
-    known = {step_key(stage, number) for stage, steps in recipes.items() for number in range(1, len(steps) + 1)}
-    drops = [one["drop"][0] for one in fragments if "drop" in one]
-    assert {"filter-2", "filter-4", "synthesize-2", "synthesize-3"} == set(drops) & known == set(drops)
-    assert {key for one in fragments for key in one} == {"drop", "caption", "table", "find", "verdict"}
+    step_keys = {step_key(stage, number) for stage, steps in recipes.items() for number in range(1, len(steps) + 1)}
+    drops = [fragment["drop"][0] for fragment in fragments if "drop" in fragment]
+    assert {"filter-2", "filter-4", "synthesize-2", "synthesize-3"} == set(drops) & step_keys == set(drops)
+    assert {key for fragment in fragments for key in fragment} == {"drop", "caption", "table", "find", "verdict"}

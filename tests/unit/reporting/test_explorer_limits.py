@@ -65,10 +65,12 @@ def test_movable_limits_agree_with_the_operators(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("operator", sorted({operator for operator, *_ in OPERATOR_LIMITS.values()}))
 def test_defaults_from_the_source_code_equal_the_classes(operator):
-    limiting = {argument for name, *arguments in OPERATOR_LIMITS.values() if name == operator for argument in arguments}
+    limit_arguments = {
+        argument for name, *arguments in OPERATOR_LIMITS.values() if name == operator for argument in arguments
+    }
     for name in {operator, f"batched_{operator}"} & set(OPERATORS.modules):
         parameters = inspect.signature(OPERATORS.modules[name].__init__).parameters
-        known = read_defaults(name)
-        assert {argument: parameters[argument].default for argument in known} == known
-        for argument in limiting & set(parameters) - set(known):
+        defaults = read_defaults(name)
+        assert {argument: parameters[argument].default for argument in defaults} == defaults
+        for argument in limit_arguments & set(parameters) - set(defaults):
             assert parameters[argument].default >= UNLIMITED

@@ -64,20 +64,20 @@ def page(tmp_path):
 
 
 def verdict(experiments) -> HeadlineVerdict:
-    [found] = headline_verdicts(experiments)
-    return found
+    [single_verdict] = headline_verdicts(experiments)
+    return single_verdict
 
 
 def test_better_data_are_named_with_their_difference(page):
-    found = verdict(page({"baseline": 0.5, "new": 0.6}, seeds=3))
-    assert found.kind == "better" and found.statement.startswith("new is better than baseline: probability of the ")
-    assert " % instead of " in found.statement and "(+" in found.statement and "95 % interval" in found.statement
-    share, statement = re.fullmatch(r"If the data were equally good, (\d\.\d+) % (.*)", found.certainty).groups()
+    result = verdict(page({"baseline": 0.5, "new": 0.6}, seeds=3))
+    assert result.kind == "better" and result.statement.startswith("new is better than baseline: probability of the ")
+    assert " % instead of " in result.statement and "(+" in result.statement and "95 % interval" in result.statement
+    share, statement = re.fullmatch(r"If the data were equally good, (\d\.\d+) % (.*)", result.certainty).groups()
     assert (
         statement == "of repetitions with 100 images and 3 seeds would find a difference this large."
         and 0 < float(share) < 5
     )
-    assert (found.next_step, found.command) == ("", "")
+    assert (result.next_step, result.command) == ("", "")
     experiments = page({"baseline": 0.5, "new": 0.6}, seeds=3)
     [card] = write_verdict_cards(experiments)
     assert (card.label, card.tone, card.sure) == ("Better", "good", "95 % confidence.")
@@ -90,17 +90,17 @@ def test_better_data_are_named_with_their_difference(page):
 def test_the_verdict_on_one_seed_is_about_two_models(page):
     commands = {0.6: "new --config 'seeds=[0,1,2]'", 0.5001: "decide --config experiment=new"}
     for level, command in commands.items():
-        found = verdict(page({"baseline": 0.5, "new": level}, seeds=1, spread=0.1))
-        assert "or these two models" in found.statement
+        result = verdict(page({"baseline": 0.5, "new": level}, seeds=1, spread=0.1))
+        assert "or these two models" in result.statement
         likely = "If the models were equally good, less than 0.1 % of samples of 100 images would show"
-        assert level != 0.6 or found.certainty.startswith(likely)
-        assert "One seed does not show how much the scores would change with another seed." in found.certainty
+        assert level != 0.6 or result.certainty.startswith(likely)
+        assert "One seed does not show how much the scores would change with another seed." in result.certainty
         # six stages of two experiments, three minutes each, for two seeds
         assert (
             "With 2 more seeds of both experiments (about 72 minutes) the verdict is about the data, not only about "
-            "these two models." in found.next_step
+            "these two models." in result.next_step
         )
-        assert found.command == f"snakemake --cores 1 {command}"
+        assert result.command == f"snakemake --cores 1 {command}"
 
 
 def test_the_verdict_on_one_common_seed_is_about_two_models(page, tmp_path):
@@ -118,33 +118,32 @@ def test_the_verdict_on_one_common_seed_is_about_two_models(page, tmp_path):
 
 
 def test_an_undecided_verdict_states_power_and_cost(page):
-    found = verdict(page({"baseline": 0.5, "new": 0.53}, seeds=3, spread=0.05))
-    assert found.kind == "undecided"
-    assert found.statement.startswith("Undecided whether new is better than baseline: ")
-    assert found.certainty.startswith("The interval contains zero, so either side may be better. ")
-    assert "With 100 images and 3 seeds, the smallest difference found with 80 % power is " in found.certainty
-    assert " more seeds of both experiments (about 3.0 hours) decide with 80 % probability" in found.next_step
+    result = verdict(page({"baseline": 0.5, "new": 0.53}, seeds=3, spread=0.05))
+    assert result.kind == "undecided"
+    assert result.statement.startswith("Undecided whether new is better than baseline: ")
+    assert result.certainty.startswith("The interval contains zero, so either side may be better. ")
+    assert "With 100 images and 3 seeds, the smallest difference found with 80 % power is " in result.certainty
+    assert " more seeds of both experiments (about 3.0 hours) decide with 80 % probability" in result.next_step
     advice = " This command adds seeds one by one until the verdict is decided, up to 10 per experiment in all:"
-    assert found.next_step.endswith(advice)
-    assert found.command == "snakemake --cores 1 decide --config experiment=new"
-    found = verdict(page({"baseline": 0.5, "new": 0.52}, seeds=3, spread=0.05))
-    assert "more held-out images together decide" in found.next_step
+    assert result.next_step.endswith(advice)
+    assert result.command == "snakemake --cores 1 decide --config experiment=new"
+    result = verdict(page({"baseline": 0.5, "new": 0.52}, seeds=3, spread=0.05))
+    assert "more held-out images together decide" in result.next_step
 
 
 def test_a_difference_within_the_margin_is_equivalent(page):
-    found = verdict(page({"baseline": 0.5, "new": 0.501}, seeds=5, spread=0.01, margin=0.05))
-    assert found.kind == "equivalent"
-    assert found.statement.startswith("new and baseline are equivalent: ")
-    assert found.statement.endswith(", within the margin of 5.0 points.")
+    result = verdict(page({"baseline": 0.5, "new": 0.501}, seeds=5, spread=0.01, margin=0.05))
+    assert result.kind == "equivalent"
+    assert result.statement.startswith("new and baseline are equivalent: ")
+    assert result.statement.endswith(", within the margin of 5.0 points.")
 
 
 def test_several_experiments_are_corrected_and_share_noise(page):
-    found = headline_verdicts(page({"baseline": 0.5, "one": 0.6, "two": 0.4, "three": 0.5003}, seeds=2))
-    assert [one.kind for one in found[:2]] == ["better", "worse"]
-    assert all("corrected for 3 comparisons" in one.certainty for one in found[:2])
-    assert all(
-        "The noise between seeds is estimated from all experiments of the page." in one.certainty for one in found
-    )
+    verdicts = headline_verdicts(page({"baseline": 0.5, "one": 0.6, "two": 0.4, "three": 0.5003}, seeds=2))
+    assert [decided.kind for decided in verdicts[:2]] == ["better", "worse"]
+    assert all("corrected for 3 comparisons" in decided.certainty for decided in verdicts[:2])
+    noise = "The noise between seeds is estimated from all experiments of the page."
+    assert all(noise in shown.certainty for shown in verdicts)
 
 
 def test_an_experiment_is_compared_with_its_random_control(page, tmp_path):
@@ -157,16 +156,16 @@ def test_an_experiment_is_compared_with_its_random_control(page, tmp_path):
     assert better.statement.startswith("new is better than baseline: ")
     assert control.experiment == "new-random"
     assert control.statement.startswith("new is better than new-random: ")
-    for one in (better, control):
-        assert "corrected for 2 comparisons" in one.certainty
-        assert "The noise between seeds is estimated from all experiments of the page." in one.certainty
+    for shown in (better, control):
+        assert "corrected for 2 comparisons" in shown.certainty
+        assert "The noise between seeds is estimated from all experiments of the page." in shown.certainty
     card = write_verdict_cards(experiments)[1]
     assert card.label == "new: better" and "than as many random ones" in card.next_step
     # the intervals equal those of the page's tables
-    for one, reference in ((better, 0), (control, 2)):
-        ordered = [experiments[reference], *(other for place, other in enumerate(experiments) if place != reference)]
-        found = differences_to_first(ordered)["new"]["finetune/own"]["answer_probability"]
-        assert format_interval("answer_probability", found, format_difference) in one.statement
+    for shown, reference in ((better, 0), (control, 2)):
+        ordered = [experiments[reference], *(other for index, other in enumerate(experiments) if index != reference)]
+        difference = differences_to_first(ordered)["new"]["finetune/own"]["answer_probability"]
+        assert format_interval("answer_probability", difference, format_difference) in shown.statement
     assert verdict_records(experiments)["new-random"]["statement"] == control.statement
 
 
@@ -200,9 +199,9 @@ def test_a_verdict_is_repeated_at_half_of_the_learning_rates(page, tmp_path, hal
     names = ["baseline-half-learning-rate", "new-half-learning-rate"]
     page({"baseline": 0.5, "new": 0.6, names[0]: 0.48, names[1]: halved}, seeds=3)
     config = read_yaml(tmp_path / "config.yaml")
-    for place, (parent, compared) in enumerate([("baseline", None), ("new", names[::-1])], start=2):
+    for index, (parent, compared) in enumerate([("baseline", None), ("new", names[::-1])], start=2):
         control = {"kind": "half_learning_rate", "experiment": parent, "compared": compared}
-        config["experiments"][place]["control"] = control
+        config["experiments"][index]["control"] = control
     write_yaml(tmp_path / "config.yaml", config)
     experiments = load_experiments(tmp_path / "config.yaml")
     better, control = headline_verdicts(experiments)
@@ -216,16 +215,16 @@ def test_a_verdict_is_repeated_at_half_of_the_learning_rates(page, tmp_path, hal
 
 def test_an_interval_without_zero_may_be_undecided(page):
     levels = {"baseline": 0.5, "one": 0.528} | {f"other{number}": 0.5 + number / 10000 for number in range(1, 5)}
-    [found, *_] = headline_verdicts(page(levels, seeds=3, spread=0.03))
-    assert found.kind == "undecided"
-    assert "The interval excludes zero, but the corrected p-value is 0.057." in found.certainty
+    [result, *_] = headline_verdicts(page(levels, seeds=3, spread=0.03))
+    assert result.kind == "undecided"
+    assert "The interval excludes zero, but the corrected p-value is 0.057." in result.certainty
 
 
 def test_the_configuration_sets_the_headline_metric(page):
     gain = find_headline(page({"baseline": 0.5, "new": 0.6}, seeds=1, headline="likelihood_gain", margin=0.2))
     assert (gain.group, gain.metric, gain.margin) == ("finetune/difference", "answer_log_likelihood", 0.2)
-    found = verdict(page({"baseline": 0.5, "new": 0.6}, seeds=2, headline="answer_log_likelihood"))
-    assert "log-likelihood of the right answer (nats) −0.396 instead" in found.statement
+    result = verdict(page({"baseline": 0.5, "new": 0.6}, seeds=2, headline="answer_log_likelihood"))
+    assert "log-likelihood of the right answer (nats) −0.396 instead" in result.statement
 
 
 @pytest.mark.parametrize(
@@ -244,9 +243,9 @@ def test_the_likelihood_gain_ranks_short_trainings(headline, ranks_short_runs):
 
 
 def test_baseline_alone_states_what_it_learned(page):
-    found = verdict(page({"baseline": 0.5}, seeds=2))
-    assert found.statement.startswith("The fine-tuned model uses its images: probability of the right answer 50.")
-    assert " instead of 25." in found.statement and "2 seeds" in found.certainty
+    result = verdict(page({"baseline": 0.5}, seeds=2))
+    assert result.statement.startswith("The fine-tuned model uses its images: probability of the right answer 50.")
+    assert " instead of 25." in result.statement and "2 seeds" in result.certainty
 
 
 def test_a_model_that_ignores_images_has_a_banner(monkeypatch, tmp_path, capsys):
@@ -302,8 +301,8 @@ def test_experiments_that_learned_nothing_share_a_card(page, tmp_path):
     experiments = load_experiments(tmp_path / "config.yaml")
     for target, command in (("", "one two"), ("sweep", "sweep")):
         cards = write_verdict_cards(experiments, target)
-        kept, merged = merge_withheld(cards, experiments[0], target)
-        assert kept == cards[0] and merged.verdict.experiment == "one and two"
+        first, merged = merge_withheld(cards, experiments[0], target)
+        assert first == cards[0] and merged.verdict.experiment == "one and two"
         assert merged.verdict.statement == "The verdicts are withheld, because one and two learned nothing."
         assert merged.command == f"snakemake --cores 1 {command} --config 'finetune={{min_steps: 60}}'"
         assert merged.next_step == cards[1].next_step == cards[2].next_step
@@ -317,8 +316,8 @@ def test_seed_noise_does_not_hide_that_models_learned(page):
     gains[1].sums[:] = 0.05 + gains[1].sums / 100  # this seed gains a fifth of the other's
     assert experiments[0].groups["finetune/difference"]["answer_probability"]["low"] < 0
     own = stats.ttest_1samp(np.mean([gain.sums for gain in gains], axis=0), 0).confidence_interval()
-    found = estimate_image_gain(experiments[0], "answer_probability")
-    assert (found["low"], found["high"]) == pytest.approx(own)
+    gain = estimate_image_gain(experiments[0], "answer_probability")
+    assert (gain["low"], gain["high"]) == pytest.approx(own)
     assert find_unlearned(experiments) == {}
 
 
@@ -371,8 +370,8 @@ def test_the_first_screen_precedes_everything_else(monkeypatch, tmp_path):
 def test_shared_stages_cost_nothing_and_commands_continue_runs(page, tmp_path):
     page({"baseline": 0.5, "new": 0.5001}, seeds=1, spread=0.1)
     config = read_yaml(tmp_path / "config.yaml")
-    for one in config["experiments"]:
-        one["config"] |= {"dataset": "../my photos", "model": {"name": "mgm-2b"}}
+    for experiment in config["experiments"]:
+        experiment["config"] |= {"dataset": "../my photos", "model": {"name": "mgm-2b"}}
     config["experiments"][1]["runs"][0]["stages"]["filter"] = config["experiments"][0]["runs"][0]["stages"]["filter"]
     write_yaml(tmp_path / "config.yaml", config)
     [card] = write_verdict_cards(load_experiments(tmp_path / "config.yaml"))
@@ -384,10 +383,10 @@ def test_shared_stages_cost_nothing_and_commands_continue_runs(page, tmp_path):
 def test_longer_training_is_advised_for_unlearned_models(page, tmp_path):
     page({"baseline": 0.5}, seeds=1)
     write_json(tmp_path / "baseline/0/finetune/metrics.json", {"seed": 0, "steps": 6})
-    found = verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
-    [fault] = found["learning_faults"]
-    assert found["verdict"] == "Nothing learned" and found["next_step"].startswith(fault["remedy"])
-    assert found["command"] == "snakemake --cores 1 baseline --config 'finetune={min_steps: 60}'"
+    record = verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
+    [fault] = record["learning_faults"]
+    assert record["verdict"] == "Nothing learned" and record["next_step"].startswith(fault["remedy"])
+    assert record["command"] == "snakemake --cores 1 baseline --config 'finetune={min_steps: 60}'"
 
 
 def test_a_larger_model_is_advised_for_photos(page, tmp_path):
@@ -396,9 +395,9 @@ def test_a_larger_model_is_advised_for_photos(page, tmp_path):
     config = read_yaml(tmp_path / "config.yaml")
     config["experiments"][0]["config"] |= {"dataset": "photos", "model": {"name": "tiny", "foundation": "shipped"}}
     write_yaml(tmp_path / "config.yaml", config)
-    found = verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
-    assert found["next_step"].startswith("The model tiny is made for rendered scenes; on photos, train another one.")
-    assert found["command"] == (
+    record = verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
+    assert record["next_step"].startswith("The model tiny is made for rendered scenes; on photos, train another one.")
+    assert record["command"] == (
         "snakemake fetch --config model=qwen3-vl-2b && "
         "snakemake --cores 1 baseline --config dataset=photos model=qwen3-vl-2b"
     )
@@ -410,9 +409,9 @@ def test_a_higher_max_steps_is_advised_if_it_limits_steps(page, tmp_path):
     config = read_yaml(tmp_path / "config.yaml")
     config["experiments"][0]["config"] |= {"finetune": {"max_steps": 6}}
     write_yaml(tmp_path / "config.yaml", config)
-    found = verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
-    assert found["next_step"] == "Raise finetune.max_steps. This command trains with more steps:"
-    assert found["command"] == "snakemake --cores 1 baseline --config 'finetune={max_steps: 60}'"
+    record = verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
+    assert record["next_step"] == "Raise finetune.max_steps. This command trains with more steps:"
+    assert record["command"] == "snakemake --cores 1 baseline --config 'finetune={max_steps: 60}'"
 
 
 @pytest.mark.parametrize(
@@ -450,8 +449,8 @@ def test_publishing_is_not_advised_for_a_model_that_forgot(page, tmp_path):
 
 
 def test_statements_stay_within_the_range_of_a_share(page):
-    found = verdict(page({"baseline": 0.5, "new": 0.6}, seeds=2, spread=0.8))
-    assert found.kind == "undecided"
-    assert "even the largest possible difference is found with less than 80 % power" in found.certainty
-    points = [float(number.replace("−", "-")) for number in re.findall(r"[+−]\d+\.\d", found.statement)]
+    result = verdict(page({"baseline": 0.5, "new": 0.6}, seeds=2, spread=0.8))
+    assert result.kind == "undecided"
+    assert "even the largest possible difference is found with less than 80 % power" in result.certainty
+    points = [float(number.replace("−", "-")) for number in re.findall(r"[+−]\d+\.\d", result.statement)]
     assert len(points) == 3 and max(map(abs, points)) <= 100

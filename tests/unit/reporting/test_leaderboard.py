@@ -20,17 +20,17 @@ ODD = "<img src=x onerror=alert(1)>"
 
 
 def scores(level: float) -> dict:
-    values = {name: (level + 0.01 * (place % 3), 1) for place, name in enumerate(IMAGES)}
+    values = {name: (level + 0.01 * (index % 3), 1) for index, name in enumerate(IMAGES)}
     return {f"finetune/{images}": {"answer_probability": values} for images in ("own", "shuffled")}
 
 
 def write_page(root: Path, page: str, levels: dict[str, float], seeds: int = 1, **config) -> None:
     """Write a page in a folder, and its experiments next to it."""
-    above = (root / page).parent
-    place = above.parent if above.name in levels else above
+    folder = (root / page).parent
+    parent_folder = folder.parent if folder.name in levels else folder
     dataset, entries = write_dataset(root / "datasets/photos"), []
     for name, level in levels.items():
-        folders = [place / name, *(place / name / f"seed-{seed}" for seed in range(1, seeds))]
+        folders = [parent_folder / name, *(parent_folder / name / f"seed-{seed}" for seed in range(1, seeds))]
         runs = {seed: write_run(folder, {}, scores(level)) for seed, folder in enumerate(folders)}
         entries.append(entry(name, dataset, runs, **config))
     write_yaml(root / page / "config.yaml", {"experiments": entries})
@@ -49,21 +49,21 @@ def results(tmp_path) -> Path:
 
 
 def test_each_experiment_is_listed_once_with_its_report(results):
-    found, unread = find_entries(results, results / "leaderboard/leaderboard.html")
+    entries, unread = find_entries(results, results / "leaderboard/leaderboard.html")
     assert unread == []
-    by_place = {(one.place, one.name): one for one in found}
-    assert by_place.keys() == {
+    by_folder = {(shown.parent_folder, shown.name): shown for shown in entries}
+    assert by_folder.keys() == {
         (results.name, "baseline"),
         (results.name, "new"),
         ("other", "baseline"),
         ("other", "mine"),
     }
-    new = by_place[results.name, "new"]
+    new = by_folder[results.name, "new"]
     assert (new.report, new.verdict, new.seeds) == ("../report/report.html", "Better", [0, 1])
     assert new.scores["probability of the right answer"].text == "60.9 %"  # 0.6 and the mean of 0, 0.01 and 0.02
-    assert by_place[results.name, "baseline"].seeds == [0, 1]  # from the page with more seeds
+    assert by_folder[results.name, "baseline"].seeds == [0, 1]  # from the page with more seeds
     assert new.settings == {"finetune.learning_rate": "0.0002"}
-    assert by_place["other", "mine"].settings == {"finetune.learning_rate": "0.5"}
+    assert by_folder["other", "mine"].settings == {"finetune.learning_rate": "0.5"}
 
 
 def test_variants_are_shown_and_seeds_of_decisions_are_known(results):
@@ -73,18 +73,18 @@ def test_variants_are_shown_and_seeds_of_decisions_are_known(results):
     write_page(results, "report", {"baseline": 0.5, "new": 0.6}, seeds=3)
     (results / "report/config.yaml").rename(results / "new/decide/seeds-3/config.yaml")
     write_page(results, "report", {"baseline": 0.5, "new": 0.6}, seeds=2)
-    found, unread = find_entries(results, results / "leaderboard/leaderboard.html")
-    assert [one.report for one in found if one.name == "no_filter"] == ["../ablation/ablation.html"]
-    assert [one.seeds for one in found if one.name == "new"] == [[0, 1]] and unread == []
+    entries, unread = find_entries(results, results / "leaderboard/leaderboard.html")
+    assert [shown.report for shown in entries if shown.name == "no_filter"] == ["../ablation/ablation.html"]
+    assert [shown.seeds for shown in entries if shown.name == "new"] == [[0, 1]] and unread == []
 
 
 def test_a_decision_replaces_the_verdict_until_training_again(results):
     output = results / "leaderboard/leaderboard.html"
     write_json(results / "new/decide" / DECISION, {"verdict": "Undecided after 3 seeds", "statement": "After 3"})
-    [new] = [one for one in find_entries(results, output)[0] if one.name == "new"]
+    [new] = [shown for shown in find_entries(results, output)[0] if shown.name == "new"]
     assert (new.verdict, new.statement) == ("Undecided after 3 seeds", "After 3")
     os.utime(results / "new/decide" / DECISION, (0, 0))
-    [new] = [one for one in find_entries(results, output)[0] if one.name == "new"]
+    [new] = [shown for shown in find_entries(results, output)[0] if shown.name == "new"]
     assert new.verdict == "Better"
 
 

@@ -15,9 +15,9 @@ IMAGES = [f"e{number:03d}" for number in range(200)]
 def finished(folder, levels: dict[str, float], seeds: int) -> dict[str, list[FinishedRun]]:
     """Write runs with standard deviations of 0.1 per image and of 0.02 between seeds, for each side."""
     rng = np.random.default_rng(0)
-    difficulty, found = rng.normal(size=len(IMAGES)), {}
+    difficulty, runs = rng.normal(size=len(IMAGES)), {}
     for name, level in levels.items():
-        own, found[name] = 0.1 * rng.normal(size=len(IMAGES)), []
+        own, runs[name] = 0.1 * rng.normal(size=len(IMAGES)), []
         for seed in range(seeds):
             values = level + 0.2 * difficulty + own + 0.02 * rng.normal()
             by_image = {image: (float(value), 1) for image, value in zip(IMAGES, values, strict=True)}
@@ -26,8 +26,8 @@ def finished(folder, levels: dict[str, float], seeds: int) -> dict[str, list[Fin
             write_scores(run / "evaluate_clip/scores.jsonl", {"finetune/own": {"clip_score": by_image}})
             write_text(run / "evaluate_vqa/x.benchmark.tsv", "s\th:m:s\n600\t0:10:00\n")
             stages = {stage: str(run / stage) for stage in ("evaluate_vqa", "evaluate_clip")}
-            found[name].append(FinishedRun(seed=seed, stages=stages, time=0.0))
-    return found
+            runs[name].append(FinishedRun(seed=seed, stages=stages, time=0.0))
+    return runs
 
 
 def settings(runs: dict[str, list[FinishedRun]], **keys) -> PowerSettings:
@@ -35,21 +35,25 @@ def settings(runs: dict[str, list[FinishedRun]], **keys) -> PowerSettings:
     return PowerSettings(**own | keys, finished=runs)
 
 
+def measure_noise(runs: dict[str, list[FinishedRun]], headline: str = "answer_probability") -> Noise | None:
+    return find_noise(settings(runs, headline=headline), "finetune/own", headline)
+
+
 def test_noise_is_estimated_from_finished_runs(tmp_path):
-    noise = find_noise(settings(finished(tmp_path, {"baseline": 0.5, "other": 0.6, "third": 0.4}, seeds=8)))
-    assert noise.of_image == pytest.approx(0.1 * np.sqrt(2), rel=0.1)
-    assert noise.of_seed == pytest.approx(0.02 * np.sqrt(2), rel=0.3)
+    noise = measure_noise(finished(tmp_path, {"baseline": 0.5, "other": 0.6, "third": 0.4}, seeds=8))
+    assert noise.image_noise == pytest.approx(0.1 * np.sqrt(2), rel=0.1)
+    assert noise.seed_noise == pytest.approx(0.02 * np.sqrt(2), rel=0.3)
     assert noise.sources[1].endswith("points between seeds (measured on other and third)")
 
 
 def test_unknown_noise_is_completed_by_a_typical_one(tmp_path):
-    one = find_noise(settings(finished(tmp_path / "a", {"baseline": 0.5, "other": 0.6}, seeds=1)))
-    assert one.of_image == pytest.approx(0.14, rel=0.15) and "between seeds (typical)" in one.sources[1]
-    alone = find_noise(settings(finished(tmp_path / "b", {"baseline": 0.5}, seeds=8)))
+    one_seed = measure_noise(finished(tmp_path / "a", {"baseline": 0.5, "other": 0.6}, seeds=1))
+    assert one_seed.image_noise == pytest.approx(0.14, rel=0.15) and "between seeds (typical)" in one_seed.sources[1]
+    alone = measure_noise(finished(tmp_path / "b", {"baseline": 0.5}, seeds=8))
     assert "per image (typical)" in alone.sources[0] and "(measured on baseline)" in alone.sources[1]
-    assert alone.of_seed == pytest.approx(0.02 * np.sqrt(2), rel=0.5)
-    assert find_noise(settings({})).sources == ("8.0 points per image (typical)", "0.4 points between seeds (typical)")
-    assert find_noise(settings({}, headline="clip_score")) is None
+    assert alone.seed_noise == pytest.approx(0.02 * np.sqrt(2), rel=0.5)
+    assert measure_noise({}).sources == ("8.0 points per image (typical)", "0.4 points between seeds (typical)")
+    assert measure_noise({}, headline="clip_score") is None
 
 
 def test_stated_difference_is_shown_in_four_of_five_studies():
@@ -64,8 +68,8 @@ def test_plan_states_power_and_the_time_of_a_seed(tmp_path):
     assert text.startswith("Power: on 200 held-out images, the smallest true difference in the ")
     assert " points with 2 seeds, " in text and " with 10.\n" in text and "With one seed, as configured: " in text
     assert "One more seed of other and baseline takes about 20 min 00 s, as measured" in text
-    one = describe_power(settings(finished(tmp_path / "one", {"other": 0.6}, seeds=1)))
-    assert "One more seed of other takes about 10 min 00 s, as measured" in one, (
+    one_seed = describe_power(settings(finished(tmp_path / "one", {"other": 0.6}, seeds=1)))
+    assert "One more seed of other takes about 10 min 00 s, as measured" in one_seed, (
         "without the baseline, which has not run"
     )
     first = describe_power(settings({}, images=500, images_are_known=False, seeds=4))

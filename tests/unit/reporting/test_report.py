@@ -210,10 +210,10 @@ def test_verdict_follows_the_interval(root, low, high, kind):
     estimate = {"mean": (low + high) / 2, "low": low, "high": high, "n": 9, "seeds": 2}
     [verdict] = metric_verdicts(experiments, {"dj_synth": {"pretrain/own": {"clip_score": estimate}}})
     [sentence] = verdict.sentences
-    found = {name: getattr(sentence, name) for name in ("better", "worse", "same")}
-    [statement] = found.pop(kind)
+    titles = {name: getattr(sentence, name) for name in ("better", "worse", "same")}
+    [statement] = titles.pop(kind)
     assert statement.startswith("CLIPScore") and ("(" in statement) == (kind != "same")
-    assert set(map(tuple, found.values())) == {()}
+    assert set(map(tuple, titles.values())) == {()}
 
 
 def test_gallery_marks_captions_and_answers(root):
@@ -243,8 +243,8 @@ def test_near_duplicate_clusters_are_counted_and_shown(monkeypatch, root):
     write_yaml(folder / "config.yaml", {"image_root": str(dataset)})
     summary, [*others, _, second] = read_json(folder / "summary.json"), list(read_jsonl(folder / "dropped.jsonl"))
     first = {**second, "id": names[6]}
-    found = {"copy_of": names[20], "distance": 3.0}
-    write_jsonl(folder / "dropped.jsonl", [*others, first | found, second | found | {"distance": 1.0}])
+    match = {"copy_of": names[20], "distance": 3.0}
+    write_jsonl(folder / "dropped.jsonl", [*others, first | match, second | match | {"distance": 1.0}])
     summary["operators"][3]["copies"] = {"clusters": {"3": 1}}
     write_json(folder / "summary.json", summary)
     page = write_report(monkeypatch, config).read_text(encoding="utf-8")
@@ -269,13 +269,13 @@ def test_an_unreadable_gallery_image_is_named(monkeypatch, root, capsys):
 
 
 def test_verdict_states_that_there_is_one_seed(monkeypatch, root):
-    one, two = (text_of(write_report(monkeypatch, write_results(root / str(n), range(n)))) for n in (1, 2))
-    assert one.count(", with one seed.") == 2  # after pretraining and after fine-tuning
+    single, two = (text_of(write_report(monkeypatch, write_results(root / str(n), range(n)))) for n in (1, 2))
+    assert single.count(", with one seed.") == 2  # after pretraining and after fine-tuning
     assert ", with one seed." not in two and "for these two models" not in two and "not the data" not in two
-    statements = re.findall(r"[^.;|]*\b(?:better|worse)\b[^.;|]*", one)
-    known = ("for these two models", "not the data", "a lower loss does not mean a better model")
-    assert statements and all(any(words in part for words in known) for part in statements)
-    assert "worse by chance" in two and "worse by chance" not in one
+    statements = re.findall(r"[^.;|]*\b(?:better|worse)\b[^.;|]*", single)
+    hints = ("for these two models", "not the data", "a lower loss does not mean a better model")
+    assert statements and all(any(hint in part for hint in hints) for part in statements)
+    assert "worse by chance" in two and "worse by chance" not in single
 
 
 def test_page_describes_the_intervals(monkeypatch, root):
@@ -288,10 +288,10 @@ def test_page_describes_the_intervals(monkeypatch, root):
 
 
 def test_the_note_on_seeds_explains_the_intervals(root):
-    one, two = load_experiments(write_results(root / "1", (0,))), load_experiments(write_results(root / "2", (0, 1)))
-    assert "not training noise" in seeds_note(one)
+    single, two = load_experiments(write_results(root / "1", (0,))), load_experiments(write_results(root / "2", (0, 1)))
+    assert "not training noise" in seeds_note(single)
     assert "and training noise" in seeds_note(two) and "2 seeds (0 and 1)" in seeds_note(two)
-    assert "baseline with 2 and dj_synth with 1" in seeds_note([two[0], one[1]])
+    assert "baseline with 2 and dj_synth with 1" in seeds_note([two[0], single[1]])
 
 
 def test_loss_curves_have_a_line_for_every_seed_and_a_mean():
@@ -324,8 +324,9 @@ def test_score_curves_have_a_band_over_the_seeds(root):
     )  # along the seeds' minima, then back along their maxima
     assert "2.0 % of the stage's time" in loss.note
     # 15 questions, two seeds; dj_synth answers six more, and both judge the first question differently
-    same = [re.search(r"on (\d+) of (\d+) answers", score_charts([each], "finetune")[1].note) for each in experiments]
-    assert [found.groups() for found in same] == [("28", "30"), ("16", "30")]
+    notes = [score_charts([experiment], "finetune")[1].note for experiment in experiments]
+    agreements = [re.search(r"on (\d+) of (\d+) answers", note) for note in notes]
+    assert [match.groups() for match in agreements] == [("28", "30"), ("16", "30")]
 
 
 def test_runs_without_questions_have_no_score_curves(monkeypatch, root):

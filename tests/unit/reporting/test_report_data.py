@@ -190,15 +190,15 @@ def test_one_dropped_row_of_a_million_has_a_shape():
 
 def test_a_row_is_counted_at_the_operator_that_dropped_it(experiments):
     folder, recipe = experiments[0].runs[0].stages["filter"], experiments[0].recipes.filter
-    found = {histogram.title: histogram for histogram in statistic_histograms(folder, recipe)}
-    length = found["text len"]
+    histograms = {histogram.title: histogram for histogram in statistic_histograms(folder, recipe)}
+    length = histograms["text len"]
     assert length.counts == {"kept": LEFT, "here": TOO_SHORT, "elsewhere": TOO_SIMILAR}
     assert length.limits_text == "38 to 528" and [limit.kind for limit in length.limits] == [
         "min"
     ]  # 528 is off the axis
-    assert found["image integrity"].words == f"ok {PAIRS}" and not found["image integrity"].bars
-    assert found["image width"].words == "all 128"
-    ratios = found["aspect ratios"]  # a NaN and an empty list are no values
+    assert histograms["image integrity"].words == f"ok {PAIRS}" and not histograms["image integrity"].bars
+    assert histograms["image width"].words == "all 128"
+    ratios = histograms["aspect ratios"]  # a NaN and an empty list are no values
     assert ratios.counts == {"kept": LEFT - 2, "here": 0, "elsewhere": TOO_SIMILAR}
     assert ratios.limits_text == "at least 0.25"
 
@@ -208,15 +208,15 @@ def test_nan_null_and_lists_are_read_as_numbers(tmp_path):
     write_jsonl(tmp_path / "stats.jsonl", [{"id": str(n), "score": value} for n, value in enumerate(values)])
     dropped = [{"id": "d", "event": "dropped", "operator": "a", "stats": {"score": 9}}, {"id": "c", "event": "changed"}]
     write_jsonl(tmp_path / "dropped.jsonl", dropped)
-    found = read_statistics(tmp_path)["score"]
-    assert found == [("", 1.5), ("", 2.5), ("", 3.5), ("", 4.5), ("a", 9)]
+    score_values = read_statistics(tmp_path)["score"]
+    assert score_values == [("", 1.5), ("", 2.5), ("", 3.5), ("", 4.5), ("a", 9)]
 
 
 def test_bars_are_proportional_and_stacked():
-    [kept, dropped] = stacked_bars({"kept": np.array([50, 100]), "dropped": np.array([50, 0])}, highest=100)
-    heights = [[float(number) for number in re.findall(r"v([\d.]+)", bars.path)] for bars in (kept, dropped)]
+    [lower, upper] = stacked_bars({"kept": np.array([50, 100]), "dropped": np.array([50, 0])}, highest=100)
+    heights = [[float(number) for number in re.findall(r"v([\d.]+)", bars.path)] for bars in (lower, upper)]
     assert heights == [[50, 100], [50]]
-    assert f"M{0.12 * 50 / 2:.2f} 0.00" in dropped.path  # on top of the first bar
+    assert f"M{0.12 * 50 / 2:.2f} 0.00" in upper.path  # on top of the first bar
     assert stacked_bars({"kept": np.array([0, 0])}, highest=1) == []
 
 
@@ -275,19 +275,24 @@ def test_counts_in_words():
 
 
 def test_recaptions_that_remain_are_accepted(experiments):
-    found = read_recaptions(experiments[1].runs[0])
-    assert len(found) == LOW and sum(recaption.accepted for recaption in found) == ACCEPTED
-    assert [r.id for r in found] == sorted(r.id for r in found)
-    assert [r.problem for r in found if r.caption is None] == ["empty"] * UNUSABLE
+    recaptions = read_recaptions(experiments[1].runs[0])
+    assert len(recaptions) == LOW and sum(recaption.accepted for recaption in recaptions) == ACCEPTED
+    assert [r.id for r in recaptions] == sorted(r.id for r in recaptions)
+    assert [r.problem for r in recaptions if r.caption is None] == ["empty"] * UNUSABLE
     assert read_recaptions(experiments[0].runs[0]) == []
 
 
 def test_similarity_histogram_has_all_filtered_rows(experiments):
     run = experiments[1].runs[0]
-    found = similarity_histogram(run, read_recaptions(run))
-    assert found.counts == {"kept": LEFT - LOW, "replaced": LOW, "accepted": ACCEPTED, "rejected": UNLIKE + UNLIKELY}
-    assert [bars.series for bars in found.after] == ["kept", "accepted", "rejected"]
-    assert 0 < found.limit < 100 and found.limit_text == str(SIMILARITY)
+    similarities = similarity_histogram(run, read_recaptions(run))
+    assert similarities.counts == {
+        "kept": LEFT - LOW,
+        "replaced": LOW,
+        "accepted": ACCEPTED,
+        "rejected": UNLIKE + UNLIKELY,
+    }
+    assert [bars.series for bars in similarities.after] == ["kept", "accepted", "rejected"]
+    assert 0 < similarities.limit < 100 and similarities.limit_text == str(SIMILARITY)
     assert similarity_histogram(experiments[0].runs[0], []) is None
 
 

@@ -65,34 +65,38 @@ def test_second_judge_has_scores_and_agreement(monkeypatch, config):
     assert "captions judged by models/clip (CLIP) and models/siglip (SigLIP)" in text
     experiments = load_experiments(config)
     differences = {"dj_synth": paired_difference(experiments[1].scores, experiments[0].scores)}
-    found = judge_agreement(experiments, differences)
-    assert {row.rank_correlation for row in found.correlations} == {"1.00"}
-    assert [row.captions for row in found.correlations] == [str(2 * IMAGES)] * 4  # two seeds; two models each
-    assert [(row.experiment, row.group) for row in found.contrasts] == [
+    agreement = judge_agreement(experiments, differences)
+    assert {row.rank_correlation for row in agreement.correlations} == {"1.00"}
+    assert [row.captions for row in agreement.correlations] == [str(2 * IMAGES)] * 4  # two seeds; two models each
+    assert [(row.experiment, row.group) for row in agreement.contrasts] == [
         ("dj_synth", "Fine-tuned"),
         ("dj_synth", "Pretrained"),
     ]
-    assert {(row.agreement, row.shown) for row in found.contrasts} == {("both: better", "better")}
+    assert {(row.agreement, row.css_class) for row in agreement.contrasts} == {("both: better", "better")}
 
 
 def test_contradicting_judges_are_reported(config):
     add_second_judge(config, lambda value, row: 3 - value)
     experiments = load_experiments(config)
     differences = {"dj_synth": paired_difference(experiments[1].scores, experiments[0].scores)}
-    found = judge_agreement(experiments, differences)
-    assert {row.rank_correlation for row in found.correlations} == {"−1.00"}
-    assert {row.agreement for row in found.contrasts} == {"contradictory: better, worse"}
+    agreement = judge_agreement(experiments, differences)
+    assert {row.rank_correlation for row in agreement.correlations} == {"−1.00"}
+    assert {row.agreement for row in agreement.contrasts} == {"contradictory: better, worse"}
 
 
 def test_rank_correlation_equals_spearmans(config):
-    places = {}
-    add_second_judge(config, lambda value, row: float(places.setdefault(row["id"], (7 * len(places)) % IMAGES)))
+    scores_by_id = {}
+    add_second_judge(
+        config, lambda value, row: float(scores_by_id.setdefault(row["id"], (7 * len(scores_by_id)) % IMAGES))
+    )
     [first, *_] = load_experiments(config)
     runs = first.scores[:1]
     scores = runs[0].groups["finetune/own"]
     scores["clip_score"].sums[:] = np.random.default_rng(0).permutation(IMAGES)
-    one, two = (scores[name].sums for name in ("clip_score", "second_clip_score"))
-    by_formula = 1 - 6 * ((one - two) ** 2).sum() / (IMAGES * (IMAGES**2 - 1))  # of ranks without ties
+    first_scores, second_scores = (scores[name].sums for name in ("clip_score", "second_clip_score"))
+    by_formula = 1 - 6 * ((first_scores - second_scores) ** 2).sum() / (
+        IMAGES * (IMAGES**2 - 1)
+    )  # of ranks without ties
     assert rank_correlation(runs, "finetune/own", "clip_score") == (IMAGES, pytest.approx(by_formula))
     for name in ("clip_score", "second_clip_score"):
         scores[name].counts[0] *= 3  # three captions of the first image, with the same mean score
@@ -117,5 +121,5 @@ def test_rank_correlation_equals_spearmans(config):
 def test_agreement_counts_intervals_and_signs(first, second, words):
     pair = [{"low": low, "high": high, "mean": (low + high) / 2} for low, high in (first, second)]
     assert describe_agreement("clip_score", *pair)[0] == words
-    one_seed = describe_agreement("clip_score", *(one | {"seeds": 1} for one in pair))[0]
+    one_seed = describe_agreement("clip_score", *(estimate | {"seeds": 1} for estimate in pair))[0]
     assert ("for these two models" in one_seed) == ("better" in words or "worse" in words)

@@ -60,11 +60,11 @@ def test_scores_without_leaks_use_the_other_images(config, tmp_path):
     for row in read_jsonl(tmp_path / "baseline/generate/answers.jsonl"):
         if row["id"] not in LEAKED:
             answers[row["images"]].append(row)
-    wanted = evaluate_answers({"finetune": answers}, {})["groups"]["finetune/own"]["vqa_accuracy"]
+    expected = evaluate_answers({"finetune": answers}, {})["groups"]["finetune/own"]["vqa_accuracy"]
     shown = {(score.experiment, score.group, score.metric): score for score in part.scores}
     score = shown["baseline", "Fine-tuned", "VQA accuracy"]
-    low, high = (f"{100 * wanted[end]:.1f}".replace("-", "−") for end in ("low", "high"))
-    assert score.rest == (f"{100 * wanted['mean']:.1f} %", f"{low} to {high}")
+    low, high = (f"{100 * expected[end]:.1f}".replace("-", "−") for end in ("low", "high"))
+    assert score.rest == (f"{100 * expected['mean']:.1f} %", f"{low} to {high}")
     assert score.every != score.rest
     assert ("dj_synth", "Pretrained", "CLIPScore") in shown
 

@@ -63,8 +63,8 @@ def test_one_chance_finding_among_many_is_not_a_change(experiments):
     rng = np.random.default_rng(0)
     for number in range(40):
         for group in ("base/own", "finetune/own"):
-            kept = run.groups[group]["vqa_accuracy"]
-            drawn = type(kept)(kept.ids, rng.standard_normal(len(kept.ids)), kept.counts, kept.file)
+            values = run.groups[group]["vqa_accuracy"]
+            drawn = type(values)(values.ids, rng.standard_normal(len(values.ids)), values.counts, values.file)
             run.groups[group][f"vqa_accuracy_{number}"] = drawn
     rows = training_changes(experiments[0], find_headline(experiments))
     added = [row for row in rows if row.title.removeprefix("VQA accuracy, ").isdigit()]

@@ -54,8 +54,8 @@ def machine(tmp_path):
 
 def test_results_outlive_a_preempted_machine(machine, tmp_path):
     first, here = machine("first", work=60)
-    kept, limit = tmp_path / "kept/latest", time.monotonic() + 30
-    while not kept.is_file() and time.monotonic() < limit:
+    marker, limit = tmp_path / "kept/latest", time.monotonic() + 30
+    while not marker.is_file() and time.monotonic() < limit:
         time.sleep(0.05)
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
@@ -66,10 +66,10 @@ def test_results_outlive_a_preempted_machine(machine, tmp_path):
     assert second.wait(30) == 3, "the status is that of Snakemake"
     assert (here / "calls").read_text().splitlines() == [*calls, "step-1"]
     assert (here / "results/link").is_symlink()
-    before = kept.read_text()
+    before = marker.read_text()
     third, here = machine("third", work=0)
     third.wait(30)
-    assert kept.read_text() != before, "packs have two names in turn"
+    assert marker.read_text() != before, "packs have two names in turn"
     assert (here / "results/checkpoint").stat().st_mtime == time.mktime((2001, 2, 3, 0, 0, 0, 0, 0, -1))
 
 
@@ -84,16 +84,17 @@ def test_quoted_values_may_contain_blanks(machine, tmp_path):
 
 
 def test_hugging_faces_library_accepts_the_job():
-    given = {"IMAGE": "registry.example.org/dj2mgm:latest", "SOURCE": "https://git.example.org/me/dj2mgm"}
-    environment = os.environ | given | {"CONFIG": CONFIG, "HF_TOKEN": "hf_abc", "COLUMNS": "300"}
+    variables = {"IMAGE": "registry.example.org/dj2mgm:latest", "SOURCE": "https://git.example.org/me/dj2mgm"}
+    environment = os.environ | variables | {"CONFIG": CONFIG, "HF_TOKEN": "hf_abc", "COLUMNS": "300"}
     command = [CLOUD / "hf_jobs.sh", "--dry-run", "baseline", "dj_synth"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if line.startswith("  "))
-    assert (lines["image"], lines["flavor"], lines["timeout"]) == (given["IMAGE"], "l4x1", "4h")
+    assert (lines["image"], lines["flavor"], lines["timeout"]) == (variables["IMAGE"], "l4x1", "4h")
     assert lines["env"] == f"CONFIG={CONFIG}" and lines["volumes"] == "hf://buckets/dj2mgm-results:/kept"
     assert (
-        lines["command"].endswith(f"{given['SOURCE']} baseline dj_synth") and "cloud/run.sh /kept" in lines["command"]
+        lines["command"].endswith(f"{variables['SOURCE']} baseline dj_synth")
+        and "cloud/run.sh /kept" in lines["command"]
     )
 
 

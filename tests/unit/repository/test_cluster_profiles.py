@@ -14,21 +14,21 @@ SUBMITTED = {name: body for name, body in BODIES.items() if "localrule: True" no
 
 
 def own_threads() -> dict[str, int]:
-    found = {
+    matches = {
         name: re.search(r"^    threads: (\d+|GPU_STAGE_THREADS)$", body, flags=re.MULTILINE)
         for name, body in SUBMITTED.items()
     }
     least = re.search(r"^GPU_STAGE_THREADS = max\((\d+), ", RULES, flags=re.MULTILINE)[1]
-    numbers = {name: threads[1].replace("GPU_STAGE_THREADS", least) for name, threads in found.items() if threads}
-    stated = {name: int(number) for name, number in numbers.items()}
-    return stated | {name: stated[base] for base, name in DERIVED if base in stated}
+    numbers = {name: threads[1].replace("GPU_STAGE_THREADS", least) for name, threads in matches.items() if threads}
+    threads_by_rule = {name: int(number) for name, number in numbers.items()}
+    return threads_by_rule | {name: threads_by_rule[base] for base, name in DERIVED if base in threads_by_rule}
 
 
 @pytest.mark.parametrize("profile", ["slurm", "cluster-generic", "kubernetes"])
 def test_profiles_request_processors_of_multithreaded_rules(profile):
     settings = yaml.safe_load((PROJECT / "profiles" / profile / "config.yaml").read_text(encoding="utf-8"))
-    asked = {rule: resources["cpus_per_task"] for rule, resources in settings["set-resources"].items()}
-    assert asked == own_threads() != {}
+    processors = {rule: resources["cpus_per_task"] for rule, resources in settings["set-resources"].items()}
+    assert processors == own_threads() != {}
 
 
 @pytest.mark.parametrize("rule", SUBMITTED)

@@ -151,11 +151,11 @@ def test_an_environment_resolves_to_its_listed_packages(path, package_index):
 
 @pytest.mark.parametrize(("name", "body", "environment", "script"), list(rules()), ids=lambda value: str(value)[:30])
 def test_a_rule_imports_only_packages_of_its_environment(name, body, environment, script):
-    listed = pins(load(environment)[2])
-    assert not unlisted_imports(script, listed), f"rule {name}, {environment.name}"
+    pinned = pins(load(environment)[2])
+    assert not unlisted_imports(script, pinned), f"rule {name}, {environment.name}"
     launcher = "bash" if "launcher=" in body else "python"
     started = {"python": set(), "bash": {"deepspeed", "torch"}}  # launch.sh starts DeepSpeed's launcher or torchrun
-    assert started.get(launcher, {launcher}) <= set(listed)
+    assert started.get(launcher, {launcher}) <= set(pinned)
 
 
 @pytest.mark.parametrize("script", ["convert_mgm_checkpoint.py", "merge_adapter.py", "chat.py"])
@@ -169,14 +169,14 @@ def installed_distributions() -> dict[str, list[str]]:
     return dict(importlib.metadata.packages_distributions())
 
 
-def unlisted_imports(script: Path, listed: dict[str, str]) -> list[str]:
+def unlisted_imports(script: Path, pinned: dict[str, str]) -> list[str]:
     """List the packages that a script's modules import and an environment lacks."""
     distributions = installed_distributions()
     return [
         f"{module.name} imports {package}"
         for module in find_modules(script)
         for package in imported_packages(module)
-        if not {canonicalize_name(name) for name in distributions.get(package, [package])} & set(listed)
+        if not {canonicalize_name(name) for name in distributions.get(package, [package])} & set(pinned)
     ]
 
 

@@ -99,8 +99,8 @@ def test_table_of_rules_has_each_rule_that_runs_something():
         name for kind, name, block in blocks if kind.startswith("use") or re.search(r"^ +(shell|run):", block, re.M)
     ]
     rows = ARCHITECTURE.split("All rules:")[1].split("\n\n")[1].splitlines()
-    listed = [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])]
-    assert sorted(rules) == sorted(listed)
+    documented = [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(rules) == sorted(documented)
 
 
 def test_snakemake_starts_without_torch_and_data_juicer(tmp_path):
@@ -117,9 +117,9 @@ def test_snakemake_starts_without_torch_and_data_juicer(tmp_path):
 
 
 def test_places_in_architecture_define_the_named_objects():
-    places = re.findall(r"`([\w/.]+)` \(`(\w+)`\)", ARCHITECTURE.split("## Where to find")[1].split("\n## ")[0])
-    assert len(places) > 10
-    for path, name in places:
+    entries = re.findall(r"`([\w/.]+)` \(`(\w+)`\)", ARCHITECTURE.split("## Where to find")[1].split("\n## ")[0])
+    assert len(entries) > 10
+    for path, name in entries:
         file = LIBRARY / path if (LIBRARY / path).is_file() else PROJECT / path
         defined = rf"^ *(- )?(def |class )?{name}\b"
         assert re.search(defined, file.read_text(encoding="utf-8"), flags=re.MULTILINE), f"{path} lacks {name}"

@@ -16,24 +16,24 @@ def definitions(path: Path, kind: type) -> list[str]:
     return [node.name for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, kind)]
 
 
-def shared(places: dict[str, list[str]]) -> dict[str, list[str]]:
-    return {name: paths for name, paths in places.items() if len(paths) > 1}
+def shared(paths_by_name: dict[str, list[str]]) -> dict[str, list[str]]:
+    return {name: paths for name, paths in paths_by_name.items() if len(paths) > 1}
 
 
 def test_no_two_classes_share_a_name():
-    places = defaultdict(list)
+    paths_by_name = defaultdict(list)
     for path in MODULES:
         for name in definitions(path, ast.ClassDef):
-            places[name].append(str(path.relative_to(PROJECT)))
-    assert shared(places) == {}
+            paths_by_name[name].append(str(path.relative_to(PROJECT)))
+    assert shared(paths_by_name) == {}
 
 
 def test_no_two_modules_share_a_name():
-    places = defaultdict(list)
+    paths_by_name = defaultdict(list)
     for path in MODULES:
         if path.name != "__init__.py":
-            places[path.name].append(str(path.relative_to(PROJECT)))
-    assert shared(places) == {}
+            paths_by_name[path.name].append(str(path.relative_to(PROJECT)))
+    assert shared(paths_by_name) == {}
 
 
 def test_names_of_tests_are_short():

@@ -43,22 +43,22 @@ class Simulation:
 
     def finish(self, design: SearchDesign | None = None) -> History:
         """Run the search to its end, with the same or another budget."""
-        done = list(self.history.done)
+        finished_batches = list(self.history.finished_batches)
         while True:
-            self.history = History(design or self.history.design, self.search, self.history.first, done)
+            self.history = History(design or self.history.design, self.search, self.history.batch_0, finished_batches)
             if (record := plan_next(self.history)) is None:
                 return self.history
             if record.step == "explore":
-                first = sum(len(one.trials) for one, _ in self.history.of_step("explore"))
-                trials = [TrialRecord(name=f"t{first + n}", changes={"x": n}) for n in range(len(record.trials))]
+                number = sum(len(record.trials) for record, _ in self.history.batches_in_step("explore"))
+                trials = [TrialRecord(name=f"t{number + n}", changes={"x": n}) for n in range(len(record.trials))]
                 record = record.model_copy(update={"trials": trials})
-            done.append((record, self.measure(record)))
+            finished_batches.append((record, self.measure(record)))
 
     def run(self, name: str, fraction: float, seed: int) -> np.ndarray:
         """Return a run's values by image; short runs have more noise."""
         if (name, fraction, seed) not in self.runs:
-            place = int(name[1:]) if name[1:].isdigit() else len(self.gains)
-            level = self.gains[place] if place < len(self.gains) else 0.0
+            index = int(name[1:]) if name[1:].isdigit() else len(self.gains)
+            level = self.gains[index] if index < len(self.gains) else 0.0
             noise = SEED_NOISE / fraction**0.5 * self.rng.standard_normal()
             self.runs[name, fraction, seed] = level + noise + IMAGE_NOISE * self.rng.standard_normal(IMAGES)
         return self.runs[name, fraction, seed]
@@ -72,9 +72,9 @@ class Simulation:
             for trial in record.trials
         }
         failed = {name for name in values if self.rng.random() < self.fails}
-        scores = {name: None if name in failed else float(found.mean()) for name, found in values.items()}
+        scores = {name: None if name in failed else float(image_values.mean()) for name, image_values in values.items()}
         winner = record.trials[0].name
-        sides = [] if winner in failed else [one for one in record.against if one not in failed]
+        sides = [] if winner in failed else [opponent for opponent in record.against if opponent not in failed]
         looks = {other: self.look(winner, other, record.scored_seeds) for other in sides}
         fewer = ["t0", "t2"] if record.fraction == 1 else []
         cost = len(new) * record.fraction
@@ -90,7 +90,7 @@ class Simulation:
             seeds=seeds,
             kind=str(verdict_at(contrast, look.level, 0.0)),
             mean=float(contrast.mean),
-            half=float(contrast.half(look.level)),
+            half=float(contrast.half_width(look.level)),
             level=look.level,
             spent=look.spent,
             budget=DecideSection(seeds=most),
@@ -110,7 +110,7 @@ def planned_looks(most: int) -> list:
 def kinds(history: History) -> dict[str, str]:
     """Return the last verdict on the winner by the experiment of comparison."""
     winner = history.finalists[0]
-    sides = dict.fromkeys(other for record, _ in history.of_step("confirm") for other in record.against)
+    sides = dict.fromkeys(other for record, _ in history.batches_in_step("confirm") for other in record.against)
     return {other: looks[-1].kind for other in sides if (looks := history.looks(winner, other))}
 
 
@@ -139,7 +139,7 @@ def test_a_search_keeps_its_budget_and_repeats_no_training(design, number, seeds
     assert cost == pytest.approx(history.trainings), "each run counts once"
     chosen = choosing_seeds(design, list(seeds))
     assert not {*chosen} & {*confirming_seeds(design, list(seeds), design.confirm_seeds)}
-    for record, _ in history.of_step("confirm"):
+    for record, _ in history.batches_in_step("confirm"):
         assert not {*record.scored_seeds} & {*chosen}, "seeds that chose nothing"
     for rung in range(1, len(design.rungs)):
         before, own = history.scores(rung - 1), history.scores(rung)
@@ -170,7 +170,7 @@ def test_a_larger_budget_continues_without_repeating_a_run(design, more, number)
     first = simulation.finish()
     larger = design.model_copy(update={"trainings": design.trainings + more})
     second = simulation.finish(larger)
-    assert second.done[: len(first.done)] == first.done
+    assert second.finished_batches[: len(first.finished_batches)] == first.finished_batches
     assert second.trainings <= larger.trainings + 1e-9
 
 
@@ -181,8 +181,8 @@ def test_the_number_of_trials_follows_from_the_budget():
     )
     history = Simulation(design, 1).finish()
     assert [len(history.scores(rung)) for rung in range(3)] == [16, 4, 2]
-    assert [record.step for record, _ in history.done][:7] == ["explore"] * 4 + ["promote"] * 2 + ["finals"]
-    assert {record.step for record, _ in history.done[7:]} == {"confirm"}
+    assert [record.step for record, _ in history.finished_batches][:7] == ["explore"] * 4 + ["promote"] * 2 + ["finals"]
+    assert {record.step for record, _ in history.finished_batches[7:]} == {"confirm"}
     fewer = Simulation(design.model_copy(update={"trainings": 21}), 1).finish()
     assert len(fewer.scores(0)) < 16
 
@@ -204,8 +204,11 @@ def test_only_training_is_cheaper_on_fewer_rows():
     """Complete runs of two seeds take 100 s, 40 s of them without training, so an eighth takes 20 + 30 / 8 s."""
     first = BatchResult(scores={"base": 0.0}, runs=2, seconds=100.0, fixed_seconds=40.0)
     history = History(SearchDesign(), search_settings(Path(), "sqlite://", seeds=[0, 1]), first, [])
-    assert history.price(1) == 50 and history.price(0.125) == 20 + 30 / 8
-    assert History(SearchDesign(), history.search, first.model_copy(update={"seconds": None}), []).price(0.5) is None
+    assert history.expected_seconds(1) == 50 and history.expected_seconds(0.125) == 20 + 30 / 8
+    assert (
+        History(SearchDesign(), history.search, first.model_copy(update={"seconds": None}), []).expected_seconds(0.5)
+        is None
+    )
 
 
 DESIGN = SearchDesign(
@@ -215,14 +218,14 @@ DESIGN = SearchDesign(
 
 @pytest.mark.parametrize("searches", [80, pytest.param(200, marks=pytest.mark.slow)])
 def test_identical_candidates_are_rarely_judged_better(searches):
-    found = []
+    verdicts = []
     for number in range(searches):
         history = Simulation(DESIGN, number).finish()
         assert len(history.scores(0)) >= 20
-        found.append(kinds(history))
-    assert sum(one["base"] == "better" for one in found) / searches <= 0.05
-    assert sum({*one.values()} == {"better"} for one in found) / searches <= 0.01, "than all others at once"
-    assert sum("undecided" in one.values() for one in found) / searches >= 0.9
+        verdicts.append(kinds(history))
+    assert sum(verdict["base"] == "better" for verdict in verdicts) / searches <= 0.05
+    assert sum({*verdict.values()} == {"better"} for verdict in verdicts) / searches <= 0.01, "than all others at once"
+    assert sum("undecided" in verdict.values() for verdict in verdicts) / searches >= 0.9
 
 
 def test_a_planted_best_candidate_is_found_and_confirmed():

@@ -267,7 +267,7 @@ def test_a_verdict_is_repeated_at_half_the_learning_rates(write):
     names = experiments_on(runs, "mine/report")
     assert names == ["baseline", "mine", "baseline-half-learning-rate", "mine-half-learning-rate"]
     for parent, name in zip(names[:2], names[2:], strict=True):
-        before, after = (runs.first_seed(one).config for one in (parent, name))
+        before, after = (runs.first_seed(experiment).config for experiment in (parent, name))
         assert after.pretrain.learning_rate == before.pretrain.learning_rate / 2
         assert after.finetune.learning_rate == before.finetune.learning_rate / 2
         assert owners(runs, name)["jsonl"] in ("baseline", "mine")
@@ -467,9 +467,9 @@ def test_other_names_are_accepted(write, name):
 def test_every_rule_and_folder_of_results_is_reserved():
     """Compare with Snakemake's own list."""
     command = [sys.executable, "-m", "snakemake", "--list-rules"]
-    listed = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout.split()
+    rules = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout.split()
     own = {"baseline", "dj_synth", "dj_synth_instructions", "better_synth_10k"}
-    assert set(listed) - own <= reserved_names() and not own & reserved_names()
+    assert set(rules) - own <= reserved_names() and not own & reserved_names()
     assert {"datasets", "models", "foundation", "captions", "report", "deepspeed_configs", "plan"} <= reserved_names()
 
 
@@ -528,13 +528,13 @@ def test_every_string_is_accepted_or_refused_in_one_sentence(write, monkeypatch,
 
 def cache_of_files(read_config):
     """Return a function that reads each file once, because reading takes most of the time."""
-    known = {}
+    contents = {}
 
     def read(path, schema=None):
         key = path, id(schema)
-        if key not in known:
-            known[key] = read_config(path, schema)
-        return copy.deepcopy(known[key])
+        if key not in contents:
+            contents[key] = read_config(path, schema)
+        return copy.deepcopy(contents[key])
 
     return read
 
@@ -542,10 +542,8 @@ def cache_of_files(read_config):
 def find_string_keys(schema: dict, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     if "string" in schema.get("type", ()):
         return [path]
-    found = [
-        key for name, part in schema.get("properties", {}).items() for key in find_string_keys(part, (*path, name))
-    ]
-    return found + (find_string_keys(schema["items"], (*path, "[]")) if "items" in schema else [])
+    keys = [key for name, part in schema.get("properties", {}).items() for key in find_string_keys(part, (*path, name))]
+    return keys + (find_string_keys(schema["items"], (*path, "[]")) if "items" in schema else [])
 
 
 def test_every_stage_has_a_rule_with_its_outputs():

@@ -25,8 +25,8 @@ def write(tmp_path, monkeypatch):
     shutil.copytree(PROJECT / "config", tmp_path / "config")
     monkeypatch.chdir(tmp_path)
 
-    def write(place: str, **values):
-        Path(f"config/{place}.yaml").write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    def write(name: str, **values):
+        Path(f"config/{name}.yaml").write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
 
     return write
 
@@ -78,7 +78,7 @@ def test_a_sweep_keeps_the_alpha_ratio_and_shares_stage_1(write):
     assert (lora.r, lora.alpha) == (8, 12)
     assert owners(runs, "mine-lora-r8")["pretrain"] == "baseline"
     assert owners(runs, "mine-lora-r8")["finetune"] == "mine-lora-r8"
-    changes = [one["changes"] for one in study_settings(runs, "ranks")["experiments"]]
+    changes = [experiment["changes"] for experiment in study_settings(runs, "ranks")["experiments"]]
     assert changes == [{"finetune.lora.r": r, "finetune.lora.alpha": a} for r, a in ((16, 24), (8, 12))]
 
 
@@ -97,10 +97,10 @@ def test_lora_is_compared_with_full_fine_tuning(write):
 def test_variants_override_the_command_line(write):
     runs = Runs({"finetune": {"lora": {"r": "64", "alpha": "128"}, "max_steps": "100"}})
     names = study_experiments(runs, "lora_sweep")
-    found = {name: runs.by_folder(name).settings["finetune"] for name in names}
-    assert [one.lora.r for one in found.values()] == [64, 8, 16, 32]
-    assert {one.lora.alpha / one.lora.r for one in found.values()} == {2.0}
-    assert {one.max_steps for one in found.values()} == {100}
+    settings = {name: runs.by_folder(name).settings["finetune"] for name in names}
+    assert [stage_settings.lora.r for stage_settings in settings.values()] == [64, 8, 16, 32]
+    assert {stage_settings.lora.alpha / stage_settings.lora.r for stage_settings in settings.values()} == {2.0}
+    assert {stage_settings.max_steps for stage_settings in settings.values()} == {100}
 
 
 def test_variants_can_change_arguments_sources_and_operators(write):
@@ -117,7 +117,7 @@ def test_variants_can_change_arguments_sources_and_operators(write):
     assert after["words_num_filter"] == before["words_num_filter"] | {"max_num": 14}
     assert before.keys() - after.keys() == {"text_length_filter"}
     assert owners(runs, "baseline-strict")["filter"] == "baseline-strict"
-    shown = [one["changes"] for one in study_settings(runs, "mine")["experiments"]]
+    shown = [experiment["changes"] for experiment in study_settings(runs, "mine")["experiments"]]
     assert shown[1] == changes["strict"] and shown[0]["recipe.text_length_filter"] is True
 
 
@@ -141,9 +141,9 @@ def test_the_order_of_changes_of_a_variant_has_no_effect(write):
     variants = {"one": section | part | words[0] | words[1], "two": words[1] | words[0] | part | section}
     write("studies/mine", design={"kind": "list", "variants": variants})
     runs = Runs({})
-    one, two = (runs.experiments.configs[f"baseline-{name}"] for name in variants)
-    assert one == two and (one.finetune.lora.r, one.finetune.lora.alpha) == (4, 3)
-    assert one.without == ["words_num_filter", "text_length_filter"]
+    first, second = (runs.experiments.configs[f"baseline-{name}"] for name in variants)
+    assert first == second and (first.finetune.lora.r, first.finetune.lora.alpha) == (4, 3)
+    assert first.without == ["words_num_filter", "text_length_filter"]
     assert runs.experiments.changes["baseline-one"]["finetune.lora"] == {"r": 4}
 
 
@@ -194,7 +194,7 @@ def test_a_mixture_varies_shares_of_one_split(write, tmp_path):
     runs = Runs({"dataset": "mixed"})
     changes = [runs.experiments.changes[name] for name in runs.experiments.variants["mine"]]
     shares = sorted(changed["shares.a"] for changed in changes)
-    assert shares == pytest.approx([0.6 * (place + 0.5) / 8 for place in range(8)], abs=6e-4)
+    assert shares == pytest.approx([0.6 * (stratum + 0.5) / 8 for stratum in range(8)], abs=6e-4)
     assert all(sum(changed.values()) == pytest.approx(0.6) for changed in changes)
     name = runs.experiments.variants["mine"][0]
     assert runs.by_folder(name).settings["jsonl"].shares == {
@@ -411,10 +411,10 @@ def test_a_kept_variant_has_its_settings_and_fresh_seeds(write, monkeypatch, var
         write_yaml("results/kinds/config.yaml", page)
     monkeypatch.setattr(sys, "argv", ["keep_variant.py", "results/kinds/config.yaml", variant, "kept"])
     keep_variant.main()
-    kept, own = (Runs({}).experiments.configs[name].model_dump() for name in ("kept", variant))
-    assert kept.pop("seeds") == ([7, 8] if variant == "mine-on" else [5, 6])
-    assert "of the study kinds" in kept.pop("description")
-    assert kept == {key: value for key, value in own.items() if key not in ("seeds", "description")}
+    config, own = (Runs({}).experiments.configs[name].model_dump() for name in ("kept", variant))
+    assert config.pop("seeds") == ([7, 8] if variant == "mine-on" else [5, 6])
+    assert "of the study kinds" in config.pop("description")
+    assert config == {key: value for key, value in own.items() if key not in ("seeds", "description")}
     with pytest.raises(SystemExit):
         keep_variant.main()
 
@@ -432,14 +432,14 @@ def with_rate(rate: float) -> dict:
 
 def run_as_snakemake(runs: Runs, *names: str) -> dict[tuple[str, str], str]:
     """Write the settings of all stages to the folders of their owners, and return the owners."""
-    found = {}
+    owner_folders = {}
     for name in names:
         run = runs.by_folder(name)
         Path("results", name).mkdir(parents=True, exist_ok=True)
-        found |= {(name, stage): runs.reuse.owner(run, stage).folder for stage in run.settings}
-    for (_, stage), folder in found.items():
+        owner_folders |= {(name, stage): runs.reuse.owner(run, stage).folder for stage in run.settings}
+    for (_, stage), folder in owner_folders.items():
         write_yaml(Path("results", folder, stage, "config.yaml"), runs.by_folder(folder).settings[stage].file_content())
-    return found
+    return owner_folders
 
 
 def test_studies_with_a_common_variant_train_once(write):

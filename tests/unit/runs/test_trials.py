@@ -137,8 +137,8 @@ def test_hours_and_trainings_limit_the_next_batch(hours, batches, number):
     """The experiment took 100 seconds and each trial 50 seconds."""
     budget = SearchDesign(trainings=10, batch=4, gpu_hours=hours)
     done = []
-    for place, (count, seconds) in enumerate(batches):
-        trials = [TrialRecord(name=f"t{place}-{one}", changes={"x": one}) for one in range(count)]
+    for batch, (count, seconds) in enumerate(batches):
+        trials = [TrialRecord(name=f"t{batch}-{number}", changes={"x": number}) for number in range(count)]
         seeds = {"seeds": [0], "scored_seeds": [0]}
         record = BatchRecord(step="explore", fraction=1.0, trials=trials, trainings=10, **seeds)
         done.append((record, BatchResult(scores={trial.name: 0.0 for trial in trials}, runs=count, seconds=seconds)))
@@ -212,7 +212,7 @@ def test_searched_mixtures_have_shares_that_sum_to_one(tmp_path, sqlite, sampler
     search = settings(tmp_path, sqlite, axes=share_axes(mixture), mixture=mixture, sampler=sampler)
 
     def rate(changes: dict) -> float:
-        return -sum((share - wanted) ** 2 for share, wanted in zip(changes.values(), best, strict=True))
+        return -sum((share - best_share) ** 2 for share, best_share in zip(changes.values(), best, strict=True))
 
     trials = run(search, 24, 4, rate)
     assert len(trials) == 24

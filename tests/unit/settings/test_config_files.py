@@ -58,8 +58,8 @@ def read(tmp_path):
     ],
 )
 def test_scalars_follow_yaml_1_2(read, text, value):
-    found = read(f"a: {text}")["a"]
-    assert (found, type(found)) == (value, type(value))
+    parsed = read(f"a: {text}")["a"]
+    assert (parsed, type(parsed)) == (value, type(value))
 
 
 @pytest.mark.parametrize("text", ["010", "1_000", "1:30", "0x1F", "0b11", "0o17", "no", "Yes", "on", "OFF"])
@@ -199,15 +199,15 @@ def test_values_that_json_lacks_are_refused(value):
 
 
 def test_numbers_on_the_command_line_can_be_strings():
-    given = {
+    values = {
         "dataset": 123,
         "model": "5",
         "synthesize": {"mgm": {"experiment": "12"}},
         "gpus": "2",
         "description": True,
     }
-    values = command_line_layer(given).values
-    assert values == given | {"dataset": "123", "gpus": 2, "description": "true"}
+    values = command_line_layer(values).values
+    assert values == values | {"dataset": "123", "gpus": 2, "description": "true"}
 
 
 # fuzzers
@@ -299,10 +299,10 @@ def test_json_is_read_like_by_json_loads(tmp_path, values):
 
 
 def _leaves(properties: dict, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    found = []
+    paths = []
     for key, value in properties.items():
-        found += [(*path, key), *_leaves(value.get("properties", {}), (*path, key))]
-    return found
+        paths += [(*path, key), *_leaves(value.get("properties", {}), (*path, key))]
+    return paths
 
 
 @cache
@@ -374,10 +374,10 @@ def test_the_home_folder_is_expanded_in_every_path(monkeypatch, model):
         value: object = "~/photos"
         for key in reversed(path):
             value = [value] if key == 0 else {key: value}
-        found = plain_values(value, schema)
+        parsed = plain_values(value, schema)
         for key in path:
-            found = found[key]
-        assert found == "/home/me/photos", path
+            parsed = parsed[key]
+        assert parsed == "/home/me/photos", path
     assert plain_values({"description": "~/photos"}, build_schema(CONFIGURATION)) == {"description": "~/photos"}
 
 

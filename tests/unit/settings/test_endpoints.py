@@ -25,9 +25,9 @@ SPELLINGS = {
 
 @pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
 def test_a_key_is_found_in_every_spelling(spelling):
-    found = compile_secret_pattern(KEY).sub("<key>", f"before {spelling} after")
-    assert "<key>" in found and found.startswith("before ") and found.endswith(" after")
-    assert len(found) <= len("before <key> after") + 12  # characters that base64 combines with their neighbors
+    redacted = compile_secret_pattern(KEY).sub("<key>", f"before {spelling} after")
+    assert "<key>" in redacted and redacted.startswith("before ") and redacted.endswith(" after")
+    assert len(redacted) <= len("before <key> after") + 12  # characters that base64 combines with their neighbors
 
 
 def test_a_placeholder_is_not_found_in_other_words():

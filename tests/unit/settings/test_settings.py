@@ -278,8 +278,11 @@ def test_a_model_without_a_part_is_refused():
 
 def test_command_line_values_inside_braces_are_read_as_yaml(project):
     # Snakemake passes {finetune: {epochs: '2', lora: {targets: ['q_proj']}}}
-    given = {"finetune": {"epochs": "2", "lora": {"targets": ["q_proj"], "dropout": "0.5"}}, "cpu_threads": "null"}
-    merged = merge_experiment("baseline", given)
+    command_line = {
+        "finetune": {"epochs": "2", "lora": {"targets": ["q_proj"], "dropout": "0.5"}},
+        "cpu_threads": "null",
+    }
+    merged = merge_experiment("baseline", command_line)
     assert (merged.finetune.epochs, merged.finetune.lora.dropout) == (2, 0.5)
     assert merged.finetune.lora.targets == ["q_proj"] and merged.cpu_threads is None
 
@@ -395,5 +398,5 @@ def test_only_differences_of_a_modules_config_count(project):
     whole = {key: defaults[key] for key in ("seeds", "finetune", "synthesize", "recipe")}
     changed = whole | {"finetune": whole["finetune"] | {"epochs": 3}}
     assert without_defaults(changed, {}) == {"finetune": {"epochs": 3}}
-    stated = {"synthesize": {"recipe": None}}
-    assert without_defaults(changed, stated) == {"finetune": {"epochs": 3}, "synthesize": {"recipe": None}}
+    explicit_values = {"synthesize": {"recipe": None}}
+    assert without_defaults(changed, explicit_values) == {"finetune": {"epochs": 3}, "synthesize": {"recipe": None}}

@@ -17,16 +17,16 @@ def settled(monkeypatch):
 
 
 def hash_files(tmp_path, *files) -> str:
-    found = Fingerprints(tmp_path / "kept.json")
-    digest = found.hash_files(map(str, files))
-    found.save()
+    fingerprints = Fingerprints(tmp_path / "kept.json")
+    digest = fingerprints.hash_files(map(str, files))
+    fingerprints.save()
     return digest
 
 
 def hash_images(tmp_path, file) -> str:
-    found = Fingerprints(tmp_path / "kept.json")
-    digest = found.hash_images([(str(file), str(tmp_path))])
-    found.save()
+    fingerprints = Fingerprints(tmp_path / "kept.json")
+    digest = fingerprints.hash_images([(str(file), str(tmp_path))])
+    fingerprints.save()
     return digest
 
 
@@ -112,18 +112,18 @@ def test_the_sample_of_images_does_not_depend_on_order(tmp_path, settled, monkey
     names = [f"{number}.png" for number in range(50)]
     for name in names:
         (tmp_path / name).touch()
-    found = set()
+    digests = set()
     for order in (names, names[::-1]):
         (tmp_path / "rows.jsonl").write_text(json.dumps(order))
-        found.add(hash_images(tmp_path, tmp_path / "rows.jsonl"))
-    assert len(found) == 1
+        digests.add(hash_images(tmp_path, tmp_path / "rows.jsonl"))
+    assert len(digests) == 1
 
 
 def test_special_files_count_as_missing(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "device.png").symlink_to("/dev/zero")
-    listed = tmp_path / "rows.jsonl"
-    listed.write_text('{"images": ["pipe.png", "device.png", "null\\u0000.png"]}')
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"images": ["pipe.png", "device.png", "null\\u0000.png"]}')
     fingerprints = Fingerprints(tmp_path / "kept.json")
-    assert fingerprints.hash_images([(str(listed), str(tmp_path))])
+    assert fingerprints.hash_images([(str(rows), str(tmp_path))])
     assert fingerprints.hash_files([str(tmp_path / "pipe.png")])

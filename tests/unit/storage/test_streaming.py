@@ -86,20 +86,20 @@ def _forked(function) -> int:
 
 def test_a_map_on_disk_behaves_like_a_dictionary():
     rng = random.Random(0)
-    known, on_disk = {}, DiskMap()
+    dictionary, on_disk = {}, DiskMap()
     for _ in range(3000):
         key, value = f"é{rng.randrange(400)}", rng.choice([rng.randrange(2**40), "text", ""])
         match rng.randrange(4):
             case 0:
-                assert on_disk.setdefault(key, value) == known.setdefault(key, value)
+                assert on_disk.setdefault(key, value) == dictionary.setdefault(key, value)
             case 1:
                 on_disk.replace([(key, value)])
-                known[key] = value
+                dictionary[key] = value
             case 2:
                 on_disk.fill([(key, value)])
-                known.setdefault(key, value)
+                dictionary.setdefault(key, value)
             case 3:
-                assert on_disk.get(key) == known.get(key) and (key in on_disk) == (key in known)
+                assert on_disk.get(key) == dictionary.get(key) and (key in on_disk) == (key in dictionary)
 
 
 def write_pairs(folder: Path, rows: int) -> Path:

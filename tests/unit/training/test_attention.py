@@ -14,7 +14,7 @@ from tiny_models import tiny_mgm
 
 
 @pytest.mark.parametrize(
-    ("wanted", "gpu", "bf16", "installed", "expected"),
+    ("setting", "gpu", "bf16", "installed", "expected"),
     [
         ("auto", True, True, True, ("flash_attention_2", None)),
         ("auto", False, True, True, ("sdpa", None)),
@@ -23,17 +23,17 @@ from tiny_models import tiny_mgm
         ("flash_attention_2", True, True, True, ("flash_attention_2", None)),
     ],
 )
-def test_auto_selects_flash_attention_if_it_can_run(wanted, gpu, bf16, installed, expected, monkeypatch):
+def test_auto_selects_flash_attention_if_it_can_run(setting, gpu, bf16, installed, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr("dj2mgm.training.model_preparation.is_flash_attn_2_available", lambda: installed)
-    assert choose_attention(SimpleNamespace(attn_implementation=wanted, bf16=bf16)) == expected
+    assert choose_attention(SimpleNamespace(attn_implementation=setting, bf16=bf16)) == expected
 
 
 def test_unusable_flash_attention_is_refused(monkeypatch):
     monkeypatch.setattr("dj2mgm.training.model_preparation.is_flash_attn_2_available", lambda: False)
     requested = SimpleNamespace(attn_implementation="flash_attention_2", bf16=True)
-    for found, missing in ((None, "the package flash-attn, which is not installed"), ("there", "a GPU")):
-        monkeypatch.setattr("dj2mgm.training.model_preparation.find_spec", lambda name, found=found: found)
+    for spec, missing in ((None, "the package flash-attn, which is not installed"), ("there", "a GPU")):
+        monkeypatch.setattr("dj2mgm.training.model_preparation.find_spec", lambda name, spec=spec: spec)
         with pytest.raises(InputError, match=f"attn_implementation: flash_attention_2 needs {missing}; set auto"):
             choose_attention(requested)
 

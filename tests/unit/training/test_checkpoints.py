@@ -47,8 +47,8 @@ def test_a_first_start_has_no_message_about_checkpoints(tmp_path):
 
 def test_the_newest_checkpoint_before_a_step_is_found(tmp_path):
     older, newer = checkpoint(tmp_path, 90), checkpoint(tmp_path, 100)
-    found = [newest_before(tmp_path, step) for step in (90, 91, 100, 101)]
-    assert found == [None, older, older, newer]
+    checkpoints = [newest_before(tmp_path, step) for step in (90, 91, 100, 101)]
+    assert checkpoints == [None, older, older, newer]
 
 
 def test_the_newest_checkpoint_is_found_by_number(tmp_path):
@@ -72,11 +72,11 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
 
 
 def test_another_number_of_processes_is_refused(tmp_path):
-    kept = checkpoint(tmp_path, 20, processes=2)
+    newest = checkpoint(tmp_path, 20, processes=2)
     message = "checkpoint-20 was written by 2 processes.*Set gpus: 2 to resume from step 20, or delete .* to start over"
     with pytest.raises(InputError, match=message):
         find_checkpoint(tmp_path, "mine", 1)
-    assert find_checkpoint(tmp_path, "mine", 2)[0] == kept
+    assert find_checkpoint(tmp_path, "mine", 2)[0] == newest
     assert find_checkpoint(tmp_path, "other", 1) == (None, FOREIGN)
 
 
@@ -126,15 +126,15 @@ def test_training_starts_over_if_all_checkpoints_are_damaged(tmp_path):
 
 @fuzzed(2000)
 @given(st.floats(0, 1, exclude_max=True), st.integers(0, 255))
-def test_a_mark_with_a_changed_byte_is_ignored(tmp_path, place, value):
+def test_a_mark_with_a_changed_byte_is_ignored(tmp_path, position, value):
     if not (tmp_path / "written").exists():
         (checkpoint(tmp_path, 20) / "complete.json").rename(tmp_path / "written")
     written = (tmp_path / "written").read_bytes()
-    at = int(place * len(written))
+    index = int(position * len(written))
     mark = tmp_path / "checkpoint-20/complete.json"
-    mark.write_bytes(written[:at] + bytes([value]) + written[at + 1 :])
-    wanted = {key: part for key, part in json.loads(written).items() if key != "seal"}
-    assert read_mark(mark.parent) in (None, wanted)
+    mark.write_bytes(written[:index] + bytes([value]) + written[index + 1 :])
+    expected = {key: part for key, part in json.loads(written).items() if key != "seal"}
+    assert read_mark(mark.parent) in (None, expected)
 
 
 VALUES = st.none() | st.integers(0, 9) | st.sampled_from(["", "mine", [], {}])

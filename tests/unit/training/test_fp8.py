@@ -17,8 +17,8 @@ def linear() -> nn.Linear:
     return nn.Linear(64, 48).to(torch.bfloat16).requires_grad_(False)
 
 
-def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return ((found.float() - wanted.float()).norm() / wanted.float().norm()).item()
+def relative(result: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((result.float() - expected.float()).norm() / expected.float().norm()).item()
 
 
 def test_output_and_gradient_are_close_to_full_precision(linear):

@@ -55,7 +55,7 @@ def workload():
 
 
 def test_the_workload_equals_that_of_the_stage(workload):
-    assert (workload.tuning, workload.sequence, workload.answers) == ("lora", 40, 12)
+    assert (workload.tuning, workload.sequence_length, workload.answer_tokens) == ("lora", 40, 12)
     assert workload.precision == (torch.bfloat16 if torch.cuda.is_available() else torch.float32)
 
 
@@ -125,15 +125,15 @@ def test_less_memory_adds_checkpointing_then_reduces_batches(workload):
 
 
 def test_micro_batches_between_powers_of_two_are_tried(workload):
-    stated = {"activation_checkpointing": True, "deepspeed": CHOICES["zero2"], "deepspeed_choices": None}
+    fixed = {"activation_checkpointing": True, "deepspeed": CHOICES["zero2"], "deepspeed_choices": None}
     needs = {}
     for size in (12, 14):
         sizes = {"micro_batch_size": size, "gradient_accumulation_steps": 2}
-        needs[size] = predict(workload, plan_from_settings(settings(**stated | sizes), workload), ROOM)
+        needs[size] = predict(workload, plan_from_settings(settings(**fixed | sizes), workload), ROOM)
     machine = Machine(0, None, needs[12].host_gib * 1.0501)  # 5 % stay free
     assert needs[14].shortage(machine) and not needs[12].shortage(machine)
-    arranged = choose_plan(settings(**ALL_AUTO | stated), workload, machine)
-    assert (arranged.micro_batch_size, arranged.gradient_accumulation_steps) == (12, 2)
+    chosen = choose_plan(settings(**ALL_AUTO | fixed), workload, machine)
+    assert (chosen.micro_batch_size, chosen.gradient_accumulation_steps) == (12, 2)
 
 
 def test_a_fitting_step_is_one_micro_batch(workload):
@@ -152,9 +152,9 @@ def test_every_plan_can_be_stated_in_settings(workload, batch, gpus):
         assert solved | sizes == solved
         arranged = {"activation_checkpointing": plan.checkpointing_interval or False}
         values = {"deepspeed": None, "deepspeed_choices": {plan.deepspeed: CHOICES[plan.deepspeed]}}
-        stated = choose_plan(settings(**solved | arranged | values), workload, Machine(small.gpus, 64.0, 64.0))
-        assert plan_from_settings(stated, workload).micro_batch == plan.micro_batch
-        assert stated.gradient_accumulation_steps == plan.accumulation
+        result = choose_plan(settings(**solved | arranged | values), workload, Machine(small.gpus, 64.0, 64.0))
+        assert plan_from_settings(result, workload).micro_batch == plan.micro_batch
+        assert result.gradient_accumulation_steps == plan.accumulation
 
 
 def test_accumulation_follows_from_a_stated_micro_batch():
@@ -167,17 +167,17 @@ def test_accumulation_follows_from_a_stated_micro_batch():
 
 def test_incomplete_micro_batches_do_not_count_as_full(workload):
     config = complete_deepspeed_config(CHOICES["zero2"], 64)
-    found = list_candidates(workload, Machine(0, None, 0.61), {"zero2": config}, 33)
-    assert {candidate.plan.micro_batch * candidate.plan.accumulation for candidate in found} - {33}
-    for candidate in found:
+    candidates = list_candidates(workload, Machine(0, None, 0.61), {"zero2": config}, 33)
+    assert {candidate.plan.micro_batch * candidate.plan.accumulation for candidate in candidates} - {33}
+    for candidate in candidates:
         assert candidate.samples_per_second * candidate.plan.accumulation * LAUNCH_SECONDS[False] < 33
 
 
 def test_a_fixed_global_batch_stays_a_product_of_the_sizes(workload):
     config = complete_deepspeed_config(CHOICES["zero2"], 64) | {"train_batch_size": 24}
     for machine in (ROOM, Machine(0, None, 0.61)):
-        found = list_candidates(workload, machine, {"zero2": config}, 24)
-        assert {candidate.plan.micro_batch * candidate.plan.accumulation for candidate in found} == {24}
+        candidates = list_candidates(workload, machine, {"zero2": config}, 24)
+        assert {candidate.plan.micro_batch * candidate.plan.accumulation for candidate in candidates} == {24}
 
 
 def test_gpus_exchange_gradients_once_per_step_if_possible(workload):
@@ -231,18 +231,18 @@ def test_checkpoints_keep_their_deepspeed_configuration(start, tmp_path):
     offload = {"zero2_offload": CHOICES["zero2_offload"]}
     assert start(ROOM, deepspeed_choices=offload).deepspeed == CHOICES["zero2_offload"]
     save_checkpoint(tmp_path)
-    stated = start(ROOM, micro_batch_size=2)
-    assert stated.deepspeed == CHOICES["zero2_offload"] and stated.micro_batch_size == 2
+    restarted = start(ROOM, micro_batch_size=2)
+    assert restarted.deepspeed == CHOICES["zero2_offload"] and restarted.micro_batch_size == 2
 
 
 def test_the_micro_batch_is_halved_once(start, tmp_path):
-    kept = tmp_path / "training_plan.json"
-    assert not halve_micro_batch(kept)
+    plan_file = tmp_path / "training_plan.json"
+    assert not halve_micro_batch(plan_file)
     assert start(ROOM).micro_batch_size == 16
-    assert halve_micro_batch(kept)
+    assert halve_micro_batch(plan_file)
     again = start(ROOM)
     assert (again.micro_batch_size, again.gradient_accumulation_steps) == (8, 2)
-    assert not halve_micro_batch(kept)
+    assert not halve_micro_batch(plan_file)
 
 
 def test_errors_of_a_full_gpu_are_recognized():
@@ -261,8 +261,8 @@ def test_images_of_shorter_conversations_are_planned_for():
     short = Conversations()
     short.lengths = [18, 40]
     crowded = build_workload("lora", settings(), MGMArchitecture("a", mgm_config()), short)
-    assert crowded.images == MAX_CROWDING
-    peaks = [trace_memory(case, 0, 4).sizes.sum(1).max() for case in (replace(crowded, images=1.0), crowded)]
+    assert crowded.images_per_sample == MAX_CROWDING
+    peaks = [trace_memory(case, 0, 4).sizes.sum(1).max() for case in (replace(crowded, images_per_sample=1.0), crowded)]
     assert peaks[0] < peaks[1]
 
 

@@ -41,26 +41,26 @@ def test_output_and_gradient_equal_the_restored_weights(linear):
 
 def test_a_weight_becomes_the_nearest_level_of_its_block(linear):
     restored = FrozenNF4Linear(linear)(torch.eye(256)) - linear.bias
-    blocks, found = linear.weight.reshape(-1, 64), restored.T.reshape(-1, 64)
+    blocks, restored_blocks = linear.weight.reshape(-1, 64), restored.T.reshape(-1, 64)
     greatest = blocks.abs().amax(dim=1, keepdim=True)
     nearest = (blocks.unsqueeze(-1) - greatest.unsqueeze(-1) * LEVELS).abs().amin(dim=-1)
     # scales of blocks are also rounded, by less than a hundredth of the largest one
-    assert ((blocks - found).abs() <= nearest + 0.01 * greatest.max()).all()
+    assert ((blocks - restored_blocks).abs() <= nearest + 0.01 * greatest.max()).all()
 
 
 @pytest.mark.parametrize("backend", ["aot_eager_decomp_partition", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_layers_store_codes_for_the_backward_pass(linear, backend):
     """Both backends store the same tensors, but Inductor also compiles C++ for 10 s."""
-    kept = []
+    sizes = []
 
     def remember(tensor: torch.Tensor) -> torch.Tensor:
-        kept.append(tensor.numel() * tensor.element_size())
+        sizes.append(tensor.numel() * tensor.element_size())
         return tensor
 
     compiled = torch.compile(FrozenNF4Linear(linear).forward, backend=backend)
     with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
         compiled(torch.randn(3, 256, requires_grad=True))
-    assert 0 < sum(kept) < linear.weight.numel()  # one byte per weight would be twice the size of its code
+    assert 0 < sum(sizes) < linear.weight.numel()  # one byte per weight would be twice the size of its code
 
 
 def test_layers_that_blocks_do_not_divide_are_not_replaced():
@@ -89,11 +89,11 @@ def test_a_stage_in_4_bits_equals_one_with_restored_weights(forks, tmp_path, mon
     image = str(save_image(tmp_path / "a.png"))
     rows = [build_conversation(str(n), image, "Which color is it?", "blue " * n) for n in range(1, 9)]
     write_jsonl(tmp_path / "data.jsonl", rows)
-    given = {"deepspeed": read_deepspeed("zero2", "finetune"), "max_length": 512, "max_steps": 4, "epochs": 4}
-    given |= {"global_batch_size": 4, "gradient_accumulation_steps": 4, "projector_learning_rate": None}
-    given["lora"] = {"r": 4, "alpha": 8, "dropout": 0.0, "targets": ["q_proj", "up_proj"]}
+    settings = {"deepspeed": read_deepspeed("zero2", "finetune"), "max_length": 512, "max_steps": 4, "epochs": 4}
+    settings |= {"global_batch_size": 4, "gradient_accumulation_steps": 4, "projector_learning_rate": None}
+    settings["lora"] = {"r": 4, "alpha": 8, "dropout": 0.0, "targets": ["q_proj", "up_proj"]}
     for model, precision in (("model", "nf4"), ("restored", "fp32")):
-        command = flags(tmp_path / model, tmp_path / precision, "LoRA", **given | {"precision": precision})
+        command = flags(tmp_path / model, tmp_path / precision, "LoRA", **settings | {"precision": precision})
         command |= {"--data": tmp_path / "data.jsonl", "--model": tmp_path / model}
         del command["--projector"]
         ended = forks.run("finetune.py", command)

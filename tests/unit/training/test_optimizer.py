@@ -28,21 +28,21 @@ def losses(choose_optimizer, dtype: torch.dtype, steps: int) -> list[float]:
     inputs, target = torch.randn(256, 64), torch.randn(256, 64)
     network = network.to(dtype)
     optimizer = choose_optimizer(network.parameters())
-    found = []
+    values = []
     for _ in range(steps):
         loss = (network(inputs.to(dtype)).float() - target).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        found.append(loss.item())
-    return found
+        values.append(loss.item())
+    return values
 
 
 def test_fifty_steps_stay_within_2_percent_of_float32_adamw():
-    wanted = losses(lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01), torch.float32, 50)
-    found = losses(make_optimizer(1e-3, 0.01), torch.bfloat16, 50)
-    assert wanted[-1] < 0.8 * wanted[0], "nothing was learnt, so that nothing was compared"
-    assert found == pytest.approx(wanted, rel=0.02)
+    expected = losses(lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01), torch.float32, 50)
+    result = losses(make_optimizer(1e-3, 0.01), torch.bfloat16, 50)
+    assert expected[-1] < 0.8 * expected[0], "nothing was learnt, so that nothing was compared"
+    assert result == pytest.approx(expected, rel=0.02)
 
 
 def test_small_updates_are_not_lost_to_rounding():

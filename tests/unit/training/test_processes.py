@@ -17,9 +17,9 @@ sys.stdin.read()  # the first process holds the values
 
 def test_processes_exchange_their_values():
     with socket.create_server(("", 0)) as server:
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1]), "WORLD_SIZE": "2"}
+        variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1]), "WORLD_SIZE": "2"}
     command = [sys.executable, "-c", SHARE, PROJECT / "workflow_scripts"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    first, second = (subprocess.Popen(command, env={**place, "RANK": rank}, **pipes) for rank in "01")
+    first, second = (subprocess.Popen(command, env={**variables, "RANK": rank}, **pipes) for rank in "01")
     printed = [process.communicate(timeout=120)[0] for process in (second, first)]
     assert all(text.endswith("[[0.0, None], [1.0, None]]\n") for text in printed)

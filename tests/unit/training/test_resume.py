@@ -40,8 +40,8 @@ def folder(tmp_path_factory) -> Path:
 def each_combination() -> Iterator:
     """Yield every configuration with every tuning; all but one tuning of some configurations are marked slow."""
     for number, configuration in enumerate(CONFIGURATIONS):
-        for place, tuning in enumerate(TUNINGS):
-            quick = number % len(TUNINGS) == place and configuration not in LIKE_OTHERS
+        for index, tuning in enumerate(TUNINGS):
+            quick = number % len(TUNINGS) == index and configuration not in LIKE_OTHERS
             marks = () if quick else pytest.mark.slow
             yield pytest.param(configuration, tuning, marks=marks)
 
@@ -74,19 +74,19 @@ def shared(
     return flags(folder, output, tuning, **settings) | {"--data": folder / "many.jsonl"}
 
 
-def assert_same_training(one: Path, other: Path, before: Path) -> None:
+def assert_same_training(stage: Path, reference: Path, start_file: Path) -> None:
     """Assert equality up to the effect of another order of summation."""
-    (weights, rows), (wanted, wanted_rows) = outcome(one), outcome(other)
+    (weights, rows), (expected, expected_rows) = outcome(stage), outcome(reference)
     for key in ("step", "learning_rate"):
-        assert [row[key] for row in rows] == [row[key] for row in wanted_rows]
+        assert [row[key] for row in rows] == [row[key] for row in expected_rows]
     for key in ("loss", "grad_norm"):
-        assert [row[key] for row in rows] == pytest.approx([row[key] for row in wanted_rows], rel=2e-5)
-    start = load_file(before)
-    for name in wanted:
+        assert [row[key] for row in rows] == pytest.approx([row[key] for row in expected_rows], rel=2e-5)
+    start = load_file(start_file)
+    for name in expected:
         if "key" in name and name.endswith("bias"):  # without effect on softmax, so its gradient is rounding error
             continue
-        moved = (wanted[name] - start[name.removeprefix("projector.safetensors/")]).norm()
-        assert (weights[name] - wanted[name]).norm() < 1e-3 * moved, name
+        moved = (expected[name] - start[name.removeprefix("projector.safetensors/")]).norm()
+        assert (weights[name] - expected[name]).norm() < 1e-3 * moved, name
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def assert_same_training(one: Path, other: Path, before: Path) -> None:
 )
 def test_an_incomplete_last_step_is_equal_on_two_processes(folder, forks, tmp_path, micro, total, steps):
     """There are 11 micro batches of 8, or 21 of 4, so that the second process has none in the last round."""
-    given = {"whole": (1, total), "one": (1, micro), "two": (2, micro)}
-    for name, (processes, size) in given.items():
+    sizes = {"whole": (1, total), "one": (1, micro), "two": (2, micro)}
+    for name, (processes, size) in sizes.items():
         ended = forks.run(
             "pretrain.py", shared(folder, tmp_path / name, processes, size, total, max_steps=steps), processes
         )
@@ -107,9 +107,9 @@ def test_an_incomplete_last_step_is_equal_on_two_processes(folder, forks, tmp_pa
 
 
 def test_a_stage_out_of_memory_resumes_with_half_the_micro_batch(folder, forks, tmp_path):
-    given = {"max_steps": 4, "micro_batch_size": "auto", "gradient_accumulation_steps": "auto", "save_steps": 1}
+    settings = {"max_steps": 4, "micro_batch_size": "auto", "gradient_accumulation_steps": "auto", "save_steps": 1}
     undisturbed, disturbed = (
-        shared(folder, tmp_path / name, 1, 8, 8, **given) for name in ("undisturbed", "disturbed")
+        shared(folder, tmp_path / name, 1, 8, 8, **settings) for name in ("undisturbed", "disturbed")
     )
     assert forks.run("pretrain.py", undisturbed).ok
     ended = forks.run("pretrain.py", disturbed, out_of_memory_at=3)
@@ -122,9 +122,9 @@ def test_a_stage_out_of_memory_resumes_with_half_the_micro_batch(folder, forks, 
 
 def test_sizes_fixed_by_a_deepspeed_file_are_not_halved(folder, forks, tmp_path):
     fixed = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
-    given = {"max_steps": 4, "micro_batch_size": "auto", "gradient_accumulation_steps": "auto", "save_steps": 1}
-    given["deepspeed"] = read_deepspeed("zero2", "pretrain") | fixed
-    stage = shared(folder, tmp_path, 1, 4, 8, **given)
+    settings = {"max_steps": 4, "micro_batch_size": "auto", "gradient_accumulation_steps": "auto", "save_steps": 1}
+    settings["deepspeed"] = read_deepspeed("zero2", "pretrain") | fixed
+    stage = shared(folder, tmp_path, 1, 4, 8, **settings)
     ended = forks.run("pretrain.py", stage, out_of_memory_at=3)
     assert not ended.ok
     assert f"the DeepSpeed file fixes {' and '.join(fixed)}. Set auto there, so" in ended.printed
@@ -173,11 +173,11 @@ def test_logged_rows_are_the_same_after_a_resume(folder, forks, tmp_path, proces
 def test_the_projectors_rate_scales_only_its_update(folder, forks, tmp_path, configuration):
     """Adam's first update is proportional to the rate."""
     start, updates = load_file(folder / "projector.safetensors"), {}
-    given = {"deepspeed": read_deepspeed(configuration, "finetune"), "warmup_ratio": 0, "lr_scheduler": "linear"}
+    settings = {"deepspeed": read_deepspeed(configuration, "finetune"), "warmup_ratio": 0, "lr_scheduler": "linear"}
     for rate in (None, 1e-2, 1e-3):
         output = tmp_path / str(rate)
         ended = forks.run(
-            "finetune.py", flags(folder, output, "LoRA", **given, max_steps=1, projector_learning_rate=rate)
+            "finetune.py", flags(folder, output, "LoRA", **settings, max_steps=1, projector_learning_rate=rate)
         )
         assert ended.ok, ended.printed[-3000:]
         weights, [row] = outcome(output)
@@ -200,11 +200,17 @@ def test_the_projectors_rate_scales_only_its_update(folder, forks, tmp_path, con
 def test_weight_decay_spares_norms_and_biases(folder, forks, tmp_path, configuration):
     """AdamW subtracts the decay separately from its update, which is the same without decay after one step."""
     start, rate, decay = load_file(folder / "projector.safetensors"), 1e-3, 5.0
-    given = {"deepspeed": read_deepspeed(configuration, "finetune"), "warmup_ratio": 0, "projector_learning_rate": rate}
+    settings = {
+        "deepspeed": read_deepspeed(configuration, "finetune"),
+        "warmup_ratio": 0,
+        "projector_learning_rate": rate,
+    }
     ends = []
     for weight_decay in (0.0, decay):
         output = tmp_path / str(weight_decay)
-        ended = forks.run("finetune.py", flags(folder, output, "LoRA", **given, max_steps=1, weight_decay=weight_decay))
+        ended = forks.run(
+            "finetune.py", flags(folder, output, "LoRA", **settings, max_steps=1, weight_decay=weight_decay)
+        )
         assert ended.ok, ended.printed[-3000:]
         ends.append(load_file(output / "projector.safetensors"))
     for name, weights in start.items():
@@ -222,8 +228,8 @@ def test_small_datasets_are_trained_for_enough_steps(folder, forks, tmp_path):
 
 
 def test_the_projectors_rate_follows_the_schedule_of_the_others(folder, forks, tmp_path):
-    given = {"projector_learning_rate": 1e-3, "max_steps": 4}
-    ended = forks.run("finetune.py", flags(folder, tmp_path, "LoRA", **given))
+    settings = {"projector_learning_rate": 1e-3, "max_steps": 4}
+    ended = forks.run("finetune.py", flags(folder, tmp_path, "LoRA", **settings))
     assert ended.ok, ended.printed[-3000:]
     rows = outcome(tmp_path)[1]
     assert [10 * row["projector_learning_rate"] for row in rows] == pytest.approx(
@@ -276,9 +282,9 @@ def test_a_diverging_training_stops_without_results(
 ):
     """Training stops at the first non-finite gradient, and keeps checkpoints that a healthy step followed."""
     sizes = {"gpus": processes, "gradient_accumulation_steps": 2 // processes, "precision": precision}
-    given, stage = diverging(folder, tmp_path, tuning, configuration, **sizes), TUNINGS[tuning]
+    arguments, stage = diverging(folder, tmp_path, tuning, configuration, **sizes), TUNINGS[tuning]
     for resumes in (False, True):  # the second start diverges at the same step again
-        ended = forks.run(f"{stage}.py", given, processes)
+        ended = forks.run(f"{stage}.py", arguments, processes)
         assert ended.statuses == [2] * processes, ended.printed[-3000:]
         assert ("resuming from step 1 " in ended.printed) == resumes
         [error] = [line for line in ended.printed.splitlines() if line.startswith("error: ")]
@@ -293,8 +299,8 @@ def test_a_diverging_training_stops_without_results(
 
 
 def test_a_loss_that_ends_far_above_its_start_is_refused(folder, forks, tmp_path):
-    given = diverging(folder, tmp_path, "full", "zero2", learning_rate=1.0, precision="fp32")
-    ended = forks.run("finetune.py", given)
+    arguments = diverging(folder, tmp_path, "full", "zero2", learning_rate=1.0, precision="fp32")
+    ended = forks.run("finetune.py", arguments)
     assert ended.statuses == [2] and "8 of 8 steps" in ended.printed
     assert "finetune: training diverged by step 8: the loss ended at " in ended.printed
     assert "far above the 6.454 of step 1" in ended.printed and "the same command starts over" in ended.printed
@@ -310,8 +316,12 @@ def test_a_diverging_text_model_is_stopped(folder, forks, tmp_path):
     write_yaml(tmp_path / "config.yaml", settings)
     (tmp_path / "corpus.jsonl").write_text('{"text": "What color is the circle? a red circle at the top left"}\n' * 40)
     save_parts(tmp_path)
-    given = {"--config": tmp_path / "config.yaml", "--data": tmp_path / "corpus.jsonl", "--model": tmp_path / "gemma"}
-    ended = forks.run("train_text_model.py", given | {"--output-dir": tmp_path / "preset"})
+    arguments = {
+        "--config": tmp_path / "config.yaml",
+        "--data": tmp_path / "corpus.jsonl",
+        "--model": tmp_path / "gemma",
+    }
+    ended = forks.run("train_text_model.py", arguments | {"--output-dir": tmp_path / "preset"})
     assert ended.statuses == [2], ended.printed[-3000:]
     assert "error: preset: training diverged by step 3: the gradient's norm is inf" in ended.printed
     assert not (tmp_path / "preset/metrics.json").exists() and not (tmp_path / "preset/model").exists()

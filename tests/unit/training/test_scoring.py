@@ -39,8 +39,8 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def add_questions(folder: Path, given: dict) -> dict:
-    return given | {"--evaluation": folder / "evaluation.jsonl", "--generate-config": folder / "asking.yaml"}
+def add_questions(folder: Path, arguments: dict) -> dict:
+    return arguments | {"--evaluation": folder / "evaluation.jsonl", "--generate-config": folder / "asking.yaml"}
 
 
 def scores(output: Path) -> list[dict]:
@@ -70,8 +70,8 @@ def test_scores_do_not_change_training_or_repeat_after_a_kill(folder, forks, tmp
     for name in ("scored", "killed"):
         assert_equal_outcomes(tmp_path / name, tmp_path / "plain")
         assert [row["step"] for row in scores(tmp_path / name)] == [SAVED_AT, STEPS]
-    for one, other in zip(*(scores(tmp_path / name) for name in ("scored", "killed")), strict=True):
-        assert {**one, "seconds": 0} == {**other, "seconds": 0}
+    for expected, repeated in zip(*(scores(tmp_path / name) for name in ("scored", "killed")), strict=True):
+        assert {**expected, "seconds": 0} == {**repeated, "seconds": 0}
     record = read_json(tmp_path / "scored/metrics.json")["scores"]
     assert record["asked"] == ("captions" if tuning == "stage 1" else "questions")
     assert record["questions"] == (7 if tuning == "stage 1" else 10)
@@ -82,18 +82,18 @@ def test_two_processes_score_the_questions_of_one(folder, forks, tmp_path):
     """Processes gather ZeRO-3's layers together, and the second one has one micro batch less."""
     changed = {"deepspeed": read_deepspeed("zero3", "pretrain"), "score_while_training": SCORES, "save_steps": 3}
     for processes in (1, 2):
-        given = add_questions(folder, shared(folder, tmp_path / str(processes), processes, 3, 24, **changed))
-        ended = forks.run("pretrain.py", given, processes)
+        arguments = add_questions(folder, shared(folder, tmp_path / str(processes), processes, 3, 24, **changed))
+        ended = forks.run("pretrain.py", arguments, processes)
         assert ended.ok, ended.printed[-3000:]
-    one, two = (scores(tmp_path / str(processes)) for processes in (1, 2))
-    assert [row["step"] for row in one] == [3, 6, 8] and [row["questions"] for row in two] == [7, 7, 7]
-    assert [row["loss"] for row in two] == pytest.approx([row["loss"] for row in one], rel=1e-4)
+    rows, rows_of_two = (scores(tmp_path / str(processes)) for processes in (1, 2))
+    assert [row["step"] for row in rows] == [3, 6, 8] and [row["questions"] for row in rows_of_two] == [7, 7, 7]
+    assert [row["loss"] for row in rows_of_two] == pytest.approx([row["loss"] for row in rows], rel=1e-4)
 
 
 def test_the_last_scores_equal_those_of_generated_answers(folder, forks, tmp_path):
     changed = {"score_while_training": {"questions": 14, "share": ALWAYS}, "template": "gemma", "save_steps": 20}
-    given = shared(folder, tmp_path / "1", 1, 4, 4, "full", **changed, epochs=12, learning_rate=4e-3)
-    ended = forks.run("finetune.py", add_questions(folder, given) | {"--data": learned(folder, tmp_path)})
+    arguments = shared(folder, tmp_path / "1", 1, 4, 4, "full", **changed, epochs=12, learning_rate=4e-3)
+    ended = forks.run("finetune.py", add_questions(folder, arguments) | {"--data": learned(folder, tmp_path)})
     assert ended.ok, ended.printed[-3000:]
     [*_, last] = scores(tmp_path / "1")
     asked_last = list(read_jsonl(tmp_path / "1/scored.jsonl"))
@@ -129,18 +129,18 @@ def learned(folder: Path, tmp_path: Path) -> Path:
 
 def test_other_questions_score_the_last_weights_without_training(folder, forks, tmp_path):
     output = tmp_path / "stage"
-    given = add_questions(folder, flags(folder, output, "LoRA", score_while_training=SCORES))
-    assert forks.run("finetune.py", given).ok
+    arguments = add_questions(folder, flags(folder, output, "LoRA", score_while_training=SCORES))
+    assert forks.run("finetune.py", arguments).ok
     rows = list(read_jsonl(folder / "evaluation.jsonl"))[:4]
     write_jsonl(tmp_path / "fewer.jsonl", rows)
-    ended = forks.run("finetune.py", given | {"--evaluation": tmp_path / "fewer.jsonl"})
+    ended = forks.run("finetune.py", arguments | {"--evaluation": tmp_path / "fewer.jsonl"})
     assert ended.ok and f"resuming from step {STEPS}" in ended.printed, ended.printed[-3000:]
     assert [(row["step"], row["questions"]) for row in scores(output)] == [(STEPS, 8)]
 
 
 def test_fewer_questions_are_scored_in_short_time(folder, forks, tmp_path):
-    given = flags(folder, tmp_path / "stage", "LoRA", score_while_training={"questions": 14, "share": 1e-6})
-    assert forks.run("finetune.py", add_questions(folder, given)).ok
+    arguments = flags(folder, tmp_path / "stage", "LoRA", score_while_training={"questions": 14, "share": 1e-6})
+    assert forks.run("finetune.py", add_questions(folder, arguments)).ok
     assert [row["questions"] for row in scores(tmp_path / "stage")] == [1, 1]  # one micro batch
 
 

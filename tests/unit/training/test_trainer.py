@@ -31,8 +31,8 @@ def test_images_stay_float32_under_a_bf16_engine():
     assert batch["pixel_values"].dtype == torch.uint8
     prepared = trainer._prepare_inputs(batch)
     assert prepared["pixel_values"].dtype == torch.float32 and prepared["input_ids"].dtype == torch.long
-    wanted = processor.image_processor([image], return_tensors="pt")["pixel_values"]  # transformers' own
-    torch.testing.assert_close(prepared["pixel_values"], wanted, rtol=0, atol=1e-6)
+    expected = processor.image_processor([image], return_tensors="pt")["pixel_values"]  # transformers' own
+    torch.testing.assert_close(prepared["pixel_values"], expected, rtol=0, atol=1e-6)
 
 
 def test_training_with_only_warm_up_steps_is_refused(tmp_path):

@@ -73,8 +73,8 @@ def test_the_message_about_accumulation_has_a_valid_value():
 def test_any_single_open_size_is_solved_for():
     for micro, accumulation, gpus in itertools.product((1, 3, 8), (1, 5, 128), (1, 6)):
         sizes = (micro * accumulation * gpus, micro, accumulation, gpus)
-        for place in range(3):
-            assert solve(*sizes[:place], None, *sizes[place + 1 :]) == sizes
+        for index in range(3):
+            assert solve(*sizes[:index], None, *sizes[index + 1 :]) == sizes
 
 
 def test_messages_suggest_the_nearest_global_batches():

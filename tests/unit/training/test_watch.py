@@ -63,14 +63,14 @@ def test_runs_are_the_folders_with_stages(project):
 
 def test_stages_are_done_running_or_pending(project):
     expected = {"filter": "done", "synthesize": "", "jsonl": "done", "pretrain": "running", "finetune": "pending"}
-    found = states(project, "baseline", working=True)
-    assert expected.items() <= found.items() and found["evaluate_vqa"] == "pending"
+    stage_states = states(project, "baseline", working=True)
+    assert expected.items() <= stage_states.items() and stage_states["evaluate_vqa"] == "pending"
     assert states(project, "baseline", working=False)["pretrain"] == "stopped"
 
 
 def test_stages_done_by_another_run_are_not_pending(project):
-    found = states(project, "dj_synth/seed-1", working=True)
-    assert (found["filter"], found["synthesize"], found["jsonl"]) == ("", "done", "pending")
+    stage_states = states(project, "dj_synth/seed-1", working=True)
+    assert (stage_states["filter"], stage_states["synthesize"], stage_states["jsonl"]) == ("", "done", "pending")
 
 
 def test_a_shared_stage_is_not_pending(project):

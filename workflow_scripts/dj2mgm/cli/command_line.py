@@ -56,6 +56,11 @@ def quiet_imports() -> Iterator[None]:
         yield
 
 
+def make_parser(doc: str) -> argparse.ArgumentParser:
+    """Return a parser whose --help shows the script's docstring unchanged."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
 def parse_paths(doc: str, *flags: str, optional: Sequence[str] = (), launched: bool = False) -> argparse.Namespace:
     """Parse flags that each take one path; flags in `optional` may be missing.
 
@@ -63,7 +68,7 @@ def parse_paths(doc: str, *flags: str, optional: Sequence[str] = (), launched: b
         doc: the script's docstring, shown by --help.
         launched: whether the deepspeed launcher starts the script; it adds a flag.
     """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(doc)
     for flag in flags:
         parser.add_argument(flag, type=Path, required=True)
     for flag in optional:
@@ -94,8 +99,8 @@ def command_line(main: Callable[[], None]) -> Callable[[], None]:
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 raise
-            where = f" ({error.filename})" if error.filename else ""
-            _fail(f"{error.strerror}{where}. Free space or raise the limit, and run the same command again")
+            file_note = f" ({error.filename})" if error.filename else ""
+            _fail(f"{error.strerror}{file_note}. Free space or raise the limit, and run the same command again")
         except sqlite3.OperationalError as error:  # mappings on disk (streaming.py)
             if "disk is full" not in str(error):
                 raise

@@ -54,10 +54,10 @@ def attach(settings, is_stage: Callable[[str], bool]) -> bool:
     Args:
         is_stage: function that tells whether the rule of a name is a stage.
     """
-    own = [handler for handler in logger.handlers if handler.name == "DefaultStreamHandler"]
-    if settings.dryrun or settings.verbose or settings.quiet or not own:
+    own_handlers = [handler for handler in logger.handlers if handler.name == "DefaultStreamHandler"]
+    if settings.dryrun or settings.verbose or settings.quiet or not own_handlers:
         return False
-    for handler in own:
+    for handler in own_handlers:
         logger.removeHandler(handler)
     logger.addHandler(Console(is_stage, LiveLines() if sys.stderr.isatty() else Lines()))
     return True
@@ -68,15 +68,15 @@ class LogTail:
 
     def __init__(self, path: Path):
         self.path = path
-        self._earlier = self._state()
+        self._initial_state = self._read_state()
         self._offset = 0
 
     def new_lines(self) -> list[str]:
         """Return the lines completed since the last call."""
-        state = self._state()
-        if state is None or state == self._earlier:
+        state = self._read_state()
+        if state is None or state == self._initial_state:
             return []
-        self._earlier = None
+        self._initial_state = None
         if state[1] < self._offset:  # another attempt started the log again
             self._offset = 0
         with open(self.path, "rb") as file:
@@ -98,7 +98,7 @@ class LogTail:
             return mistake[0]
         return "\n".join(text.splitlines()[-LAST_LINES:])
 
-    def _state(self) -> tuple[int, int, int] | None:
+    def _read_state(self) -> tuple[int, int, int] | None:
         try:
             state = os.stat(self.path)
         except FileNotFoundError:
@@ -118,7 +118,7 @@ class Job:
         self.is_target = not (record.output or record.log or record.shellcmd)
         self.started = time.monotonic()
         self.progress = ""
-        self.shown = self.started  # time of the last printed line
+        self.printed_at = self.started  # time of the last printed line
 
     @property
     def title(self) -> str:
@@ -147,16 +147,16 @@ class Console(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         events = {
-            LogEvent.RUN_INFO: self._run_info,
-            LogEvent.JOB_INFO: self._job_info,
-            LogEvent.JOB_FINISHED: self._job_finished,
-            LogEvent.JOB_ERROR: self._job_error,
-            LogEvent.ERROR: self._message,
-            None: self._message,
+            LogEvent.RUN_INFO: self._read_run_info,
+            LogEvent.JOB_INFO: self._show_job_info,
+            LogEvent.JOB_FINISHED: self._show_finished_job,
+            LogEvent.JOB_ERROR: self._show_job_error,
+            LogEvent.ERROR: self._show_message,
+            None: self._show_message,
         }
         try:
             event = getattr(record, "event", None)
-            fallback = self._message if record.levelno >= logging.ERROR else None
+            fallback = self._show_message if record.levelno >= logging.ERROR else None
             if handle := events.get(event, fallback):
                 handle(record)
         except Exception:
@@ -193,10 +193,10 @@ class Console(logging.Handler):
     def elapsed(self) -> str:
         return format_duration(time.monotonic() - self.started)
 
-    def _run_info(self, record: logging.LogRecord) -> None:
+    def _read_run_info(self, record: logging.LogRecord) -> None:
         self.stages = sum(count for rule, count in record.stats.items() if self.is_stage(rule))
 
-    def _job_info(self, record: logging.LogRecord) -> None:
+    def _show_job_info(self, record: logging.LogRecord) -> None:
         number = None
         if self.is_stage(record.rule_name):
             self.stages_begun += 1
@@ -207,7 +207,7 @@ class Console(logging.Handler):
             self.screen.begin(job)
             self._show_running()
 
-    def _job_finished(self, record: logging.LogRecord) -> None:
+    def _show_finished_job(self, record: logging.LogRecord) -> None:
         self._update()
         job = self.jobs.pop(record.job_id)
         if job.number:
@@ -218,7 +218,7 @@ class Console(logging.Handler):
             self.screen.say(f"{job.name}: done in {self.elapsed}; open {', '.join(pages)}", f"bold {DONE}")
         self._show_running()
 
-    def _job_error(self, record: logging.LogRecord) -> None:
+    def _show_job_error(self, record: logging.LogRecord) -> None:
         self._update()
         job = self.jobs.pop(record.jobid, None) or Job(record, None)
         if self.interrupted:  # the log contains no cause of an interruption
@@ -231,7 +231,7 @@ class Console(logging.Handler):
         for path in record.log:
             self.screen.say(f"\n{LogTail(Path(path)).failure_reason()}\n\nIts complete log: {path}")
 
-    def _message(self, record: logging.LogRecord) -> None:
+    def _show_message(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         if text.startswith(INTERRUPTED):
             self.interrupted, text = True, "interrupted; the same command continues"
@@ -261,9 +261,9 @@ class Lines:
     def update(self, stages: list[Job], total: str) -> None:
         """Show the latest progress of the running stages; `total` is the progress of the run."""
         for job in stages:
-            if job.progress and time.monotonic() - job.shown > BETWEEN_LINES_S:
+            if job.progress and time.monotonic() - job.printed_at > BETWEEN_LINES_S:
                 self.say(f"{job.title}: {job.progress}")
-                job.progress, job.shown = "", time.monotonic()
+                job.progress, job.printed_at = "", time.monotonic()
 
     def close(self) -> None:
         pass

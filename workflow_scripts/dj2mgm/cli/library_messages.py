@@ -24,11 +24,11 @@ SWITCHES = {
 def silence_libraries() -> Iterator[None]:
     """Switch off warnings and progress bars of libraries, which are imported or used inside the context."""
     os.environ.update(SWITCHES | os.environ)  # the user's own values come first
-    before = logging.root.manager.disable
+    previous_level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        logging.disable(previous_level)

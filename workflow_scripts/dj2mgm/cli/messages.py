@@ -30,7 +30,7 @@ def report_progress(what: str, done: int, total: int, detail: str, seconds_left:
 
     The time is first, because terminals cut off the end of long lines.
     """
-    _print(f"{PROGRESS}{_time_left(seconds_left)} left, {done} of {total} {what}, {detail}")
+    _print(f"{PROGRESS}{_format_time_left(seconds_left)} left, {done} of {total} {what}, {detail}")
 
 
 class Progress:
@@ -67,7 +67,7 @@ def format_duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {rest:02d} s"
 
 
-def _time_left(seconds: float) -> str:
+def _format_time_left(seconds: float) -> str:
     """Format an estimate as `format_duration` does, but without tenths."""
     return f"{seconds:.0f} s" if seconds < 59.5 else format_duration(seconds)
 

@@ -52,8 +52,8 @@ def start_run(on_cluster: bool) -> bool:
             break
         time.sleep(ATTEMPT_S)
     else:
-        whose = f" on {owner['host']} (process {owner['pid']})" if owner else ""
-        raise InputError(f"another run is in progress in this folder{whose}; wait for it, or stop it first")
+        owner_note = f" on {owner['host']} (process {owner['pid']})" if owner else ""
+        raise InputError(f"another run is in progress in this folder{owner_note}; wait for it, or stop it first")
     _lock = file
     taken_over = bool(owner) and _take_over(owner)
     _write_owner(on_cluster, ended=False)
@@ -88,10 +88,10 @@ def _is_free(file: IO, kind: int, owner: dict | None) -> bool:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-    return not (owner and _alive(owner))
+    return not (owner and _is_alive(owner))
 
 
-def _alive(owner: dict) -> bool:
+def _is_alive(owner: dict) -> bool:
     """Return whether the owner is another, still living process on this host."""
     if owner.get("ended") or owner["host"] != socket.gethostname() or owner["pid"] == os.getpid():
         return False
@@ -170,15 +170,15 @@ def list_jobs(folder: Path) -> list[str]:
     """Return number and rule of the user's jobs of this folder's workflow that wait or run in Slurm."""
     if not shutil.which(LIST_JOBS[0]):
         return []
-    listed = subprocess.run(LIST_JOBS, capture_output=True, text=True)
-    if listed.returncode:
+    result = subprocess.run(LIST_JOBS, capture_output=True, text=True)
+    if result.returncode:
         raise InputError(
-            f"squeue cannot list the jobs of a killed run ({listed.stderr.strip()}); try again when squeue answers"
+            f"squeue cannot list the jobs of a killed run ({result.stderr.strip()}); try again when squeue answers"
         )
     # comments of jobs may contain any character, also line breaks; names of folders may contain any except line breaks
-    jobs = [line.partition("|") for line in listed.stdout.splitlines()]
-    ours = f"{folder}|"
-    rules = [(job, rest.removeprefix(ours)) for job, _, rest in jobs if rest.startswith(f"{ours}{COMMENT}")]
+    jobs = [line.partition("|") for line in result.stdout.splitlines()]
+    prefix = f"{folder}|"
+    rules = [(job, rest.removeprefix(prefix)) for job, _, rest in jobs if rest.startswith(f"{prefix}{COMMENT}")]
     return [f"{job} ({rule})" for job, rule in rules]
 
 

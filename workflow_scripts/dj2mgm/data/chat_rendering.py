@@ -29,12 +29,12 @@ class _Renderer:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
-        self.known: set[str] = set()
+        self.compiled: set[str] = set()
 
     def ask(self, source: str, variables: dict) -> dict:
         """Send a request and return the answer; after an InputError, the next request needs a new process."""
         name = hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()
-        request = {"name": name, "variables": variables} | ({} if name in self.known else {"source": source})
+        request = {"name": name, "variables": variables} | ({} if name in self.compiled else {"source": source})
         line = b""
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -45,7 +45,7 @@ class _Renderer:
         answer = json.loads(line) if line.endswith(b"\n") else None
         if answer is None or answer.get("problem") == OUT_OF_MEMORY:
             raise InputError(self._end())
-        self.known.add(name)
+        self.compiled.add(name)
         return answer
 
     def _end(self) -> str:

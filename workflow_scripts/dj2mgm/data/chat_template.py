@@ -39,7 +39,7 @@ class ChatTemplate:
     # the stop tokens that are plain text to the tokenizer, such as a line break. They are tokenized separately from the
     # answer, because a tokenizer may merge both (Qwen's has a token for a full stop with a line break)
     plain_stops: tuple[str, ...] = ()
-    asks_question: bool = True  # whether the format has a place for a question
+    asks_question: bool = True  # whether the format contains the question
 
     @classmethod
     def load(cls, template: str | dict, tokenizer: PreTrainedTokenizerBase) -> Self:
@@ -66,7 +66,7 @@ class ChatTemplate:
         if not isinstance(source, str):
             raise InputError(f"template {OF_THE_TOKENIZER}: the model's tokenizer has no chat template; {REMEDY}")
         template = cls(OF_THE_TOKENIZER, source, (), control_tokens, special_tokens)
-        text = "".join(text for text, _ in template.segments(_turns("question", "answer")))
+        text = "".join(text for text, _ in template.segments(_build_turns("question", "answer")))
         rest = tokenizer.tokenize(text.rpartition("answer")[2])
         stops = tuple(token for token in rest if token in control_tokens)[:1]
         template = cls(OF_THE_TOKENIZER, source, stops, control_tokens, special_tokens)
@@ -76,7 +76,7 @@ class ChatTemplate:
     def _check_ends(self) -> None:
         """Raise InputError unless a token ends every answer, because a model would not learn to stop otherwise."""
         ends = [end for end in (self.special_tokens["eos_token"], *self.stop_tokens) if end]
-        turns = _turns("question", "answer")
+        turns = _build_turns("question", "answer")
         several = [*turns, {"from": "human", "value": "question"}, turns[1]]
         for conversation in (turns, several):
             try:
@@ -100,16 +100,18 @@ class ChatTemplate:
         adds. An answer begins at the end of the prompt that generation uses.
 
         Args:
-            turns: LLaVA's {from, value}, alternating human and gpt. `<image>` marks the place of the image's tokens.
+            turns: LLaVA's {from, value}, alternating human and gpt. `<image>` marks the position of the image's tokens.
 
         Raises:
             InputError: the template refuses the conversation, or the beginning of an answer cannot be determined.
         """
-        segments = self._marked(turns) if GENERATION.search(self.source) else self._compared(turns)
-        return list(self._divided(self._without_bos(segments)))
+        segments = (
+            self._segment_by_marks(turns) if GENERATION.search(self.source) else self._segment_by_comparison(turns)
+        )
+        return list(self._split_ends(self._remove_bos(segments)))
 
     def check_question(self, question: str) -> None:
-        """Check that the format does not leave a question out: the model would answer without having read it."""
+        """Check that the format does not leave the question out, since the model would then answer without it."""
         if question and not self.asks_question:
             raise InputError(
                 f"template {self.name} leaves out the question {question[:80]!r}; name the chat format of stage 2, "
@@ -121,7 +123,7 @@ class ChatTemplate:
         self.check_question(question)
         if token := find_control(question, self.control_tokens):
             raise InputError(f"the question {question[:80]!r} contains the control token {token}; remove it")
-        turns = _turns(question)[:1] if shows_image else [{"from": "human", "value": question}]
+        turns = _build_turns(question)[:1] if shows_image else [{"from": "human", "value": question}]
         text = self._render(turns, add_generation_prompt=True)[0]
         return text.removeprefix(self.special_tokens["bos_token"])
 
@@ -138,7 +140,7 @@ class ChatTemplate:
             stops += ids
         return stops
 
-    def _marked(self, turns: list[dict]) -> Segments:
+    def _segment_by_marks(self, turns: list[dict]) -> Segments:
         """Return the marked answers as segments; each begins with the blanks that are not part of the prompt."""
         text, spans = self._render(turns)
         if not spans:
@@ -157,7 +159,7 @@ class ChatTemplate:
             end = stop
         return [*segments, (text[end:], False)] if end < len(text) else segments
 
-    def _compared(self, turns: list[dict]) -> Segments:
+    def _segment_by_comparison(self, turns: list[dict]) -> Segments:
         """Return segments; answers are the difference between a conversation and the prompt for its last turn."""
         segments, before = [], ""
         for count in range(2, len(turns) + 1, 2):
@@ -169,40 +171,40 @@ class ChatTemplate:
             before = text
         return segments
 
-    def _divided(self, segments: Segments) -> Iterator[tuple[str, bool]]:
+    def _split_ends(self, segments: Segments) -> Iterator[tuple[str, bool]]:
         """Yield the segments, with the end of an answer as a segment of its own if it is plain text."""
         for text, is_answer in segments:
-            place = max((text.rfind(stop) for stop in self.plain_stops), default=-1) if is_answer else -1
-            if place > 0:
-                yield text[:place], True
-                yield text[place:], True
+            start = max((text.rfind(stop) for stop in self.plain_stops), default=-1) if is_answer else -1
+            if start > 0:
+                yield text[:start], True
+                yield text[start:], True
             else:
                 yield text, is_answer
 
     def _render(self, turns: Iterable[dict], **options: bool) -> tuple[str, list[tuple[int, int]]]:
         """Return the text, and the spans of marked answers."""
         try:
-            return render_chat(self.source, [_message(turn) for turn in turns], **options, **self.special_tokens)
+            return render_chat(self.source, [_build_message(turn) for turn in turns], **options, **self.special_tokens)
         except InputError as error:
             raise InputError(f"template {self.name}: it cannot be rendered ({error}); {REMEDY}") from None
 
-    def _without_bos(self, segments: Segments) -> Segments:
+    def _remove_bos(self, segments: Segments) -> Segments:
         (first, is_answer), *others = segments
         return [(first.removeprefix(self.special_tokens["bos_token"]), is_answer), *others]
 
 
-def _turns(question: str, answer: str = "") -> list[dict]:
+def _build_turns(question: str, answer: str = "") -> list[dict]:
     """Return one question and one answer about one image."""
     value = f"{IMAGE_TOKEN}\n{question}" if question else IMAGE_TOKEN
     return [{"from": "human", "value": value}, {"from": "gpt", "value": answer}]
 
 
-def _message(turn: dict) -> dict[str, str]:
-    value = _image_first(turn["value"]) if turn["from"] == "human" else turn["value"]
+def _build_message(turn: dict) -> dict[str, str]:
+    value = _move_image_first(turn["value"]) if turn["from"] == "human" else turn["value"]
     return {"role": CHAT_ROLES[turn["from"]], "content": value}
 
 
-def _image_first(text: str) -> str:
+def _move_image_first(text: str) -> str:
     """Move the image token to the beginning of the turn, as MGM does."""
     if IMAGE_TOKEN not in text:
         return text

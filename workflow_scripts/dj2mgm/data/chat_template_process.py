@@ -5,8 +5,8 @@
 It reads one request per line and writes one response per line, both as JSON. A request has the name and the source of
 a template, and its variables. A template comes with a model's folder and may be hostile: transformers' sandbox blocks
 code, but a template can still loop forever or write endless output. The Jinja
-environment is that of `transformers.utils.chat_template_utils`, which is not imported because that takes seconds and
-memory.
+environment equals that of `transformers.utils.chat_template_utils`, which is not imported because the import takes
+seconds and memory.
 """
 
 import json
@@ -24,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 CPU_S = 5.0  # limit of one rendering, which normally takes a millisecond
 MEMORY_LIMIT = 1 << 30  # bytes of address space; Python and Jinja need 60 MiB
 MAX_OUTPUT_LENGTH = 1 << 26  # characters of a rendered conversation
-OUT_OF_MEMORY = "memory"  # a problem that the caller words; others are sentences
+OUT_OF_MEMORY = "memory"  # a problem for which the caller writes the message; other problems are sentences
 
 
 class AssistantTracker(Extension):
@@ -41,10 +41,10 @@ class AssistantTracker(Extension):
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.CallBlock:
         line = next(parser.stream).lineno
         body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_generated"), [], [], body).set_lineno(line)
+        return jinja2.nodes.CallBlock(self.call_method("_record_span"), [], [], body).set_lineno(line)
 
     @jinja2.pass_eval_context
-    def _generated(self, context: jinja2.nodes.EvalContext, caller: jinja2.runtime.Macro) -> str:
+    def _record_span(self, context: jinja2.nodes.EvalContext, caller: jinja2.runtime.Macro) -> str:
         text = caller()
         if self.rendered_parts is not None:
             begin = len("".join(self.rendered_parts))
@@ -99,17 +99,17 @@ def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=
 
 
 def environment() -> jinja2.Environment:
-    made = ImmutableSandboxedEnvironment(
+    jinja_environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[AssistantTracker, loopcontrols]
     )
-    made.filters["tojson"] = _to_json
-    made.globals |= {
+    jinja_environment.filters["tojson"] = _to_json
+    jinja_environment.globals |= {
         "raise_exception": _raise,
         "strftime_now": lambda pattern: datetime.now().strftime(pattern),
         "dict": Dict(),
         "namespace": Namespace,
     }
-    return made
+    return jinja_environment
 
 
 def answer_request(request: dict, compile_template: Callable[[dict], jinja2.Template]) -> dict:
@@ -145,9 +145,9 @@ def main() -> None:
     for line in sys.stdin.buffer:
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, CPU_S)  # the timer's signal ends the process
-        found = answer_request(request, compile_template)
+        response = answer_request(request, compile_template)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.write(json.dumps(response) + "\n")
         sys.stdout.flush()
 
 

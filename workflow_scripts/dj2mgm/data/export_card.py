@@ -44,7 +44,7 @@ def export_card(
     synthesized = f" A model wrote {rewritten} of the captions." if rewritten else ""
     statistics = ", ".join(f"`{name}`" for name in scores)
     lines = [
-        *("---", yaml.safe_dump(_front_matter(kind, count, licenses), sort_keys=False).strip(), "---", ""),
+        *("---", yaml.safe_dump(_build_front_matter(kind, count, licenses), sort_keys=False).strip(), "---", ""),
         *(f"# {code(settings.dataset)}, {code(settings.experiment)}", ""),
         *(f"{count} image–caption pairs, filtered by dj2mgm.{synthesized}", ""),
         *("```python", LOADING_CODE[kind], "```", ""),
@@ -61,12 +61,12 @@ def export_card(
     return "\n".join(lines)
 
 
-def _front_matter(kind: str, count: int, licenses: dict[str, str | None]) -> dict:
+def _build_front_matter(kind: str, count: int, licenses: dict[str, str | None]) -> dict:
     """Return the values that the hub reads; the license, if each source states one."""
-    head: dict = {"task_categories": ["image-to-text"], "size_categories": [_size(count)]}
-    different = set(licenses.values())
-    if different and all(different):
-        head["license"] = different.pop().lower() if len(different) == 1 else "other"
+    head: dict = {"task_categories": ["image-to-text"], "size_categories": [_find_size_category(count)]}
+    distinct_licenses = set(licenses.values())
+    if distinct_licenses and all(distinct_licenses):
+        head["license"] = distinct_licenses.pop().lower() if len(distinct_licenses) == 1 else "other"
     if kind == "parquet":
         head["configs"] = [{"config_name": "default", "data_files": "data/*.parquet"}]
     return head
@@ -74,10 +74,10 @@ def _front_matter(kind: str, count: int, licenses: dict[str, str | None]) -> dic
 
 def _list_sources(sources: dict[str, dict], licenses: dict[str, str | None], pairs: int) -> list[str]:
     if not sources:
-        stated = ", ".join(sorted({text for text in licenses.values() if text}))
-        return [f"{pairs} pairs of one source. License: {_cell(stated or 'not stated')}."]
+        license_names = ", ".join(sorted({text for text in licenses.values() if text}))
+        return [f"{pairs} pairs of one source. License: {_escape_cell(license_names or 'not stated')}."]
     rows = (
-        f"| {name} | {source['format']} | {_cell(licenses[name] or 'not stated')} | {source['rows']} |"
+        f"| {name} | {source['format']} | {_escape_cell(licenses[name] or 'not stated')} | {source['rows']} |"
         for name, source in sources.items()
     )
     return ["| source | format | license | rows |", "|---|---|---|---|", *rows]
@@ -98,9 +98,9 @@ def code(text: str) -> str:
     return f"`{' '.join(text.split()).translate(ESCAPED_MARKS)}`"
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def _size(count: int) -> str:
+def _find_size_category(count: int) -> str:
     return next((name for limit, name in SIZES if count < limit), "10M<n<100M")

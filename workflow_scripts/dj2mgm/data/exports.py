@@ -44,20 +44,20 @@ def write_parquet(samples: Iterable[Sample], folder: Path) -> int:
     (folder / "data").mkdir()
     count = bytes_left = 0
     with ExitStack() as shard:
-        for number, rows in enumerate(_groups(samples)):
+        for number, rows in enumerate(_group_rows(samples)):
             size = sum(file_size(row.image) for row in rows)
             if bytes_left < size:
                 shard.close()
-                schema, bytes_left = _schema(rows[0]), SHARD_BYTES
+                schema, bytes_left = _build_schema(rows[0]), SHARD_BYTES
                 file = folder / f"data/train-{number:05d}.parquet"
                 writer = shard.enter_context(pq.ParquetWriter(file, schema))
-            columns = [row.metadata() | {"image": _image(row)} for row in rows]
+            columns = [row.metadata() | {"image": _build_image(row)} for row in rows]
             writer.write_table(pa.Table.from_pylist(columns, schema), row_group_size=ROW_GROUP_ROWS)
             count, bytes_left = count + len(rows), bytes_left - size
     return count
 
 
-def _schema(sample: Sample) -> pa.Schema:
+def _build_schema(sample: Sample) -> pa.Schema:
     fields = {"image": pa.struct({"bytes": pa.binary(), "path": pa.string()})}
     fields |= dict.fromkeys(TEXT_FIELDS, pa.string()) | dict.fromkeys(sample.scores, pa.float64())
     features = {name: {"dtype": str(kind), "_type": "Value"} for name, kind in fields.items() if name != "image"}
@@ -65,7 +65,7 @@ def _schema(sample: Sample) -> pa.Schema:
     return pa.schema(fields, metadata={"huggingface": json.dumps(info)})
 
 
-def _image(sample: Sample) -> dict:
+def _build_image(sample: Sample) -> dict:
     content, suffix = _read_image(sample)
     return {"bytes": content, "path": f"{sample.image.stem}{suffix}"}
 
@@ -91,10 +91,10 @@ def write_webdataset(samples: Iterable[Sample], folder: Path) -> int:
                 shard.close()
                 number = len(list(folder.iterdir()))
                 tar = shard.enter_context(tarfile.open(folder / f"{number:05d}.tar", "w", format=tarfile.USTAR_FORMAT))
-            described = json.dumps(sample.metadata(), ensure_ascii=False)
+            metadata = json.dumps(sample.metadata(), ensure_ascii=False)
             content, suffix = _read_image(sample)
             files = {suffix: content}
-            files |= {".txt": sample.caption.encode(), ".json": described.encode()}
+            files |= {".txt": sample.caption.encode(), ".json": metadata.encode()}
             for suffix, content in files.items():
                 info = tarfile.TarInfo(f"{count - 1:09d}{suffix}")
                 info.size = len(content)
@@ -105,24 +105,24 @@ def write_webdataset(samples: Iterable[Sample], folder: Path) -> int:
 def write_llava(samples: Iterable[Sample], folder: Path) -> int:
     """Write `data.json` with conversations and the images; each row's metadata is in `about`."""
 
-    def row(sample: Sample, image: str) -> dict:
+    def build_row(sample: Sample, image: str) -> dict:
         return build_conversation(sample.id, image, sample.question, sample.caption) | {"about": sample.metadata()}
 
-    return write_json_list(folder / "data.json", (row(*pair) for pair in _with_images(samples, folder)))
+    return write_json_list(folder / "data.json", (build_row(*pair) for pair in _copy_images(samples, folder)))
 
 
 def write_dj(samples: Iterable[Sample], folder: Path) -> int:
     """Write Data-Juicer's `data.jsonl` and the images."""
 
-    def row(sample: Sample, image: str) -> dict:
+    def build_row(sample: Sample, image: str) -> dict:
         question = {"question": sample.question} if sample.question else {}
         texts = {"id": sample.id, "text": build_dj_text(sample.caption), "images": [image]}
         return texts | question | {"about": sample.metadata()}
 
-    return write_jsonl(folder / "data.jsonl", (row(*pair) for pair in _with_images(samples, folder)))
+    return write_jsonl(folder / "data.jsonl", (build_row(*pair) for pair in _copy_images(samples, folder)))
 
 
-def _with_images(samples: Iterable[Sample], folder: Path) -> Iterator[tuple[Sample, str]]:
+def _copy_images(samples: Iterable[Sample], folder: Path) -> Iterator[tuple[Sample, str]]:
     """Copy the images, a thousand per folder; yield each sample with its image's new path."""
     for number, sample in enumerate(samples):
         content, suffix = _read_image(sample)
@@ -132,7 +132,7 @@ def _with_images(samples: Iterable[Sample], folder: Path) -> Iterator[tuple[Samp
         yield sample, str(path)
 
 
-def _groups(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
+def _group_rows(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
     iterator = iter(samples)
     while group := list(islice(iterator, ROW_GROUP_ROWS)):
         yield group

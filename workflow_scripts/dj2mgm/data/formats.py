@@ -30,7 +30,7 @@ def extract_caption(text: str) -> str:
 
 def read_dj_jsonl(path: str | Path) -> Iterator[dict]:
     """Yield validated rows: a unique string `id`, one image, and a `text` with exactly one image token."""
-    for _, row in _dj_rows(path, several_images=False):
+    for _, row in _read_dj_rows(path, several_images=False):
         yield row
 
 
@@ -40,7 +40,7 @@ def read_pairs(path: str | Path) -> Iterator[dict]:
     A row with several images, each in a chunk of its own, becomes several rows (`<id>~2`, …).
     """
     used = UniqueIds(path)
-    for number, (where, row) in enumerate(_dj_rows(path, several_images=True), start=1):
+    for number, (location, row) in enumerate(_read_dj_rows(path, several_images=True), start=1):
         if len(row["images"]) == 1:
             used.add(row["id"], number)
             yield row
@@ -48,7 +48,7 @@ def read_pairs(path: str | Path) -> Iterator[dict]:
         chunks = [chunk.strip() for chunk in row["text"].split(END_OF_CHUNK) if chunk.strip()]
         if len(chunks) != len(row["images"]) or any(chunk.count(DJ_IMAGE_TOKEN) != 1 for chunk in chunks):
             raise InputError(
-                f"{where}: {len(row['images'])} images need as many chunks; write "
+                f"{location}: {len(row['images'])} images need as many chunks; write "
                 f"{DJ_IMAGE_TOKEN}\\n<caption> {END_OF_CHUNK} for each"
             )
         for part, (image, chunk) in enumerate(zip(row["images"], chunks, strict=True), start=1):
@@ -57,36 +57,36 @@ def read_pairs(path: str | Path) -> Iterator[dict]:
             yield row | {"id": identifier, "images": [image], "text": build_dj_text(extract_caption(chunk))}
 
 
-def _dj_rows(path: str | Path, several_images: bool) -> Iterator[tuple[str, dict]]:
-    """Yield the place (file and line) and the row; the numbers of image tokens and images must agree."""
+def _read_dj_rows(path: str | Path, several_images: bool) -> Iterator[tuple[str, dict]]:
+    """Yield each row with its location (file and line); the numbers of image tokens and images must agree."""
     ids = UniqueIds(path)
     for number, row in read_objects(path):
-        where = f"{path}, line {number}"
+        location = f"{path}, line {number}"
         for key, kind in (("id", str), ("text", str), ("images", list)):
             if key not in row:
-                raise InputError(f"{where}: key {key!r} is missing; a row needs id, text and images")
+                raise InputError(f"{location}: key {key!r} is missing; a row needs id, text and images")
             if not isinstance(row[key], kind):
-                found = type(row[key]).__name__
+                type_name = type(row[key]).__name__
                 raise InputError(
-                    f"{where}: {key!r} must be a {kind.__name__}, found {found}; write one, or delete the row"
+                    f"{location}: {key!r} must be a {kind.__name__}, found {type_name}; write one, or delete the row"
                 )
         ids.add(row["id"], number)
         images = row["images"]
         count_fits = len(images) == 1 or (several_images and images)
         if not count_fits or not all(isinstance(image, str) for image in images):
             expected = "at least one path" if several_images else "exactly one path"
-            raise InputError(f"{where}: 'images' must contain {expected}, found {images!r}")
+            raise InputError(f"{location}: 'images' must contain {expected}, found {images!r}")
         if (tokens := row["text"].count(DJ_IMAGE_TOKEN)) != len(images):
             expected = "exactly once" if len(images) == 1 else f"once for each of its {len(images)} images"
             raise InputError(
-                f"{where}: 'text' must contain the image token {DJ_IMAGE_TOKEN} {expected}, found {tokens}; "
+                f"{location}: 'text' must contain the image token {DJ_IMAGE_TOKEN} {expected}, found {tokens}; "
                 f"write {DJ_IMAGE_TOKEN}\\n<caption> {END_OF_CHUNK}"
             )
         if not isinstance(row.get("question", ""), str):
             raise InputError(
-                f"{where}: 'question' must be a string, found {row['question']!r}; correct it or leave it out"
+                f"{location}: 'question' must be a string, found {row['question']!r}; correct it or leave it out"
             )
-        yield where, row
+        yield location, row
 
 
 # LLaVA's conversation format, as a JSON list or as one object per line.
@@ -130,11 +130,11 @@ def read_llava(path: str | Path, number_ids: bool = False) -> Iterator[dict]:
     """
     ids, numbered = UniqueIds(path), NumberedIds("~")
     for number, row in read_list_or_lines(Path(path)):
-        where = f"{path}, row {number}"
+        location = f"{path}, row {number}"
         if number_ids and row.get("id") is not None:
-            row = row | {"id": parse_identifier(row["id"], where)}
+            row = row | {"id": parse_identifier(row["id"], location)}
         if not isinstance(row.get("id"), str):
-            raise InputError(f"{where}: 'id' must be a string, found {row.get('id')!r}; give each row one")
+            raise InputError(f"{location}: 'id' must be a string, found {row.get('id')!r}; give each row one")
         if number_ids:
             row = row | {"id": numbered.add(row["id"])}
         else:
@@ -142,9 +142,10 @@ def read_llava(path: str | Path, number_ids: bool = False) -> Iterator[dict]:
         images = row.get("image", "")
         if not isinstance(images, str | list) or images == [] or not all(isinstance(image, str) for image in images):
             raise InputError(
-                f"{where}: 'image' must be a path or a list of paths, found {images!r}; leave it out for text-only rows"
+                f"{location}: 'image' must be a path or a list of paths, found {images!r}; leave it out for text-only "
+                "rows"
             )
-        _check_turns(where, row.get("conversations"))
+        _check_turns(location, row.get("conversations"))
         yield row
 
 
@@ -157,19 +158,19 @@ def read_list_or_lines(path: Path) -> Iterator[tuple[int, dict]]:
         yield number, check_object(row, f"{path}, row {number}")
 
 
-def _check_turns(where: str, turns: object) -> None:
+def _check_turns(location: str, turns: object) -> None:
     if not isinstance(turns, list) or len(turns) < 2 or len(turns) % 2:
-        raise InputError(f"{where}: 'conversations' must alternate human and gpt turns, ending with gpt")
+        raise InputError(f"{location}: 'conversations' must alternate human and gpt turns, ending with gpt")
     for position, turn in enumerate(turns):
         speaker = "gpt" if position % 2 else "human"
         if not isinstance(turn, dict) or turn.get("from") != speaker or not isinstance(turn.get("value"), str):
-            raise InputError(f"{where}: turn {position + 1} must be {{'from': '{speaker}', 'value': text}}")
+            raise InputError(f"{location}: turn {position + 1} must be {{'from': '{speaker}', 'value': text}}")
 
 
-def check_no_control(text: str, where: str) -> None:
+def check_no_control(text: str, location: str) -> None:
     """Raise InputError for a question that contains a control token, such as an image token or the end of a turn."""
     if control := find_control(text):
-        raise InputError(f"{where}: its text contains the control token {control}; fix or delete the row")
+        raise InputError(f"{location}: its text contains the control token {control}; fix or delete the row")
 
 
 def image_problem(row: dict) -> str | None:
@@ -206,21 +207,21 @@ def read_evaluation(path: str | Path) -> Iterator[dict]:
     """Yield validated rows; missing `objects` and `questions` become empty lists."""
     ids = UniqueIds(path)
     for number, row in read_objects(path):
-        where = f"{path}, line {number}"
+        location = f"{path}, line {number}"
         if not isinstance(row.get("id"), str) or not isinstance(row.get("image"), str):
-            raise InputError(f"{where}: 'id' and 'image' must be strings")
+            raise InputError(f"{location}: 'id' and 'image' must be strings")
         ids.add(row["id"], number)
         captions = row.get("captions")
         if not isinstance(captions, list) or not captions or not all(isinstance(c, str) and c for c in captions):
-            raise InputError(f"{where}: 'captions' must be a list of at least one reference caption")
+            raise InputError(f"{location}: 'captions' must be a list of at least one reference caption")
         for key, keys in (("objects", OBJECT_KEYS), ("questions", QUESTION_KEYS)):
             items = row.setdefault(key, [])
             if not isinstance(items, list) or not all(isinstance(i, dict) and set(i) == keys for i in items):
-                raise InputError(f"{where}: {key!r} must be a list of objects with the keys {sorted(keys)}")
+                raise InputError(f"{location}: {key!r} must be a list of objects with the keys {sorted(keys)}")
             if wrong := [value for item in items for value in item.values() if not isinstance(value, str)]:
-                raise InputError(f"{where}: the values in {key!r} must be strings, found {wrong[0]!r}")
+                raise InputError(f"{location}: the values in {key!r} must be strings, found {wrong[0]!r}")
         for item in row["questions"]:
-            check_no_control(item["question"], where)
+            check_no_control(item["question"], location)
         yield row
 
 

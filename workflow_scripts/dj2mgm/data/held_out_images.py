@@ -30,7 +30,7 @@ class HeldOutImages:
         return len(self._digests)
 
     def match(self, path: Path) -> str | None:
-        """Return how an image is held out: as that `file`, as a `copy` of one, or None.
+        """Return `file` for the file of a held-out image, `copy` for a file with the same bytes, and None otherwise.
 
         Only files with the size of a held-out image are read. The path comes from `locate_image`.
         """

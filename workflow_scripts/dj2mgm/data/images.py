@@ -100,34 +100,34 @@ def locate_image(root: str | Path, relative: str) -> Path:
 
 
 def absolute_path(root: str | Path, relative: str) -> str:
-    """Return the path that `locate_image` checks, whether or not a usable image is there."""
+    """Return the path that `locate_image` checks, even if there is no usable image."""
     return _join(str(root), relative)[0]
 
 
 def _join(root: str, relative: str) -> tuple[str, list[str]]:
     """Return the path, and the real folders that may contain it."""
     if os.path.basename(root) != SOURCES:
-        return os.path.join(_real(root), relative), _homes(root)
-    folders = _source_folders(root)
+        return os.path.join(_resolve_folder(root), relative), _list_homes(root)
+    folders = _find_source_folders(root)
     if os.path.isabs(relative):
-        return relative, [home for folder in folders.values() for home in _homes(folder)]
+        return relative, [home for folder in folders.values() for home in _list_homes(folder)]
     name, _, rest = relative.partition("/")
     if name not in folders:
         raise BadImage("missing", f"{relative!r} does not begin with a source of {root}")
-    return os.path.join(_real(folders[name]), rest), _homes(folders[name])
+    return os.path.join(_resolve_folder(folders[name]), rest), _list_homes(folders[name])
 
 
 @cache
-def _real(root: str) -> str:
+def _resolve_folder(root: str) -> str:
     return os.path.realpath(root)
 
 
 @cache
-def _homes(root: str) -> list[str]:
+def _list_homes(root: str) -> list[str]:
     return [str(home) for home in list_homes(Path(root))]
 
 
-def _source_folders(file: str) -> dict[str, str]:
+def _find_source_folders(file: str) -> dict[str, str]:
     try:
         return _read_folders(file, os.stat(file).st_mtime_ns)
     except FileNotFoundError:
@@ -146,20 +146,20 @@ def image_size(source: str | Path) -> tuple[int, int]:
     Raises:
         BadImage: `undecodable` for a file without the header of one of `IMAGE_FORMATS`, or of more than `MAX_PIXELS`.
     """
-    with _header(source) as image:
+    with _open_header(source) as image:
         _check_pixels(image)
         width, height = image.size
-        return (height, width) if _header_turn(image) in SIDEWAYS else (width, height)
+        return (height, width) if _find_header_turn(image) in SIDEWAYS else (width, height)
 
 
 def detect_suffix(content: bytes) -> str:
     """Return the file name suffix for an image with this content; raise BadImage like `image_size`."""
-    with _header(content) as image:
+    with _open_header(content) as image:
         return SUFFIX_BY_FORMAT[image.format]
 
 
 @contextmanager
-def _header(source: str | Path | bytes) -> Iterator[Image.Image]:
+def _open_header(source: str | Path | bytes) -> Iterator[Image.Image]:
     """Open an image without decoding it; any error becomes BadImage."""
     try:
         with Image.open(_to_openable(source), formats=IMAGE_FORMATS) as image:
@@ -195,7 +195,9 @@ def load_image(source: str | Path | bytes | BinaryIO, longest_side: int | None =
                 scale = 2 * longest_side / max(image.size)
                 image.draft(None, tuple(ceil(scale * side) for side in image.size))
             pixels = as_rgb(image)
-            turn = _turn(image)  # after decoding: a PNG may store EXIF after its pixels, and Pillow turns TIFF itself
+            turn = _find_turn(
+                image
+            )  # after decoding: a PNG may store EXIF after its pixels, and Pillow turns TIFF itself
     except UnidentifiedImageError:
         raise BadImage(
             "undecodable",
@@ -210,18 +212,18 @@ def load_image(source: str | Path | bytes | BinaryIO, longest_side: int | None =
 
 
 def encode_data_url(image: Image.Image, kind: str, **options: int) -> str:
-    """Return an image as a data URL; `kind` is Pillow's name of the format, and `options` are those of its writer."""
-    written = BytesIO()
-    image.save(written, kind, **options)
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(written.getvalue()).decode()}"
+    """Return an image as a data URL; `kind` is Pillow's name of the format, `options` are options of its writer."""
+    buffer = BytesIO()
+    image.save(buffer, kind, **options)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
     """Convert an image to RGB without turning it; raise ValueError if its pixel values have no known range."""
-    return (_eight_bits(image) if image.mode[0] in "IF" else image).convert("RGB")
+    return (_convert_to_eight_bits(image) if image.mode[0] in "IF" else image).convert("RGB")
 
 
-def _turn(image: Image.Image) -> Image.Transpose | None:
+def _find_turn(image: Image.Image) -> Image.Transpose | None:
     """Return the turn that makes an image upright; None if it is upright or its EXIF is damaged.
 
     The image must be decoded, unless its format stores no orientation after the pixels.
@@ -233,31 +235,31 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
         return None
 
 
-def _header_turn(image: Image.Image) -> Image.Transpose | None:
+def _find_header_turn(image: Image.Image) -> Image.Transpose | None:
     """Return the turn that is not yet part of `image.size` while only the header is read."""
     if image.format == "TIFF" and ExifTags.Base.Orientation in image.tag_v2:
         return None  # Pillow has already exchanged width and height
-    if image.format == "PNG" and _metadata_behind_pixels(image.fp):
+    if image.format == "PNG" and _has_metadata_behind_pixels(image.fp):
         image.load()
-    return _turn(image)
+    return _find_turn(image)
 
 
-def _metadata_behind_pixels(png: BinaryIO) -> bool:
+def _has_metadata_behind_pixels(png: BinaryIO) -> bool:
     """Return whether a PNG may store an orientation after its pixels, where Pillow reads it only on decoding."""
     before = png.tell()
     png.seek(len(PNG_SIGNATURE))
-    pixels = found = False
-    while not found and len(head := png.read(8)) == 8:
+    pixels = has_orientation = False
+    while not has_orientation and len(head := png.read(8)) == 8:
         length, name = struct.unpack(">I4s", head)
         pixels = pixels or name == b"IDAT"
         after = png.tell() + length + 4  # data and checksum
         if pixels and name in PNG_TEXTS:
             keyword = png.read(min(length, PNG_KEYWORD)).partition(b"\0")[0]
-            found = keyword.decode("latin-1") in ORIENTED
-        found = found or (pixels and name == b"eXIf")
+            has_orientation = keyword.decode("latin-1") in ORIENTED
+        has_orientation = has_orientation or (pixels and name == b"eXIf")
         png.seek(after)
     png.seek(before)
-    return found
+    return has_orientation
 
 
 def _to_openable(source: str | Path | bytes | BinaryIO) -> str | Path | BinaryIO:
@@ -272,7 +274,7 @@ def _check_pixels(image: Image.Image) -> None:
         raise ValueError(f"more than {MAX_PIXELS} pixels ({image.width} x {image.height}); scale it down")
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
+def _convert_to_eight_bits(image: Image.Image) -> Image.Image:
     """Map a 16-bit gray image to 256 levels over the whole range of its type; Pillow would clip values above 255."""
     if image.mode not in SIXTEEN_BITS and (image.mode, image.format) != PGM:
         raise ValueError(

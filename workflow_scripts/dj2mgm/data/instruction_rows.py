@@ -6,7 +6,7 @@ A row for a new question (`make_slots`) has an empty text. It also has the `slot
 about the image, the `caption` of the pair, and the questions `asked` about the image already, as `normalize_lines`
 returns them.
 
-Only conversations of one question about one image become rows. Others are trained on as they are.
+Only conversations of one question about one image become rows. Other conversations are trained on unchanged.
 """
 
 import json
@@ -22,7 +22,7 @@ from dj2mgm.storage.shards import compute_image_digest
 from dj2mgm.storage.streaming import DiskMap
 
 INPUT = "instructions.jsonl"  # file of these rows in the folder of the synthesize stage
-# columns of the recipe's operators in addition to those of pairs, with the value of a missing key
+# columns of the recipe's operators in addition to the columns of pairs, with the value of a missing key
 COLUMNS = {"question": "", "slot": 0, "caption": "", "asked": []}
 
 
@@ -71,9 +71,11 @@ def make_slots(
         except BadImage:
             continue  # other stages report it
         texts = (turn["value"].replace(IMAGE_TOKEN, "") for turn in row["conversations"][::2])
-        known = json.loads(known_questions.get(digest) or "[]")
-        found = dict.fromkeys([*known, *(line for text in texts for line in normalize_lines(text) if line)])
-        known_questions.replace([(digest, json.dumps(list(found)))])
+        earlier_questions = json.loads(known_questions.get(digest) or "[]")
+        questions = dict.fromkeys(
+            [*earlier_questions, *(line for text in texts for line in normalize_lines(text) if line)]
+        )
+        known_questions.replace([(digest, json.dumps(list(questions)))])
     for number, row in enumerate(pairs):
         image = row["images"][0]
         try:
@@ -101,7 +103,7 @@ class _Digests:
 
     def __init__(self, root: Path):
         self._root = root
-        self._known = DiskMap()
+        self._digests = DiskMap()
 
     def compute(self, image: str) -> str:
         """Return the digest of an image.
@@ -109,7 +111,7 @@ class _Digests:
         Raises:
             BadImage: as `locate_image` does.
         """
-        digest = self._known.get(image)
+        digest = self._digests.get(image)
         if digest is None:
-            digest = self._known.setdefault(image, compute_image_digest(locate_image(self._root, image)))
+            digest = self._digests.setdefault(image, compute_image_digest(locate_image(self._root, image)))
         return digest

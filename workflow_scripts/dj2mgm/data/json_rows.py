@@ -27,33 +27,35 @@ def read_objects(path: str | Path) -> Iterator[tuple[int, dict]]:
     """Yield line number (from 1) and object; blank lines are counted and skipped."""
     with open_input(path, "rb") as file:
         for number, raw in enumerate(iter(partial(file.readline, MAX_ROW + 1), b""), start=1):
-            where = f"{path}, line {number}"
+            location = f"{path}, line {number}"
             if len(raw) > MAX_ROW:
-                raise row_too_long(where, len(raw) + _bytes_to_line_end(file, raw))
+                raise row_too_long(location, len(raw) + _count_bytes_to_line_end(file, raw))
             raw = raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").rstrip(b"\r\n")
             if not raw.strip():
                 continue
             try:
                 row = parse_json(raw.decode("utf-8"))
             except UnicodeDecodeError as error:
-                raise InputError(f"{where}: not UTF-8 ({error}); save the file as UTF-8, or delete the line") from None
+                raise InputError(
+                    f"{location}: not UTF-8 ({error}); save the file as UTF-8, or delete the line"
+                ) from None
             except json.JSONDecodeError as error:
-                why = f"{error.msg}, column {error.colno}"
-                raise InputError(f"{where}: not one JSON object ({why}); fix or delete the line") from None
+                detail = f"{error.msg}, column {error.colno}"
+                raise InputError(f"{location}: not one JSON object ({detail}); fix or delete the line") from None
             except (ValueError, RecursionError) as error:
-                raise InputError(f"{where}: not one JSON object ({error}); fix or delete the line") from None
-            yield number, check_object(row, where)
+                raise InputError(f"{location}: not one JSON object ({error}); fix or delete the line") from None
+            yield number, check_object(row, location)
 
 
-def row_too_long(where: str, size: int | None = None) -> InputError:
+def row_too_long(location: str, size: int | None = None) -> InputError:
     """Return the error for a row of `size` bytes; None: the row was not read to its end."""
-    found = f"more than {MAX_ROW}" if size is None else str(size)
+    amount = f"more than {MAX_ROW}" if size is None else str(size)
     return InputError(
-        f"{where}: the row has {found} bytes; at most {MAX_ROW} (32 MiB) are allowed. Shorten or delete it"
+        f"{location}: the row has {amount} bytes; at most {MAX_ROW} (32 MiB) are allowed. Shorten or delete it"
     )
 
 
-def _bytes_to_line_end(file: IO[bytes], line: bytes) -> int:
+def _count_bytes_to_line_end(file: IO[bytes], line: bytes) -> int:
     count = 0
     while line and not line.endswith(b"\n"):
         line = file.readline(CHUNK)
@@ -61,7 +63,7 @@ def _bytes_to_line_end(file: IO[bytes], line: bytes) -> int:
     return count
 
 
-def _without_repeats(pairs: list[tuple[str, object]]) -> dict:
+def _build_object(pairs: list[tuple[str, object]]) -> dict:
     """Return a JSON object; raise ValueError for a repeated key, whose first value Python's reader would drop."""
     values = dict(pairs)
     if len(values) < len(pairs):
@@ -70,7 +72,7 @@ def _without_repeats(pairs: list[tuple[str, object]]) -> dict:
     return values
 
 
-DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats)
+DECODER = json.JSONDecoder(object_pairs_hook=_build_object)
 
 
 def parse_json(text: str) -> object:
@@ -114,25 +116,27 @@ def open_input(path: str | Path, mode: str = "r", newline: str | None = None) ->
         raise InputError(f"{path} cannot be read ({error.strerror}); {remedy}") from None
 
 
-def check_object(row: object, where: str) -> dict:
+def check_object(row: object, location: str) -> dict:
     """Return the row; raise InputError unless it is a JSON object that can be written again."""
     if not isinstance(row, dict):
-        raise InputError(f"{where}: expected a JSON object, found {type(row).__name__}")
+        raise InputError(f"{location}: expected a JSON object, found {type(row).__name__}")
     try:
         text = json.dumps(row, ensure_ascii=False, allow_nan=False)
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         half = error.object[error.start]
         raise InputError(
-            f"{where}: half of a surrogate pair (\\u{ord(half):04x}) is not a character; fix or delete the row"
+            f"{location}: half of a surrogate pair (\\u{ord(half):04x}) is not a character; fix or delete the row"
         ) from None
     except ValueError:
-        raise InputError(f"{where}: a number is NaN, infinite or too large for JSON; fix or delete the row") from None
+        raise InputError(
+            f"{location}: a number is NaN, infinite or too large for JSON; fix or delete the row"
+        ) from None
     except RecursionError:
         text = "[" * (MAX_ROW_DEPTH + 1)
     if text.count("[") + text.count("{") > MAX_ROW_DEPTH and _is_deep(row):
         raise InputError(
-            f"{where}: lists and objects are nested more than {MAX_ROW_DEPTH} levels deep; fix or delete the row"
+            f"{location}: lists and objects are nested more than {MAX_ROW_DEPTH} levels deep; fix or delete the row"
         )
     return row
 
@@ -167,7 +171,7 @@ class LineIndex:
                 return json.loads(file.readline())
 
 
-def parse_identifier(value: object, where: str) -> str | None:
+def parse_identifier(value: object, location: str) -> str | None:
     """Return a row's id as a string, None if it has none; 1 and "1" are the same id.
 
     Other types are refused, because their text could depend on the program that wrote them (`1.0`, `True`).
@@ -177,7 +181,7 @@ def parse_identifier(value: object, where: str) -> str | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     raise InputError(
-        f"{where}: 'id' must be a string or an integer, found {value!r} ({type(value).__name__}); write it as a "
+        f"{location}: 'id' must be a string or an integer, found {value!r} ({type(value).__name__}); write it as a "
         "string, or leave it out"
     )
 
@@ -255,8 +259,10 @@ def read_json_list(path: str | Path) -> Iterator[object]:
             if problem or after == len(text):
                 if before is BEFORE_FIRST and not before.match(text):
                     other = "something else" if text else "an empty file"
-                    found = OBJECT_FOUND if text.lstrip().startswith("{") else other
-                    raise InputError(f"{path}: expected a JSON list, found {found}; check that this is the right file")
+                    content = OBJECT_FOUND if text.lstrip().startswith("{") else other
+                    raise InputError(
+                        f"{path}: expected a JSON list, found {content}; check that this is the right file"
+                    )
                 raise InputError(
                     f"{path}, row {number}: not valid JSON ({problem or 'the list does not end'}); fix the file"
                 )

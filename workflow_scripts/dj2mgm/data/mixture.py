@@ -51,7 +51,7 @@ def write_mixture(dataset: ReadableSources, folder: Path, working: Path) -> tupl
     """
     sources = dataset.sources
     shutil.rmtree(folder / "images", ignore_errors=True)  # from removed sources or other formats
-    described = {
+    source_by_name = {
         name: Source(
             name,
             tuple(find_files(values.path, values.suffixes)),
@@ -62,25 +62,25 @@ def write_mixture(dataset: ReadableSources, folder: Path, working: Path) -> tupl
         for name, values in sources.items()
     }
     for name, values in sources.items():
-        _find_unread(described[name], values)
+        _find_unread(source_by_name[name], values)
     splits, counts = {}, {}
     for split in dict.fromkeys(values.split for values in sources.values()):
         rows: Counter = Counter()
         names = [name for name, values in sources.items() if values.split == split]
         file = working / f"{split}.jsonl"
         read = _read_conversations if split == "finetune" else _read_pairs
-        write_jsonl(file, (row for name in names for row in read(described[name], sources[name].format, rows)))
+        write_jsonl(file, (row for name in names for row in read(source_by_name[name], sources[name].format, rows)))
         for name in names:
             if not rows[name]:
                 raise InputError(f"sources.{name}: {sources[name].path} has no rows; add some, or remove the source")
             counts[name] = {"split": split, "rows": rows[name], "format": sources[name].format}
-            if described[name].unread.counts:
-                counts[name]["not_read"] = dict(sorted(described[name].unread.counts.items()))
-                _note_unread(described[name])
+            if source_by_name[name].unread.counts:
+                counts[name]["not_read"] = dict(sorted(source_by_name[name].unread.counts.items()))
+                _note_unread(source_by_name[name])
         splits[split] = MergedSplit(file=str(file), images=str(folder / SOURCES), sources=names)
     folders = {  # relative if inside of the dataset's folder, so that a project can be moved
         name: f"images/{name}" if source.output.is_dir() else str(source.images.resolve())
-        for name, source in described.items()
+        for name, source in source_by_name.items()
     }
     write_json(folder / SOURCES, folders)
     return FilesDataset.model_construct(**{"evaluation": dataset.evaluation} | splits), counts
@@ -111,41 +111,41 @@ def _note_unread(source: Source) -> None:
 def _read_pairs(source: Source, kind: str, rows: Counter) -> Iterator[dict]:
     """Yield a source's rows in Data-Juicer's format; the source's format decides how to convert a row, not its keys."""
     ids = NumberedIds("~")
-    for row in _read(source, kind, rows):
-        pair = row if kind in PAIR_FORMATS else _conversation_to_pair(row, source)
+    for row in _read_rows(source, kind, rows):
+        pair = row if kind in PAIR_FORMATS else _convert_to_pair(row, source)
         if pair["text"].count(DJ_IMAGE_TOKEN) > 1:
             raise InputError(
                 f"sources.{source.name}: the caption of row {row['id']!r} contains {DJ_IMAGE_TOKEN}, which stands for "
                 "an image; remove it"
             )
-        yield pair | _identity(source, ids, row["id"]) | {"images": _image_paths(source, pair["images"])}
+        yield pair | _build_identity(source, ids, row["id"]) | {"images": _prefix_images(source, pair["images"])}
 
 
 def _read_conversations(source: Source, kind: str, rows: Counter) -> Iterator[dict]:
     """Yield a source's rows in LLaVA's format."""
     ids = NumberedIds("~")
-    for row in _read(source, kind, rows):
-        conversation = _pair_to_conversation(row) if kind in PAIR_FORMATS else _add_question(row)
-        if images := _image_paths(source, list_images(conversation)):
+    for row in _read_rows(source, kind, rows):
+        conversation = _convert_to_conversation(row) if kind in PAIR_FORMATS else _add_question(row)
+        if images := _prefix_images(source, list_images(conversation)):
             conversation |= {"image": images[0] if isinstance(conversation["image"], str) else images}
-        yield conversation | _identity(source, ids, row["id"])
+        yield conversation | _build_identity(source, ids, row["id"])
 
 
-def _read(source: Source, kind: str, rows: Counter) -> Iterator[dict]:
+def _read_rows(source: Source, kind: str, rows: Counter) -> Iterator[dict]:
     for row in import_module(f"dj2mgm.data.sources.{kind}").read(source):
         rows[source.name] += 1
         yield row
 
 
-def _identity(source: Source, ids: NumberedIds, identifier: str) -> dict:
+def _build_identity(source: Source, ids: NumberedIds, identifier: str) -> dict:
     return {"id": f"{source.name}/{ids.add(identifier)}", "source": source.name}
 
 
-def _image_paths(source: Source, images: list[str]) -> list[str]:
+def _prefix_images(source: Source, images: list[str]) -> list[str]:
     return [f"{source.name}/{image}" for image in images]
 
 
-def _conversation_to_pair(row: dict, source: Source) -> dict:
+def _convert_to_pair(row: dict, source: Source) -> dict:
     """Convert a conversation of one question and one answer about one image to a pair."""
     turns, images = row["conversations"], list_images(row)
     if len(turns) != 2 or len(images) != 1:
@@ -158,7 +158,7 @@ def _conversation_to_pair(row: dict, source: Source) -> dict:
     return pair | ({"question": question} if question else {})
 
 
-def _pair_to_conversation(row: dict) -> dict:
+def _convert_to_conversation(row: dict) -> dict:
     """Convert a pair to a conversation with the pair's question, or a request for the caption."""
     return build_conversation(
         row["id"], row["images"][0], row.get("question") or DESCRIBE, extract_caption(row["text"])

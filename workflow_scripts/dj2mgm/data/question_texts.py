@@ -39,16 +39,16 @@ class EvaluationQuestions:
     def __init__(self, rows: Iterable[dict] = ()):
         """Read the rows of `formats.read_evaluation`."""
         images: dict[str, set[str]] = {}
-        self._asked: set[tuple[str, str]] = set()
+        self._pairs: set[tuple[str, str]] = set()
         for row in rows:
             for item in row["questions"]:
                 question, answer = normalize_words(item["question"]), normalize_words(item["answer"])
                 if len(question.split()) >= MIN_WORDS:
                     images.setdefault(question, set()).add(row["image"])
-                    self._asked |= {(question, answer)} if answer else set()
-        self._asked = {(question, answer) for question, answer in self._asked if len(images[question]) == 1}
+                    self._pairs |= {(question, answer)} if answer else set()
+        self._pairs = {(question, answer) for question, answer in self._pairs if len(images[question]) == 1}
 
     def has(self, question: str, answer: str) -> bool:
         """Return whether the file has this question, or a line of it, with this answer in any spelling."""
         words = normalize_words(answer)
-        return any((line, words) in self._asked for line in normalize_lines(question))
+        return any((line, words) in self._pairs for line in normalize_lines(question))

@@ -11,7 +11,7 @@ SIDE_BY_SHARE = {
     "keep_fraction": "min",
     "lower_quantile": "min",
     "upper_quantile": "max",
-}  # end of the range that each of them limits
+}  # end of the range that each argument limits
 
 
 def compute_score_limits(

@@ -77,42 +77,46 @@ def write_training_jsonl(
         held_out: images that must not be trained on.
         output: the file to write.
         rules: rules for bad rows and for the number of samples.
-        processes: their number.
+        processes: number of processes.
         checked: results of images below `root` that were verified for another file; new results are added.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile("w+", encoding="utf-8", dir=output.parent) as good:
         images = DiskMap() if checked is None else checked
-        found = _checked_rows(rows, root, held_out, rules, processes, images)
-        usable, bad, leaked = _write_good(found, good, rules)
+        outcomes = _check_rows(rows, root, held_out, rules, processes, images)
+        usable, bad, leaked = _write_good(outcomes, good, rules)
         rows_in = usable.total() + bad.count + leaked.total()
         if bad.count and rules.settings.on_bad_row == "refuse":
-            named = "; ".join(f"row {identifier}: {found.detail}" for identifier, found in bad.first)
+            details = "; ".join(f"row {identifier}: {bad_row.detail}" for identifier, bad_row in bad.first)
             more = " …" if bad.count > NAMED_ROWS else ""
             raise InputError(
-                f"{bad.count} of {rows_in} rows of {output.stem} cannot be trained on: {named}{more}. "
+                f"{bad.count} of {rows_in} rows of {output.stem} cannot be trained on: {details}{more}. "
                 f"Fix them, or set jsonl.on_bad_row: drop to drop them"
             )
         if rows_in and not usable:
             reasons = ", ".join(f"{count} {reason}" for reason, count in (bad.reasons + leaked).most_common())
-            first = "".join(f"; the first is row {identifier}: {found.detail}" for identifier, found in bad.first[:1])
+            first = "".join(
+                f"; the first is row {identifier}: {bad_row.detail}" for identifier, bad_row in bad.first[:1]
+            )
             raise InputError(f"no row of {output.stem} is left to train on ({reasons} of {rows_in} rows{first})")
-        if rules.size_before <= rows_in:  # otherwise it has written more rows than it has dropped
+        if rules.size_before <= rows_in:  # otherwise that experiment has written more rows than it has dropped
             _check_size(usable.total(), rules, output.stem)
-        used, wanted = apportion(usable, rules, output.stem)
+        used_rows, sample_counts = apportion(usable, rules, output.stem)
         words: SourceCounts = Counter()
-        written = write_jsonl(output, _counted(_samples(good, usable, used, wanted, rules), words, rules))
-    left_out = sum(usable[source] - min(used[source], wanted[source]) for source in usable)
+        rows_out = write_jsonl(
+            output, _count_words(_repeat_rows(good, usable, used_rows, sample_counts, rules), words, rules)
+        )
+    left_out = sum(usable[source] - min(used_rows[source], sample_counts[source]) for source in usable)
     counts = {
         "rows_in": rows_in,
-        "rows_out": written,
-        "dropped": dict(sorted((bad.reasons + _reasons(left_out, usable, rules) + leaked).items())),
-        "repeated": written + left_out - usable.total(),
+        "rows_out": rows_out,
+        "dropped": dict(sorted((bad.reasons + _count_drop_reasons(left_out, usable, rules) + leaked).items())),
+        "repeated": rows_out + left_out - usable.total(),
     }
-    named = {source: rows for source, rows in usable.items() if source is not None}
+    usable_by_source = {source: rows for source, rows in usable.items() if source is not None}
     by_source = {
-        source: {"usable": rows, "rows_out": wanted[source], "words": words[source]}
-        for source, rows in sorted(named.items())
+        source: {"usable": rows, "rows_out": sample_counts[source], "words": words[source]}
+        for source, rows in sorted(usable_by_source.items())
     }
     return counts | ({"sources": by_source} if by_source else {})
 
@@ -128,10 +132,10 @@ class BadRows:
     def count(self) -> int:
         return self.reasons.total()
 
-    def add(self, identifier: str, found: BadRow) -> None:
-        self.reasons[found.reason] += 1
+    def add(self, identifier: str, bad_row: BadRow) -> None:
+        self.reasons[bad_row.reason] += 1
         if len(self.first) < NAMED_ROWS:
-            self.first.append((identifier, found))
+            self.first.append((identifier, bad_row))
 
 
 def _write_good(
@@ -139,14 +143,14 @@ def _write_good(
 ) -> tuple[SourceCounts, BadRows, Counter[str]]:
     """Write the good rows, one per line; return good rows by source, bad rows, and leaked rows by kind of leak."""
     good, bad, leaked = Counter(), BadRows(), Counter()
-    for identifier, found in checked:
-        if isinstance(found, str):
-            leaked[found] += 1
-        elif isinstance(found, BadRow):
-            bad.add(identifier, found)
+    for identifier, outcome in checked:
+        if isinstance(outcome, str):
+            leaked[outcome] += 1
+        elif isinstance(outcome, BadRow):
+            bad.add(identifier, outcome)
         else:
-            good[find_source(found, rules)] += 1
-            file.write(json.dumps(found, ensure_ascii=False) + "\n")
+            good[find_source(outcome, rules)] += 1
+            file.write(json.dumps(outcome, ensure_ascii=False) + "\n")
     return good, bad, leaked
 
 
@@ -164,22 +168,24 @@ def apportion(usable: SourceCounts, rules: SampleRules, stage: str) -> tuple[Sou
 
     The amounts are scaled to the largest number of samples, then to the budget, and then to the share of each source.
     """
-    requested = _request(usable, rules, stage)
+    requested = _request_samples(usable, rules, stage)
     if usable and not requested.total():
-        stated = rules.settings.sources | rules.settings.shares
-        amounts = ", ".join(f"{source}: {stated[source]} of {rows} rows" for source, rows in usable.items())
+        amount_by_source = rules.settings.sources | rules.settings.shares
+        amounts = ", ".join(f"{source}: {amount_by_source[source]} of {rows} rows" for source, rows in usable.items())
         raise InputError(f"sources: the amounts leave no row of {stage} to train on ({amounts}); raise one")
     capped = scale(requested, min(requested.total(), rules.most_rows))
-    used = Counter({source: min(usable[source], rows) for source, rows in capped.items()})
-    wanted = capped if rules.budget is None else scale(capped, rules.budget)
+    used_rows = Counter({source: min(usable[source], rows) for source, rows in capped.items()})
+    sample_counts = capped if rules.budget is None else scale(capped, rules.budget)
     if rules.settings.used_fraction == 1:
-        return used, wanted
-    wanted = _shorten(wanted, rules)
-    # rows are limited to samples only here, so that the rows of a smaller share are a part of those of a larger one
-    return Counter({source: min(rows, wanted[source]) for source, rows in _shorten(used, rules).items()}), wanted
+        return used_rows, sample_counts
+    sample_counts = _shorten(sample_counts, rules)
+    # rows are limited to samples only here, so that the rows of a smaller share are a part of a larger share's rows
+    return Counter(
+        {source: min(rows, sample_counts[source]) for source, rows in _shorten(used_rows, rules).items()}
+    ), sample_counts
 
 
-def _request(usable: SourceCounts, rules: SampleRules, stage: str) -> SourceCounts:
+def _request_samples(usable: SourceCounts, rules: SampleRules, stage: str) -> SourceCounts:
     """Return the number of samples of each source before any limit, in the proportions of the amounts and shares.
 
     Sources without a share get their amounts, and the shares scale the other sources relative to these. If all sources
@@ -206,9 +212,9 @@ def _request(usable: SourceCounts, rules: SampleRules, stage: str) -> SourceCoun
 
 
 def _shorten(rows: SourceCounts, rules: SampleRules) -> SourceCounts:
-    """Return the shares of rows that are used, at least one row of each source that has any."""
-    stated = rules.settings.used_fraction
-    shares = {source: stated.get(source, 1.0) if isinstance(stated, dict) else stated for source in rows}
+    """Return how many rows of each source `used_fraction` leaves, at least one if the source has any."""
+    fraction = rules.settings.used_fraction
+    shares = {source: fraction.get(source, 1.0) if isinstance(fraction, dict) else fraction for source in rows}
     return Counter({source: max(min(1, count), round(shares[source] * count)) for source, count in rows.items()})
 
 
@@ -226,7 +232,7 @@ def find_source(row: dict, rules: SampleRules) -> str | None:
     return row.get("source") if rules.settings.sources else None
 
 
-def _reasons(left_out: int, usable: SourceCounts, rules: SampleRules) -> Counter:
+def _count_drop_reasons(left_out: int, usable: SourceCounts, rules: SampleRules) -> Counter:
     """Return the reasons for dropping good rows, counted."""
     amounts = [amount for source, amount in rules.settings.sources.items() if source in usable]
     # the integer 1 is one row, the weight 1.0 all rows
@@ -240,66 +246,70 @@ def _reasons(left_out: int, usable: SourceCounts, rules: SampleRules) -> Counter
     return +Counter({"over_max_samples": over_max, "over_size": over_size, "over_budget": left_out})
 
 
-def _samples(
-    good: IO[str], usable: SourceCounts, used: SourceCounts, wanted: SourceCounts, rules: SampleRules
+def _repeat_rows(
+    good: IO[str], usable: SourceCounts, used_rows: SourceCounts, sample_counts: SourceCounts, rules: SampleRules
 ) -> Iterator[dict]:
     """Yield the samples of each source in the order of rows.
 
-    Each used row comes once, then again with a new id (`<id>#2`), and so on. The last round has only some rows, drawn
-    at random, so that all rows of a source are used about equally often.
+    Each row comes once, then again with a new id (`<id>#2`), and so on. The last round has only some rows, drawn at
+    random, so that all rows of a source come about equally often.
     """
     ids = NumberedIds(REPEAT)
-    for turn in range(max((math.ceil(wanted[source] / rows) for source, rows in used.items() if rows), default=0)):
-        last = Counter({source: max(0, min(rows, wanted[source] - turn * rows)) for source, rows in used.items()})
-        for row in _sampled(good, [usable, used, last], rules):
+    for turn in range(
+        max((math.ceil(sample_counts[source] / rows) for source, rows in used_rows.items() if rows), default=0)
+    ):
+        last = Counter(
+            {source: max(0, min(rows, sample_counts[source] - turn * rows)) for source, rows in used_rows.items()}
+        )
+        for row in _draw_rows(good, [usable, used_rows, last], rules):
             yield row | {"id": ids.add(row["id"])}
 
 
 def drop_repeats(rows: Iterable[dict]) -> Iterator[dict]:
     """Yield the rows of a training file without repeated samples of a row, which have its id with a number."""
-    seen: dict[str, dict] = {}
+    first_samples: dict[str, dict] = {}
     for row in rows:
-        original = seen.get(row["id"].rpartition(REPEAT)[0])
+        original = first_samples.get(row["id"].rpartition(REPEAT)[0])
         if original is None or original | {"id": row["id"]} != row:
-            seen[row["id"]] = row
+            first_samples[row["id"]] = row
             yield row
 
 
-def _counted(rows: Iterable[dict], words: SourceCounts, rules: SampleRules) -> Iterator[dict]:
+def _count_words(rows: Iterable[dict], words: SourceCounts, rules: SampleRules) -> Iterator[dict]:
     """Yield the rows, counting the words of each source's samples."""
     for row in rows:
         words[find_source(row, rules)] += sum(len(turn["value"].split()) for turn in row["conversations"])
         yield row
 
 
-def _sampled(good: IO[str], sizes: list[SourceCounts], rules: SampleRules) -> Iterator[dict]:
-    """Yield the rows that remain after successive random samples: each of `sizes` is drawn from the one before."""
+def _draw_rows(good: IO[str], sizes: list[SourceCounts], rules: SampleRules) -> Iterator[dict]:
+    """Yield the rows that remain after successive random draws: each of `sizes` is drawn from the size before it."""
     good.seek(0)
     rows: Iterator[dict] = map(json.loads, good)
     distinct = [size for size, before in zip(sizes[1:], sizes, strict=False) if size != before]
     for turn, (total, count) in enumerate(pairwise([sizes[0], *distinct])):
-        rows = _sample(rows, total, count, f"{rules.settings.seed}/{turn}" if turn else rules.settings.seed, rules)
+        rows = _draw_sample(rows, total, count, f"{rules.settings.seed}/{turn}" if turn else rules.settings.seed, rules)
     yield from rows
 
 
-def _sample(
+def _draw_sample(
     rows: Iterable[dict], total: SourceCounts, count: SourceCounts, seed: int | str, rules: SampleRules
 ) -> Iterator[dict]:
-    """Draw `count` of `total` rows of each source at random, in order and without holding them.
+    """Draw `count` of `total` rows of each source at random, in order and without keeping them in memory.
 
     Algorithm S of Knuth, TAOCP 3.4.2.
     """
-    left, wanted = Counter(total), Counter(count)
+    remaining_rows, remaining_draws = Counter(total), Counter(count)
     numbers = {source: random.Random(seed if source is None else f"{seed}/{source}") for source in total}
     for row in rows:
         source = find_source(row, rules)
-        if numbers[source].random() * left[source] < wanted[source]:
-            wanted[source] -= 1
+        if numbers[source].random() * remaining_rows[source] < remaining_draws[source]:
+            remaining_draws[source] -= 1
             yield row
-        left[source] -= 1
+        remaining_rows[source] -= 1
 
 
-def _checked_rows(
+def _check_rows(
     rows: Iterable[dict],
     root: str | Path,
     held_out: HeldOutImages,
@@ -309,26 +319,26 @@ def _checked_rows(
 ) -> Iterator[tuple[str, dict | BadRow | str]]:
     """Yield each row's id, and the row with absolute image paths, its problem, or its kind of leak.
 
-    A row leaks by an image (`leaked`) or by its text (`leaked_text`). Every image is opened once, however many rows it
-    has: `images` is filled with the result of each as JSON, which is empty while a process checks it.
+    A row leaks by an image (`leaked`) or by its text (`leaked_text`). Every image is opened once, even if several rows
+    name it. `images` gets the result of each image as JSON, which is empty while a process checks the image.
     """
 
     def jobs() -> Iterator[tuple[list[dict], list[str]]]:
         iterator = iter(rows)
         while batch := list(islice(iterator, ROWS_AT_ONCE)):
-            named = dict.fromkeys(image for row in batch for image in list_images(row))
-            new = [image for image in named if image not in images]
+            image_paths = dict.fromkeys(image for row in batch for image in list_images(row))
+            new = [image for image in image_paths if image not in images]
             images.fill((image, "") for image in new)
             yield batch, new
 
-    for batch, found in map_in_order(partial(_check_batch, root, held_out, rules), jobs(), processes):
-        images.replace((image, json.dumps(result)) for image, result in found.items())
+    for batch, results in map_in_order(partial(_check_batch, root, held_out, rules), jobs(), processes):
+        images.replace((image, json.dumps(result)) for image, result in results.items())
         for row, problem in batch:
             leaks = "leaked_text" if problem is None and row["id"] in rules.leaked_rows else ""
             if problem is None and "image" in row:
-                found_images = [json.loads(images.get(image)) for image in list_images(row)]
-                problem = next((of_image for _, of_image in found_images if of_image), None)
-                paths = [path for path, _ in found_images]
+                image_results = [json.loads(images.get(image)) for image in list_images(row)]
+                problem = next((problem for _, problem in image_results if problem), None)
+                paths = [path for path, _ in image_results]
                 leaks = leaks if rules.leaked.isdisjoint(paths) else "leaked"
                 row = row | {"image": paths[0] if isinstance(row["image"], str) else paths}
             yield row["id"], leaks or (BadRow(*problem) if problem else row)
@@ -372,7 +382,7 @@ def _check_image(root: str | Path, held_out: HeldOutImages, relative: str) -> tu
 def convert_pairs(rows: Iterable[dict], question: str) -> Iterator[dict]:
     """Convert Data-Juicer rows to LLaVA rows that train a model to produce the caption.
 
-    `question`, which may be empty, is for rows without one of their own.
+    `question`, which may be empty, is for rows without a question.
     """
     for row in rows:
         prompt = row.get("question") or question

@@ -1,8 +1,8 @@
 """Converts a user's dataset to the workflow's three files: pairs, instructions, a held-out split.
 
-Without a given held-out split, some of the pairs' images become one. No held-out image is trained on: rows about it or
-a copy of it are left out of pairs and instructions. Caption rows that Data-Juicer converted from a LLaVA file lack its
-questions; if that file is given too, each row gets its question back. Rows are never in memory all at once.
+If the user has no held-out split, some of the pairs' images become one. No held-out image is trained on: rows about it
+or a copy of it are left out of pairs and instructions. Caption rows that Data-Juicer converted from a LLaVA file lack
+its questions. If the user names that file too, each row gets its question back. Rows are never in memory all at once.
 """
 
 import os
@@ -34,13 +34,13 @@ def write_user_dataset(settings: FilesDataset, output_dir: Path) -> dict:
     which are known only after filtering (`write_jsonl.py`).
 
     Returns:
-        Numbers of rows by split. `left_out` counts the rows about held-out images, `left_out_copies` those
-        of them whose image matches by bytes only.
+        Numbers of rows by split. `left_out` counts the rows about held-out images, `left_out_copies` the
+        rows among them whose image matches by bytes only.
     """
     pretrain, instructions = settings.pretrain, settings.finetune
     if instructions and next(read_llava(instructions.file, number_ids=True), None) is None:
         raise InputError(f"{instructions.file} has no rows; add some, or leave the file out to train on the captions")
-    evaluation, held_out = _evaluation_split(settings)
+    evaluation, held_out = _choose_evaluation(settings)
     held_out_filter = _HeldOutFilter(held_out)
 
     pairs = held_out_filter.filter("pretrain", read_pairs(pretrain.file), pretrain.images, lambda row: row["images"])
@@ -90,18 +90,20 @@ class _HeldOutFilter:
             return None
 
 
-def _evaluation_split(settings: FilesDataset) -> tuple[Iterable[dict], HeldOutImages]:
-    """Return the evaluation rows, given or selected, and their images."""
-    pairs, given = settings.pretrain, settings.evaluation
+def _choose_evaluation(settings: FilesDataset) -> tuple[Iterable[dict], HeldOutImages]:
+    """Return the evaluation rows, from the user's file or selected from the pairs, and their images."""
+    pairs, evaluation = settings.pretrain, settings.evaluation
     if not (images := validate_and_count_images(pairs.file)):
         raise InputError(f"{pairs.title} has no rows")
-    if isinstance(given, MergedSplit):
-        return _select_split(given, MAX_HELD_OUT)
-    if given:
-        held_out = HeldOutImages(read_checked_evaluation(given.file, given.images), given.images)
+    if isinstance(evaluation, MergedSplit):
+        return _select_split(evaluation, MAX_HELD_OUT)
+    if evaluation:
+        held_out = HeldOutImages(read_checked_evaluation(evaluation.file, evaluation.images), evaluation.images)
         if len(held_out) < MIN_HELD_OUT:
-            raise InputError(f"{given.file} has {len(held_out)} different images; at least {MIN_HELD_OUT} are needed")
-        return read_evaluation(given.file), held_out
+            raise InputError(
+                f"{evaluation.file} has {len(held_out)} different images; at least {MIN_HELD_OUT} are needed"
+            )
+        return read_evaluation(evaluation.file), held_out
     return _select_split(pairs, min(MAX_HELD_OUT, max(MIN_HELD_OUT, round(HELD_OUT_FRACTION * images))))
 
 
@@ -141,9 +143,9 @@ def restore_questions(pairs: Iterator[dict], original: str) -> Iterator[dict]:
 
 def validate_and_count_images(source: str) -> int:
     """Validate the pairs and return the number of different images."""
-    seen = DiskMap()  # number of the first row of each image; first occurrences are counted
+    first_rows = DiskMap()  # number of the first row of each image; first occurrences are counted
     return sum(
-        seen.setdefault(_normalized_path(row), number) == number for number, row in enumerate(read_pairs(source))
+        first_rows.setdefault(_normalize_path(row), number) == number for number, row in enumerate(read_pairs(source))
     )
 
 
@@ -151,7 +153,7 @@ def select_held_out(source: str, root: str, size: int, unreadable: UnreadableIma
     """Select readable images at random (always the same) as evaluation rows.
 
     Each row has the captions of its image, at most 50. No two rows have images with the same bytes. Each image gets a
-    random number, and those with the highest numbers are selected. Images whose numbers are too low are not opened.
+    random number, and the images with the highest numbers are selected. Images with too low numbers are not opened.
 
     Args:
         source: file of pairs.
@@ -162,20 +164,20 @@ def select_held_out(source: str, root: str, size: int, unreadable: UnreadableIma
     heap: list[tuple[float, str]] = []  # lowest number first
     contents: dict[str, str] = {}  # digests of the images in the heap
     for row in read_pairs(source):
-        name = _normalized_path(row)
-        drawn = random.Random(name).random(), name
-        if name in contents or (len(heap) == size and drawn < heap[0]) or not extract_caption(row["text"]):
+        name = _normalize_path(row)
+        sort_key = random.Random(name).random(), name
+        if name in contents or (len(heap) == size and sort_key < heap[0]) or not extract_caption(row["text"]):
             continue
         content = _digest_readable(root, row["images"][0], unreadable)
         if content is None or content in contents.values():
             continue
-        heappush(heap, drawn)
+        heappush(heap, sort_key)
         contents[name] = content
         if len(heap) > size:
             del contents[heappop(heap)[1]]
     rows: dict[str, dict] = {}
     for row in read_pairs(source):
-        name = _normalized_path(row)
+        name = _normalize_path(row)
         if name in contents and (caption := extract_caption(row["text"])):
             image = rows.setdefault(name, {"id": row["id"], "image": row["images"][0], "captions": []})
             if len(image["captions"]) < MAX_REFERENCES:
@@ -183,7 +185,7 @@ def select_held_out(source: str, root: str, size: int, unreadable: UnreadableIma
     return list(rows.values())
 
 
-def _normalized_path(row: dict) -> str:
+def _normalize_path(row: dict) -> str:
     return os.path.normpath(row["images"][0])
 
 

@@ -68,20 +68,20 @@ class Detected:
 
     Attributes:
         settings: settings that a file in config/datasets would state.
-        note: lines for the user: the recognized formats, and the file that would say the same.
+        note: lines for the user: the recognized formats, and a file with the same settings.
     """
 
     settings: FilesDataset | SourcesDataset
     note: str
 
 
-def detect_dataset(path: Path, name: str, stated: Path) -> Detected:
+def detect_dataset(path: Path, name: str, requested_path: Path) -> Detected:
     """Describe a folder of files, or one file.
 
     Args:
         path: the folder or file.
         name: name of the dataset.
-        stated: the path or hub id that the user states, for messages.
+        requested_path: the path or hub id that the user states, for messages.
 
     Raises:
         InputError: no format or several formats are recognized, or a file is damaged.
@@ -89,21 +89,21 @@ def detect_dataset(path: Path, name: str, stated: Path) -> Detected:
     folder = path if path.is_dir() else path.parent
     advice = _Advice(name)
     training, held_back, unread = _find_parts(path, advice)
-    chosen = _choose_parts(training or held_back, folder, advice)
+    parts_by_split = _choose_parts(training or held_back, folder, advice)
     held_back = held_back if training else []
-    _check_separate(chosen, held_back)
+    _check_separate(parts_by_split, held_back)
     evaluation = {}
     if path.is_dir() and os.path.lexists(path / EVALUATION):  # a broken link is reported by `check_files`
         evaluation = {"evaluation": {"file": str(path / EVALUATION), "images": str(path)}}
     elif held_out := _choose_held_out(held_back, folder):
-        chosen["evaluation"] = held_out
+        parts_by_split["evaluation"] = held_out
         held_back = [part for part in held_back if not set(part.files) <= set(held_out.files)]
-    values = _describe(chosen, folder, advice) | evaluation
+    values = _describe(parts_by_split, folder, advice) | evaluation
     kind = SourcesDataset if "sources" in values else FilesDataset
-    settings = validated(kind, values, f"dataset {stated}")
-    titles = dict.fromkeys(FORMATS[part.guess.format].title for part in chosen.values())
-    skipped = [_show_place(part, folder) for part in held_back] + unread
-    return Detected(settings, _write_note(stated, titles, values, skipped, advice))
+    settings = validated(kind, values, f"dataset {requested_path}")
+    titles = dict.fromkeys(FORMATS[part.guess.format].title for part in parts_by_split.values())
+    skipped = [_show_files(part, folder) for part in held_back] + unread
+    return Detected(settings, _write_note(requested_path, titles, values, skipped, advice))
 
 
 # Search for files.
@@ -111,7 +111,7 @@ def detect_dataset(path: Path, name: str, stated: Path) -> Detected:
 
 @dataclass(frozen=True)
 class _Advice:
-    """Ends of messages that tell the user what to write into a dataset's file."""
+    """Ends of messages, with the lines to write into a dataset's file."""
 
     dataset: str
 
@@ -121,7 +121,7 @@ class _Advice:
         return f"config/datasets/{make_name(self.dataset)}.yaml"
 
     def describe(self, file: Path, problem: str) -> str:
-        """Return a sentence that says how to describe a file that has this problem."""
+        """Return a sentence with the way to describe a file that has this problem."""
         if problem == NO_ROWS:
             return "The formats are in docs/data.md"
         kind = next((name for name in ("table", "parquet") if file.suffix.lower() in FORMATS[name].suffixes), None)
@@ -139,7 +139,7 @@ class _Advice:
 
 
 def _find_parts(path: Path, advice: _Advice) -> tuple[list[Part], list[Part], list[str]]:
-    """Return the parts to train on, those of validation and test, and the names of files that are not recognized.
+    """Return the parts to train on, the parts of validation and test, and the names of unrecognized files.
 
     Folders inside are searched only if the folder itself has nothing to train on.
     """
@@ -150,9 +150,9 @@ def _find_parts(path: Path, advice: _Advice) -> tuple[list[Part], list[Part], li
     held_back: list[Part] = []
     names: list[str] = []
     for level in (islice(levels, 1), levels):  # the folder itself, then all deeper levels
-        listed = [listing for listings in level for listing in listings]
-        names += [name for _, found in listed for name in found]
-        for part in (*_find_captioned(listed), *_recognize_files(listed, folder, problems)):
+        listings = [listing for group in level for listing in group]
+        names += [name for _, file_names in listings for name in file_names]
+        for part in (*_find_captioned(listings), *_recognize_files(listings, folder, problems)):
             (held_back if _is_held_back(part, folder) else training).append(part)
         if training:
             break
@@ -184,7 +184,7 @@ def _list_levels(folder: Path) -> Iterator[list[Listing]]:
 
     Hidden files and folders are left out.
     """
-    level, seen = [folder], 0
+    level, entry_count = [folder], 0
     while level:
         listings, below = [], []
         for directory in level:
@@ -192,8 +192,8 @@ def _list_levels(folder: Path) -> Iterator[list[Listing]]:
             below += [Path(directory, entry.name) for entry in visible if entry.is_dir(follow_symlinks=False)]
             names = [entry.name for entry in visible if not _is_folder(entry)]
             listings.append((directory, names))
-            seen += len(visible)
-            if seen > MAX_ENTRIES:
+            entry_count += len(visible)
+            if entry_count > MAX_ENTRIES:
                 yield listings
                 return
         yield listings
@@ -215,19 +215,19 @@ def _is_folder(entry: os.DirEntry) -> bool:
         return False
 
 
-def _find_captioned(listed: list[Listing]) -> Iterator[Part]:
+def _find_captioned(listings: list[Listing]) -> Iterator[Part]:
     """Yield the folders with images that have a .txt of the same name."""
-    for directory, names in listed:
+    for directory, names in listings:
         captions = {name[:-4] for name in names if name.endswith(".txt")}
         if any(name.lower().endswith(IMAGE_SUFFIXES) and os.path.splitext(name)[0] in captions for name in names):
             yield Part(Guess("folder"), (directory,))
 
 
-def _recognize_files(listed: list[Listing], folder: Path, problems: dict[str, str]) -> Iterator[Part]:
+def _recognize_files(listings: list[Listing], folder: Path, problems: dict[str, str]) -> Iterator[Part]:
     """Yield the recognized files; put the first file of each other kind of name into `problems`, with a sentence."""
     groups: dict[tuple, list[Path]] = {}
     suffixes = {suffix for name, format in FORMATS.items() if name != "folder" for suffix in format.suffixes}
-    for directory, names in listed:
+    for directory, names in listings:
         images = {os.path.splitext(name)[0] for name in names if name.lower().endswith(IMAGE_SUFFIXES)}
         for name in names:
             stem, suffix = os.path.splitext(name)
@@ -240,15 +240,15 @@ def _recognize_files(listed: list[Listing], folder: Path, problems: dict[str, st
             "describe the data in a config/datasets/<name>.yaml (docs/data.md)"
         )
     for files in groups.values():
-        found = recognize_file(files[0], folder)
-        if isinstance(found, Guess):
-            yield Part(found, tuple(files))
+        outcome = recognize_file(files[0], folder)
+        if isinstance(outcome, Guess):
+            yield Part(outcome, tuple(files))
         else:
-            problems[str(files[0].relative_to(folder))] = found
+            problems[str(files[0].relative_to(folder))] = outcome
 
 
 def _is_held_back(part: Part, folder: Path) -> bool:
-    """Return whether the names of a part's files or folders say that they are for validation or test."""
+    """Return whether the names of a part's files or folders contain a word for validation or test."""
     words = _find_words(part, folder)
     return bool(words & HELD_BACK) and not words & TRAINING_WORDS
 
@@ -271,11 +271,11 @@ def _join_parts(parts: Iterable[Part]) -> list[Part]:
 
 
 def _choose_held_out(parts: list[Part], folder: Path) -> Part | None:
-    """Return the pairs for validation, or else those for test; None if several formats or files are possible."""
+    """Return the pairs for validation, or else the pairs for test; None if several formats or files are possible."""
     pairs = [part for part in parts if part.guess.split == "pretrain"]
     validation = _join_parts(part for part in pairs if _find_words(part, folder) & VALIDATION)
-    found = validation or _join_parts(pairs)
-    return found[0] if len(found) == 1 else None
+    candidates = validation or _join_parts(pairs)
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def _choose_parts(parts: list[Part], folder: Path, advice: _Advice) -> dict[str, Part]:
@@ -288,24 +288,25 @@ def _choose_parts(parts: list[Part], folder: Path, advice: _Advice) -> dict[str,
     splits: dict[str, list[Part]] = {"pretrain": [], "finetune": []}
     for part in joined:
         splits["finetune" if has_pairs and part.guess.is_conversation else part.guess.split].append(part)
-    others = {split: found[0] for split, found in splits.items() if len(found) == 1}
-    for split, found in splits.items():
-        if len(found) > 1:
+    others = {split: candidates[0] for split, candidates in splits.items() if len(candidates) == 1}
+    for split, candidates in splits.items():
+        if len(candidates) > 1:
+            names = " and ".join(_show_files(part, folder) for part in candidates)
             raise advice.choose(
-                f"{folder} holds {' and '.join(_show_place(part, folder) for part in found)}, and each may be the data",
-                [_describe(others | {split: part}, folder, advice, has_choice=True) for part in found],
+                f"{folder} holds {names}, and each may be the data",
+                [_describe(others | {split: part}, folder, advice, has_choice=True) for part in candidates],
             )
     if not splits["pretrain"]:
         raise InputError(
             f"dataset: {splits['finetune'][0].files[0]} has conversations of several questions, which only stage 2 is "
             "trained on; add pairs of one image and one text for stage 1 (docs/data.md)"
         )
-    return {split: found[0] for split, found in splits.items() if found}
+    return {split: candidates[0] for split, candidates in splits.items() if candidates}
 
 
-def _check_separate(chosen: dict[str, Part], held_back: list[Part]) -> None:
+def _check_separate(parts_by_split: dict[str, Part], held_back: list[Part]) -> None:
     """Raise InputError if the common folder of captioned images also holds images of validation or test."""
-    for part in chosen.values():
+    for part in parts_by_split.values():
         common = os.path.commonpath(part.files)
         other = next((other.files[0] for other in held_back if other.files[0].is_relative_to(common)), None)
         if part.guess.format == "folder" and other:
@@ -315,7 +316,7 @@ def _check_separate(chosen: dict[str, Part], held_back: list[Part]) -> None:
             )
 
 
-def _show_place(part: Part, folder: Path) -> str:
+def _show_files(part: Part, folder: Path) -> str:
     names = [str(file.relative_to(folder)) if file != folder else "images" for file in part.files]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"{names[0]}{more} ({part.guess.format})"
@@ -328,7 +329,7 @@ def _describe(parts: dict[str, Part], folder: Path, advice: _Advice, has_choice:
         parts: parts by split.
         folder: folder of the dataset.
         advice: remedies for messages.
-        has_choice: whether this is one of several choices, in which further ones are not reported.
+        has_choice: whether this is one of several choices, in which further choices are not reported.
     """
     images = {
         split: _find_images(part, folder) for split, part in parts.items() if part.guess.format not in WITH_IMAGES
@@ -337,10 +338,10 @@ def _describe(parts: dict[str, Part], folder: Path, advice: _Advice, has_choice:
         values: dict = {
             split: {"file": str(part.files[0]), "images": images[split][0]} for split, part in parts.items()
         }
-        places = {split: (split,) for split in parts}
+        key_paths = {split: (split,) for split in parts}
     else:
         values = {"sources": {}}
-        places = {split: ("sources", SOURCE_NAMES[split]) for split in parts}
+        key_paths = {split: ("sources", SOURCE_NAMES[split]) for split in parts}
         for split, part in parts.items():
             source: dict[str, Any] = {"format": part.guess.format, "path": _name_files(part, folder)}
             source |= {"images": images[split][0]} if split in images else {}
@@ -349,19 +350,23 @@ def _describe(parts: dict[str, Part], folder: Path, advice: _Advice, has_choice:
             values["sources"][SOURCE_NAMES[split]] = source | ({"columns": columns} if columns else {})
     for split, part in parts.items() if not has_choice else ():
         _check_single(
-            f"{part.files[0]}: its images may be in", images.get(split, []), values, (*places[split], "images"), advice
+            f"{part.files[0]}: its images may be in",
+            images.get(split, []),
+            values,
+            (*key_paths[split], "images"),
+            advice,
         )
         for key, names in part.guess.columns.items():
             question = f"{part.files[0]}: its {CONTENTS[key]} may be in the column"
-            _check_single(question, names, values, (*places[split], "columns", key), advice)
+            _check_single(question, names, values, (*key_paths[split], "columns", key), advice)
     return values
 
 
 def _are_plain(parts: dict[str, Part]) -> bool:
     """Return whether a dataset is one file of Data-Juicer's pairs, and at most one of LLaVA's conversations."""
     formats = {split: part.guess.format for split, part in parts.items()}
-    known = ({"pretrain": "data_juicer"}, {"pretrain": "data_juicer", "finetune": "llava"})
-    return formats in known and all(len(part.files) == 1 for part in parts.values())
+    plain_formats = ({"pretrain": "data_juicer"}, {"pretrain": "data_juicer", "finetune": "llava"})
+    return formats in plain_formats and all(len(part.files) == 1 for part in parts.values())
 
 
 def _check_single(question: str, names: Sequence[str], values: dict, keys: tuple[str, ...], advice: _Advice) -> None:
@@ -400,7 +405,7 @@ def _name_files(part: Part, folder: Path) -> str:
 def _find_images(part: Part, folder: Path) -> list[str]:
     """Return the folders that the image paths of a part's rows may be relative to.
 
-    The first images must be there: in the folder of the file, in that of the dataset, or in a folder inside them.
+    The first images must exist: in the folder of the file, in the folder of the dataset, or in a folder inside them.
     """
     home = part.files[0].parent
     if address := next((image for image in part.guess.images if ADDRESS.match(image)), None):
@@ -415,7 +420,7 @@ def _find_images(part: Part, folder: Path) -> list[str]:
         str(directory): _count_images(part.guess.images, directory) for directory in _list_subfolders(home, folder)
     }
     most = max(counts.values(), default=0)
-    # if no image exists, the reader of rows names the missing ones
+    # if no image exists, the reader of rows names the missing images
     return [directory for directory, count in counts.items() if count == most][:SHOWN_NAMES] if most else [str(home)]
 
 
@@ -430,9 +435,9 @@ def _list_subfolders(*folders: Path) -> Iterator[Path]:
         yield from islice(inside, MAX_SUBFOLDERS)
 
 
-def _write_note(stated: Path, titles: list[str], values: dict, skipped: list[str], advice: _Advice) -> str:
+def _write_note(requested_path: Path, titles: list[str], values: dict, skipped: list[str], advice: _Advice) -> str:
     lines = [
-        f"dataset {stated}: recognized as {' and '.join(titles)}.",
+        f"dataset {requested_path}: recognized as {' and '.join(titles)}.",
         f"To change this, save these lines as {advice.file}, edit them, and use dataset={Path(advice.file).stem}:",
     ]
     lines += [f"  {line}" for line in format_yaml(values).splitlines()]

@@ -64,8 +64,8 @@ def resolve_dataset(value: str) -> Dataset:
     Raises:
         InputError: no dataset is there, or its format is not recognized.
     """
-    known = names_in("datasets")
-    if value in known and has_format("name", value):
+    dataset_names = names_in("datasets")
+    if value in dataset_names and has_format("name", value):
         return Dataset(value, _read_dataset(config_file("datasets", f"{value}.yaml")))
     if os.path.isdir(value) or os.path.isfile(value):
         return _detect(Path(value), Path(value))
@@ -75,26 +75,26 @@ def resolve_dataset(value: str) -> Dataset:
                 f"dataset: {value} is not on this machine; run `snakemake fetch --config dataset={value}` first: "
                 f"{data.file.hub_id}, license {data.file.license}"
             )
-        return _with_license(_detect(data.folder, Path(value)), data.file.license)
+        return _add_license(_detect(data.folder, Path(value)), data.file.license)
     if has_format("repository", value) and (snapshot := cached_snapshot(value, "datasets")):
         return _detect(snapshot, Path(value))
-    if near := _suggest_similar_path(value, known):
-        hint = f"did you mean {near!r}?"
+    if similar_path := _suggest_similar_path(value, dataset_names):
+        hint = f"did you mean {similar_path!r}?"
     elif has_format("repository", value) and not names_folder(value):
         hint = f"if it is a dataset of the hub, run `snakemake fetch --config dataset={value}` first"
     else:
-        hint = "correct the path" if os.sep in value else suggestion(value, known)
+        hint = "correct the path" if os.sep in value else suggestion(value, dataset_names)
     raise InputError(f"dataset: {value!r} is neither a folder, nor a file, nor a name in config/datasets; {hint}")
 
 
-def _detect(path: Path, given_path: Path) -> Dataset:
-    """Return the dataset in a folder or file, for which the user gave the path or hub id `given_path`."""
-    name = _read_name(given_path, path.is_dir())
-    detected = detect_dataset(path, name, given_path)
-    return Dataset(name, _locate_sources(detected.settings, f"dataset {given_path}"), detected.note)
+def _detect(path: Path, requested_path: Path) -> Dataset:
+    """Return the dataset in a folder or file, for which the user states the path or hub id `requested_path`."""
+    name = _read_name(requested_path, path.is_dir())
+    detected = detect_dataset(path, name, requested_path)
+    return Dataset(name, _locate_sources(detected.settings, f"dataset {requested_path}"), detected.note)
 
 
-def _with_license(dataset: Dataset, license: str) -> Dataset:
+def _add_license(dataset: Dataset, license: str) -> Dataset:
     """Return a dataset of sources, each with a license that its files do not state."""
     sources = {
         name: source.model_copy(update={"license": license}) for name, source in dataset.settings.sources.items()
@@ -102,15 +102,15 @@ def _with_license(dataset: Dataset, license: str) -> Dataset:
     return replace(dataset, settings=dataset.settings.model_copy(update={"sources": sources}))
 
 
-def _suggest_similar_path(path: str, known: list[str]) -> str | None:
+def _suggest_similar_path(path: str, dataset_names: list[str]) -> str | None:
     """Return the file or folder next to `path` with the most similar name; None if a known name is more similar."""
     parent, name = os.path.split(path.rstrip(os.sep))
     try:
         names = os.listdir(parent or ".")
     except (OSError, ValueError):
         return None
-    near = difflib.get_close_matches(name, [*known, *names], n=1)
-    return os.path.join(parent, near[0]) if near and near[0] not in known else None
+    similar_names = difflib.get_close_matches(name, [*dataset_names, *names], n=1)
+    return os.path.join(parent, similar_names[0]) if similar_names and similar_names[0] not in dataset_names else None
 
 
 def list_dataset_files(dataset: ReadableDataset) -> list[str]:
@@ -122,14 +122,14 @@ def list_dataset_files(dataset: ReadableDataset) -> list[str]:
     files = [
         file for split in dataset.splits.values() for file in (split.file, getattr(split, "questions", "")) if file
     ]
-    for source in _sources_in(dataset).values():
+    for source in _get_sources(dataset).values():
         read = find_files(source.path, source.suffixes)
         captions = [file.with_suffix(".txt") for file in read] if source.format == "folder" else []
         files += [str(file) for file in (*read, *captions)]
     return files
 
 
-def _sources_in(dataset: ReadableDataset) -> dict[str, SourceOnDisk]:
+def _get_sources(dataset: ReadableDataset) -> dict[str, SourceOnDisk]:
     return dataset.sources if isinstance(dataset, ReadableSources) else {}
 
 
@@ -139,14 +139,14 @@ def files_with_image_paths(dataset: ReadableDataset) -> list[tuple[str, str]]:
     Formats that contain the images themselves have none.
     """
     lists = [(split.file, split.images) for split in dataset.splits.values()]
-    for source in _sources_in(dataset).values():
+    for source in _get_sources(dataset).values():
         if source.format not in WITH_IMAGES:
             lists += [(str(file), source.images) for file in find_files(source.path, source.suffixes)]
     return lists
 
 
 def check_files(dataset: ReadableDataset) -> None:
-    """Check that the files and folders that a dataset's file names are there.
+    """Check that the files and folders that a dataset's file names exist.
 
     Raises:
         InputError: names the split and the missing file or folder.
@@ -158,10 +158,10 @@ def check_files(dataset: ReadableDataset) -> None:
         require_folder(f"dataset: {name}.images", split.images)
 
 
-def require_folder(where: str, folder: str) -> None:
-    """Raise InputError if a folder is missing; the message begins with `where`, which names its key."""
+def require_folder(location: str, folder: str) -> None:
+    """Raise InputError if a folder is missing; the message begins with `location`, which names its key."""
     if not os.path.isdir(folder):
-        raise InputError(f"{where}: there is no folder {folder}; correct the path, or create the folder")
+        raise InputError(f"{location}: there is no folder {folder}; correct the path, or create the folder")
 
 
 def _read_dataset(path: Path) -> ReadableDataset:
@@ -169,68 +169,71 @@ def _read_dataset(path: Path) -> ReadableDataset:
     return _locate_sources(validated(kind, read_config(path, build_schema(kind)), str(path)), str(path))
 
 
-def _locate_sources(settings: DatasetFile, where: str) -> ReadableDataset:
-    """Return a dataset with the paths of its sources on this machine; messages begin with `where`."""
+def _locate_sources(settings: DatasetFile, location: str) -> ReadableDataset:
+    """Return a dataset with the paths of its sources on this machine; messages begin with `location`."""
     if not isinstance(settings, SourcesDataset):
         return settings
     sources = {
-        name: _locate_source(f"{where}: sources.{name}", name, values) for name, values in settings.sources.items()
+        name: _locate_source(f"{location}: sources.{name}", name, values) for name, values in settings.sources.items()
     }
     if not any(source.split == "pretrain" for source in sources.values()):
-        raise InputError(f"{where}: sources: no source has `split: pretrain`; stage 1 and the filters need pairs")
+        raise InputError(f"{location}: sources: no source has `split: pretrain`; stage 1 and the filters need pairs")
     held_out = next((name for name, source in sources.items() if source.split == "evaluation"), None)
     if held_out and settings.evaluation:
-        raise InputError(f"{where}: the source {held_out} and `evaluation` both name held-out images; remove one")
-    given_settings = {key: getattr(settings, key) for key in settings.model_fields_set}
-    return ReadableSources.model_construct(**given_settings | {"sources": sources})
+        raise InputError(f"{location}: the source {held_out} and `evaluation` both name held-out images; remove one")
+    explicit_settings = {key: getattr(settings, key) for key in settings.model_fields_set}
+    return ReadableSources.model_construct(**explicit_settings | {"sources": sources})
 
 
-def _locate_source(where: str, name: str, values: SourceSettings) -> SourceOnDisk:
+def _locate_source(location: str, name: str, values: SourceSettings) -> SourceOnDisk:
     """Return a source with its path on this machine, and the folder that its image paths are relative to."""
-    check_format(where, "name", name)
+    check_format(location, "name", name)
     path, suffixes = Path(values.path), FORMATS[values.format].suffixes
     if not path.exists() and (cached := cached_snapshot(values.path, "datasets")):
         path = cached
     if values.images:
-        require_folder(f"{where}: images", values.images)
+        require_folder(f"{location}: images", values.images)
     files = find_files(path, suffixes)
     if wrong := next((file for file in files if file.suffix.lower() not in suffixes), None):
-        raise InputError(f"{where}: {wrong} does not end with {' or '.join(suffixes)}; name files of this format only")
+        raise InputError(
+            f"{location}: {wrong} does not end with {' or '.join(suffixes)}; name files of this format only"
+        )
     if not files:
         hub = "" if names_folder(values.path) else f"; `hf download --repo-type dataset {path}` fetches a hub id"
-        raise InputError(f"{where}: {path} names no file that ends with {' or '.join(suffixes)}{hub}")
+        raise InputError(f"{location}: {path} names no file that ends with {' or '.join(suffixes)}{hub}")
     if path.is_dir() and values.format != "folder":  # images of a folder are checked one by one
-        _check_links(where, path, files)
+        _check_links(location, path, files)
     folder = path if path.is_dir() else Path(os.path.commonpath([file.parent for file in files]))
     if values.images and values.format in WITH_IMAGES:
-        raise InputError(f"{where}: images: {values.format} contains its images; remove the key")
-    given_settings = {key: getattr(values, key) for key in values.model_fields_set}
-    found = {"path": str(path), "images": values.images or str(folder), "split": values.split}
-    return SourceOnDisk.model_construct(**given_settings | found, suffixes=list(suffixes))
+        raise InputError(f"{location}: images: {values.format} contains its images; remove the key")
+    explicit_settings = {key: getattr(values, key) for key in values.model_fields_set}
+    path_settings = {"path": str(path), "images": values.images or str(folder), "split": values.split}
+    return SourceOnDisk.model_construct(**explicit_settings | path_settings, suffixes=list(suffixes))
 
 
-def _check_links(where: str, folder: Path, files: list[Path]) -> None:
+def _check_links(location: str, folder: Path, files: list[Path]) -> None:
     """Raise InputError for a link out of the folder: a downloaded folder may contain links to the user's own files."""
     for file in files:
         try:
             resolve_inside(file, folder)
         except InputError as error:
             raise InputError(
-                f"{where}: {error}. If the link is yours, name its target: path: {file.resolve().parent}/*{file.suffix}"
+                f"{location}: {error}. If the link is yours, name its target: path: "
+                f"{file.resolve().parent}/*{file.suffix}"
             ) from None
 
 
-def resolve_amounts(dataset: Dataset, stated: dict[str, float]) -> dict[str, float]:
+def resolve_amounts(dataset: Dataset, amounts: dict[str, float]) -> dict[str, float]:
     """Return the amount of each source to train on.
 
     Args:
-        stated: the experiment's amounts, which replace those of the dataset.
+        amounts: the experiment's amounts, which replace the dataset's amounts.
 
     Raises:
         InputError: the dataset has no such source.
     """
-    sources = _trained_sources(dataset, "sources", stated)
-    return {name: stated.get(name, source.amount) for name, source in sources.items()}
+    sources = _select_trained_sources(dataset, "sources", amounts)
+    return {name: amounts.get(name, source.amount) for name, source in sources.items()}
 
 
 def check_shares(dataset: Dataset, shares: dict[str, float], amounts: dict[str, float]) -> None:
@@ -244,7 +247,7 @@ def check_shares(dataset: Dataset, shares: dict[str, float], amounts: dict[str, 
     Raises:
         InputError: the dataset has no such source, a source also has an amount, or the shares of a split exceed 1.
     """
-    sources = _trained_sources(dataset, "shares", shares)
+    sources = _select_trained_sources(dataset, "shares", shares)
     if both := next((name for name in shares if name in amounts), None):
         raise InputError(f"shares.{both}: sources.{both} states an amount, too; keep one of them")
     totals: Counter[str] = Counter()
@@ -270,17 +273,17 @@ def check_mixture(file: str, dataset: Dataset, mixture: MixtureSpace, experiment
         raise InputError(f"{file}: design.mixture: {error}") from None
     splits = {name: dataset.settings.sources[name].split for name in mixture.sources}
     if len({*splits.values()}) > 1:
-        named = ", ".join(f"{name}: {split}" for name, split in splits.items())
-        raise InputError(f"{file}: design.mixture.sources: expected sources of one split, found {named}")
+        source_splits = ", ".join(f"{name}: {split}" for name, split in splits.items())
+        raise InputError(f"{file}: design.mixture.sources: expected sources of one split, found {source_splits}")
 
 
-def _trained_sources(dataset: Dataset, key: str, names: Iterable[str]) -> dict[str, SourceOnDisk]:
-    """Return the sources to train on; raises InputError if `names`, from the setting `key`, has another one."""
-    sources = {name: source for name, source in _sources_in(dataset.settings).items() if source.split != "evaluation"}
+def _select_trained_sources(dataset: Dataset, key: str, names: Iterable[str]) -> dict[str, SourceOnDisk]:
+    """Return the sources to train on; raise InputError if `names`, from the setting `key`, has another name."""
+    sources = {name: source for name, source in _get_sources(dataset.settings).items() if source.split != "evaluation"}
     for name in names:
         if name not in sources:
-            known = suggestion(name, sources) if sources else "it has one source only"
-            raise InputError(f"{key}: the dataset {dataset.name} has no source {name!r}; {known}")
+            hint = suggestion(name, sources) if sources else "it has one source only"
+            raise InputError(f"{key}: the dataset {dataset.name} has no source {name!r}; {hint}")
     return sources
 
 

@@ -98,7 +98,9 @@ def _recognize_table(sample: FileSample) -> Guess:
         )
     values = {name: _list_texts(row.get(name) for row in sample.rows) for name in sample.names}
     images = [name for name, texts in values.items() if any(map(_names_image, texts))]
-    texts = [name for name, found in values.items() if name not in images and any(map(_has_words, found))]
+    texts = [
+        name for name, column_values in values.items() if name not in images and any(map(_has_words, column_values))
+    ]
     columns = _find_columns(sample.names, images.__contains__, texts.__contains__, images, texts)
     paths = tuple(values[columns["image"][0]]) if len(columns["image"]) == 1 else ()
     return Guess("table", columns, images=paths)
@@ -118,18 +120,18 @@ def _recognize_parquet(sample: FileSample) -> Guess:
 
 
 def _recognize_webdataset(sample: FileSample) -> Guess:
-    suffixes, described = sample.names, sample.rows[0] if sample.rows else {}
+    suffixes, metadata = sample.names, sample.rows[0] if sample.rows else {}
     if not any(suffix.endswith(IMAGE_SUFFIXES) for suffix in suffixes):
         ends = f", and its files end with {enumerate_names(suffixes)}" if suffixes else ""
         raise NotRecognized(f"it holds no images{ends}")
-    if turns := _find_names("conversations", tuple(described), lambda name: isinstance(described[name], list)):
-        is_pair = _counts_as_pair({"conversations": described[turns[0]], "image": "of the shard"})
+    if turns := _find_names("conversations", tuple(metadata), lambda name: isinstance(metadata[name], list)):
+        is_pair = _counts_as_pair({"conversations": metadata[turns[0]], "image": "of the shard"})
         return Guess("webdataset", {"conversations": turns}, "pretrain" if is_pair else "finetune", True)
     if ".txt" in suffixes:  # a .txt has precedence over captions in a .json
         return Guess("webdataset")
-    if not described:
+    if not metadata:
         raise NotRecognized(f"its images have neither .txt nor .json; the endings are {enumerate_names(suffixes)}")
-    columns = _find_columns(tuple(described), lambda name: False, lambda name: _is_text(described[name]), ("",))
+    columns = _find_columns(tuple(metadata), lambda name: False, lambda name: _is_text(metadata[name]), ("",))
     return Guess("webdataset", {kind: names for kind, names in columns.items() if kind != "image"})
 
 
@@ -151,7 +153,7 @@ FORMATS = {
 
 
 def recognize_file(file: Path, folder: Path) -> Guess | str:
-    """Return the guess about a file, or a sentence that says why there is none."""
+    """Return the guess about a file, or a sentence with the reason why there is none."""
     sample, problem = read_sample(file, folder), ""
     for kind in FORMATS.values():
         if file.suffix.lower() in kind.suffixes:
@@ -163,9 +165,9 @@ def recognize_file(file: Path, folder: Path) -> Guess | str:
 
 
 def _list_images(rows: Iterable[dict]) -> tuple[str, ...]:
-    found = (row.get("images") or row.get("image") for row in rows)
-    listed = [paths if isinstance(paths, list) else [paths] for paths in found]
-    return tuple(path for paths in listed for path in paths if isinstance(path, str))
+    values = (row.get("images") or row.get("image") for row in rows)
+    path_lists = [value if isinstance(value, list) else [value] for value in values]
+    return tuple(path for paths in path_lists for path in paths if isinstance(path, str))
 
 
 def _list_turns(row: dict) -> list[dict]:
@@ -188,8 +190,8 @@ def _counts_as_pair(row: dict) -> bool:
 
 def _list_texts(values: Iterable[Any]) -> list[str]:
     """Return the strings among values and in lists."""
-    listed = (value if isinstance(value, list) else [value] for value in values)
-    return [text for texts in listed for text in texts if isinstance(text, str) and text]
+    lists = (value if isinstance(value, list) else [value] for value in values)
+    return [text for texts in lists for text in texts if isinstance(text, str) and text]
 
 
 def _names_image(text: str) -> bool:
@@ -218,8 +220,8 @@ def _find_columns(
         names: names of all columns.
         is_image: whether a column's content may be images.
         is_text: whether a column's content may be captions, questions or answers.
-        images: columns one of which may have the images if no name tells.
-        texts: columns one of which may have the captions if no name tells.
+        images: columns one of which may have the images if no name is recognized.
+        texts: columns one of which may have the captions if no name is recognized.
     """
     image = _find_names("image", names, is_image) or tuple(images)
     question = _find_names("question", names, is_text)
@@ -232,8 +234,8 @@ def _find_columns(
         text = tuple(name for name in texts if name not in (*image, *question))
         if len(text) == 1 and ABOUT_ROWS & split_words(text[0]):
             text = ()
-    for kind, found in (("image", image), ("text", text)):
-        if not found:
+    for kind, columns in (("image", image), ("text", text)):
+        if not columns:
             raise NotRecognized(
                 f"no column is recognized as the {CONTENTS[kind]}; the columns are {enumerate_names(names)}"
             )
@@ -241,7 +243,7 @@ def _find_columns(
 
 
 def _find_names(kind: str, names: Sequence[str], fits: Callable[[str], Any]) -> tuple[str, ...]:
-    """Return the columns that may be of a kind: those with usual names, or else with a telling word in their names."""
+    """Return the columns that may be of a kind: columns with usual names, or else with a word of `HINTS` in names."""
     usual = tuple(name for name in NAMES[kind] if name in names)
     if len(usual) > 1:
         usual = tuple(filter(fits, usual)) or usual

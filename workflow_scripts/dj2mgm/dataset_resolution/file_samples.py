@@ -67,7 +67,9 @@ def _read_lines(path: Path, folder: Path) -> FileSample:
             rows.append(DECODER.decode(line))
         except ValueError as error:
             if not rows:
-                raise InputError(f"{path}: its first line is not valid JSON ({_reason(error)}); correct it") from None
+                raise InputError(
+                    f"{path}: its first line is not valid JSON ({_get_reason(error)}); correct it"
+                ) from None
             break  # the reader of all rows reports the damaged line
         if len(rows) == MAX_ROWS:
             break
@@ -90,7 +92,7 @@ def _read_list(path: Path, folder: Path) -> FileSample:
             row, start = DECODER.raw_decode(text, start)
         except ValueError as error:
             if not rows:
-                reason = _reason(error) if is_whole else f"it has more than {MIB} bytes"
+                reason = _get_reason(error) if is_whole else f"it has more than {MIB} bytes"
                 raise InputError(f"{path}: its first row cannot be read ({reason}); correct it") from None
             break
         rows.append(row)
@@ -154,26 +156,26 @@ def _read_text(path: Path, folder: Path) -> tuple[str, bool]:
         raise InputError(f"{path} is not UTF-8 text; save it as UTF-8") from None
 
 
-def _reason(error: ValueError) -> str:
+def _get_reason(error: ValueError) -> str:
     return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def _read_tar(path: Path, folder: Path) -> FileSample:
     suffixes: dict[str, None] = {}
-    described: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     try:
         for member in islice(read_members(path), MAX_MEMBERS):
             name = member.name.rpartition("/")[2]
             suffix = f".{name.partition('.')[2]}".lower()
             if name.find(".") > 0:  # a member of a WebDataset sample
                 suffixes[suffix] = None
-            if suffix == ".json" and not described and member.size <= MAX_DESCRIBED:
-                described = _parse_object(member.read())
+            if suffix == ".json" and not metadata and member.size <= MAX_DESCRIBED:
+                metadata = _parse_object(member.read())
     except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
         raise InputError(
             f"{path} is damaged or not a plain tar file ({error}); download it again, or decompress it"
         ) from None
-    return FileSample(tuple(suffixes), (described,) if described else ())
+    return FileSample(tuple(suffixes), (metadata,) if metadata else ())
 
 
 def _parse_object(content: bytes) -> dict[str, Any]:

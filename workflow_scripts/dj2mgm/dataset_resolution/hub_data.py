@@ -71,8 +71,8 @@ def find_hub_benchmark(name: str) -> HubData:
     Raises:
         InputError: there is none of this name.
     """
-    files = {known: _read(known) for known in names_in("hub")}
-    benchmarks = [known for known, file in files.items() if isinstance(file, HubBenchmark)]
+    files = {file_name: _read(file_name) for file_name in names_in("hub")}
+    benchmarks = [file_name for file_name, file in files.items() if isinstance(file, HubBenchmark)]
     if name not in benchmarks:
         raise InputError(f"fetch.benchmarks: {name} is unknown; {suggestion(name, benchmarks)}")
     return HubData(name, files[name])

@@ -61,67 +61,67 @@ def documents() -> dict[Path, str]:
         "preset": [PresetFile],
         "study": [StudyFile],
     }
-    schemas = {Path(f"config/schemas/{name}.schema.json"): _schema(models) for name, models in kinds.items()}
-    pages = {Path("docs/configuration.md"): _page(), ARCHITECTURE: architecture_page(), MODELS: models_page()}
-    return {Path("config/config.yaml"): _defaults()} | pages | schemas
+    schemas = {Path(f"config/schemas/{name}.schema.json"): _dump_schema(models) for name, models in kinds.items()}
+    pages = {Path("docs/configuration.md"): _build_page(), ARCHITECTURE: architecture_page(), MODELS: models_page()}
+    return {Path("config/config.yaml"): _write_defaults()} | pages | schemas
 
 
-def _schema(models: list[type[Section]]) -> str:
+def _dump_schema(models: list[type[Section]]) -> str:
     """Return a JSON schema; if there are several models, a file must match one of them."""
     schemas = [build_schema(model) for model in models]
-    whole = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-    return json.dumps({"$schema": DIALECT} | whole, indent=1, ensure_ascii=False) + "\n"
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    return json.dumps({"$schema": DIALECT} | schema, indent=1, ensure_ascii=False) + "\n"
 
 
-def _defaults() -> str:
+def _write_defaults() -> str:
     defaults = configuration_model()()
     blocks = []
     for group, (comment, _) in GROUPS.items():
-        lines = "\n".join(_lines(defaults, group.model_fields))
+        lines = "\n".join(_format_section(defaults, group.model_fields))
         blocks += [comment, lines] if comment else [lines]
     text = "\n\n".join([HEAD, *blocks]) + "\n"
     return re.sub("\n{3,}", "\n\n", text).rstrip("\n") + "\n"
 
 
-def _lines(values: Section, keys: Any, indent: str = "") -> Iterator[str]:
+def _format_section(values: Section, keys: Any, indent: str = "") -> Iterator[str]:
     """Yield YAML lines with comments; a section of the first level is set off by an empty line."""
     fields, leaves = type(values).model_fields, []
     for key in keys:
-        value, text = getattr(values, key), _comment(fields[key], build_schema(type(values))["properties"][key])
+        value, text = getattr(values, key), _build_comment(fields[key], build_schema(type(values))["properties"][key])
         if not isinstance(value, Section):
-            leaves.append((f"{indent}{key}: {_scalar(value)}", text))
+            leaves.append((f"{indent}{key}: {_format_scalar(value)}", text))
             continue
-        yield from _aligned(leaves, indent)
+        yield from _align(leaves, indent)
         leaves = []
         if not indent:
             yield ""
-        yield from _aligned([(f"{indent}{key}:", text)], indent)
-        stated = [name for name in type(value).model_fields if name in value.model_dump()]
-        yield from _lines(value, stated, f"{indent}  ")
+        yield from _align([(f"{indent}{key}:", text)], indent)
+        inner_keys = [name for name in type(value).model_fields if name in value.model_dump()]
+        yield from _format_section(value, inner_keys, f"{indent}  ")
         if not indent:
             yield ""
-    yield from _aligned(leaves, indent)
+    yield from _align(leaves, indent)
 
 
-def _comment(field: FieldInfo, schema: dict) -> str:
+def _build_comment(field: FieldInfo, schema: dict) -> str:
     """Return the description of a key, preceded by its allowed words."""
     words = schema.get("enum") or schema.get("items", {}).get("enum") or []
     return "; ".join(filter(None, [" | ".join(words), field.description]))
 
 
-def _aligned(leaves: list[tuple[str, str]], indent: str) -> Iterator[str]:
+def _align(leaves: list[tuple[str, str]], indent: str) -> Iterator[str]:
     """Yield keys with their comments: behind them in one column, or above them if a comment is long."""
     width = max((len(line) for line, text in leaves if text and len(line) < 40), default=0)
     for line, text in leaves:
-        behind = f"{line:{width}}  # {text}" if text else line
-        if len(behind) <= WIDTH:
-            yield behind
+        commented_line = f"{line:{width}}  # {text}" if text else line
+        if len(commented_line) <= WIDTH:
+            yield commented_line
         else:
             yield from textwrap.wrap(text, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
             yield line
 
 
-def _scalar(value: object) -> str:
+def _format_scalar(value: object) -> str:
     """Return a value in YAML, on one line."""
     if isinstance(value, float) and 0 < abs(value) < 0.01:
         return f"{value:.1e}".replace("e-0", "e-")
@@ -129,35 +129,35 @@ def _scalar(value: object) -> str:
     return text.removesuffix("\n").removesuffix("\n...").replace("'", '"')
 
 
-def _page() -> str:
+def _build_page() -> str:
     model = configuration_model()
     parts = [PAGE_TEXT]
     for group, (_, title) in GROUPS.items():
         parts.append(f"## {title}\n")
-        own = [key for key in group.model_fields if not _is_section(model.model_fields[key])]
-        parts.append(_table(model, own))
+        plain_keys = [key for key in group.model_fields if not _is_section(model.model_fields[key])]
+        parts.append(_build_table(model, plain_keys))
         for key in group.model_fields:
-            if key not in own:
-                parts += _section_of_page(model.model_fields[key], key)
+            if key not in plain_keys:
+                parts += _build_section(model.model_fields[key], key)
     return "\n".join(parts)
 
 
-def _section_of_page(field: FieldInfo, name: str) -> Iterator[str]:
-    """Yield the heading and table of a section, and those of the sections in it."""
-    kind = _section_in(field)
+def _build_section(field: FieldInfo, name: str) -> Iterator[str]:
+    """Yield the heading and table of a section, and of each section in it."""
+    kind = _find_section(field)
     yield f"### `{name}`\n"
     if field.description:
         yield f"{field.description}\n"
-    inner = [key for key, own in kind.model_fields.items() if _is_section(own)]
-    if own := [key for key in kind.model_fields if key not in inner]:
-        yield _table(kind, own)
-    if free := [f"`{key}`" for key in own if not read_extra(kind.model_fields[key], RETRAINS, True)]:
-        yield f"A checkpoint may be resumed after a change of {', '.join(free)}.\n"
-    for key in inner:
-        yield from _section_of_page(kind.model_fields[key], f"{name}.{key}")
+    section_keys = [key for key, inner_field in kind.model_fields.items() if _is_section(inner_field)]
+    if plain_keys := [key for key in kind.model_fields if key not in section_keys]:
+        yield _build_table(kind, plain_keys)
+    if resumable := [f"`{key}`" for key in plain_keys if not read_extra(kind.model_fields[key], RETRAINS, True)]:
+        yield f"A checkpoint may be resumed after a change of {', '.join(resumable)}.\n"
+    for key in section_keys:
+        yield from _build_section(kind.model_fields[key], f"{name}.{key}")
 
 
-def _table(model: type[Section], keys: list[str]) -> str:
+def _build_table(model: type[Section], keys: list[str]) -> str:
     rows = ["| key | value | default | meaning |", "|---|---|---|---|"]
     for key in keys:
         field = model.model_fields[key]
@@ -165,17 +165,17 @@ def _table(model: type[Section], keys: list[str]) -> str:
         if search := read_extra(field, SEARCH):
             scale = " (log scale)" if search.log else ""
             meaning = "; ".join(filter(None, [meaning, f"search: {search.low:g} to {search.high:g}{scale}"]))
-        default = "" if field.is_required() else f"`{_scalar(field.default)}`"
+        default = "" if field.is_required() else f"`{_format_scalar(field.default)}`"
         cells = [f"`{key}`", expected(build_schema(model)["properties"][key]), default, meaning]
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows) + "\n"
 
 
 def _is_section(field: FieldInfo) -> bool:
-    return _section_in(field) is not None
+    return _find_section(field) is not None
 
 
-def _section_in(field: FieldInfo) -> type[Section] | None:
-    """Return the section that a field holds, or may hold."""
+def _find_section(field: FieldInfo) -> type[Section] | None:
+    """Return the section that is the type of a field, or one of its types."""
     kinds = getattr(field.annotation, "__args__", None) or (field.annotation,)
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)

@@ -18,11 +18,11 @@ SCORES = {"textvqa": "TextVQA", "mmbench": "MMBench", "mmmu": "MMMU"}
 def models_page() -> str:
     """Return docs/models.md with its table of models renewed."""
     return renew_tables(
-        PAGE, ["| `model=` | hub id | license | GB | published scores |", "|---|---|---|---|---|", *_rows()]
+        PAGE, ["| `model=` | hub id | license | GB | published scores |", "|---|---|---|---|---|", *_read_rows()]
     )
 
 
-def _rows() -> Iterator[str]:
+def _read_rows() -> Iterator[str]:
     for path in sorted((SCRIPTS.parent / "config/models").glob("*.yaml")):
         if model_kind(read_config(path)) is not TransformersModel:
             continue
@@ -30,11 +30,11 @@ def _rows() -> Iterator[str]:
         model = validated(TransformersModel, values, str(path))
         license = f"{model.license}, gated" if model.gated else model.license
         link = f"[{model.transformers}]({HUB}/{model.transformers})"
-        yield f"| `{path.stem}` | {link} | {license} | {model.size_gb} | {_describe(model.scores)} |"
+        yield f"| `{path.stem}` | {link} | {license} | {model.size_gb} | {_describe_scores(model.scores)} |"
 
 
-def _describe(scores: PublishedScores | None) -> str:
+def _describe_scores(scores: PublishedScores | None) -> str:
     if scores is None:
         return ""
-    listed = [f"{title} {value}" for key, title in SCORES.items() if (value := getattr(scores, key)) is not None]
-    return f"{', '.join(listed)} ([source]({scores.source}))"
+    texts = [f"{title} {value}" for key, title in SCORES.items() if (value := getattr(scores, key)) is not None]
+    return f"{', '.join(texts)} ([source]({scores.source}))"

@@ -13,9 +13,9 @@ def renew_tables(page: Path, *tables: Iterable[str]) -> str:
 
     Args:
         page: path in the repository.
-        tables: lines of each table, with its head, in the page's order.
+        tables: lines of each table, including its head, in the page's order.
     """
-    text, *places = (SCRIPTS.parent / page).read_text(encoding="utf-8").split(BEGIN)
-    for rows, place in zip(tables, places, strict=True):
-        text += "\n".join([BEGIN, *rows, "", END + place.partition(END)[2]])
+    text, *sections = (SCRIPTS.parent / page).read_text(encoding="utf-8").split(BEGIN)
+    for rows, section in zip(tables, sections, strict=True):
+        text += "\n".join([BEGIN, *rows, "", END + section.partition(END)[2]])
     return text

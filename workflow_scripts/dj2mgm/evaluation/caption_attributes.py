@@ -27,26 +27,26 @@ def judge_caption(caption: str, objects: list[dict[str, str]]) -> np.ndarray:
     Objects are matched by position. All three attributes of an object that the caption leaves out are wrong. If the
     caption states two objects at one position, the first counts.
     """
-    stated: dict[str, dict[str, str]] = {}
+    items: dict[str, dict[str, str]] = {}  # by position
     for item in parse_caption(caption):
-        stated.setdefault(item["position"], item)
+        items.setdefault(item["position"], item)
     right = np.zeros((len(objects), len(ATTRIBUTES)), dtype=bool)
     for index, expected in enumerate(objects):
-        if stated_object := stated.get(expected["position"]):
-            right[index] = [stated_object[name] == expected[name] for name in ATTRIBUTES]
+        if item := items.get(expected["position"]):
+            right[index] = [item[name] == expected[name] for name in ATTRIBUTES]
     return right
 
 
 def count_extra(caption: str, objects: list[dict[str, str]]) -> int:
     """Count the stated objects at positions without an object, and repeated ones at one position."""
-    stated = [item["position"] for item in parse_caption(caption)]
-    return len(stated) - len(set(stated) & {item["position"] for item in objects})
+    positions = [item["position"] for item in parse_caption(caption)]
+    return len(positions) - len(set(positions) & {item["position"] for item in objects})
 
 
 def is_true(caption: str, true_caption: str) -> bool:
     """Return whether a caption states at least one object, and only objects of the true caption."""
-    stated, known = parse_caption(caption), parse_caption(true_caption)
-    return bool(stated) and all(item in known for item in stated)
+    items, true_items = parse_caption(caption), parse_caption(true_caption)
+    return bool(items) and all(item in true_items for item in items)
 
 
 def attribute_metrics(captions: list[str], rows: list[dict]) -> Metrics:
@@ -56,19 +56,19 @@ def attribute_metrics(captions: list[str], rows: list[dict]) -> Metrics:
     same for one attribute, `exact_match` the share of captions equal to a reference, and `extra_objects` the mean
     number of invented objects per caption, because accuracy alone would reward naming an object at every position.
     """
-    known = [(caption, row) for caption, row in zip(captions, rows, strict=True) if row["objects"]]
-    if not known:
+    pairs = [(caption, row) for caption, row in zip(captions, rows, strict=True) if row["objects"]]
+    if not pairs:
         return {}
-    images = [row["image_id"] for _, row in known]
-    right = np.concatenate([judge_caption(caption, row["objects"]) for caption, row in known])  # (objects, 3)
-    owners = [row["image_id"] for _, row in known for _ in row["objects"]]  # (objects,)
+    images = [row["image_id"] for _, row in pairs]
+    right = np.concatenate([judge_caption(caption, row["objects"]) for caption, row in pairs])  # (objects, 3)
+    owners = [row["image_id"] for _, row in pairs for _ in row["objects"]]  # (objects,)
     metrics = {"attribute_accuracy": Measurements.from_values(right.ravel(), np.repeat(owners, len(ATTRIBUTES)))}
     for column, name in enumerate(ATTRIBUTES):
         metrics[f"{name}_accuracy"] = Measurements.from_values(right[:, column], owners)
     metrics["exact_match"] = Measurements.from_values(
-        [caption.strip() in row["captions"] for caption, row in known], images
+        [caption.strip() in row["captions"] for caption, row in pairs], images
     )
     metrics["extra_objects"] = Measurements.from_values(
-        [count_extra(caption, row["objects"]) for caption, row in known], images
+        [count_extra(caption, row["objects"]) for caption, row in pairs], images
     )
     return metrics

@@ -72,10 +72,10 @@ class CaptionJudge:
         """Compute the metrics of one caption per image, in the order of the rows; an empty caption scores 0."""
         clip_metrics: Metrics = {}
         for prefix in self.embedders:
-            clip_metrics |= self._scores(prefix, captions)
+            clip_metrics |= self._measure_scores(prefix, captions)
         return clip_metrics | attribute_metrics(captions, self.rows)
 
-    def _scores(self, prefix: str, captions: list[str]) -> Metrics:
+    def _measure_scores(self, prefix: str, captions: list[str]) -> Metrics:
         images = [row["image_id"] for row in self.rows]
         has_text = np.array([bool(caption.strip()) for caption in captions])
         features = self._embed(prefix, captions)
@@ -99,8 +99,8 @@ def measure_captions(
     """Measure every model on own and shuffled images, and the control `reference`.
 
     The control's captions are the first references. Their similarity to the references is 1, so their RefCLIPScore is
-    an upper bound. The judge's rows are the images of the captions (from `groups.read_paired_rows(path, ("id",))`),
-    sorted by id.
+    an upper bound. The judge's rows are the evaluation rows of the captions (from
+    `groups.read_paired_rows(path, ("id",))`), sorted by id.
 
     Returns:
         {group: metrics} and {group: {"captions", "empty", "truncated", "second_truncated" with a second judge}}
@@ -111,20 +111,20 @@ def measure_captions(
         for images, rows in pair.items()
     }
     captions[REFERENCE_CAPTIONS] = [row["captions"][0] for row in judge.rows]
-    measured = {group: judge.metrics(texts) for group, texts in captions.items()}
-    return measured, {group: judge.counts(texts) for group, texts in captions.items()}
+    metrics = {group: judge.metrics(texts) for group, texts in captions.items()}
+    return metrics, {group: judge.counts(texts) for group, texts in captions.items()}
 
 
 def select_captioned(models: dict[str, dict[str, Rows]], evaluation: Rows) -> Rows:
     """Return the evaluation rows with captions, sorted by id, with their `image_id`."""
     by_id = {row["id"]: row for row in evaluation}
     per_model = {model: [(row["id"], row["image_id"]) for row in pair["own"]] for model, pair in models.items()}
-    again = "delete captions.jsonl and run the rule generate_answers again"
+    remedy = "delete captions.jsonl and run the rule generate_answers again"
     if not per_model or not all(per_model.values()):
-        raise InputError(f"there are no captions to evaluate; {again}")
+        raise InputError(f"there are no captions to evaluate; {remedy}")
     ids, *other_ids = per_model.values()
     if any(model_ids != ids for model_ids in other_ids):
-        raise InputError(f"the models {' and '.join(per_model)} captioned different images; {again}")
+        raise InputError(f"the models {' and '.join(per_model)} captioned different images; {remedy}")
     if unknown := [identifier for identifier, _ in ids if identifier not in by_id]:
-        raise InputError(f"caption of {unknown[0]!r}: the evaluation split has no such id; {again}")
+        raise InputError(f"caption of {unknown[0]!r}: the evaluation split has no such id; {remedy}")
     return [by_id[identifier] | {"image_id": image} for identifier, image in ids]

@@ -53,7 +53,7 @@ class Embedder:
         """Return unit vectors (N, D) float32 of images; raise BadImage for a file that is not an image."""
         features = []
         progress = Progress("images", len(paths))
-        for batch in _batches(paths):
+        for batch in _split(paths):
             pixels = self.processor.image_processor([load_image(path) for path in batch], return_tensors="pt")
             features.append(self.model.get_image_features(**pixels.to(self.device)).pooler_output)
             progress.add(len(batch))
@@ -66,39 +66,39 @@ class Embedder:
         Equal texts are computed once.
         """
         distinct = list(dict.fromkeys(texts))
-        features = [self._text_features(batch) for batch in _batches(distinct)]
-        place = {text: index for index, text in enumerate(distinct)}
-        return unit_length(features)[[place[text] for text in texts]]
+        features = [self._compute_text_features(batch) for batch in _split(distinct)]
+        indices = {text: index for index, text in enumerate(distinct)}
+        return unit_length(features)[[indices[text] for text in texts]]
 
-    def _text_features(self, texts: list[str]) -> torch.Tensor:
+    def _compute_text_features(self, texts: list[str]) -> torch.Tensor:
         """Return the features (B, D) of texts.
 
         SigLIP was trained on texts padded to equal length. It attends to the padding, so it takes no mask, and its
-        feature is that of the last position.
+        feature is the output at the last position.
         """
-        padded = self.kind == "SigLIP"
+        is_padded = self.kind == "SigLIP"
         tokens = self.processor.tokenizer(
-            self._as_trained(texts),
-            padding="max_length" if padded else True,
+            self._normalize_case(texts),
+            padding="max_length" if is_padded else True,
             truncation=True,
             max_length=self.token_limit,
             return_tensors="pt",
         ).to(self.device)
-        mask = None if padded else tokens["attention_mask"]
+        mask = None if is_padded else tokens["attention_mask"]
         return self.model.get_text_features(input_ids=tokens["input_ids"], attention_mask=mask).pooler_output
 
-    def _as_trained(self, texts: Sequence[str]) -> list[str]:
+    def _normalize_case(self, texts: Sequence[str]) -> list[str]:
         """Return the texts in lower case for SigLIP 2, which was trained on such texts but keeps capitals."""
-        lowers = self.kind == "SigLIP" and not isinstance(self.processor.tokenizer, SiglipTokenizer)
-        return [text.lower() if lowers else text for text in texts]
+        needs_lower_case = self.kind == "SigLIP" and not isinstance(self.processor.tokenizer, SiglipTokenizer)
+        return [text.lower() if needs_lower_case else text for text in texts]
 
     def count_truncated(self, texts: Sequence[str]) -> int:
         """Count the texts that are longer than the text tower's limit."""
-        tokens = self.processor.tokenizer(self._as_trained(texts), verbose=False)["input_ids"]
+        tokens = self.processor.tokenizer(self._normalize_case(texts), verbose=False)["input_ids"]
         return sum(len(ids) > self.token_limit for ids in tokens)
 
 
-def _batches(items: Sequence) -> list[list]:
+def _split(items: Sequence) -> list[list]:
     return [list(items[start : start + INPUTS_AT_ONCE]) for start in range(0, len(items), INPUTS_AT_ONCE)]
 
 
@@ -120,17 +120,17 @@ def shares_image_tower(model: str, other_model: str) -> bool:
         return True
     return any(
         left.shape == right.shape and torch.allclose(left, right, **ROUNDING)
-        for left in _first_layers(model)
-        for right in _first_layers(other_model)
+        for left in _read_first_layers(model)
+        for right in _read_first_layers(other_model)
     )
 
 
-def _first_layers(name: str) -> list[torch.Tensor]:
+def _read_first_layers(name: str) -> list[torch.Tensor]:
     """Return the first layer (C, 3, P, P) float32 of each image tower of a model."""
     folder = find_model_folder(name)
     layers = []
     for file in sorted(Path(folder).glob("*.safetensors")) if folder else ():
         with safe_open(file, framework="pt") as tensors:
-            named = [key for key in tensors.keys() if key.endswith(FIRST_LAYER)]
-            layers += [tensors.get_tensor(key).float() for key in named]
+            names = [key for key in tensors.keys() if key.endswith(FIRST_LAYER)]
+            layers += [tensors.get_tensor(key).float() for key in names]
     return layers

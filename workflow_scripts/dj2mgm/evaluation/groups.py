@@ -50,8 +50,8 @@ def read_paired_rows(path: str | Path, key: tuple[str, ...]) -> dict[str, dict[s
 def estimate_metrics(metrics: Metrics, paired: bool = False) -> Estimates:
     """Estimate the metrics of one run with one seed; `paired` if they are differences of two scores."""
     estimates = {}
-    for name, measured in metrics.items():
-        _, sums, counts = measured.per_unit()
+    for name, measurements in metrics.items():
+        _, sums, counts = measurements.per_unit()
         low, high = score_range(name)
         estimates[name] = within(estimate(sums[None], counts), *((low - high, high - low) if paired else (low, high)))
     return estimates
@@ -80,8 +80,8 @@ def score_rows(measured: dict[str, Metrics]) -> Iterator[dict]:
     """Yield the rows of scores.jsonl by group and image, from which means over images, seeds and pairs are computed.
 
     {"model": "pretrain", "images": "own", "id": "e000001", "values": {"attribute_accuracy": [5.0, 6]}} contains the
-    image's id (see `image_ids`), and the sum and number of its values of each metric. The control `reference` counts as
-    own images.
+    image's id (see `image_ids`), and the sum and number of its values of each metric. The control `reference` has
+    `images` "own".
     """
     for group, metrics in measured.items():
         model, _, images = group.partition("/")
@@ -109,7 +109,7 @@ def is_share(metric: str) -> bool:
 
 
 def score_range(metric: str) -> tuple[float, float]:
-    """Return the smallest and the largest possible score; infinite if there is none, or it is not known."""
+    """Return the smallest and the largest possible score, infinite if there is no bound or the bound is unknown."""
     if is_share(metric):
         return 0.0, 1.0
     if metric.endswith("log_likelihood"):
@@ -137,21 +137,21 @@ def other_images(count: int, seed: int) -> list[int]:
 def control_paths(paths: Sequence[Path], seed: int) -> list[Path]:
     """Return another image for each row's image; rows with the same image get the same other image."""
     images = list(dict.fromkeys(paths))
-    control = {image: images[index] for image, index in zip(images, other_images(len(images), seed), strict=True)}
-    return [control[path] for path in paths]
+    other_paths = {image: images[index] for image, index in zip(images, other_images(len(images), seed), strict=True)}
+    return [other_paths[path] for path in paths]
 
 
 def image_paths(root: str | Path, rows: Iterable[dict]) -> list[Path]:
     """Return the file of each row's image, the first one if several files have the same content."""
     paths = []
     first_paths: dict[str, Path] = {}  # by digest
-    known: dict[Path, Path] = {}
+    distinct_paths: dict[Path, Path] = {}
     for row in rows:
         try:
             path = locate_image(root, row["image"])
-            if path not in known:
-                known[path] = first_paths.setdefault(compute_image_digest(path), path)
-            paths.append(known[path])
+            if path not in distinct_paths:
+                distinct_paths[path] = first_paths.setdefault(compute_image_digest(path), path)
+            paths.append(distinct_paths[path])
         except (BadImage, OSError) as error:
             raise InputError(f"evaluation row {row['id']}: {error}; fix the image or delete the row") from None
     return paths

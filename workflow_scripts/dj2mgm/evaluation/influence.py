@@ -65,7 +65,7 @@ def read_labelled_tokens(
     model: nn.Module, family: Family, encoder: Encoder, rows: Sequence[dict], device: torch.device
 ) -> Iterator[LabelledTokens]:
     """Yield the labelled tokens of `ROWS_AT_ONCE` conversations at a time, with the hidden states of the model."""
-    with _recorded_inputs(family.parts(model).head) as inputs:
+    with _record_inputs(family.parts(model).head) as inputs:
         for start in range(0, len(rows), ROWS_AT_ONCE):
             items = [encoder.item(row) for row in rows[start : start + ROWS_AT_ONCE]]
             width = max(len(item["input_ids"]) for item in items)
@@ -76,7 +76,7 @@ def read_labelled_tokens(
 
 
 @contextmanager
-def _recorded_inputs(head: nn.Module) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+def _record_inputs(head: nn.Module) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
     """Collect the hidden states and targets that the head receives."""
     inputs: list[tuple[torch.Tensor, torch.Tensor]] = []
     handle = head.register_forward_pre_hook(lambda module, arguments: inputs.append(arguments))
@@ -89,16 +89,16 @@ def _recorded_inputs(head: nn.Module) -> Iterator[list[tuple[torch.Tensor, torch
 @torch.no_grad()
 def measure_influence(rows: LabelledTokens, answers: LabelledTokens, head: LanguageModelHead) -> torch.Tensor:
     """Return the influence (R, A) of R rows on A answers, float32."""
-    on_tokens = torch.zeros(rows.count, len(answers.targets), device=rows.hidden.device)
+    token_influence = torch.zeros(rows.count, len(answers.targets), device=rows.hidden.device)  # (R, tokens)
     errors = answers.errors(head)
     for part in rows.split(TOKENS_AT_ONCE):
         products = (part.hidden @ answers.hidden.T) * (part.errors(head) @ errors.T)
-        on_tokens.index_add_(0, part.rows, products.float())
-    return on_tokens.new_zeros(rows.count, answers.count).index_add_(1, answers.rows, on_tokens)
+        token_influence.index_add_(0, part.rows, products.float())
+    return token_influence.new_zeros(rows.count, answers.count).index_add_(1, answers.rows, token_influence)
 
 
 class ExtremeRows:
-    """The rows with the lowest and the highest influence on each answer, of rows that come in parts."""
+    """The rows with the lowest and the highest influence on each answer; rows are added in parts."""
 
     def __init__(self, count: int):
         self.count = count
@@ -110,24 +110,26 @@ class ExtremeRows:
         """Add the influence (R, A) of the next R rows."""
         numbers = torch.arange(self.rows, self.rows + len(influence), device=influence.device)
         candidates = influence, numbers.unsqueeze(1).expand_as(influence)
-        self.lowest = self._best(self.lowest, candidates, largest=False)
-        self.highest = self._best(self.highest, candidates, largest=True)
+        self.lowest = self._select_extremes(self.lowest, candidates, largest=False)
+        self.highest = self._select_extremes(self.highest, candidates, largest=True)
         self.rows += len(influence)
 
     def find_lowest(self, answer: int) -> list[tuple[float, int]]:
         """Return value and number of each row with a low influence on an answer, the lowest first."""
-        return self._pairs(self.lowest, answer)
+        return self._list_pairs(self.lowest, answer)
 
     def find_highest(self, answer: int) -> list[tuple[float, int]]:
         """Return value and number of each row with a high influence on an answer, the highest first."""
-        return self._pairs(self.highest, answer)
+        return self._list_pairs(self.highest, answer)
 
     @staticmethod
-    def _pairs(kept: tuple[torch.Tensor, torch.Tensor], answer: int) -> list[tuple[float, int]]:
-        values, rows = (tensor[:, answer].tolist() for tensor in kept)
+    def _list_pairs(extremes: tuple[torch.Tensor, torch.Tensor], answer: int) -> list[tuple[float, int]]:
+        values, rows = (tensor[:, answer].tolist() for tensor in extremes)
         return list(zip(values, rows, strict=True))
 
-    def _best(self, kept, candidates, largest: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        values, rows = (torch.cat(pair) for pair in zip(kept, candidates, strict=True)) if kept else candidates
-        chosen = values.topk(min(self.count, len(values)), dim=0, largest=largest)
-        return chosen.values, rows.gather(0, chosen.indices)
+    def _select_extremes(self, extremes, candidates, largest: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        values, rows = candidates
+        if extremes:
+            values, rows = (torch.cat(pair) for pair in zip(extremes, candidates, strict=True))
+        selection = values.topk(min(self.count, len(values)), dim=0, largest=largest)
+        return selection.values, rows.gather(0, selection.indices)

@@ -4,7 +4,7 @@ A measured mean is uncertain for two reasons: other images could be easier or ha
 gives another model. More images reduce only the first uncertainty, more seeds mainly the second. Half the length of the
 interval is
 
-    half² = t²(images) · V_images + t²(S − 1) · s² / S
+    half_width² = t²(images) · V_images + t²(S − 1) · s² / S
 
 V_images is the jackknife variance of the mean over S seeds. It leaves out one image with all its values at a time,
 because the answers to five questions about one image are correlated (Tukey 1958). It errs on the wide side if images
@@ -41,10 +41,10 @@ class Measurements:
 
     @classmethod
     def from_values(cls, values: Sequence[float], units: Sequence[str]) -> "Measurements":
-        measured = cls(np.asarray(values, dtype=np.float64), np.asarray(units, dtype=str))
-        if measured.values.shape != measured.units.shape:
-            raise ValueError(f"{len(measured.values)} values for {len(measured.units)} units")
-        return measured
+        measurements = cls(np.asarray(values, dtype=np.float64), np.asarray(units, dtype=str))
+        if measurements.values.shape != measurements.units.shape:
+            raise ValueError(f"{len(measurements.values)} values for {len(measurements.units)} units")
+        return measurements
 
     def __sub__(self, other: "Measurements") -> "Measurements":
         """Return the paired difference; both sides must have the same units in the same order."""
@@ -67,8 +67,10 @@ def estimate(sums: np.ndarray, counts: np.ndarray) -> Estimate:
     """
     if not counts.sum():
         raise ValueError("the mean of no values is not defined")
-    mean, half = mean_and_half(sums, counts)
-    ends = {"low": None, "high": None} if half is None else {"low": float(mean - half), "high": float(mean + half)}
+    mean, half_width = mean_and_half_width(sums, counts)
+    ends = {"low": None, "high": None}
+    if half_width is not None:
+        ends = {"low": float(mean - half_width), "high": float(mean + half_width)}
     seeds, images = sums.shape
     return {"n": int(counts.sum()), "images": images, "seeds": seeds, "mean": float(mean)} | ends
 
@@ -80,7 +82,7 @@ def within(estimate: Estimate, low: float, high: float) -> Estimate:
     return estimate | {"low": max(estimate["low"], low), "high": min(estimate["high"], high)}
 
 
-def mean_and_half(sums: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+def mean_and_half_width(sums: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the mean and half the length of its interval (see the top of the file), None for a single image.
 
     Args:
@@ -95,11 +97,11 @@ def mean_and_half(sums: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.
     mean = means.mean(axis=-1)
     if sums.shape[-1] == 1:
         return mean, None
-    variance, freedom = image_variance(sums, counts)
-    squared = student_quantile(freedom) ** 2 * variance
+    variance, degrees_of_freedom = image_variance(sums, counts)
+    square = student_quantile(degrees_of_freedom) ** 2 * variance
     if seeds > 1:
-        squared = squared + student_quantile(seeds - 1) ** 2 * means.var(axis=-1, ddof=1) / seeds
-    return mean, np.sqrt(squared)
+        square = square + student_quantile(seeds - 1) ** 2 * means.var(axis=-1, ddof=1) / seeds
+    return mean, np.sqrt(square)
 
 
 def image_variance(sums: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, float]:
@@ -114,13 +116,13 @@ def image_variance(sums: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, fl
     images, total = sums.shape[-1], counts.sum()
     if images == 1:
         return np.full(sums.shape[:-2], np.nan), 1.0
-    over_seeds = sums.mean(axis=-2)  # (…, U)
-    mean = over_seeds.sum(axis=-1, keepdims=True) / total
-    left_out = (over_seeds - mean * counts) / (total - counts)  # the mean's change, (…, U)
-    freedom = max(1.0, total**2 / (counts**2).sum() - 1)
-    return (images - 1) / images * (left_out**2).sum(axis=-1), freedom
+    seed_means = sums.mean(axis=-2)  # (…, U)
+    mean = seed_means.sum(axis=-1, keepdims=True) / total
+    changes = (seed_means - mean * counts) / (total - counts)  # of the mean if an image is left out, (…, U)
+    degrees_of_freedom = max(1.0, total**2 / (counts**2).sum() - 1)
+    return (images - 1) / images * (changes**2).sum(axis=-1), degrees_of_freedom
 
 
-def student_quantile(freedom: float | np.ndarray, level: float | np.ndarray = LEVEL) -> float | np.ndarray:
+def student_quantile(degrees_of_freedom: float | np.ndarray, level: float | np.ndarray = LEVEL) -> float | np.ndarray:
     """Return the value that |t| exceeds with probability `level`."""
-    return -stdtrit(freedom, level / 2)
+    return -stdtrit(degrees_of_freedom, level / 2)

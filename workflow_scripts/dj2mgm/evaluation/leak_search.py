@@ -4,7 +4,7 @@ Texts are compared without letter case, punctuation and white space. A question 
 
 - it has at least `MIN_WORDS` words,
 - its benchmark asks it about one image only, and
-- a turn of a conversation asks it and gives one of its right answers.
+- a turn of a conversation asks the question and gives one of its right answers.
 
 So "What color is it?" – "red" does not count as a leak, because it fits many images. Training data often appends
 instructions to a question, each on its own line, so the whole turn and each of its lines are compared. In a language
@@ -40,7 +40,7 @@ Image = str | Path | bytes
 class Reference:
     """Image on which a model is evaluated."""
 
-    of: str  # benchmark, `HELD_OUT` or folder
+    origin: str  # benchmark, `HELD_OUT` or folder
     ids: tuple[str, ...]  # ids of the rows with this image
     questions: int = 0  # number of questions in these rows
 
@@ -49,32 +49,32 @@ class Reference:
 class References:
     """Evaluation images with their signatures, 80 bytes per image."""
 
-    known: list[Reference]
+    images: list[Reference]
     signatures: np.ndarray  # (N, SIGNATURE) uint8
 
-    def copied(self, signatures: np.ndarray) -> list[list[tuple[Reference, int]]]:
+    def find_copied(self, signatures: np.ndarray) -> list[list[tuple[Reference, int]]]:
         """Return, for each image, the references that it copies, with the number of differing bits out of 256.
 
         `signatures` are (M, SIGNATURE) uint8.
         """
-        copied: list[list[tuple[Reference, int]]] = [[] for _ in signatures]
-        for place, reference, bits in sorted(find_reference_pairs(signatures, self.signatures)):
-            copied[place].append((self.known[reference], bits))
-        return copied
+        matches: list[list[tuple[Reference, int]]] = [[] for _ in signatures]
+        for index, reference_index, bits in sorted(find_reference_pairs(signatures, self.signatures)):
+            matches[index].append((self.images[reference_index], bits))
+        return matches
 
 
 def read_references(images: dict[Reference, Image], processes: int) -> References:
     """Compute the signatures of the evaluation images."""
-    signatures = map_in_order(_sign, list(images.values()), processes)
+    signatures = map_in_order(_try_sign, list(images.values()), processes)
     matrix = np.zeros((len(images), SIGNATURE), dtype=np.uint8)
-    for place, (reference, signature) in enumerate(zip(images, signatures, strict=True)):
+    for index, (reference, signature) in enumerate(zip(images, signatures, strict=True)):
         if signature is None:
-            raise InputError(f"{reference.of}: the image of {reference.ids[0]} cannot be read; fix or remove it")
-        matrix[place] = signature
+            raise InputError(f"{reference.origin}: the image of {reference.ids[0]} cannot be read; fix or remove it")
+        matrix[index] = signature
     return References(list(images), matrix)
 
 
-def _sign(image: Image) -> np.ndarray | None:
+def _try_sign(image: Image) -> np.ndarray | None:
     try:
         return compute_signature(load_image(image))
     except (BadImage, OSError):
@@ -83,22 +83,23 @@ def _sign(image: Image) -> np.ndarray | None:
 
 def held_out_images(rows: list[dict], root: str | Path) -> dict[Reference, Image]:
     """Return the distinct images of the evaluation rows."""
-    about: dict[Path, list[dict]] = {}
+    rows_by_image: dict[Path, list[dict]] = {}
     for row, path in zip(rows, image_paths(root, rows), strict=True):
-        about.setdefault(path, []).append(row)
-    return {
-        Reference(HELD_OUT, tuple(row["id"] for row in same), sum(len(row.get("questions", ())) for row in same)): path
-        for path, same in about.items()
-    }
+        rows_by_image.setdefault(path, []).append(row)
+    references = {}
+    for path, image_rows in rows_by_image.items():
+        questions = sum(len(row.get("questions", ())) for row in image_rows)
+        references[Reference(HELD_OUT, tuple(row["id"] for row in image_rows), questions)] = path
+    return references
 
 
 def benchmark_images(name: str, rows: Iterable[dict]) -> dict[Reference, Image]:
     """Return the distinct images of a benchmark's questions."""
-    questions: dict[Image, list[str]] = {}
+    ids_by_image: dict[Image, list[str]] = {}
     for row in rows:
-        questions.setdefault(row["image"], []).append(row["id"])
-    distinct = {image: tuple(dict.fromkeys(ids)) for image, ids in questions.items()}
-    return {Reference(name, ids, len(ids)): image for image, ids in distinct.items()}
+        ids_by_image.setdefault(row["image"], []).append(row["id"])
+    distinct_ids = {image: tuple(dict.fromkeys(ids)) for image, ids in ids_by_image.items()}
+    return {Reference(name, ids, len(ids)): image for image, ids in distinct_ids.items()}
 
 
 def folder_images(folder: Path) -> dict[Reference, Image]:
@@ -125,22 +126,24 @@ def find_leaks(images: Iterable[str], root: str | Path, references: References, 
             path = locate_image(root, image)
         except BadImage:
             return image, "", None
-        return image, str(path), _sign(path)
+        return image, str(path), _try_sign(path)
 
-    seen = DiskMap()
-    new = (image for number, image in enumerate(images) if seen.setdefault(image, number) == number)
-    signed = (entry for entry in map_in_order(sign, new, processes) if entry[2] is not None)
-    while block := list(islice(signed, IMAGES_AT_ONCE)):
-        copied = references.copied(np.array([signature for _, _, signature in block]))
-        for (image, path, _), matches in zip(block, copied, strict=True):
-            for reference, bits in matches:
-                yield {"image": image, "path": path, "of": reference.of, "ids": list(reference.ids), "bits": bits}
+    first_numbers = DiskMap()  # of each image
+    distinct_images = (
+        image for number, image in enumerate(images) if first_numbers.setdefault(image, number) == number
+    )
+    signatures = (entry for entry in map_in_order(sign, distinct_images, processes) if entry[2] is not None)
+    while block := list(islice(signatures, IMAGES_AT_ONCE)):
+        matches = references.find_copied(np.array([signature for _, _, signature in block]))
+        for (image, path, _), image_matches in zip(block, matches, strict=True):
+            for reference, bits in image_matches:
+                yield {"image": image, "path": path, "of": reference.origin, "ids": list(reference.ids), "bits": bits}
 
 
 def count_leaks(
     references: References, leaks: Iterable[dict], rows: Iterable[tuple[str, list[str]]]
 ) -> dict[str, dict]:
-    """Count the leaks of each benchmark, of the held-out images and of each folder.
+    """Count the leaks of each origin: of each benchmark, of the held-out images and of each folder.
 
     Args:
         references: The evaluation images.
@@ -148,32 +151,33 @@ def count_leaks(
         rows: Split and images of each row of the training data.
 
     Returns:
-        For each, the numbers of evaluation images (`references`), of leaked ones (`leaked`) and of their `questions`,
-        of the `training_images` that are copies and of the `training_rows` with such an image.
+        By origin, the numbers of evaluation images (`references`), of leaked images (`leaked`) and of their
+        `questions`, of the `training_images` that are copies and of the `training_rows` with such an image.
     """
-    known = Counter(reference.of for reference in references.known)
-    questions = {(reference.of, reference.ids): reference.questions for reference in references.known}
-    leaked: dict[str, set[tuple[str, ...]]] = {of: set() for of in known}
-    images: dict[str, set[str]] = {of: set() for of in known}
-    by_image = DiskMap()
+    reference_counts = Counter(reference.origin for reference in references.images)
+    questions = {(reference.origin, reference.ids): reference.questions for reference in references.images}
+    leaked_ids: dict[str, set[tuple[str, ...]]] = {origin: set() for origin in reference_counts}
+    images: dict[str, set[str]] = {origin: set() for origin in reference_counts}
+    origins_by_image = DiskMap()  # as JSON, by split and image as JSON
     for leak in leaks:
-        leaked[leak["of"]].add(tuple(leak["ids"]))
+        leaked_ids[leak["of"]].add(tuple(leak["ids"]))
         images[leak["of"]].add(leak["path"])
-        place = json.dumps([leak["split"], leak["image"]])
-        by_image.replace([(place, json.dumps(sorted({leak["of"], *json.loads(by_image.get(place) or "[]")})))])
-    about: Counter[str] = Counter()
-    for split, named in rows if any(images.values()) else ():
-        sources = (by_image.get(json.dumps([split, image])) for image in named)
-        about.update({of for copied in sources if copied for of in json.loads(copied)})
+        key = json.dumps([leak["split"], leak["image"]])
+        origins = {leak["of"], *json.loads(origins_by_image.get(key) or "[]")}
+        origins_by_image.replace([(key, json.dumps(sorted(origins)))])
+    row_counts: Counter[str] = Counter()
+    for split, row_images in rows if any(images.values()) else ():
+        texts = (origins_by_image.get(json.dumps([split, image])) for image in row_images)
+        row_counts.update({origin for text in texts if text for origin in json.loads(text)})
     return {
-        of: {
-            "references": known[of],
-            "leaked": len(leaked[of]),
-            "questions": sum(questions[of, ids] for ids in leaked[of]),
-            "training_images": len(images[of]),
-            "training_rows": about[of],
+        origin: {
+            "references": count,
+            "leaked": len(leaked_ids[origin]),
+            "questions": sum(questions[origin, ids] for ids in leaked_ids[origin]),
+            "training_images": len(images[origin]),
+            "training_rows": row_counts[origin],
         }
-        for of in known
+        for origin, count in reference_counts.items()
     }
 
 
@@ -186,7 +190,7 @@ class ReferenceTexts:
     def __init__(self):
         # by benchmark and question: hash of the question's only image, or "" if it has several
         self._images = DiskMap()
-        self._right = DiskMap()  # by benchmark, question and answer: ids of the questions
+        self._ids = DiskMap()  # by benchmark, question and right answer: ids of the questions
         self.counts: dict[str, int] = {}  # number of questions, by benchmark
 
     def collect(self, questions: Iterable[dict]) -> Iterator[dict]:
@@ -197,18 +201,18 @@ class ReferenceTexts:
             yield row
 
     def _add(self, row: dict, question: str, answers: list[str]) -> None:
-        of, question = row["benchmark"], normalize_words(question)
-        self.counts[of] = self.counts.get(of, 0) + 1
+        benchmark, question = row["benchmark"], normalize_words(question)
+        self.counts[benchmark] = self.counts.get(benchmark, 0) + 1
         if len(question.split()) < MIN_WORDS:
             return
         image = _hash(row["image"] if isinstance(row["image"], bytes) else str(row["image"]))
-        if self._images.setdefault(_hash(of, question), image) != image:
-            self._images.replace([(_hash(of, question), "")])
+        if self._images.setdefault(_hash(benchmark, question), image) != image:
+            self._images.replace([(_hash(benchmark, question), "")])
         for answer in filter(None, set(map(normalize_words, answers))):
-            key = _hash(of, question, answer)
-            self._right.replace([(key, json.dumps([*json.loads(self._right.get(key) or "[]"), row["id"]]))])
+            key = _hash(benchmark, question, answer)
+            self._ids.replace([(key, json.dumps([*json.loads(self._ids.get(key) or "[]"), row["id"]]))])
 
-    def asked_by(self, conversation: list[dict]) -> dict[str, list[str]]:
+    def find_questions(self, conversation: list[dict]) -> dict[str, list[str]]:
         """Return the ids of the questions that a conversation asks and answers right, by benchmark."""
         ids_by_benchmark: dict[str, dict[str, None]] = {}
         for human, gpt in zip(conversation[::2], conversation[1::2], strict=False):
@@ -216,30 +220,30 @@ class ReferenceTexts:
             answer = normalize_words(gpt["value"])
             for question in normalize_lines(text):
                 if len(question.split()) >= MIN_WORDS:
-                    for of in self.counts:
-                        if self._images.get(_hash(of, question)):
-                            ids = json.loads(self._right.get(_hash(of, question, answer)) or "[]")
-                            ids_by_benchmark.setdefault(of, {}).update(dict.fromkeys(ids))
-        return {of: list(ids) for of, ids in ids_by_benchmark.items() if ids}
+                    for benchmark in self.counts:
+                        if self._images.get(_hash(benchmark, question)):
+                            ids = json.loads(self._ids.get(_hash(benchmark, question, answer)) or "[]")
+                            ids_by_benchmark.setdefault(benchmark, {}).update(dict.fromkeys(ids))
+        return {benchmark: list(ids) for benchmark, ids in ids_by_benchmark.items() if ids}
 
 
 def find_leaked_texts(rows: Iterable[dict], references: ReferenceTexts) -> Iterator[dict]:
     """Yield {split, row, of, ids} for each instruction that asks and answers a benchmark's question, in order."""
     for row in rows:
-        for of, ids in references.asked_by(row["conversations"]).items():
-            yield {"split": "finetune", "row": row["id"], "of": of, "ids": ids}
+        for benchmark, ids in references.find_questions(row["conversations"]).items():
+            yield {"split": "finetune", "row": row["id"], "of": benchmark, "ids": ids}
 
 
 def count_leaked_texts(references: ReferenceTexts, leaks: Iterable[dict]) -> dict[str, dict[str, int]]:
     """Return the numbers of compared questions, leaked questions and their instructions, by benchmark."""
-    questions: dict[str, set[str]] = {of: set() for of in references.counts}
+    questions: dict[str, set[str]] = {benchmark: set() for benchmark in references.counts}
     rows = dict.fromkeys(references.counts, 0)
     for leak in leaks:
         questions[leak["of"]].update(leak["ids"])
         rows[leak["of"]] += 1
     return {
-        of: {"texts": references.counts[of], "leaked_texts": len(questions[of]), "text_rows": rows[of]}
-        for of in references.counts
+        benchmark: {"texts": count, "leaked_texts": len(questions[benchmark]), "text_rows": rows[benchmark]}
+        for benchmark, count in references.counts.items()
     }
 
 

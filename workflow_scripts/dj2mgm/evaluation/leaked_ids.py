@@ -7,11 +7,11 @@ from dj2mgm.storage.files import read_jsonl
 HELD_OUT = "held_out"
 
 
-def read_leaked_ids(file: Path | None, of: str) -> set[str]:
-    """Return the ids of the questions or held-out rows whose image is in the training data, by the file of leaks.
+def read_leaked_ids(file: Path | None, origin: str) -> set[str]:
+    """Return the ids of the questions or held-out rows whose image is in the training data, from the file of leaks.
 
-    `of` is the name of a benchmark, or `HELD_OUT`.
+    `origin` is the name of a benchmark, or `HELD_OUT`.
     """
-    return (
-        {identifier for leak in read_jsonl(file) if leak["of"] == of for identifier in leak["ids"]} if file else set()
-    )
+    if file is None:
+        return set()
+    return {identifier for leak in read_jsonl(file) if leak["of"] == origin for identifier in leak["ids"]}

@@ -40,19 +40,19 @@ class LearningCurve:
             scores: (N,) of the runs.
         """
         self.most, self.fewest = float(max(rows)), float(min(rows))
-        sizes, measured = np.asarray(rows, dtype=float), np.asarray(scores, dtype=float)
+        sizes, values = np.asarray(rows, dtype=float), np.asarray(scores, dtype=float)
         if len(set(rows)) < MIN_SIZES or len(rows) < MIN_RUNS:
             raise ValueError(f"{len(rows)} runs on {len(set(rows))} numbers of rows are too few for a power law")
-        self.freedom = len(sizes) - 2
+        self.df = len(sizes) - 2  # degrees of freedom
         weights, self.laws = [], []
-        tiny = 1e-12 * (1 + np.ptp(measured)) ** 2  # equal scores have no noise
+        tiny = 1e-12 * (1 + np.ptp(values)) ** 2  # equal scores have no noise
         for exponent in EXPONENTS:
-            design = np.stack([np.ones_like(sizes), -self._fall(sizes, exponent)], axis=1)
+            design = np.stack([np.ones_like(sizes), -self._compute_u(sizes, exponent)], axis=1)
             covariance = np.linalg.inv(design.T @ design)
-            best = covariance @ design.T @ measured
-            squares = float(((measured - design @ best) ** 2).sum()) + tiny
-            self.laws.append((exponent, best, covariance * squares / self.freedom, squares / self.freedom))
-            weights.append(0.5 * np.linalg.slogdet(covariance)[1] - 0.5 * self.freedom * np.log(squares))
+            coefficients = covariance @ design.T @ values
+            squares = float(((values - design @ coefficients) ** 2).sum()) + tiny
+            self.laws.append((exponent, coefficients, covariance * squares / self.df, squares / self.df))
+            weights.append(0.5 * np.linalg.slogdet(covariance)[1] - 0.5 * self.df * np.log(squares))
         self.weights = np.exp(np.array(weights) - max(weights))
         self.weights /= self.weights.sum()
 
@@ -64,22 +64,22 @@ class LearningCurve:
         """Return the change of the score from all rows of the curve to another number, without a run's noise."""
         return self._predict(rows, base=0.0, noise=False)
 
-    def _fall(self, rows: np.ndarray, exponent: float) -> np.ndarray:
+    def _compute_u(self, rows: np.ndarray, exponent: float) -> np.ndarray:
         """Return u of the rows."""
         return np.expm1(-exponent * np.log(rows / self.most)) / np.expm1(-exponent * np.log(self.fewest / self.most))
 
     def _predict(self, rows: float, base: float, noise: bool) -> Extrapolation:
         """Return the quantiles of the mixture of Student distributions."""
         means, scales = [], []
-        for exponent, best, covariance, variance in self.laws:
-            place = np.array([base, -float(self._fall(np.array(rows), exponent))])
-            means.append(place @ best)
-            scales.append(np.sqrt(place @ covariance @ place + noise * variance))
+        for exponent, coefficients, covariance, variance in self.laws:
+            predictors = np.array([base, -float(self._compute_u(np.array(rows), exponent))])
+            means.append(predictors @ coefficients)
+            scales.append(np.sqrt(predictors @ covariance @ predictors + noise * variance))
         centers, widths = np.array(means), np.array(scales)
 
         def quantile(share: float) -> float:
             def excess(value: float) -> float:
-                return float(self.weights @ stdtr(self.freedom, (value - centers) / widths)) - share
+                return float(self.weights @ stdtr(self.df, (value - centers) / widths)) - share
 
             far = 1e4 * widths.max()
             return float(brentq(excess, centers.min() - far, centers.max() + far, xtol=1e-9))

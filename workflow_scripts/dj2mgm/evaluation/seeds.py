@@ -31,14 +31,14 @@ class PerImage:
 
     def __sub__(self, other: "PerImage") -> "PerImage":
         """Return the difference on the images of both sides."""
-        ids, own_places, other_places = np.intersect1d(self.ids, other.ids, assume_unique=True, return_indices=True)
-        counts = self.counts[own_places]
-        if len(unequal := np.flatnonzero(counts != other.counts[other_places])):
+        ids, own_indices, other_indices = np.intersect1d(self.ids, other.ids, assume_unique=True, return_indices=True)
+        counts = self.counts[own_indices]
+        if len(unequal := np.flatnonzero(counts != other.counts[other_indices])):
             raise InputError(
                 f"image {ids[unequal[0]]} has {counts[unequal[0]]:g} values in {self.file} and "
-                f"{other.counts[other_places][unequal[0]]:g} in {other.file}; compare runs on the same evaluation data"
+                f"{other.counts[other_indices][unequal[0]]:g} in {other.file}; compare runs on the same evaluation data"
             )
-        return PerImage(ids, self.sums[own_places] - other.sums[other_places], counts, self.file)
+        return PerImage(ids, self.sums[own_indices] - other.sums[other_indices], counts, self.file)
 
     @property
     def mean(self) -> float:
@@ -60,15 +60,15 @@ class Scores:
 
 def read_run_scores(experiment: str, seed: int, *paths: str | Path) -> Scores:
     """Read a run's scores.jsonl of one or more evaluations, whose rows `groups.score_rows` defines."""
-    collected: dict[str, dict[str, tuple[Path, list[tuple[str, float, float]]]]] = {}
+    rows_by_metric: dict[str, dict[str, tuple[Path, list[tuple[str, float, float]]]]] = {}
     for path in map(Path, paths):
         for row in read_jsonl(path):
-            metrics = collected.setdefault(group_name(row), {})
+            metrics = rows_by_metric.setdefault(group_name(row), {})
             for metric, (total, count) in row["values"].items():
                 metrics.setdefault(metric, (path, []))[1].append((row["id"], total, count))
     groups: dict[str, dict[str, PerImage]] = {}
-    for group, metrics in collected.items():
-        groups[group] = {metric: _per_image(path, metric, rows) for metric, (path, rows) in metrics.items()}
+    for group, metrics in rows_by_metric.items():
+        groups[group] = {metric: _build_per_image(path, metric, rows) for metric, (path, rows) in metrics.items()}
         model = group.removesuffix("/shuffled")
         if model != group and (own_metrics := groups.get(f"{model}/own")):
             shuffled_metrics = groups[group]
@@ -78,7 +78,7 @@ def read_run_scores(experiment: str, seed: int, *paths: str | Path) -> Scores:
     return Scores(experiment, seed, groups)
 
 
-def _per_image(path: Path, metric: str, rows: list[tuple[str, float, float]]) -> PerImage:
+def _build_per_image(path: Path, metric: str, rows: list[tuple[str, float, float]]) -> PerImage:
     if unknown := [name for name, total, _ in rows if not isfinite(total)]:
         raise InputError(
             f"{path}: {metric} of image {unknown[0]} is not a finite number; delete the file and evaluate again"
@@ -88,21 +88,21 @@ def _per_image(path: Path, metric: str, rows: list[tuple[str, float, float]]) ->
 
 
 def drop_images(run: Scores, ids: set[str]) -> Scores:
-    """Return the run's values without those of some images, and without metrics that then have no values."""
+    """Return the run's values without some images, and without metrics that then have no values."""
     groups: dict[str, dict[str, PerImage]] = {}
     for group, metrics in run.groups.items():
         for metric, values in metrics.items():
-            kept = ~np.isin(values.ids, list(ids))
-            if kept.any():
-                left = PerImage(values.ids[kept], values.sums[kept], values.counts[kept], values.file)
-                groups.setdefault(group, {})[metric] = left
+            mask = ~np.isin(values.ids, list(ids))
+            if mask.any():
+                other_values = PerImage(values.ids[mask], values.sums[mask], values.counts[mask], values.file)
+                groups.setdefault(group, {})[metric] = other_values
     return Scores(run.experiment, run.seed, groups)
 
 
-def select_metrics(run: Scores, chosen: set[str]) -> Scores:
+def select_metrics(run: Scores, names: set[str]) -> Scores:
     """Return the run's values of some metrics."""
     groups = {
-        group: {name: values for name, values in metrics.items() if name in chosen}
+        group: {name: values for name, values in metrics.items() if name in names}
         for group, metrics in run.groups.items()
     }
     return Scores(run.experiment, run.seed, groups)
@@ -116,12 +116,12 @@ def aggregate(runs: list[Scores]) -> GroupEstimates:
     """
     _check_same_images(runs)
     estimates: GroupEstimates = {}
-    for group, metric in _keys(runs[0]):
+    for group, metric in _list_keys(runs[0]):
         seeds = [run.groups[group][metric] for run in runs]
         mean_estimate = estimate(np.stack([seed.sums for seed in seeds]), seeds[0].counts)
         low, high = score_range(metric)
-        kept = (low - high, high - low) if group.endswith("/difference") else (low, high)
-        estimates.setdefault(group, {})[metric] = within(mean_estimate, *kept)
+        allowed_range = (low - high, high - low) if group.endswith("/difference") else (low, high)
+        estimates.setdefault(group, {})[metric] = within(mean_estimate, *allowed_range)
     return estimates
 
 
@@ -131,7 +131,7 @@ def paired_difference(runs: list[Scores], reference_runs: list[Scores]) -> Group
 
 
 def estimate_differences(experiments: list[dict[tuple[str, str], PairedValues]]) -> list[GroupEstimates]:
-    """Estimate the differences of a page's experiments from its reference, with the seed noise of all of them."""
+    """Estimate the differences of a page's experiments from its reference, with the seed noise of all experiments."""
     estimates: list[GroupEstimates] = [{} for _ in experiments]
     for group, metric in dict.fromkeys(key for values in experiments for key in values):
         measured = [number for number, values in enumerate(experiments) if (group, metric) in values]
@@ -144,11 +144,11 @@ def estimate_differences(experiments: list[dict[tuple[str, str], PairedValues]])
 def estimate_difference(contrast: PairedContrast, group: str, metric: str, level: float = LEVEL) -> Estimate:
     """Return the mean of a difference with its interval at `level`, within the range of the metric's differences."""
     low, high = score_range(metric)
-    widest = (high - low) * (2 if group.endswith("/difference") else 1)
-    mean, half = float(contrast.mean), float(contrast.half(level))
-    ends = (None, None) if contrast.images == 1 else (mean - half, mean + half)
+    largest = (high - low) * (2 if group.endswith("/difference") else 1)
+    mean, half_width = float(contrast.mean), float(contrast.half_width(level))
+    ends = (None, None) if contrast.images == 1 else (mean - half_width, mean + half_width)
     counts = {"n": contrast.values, "images": contrast.images, "seeds": contrast.seeds}
-    return within(counts | {"mean": mean, "low": ends[0], "high": ends[1]}, -widest, widest)
+    return within(counts | {"mean": mean, "low": ends[0], "high": ends[1]}, -largest, largest)
 
 
 def paired_values(runs: list[Scores], reference_runs: list[Scores]) -> dict[tuple[str, str], PairedValues]:
@@ -162,16 +162,16 @@ def paired_values(runs: list[Scores], reference_runs: list[Scores]) -> dict[tupl
     """
     _check_same_images(runs)
     _check_same_images(reference_runs)
-    known = set(_keys(reference_runs[0]))
-    shared = [key for key in _keys(runs[0]) if key in known]
-    if not shared:
+    reference_keys = set(_list_keys(reference_runs[0]))
+    shared_keys = [key for key in _list_keys(runs[0]) if key in reference_keys]
+    if not shared_keys:
         return {}
     pairs = same_seeds(runs, reference_runs)
     differences = {
         (group, metric): [
             run.groups[group][metric] - reference_run.groups[group][metric] for run, reference_run in pairs
         ]
-        for group, metric in shared
+        for group, metric in shared_keys
     }
     differences = {key: values for key, values in differences.items() if len(values[0].ids)}
     if not differences:
@@ -196,21 +196,21 @@ def same_seeds(runs: list[Scores], reference_runs: list[Scores]) -> list[tuple[S
     )
 
 
-def _keys(run: Scores) -> Iterator[tuple[str, str]]:
+def _list_keys(run: Scores) -> Iterator[tuple[str, str]]:
     return ((group, metric) for group, metrics in run.groups.items() for metric in metrics)
 
 
 def _check_same_images(runs: list[Scores]) -> None:
     first_run, *other_runs = runs
     for other_run in other_runs:
-        if unshared := set(_keys(first_run)) ^ set(_keys(other_run)):
+        if unshared := set(_list_keys(first_run)) ^ set(_list_keys(other_run)):
             group, metric = min(unshared)
             has, lacks = (first_run, other_run) if metric in first_run.groups.get(group, {}) else (other_run, first_run)
             raise InputError(
                 f"{has.run} has {metric} of {group} ({has.groups[group][metric].file}), but {lacks.run} does not; run "
                 "both evaluations again"
             )
-        for group, metric in _keys(first_run):
+        for group, metric in _list_keys(first_run):
             first_values, other_values = first_run.groups[group][metric], other_run.groups[group][metric]
             if not np.array_equal(first_values.ids, other_values.ids) or not np.array_equal(
                 first_values.counts, other_values.counts

@@ -1,4 +1,4 @@
-"""Compares the answers of a served model to held-out questions with the workflow's own."""
+"""Comparison of a served model's answers to held-out questions with the workflow's own answers."""
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +23,8 @@ class AskedQuestion:
     """A held-out question, or the request for a caption, with the workflow's answer.
 
     Attributes:
-        row: its row of answers.jsonl, or of captions.jsonl, which has no reference answer.
         own: answer of the workflow's own generate stage.
+        row: the row of answers.jsonl, or of captions.jsonl, which has no reference answer.
     """
 
     image: Path
@@ -56,18 +56,18 @@ def read_questions(evaluation: Path, generated: Path, settings: GenerateSettings
             row["prediction"],
             row,
         )
-        for row in _read_own(generated / "answers.jsonl")
+        for row in _read_own_rows(generated / "answers.jsonl")
     ]
     if questions:
         return questions
     caption = settings.captions.get(FINETUNED, settings.captions.get("pretrain"))
     return [
         AskedQuestion(images[row["id"]], caption.question, row["caption"], row)
-        for row in _read_own(generated / "captions.jsonl")
+        for row in _read_own_rows(generated / "captions.jsonl")
     ]
 
 
-def _read_own(path: Path) -> Iterator[dict]:
+def _read_own_rows(path: Path) -> Iterator[dict]:
     return (row for row in read_jsonl(path) if row["model"] == FINETUNED and row["images"] == "own")
 
 
@@ -98,26 +98,29 @@ def _encode(image: Path) -> str:
     return encode_data_url(load_image(image), "PNG", compress_level=1)
 
 
-def compare_answers(questions: list[AskedQuestion], served: Iterable[str]) -> dict:
+def compare_answers(questions: list[AskedQuestion], served_answers: Iterable[str]) -> dict:
     """Return the share of identical answers and, for questions, both scores and their paired difference.
 
     Answers are compared on one line, because the client joins lines.
     """
-    rows = [question.row | {"prediction": text} for question, text in zip(questions, served, strict=True)]
-    same = [_join(question.own) == _join(row["prediction"]) for question, row in zip(questions, rows, strict=True)]
-    result = {"answers": len(rows), "identical": sum(same) / len(rows)}
+    rows = [question.row | {"prediction": answer} for question, answer in zip(questions, served_answers, strict=True)]
+    pairs = zip(questions, rows, strict=True)
+    identical = sum(_join(question.own) == _join(row["prediction"]) for question, row in pairs)
+    result = {"answers": len(rows), "identical": identical / len(rows)}
     if not questions[0].is_question:
         return result
-    own_scores, served_scores = (_score(side_rows) for side_rows in ([question.row for question in questions], rows))
+    own_scores, served_scores = (
+        _measure_score(side_rows) for side_rows in ([question.row for question in questions], rows)
+    )
     scores = {
         "own": own_scores,
         "served": served_scores,
         "difference": {SCORE: served_scores[SCORE] - own_scores[SCORE]},
     }
-    return result | {name: estimate_metrics(measured, name == "difference") for name, measured in scores.items()}
+    return result | {name: estimate_metrics(metrics, name == "difference") for name, metrics in scores.items()}
 
 
-def _score(rows: Rows) -> dict:
+def _measure_score(rows: Rows) -> dict:
     return {SCORE: accuracy(rows)[SCORE]}
 
 

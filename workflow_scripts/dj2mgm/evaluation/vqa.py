@@ -25,8 +25,8 @@ def accuracy(rows: Rows) -> Metrics:
     for row in sorted(rows, key=lambda row: row["type"]):
         by_metric.setdefault(BY_TYPE + row["type"], []).append(row)
     return {
-        name: Measurements.from_values([is_correct(row) for row in chosen], [row["image_id"] for row in chosen])
-        for name, chosen in by_metric.items()
+        name: Measurements.from_values([is_correct(row) for row in group], [row["image_id"] for row in group])
+        for name, group in by_metric.items()
     }
 
 

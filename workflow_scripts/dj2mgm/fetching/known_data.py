@@ -1,7 +1,7 @@
 """Downloads datasets and benchmarks that config/hub describes, into folders that the workflow reads.
 
-Parquet files are downloaded whole, as few as hold the rows. Of a zip file, only the images of the chosen rows are read,
-by ranges, and compared with the zip file's checksums.
+Parquet files are downloaded whole, as few files as have the rows. Of a zip file, only the images of the chosen rows are
+read, by ranges, and compared with the zip file's checksums.
 """
 
 import fnmatch
@@ -49,22 +49,22 @@ class KnownDownload:
 
     Attributes:
         rows: number of rows; None for all.
-        found: its repository, with the files that are downloaded whole.
+        repository: its repository, with the files that are downloaded whole.
         archive: zip file from which some images are read.
     """
 
     data: HubData
     rows: int | None
-    found: Repository
+    repository: Repository
     archive: RepoSibling | None = None
 
     def describe(self) -> str:
-        """Return a line about license, size and place."""
+        """Return a line about license, size and target folder."""
         if not self.archive:
-            return self.found.describe()
+            return self.repository.describe()
         number = "all" if self.rows is None else self.rows
         return (
-            f"{self.found.describe()}, and the images of {number} rows from {self.archive.rfilename} "
+            f"{self.repository.describe()}, and the images of {number} rows from {self.archive.rfilename} "
             f"({self.archive.size / 1e9:.1f} GB as a whole) to {self.data.folder}"
         )
 
@@ -88,42 +88,42 @@ def look_up_data(data: HubData, rows: int | None) -> KnownDownload:
         patterns = tuple(f"{data.subset}/{pattern}" for pattern in patterns)
     copied_to = None if isinstance(file, HubArchive) else str(data.folder)
     source = HubSource(file.hub_id, "dataset", patterns, is_selection=True, license=file.license, copied_to=copied_to)
-    found = look_up(source)
-    names = [one.rfilename for one in found.files]
+    repository = look_up(source)
+    names = [sibling.rfilename for sibling in repository.files]
     if missing := next((pattern for pattern in patterns if not fnmatch.filter(names, pattern)), None):
         raise InputError(f"{file.hub_id} has no file {missing}; correct config/hub/{data.name}.yaml")
     if isinstance(file, HubArchive):
-        archive = next(one for one in found.files if one.rfilename == file.images)
-        found = replace(found, files=tuple(one for one in found.files if one is not archive))
-        return KnownDownload(data, rows, found, archive)
+        archive = next(sibling for sibling in repository.files if sibling.rfilename == file.images)
+        repository = replace(repository, files=tuple(sibling for sibling in repository.files if sibling is not archive))
+        return KnownDownload(data, rows, repository, archive)
     if rows is not None and not isinstance(file, HubBenchmark):
-        found = replace(found, files=tuple(_files_with(found, rows)))
-    return KnownDownload(data, rows, found)
+        repository = replace(repository, files=tuple(_select_files(repository, rows)))
+    return KnownDownload(data, rows, repository)
 
 
-def _files_with(found: Repository, rows: int) -> Iterator[RepoSibling]:
-    """Yield the first parquet files that together hold `rows` rows. Only the ends of the files are read."""
-    held = 0
-    for file in sorted(found.files, key=lambda file: file.rfilename):
-        if held < rows:
+def _select_files(repository: Repository, rows: int) -> Iterator[RepoSibling]:
+    """Yield the first parquet files that together have `rows` rows. Only the ends of the files are read."""
+    row_count = 0
+    for file in sorted(repository.files, key=lambda file: file.rfilename):
+        if row_count < rows:
             yield file
-            with hub_errors(found.source.request), _RemoteFile(found, file) as content:
-                held += pq.read_metadata(content).num_rows
+            with hub_errors(repository.source.request), _RemoteFile(repository, file) as content:
+                row_count += pq.read_metadata(content).num_rows
 
 
 class _RemoteFile(HfFileSystemFile):
     """A file on the hub that is read in ranges, with `TAIL_BYTES` bytes at a time."""
 
-    def __init__(self, found: Repository, file: RepoSibling):
+    def __init__(self, repository: Repository, file: RepoSibling):
         system = HfFileSystem(endpoint=constants.ENDPOINT, token=get_token(), skip_instance_cache=True)
-        address = f"datasets/{found.source.hub_id}@{found.revision}/{file.rfilename}"
+        address = f"datasets/{repository.source.hub_id}@{repository.revision}/{file.rfilename}"
         super().__init__(system, address, mode="rb", block_size=TAIL_BYTES)
 
     def read_range(self, start: int, end: int) -> bytes:
         """Return the bytes of a range, which may be cut off at the end of the file.
 
         Raises:
-            ValueError: the answer has more bytes, or is too slow. The library would take them all, without end.
+            ValueError: The server sends more bytes than requested, or too slowly. The library itself limits neither.
         """
         for attempt in range(ATTEMPTS):
             try:
@@ -157,8 +157,8 @@ def convert_data(download: KnownDownload, snapshot: Path) -> None:
         download: the data.
         snapshot: folder of the downloaded files.
     """
-    data, found = download.data, download.found
-    files = sorted(snapshot / file.rfilename for file in found.files)
+    data, repository = download.data, download.repository
+    files = sorted(snapshot / file.rfilename for file in repository.files)
     data.folder.mkdir(parents=True, exist_ok=True)
     (data.folder / FETCH_RECORD).unlink(missing_ok=True)
     if isinstance(data.file, HubBenchmark):
@@ -171,30 +171,30 @@ def convert_data(download: KnownDownload, snapshot: Path) -> None:
         if download.rows is not None and number < download.rows:
             print(f"{data.file.hub_id} has only {number} of the {download.rows} requested rows", flush=True)
     write_json(
-        data.folder / FETCH_RECORD, {"hub_id": data.file.hub_id, "revision": found.revision, "rows": download.rows}
+        data.folder / FETCH_RECORD, {"hub_id": data.file.hub_id, "revision": repository.revision, "rows": download.rows}
     )
 
 
 def _write_parquet(files: list[Path], rows: int | None, target: Path) -> int:
-    """Write the first rows of several parquet files with the columns of the first one; return their number."""
-    written = 0
+    """Write the first rows of several parquet files with the columns of the first file; return the number of rows."""
+    row_count = 0
     with pq.ParquetFile(files[0]) as first, replace_file(target, "wb") as output:
         schema = first.schema_arrow
         with pq.ParquetWriter(output, schema) as writer:
             for file in files:
-                for batch in _batches(file, schema):
-                    batch = batch if rows is None else batch.slice(0, rows - written)
-                    written += len(batch)
+                for batch in _read_batches(file, schema):
+                    batch = batch if rows is None else batch.slice(0, rows - row_count)
+                    row_count += len(batch)
                     if len(batch):
                         writer.write_batch(batch)
-    return written
+    return row_count
 
 
-def _batches(file: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _read_batches(file: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a parquet file with the columns and types of a schema.
 
     Raises:
-        InputError: the file is damaged, lacks a column, or a column has values that the type does not hold.
+        InputError: the file is damaged, lacks a column, or a column has values that do not fit the type.
     """
     try:
         with pq.ParquetFile(file) as table:
@@ -208,18 +208,18 @@ def _batches(file: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 def _write_archived(download: KnownDownload, archive: RepoSibling, rows: Path) -> int:
     """Write LLaVA's first rows, and their images from a zip file on the hub; return the number of rows."""
-    found, folder, request = download.found, download.data.folder, download.found.source.request
+    repository, folder, request = download.repository, download.data.folder, download.repository.source.request
     print(f"reading the table of contents of {archive.rfilename}", flush=True)
     with hub_errors(request):
-        content = _RemoteFile(found, archive)
+        content = _RemoteFile(repository, archive)
         try:
             entries = {entry.filename: entry for entry in zipfile.ZipFile(content).infolist()}
         except (zipfile.BadZipFile, NotImplementedError, struct.error) as error:
-            raise InputError(f"{found.source.hub_id}: {archive.rfilename} is not a zip file ({error})") from None
-    chosen = list(islice(read_llava(rows, number_ids=True), download.rows))
-    images = {row["image"]: entries.get(row["image"]) for row in chosen if isinstance(row.get("image"), str)}
+            raise InputError(f"{repository.source.hub_id}: {archive.rfilename} is not a zip file ({error})") from None
+    selected_rows = list(islice(read_llava(rows, number_ids=True), download.rows))
+    images = {row["image"]: entries.get(row["image"]) for row in selected_rows if isinstance(row.get("image"), str)}
     for image, entry in images.items():
-        _check_entry(f"{found.source.hub_id}: {image}", image, entry, archive.size)
+        _check_entry(f"{repository.source.hub_id}: {image}", image, entry, archive.size)
     size = sum(entry.compress_size for entry in images.values())
     print(f"{len(images)} images: {size / 1e9:.2f} GB", flush=True)
     check_space([(folder, size)])
@@ -236,25 +236,25 @@ def _write_archived(download: KnownDownload, archive: RepoSibling, rows: Path) -
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         for _ in pool.map(fetch, images.items()):
             pass
-    write_json_list(folder / "rows.json", chosen)
-    return len(chosen)
+    write_json_list(folder / "rows.json", selected_rows)
+    return len(selected_rows)
 
 
-def _check_entry(where: str, image: str, entry: zipfile.ZipInfo | None, archive_size: int) -> None:
-    """Raise InputError for an image that is not in the zip file, or whose path, place or size is impossible."""
+def _check_entry(location: str, image: str, entry: zipfile.ZipInfo | None, archive_size: int) -> None:
+    """Raise InputError for an image that is not in the zip file, or whose path, offset or size is impossible."""
     path = PurePosixPath(image)
     if path.is_absolute() or ".." in path.parts or "\\" in image or path.suffix.lower() not in IMAGE_SUFFIXES:
-        raise InputError(f"{where} is not a path of an image; the dataset cannot be used")
+        raise InputError(f"{location} is not a path of an image; the dataset cannot be used")
     if entry is None:
-        raise InputError(f"{where} is not in the zip file; the dataset cannot be used")
+        raise InputError(f"{location} is not in the zip file; the dataset cannot be used")
     if (
         max(entry.file_size, entry.compress_size) > MAX_IMAGE_BYTES
         or entry.compress_type not in METHODS
         or entry.flag_bits & 1
     ):
-        raise InputError(f"{where} is larger than {MAX_IMAGE_BYTES >> 20} MiB, or compressed in an unknown way")
+        raise InputError(f"{location} is larger than {MAX_IMAGE_BYTES >> 20} MiB, or compressed in an unknown way")
     if not 0 <= entry.header_offset < archive_size:
-        raise InputError(f"{where} lies outside of the zip file; the dataset cannot be used")
+        raise InputError(f"{location} lies outside of the zip file; the dataset cannot be used")
 
 
 def _read_entry(read_range: Callable[[int, int], bytes], entry: zipfile.ZipInfo) -> bytes:

@@ -90,7 +90,7 @@ class Repository:
     Attributes:
         revision: commit.
         license: license that its card states.
-        gated: whether the hub gives it only to users who have accepted its terms.
+        gated: whether only users who have accepted its terms can download it.
     """
 
     source: HubSource
@@ -112,11 +112,11 @@ class Repository:
         slow for many.
         """
         if self.source.kind == "model" or self.source.is_selection:
-            return [_literally(file.rfilename) for file in self.files]
+            return [_escape_pattern(file.rfilename) for file in self.files]
         return sorted({_generalize(file.rfilename) for file in self.files})
 
     def describe(self) -> str:
-        """Return a line about license, size and place."""
+        """Return a line about license, size and target folder."""
         files = f"{len(self.files)} {'file' if len(self.files) == 1 else 'files'}"
         return (
             f"{self.source.kind} {self.source.hub_id}: license {self.license}{', gated' if self.gated else ''}, "
@@ -150,20 +150,20 @@ def look_up(source: HubSource) -> Repository:
     """
     with hub_errors(source.request):
         info = quiet_api().repo_info(source.hub_id, repo_type=source.kind, files_metadata=True)
-        files = tuple(_chosen(source, info.siblings or ()))
+        files = tuple(_select_files(source, info.siblings or ()))
         card = info.card_data
         license_name = clean(str((card and card.get("license")) or source.license))[:MAX_MESSAGE_LENGTH]
         _check_answer(info.sha, files)
-        found = Repository(source, str(info.sha), files, license_name, bool(info.gated))
+        repository = Repository(source, str(info.sha), files, license_name, bool(info.gated))
     if not files:
         needed = "weights as safetensors" if source.weights else "files of rows or images"
         if source.is_selection:
             raise InputError(f"{source.hub_id} has no files {' or '.join(source.patterns)}; correct the subset's name")
         raise InputError(f"{source.hub_id} has no {needed}; choose another {source.kind}")
-    return found
+    return repository
 
 
-def _chosen(source: HubSource, files: Iterable[RepoSibling]) -> list[RepoSibling]:
+def _select_files(source: HubSource, files: Iterable[RepoSibling]) -> list[RepoSibling]:
     """Return the files to download. Files in subfolders of a model are left out; without weights, there are none."""
     files = [file for file in files if not _is_hidden(file)]
     if source.is_selection:
@@ -202,90 +202,90 @@ def _matches(name: str, patterns: Collection[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def check_room(found: Iterable[Repository]) -> None:
+def check_room(repositories: Iterable[Repository]) -> None:
     """Raise InputError if a disk has no room for the repositories on it."""
     needed: list[tuple[str | Path, int]] = []
-    for one in found:
-        needed.append((one.source.folder or constants.HF_HUB_CACHE, one.size))
-        if one.source.copied_to:
-            needed.append((one.source.copied_to, one.size))
+    for repository in repositories:
+        needed.append((repository.source.folder or constants.HF_HUB_CACHE, repository.size))
+        if repository.source.copied_to:
+            needed.append((repository.source.copied_to, repository.size))
     check_space(needed)
 
 
 def check_space(needed: Iterable[tuple[str | Path, int]]) -> None:
     """Raise InputError if a disk has no room for the bytes that its folders need."""
     sizes: dict[int, int] = {}
-    places: dict[int, Path] = {}
+    existing_folders: dict[int, Path] = {}
     for folder, size in needed:
-        place = _existing(Path(folder))
-        device = place.stat().st_dev
-        places[device] = place
+        existing_folder = _find_existing(Path(folder))
+        device = existing_folder.stat().st_dev
+        existing_folders[device] = existing_folder
         sizes[device] = sizes.get(device, 0) + size
     for device, size in sizes.items():
-        place = places[device]
-        free = shutil.disk_usage(place).free
+        existing_folder = existing_folders[device]
+        free = shutil.disk_usage(existing_folder).free
         if size + RESERVE > free:
             raise InputError(
-                f"{place} has {free / 1e9:.1f} GB free, and the downloads need {size / 1e9:.1f} GB and 1 GB to spare; "
-                "free space, or set HF_HOME to a folder on another disk"
+                f"{existing_folder} has {free / 1e9:.1f} GB free, and the downloads need {size / 1e9:.1f} GB and 1 GB "
+                "to spare; free space, or set HF_HOME to a folder on another disk"
             )
 
 
-def _existing(path: Path) -> Path:
+def _find_existing(path: Path) -> Path:
     path = path.absolute()
     while not path.exists():
         path = path.parent
     return path
 
 
-def download(found: Repository) -> Path:
+def download(repository: Repository) -> Path:
     """Download the files of a repository, and return their folder. Complete files are not downloaded again.
 
     Raises:
         InputError: the hub cannot be reached, or a file differs from the hub's checksum. This file is deleted.
     """
-    source = found.source
+    source = repository.source
     with hub_errors(source.request):
         folder = snapshot_download(
             source.hub_id,
             repo_type=source.kind,
-            revision=found.revision,
+            revision=repository.revision,
             local_dir=source.folder,
-            allow_patterns=found.patterns,
+            allow_patterns=repository.patterns,
             ignore_patterns=[".*", "*/.*"],
             token=get_token(),
         )
-    for file in found.files:
+    for file in repository.files:
         _verify(source, Path(folder), file)
     # snapshot_download of a commit does not write the file by which the cache finds the branch
     if source.folder is None:
         reference = Path(folder).parents[1] / "refs/main"
         reference.parent.mkdir(exist_ok=True)
-        reference.write_text(found.revision, encoding="ascii")
+        reference.write_text(repository.revision, encoding="ascii")
     return Path(folder)
 
 
-def _literally(name: str) -> str:
+def _escape_pattern(name: str) -> str:
     """Return a pattern that matches this name only."""
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
 
 
 def _generalize(name: str) -> str:
-    """Return a pattern of all names with this ending, or of this name only if others with the ending are left out."""
+    """Return a pattern of all names with this ending, or of this name only if files with the ending are left out."""
     ending = os.path.splitext(name)[1]
-    return f"*{ending}" if f"*{ending.lower()}" in (*ROW_FILES, *IMAGE_FILES) else _literally(name)
+    return f"*{ending}" if f"*{ending.lower()}" in (*ROW_FILES, *IMAGE_FILES) else _escape_pattern(name)
 
 
 def _verify(source: HubSource, folder: Path, file: RepoSibling) -> None:
     path = folder / file.rfilename
     try:
         target = resolve_inside(path, folder)
-        found, expected = (
+        actual, expected = (
             (compute_sha256(target), file.lfs.sha256) if file.lfs else (_compute_git_hash(target), file.blob_id)
         )
     except OSError as error:
         raise InputError(f"{source.hub_id}: {path} cannot be read ({error.strerror}); {RESUME}") from None
-    if found != expected:
+    if actual != expected:
         target.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         raise InputError(

@@ -53,7 +53,7 @@ def draw_board(scene: Scene, side: int, rng: random.Random, confusion: float = 0
         for column in range(side):
             center = ((column + 0.5) * patch, (row + 0.5) * patch)
             inside = [item for item in scene.objects if _reaches(item, center, patch / 2)]
-            board.append(_report(inside[0].color, inside[0].shape, rng, confusion) if inside else EMPTY_WORD)
+            board.append(_report_object(inside[0].color, inside[0].shape, rng, confusion) if inside else EMPTY_WORD)
     return board
 
 
@@ -76,19 +76,19 @@ def training_text(scene: Scene, side: int, formats: dict[str, ChatTemplate], rng
         formats: Formats from `chat_formats`.
     """
     if rng.random() < 0.35:
-        turns, template = _turn(IMAGE_TOKEN, describe_scene(scene)), "plain"
+        turns, template = _build_turns(IMAGE_TOKEN, describe_scene(scene)), "plain"
     else:
         template, turns = "gemma", []
         for kind in rng.sample(QUESTION_TYPES, 3):
-            turns += _turn(*draw_question(scene, kind, rng))
-        description = _turn(DESCRIBE, describe_scene(scene))
+            turns += _build_turns(*draw_question(scene, kind, rng))
+        description = _build_turns(DESCRIBE, describe_scene(scene))
         turns = description + turns if rng.random() < 0.5 else turns + description
         turns[0]["value"] = f"{IMAGE_TOKEN}\n{turns[0]['value']}"
     board = "".join(draw_board(scene, side, rng))
     return [(text.replace(IMAGE_TOKEN, board), is_answer) for text, is_answer in formats[template].segments(turns)]
 
 
-def _turn(question: str, answer: str) -> list[dict]:
+def _build_turns(question: str, answer: str) -> list[dict]:
     return [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
 
 
@@ -96,7 +96,7 @@ def scene_word(color: str, shape: str) -> str:
     return f"[{color} {shape}]"
 
 
-def _report(color: str, shape: str, rng: random.Random, confusion: float) -> str:
+def _report_object(color: str, shape: str, rng: random.Random, confusion: float) -> str:
     if rng.random() >= confusion:
         return scene_word(color, shape)
     mistake = rng.randrange(3)

@@ -25,7 +25,7 @@ def train_clip_tokenizer(corpus: Iterable[str], max_length: int) -> CLIPTokenize
     )
     tokenizer.train_from_iterator(corpus, trainer)
     tokens = ["<|startoftext|>", "<|endoftext|>", *alphabet, *(letter + "</w>" for letter in alphabet)]
-    vocab, merges = _with_learned(tokens, tokenizer)
+    vocab, merges = _build_vocabulary(tokens, tokenizer)
     return CLIPTokenizer(vocab=vocab, merges=merges, model_max_length=max_length)
 
 
@@ -43,14 +43,14 @@ def train_gemma_tokenizer(corpus: Iterable[str], scene_words: Iterable[str]) -> 
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", GEMMA_IMAGE_TOKEN, START_OF_TURN, END_OF_TURN]
     letters = ["\n", "▁", *(chr(code) for code in range(ord("!"), ord("~") + 1))]
     tokens = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), *letters]
-    vocab, merges = _with_learned(tokens, tokenizer)
+    vocab, merges = _build_vocabulary(tokens, tokenizer)
     gemma = GemmaTokenizer(vocab=vocab, merges=merges)
     gemma.add_special_tokens({"additional_special_tokens": [GEMMA_IMAGE_TOKEN, START_OF_TURN, END_OF_TURN]})
     gemma.add_tokens(list(scene_words))
     return gemma
 
 
-def _with_learned(tokens: list[str], trained: Tokenizer) -> tuple[dict[str, int], list[tuple[str, str]]]:
+def _build_vocabulary(tokens: list[str], trained: Tokenizer) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Return vocabulary and merges: the fixed `tokens`, then the learned tokens in the order of their training."""
     model = json.loads(trained.to_str())["model"]
     learned = sorted(model["vocab"], key=model["vocab"].get)

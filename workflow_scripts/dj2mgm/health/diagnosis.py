@@ -29,7 +29,7 @@ SIGNATURES = (
 )
 
 GUIDE = "docs/troubleshooting.md"
-STATED = re.compile(r"^error: .+", re.MULTILINE)  # the sentence that command_line prints for a mistake of the user
+USER_ERROR = re.compile(r"^error: .+", re.MULTILINE)  # the sentence that command_line prints for a mistake of the user
 FAILURE = re.compile(r"Traceback|\b\w*(?:error|exception)\b|\bfatal\b|\bkilled\b|^exit status [1-9]", re.I | re.M)
 STILL = (
     "wait if the stage is running (`python workflow_scripts/watch.py`). If it is not, it was killed before it could "
@@ -59,10 +59,10 @@ class Diagnosis:
             evidence = f"{evidence[:MAX_EVIDENCE_LENGTH]}…"
         return (
             f"{HEADING}{self.signature.title}\n"
-            f"{_item('cause', self.explanation.cause)}"
+            f"{_format_item('cause', self.explanation.cause)}"
             f"  evidence: line {log.line_number(match.start())}: {evidence}\n"
-            f"{_item('remedy', self.explanation.remedy)}"
-            f"{_item('more', f'{GUIDE}#{anchor(self.signature.title)}')}"
+            f"{_format_item('remedy', self.explanation.remedy)}"
+            f"{_format_item('more', f'{GUIDE}#{anchor(self.signature.title)}')}"
         )
 
 
@@ -78,7 +78,7 @@ def find_cause(log: StageLog) -> Diagnosis | None:
 
 def find_input_error(log: StageLog) -> str | None:
     """Return the sentence about the user's input with which the stage stopped; it is a diagnosis already."""
-    match = STATED.search(log.text)
+    match = USER_ERROR.search(log.text)
     return match and match[0]
 
 
@@ -95,13 +95,13 @@ def report_success(log: StageLog) -> str | None:
 
     Snakemake writes a stage's benchmark file after the stage has finished successfully.
     """
-    benchmark = _benchmark_file(log)
+    benchmark = _find_benchmark_file(log)
     if not (benchmark.is_file() and benchmark.stat().st_mtime >= log.path.stat().st_mtime):
         return None
     ended = datetime.fromtimestamp(benchmark.stat().st_mtime).isoformat(" ", "minutes")
     return (
         f"{HEADING}healthy\n"
-        f"{_item('cause', f'none: the stage finished successfully at {ended}')}"
+        f"{_format_item('cause', f'none: the stage finished successfully at {ended}')}"
         f"  evidence: Snakemake wrote {benchmark.name} after the last line of this log\n"
     )
 
@@ -112,9 +112,10 @@ def report_no_failure(log: StageLog) -> str | None:
         return None
     return (
         f"{HEADING}no failure found\n"
-        f"{_item('cause', f'no line of {log.path} mentions a failure')}"
-        f"  evidence: {_benchmark_file(log).name}, which Snakemake writes when a stage finishes, is missing or older\n"
-        f"{_item('remedy', STILL)}"
+        f"{_format_item('cause', f'no line of {log.path} mentions a failure')}"
+        f"  evidence: {_find_benchmark_file(log).name}, which Snakemake writes when a stage finishes, is missing or "
+        "older\n"
+        f"{_format_item('remedy', STILL)}"
     )
 
 
@@ -123,13 +124,13 @@ def report_unknown(log: StageLog) -> str:
     lines = "".join(f"    {line}\n" for line in log.last_lines(LAST_LINES)) or "    (the log is empty)\n"
     return (
         f"{HEADING}not known\n"
-        f"{_item('cause', f'no line of {log.path} matches a known failure')}"
+        f"{_format_item('cause', f'no line of {log.path} matches a known failure')}"
         f"  evidence: its last lines\n{lines}"
-        f"{_item('remedy', UNKNOWN_REMEDY)}"
+        f"{_format_item('remedy', UNKNOWN_REMEDY)}"
     )
 
 
-def _benchmark_file(log: StageLog) -> Path:
+def _find_benchmark_file(log: StageLog) -> Path:
     return log.path.with_suffix(".benchmark.tsv")
 
 
@@ -138,10 +139,10 @@ def anchor(title: str) -> str:
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
-def _item(name: str, text: str) -> str:
+def _format_item(name: str, text: str) -> str:
     """Return a labelled, wrapped paragraph; paths and commands are not split."""
-    first = f"  {name + ':':<10}"
-    return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=" " * 12, break_on_hyphens=False) + "\n"
+    label = f"  {name + ':':<10}"
+    return textwrap.fill(text, WIDTH, initial_indent=label, subsequent_indent=" " * 12, break_on_hyphens=False) + "\n"
 
 
 def _match(signature: Signature, log: StageLog) -> Diagnosis | None:

@@ -32,13 +32,13 @@ def check_driver(driver: DriverProbe) -> Finding:
 def check_torch(torch: Outcome, driver: DriverProbe) -> Finding:
     name = "torch"
     if torch.values is None:
-        return Finding(name, "fail", f"torch cannot be imported: {_last_lines(torch.printed)}", "make install")
+        return Finding(name, "fail", f"torch cannot be imported: {_join_last_lines(torch.printed)}", "make install")
     probe = TorchProbe(**torch.values)
     if not driver.gpus:
         return Finding(name, "pass", f"{probe.version}, on the CPU")
     if probe.cuda is None:
         return Finding(name, "fail", f"{probe.version} is a CPU build, but this machine has a GPU", PINNED)
-    if _major(probe.cuda) > _major(driver.cuda):
+    if _parse_major(probe.cuda) > _parse_major(driver.cuda):
         reason = f"{probe.version} needs a driver for CUDA {probe.cuda}; {driver.version} supports {driver.cuda}"
         return Finding(name, "fail", reason, f"update the driver, or: {PINNED}")
     if not probe.gpus:
@@ -61,7 +61,7 @@ def check_toolkit(cuda: CudaProbe, torch: TorchProbe | None, driver: DriverProbe
     toolkit = f"nvcc {cuda.used.version} in {cuda.used.home}"
     if cuda.used.version == torch.cuda:
         return Finding(name, "pass", f"{toolkit}, the same version as torch's")
-    if _major(cuda.used.version) == _major(torch.cuda):
+    if _parse_major(cuda.used.version) == _parse_major(torch.cuda):
         return Finding(name, "pass", f"{toolkit}, compatible with torch's {torch.cuda}")
     reason = f"{toolkit} does not match torch's CUDA {torch.cuda}; DeepSpeed refuses to compile"
     return Finding(name, "fail", reason, remedy)
@@ -70,9 +70,9 @@ def check_toolkit(cuda: CudaProbe, torch: TorchProbe | None, driver: DriverProbe
 def matching_toolkit(cuda: CudaProbe, version: str) -> Toolkit | None:
     """Return the toolkit of this version, else one of the same major version, preferably the one in use."""
     toolkits = [toolkit for toolkit in (cuda.used, *cuda.others) if toolkit]
-    same = [toolkit for toolkit in toolkits if toolkit.version == version]
-    near = [toolkit for toolkit in toolkits if _major(toolkit.version) == _major(version)]
-    return next(iter(same + near), None)
+    same_version = [toolkit for toolkit in toolkits if toolkit.version == version]
+    same_major = [toolkit for toolkit in toolkits if _parse_major(toolkit.version) == _parse_major(version)]
+    return next(iter(same_version + same_major), None)
 
 
 def check_matmul(torch: TorchProbe | None) -> Finding:
@@ -145,7 +145,7 @@ def check_extension(extension: Outcome | None) -> Finding:
     diagnosis = find_cause(StageLog(Path("doctor"), extension.printed))
     if diagnosis:
         return Finding(name, "warn", diagnosis.explanation.cause, diagnosis.explanation.remedy)
-    return Finding(name, "warn", _last_lines(extension.printed), f"{COMPILE}   # shows the compiler's full output")
+    return Finding(name, "warn", _join_last_lines(extension.printed), f"{COMPILE}   # shows the compiler's full output")
 
 
 def check_gpu_processes(driver: DriverProbe) -> Finding:
@@ -156,20 +156,20 @@ def check_gpu_processes(driver: DriverProbe) -> Finding:
         return Finding(name, "pass", "no other process holds GPU memory")
     holders = []
     for process in driver.processes:
-        held = format_gib(process.held) if process.held is not None else "memory"
+        amount = format_gib(process.memory_bytes) if process.memory_bytes is not None else "memory"
         owner = "orphaned" if process.mine and process.orphan else "yours" if process.mine else "another user's"
         holders.append(
-            f"GPU {process.gpu}: {process.pid} ({process.command[:60] or 'not visible'}, {owner}) holds {held}"
+            f"GPU {process.gpu}: {process.pid} ({process.command[:60] or 'not visible'}, {owner}) holds {amount}"
         )
     remedy = "python workflow_scripts/doctor.py --end-stray   # ends orphaned ones; wait for the others"
     return Finding(name, "warn", "; ".join(holders), remedy)
 
 
-def _major(version: str) -> int:
+def _parse_major(version: str) -> int:
     return int(version.split(".")[0])
 
 
-def _last_lines(printed: str) -> str:
+def _join_last_lines(printed: str) -> str:
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     return " / ".join(lines[-2:])
 

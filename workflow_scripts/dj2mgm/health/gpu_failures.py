@@ -106,8 +106,8 @@ def read_stage(evidence: Evidence) -> TrainingStage:
     settings = _load(path.parent / "config.yaml", yaml.safe_load)
     micro_batch_size = settings.get("micro_batch_size")
     if micro_batch_size == AUTO:
-        chosen = _load(path.parent / "checkpoints" / "training_plan.json", json.loads).get("plan", {})
-        micro_batch_size = chosen.get("micro_batch")
+        plan = _load(path.parent / "checkpoints" / "training_plan.json", json.loads).get("plan", {})
+        micro_batch_size = plan.get("micro_batch")
     return TrainingStage(path.parent.name, micro_batch_size, settings.get("max_length"), vocabulary)
 
 
@@ -124,7 +124,7 @@ def _parse_request(evidence: Evidence) -> tuple[int, dict[str, int]]:
     """Return the requested bytes and the other numbers of PyTorch's message."""
     matches = {name: re.search(pattern, evidence.match["rest"]) for name, pattern in NUMBERS.items()}
     return parse_torch_size(evidence.match["requested"]), {
-        name: parse_torch_size(m[1]) for name, m in matches.items() if m
+        name: parse_torch_size(match[1]) for name, match in matches.items() if match
     }
 
 

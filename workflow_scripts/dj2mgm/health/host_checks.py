@@ -13,15 +13,18 @@ MIN_FILES, MIN_PROCESSES = 1024, 1024
 
 
 def check_memory(host: HostProbe, has_gpu: bool) -> Finding:
-    name, there = "memory", f"{format_gib(host.available)} of {format_gib(host.memory)} are free"
+    name, free_memory = "memory", f"{format_gib(host.available)} of {format_gib(host.memory)} are free"
     if host.available < TINY_MEMORY:
         return Finding(
-            name, "fail", f"{there}; even the embedded default needs {format_gib(TINY_MEMORY)}", "end other programs"
+            name,
+            "fail",
+            f"{free_memory}; even the embedded default needs {format_gib(TINY_MEMORY)}",
+            "end other programs",
         )
     if has_gpu and host.available < LORA_MEMORY:
-        reason = f"{there}; LoRA on a 2B model under ZeRO-3 with offload peaks at {format_gib(LORA_MEMORY)}"
+        reason = f"{free_memory}; LoRA on a 2B model under ZeRO-3 with offload peaks at {format_gib(LORA_MEMORY)}"
         return Finding(name, "warn", reason, "end other programs, or add memory or swap")
-    return Finding(name, "pass", there)
+    return Finding(name, "pass", free_memory)
 
 
 def check_swap(host: HostProbe, has_gpu: bool) -> Finding:
@@ -61,27 +64,27 @@ def check_shared_memory(host: HostProbe, loader_workers: int) -> Finding:
     name = "/dev/shm"
     if host.shared is not None and host.shared >= MIN_SHARED:
         return Finding(name, "pass", f"{format_gib(host.shared)} free")
-    there = "does not exist" if host.shared is None else f"has {host.shared // 2**20} MiB free"
+    state = "does not exist" if host.shared is None else f"has {host.shared // 2**20} MiB free"
     remedy = "docker run --shm-size=8g …   # or loader_workers: 0"
     if loader_workers:
-        return Finding(name, "fail", f"{there}; {loader_workers} loader_workers pass batches through it", remedy)
-    return Finding(name, "warn", f"{there}; data loader processes would pass batches through it", remedy)
+        return Finding(name, "fail", f"{state}; {loader_workers} loader_workers pass batches through it", remedy)
+    return Finding(name, "warn", f"{state}; data loader processes would pass batches through it", remedy)
 
 
 def check_disk(host: HostProbe, has_tiny_models: bool) -> Finding:
     """Check the free space for results; `has_tiny_models` means that the workflow makes all models itself."""
-    name, there = "disk", f"{format_gib(host.disk)} free for results"
+    name, free_space = "disk", f"{format_gib(host.disk)} free for results"
     remedy = "du -sh results/* ~/.cache/* /tmp   # lists the largest folders"
     if host.disk < MIN_DISK:
-        return Finding(name, "fail", f"{there}; the embedded default needs {format_gib(MIN_DISK)}", remedy)
+        return Finding(name, "fail", f"{free_space}; the embedded default needs {format_gib(MIN_DISK)}", remedy)
     if host.disk < AMPLE_DISK and not has_tiny_models:
         return Finding(
             name,
             "warn",
-            f"{there}; the weights of a 2B model and three checkpoints need {format_gib(AMPLE_DISK)}",
+            f"{free_space}; the weights of a 2B model and three checkpoints need {format_gib(AMPLE_DISK)}",
             remedy,
         )
-    return Finding(name, "pass", there)
+    return Finding(name, "pass", free_space)
 
 
 def check_ulimits(host: HostProbe) -> Finding:

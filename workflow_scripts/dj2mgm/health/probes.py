@@ -47,18 +47,18 @@ def run_probe(module: str, limit_s: float, *arguments: str) -> Outcome:
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", module, *arguments]
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, timeout=limit_s)
+        result = subprocess.run(command, env=environment, capture_output=True, timeout=limit_s)
     except subprocess.TimeoutExpired as error:
-        printed = _text(error.stdout) + _text(error.stderr)
+        printed = _decode(error.stdout) + _decode(error.stderr)
         return Outcome(None, f"{printed}\nno answer within {limit_s:.0f} s")
-    *lines, last = _text(done.stdout).splitlines() or [""]
-    printed = "\n".join([*lines, _text(done.stderr)])
-    if done.returncode:
-        return Outcome(None, f"{printed}{last}\nexit status {done.returncode}")
+    *lines, last = _decode(result.stdout).splitlines() or [""]
+    printed = "\n".join([*lines, _decode(result.stderr)])
+    if result.returncode:
+        return Outcome(None, f"{printed}{last}\nexit status {result.returncode}")
     return Outcome(json.loads(last), printed)
 
 
-def _text(output: bytes | None) -> str:
+def _decode(output: bytes | None) -> str:
     return (output or b"").decode("utf-8", errors="replace")
 
 
@@ -97,9 +97,9 @@ def probe_host(results: Path) -> HostProbe:
         cgroup=read_cgroup_limits(),
         shared=shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None,
         disk=shutil.disk_usage(folder).free,
-        open_files=_soft_limit(resource.RLIMIT_NOFILE),
-        processes=_soft_limit(resource.RLIMIT_NPROC),
-        address_space=_soft_limit(resource.RLIMIT_AS),
+        open_files=_read_soft_limit(resource.RLIMIT_NOFILE),
+        processes=_read_soft_limit(resource.RLIMIT_NPROC),
+        address_space=_read_soft_limit(resource.RLIMIT_AS),
         loopback_error=connect_to_itself(),
     )
 
@@ -114,14 +114,14 @@ def connect_to_itself(address: str = LOOPBACK) -> str | None:
     return None
 
 
-def _soft_limit(kind: int) -> int | None:
+def _read_soft_limit(kind: int) -> int | None:
     soft, _ = resource.getrlimit(kind)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-# CUDA toolkits on this machine: the one that torch and DeepSpeed compile with, and others.
+# CUDA toolkits on this machine: the toolkit that torch and DeepSpeed compile with, and others.
 
-PLACES = ("/usr/local", "/opt")
+TOOLKIT_FOLDERS = ("/usr/local", "/opt")
 SYSTEM_CUDA = "/usr/local/cuda"
 
 
@@ -148,7 +148,7 @@ def probe_cuda() -> CudaProbe:
     on_path = str(Path(nvcc).parents[1]) if nvcc else SYSTEM_CUDA
     used = find_toolkit(variable or on_path)  # the search order of torch.utils.cpp_extension
     homes = {on_path, SYSTEM_CUDA, sys.prefix, os.environ.get("CONDA_PREFIX", sys.prefix)}
-    homes |= {str(path) for place in PLACES for path in Path(place).glob("cuda*")}
+    homes |= {str(path) for folder in TOOLKIT_FOLDERS for path in Path(folder).glob("cuda*")}
     others = {toolkit.version: toolkit for home in sorted(homes) if (toolkit := find_toolkit(home)) and toolkit != used}
     return CudaProbe(variable, used, tuple(others.values()))
 
@@ -186,7 +186,7 @@ class GpuProcess:
 
     gpu: int
     pid: int
-    held: int | None  # bytes of GPU memory; None: the driver does not report it
+    memory_bytes: int | None  # bytes of GPU memory; None: the driver does not report it
     command: str
     mine: bool
     orphan: bool  # its parent has ended
@@ -217,8 +217,10 @@ def probe_driver() -> DriverProbe:
             cards,
             version=pynvml.nvmlSystemGetDriverVersion(),
             cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
-            gpus=tuple(_gpu(index, handle) for index, handle in enumerate(handles)),
-            processes=tuple(process for index, handle in enumerate(handles) for process in _processes(index, handle)),
+            gpus=tuple(_describe_gpu(index, handle) for index, handle in enumerate(handles)),
+            processes=tuple(
+                process for index, handle in enumerate(handles) for process in _list_processes(index, handle)
+            ),
         )
     except pynvml.NVMLError as error:
         return DriverProbe(cards, error=str(error))
@@ -237,21 +239,23 @@ def count_cards(devices: Path = Path("/sys/bus/pci/devices")) -> int:
     return cards
 
 
-def describe_process(gpu: int, pid: int, held: int | None) -> GpuProcess:
+def describe_process(gpu: int, pid: int, memory_bytes: int | None) -> GpuProcess:
     try:
         process = psutil.Process(pid)
         parent = process.parent()
         orphan = parent is None or parent.pid == 1 or parent.name() == "systemd"
-        return GpuProcess(gpu, pid, held, " ".join(process.cmdline()), process.uids().real == os.getuid(), orphan)
+        return GpuProcess(
+            gpu, pid, memory_bytes, " ".join(process.cmdline()), process.uids().real == os.getuid(), orphan
+        )
     except psutil.Error:
-        return GpuProcess(gpu, pid, held, "", False, False)
+        return GpuProcess(gpu, pid, memory_bytes, "", False, False)
 
 
-def _gpu(index: int, handle) -> Gpu:
+def _describe_gpu(index: int, handle) -> Gpu:
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     return Gpu(index, pynvml.nvmlDeviceGetName(handle), memory.total, memory.free)
 
 
-def _processes(index: int, handle) -> list[GpuProcess]:
+def _list_processes(index: int, handle) -> list[GpuProcess]:
     running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     return [describe_process(index, process.pid, process.usedGpuMemory) for process in running]

@@ -51,8 +51,8 @@ def read_runs(command_line: dict) -> tuple[Runs | None, Finding]:
 
 
 def stages_in_fp8(runs: Runs | None) -> set[str]:
-    every = runs or ()
-    return {stage for run in every for stage in run.trains if run.settings[stage].precision == "fp8"}
+    all_runs = runs or ()
+    return {stage for run in all_runs for stage in run.trains if run.settings[stage].precision == "fp8"}
 
 
 def loader_workers(runs: Runs | None) -> int:
@@ -82,13 +82,13 @@ def check_dataset(name: str, splits: dict[str, Split]) -> Finding:
         try:
             for image in READERS[split](files.file):
                 images += 1
-                bad[split] += _bad_image(files.images, image)
+                bad[split] += _find_bad_image(files.images, image)
         except (InputError, OSError) as error:
             return Finding(name, "fail", str(error), "correct the file")
         counts.append(f"{images} images in {split}")
-    if every := list(chain.from_iterable(bad.values())):
-        reason = f"{len(every)} of {', '.join(counts)} cannot be used: {'; '.join(every[:NAMED_PATHS])}"
-        if len(every) > len(bad["pretrain"]):
+    if bad_images := list(chain.from_iterable(bad.values())):
+        reason = f"{len(bad_images)} of {', '.join(counts)} cannot be used: {'; '.join(bad_images[:NAMED_PATHS])}"
+        if len(bad_images) > len(bad["pretrain"]):
             return Finding(name, "fail", reason, "correct the paths, or delete the rows")
         return Finding(name, "warn", reason, "correct the paths; the filter stage drops such rows and counts them")
     return Finding(name, "pass", f"{', '.join(counts)}; all exist")
@@ -104,8 +104,8 @@ def check_models(runs: Runs) -> Iterator[Finding]:
         missing = find_missing_models(model)
         if missing:
             reason = "; ".join(dict.fromkeys(describe_missing(key, part) for key, part in missing.items()))
-            given = shlex.quote(f"model={model.name}")
-            remedy = f"run snakemake fetch --config {given}" if find_downloads(model, missing) else ""
+            argument = shlex.quote(f"model={model.name}")
+            remedy = f"run snakemake fetch --config {argument}" if find_downloads(model, missing) else ""
             if remedy and WHOLE_MODEL in missing and (facts := describe_download(model)):
                 remedy += f": {facts}"
             yield Finding(name, "fail", reason, remedy or "correct the model's file; see docs/models.md")
@@ -113,7 +113,7 @@ def check_models(runs: Runs) -> Iterator[Finding]:
             yield Finding(name, "pass", "all its folders and weights exist")
 
 
-def _bad_image(root: str, image: str) -> list[str]:
+def _find_bad_image(root: str, image: str) -> list[str]:
     try:
         locate_image(root, image)
     except BadImage as error:
@@ -174,9 +174,9 @@ def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = DOCTOR_F
             name: complete_deepspeed_config(read_deepspeed(name, stage), hidden_size) for name in deepspeed_names()
         }
         # fixed sizes are checked: their product is the global batch
-        whole = [size for size in MICRO_BATCHES if settings.global_batch_size % (size * machine.processes) == 0]
-        found = list_candidates(workload, machine, configs, settings.global_batch_size, whole)
-        best = find_fastest(found)
+        batch_sizes = [size for size in MICRO_BATCHES if settings.global_batch_size % (size * machine.processes) == 0]
+        candidates = list_candidates(workload, machine, configs, settings.global_batch_size, batch_sizes)
+        best = find_fastest(candidates)
         if best is None:
             yield f"no DeepSpeed configuration fits {stage}: `snakemake plan` shows what would help"
             continue

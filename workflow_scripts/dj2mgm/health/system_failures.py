@@ -27,7 +27,7 @@ class OomKill:
 
     pid: int
     name: str
-    held: int  # bytes of resident anonymous and shared memory
+    memory_bytes: int  # bytes of resident anonymous and shared memory
     by_limit: bool  # True: a control group's limit was reached; False: the machine's memory was full
     time: float  # seconds since the epoch
 
@@ -40,9 +40,9 @@ def parse_kernel_log(records: str, booted: float) -> list[OomKill]:
     kills = []
     for record in KERNEL_RECORD.finditer(records):
         if kill := KILL.search(record["message"]):
-            held = (int(kill["anonymous"]) + int(kill["shared"] or 0)) * 1024
-            when = booted + int(record["microseconds"]) / 1e6
-            kills.append(OomKill(int(kill["pid"]), kill["name"], held, bool(kill["cgroup"]), when))
+            memory_bytes = (int(kill["anonymous"]) + int(kill["shared"] or 0)) * 1024
+            kill_time = booted + int(record["microseconds"]) / 1e6
+            kills.append(OomKill(int(kill["pid"]), kill["name"], memory_bytes, bool(kill["cgroup"]), kill_time))
     return kills
 
 
@@ -90,7 +90,7 @@ def describe_kill(
     if kills:
         kill = kills[-1]
         reason = "the job's memory limit was reached" if kill.by_limit else "the machine's memory was full"
-        process = f"process {kill.pid} ({kill.name}), which held {format_gib(kill.held)}"
+        process = f"process {kill.pid} ({kill.name}), which held {format_gib(kill.memory_bytes)}"
         return Explanation(f"{reason}; the kernel's out-of-memory killer ended {process}; {memory}", LESS)
     if limits.oom_kills and limits.memory:
         ended = f"it has ended {limits.oom_kills} process(es) here"
@@ -113,8 +113,8 @@ def describe_memory(limits: CgroupLimits, total: int) -> str:
 
 def find_kills(log: StageLog) -> list[OomKill] | None:
     """Return the kernel's records near the log's end; None if they cannot be read."""
-    kills, written = read_kernel_kills(), log.path.stat().st_mtime
-    return kills and [kill for kill in kills if abs(kill.time - written) < NEAR_S]
+    kills, log_time = read_kernel_kills(), log.path.stat().st_mtime
+    return kills and [kill for kill in kills if abs(kill.time - log_time) < NEAR_S]
 
 
 def explain_kill(evidence: Evidence) -> Explanation:
@@ -289,11 +289,11 @@ DATA_SIGNATURES = (
     Signature(
         "An image cannot be read",
         r"UnidentifiedImageError: cannot identify image file '?(?P<path>[^'\n]*)'?"
-        r"|BadImage: (?:undecodable|empty|missing): (?P<named>.*)"
+        r"|BadImage: (?:undecodable|empty|missing): (?P<image>.*)"
         r"|OSError: image file is truncated"
         r"|OSError: (?:broken data stream when reading|unrecognized data stream contents when reading) image file",
         fixed_explanation(
-            "an image is damaged, incomplete or not an image {path}{named}",
+            "an image is damaged, incomplete or not an image {path}{image}",
             "replace the file or remove its row from the dataset. Every image is opened once before training; "
             "`jsonl.on_bad_row: drop` omits bad ones and counts them. If the image was valid then, it has changed "
             "since; run again with `--forcerun make_dataset`, which checks all images",
@@ -308,9 +308,9 @@ DATA_SIGNATURES = (
 def explain_full(evidence: Evidence) -> Explanation:
     folder = evidence.log.path.resolve().parent
     free = format_gib(shutil.disk_usage(folder).free)
-    named = f" ({evidence.match['path']})" if evidence.match["path"] else ""
+    path_note = f" ({evidence.match['path']})" if evidence.match["path"] else ""
     return Explanation(
-        f"a file could not be written{named}, because the disk was full. The disk of this log now has {free} free",
+        f"a file could not be written{path_note}, because the disk was full. The disk of this log now has {free} free",
         "free space (`df -h`; `du -sh results/* ~/.cache/* /tmp`), then run the same command again; a stage continues "
         "from its last complete checkpoint. A quota (`quota -s`) and a limit of file sizes (`ulimit -f`) produce the "
         "same message",

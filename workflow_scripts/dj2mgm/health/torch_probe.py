@@ -45,9 +45,9 @@ def probe_torch() -> TorchProbe:
         gpus=gpus,
         bf16=bool(gpus and torch.cuda.is_bf16_supported()),
         fp8=bool(gpus and torch.cuda.get_device_capability() >= FP8_CAPABILITY),
-        matmul_error=_error(_multiply) if gpus else None,
+        matmul_error=_catch_error(_multiply) if gpus else None,
         nccl=".".join(map(str, torch.cuda.nccl.version())) if gpus else None,
-        nccl_error=_error(_communicate) if gpus else None,
+        nccl_error=_catch_error(_communicate) if gpus else None,
         flash_attention=flash_attention,
         flash_attention_error=flash_attention_error,
     )
@@ -80,7 +80,7 @@ def _communicate() -> None:
         distributed.destroy_process_group()
 
 
-def _error(attempt: Callable[[], None]) -> str | None:
+def _catch_error(attempt: Callable[[], None]) -> str | None:
     try:
         attempt()
     except Exception as error:  # any error is a finding
@@ -98,5 +98,5 @@ def load_cpu_adam() -> float:
 
 
 if __name__ == "__main__":
-    found = asdict(probe_torch()) if sys.argv[1] == "torch" else {"seconds": load_cpu_adam()}
-    print(f"\n{json.dumps(found)}")
+    result = asdict(probe_torch()) if sys.argv[1] == "torch" else {"seconds": load_cpu_adam()}
+    print(f"\n{json.dumps(result)}")

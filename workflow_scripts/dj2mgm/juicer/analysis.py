@@ -67,7 +67,7 @@ class Analysis:
         """Rows that any deduplicator would drop, (N,) bool."""
         return np.any(list(self.repeats.values()), axis=0)
 
-    def kept(self, limits: str) -> int:
+    def count_kept(self, limits: str) -> int:
         """Return the number of rows that all deduplicators and all `current` or `suggested` limits keep."""
         dropped = [statistic.drops(getattr(statistic, limits)) for statistic in self.statistics]
         return int((~np.any([self.repeated, *dropped], axis=0)).sum())
@@ -90,43 +90,43 @@ def analyze(settings: RecipeSettings, clip: str | None, data: Path, output_dir: 
         (output_dir / name).unlink(missing_ok=True)
     check_installed(settings.steps)
     steps = _add_needed(settings.steps, clip)
-    measured = settings.complete(step for step in steps if _measures_rows(step))
-    with working_folder(output_dir, compute_fingerprint(measured, settings, data)) as working:
-        engine = Engine(measured, replace(settings, executor="default", gpus=1), working, measures=True)
+    measuring_steps = settings.complete(step for step in steps if _measures_rows(step))
+    with working_folder(output_dir, compute_fingerprint(measuring_steps, settings, data)) as working:
+        engine = Engine(measuring_steps, replace(settings, executor="default", gpus=1), working, measures=True)
         _run(engine, clip, data)
-        join_traces(engine.folders, len(measured), working / TRACE)
+        join_traces(engine.folders, len(measuring_steps), working / TRACE)
         analysis = Analysis(data, engine.rows_in, steps, {step.name for step in settings.steps})
         stats = list(_read_stats(engine))
         _describe(analysis, engine, stats, list(read_jsonl(working / TRACE)))
         reason = declared(engine.operators[0]).unreadable_stat
-        unreadable = ({"id": identifier, reason: why} for identifier, why in analysis.unreadable.items())
+        unreadable = ({"id": identifier, reason: problem} for identifier, problem in analysis.unreadable.items())
         write_jsonl(output_dir / STATS, [*stats, *unreadable])
-        write_text(output_dir / OVERALL, _overall(stats, {"id", reason}, working).to_csv())
+        write_text(output_dir / OVERALL, _tabulate_statistics(stats, {"id", reason}, working).to_csv())
     write_text(output_dir / SUGGESTIONS, suggested_recipe(analysis))
     return analysis
 
 
-def _operator(step: RecipeStep) -> type[OP]:
+def _find_class(step: RecipeStep) -> type[OP]:
     return OPERATORS.modules[step.name]
 
 
 def _measures_rows(step: RecipeStep) -> bool:
     """Return whether the operator can measure rows without changing them, and then decides about each row."""
-    return issubclass(_operator(step), Filter | Deduplicator) and not issubclass(_operator(step), SelectionFilter)
+    return issubclass(_find_class(step), Filter | Deduplicator) and not issubclass(_find_class(step), SelectionFilter)
 
 
 def _add_needed(steps: Sequence[RecipeStep], clip: str | None) -> list[RecipeStep]:
     """Return the recipe with a check of images first, a deduplicator, and the similarity filter if there is a CLIP."""
-    checks = [step for step in steps if declared(_operator(step)).unreadable_stat]
-    steps = (checks or [_added(INTEGRITY)])[:1] + [step for step in steps if step not in checks]
-    if not any(issubclass(_operator(step), Deduplicator) for step in steps):
-        steps.append(_added(IMAGE_TEXT))
+    checks = [step for step in steps if declared(_find_class(step)).unreadable_stat]
+    steps = (checks or [_build_added_step(INTEGRITY)])[:1] + [step for step in steps if step not in checks]
+    if not any(issubclass(_find_class(step), Deduplicator) for step in steps):
+        steps.append(_build_added_step(IMAGE_TEXT))
     if clip is not None and not any(step.name in SIMILARITY_FILTERS for step in steps):
-        steps.append(_added(SIMILARITY))
+        steps.append(_build_added_step(SIMILARITY))
     return steps
 
 
-def _added(name: str) -> RecipeStep:
+def _build_added_step(name: str) -> RecipeStep:
     return RecipeStep("analysis", name, {})
 
 
@@ -154,7 +154,10 @@ def _read_stats(engine: Engine) -> Iterator[dict]:
 
 
 def _describe(analysis: Analysis, engine: Engine, stats: list[dict], trace: list[dict]) -> None:
-    """Fill in a finished engine's measurements: stats of readable rows, and the trace with the others and repeats."""
+    """Fill in the measurements of a finished engine.
+
+    `stats` are the statistics of the readable rows. `trace` has the unreadable rows and the repeats.
+    """
     for text, images in column_values(engine.folders[-1], "text", "images"):
         analysis.texts.append(text)
         analysis.images.append(images)
@@ -176,12 +179,12 @@ def _describe_operators(analysis: Analysis, engine: Engine, stats: list[dict], t
             analysis.not_measured[name] = EDITS_ROWS
             continue
         number += 1
-        if issubclass(_operator(step), Deduplicator):
+        if issubclass(_find_class(step), Deduplicator):
             repeated = {row["id"] for row in trace if row["event"] == "repeated" and row["step"] == number}
             analysis.repeats[name] = np.array([row["id"] in repeated for row in stats])
         elif not engine.counts[number]["statistics"]:
             analysis.not_measured[name] = NO_STATISTIC
-        elif not declared(_operator(step)).unreadable_stat:
+        elif not declared(_find_class(step)).unreadable_stat:
             filters.append((engine.operators[number - 1], step.arguments, list(engine.counts[number]["statistics"])))
     for operator, arguments, names in filters:
         _describe_filter(analysis, operator, arguments, {name: [row.get(name) for row in stats] for name in names})
@@ -189,7 +192,7 @@ def _describe_operators(analysis: Analysis, engine: Engine, stats: list[dict], t
 
 def _describe_filter(analysis: Analysis, operator: OP, arguments: dict, columns: dict[str, list]) -> None:
     """Fill in the statistics that one filter has computed; `columns` has the values of all rows by statistic."""
-    stated = arguments if operator._name in analysis.recipe else None
+    recipe_arguments = arguments if operator._name in analysis.recipe else None
     for name, column in columns.items():
         numbers = as_numbers(column)
         if numbers is None:
@@ -197,10 +200,10 @@ def _describe_filter(analysis: Analysis, operator: OP, arguments: dict, columns:
             continue
         limits = read_statistic_limits(operator, arguments, name, alone=len(columns) == 1)
         limits |= find_share_limits(numbers[0], arguments)
-        analysis.statistics.append(suggest(Statistic(name, operator._name, *numbers, stated, limits)))
+        analysis.statistics.append(suggest(Statistic(name, operator._name, *numbers, recipe_arguments, limits)))
 
 
-def _overall(stats: list[dict], others: set[str], working: Path) -> pd.DataFrame:
+def _tabulate_statistics(stats: list[dict], others: set[str], working: Path) -> pd.DataFrame:
     """Return Data-Juicer's own table with count, mean, deviation, extremes and percentiles of every statistic.
 
     `others` are keys of a row that are not statistics.
@@ -221,7 +224,7 @@ def suggested_recipe(analysis: Analysis) -> str:
         f"Suggested by `snakemake analyze` for {analysis.data}: {analysis.rows_in} rows, "
         f"{analysis.rows} of them with readable images.\n"
         "Each count is the number of readable rows that the limit alone would drop. All limits together would keep "
-        f"{analysis.kept('suggested')} rows.\nLook at the examples in analysis.html before you trust a limit."
+        f"{analysis.count_kept('suggested')} rows.\nLook at the examples in analysis.html before you trust a limit."
     )
     return recipe_text(head, [step.as_dict() for step in analysis.steps], analysis.statistics, drops)
 
@@ -238,7 +241,7 @@ def summarize_analysis(analysis: Analysis, clip: str | None) -> dict:
         "unreadable_images": {reason: unreadable[reason] for reason in BadImage.REASONS},
         "rows_analyzed": analysis.rows,
         "repeats": {name: int(rows.sum()) for name, rows in analysis.repeats.items()},
-        "kept": {"current": analysis.kept("current"), "suggested": analysis.kept("suggested")},
+        "kept": {"current": analysis.count_kept("current"), "suggested": analysis.count_kept("suggested")},
         "statistics": {statistic.name: _summarize(statistic) for statistic in analysis.statistics},
         "not_measured": analysis.not_measured,
         "clip": clip,
@@ -248,18 +251,18 @@ def summarize_analysis(analysis: Analysis, clip: str | None) -> dict:
 
 
 def _summarize(statistic: Statistic) -> dict:
-    def limits(which: Limits) -> dict:
+    def summarize_limits(limits: Limits) -> dict:
         return {
             limit.argument: {"limit": limit.written, "drops": int(limit.drops(statistic.values).sum())}
             | ({"reason": limit.reason} if limit.reason else {})
-            for limit in which.values()
+            for limit in limits.values()
         }
 
     return {
         "operator": statistic.operator,
         "in_recipe": statistic.arguments is not None,
         "rows": len(statistic.finite),
-        "current": limits(statistic.current),
-        "suggested": limits(statistic.suggested),
+        "current": summarize_limits(statistic.current),
+        "suggested": summarize_limits(statistic.suggested),
         "remark": statistic.remark,
     }

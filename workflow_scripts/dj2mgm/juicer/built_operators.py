@@ -1,4 +1,4 @@
-"""The operators of a recipe, each built once, and the errors that name an operator and a row when one fails."""
+"""The operators of a recipe, each built once, and errors that name the failing operator and row."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ CHANGE = "Change the operator's arguments or remove it from the recipe"
 class Step:
     """One operator of a recipe."""
 
-    number: int  # its place in the recipe, from 1
+    number: int  # its position in the recipe, from 1
     operator: OP
     measures: bool = False  # whether it only measures rows here, and drops or edits none
 
@@ -31,18 +31,20 @@ class Step:
 
 
 def check_installed(steps: Sequence[RecipeStep]) -> None:
-    """Check that the installed Data-Juicer has the operators, and takes their arguments.
+    """Check that the installed Data-Juicer has the operators and accepts their arguments.
 
     `parse_recipe` has checked before which operators and values a recipe may use.
     """
-    for step in (each for top in steps for each in top.self_and_captioner()):
+    for step in (step for top in steps for step in top.self_and_captioner()):
         if step.name not in OPERATORS.modules:
-            known = nearest(step.name, OPERATORS.modules)
-            raise InputError(f"{step.where}: unknown operator {step.name!r}; the nearest known one is {known!r}")
+            nearest_name = nearest(step.name, OPERATORS.modules)
+            raise InputError(
+                f"{step.location}: unknown operator {step.name!r}; the nearest known one is {nearest_name!r}"
+            )
         if problems := check_arguments(step.name, step.arguments):
-            raise InputError(f"{step.where}: {'; '.join(problems)}; see Data-Juicer's page of the operator")
+            raise InputError(f"{step.location}: {'; '.join(problems)}; see Data-Juicer's page of the operator")
         if not keeps_or_drops_rows(OPERATORS.modules[step.name]):
-            raise merges_rows(step.where, step.name)
+            raise merges_rows(step.location, step.name)
 
 
 def build_operators(steps: Sequence[RecipeStep], working: Path) -> list[OP]:
@@ -80,7 +82,7 @@ def missing_package(operator: str, error: MissingPackage) -> InputError:
 
 
 @contextmanager
-def operator_named(name: str) -> Iterator[None]:
+def naming_operator(name: str) -> Iterator[None]:
     """Turn any exception of the operator into an `InputError` that names it."""
     try:
         yield
@@ -94,8 +96,8 @@ def operator_named(name: str) -> Iterator[None]:
         raise InputError(f"operator {name} failed: {type(error).__name__}: {error}. {CHANGE}") from error
 
 
-def row_named(name: str, method: Callable[..., dict]) -> Callable[..., dict]:
-    """Wrap an operator's method for a batch, so that its errors name the row."""
+def name_failing_row(name: str, method: Callable[..., dict]) -> Callable[..., dict]:
+    """Wrap an operator's method for a batch, so that its errors name the row on which it fails."""
 
     @functools.wraps(method)
     def on_batch(samples: dict, *args, **kwargs) -> dict:
@@ -104,18 +106,18 @@ def row_named(name: str, method: Callable[..., dict]) -> Callable[..., dict]:
         except (InputError, ModuleNotFoundError):
             raise
         except Exception as error:
-            row = _failing_row(lambda row: method(row, *args, **kwargs), samples)
-            place = "" if row is None else f" on row {row!r}"
+            row = _find_failing_row(lambda row: method(row, *args, **kwargs), samples)
+            location = "" if row is None else f" on row {row!r}"
             remedy = "No row fails alone, so run it again" if row is None else "Fix the row"
             raise InputError(
-                f"operator {name} failed{place}: {type(error).__name__}: {error}. "
+                f"operator {name} failed{location}: {type(error).__name__}: {error}. "
                 f"{remedy}, change the operator's arguments or remove it from the recipe"
             ) from error
 
     return on_batch
 
 
-def _failing_row(method: Callable[[dict], object], samples: dict) -> str | None:
+def _find_failing_row(method: Callable[[dict], object], samples: dict) -> str | None:
     for position, identifier in enumerate(samples["id"]):
         try:
             method({key: [samples[key][position]] for key in samples})
@@ -145,13 +147,13 @@ def check_special_tokens(name: str, before: dict, after: dict) -> None:
     Otherwise the row could not be matched with its images, or its caption would end in a damaged token. This is an
     error and not a reason to drop the row, since an operator that takes a token for text does so in every row.
     """
-    given = dict(zip(before["id"], before["text"], strict=True))
+    texts_before = dict(zip(before["id"], before["text"], strict=True))
     for row, text in zip(after["id"], after["text"], strict=True):
-        expected, found = (each.count(SpecialTokens.image) for each in (given[row], text))
-        if expected != found:
+        expected, actual = (value.count(SpecialTokens.image) for value in (texts_before[row], text))
+        if expected != actual:
             raise InputError(
                 f"operator {name} changed the image tokens of row {row!r}: its text had {expected} times "
-                f"{SpecialTokens.image}, and now has it {found} times. {CHANGE}"
+                f"{SpecialTokens.image}, and now has it {actual} times. {CHANGE}"
             )
-        if SpecialTokens.eoc in given[row] and SpecialTokens.eoc not in text:
+        if SpecialTokens.eoc in texts_before[row] and SpecialTokens.eoc not in text:
             raise InputError(f"operator {name} changed the {SpecialTokens.eoc} at the end of row {row!r}. {CHANGE}")

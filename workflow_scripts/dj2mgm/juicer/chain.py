@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.built_operators import Step, check_ids, check_special_tokens, operator_named, row_named
+from dj2mgm.juicer.built_operators import Step, check_ids, check_special_tokens, name_failing_row, naming_operator
 from dj2mgm.juicer.changed_data_juicer import Fields, Mapper, change_data_juicer
 from dj2mgm.juicer.operators.declarations import (
     batch_method,
@@ -39,7 +39,7 @@ COLUMNS = ("id", "text", "images", "input_row")
 
 
 class Chain(Mapper):
-    """An operator that runs steps on batches with the columns `ROWS`, and returns tables with those of `OUTCOMES`."""
+    """An operator that runs steps on batches with the columns of `ROW_SCHEMA`, and returns tables of `OUTCOMES`."""
 
     _name = "chain"
     _batched_op = True
@@ -61,8 +61,8 @@ class Chain(Mapper):
             for step in self.steps:
                 batch.apply(step, {"rank": rank} if step.operator.use_cuda() else {})
         except InputError as error:  # returned as an outcome, since Ray would wrap it, log it and try again
-            return batch.failed(error)
-        return batch.outcomes()
+            return batch.build_error_table(error)
+        return batch.collect_outcomes()
 
     def close(self) -> None:
         """Close the files that operators keep open."""
@@ -84,39 +84,41 @@ class RowBatch:
         self.reports: dict[int, dict] = {}  # by the step's number
 
     def apply(self, step: Step, arguments: dict) -> None:
-        """Run a step on the rows that are left."""
+        """Run a step on the rows that no earlier step has dropped."""
         started, operator = perf_counter(), step.operator
         size = operator.batch_size if operator.is_batched_op() else 1  # like Data-Juicer
-        known = self._statistics()
+        earlier_statistics = self._list_statistics()
         results = []
         for start in range(0, len(self.live["id"]), size):
             part = {key: values[start : start + size] for key, values in self.live.items()}
-            with operator_named(operator._name):
+            with naming_operator(operator._name):
                 results.append(self._apply(step, part, arguments))
         if results:
             self.live = {key: [value for part in results for value in part[key]] for key in results[0]}
         self.reports[step.number] = {
             "seconds": perf_counter() - started,
-            "statistics": {name: len(self.live["id"]) for name in self._statistics() if name not in known},
+            "statistics": {
+                name: len(self.live["id"]) for name in self._list_statistics() if name not in earlier_statistics
+            },
             "report": take_report(operator),
         }
 
-    def _statistics(self) -> list[str]:
-        """Return the names of all statistics; each row has all, since filters write one even without a value."""
+    def _list_statistics(self) -> list[str]:
+        """Return the names of all statistics. Each row has all of them, since filters also write missing values."""
         return list(self.live[Fields.stats][0]) if self.live[Fields.stats] else []
 
     def _apply(self, step: Step, before: dict, arguments: dict) -> dict:
-        """Return the columns of the rows that the operator keeps of a part of the batch."""
+        """Run the operator on a part of the batch, and return the columns of the rows that it keeps."""
         operator = step.operator
         method = getattr(operator, batch_method(operator, step.measures))
         columns = {key: list(values) for key, values in before.items()}
-        after = dict(row_named(operator._name, method)(columns, **arguments))
+        after = dict(name_failing_row(operator._name, method)(columns, **arguments))
         check_ids(operator._name, set(before["id"]), after)
         decide = decision_method(operator)
         if decide and not step.measures:
-            before, kept = after, [bool(keep) for keep in decide(after)]
-            if not all(kept):
-                after = {key: list(compress(values, kept)) for key, values in after.items()}
+            before, is_kept = after, [bool(keep) for keep in decide(after)]
+            if not all(is_kept):
+                after = {key: list(compress(values, is_kept)) for key, values in after.items()}
         if len(after["id"]) < len(before["id"]):
             self._note_dropped(step, before, set(after["id"]))
         if after["text"] != before["text"]:
@@ -124,9 +126,9 @@ class RowBatch:
             self._note_changes(step, before, after)
         return after
 
-    def _note_dropped(self, step: Step, before: dict, kept: set[str]) -> None:
+    def _note_dropped(self, step: Step, before: dict, kept_ids: set[str]) -> None:
         for index, identifier in enumerate(before["id"]):
-            if identifier not in kept:
+            if identifier not in kept_ids:
                 row = self.dropped[identifier] = {key: values[index] for key, values in before.items()}
                 event = {"id": identifier, "event": "dropped", "step": step.number, "operator": step.name}
                 self._note(event | {"stats": row[Fields.stats]} | read_recaption(row[Fields.meta]))
@@ -143,12 +145,12 @@ class RowBatch:
     def _note(self, event: dict) -> None:
         self.events.setdefault(event["id"], []).append(event)
 
-    def failed(self, error: InputError) -> pa.Table:
+    def build_error_table(self, error: InputError) -> pa.Table:
         """Return one row with the error."""
         columns = {name: [None] for name in OUTCOMES.names}
         return pa.table(columns | {"report": [_dump({ERROR: str(error)})]}, schema=OUTCOMES)
 
-    def outcomes(self) -> pa.Table:
+    def collect_outcomes(self) -> pa.Table:
         """Return all rows of the batch in their order."""
         indices = {identifier: index for index, identifier in enumerate(self.live["id"])}
         columns: dict[str, list] = {name: [] for name in OUTCOMES.names}
@@ -169,10 +171,10 @@ class RowBatch:
 
 
 def _dump(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, default=_plain)
+    return json.dumps(value, ensure_ascii=False, default=_to_plain)
 
 
-def _plain(value: object) -> object:
+def _to_plain(value: object) -> object:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise InputError(f"an operator returned a value of type {type(value).__name__}, which JSON cannot hold")

@@ -87,7 +87,7 @@ def _import_torch_for_models_only() -> None:
 
 
 def _open_images_like_the_workflow() -> None:
-    """Put this workflow's functions in place of Data-Juicer's, in every module that has imported them.
+    """Replace Data-Juicer's functions by this workflow's functions, in every module that has imported them.
 
     Data-Juicer's own functions open every format of Pillow (also EPS, with Ghostscript) and truncated files, and clip
     16-bit values at 255, so operators would measure other images than the training uses. Operators that call Pillow
@@ -104,7 +104,7 @@ def _open_images_like_the_workflow() -> None:
 
 
 def change_data_juicer() -> None:
-    """Change Data-Juicer in this process and in those that it forks, once."""
+    """Change Data-Juicer once, in this process and in the processes that it forks."""
     if _is_changed():
         return
     _forbid_installations()

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from dj2mgm.data.near_duplicates.clusters import NearDuplicates
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.built_operators import Step, operator_named
+from dj2mgm.juicer.built_operators import Step, naming_operator
 from dj2mgm.juicer.chain import ERROR, OUTCOMES
 from dj2mgm.juicer.changed_data_juicer import Fields
 from dj2mgm.juicer.operators.declarations import merge_reports, take_report
@@ -52,7 +52,7 @@ class Ledger:
     """
 
     def __init__(self):
-        self.kept: list[pa.Table] = []
+        self.tables: list[pa.Table] = []  # kept rows
         self.trace: dict[int, list[str]] = {}  # JSON
         self.counts: dict[int, dict] = {}
 
@@ -65,12 +65,12 @@ class Ledger:
                 self.add_counts(int(number), report)
         for line in (line for events in outcomes["events"].to_pylist() for line in events):
             self.add_event(json.loads(line), line)
-        self.kept.append(outcomes.filter(pc.invert(outcomes["dropped"])).select(ROW_SCHEMA.names))
+        self.tables.append(outcomes.filter(pc.invert(outcomes["dropped"])).select(ROW_SCHEMA.names))
 
     def add_repeats(self, repeats: Repeats) -> None:
         """Find rows with the hash of an earlier row, and drop them unless the step only measures."""
         step = repeats.step
-        for index, table in enumerate(self.kept):
+        for index, table in enumerate(self.tables):
             columns = (table[name].to_pylist() for name in ("id", "stats", "others"))
             first = []
             for identifier, stats, others in zip(*columns, strict=True):
@@ -81,7 +81,7 @@ class Ledger:
                     event = {"id": identifier, "event": kind, "step": step.number, "operator": step.name}
                     self.add_event(event | {"stats": json.loads(stats)})
             if not step.measures:
-                self.kept[index] = table.filter(pa.array(first, pa.bool_()))
+                self.tables[index] = table.filter(pa.array(first, pa.bool_()))
 
     def add_event(self, event: dict, line: str = "") -> None:
         """Add one row of the trace."""
@@ -139,7 +139,7 @@ def keep_selected(step: Step, source: Path, target: Path) -> None:
         return
     started, operator = perf_counter(), step.operator
     assert isinstance(operator, SelectionFilter)
-    with operator_named(step.name):
+    with naming_operator(step.name):
         selection = operator.select(MeasuredRows(source))
     first, counts = 0, {"report": take_report(operator)}
     with replace_folder(target) as folder:
@@ -151,23 +151,23 @@ def keep_selected(step: Step, source: Path, target: Path) -> None:
             ledger.add_counts(step.number, counts | {"seconds": perf_counter() - started})
             started, counts = perf_counter(), {}
             (folder / partition.name).mkdir()
-            write_partition(folder / partition.name, ledger.kept, ledger.counts, ledger.trace)
+            write_partition(folder / partition.name, ledger.tables, ledger.counts, ledger.trace)
 
 
 def _add_selected(ledger: Ledger, step: Step, table: pa.Table, selection: Selection) -> None:
     """Account for some rows, and remove the operator's column, which is no longer needed."""
-    known = list(map(json.loads, table["stats"].to_pylist()))
-    stats = [row | new for row, new in zip(known, selection.stats_of_rows(), strict=True)]
-    for index in np.flatnonzero(~selection.kept):
+    earlier_stats = list(map(json.loads, table["stats"].to_pylist()))
+    stats = [row | new for row, new in zip(earlier_stats, selection.stats_of_rows(), strict=True)]
+    for index in np.flatnonzero(~selection.mask):
         event = {"id": table["id"][index].as_py(), "event": "dropped", "step": step.number, "operator": step.name}
         ledger.add_event(event | {"stats": stats[index]})
     table = _replace_column(table, "stats", map(_dump, stats))
-    table = _without(table, step.operator.column)
-    ledger.kept.append(table.filter(pa.array(selection.kept)))
+    table = _drop_column(table, step.operator.column)
+    ledger.tables.append(table.filter(pa.array(selection.mask)))
 
 
 def drop_near_duplicates(step: Step, source: Path, target: Path) -> None:
-    """Write the partitions that are not yet in `target`: those of `source` without near-duplicates and signatures.
+    """Write the partitions of `source` that `target` lacks, without near-duplicates and signatures.
 
     If the step only measures, near-duplicates are recorded and kept. They are found once and stored in a file next to
     the partitions.
@@ -183,7 +183,7 @@ def drop_near_duplicates(step: Step, source: Path, target: Path) -> None:
                 ledger.add_counts(step.number, {"report": {"clusters": copies.sizes()}})
             ledger.add_counts(step.number, {"seconds": perf_counter() - started})
             with replace_folder(target / partition.name) as folder:
-                write_partition(folder, ledger.kept, ledger.counts, ledger.trace)
+                write_partition(folder, ledger.tables, ledger.counts, ledger.trace)
             started = perf_counter()
         first += read_counts(partition)["rows"]
 
@@ -191,22 +191,22 @@ def drop_near_duplicates(step: Step, source: Path, target: Path) -> None:
 def _find_near_duplicates(operator: NearDeduplicator, source: Path, file: Path) -> NearDuplicates:
     if not file.exists():
         rows = column_values(source, "others", "stats")
-        with operator_named(operator._name):
-            found = operator.find_duplicates(
+        with naming_operator(operator._name):
+            duplicates = operator.find_duplicates(
                 ((json.loads(others)[operator.hash_key], json.loads(stats)) for others, stats in rows), source.parent
             )
-        with replace_file(file, "wb") as whole:
-            np.savez(whole, copy_of=found.copy_of, distance=found.distance)
-    with np.load(file) as found:
-        return NearDuplicates(found["copy_of"], found["distance"])
+        with replace_file(file, "wb") as output:
+            np.savez(output, copy_of=duplicates.copy_of, distance=duplicates.distance)
+    with np.load(file) as arrays:
+        return NearDuplicates(arrays["copy_of"], arrays["distance"])
 
 
 def _read_kept_ids(source: Path, copies: NearDuplicates) -> DiskMap:
     """Return the ids of kept rows that have near-duplicates, by index."""
-    ids, kept = DiskMap(), np.zeros(len(copies.copy_of), dtype=bool)
-    kept[copies.copy_of[copies.copy_of >= 0]] = True
+    ids, has_duplicate = DiskMap(), np.zeros(len(copies.copy_of), dtype=bool)
+    has_duplicate[copies.copy_of[copies.copy_of >= 0]] = True
     rows = enumerate(column_values(source, "id"))
-    ids.fill((str(index), identifier) for index, (identifier,) in rows if kept[index])
+    ids.fill((str(index), identifier) for index, (identifier,) in rows if has_duplicate[index])
     return ids
 
 
@@ -226,13 +226,13 @@ class _NearDuplicateAccounts:
                 event |= {"operator": self.step.name, "stats": json.loads(table["stats"][index].as_py())}
                 event |= {"copy_of": self.ids.get(str(copy_of[index]))}
                 ledger.add_event(event | {"distance": round(float(self.copies.distance[first + index]), 4)})
-            table = _without(table, self.step.operator.hash_key)  # signatures may take a KiB per row
-            ledger.kept.append(table if self.step.measures else table.filter(pa.array(copy_of < 0)))
+            table = _drop_column(table, self.step.operator.hash_key)  # signatures may take a KiB per row
+            ledger.tables.append(table if self.step.measures else table.filter(pa.array(copy_of < 0)))
             first += len(table)
         return ledger
 
 
-def _without(table: pa.Table, column: str | None) -> pa.Table:
+def _drop_column(table: pa.Table, column: str | None) -> pa.Table:
     """Return the table without an added column."""
     rows = map(json.loads, table["others"].to_pylist())
     return _replace_column(

@@ -46,40 +46,42 @@ def empty_result(rows_in: int, steps: list[dict], operators: list[OP], trace: Pa
     if stat := declared(operators[worst["step"] - 1]).unreadable_stat:
         return EmptyResult(
             f"the recipe kept none of {rows_in} rows; the images of {worst['dropped']} cannot be read "
-            f"({_unreadable(stat, worst['step'], trace, rows)}). Correct the paths, or the folder that they are "
+            f"({_count_unreadable(stat, worst['step'], trace, rows)}). Correct the paths, or the folder that they are "
             "relative to"
         )
     return EmptyResult(
         f"the recipe kept none of {rows_in} rows; {worst['operator']} (step {worst['step']}) dropped the most rows "
         f"({worst['dropped']} of {worst['rows_in']})"
-        f"{_distribution(operators[worst['step'] - 1], _stats_at(trace, worst['step']))}. "
+        f"{_describe_distribution(operators[worst['step'] - 1], _read_stats_at(trace, worst['step']))}. "
         "Widen its limits in the recipe, or correct the data"
     )
 
 
-def _unreadable(stat: str, step: int, trace: Path, rows: Path) -> UnreadableImages:
+def _count_unreadable(stat: str, step: int, trace: Path, rows: Path) -> UnreadableImages:
     """Count the rows that a step dropped by the reason in their stat."""
     dropped = (row for row in read_jsonl(trace) if row["event"] == "dropped" and row["step"] == step)
     reasons = {row["id"]: row["stats"][stat] for row in dropped}
-    found = UnreadableImages()
+    unreadable = UnreadableImages()
     for identifier, images in column_values(rows, "id", "images"):
         if identifier in reasons:
-            found.add(reasons[identifier], images[0])
-    return found
+            unreadable.add(reasons[identifier], images[0])
+    return unreadable
 
 
-def _stats_at(trace: Path, step: int) -> list[dict]:
+def _read_stats_at(trace: Path, step: int) -> list[dict]:
     """Return the stats of every row that reached a step; all were dropped there or later."""
     return [row["stats"] for row in read_jsonl(trace) if row["event"] == "dropped" and row["step"] >= step]
 
 
-def _distribution(operator: OP, stats: list[dict]) -> str:
+def _describe_distribution(operator: OP, stats: list[dict]) -> str:
     """Return ` (image_text_similarity: lowest …; min_score 0.1 would keep 12 %, …)` for a filter with one statistic."""
     key = _find_decisive_stat(operator, stats)
-    values = np.array(list(_numbers(stats, key)) if key else [])
+    values = np.array(list(_extract_numbers(stats, key)) if key else [])
     if not len(values):
         return ""
-    text = f"{key}: lowest {_show(values.min())}, median {_show(np.median(values))}, highest {_show(values.max())}"
+    text = (
+        f"{key}: lowest {_format(values.min())}, median {_format(np.median(values))}, highest {_format(values.max())}"
+    )
     limits = [f"{limit} would keep {share:.0%}" for limit, share in _suggest_limits(operator, key, values)]
     return f" ({'; '.join([text, ', '.join(limits)] if limits else [text])})"
 
@@ -95,7 +97,7 @@ def _find_decisive_stat(operator: OP, stats: list[dict]) -> str | None:
     return None
 
 
-def _numbers(stats: list[dict], key: str) -> Iterator[float]:
+def _extract_numbers(stats: list[dict], key: str) -> Iterator[float]:
     for row in stats:
         value = row.get(key)
         if isinstance(value, list):
@@ -110,20 +112,20 @@ def _suggest_limits(operator: OP, statistic: str, values: np.ndarray) -> Iterato
     dropped = {limit: int(limit.drops(values).sum()) for limit in limits}
     if not any(dropped.values()):
         return
-    chosen = max(dropped, key=dropped.get)  # on a tie, the lower limit
-    name, sign = chosen.argument, 1 if chosen.side == "min" else -1
-    seen = set()
+    strictest = max(dropped, key=dropped.get)  # on a tie, the lower limit
+    name, sign = strictest.argument, 1 if strictest.side == "min" else -1
+    suggested = set()
     for share in KEPT_SHARES:
-        limit = sign * _rounded_down(np.quantile(sign * values, 1 - share))
-        if limit not in seen:
-            seen.add(limit)
-            yield f"{name} {_show(limit)}", float(np.mean(sign * values >= sign * limit))
+        limit = sign * _round_down(np.quantile(sign * values, 1 - share))
+        if limit not in suggested:
+            suggested.add(limit)
+            yield f"{name} {_format(limit)}", float(np.mean(sign * values >= sign * limit))
 
 
-def _rounded_down(value: float) -> float:
+def _round_down(value: float) -> float:
     step = 10.0 ** (np.floor(np.log10(abs(value))) - DIGITS + 1) if value else 1.0
     return float(np.floor(value / step) * step)
 
 
-def _show(value: float) -> str:
+def _format(value: float) -> str:
     return f"{value:.{DIGITS}g}"

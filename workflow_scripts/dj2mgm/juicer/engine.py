@@ -23,8 +23,8 @@ from dj2mgm.juicer.built_operators import (
     build_operators,
     check_ids,
     check_special_tokens,
-    operator_named,
-    row_named,
+    name_failing_row,
+    naming_operator,
 )
 from dj2mgm.juicer.chain import Chain
 from dj2mgm.juicer.changed_data_juicer import OP, Fields
@@ -40,7 +40,7 @@ from dj2mgm.juicer.operators.declarations import (
     take_report,
 )
 from dj2mgm.juicer.operators.deduplicators import NearDeduplicator
-from dj2mgm.juicer.operators.selection import SelectionFilter, SharedLimits
+from dj2mgm.juicer.operators.selection import SelectionFilter, ShareLimits
 from dj2mgm.juicer.partitions import (
     column_values,
     count_rows,
@@ -82,7 +82,7 @@ class Pass:
     decision: Decision = Decision.NONE
 
     @property
-    def decided(self) -> tuple[Step, ...]:
+    def finished_steps(self) -> tuple[Step, ...]:
         """The steps that are finished with all rows."""
         return self.steps[:-1] if self.decision is Decision.MEASURED else self.steps
 
@@ -132,7 +132,7 @@ def plan_passes(operators: Sequence[OP], measures: bool = False) -> list[Pass]:
 
 
 def _has_share(operator: OP) -> bool:
-    return isinstance(operator, SharedLimits) and bool(operator.shares)
+    return isinstance(operator, ShareLimits) and bool(operator.shares)
 
 
 class Engine:
@@ -164,7 +164,7 @@ class Engine:
         self.counts: dict[int, dict] = {}
 
     def run(self, data: Path) -> None:
-        """Run all passes, or those up to the first that leaves no row."""
+        """Run the passes in order, and stop after a pass that leaves no row."""
         for operator in self.operators:
             declared(operator).check_ready()
         self.folders = [self.working / "pass-0"]
@@ -201,17 +201,17 @@ class Engine:
             if _has_share(step.operator) and not step.measures:  # the pass before has measured all rows
                 step.operator.set_limits(json.loads(stats) for (stats,) in column_values(source, "stats"))
         chain = Chain(list(current.steps))
-        waiting = [partition for partition in list_partitions(source) if not (target / partition.name).exists()]
-        if len(waiting) < len(list_partitions(source)):
-            note(f"continuing after {len(list_partitions(source)) - len(waiting)} finished partitions")
+        pending = [partition for partition in list_partitions(source) if not (target / partition.name).exists()]
+        if len(pending) < len(list_partitions(source)):
+            note(f"continuing after {len(list_partitions(source)) - len(pending)} finished partitions")
         repeats = _read_repeats(target, current.steps[-1]) if current.decision is Decision.REPEATS else None
-        progress = Progress("rows", sum(read_counts(partition)["rows"] for partition in waiting))
-        with closing(chain), closing(run(chain, waiting)) as outcomes:
+        progress = Progress("rows", sum(read_counts(partition)["rows"] for partition in pending))
+        with closing(chain), closing(run(chain, pending)) as outcomes:
             rows = RowStream(outcomes)
-            for partition in waiting:
+            for partition in pending:
                 count = read_counts(partition)["rows"]
                 _write_outcomes(rows.take(count), repeats, target / partition.name)
-                if partition is not waiting[-1]:
+                if partition is not pending[-1]:
                     progress.add(count)
             next(outcomes, None)  # at the end of the outcomes Ray stops the actors of the pass
 
@@ -221,24 +221,26 @@ class Engine:
             return
         started = perf_counter()
         operator, dataset = step.operator, load_partitions(self.folders[-1], self.working)
-        known = dataset[0][Fields.stats] or {}
-        with operator_named(step.name):
-            measured, kept = _run_on_dataset(operator, dataset, step.measures)
+        earlier_statistics = dataset[0][Fields.stats] or {}
+        with naming_operator(step.name):
+            measured, kept_rows = _run_on_dataset(operator, dataset, step.measures)
         ledger = Ledger()
-        for event in _events(step, dataset, measured, kept):
+        for event in _list_events(step, dataset, measured, kept_rows):
             ledger.add_event(event)
-        new = [name for name in measured[0][Fields.stats] or {} if name not in known]
+        new = [name for name in measured[0][Fields.stats] or {} if name not in earlier_statistics]
         counts = {"statistics": dict.fromkeys(new, len(measured)), "report": take_report(operator)}
         ledger.add_counts(step.number, counts | {"seconds": perf_counter() - started})
         with replace_folder(target) as folder:
-            write_partitions(folder, iterate_tables(measured if step.measures else kept), ledger.counts, ledger.trace)
+            write_partitions(
+                folder, iterate_tables(measured if step.measures else kept_rows), ledger.counts, ledger.trace
+            )
 
     def _summarize(self, current: Pass) -> None:
         """Summarize the operators that the last pass has finished, and log a line for each."""
         for partition in list_partitions(self.folders[-1]):
             for number, counts in read_counts(partition)["operators"].items():
                 self.counts[int(number)] = merge_reports(self.counts.get(int(number), {}), counts)
-        for step in current.decided:
+        for step in current.finished_steps:
             rows_in = self.summaries[-1]["rows_out"] if self.summaries else self.rows_in
             summary = self._summarize_step(step, rows_in)
             self.summaries.append(summary)
@@ -262,7 +264,7 @@ class Engine:
             "changed": counts.get("changed", 0),
             "seconds": round(counts.get("seconds", 0.0), 3),
         }
-        report = operator.judge_report(counts.get("report", {}))
+        report = operator.finish_report(counts.get("report", {}))
         return summary | ({operator.report_key: report} if report else {})
 
 
@@ -275,7 +277,7 @@ def _read_repeats(folder: Path, step: Step) -> Repeats:
 
 
 def _write_outcomes(outcomes: Iterator[pa.Table], repeats: Repeats | None, partition: Path) -> None:
-    """Account for a partition's rows, and write the kept ones."""
+    """Account for a partition's rows, and write the kept rows."""
     started = perf_counter()
     ledger = Ledger()
     for table in outcomes:
@@ -284,7 +286,7 @@ def _write_outcomes(outcomes: Iterator[pa.Table], repeats: Repeats | None, parti
         ledger.add_repeats(repeats)
     ledger.share_time(perf_counter() - started)
     with replace_folder(partition) as folder:
-        write_partition(folder, ledger.kept, ledger.counts, ledger.trace)
+        write_partition(folder, ledger.tables, ledger.counts, ledger.trace)
 
 
 def _run_on_dataset(operator: OP, dataset: "NestedDataset", measures: bool) -> tuple["NestedDataset", "NestedDataset"]:
@@ -293,7 +295,7 @@ def _run_on_dataset(operator: OP, dataset: "NestedDataset", measures: bool) -> t
     A filter runs like in its own `run`, in two steps. If it only `measures`, the second step is left out.
     """
     if method := batch_method(operator):
-        setattr(operator, method, row_named(operator._name, getattr(operator, method)))
+        setattr(operator, method, name_failing_row(operator._name, getattr(operator, method)))
     decide = decision_method(operator)
     if decide is None:
         return dataset, operator.run(dataset)
@@ -303,20 +305,24 @@ def _run_on_dataset(operator: OP, dataset: "NestedDataset", measures: bool) -> t
     return measured, measured.filter(decide, batch_size=operator.batch_size, desc=f"{operator._name}_process")
 
 
-def _events(step: Step, before: "NestedDataset", measured: "NestedDataset", kept: "NestedDataset") -> Iterator[dict]:
+def _list_events(
+    step: Step, before: "NestedDataset", measured: "NestedDataset", kept_rows: "NestedDataset"
+) -> Iterator[dict]:
     """Yield the trace of an operator on the whole dataset: dropped (or repeated) rows and changed texts."""
-    columns = {"id": [identifier for (identifier,) in iterate(kept, "id")]} if "id" in kept.column_names else {}
+    columns = (
+        {"id": [identifier for (identifier,) in iterate(kept_rows, "id")]} if "id" in kept_rows.column_names else {}
+    )
     check_ids(step.name, {identifier for (identifier,) in iterate(before, "id")}, columns)
-    remaining, place = set(columns["id"]), {"step": step.number, "operator": step.name}
+    remaining_ids, step_keys = set(columns["id"]), {"step": step.number, "operator": step.name}
     kind = "repeated" if step.measures else "dropped"
     for identifier, stats, meta in iterate(measured, "id", Fields.stats, Fields.meta):
-        if identifier not in remaining:
-            yield {"id": identifier, "event": kind} | place | {"stats": stats or {}} | read_recaption(meta)
+        if identifier not in remaining_ids:
+            yield {"id": identifier, "event": kind} | step_keys | {"stats": stats or {}} | read_recaption(meta)
     texts = dict(iterate(before, "id", "text"))
-    for identifier, text in iterate(kept, "id", "text"):
+    for identifier, text in iterate(kept_rows, "id", "text"):
         if text != texts[identifier]:
             check_special_tokens(
-                step.name, *({"id": [identifier], "text": [seen]} for seen in (texts[identifier], text))
+                step.name, *({"id": [identifier], "text": [value]} for value in (texts[identifier], text))
             )
             change = {"id": identifier, "event": "changed", "text_before": texts[identifier], "text_after": text}
-            yield change | place
+            yield change | step_keys

@@ -19,7 +19,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.juicer.built_operators import missing_package
 from dj2mgm.juicer.chain import Chain
 from dj2mgm.juicer.changed_data_juicer import MissingPackage, ray_dataset_class
-from dj2mgm.juicer.partitions import batch_places, batches, read_record_batch
+from dj2mgm.juicer.partitions import batches, list_batches, read_record_batch
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.storage.streaming import map_in_order
@@ -58,7 +58,7 @@ def ray_cluster(settings: RecipeSettings, working: Path) -> Iterator[Run]:
         logging.getLogger(name).setLevel(logging.ERROR)
     environment = {"PYTHONPATH": str(SCRIPTS), "RAY_JOB": "1"}  # Data-Juicer detects Ray by RAY_JOB
     environment |= {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_"))}
-    own = {} if settings.ray_address else _own_cluster(max(settings.processes, settings.gpus), working)
+    options = {} if settings.ray_address else _prepare_own_cluster(max(settings.processes, settings.gpus), working)
     try:
         _check_reachable(settings.ray_address or "")
         ray.init(
@@ -66,7 +66,7 @@ def ray_cluster(settings: RecipeSettings, working: Path) -> Iterator[Run]:
             runtime_env={"env_vars": environment},
             log_to_driver=False,
             logging_level=logging.ERROR,
-            **own,
+            **options,
         )
     except (OSError, ValueError) as error:
         raise InputError(
@@ -80,8 +80,8 @@ def ray_cluster(settings: RecipeSettings, working: Path) -> Iterator[Run]:
         yield _run_on_ray
     finally:
         ray.shutdown()
-        if own:
-            shutil.rmtree(own["_temp_dir"], ignore_errors=True)
+        if options:
+            shutil.rmtree(options["_temp_dir"], ignore_errors=True)
 
 
 def _check_reachable(address: str) -> None:
@@ -91,7 +91,7 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
-def _own_cluster(cores: int, working: Path) -> dict:
+def _prepare_own_cluster(cores: int, working: Path) -> dict:
     # Ray's agents outlive a killed stage for this time and keep its log open
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage statistics
@@ -112,22 +112,24 @@ def _run_on_ray(chain: Chain, partitions: list[Path]) -> Iterator[pa.Table]:
         note(f"{names}: runs in this process and not on Ray, since one process must count the requests to a server")
         yield from run_locally(chain, partitions, 1)
         return
-    places = [place for partition in partitions for place in batch_places(partition)]
-    if not places:
+    batch_locations = [location for partition in partitions for location in list_batches(partition)]
+    if not batch_locations:
         return
-    reading = {}
+    read_options = {}
     if chain.use_ray_actor():
         resources = ray.cluster_resources()
         chain.num_proc, chain.num_gpus = int(resources["CPU"]), None  # an actor takes a core
         if chain.use_cuda():  # and a GPU
             chain.num_proc, chain.num_gpus = min(chain.num_proc, int(resources["GPU"])), 1
-        reading["num_cpus"] = 0  # the actors may hold all cores
-    items = [{"path": path, "number": number} for path, number in places]
-    rows = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(_read, batch_size=1, **reading)
+        read_options["num_cpus"] = 0  # the actors may hold all cores
+    items = [{"path": path, "number": number} for path, number in batch_locations]
+    rows = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
+        _read_batch, batch_size=1, **read_options
+    )
     dataset = ray_dataset_class()(rows, auto_op_parallelism=False)
     yield from dataset.process([chain]).data.iter_batches(batch_size=None, batch_format="pyarrow")
 
 
-def _read(places: dict) -> pa.Table:
-    [path], [number] = places["path"], places["number"]
+def _read_batch(locations: dict) -> pa.Table:
+    [path], [number] = locations["path"], locations["number"]
     return read_record_batch(str(path), int(number))

@@ -62,13 +62,13 @@ def count_rows(folder: Path) -> int:
 
 
 def batches(partition: Path) -> Iterator[pa.Table]:
-    """Yield the record batches; the file is not mapped into memory, since pages would stay there."""
+    """Yield the record batches. The file is not mapped into memory, since its pages would stay there."""
     with pa.OSFile(str(partition / FILE)) as file, pa.ipc.open_file(file) as reader:
         for number in range(reader.num_record_batches):
             yield pa.Table.from_batches([reader.get_batch(number)])
 
 
-def batch_places(partition: Path) -> Iterator[tuple[str, int]]:
+def list_batches(partition: Path) -> Iterator[tuple[str, int]]:
     """Yield file and number of each batch, for `read_record_batch`."""
     with pa.OSFile(str(partition / FILE)) as file, pa.ipc.open_file(file) as reader:
         yield from ((str(partition / FILE), number) for number in range(reader.num_record_batches))
@@ -113,7 +113,7 @@ def import_rows(data: Path, image_root: Path, folder: Path, columns: dict[str, o
     `columns` are further columns that operators see, each with the value for rows without it.
     """
     with replace_folder(folder) as temporary:
-        tables = (_table(rows, image_root, columns or {}) for rows in _cut(read_dj_jsonl(data), ROWS_AT_ONCE))
+        tables = (_build_table(rows, image_root, columns or {}) for rows in _cut(read_dj_jsonl(data), ROWS_AT_ONCE))
         write_partitions(temporary, tables, {}, {})
         if not read_counts(list_partitions(temporary)[0])["rows"]:
             raise InputError(
@@ -141,7 +141,7 @@ def _cut(items: Iterable, size: int) -> Iterator[list]:
         yield part
 
 
-def _table(rows: list[dict], image_root: Path, more: dict[str, object]) -> pa.Table:
+def _build_table(rows: list[dict], image_root: Path, defaults: dict[str, object]) -> pa.Table:
     empty = ["{}"] * len(rows)
     columns = {
         "id": [row["id"] for row in rows],
@@ -150,21 +150,21 @@ def _table(rows: list[dict], image_root: Path, more: dict[str, object]) -> pa.Ta
         "input_row": [json.dumps(row, ensure_ascii=False) for row in rows],
         "stats": empty,
         "meta": empty,
-        "others": [json.dumps({key: row.get(key, value) for key, value in more.items()}) for row in rows],
+        "others": [json.dumps({key: row.get(key, value) for key, value in defaults.items()}) for row in rows],
     }
     return pa.table(columns, schema=ROW_SCHEMA)
 
 
 def join_traces(folders: list[Path], operators: int, target: Path) -> None:
     """Join the traces of all partitions of the folders, ordered by operator, with rows in their order."""
-    with open(target, "wb") as whole:
+    with open(target, "wb") as output:
         for number in range(1, operators + 1):
             for folder in folders:
                 for partition in list_partitions(folder):
                     part = partition / trace_name(number)
                     if part.is_file():
                         with open(part, "rb") as lines:
-                            shutil.copyfileobj(lines, whole)
+                            shutil.copyfileobj(lines, output)
 
 
 INPUT_ROW = "input_row"
@@ -216,7 +216,8 @@ def iterate_tables(dataset: "NestedDataset") -> Iterator[pa.Table]:
 def output_rows(folder: Path, image_root: Path) -> Iterator[dict]:
     """Yield the input rows with their current text and question, and with `recaption` if it is a new caption.
 
-    An operator that has replaced an image is refused, because paths would not be those of the dataset.
+    Raises:
+        InputError: an operator has replaced an image, so its path is not a path of the dataset.
     """
     columns = ("id", "text", "images", INPUT_ROW, "meta", "others")
     for identifier, text, images, source, meta, others in column_values(folder, *columns):

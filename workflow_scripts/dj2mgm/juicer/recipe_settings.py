@@ -41,7 +41,7 @@ class RecipeSettings:
     image_root: Path  # absolute folder that the rows' image paths are relative to
     processes: int  # number of processes that share an operator's rows
     steps: Sequence[RecipeStep]  # checked steps of the recipe
-    # arguments of the stage by operator, which are used if the recipe does not give them
+    # arguments of the stage by operator; arguments in the recipe have precedence
     arguments: dict[str, dict] = field(default_factory=dict)
     executor: str = "default"  # `default` (this machine) or `ray`
     ray_address: str | None = None  # address of a Ray cluster (None: Ray starts one on this machine)
@@ -50,7 +50,7 @@ class RecipeSettings:
 
     @property
     def columns(self) -> dict[str, object]:
-        """Columns that operators see in addition to those of pairs, with the value for rows without it."""
+        """Columns that operators see in addition to the columns of pairs, with the default of each column."""
         return COLUMNS if self.rows == INSTRUCTIONS else {}
 
     @property
@@ -118,17 +118,17 @@ def prepare_synthesis(
             "--captioner-model (assembled) and --captioner-stage (pretrain's output)"
         )
     folders = {"base_model": str(model.base), "stage": str(model.stage)} if model else {}
-    writes = {
+    writer_arguments = {
         "captioner": settings.captioner and settings.captioner.as_operator(**folders),
         "seed": settings.seed,
         "captions_folder": settings.captions,
         "writer": settings.writer or "-".join(output_dir.resolve().parts[-3:]),
     }
-    arguments = clip_arguments(settings.clip) | {RECAPTION: {"hf_clip": settings.clip} | writes}
-    arguments |= dict.fromkeys((RATE, REPAIR), {key: value for key, value in writes.items() if key != "seed"})
+    arguments = clip_arguments(settings.clip) | {RECAPTION: {"hf_clip": settings.clip} | writer_arguments}
+    arguments |= dict.fromkeys((RATE, REPAIR), {key: value for key, value in writer_arguments.items() if key != "seed"})
     if files:
-        read = {"question_file": str(files.instructions), "held_out_file": str(files.evaluation)}
-        arguments |= {INSTRUCT: writes | read}
+        file_arguments = {"question_file": str(files.instructions), "held_out_file": str(files.evaluation)}
+        arguments |= {INSTRUCT: writer_arguments | file_arguments}
     if trained:
         arguments |= dict.fromkeys(MEASURING, folders | {"template": trained.template})
         arguments[LIKELIHOOD_GAIN] = arguments[LIKELIHOOD_GAIN] | {"question": trained.question}

@@ -49,11 +49,11 @@ def run_recipe(settings: RecipeSettings, data: Path, output_dir: Path, rows_file
         if not recipe_engine.rows_out:
             steps_done, first = recipe_engine.summaries, recipe_engine.folders[0]
             raise empty_result(recipe_engine.rows_in, steps_done, recipe_engine.operators, working / TRACE, first)
-        kept = write_jsonl(output_dir / rows_file, output_rows(recipe_engine.folders[-1], settings.image_root))
+        rows_kept = write_jsonl(output_dir / rows_file, output_rows(recipe_engine.folders[-1], settings.image_root))
         write_jsonl(output_dir / STATS, output_stats(recipe_engine.folders[-1]))
         os.replace(working / TRACE, output_dir / TRACE)
-        summary = _summary(
-            data, recipe_engine.rows_in, kept, recipe_engine.summaries, _count_events(output_dir / TRACE)
+        summary = _build_summary(
+            data, recipe_engine.rows_in, rows_kept, recipe_engine.summaries, _count_events(output_dir / TRACE)
         )
         summary |= {"rows": settings.rows} if settings.rows == INSTRUCTIONS else {}
     write_json(output_dir / SUMMARY, summary)
@@ -106,7 +106,7 @@ def _count_events(trace: Path) -> Counter:
         return Counter((row["step"], row["event"]) for row in map(json.loads, lines))
 
 
-def _summary(data: Path, rows_in: int, kept: int, steps: list[dict], events: Counter) -> dict:
+def _build_summary(data: Path, rows_in: int, rows_kept: int, steps: list[dict], events: Counter) -> dict:
     """Return the summary; raise RuntimeError unless every input row is kept or dropped by one operator in the trace."""
     broken = Counter()
     expected = rows_in
@@ -116,12 +116,12 @@ def _summary(data: Path, rows_in: int, kept: int, steps: list[dict], events: Cou
             raise RuntimeError(f"the rows of step {step} do not add up with {in_trace} dropped rows in the trace")
         expected = step["rows_out"]
         broken.update(step.get("broken_images", {}))
-    if kept != expected:
-        raise RuntimeError(f"{kept} rows were written, the operators kept {expected}")
+    if rows_kept != expected:
+        raise RuntimeError(f"{rows_kept} rows were written, the operators kept {expected}")
     return {
         "rows_in": rows_in,
-        "rows_kept": kept,
-        "rows_dropped": rows_in - kept,
+        "rows_kept": rows_kept,
+        "rows_dropped": rows_in - rows_kept,
         "errors": 0,
         "broken_images": {reason: broken[reason] for reason in BadImage.REASONS},
         "operators": steps,

@@ -15,12 +15,12 @@ def configure_log() -> None:
     """
     logger.remove()
     levels = {"": "INFO", "data_juicer": "WARNING"}
-    logger.add(sys.stderr, format=_line_format, filter=levels)
+    logger.add(sys.stderr, format=_choose_line_format, filter=levels)
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
 
 
-def _line_format(record: dict) -> str:
+def _choose_line_format(record: dict) -> str:
     """Return the format of a log line; the workflow's own warnings get the mark that shows them in the console too."""
     own_warning = record["level"].name == "WARNING" and not record["name"].startswith("data_juicer")
     return f"{WARNING if own_warning else '{time:HH:mm:ss} {level} '}{{message}}\n{{exception}}"

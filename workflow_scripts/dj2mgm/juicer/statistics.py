@@ -36,7 +36,7 @@ Limits = dict[str, FilterLimit]  # by side
 
 @dataclass(frozen=True)
 class Statistic:
-    """The values of one of Data-Juicer's statistics over all rows."""
+    """The values of a Data-Juicer statistic over all rows."""
 
     name: str
     operator: str
@@ -79,8 +79,8 @@ def read_statistic_limits(operator: Filter, arguments: dict | None, statistic: s
     """Return the range that an operator keeps of a statistic by side, from its arguments min_… and max_….
 
     It is empty if the operator has no such arguments or keeps values outside of its range. Arguments that the recipe
-    does not give have the operator's defaults. Unless the statistic is `alone`, the name of an argument is part of the
-    statistic's name (min_width, image_width).
+    does not state have the operator's defaults. `alone` means that the operator has no other statistic. Otherwise the
+    name of an argument without its prefix is part of the statistic's name (min_width, image_width).
     """
     if operator.reversed_range:
         return {}
@@ -88,12 +88,12 @@ def read_statistic_limits(operator: Filter, arguments: dict | None, statistic: s
 
 
 def find_share_limits(values: np.ndarray, arguments: dict) -> Limits:
-    """Return the limits that the shares and quantiles in `arguments` stand for, given all values."""
-    given = {name: arguments[name] for name in SIDE_BY_SHARE if arguments.get(name) is not None}
-    found = compute_score_limits(values[np.isfinite(values)], **given)
+    """Return the limits that the shares and quantiles in `arguments` set for these values."""
+    shares = {name: arguments[name] for name in SIDE_BY_SHARE if arguments.get(name) is not None}
+    limits = compute_score_limits(values[np.isfinite(values)], **shares)
     return {
-        SIDE_BY_SHARE[name]: FilterLimit(SIDE_BY_SHARE[name], name, found[SIDE_BY_SHARE[name]], share)
-        for name, share in given.items()
+        SIDE_BY_SHARE[name]: FilterLimit(SIDE_BY_SHARE[name], name, limits[SIDE_BY_SHARE[name]], share)
+        for name, share in shares.items()
     }
 
 

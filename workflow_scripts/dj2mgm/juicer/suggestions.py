@@ -57,7 +57,7 @@ def separated_tail(values: np.ndarray, upper: bool) -> Tail | None:
     """
     sign = -1 if upper else 1
     ordered = np.sort(sign * values)
-    starts, ends = _places(ordered, sign)
+    starts, ends = _find_edges(ordered, sign)
     low, high = np.quantile((starts + ends) / 2, [0.25, 0.75])
     wide = MIN_GAP * (high - low) if high > low else math.log(GAP_FACTOR) if is_logarithmic(values) else GAP_SHARE
     least, most = max(MIN_ROWS, math.ceil(MIN_TAIL * len(values))), math.floor(MAX_TAIL * len(values))
@@ -73,10 +73,10 @@ def separated_tail(values: np.ndarray, upper: bool) -> Tail | None:
     tail = int(first + (starts[first : last + 1] - ends[first - 1 : last]).argmax())
     if tail > most:
         return None
-    return Tail(tail, *(float(sign * ordered[place]) for place in (0, tail - 1, tail)))
+    return Tail(tail, *(float(sign * ordered[index]) for index in (0, tail - 1, tail)))
 
 
-def _places(ordered: np.ndarray, sign: int) -> tuple[np.ndarray, np.ndarray]:
+def _find_edges(ordered: np.ndarray, sign: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the start and end of each value; a whole number is 1 wide, so that steps between them are not gaps."""
     half = 0.5 if np.all(ordered == np.round(ordered)) else 0.0
     starts, ends = ordered - half, ordered + half
@@ -115,27 +115,27 @@ def valley_between_humps(values: np.ndarray) -> Valley | None:
     """Return the valley between the two normals that fit (N,) finite values best, or None if there is one hump.
 
     There are two humps if the Bayesian information criterion prefers two normals to one by 10, and if the density
-    between them falls to half of the lower hump's or less. A single skewed hump passes the first test only.
+    between them falls to at most half the density of the lower hump. A single skewed hump passes the first test only.
     """
     if values.min() == values.max():
         return None
     rows, edges = np.histogram(values, FITTED_BINS)
     at = (edges[1:] + edges[:-1]) / 2
     smallest_variance = (edges[1] - edges[0]) ** 2
-    one = _fit(at, rows, np.ones((len(at), 1)), smallest_variance)
+    single = _fit(at, rows, np.ones((len(at), 1)), smallest_variance)
     starts = (at > np.quantile(values, share) for share in (0.2, 0.5, 0.8))
     fits = [_fit(at, rows, np.stack([~above, above], axis=1).astype(float), smallest_variance) for above in starts]
-    two = max(fits, key=lambda fit: fit.log_likelihood)
+    mixture = max(fits, key=lambda fit: fit.log_likelihood)
     per_parameter = math.log(rows.sum())
-    if 2 * (two.log_likelihood - one.log_likelihood) - 3 * per_parameter < EVIDENCE:
+    if 2 * (mixture.log_likelihood - single.log_likelihood) - 3 * per_parameter < EVIDENCE:
         return None
-    lower, upper = np.sort(two.means)
+    lower, upper = np.sort(mixture.means)
     line = np.linspace(lower, upper, FITTED_BINS)
-    density = two.density(line).sum(axis=1)
+    density = mixture.density(line).sum(axis=1)
     thinnest = int(density.argmin())
     if density[thinnest] > MAX_VALLEY_DENSITY * min(density[0], density[-1]):
         return None
-    return Valley(float(line[thinnest]), (float(lower), float(upper)), float(two.weights[two.means.argmin()]))
+    return Valley(float(line[thinnest]), (float(lower), float(upper)), float(mixture.weights[mixture.means.argmin()]))
 
 
 @dataclass(frozen=True)
@@ -182,63 +182,63 @@ def suggest(statistic: Statistic) -> Statistic:
     """Return the statistic with suggested limits and a remark."""
     finite, limits = statistic.finite, statistic.limits
     if "min" in limits and limits["min"].argument in SIDE_BY_SHARE:
-        return replace(statistic, suggested={side: _unchanged(limit, statistic) for side, limit in limits.items()})
+        return replace(statistic, suggested={side: _keep_limit(limit, statistic) for side, limit in limits.items()})
     if "min" in limits and SCORE in limits["min"].argument:
         valley = valley_between_humps(finite)
-        suggested = {side: _unchanged(limit, statistic) for side, limit in limits.items()}
+        suggested = {side: _keep_limit(limit, statistic) for side, limit in limits.items()}
         if valley:
-            suggested["min"] = _in_valley(limits["min"], valley)
-        return replace(statistic, suggested=suggested, remark=TWO_HUMPS if valley else _one_hump(finite))
+            suggested["min"] = _move_to_valley(limits["min"], valley)
+        return replace(statistic, suggested=suggested, remark=TWO_HUMPS if valley else _describe_one_hump(finite))
     tails = {side: separated_tail(finite, upper=side == "max") for side in limits}
     suggested = {
-        side: _before_tail(limit, tails[side], statistic) if tails[side] else _unchanged(limit, statistic)
+        side: _move_before_tail(limit, tails[side], statistic) if tails[side] else _keep_limit(limit, statistic)
         for side, limit in limits.items()
     }
     return replace(statistic, suggested=suggested, remark="" if any(tails.values()) or not limits else NO_TAIL)
 
 
-def _in_valley(limit: FilterLimit, valley: Valley) -> FilterLimit:
+def _move_to_valley(limit: FilterLimit, valley: Valley) -> FilterLimit:
     low, high = (format_statistic(hump) for hump in valley.humps)
     reason = f"the valley between two humps, at {low} ({valley.share:.0%} of the rows) and {high}"
-    return _moved(limit, float(f"{valley.at:.3g}"), reason)
+    return _replace_value(limit, float(f"{valley.at:.3g}"), reason)
 
 
-def _before_tail(limit: FilterLimit, tail: Tail, statistic: Statistic) -> FilterLimit:
+def _move_before_tail(limit: FilterLimit, tail: Tail, statistic: Statistic) -> FilterLimit:
     first, last = sorted([tail.outermost, tail.innermost])
     group = format_statistic(first) if first == last else f"{format_statistic(first)} to {format_statistic(last)}"
     reason = f"a group of its own: {group}, then none {'down' if tail.upper else 'up'} to {format_statistic(tail.rest)}"
     low, high = sorted([tail.innermost, tail.rest])
-    if _stated(limit, statistic) and low < limit.value < high:
+    if _is_in_recipe(limit, statistic) and low < limit.value < high:
         return replace(limit, reason=f"{reason}; as in the recipe")
     whole = bool(np.all(statistic.finite == np.round(statistic.finite)))
-    return _moved(limit, between(tail, whole), reason)
+    return _replace_value(limit, between(tail, whole), reason)
 
 
-def _unchanged(limit: FilterLimit, statistic: Statistic) -> FilterLimit:
+def _keep_limit(limit: FilterLimit, statistic: Statistic) -> FilterLimit:
     """Keep a limit of the recipe; widen a default that would drop rows."""
-    if _stated(limit, statistic):
+    if _is_in_recipe(limit, statistic):
         return replace(limit, reason="as in the recipe")
     if not limit.drops(statistic.finite).any():
         return replace(limit, reason="the default")
     lowest = limit.side == "min"
     outermost = float(statistic.finite.min() if lowest else statistic.finite.max())
-    return _moved(limit, _rounded(outermost, down=lowest), "wide enough for all rows")
+    return _replace_value(limit, _round_outward(outermost, down=lowest), "wide enough for all rows")
 
 
-def _stated(limit: FilterLimit, statistic: Statistic) -> bool:
+def _is_in_recipe(limit: FilterLimit, statistic: Statistic) -> bool:
     return statistic.arguments is not None and limit.argument in statistic.arguments
 
 
-def _moved(limit: FilterLimit, value: float, reason: str) -> FilterLimit:
+def _replace_value(limit: FilterLimit, value: float, reason: str) -> FilterLimit:
     """Return the limit with another value, in the type that the operator takes; sizes in bytes are strings."""
     if isinstance(limit.written, str):
         value = float(np.floor(value) if limit.side == "max" else np.ceil(value))
         return replace(limit, value=value, written=str(int(value)), reason=reason)
-    written = int(value) if value == int(value) and isinstance(limit.written, int) else value
-    return replace(limit, value=value, written=written, reason=reason)
+    recipe_value = int(value) if value == int(value) and isinstance(limit.written, int) else value
+    return replace(limit, value=value, written=recipe_value, reason=reason)
 
 
-def _rounded(value: float, down: bool) -> float:
+def _round_outward(value: float, down: bool) -> float:
     """Round to two digits, away from the data."""
     if value == 0:
         return 0.0
@@ -246,11 +246,11 @@ def _rounded(value: float, down: bool) -> float:
     return float(f"{(np.floor if down else np.ceil)(value / step) * step:.6g}")
 
 
-def _one_hump(finite: np.ndarray) -> str:
-    kept = ", ".join(
+def _describe_one_hump(finite: np.ndarray) -> str:
+    limits = ", ".join(
         f"{share:.0%} → {format_statistic(float(np.quantile(finite, 1 - share)))}" for share in SHOWN_SHARES
     )
-    return f"One hump, so the data suggest no limit. Choose a share to keep: {kept}."
+    return f"One hump, so the data suggest no limit. Choose a share to keep: {limits}."
 
 
 def format_statistic(value: float) -> str:
@@ -271,24 +271,24 @@ def recipe_text(head: str, process: list[dict], statistics: list[Statistic], dro
     lines = [f"# {line}".rstrip() for line in head.splitlines()] + ["", "process:"]
     for step in process:
         [(name, arguments)] = step.items()
-        found = [(s, limit) for s in by_operator[name] for limit in s.suggested.values()]
-        limits: Limits = {limit.argument: limit for _, limit in found}
-        rows = {limit.argument: int(limit.drops(s.finite).sum()) for s, limit in found}
+        limits_of_statistics = [(s, limit) for s in by_operator[name] for limit in s.suggested.values()]
+        limits: Limits = {limit.argument: limit for _, limit in limits_of_statistics}
+        rows = {limit.argument: int(limit.drops(s.finite).sum()) for s, limit in limits_of_statistics}
         lines.append(f"  - {name}:" + (f"  # {drops[name]}" if name in drops else ""))
         lines += [f"      # {s.name}: {s.remark}" for s in by_operator[name] if s.remark]
-        for argument in dict.fromkeys([*(arguments or {}), *_not_default(limits)]):
+        for argument in dict.fromkeys([*(arguments or {}), *_find_non_default(limits)]):
             value = limits[argument].written if argument in limits else arguments[argument]
             comment = f"  # drops {rows[argument]}: {limits[argument].reason}" if argument in limits else ""
-            lines.append(f"      {_flow({argument: value})}{comment}")
+            lines.append(f"      {_format_pair({argument: value})}{comment}")
         lines.append("")
     return "\n".join(lines[:-1]) + "\n"
 
 
-def _not_default(limits: Limits) -> Iterator[str]:
+def _find_non_default(limits: Limits) -> Iterator[str]:
     return (argument for argument, limit in limits.items() if limit.reason != "the default")
 
 
-def _flow(pair: dict) -> str:
+def _format_pair(pair: dict) -> str:
     """Return `argument: value` on one line."""
     [(argument, value)] = pair.items()
     text = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)

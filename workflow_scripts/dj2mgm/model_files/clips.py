@@ -85,8 +85,8 @@ def check_made(name: str, key: str, models: Collection[str]) -> None:
     """
     made = MADE_HERE.fullmatch(name)
     if made and made["model"] not in models:
-        known = f"; name a CLIP of {', '.join(sorted(models))}" if models else ""
-        raise InputError(f"{key}: {name} is not made here: no experiment uses the model {made['model']}{known}")
+        remedy = f"; name a CLIP of {', '.join(sorted(models))}" if models else ""
+        raise InputError(f"{key}: {name} is not made here: no experiment uses the model {made['model']}{remedy}")
 
 
 def check_judge(name: str, key: str) -> None:
@@ -130,10 +130,10 @@ def selecting_clips(recipes: dict[str, dict | None], clip: str) -> list[str]:
         clip: the default of operators.
     """
     steps = [step for recipe in recipes.values() if recipe for step in recipe["process"]]
-    named = {
+    clips = {
         (arguments or {}).get("hf_clip", clip)
         for step in steps
         for operator, arguments in step.items()
         if any(part in operator for part in CLIP_OPERATORS)
     }
-    return sorted(named)
+    return sorted(clips)

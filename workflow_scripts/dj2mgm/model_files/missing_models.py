@@ -61,7 +61,7 @@ def check_clip_folder(model: ModelFile) -> None:
 def find_missing_models(model: ModelFile) -> dict[str, str]:
     """Return the folders and hub ids of a model that this machine lacks or has in part.
 
-    The keys are those of `parts`, `CLIP_KEY`, and `WHOLE_MODEL` for the model itself.
+    Keys are the keys of `parts`, `CLIP_KEY`, and `WHOLE_MODEL` for the model itself.
     """
     parts = model.parts | {CLIP_KEY: model.clip}
     missing = {key: part for key, part in parts.items() if not is_complete(part)}
@@ -74,8 +74,8 @@ def find_missing_models(model: ModelFile) -> dict[str, str]:
 
 def find_downloads(model: ModelFile, missing: dict[str, str]) -> list[ModelDownload]:
     """Return the downloads that fill missing folders, as far as the model's file names their sources."""
-    found = (_find_download(model, key, part) for key, part in missing.items())
-    return list(dict.fromkeys(download for download in found if download))
+    downloads = (_find_download(model, key, part) for key, part in missing.items())
+    return list(dict.fromkeys(download for download in downloads if download))
 
 
 def model_files(folder: str) -> list[str]:
@@ -156,13 +156,13 @@ def _find_download(model: ModelFile, key: str, part: str) -> ModelDownload | Non
         return ModelDownload(part)
     if key not in (WHOLE_MODEL, "language_model") and len(model.hub_ids) != len(PART_KEYS):
         return None
-    place = 0 if key == WHOLE_MODEL else PART_KEYS.index("vision_tower" if key == CLIP_KEY else key)
-    if place >= len(model.hub_ids):
+    index = 0 if key == WHOLE_MODEL else PART_KEYS.index("vision_tower" if key == CLIP_KEY else key)
+    if index >= len(model.hub_ids):
         return None
-    hub_id = model.hub_ids[place]
+    hub_id = model.hub_ids[index]
     if part == find_model(hub_id):  # a part of it is in the hub's cache
         return ModelDownload(hub_id)
-    if conversion := None if key == WHOLE_MODEL else CONVERSIONS.get(PART_KEYS[place]):
+    if conversion := None if key == WHOLE_MODEL else CONVERSIONS.get(PART_KEYS[index]):
         return ModelDownload(hub_id, f"downloads/{Path(part).name}", conversion, part)
     if model.is_mgm and key == WHOLE_MODEL:
         return ModelDownload(hub_id, f"downloads/{Path(part).name}")  # docs/models.md: converted by hand

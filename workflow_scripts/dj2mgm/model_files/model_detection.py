@@ -36,7 +36,7 @@ def describe_model(value: str, folder: str) -> ModelFile:
         raise InputError(f"model: there is no folder {value}; correct the path")
     hub_ids = [] if os.path.isdir(value) or names_folder(value) else [value]
     model = TransformersModel(transformers=os.path.normpath(folder), hub_ids=hub_ids)
-    return model.named(os.path.normpath(value))
+    return model.with_name(os.path.normpath(value))
 
 
 def _check_type(value: str, folder: Path) -> None:

@@ -54,8 +54,8 @@ MAX_FILES = 10_000
 MAX_FILE_BYTES, MAX_CONFIG_BYTES = 256 * MIB, 8 * MIB  # bytes of vocabularies, and of settings or templates
 SETTINGS_FILES = re.compile(r".*config\.json|chat_template\..*|.*\.jinja|license.*|notice.*", re.I)
 
-# Limits of the integers in a configuration by key; the first matching pattern counts. They are far above those of
-# published models, and below the numbers at which a machine runs out of time or memory before a library complains.
+# Limits of the integers in a configuration by key; the first matching pattern counts. They are far above the numbers
+# of published models, and below the numbers at which a machine runs out of time or memory before a library complains.
 NUMBER_LIMITS = (
     (re.compile(r".*(_ids?|_index|token|theta|base|seed|length|window\w*|scale\w*|factor|window_size)"), 1 << 31),
     (re.compile(r".*(layers?|blocks?|depths?|stages?|experts|heads?|groups)(_per_\w+)?"), 1 << 10),
@@ -147,10 +147,10 @@ def _find_damage(path: Path) -> DamagedWeights | None:
         try:
             header = json.loads(file.read(header_bytes)) if header_bytes <= min(size, MAX_HEADER_BYTES) else None
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-            stated = LENGTH_BYTES + header_bytes + max(ends, default=0)
+            expected_size = LENGTH_BYTES + header_bytes + max(ends, default=0)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             return DamagedWeights(path, f"has no header of safetensors in its {size} bytes")
-    return None if size == stated else DamagedWeights(path, f"has {size} of {stated} bytes")
+    return None if size == expected_size else DamagedWeights(path, f"has {size} of {expected_size} bytes")
 
 
 def copy_model_files(source: Path, target: Path, names: frozenset[str]) -> None:
@@ -163,11 +163,11 @@ def copy_model_files(source: Path, target: Path, names: frozenset[str]) -> None:
 
 def check_config(path: Path) -> None:
     """Check the integers in a configuration of a model or a processor, at any depth."""
-    limit_of = _limit_of_processor if path.name in PROCESSOR_CONFIGS else _limit_of_model
+    find_limit = _find_processor_limit if path.name in PROCESSOR_CONFIGS else _find_model_limit
     try:
-        for place, key, number, has_areas in _integers(read_json(path, remedy=FIX)):
-            if abs(number) > (limit := limit_of(key, has_areas)):
-                raise InputError(f"{path}: {place} is {str(number)[:40]}; at most {limit} is allowed. {FIX}")
+        for key_path, key, number, has_areas in _find_numbers(read_json(path, remedy=FIX)):
+            if abs(number) > (limit := find_limit(key, has_areas)):
+                raise InputError(f"{path}: {key_path} is {str(number)[:40]}; at most {limit} is allowed. {FIX}")
     except (RecursionError, OverflowError, ValueError):  # ValueError: a number with thousands of digits
         raise InputError(f"{path}: it is nested too deeply, or has a number that is too large. {FIX}") from None
 
@@ -176,20 +176,20 @@ def _is_size(key: str) -> bool:
     return key.endswith("size") or any(pattern.fullmatch(key) for pattern, _ in NUMBER_LIMITS)
 
 
-def _limit_of_model(key: str, has_areas: bool) -> int:
+def _find_model_limit(key: str, has_areas: bool) -> int:
     return next((limit for pattern, limit in NUMBER_LIMITS if pattern.fullmatch(key)), OTHER_NUMBERS)
 
 
-def _limit_of_processor(key: str, has_areas: bool) -> int:
+def _find_processor_limit(key: str, has_areas: bool) -> int:
     if AREAS.fullmatch(key) or (has_areas and key.endswith("edge")):
         return MAX_AREA
-    return MAX_SIDE if SIDE_KEYS.fullmatch(key) else _limit_of_model(key, has_areas)
+    return MAX_SIDE if SIDE_KEYS.fullmatch(key) else _find_model_limit(key, has_areas)
 
 
-def _integers(
-    value: object, place: str = "", key: str = "", has_areas: bool = False, depth: int = 0
+def _find_numbers(
+    value: object, key_path: str = "", key: str = "", has_areas: bool = False, depth: int = 0
 ) -> Iterator[tuple[str, str, float, bool]]:
-    """Yield place, key and number, and whether an enclosing object has the key `AREA_KEY`.
+    """Yield path of keys, key and number, and whether an enclosing object has the key `AREA_KEY`.
 
     A value that is nested more than `MAX_NESTING` levels deep raises RecursionError.
     """
@@ -197,11 +197,11 @@ def _integers(
         raise RecursionError
     if isinstance(value, dict):
         for name, item in value.items():
-            yield from _integers(
-                item, f"{place}.{name}" if place else name, name, has_areas or AREA_KEY in value, depth + 1
+            yield from _find_numbers(
+                item, f"{key_path}.{name}" if key_path else name, name, has_areas or AREA_KEY in value, depth + 1
             )
     elif isinstance(value, list):
         for item in value:
-            yield from _integers(item, place, key, has_areas, depth + 1)
+            yield from _find_numbers(item, key_path, key, has_areas, depth + 1)
     elif isinstance(value, int) or (isinstance(value, float) and _is_size(key)):
-        yield place, key, value, has_areas
+        yield key_path, key, value, has_areas

@@ -31,9 +31,9 @@ def load_generator(base: Path, stage: Path | None, device: str | torch.device | 
 
 @contextmanager
 def open_generators(base: Path, processes: int) -> Iterator[Callable[[Path | None], "Generator | _Pool"]]:
-    """Provide a function that loads a stage of a model, in this process or in several with the same results.
+    """Provide a function that loads a stage of a model, in one or several processes with the same results.
 
-    Loading a stage closes the one before. The processes stay, because their start takes half a minute on a GPU.
+    Loading a stage closes the stage before. The processes stay, because their start takes half a minute on a GPU.
     """
     if processes == 1:
         generators = _Generators(base)
@@ -46,12 +46,12 @@ def open_generators(base: Path, processes: int) -> Iterator[Callable[[Path | Non
     ranks = spawn.Queue()
     for rank in range(processes):
         ranks.put(rank)
-    with ProcessPoolExecutor(processes, spawn, initializer=_start, initargs=(base, processes, ranks)) as pool:
+    with ProcessPoolExecutor(processes, spawn, initializer=_start_process, initargs=(base, processes, ranks)) as pool:
         yield lambda stage: _Pool(pool, processes, stage)
 
 
 class _Generators:
-    """Generators of a model's stages, of which one is loaded at a time."""
+    """Generators of a model's stages; one stage is loaded at a time."""
 
     def __init__(self, base: Path, device: str | None = None):
         self._base, self._device = base, device
@@ -84,21 +84,27 @@ class _Pool:
 
     def answer(self, images, questions, template, max_new_tokens, batch_size) -> Iterator[str]:
         if batch_size == AUTO:
-            batch_size = self.pool.submit(_batch_size, self.stage, max_new_tokens).result()
+            batch_size = self.pool.submit(_choose_batch_size, self.stage, max_new_tokens).result()
         numbers, batches = batch_questions(images, questions, batch_size)
-        jobs = [self.pool.submit(_answer, self.stage, each, template, max_new_tokens) for each in self._shares(batches)]
+        jobs = [
+            self.pool.submit(_answer, self.stage, part, template, max_new_tokens)
+            for part in self._split_batches(batches)
+        ]
         yield from restore_order(numbers, (texts for job in jobs for texts in job.result()))
 
     def likelihoods(self, images, questions, answers, template) -> Iterator[list[float]]:
         numbers, batches = batch_answers(images, questions, answers)
-        jobs = [self.pool.submit(_log_likelihoods, self.stage, each, template) for each in self._shares(batches)]
+        jobs = [
+            self.pool.submit(_compute_log_likelihoods, self.stage, part, template)
+            for part in self._split_batches(batches)
+        ]
         yield from restore_order(numbers, (values for job in jobs for values in job.result()))
 
-    def _shares(self, batches: list) -> list:
+    def _split_batches(self, batches: list) -> list:
         return split_into_parts(batches, max(1, ceil(len(batches) / self.processes)))
 
 
-def _start(base: Path, processes: int, ranks: multiprocessing.Queue) -> None:
+def _start_process(base: Path, processes: int, ranks: multiprocessing.Queue) -> None:
     """Prepare a new process to load generators on a GPU of its own, or to use its share of the cores."""
     global _generators
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -117,7 +123,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _batch_size(stage: Path | None, max_new_tokens: int) -> int:
+def _choose_batch_size(stage: Path | None, max_new_tokens: int) -> int:
     return _generators.load(stage).batch_size(max_new_tokens)
 
 
@@ -125,5 +131,5 @@ def _answer(stage: Path | None, *arguments) -> list[list[str]]:
     return list(_generators.load(stage).answer_batches(*arguments))
 
 
-def _log_likelihoods(stage: Path | None, *arguments) -> list[list[list[float]]]:
+def _compute_log_likelihoods(stage: Path | None, *arguments) -> list[list[list[float]]]:
     return list(_generators.load(stage).likelihood_batches(*arguments))

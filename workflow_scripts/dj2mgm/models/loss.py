@@ -16,7 +16,7 @@ from dj2mgm.models.vision_language import IGNORE_INDEX
 # Logits of this many rows exist at a time: 250 MiB in bf16 for a vocabulary of 256 000, and enough for an efficient
 # product. (Liger's kernel takes 16 to 32 rows for so large a vocabulary, and reads the whole weight for each chunk.)
 ROWS_AT_ONCE = 512
-SCORED_ROWS_AT_ONCE = 128  # without gradients, but in float32: the same memory
+SCORED_ROWS_AT_ONCE = 128  # without gradients, but in float32; the same memory
 
 # for n targets: log-likelihoods in nats, float32, and whether each target is the likeliest token
 TargetLikelihoods = tuple[torch.Tensor, torch.Tensor]
@@ -147,6 +147,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, scale):
-        # in place, because each is used once and the weight's takes a gigabyte for a vocabulary of 256 000
+        # in place, because each gradient is used once, and the weight's gradient takes a gigabyte for a vocabulary of
+        # 256 000
         gradients = [gradient if gradient is None else gradient.mul_(scale) for gradient in ctx.saved_tensors]
         return *gradients, None, None

@@ -103,8 +103,8 @@ class Generator(ABC):
         control = self.control_tokens(template)
         for images, answers in batches:
             allowed = [answer for answer in answers if not find_control(answer.text, control)]
-            found = dict(zip(allowed, self.log_likelihoods(images, allowed, template), strict=True))
-            yield [found.get(answer, []) for answer in answers]
+            log_likelihoods = dict(zip(allowed, self.log_likelihoods(images, allowed, template), strict=True))
+            yield [log_likelihoods.get(answer, []) for answer in answers]
 
     @abstractmethod
     def log_likelihoods(
@@ -119,7 +119,7 @@ class Generator(ABC):
 
     @abstractmethod
     def control_tokens(self, template: str | dict) -> Collection[str]:
-        """Return the format's control tokens, in addition to those of all formats (control_tokens.py)."""
+        """Return the format's control tokens, in addition to the tokens of all formats (control_tokens.py)."""
 
     @abstractmethod
     def close(self) -> None:
@@ -159,14 +159,15 @@ def batch_questions(
             groups.setdefault(pair if image is None else pair[0], []).append(pair)
         numbers.setdefault(pair, []).append(number)
     ordered: list[tuple] = []
-    for window in _windows(groups.values(), SORTED * size):
-        longest_last = sorted(window, key=lambda group: max(len(question) for _, question in group))
-        ordered += chain(*longest_last)
+    for window in _split_windows(groups.values(), SORTED * size):
+        sorted_groups = sorted(window, key=lambda group: max(len(question) for _, question in group))
+        ordered += chain(*sorted_groups)
     parts, batches = split_into_parts(ordered, size), []
     for part in parts:
-        places = {key: place for place, key in enumerate(dict.fromkeys(key for key, _ in part))}
-        shown = [files[key] for key in places]
-        batches.append(QuestionBatch(shown, [places[key] for key, _ in part], [question for _, question in part]))
+        indices = {key: index for index, key in enumerate(dict.fromkeys(key for key, _ in part))}
+        batch_images = [files[key] for key in indices]
+        about = [indices[key] for key, _ in part]
+        batches.append(QuestionBatch(batch_images, about, [question for _, question in part]))
     return [[numbers[pair] for pair in part] for part in parts], batches
 
 
@@ -187,29 +188,29 @@ def batch_answers(
     numbers, batches = [], []
     for part in split_into_parts(list(by_image.items()), IMAGES_AT_ONCE):
         numbers.append([group for _, pairs in part for group in pairs.values()])
-        given = [GivenAnswer(place, *pair) for place, (_, pairs) in enumerate(part) for pair in pairs]
-        batches.append(([files[key] for key, _ in part], given))
+        part_answers = [GivenAnswer(index, *pair) for index, (_, pairs) in enumerate(part) for pair in pairs]
+        batches.append(([files[key] for key, _ in part], part_answers))
     return numbers, batches
 
 
 def with_new_images(
-    batches: list[QuestionBatch], kept: Container[object], read: Callable[[list[Image]], Iterator[T]]
+    batches: list[QuestionBatch], cache: Container[object], read: Callable[[list[Image]], Iterator[T]]
 ) -> Iterator[tuple[QuestionBatch, dict[object, T]]]:
-    """Yield each batch with the results of `read` for its images that are not in `kept`, by their keys.
+    """Yield each batch, with {key: result of `read`} for its images that are missing in the cache.
 
-    `kept` may change between batches. `read` maps images to results in order; it receives the missing images of all
+    The cache may change between batches. `read` maps images to results in order; it receives the missing images of all
     batches and may work ahead.
     """
     files = {image_key(image): image for batch in batches for image in batch.images if image is not None}
-    coming = dict.fromkeys(key for key in files if key not in kept)
-    reading = read([files[key] for key in coming])
+    pending = dict.fromkeys(key for key in files if key not in cache)
+    results = read([files[key] for key in pending])
     for batch in batches:
         new = {}
         for key in (image_key(image) for image in batch.images if image is not None):
-            if key in coming:
-                del coming[key]
-                new[key] = next(reading)
-            elif key not in kept:  # no longer cached
+            if key in pending:
+                del pending[key]
+                new[key] = next(results)
+            elif key not in cache:  # no longer cached
                 new[key] = next(read([files[key]]))
         yield batch, new
 
@@ -219,7 +220,7 @@ def split_into_parts(items: Sequence[T], size: int) -> list[Sequence[T]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
-def _windows(groups: Iterable[list[tuple]], size: int) -> Iterator[list[list[tuple]]]:
+def _split_windows(groups: Iterable[list[tuple]], size: int) -> Iterator[list[list[tuple]]]:
     """Yield lists of consecutive groups with at least `size` members in total."""
     window, count = [], 0
     for group in groups:
@@ -233,11 +234,11 @@ def _windows(groups: Iterable[list[tuple]], size: int) -> Iterator[list[list[tup
 
 def restore_order(batches: list[list[list[int]]], answers: Iterable[list[T]]) -> Iterator[T]:
     """Yield answers in the order of the questions, each as soon as all answers before it exist."""
-    waiting: dict[int, T] = {}
+    pending: dict[int, T] = {}
     number = 0
     for batch, texts in zip(batches, answers, strict=True):
         for numbers, text in zip(batch, texts, strict=True):
-            waiting |= dict.fromkeys(numbers, text)
-        while number in waiting:
-            yield waiting.pop(number)
+            pending |= dict.fromkeys(numbers, text)
+        while number in pending:
+            yield pending.pop(number)
             number += 1

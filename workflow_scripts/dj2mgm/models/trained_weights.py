@@ -74,7 +74,7 @@ LANGUAGE_MODEL_PARTS = ("model.language_model.", "model.text_model.", "lm_head."
 
 
 def language_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the language model's parameters by their names in a model without wrappers; tied ones occur once."""
+    """Return the language model's parameters by their names in a model without wrappers; tied parameters occur once."""
     return {name: parameter for name, parameter in model.named_parameters() if name.startswith(LANGUAGE_MODEL_PARTS)}
 
 

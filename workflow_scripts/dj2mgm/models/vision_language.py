@@ -40,8 +40,9 @@ def check_image_fits(row: dict, input_ids: Sequence[int], image_token_id: int, m
 def cast_images(batch: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Return a batch whose pixel values have the dtype of the weights, unless they are bytes.
 
-    Models cast them to it themselves, all but Gemma 4 before they compute anything, so this changes no result of the
-    others. In bf16, the images that the loader holds for the next step take half of the memory.
+    Every model also casts its pixel values to this dtype. Gemma 4 computes with them before it casts them, so its
+    results may change. All other models cast them first, so their results do not change. In bf16, the images that the
+    loader holds for the next step take half of the memory.
     """
     pixels = batch.get(PIXELS)
     return batch if pixels is None or not pixels.is_floating_point() else batch | {PIXELS: pixels.to(dtype)}
@@ -57,7 +58,7 @@ class Encoder(Protocol):
         """Tokens that end an answer."""
 
     def tokens(self, row: dict) -> tuple[int, int]:
-        """Return the number of tokens of a conversation, including its images', and the number that carry loss."""
+        """Return the number of tokens of a conversation, and how many of them carry loss."""
 
     def pixels(self, row: dict) -> int:
         """Return the pixels of the row's images, or 0 if the model's memory does not depend on them."""
@@ -74,11 +75,12 @@ class Parts:
     """Parts of a loaded model, with or without wrappers."""
 
     towers: Sequence[nn.Module]  # Layers of the vision towers in the order in which they run, without gradients
-    between: Sequence[nn.Module]  # Other modules of the towers that are worth compiling
+    compiled_tower_modules: Sequence[nn.Module]  # Modules of the towers, in addition to their layers, to compile
     decoder: nn.ModuleList  # Layers of the language model
     head: nn.Module  # Module from hidden states to logits or their loss (loss.py)
-    called: Sequence[nn.Module]  # Modules whose parameters are read outside the forward passes of their own submodules
-    fresh: Sequence[nn.Module]  # Modules whose weights stage 1 initializes from the run's seed
+    # Modules whose parameters are read outside the forward passes of the submodules that have them
+    externally_read: Sequence[nn.Module]
+    initialized_in_stage_1: Sequence[nn.Module]  # Modules whose weights stage 1 initializes from the run's seed
 
 
 class Family(Protocol):

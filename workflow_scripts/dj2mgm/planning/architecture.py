@@ -64,15 +64,15 @@ class MicroBatch:
 
     Attributes:
         samples: number of samples.
-        sequence: tokens of each sample.
-        answers: tokens of each sample, the last ones, that carry loss.
-        images: images per sample.
+        sequence_length: tokens of each sample.
+        answer_tokens: number of tokens at the end of each sample that carry loss.
+        images_per_sample: images per sample.
     """
 
     samples: int
-    sequence: int
-    answers: int
-    images: float
+    sequence_length: int
+    answer_tokens: int
+    images_per_sample: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,16 +124,16 @@ class Architecture:
 
     def compute(self, model: PreTrainedModel, inputs: dict[str, torch.Tensor], batch: MicroBatch) -> None:
         """Run a forward and backward pass of a model on the meta device, without data, from `inputs` of this batch."""
-        self._loss(model, batch).backward()
+        self._compute_loss(model, batch).backward()
 
-    def _loss(self, model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
+    def _compute_loss(self, model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
         hidden = self.language_model(model)(
-            inputs_embeds=self._embeddings(model, batch.samples, batch.sequence), use_cache=False
+            inputs_embeds=self._embed_tokens(model, batch.samples, batch.sequence_length), use_cache=False
         ).last_hidden_state
-        hidden = hidden[:, -batch.answers :].flatten(0, 1)
-        return cross_entropy(model.get_output_embeddings()(hidden).float(), _targets(hidden))
+        hidden = hidden[:, -batch.answer_tokens :].flatten(0, 1)
+        return cross_entropy(model.get_output_embeddings()(hidden).float(), _make_targets(hidden))
 
-    def _embeddings(self, model: PreTrainedModel, samples: int, tokens: int) -> torch.Tensor:
+    def _embed_tokens(self, model: PreTrainedModel, samples: int, tokens: int) -> torch.Tensor:
         return model.get_input_embeddings()(torch.empty(samples, tokens, dtype=torch.long, device="meta"))
 
 
@@ -156,33 +156,33 @@ class MGMArchitecture(Architecture):
     def language_model(self, model: PreTrainedModel) -> nn.Module:
         return model.base_model.language_model
 
-    def _loss(self, model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
-        text = self._embeddings(model, batch.samples, batch.sequence - self.image_tokens)
+    def _compute_loss(self, model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
+        text_embeddings = self._embed_tokens(model, batch.samples, batch.sequence_length - self.image_tokens)
         side, language_model = self.config.image_size_aux, self.language_model(model)
-        pixels = torch.empty(math.ceil(batch.samples * batch.images), 3, side, side, device="meta")
-        image = model.model.get_image_features(pixels)[: batch.samples]
-        embeddings = torch.cat([image * 1.0, text], dim=1)  # scaled, like Gemma's word embeddings
-        read = torch.empty(batch.samples * batch.answers, dtype=torch.long, device="meta")
-        select_positions(language_model.layers[-1], read, embeddings)
+        pixels = torch.empty(math.ceil(batch.samples * batch.images_per_sample), 3, side, side, device="meta")
+        image_embeddings = model.model.get_image_features(pixels)[: batch.samples]
+        embeddings = torch.cat([image_embeddings * 1.0, text_embeddings], dim=1)  # scaled, like Gemma's word embeddings
+        positions = torch.empty(batch.samples * batch.answer_tokens, dtype=torch.long, device="meta")
+        select_positions(language_model.layers[-1], positions, embeddings)
         hidden = language_model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
-        hidden = hidden[:, -batch.answers :].flatten(0, 1)
-        return model.lm_head(hidden, _targets(hidden))
+        hidden = hidden[:, -batch.answer_tokens :].flatten(0, 1)
+        return model.lm_head(hidden, _make_targets(hidden))
 
 
-def _targets(hidden: torch.Tensor) -> torch.Tensor:
+def _make_targets(hidden: torch.Tensor) -> torch.Tensor:
     return torch.empty(len(hidden), dtype=torch.long, device="meta")
 
 
 @dataclass(frozen=True, eq=False)
 class VLMArchitecture(Architecture):
-    """A vision-language model of transformers. Every sample has one image, that of `item` (vision_language.Encoder)."""
+    """A vision-language model of transformers. Every sample has the image of `item` (vision_language.Encoder)."""
 
     encoder: ProcessorEncoder
     item: dict
 
     @property
     def image_tokens(self) -> int:
-        """Tokens of an image with the chat template around it, and a question and an answer of one letter."""
+        """Tokens of an image inside the chat template, with a question and an answer of one letter."""
         return len(self.item["input_ids"])
 
     def image_bytes(self, dtype: torch.dtype) -> int:
@@ -207,9 +207,12 @@ class VLMArchitecture(Architecture):
             return super().build(dtype)
 
     def compute(self, model: PreTrainedModel, inputs: dict[str, torch.Tensor], batch: MicroBatch) -> None:
-        """Run a forward and backward pass without data, if the model's code can.
+        """Run a forward and backward pass without data.
 
         Images of shorter samples are left out, because towers keep no tensors of them.
+
+        Raises:
+            PlanningError: the model's code needs data.
         """
         with self._planning_errors(), IntegersOnCPU(values_without_data(self.config.model_type)):
             model(**inputs).loss.backward()
@@ -217,15 +220,19 @@ class VLMArchitecture(Architecture):
     def inputs(self, batch: MicroBatch, device: str) -> dict[str, torch.Tensor]:
         """Return the samples of a batch.
 
-        All tensors are on `device`, except positions and numbers of tokens, which decide shapes. Masks of pixels decide
-        none, and computing with their values took most of a trace.
+        Positions and numbers of tokens stay on the CPU, because shapes depend on them. All other tensors are on
+        `device`. No shape depends on masks of pixels, and computing with their values took most of a trace.
         """
-        more = [self.encoder.end_of_turn] * (batch.sequence - len(self.item["input_ids"]))
-        ids = self.item["input_ids"] + more
-        labels = [IGNORE_INDEX] * (len(ids) - batch.answers) + ids[len(ids) - batch.answers :]
+        padding = [self.encoder.end_of_turn] * (batch.sequence_length - len(self.item["input_ids"]))
+        token_ids = self.item["input_ids"] + padding
+        labels = [IGNORE_INDEX] * (len(token_ids) - batch.answer_tokens) + token_ids[
+            len(token_ids) - batch.answer_tokens :
+        ]
         item = {name: _move_pixels(value, device) for name, value in self.item.items()}
-        found = self.encoder.batch([item | {"input_ids": ids, "labels": labels}] * batch.samples, len(ids))
-        return found | {"labels": found["labels"].to(device)}
+        tensors = self.encoder.batch(
+            [item | {"input_ids": token_ids, "labels": labels}] * batch.samples, len(token_ids)
+        )
+        return tensors | {"labels": tensors["labels"].to(device)}
 
     @contextmanager
     def _planning_errors(self) -> Iterator[None]:
@@ -242,7 +249,7 @@ class VLMArchitecture(Architecture):
 
 
 def _move_pixels(value: object, device: str) -> object:
-    """Move a field of an image to the device if it has fractions, or a number for every pixel."""
+    """Move a field of an image to the device if it is a tensor of fractions, or has a number for every pixel."""
     if not isinstance(value, torch.Tensor):
         return value
     return value.to(device) if value.is_floating_point() or value.numel() > MAX_VALUES_OF_IMAGE else value
@@ -256,7 +263,7 @@ def find_architecture(model: str) -> Architecture:
             if "model" in keys:  # a preset
                 return load_architecture(path.stem, Path(keys["model"]))
             kind = model_kind(keys)
-            file = validated(kind, read_config(path, build_schema(kind)), str(path)).named(path.stem)
+            file = validated(kind, read_config(path, build_schema(kind)), str(path)).with_name(path.stem)
             return load_architecture(path.stem, Path(find_model(file.config_folder)) if file.config_folder else file)
     return load_architecture(model, Path(find_model(model)))
 
@@ -327,7 +334,7 @@ def _read_model_config(part: str, kind: type[PretrainedConfig] | None = None) ->
         check_config(path)
     else:
         check_local_model(part)
-    kind = kind or (MGMConfig if _model_type(path) == MGMConfig.model_type else AutoConfig)
+    kind = kind or (MGMConfig if _read_model_type(path) == MGMConfig.model_type else AutoConfig)
     try:
         return kind.from_pretrained(path if path.exists() else part, trust_remote_code=False)
     except Exception as error:  # errors of transformers' own checks, too
@@ -342,6 +349,6 @@ def _read_model_config(part: str, kind: type[PretrainedConfig] | None = None) ->
         ) from None
 
 
-def _model_type(path: Path) -> str | None:
+def _read_model_type(path: Path) -> str | None:
     file = path / "config.json" if path.is_dir() else path
     return read_json(file, remedy=FIX).get("model_type") if file.is_file() else None

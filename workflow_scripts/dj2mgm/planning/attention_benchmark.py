@@ -43,14 +43,15 @@ def measure_all(model: Path, settings: AttentionSettings) -> Iterator[Measuremen
     """
     for implementation in IMPLEMENTATIONS:
         for length in settings.sequence_lengths:
-            reason = _unavailable(implementation, length, settings.longest_on_cpu)
+            reason = _find_obstacle(implementation, length, settings.longest_on_cpu)
             if reason:
                 yield Measurement(implementation, length, skipped=reason)
             else:
                 yield _measure_in_process(model, implementation, length, settings)
 
 
-def _unavailable(implementation: str, length: int, longest_on_cpu: int) -> str:
+def _find_obstacle(implementation: str, length: int, longest_on_cpu: int) -> str:
+    """Return the reason why a configuration cannot be measured; empty if it can."""
     on_gpu = torch.cuda.is_available()
     if implementation == "flash_attention_2":
         if not on_gpu:
@@ -92,13 +93,13 @@ def measure(model: Path, implementation: str, length: int, settings: AttentionSe
         return time.monotonic() - start
 
     try:
-        before = _reset_peak(device)
+        bytes_before = _reset_peak(device)
         forward_and_backward()  # warm-up; memory is measured here, because later passes reuse its freed memory
-        held = _peak(device) - before
+        peak_bytes = _read_peak(device) - bytes_before
         seconds = statistics.median(forward_and_backward() for _ in range(settings.passes))
     except torch.OutOfMemoryError:
         return Measurement(implementation, length, skipped="out of GPU memory")
-    return Measurement(implementation, length, seconds, held / 2**30)
+    return Measurement(implementation, length, seconds, peak_bytes / 2**30)
 
 
 def _reset_peak(device: torch.device) -> int:
@@ -107,14 +108,14 @@ def _reset_peak(device: torch.device) -> int:
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
     Path("/proc/self/clear_refs").write_text("5")  # man 5 proc: resets the peak resident size
-    return _resident("VmRSS")
+    return _read_resident_size("VmRSS")
 
 
-def _peak(device: torch.device) -> int:
-    return torch.cuda.max_memory_allocated() if device.type == "cuda" else _resident("VmHWM")
+def _read_peak(device: torch.device) -> int:
+    return torch.cuda.max_memory_allocated() if device.type == "cuda" else _read_resident_size("VmHWM")
 
 
-def _resident(field: str) -> int:
+def _read_resident_size(field: str) -> int:
     """Return this process's resident size in bytes, now (VmRSS) or at its highest (VmHWM)."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return 1024 * int(re.search(rf"^{field}:\s+(\d+) kB$", status, flags=re.MULTILINE)[1])

@@ -20,17 +20,18 @@ class CgroupLimits:
 
 def read_cgroup_limits(proc: Path = PROC, root: Path = ROOT) -> CgroupLimits:
     """Return the narrowest limits between this process's groups and the root."""
-    with_memory, with_cpus = (list(group_folders(controller, proc, root)) for controller in ("memory", "cpu"))
-    sizes = [size for folder in with_memory for size in _memory(folder)]
-    shares = [share for folder in with_cpus for share in _cpus(folder)]
-    kills = [count for folder in with_memory for count in _oom_kills(folder)]
-    return CgroupLimits(min(sizes, default=None), min(shares, default=None), next(iter(kills), None))
+    memory_folders, cpu_folders = (list(group_folders(controller, proc, root)) for controller in ("memory", "cpu"))
+    memory_limits = [size for folder in memory_folders for size in _read_memory_limits(folder)]
+    cpu_limits = [share for folder in cpu_folders for share in _read_cpu_limits(folder)]
+    kills = [count for folder in memory_folders for count in _read_oom_kills(folder)]
+    return CgroupLimits(min(memory_limits, default=None), min(cpu_limits, default=None), next(iter(kills), None))
 
 
 def group_folders(controller: str, proc: Path = PROC, root: Path = ROOT) -> Iterator[Path]:
-    """Yield the folders of this process's groups, and of their parents, that may limit what `controller` counts.
+    """Yield the folders of this process's groups, and of their parents, whose limits may apply to `controller`.
 
-    Inside a container, the path may be one of the host and not exist. Then the mount itself is the container's group.
+    Inside a container, the path may be a path of the host that does not exist here. Then the mount itself is the
+    container's group.
     """
     for line in read_or_empty(proc).splitlines():
         _, controllers, path = line.split(":", 2)
@@ -53,26 +54,26 @@ def total_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _memory(folder: Path) -> list[int]:
-    limits = [_numbers(read_or_empty(folder / name)) for name in ("memory.max", "memory.limit_in_bytes")]
+def _read_memory_limits(folder: Path) -> list[int]:
+    limits = [_parse_integers(read_or_empty(folder / name)) for name in ("memory.max", "memory.limit_in_bytes")]
     return [limit for numbers in limits for limit in numbers if limit < NO_LIMIT]
 
 
-def _cpus(folder: Path) -> list[float]:
-    quota = _numbers(read_or_empty(folder / "cpu.max")) or [
-        *_numbers(read_or_empty(folder / "cpu.cfs_quota_us")),
-        *_numbers(read_or_empty(folder / "cpu.cfs_period_us")),
+def _read_cpu_limits(folder: Path) -> list[float]:
+    quota = _parse_integers(read_or_empty(folder / "cpu.max")) or [
+        *_parse_integers(read_or_empty(folder / "cpu.cfs_quota_us")),
+        *_parse_integers(read_or_empty(folder / "cpu.cfs_period_us")),
     ]
     return [quota[0] / quota[1]] if len(quota) == 2 and quota[0] > 0 else []
 
 
-def _oom_kills(folder: Path) -> list[int]:
+def _read_oom_kills(folder: Path) -> list[int]:
     texts = [read_or_empty(folder / name) for name in ("memory.events", "memory.oom_control")]
     pairs = [line.split() for text in texts for line in text.splitlines()]
     return [int(count) for name, count in pairs if name == "oom_kill"]
 
 
-def _numbers(text: str) -> list[int]:
+def _parse_integers(text: str) -> list[int]:
     """Return the whole numbers in a text; "max" does not count."""
     return [int(word) for word in text.split() if word.lstrip("-").isdigit()]
 
@@ -94,8 +95,8 @@ class CgroupMemory:
 
 def read_cgroup_memory(proc: Path = PROC, root: Path = ROOT) -> CgroupMemory | None:
     """Return the memory of the group with the least room left; None if no group has a limit."""
-    found = [memory for folder in group_folders("memory", proc, root) if (memory := _read_group(folder))]
-    return min(found, key=lambda memory: memory.limit - memory.used, default=None)
+    groups = [memory for folder in group_folders("memory", proc, root) if (memory := _read_group(folder))]
+    return min(groups, key=lambda memory: memory.limit - memory.used, default=None)
 
 
 def _read_group(folder: Path) -> CgroupMemory | None:

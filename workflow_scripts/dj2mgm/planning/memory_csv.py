@@ -11,9 +11,9 @@ from dj2mgm.storage.files import readable, replace_file
 
 # memory.csv has one row for each reading of a training stage's memory.
 #
-# Columns: `attempt`, from 1, one more for each resume; `time`, UTC; `seconds` of the attempt; `phase`, one of loading,
-# training and saving. Sizes are in GiB: `job_gib`, the stage's processes on this node; `host_gib`, the whole machine;
-# `cgroup_gib`, the control group, if a limit is set; `gpu<i>_gib`, each GPU.
+# Columns: `attempt`, which starts at 1 and rises by one with each resume; `time`, UTC; `seconds` of the attempt;
+# `phase`, one of loading, training and saving. Sizes are in GiB: `job_gib`, the stage's processes on this node;
+# `host_gib`, the whole machine; `cgroup_gib`, the control group, if a limit is set; `gpu<i>_gib`, each GPU.
 
 LEADING = ("attempt", "time", "seconds", "phase")
 MAX_ROW_BYTES = 4096
@@ -22,19 +22,19 @@ MAX_ROW_BYTES = 4096
 def start_file(file: Path, columns: list[str], resumed: bool) -> int:
     """Prepare the file for rows of a new attempt; return the attempt's number, from 1.
 
-    A row that was cut off by a kill is dropped. If the GPUs differ from those of earlier attempts, the file gets the
-    columns of both. A damaged file is replaced, because a record of memory must not stop a training.
+    A row that was cut off by a kill is dropped. If the GPUs differ from the GPUs of earlier attempts, the file
+    gets the columns of both. A damaged file is replaced, because a record of memory must not stop a training.
     """
-    rows = _earlier_rows(file) if resumed and file.exists() else []
-    known = list(dict.fromkeys([*(name for row in rows[:1] for name in row), *columns]))
+    rows = _read_earlier_rows(file) if resumed and file.exists() else []
+    all_columns = list(dict.fromkeys([*(name for row in rows[:1] for name in row), *columns]))
     with replace_file(file) as new:
-        writer = csv.DictWriter(new, known, lineterminator="\n")
+        writer = csv.DictWriter(new, all_columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     return int(rows[-1]["attempt"]) + 1 if rows else 1
 
 
-def _earlier_rows(file: Path) -> list[dict[str, str]]:
+def _read_earlier_rows(file: Path) -> list[dict[str, str]]:
     try:
         return read_memory_rows(file)
     except InputError as error:
@@ -58,11 +58,11 @@ def last_row(file: Path) -> dict[str, str] | None:
 
 def joined_seconds(rows: list[dict[str, str]]) -> list[float]:
     """Return the seconds of each row since the start of the first attempt, without pauses between attempts."""
-    joined: list[float] = []
+    seconds: list[float] = []
     for _, attempt in groupby(rows, key=lambda row: row["attempt"]):
-        before = joined[-1] if joined else 0.0
-        joined += [before + float(row["seconds"]) for row in attempt]
-    return joined
+        offset = seconds[-1] if seconds else 0.0
+        seconds += [offset + float(row["seconds"]) for row in attempt]
+    return seconds
 
 
 def read_memory_rows(file: Path) -> list[dict[str, str]]:

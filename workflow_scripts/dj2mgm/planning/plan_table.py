@@ -21,7 +21,7 @@ NARROW = 110  # columns below which the table of plans has no lines between colu
 
 def print_plans(console: Console, searches: Sequence[tuple[Workload, list[Candidate]]], machine: Machine) -> None:
     """Print a row for each workload and DeepSpeed configuration: the fastest plan that fits, or the nearest one."""
-    console.print(_machine_line(machine))
+    console.print(_describe_machine(machine))
     table = Table() if console.width >= NARROW else Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in (
         "tuning",
@@ -34,24 +34,26 @@ def print_plans(console: Console, searches: Sequence[tuple[Workload, list[Candid
         "verdict",
     ):
         table.add_column(column, overflow="fold")  # names are whole in a narrow terminal, too
-    for workload, found in searches:
-        best = find_fastest(found)
-        for name in dict.fromkeys(candidate.plan.deepspeed for candidate in found):
-            same = [candidate for candidate in found if candidate.plan.deepspeed == name]
-            table.add_row(*_row(workload, find_fastest(same) or find_nearest(same, machine), best))
+    for workload, candidates in searches:
+        best = find_fastest(candidates)
+        for name in dict.fromkeys(candidate.plan.deepspeed for candidate in candidates):
+            config_candidates = [candidate for candidate in candidates if candidate.plan.deepspeed == name]
+            table.add_row(
+                *_build_row(workload, find_fastest(config_candidates) or find_nearest(config_candidates, machine), best)
+            )
         table.add_section()
     console.print(table)
-    for workload, found in searches:
-        _print_advice(console, workload, found, machine)
+    for workload, candidates in searches:
+        _print_advice(console, workload, candidates, machine)
 
 
-def _machine_line(machine: Machine) -> str:
-    gpus = f"{machine.gpus} × {_gib(machine.gpu_gib)} of GPU memory" if machine.gpus else "no GPU"
-    each = f" on each of {machine.nodes} nodes" if machine.nodes > 1 else ""
-    return f"Machine: {gpus}, {_gib(machine.host_gib)} of host memory{each}"
+def _describe_machine(machine: Machine) -> str:
+    gpus = f"{machine.gpus} × {_format_gib(machine.gpu_gib)} of GPU memory" if machine.gpus else "no GPU"
+    per_node = f" on each of {machine.nodes} nodes" if machine.nodes > 1 else ""
+    return f"Machine: {gpus}, {_format_gib(machine.host_gib)} of host memory{per_node}"
 
 
-def _row(workload: Workload, candidate: Candidate, best: Candidate | None) -> list[str]:
+def _build_row(workload: Workload, candidate: Candidate, best: Candidate | None) -> list[str]:
     plan, prediction = candidate.plan, candidate.prediction
     speed = f"{candidate.samples_per_second / best.samples_per_second:.2f}" if best and candidate.fits else ""
     verdict = candidate.shortage or ("fastest that fits" if candidate is best else "fits")
@@ -67,21 +69,22 @@ def _row(workload: Workload, candidate: Candidate, best: Candidate | None) -> li
     ]
 
 
-def _print_advice(console: Console, workload: Workload, found: list[Candidate], machine: Machine) -> None:
-    best = find_fastest(found)
+def _print_advice(console: Console, workload: Workload, candidates: list[Candidate], machine: Machine) -> None:
+    best = find_fastest(candidates)
     parameters = count_parameters(workload)
-    counted = f"{sum(parameters.trained) / 1e6:,.1f} of {sum(parameters.every) / 1e6:,.1f} million parameters trained"
-    console.print(f"\n[bold]{workload.architecture.name}, {workload.tuning}[/bold]: {counted}")
+    trained, total = (sum(sizes) / 1e6 for sizes in (parameters.trained_sizes, parameters.all_sizes))
+    counts = f"{trained:,.1f} of {total:,.1f} million parameters trained"
+    console.print(f"\n[bold]{workload.architecture.name}, {workload.tuning}[/bold]: {counts}")
     if best is None:
         console.print("Nothing fits. What would help:")
-        for advice in suggest_remedies(workload, found, machine):
+        for advice in suggest_remedies(workload, candidates, machine):
             console.print(f"  • {advice}")
         return
     for name, parts in (("GPU", best.prediction.gpu), ("host", best.prediction.host)):
         if parts:
-            total = " + ".join(f"{part} {size:.2f}" for part, size in parts.items())
-            console.print(f"  {name} {sum(parts.values()):.2f} GiB = {total}")
+            terms = " + ".join(f"{part} {size:.2f}" for part, size in parts.items())
+            console.print(f"  {name} {sum(parts.values()):.2f} GiB = {terms}")
 
 
-def _gib(size: float | None) -> str:
+def _format_gib(size: float | None) -> str:
     return "an unknown amount" if size is None else f"{size:.2f} GiB"

@@ -33,7 +33,7 @@ def page_locked_bytes(size: int) -> int:
 
 @dataclass(frozen=True)
 class ZeroConfig:
-    """Keys of a completed config/deepspeed file that decide about memory; sizes in elements."""
+    """Keys of a completed config/deepspeed file that affect memory; sizes in elements."""
 
     stage: int
     adam_8bit: bool
@@ -87,90 +87,101 @@ def compute_model_states(
 
     `accumulates` tells whether a step has several micro batches.
     """
-    own = sum(parameters.trained) // gpus
+    own_elements = sum(parameters.trained_sizes) // gpus
     if zero.stage == 0:
-        return _zero0_states(zero, parameters, weight, gpus)
+        return _compute_zero0_states(zero, parameters, weight, gpus)
     if zero.stage < 3:
-        return _zero1_or_2_states(zero, parameters, weight, gpus, own, accumulates)
-    return _zero3_states(zero, parameters, weight, gpus, own)
+        return _compute_zero1_or_2_states(zero, parameters, weight, gpus, own_elements, accumulates)
+    return _compute_zero3_states(zero, parameters, weight, gpus, own_elements)
 
 
-def _zero0_states(zero: ZeroConfig, parameters: Parameters, weight: int, gpus: int) -> ModelStates:
+def _compute_zero0_states(zero: ZeroConfig, parameters: Parameters, weight: int, gpus: int) -> ModelStates:
     """Compute the states of ZeRO-0, in which every GPU holds everything."""
-    trained, mixed = sum(parameters.trained), weight < FLOAT32 and not zero.adam_8bit
+    trained_elements, mixed = sum(parameters.trained_sizes), weight < FLOAT32 and not zero.adam_8bit
     gpu = {
-        "weights": sum(parameters.every) * weight,
-        "optimizer": int(trained * (MOMENTS_8BIT if zero.adam_8bit else MOMENTS)),
-        "ZeRO buffers": min(trained, ALLREDUCE_BUCKET) * weight if gpus > 1 else 0,
+        "weights": sum(parameters.all_sizes) * weight,
+        "optimizer": int(trained_elements * (MOMENTS_8BIT if zero.adam_8bit else MOMENTS)),
+        "ZeRO buffers": min(trained_elements, ALLREDUCE_BUCKET) * weight if gpus > 1 else 0,
     }
     if mixed:
-        gpu["optimizer"] += trained * FLOAT32
-    host = {"optimizer": AUTOTUNING * page_locked_bytes(max(parameters.trained) * weight)} if zero.adam_8bit else {}
+        gpu["optimizer"] += trained_elements * FLOAT32
+    host = (
+        {"optimizer": AUTOTUNING * page_locked_bytes(max(parameters.trained_sizes) * weight)} if zero.adam_8bit else {}
+    )
     # in mixed precision, gradients are cast one by one, then flattened
     return ModelStates(
-        gpu, host, gradients=trained * weight, at_step=trained * (weight + (2 * FLOAT32 if mixed else 0))
+        gpu,
+        host,
+        gradients=trained_elements * weight,
+        at_step=trained_elements * (weight + (2 * FLOAT32 if mixed else 0)),
     )
 
 
-def _zero1_or_2_states(
-    zero: ZeroConfig, parameters: Parameters, weight: int, gpus: int, own: int, accumulates: bool
+def _compute_zero1_or_2_states(
+    zero: ZeroConfig, parameters: Parameters, weight: int, gpus: int, own_elements: int, accumulates: bool
 ) -> ModelStates:
     """Compute the states of ZeRO-1 and ZeRO-2.
 
     Every GPU holds all weights. The optimizer's part of this process is on the GPU or on the host.
     """
     buckets = zero.reduce_bucket * weight * (2 if zero.overlap else 1)
-    gpu = {"weights": sum(parameters.every) * weight, "ZeRO buffers": buckets}
+    gpu = {"weights": sum(parameters.all_sizes) * weight, "ZeRO buffers": buckets}
     if not zero.offload_optimizer:
         # gradients of several micro batches are accumulated in a second buffer
-        gradients = own * weight * (2 if accumulates else 1) if zero.stage == 2 else sum(parameters.trained) * weight
-        gpu["optimizer"] = own * (FLOAT32 + MOMENTS)
+        gradients = (
+            own_elements * weight * (2 if accumulates else 1)
+            if zero.stage == 2
+            else sum(parameters.trained_sizes) * weight
+        )
+        gpu["optimizer"] = own_elements * (FLOAT32 + MOMENTS)
         # gradients are flattened again, then cast
-        return ModelStates(gpu, {}, gradients=gradients, at_step=gradients + own * (weight + FLOAT32))
-    largest = max(parameters.trained)
+        return ModelStates(gpu, {}, gradients=gradients, at_step=gradients + own_elements * (weight + FLOAT32))
+    largest = max(parameters.trained_sizes)
     gpu["ZeRO buffers"] += largest * weight
     host = {
-        "optimizer": zero.on_host(own * FLOAT32) + own * MOMENTS,
-        "gradients": zero.on_host(own * FLOAT32),
-        "ZeRO buffers": zero.on_host(own * weight) + zero.on_host(largest * weight),
+        "optimizer": zero.on_host(own_elements * FLOAT32) + own_elements * MOMENTS,
+        "gradients": zero.on_host(own_elements * FLOAT32),
+        "ZeRO buffers": zero.on_host(own_elements * weight) + zero.on_host(largest * weight),
     }
     if accumulates:  # one buffer for each parameter, whole on every process
-        host["gradients"] += sum(zero.on_host(elements * weight) for elements in parameters.trained)
+        host["gradients"] += sum(zero.on_host(elements * weight) for elements in parameters.trained_sizes)
     # the norm of each gradient is computed in float64; the flat weights are cloned before they move to the host
-    return ModelStates(gpu, host, in_transit=FLOAT64, at_start=own * weight)
+    return ModelStates(gpu, host, in_transit=FLOAT64, at_start=own_elements * weight)
 
 
-def _zero3_states(zero: ZeroConfig, parameters: Parameters, weight: int, gpus: int, own: int) -> ModelStates:
+def _compute_zero3_states(
+    zero: ZeroConfig, parameters: Parameters, weight: int, gpus: int, own_elements: int
+) -> ModelStates:
     """Compute the states of ZeRO-3.
 
     Each process holds a partition of every weight. Only small weights, and weights in use, are whole.
     """
-    small = sum(elements for elements in parameters.every if elements <= zero.persistence_threshold)
-    large = sum(parameters.every) - small
-    gathered = min(large, max(zero.max_live, max(parameters.every)))
-    partition = large // gpus * weight
-    gpu = {"weights": (small + gathered) * weight, "ZeRO buffers": zero.reduce_bucket * weight}
+    small_elements = sum(elements for elements in parameters.all_sizes if elements <= zero.persistence_threshold)
+    large_elements = sum(parameters.all_sizes) - small_elements
+    gathered_elements = min(large_elements, max(zero.max_live, max(parameters.all_sizes)))
+    partition = large_elements // gpus * weight
+    gpu = {"weights": (small_elements + gathered_elements) * weight, "ZeRO buffers": zero.reduce_bucket * weight}
     host: dict[str, int] = {}
     if zero.offload_param:
         # each weight's partition, and the trained partitions again in one piece; pinned memory is never freed
-        host["weights"] = sum(zero.on_host(-(-elements // gpus) * weight) for elements in parameters.every)
-        host["weights"] += zero.on_host(own * weight) + zero.on_host(-(-parameters.tied // gpus) * weight)
+        host["weights"] = sum(zero.on_host(-(-elements // gpus) * weight) for elements in parameters.all_sizes)
+        host["weights"] += zero.on_host(own_elements * weight) + zero.on_host(-(-parameters.tied // gpus) * weight)
     else:
         # with one GPU, the partition is the weight itself and is not gathered
-        gpu["weights"] = small * weight + partition + (gathered * weight if gpus > 1 else 0)
-    groups = list(_sub_groups([elements // gpus for elements in parameters.trained], zero.sub_group))
+        gpu["weights"] = small_elements * weight + partition + (gathered_elements * weight if gpus > 1 else 0)
+    groups = list(_split_sub_groups([elements // gpus for elements in parameters.trained_sizes], zero.sub_group))
     if not zero.offload_optimizer:
-        gpu["optimizer"] = own * (FLOAT32 + MOMENTS)
-        at_step = own * weight + max(groups) * FLOAT32
-        return ModelStates(gpu, host, gradients=own * weight, in_transit=weight, at_step=at_step)
-    host["optimizer"] = own * (FLOAT32 + MOMENTS)
+        gpu["optimizer"] = own_elements * (FLOAT32 + MOMENTS)
+        at_step = own_elements * weight + max(groups) * FLOAT32
+        return ModelStates(gpu, host, gradients=own_elements * weight, in_transit=weight, at_step=at_step)
+    host["optimizer"] = own_elements * (FLOAT32 + MOMENTS)
     host["gradients"] = sum(zero.on_host(elements * FLOAT32) for elements in groups)
-    host["ZeRO buffers"] = zero.on_host(own * weight)
+    host["ZeRO buffers"] = zero.on_host(own_elements * weight)
     # reducing a gradient flattens it into a new tensor
     return ModelStates(gpu, host, in_transit=weight)
 
 
-def _sub_groups(partitions: Iterable[int], limit: int) -> Iterable[int]:
+def _split_sub_groups(partitions: Iterable[int], limit: int) -> Iterable[int]:
     """Yield the elements of the groups that ZeRO-3 updates one after another; a group ends at the limit."""
     elements = 0
     for partition in partitions:
@@ -223,7 +234,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class Machine:
-    """GPUs over all nodes, GiB that a process may use of each, and GiB that a node's processes may use of its host.
+    """Number of GPUs on all nodes, and free memory: GiB of each GPU, and GiB of each node's host for all processes.
 
     None stands for memory that cannot be read. With 0 GPUs everything is on the host.
     """
@@ -244,7 +255,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Prediction:
-    """GiB by part at the peak: of one GPU, and of a host over all of its processes."""
+    """GiB by part at the peak, on one GPU and on one host with all of its processes."""
 
     gpu: dict[str, float]
     host: dict[str, float]
@@ -264,15 +275,17 @@ class Prediction:
 
     def shortage(self, machine: Machine) -> str | None:
         """Describe why the plan does not fit, with numbers; None if it fits, as far as is known."""
-        short = []
-        for name, needed, margin, there in (
+        shortages = []
+        for name, needed, margin, available in (
             ("GPU", self.gpu_gib, 0, machine.gpu_gib),
             ("host", self.host_gib, HOST_MARGIN, machine.host_gib),
         ):
-            if there is not None and needed * (1 + margin) > there:
-                spare = f" and {margin:.0%} to spare" if needed <= there else ""
-                short.append(f"{needed:.1f} GiB of {name} memory{spare} are needed, {there:.1f} GiB are available")
-        return "; ".join(short) or None
+            if available is not None and needed * (1 + margin) > available:
+                spare = f" and {margin:.0%} to spare" if needed <= available else ""
+                shortages.append(
+                    f"{needed:.1f} GiB of {name} memory{spare} are needed, {available:.1f} GiB are available"
+                )
+        return "; ".join(shortages) or None
 
 
 def predict(workload: Workload, plan: TrainingPlan, machine: Machine) -> Prediction:
@@ -282,17 +295,19 @@ def predict(workload: Workload, plan: TrainingPlan, machine: Machine) -> Predict
     is the peak while weights are saved, because trained weights are then copied.
     """
     parameters, weight = count_parameters(workload), workload.precision.itemsize
-    held = compute_model_states(plan.zero, parameters, weight, machine.processes, plan.accumulation > 1)
+    states = compute_model_states(plan.zero, parameters, weight, machine.processes, plan.accumulation > 1)
     if parameters.in_4_bits:
-        saved = int(sum(parameters.in_4_bits) * (weight - NF4_BYTES))
-        whole = max(parameters.in_4_bits) * (weight if machine.gpus else DEQUANTIZED_ON_CPU)
-        held = replace(held, gpu=held.gpu | {"weights": held.gpu["weights"] - saved, "a whole layer": whole})
-    gpu = max(_gpu_peaks(workload, plan, held), key=lambda parts: sum(parts.values()))
-    host = {part: size * machine.processes_on_a_node for part, size in held.host.items()}
+        saved_bytes = int(sum(parameters.in_4_bits) * (weight - NF4_BYTES))
+        largest_layer = max(parameters.in_4_bits) * (weight if machine.gpus else DEQUANTIZED_ON_CPU)
+        states = replace(
+            states, gpu=states.gpu | {"weights": states.gpu["weights"] - saved_bytes, "a whole layer": largest_layer}
+        )
+    gpu = max(_compute_gpu_peaks(workload, plan, states), key=lambda parts: sum(parts.values()))
+    host = {part: size * machine.processes_on_a_node for part, size in states.host.items()}
     if machine.gpus == 0:
         host = {part: host.get(part, 0) + gpu.get(part, 0) for part in gpu | host}
         copies = int(CPU_COPIES * sum(host.values()))
-        return Prediction({}, _gib({"process": PROCESS_ON_CPU} | host | {"copies": copies}))
+        return Prediction({}, _to_gib({"process": PROCESS_ON_CPU} | host | {"copies": copies}))
     images = page_locked_bytes(plan.micro_batch * workload.architecture.image_bytes(workload.precision))
     host = {
         "process": PROCESS_ON_GPU * machine.processes_on_a_node,
@@ -301,28 +316,32 @@ def predict(workload: Workload, plan: TrainingPlan, machine: Machine) -> Predict
         "images": max(STEPS_OF_IMAGES * plan.accumulation, plan.accumulation + workload.loader_workers + 1)
         * images
         * machine.processes_on_a_node,
-        "weights being saved": sum(parameters.trained) * weight,  # the first process copies them
+        "weights being saved": sum(parameters.trained_sizes) * weight,  # the first process copies the weights
     }
     fragmentation = max(MIN_FRAGMENTATION, int(FRAGMENTATION * sum(gpu.values())))
-    outside = (CUDA_CONTEXT, NCCL_AND_KERNELS, fragmentation)
-    return Prediction(_gib(gpu | dict(zip(OUTSIDE_ALLOCATIONS, outside, strict=True))), _gib(host))
+    outside_sizes = (CUDA_CONTEXT, NCCL_AND_KERNELS, fragmentation)
+    return Prediction(_to_gib(gpu | dict(zip(OUTSIDE_ALLOCATIONS, outside_sizes, strict=True))), _to_gib(host))
 
 
-def _gpu_peaks(workload: Workload, plan: TrainingPlan, held: ModelStates) -> list[dict[str, int]]:
+def _compute_gpu_peaks(workload: Workload, plan: TrainingPlan, states: ModelStates) -> list[dict[str, int]]:
     """Return bytes by part at the peak of the backward pass, in the optimizer step, and at the start."""
     step = trace_memory(workload, plan.checkpointing_interval, plan.micro_batch)
     activations, logits, gradients = step.sizes.T
-    gradients = gradients + held.gradients * (step.accumulated > 0) + held.in_transit * step.latest
-    worst = (activations + logits + gradients).argmax()
-    backward = {"activations": activations[worst], "logits": logits[worst], "gradients": gradients[worst]}
+    gradients = gradients + states.gradients * (step.accumulated > 0) + states.in_transit * step.latest
+    peak_moment = (activations + logits + gradients).argmax()
+    backward = {
+        "activations": activations[peak_moment],
+        "logits": logits[peak_moment],
+        "gradients": gradients[peak_moment],
+    }
     return [
-        held.gpu | backward | {"gradients": held.gpu.get("gradients", 0) + gradients[worst]},
-        held.gpu | {"optimizer": held.gpu.get("optimizer", 0) + held.at_step},
-        held.gpu | {"ZeRO buffers": held.gpu.get("ZeRO buffers", 0) + held.at_start},
+        states.gpu | backward | {"gradients": states.gpu.get("gradients", 0) + gradients[peak_moment]},
+        states.gpu | {"optimizer": states.gpu.get("optimizer", 0) + states.at_step},
+        states.gpu | {"ZeRO buffers": states.gpu.get("ZeRO buffers", 0) + states.at_start},
     ]
 
 
-def _gib(parts: dict[str, int]) -> dict[str, float]:
+def _to_gib(parts: dict[str, int]) -> dict[str, float]:
     return {part: int(size) / GIB for part, size in parts.items() if size > 0}
 
 
@@ -331,21 +350,21 @@ def read_free_memory(gpus: int, nodes: int = 1) -> Machine:
 
     On the host it is the smaller of the kernel's available memory and the rest of the control group's limit.
     """
-    free, cgroup = psutil.virtual_memory().available, read_cgroup_memory()
-    host = min(free, cgroup.limit - cgroup.used) if cgroup else free
+    available, cgroup = psutil.virtual_memory().available, read_cgroup_memory()
+    host = min(available, cgroup.limit - cgroup.used) if cgroup else available
     # Reading a GPU's memory creates a context there for the life of this process, so each of several processes reads
-    # its own GPU only. That context is part of what a stage needs.
-    own = os.environ.get("LOCAL_RANK")
-    devices = _devices(gpus // nodes) if own is None or not torch.cuda.is_available() else [int(own)]
+    # its own GPU only. The prediction for a stage includes that context.
+    local_rank = os.environ.get("LOCAL_RANK")
+    devices = _list_devices(gpus // nodes) if local_rank is None or not torch.cuda.is_available() else [int(local_rank)]
     memory = [torch.cuda.mem_get_info(device)[0] + CUDA_CONTEXT for device in devices]
-    return _machine(gpus, nodes, memory, host)
+    return _build_machine(gpus, nodes, memory, host)
 
 
-def _devices(gpus: int) -> range:
+def _list_devices(gpus: int) -> range:
     return range(min(gpus, torch.cuda.device_count()))
 
 
-def _machine(gpus: int, nodes: int, gpu_memory: list[int], host: int) -> Machine:
+def _build_machine(gpus: int, nodes: int, gpu_memory: list[int], host: int) -> Machine:
     if not gpu_memory:
         return Machine(0, None, host / GIB)
     return Machine(gpus, min(gpu_memory) / GIB, host / GIB, nodes)

@@ -27,28 +27,28 @@ class GpuMemory:
 
 def read_gpu_memory() -> list[GpuMemory]:
     """Return the memory of the GPUs that this process may use; empty if there is no driver or it does not answer."""
-    devices = _devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    devices = _open_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
     try:
-        memory = [pynvml.nvmlDeviceGetMemoryInfo(device) for device in devices]
+        infos = [pynvml.nvmlDeviceGetMemoryInfo(device) for device in devices]
     except pynvml.NVMLError:
         return []
-    return [GpuMemory(index, one.used, one.total) for index, one in enumerate(memory)]
+    return [GpuMemory(index, info.used, info.total) for index, info in enumerate(infos)]
 
 
 @cache
-def _devices(visible: str | None) -> list:
+def _open_devices(visible: str | None) -> list:
     """Return NVML's handles; `visible` lists numbers or UUIDs, None means all."""
     if pynvml is None:
         return []
     try:
         pynvml.nvmlInit()
         names = range(pynvml.nvmlDeviceGetCount()) if visible is None else filter(None, visible.split(","))
-        return [_device(str(name).strip()) for name in names]
+        return [_open_device(str(name).strip()) for name in names]
     except pynvml.NVMLError:
         return []
 
 
-def _device(name: str):
+def _open_device(name: str):
     return pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(name)
 
 
@@ -102,10 +102,10 @@ def tree_memory(root: psutil.Process) -> int:
         processes = [root, *root.children(recursive=True)]
     except psutil.NoSuchProcess:
         return 0
-    return sum(map(_proportional_set_size, processes))
+    return sum(map(_read_proportional_set_size, processes))
 
 
-def _proportional_set_size(process: psutil.Process) -> int:
+def _read_proportional_set_size(process: psutil.Process) -> int:
     try:
         return process.memory_full_info().pss
     except psutil.NoSuchProcess:
@@ -127,18 +127,18 @@ class Summary:
     peak: float
     peak_seconds: float  # seconds from the start to the peak
     slope_per_hour: float  # slope of a line through the second half, when loading is over
-    grows: bool  # more than noise explains, which is a leak if the work stays the same
+    grows: bool  # whether growth exceeds the noise; it is then a leak, provided that the work stays the same
 
 
 def summarize_readings(seconds: list[float], values: list[float]) -> Summary:
     """Summarize one column of N ≥ 1 readings: (N,) seconds and (N,) GiB."""
     times, sizes = np.array(seconds, dtype=float), np.array(values, dtype=float)
     peak = int(sizes.argmax())
-    slope, grows = _growth(times[len(times) // 2 :], sizes[len(sizes) // 2 :])
+    slope, grows = _fit_growth(times[len(times) // 2 :], sizes[len(sizes) // 2 :])
     return Summary(float(sizes.mean()), float(sizes[peak]), float(times[peak]), 3600 * slope, grows)
 
 
-def _growth(times: np.ndarray, sizes: np.ndarray) -> tuple[float, bool]:
+def _fit_growth(times: np.ndarray, sizes: np.ndarray) -> tuple[float, bool]:
     """Return the slope of the least-squares line in GiB per second, and whether it rises by more than noise."""
     if len(times) < 4 or times[0] == times[-1]:
         return 0.0, False

@@ -1,7 +1,7 @@
 """Replay of equal parts in a trace: the first one of each kind is recorded, and the others repeat its memory.
 
-- Frozen layers of image encoders keep nothing for the backward pass. The first one is recorded where it runs.
-- Layers whose input needs a gradient keep tensors between both passes. Their recording is a forward and a backward pass
+- Frozen layers of image encoders save nothing for the backward pass. The first one is recorded while it runs.
+- Layers whose input needs a gradient save tensors between both passes. Their recording is a forward and a backward pass
   of the layer alone.
 - Chunks of the loss are equal from the second one on.
 
@@ -35,7 +35,7 @@ from dj2mgm.planning.trace import (
 
 @dataclass(frozen=True)
 class FrozenRecording:
-    """Memory and FLOPs of a layer that keeps nothing, and a description of its result."""
+    """Memory and FLOPs of a layer that saves nothing, and a description of its result."""
 
     forward: Segment
     result: tuple
@@ -49,28 +49,29 @@ class Recording:
     result: tuple
     backward: Segment
     gradient: tuple
-    kept: np.ndarray  # (kinds,) bytes that live until the backward pass, except those of arguments
-    holds: tuple[bool, ...]  # whether each tensor among the arguments lives until the backward pass
+    saved_bytes: np.ndarray  # (kinds,) bytes that live until the backward pass, without the bytes of arguments
+    saved_arguments: tuple[bool, ...]  # whether each tensor among the arguments lives until the backward pass
 
 
 _digests = WeakIdKeyDictionary()  # by tensor: version and digest of its values
 
 
 def replay_layers(model: nn.Module) -> None:
-    """Let equal layers run once for equal inputs, and replay the memory of that run in later ones."""
+    """Let equal layers run once for equal inputs, and replay the memory of this run in later runs."""
     recordings: dict[Hashable, Recording | FrozenRecording | None] = {}
-    inner: set[nn.Module] = set()
+    inner_modules: set[nn.Module] = set()
     for parts in model.modules():
         for layer in parts if isinstance(parts, nn.ModuleList) else ():
-            layer.forward = partial(_ReplayedLayer(layer, recordings, layer in inner).run, layer.forward)
-            inner.update(layer.modules())
+            layer.forward = partial(_ReplayedLayer(layer, recordings, layer in inner_modules).run, layer.forward)
+            inner_modules.update(layer.modules())
 
 
 @contextmanager
 def replay_chunks() -> Iterator[None]:
     """Let a traced loss (loss.py) run two chunks, and count the FLOPs of the others, inside the context.
 
-    Of three or more, the second needs the most memory: it is whole, and the gradient of the first is still there.
+    Of three or more chunks, the second needs the most memory: it is a whole chunk, and the gradient of the first is
+    still there.
     """
 
     def split_rows(number: int) -> Iterator[slice]:
@@ -97,14 +98,15 @@ class _ReplayedLayer:
 
     Args:
         recordings: recordings of all layers of the model; None for a layer that cannot be recorded.
-        is_inner: whether the layer is part of another one. A recording cannot contain the backward pass of another.
+        is_inner: whether the layer is part of another layer. A recording cannot contain the backward pass of another
+            recording.
     """
 
     def __init__(
         self, layer: nn.Module, recordings: dict[Hashable, Recording | FrozenRecording | None], is_inner: bool
     ):
         parameters = list(layer.parameters())
-        self.kind = repr(layer), tuple((each.shape, each.requires_grad) for each in parameters)
+        self.kind = repr(layer), tuple((parameter.shape, parameter.requires_grad) for parameter in parameters)
         self.is_frozen = not any(parameter.requires_grad for parameter in parameters)
         self.recordings, self.is_inner = recordings, is_inner
         self.modules = list(layer.modules())
@@ -113,10 +115,10 @@ class _ReplayedLayer:
         memory, tensors = LiveMemory.active, list(find_tensors((*args, *kwargs.values())))
         differentiable = sum(tensor.requires_grad for tensor in tensors)
         if memory is not None and self.is_frozen and not differentiable:
-            return self._run_frozen(memory, partial(forward, *args, **kwargs), self._key(args, kwargs, tensors))
+            return self._run_frozen(memory, partial(forward, *args, **kwargs), self._make_key(args, kwargs, tensors))
         if memory is None or self.is_inner or differentiable != 1 or self._has_state():
             return forward(*args, **kwargs)
-        key = self._key(args, kwargs, tensors)
+        key = self._make_key(args, kwargs, tensors)
         if not _is_hashable(key):
             return forward(*args, **kwargs)
         if key not in self.recordings:
@@ -124,15 +126,15 @@ class _ReplayedLayer:
         recording = self.recordings[key]
         return _Replay.apply(memory, recording, *tensors) if recording else forward(*args, **kwargs)
 
-    def _key(self, args: tuple, kwargs: dict, tensors: Sequence[torch.Tensor]) -> Hashable:
-        """Return everything that decides the memory of a run."""
+    def _make_key(self, args: tuple, kwargs: dict, tensors: Sequence[torch.Tensor]) -> Hashable:
+        """Return a key of everything that the memory of a run depends on."""
         checkpointed = tuple(getattr(module, "gradient_checkpointing", None) for module in self.modules)
-        values = tuple(self._digest(tensor) for tensor in tensors if not tensor.is_meta)
+        values = tuple(self._compute_digest(tensor) for tensor in tensors if not tensor.is_meta)
         differentiable = tuple(tensor.requires_grad for tensor in tensors)
-        given = describe_shapes((*args, *kwargs.values()))
-        return self.kind, checkpointed, torch.get_default_dtype(), tuple(kwargs), given, differentiable, values
+        arguments = describe_shapes((*args, *kwargs.values()))
+        return self.kind, checkpointed, torch.get_default_dtype(), tuple(kwargs), arguments, differentiable, values
 
-    def _digest(self, tensor: torch.Tensor) -> tuple[int, bytes]:
+    def _compute_digest(self, tensor: torch.Tensor) -> tuple[int, bytes]:
         """Return a digest of a tensor's values, once for all layers: a mask may have millions."""
         version, digest = _digests.get(tensor, (None, None))
         if version != tensor._version:
@@ -147,17 +149,17 @@ class _ReplayedLayer:
     def _run_frozen(self, memory: LiveMemory, run: Callable[[], object], key: Hashable) -> object:
         if not _is_hashable(key):
             return run()
-        if known := self.recordings.get(key):
-            memory.replay(known.forward)
-            return make_result(known.result)  # adds moments that need no more memory than those of the layer
-        start, known = memory.position(), memory.known()
+        if recording := self.recordings.get(key):
+            memory.replay(recording.forward)
+            return make_result(recording.result)  # adds moments that need no more memory than the layer's own moments
+        start, storage_ids = memory.position(), memory.storage_ids()
         result = run()
         outputs = list(find_tensors(result))
-        is_new = {id(output.untyped_storage()) for output in outputs}.isdisjoint(known)
+        is_new = {id(output.untyped_storage()) for output in outputs}.isdisjoint(storage_ids)
         freed = memory.live - start.live - memory.sizes(outputs)
-        described = describe_result(torch.ops.aten.empty.memory_format, (), result)
-        recordable = described is not None and is_new and not freed.any()
-        self.recordings.setdefault(key, FrozenRecording(memory.cut(start), described) if recordable else None)
+        description = describe_result(torch.ops.aten.empty.memory_format, (), result)
+        is_recordable = description is not None and is_new and not freed.any()
+        self.recordings.setdefault(key, FrozenRecording(memory.cut(start), description) if is_recordable else None)
         return result
 
 
@@ -176,15 +178,17 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx, memory: LiveMemory, recording: Recording, *tensors: torch.Tensor) -> torch.Tensor:
         ctx.memory, ctx.recording = memory, recording
-        ctx.save_for_backward(*(tensor for tensor, held in zip(tensors, recording.holds, strict=True) if held))
+        ctx.save_for_backward(
+            *(tensor for tensor, is_saved in zip(tensors, recording.saved_arguments, strict=True) if is_saved)
+        )
         memory.replay(recording.forward)
-        memory.live += recording.kept
+        memory.live += recording.saved_bytes
         return make_result(recording.result)
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple:
         ctx.memory.replay(ctx.recording.backward)
-        ctx.memory.live -= ctx.recording.kept
+        ctx.memory.live -= ctx.recording.saved_bytes
         result = make_result(ctx.recording.gradient)
         return tuple(result if needed else None for needed in ctx.needs_input_grad)
 
@@ -197,16 +201,16 @@ class _LayerAlone:
         self.start: Position | None = None  # start of the backward pass
         self.backward: Segment | None = None
         self.gradient: tuple | None = None  # description of the input's gradient
-        self.change = np.zeros_like(memory.live)  # bytes at the end of the backward pass, less those of its arguments
+        self.change = np.zeros_like(memory.live)  # bytes at the end of the backward pass, without its arguments
 
     def record(self, forward: Callable, args: tuple, kwargs: dict) -> Recording | None:
-        """Run both passes and return their recording; None if the layer keeps more than its backward pass frees."""
-        before = self.memory.position()
-        recording = self._record(forward, args, kwargs)
-        self.memory.rewind(before)
-        return recording if (self.memory.live == before.live).all() else None
+        """Run both passes and return their recording; None if the layer saves more than its backward pass frees."""
+        position = self.memory.position()
+        recording = self._record_passes(forward, args, kwargs)
+        self.memory.rewind(position)
+        return recording if (self.memory.live == position.live).all() else None
 
-    def _record(self, forward: Callable, args: tuple, kwargs: dict) -> Recording | None:
+    def _record_passes(self, forward: Callable, args: tuple, kwargs: dict) -> Recording | None:
         memory = self.memory
         args, kwargs = self._copy(args, kwargs)
         copies = list(find_tensors((*args, *kwargs.values())))
@@ -215,28 +219,28 @@ class _LayerAlone:
         [input_size] = [memory.sizes([copy]) for copy in copies if copy.requires_grad]
         start = memory.position()
         result = forward(*args, **kwargs)
-        described = describe_result(torch.ops.aten.empty.memory_format, (), result)
-        if not isinstance(result, torch.Tensor) or not result.requires_grad or described is None:
+        description = describe_result(torch.ops.aten.empty.memory_format, (), result)
+        if not isinstance(result, torch.Tensor) or not result.requires_grad or description is None:
             return None
-        forward_pass, kept = memory.cut(start), memory.live - start.live - memory.sizes([result])
+        forward_pass, saved_bytes = memory.cut(start), memory.live - start.live - memory.sizes([result])
         del args, kwargs, copies
-        # arguments that a layer holds are still alive; arguments shared by all layers live until the last layer is done
-        holds = [storage() is not None for storage in storages]
-        shared = [storage() for storage, is_own in zip(storages, is_input, strict=True) if not is_own]
+        # Saved arguments are still alive. Arguments that all layers share live until the last layer is done.
+        saved_arguments = [storage() is not None for storage in storages]
+        shared_storages = [storage() for storage, is_own in zip(storages, is_input, strict=True) if not is_own]
         result_storage = weakref.ref(result.untyped_storage())
-        end = _Output.apply(result, self, described)
+        end = _Output.apply(result, self, description)
         del result
         if result_storage() is not None:
             return None
         torch.autograd.backward([end], [end.new_empty(0)])
-        del shared
-        held = input_size * any(held for held, is_own in zip(holds, is_input, strict=True) if is_own)
-        if self.gradient is None or (self.change + kept + held).any():
+        del shared_storages
+        input_is_saved = any(is_saved for is_saved, is_own in zip(saved_arguments, is_input, strict=True) if is_own)
+        if self.gradient is None or (self.change + saved_bytes + input_size * input_is_saved).any():
             return None
-        return Recording(forward_pass, described, self.backward, self.gradient, kept, tuple(holds))
+        return Recording(forward_pass, description, self.backward, self.gradient, saved_bytes, tuple(saved_arguments))
 
     def _copy(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Return the arguments with other tensors, so that it can be seen which of them the layer holds."""
+        """Return the arguments with new tensors, whose lifetime shows which of them the layer saves."""
 
         def copy(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.requires_grad:
@@ -267,13 +271,13 @@ class _Output(torch.autograd.Function):
     """The result of a layer alone, without its elements. Its gradient starts the backward pass."""
 
     @staticmethod
-    def forward(ctx, result: torch.Tensor, alone: _LayerAlone, described: tuple) -> torch.Tensor:
-        ctx.alone, ctx.described = alone, described
+    def forward(ctx, result: torch.Tensor, alone: _LayerAlone, description: tuple) -> torch.Tensor:
+        ctx.alone, ctx.description = alone, description
         return result.new_empty(0)
 
     @staticmethod
     def backward(ctx, _: torch.Tensor) -> tuple:
-        gradient = make_result(ctx.described)
+        gradient = make_result(ctx.description)
         ctx.alone.start = ctx.alone.memory.position()
         ctx.alone.change += ctx.alone.memory.sizes([gradient])
         return gradient, None, None

@@ -20,7 +20,7 @@ from dj2mgm.planning.readings import Reading, read_memory
 from dj2mgm.storage.files import write_text
 
 INTERVAL_S = 1.0
-REST = 200  # each reading is followed by a pause 200 times as long, so that sampling takes well below 1 % of the time
+REST = 200  # the pause after a reading is 200 times as long, so that sampling takes well below 1 % of the time
 GPU_WARNING, HOST_WARNING = 0.8, 0.7  # shares in use
 
 
@@ -32,7 +32,7 @@ def find_job_process() -> psutil.Process:
 class MemorySampler:
     """Thread that samples memory from `start` to `finish`, in the first process of each node, into `file`.
 
-    `phase` is the value of the next rows' column `phase`. A resumed run keeps the rows that the file has already.
+    `phase` is the value of the next rows' column `phase`. A resumed run keeps the rows of the file.
     """
 
     def __init__(self, file: Path, resumed: bool):
@@ -70,37 +70,37 @@ class MemorySampler:
         process = find_job_process()
         columns = [*LEADING, *read_memory(process).columns()]
         attempt = start_file(self.file, columns, self.resumed)
-        warned: set[str] = set()
+        warned_names: set[str] = set()
         with open(self.file, "a", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, read_columns(self.file), lineterminator="\n")
-            last = False
-            while not last:
-                last = self._stop.is_set()  # if set during the pause, one more reading records the end
-                begin = time.monotonic()
+            is_last = False
+            while not is_last:
+                is_last = self._stop.is_set()  # if set during the pause, one more reading records the end
+                start = time.monotonic()
                 self.last = read_memory(process)
                 now = datetime.now(UTC).isoformat(timespec="seconds")
-                leading = zip(LEADING, (attempt, now, round(begin - self._start, 2), self.phase), strict=True)
+                leading = zip(LEADING, (attempt, now, round(start - self._start, 2), self.phase), strict=True)
                 writer.writerow(dict(leading) | self.last.columns())
                 file.flush()
-                warn_if_full(self.last, warned)
-                took = time.monotonic() - begin
-                self._reading_seconds += took
-                self._stop.wait(max(INTERVAL_S, REST * took))
+                warn_if_full(self.last, warned_names)
+                elapsed = time.monotonic() - start
+                self._reading_seconds += elapsed
+                self._stop.wait(max(INTERVAL_S, REST * elapsed))
 
 
-def warn_if_full(reading: Reading, warned: set[str]) -> None:
-    """Warn once for each GPU, and once for the host, if its memory is nearly full; `warned` holds the names so far."""
+def warn_if_full(reading: Reading, warned_names: set[str]) -> None:
+    """Warn once for each GPU, and once for the host, if its memory is nearly full; update `warned_names`."""
     for gpu in reading.gpus:
         if gpu.used > GPU_WARNING * gpu.total:
             _warn_once(
-                warned,
+                warned_names,
                 f"GPU {gpu.index}",
                 f"{gpu.used / gpu.total:.0%} full ({gpu.used / GIB:.1f} of {gpu.total / GIB:.1f} GiB). A longer batch "
                 "may not fit: lower micro_batch_size and raise gradient_accumulation_steps",
             )
     if reading.host_share > HOST_WARNING:
         _warn_once(
-            warned,
+            warned_names,
             "host memory",
             f"{reading.host_share:.0%} full (limit {reading.host_limit / GIB:.1f} GiB, held by this job "
             f"{reading.job / GIB:.1f} GiB). When it is full, the kernel kills the job (exit code -9): lower "
@@ -108,7 +108,7 @@ def warn_if_full(reading: Reading, warned: set[str]) -> None:
         )
 
 
-def _warn_once(warned: set[str], name: str, state: str) -> None:
-    if name not in warned:
-        warned.add(name)
+def _warn_once(warned_names: set[str], name: str, state: str) -> None:
+    if name not in warned_names:
+        warned_names.add(name)
         messages.warn(f"{name} is {state}")

@@ -10,7 +10,7 @@ from dj2mgm.planning.step import Workload, trace_memory
 from dj2mgm.settings.batch_sizes import AUTO, count_micro_batches
 from dj2mgm.settings.deepspeed_files import find_fixed_sizes
 
-MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # sizes between two of these are tried if they can be the fastest
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # sizes between two of these sizes are tried if they can be the fastest
 CHECKPOINTING_INTERVALS = (0, 16, 8, 5, 3, 2, 1)  # checkpoint every n-th layer, fewest layers first; 0: none
 ACCUMULATION = 16  # micro batches of a step if no global batch size is given
 
@@ -37,30 +37,30 @@ def list_candidates(
     micro_batches: Sequence[int] | None = None,
     intervals: Sequence[int] = CHECKPOINTING_INTERVALS,
 ) -> list[Candidate]:
-    """Return, for each configuration, the plans that can be the fastest, and those that come closest to fitting.
+    """Return the candidate plans of each configuration. Plans that cannot be the fastest are not evaluated.
 
     Args:
         configs: completed DeepSpeed configurations by name. A configuration that fixes its batch sizes keeps them.
         global_batch_size: samples of a step; None stands for ACCUMULATION micro batches on every GPU.
         micro_batches: sizes in rising order; None: MICRO_BATCHES and sizes between them. The last micro batch of a
-            step may have fewer samples. Sizes above the samples that a step has on each GPU are left out.
+            step may have fewer samples. Sizes above the number of a step's samples on each GPU are left out.
         intervals: checkpointing intervals, the least work first; 0: none.
     """
-    found = []
+    candidates = []
     for name, config in configs.items():
-        batches = _batches(config, machine, global_batch_size, micro_batches)
+        batches = _list_batches(config, machine, global_batch_size, micro_batches)
         zero = ZeroConfig.from_deepspeed(config)
-        found += _ascend(workload, machine, name, zero, batches, intervals, global_batch_size)
+        candidates += _ascend(workload, machine, name, zero, batches, intervals, global_batch_size)
     if micro_batches is None and global_batch_size:
-        free = [name for name, config in configs.items() if _leaves_batches(config)]
-        found += _between(workload, machine, found, free, global_batch_size)
-    if not found:
+        flexible_names = [name for name, config in configs.items() if _leaves_batches(config)]
+        candidates += _list_intermediates(workload, machine, candidates, flexible_names, global_batch_size)
+    if not candidates:
         sizes = micro_batches or MICRO_BATCHES
         raise InputError(
             f"a global batch of {global_batch_size} on {machine.processes} GPUs cannot be made of micro batches of "
             f"{', '.join(map(str, sizes))}; choose a multiple of {sizes[0] * machine.processes}"
         )
-    return found
+    return candidates
 
 
 def _ascend(
@@ -74,43 +74,47 @@ def _ascend(
 ) -> list[Candidate]:
     """Raise the micro batch, and checkpoint more layers whenever the next micro batch does not fit.
 
-    Smaller micro batches with more checkpointing are slower than a plan that fits already, so they are not evaluated.
+    Smaller micro batches with more checkpointing are slower than a plan that fits, so they are not evaluated.
     """
-    found, index = [], 0
+    candidates, index = [], 0
     for checkpointing_interval in intervals:
         while index < len(batches):
             plan = TrainingPlan(name, zero, checkpointing_interval, *batches[index])
-            found.append(rate_plan(workload, plan, machine, global_batch_size))
-            if not found[-1].fits:
+            candidates.append(rate_plan(workload, plan, machine, global_batch_size))
+            if not candidates[-1].fits:
                 break
             index += 1
-    return found
+    return candidates
 
 
-def _between(
-    workload: Workload, machine: Machine, found: Sequence[Candidate], free: Sequence[str], global_batch_size: int
+def _list_intermediates(
+    workload: Workload,
+    machine: Machine,
+    candidates: Sequence[Candidate],
+    flexible_names: Sequence[str],
+    global_batch_size: int,
 ) -> list[Candidate]:
-    """Return plans with a micro batch between one that fits and one that does not, where these can be the fastest.
+    """Return plans with a micro batch size between a size that fits and a size that does not, if they can be fastest.
 
-    `free` are the names of the configurations that leave batch sizes to the plan.
+    `flexible_names` are the names of the configurations that leave batch sizes to the plan.
     """
-    best, more = find_fastest(found), []
-    for failing in found if best else ():
-        plan, size = failing.plan, failing.plan.micro_batch
-        if failing.fits or plan.deepspeed not in free or plan.zero.adam_8bit != best.plan.zero.adam_8bit:
+    best, intermediates = find_fastest(candidates), []
+    for candidate in candidates if best else ():
+        plan, size = candidate.plan, candidate.plan.micro_batch
+        if candidate.fits or plan.deepspeed not in flexible_names or plan.zero.adam_8bit != best.plan.zero.adam_8bit:
             continue
         flops = trace_memory(workload, plan.checkpointing_interval, size).flops / size
-        for between in range(size - max(1, size // 8), size // 2, -max(1, size // 8)):
-            accumulation = count_micro_batches(global_batch_size, between, machine.processes)
-            plan = replace(plan, micro_batch=between, accumulation=accumulation)
-            speed = estimate_speed(workload, plan, machine.processes, global_batch_size, flops * between)
+        for micro_batch in range(size - max(1, size // 8), size // 2, -max(1, size // 8)):
+            accumulation = count_micro_batches(global_batch_size, micro_batch, machine.processes)
+            plan = replace(plan, micro_batch=micro_batch, accumulation=accumulation)
+            speed = estimate_speed(workload, plan, machine.processes, global_batch_size, flops * micro_batch)
             if speed < 0.99 * best.samples_per_second:
                 break  # smaller ones are slower still; equal speeds differ by rounding
-            more.append(rate_plan(workload, plan, machine, global_batch_size))
-            if more[-1].fits:
-                best = find_fastest([best, more[-1]])
+            intermediates.append(rate_plan(workload, plan, machine, global_batch_size))
+            if intermediates[-1].fits:
+                best = find_fastest([best, intermediates[-1]])
                 break
-    return more
+    return intermediates
 
 
 def _leaves_batches(config: dict) -> bool:
@@ -118,22 +122,22 @@ def _leaves_batches(config: dict) -> bool:
     return config.get("train_batch_size", AUTO) == AUTO and not find_fixed_sizes(config)
 
 
-def _batches(
+def _list_batches(
     config: dict, machine: Machine, global_batch_size: int | None, micro_batches: Sequence[int] | None
 ) -> list[tuple[int, int]]:
     """Return possible pairs of micro batch size and accumulation steps."""
-    micro, accumulation = (
+    micro_batch, accumulation = (
         config.get(key, "auto") for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     )
-    sizes = (micro_batches or MICRO_BATCHES) if micro == "auto" else [micro]
+    sizes = (micro_batches or MICRO_BATCHES) if micro_batch == "auto" else [micro_batch]
     if global_batch_size is None:
         return [(size, ACCUMULATION if accumulation == "auto" else accumulation) for size in sizes]
-    share = global_batch_size / machine.processes
+    samples = global_batch_size / machine.processes  # of a step, on each process
     # DeepSpeed refuses a fixed `train_batch_size` that is not the product of the other sizes
-    uneven = micro == "auto" and config.get("train_batch_size", AUTO) == AUTO
-    if micro == "auto" and micro_batches is None and share.is_integer() and share <= MICRO_BATCHES[-1]:
-        sizes = sorted({*MICRO_BATCHES, int(share)})  # a step in one micro batch
-    possible = [size for size in sizes if share % size == 0 or (uneven and size < share)]
+    uneven = micro_batch == "auto" and config.get("train_batch_size", AUTO) == AUTO
+    if micro_batch == "auto" and micro_batches is None and samples.is_integer() and samples <= MICRO_BATCHES[-1]:
+        sizes = sorted({*MICRO_BATCHES, int(samples)})  # a step in one micro batch
+    possible = [size for size in sizes if samples % size == 0 or (uneven and size < samples)]
     batches = [(size, count_micro_batches(global_batch_size, size, machine.processes)) for size in possible]
     return [batch for batch in batches if accumulation in ("auto", batch[1])]
 
@@ -146,7 +150,7 @@ def rate_plan(
     return Candidate(plan, prediction, speed, prediction.shortage(machine))
 
 
-def find_fastest(found: Sequence[Candidate]) -> Candidate | None:
+def find_fastest(candidates: Sequence[Candidate]) -> Candidate | None:
     """Return the fastest plan that fits with float32 optimizer states, else the fastest with 8-bit states.
 
     Among equally fast plans, ZeRO-2 comes first, because it was the fastest in measurements, then the plan that needs
@@ -157,21 +161,21 @@ def find_fastest(found: Sequence[Candidate]) -> Candidate | None:
         zero = candidate.plan.zero
         return not zero.adam_8bit, candidate.samples_per_second, zero.stage == 2, -candidate.prediction.gpu_gib
 
-    return max((candidate for candidate in found if candidate.fits), key=rank, default=None)
+    return max((candidate for candidate in candidates if candidate.fits), key=rank, default=None)
 
 
-def find_nearest(found: Sequence[Candidate], machine: Machine) -> Candidate:
+def find_nearest(candidates: Sequence[Candidate], machine: Machine) -> Candidate:
     """Return the plan that lacks the least memory, if none fits."""
 
-    def lacking(candidate: Candidate) -> float:
+    def compute_shortage(candidate: Candidate) -> float:
         needs = ((candidate.prediction.gpu_gib, machine.gpu_gib), (candidate.prediction.host_gib, machine.host_gib))
-        return sum(max(0.0, needed - there) for needed, there in needs if there is not None)
+        return sum(max(0.0, needed - available) for needed, available in needs if available is not None)
 
-    return min(found, key=lacking)
+    return min(candidates, key=compute_shortage)
 
 
-def suggest_remedies(workload: Workload, found: Sequence[Candidate], machine: Machine) -> list[str]:
-    """Return changes that would help if no plan fits, with the least memory of each kind that is enough."""
+def suggest_remedies(workload: Workload, candidates: Sequence[Candidate], machine: Machine) -> list[str]:
+    """Return changes that would help if no plan fits, with the least memory of GPU and host that would be enough."""
     advice = []
     if workload.tuning == "full":
         advice.append("train LoRA instead of the whole language model")
@@ -180,12 +184,16 @@ def suggest_remedies(workload: Workload, found: Sequence[Candidate], machine: Ma
         ("the host", machine.host_gib, lambda candidate: candidate.prediction.host_gib * (1 + HOST_MARGIN)),
     ]
     for (name, limit, need), (_, other_limit, other_need) in (needs, reversed(needs)):
-        possible = [candidate for candidate in found if other_limit is None or other_need(candidate) <= other_limit]
-        if limit is not None and possible:
-            least = min(possible, key=need)
-            advice.append(f"{need(least):.1f} GiB of {name}'s memory would be enough for {describe_plan(least.plan)}")
-    more = f"more GPUs than {machine.gpus}" if machine.gpus else "a GPU"
-    advice.append(f"shorter sequences than {workload.sequence} tokens, or {more}")
+        sufficient = [
+            candidate for candidate in candidates if other_limit is None or other_need(candidate) <= other_limit
+        ]
+        if limit is not None and sufficient:
+            smallest = min(sufficient, key=need)
+            advice.append(
+                f"{need(smallest):.1f} GiB of {name}'s memory would be enough for {describe_plan(smallest.plan)}"
+            )
+    hardware = f"more GPUs than {machine.gpus}" if machine.gpus else "a GPU"
+    advice.append(f"shorter sequences than {workload.sequence_length} tokens, or {hardware}")
     return advice
 
 
@@ -197,7 +205,7 @@ def describe_plan(plan: TrainingPlan) -> str:
 
 def describe_checkpointing(plan: TrainingPlan) -> str:
     """Name the layers whose activations are checkpointed."""
-    every = plan.checkpointing_interval
+    interval = plan.checkpointing_interval
     return {0: "none", 1: "every layer", 2: "every second layer", 3: "every third layer"}.get(
-        every, f"every {every}th layer"
+        interval, f"every {interval}th layer"
     )

@@ -16,7 +16,7 @@ REDUCTION_SECONDS = 0.008  # GPUs wait for each other this long at every micro b
 # ZeRO-2 with an offloaded optimizer moves the gradients of a GPU's part of the trained weights, one after another, at
 # every micro batch: 30 ms for the 124 weights that LoRA trains on one H100.
 MOVED_GRADIENT_SECONDS = 0.00024
-UPDATED_ELEMENTS_PER_S = 6.4e9  # the gradient goes to the host, is applied there, and the weight comes back
+UPDATED_ELEMENTS_PER_S = 6.4e9  # the gradient moves to the host, updates the weight there, and the weight moves back
 
 
 def estimate_speed(
@@ -37,10 +37,10 @@ def estimate_speed(
     if gpus > 1 and zero.stage > 1:
         seconds += REDUCTION_SECONDS
     if zero.offload_optimizer and zero.stage == 2:
-        seconds += MOVED_GRADIENT_SECONDS * len(parameters.trained) / gpus
+        seconds += MOVED_GRADIENT_SECONDS * len(parameters.trained_sizes) / gpus
     if zero.offload_param:
-        fetched = sum(elements for elements in parameters.every if elements > zero.persistence_threshold)
-        seconds += 2 * fetched * workload.precision.itemsize / GATHERED_BYTES_PER_S
-    computation = flops * samples / (plan.micro_batch * gpus) / FLOPS_PER_S[workload.fused]
-    update = sum(parameters.trained) / gpus / UPDATED_ELEMENTS_PER_S if zero.offload_optimizer else 0
-    return samples / (plan.accumulation * seconds + computation + update)
+        fetched_elements = sum(elements for elements in parameters.all_sizes if elements > zero.persistence_threshold)
+        seconds += 2 * fetched_elements * workload.precision.itemsize / GATHERED_BYTES_PER_S
+    computation_seconds = flops * samples / (plan.micro_batch * gpus) / FLOPS_PER_S[workload.fused]
+    update_seconds = sum(parameters.trained_sizes) / gpus / UPDATED_ELEMENTS_PER_S if zero.offload_optimizer else 0
+    return samples / (plan.accumulation * seconds + computation_seconds + update_seconds)

@@ -1,4 +1,4 @@
-"""Memory of one micro batch over time, besides weights and optimizer, traced with the real model on the meta device.
+"""Memory of one micro batch over time, without weights and optimizer, traced with the real model on the meta device.
 
 The model's own code runs forward and backward with its real shapes. Stand-ins replace kernels that need a GPU
 (planning/trace.py).
@@ -31,27 +31,28 @@ class Workload:
 
     architecture: Architecture
     tuning: str  # stage1 (projector and mining), lora (also LoRA matrices) or full (also the language model)
-    sequence: int  # tokens of a sample, including those of its image
-    answers: int  # tokens of a sample that carry loss
+    sequence_length: int  # tokens of a sample, including the tokens of its image
+    answer_tokens: int  # tokens of a sample that carry loss
     precision: torch.dtype = torch.bfloat16  # torch dtype of the weights
     # whether layers and loss are compiled, so that elementwise operations keep no intermediate tensors
     fused: bool = False
     lora: LoraSettings | None = None  # settings of the tuning `lora`
-    images: float = 1.0  # images per `sequence` tokens; above 1 if several shorter samples replace one of this length
+    # images per `sequence_length` tokens; above 1 if several shorter samples replace one of this length
+    images_per_sample: float = 1.0
     projector: bool = True  # whether LoRA also trains the projector between towers and language model
     nf4: bool = False  # whether frozen layers of the language model are in 4 bits
     loader_workers: int = MAX_WORKERS  # processes of a GPU that decode images
 
     def batch(self, samples: int) -> MicroBatch:
-        return MicroBatch(samples, self.sequence, self.answers, self.images)
+        return MicroBatch(samples, self.sequence_length, self.answer_tokens, self.images_per_sample)
 
 
 @dataclass(frozen=True)
 class Parameters:
     """Numbers of elements of every parameter, and of every trained parameter."""
 
-    every: tuple[int, ...]
-    trained: tuple[int, ...]
+    all_sizes: tuple[int, ...]
+    trained_sizes: tuple[int, ...]
     tied: int = 0  # elements of a head that is tied to the word embeddings; they exist twice while the model is created
     in_4_bits: tuple[int, ...] = ()  # elements of each frozen layer that is held in 4 bits
 
@@ -62,8 +63,8 @@ class MemoryTrace:
 
     sizes: np.ndarray  # (moments, MEMORY_KINDS) live bytes by kind
     flops: int  # floating-point operations
-    accumulated: np.ndarray  # (moments,) elements of trained parameters that have their gradient by then
-    latest: np.ndarray  # (moments,) elements of the parameter whose gradient has just been completed
+    accumulated: np.ndarray  # (moments,) elements of trained parameters whose gradient is complete
+    latest: np.ndarray  # (moments,) elements of the parameter whose gradient is completed at this moment
 
 
 def build_meta_model(workload: Workload) -> nn.Module:
@@ -109,12 +110,12 @@ def count_parameters(workload: Workload) -> Parameters:
     parameters = list(model.parameters())
     head = model.get_output_embeddings().weight
     layers = workload.architecture.language_model(model).layers.modules() if workload.nf4 else ()
-    frozen = [layer.weight for layer in layers if type(layer) is nn.Linear and not layer.weight.requires_grad]
+    frozen_weights = [layer.weight for layer in layers if type(layer) is nn.Linear and not layer.weight.requires_grad]
     return Parameters(
-        every=tuple(p.numel() for p in parameters),
-        trained=tuple(p.numel() for p in parameters if p.requires_grad),
+        all_sizes=tuple(p.numel() for p in parameters),
+        trained_sizes=tuple(p.numel() for p in parameters if p.requires_grad),
         tied=head.numel() if head is model.get_input_embeddings().weight else 0,
-        in_4_bits=tuple(weight.numel() for weight in frozen if takes_nf4(weight.numel())),
+        in_4_bits=tuple(weight.numel() for weight in frozen_weights if takes_nf4(weight.numel())),
     )
 
 
@@ -130,26 +131,26 @@ def trace_memory(workload: Workload, checkpointing_interval: int, micro_batch: i
         kwargs = {"use_reentrant": False, "preserve_rng_state": False}
         model.activation_checkpointing_enable(kwargs, every_n_layers=checkpointing_interval)
 
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    shapes = {parameter.shape for parameter in trained}
+    trained_parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained_shapes = {parameter.shape for parameter in trained_parameters}
     vocabulary = (workload.architecture.vocab_size,)
 
     def classify(tensor: torch.Tensor) -> str:
         if tensor.shape[-1:] == vocabulary:
             return "logits"
-        return "gradients" if tensor.shape in shapes else "activations"
+        return "gradients" if tensor.shape in trained_shapes else "activations"
 
     memory = LiveMemory(MEMORY_KINDS, classify)
     memory.exclude(model.parameters())
     memory.exclude(model.buffers())
 
     def release_gradient(parameter: nn.Parameter) -> None:
-        """Release a complete gradient: DeepSpeed moves it to a buffer that is counted with the optimizer."""
+        """Release a complete gradient. DeepSpeed moves it to a buffer that is counted with the optimizer."""
         memory.mark(parameter.numel())
         parameter.grad = None
 
     inputs = _make_inputs(workload, micro_batch)
-    hooks = [parameter.register_post_accumulate_grad_hook(release_gradient) for parameter in trained]
+    hooks = [parameter.register_post_accumulate_grad_hook(release_gradient) for parameter in trained_parameters]
     with memory, selective_scan_without_loop(), replay_chunks():
         memory.add(inputs.values())
         workload.architecture.compute(model, inputs, workload.batch(micro_batch))

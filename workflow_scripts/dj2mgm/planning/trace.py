@@ -25,7 +25,7 @@ from transformers.models.mamba import modeling_mamba
 
 aten = torch.ops.aten
 
-# Stand-ins on the meta device have the shapes of the originals, and keep the same tensors for the backward pass.
+# Stand-ins on the meta device have the shapes of the originals, and save the same tensors for the backward pass.
 #
 # The originals are PyTorch's FlashAttention (behind SDPA), the code that torch.compile generates for eager attention,
 # norms, gated MLPs and the loss, and Mamba's selective scan, whose loop over the sequence would take minutes here.
@@ -37,15 +37,15 @@ COMPILED_EAGER_ATTENTION = "planned_as_compiled"
 def _attention(module, query, key, value, attention_mask, **kwargs):
     """Map query, key and value, each (B, heads, T, D), to the output (B, T, heads, D).
 
-    Query, key, value, output and one number per row are kept. With a mask (B, 1, T, T), the mask is kept too, in the
-    dtype of the query, and keys and values are kept for every head.
+    Query, key, value, output and one number per row are saved for the backward pass. With a mask (B, 1, T, T), the mask
+    is saved too, in the dtype of the query, and keys and values are saved for every head.
     """
     causal = getattr(module, "is_causal", False)
     if attention_mask is not None:
-        key, value = (_repeat_heads(each, query) for each in (key, value))
+        key, value = (_repeat_heads(tensor, query) for tensor in (key, value))
     output = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal)[0]
     if attention_mask is not None:
-        output = _KeepTensor.apply(output, torch.empty(attention_mask.shape, dtype=query.dtype, device=query.device))
+        output = _SaveTensor.apply(output, torch.empty(attention_mask.shape, dtype=query.dtype, device=query.device))
     return output.transpose(1, 2).contiguous(), None
 
 
@@ -56,7 +56,10 @@ def _repeat_heads(tensor: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
 
 
 class _Dropout(torch.autograd.Function):
-    """Dropout that keeps a mask of one byte per element, as on a GPU. On the meta device, PyTorch keeps as on a CPU."""
+    """Dropout that saves a mask of one byte per element, as on a GPU.
+
+    On the meta device PyTorch would save a mask in the dtype of `x`, as on a CPU: two bytes per element in bfloat16.
+    """
 
     @staticmethod
     def forward(ctx, x):
@@ -71,11 +74,11 @@ class _Dropout(torch.autograd.Function):
 def _compiled_eager_attention(module, query, key, value, attention_mask, dropout=0.0, **kwargs):
     """Map query, key and value, each (B, heads, T, D), to the output (B, T, heads, D) and weights (B, heads, T, T).
 
-    Compiled code keeps the scores and the weights, with keys and values for every head. It computes all between scores
-    and weights (scale, soft cap, mask, softmax in float32) again in the backward pass (the tensors that PyTorch 2.13
-    keeps of a compiled layer of Gemma 2).
+    Compiled code saves the scores and the weights, with keys and values for every head. Everything between scores and
+    weights (scale, soft cap, mask, float32 softmax) is recomputed in the backward pass, as in a compiled Gemma 2 layer
+    under PyTorch 2.13.
     """
-    key, value = (_repeat_heads(each, query) for each in (key, value))
+    key, value = (_repeat_heads(tensor, query) for tensor in (key, value))
     weights = _Softmax.apply(query @ key.transpose(2, 3))
     if dropout and module.training:
         weights = _Dropout.apply(weights)
@@ -83,7 +86,10 @@ def _compiled_eager_attention(module, query, key, value, attention_mask, dropout
 
 
 class _Softmax(torch.autograd.Function):
-    """Weights of scores, which keeps the scores and two numbers per row; its gradient overwrites the incoming one."""
+    """Softmax that saves its input and two numbers per row.
+
+    Its backward pass reuses the memory of the incoming gradient.
+    """
 
     @staticmethod
     def forward(ctx, scores):
@@ -95,12 +101,12 @@ class _Softmax(torch.autograd.Function):
         return gradient
 
 
-class _KeepTensor(torch.autograd.Function):
-    """Identity that keeps a second tensor for the backward pass."""
+class _SaveTensor(torch.autograd.Function):
+    """Identity that saves a second tensor for the backward pass."""
 
     @staticmethod
-    def forward(ctx, x, kept):
-        ctx.save_for_backward(kept)
+    def forward(ctx, x, tensor):
+        ctx.save_for_backward(tensor)
         return x.view_as(x)
 
     @staticmethod
@@ -118,7 +124,10 @@ def register_attention() -> None:
 
 
 class _RMSNorm(torch.autograd.Function):
-    """Norm that keeps its input and one number per row; its gradient overwrites the incoming one."""
+    """Norm that saves its input and one number per row.
+
+    Its backward pass reuses the memory of the incoming gradient.
+    """
 
     @staticmethod
     def forward(ctx, x, weight):
@@ -131,7 +140,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 class _GatedActivation(torch.autograd.Function):
-    """act(a) · b, which keeps a and b; their gradients overwrite them."""
+    """act(a) · b, which saves a and b. Its backward pass writes their gradients into their memory."""
 
     @staticmethod
     def forward(ctx, a, b):
@@ -160,7 +169,7 @@ def fuse_layers(language_model: nn.Module, head: nn.Module) -> None:
 
 
 class _Scan(torch.autograd.Function):
-    """All states of h ← a·h + b, which keeps a and the states, like the loop over the sequence."""
+    """All states of h ← a·h + b. It saves a and the states, like the loop over the sequence."""
 
     @staticmethod
     def forward(ctx, a, b):
@@ -213,21 +222,21 @@ class IntegersOnCPU(TorchDispatchMode):
     Counts and indices stay on the CPU, with their values. The result of an operation with a meta tensor has no values.
 
     Args:
-        assumed: values that the model's code reads from data: for an operation on integers without values, a function
-            of the first one that returns the result.
+        assumptions: assumed values, which the model's code would read from data. For each operation on integers
+            without values, a function from the first tensor to the result.
     """
 
-    def __init__(self, assumed: Mapping[OpOverloadPacket, Callable[[torch.Tensor], torch.Tensor]]):
+    def __init__(self, assumptions: Mapping[OpOverloadPacket, Callable[[torch.Tensor], torch.Tensor]]):
         super().__init__()
-        self.assumed = assumed
+        self.assumptions = assumptions
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         args, kwargs, operation = tuple(args), dict(kwargs or {}), function.overloadpacket
         tensors = list(find_tensors((*args, *kwargs.values())))
         device = kwargs.get("device")
         if any(tensor.is_meta for tensor in tensors):
-            if operation in self.assumed and not tensors[0].is_floating_point():
-                return self.assumed[operation](tensors[0])
+            if operation in self.assumptions and not tensors[0].is_floating_point():
+                return self.assumptions[operation](tensors[0])
             if operation in INDEXED:
                 args = (args[0], _masks_to_positions(args[1]), *args[2:])
             if not all(tensor.is_meta for tensor in tensors):
@@ -245,7 +254,7 @@ class IntegersOnCPU(TorchDispatchMode):
 
 
 def _makes_mask(function: OpOverload, tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether an operation combines tensors to one of as many elements as a mask of token pairs.
+    """Return whether the result of an operation on tensors has as many elements as a mask of token pairs.
 
     Computing such masks would take most of a trace, and no shape depends on their values.
     """
@@ -255,7 +264,7 @@ def _makes_mask(function: OpOverload, tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def find_tensors(values: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors in a value, or in nested lists and tuples, which are all that operations take and return.
+    """Yield the tensors in a value, or in nested lists and tuples. Operations take and return no other containers.
 
     PyTorch's `tree_leaves` took a third of the time of a trace.
     """
@@ -273,7 +282,7 @@ def _move_to_meta(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _masks_to_positions(indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Replace masks by the positions that they select, because their number decides the result's shape."""
+    """Replace masks by the positions that they select; the number of positions decides the result's shape."""
     positions = []
     for index in indices:
         is_mask = index is not None and index.dtype is torch.bool and not index.is_meta
@@ -302,17 +311,17 @@ _allocations: dict[Hashable, tuple | None] = {}  # None: an operation of another
 def _run_cached(function: OpOverload, args: tuple, kwargs: dict) -> object:
     """Return the result of an operation on the meta device."""
     key = function, torch.get_default_dtype(), describe_shapes(args), describe_shapes(tuple(kwargs.items()))
-    if known := _allocations.get(key):
-        return make_result(known)
+    if description := _allocations.get(key):
+        return make_result(description)
     result = function(*args, **kwargs)
     if key not in _allocations:
         _allocations[key] = describe_result(function, (*args, *kwargs.values()), result)
     return result
 
 
-def make_result(described: tuple) -> object:
+def make_result(description: tuple) -> object:
     """Return new tensors of the size, stride and dtype that `describe_result` returned."""
-    kind, *parts = described
+    kind, *parts = description
     results = [
         torch.empty_strided(size, stride, dtype=dtype, device="meta") if dtype else size
         for size, stride, dtype in parts
@@ -329,31 +338,34 @@ def describe_shapes(value: object) -> Hashable:
     return type(value), value
 
 
-def describe_result(function: OpOverload, given: object, result: object) -> tuple | None:
+def describe_result(function: OpOverload, inputs: object, result: object) -> tuple | None:
     """Return the result's type, and size, stride and dtype of its tensors; None unless all of them are new.
 
-    Attention also returns numbers, which are kept as (number, None, None).
+    Attention also returns numbers, which are described as (number, None, None).
     """
     tensors = [result] if isinstance(result, torch.Tensor) else result
     if function._schema.is_mutable or not isinstance(tensors, list | tuple):
         return None
-    arguments = list(find_tensors(given))
-    if any(tensor.device.type != "meta" for tensor in arguments):  # the result may depend on their values
+    input_tensors = list(find_tensors(inputs))
+    if any(tensor.device.type != "meta" for tensor in input_tensors):  # the result may depend on their values
         return None
-    old = {id(tensor.untyped_storage()) for tensor in arguments}
-    described = []
+    input_storages = {id(tensor.untyped_storage()) for tensor in input_tensors}
+    descriptions = []
     for tensor in tensors:
         if tensor is None or isinstance(tensor, int):
-            described.append((tensor, None, None))
+            descriptions.append((tensor, None, None))
             continue
         if not isinstance(tensor, torch.Tensor) or tensor.device.type != "meta":
             return None
         copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-        if id(tensor.untyped_storage()) in old or copy.untyped_storage().nbytes() != tensor.untyped_storage().nbytes():
+        if (
+            id(tensor.untyped_storage()) in input_storages
+            or copy.untyped_storage().nbytes() != tensor.untyped_storage().nbytes()
+        ):
             return None
-        described.append((tensor.shape, tensor.stride(), tensor.dtype))
+        descriptions.append((tensor.shape, tensor.stride(), tensor.dtype))
     kind = torch.Tensor if isinstance(result, torch.Tensor) else type(result)
-    return kind, *described
+    return kind, *descriptions
 
 
 class LiveMemory(TorchDispatchMode):
@@ -376,7 +388,7 @@ class LiveMemory(TorchDispatchMode):
         self.marks: list[tuple[int, int]] = []
         self.flops = 0
         self._classify = classify
-        self._known: dict[int, weakref.ref] = {}
+        self._storages: dict[int, weakref.ref] = {}
         self._moments: list[np.ndarray] = []  # arrays of (kinds,) or (moments, kinds)
 
     def __enter__(self) -> "LiveMemory":
@@ -391,17 +403,17 @@ class LiveMemory(TorchDispatchMode):
         """Do not count these tensors, such as parameters, which are counted elsewhere."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            self._known[id(storage)] = weakref.ref(storage)
+            self._storages[id(storage)] = weakref.ref(storage)
 
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count tensors that are new to this trace as allocated now."""
         for tensor in tensors:
-            if id(tensor.untyped_storage()) not in self._known:
+            if id(tensor.untyped_storage()) not in self._storages:
                 self._add(tensor)
 
-    def known(self) -> set[int]:
+    def storage_ids(self) -> set[int]:
         """Return the ids of all storages that are counted or excluded."""
-        return set(self._known)
+        return set(self._storages)
 
     def sizes(self, tensors: Sequence[torch.Tensor]) -> np.ndarray:
         """Return the bytes of tensors by kind, (kinds,) int64."""
@@ -411,7 +423,7 @@ class LiveMemory(TorchDispatchMode):
         return sizes
 
     def record(self) -> None:
-        """Record the live bytes of this moment, too: less than after the last allocation if tensors were freed."""
+        """Record the live bytes now: tensors may have been freed since the last allocation."""
         self._moments.append(self.live.copy())
         self.count += 1
 
@@ -443,7 +455,7 @@ class LiveMemory(TorchDispatchMode):
         self.count, self.flops = end.count, end.flops
 
     def replay(self, segment: "Segment") -> None:
-        """Record a segment again, beyond the bytes that are live now."""
+        """Record a segment again, in addition to the bytes that are live now."""
         self.marks += [(self.count + moment, number) for moment, number in segment.marks]
         self._moments.append(self.live + segment.moments)
         self.count += len(segment.moments)
@@ -463,9 +475,9 @@ class LiveMemory(TorchDispatchMode):
 
         def forget(_) -> None:
             self.live[kind] -= size
-            del self._known[key]
+            del self._storages[key]
 
-        self._known[key] = weakref.ref(storage, forget)
+        self._storages[key] = weakref.ref(storage, forget)
         self.live[kind] += size
         self.record()
 
@@ -485,6 +497,6 @@ class Position:
 class Segment:
     """Part of the records of a `LiveMemory`."""
 
-    moments: np.ndarray  # (moments, kinds) live bytes beyond those at its start
+    moments: np.ndarray  # (moments, kinds) live bytes in addition to the bytes at its start
     marks: list[tuple[int, int]]  # (moment, number), with moments counted from its start
     flops: int

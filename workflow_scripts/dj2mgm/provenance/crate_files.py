@@ -36,10 +36,10 @@ def describe_this_machine() -> CrateMachine:
     return CrateMachine.from_sections(
         system=platform.platform(),
         architecture=platform.machine(),
-        processor=_processor(),
+        processor=_read_processor(),
         cores=len(os.sched_getaffinity(0)),
         memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
-        gpus=_gpus(),
+        gpus=_list_gpus(),
         python=platform.python_version(),
     )
 
@@ -50,19 +50,19 @@ def find_commit() -> str:
         return ""
     # Git's configuration of a folder can start programs
     command = ["git", "-c", "core.fsmonitor=false", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else ""
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return result.stdout.strip() if result.returncode == 0 else ""
 
 
-def _processor() -> str:
+def _read_processor() -> str:
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.M)
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.M)
     except OSError:
-        found = None
-    return found[1] if found else platform.processor()
+        match = None
+    return match[1] if match else platform.processor()
 
 
-def _gpus() -> list[str]:
+def _list_gpus() -> list[str]:
     """Return the names of NVIDIA GPUs."""
     try:
         pynvml.nvmlInit()
@@ -98,11 +98,11 @@ DATASET, MODEL, RECIPE = "dataset", "model", "recipe"  # kinds of inputs
 
 def code_files() -> dict[str, Path]:
     """Return the clone's code files by their paths in the repository."""
-    named = [
+    paths = [
         path for part in CODE_FILES for path in ([ROOT / part] if (ROOT / part).is_file() else (ROOT / part).rglob("*"))
     ]
-    kept = (path for path in named if path.is_file() and "__pycache__" not in path.parts)
-    return {path.relative_to(ROOT).as_posix(): path for path in sorted(kept)}
+    files = (path for path in paths if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(ROOT).as_posix(): path for path in sorted(files)}
 
 
 def config_files() -> dict[str, Path]:
@@ -111,15 +111,15 @@ def config_files() -> dict[str, Path]:
     A file that is a link out of its folder is refused, because a crate would publish its target, and so are more
     files than `reproduce` accepts.
     """
-    found = {}
+    files = {}
     for folder in (SHIPPED, CONFIG):
         for path in sorted(folder.rglob("*")):
             name = Path("config", path.relative_to(folder)).as_posix()
             if path.suffix in CONFIG_SUFFIXES and path.is_file() and is_config(name):
                 check_plain(path, folder, None)
-                found[name] = path
-    check_config_sizes([path.stat().st_size for path in found.values()], str(CONFIG), "move unused files elsewhere")
-    return found
+                files[name] = path
+    check_config_sizes([path.stat().st_size for path in files.values()], str(CONFIG), "move unused files elsewhere")
+    return files
 
 
 def check_config_sizes(sizes: list[int], folder: str, remedy: str) -> None:
@@ -139,25 +139,25 @@ def is_config(name: str) -> bool:
 
 def describe_inputs(settings: CrateSettings) -> list[CrateInput]:
     """Describe the user's files and the trained parts of the workflow, each once."""
-    named = [
+    entries = [
         (DATASET, file, "") for dataset in settings.datasets.values() for file in list_dataset_files(dataset.settings)
     ]
     for name, folder in settings.foundations.items():
         files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
-        named += [(MODEL, f"config/{FOUNDATION}/{name}", path.relative_to(folder).as_posix()) for path in files]
+        entries += [(MODEL, f"config/{FOUNDATION}/{name}", path.relative_to(folder).as_posix()) for path in files]
     for experiment in settings.experiments:
-        named += [(RECIPE, file, "") for _, recipe in experiment.recipes for file in find_recipe_files(recipe)]
+        entries += [(RECIPE, file, "") for _, recipe in experiment.recipes for file in find_recipe_files(recipe)]
         parts = list_model_parts(experiment.config.model.model_dump())
-        named += [(MODEL, *pair) for part in parts for pair in _model_files(part)]
-    outside = (entry for entry in dict.fromkeys(named) if not entry[1].startswith(MADE_HERE))
-    return [_described(*entry) for entry in outside]
+        entries += [(MODEL, *pair) for part in parts for pair in _list_model_files(part)]
+    user_entries = (entry for entry in dict.fromkeys(entries) if not entry[1].startswith(MADE_HERE))
+    return [_describe_input(*entry) for entry in user_entries]
 
 
-def _described(kind: str, given: str, file: str) -> CrateInput:
-    path = find_input(given, file)
+def _describe_input(kind: str, source: str, file: str) -> CrateInput:
+    path = find_input(source, file)
     return CrateInput.from_sections(
         kind=kind,
-        given=given,
+        configured_path=source,
         file=file,
         found_at=str(path.absolute()),
         sha256=compute_sha256(path),
@@ -165,11 +165,16 @@ def _described(kind: str, given: str, file: str) -> CrateInput:
     )
 
 
-def find_input(given: str, file: str) -> Path:
-    """Return the path of an input on this machine, existing or not."""
-    if given.startswith(f"config/{FOUNDATION}/") and not Path(given, file).exists():
-        return ROOT / given / file
-    return Path(find_model(given), file) if file else Path(given)
+def find_input(source: str, file: str) -> Path:
+    """Return the path of an input on this machine, which may not exist.
+
+    Args:
+        source: the configured path, or the folder or hub id that contains `file`.
+        file: name of the file in `source`; empty if `source` is the file.
+    """
+    if source.startswith(f"config/{FOUNDATION}/") and not Path(source, file).exists():
+        return ROOT / source / file
+    return Path(find_model(source), file) if file else Path(source)
 
 
 def list_model_parts(model: dict) -> list[str]:
@@ -178,7 +183,7 @@ def list_model_parts(model: dict) -> list[str]:
     return [part for part in parts if isinstance(part, str) and not part.startswith(MADE_HERE)]
 
 
-def _model_files(part: str) -> Iterator[tuple[str, str]]:
+def _list_model_files(part: str) -> Iterator[tuple[str, str]]:
     folder = Path(find_model(part)).expanduser()
     if not folder.is_dir():
         warn(f"{part} is not on this machine; the crate has its name but no digest")
@@ -194,30 +199,30 @@ def digest_images(folder: Path, roots: dict[str, str]) -> dict:
     `roots` are image folders by split. `sha256` is of a line for each image, in the order of first use: its own digest,
     or the reason why it cannot be read. Paths do not matter.
     """
-    digest, seen, progress = hashlib.sha256(), DiskMap(), Progress("images", _rows(folder))
+    digest, seen, progress = hashlib.sha256(), DiskMap(), Progress("images", _count_images(folder))
     count = 0
-    for split, images in _images(folder):
+    for split, images in _iterate_images(folder):
         for image in images:
             progress.add()
             if (key := f"{split}\n{image}") not in seen:
                 seen.fill([(key, 1)])
-                digest.update(f"{_content(roots[split], image)}\n".encode())
+                digest.update(f"{_digest_image(roots[split], image)}\n".encode())
                 count += 1
     return {"count": count, "sha256": digest.hexdigest()}
 
 
-def _images(folder: Path) -> Iterator[tuple[str, Iterator[str]]]:
+def _iterate_images(folder: Path) -> Iterator[tuple[str, Iterator[str]]]:
     yield "pretrain", (row["images"][0] for row in read_dj_jsonl(folder / "pretrain.jsonl"))
     yield "finetune", (image for row in read_llava(folder / "finetune.json") for image in list_images(row))
     yield "evaluation", (row["image"] for row in read_evaluation(folder / "evaluation.jsonl"))
 
 
-def _rows(folder: Path) -> int:
+def _count_images(folder: Path) -> int:
     """Return the number of images in all rows, for the progress."""
-    return sum(1 for _, images in _images(folder) for _ in images)
+    return sum(1 for _, images in _iterate_images(folder) for _ in images)
 
 
-def _content(root: str, image: str) -> str:
+def _digest_image(root: str, image: str) -> str:
     try:
         return compute_image_digest(locate_image(root, image))
     except BadImage as error:

@@ -102,11 +102,11 @@ def _open_zip(path: Path, stack: ExitStack) -> tuple[dict[str, int], Read]:
         with _readable(path), archive.open(name) as file:
             return b"".join(iter(lambda: file.read(PIECE), b""))
 
-    return _members(path, archive), read
+    return _read_sizes(path, archive), read
 
 
 def _open_folder(path: Path) -> tuple[dict[str, int], Read]:
-    sizes = _listed(path)
+    sizes = _list_sizes(path)
 
     def read(name: str) -> bytes:
         with _readable(path), open_plain(path / name, path, None) as file:
@@ -119,14 +119,14 @@ class _ZipBytes(io.FileIO):
     """Bytes of a zip file; a read is limited to the largest directory."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        most = MAX_DIRECTORY_BYTES + 1
-        content = super().read(most if size is None or size < 0 else min(size, most))
-        if len(content) == most:
+        limit = MAX_DIRECTORY_BYTES + 1
+        content = super().read(limit if size is None or size < 0 else min(size, limit))
+        if len(content) == limit:
             raise zipfile.BadZipFile("its list of files is longer than that of any crate")
         return content
 
 
-def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, int]:
+def _read_sizes(path: Path, archive: zipfile.ZipFile) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for info in archive.infolist()[: MAX_FILES + 1]:
         if info.is_dir():
@@ -142,16 +142,16 @@ def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, int]:
     return sizes
 
 
-def _listed(path: Path) -> dict[str, int]:
+def _list_sizes(path: Path) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for folder, folders, files in os.walk(path):
         for name in (*folders, *files):
-            found = Path(folder, name)
-            status = found.lstat()
+            file = Path(folder, name)
+            status = file.lstat()
             if not stat.S_ISDIR(status.st_mode):
                 if not stat.S_ISREG(status.st_mode):
-                    raise InputError(f"crate: {found} is a link or not a file; {COPY_REMEDY}")
-                sizes[found.relative_to(path).as_posix()] = status.st_size
+                    raise InputError(f"crate: {file} is a link or not a file; {COPY_REMEDY}")
+                sizes[file.relative_to(path).as_posix()] = status.st_size
         if len(sizes) > MAX_FILES:
             break
     return sizes
@@ -170,7 +170,7 @@ def _check(path: Path, sizes: dict[str, int], read: Read) -> Crate:
             raise InputError(f"crate: {path}: {name!r} is larger than a configuration may be, {MAX_CONFIG_BYTES} bytes")
     check_config_sizes([size for name, size in sizes.items() if is_config(name)], f"{path}: config/", COPY_REMEDY)
     metadata = read(METADATA)
-    digests = _digests_in(path, metadata)
+    digests = _read_digests(path, metadata)
     for name in sorted(sizes.keys() - digests.keys() - {METADATA}):
         if not name.startswith(PREVIEW):
             raise InputError(f"crate: {path} contains {name!r}, which its metadata does not list; {COPY_REMEDY}")
@@ -201,7 +201,7 @@ def _check_name(path: Path, name: str) -> None:
         raise InputError(f"crate: {path}: {quote_value(name)} is not a valid file name in a crate; {COPY_REMEDY}")
 
 
-def _digests_in(path: Path, content: bytes) -> dict[str, str]:
+def _read_digests(path: Path, content: bytes) -> dict[str, str]:
     """Return the digests of the crate's files; files elsewhere have an address as name."""
     digests: dict[str, str] = {}
     graph = _parse(path, METADATA, content).get("@graph")

@@ -69,96 +69,100 @@ class RunCrate:
     def __init__(self, record: CrateRecord, record_file: Path, jobs: list[FinishedJob]):
         self.record, self.jobs = record, jobs
         self.crate = ROCrate(version="1.1")
-        self.known: dict[Path, Any] = {}  # files of inputs and results
+        self.file_entities: dict[Path, Any] = {}  # files of inputs and results
         self.crate.metadata.extra_contexts.append(f"{TERMS}/context")
         self.crate.name = f"dj2mgm: {', '.join(record.experiments)}"
         self.crate.description = (
             "Image–text data that Data-Juicer filtered, a vision-language model trained on it, and its scores: code, "
             "configuration, digests of the inputs, jobs and results."
         )
-        profiles = [self.about(uri, "CreativeWork", name=n, version=v) for uri, (n, v) in PROFILES.items()]
+        profiles = [self.add_entity(uri, "CreativeWork", name=n, version=v) for uri, (n, v) in PROFILES.items()]
         self.crate.root_dataset["conformsTo"] = profiles
         self.version = record.commit or "not in git"
         code = {name: path for name, path in code_files().items() if name != SNAKEFILE}
-        self.code = {name: self.hold(path, name, self._script(name)) for name, path in code.items()}
-        self.crate.license = self.about(LICENSE, "CreativeWork", name="Apache License 2.0, of the code", url=LICENSE)
-        self.workflow = self._workflow(code_files()[SNAKEFILE])
-        self.config = [self.hold(path, name) for name, path in config_files().items()]
-        self.noted = self.hold(record_file, record_file.name)
+        self.code = {name: self.include_file(path, name, self._describe_script(name)) for name, path in code.items()}
+        self.crate.license = self.add_entity(
+            LICENSE, "CreativeWork", name="Apache License 2.0, of the code", url=LICENSE
+        )
+        self.workflow = self._add_workflow(code_files()[SNAKEFILE])
+        self.config = [self.include_file(path, name) for name, path in config_files().items()]
+        self.record_entity = self.include_file(record_file, record_file.name)
         self.inputs: dict[str, list] = {DATASET: [], MODEL: [], RECIPE: []}
         for entry in record.inputs:
-            self.inputs[entry.kind].append(self._input(entry))
-        self.inputs[DATASET] += [self._images(entry) for entry in record.images]
-        self.user = self.about("#user", "Person", name="the user who ran the workflow")
+            self.inputs[entry.kind].append(self._add_input(entry))
+        self.inputs[DATASET] += [self._add_images(entry) for entry in record.images]
+        self.user = self.add_entity("#user", "Person", name="the user who ran the workflow")
         self._add_jobs()
 
     def _add_jobs(self) -> None:
         jobs = self.jobs
         results: dict[Path, list] = {}
         for job in jobs:
-            results.setdefault(job.folder, []).extend(map(self.file, job.results))
+            results.setdefault(job.folder, []).extend(map(self.add_result, job.results))
         actions = []
         for job in jobs:
-            read = [entity for folder in job.reads for entity in results.get(folder, ())]
-            read += [self.file(job.settings)] if job.settings else []
-            read += [entity for kind in job.inputs for entity in self.inputs[kind]]
-            actions.append(self._action(job, read))
+            inputs = [entity for folder in job.reads for entity in results.get(folder, ())]
+            inputs += [self.add_result(job.settings)] if job.settings else []
+            inputs += [entity for kind in job.inputs for entity in self.inputs[kind]]
+            actions.append(self._add_action(job, inputs))
         scripts = list(dict.fromkeys(job.script for job in jobs))
-        steps = {script: self._step(place, script) for place, script in enumerate(scripts, start=1)}
-        self.workflow["hasPart"] = [self._tool(script) for script in scripts]
+        steps = {script: self._add_step(position, script) for position, script in enumerate(scripts, start=1)}
+        self.workflow["hasPart"] = [self._find_tool(script) for script in scripts]
         self.workflow["step"] = list(steps.values())
-        page = [self.file(path) for path in jobs[-1].results]
-        ran = self._run(page)
+        page = [self.add_result(path) for path in jobs[-1].results]
+        run = self._add_run(page)
         controls = [
-            self.about(f"{action.id}/control", "ControlAction", instrument=steps[job.script], object=action)
+            self.add_entity(f"{action.id}/control", "ControlAction", instrument=steps[job.script], object=action)
             for job, action in zip(jobs, actions, strict=True)
         ]
-        self.about(
+        self.add_entity(
             "#snakemake/run",
             "OrganizeAction",
             name="Snakemake's run",
-            instrument=self.about(
+            instrument=self.add_entity(
                 SOURCE, "SoftwareApplication", name="Snakemake", url=SOURCE, softwareVersion=self.record.snakemake
             ),
             agent=self.user,
             object=controls,
-            result=ran,
-            endTime=ran["endTime"],
+            result=run,
+            endTime=run["endTime"],
         )
-        self._parameters(page)
+        self._add_parameters(page)
 
-    def file(self, path: Path) -> Any:
+    def add_result(self, path: Path) -> Any:
         """Add a file of the results."""
-        if path not in self.known:
+        if path not in self.file_entities:
             name, is_small = path.as_posix(), path.stat().st_size <= MAX_INCLUDED_BYTES and path.suffix not in WEIGHTS
-            large = {"name": name, **describe_size(path)}
-            self.known[path] = self.hold(path, name) if is_small else self.outside(path, large)
-        return self.known[path]
+            properties = {"name": name, **describe_size(path)}
+            self.file_entities[path] = (
+                self.include_file(path, name) if is_small else self.describe_file(path, properties)
+            )
+        return self.file_entities[path]
 
-    def hold(self, path: Path, name: str, properties: dict | None = None) -> Any:
+    def include_file(self, path: Path, name: str, properties: dict | None = None) -> Any:
         """Add a file with its content under this name."""
-        own = {"name": name, **describe_size(path), **describe_type(path)} | (properties or {})
-        return self.crate.add_file(path, name, properties=own)
+        file_properties = {"name": name, **describe_size(path), **describe_type(path)} | (properties or {})
+        return self.crate.add_file(path, name, properties=file_properties)
 
-    def outside(self, path: Path, properties: dict) -> Any:
+    def describe_file(self, path: Path, properties: dict) -> Any:
         """Add a description of a file that stays in its place."""
         return self.crate.add_file(path.absolute().as_uri(), properties=properties | describe_type(path))
 
-    def about(self, uri: str, kind: str, **values: object) -> Any:
+    def add_entity(self, uri: str, kind: str, **values: object) -> Any:
         """Add an entity that is not a file, once per address; a list of one item becomes the item."""
-        if found := self.crate.dereference(uri):
-            return found
+        if entity := self.crate.dereference(uri):
+            return entity
         entity = self.crate.add(ContextEntity(self.crate, uri, properties={"@type": kind}))
         for key, value in values.items():
             entity[key] = value[0] if isinstance(value, list) and len(value) == 1 else value
         return entity
 
-    def mentioned(self, uri: str, kind: str, **values: object) -> Any:
-        entity = self.about(uri, kind, **values)
+    def mention(self, uri: str, kind: str, **values: object) -> Any:
+        entity = self.add_entity(uri, kind, **values)
         self.crate.root_dataset.append_to("mentions", entity)
         return entity
 
-    def _workflow(self, path: Path) -> Any:
+    def _add_workflow(self, path: Path) -> Any:
         workflow = self.crate.add_workflow(
             path,
             SNAKEFILE,
@@ -176,72 +180,74 @@ class RunCrate:
         workflow["conformsTo"] = {"@id": f"{BIOSCHEMAS}/ComputationalWorkflow/1.0-RELEASE"}
         return workflow
 
-    def _run(self, page: list) -> Any:
-        begun = [job.started for job in self.jobs if job.started]
-        times = {"startTime": min(begun).isoformat()} if begun else {}
-        return self.mentioned(
+    def _add_run(self, page: list) -> Any:
+        start_times = [job.started for job in self.jobs if job.started]
+        times = {"startTime": min(start_times).isoformat()} if start_times else {}
+        return self.mention(
             "#run",
             "CreateAction",
             name=f"the workflow's run for {', '.join(self.record.experiments)}",
             description="All jobs behind one page of results; jobs that several experiments share ran once.",
             instrument=self.workflow,
-            object=[*self.config, self.noted, *chain.from_iterable(self.inputs.values())],
+            object=[*self.config, self.record_entity, *chain.from_iterable(self.inputs.values())],
             result=page,
             agent=self.user,
             **times,
             endTime=max(job.ended for job in self.jobs).isoformat(),
         )
 
-    def _action(self, job: FinishedJob, read: list) -> Any:
+    def _add_action(self, job: FinishedJob, inputs: list) -> Any:
         name = f"#{job.folder}/{job.script}"
         values: dict = {"startTime": job.started.isoformat()} if job.started else {}
         if job.used:
-            values["resourceUsage"] = [self._usage(name, *used) for used in job.used.items()]
+            values["resourceUsage"] = [self._add_usage(name, *usage) for usage in job.used.items()]
         if job.versions:
-            values["softwareRequirements"] = [self._package(*pair) for pair in sorted(job.versions.items())]
-        return self.mentioned(
+            values["softwareRequirements"] = [self._add_package(*pair) for pair in sorted(job.versions.items())]
+        return self.mention(
             name,
             "CreateAction",
             name=f"{job.script} in {job.folder}",
             description=f"The job of the script {job.script}.py that wrote {job.folder}.",
-            instrument=self._tool(job.script),
-            object=list(dict.fromkeys(read)),
-            result=[self.file(path) for path in job.results],
+            instrument=self._find_tool(job.script),
+            object=list(dict.fromkeys(inputs)),
+            result=[self.add_result(path) for path in job.results],
             agent=self.user,
             **values,
             endTime=job.ended.isoformat(),
         )
 
-    def _script(self, name: str) -> dict:
+    def _describe_script(self, name: str) -> dict:
         """Return the properties of a code file that is a tool of the workflow; {} for other files."""
         path = Path(name)
         is_script = name in {f"workflow_scripts/{job.script}.py" for job in self.jobs}
         return {"@type": TOOL, "name": path.stem, "version": self.version} if is_script else {}
 
-    def _tool(self, script: str) -> Any:
+    def _find_tool(self, script: str) -> Any:
         return self.code[f"workflow_scripts/{script}.py"]
 
-    def _step(self, place: int, script: str) -> Any:
-        step = {"name": script, "position": str(place), "workExample": self._tool(script)}
-        return self.about(f"#step/{script}", "HowToStep", **step)
+    def _add_step(self, position: int, script: str) -> Any:
+        step = {"name": script, "position": str(position), "workExample": self._find_tool(script)}
+        return self.add_entity(f"#step/{script}", "HowToStep", **step)
 
-    def _usage(self, job: str, name: str, value: float) -> Any:
+    def _add_usage(self, job: str, name: str, value: float) -> Any:
         unit, code = USED[name]
         values = {"name": name, "value": str(value), "unitText": unit, "unitCode": code}
-        return self.about(f"{job}/{name}", "PropertyValue", propertyID=f"https://snakemake.github.io/{name}", **values)
+        return self.add_entity(
+            f"{job}/{name}", "PropertyValue", propertyID=f"https://snakemake.github.io/{name}", **values
+        )
 
-    def _package(self, name: str, version: str) -> Any:
+    def _add_package(self, name: str, version: str) -> Any:
         url = f"https://pypi.org/project/{name}/"
         uri = f"{url}{version}/"
-        return self.about(uri, "SoftwareApplication", name=name, softwareVersion=version, url=url)
+        return self.add_entity(uri, "SoftwareApplication", name=name, softwareVersion=version, url=url)
 
-    def _parameters(self, page: list) -> None:
+    def _add_parameters(self, page: list) -> None:
         """Add inputs and outputs of the workflow as formal parameters with the files of this run."""
-        self.workflow["input"] = [self._parameter("record", self.noted)]
-        self.workflow["output"] = [self._parameter(Path(entity.id).name, entity) for entity in page]
+        self.workflow["input"] = [self._add_parameter("record", self.record_entity)]
+        self.workflow["output"] = [self._add_parameter(Path(entity.id).name, entity) for entity in page]
 
-    def _parameter(self, name: str, entity: Any) -> Any:
-        parameter = self.about(
+    def _add_parameter(self, name: str, entity: Any) -> Any:
+        parameter = self.add_entity(
             f"#parameter/{name}",
             "FormalParameter",
             name=name,
@@ -252,17 +258,17 @@ class RunCrate:
         entity["exampleOfWork"] = parameter
         return parameter
 
-    def _input(self, entry: CrateInput) -> Any:
+    def _add_input(self, entry: CrateInput) -> Any:
         """Describe a file of the user, which stays in its place."""
-        path = find_input(entry.given, entry.file)
-        if path not in self.known:
-            known = {"sha256": entry.sha256, "contentSize": str(entry.bytes)}
-            name = f"{entry.given}/{entry.file}".rstrip("/")
-            self.known[path] = self.outside(path, {"name": name, **known})
-        return self.known[path]
+        path = find_input(entry.configured_path, entry.file)
+        if path not in self.file_entities:
+            digest = {"sha256": entry.sha256, "contentSize": str(entry.bytes)}
+            name = f"{entry.configured_path}/{entry.file}".rstrip("/")
+            self.file_entities[path] = self.describe_file(path, {"name": name, **digest})
+        return self.file_entities[path]
 
-    def _images(self, entry: CrateImages) -> Any:
-        return self.mentioned(
+    def _add_images(self, entry: CrateImages) -> Any:
+        return self.mention(
             f"#images/{entry.dataset}",
             "Collection",
             name=f"the images of the dataset {entry.dataset}",
@@ -289,10 +295,10 @@ def write_crate(settings: CrateSettings, target: Path) -> int:
         command_line=settings.command_line,
         commit=find_commit(),
         snakemake=settings.snakemake,
-        versions=_versions(jobs),
+        versions=_collect_versions(jobs),
         machine=describe_this_machine(),
         inputs=describe_inputs(settings),
-        images=[_images(name, dataset) for name, dataset in settings.datasets.items()],
+        images=[_describe_images(name, dataset) for name, dataset in settings.datasets.items()],
     )
     with tempfile.TemporaryDirectory() as folder:
         write_json(Path(folder, RECORD), record.model_dump(by_alias=True))
@@ -303,15 +309,15 @@ def write_crate(settings: CrateSettings, target: Path) -> int:
     return len(jobs)
 
 
-def _images(name: str, dataset: CrateDataset) -> CrateImages:
+def _describe_images(name: str, dataset: CrateDataset) -> CrateImages:
     digest = digest_images(Path("results/datasets", name), dataset.images)
     return CrateImages.from_sections(dataset=name, drawn=dataset.settings.is_rendered, **digest)
 
 
-def _versions(jobs: list[FinishedJob]) -> dict[str, list[str]]:
+def _collect_versions(jobs: list[FinishedJob]) -> dict[str, list[str]]:
     """Return the versions of each package; jobs may differ in them."""
-    found: dict[str, set[str]] = {}
+    versions_by_package: dict[str, set[str]] = {}
     for job in jobs:
         for name, version in job.versions.items():
-            found.setdefault(name, set()).add(version)
-    return {name: sorted(versions) for name, versions in sorted(found.items())}
+            versions_by_package.setdefault(name, set()).add(version)
+    return {name: sorted(versions) for name, versions in sorted(versions_by_package.items())}

@@ -1,4 +1,4 @@
-"""Compares this machine with the one of a crate's run: code, packages, processor and GPUs, inputs, scores."""
+"""Compares this machine with the machine of a crate's run: code, packages, processor and GPUs, inputs, scores."""
 
 import csv
 import importlib.metadata
@@ -21,7 +21,7 @@ from dj2mgm.provenance.crate_files import (
     find_input,
 )
 from dj2mgm.provenance.crate_reader import Crate
-from dj2mgm.provenance.project import Places
+from dj2mgm.provenance.project import AllowedFolders
 from dj2mgm.records.crate_records import CrateInput, CrateRecord
 from dj2mgm.storage.files import compute_sha256, replace_file
 
@@ -29,39 +29,41 @@ NAMED_FILES = 5  # files listed in a sentence
 
 
 def describe_differences(crate: Crate) -> Iterator[str]:
-    """Yield a sentence for each kind of difference; none of them prevents the run."""
+    """Yield a sentence for each kind of difference. No difference prevents the run."""
     yield from _compare_code(crate)
     yield from _compare_versions(crate.record.versions)
-    for (fact, there), (_, here) in zip(crate.record.machine, describe_this_machine(), strict=True):
-        if there != here:
-            yield f"{fact.replace('_gib', ' in GiB')}: {_shown(there)} there, {_shown(here)} here"
+    for (fact, crate_value), (_, own_value) in zip(crate.record.machine, describe_this_machine(), strict=True):
+        if crate_value != own_value:
+            name = fact.replace("_gib", " in GiB")
+            yield f"{name}: {_format_value(crate_value)} there, {_format_value(own_value)} here"
 
 
 def _compare_code(crate: Crate) -> Iterator[str]:
-    there, here = crate.files(*CODE_FILES), {name: compute_sha256(path) for name, path in code_files().items()}
+    crate_files = crate.files(*CODE_FILES)
+    own_files = {name: compute_sha256(path) for name, path in code_files().items()}
     kinds = {
-        "differ": [name for name in there if name in here and here[name] != there[name]],
-        "are missing here": [name for name in there if name not in here],
-        "are new here": [name for name in here if name not in there],
+        "differ": [name for name in crate_files if name in own_files and own_files[name] != crate_files[name]],
+        "are missing here": [name for name in crate_files if name not in own_files],
+        "are new here": [name for name in own_files if name not in crate_files],
     }
     for kind, names in kinds.items():
         if names:
             more = f" and {len(names) - NAMED_FILES} more" if len(names) > NAMED_FILES else ""
-            yield f"code: {len(names)} of {len(there)} files {kind}: {', '.join(names[:NAMED_FILES])}{more}"
+            yield f"code: {len(names)} of {len(crate_files)} files {kind}: {', '.join(names[:NAMED_FILES])}{more}"
     commit = crate.record.commit
     if any(kinds.values()):
-        where = f"commit {commit}" if commit else "no commit of git's"
-        yield f"code: this clone's runs, {find_commit() or 'not in git'}; the crate's is of {where}, and is in it"
+        own_revision, revision = find_commit() or "not in git", f"commit {commit}" if commit else "not in git"
+        yield f"code: the run uses this clone ({own_revision}); the crate contains its own code ({revision})"
 
 
 def _compare_versions(versions: dict[str, list[str]]) -> Iterator[str]:
-    for package, there in versions.items():
-        here = _version(package)
-        if here not in there:
-            yield f"{package}: {' and '.join(there)} there, {here or 'none'} here"
+    for package, crate_versions in versions.items():
+        own_version = _find_version(package)
+        if own_version not in crate_versions:
+            yield f"{package}: {' and '.join(crate_versions)} there, {own_version or 'none'} here"
 
 
-def _version(package: str) -> str | None:
+def _find_version(package: str) -> str | None:
     if package == "python":
         return platform.python_version()
     try:
@@ -70,35 +72,35 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     return (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
 
 
-def check_recorded(record: CrateRecord, datasets: dict[str, Dataset], places: Places) -> None:
-    """Check that the crate has a digest of every input of its datasets; without one, nothing can be compared."""
+def check_recorded(record: CrateRecord, datasets: dict[str, Dataset], allowed_folders: AllowedFolders) -> None:
+    """Check that the crate has a digest of every input of its datasets; without a digest, nothing can be compared."""
     images = {entry.dataset for entry in record.images}
-    files = {str(places.path(entry.given)) for entry in record.inputs if entry.kind == DATASET}
+    files = {str(allowed_folders.resolve(entry.configured_path)) for entry in record.inputs if entry.kind == DATASET}
     for name, dataset in datasets.items():
-        lacking = [] if name in images else [f"the images of the dataset {name}"]
-        lacking += [file for file in list_dataset_files(dataset.settings) if file not in files]
-        if lacking:
+        missing = [] if name in images else [f"the images of the dataset {name}"]
+        missing += [file for file in list_dataset_files(dataset.settings) if file not in files]
+        if missing:
             raise InputError(
-                f"the crate has no digest of {lacking[0]}, so it cannot be compared with the input of the crate's run; "
+                f"the crate has no digest of {missing[0]}, so it cannot be compared with the input of the crate's run; "
                 "take another crate"
             )
 
 
-def check_inputs(inputs: list[CrateInput], places: Places) -> None:
-    """Check that the user's files on this machine equal those of the crate's run."""
-    seen = set()
+def check_inputs(inputs: list[CrateInput], allowed_folders: AllowedFolders) -> None:
+    """Check that the user's files on this machine equal the files of the crate's run."""
+    keys = set()
     for entry in inputs:
-        places.check_input(entry.given, entry.file)
-        if (key := (entry.kind, entry.given, entry.file)) in seen:
+        allowed_folders.check_input(entry.configured_path, entry.file)
+        if (key := (entry.kind, entry.configured_path, entry.file)) in keys:
             raise InputError(f"the crate's record names the input {find_input(*key[1:])} twice; take another crate")
-        seen.add(key)
+        keys.add(key)
     progress = Progress("files of inputs", len(inputs))
     for entry in progress.follow(inputs):
-        path = find_input(entry.given, entry.file)
+        path = find_input(entry.configured_path, entry.file)
         if not path.is_file():
             raise InputError(
                 f"{path} is missing; the crate's run read it ({entry.bytes} bytes, then {entry.found_at}). Put "
@@ -143,14 +145,17 @@ class Comparison:
         return self.low is not None and self.high is not None and not self.low <= self.here <= self.high
 
 
-def compare_scores(there: Scores, here: Scores) -> list[Comparison]:
-    """Compare the scores of the crate's run with those of the reproduction."""
-    if missing := there.keys() ^ here.keys():
+def compare_scores(crate_scores: Scores, own_scores: Scores) -> list[Comparison]:
+    """Compare the scores of the crate's run with the scores of the reproduction."""
+    if missing := crate_scores.keys() ^ own_scores.keys():
         raise InputError(f"only one of the two runs has the score {' '.join(min(missing))}; use the crate's code")
-    return [Comparison(*key, row["value"], row["low"], row["high"], here[key]["value"]) for key, row in there.items()]
+    return [
+        Comparison(*key, row["value"], row["low"], row["high"], own_scores[key]["value"])
+        for key, row in crate_scores.items()
+    ]
 
 
-def parse_comparison(content: bytes, where: str) -> Scores:
+def parse_comparison(content: bytes, location: str) -> Scores:
     """Return the scores in the content of a comparison.csv."""
     scores: Scores = {}
     try:
@@ -158,18 +163,18 @@ def parse_comparison(content: bytes, where: str) -> Scores:
             key = tuple(row[name] for name in SCORE_KEY)
             if key in scores:
                 raise ValueError(f"{' '.join(key)} is repeated")
-            scores[key] = {"value": _figure(row["value"])}
-            scores[key] |= {name: _figure(row[name]) if row[name] else None for name in ("low", "high")}
+            scores[key] = {"value": _parse_figure(row["value"])}
+            scores[key] |= {name: _parse_figure(row[name]) if row[name] else None for name in ("low", "high")}
             if (scores[key]["low"] is None) != (scores[key]["high"] is None):
                 raise ValueError(f"{' '.join(key)} has only one end of an interval")
     except (KeyError, TypeError, ValueError, csv.Error) as error:
-        raise InputError(f"{where} is not a table of scores ({error}); use an unchanged copy") from None
+        raise InputError(f"{location} is not a table of scores ({error}); use an unchanged copy") from None
     if not scores:
-        raise InputError(f"{where} has no scores; use an unchanged copy")
+        raise InputError(f"{location} has no scores; use an unchanged copy")
     return scores
 
 
-def _figure(text: str) -> float:
+def _parse_figure(text: str) -> float:
     if not math.isfinite(number := float(text)):
         raise ValueError(f"{text} is not a score")
     return number

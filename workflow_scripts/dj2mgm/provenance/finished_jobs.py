@@ -63,28 +63,28 @@ class FinishedJob:
     def results(self) -> list[Path]:
         """Files of the job without images, which may be very many. A link out of the job's folder is refused."""
         folders = [self.folder / name for name in SHARED_FOLDERS.get(self.script, (".",))]
-        files = (path for folder in folders for path in _files_below(folder))
-        found = [path for path in files if not path.name.endswith(NOT_RESULTS)]
-        for path in found:
+        files = (path for folder in folders for path in _list_files(folder))
+        results = [path for path in files if not path.name.endswith(NOT_RESULTS)]
+        for path in results:
             check_plain(path, self.folder, None)  # a crate would publish the target of a link
-        return found
+        return results
 
     @property
     def versions(self) -> dict[str, str]:
         """Versions of packages that the job recorded."""
         records = [read_json(path) for path in self.results if path.name in ("metrics.json", "summary.json")]
-        found: dict[str, str] = {}
+        versions: dict[str, str] = {}
         for record in records:
-            found |= {name: str(version) for name, version in record.get("versions", {}).items()}
-            found |= {"py-data-juicer": str(record["data_juicer"])} if "data_juicer" in record else {}
-        return found
+            versions |= {name: str(version) for name, version in record.get("versions", {}).items()}
+            versions |= {"py-data-juicer": str(record["data_juicer"])} if "data_juicer" in record else {}
+        return versions
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
+def _list_files(folder: Path) -> Iterator[Path]:
     """Yield the files below a folder, without folders of other jobs."""
     for path in sorted(folder.iterdir()):
         if path.is_dir() and path.name != "images" and not any(path.glob("*.log")):
-            yield from _files_below(path)
+            yield from _list_files(path)
         elif path.is_file() and not path.name.startswith("."):
             yield path
 
@@ -93,27 +93,33 @@ def find_jobs(settings: CrateSettings) -> list[FinishedJob]:
     """Return the jobs of a page, in the order of data flow."""
     models = [Path(folder) for folder in settings.models if Path(folder).is_dir()]
     datasets = [Path(experiment.dataset, part) for experiment in settings.experiments for part in ("", "leaks")]
-    made = [path for path in models if path.parent.name == "foundation"]
-    jobs = [job for folder in models for job in _jobs_in(folder, made if folder not in made else (), (MODEL,))]
-    jobs += [job for folder in dict.fromkeys(datasets) for job in _jobs_in(folder, (), (DATASET,))]
+    foundations = [path for path in models if path.parent.name == "foundation"]
+    jobs = [
+        job
+        for folder in models
+        for job in _read_jobs(folder, foundations if folder not in foundations else (), (MODEL,))
+    ]
+    jobs += [job for folder in dict.fromkeys(datasets) for job in _read_jobs(folder, (), (DATASET,))]
     stages: dict[Path, FinishedJob] = {}
-    for dataset, run in _runs(settings):
+    for dataset, run in _list_runs(settings):
         roots = {DATASET: (dataset,), MODEL: tuple(models)}
         for stage, folder in run.items():
             if Path(folder) not in stages:
-                before = [Path(run[name]) for name in find_stage(stage).upstream if name in run]
+                upstream_folders = [Path(run[name]) for name in find_stage(stage).upstream if name in run]
                 kinds = (MODEL,) if stage.startswith(TASK_PREFIXES) else READS.get(stage, ())
                 kinds += (DATASET,) if stage == "synthesize" and Path(folder, INPUT).is_file() else ()
-                before_here = [root for kind in kinds for root in roots.get(kind, ())]
-                found = _jobs_in(Path(folder), [*before, *before_here], [kind for kind in kinds if not roots.get(kind)])
-                if not found:
+                input_folders = [root for kind in kinds for root in roots.get(kind, ())]
+                stage_jobs = _read_jobs(
+                    Path(folder), [*upstream_folders, *input_folders], [kind for kind in kinds if not roots.get(kind)]
+                )
+                if not stage_jobs:
                     raise InputError(f"{folder} has no log of its stage; delete the folder and run it again")
-                stages[Path(folder)] = found[0]
+                stages[Path(folder)] = stage_jobs[0]
     page = Path("results", settings.page)
-    return [*jobs, *stages.values(), *_jobs_in(page, stages, ())]
+    return [*jobs, *stages.values(), *_read_jobs(page, stages, ())]
 
 
-def _runs(settings: CrateSettings) -> Iterator[tuple[Path, dict[str, str]]]:
+def _list_runs(settings: CrateSettings) -> Iterator[tuple[Path, dict[str, str]]]:
     """Yield dataset and stage folders of each run, and of the runs that trained captioning models."""
     for captioner in settings.captioners:
         yield Path(captioner.dataset), captioner.stages
@@ -122,12 +128,12 @@ def _runs(settings: CrateSettings) -> Iterator[tuple[Path, dict[str, str]]]:
             yield Path(experiment.dataset), run.stages
 
 
-def _jobs_in(folder: Path, reads: Iterable[Path], inputs: Iterable[str]) -> list[FinishedJob]:
+def _read_jobs(folder: Path, reads: Iterable[Path], inputs: Iterable[str]) -> list[FinishedJob]:
     logs = (path for path in sorted(folder.glob("*.log")) if (SCRIPTS / f"{path.stem}.py").is_file())
-    return [_job(log, tuple(reads), tuple(inputs)) for log in logs]
+    return [_read_job(log, tuple(reads), tuple(inputs)) for log in logs]
 
 
-def _job(log: Path, reads: tuple[Path, ...], inputs: tuple[str, ...]) -> FinishedJob:
+def _read_job(log: Path, reads: tuple[Path, ...], inputs: tuple[str, ...]) -> FinishedJob:
     benchmark = log.with_suffix(".benchmark.tsv")
     if not benchmark.is_file():
         return FinishedJob(log.stem, log.parent, None, _read_time(log), {}, reads, inputs)

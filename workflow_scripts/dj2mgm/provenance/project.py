@@ -2,7 +2,7 @@
 
 Nothing else of the crate is used. Its configuration is validated, and may not name a server: a server's answers cannot
 be reproduced, and the crate's author would receive images and keys. It may name only files in the user's folders, and
-nothing that would be downloaded (`Places`). It enables no tracker that sends data.
+nothing that would be downloaded (`AllowedFolders`). It enables no tracker that sends data.
 """
 
 import json
@@ -32,34 +32,34 @@ FOLDERS_KEY = "crate_folders"
 
 
 class OutsideError(InputError):
-    """Error of a crate that names a place outside of the user's folders."""
+    """Error of a crate that names a path outside of the user's folders."""
 
 
-class Places:
+class AllowedFolders:
     """Folders that a crate's run may read: `here`, which relative paths refer to, and further folders of the user.
 
-    Links in them are the user's own, because crates contain no links, and are followed.
+    Links in them are followed. They are the user's own, because crates contain no links.
     """
 
     def __init__(self, here: Path, folders: Sequence[Path] = ()):
         self._here = Path(os.path.abspath(here))
         self._allowed = [self._here, ROOT, *(Path(os.path.abspath(folder.expanduser())) for folder in folders)]
 
-    def path(self, text: str) -> Path:
+    def resolve(self, text: str) -> Path:
         """Return the absolute path, without `..`, of a path in the crate, unless it is outside or a system file."""
         if not can_be_path(text):
             raise OutsideError(
                 f"the crate names {quote_value(text)}, which is not a path of a file; take another crate"
             )
-        found = Path(os.path.normpath(self._here / os.path.expanduser(text)))
-        if any(place.is_relative_to(folder) for place in (found, found.resolve()) for folder in SYSTEM_FOLDERS):
-            raise OutsideError(f"the crate names {found}, a file of the system; a crate may not read it")
-        if not any(found.is_relative_to(folder) for folder in self._allowed):
+        path = Path(os.path.normpath(self._here / os.path.expanduser(text)))
+        if any(candidate.is_relative_to(folder) for candidate in (path, path.resolve()) for folder in SYSTEM_FOLDERS):
+            raise OutsideError(f"the crate names {path}, a file of the system; a crate may not read it")
+        if not any(path.is_relative_to(folder) for folder in self._allowed):
             raise OutsideError(
-                f"the crate names {found}, which is outside of the current folder; put the folder into {FOLDERS_KEY} "
+                f"the crate names {path}, which is outside of the current folder; put the folder into {FOLDERS_KEY} "
                 "if the crate may read it"
             )
-        return found
+        return path
 
     def make_absolute(self, text: str) -> str:
         """Return the absolute path of a file, folder or pattern; hub ids and names without a file stay unchanged.
@@ -68,7 +68,7 @@ class Places:
         """
         if text.startswith(MADE_HERE) and os.path.normpath(text).startswith(MADE_HERE):
             return text
-        path = self.path(text)
+        path = self.resolve(text)
         return str(path) if path.exists() or PATTERN.search(text) else text
 
     def check_model(self, name: str) -> None:
@@ -80,14 +80,14 @@ class Places:
                 f"`hf download {name}` fetches it"
             )
 
-    def check_input(self, given: str, file: str) -> None:
-        """Check the path of an input in a crate's record: a file, or `file` in a folder or hub id `given`."""
-        if file and ({"..", ""} & set(file.split("/")) or not can_be_path(f"{given}/{file}")):
+    def check_input(self, source: str, file: str) -> None:
+        """Check the path of an input in a crate's record: a file, or `file` in a folder or hub id `source`."""
+        if file and ({"..", ""} & set(file.split("/")) or not can_be_path(f"{source}/{file}")):
             raise OutsideError(
-                f"the crate names {quote_value(file)} in {given}, which leads out of it; take another crate"
+                f"the crate names {quote_value(file)} in {source}, which leads out of it; take another crate"
             )
-        if not (file and HUB_NAME.fullmatch(given) and cached_snapshot(given, "models")):
-            self.path(given)
+        if not (file and HUB_NAME.fullmatch(source) and cached_snapshot(source, "models")):
+            self.resolve(source)
 
 
 COMMAND_LINE = "command_line.json"
@@ -98,12 +98,12 @@ TRACKERS = ["tensorboard"]  # writes only files
 NOT_USED = ("crate", FOLDERS_KEY)  # keys of a crate's configuration that are ignored
 
 
-def make_project(crate: Crate, folder: Path, places: Places) -> Runs:
+def make_project(crate: Crate, folder: Path, allowed_folders: AllowedFolders) -> Runs:
     """Write the crate's configuration to `folder` and return its runs.
 
-    Paths relative to the current folder become absolute, so that they lead to the same files. A configuration that is
-    incomplete or not valid with this clone's code is refused, and one that names a server, a file outside of `places`,
-    or a model that is not on this machine.
+    Paths relative to the current folder become absolute, so that they lead to the same files. A configuration is
+    refused if it is incomplete, is not valid with this clone's code, or names a server, a file outside of
+    `allowed_folders`, or a model that is not on this machine.
     """
     _check_whole(crate)
     names = [name for name in crate.files("config") if is_config(name) and name.endswith(CONFIG_SUFFIXES)]
@@ -112,13 +112,13 @@ def make_project(crate: Crate, folder: Path, places: Places) -> Runs:
         _clear(folder / "config")
         for name in names:
             write_bytes(folder / name, crate.read(name))
-    left_out: list[str] = []
+    problems: list[str] = []
     with chdir(folder):
         for name in names:
             if name.endswith(".yaml"):
-                left_out += _make_file_absolute(Path(name), places, files)
+                problems += _make_file_absolute(Path(name), allowed_folders, files)
         layer = command_line_layer(crate.record.command_line).values
-        command_line = _make_absolute(layer, build_schema(configuration_model()), places, files)
+        command_line = _make_absolute(layer, build_schema(configuration_model()), allowed_folders, files)
         # `trusted_recipes`: others wrote the recipes, so the crate's own value is ignored
         command_line |= {"trackers": TRACKERS, "trusted_recipes": False}
         with writing_to(folder):
@@ -126,14 +126,14 @@ def make_project(crate: Crate, folder: Path, places: Places) -> Runs:
         try:
             runs = _resolve_runs(crate, command_line)
         except InputError as error:
-            raise InputError("; ".join([str(error), *left_out[:1]])) from None
+            raise InputError("; ".join([str(error), *problems[:1]])) from None
         for run in runs:
             _check_no_server(run.experiment, {name: stage.file_content() for name, stage in run.settings.items()})
             config = run.config.model_dump()
             for name in _list_models(config):
-                places.check_model(name)
+                allowed_folders.check_model(name)
             if (captioner := find_captioner(config)) and names_folder(captioner):
-                places.path(captioner)  # not made absolute above
+                allowed_folders.resolve(captioner)  # not made absolute above
     return runs
 
 
@@ -143,10 +143,10 @@ def writing_to(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = error.filename2 or error.filename or folder
+        location = error.filename2 or error.filename or folder
         raise InputError(
-            f"{folder} cannot be filled: {quote_value(str(where))}: {error.strerror}; free space, or delete the files "
-            "in the way"
+            f"{folder} cannot be filled: {quote_value(str(location))}: {error.strerror}; free space, or delete the "
+            "files in the way"
         ) from None
 
 
@@ -168,11 +168,11 @@ def _clear(folder: Path) -> None:
 
 def _resolve_runs(crate: Crate, command_line: dict) -> Runs:
     runs = Runs(command_line)
-    known = [name for name in crate.record.experiments if name in runs.experiments.files]
-    compared = [name for name in experiments_on(runs, crate.record.page) if name in runs.experiments.files]
-    if known != compared:
+    available = [name for name in crate.record.experiments if name in runs.experiments.files]
+    page_experiments = [name for name in experiments_on(runs, crate.record.page) if name in runs.experiments.files]
+    if available != page_experiments:
         raise InputError(f"the configuration compares other experiments than {crate.record.experiments}")
-    runs.experiments.require(*known)
+    runs.experiments.require(*available)
     return runs
 
 
@@ -190,14 +190,14 @@ def _list_models(config: dict) -> Iterator[str]:
         yield captioner
 
 
-def _make_file_absolute(path: Path, places: Places, files: set[str]) -> list[str]:
+def _make_file_absolute(path: Path, allowed_folders: AllowedFolders, files: set[str]) -> list[str]:
     """Make the paths in a configuration file absolute.
 
-    A file that names outside places is removed, and the reason returned, unless the clone's own file of the same name
+    A file that names other folders is removed, and the reason returned, unless the clone's own file of the same name
     would replace it.
     """
     try:
-        _make_paths_absolute(path, places, files)
+        _make_paths_absolute(path, allowed_folders, files)
     except OutsideError as error:
         if (SHIPPED / path.relative_to("config")).exists():
             raise InputError(f"{path}: {error}") from None
@@ -206,50 +206,52 @@ def _make_file_absolute(path: Path, places: Places, files: set[str]) -> list[str
     return []
 
 
-def _make_paths_absolute(path: Path, places: Places, files: set[str]) -> None:
+def _make_paths_absolute(path: Path, allowed_folders: AllowedFolders, files: set[str]) -> None:
     values = read_config(path)
     kind = path.parts[1]
     if kind in ("experiments", "config.yaml"):
         values = read_config(path, build_schema(configuration_model()))
-        make_absolute = _make_absolute(values, build_schema(configuration_model()), places, files)
+        absolute_values = _make_absolute(values, build_schema(configuration_model()), allowed_folders, files)
     elif kind == "datasets":
-        make_absolute = _make_keys_absolute(values, places, ("file", "images", "questions", "path"))
+        absolute_values = _make_keys_absolute(values, allowed_folders, ("file", "images", "questions", "path"))
     elif kind == "models":
-        make_absolute = _make_keys_absolute(values, places, MODEL_KEYS)
+        absolute_values = _make_keys_absolute(values, allowed_folders, MODEL_KEYS)
         if "settings" in values:
-            make_absolute["settings"] = _make_absolute(
-                values["settings"], build_schema(configuration_model()), places, files
+            absolute_values["settings"] = _make_absolute(
+                values["settings"], build_schema(configuration_model()), allowed_folders, files
             )
     else:
         return
-    if make_absolute != values:
-        write_yaml(path, make_absolute)
+    if absolute_values != values:
+        write_yaml(path, absolute_values)
 
 
-def _make_absolute(value: object, schema: dict, places: Places, files: set[str], key: str = "") -> object:
+def _make_absolute(
+    value: object, schema: dict, allowed_folders: AllowedFolders, files: set[str], key: str = ""
+) -> object:
     """Return the value with the paths of the schema made absolute; names of files in config/ stay unchanged."""
     if isinstance(value, dict):
-        known, others = schema.get("properties", {}), schema.get("additionalProperties")
-        others = others if isinstance(others, dict) else {}
+        properties, other_schema = schema.get("properties", {}), schema.get("additionalProperties")
+        other_schema = other_schema if isinstance(other_schema, dict) else {}
         return {
             name: item
             if not key and name in NOT_USED
-            else _make_absolute(item, known.get(name, others), places, files, name)
+            else _make_absolute(item, properties.get(name, other_schema), allowed_folders, files, name)
             for name, item in value.items()
         }
     if isinstance(value, list):
-        return [_make_absolute(item, schema.get("items", {}), places, files, key) for item in value]
+        return [_make_absolute(item, schema.get("items", {}), allowed_folders, files, key) for item in value]
     is_path = isinstance(value, str) and schema.get("format") == "path" and value not in files
-    return places.make_absolute(value) if is_path else value
+    return allowed_folders.make_absolute(value) if is_path else value
 
 
-def _make_keys_absolute(value: object, places: Places, keys: tuple[str, ...], key: str = "") -> object:
+def _make_keys_absolute(value: object, allowed_folders: AllowedFolders, keys: tuple[str, ...], key: str = "") -> object:
     """Return the value with the strings under these keys made absolute, at any depth."""
     if isinstance(value, dict):
-        return {name: _make_keys_absolute(item, places, keys, name) for name, item in value.items()}
+        return {name: _make_keys_absolute(item, allowed_folders, keys, name) for name, item in value.items()}
     if isinstance(value, list):
-        return [_make_keys_absolute(item, places, keys, key) for item in value]
-    return places.make_absolute(value) if isinstance(value, str) and key in keys else value
+        return [_make_keys_absolute(item, allowed_folders, keys, key) for item in value]
+    return allowed_folders.make_absolute(value) if isinstance(value, str) and key in keys else value
 
 
 def _check_no_server(experiment: str, value: object) -> None:

@@ -34,25 +34,27 @@ def check_card(folder: Path, records: dict[str, str]) -> int:
         copy = folder / RECORDS / name
         if not copy.is_file() or not Path(path).is_file() or copy.read_bytes() != Path(path).read_bytes():
             raise InputError(f"{copy} differs from {path}; publish again")
-    copied = {path.relative_to(folder / RECORDS).as_posix() for path in (folder / RECORDS).rglob("*") if path.is_file()}
-    if others := sorted(copied - records.keys() - {MARKER}):
+    copied_files = {
+        path.relative_to(folder / RECORDS).as_posix() for path in (folder / RECORDS).rglob("*") if path.is_file()
+    }
+    if others := sorted(copied_files - records.keys() - {MARKER}):
         raise InputError(f"{folder / RECORDS / others[0]} is not a record of this run; delete it")
     card, record = folder / "README.md", RunRecord(folder)
     head, text = _split_card(card)
     checked = 0
     text = _without_code(text)
     for match in FIGURE.finditer(text):
-        shown, file, place = match.groups()
-        if not _states(shown, record.value(file, place)):
+        figure, file, pointer = match.groups()
+        if not _states(figure, record.value(file, pointer)):
             line = head.count("\n") + text[: match.start()].count("\n") + 1
             raise InputError(
-                f"{card}, line {line}: states {shown}, but {RECORDS}/{file} {place} is {record.value(file, place)}; "
-                f"{REMEDY}"
+                f"{card}, line {line}: states {figure}, but {RECORDS}/{file} {pointer} is "
+                f"{record.value(file, pointer)}; {REMEDY}"
             )
         checked += 1
-    bare = FIGURE.sub("", text)
-    if match := NUMBER.search(bare):
-        line = head.count("\n") + bare[: match.start()].count("\n") + 1
+    remaining_text = FIGURE.sub("", text)
+    if match := NUMBER.search(remaining_text):
+        line = head.count("\n") + remaining_text[: match.start()].count("\n") + 1
         raise InputError(f"{card}, line {line}: the number {match[0]} has no record; {REMEDY}")
     return checked + _check_scores(card, record)
 
@@ -92,20 +94,20 @@ def _check_scores(card: Path, record: RunRecord) -> int:
     return len(results)
 
 
-def _states(shown: str, value: object) -> bool:
+def _states(figure: str, value: object) -> bool:
     """Return whether a text states the value, to the precision of its digits."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return shown == {None: "–", True: "yes", False: "no"}.get(value, str(value))
-    number, _, unit = shown.partition(" ")
+        return figure == {None: "–", True: "yes", False: "no"}.get(value, str(value))
+    number, _, unit = figure.partition(" ")
     if unit not in ("", *UNIT_FACTORS):
         return False
-    if shown == format_value(value, unit):  # also 1e-05
+    if figure == format_value(value, unit):  # also 1e-05
         return True
     if not DECIMAL.fullmatch(number) or not math.isfinite(value):
         return False
-    stated, exact = Decimal(number), Decimal(repr(value)) * {"": 1, **UNIT_FACTORS}[unit]
-    last = Decimal(1).scaleb(stated.as_tuple().exponent)
-    return stated == exact if isinstance(value, int) else abs(stated - exact) <= last / 2
+    decimal, exact = Decimal(number), Decimal(repr(value)) * {"": 1, **UNIT_FACTORS}[unit]
+    last_digit = Decimal(1).scaleb(decimal.as_tuple().exponent)
+    return decimal == exact if isinstance(value, int) else abs(decimal - exact) <= last_digit / 2
 
 
 def _without_code(text: str) -> str:

@@ -23,9 +23,9 @@ def dataset_card(settings: PublishSettings, records: RunRecord, exported: Datase
         tags=["dj2mgm"],
         configs=exported.data.configs,
     )
-    last = records.stages_of_pairs[-1]
-    count = records.figure(f"{last}/summary.json", "rows_kept")
-    rewritten = [
+    last_stage = records.stages_of_pairs[-1]
+    count = records.figure(f"{last_stage}/summary.json", "rows_kept")
+    rewriting_note = [
         "- If `original_caption` is not empty, a model wrote the caption; it may mention things that are not in the "
         "image.",
     ]
@@ -41,7 +41,7 @@ def dataset_card(settings: PublishSettings, records: RunRecord, exported: Datase
         *format_section("How to reproduce", command(settings), recipes(settings)),
         *format_section(
             "Limits",
-            ["- Images and captions of a source remain under its license.", *rewritten],
+            ["- Images and captions of a source remain under its license.", *rewriting_note],
         ),
     ]
     return DatasetCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n".join(lines))
@@ -49,8 +49,8 @@ def dataset_card(settings: PublishSettings, records: RunRecord, exported: Datase
 
 def _has_pairs(name: str, records: RunRecord) -> bool:
     """Return whether a source or split contributes to the published pairs; instructions are not published."""
-    read = records.files["dataset/summary.json"].get("sources", {})
-    return (read[name]["split"] if name in read else name) != "finetune"
+    source_summaries = records.files["dataset/summary.json"].get("sources", {})
+    return (source_summaries[name]["split"] if name in source_summaries else name) != "finetune"
 
 
 def _find_section(text: str, title: str) -> str:

@@ -11,7 +11,7 @@ from dj2mgm.publishing.run_record import (
     RunRecord,
     command,
     format_section,
-    pointer,
+    make_pointer,
     recipes,
     row_counts,
     sources,
@@ -155,14 +155,14 @@ def model_card(settings: PublishSettings, records: RunRecord, adapter: bool, cha
         f"to its place in `{RECORDS}/`, the record of the run.",
         "",
         *format_section("Use", how_to_use(settings, adapter, chat)),
-        *format_section("Base models and license", _bases(settings)),
+        *format_section("Base models and license", _describe_bases(settings)),
         *format_section(
             "Data", sources(records, settings.licenses, settings.dataset), row_counts(records, trained_on=True)
         ),
-        *format_section("Training", _training(records)),
-        *format_section("Scores", _scores(settings, records)),
-        *format_section("How to reproduce", _reproduce(settings, records), recipes(settings)),
-        *format_section("Limits", _limits(settings, records)),
+        *format_section("Training", _build_training_table(records)),
+        *format_section("Scores", _build_score_table(settings, records)),
+        *format_section("How to reproduce", _describe_reproduction(settings, records), recipes(settings)),
+        *format_section("Limits", _list_limits(settings, records)),
     ]
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n".join(lines))
 
@@ -170,7 +170,7 @@ def model_card(settings: PublishSettings, records: RunRecord, adapter: bool, cha
 def eval_results(settings: PublishSettings, records: RunRecord) -> list[EvalResult]:
     """Return the scores for the metadata, each with its place in the record as `args`."""
     kind = re.sub(r"[^A-Za-z0-9_.-]+", "-", settings.dataset).strip("-.") or "dataset"
-    found = records.files[TABLE][settings.experiment].get(OWN_GROUP, {})
+    scores = records.files[TABLE][settings.experiment].get(OWN_GROUP, {})
     return [
         EvalResult(
             task_type="image-text-to-text",
@@ -180,14 +180,14 @@ def eval_results(settings: PublishSettings, records: RunRecord) -> list[EvalResu
             metric_value=row["value"],
             metric_args={
                 "record": f"{RECORDS}/{TABLE}",
-                "place": pointer(settings.experiment, OWN_GROUP, metric, "value"),
+                "place": make_pointer(settings.experiment, OWN_GROUP, metric, "value"),
             },
         )
-        for metric, row in found.items()
+        for metric, row in scores.items()
     ]
 
 
-def _bases(settings: PublishSettings) -> list[str]:
+def _describe_bases(settings: PublishSettings) -> list[str]:
     bases = ", ".join(map(code, settings.base_models))
     return [
         f"Trained from {bases}." if bases else "It was not trained from a model on the hub.",
@@ -196,19 +196,20 @@ def _bases(settings: PublishSettings) -> list[str]:
     ]
 
 
-def _training(records: RunRecord) -> list[str]:
+def _build_training_table(records: RunRecord) -> list[str]:
     stages = [stage for stage in ("pretrain", "finetune") if f"{stage}/metrics.json" in records.files]
     lines = [f"| | {' | '.join(stages)} |", f"|---{'|---' * len(stages)}|"]
     for file, path, label in SHOWN_SETTINGS:
         cells = [
-            records.figure(f"{stage}/{file}", *path) if _has(records, stage, file, path) else "" for stage in stages
+            records.figure(f"{stage}/{file}", *path) if _has_value(records, stage, file, path) else ""
+            for stage in stages
         ]
         if any(cells):
             lines.append(f"| {label} | {' | '.join(cells)} |")
     return lines
 
 
-def _has(records: RunRecord, stage: str, file: str, path: tuple[str, ...]) -> bool:
+def _has_value(records: RunRecord, stage: str, file: str, path: tuple[str, ...]) -> bool:
     value = records.files[f"{stage}/{file}"]
     for key in path:
         if not isinstance(value, dict) or key not in value:
@@ -217,7 +218,7 @@ def _has(records: RunRecord, stage: str, file: str, path: tuple[str, ...]) -> bo
     return value is not None
 
 
-def _scores(settings: PublishSettings, records: RunRecord) -> list[str]:
+def _build_score_table(settings: PublishSettings, records: RunRecord) -> list[str]:
     experiment = settings.experiment
     lines = [
         "On held-out images, with `95 %` intervals. Differences from the baseline are paired by image. Controls, such "
@@ -238,13 +239,13 @@ def _scores(settings: PublishSettings, records: RunRecord) -> list[str]:
     return lines
 
 
-def _reproduce(settings: PublishSettings, records: RunRecord) -> list[str]:
+def _describe_reproduction(settings: PublishSettings, records: RunRecord) -> list[str]:
     versions = records.files["finetune/metrics.json"].get("versions", {})
-    shown = [f"{name} {records.figure('finetune/metrics.json', 'versions', name)}" for name in versions]
-    return [*command(settings), "", f"Trained with {', '.join(shown)}." if shown else ""]
+    linked_versions = [f"{name} {records.figure('finetune/metrics.json', 'versions', name)}" for name in versions]
+    return [*command(settings), "", f"Trained with {', '.join(linked_versions)}." if linked_versions else ""]
 
 
-def _limits(settings: PublishSettings, records: RunRecord) -> list[str]:
+def _list_limits(settings: PublishSettings, records: RunRecord) -> list[str]:
     seed = records.figure("finetune/metrics.json", "seed")
     lines = [
         f"- The weights are from seed {seed}; scores are means over all seeds. With one seed, the interval covers the "

@@ -28,7 +28,7 @@ def push(folder: Path, kind: str, repository: str, private: bool) -> str:
             "then run the same command again"
         )
     api = quiet_api()
-    with hub_errors(_request(repository)):
+    with hub_errors(_make_request(repository)):
         api.whoami()
         api.create_repo(repository, repo_type=kind, private=private, exist_ok=True)
         existing = set(api.list_repo_files(repository, repo_type=kind))
@@ -47,7 +47,7 @@ def push(folder: Path, kind: str, repository: str, private: bool) -> str:
         return clean(commit.commit_url)
 
 
-def _request(repository: str) -> Request:
+def _make_request(repository: str) -> Request:
     no_room = f"the hub has no room for {repository} ({{message}}); free space there, then: {PUSH_REMEDY}"
     return Request(
         repository,

@@ -38,29 +38,29 @@ class RunRecord:
     @cached_property
     def files(self) -> dict[str, dict]:
         """Contents by file name; a table is `{experiment: {group: {metric: row}}}`."""
-        found = {}
+        contents = {}
         for path in sorted(self.folder.rglob("*.*")):
             read = {".json": read_json, ".yaml": read_yaml, ".csv": _read_table}.get(path.suffix)
             if read:
-                found[str(path.relative_to(self.folder))] = read(path)
-        return found
+                contents[str(path.relative_to(self.folder))] = read(path)
+        return contents
 
-    def value(self, file: str, place: str) -> object:
-        """Return the value of a file in `records/` at a place, a JSON pointer."""
+    def value(self, file: str, pointer: str) -> object:
+        """Return the value at a JSON pointer of a file in `records/`."""
         files = self.files  # raises its own error for a damaged file
         try:
             value: object = files[file]
-            for part in place.split("/")[1:]:
+            for part in pointer.split("/")[1:]:
                 part = part.replace("~1", "/").replace("~0", "~")
                 value = value[int(part)] if isinstance(value, list) else value[part]
         except (KeyError, IndexError, ValueError, TypeError, InputError):
-            raise InputError(f"{self.folder / file} has no {place}; publish again") from None
+            raise InputError(f"{self.folder / file} has no {pointer}; publish again") from None
         return value
 
     def figure(self, file: str, *path: object, unit: str = "") -> str:
         """Return the value at a path as a link to it; `unit` is one of `UNIT_FACTORS` for a share."""
-        place = pointer(*path)
-        return f'[{format_value(self.value(file, place), unit)}]({RECORDS}/{file} "{place}")'
+        json_pointer = make_pointer(*path)
+        return f'[{format_value(self.value(file, json_pointer), unit)}]({RECORDS}/{file} "{json_pointer}")'
 
     @property
     def stages_of_pairs(self) -> list[str]:
@@ -102,7 +102,7 @@ def reporting_full_disk(folder: Path) -> Iterator[None]:
         raise
 
 
-def pointer(*path: object) -> str:
+def make_pointer(*path: object) -> str:
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
 
 
@@ -122,12 +122,12 @@ def _read_table(path: Path) -> dict:
     with open(path, encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             experiment, group, metric = (row.pop(key) for key in ("experiment", "group", "metric"))
-            values = {key: _number(text) for key, text in row.items()}
+            values = {key: _parse_number(text) for key, text in row.items()}
             table.setdefault(experiment, {}).setdefault(group, {})[metric] = values
     return table
 
 
-def _number(text: str) -> int | float | None:
+def _parse_number(text: str) -> int | float | None:
     if not text:
         return None
     return int(text) if text.isdecimal() else float(text)
@@ -136,10 +136,10 @@ def _number(text: str) -> int | float | None:
 def sources(records: RunRecord, licenses: dict[str, str | None], dataset: str) -> list[str]:
     """Return the table of sources, with licenses by source or by split."""
     lines = [f"The dataset is {code(dataset)}.", "", "| source | rows | license |", "|---|---|---|"]
-    read = records.files["dataset/summary.json"].get("sources", {})
+    source_summaries = records.files["dataset/summary.json"].get("sources", {})
     for name, license in licenses.items():
-        place = ("sources", name, "rows") if name in read else (name or "pretrain",)
-        rows = records.figure("dataset/summary.json", *place)
+        path = ("sources", name, "rows") if name in source_summaries else (name or "pretrain",)
+        rows = records.figure("dataset/summary.json", *path)
         lines.append(f"| {code(name or dataset)} | {rows} | {code(license or '')} |")
     return lines
 
@@ -153,13 +153,13 @@ def row_counts(records: RunRecord, trained_on: bool) -> list[str]:
             for key in ("rows_in", "dropped", "changed", "rows_out")
         ]
         lines.append(f"| {code(step['operator'])} | {' | '.join(counts)} |")
-    written = records.files.get("jsonl/summary.json", {}) if trained_on else {}
+    training_files = records.files.get("jsonl/summary.json", {}) if trained_on else {}
     for split in ("pretrain", "finetune"):
-        if written.get(split, {}).get("rows_out"):
+        if training_files.get(split, {}).get("rows_out"):
             rows_in, rows_out = (records.figure("jsonl/summary.json", split, key) for key in ("rows_in", "rows_out"))
             dropped = ", ".join(
                 f"{records.figure('jsonl/summary.json', split, 'dropped', reason)} {reason.replace('_', ' ')}"
-                for reason in written[split]["dropped"]
+                for reason in training_files[split]["dropped"]
             )
             lines.append(f"| training file of {code(split)} | {rows_in} | {dropped or 'none'} | | {rows_out} |")
     return lines

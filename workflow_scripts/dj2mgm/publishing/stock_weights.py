@@ -80,16 +80,16 @@ def connector_modules(model: PreTrainedModel, projector: dict[str, torch.Tensor]
 
     `projector` has weights by names inside their parent module (trained_weights.py).
     """
-    shorts = {id(parameter): name for name, parameter in projector_parameters(model).items()}
+    short_names = {id(parameter): name for name, parameter in projector_parameters(model).items()}
     connector, modules = {}, {}
-    known = dict(model.named_modules())
+    modules_by_name = dict(model.named_modules())
     for name, parameter in model.named_parameters():
-        if short := shorts.get(id(parameter)):
+        if short := short_names.get(id(parameter)):
             first, *within = short.split(".")
             module = name.removesuffix(short) + first
-            if isinstance(known.get(module), ModuleList):  # PEFT replaces the modules of a list, not the list
+            if isinstance(modules_by_name.get(module), ModuleList):  # PEFT replaces the modules of a list, not the list
                 module += f".{within[0]}"
-            if module not in known:
+            if module not in modules_by_name:
                 raise InputError(
                     f"publish.weights: {module} is trained, but an adapter of PEFT cannot hold it; choose merged"
                 )

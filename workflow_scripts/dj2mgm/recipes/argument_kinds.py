@@ -1,7 +1,7 @@
 """Kinds of arguments that a recipe may give an operator, as config/schemas/operators.yaml names them.
 
 Recipes are untrusted input. A kind defines the accepted values exactly: a number between bounds, one of a few words,
-plain text, or a folder in one of the known places.
+plain text, or a folder inside one of the allowed folders.
 """
 
 import math
@@ -21,7 +21,7 @@ MAX_NUMBER = 1e15
 MAX_TEXT_LENGTH, MAX_PROMPT_LENGTH, MAX_CHARACTERS, MAX_LIST_LENGTH = 200, 4000, 50, 100
 PUNCTUATION = ".,;:!?'\"()[]&+#*-"
 # characters of `PUNCTUATION` with a meaning in regular expressions, and quotes, which Data-Juicer removes from r'…'
-OF_PATTERNS = set(".?()[]+*'\"")
+PATTERN_CHARACTERS = set(".?()[]+*'\"")
 LAMBDA = re.compile(r"\blambda\b", re.I)
 SIZE = re.compile(r"(?P<number>[0-9]{1,15})\s*(?P<unit>KB|KiB|MB|MiB|GB|GiB|TB|TiB)?", re.I)
 STATISTIC = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -49,7 +49,7 @@ class Kind:
 @cache
 def kinds_in(text: str) -> tuple[Kind, ...]:
     """Return the alternatives of an entry, such as `literal or list of literal`."""
-    return tuple(_kind(name) for name in text.split(" or "))
+    return tuple(_parse_kind(name) for name in text.split(" or "))
 
 
 def find_problem(text: str, value: object) -> str | None:
@@ -62,7 +62,7 @@ def find_problem(text: str, value: object) -> str | None:
 
 def as_typed(text: str, value: object) -> object:
     """Return a whole number as the kind's Python type, since YAML reads 1 as an int and 3.0 as a float."""
-    types = {_number_type(name) for name in text.split(" or ")} - {None}
+    types = {_find_number_type(name) for name in text.split(" or ")} - {None}
     if type(value) is int and types == {"number"}:
         return float(value)
     if isinstance(value, float) and types == {"integer"} and value.is_integer():
@@ -101,49 +101,49 @@ def find_folder_problem(kind: str, value: str, folders: Iterable[str] | None) ->
 
 
 def _is_below(path: Path, folder: str) -> bool:
-    """Return whether a folder is another one or inside it, with links resolved."""
+    """Return whether a path is a folder or inside it, with links resolved."""
     return path.resolve().is_relative_to(os.path.realpath(os.path.expanduser(folder)))
 
 
-def _kind(name: str) -> Kind:
+def _parse_kind(name: str) -> Kind:
     if name in SIMPLE:
         return Kind(name, *SIMPLE[name])
     if name.startswith("list of "):
-        item = _kind(name.removeprefix("list of "))
+        item = _parse_kind(name.removeprefix("list of "))
         return Kind(name, f"a list, each item {item.expects}", lambda value: _is_list(value, item))
     if name.startswith("one of "):
         words = [BOOLEANS.get(word, word) for word in name.removeprefix("one of ").split(", ")]
         expects = " or ".join(str(word).lower() if isinstance(word, bool) else word for word in words)
         return Kind(name, expects, lambda value: any(value is word or _is_same(value, word) for word in words))
     if match := RANGE.fullmatch(name):
-        return _number_kind(name, match)
+        return _build_number_kind(name, match)
     raise ValueError(f"config/schemas/operators.yaml: there is no kind {name!r}")
 
 
-def _number_kind(name: str, match: re.Match) -> Kind:
+def _build_number_kind(name: str, match: re.Match) -> Kind:
     whole = match["type"] == "integer"
-    least, most = (-MAX_INTEGER, MAX_INTEGER) if whole else (-MAX_NUMBER, MAX_NUMBER)
+    lowest, highest = (-MAX_INTEGER, MAX_INTEGER) if whole else (-MAX_NUMBER, MAX_NUMBER)
     low, high = (float(match[side]) if match[side] else None for side in ("low", "high"))
     limits = {"from": match["low"], "to" if match["low"] else "up to": match["high"]}
     bounds = " ".join(f"{word} {limit}" for word, limit in limits.items() if limit)
-    low, high = least if low is None else low, most if high is None else high
+    low, high = lowest if low is None else low, highest if high is None else high
     expects = f"a {'whole ' if whole else ''}number {bounds}".rstrip()
     return Kind(name, expects, lambda value: _is_number(value, whole) and low <= value <= high)
 
 
-def _number_type(name: str) -> str | None:
+def _find_number_type(name: str) -> str | None:
     match = RANGE.fullmatch(name)
     return {"fraction": "number", "share": "number", "count": "integer"}.get(name) or (match and match["type"])
 
 
 def _is_number(value: object, whole: bool = False) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(_small(value)):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(_limit_integer(value)):
         return False
     return not whole or isinstance(value, int) or value.is_integer()
 
 
-def _small(value: float) -> float:
-    """Return the value, or infinity for an int that no float can hold."""
+def _limit_integer(value: float) -> float:
+    """Return the value, or infinity for an int that no float can represent."""
     return value if isinstance(value, float) or abs(value) <= MAX_INTEGER else math.inf
 
 
@@ -175,7 +175,7 @@ def _is_prompt(value: object) -> bool:
 
 
 def _is_literal(value: object) -> bool:
-    return _is_text(value) and value.strip() != "" and not OF_PATTERNS & set(value)
+    return _is_text(value) and value.strip() != "" and not PATTERN_CHARACTERS & set(value)
 
 
 def _is_rewrite(value: object) -> bool:
@@ -239,7 +239,7 @@ SIMPLE: dict[str, tuple[str, Callable[[object], bool]]] = {
         "side, and no others on the right side",
         _is_rewrite,
     ),
-    "literal": (f"{PLAIN_TEXT}, and without {' '.join(sorted(OF_PATTERNS))}", _is_literal),
+    "literal": (f"{PLAIN_TEXT}, and without {' '.join(sorted(PATTERN_CHARACTERS))}", _is_literal),
     "characters": (f"up to {MAX_CHARACTERS} printable characters, and no path", _is_characters),
     "size": ("a string with a whole number of bytes, KiB, MiB, GiB or TiB", _is_size),
     "statistic": (

@@ -50,10 +50,10 @@ def check_step(step: RecipeStep, folders: Collection[str] | None, trusted: bool)
             _check_names(step, operator, operator.arguments.keys() | operator.defaults.keys())
         return
     if operator is None:
-        raise _not_allowed(step)
+        raise _make_refusal(step)
     if step.is_captioner and not operator.writes_captions:
-        captioners = ", ".join(name for name, known in allowed_operators().items() if known.writes_captions)
-        raise InputError(f"{step.where}: {step.name} writes no captions. Use one of {captioners}")
+        captioners = ", ".join(name for name, candidate in allowed_operators().items() if candidate.writes_captions)
+        raise InputError(f"{step.location}: {step.name} writes no captions. Use one of {captioners}")
     _check_names(step, operator, operator.arguments.keys())
     _check_values(step, operator, folders)
     _check_limits(step, operator)
@@ -67,20 +67,21 @@ def check_order(steps: Collection[RecipeStep]) -> None:
         before, after = names[:number], names[number + 1 :]
         if step.name == INSTRUCT and INSTRUCT in before:
             raise InputError(
-                f"{step.where}: {INSTRUCT} would write the same rows again. Remove it, or raise per_image of the first"
+                f"{step.location}: {INSTRUCT} would write the same rows again. Remove it, or raise per_image of the "
+                f"first"
             )
         if step.name == INSTRUCT:
-            reading = [name for name in before if name in allowed_operators() and name not in READING_IMAGES]
-            if reading:
+            readers = [name for name in before if name in allowed_operators() and name not in READING_IMAGES]
+            if readers:
                 raise InputError(
-                    f"{step.where}: new rows have no text yet when {reading[0]} reads them. Put {INSTRUCT} before it"
+                    f"{step.location}: new rows have no text yet when {readers[0]} reads them. Put {INSTRUCT} before it"
                 )
         if step.name in (RECAPTION, REPAIR):
-            twice = [name for name in before if name in MEASURED_ON_INPUT_TEXT and name in after]
-            if twice:
+            repeated = [name for name in before if name in MEASURED_ON_INPUT_TEXT and name in after]
+            if repeated:
                 raise InputError(
-                    f"{step.where}: {twice[0]} measures each row once, so the {twice[0]} before {step.name} would keep "
-                    f"it from measuring the new texts. Remove the first {twice[0]}"
+                    f"{step.location}: {repeated[0]} measures each row once, so the {repeated[0]} before {step.name} "
+                    f"would keep it from measuring the new texts. Remove the first {repeated[0]}"
                 )
 
 
@@ -90,14 +91,14 @@ def check_models_named(steps: Collection[RecipeStep]) -> None:
     Args:
         steps: steps with the arguments of the stage.
     """
-    for step in (each for top in steps for each in top.self_and_captioner()):
+    for step in (nested_step for top in steps for nested_step in top.self_and_captioner()):
         operator = allowed_operators().get(step.name)
         for argument, kind in operator.arguments.items() if operator else ():
             default = operator.defaults.get(argument)
             if kind == "model" and step.arguments.get(argument) is None and default not in (None, REQUIRED):
                 raise InputError(
-                    f"{step.where}: {step.name}: {argument!r} is missing, and its default, {default}, is on the hub. "
-                    "Name the folder of a model"
+                    f"{step.location}: {step.name}: {argument!r} is missing, and its default, {default}, is on the "
+                    "hub. Name the folder of a model"
                 )
 
 
@@ -113,9 +114,9 @@ def _check_refused_arguments(step: RecipeStep) -> None:
     for key, value in _walk(step.arguments):
         if key in REFUSED_ARGUMENTS and value:
             reason = REFUSED_ARGUMENTS[key]
-            raise InputError(f"{step.where}: {step.name}: {key!r} is not allowed, since {reason}. Omit it")
+            raise InputError(f"{step.location}: {step.name}: {key!r} is not allowed, since {reason}. Omit it")
         if key in ARGUMENT_FORMATS and isinstance(value, str) and not ARGUMENT_FORMATS[key][0](value):
-            raise InputError(f"{step.where}: {step.name}: {key!r} must {ARGUMENT_FORMATS[key][1]}")
+            raise InputError(f"{step.location}: {step.name}: {key!r} must {ARGUMENT_FORMATS[key][1]}")
 
 
 def _walk(value: object, key: str = "") -> Iterator[tuple[str, object]]:
@@ -129,18 +130,18 @@ def _walk(value: object, key: str = "") -> Iterator[tuple[str, object]]:
             yield from _walk(item, key)
 
 
-def _not_allowed(step: RecipeStep) -> InputError:
+def _make_refusal(step: RecipeStep) -> InputError:
     reason = refused_operators().get(step.name)
     if reason == MERGES_ROWS:
-        return merges_rows(step.where, step.name)
+        return merges_rows(step.location, step.name)
     if reason:
         return InputError(
-            f"{step.where}: {step.name} is not allowed in a recipe, because it {reason}. Remove the step. {TRUST}"
+            f"{step.location}: {step.name} is not allowed in a recipe, because it {reason}. Remove the step. {TRUST}"
         )
-    known = nearest(step.name, allowed_operators().keys() | refused_operators().keys())
+    nearest_name = nearest(step.name, allowed_operators().keys() | refused_operators().keys())
     return InputError(
-        f"{step.where}: unknown operator {step.name!r}; the nearest known one is {known!r}. Your own operators need an "
-        "entry in config/schemas/operators.yaml"
+        f"{step.location}: unknown operator {step.name!r}; the nearest known one is {nearest_name!r}. Your own "
+        "operators need an entry in config/schemas/operators.yaml"
     )
 
 
@@ -149,13 +150,14 @@ def _check_names(step: RecipeStep, operator: AllowedOperator, allowed: Collectio
         if argument in allowed:
             continue
         if argument in operator.defaults:
-            usable = ", ".join(sorted(allowed))
+            allowed_names = ", ".join(sorted(allowed))
             raise InputError(
-                f"{step.where}: {step.name}: {argument!r} is not allowed in a recipe. Allowed are {usable}. Remove "
-                f"{argument}. {TRUST}"
+                f"{step.location}: {step.name}: {argument!r} is not allowed in a recipe. Allowed are {allowed_names}. "
+                f"Remove {argument}. {TRUST}"
             )
         raise InputError(
-            f"{step.where}: {step.name} has no argument {argument!r}; the nearest one is {nearest(argument, allowed)!r}"
+            f"{step.location}: {step.name} has no argument {argument!r}; the nearest one is "
+            f"{nearest(argument, allowed)!r}"
         )
 
 
@@ -166,7 +168,7 @@ def _check_values(step: RecipeStep, operator: AllowedOperator, folders: Collecti
         if problem is None and is_folder_argument(kind, value):
             problem = find_folder_problem(kind.split(" or ")[0], value, folders)
         if problem:
-            raise InputError(f"{step.where}: {step.name}: {argument!r} {problem}")
+            raise InputError(f"{step.location}: {step.name}: {argument!r} {problem}")
 
 
 def _check_limits(step: RecipeStep, operator: AllowedOperator) -> None:
@@ -174,35 +176,37 @@ def _check_limits(step: RecipeStep, operator: AllowedOperator) -> None:
     for low in (name for name in operator.arguments if name.startswith("min_")):
         high = f"max_{low.removeprefix('min_')}"
         if {low, high} & step.arguments.keys() and high in operator.arguments:
-            least, most = (_read_number(step, operator, name) for name in (low, high))
-            if least is not None and most is not None and least > most:
+            lower, upper = (_read_number(step, operator, name) for name in (low, high))
+            if lower is not None and upper is not None and lower > upper:
                 raise InputError(
-                    f"{step.where}: {step.name}: {_stated(step, operator, low)} is above "
-                    f"{_stated(step, operator, high)}, so that no row could be kept. Change one of them"
+                    f"{step.location}: {step.name}: {_describe_argument(step, operator, low)} is above "
+                    f"{_describe_argument(step, operator, high)}, so that no row could be kept. Change one of them"
                 )
 
 
 def _check_rules(step: RecipeStep, operator: AllowedOperator) -> None:
-    location = f"{step.where}: {step.name}"
+    location = f"{step.location}: {step.name}"
     for group in operator.rules.get("at_least_one", ()):
         if not any(step.arguments.get(name) is not None for name in group):
             raise InputError(f"{location}: the operator has no effect without {' or '.join(group)}. Give one")
     for rule in ("exactly_one", "at_most_one"):
         for group in operator.rules.get(rule, ()):
-            given = [name for name in group if step.arguments.get(name) not in (None, operator.defaults.get(name))]
-            if len(given) > 1:
-                raise InputError(f"{location}: {' and '.join(given)} exclude each other. Keep one of them")
-            if not given and rule == "exactly_one":
+            set_arguments = [
+                name for name in group if step.arguments.get(name) not in (None, operator.defaults.get(name))
+            ]
+            if len(set_arguments) > 1:
+                raise InputError(f"{location}: {' and '.join(set_arguments)} exclude each other. Keep one of them")
+            if not set_arguments and rule == "exactly_one":
                 raise InputError(f"{location}: neither {' nor '.join(group)} is given. Give exactly one")
     for group in operator.rules.get("same_length", ()):
         lengths = {len(step.arguments[name]) for name in group if isinstance(step.arguments.get(name), list)}
         if len(lengths) > 1:
             raise InputError(f"{location}: {' and '.join(group)} are lists of different lengths. Give as many items")
     for low, high in operator.rules.get("below", ()):
-        least, most = (_read_number(step, operator, name) for name in (low, high))
-        if least is not None and most is not None and least >= most:
-            stated = (_stated(step, operator, name) for name in (low, high))
-            raise InputError(f"{location}: {' must be below '.join(stated)}. Change one of them")
+        lower, upper = (_read_number(step, operator, name) for name in (low, high))
+        if lower is not None and upper is not None and lower >= upper:
+            bounds = (_describe_argument(step, operator, name) for name in (low, high))
+            raise InputError(f"{location}: {' must be below '.join(bounds)}. Change one of them")
 
 
 def _read_number(step: RecipeStep, operator: AllowedOperator, argument: str) -> float | None:
@@ -213,7 +217,7 @@ def _read_number(step: RecipeStep, operator: AllowedOperator, argument: str) -> 
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _stated(step: RecipeStep, operator: AllowedOperator, argument: str) -> str:
+def _describe_argument(step: RecipeStep, operator: AllowedOperator, argument: str) -> str:
     if argument in step.arguments:
         return f"{argument} {step.arguments[argument]}"
     return f"{argument} (by default {operator.defaults.get(argument)})"

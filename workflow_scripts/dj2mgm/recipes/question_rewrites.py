@@ -58,12 +58,12 @@ class Rewrite:
 
 
 def _as_pattern(text: str) -> str:
-    parts, end, seen = [], 0, set()
+    parts, end, names = [], 0, set()
     for match in SLOT.finditer(text):
         article, name = match.groups()
         parts.append(re.escape(text[end : match.start()]) + ("an? " if article else ""))
-        parts.append(f"(?P={name})" if name in seen else ANYTHING.replace("(", f"(?P<{name}>", 1))
-        seen.add(name)
+        parts.append(f"(?P={name})" if name in names else ANYTHING.replace("(", f"(?P<{name}>", 1))
+        names.add(name)
         end = match.end()
     return "".join([*parts, re.escape(text[end:])])
 

@@ -24,7 +24,7 @@ def find_recipe_files(recipe: dict | list | None) -> list[str]:
     """
     process = recipe.get("process") if isinstance(recipe, dict) else recipe
     steps = [(name, arguments or {}) for step in process or () for name, arguments in step.items()]
-    return [file for name, arguments in steps for file in _files_of_step(name, arguments)]
+    return [file for name, arguments in steps for file in _list_step_files(name, arguments)]
 
 
 def select_file_arguments(name: str, arguments: dict) -> dict:
@@ -43,14 +43,14 @@ def select_file_arguments(name: str, arguments: dict) -> dict:
     }
 
 
-def _files_of_step(name: str, arguments: dict) -> list[str]:
+def _list_step_files(name: str, arguments: dict) -> list[str]:
     files = []
     for key, value in select_file_arguments(name, arguments).items():
-        files += find_recipe_files([value]) if key == CAPTIONER and isinstance(value, dict) else _files_in(value)
+        files += find_recipe_files([value]) if key == CAPTIONER and isinstance(value, dict) else _list_files_in(value)
     return files
 
 
-def _files_in(value: object) -> list[str]:
+def _list_files_in(value: object) -> list[str]:
     """Return the files that a value names at any depth, and the files of folders that it names."""
     if isinstance(value, str):
         path = re.sub("/+", "/", value)  # Snakemake does not find paths with `//`
@@ -61,7 +61,7 @@ def _files_in(value: object) -> list[str]:
     if isinstance(value, dict):
         value = list(value.values())
     items = value if isinstance(value, list) else ()
-    return [file for item in items for file in _files_in(item)]
+    return [file for item in items for file in _list_files_in(item)]
 
 
 def is_folder_argument(kind: str, value: object) -> bool:

@@ -45,12 +45,12 @@ class Recipe:
 
 
 def parse_recipe(
-    where: object, recipe: dict, prefix: str = "", folders: Collection[str] | None = None, trusted: bool = False
+    location: object, recipe: dict, prefix: str = "", folders: Collection[str] | None = None, trusted: bool = False
 ) -> Recipe:
     """Check a recipe and return it with typed steps.
 
     Args:
-        where: name of the file, for messages.
+        location: name of the file, for messages.
         recipe: contents of a recipe's file.
         prefix: prefix of the recipe's keys in the file.
         folders: folders that may contain the recipe's models (None: this has been checked before).
@@ -60,17 +60,17 @@ def parse_recipe(
     Raises:
         InputError: If something is not allowed; the message has the step, the operator, the argument and the remedy.
     """
-    _check_top_level_keys(where, recipe, prefix, trusted)
-    location = f"{where}: {prefix.removesuffix('.')}" if prefix else where
-    steps = parse_steps(location, recipe.get("process"))
-    for step in (each for top in steps for each in top.self_and_captioner()):
+    _check_top_level_keys(location, recipe, prefix, trusted)
+    process_location = f"{location}: {prefix.removesuffix('.')}" if prefix else location
+    steps = parse_steps(process_location, recipe.get("process"))
+    for step in (nested_step for top in steps for nested_step in top.self_and_captioner()):
         check_step(step, folders, trusted)
     check_order(steps)
-    stated = {key: recipe[key] for key in ("executor", "ray_address", "rows") if recipe.get(key) is not None}
-    return Recipe(tuple(_with_types(step) for step in steps), **stated)
+    options = {key: recipe[key] for key in ("executor", "ray_address", "rows") if recipe.get(key) is not None}
+    return Recipe(tuple(_with_types(step) for step in steps), **options)
 
 
-def _check_top_level_keys(where: object, recipe: dict, prefix: str, trusted: bool) -> None:
+def _check_top_level_keys(location: object, recipe: dict, prefix: str, trusted: bool) -> None:
     """Check the keys of a recipe, and all of its values except `process`."""
     for key in recipe:
         if key not in KEYS:
@@ -78,24 +78,24 @@ def _check_top_level_keys(where: object, recipe: dict, prefix: str, trusted: boo
             remedy = f"did you mean {near[0]!r}?" if near else "data, outputs and processes are set in config/"
             keys = ", ".join(sorted(KEYS))
             raise InputError(
-                f"{where}: a recipe has no key '{prefix}{str(key)[:MAX_NAME_LENGTH]}', only {keys}; {remedy}"
+                f"{location}: a recipe has no key '{prefix}{str(key)[:MAX_NAME_LENGTH]}', only {keys}; {remedy}"
             )
     if (executor := recipe.get("executor", EXECUTORS[0])) not in EXECUTORS:
         raise InputError(
-            f"{where}: '{prefix}executor' must be {' or '.join(EXECUTORS)}, found {shorten_value(executor)}"
+            f"{location}: '{prefix}executor' must be {' or '.join(EXECUTORS)}, found {shorten_value(executor)}"
         )
     if recipe.get("rows", PAIRS) not in ROW_KINDS:
         raise InputError(
-            f"{where}: '{prefix}rows' must be {' or '.join(ROW_KINDS)}, found {shorten_value(recipe['rows'])}"
+            f"{location}: '{prefix}rows' must be {' or '.join(ROW_KINDS)}, found {shorten_value(recipe['rows'])}"
         )
     address = recipe.get("ray_address")
     if address is not None and not isinstance(address, str):
-        raise InputError(f"{where}: '{prefix}ray_address' must be a string, found {shorten_value(address)}")
+        raise InputError(f"{location}: '{prefix}ray_address' must be a string, found {shorten_value(address)}")
     if address is not None and executor != "ray":
-        raise InputError(f"{where}: '{prefix}ray_address' needs 'executor: ray'")
+        raise InputError(f"{location}: '{prefix}ray_address' needs 'executor: ray'")
     if address is not None and not trusted and not LOCAL_RAY.fullmatch(address):
         raise InputError(
-            f"{where}: '{prefix}ray_address' must be auto, or a port of this machine such as 127.0.0.1:6379, found "
+            f"{location}: '{prefix}ray_address' must be auto, or a port of this machine such as 127.0.0.1:6379, found "
             f"{shorten_value(address)}: another machine would receive data and code. For your own cluster, write auto "
             "and set RAY_ADDRESS in your environment"
         )

@@ -55,14 +55,14 @@ class RecipeStep:
     """An operator of a recipe, or the captioner of another operator.
 
     Attributes:
-        where: file and step, for messages.
+        location: file and step, for messages.
         name: name of the operator.
         arguments: arguments that the recipe gives.
         captioner: the captioning operator in this step's argument `captioner`.
         is_captioner: whether it is the argument of another operator.
     """
 
-    where: str
+    location: str
     name: str
     arguments: dict
     captioner: "RecipeStep | None" = None
@@ -73,19 +73,19 @@ class RecipeStep:
 
     def with_defaults(self, arguments: dict) -> "RecipeStep":
         """Return the step with further arguments; those of the recipe take precedence."""
-        return _make_step(self.where, self.name, arguments | self.arguments)
+        return _make_step(self.location, self.name, arguments | self.arguments)
 
     def as_dict(self) -> dict:
         """Return the step as Data-Juicer writes it, {operator: {argument: value}}."""
         return {self.name: self.arguments or None}
 
 
-def nearest(name: object, known: Collection[str]) -> str:
-    """Return the known name that is most similar to another."""
-    return difflib.get_close_matches(str(name)[:MAX_NAME_LENGTH], sorted(known), n=1, cutoff=0)[0]
+def nearest(name: object, candidates: Collection[str]) -> str:
+    """Return the candidate that is most similar to a name."""
+    return difflib.get_close_matches(str(name)[:MAX_NAME_LENGTH], sorted(candidates), n=1, cutoff=0)[0]
 
 
-def parse_steps(where: object, process: object) -> list[RecipeStep]:
+def parse_steps(location: object, process: object) -> list[RecipeStep]:
     """Return the steps of a `process` list after a check of their form only.
 
     Raises:
@@ -93,9 +93,9 @@ def parse_steps(where: object, process: object) -> list[RecipeStep]:
     """
     if not isinstance(process, list) or not process:
         raise InputError(
-            f"{where}: 'process' must be a list of at least one operator, as in config/recipes/baseline.yaml"
+            f"{location}: 'process' must be a list of at least one operator, as in config/recipes/baseline.yaml"
         )
-    return [_parse_step(f"{where}, step {number}", step) for number, step in enumerate(process, start=1)]
+    return [_parse_step(f"{location}, step {number}", step) for number, step in enumerate(process, start=1)]
 
 
 def _parse_step(location: str, step: object, is_captioner: bool = False) -> RecipeStep:
@@ -120,19 +120,19 @@ def _make_step(location: str, name: str, arguments: dict, is_captioner: bool = F
 
 def _check_plain(location: str, value: object) -> None:
     """Raise InputError for values that JSON cannot hold, because they would be converted on the way to the operator."""
-    waiting, seen = [value], 0
-    while waiting:
-        value, seen = waiting.pop(), seen + 1
-        if seen > MAX_VALUES:
+    pending, count = [value], 0
+    while pending:
+        value, count = pending.pop(), count + 1
+        if count > MAX_VALUES:
             raise InputError(
                 f"{location}: the step has more than {MAX_VALUES} values, or contains itself. Use fewer values"
             )
         if isinstance(value, dict):
-            if odd := [key for key in value if not isinstance(key, str)]:
-                raise InputError(f"{location}: the key {odd[0]!r} is not a string. Put it in quotes")
-            waiting += value.values()
+            if non_strings := [key for key in value if not isinstance(key, str)]:
+                raise InputError(f"{location}: the key {non_strings[0]!r} is not a string. Put it in quotes")
+            pending += value.values()
         elif isinstance(value, list):
-            waiting += value
+            pending += value
         elif isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"{location}: {value} is not a finite number. Omit the argument for no limit")
         elif not isinstance(value, str | int | float | None):

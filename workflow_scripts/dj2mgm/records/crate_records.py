@@ -58,8 +58,8 @@ class CrateInput(Section):
     """A file of the user's, or of trained parts that come with the workflow."""
 
     kind: Literal["dataset", "model", "recipe"] = setting(alias="of")
-    given: RecordedPath = setting(
-        ..., "the configured path: the file itself, or the folder or hub id that contains `file`", min_length=1
+    configured_path: RecordedPath = setting(
+        ..., "the file itself, or the folder or hub id that contains `file`", min_length=1, alias="given"
     )
     file: RecordedPath
     found_at: RecordedPath

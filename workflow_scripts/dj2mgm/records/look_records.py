@@ -31,22 +31,30 @@ class LookRecord(Section):
     command: str = setting(..., "the command that continues; empty if there is none")
 
 
-def affordable_seeds(budget: DecideSection, taken: int, seconds: float | None, each: float | None) -> int:
-    """Return the number of seeds of each side that a budget allows, at least `taken`.
+def affordable_seeds(
+    budget: DecideSection, finished_seeds: int, seconds: float | None, seconds_per_seed: float | None
+) -> int:
+    """Return the number of seeds of each side that a budget allows, at least `finished_seeds`.
 
     Args:
-        taken: finished seeds.
+        finished_seeds: finished seeds.
         seconds: their time.
-        each: the time of one more; None if it is not known, so that `budget.hours` does not limit yet.
+        seconds_per_seed: the time of one more; None if it is not known, so that `budget.hours` does not limit yet.
     """
-    allowed = budget.seeds
-    if budget.hours is not None and seconds is not None and each:
-        allowed = min(allowed, taken + int(max(0.0, 3600 * budget.hours - seconds) // each))
-    return max(taken, allowed)
+    allowed_seeds = budget.seeds
+    if budget.hours is not None and seconds is not None and seconds_per_seed:
+        allowed_seeds = min(
+            allowed_seeds, finished_seeds + int(max(0.0, 3600 * budget.hours - seconds) // seconds_per_seed)
+        )
+    return max(finished_seeds, allowed_seeds)
 
 
 def planned_seeds(
-    budget: DecideSection, last: LookRecord | None, taken: int, seconds: float | None, each: float | None
+    budget: DecideSection,
+    last: LookRecord | None,
+    finished_seeds: int,
+    seconds: float | None,
+    seconds_per_seed: float | None,
 ) -> int:
     """Return the number of seeds that looks under a budget are planned for.
 
@@ -54,15 +62,15 @@ def planned_seeds(
     """
     if last and last.budget == budget:
         return last.most_seeds
-    return affordable_seeds(budget, taken, seconds, each)
+    return affordable_seeds(budget, finished_seeds, seconds, seconds_per_seed)
 
 
 def goes_on(look: LookRecord, budget: DecideSection) -> bool:
     """Return whether another seed follows a look."""
-    taken = len(look.seeds)
-    measured = taken, look.seconds, look.seconds_per_seed
-    allowed = min(planned_seeds(budget, look, *measured), affordable_seeds(budget, *measured))
-    was_last = min(look.most_seeds, affordable_seeds(look.budget, *measured)) <= taken
+    finished_seeds = len(look.seeds)
+    spent = finished_seeds, look.seconds, look.seconds_per_seed
+    allowed_seeds = min(planned_seeds(budget, look, *spent), affordable_seeds(budget, *spent))
+    was_last = min(look.most_seeds, affordable_seeds(look.budget, *spent)) <= finished_seeds
     # at the end of a budget, a verdict may be withheld because more seeds are needed to show that images are used
     is_open = look.kind == "undecided" or (look.kind == "withheld" and was_last)
-    return is_open and allowed > taken
+    return is_open and allowed_seeds > finished_seeds

@@ -101,15 +101,17 @@ def write_card(analysis: Analysis, panels: list[StatisticPanel], folder: Path) -
         panels: the sections of all statistics.
         folder: the folder of the recipe with the suggested limits.
     """
-    now, then = (format_integer(analysis.kept(limits)) for limits in ("current", "suggested"))
-    kept = f"The recipe's limits keep {now} of {format_integer(analysis.rows_in)} rows"
-    changed = [section.title for section in panels if any(end.changed for end in section.ranges)]
+    current_count, suggested_count = (
+        format_integer(analysis.count_kept(limits)) for limits in ("current", "suggested")
+    )
+    summary = f"The recipe's limits keep {current_count} of {format_integer(analysis.rows_in)} rows"
+    changed_titles = [section.title for section in panels if any(end.changed for end in section.ranges)]
     cost = "Nothing was trained. `snakemake --cores 1 plan` shows what a comparison needs."
-    if not changed:
+    if not changed_titles:
         sure = "No limit was found that cuts off a separate group of rows. This does not show that all rows are good."
         step = "Add the `--config` of this analysis to this command, which trains on these rows:"
-        return AnalysisCard("Keep the limits", f"{kept}.", sure, cost, step, "snakemake --cores 1 baseline")
-    statement = f"{kept}, the suggested limits {then}. They differ in {', '.join(changed)}."
+        return AnalysisCard("Keep the limits", f"{summary}.", sure, cost, step, "snakemake --cores 1 baseline")
+    statement = f"{summary}, the suggested limits {suggested_count}. They differ in {', '.join(changed_titles)}."
     sure = "Suggestions follow from the distributions only. A comparison of trained models shows whether they help."
     commands = [
         f"cp {shlex.quote(str(folder / SUGGESTIONS))} config/recipes/suggested.yaml",
@@ -125,9 +127,9 @@ def write_card(analysis: Analysis, panels: list[StatisticPanel], folder: Path) -
 
 def write_analysis_page(analysis: Analysis, path: Path) -> None:
     """Write one self-contained HTML file without scripts."""
-    panels = [panel(statistic, analysis) for statistic in analysis.statistics]
+    panels = [build_panel(statistic, analysis) for statistic in analysis.statistics]
     templates = template_environment()
-    templates.filters["share"] = partial(share, of=analysis.rows)
+    templates.filters["share"] = partial(format_share, total=analysis.rows)
     page = templates.get_template("analysis.html.j2").render(
         data=analysis.data,
         rows_in=analysis.rows_in,
@@ -135,7 +137,7 @@ def write_analysis_page(analysis: Analysis, path: Path) -> None:
         unreadable=len(analysis.unreadable),
         reasons=list_counts(Counter(analysis.unreadable.values())),
         repeats={name: int(rows.sum()) for name, rows in analysis.repeats.items()},
-        kept={"current": analysis.kept("current"), "suggested": analysis.kept("suggested")},
+        kept={"current": analysis.count_kept("current"), "suggested": analysis.count_kept("suggested")},
         card=write_card(analysis, panels, path.parent),
         panels=panels,
         not_measured=analysis.not_measured,
@@ -144,80 +146,80 @@ def write_analysis_page(analysis: Analysis, path: Path) -> None:
     write_text(path, page)
 
 
-def share(rows: int, of: int) -> str:
+def format_share(rows: int, total: int) -> str:
     """Format a share as "2.0 %", or as "< 0.1 %" if it is small but not 0."""
-    if 0 < rows < 0.0005 * of:
+    if 0 < rows < 0.0005 * total:
         return "< 0.1 %"
-    return f"{100 * rows / of:.1f} %"
+    return f"{100 * rows / total:.1f} %"
 
 
-def panel(statistic: Statistic, analysis: Analysis) -> StatisticPanel:
+def build_panel(statistic: Statistic, analysis: Analysis) -> StatisticPanel:
     finite = statistic.finite
-    constant = finite.min() == finite.max()
-    common = dict(
+    is_constant = finite.min() == finite.max()
+    values = dict(
         name=statistic.name,
         title=statistic.name.replace("_", " "),
         operator=statistic.operator,
         in_recipe=statistic.arguments is not None,
-        remark="" if constant else statistic.remark,
-        words=f"All rows have {format_statistic(finite[0])}." if constant else "",
-        ranges=[_range(statistic, side) for side in statistic.suggested],
-        current=_whole(statistic.current),
+        remark="" if is_constant else statistic.remark,
+        words=f"All rows have {format_statistic(finite[0])}." if is_constant else "",
+        ranges=[_build_range(statistic, side) for side in statistic.suggested],
+        current=_format_limits(statistic.current),
         current_drops=int(statistic.drops(statistic.current).sum()),
-        suggested=_whole(statistic.suggested),
+        suggested=_format_limits(statistic.suggested),
         suggested_drops=int(statistic.drops(statistic.suggested).sum()),
     )
-    if constant:
-        return StatisticPanel(**common)
+    if is_constant:
+        return StatisticPanel(**values)
     edges, log = bin_edges(finite)
     scale = Scale(edges[0], edges[-1], log)
     return StatisticPanel(
-        **common,
-        bars=_bars(statistic, edges),
+        **values,
+        bars=_draw_bars(statistic, edges),
         limits=[
             LimitMark(scale.at(limit.value), kind)
-            for limit, kind in _lines(statistic)
+            for limit, kind in _list_limits(statistic)
             if edges[0] < limit.value < edges[-1]
         ],
         ticks=scale.ticks(5),
         log=log,
-        groups=[_group(*group, statistic, analysis) for group in _groups(statistic, analysis)],
+        groups=[_build_group(*group, statistic, analysis) for group in _find_groups(statistic, analysis)],
     )
 
 
-def _range(statistic: Statistic, side: str) -> Range:
+def _build_range(statistic: Statistic, side: str) -> Range:
     suggested, current = statistic.suggested[side], statistic.current.get(side)
     drops = [int(limit.drops(statistic.values).sum()) if limit else 0 for limit in (current, suggested)]
-    now = _text(current) if current else ""
-    return Range(suggested.argument, now, drops[0], _text(suggested), drops[1], suggested.reason)
+    current_text = _format_limit(current) if current else ""
+    return Range(suggested.argument, current_text, drops[0], _format_limit(suggested), drops[1], suggested.reason)
 
 
-def _whole(limits: Limits) -> str:
+def _format_limits(limits: Limits) -> str:
     """Format limits as "38 to 528", or "from 38" if there is only one."""
-    ends = {side: _text(limit) for side, limit in limits.items() if not limit.unlimited}
+    ends = {side: _format_limit(limit) for side, limit in limits.items() if not limit.unlimited}
     if len(ends) == 2:
         return f"{ends['min']} to {ends['max']}"
     return "".join(f"{'from' if side == 'min' else 'to'} {end}" for side, end in ends.items())
 
 
-def _text(limit: FilterLimit) -> str:
+def _format_limit(limit: FilterLimit) -> str:
     return "no limit" if limit.unlimited else str(limit.written)
 
 
-def _bars(statistic: Statistic, edges: np.ndarray) -> list[Bars]:
+def _draw_bars(statistic: Statistic, edges: np.ndarray) -> list[Bars]:
     """Draw bars with the square roots of the numbers of rows, so that small groups are visible."""
     dropped = statistic.drops(statistic.suggested)[np.isfinite(statistic.values)]
-    here, kept = (np.histogram(statistic.finite[rows], edges)[0] for rows in (dropped, ~dropped))
-    highest = int((here + kept).max())
-    return stacked_bars(square_roots({"kept": kept, "here": here}, highest), highest)
+    dropped_counts, kept_counts = (np.histogram(statistic.finite[rows], edges)[0] for rows in (dropped, ~dropped))
+    highest = int((dropped_counts + kept_counts).max())
+    return stacked_bars(square_roots({"kept": kept_counts, "here": dropped_counts}, highest), highest)
 
 
-def _lines(statistic: Statistic) -> Iterator[tuple[FilterLimit, str]]:
+def _list_limits(statistic: Statistic) -> Iterator[tuple[FilterLimit, str]]:
     yield from ((limit, "current") for limit in statistic.current.values())
     yield from ((limit, "suggested") for limit in statistic.suggested.values())
 
 
-def _groups(statistic: Statistic, analysis: Analysis) -> Iterator[tuple[str, np.ndarray]]:
+def _find_groups(statistic: Statistic, analysis: Analysis) -> Iterator[tuple[str, np.ndarray]]:
     """Return (title, rows) of the lowest and highest values and of values next to a suggested limit, nearest first."""
     values = statistic.values
     order = np.argsort(values, kind="stable")
@@ -232,28 +234,28 @@ def _groups(statistic: Statistic, analysis: Analysis) -> Iterator[tuple[str, np.
     yield "highest", order[::-1]
 
 
-def _group(title: str, rows: np.ndarray, statistic: Statistic, analysis: Analysis) -> Group:
+def _build_group(title: str, rows: np.ndarray, statistic: Statistic, analysis: Analysis) -> Group:
     values = statistic.values
     dropped = bool(len(rows)) and bool(statistic.drops(statistic.suggested)[rows[0]])
-    extreme = title in ("lowest", "highest")
-    equal = int((values == values[rows[0]]).sum()) if len(rows) else 0
-    if extreme and equal > COMMON * analysis.rows:
-        return Group(title, dropped, words=f"{format_integer(equal)} rows have {format_statistic(values[rows[0]])}")
-    examples = [_example(row, statistic, analysis) for row in _different(rows, statistic, analysis)]
+    is_extreme = title in ("lowest", "highest")
+    count = int((values == values[rows[0]]).sum()) if len(rows) else 0
+    if is_extreme and count > COMMON * analysis.rows:
+        return Group(title, dropped, words=f"{format_integer(count)} rows have {format_statistic(values[rows[0]])}")
+    examples = [_build_example(row, statistic, analysis) for row in _select_different(rows, statistic, analysis)]
     return Group(title, dropped, examples)
 
 
-def _different(rows: Iterable[int], statistic: Statistic, analysis: Analysis) -> list[int]:
+def _select_different(rows: Iterable[int], statistic: Statistic, analysis: Analysis) -> list[int]:
     """Return the first rows with different images or, for a statistic of texts, different texts."""
-    chosen: dict[object, int] = {}
+    first_rows: dict[object, int] = {}  # by image or text
     for row in rows:
-        if len(chosen) == EXAMPLES:
+        if len(first_rows) == EXAMPLES:
             break
-        chosen.setdefault(row if statistic.of_images else analysis.texts[row], int(row))
-    return list(chosen.values())
+        first_rows.setdefault(row if statistic.of_images else analysis.texts[row], int(row))
+    return list(first_rows.values())
 
 
-def _example(row: int, statistic: Statistic, analysis: Analysis) -> Example:
+def _build_example(row: int, statistic: Statistic, analysis: Analysis) -> Example:
     caption = extract_caption(analysis.texts[row])
     if len(caption) > MAX_CAPTION_LENGTH:
         caption = caption[:MAX_CAPTION_LENGTH] + "…"

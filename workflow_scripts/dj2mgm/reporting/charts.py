@@ -16,7 +16,7 @@ POINTS = 240  # most points of a line
 
 @dataclass(frozen=True)
 class Tick:
-    """A labelled place on an axis."""
+    """A labelled position on an axis."""
 
     at: float  # per cent of the axis
     text: str
@@ -31,7 +31,7 @@ class Scale:
     log: bool = False
 
     def at(self, value: float) -> float:
-        """Return the place of a value in per cent of the axis, clipped to 0 and 100."""
+        """Return the position of a value in per cent of the axis, clipped to 0 and 100."""
         low, high, value = (math.log(max(v, 1e-300)) if self.log else v for v in (self.low, self.high, value))
         share = (value - low) / (high - low) if high > low else 0.5
         return round(100 * min(max(share, 0.0), 1.0), 2)
@@ -102,15 +102,19 @@ def stacked_bars(counts: dict[str, np.ndarray], highest: int, down: bool = False
     bars = []
     for series, numbers in counts.items():
         heights = np.where(numbers > 0, np.maximum(numbers / highest * HEIGHT, MIN_BIN_HEIGHT), 0)
-        places = zip(range(len(numbers)), floor, np.minimum(heights, HEIGHT - floor), strict=True)
-        path = "".join(_bar(index * width, width, start, height, down) for index, start, height in places if height > 0)
+        visible_heights = np.minimum(heights, HEIGHT - floor)
+        path = "".join(
+            _draw_bar(index * width, width, start, height, down)
+            for index, (start, height) in enumerate(zip(floor, visible_heights, strict=True))
+            if height > 0
+        )
         floor = np.minimum(floor + heights, HEIGHT - MIN_BIN_HEIGHT)
         if path:
             bars.append(Bars(series, path))
     return bars
 
 
-def _bar(left: float, width: float, start: float, height: float, down: bool) -> str:
+def _draw_bar(left: float, width: float, start: float, height: float, down: bool) -> str:
     top = start if down else HEIGHT - start - height
     gap = 0.12 * width
     return f"M{left + gap / 2:.2f} {top:.2f}h{width - gap:.2f}v{height:.2f}h{gap - width:.2f}z"
@@ -142,7 +146,7 @@ class Line:
 
     kind: str  # class of the style sheet: seed, mean, band, host, gpu, …
     path: str
-    index: int | None = None  # place of the experiment or series, for its color
+    index: int | None = None  # position of the experiment or series, for its color
 
 
 @dataclass(frozen=True)
@@ -162,5 +166,5 @@ class LineChart:
 def draw_line(x: Scale, y: Scale, xs: Sequence[float], ys: Sequence[float]) -> str:
     """Return a path through at most POINTS of the finite values."""
     finite = np.flatnonzero(np.isfinite(ys))
-    chosen = finite[np.unique(np.linspace(0, len(finite) - 1, min(POINTS, len(finite))).round().astype(int))]
-    return "M" + "L".join(f"{x.at(xs[place]):.2f} {100 - y.at(ys[place]):.2f}" for place in chosen)
+    indices = finite[np.unique(np.linspace(0, len(finite) - 1, min(POINTS, len(finite))).round().astype(int))]
+    return "M" + "L".join(f"{x.at(xs[index]):.2f} {100 - y.at(ys[index]):.2f}" for index in indices)

@@ -20,20 +20,20 @@ def snakemake_command(experiment: ExperimentResults, target: str, /, **settings:
         for key, value in experiment_settings.items()
         if value != ExperimentOnlyKeys.model_fields[key].default
     }
-    if place := _place(experiment):
-        experiment_settings["results"] = place
-    listed = [shlex.quote(f"{key}={value}") for key, value in (experiment_settings | settings).items()]
-    return " ".join(["snakemake --cores 1", target, *(["--config", *listed] if listed else [])])
+    if subfolder := _find_results_subfolder(experiment):
+        experiment_settings["results"] = subfolder
+    arguments = [shlex.quote(f"{key}={value}") for key, value in (experiment_settings | settings).items()]
+    return " ".join(["snakemake --cores 1", target, *(["--config", *arguments] if arguments else [])])
 
 
 def keep_command(variant: ExperimentResults, study: str) -> str:
     """Return the command that makes an experiment's file of a study's variant."""
-    folder = "/".join(filter(None, ["results", _place(variant), study]))
-    words = [f"{folder}/config.yaml", variant.name, f"{study}_best"]
-    return " ".join(["python workflow_scripts/keep_variant.py", *map(shlex.quote, words)])
+    folder = "/".join(filter(None, ["results", _find_results_subfolder(variant), study]))
+    arguments = [f"{folder}/config.yaml", variant.name, f"{study}_best"]
+    return " ".join(["python workflow_scripts/keep_variant.py", *map(shlex.quote, arguments)])
 
 
-def _place(experiment: ExperimentResults) -> str:
-    """Return the value of `results`: the folder below results/ that holds the experiment's folder."""
+def _find_results_subfolder(experiment: ExperimentResults) -> str:
+    """Return the value of `results`: the folder below results/ that contains the experiment's folder."""
     parts = experiment.runs[0].stages["finetune"].parts
     return parts[1] if parts[0] == "results" and parts[2:3] == (experiment.name,) else ""

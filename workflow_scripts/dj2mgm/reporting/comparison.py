@@ -49,12 +49,12 @@ def describe_data_difference(*experiments: ExperimentResults) -> str:
 
 def describe_judge_difference(index: int, *experiments: ExperimentResults) -> str:
     """Describe how the first (0) or second (1) judges of the experiments differ; empty if they are the same."""
-    judged = [experiment for experiment in experiments if index < len(experiment.judges)]
-    judges = list(dict.fromkeys(judge_name(experiment.judges[index]) for experiment in judged))
-    prompts = list(dict.fromkeys(f"“{experiment.runs[0].clip['prompt']}”" for experiment in judged))
-    ways = [f"by different models, {join_words(judges)}"] if len(judges) > 1 else []
-    ways += [f"with different prompts before the captions, {join_words(prompts)}"] if len(prompts) > 1 else []
-    return f"judged {'; and '.join(ways)}" if ways else ""
+    judged_experiments = [experiment for experiment in experiments if index < len(experiment.judges)]
+    judges = list(dict.fromkeys(judge_name(experiment.judges[index]) for experiment in judged_experiments))
+    prompts = list(dict.fromkeys(f"“{experiment.runs[0].clip['prompt']}”" for experiment in judged_experiments))
+    differences = [f"by different models, {join_words(judges)}"] if len(judges) > 1 else []
+    differences += [f"with different prompts before the captions, {join_words(prompts)}"] if len(prompts) > 1 else []
+    return f"judged {'; and '.join(differences)}" if differences else ""
 
 
 def judge_name(judge: dict) -> str:
@@ -76,9 +76,9 @@ def describe_obstacles(experiment: ExperimentResults, reference: ExperimentResul
 def comparable_scores(experiment: ExperimentResults, reference: ExperimentResults) -> tuple[list[Scores], list[Scores]]:
     """Return the scores of both, each as one entry per run, reduced to the metrics that can be compared."""
     measured = {metric for metrics in experiment.groups.values() for metric in metrics}
-    chosen = {metric for metric in measured if not find_obstacle(metric, experiment, reference)}
+    comparable = {metric for metric in measured if not find_obstacle(metric, experiment, reference)}
     own_scores, reference_scores = (
-        [select_metrics(run, chosen) for run in results.scores] for results in (experiment, reference)
+        [select_metrics(run, comparable) for run in results.scores] for results in (experiment, reference)
     )
     return own_scores, reference_scores
 
@@ -149,9 +149,9 @@ def tabulate_scores(experiments: list[ExperimentResults]) -> pd.DataFrame:
         for group, estimates in experiment.groups.items():
             for metric, estimate in estimates.items():
                 difference = differences.get(experiment.name, {}).get(group, {}).get(metric, {})
-                figures = [estimate[key] for key in ("mean", "low", "high", "n")]
-                against = [difference.get(key) for key in ("mean", "low", "high")]
-                rows.append([experiment.name, estimate["seeds"], group, metric, *figures, *against])
+                score_values = [estimate[key] for key in ("mean", "low", "high", "n")]
+                difference_values = [difference.get(key) for key in ("mean", "low", "high")]
+                rows.append([experiment.name, estimate["seeds"], group, metric, *score_values, *difference_values])
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -179,7 +179,7 @@ def interval_ends(estimate: Estimate) -> tuple[float, float]:
 
 
 def verdict_scope(difference: Estimate) -> str:
-    """Return the scope of "better" and "worse": with one seed, the two trained models and not their data."""
+    """Return the scope of "better" and "worse". With one seed it is the two trained models and not their data."""
     return " for these two models" if difference.get("seeds") == 1 else ""
 
 
@@ -196,8 +196,7 @@ def coverage_note(seeds: int) -> str:
 def chance_note(comparisons: int, one_seed: bool) -> str:
     """Return a note on chance findings among several intervals; empty for a single comparison.
 
-    `one_seed` tells whether any of the differences compares two single models, in which case the share of chance
-    findings is unknown.
+    `one_seed` is true if any difference compares two single models. The share of chance findings is then unknown.
     """
     if comparisons < 2:
         return ""
@@ -240,39 +239,40 @@ MetricTable = tuple[list[str], list[dict]]  # titles of the columns; rows {"metr
 def metric_table(experiment: ExperimentResults) -> MetricTable:
     """Tabulate all metrics of one experiment, headline metrics first, with a column per group."""
 
-    def cell(group: str, metric: str, estimate: Estimate) -> MetricCell:
+    def build_cell(group: str, metric: str, estimate: Estimate) -> MetricCell:
         show = format_difference if group.endswith("/difference") else format_score
         return MetricCell(show(metric, estimate["mean"]), format_interval(metric, estimate))
 
-    return _tabulate(experiment.groups, cell)
+    return _tabulate(experiment.groups, build_cell)
 
 
 def difference_table(differences: GroupEstimates) -> MetricTable:
     """Tabulate differences from the reference in the same way."""
 
-    def cell(group: str, metric: str, difference: Estimate) -> MetricCell:
+    def build_cell(group: str, metric: str, difference: Estimate) -> MetricCell:
         # whether more is better is not known for metrics of lmms-eval
-        judged = group.endswith("/own") and not is_task_metric(metric)
-        css_class = VERDICT_CLASSES[difference_verdict(metric, difference)] if judged else ""
+        has_verdict = group.endswith("/own") and not is_task_metric(metric)
+        css_class = VERDICT_CLASSES[difference_verdict(metric, difference)] if has_verdict else ""
         interval = format_interval(metric, difference, format_difference)
         return MetricCell(format_difference(metric, difference["mean"]), interval, css_class)
 
-    return _tabulate({name: metrics for name, metrics in differences.items() if name != "reference"}, cell)
+    return _tabulate({name: metrics for name, metrics in differences.items() if name != "reference"}, build_cell)
 
 
-def _tabulate(estimates: GroupEstimates, cell: Callable[[str, str, Estimate], MetricCell]) -> MetricTable:
+def _tabulate(estimates: GroupEstimates, build_cell: Callable[[str, str, Estimate], MetricCell]) -> MetricTable:
     groups = [name for name in GROUP_LABELS if name in estimates]
     measured = dict.fromkeys(metric for name in groups for metric in estimates[name])
-    ordered = [name for name in HEADLINES if name in measured] + [name for name in measured if name not in HEADLINES]
+    metrics = [name for name in HEADLINES if name in measured] + [name for name in measured if name not in HEADLINES]
     rows = [
         {
             "metric": find_title(metric),
             "headline": metric in HEADLINES,
             "cells": [
-                cell(name, metric, estimates[name][metric]) if metric in estimates[name] else None for name in groups
+                build_cell(name, metric, estimates[name][metric]) if metric in estimates[name] else None
+                for name in groups
             ],
         }
-        for metric in ordered
+        for metric in metrics
     ]
     return [GROUP_LABELS[name] for name in groups], rows
 

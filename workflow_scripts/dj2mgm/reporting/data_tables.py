@@ -14,7 +14,7 @@ EXPORT = re.compile(r"export\{[^}]*?(\w+) as default[^}]*\}")  # in the library'
 
 def library_script() -> str:
     """Return the bundle as a script that defines the global `DataTable`."""
-    text, count = EXPORT.subn(r"globalThis.DataTable=\1", _read("dt_bundle.js"))
+    text, count = EXPORT.subn(r"globalThis.DataTable=\1", _read_library_file("dt_bundle.js"))
     if count != 1 or "</script" in text.lower():
         raise InputError("itables does not have the version in pyproject.toml; install that version")
     return text
@@ -23,7 +23,7 @@ def library_script() -> str:
 def page_style(name: str) -> str:
     """Return the styles of a page with a grid: of the library, of all pages, and of the page's own file."""
     paths = (TEMPLATES / file for file in ("base_style.css", name))
-    return "".join([_read("dt_bundle.css"), *(path.read_text(encoding="utf-8") for path in paths)])
+    return "".join([_read_library_file("dt_bundle.css"), *(path.read_text(encoding="utf-8") for path in paths)])
 
 
 def source_hash(text: str) -> str:
@@ -31,7 +31,7 @@ def source_hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _read(name: str) -> str:
+def _read_library_file(name: str) -> str:
     spec = find_spec("itables")
     if spec is None:
         raise InputError("the package itables, which draws the table, is not installed; run `make install`")

@@ -100,25 +100,25 @@ def load_experiments(config: str | Path) -> list[ExperimentResults]:
     entries = load_settings(PageSettings, config).experiments
     _check_unique([entry.name for entry in entries], f"{config}: the name")
     for number, entry in enumerate(entries, start=1):
-        where = f"{config}, experiment {number}"
-        _check_unique([run.seed for run in entry.runs], f"{where}: the seed")
+        location = f"{config}, experiment {number}"
+        _check_unique([run.seed for run in entry.runs], f"{location}: the seed")
         for run in entry.runs:
-            _check_stages(f"{where}, seed {run.seed}", run.stages)
+            _check_stages(f"{location}, seed {run.seed}", run.stages)
     return [load_experiment(entry) for entry in entries]
 
 
-def _check_unique(values: list, what: str) -> None:
+def _check_unique(values: list, subject: str) -> None:
     for value in values:
         if values.count(value) > 1:
-            raise InputError(f"{what} {value!r} occurs twice; remove or rename one")
+            raise InputError(f"{subject} {value!r} occurs twice; remove or rename one")
 
 
-def _check_stages(where: str, stages: dict[str, str]) -> None:
-    known = {*STAGES, *(stage for stage in stages if stage.startswith(TASK_PREFIXES))}
+def _check_stages(location: str, stages: dict[str, str]) -> None:
+    allowed_keys = {*STAGES, *(stage for stage in stages if stage.startswith(TASK_PREFIXES))}
     if missing := REQUIRED_STAGES - stages.keys():
-        raise InputError(f"{where}: the key {min(missing)} is missing")
-    if unknown := stages.keys() - known:
-        raise InputError(f"{where}: unknown key {min(unknown)!r}; known keys are {', '.join(sorted(known))}")
+        raise InputError(f"{location}: the key {min(missing)} is missing")
+    if unknown := stages.keys() - allowed_keys:
+        raise InputError(f"{location}: unknown key {min(unknown)!r}; known keys are {', '.join(sorted(allowed_keys))}")
 
 
 def load_experiment(entry: ShownExperiment) -> ExperimentResults:
@@ -157,21 +157,23 @@ def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> RunResults
         stage: read_json(stages[stage] / "summary.json") if stage in stages else None
         for stage in ("filter", "synthesize", "jsonl")
     }
-    trained = [stage for stage in TRAINING if stage in stages]
+    training_stages = [stage for stage in TRAINING if stage in stages]
     metrics = {stage: read_json(stages[stage] / "metrics.json") for stage in ("evaluate_clip", "evaluate_vqa")}
     metrics |= {stage: read_json(stages[stage] / "metrics.json") for stage in stages if stage.startswith(TASK_PREFIXES)}
-    scored = [stages[stage] / "scores.jsonl" for stage in metrics]
-    for path, groups in zip(scored, (values["groups"] for values in metrics.values()), strict=True):
+    score_files = [stages[stage] / "scores.jsonl" for stage in metrics]
+    for path, groups in zip(score_files, (values["groups"] for values in metrics.values()), strict=True):
         next(read_jsonl(path, may_be_empty=not groups), None)
     return RunResults(
         seed=seed,
         **summaries,
-        records={stage: read_json(stages[stage] / "metrics.json") for stage in trained},
-        steps={stage: list(read_jsonl(stages[stage] / "metrics.jsonl", may_be_empty=False)) for stage in trained},
-        held_out={stage: list(read_jsonl(stages[stage] / "scores.jsonl")) for stage in trained},
+        records={stage: read_json(stages[stage] / "metrics.json") for stage in training_stages},
+        steps={
+            stage: list(read_jsonl(stages[stage] / "metrics.jsonl", may_be_empty=False)) for stage in training_stages
+        },
+        held_out={stage: list(read_jsonl(stages[stage] / "scores.jsonl")) for stage in training_stages},
         clip=metrics["evaluate_clip"],
         vqa=metrics["evaluate_vqa"],
-        scores=read_run_scores(experiment, seed, *scored),
+        scores=read_run_scores(experiment, seed, *score_files),
         stages=stages,
     )
 

@@ -31,7 +31,7 @@ class TracedRow:
     def thumbnail(self) -> str:
         """The first image as a data URI; empty if there is none."""
         images = list_images(self.row)
-        return _picture(images[0]) if images else ""
+        return _encode_thumbnail(images[0]) if images else ""
 
     def record(self) -> dict:
         """Return the row's entry in influence.jsonl."""
@@ -49,13 +49,13 @@ class TracedAnswer:
     @property
     def thumbnail(self) -> str:
         """The image as a data URI."""
-        return _picture(self.question.image)
+        return _encode_thumbnail(self.question.image)
 
     def record(self) -> dict:
         """Return the row of influence.jsonl."""
-        kept = {key: self.question.row[key] for key in ("id", "question", "answer", "prediction")}
-        rows = {"harmful": self.harmful, "helpful": self.helpful}
-        return kept | {name: [row.record() for row in traced] for name, traced in rows.items()}
+        record = {key: self.question.row[key] for key in ("id", "question", "answer", "prediction")}
+        rows_by_name = {"harmful": self.harmful, "helpful": self.helpful}
+        return record | {name: [row.record() for row in rows] for name, rows in rows_by_name.items()}
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ def write_influence_page(
 
     Args:
         path: file of the page.
-        experiment: its name.
+        experiment: name of the experiment.
         counts: held-out questions `asked`, `wrong` answers, and training `rows`.
-        answers: the traced ones.
+        answers: the traced answers.
         statistics: the statistics of the rows; empty if the rows have none.
     """
     examples = evenly_spread(answers, SHOWN_ANSWERS)
@@ -108,7 +108,7 @@ def write_influence_page(
     write_text(path, page)
 
 
-def _picture(path: str | Path) -> str:
+def _encode_thumbnail(path: str | Path) -> str:
     try:
         return data_uri(load_image(path), MAX_SIDE)
     except BadImage:  # changed since the training

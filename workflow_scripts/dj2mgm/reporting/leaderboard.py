@@ -33,7 +33,7 @@ from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, write_text
 
 SETTINGS_FILE = "config.yaml"  # tells the folder of a stage from a folder of images with the same name
-DEPTH = 3  # folders between the results and a page: results/<place>/<experiment>/report
+DEPTH = 3  # folders between the results and a page: results/<parent folder>/<experiment>/report
 SCORE_COLUMNS = {  # group and metric by the title of the column
     "probability of the right answer": (OWN_GROUP, "answer_probability"),
     "log-likelihood of captions": (OWN_GROUP, "caption_log_likelihood"),
@@ -59,7 +59,7 @@ class Entry:
     """An experiment on the leaderboard."""
 
     name: str
-    place: str  # name of the folder that holds the experiment's folder
+    parent_folder: str  # name of the folder that contains the experiment's folder
     dataset: str
     model: str
     seeds: list[int]
@@ -91,10 +91,10 @@ def write_leaderboard(results: Path, path: Path) -> tuple[int, list[Unread]]:
 class Listing:
     """An experiment as a page lists it."""
 
-    place: Path  # folder that holds the experiment's folder
+    parent_folder: Path  # folder that contains the experiment's folder
     page: Path  # folder of the page
-    modified: float
-    shown: ShownExperiment
+    modified: float  # time of the last change
+    experiment: ShownExperiment
 
 
 def find_entries(results: Path, path: Path) -> tuple[list[Entry], list[Unread]]:
@@ -106,26 +106,28 @@ def find_entries(results: Path, path: Path) -> tuple[list[Entry], list[Unread]]:
     """
     listings, unread = read_listings(results)
     loaded = []
-    for listed in listings.values():
+    for group in listings.values():
         reasons = []
-        for listing in sorted(listed, key=lambda listing: (len(listing.shown.runs), listing.modified), reverse=True):
+        for listing in sorted(
+            group, key=lambda listing: (len(listing.experiment.runs), listing.modified), reverse=True
+        ):
             try:
-                loaded.append((load_experiment(listing.shown), listing, listed))
+                loaded.append((load_experiment(listing.experiment), listing, group))
                 break
             except DAMAGED as error:
-                name = f"{listing.page.relative_to(results)}: {listing.shown.name}"
+                name = f"{listing.page.relative_to(results)}: {listing.experiment.name}"
                 reasons.append(Unread(name, _describe_error(error)))
         else:
             unread += reasons[:1]
-    listed = [listing.shown for listed in listings.values() for listing in listed]
-    unread += find_unlisted(results, [*listed, *read_decided(results)])
-    settings = differing_settings([experiment for experiment, *_ in loaded])
-    entries = [_entry(*sources, path, differing) for sources, differing in zip(loaded, settings, strict=True)]
+    experiments = [listing.experiment for group in listings.values() for listing in group]
+    unread += find_unlisted(results, [*experiments, *read_decided(results)])
+    all_settings = differing_settings([experiment for experiment, *_ in loaded])
+    entries = [_build_entry(*sources, path, settings) for sources, settings in zip(loaded, all_settings, strict=True)]
     return sorted(entries, key=lambda entry: entry.finished, reverse=True), unread
 
 
 def read_listings(results: Path) -> tuple[dict[tuple[Path, str], list[Listing]], list[Unread]]:
-    """Return the listings of each experiment by its place and name, and the pages that cannot be read."""
+    """Return the listings of each experiment by its parent folder and name, and the pages that cannot be read."""
     listings: dict[tuple[Path, str], list[Listing]] = {}
     unread = []
     for config in sorted(find_page_configs(results)):
@@ -135,11 +137,12 @@ def read_listings(results: Path) -> tuple[dict[tuple[Path, str], list[Listing]],
         except DAMAGED as error:
             unread.append(Unread(str(page.relative_to(results)), _describe_error(error)))
             continue
-        # otherwise a page of several experiments, next to their folders
+        # a page of one experiment is inside its folder; a page of several experiments is next to their folders
         is_own_page = page.parent.name == experiments[-1].name
-        place = page.parent.parent if is_own_page else page.parent
+        parent_folder = page.parent.parent if is_own_page else page.parent
         for experiment in experiments:
-            listings.setdefault((place, experiment.name), []).append(Listing(place, page, modified, experiment))
+            listing = Listing(parent_folder, page, modified, experiment)
+            listings.setdefault((parent_folder, experiment.name), []).append(listing)
     return listings, unread
 
 
@@ -163,12 +166,12 @@ def read_decided(results: Path) -> Iterator[ShownExperiment]:
 def find_unlisted(results: Path, experiments: list[ShownExperiment]) -> Iterator[Unread]:
     """Yield folders with stages that no page lists: runs that have not finished, or whose page is missing."""
     folders = (folder for experiment in experiments for run in experiment.runs for folder in run.stages.values())
-    listed = {Path(folder).absolute().parent for folder in folders}
+    listed_folders = {Path(folder).absolute().parent for folder in folders}
     stages: dict[Path, list[str]] = {}
     for depth in range(1, DEPTH + 1):
         for stage in STAGES:
             for folder in results.glob("*/" * depth + stage):
-                if (folder / SETTINGS_FILE).is_file() and folder.absolute().parent not in listed:
+                if (folder / SETTINGS_FILE).is_file() and folder.absolute().parent not in listed_folders:
                     stages.setdefault(folder.parent, []).append(stage)
     for folder, names in sorted(stages.items()):
         yield Unread(str(folder.relative_to(results)), f"No page lists this run yet; it has {', '.join(names)}.")
@@ -185,24 +188,24 @@ def differing_settings(experiments: list[ExperimentResults]) -> list[dict[str, s
         for experiment in experiments
     ]
     names = dict.fromkeys(name for settings in flat for name in settings)
-    differing = [name for name in names if len({settings.get(name, "–") for settings in flat}) > 1]
-    return [{name: settings.get(name, "–") for name in differing} for settings in flat]
+    differing_names = [name for name in names if len({settings.get(name, "–") for settings in flat}) > 1]
+    return [{name: settings.get(name, "–") for name in differing_names} for settings in flat]
 
 
-def _entry(
-    experiment: ExperimentResults, listing: Listing, listed: list[Listing], path: Path, settings: dict[str, str]
+def _build_entry(
+    experiment: ExperimentResults, listing: Listing, listings: list[Listing], path: Path, settings: dict[str, str]
 ) -> Entry:
-    page, record = _page_with_verdict(experiment.name, listing, listed)
-    record = read_decision(experiment, listing.place) or record
+    page, record = _find_verdict(experiment.name, listing, listings)
+    record = read_decision(experiment, listing.parent_folder) or record
     report = page / f"{page.name}.html"
     scores = {}
     for title, (group, metric) in SCORE_COLUMNS.items():
         if estimate := experiment.groups.get(group, {}).get(metric):
-            scores[title] = _score(metric, estimate)
+            scores[title] = _build_score(metric, estimate)
     finished = (experiment.runs[-1].stages["evaluate_clip"] / "metrics.json").stat().st_mtime
     return Entry(
         name=experiment.name,
-        place=listing.place.name,
+        parent_folder=listing.parent_folder.name,
         dataset=experiment.dataset.name,
         model=experiment.config.model.name,
         seeds=experiment.seeds,
@@ -216,29 +219,29 @@ def _entry(
     )
 
 
-def _page_with_verdict(name: str, chosen: Listing, listed: list[Listing]) -> tuple[Path, dict]:
-    """Return the newest page that has a verdict on the experiment, with its record; without one, the chosen page."""
-    for listing in sorted(listed, key=lambda listing: listing.modified, reverse=True):
+def _find_verdict(name: str, default: Listing, listings: list[Listing]) -> tuple[Path, dict]:
+    """Return the newest page with a verdict on the experiment, and its record; without a verdict, the default page."""
+    for listing in sorted(listings, key=lambda listing: listing.modified, reverse=True):
         try:
             record = read_json(listing.page / VERDICT).get(name, {})
             if record.get("verdict"):
                 return listing.page, record
         except DAMAGED:
-            continue  # a page of an earlier version, or one that is not complete
-    return chosen.page, {}
+            continue  # a page of an earlier version, or an incomplete page
+    return default.page, {}
 
 
-def read_decision(experiment: ExperimentResults, place: Path) -> dict:
+def read_decision(experiment: ExperimentResults, parent_folder: Path) -> dict:
     """Return the verdict of `snakemake decide` on an experiment; {} if there is none, or if it trained again since."""
-    file = place / experiment.name / "decide" / DECISION
+    file = parent_folder / experiment.name / "decide" / DECISION
     try:
-        trained = max((run.stages["evaluate_clip"] / "metrics.json").stat().st_mtime for run in experiment.runs)
-        return read_json(file) if file.stat().st_mtime >= trained else {}
+        training_end = max((run.stages["evaluate_clip"] / "metrics.json").stat().st_mtime for run in experiment.runs)
+        return read_json(file) if file.stat().st_mtime >= training_end else {}
     except DAMAGED:
         return {}
 
 
-def _score(metric: str, estimate: Estimate) -> Score:
+def _build_score(metric: str, estimate: Estimate) -> Score:
     return Score(estimate["mean"], format_score(metric, estimate["mean"]), format_interval(metric, estimate))
 
 

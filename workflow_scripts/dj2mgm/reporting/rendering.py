@@ -67,12 +67,12 @@ def join_words(items: list[str]) -> str:
 
 
 def page_name(name: str) -> str:
-    """Return the place of an experiment's or a dataset's page in the explorer, below the folder of its report."""
+    """Return the path of an experiment's or a dataset's page in the explorer, below the folder of its report."""
     return f"{EXPLORER}/{name}.html"
 
 
 def step_key(stage: str, number: int) -> str:
-    """Return the name of an operator in links: its stage and its place in the recipe, from 1."""
+    """Return the name of an operator in links: its stage and its position in the recipe, from 1."""
     return f"{stage}-{number}"
 
 

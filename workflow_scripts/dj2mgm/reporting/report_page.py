@@ -69,22 +69,22 @@ def write_report_page(
         names=[experiment.name for experiment in experiments],
         reference=experiments[0].name,
         explorers=explorers,
-        **_verdict_values(experiments, differences),
-        **_data_values(experiments, recaptions, path),
-        **_training_values(experiments),
-        **_result_values(experiments, differences),
-        **_record_values(experiments),
+        **_collect_verdict_values(experiments, differences),
+        **_collect_data_values(experiments, recaptions, path),
+        **_collect_training_values(experiments),
+        **_collect_result_values(experiments, differences),
+        **_collect_record_values(experiments),
     )
     write_text(path, page)
 
 
-def _verdict_values(experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]) -> dict:
+def _collect_verdict_values(experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]) -> dict:
     """Return the values of the first screen: verdicts, headline panels, judges and notes on intervals."""
     panels = headline_panels(experiments, differences)
-    measured = [
+    estimates = [
         estimate for groups in differences.values() for metrics in groups.values() for estimate in metrics.values()
     ]
-    one_seed = any(estimate["seeds"] == 1 for estimate in measured)
+    one_seed = any(estimate["seeds"] == 1 for estimate in estimates)
     count = sum(len(model.differences) for panel in panels for model in panel.models)
     unlearned = find_unlearned(experiments)
     return {
@@ -108,21 +108,21 @@ def _verdict_values(experiments: list[ExperimentResults], differences: dict[str,
     }
 
 
-def _data_values(
+def _collect_data_values(
     experiments: list[ExperimentResults], recaptions: dict[str, list[RecaptionedRow]], path: str | Path
 ) -> dict:
     """Return the values of the sections about rows: their flow, statistics, near-duplicates, leaks and new captions."""
     return {
         "lanes": LANES,
-        "flows": _flows(experiments, recaptions),
-        "statistics": _statistics(experiments, recaptions),
-        "near_duplicates": list(_near_duplicate_parts(experiments)),
+        "flows": _build_flows(experiments, recaptions),
+        "statistics": _build_statistics(experiments, recaptions),
+        "near_duplicates": list(_build_near_duplicate_parts(experiments)),
         "leaks": list(leak_sections(experiments, path)),
-        "recaptions": list(_recaption_parts(experiments, recaptions)),
+        "recaptions": list(_build_recaption_parts(experiments, recaptions)),
     }
 
 
-def _training_values(experiments: list[ExperimentResults]) -> dict:
+def _collect_training_values(experiments: list[ExperimentResults]) -> dict:
     """Return the values of the sections about training: what it changed, losses, scores and memory."""
     headline = find_headline(experiments)
     return {
@@ -133,12 +133,12 @@ def _training_values(experiments: list[ExperimentResults]) -> dict:
             if (rows := training_changes(experiment, headline))
         ],
         "losses": [
-            (_title(name, experiments), _describe_trained(name, experiments), loss_chart(experiments, name))
+            (_find_stage_title(name, experiments), _describe_trained(name, experiments), loss_chart(experiments, name))
             for name in TRAINED
             if all(name in run.records for experiment in experiments for run in experiment.runs)
         ],
         "scores": [
-            (f"{_title(stage, experiments)}: {chart.quantity.lower()}", chart)
+            (f"{_find_stage_title(stage, experiments)}: {chart.quantity.lower()}", chart)
             for stage in TRAINED
             for chart in score_charts(experiments, stage)
         ],
@@ -151,16 +151,16 @@ def _training_values(experiments: list[ExperimentResults]) -> dict:
     }
 
 
-def _result_values(experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]) -> dict:
+def _collect_result_values(experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]) -> dict:
     """Return the values of the sections with outputs of the models and with all metrics."""
     return {
-        "galleries": _galleries(experiments),
-        "metrics": [_metrics(index, experiment, differences) for index, experiment in enumerate(experiments)],
-        "evaluation": _evaluation_notes(experiments),
+        "galleries": _build_galleries(experiments),
+        "metrics": [_build_metrics(index, experiment, differences) for index, experiment in enumerate(experiments)],
+        "evaluation": _describe_evaluations(experiments),
     }
 
 
-def _record_values(experiments: list[ExperimentResults]) -> dict:
+def _collect_record_values(experiments: list[ExperimentResults]) -> dict:
     """Return the values of the last section: differences of configuration, times and versions."""
     reference, *later_experiments = experiments
     return {
@@ -179,19 +179,19 @@ def _record_values(experiments: list[ExperimentResults]) -> dict:
 
 def _describe_trained(stage: str, experiments: list[ExperimentResults]) -> str:
     """Return what a stage trains in these experiments."""
-    with_lora = {experiment.config.finetune.lora is not None for experiment in experiments}
-    how = {(True,): "by LoRA", (False,): "all weights"}.get(tuple(with_lora), "by LoRA or all weights")
+    lora_flags = {experiment.config.finetune.lora is not None for experiment in experiments}
+    method = {(True,): "by LoRA", (False,): "all weights"}.get(tuple(lora_flags), "by LoRA or all weights")
     # without stage 1, LoRA trains no projector (docs/models.md)
-    has_projector = False in with_lora or any("pretrain" in experiment.runs[0].records for experiment in experiments)
+    has_projector = False in lora_flags or any("pretrain" in experiment.runs[0].records for experiment in experiments)
     projector = ", and the projector between towers and language model" if has_projector else ""
-    return TRAINED[stage].format(weights=f"the language model ({how})", projector=projector)
+    return TRAINED[stage].format(weights=f"the language model ({method})", projector=projector)
 
 
-def _title(stage: str, experiments: list[ExperimentResults]) -> str:
+def _find_stage_title(stage: str, experiments: list[ExperimentResults]) -> str:
     """Return a stage's label, without its number if it is the only training stage."""
-    number, _, what = STAGES[stage].label.partition(": ")
+    number, _, name = STAGES[stage].label.partition(": ")
     is_single_stage = all(len(run.records) == 1 for experiment in experiments for run in experiment.runs)
-    return what.capitalize() if is_single_stage else f"{number}: {what}"
+    return name.capitalize() if is_single_stage else f"{number}: {name}"
 
 
 def seeds_note(experiments: list[ExperimentResults]) -> str:
@@ -204,8 +204,8 @@ def seeds_note(experiments: list[ExperimentResults]) -> str:
         )
     if len({tuple(numbers) for numbers in seeds.values()}) == 1:
         numbers = next(iter(seeds.values()))
-        listed = join_words([str(number) for number in numbers])
-        return f"{len(numbers)} seeds ({listed}). {coverage_note(len(numbers))}"
+        seed_names = join_words([str(number) for number in numbers])
+        return f"{len(numbers)} seeds ({seed_names}). {coverage_note(len(numbers))}"
     counts = join_words([f"{name} with {len(numbers)}" for name, numbers in seeds.items()])
     return (
         f"Seeds: {counts}. The 95 % intervals cover the choice of images and, with at least two seeds, training noise. "
@@ -219,32 +219,30 @@ def method_note(experiments: list[ExperimentResults]) -> str:
     images = [estimate["images"] for group in groups for estimate in group.values()]
     if max(images) == 1:
         return "There is no interval for one image."
-    freedom = (
-        f"over images ({_describe_freedom(images, 'images')}, fewer if images have different numbers of questions)"
-    )
+    image_part = f"over images ({_describe_df(images, 'images')}, fewer if images have different numbers of questions)"
     if max(seeds := [len(experiment.seeds) for experiment in experiments]) == 1:
-        return f"The intervals use Student's t {freedom}."
+        return f"The intervals use Student's t {image_part}."
     return (
-        f"The intervals use Student's t, with separate degrees of freedom for the variance {freedom} and over seeds "
-        f"({_describe_freedom(seeds, 'seeds')}). Few seeds make them wide; five are recommended."
+        f"The intervals use Student's t, with separate degrees of freedom for the variance {image_part} and over seeds "
+        f"({_describe_df(seeds, 'seeds')}). Few seeds make them wide; five are recommended."
     )
 
 
-def _describe_freedom(numbers: list[int], what: str) -> str:
+def _describe_df(numbers: list[int], unit: str) -> str:
     low, high = max(min(numbers), 2), max(numbers)
     if low == high:
-        return f"{high - 1} degree{'s' if high > 2 else ''} of freedom for {format_integer(high)} {what}"
-    return f"{low - 1} to {format_integer(high - 1)} degrees of freedom for {low} to {format_integer(high)} {what}"
+        return f"{high - 1} degree{'s' if high > 2 else ''} of freedom for {format_integer(high)} {unit}"
+    return f"{low - 1} to {format_integer(high - 1)} degrees of freedom for {low} to {format_integer(high)} {unit}"
 
 
-def _flows(experiments: list[ExperimentResults], recaptions: dict[str, list[RecaptionedRow]]) -> list[dict]:
+def _build_flows(experiments: list[ExperimentResults], recaptions: dict[str, list[RecaptionedRow]]) -> list[dict]:
     """Draw the flow of rows for the first run of each experiment."""
     chains = [pretrain_chain(e, e.runs[0], recaptions[e.name]) for e in experiments]
-    flows = zip(experiments, chains, draw_flows(chains), strict=True)
-    return [_flow(index, *parts) for index, parts in enumerate(flows)]
+    parts = zip(experiments, chains, draw_flows(chains), strict=True)
+    return [_build_flow(index, *flow_parts) for index, flow_parts in enumerate(parts)]
 
 
-def _flow(index: int, experiment: ExperimentResults, steps: list[FlowStep], drawings: list[list[Shape]]) -> dict:
+def _build_flow(index: int, experiment: ExperimentResults, steps: list[FlowStep], drawings: list[list[Shape]]) -> dict:
     start, end = steps[0].lanes, steps[-1].lanes
     return {
         "experiment": experiment.name,
@@ -257,7 +255,7 @@ def _flow(index: int, experiment: ExperimentResults, steps: list[FlowStep], draw
     }
 
 
-def _statistics(experiments: list[ExperimentResults], recaptions: dict[str, list[RecaptionedRow]]) -> list[dict]:
+def _build_statistics(experiments: list[ExperimentResults], recaptions: dict[str, list[RecaptionedRow]]) -> list[dict]:
     """Return the histograms of the filter stages, each once, then of the synthesis of each experiment."""
     by_name = {experiment.name: (index, experiment) for index, experiment in enumerate(experiments)}
     stages = []
@@ -274,30 +272,30 @@ def _statistics(experiments: list[ExperimentResults], recaptions: dict[str, list
     for index, experiment in enumerate(experiments):
         run = experiment.runs[0]
         if run.synthesize:
-            mirrored = similarity_histogram(run, recaptions[experiment.name])
-            left_out = {"image_text_similarity"} if mirrored else set()
+            similarities = similarity_histogram(run, recaptions[experiment.name])
+            omitted_names = {"image_text_similarity"} if similarities else set()
             recipe = experiment.recipes.synthesize
             stages.append(
                 {
                     "title": "Synthesis",
                     "name": "synthesize",
                     "experiments": [(experiment.name, index)],
-                    "histograms": statistic_histograms(run.stages["synthesize"], recipe, left_out),
-                    "similarities": mirrored,
+                    "histograms": statistic_histograms(run.stages["synthesize"], recipe, omitted_names),
+                    "similarities": similarities,
                 }
             )
     return stages
 
 
-def _near_duplicate_parts(experiments: list[ExperimentResults]) -> Iterator[dict]:
+def _build_near_duplicate_parts(experiments: list[ExperimentResults]) -> Iterator[dict]:
     """Return the near-duplicates of the filter stages, each once."""
     by_name = {experiment.name: (index, experiment) for index, experiment in enumerate(experiments)}
     for _, names in group_by_folder((e.name, e.runs[0].stages["filter"]) for e in experiments):
         for section in duplicate_sections(by_name[names[0]][1]):
-            yield {"experiments": [(name, by_name[name][0]) for name in names], "found": section}
+            yield {"experiments": [(name, by_name[name][0]) for name in names], "section": section}
 
 
-def _recaption_parts(
+def _build_recaption_parts(
     experiments: list[ExperimentResults], recaptions: dict[str, list[RecaptionedRow]]
 ) -> Iterator[dict]:
     for index, experiment in enumerate(experiments):
@@ -314,7 +312,7 @@ def _recaption_parts(
             }
 
 
-def _galleries(experiments: list[ExperimentResults]) -> list[dict]:
+def _build_galleries(experiments: list[ExperimentResults]) -> list[dict]:
     """Return one gallery per dataset, since outputs are comparable only on the same images."""
     by_dataset: dict[Path, list[tuple[int, ExperimentResults]]] = {}
     for index, experiment in enumerate(experiments):
@@ -330,7 +328,7 @@ def _galleries(experiments: list[ExperimentResults]) -> list[dict]:
     ]
 
 
-def _metrics(index: int, experiment: ExperimentResults, differences: dict[str, GroupEstimates]) -> dict:
+def _build_metrics(index: int, experiment: ExperimentResults, differences: dict[str, GroupEstimates]) -> dict:
     return {
         "experiment": experiment.name,
         "index": index,
@@ -339,15 +337,17 @@ def _metrics(index: int, experiment: ExperimentResults, differences: dict[str, G
     }
 
 
-def _evaluation_notes(experiments: list[ExperimentResults]) -> str:
+def _describe_evaluations(experiments: list[ExperimentResults]) -> str:
     """Return one note if all experiments are evaluated the same way, otherwise each note with its experiments."""
-    names: dict[str, list[str]] = {}
+    names_by_note: dict[str, list[str]] = {}
     for experiment in experiments:
-        names.setdefault(_evaluation_note(experiment), []).append(experiment.name)
-    return next(iter(names)) if len(names) == 1 else " ".join(f"{join_words(names[note])}: {note}" for note in names)
+        names_by_note.setdefault(_describe_evaluation(experiment), []).append(experiment.name)
+    if len(names_by_note) == 1:
+        return next(iter(names_by_note))
+    return " ".join(f"{join_words(names)}: {note}" for note, names in names_by_note.items())
 
 
-def _evaluation_note(experiment: ExperimentResults) -> str:
+def _describe_evaluation(experiment: ExperimentResults) -> str:
     clip, counts = experiment.runs[0].clip, experiment.dataset_counts
     prompt = f", prompt “{clip['prompt']}”" if clip["prompt"] else ""
     questions = experiment.runs[0].vqa["questions"]

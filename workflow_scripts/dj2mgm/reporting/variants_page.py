@@ -95,7 +95,7 @@ class ParallelPlot:
 
 @dataclass(frozen=True)
 class PlainTable:
-    """A small table below that of the variants."""
+    """A small table below the table of variants."""
 
     title: str
     note: str  # sentences above it
@@ -123,7 +123,7 @@ class VariantsPage:
 
 
 def place_mark(scale: Scale, estimate: Estimate) -> IntervalMark:
-    """Return the places of an estimate on an axis."""
+    """Return the positions of an estimate on an axis."""
     return IntervalMark(*map(scale.at, (estimate["mean"], *interval_ends(estimate))))
 
 

@@ -7,32 +7,32 @@ from dj2mgm.runs.run import Run, Runs
 def challenge_settings(runs: Runs) -> dict:
     """Return the settings of the challenge's table: every seed of the experiments that the report compares.
 
-    Each of their models is also listed before training.
+    The table also contains each of their models before training.
 
     Raises:
         InputError: a benchmark's files are not configured, or an experiment is not valid.
     """
     runs.experiments.require(*runs.shared.report.experiments)
-    reference, known = runs.shared.challenge.model_dump(), runs.shared.benchmarks.model_dump()
-    scored = {name: known[name] for name in reference["scores"]}
-    files = {f"{name}.{key}": file for name, keys in scored.items() for key, file in keys.items()}
+    reference, benchmark_files = runs.shared.challenge.model_dump(), runs.shared.benchmarks.model_dump()
+    scored_benchmarks = {name: benchmark_files[name] for name in reference["scores"]}
+    files = {f"{name}.{key}": file for name, keys in scored_benchmarks.items() for key, file in keys.items()}
     if missing := [f"benchmarks.{name}" for name, file in files.items() if file is None]:
         raise InputError(
             f"the challenge needs {', '.join(missing)}: name them in config/config.yaml "
             "(docs/evaluation.md says where to get the files)"
         )
-    compared = [
+    compared_runs = [
         runs.get(name, seed) for name in runs.shared.report.experiments for seed in runs.experiments.configs[name].seeds
     ]
-    before = {run.config.model.name: run for run in reversed(compared)}  # the first run of each model
+    first_runs = {run.config.model.name: run for run in reversed(compared_runs)}  # the first run with each model
 
     def describe(run: Run, experiment: str, seed: int | None, stage: str) -> dict:
-        folders = {name: runs.stage_folder(run, f"{stage}/{name}") for name in scored}
+        folders = {name: runs.stage_folder(run, f"{stage}/{name}") for name in scored_benchmarks}
         return {"experiment": experiment, "seed": seed, "benchmarks": folders}
 
     return reference | {
         "runs": [
-            *(describe(run, f"{name} before training", None, "base_benchmarks") for name, run in before.items()),
-            *(describe(run, run.experiment, run.seed, "benchmarks") for run in compared),
+            *(describe(run, f"{name} before training", None, "base_benchmarks") for name, run in first_runs.items()),
+            *(describe(run, run.experiment, run.seed, "benchmarks") for run in compared_runs),
         ]
     }

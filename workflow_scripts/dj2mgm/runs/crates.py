@@ -9,19 +9,19 @@ NOT_RECORDED = ("crate", "crate_folders", "overwrite")  # these keys belong to a
 
 def crate_settings(runs: Runs, page: str) -> dict:
     """Return the settings of the crate of a page's experiments; raises as `page_settings` does."""
-    described = page_settings(runs, experiments_on(runs, page))["experiments"]
+    experiments = page_settings(runs, experiments_on(runs, page))["experiments"]
     models, datasets, captioners = [], {}, []
-    for experiment in described:
+    for experiment in experiments:
         for seed in (run["seed"] for run in experiment["runs"]):
             run = runs.get(experiment["name"], seed)
             datasets[run.dataset.name] = {"settings": run.dataset.settings.file_content(), "images": run.dataset.images}
             model = run.config.model
             models += [(model.trained_parts or model).name, model.name]
             if run.captioner:
-                captioners.append(_stages_before_captions(runs, run))
+                captioners.append(_find_captioner_stages(runs, run))
     return {
         "page": page,
-        "experiments": described,
+        "experiments": experiments,
         "datasets": datasets,
         "models": [f"results/{kind}/{name}" for kind in ("foundation", "models") for name in dict.fromkeys(models)],
         "captioners": captioners,
@@ -30,12 +30,12 @@ def crate_settings(runs: Runs, page: str) -> dict:
     }
 
 
-def _stages_before_captions(runs: Runs, run: Run) -> dict[str, str]:
+def _find_captioner_stages(runs: Runs, run: Run) -> dict[str, str]:
     """Return the dataset of the captioner's run, and the folders of its stages up to the captioner."""
     captioner = runs.get(run.captioner, run.seed)
     stages = stage_folders(runs, captioner)
-    last = list(stages).index(run.trained_by(captioner)) + 1
+    end = list(stages).index(run.trained_by(captioner)) + 1
     return {
         "dataset": f"{RESULTS}/{captioner.dataset.name}",
-        "stages": dict(list(stages.items())[:last]),
+        "stages": dict(list(stages.items())[:end]),
     }

@@ -1,4 +1,4 @@
-"""Finds trainings that diverged, which would diverge again."""
+"""Finds diverged trainings, which would diverge again."""
 
 from pathlib import Path
 
@@ -16,12 +16,12 @@ def has_diverged(runs: Runs, experiment: str, seeds: list[int] | None = None) ->
         for stage in (stage for stage in TRAINING if stage in run.settings):
             folder = Path(runs.stage_folder(run, stage))
             finished = (folder / STAGES[stage].outputs[-1]).is_file()
-            if not finished and any(DIVERGED in _end(log) for log in folder.glob("*.log")):
+            if not finished and any(DIVERGED in _read_end(log) for log in folder.glob("*.log")):
                 return True
     return False
 
 
-def _end(log: Path) -> str:
+def _read_end(log: Path) -> str:
     with open(log, "rb") as file:
         file.seek(max(0, log.stat().st_size - LOG_END))
         return file.read().decode(errors="replace")

@@ -27,18 +27,19 @@ def read_recipes(config: Experiment) -> dict[str, dict | None]:
         stage: _read(named_file("recipes", name, key), config) if name is not None else None
         for stage, (key, name) in names.items()
     }
-    known = [operator for recipe in recipes.values() if recipe for operator in _names(recipe)]
+    recipe_operators = [operator for recipe in recipes.values() if recipe for operator in _list_operators(recipe)]
     for key, operators in (("without", config.without), ("arguments", filter(config.arguments.get, config.arguments))):
         for operator in operators:
-            if operator not in known:
+            if operator not in recipe_operators:
                 raise InputError(
-                    f"{key}: no recipe of this experiment has the operator {operator!r}; {suggestion(operator, known)}"
+                    f"{key}: no recipe of this experiment has the operator {operator!r}; "
+                    f"{suggestion(operator, recipe_operators)}"
                 )
     return {stage: recipe and _remove(recipe, config.without) for stage, recipe in recipes.items()}
 
 
 def needs_clip(recipe: dict) -> bool:
-    return any(operator in WITH_CLIP for operator in _names(recipe))
+    return any(operator in WITH_CLIP for operator in _list_operators(recipe))
 
 
 def is_for_instructions(recipe: dict) -> bool:
@@ -63,21 +64,21 @@ def needs_trust(recipe: dict) -> bool:
 def model_folders(config: Experiment) -> list[str]:
     """Return the folders that may contain a recipe's models: the results, and the run's own models."""
     model, evaluate = config.model, config.evaluate
-    named = [model.whole_model, *model.parts.values(), model.clip, evaluate.judge_clip, evaluate.second_judge]
-    named.append(config.synthesize.blip2.model)
-    return ["results", *(part for part in named if isinstance(part, str) and part)]
+    models = [model.whole_model, *model.parts.values(), model.clip, evaluate.judge_clip, evaluate.second_judge]
+    models.append(config.synthesize.blip2.model)
+    return ["results", *(part for part in models if isinstance(part, str) and part)]
 
 
 def _read(path: Path, config: Experiment) -> dict:
     # a copy, because YAML files would name equal parts of several settings by aliases
     folders = tuple(model_folders(config))
     recipe = deepcopy(_check(path, read_config_text(path), folders, config.trusted_recipes))
-    changed = [name for name in _names(recipe) if config.arguments.get(name)]
-    if twice := next((name for name in changed if changed.count(name) > 1), None):
-        raise InputError(f"arguments: {path} has {twice} twice; write a recipe of its own instead")
-    if not changed:
+    changed_operators = [name for name in _list_operators(recipe) if config.arguments.get(name)]
+    if duplicate := next((name for name in changed_operators if changed_operators.count(name) > 1), None):
+        raise InputError(f"arguments: {path} has {duplicate} twice; write a recipe of its own instead")
+    if not changed_operators:
         return recipe
-    steps = [(name, old or {}) for step in recipe["process"] for name, old in step.items()]
+    steps = [(name, arguments or {}) for step in recipe["process"] for name, arguments in step.items()]
     process = [{name: old | (config.arguments.get(name) or {})} for name, old in steps]
     return _parse(f"{path} with `arguments`", recipe | {"process": process}, folders, config.trusted_recipes)
 
@@ -88,17 +89,19 @@ def _check(path: Path, text: str, folders: tuple[str, ...], trusted: bool) -> di
     return _parse(path, read_config(path), folders, trusted)
 
 
-def _parse(where: object, recipe: dict, folders: tuple[str, ...], trusted: bool) -> dict:
-    parsed = parse_recipe(where, recipe, folders=folders, trusted=trusted)
+def _parse(location: object, recipe: dict, folders: tuple[str, ...], trusted: bool) -> dict:
+    parsed = parse_recipe(location, recipe, folders=folders, trusted=trusted)
     return recipe | {"process": [step.as_dict() for step in parsed.steps]}
 
 
-def _names(recipe: dict) -> list[str]:
+def _list_operators(recipe: dict) -> list[str]:
     return [next(iter(step)) for step in recipe["process"]]
 
 
 def _remove(recipe: dict, without: list[str]) -> dict:
     process = [step for step in recipe["process"] if next(iter(step)) not in without]
     if not process:
-        raise InputError(f"without: it removes all operators of a recipe. Keep one of {', '.join(_names(recipe))}")
+        raise InputError(
+            f"without: it removes all operators of a recipe. Keep one of {', '.join(_list_operators(recipe))}"
+        )
     return recipe | {"process": process}

@@ -26,7 +26,7 @@ from dj2mgm.runs.studies.searches import (
     trial_variants,
 )
 from dj2mgm.runs.studies.study_designs import read_study, study_file, study_names, study_variants
-from dj2mgm.runs.studies.variants import Side, Variant, controls, finetune_minimal, selects_rows
+from dj2mgm.runs.studies.variants import NamedConfig, Variant, list_controls, minimal_variant, selects_rows
 from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.settings.config_files import suggestion
 from dj2mgm.settings.configuration import Experiment
@@ -61,7 +61,7 @@ class Experiments:
         Raises:
             InputError: config.yaml or the command line is not valid.
         """
-        self._given = command_line
+        self._raw_command_line = command_line
         self._read_model = cache(read_model)
         self.shared = merge_shared_settings(command_line)
         self.command_line = command_line_layer(command_line).values
@@ -74,13 +74,13 @@ class Experiments:
         self.studies: dict[str, StudyFile] = {}
         self.searches: dict[str, SearchSettings] = {}
         self.errors: dict[str, InputError] = {}
-        self.check_known([REFERENCE], "config/experiments")
-        self.check_known(self.shared.report.experiments, "report.experiments")
+        self.check_experiments([REFERENCE], "config/experiments")
+        self.check_experiments(self.shared.report.experiments, "report.experiments")
         for key in ("export", "publish", "provenance", MINIMAL):
-            self.check_known([getattr(self.shared, key).experiment], f"{key}.experiment")
+            self.check_experiments([getattr(self.shared, key).experiment], f"{key}.experiment")
         if self.shared.experiment is not None:
-            self.check_known([self.shared.experiment], "experiment")
-        self._check_place(self.shared.results)
+            self.check_experiments([self.shared.experiment], "experiment")
+        self._check_results_folder(self.shared.results)
         for folder in self.shared.decontaminate.folders:
             require_folder("decontaminate.folders", folder)
 
@@ -88,6 +88,11 @@ class Experiments:
     def names(self) -> list[str]:
         """Names of the valid files in config/experiments."""
         return sorted(name for name in self.files if name not in self.errors)
+
+    @property
+    def results_prefix(self) -> str:
+        """Folder of runs and pages, below results/, with its slash; empty without the setting `results`."""
+        return f"{self.shared.results}/" if self.shared.results else ""
 
     def require(self, *targets: str) -> None:
         """Raise the InputError of an experiment or target that cannot run."""
@@ -98,8 +103,8 @@ class Experiments:
     def attempt(self, target: str, step: Callable[..., None], *arguments: Any) -> bool:
         """Run a step of reading experiments, and return whether it succeeded.
 
-        An InputError is kept in `errors`, and raised if its target is requested. An error of the reference is raised at
-        once, since all experiments depend on it.
+        An InputError is stored in `errors`, and raised if its target is requested. An error of the reference is raised
+        at once, since all experiments depend on it.
         """
         try:
             step(*arguments)
@@ -119,7 +124,7 @@ class Experiments:
             raise InputError(
                 f"{path}: {name} is a rule, a study or a folder of results of the workflow; rename the experiment"
             )
-        if twin := next((known_name for known_name in self.configs if known_name.lower() == name.lower()), None):
+        if twin := next((other_name for other_name in self.configs if other_name.lower() == name.lower()), None):
             raise InputError(f"{path}: some file systems cannot tell {name} and {twin} apart; rename one")
         self.configs[name] = self._merge(name)
 
@@ -130,16 +135,16 @@ class Experiments:
         if name.lower() in rule_names() | {REFERENCE}:
             raise InputError(f"{file}: {name} is a rule or a folder of results of the workflow; rename the study")
         study = read_study(name)
-        self.check_known([study.experiment], f"{file}: experiment")
+        self.check_experiments([study.experiment], f"{file}: experiment")
         self.studies[name] = study
 
     def list_variants(self, target: str) -> list[Variant]:
         """Return the variants that a target compares, or the controls of an experiment, with names of their own."""
         if study := self.studies.get(target):
-            variants = self._list_of_study(target, study)
+            variants = self._list_study_variants(target, study)
         elif target == MINIMAL:
             self.require(self.shared.finetune_minimal.experiment)
-            variants = finetune_minimal(self.shared.finetune_minimal)
+            variants = [minimal_variant(self.shared.finetune_minimal)]
         else:
             variants = self._list_controls(target)
         for variant in variants:
@@ -154,7 +159,7 @@ class Experiments:
             raise InputError(f"{source}: some file systems cannot tell {twin} and {other_name} apart; rename one")
         return variants
 
-    def _list_of_study(self, name: str, study: StudyFile) -> list[Variant]:
+    def _list_study_variants(self, name: str, study: StudyFile) -> list[Variant]:
         """Return the variants of a study. A variant that changes nothing is left out."""
         self.require(study.experiment)
         parent = self.configs[study.experiment]
@@ -163,21 +168,22 @@ class Experiments:
         else:
             variants = study_variants(name, study, parent)
         kinds = study.controls if selects_rows(parent, self.configs[REFERENCE]) else []
-        known = [variant.name.removeprefix(f"{study.experiment}-") for variant in variants]
-        if study.page.reference not in (None, *known):
+        labels = [variant.name.removeprefix(f"{study.experiment}-") for variant in variants]
+        if study.page.reference not in (None, *labels):
             reference = study.page.reference
             raise InputError(
-                f"{study_file(name)}: page.reference: no variant is {reference!r}; {suggestion(reference, known)}"
+                f"{study_file(name)}: page.reference: no variant is {reference!r}; {suggestion(reference, labels)}"
             )
         if name not in self.searches:
             variants = [variant for variant in variants if self._merge_variant(variant) != parent]
-        return variants + controls(self._side(study.experiment), self._side(REFERENCE), study_file(name), kinds)
+        return variants + list_controls(
+            self._get_named_config(study.experiment), self._get_named_config(REFERENCE), study_file(name), kinds
+        )
 
     def _list_trials(self, name: str, study: StudyFile, parent: Experiment) -> list[Variant]:
         """Return the trials that a search has planned so far; before the first ones, check its space."""
         if name not in self.searches:
-            place = f"{self.shared.results}/" if self.shared.results else ""
-            search = search_settings(name, study, parent, place)
+            search = search_settings(name, study, parent, self.results_prefix)
             for variant in edge_variants(name, study, search, parent):
                 check_edge(name, variant, self._merge_variant(variant))
             self.searches[name] = search
@@ -189,16 +195,16 @@ class Experiments:
 
     def _draw_rows(self, winner: Variant) -> Variant:
         """Return a variant that trains on as many rows as another variant, drawn at random."""
-        side = Side(winner.name, self._merge_variant(winner))
-        [control] = controls(side, self._side(REFERENCE), winner.source, ["random"])
+        named_config = NamedConfig(winner.name, self._merge_variant(winner))
+        [control] = list_controls(named_config, self._get_named_config(REFERENCE), winner.source, ["random"])
         layers = [Layer(winner.source, variant.changes) for variant in (winner, control)]
         return replace(control, parent=winner.parent, changes=merge(layers), compared=None)
 
     def _merge_variant(self, variant: Variant) -> Experiment:
         return self._merge(variant.parent, Layer(variant.source, variant.changes))
 
-    def _merge(self, name: str, *more: Layer) -> Experiment:
-        return merge_experiment(name, self._given, *more, model_reader=self._read_model)
+    def _merge(self, name: str, *extra_layers: Layer) -> Experiment:
+        return merge_experiment(name, self._raw_command_line, *extra_layers, model_reader=self._read_model)
 
     def _list_controls(self, name: str) -> list[Variant]:
         """Return the controls of an experiment. The reference has none, and ignores a request."""
@@ -210,10 +216,12 @@ class Experiments:
                 f"{experiment_file(name)}: controls: random: the recipes drop no other rows than those of {REFERENCE}, "
                 f"so a random subset of the same size is {REFERENCE} itself; remove random"
             )
-        return controls(self._side(name), self._side(REFERENCE), "controls", experiment.controls)
+        return list_controls(
+            self._get_named_config(name), self._get_named_config(REFERENCE), "controls", experiment.controls
+        )
 
-    def _side(self, name: str) -> Side:
-        return Side(name, self.configs[name])
+    def _get_named_config(self, name: str) -> NamedConfig:
+        return NamedConfig(name, self.configs[name])
 
     def read_variant(self, target: str, variant: Variant) -> None:
         """Merge the configuration of a variant."""
@@ -229,14 +237,14 @@ class Experiments:
             self.controls[variant.name] = variant
         self.configs[variant.name] = merged
 
-    def check_known(self, names: list[str], key: str) -> None:
+    def check_experiments(self, names: list[str], key: str) -> None:
         """Raise InputError unless all names are experiments; the message begins with `key`."""
         for name in names:
             if name not in self.files:
                 raise InputError(f"{key}: there is no experiment {name!r}; {suggestion(name, self.files)}")
 
-    def _check_place(self, name: str | None) -> None:
-        """Refuse a folder for results that holds other results."""
+    def _check_results_folder(self, name: str | None) -> None:
+        """Refuse a folder for results that contains other results."""
         if name and name.lower() in {*reserved_names(), *(file.lower() for file in self.files)}:
             raise InputError(f"results: results/{name} is in use by the workflow or an experiment; choose another name")
 

@@ -78,7 +78,7 @@ def check_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[Planned
     for name in sorted({job.model for job in jobs if job.model}):
         check_model_folders(runs.models[name])
     for job in jobs:
-        for folder in _stages_made_by(runs, job):
+        for folder in _list_stage_folders(runs, job):
             _check_clip(runs.by_folder(job.run), Path(folder).name)
 
 
@@ -93,13 +93,13 @@ def check_runs(runs: Runs, planned: Iterable[Run], may_start_stages: bool = True
 
 
 def find_origin(folder: Path) -> Origin | None:
-    """Return the sources of a run's finished results, or None if its folder holds none."""
+    """Return the sources of a run's finished results, or None if its folder contains none."""
     for name in reversed(TRAINING):
-        stage = _owner_folder(folder / name)
+        stage = _find_owner_folder(folder / name)
         if (stage / STAGES[name].outputs[-1]).is_file() or any(stage.glob("checkpoints/*")):
             labels = read_if_whole(stage / "config.yaml").get("labels", {})
             return Origin(labels.get("dataset"), labels.get("model"))
-    summary = _owner_folder(folder / "filter") / "summary.json"
+    summary = _find_owner_folder(folder / "filter") / "summary.json"
     if not summary.is_file():
         return None
     source = Path(str(read_if_whole(summary).get("input", {}).get("path")))
@@ -116,19 +116,20 @@ def _check_run(runs: Runs, run: Run, may_start_stages: bool) -> None:
     old_origin, new_origin = find_origin(folder), Origin(run.dataset.name, run.config.model.name)
     if old_origin is None:
         return
-    changed = {
+    changed_sources = {
         key: (getattr(old_origin, key), getattr(new_origin, key))
         for key in ("dataset", "model")
         if getattr(old_origin, key) not in (None, getattr(new_origin, key))
     }
-    if not changed:
+    if not changed_sources:
         return
-    old_sources = " and ".join(f"the {key} {old}" for key, (old, _) in changed.items())
-    new_sources = " and ".join(f"the {key} {new}" for key, (_, new) in changed.items())
-    earlier = " ".join(
-        shlex.quote(f"{key}={_value_of_dataset(old) if key == 'dataset' else old}") for key, (old, _) in changed.items()
+    old_sources = " and ".join(f"the {key} {old}" for key, (old, _) in changed_sources.items())
+    new_sources = " and ".join(f"the {key} {new}" for key, (_, new) in changed_sources.items())
+    old_arguments = " ".join(
+        shlex.quote(f"{key}={_find_dataset_value(old) if key == 'dataset' else old}")
+        for key, (old, _) in changed_sources.items()
     )
-    other_folder = _free_place(runs, next(iter(changed.values()))[1])
+    other_folder = _find_unused_name(runs, next(iter(changed_sources.values()))[1])
     alternative = (
         f", or `--config results={other_folder}` to write the new ones to results/{other_folder}; {OVERWRITE}"
         if may_start_stages
@@ -136,16 +137,17 @@ def _check_run(runs: Runs, run: Run, may_start_stages: bool) -> None:
     )
     raise InputError(
         f"{folder}: these results were made with {old_sources}, and this command "
-        f"would replace them with results of {new_sources}. Add `--config {earlier}` to continue the existing results"
-        f"{alternative}"
+        f"would replace them with results of {new_sources}. Add `--config {old_arguments}` to continue the existing "
+        f"results{alternative}"
     )
 
 
 def _check_dataset(runs: Runs, name: str) -> None:
-    """Refuse a dataset that has the name of another one, unless that one's folder is gone and was probably moved."""
+    """Refuse a dataset with the name of another one, unless the other one's folder is missing, so probably moved."""
     new_settings = runs.datasets[name].settings.file_content() if name in runs.datasets else {}
     old, new = (
-        _find_place(name, stated) for stated in (read_if_whole(Path(DATASETS, name, "config.yaml")), new_settings)
+        _find_dataset_source(name, settings)
+        for settings in (read_if_whole(Path(DATASETS, name, "config.yaml")), new_settings)
     )
     if name in names_in("datasets") or not (old and new and old.exists()) or old.resolve() == new.resolve():
         return
@@ -167,17 +169,19 @@ def _check_starts_no_training(runs: Runs, jobs: list[PlannedJob], targets: list[
     kinds = [_find_kind(target) for target in targets]
     if not kinds or None in kinds:
         return
-    allowed = set(STAGES) - set(TRAINING) if {kind for kind, _ in filter(None, kinds)} == {EXPORT} else set()
-    stages = [stage for job in jobs for stage in _stages_made_by(runs, job) if Path(stage).name not in allowed]
+    allowed_stages = set(STAGES) - set(TRAINING) if {kind for kind, _ in filter(None, kinds)} == {EXPORT} else set()
+    stages = [
+        stage for job in jobs for stage in _list_stage_folders(runs, job) if Path(stage).name not in allowed_stages
+    ]
     if not stages:
         return
     kind, experiment = next(filter(None, kinds))
     same = " with the same --config" if runs.experiments.command_line.keys() - {kind, "overwrite"} else ""
     target = _find_target(runs, experiment)
     finished = all(any(Path(stage).glob("*.json*")) for stage in stages)
-    lacking = f"{min(stages)} is out of date" if finished else f"{target} has not finished"
+    problem = f"{min(stages)} is out of date" if finished else f"{target} has not finished"
     raise InputError(
-        f"{kind}: {lacking}, and {kind} starts no training. Run `snakemake --cores 1 {target}`{same} first"
+        f"{kind}: {problem}, and {kind} starts no training. Run `snakemake --cores 1 {target}`{same} first"
     )
 
 
@@ -213,41 +217,43 @@ def _find_target(runs: Runs, folder: str) -> str:
     return next((target for target, names in runs.experiments.variants.items() if experiment in names), experiment)
 
 
-def _stages_made_by(runs: Runs, job: PlannedJob) -> Iterator[str]:
+def _list_stage_folders(runs: Runs, job: PlannedJob) -> Iterator[str]:
     for file in job.files if job.run else ():
         folder, name = Path(file).parent, Path(file).name
         if name != "config.yaml" and str(folder).endswith(tuple(f"{job.run}/{stage}" for stage in runs.stages)):
             yield str(folder)
 
 
-def _owner_folder(stage: Path) -> Path:
+def _find_owner_folder(stage: Path) -> Path:
     """Return the folder with a stage's output, which another run may own."""
     return Path(read_if_whole(stage / STAGE_NOTE).get("same_as", stage))
 
 
-def _value_of_dataset(dataset: str) -> str:
+def _find_dataset_value(dataset: str) -> str:
     """Return the value of `dataset=`: the name of a file in config/datasets, otherwise the dataset's folder or file."""
-    place = _find_place(dataset, read_if_whole(Path(DATASETS, dataset, "config.yaml")))
-    return dataset if dataset in names_in("datasets") or place is None else str(place)
+    source = _find_dataset_source(dataset, read_if_whole(Path(DATASETS, dataset, "config.yaml")))
+    return dataset if dataset in names_in("datasets") or source is None else str(source)
 
 
-def _find_place(dataset: str, settings: dict) -> Path | None:
-    """Return the folder or file of a dataset's rows: the one with the dataset's name, otherwise its image folder."""
+def _find_dataset_source(dataset: str, settings: dict) -> Path | None:
+    """Return the folder or file of a dataset's rows: a path with the dataset's name, otherwise its image folder."""
     sources = settings.get("sources")
     parts = [*(sources.values() if isinstance(sources, dict) else ()), settings.get("pretrain")]
     part = next((part for part in parts if isinstance(part, dict)), {})
     paths = [Path(part[key]) for key in ("path", "file", "images") if isinstance(part.get(key), str)]
-    places = (place for path in paths for place in (path, *path.parents))
-    named = (place for place in places if dataset in (place.resolve().name, place.stem))
-    return next(named, paths[-1] if paths else None)
+    candidates = (candidate for path in paths for candidate in (path, *path.parents))
+    matches = (candidate for candidate in candidates if dataset in (candidate.resolve().name, candidate.stem))
+    return next(matches, paths[-1] if paths else None)
 
 
-def _free_place(runs: Runs, name: str) -> str:
+def _find_unused_name(runs: Runs, name: str) -> str:
     """Return an unused value of `results` for the results of a dataset or model."""
-    taken = {
+    used_names = {
         *reserved_names(),
-        *(known.lower() for known in (*runs.experiments.files, *runs.experiments.configs, runs.results_prefix)),
+        *(folder.lower() for folder in (*runs.experiments.files, *runs.experiments.configs, runs.results_prefix)),
     }
     plain = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("-")[:80] or "other"
-    names = (plain, f"of_{plain}", *(f"of_{plain}_{number}" for number in range(2, len(taken) + 3)))
-    return next(candidate for candidate in names if has_format("name", candidate) and candidate.lower() not in taken)
+    names = (plain, f"of_{plain}", *(f"of_{plain}_{number}" for number in range(2, len(used_names) + 3)))
+    return next(
+        candidate for candidate in names if has_format("name", candidate) and candidate.lower() not in used_names
+    )

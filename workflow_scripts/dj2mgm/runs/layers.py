@@ -48,7 +48,7 @@ def experiment_file(name: str) -> Path:
 def merge_experiment(
     name: str,
     command_line: dict,
-    *more: Layer,
+    *extra_layers: Layer,
     model_reader: Callable[[str], tuple[ModelFile, Layer]] | None = None,
 ) -> Experiment:
     """Return the complete, validated configuration of one experiment.
@@ -56,7 +56,7 @@ def merge_experiment(
     Args:
         name: the experiment.
         command_line: values of --config.
-        more: layers that override the command line, such as the changes of a variant.
+        extra_layers: layers that override the command line, such as the changes of a variant.
         model_reader: replacement of `read_model`, for example a cached version; each call checks the model's folders.
 
     Raises:
@@ -64,7 +64,7 @@ def merge_experiment(
     """
     defaults, file = default_layer(), _read_layer(experiment_file(name))
     _refuse_keys(file, SharedKeys.model_fields, "applies to all experiments; set it in config/config.yaml")
-    own_layers = [file, command_line_layer(command_line), *more]
+    own_layers = [file, command_line_layer(command_line), *extra_layers]
     model_name = merge([defaults, *own_layers]).get("model", ExperimentOnlyKeys.model_fields["model"].default)
     if not (isinstance(model_name, str) and has_format("path", model_name)):
         validated(configuration_model(), merge([defaults, *own_layers]), f"experiment {name}", [defaults, *own_layers])
@@ -107,24 +107,24 @@ def command_line_layer(values: dict) -> Layer:
         raise InputError(f"{source}: {error}") from None
 
 
-def without_defaults(values: dict, stated: dict) -> dict:
+def without_defaults(values: dict, explicit_values: dict) -> dict:
     """Return `values` without the entries that only repeat config/config.yaml.
 
     Args:
         values: a configuration, such as another workflow's.
-        stated: entries that are kept although they equal the defaults, such as those of the command line.
+        explicit_values: values of the command line, whose entries are kept although they equal the defaults.
     """
-    return _differences(command_line_layer(values).values, default_layer().values, stated)
+    return _find_differences(command_line_layer(values).values, default_layer().values, explicit_values)
 
 
-def _differences(values: dict, defaults: dict, stated: dict) -> dict:
+def _find_differences(values: dict, defaults: dict, explicit_values: dict) -> dict:
     result = {}
     for key, value in values.items():
-        default, stated_value = defaults.get(key), stated.get(key)
+        default, explicit_value = defaults.get(key), explicit_values.get(key)
         if isinstance(value, dict) and isinstance(default, dict):
-            if inner := _differences(value, default, stated_value if isinstance(stated_value, dict) else {}):
+            if inner := _find_differences(value, default, explicit_value if isinstance(explicit_value, dict) else {}):
                 result[key] = inner
-        elif key in stated or key not in defaults or value != default:
+        elif key in explicit_values or key not in defaults or value != default:
             result[key] = value
     return result
 
@@ -132,11 +132,11 @@ def _differences(values: dict, defaults: dict, stated: dict) -> dict:
 def merge(layers: list[Layer]) -> dict:
     """Merge layers; later ones win. Mappings are merged key by key, everything else is replaced.
 
-    After a null (`lora: null`), a mapping is merged with that of the first layer, so it may state only some keys.
+    After a null (`lora: null`), a mapping is merged with the first layer's mapping, so it may state only some keys.
     """
     result: dict = {}
     for layer in layers:
-        result = _merged(result, layer.values, layers[0].values)
+        result = _merge_values(result, layer.values, layers[0].values)
     return result
 
 
@@ -152,8 +152,8 @@ def named_file(folder: str, name: str, key: str) -> Path:
         InputError: there is no such file; the message lists the existing ones.
     """
     path = config_file(folder, f"{name}.yaml")
-    if name not in (known := names_in(folder)):
-        raise InputError(f"{key}: there is no {path}; {suggestion(name, known)}")
+    if name not in (existing_names := names_in(folder)):
+        raise InputError(f"{key}: there is no {path}; {suggestion(name, existing_names)}")
     return path
 
 
@@ -175,7 +175,7 @@ def read_model(name: str) -> tuple[ModelFile, Layer]:
     }
     if not model.hub_ids and not model.is_mgm and model.whole_model and not names_folder(model.whole_model):
         updates["hub_ids"] = [model.whole_model]  # a path in the hub's cache does not contain the id
-    model = model.model_copy(update=updates).named(name)
+    model = model.model_copy(update=updates).with_name(name)
     for part in (model.whole_model, *model.parts.values(), model.clip):
         if part:
             check_local_model(part)
@@ -206,13 +206,15 @@ def _refuse_keys(layer: Layer, keys: tuple[str, ...] | dict, remedy: str) -> Non
             raise InputError(f"{layer.source}: {key!r} {remedy}")
 
 
-def _merged(old: dict, new: dict, first_values: dict) -> dict:
+def _merge_values(old: dict, new: dict, first_values: dict) -> dict:
     result = dict(old)
     for key, value in new.items():
         defaults = first_values.get(key)
-        before = old[key] if old.get(key) is not None else defaults
-        both = isinstance(value, dict) and isinstance(before, dict)
-        result[key] = _merged(before, value, defaults if isinstance(defaults, dict) else {}) if both else value
+        old_value = old[key] if old.get(key) is not None else defaults
+        are_mappings = isinstance(value, dict) and isinstance(old_value, dict)
+        result[key] = (
+            _merge_values(old_value, value, defaults if isinstance(defaults, dict) else {}) if are_mappings else value
+        )
     return result
 
 

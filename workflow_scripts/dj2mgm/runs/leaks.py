@@ -23,7 +23,7 @@ def decontamination_files(runs: Runs) -> list[str]:
     """Return the files that training data are compared with: benchmarks' tables, `decontaminate.folders`' images."""
     files = benchmarks_with_files(runs).values()
     images = [str(file) for folder in runs.shared.decontaminate.folders for file in find_files(folder, IMAGE_SUFFIXES)]
-    return [file for named in files for key, file in named.items() if key != "images"] + images
+    return [file for benchmark_files in files for key, file in benchmark_files.items() if key != "images"] + images
 
 
 def leak_settings(runs: Runs, dataset: str) -> LeakSettings:

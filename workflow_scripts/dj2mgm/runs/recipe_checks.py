@@ -19,35 +19,38 @@ def check_rows(recipe: dict) -> None:
     names = [name for step in recipe["process"] for name in step]
     if is_for_instructions(recipe):
         writers = {RECAPTION, *(name for name, operator in allowed_operators().items() if operator.writes_captions)}
-        if writing := next((name for name in names if name in writers), None):
+        if writer := next((name for name in names if name in writers), None):
             raise InputError(
-                f"synthesize.recipe: {writing} would replace the answers of instructions by captions; remove it (or "
+                f"synthesize.recipe: {writer} would replace the answers of instructions by captions; remove it (or "
                 f"rows: instructions), or use {REPAIR}"
             )
-    elif asking := next((name for name in names if name in WITH_QUESTIONS), None):
-        raise InputError(f"synthesize.recipe: {asking} reads questions; add rows: instructions to the recipe")
+    elif reader := next((name for name in names if name in WITH_QUESTIONS), None):
+        raise InputError(f"synthesize.recipe: {reader} reads questions; add rows: instructions to the recipe")
 
 
 def check_captioner(recipe: dict, captioner: str) -> None:
-    """Check that the captioner of the settings can do what the operators need that have none of their own."""
-    needing, settings = needing_captioner(recipe), CAPTIONERS[captioner]
-    measuring = [operator for operator in needing if operator in MEASURING]
-    if measuring and not settings.tells_likelihood:
+    """Check that the captioner of the settings suits the operators without a captioner of their own."""
+    operators, settings = needing_captioner(recipe), CAPTIONERS[captioner]
+    measuring_operators = [operator for operator in operators if operator in MEASURING]
+    if measuring_operators and not settings.tells_likelihood:
         raise InputError(
-            f"synthesize.captioner: {captioner} gives no likelihoods, which {measuring[0]} needs; choose mgm, or name "
-            "the model's folders in the recipe (base_model and stage)"
+            f"synthesize.captioner: {captioner} gives no likelihoods, which {measuring_operators[0]} needs; choose "
+            "mgm, or name the model's folders in the recipe (base_model and stage)"
         )
-    if RATE in needing and captioner == "mgm" and not is_for_instructions(recipe):
+    if RATE in operators and captioner == "mgm" and not is_for_instructions(recipe):
         raise InputError(
             f"synthesize.recipe: {RATE} needs a model that answers questions, which stage 1 does not; add rows: "
             "instructions to the recipe, or choose synthesize.captioner: openai"
         )
-    answering = [operator for operator in needing if operator in ANSWERING]
-    if answering and not settings.answers_questions:
+    answering_operators = [operator for operator in operators if operator in ANSWERING]
+    if answering_operators and not settings.answers_questions:
         raise InputError(
-            f"synthesize.captioner: {captioner} answers no questions, which {answering[0]} needs; choose mgm or openai"
+            f"synthesize.captioner: {captioner} answers no questions, which {answering_operators[0]} needs; choose mgm "
+            "or openai"
         )
-    steps = {name: arguments or {} for step in recipe["process"] for name, arguments in step.items() if name in needing}
+    steps = {
+        name: arguments or {} for step in recipe["process"] for name, arguments in step.items() if name in operators
+    }
     if steps.get(INSTRUCT, {}).get("questions") == "dataset" and not settings.tells_likelihood:
         raise InputError(
             f"synthesize.captioner: {captioner} cannot answer questions of the dataset; choose mgm, or questions: "
@@ -64,9 +67,9 @@ def check_captioner(recipe: dict, captioner: str) -> None:
 def check_templates(recipe: dict, captioner: str) -> None:
     """Check that operators with an MGM of their own name a chat format that has a place for questions."""
     for name, arguments in (item for step in recipe["process"] for item in step.items()):
-        stated_arguments = arguments or {}
-        template = stated_arguments.get("template", "plain" if not CAPTIONERS[captioner].tells_likelihood else None)
-        own_model = name in (*MEASURING, REPAIR) and stated_arguments.get("base_model") is not None
+        step_arguments = arguments or {}
+        template = step_arguments.get("template", "plain" if not CAPTIONERS[captioner].tells_likelihood else None)
+        own_model = name in (*MEASURING, REPAIR) and step_arguments.get("base_model") is not None
         if own_model and isinstance(template, str) and not read_chat_template(template)["asks_question"]:
             raise InputError(
                 f"synthesize.recipe: {name}: template {template} leaves questions out; name the chat format of the "
@@ -78,8 +81,8 @@ def check_without_instructions(dataset: str, settings: SynthesizeSettings | None
     """Check that the synthesize stage needs no instructions of the dataset, which has none."""
     if settings is None or not is_for_instructions(settings.recipe):
         return
-    written = (step[INSTRUCT] or {} for step in settings.recipe["process"] if INSTRUCT in step)
-    if not any(arguments.get("questions") != "dataset" for arguments in written):
+    writing_steps = (step[INSTRUCT] or {} for step in settings.recipe["process"] if INSTRUCT in step)
+    if not any(arguments.get("questions") != "dataset" for arguments in writing_steps):
         raise UnsuitableDataset(
             f"synthesize.recipe: the dataset {dataset} has no instructions, which this recipe needs; add them "
             f"(docs/data.md), or write them with {INSTRUCT} and questions: model"

@@ -44,22 +44,25 @@ class Reuse:
         return self._owners[key]
 
     def _find_owner(self, run: "Run", stage: str) -> "Run":
-        experiments, signature = self._runs.experiments, self._signature(run, stage)
+        experiments, signature = self._runs.experiments, self._find_signature(run, stage)
         parent = experiments.parents.get(run.experiment)
         for name in (REFERENCE, parent or run.experiment):
-            for same in self._with_stage(name, stage, run.seed):
-                if self._signature(same, stage) == signature:
-                    return same
+            for candidate in self._find_runs(name, stage, run.seed):
+                if self._find_signature(candidate, stage) == signature:
+                    return candidate
         if parent is None or self._has_run(run, stage):
             return run
         key = parent, stage, run.seed, signature
         if key not in self._shared:
-            variants = self._variants_by_signature(parent, stage, run.seed)[signature]
-            self._shared[key] = next((same for same in variants if self._has_run(same, stage)), variants[0])
+            variants = self._group_variants(parent, stage, run.seed)[signature]
+            self._shared[key] = next((variant for variant in variants if self._has_run(variant, stage)), variants[0])
         return self._shared[key]
 
     def _has_run(self, run: "Run", stage: str) -> bool:
-        """Return whether a run had begun a stage with its present settings in its own folder, when first asked."""
+        """Return whether a run had begun a stage with its present settings in its own folder.
+
+        The answer of the first call is kept, because the run itself writes into the folder.
+        """
         folder = Path("results", run.folder, stage)
         if folder not in self._begun:
             settings = {} if (folder / STAGE_NOTE).exists() else read_if_whole(folder / "config.yaml")
@@ -67,7 +70,7 @@ class Reuse:
             self._begun[folder] = settings == run.settings[stage].file_content()
         return self._begun[folder]
 
-    def _with_stage(self, name: str, stage: str, seed: int) -> Iterator["Run"]:
+    def _find_runs(self, name: str, stage: str, seed: int) -> Iterator["Run"]:
         """Iterate over the runs of an experiment, with its first seed and with `seed`, that have a stage."""
         if config := self._runs.experiments.configs.get(name):
             for run_seed in dict.fromkeys((config.seeds[0], seed)):
@@ -75,15 +78,15 @@ class Reuse:
                 if stage in run.settings:
                     yield run
 
-    def _variants_by_signature(self, parent: str, stage: str, seed: int) -> dict[str, list["Run"]]:
+    def _group_variants(self, parent: str, stage: str, seed: int) -> dict[str, list["Run"]]:
         """Return the runs of a parent's variants by their signature of a stage; a search adds variants meanwhile."""
         parents = self._runs.experiments.parents
         key = parent, stage, seed, len(parents)
         if key not in self._variants:
             runs_by_signature = self._variants[key] = {}
             for name in [name for name, variant_parent in parents.items() if variant_parent == parent]:
-                for run in self._with_stage(name, stage, seed):
-                    runs_by_signature.setdefault(self._signature(run, stage), []).append(run)
+                for run in self._find_runs(name, stage, seed):
+                    runs_by_signature.setdefault(self._find_signature(run, stage), []).append(run)
         return self._variants[key]
 
     def write_notes(self) -> None:
@@ -97,7 +100,7 @@ class Reuse:
                 else:
                     write_yaml(note, {"same_as": f"results/{owner.folder}/{stage}"})
 
-    def _signature(self, run: "Run", stage: str) -> str:
+    def _find_signature(self, run: "Run", stage: str) -> str:
         """Return the same string for two runs if everything that a stage's output depends on is the same."""
         key = run.experiment, run.seed, stage
         if key not in self._signatures:
@@ -108,30 +111,39 @@ class Reuse:
         """Return the signature of a stage, or with `pairs_only` of the part of its output that is made of pairs."""
         parts: dict = {"settings": run.settings[stage].file_content()}
         if pairs_only and stage == "jsonl":
-            parts["settings"] |= _amounts_of_pairs(run)
+            parts["settings"] |= _find_pair_amounts(run)
         if self._runs.stages[stage].uses_dataset:
             parts["dataset"] = [run.dataset.name, run.dataset.settings.file_content()]
         if stage != "filter" or run.settings["filter"].clip:
             parts["model"] = run.config.model.model_dump()
         if stage == "synthesize" and run.captioner:
             captioner = self._runs.get(run.captioner, run.seed)
-            parts["captioner"] = self._signature(captioner, run.trained_by(captioner))
-        if stage == "jsonl" and (counted := run.config.jsonl.same_size_as):
-            counted_run = self._runs.get(counted, run.seed)
+            parts["captioner"] = self._find_signature(captioner, run.trained_by(captioner))
+        if stage == "jsonl" and (other_experiment := run.config.jsonl.same_size_as):
+            other_run = self._runs.get(other_experiment, run.seed)
             if not pairs_only:
-                parts["same_size_as"] = self._signature(counted_run, stage)
-            elif not counted_run.selects_instructions:  # otherwise the number of pairs is not changed
-                parts["same_size_as"] = self._sign(counted_run, stage, pairs_only=True)
-        for before in self._runs.stages[stage].upstream:
-            if before not in run.settings or pairs_only and before == "synthesize" and run.selects_instructions:
+                parts["same_size_as"] = self._find_signature(other_run, stage)
+            elif not other_run.selects_instructions:  # otherwise the number of pairs is not changed
+                parts["same_size_as"] = self._sign(other_run, stage, pairs_only=True)
+        for upstream_stage in self._runs.stages[stage].upstream:
+            if (
+                upstream_stage not in run.settings
+                or pairs_only
+                and upstream_stage == "synthesize"
+                and run.selects_instructions
+            ):
                 continue  # without it, the pairs are those of the filter stage
             # stage 1 trains on pairs only, so instructions may differ
             only_pairs = pairs_only or stage == "pretrain"
-            parts[before] = self._sign(run, before, pairs_only=True) if only_pairs else self._signature(run, before)
+            parts[upstream_stage] = (
+                self._sign(run, upstream_stage, pairs_only=True)
+                if only_pairs
+                else self._find_signature(run, upstream_stage)
+            )
         return json.dumps(parts, sort_keys=True)
 
 
-def _amounts_of_pairs(run: "Run") -> dict[str, dict[str, float]]:
+def _find_pair_amounts(run: "Run") -> dict[str, dict[str, float]]:
     """Return the amounts and the shares of the sources that have pairs."""
     sources, amounts = getattr(run.dataset.settings, "sources", {}), {}
     for key, values in {"sources": run.config.sources, "shares": run.config.shares}.items():

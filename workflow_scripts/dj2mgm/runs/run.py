@@ -71,8 +71,8 @@ class Run:
     def captioner(self) -> str | None:
         """Experiment whose trained model writes captions, or answers questions, for this run."""
         synthesize = self.settings.get("synthesize")
-        trained = synthesize and isinstance(synthesize.captioner, TrainedCaptionerSettings)
-        return self.config.synthesize.mgm.experiment if trained else None
+        is_trained = synthesize and isinstance(synthesize.captioner, TrainedCaptionerSettings)
+        return self.config.synthesize.mgm.experiment if is_trained else None
 
     def trained_by(self, captioner: "Run") -> str:
         """Return the stage of the captioner's run whose model is used: the first for captions, the last for answers."""
@@ -104,7 +104,7 @@ class Runs:
         """
         self.experiments = Experiments(command_line)
         self.shared = self.experiments.shared
-        self.results_prefix = f"{self.shared.results}/" if self.shared.results else ""
+        self.results_prefix = self.experiments.results_prefix
         self.stages: dict[str, Stage] = STAGES | INFLUENCE
         for name in declarations():
             self.stages |= benchmark_stages(name)
@@ -126,24 +126,24 @@ class Runs:
             self._attempt(name, self._read_variants, name)
 
     def __iter__(self) -> Iterator[Run]:
-        """Iterate over every run that a configuration names, or that was asked for.
+        """Iterate over every run that a configuration names or that was requested before.
 
         Seeds after the first are resolved when they are needed: experiments may have a thousand.
         """
-        return (self.get(name, seed) for name, seed in self._names())
+        return (self.get(name, seed) for name, seed in self._list_names())
 
     def with_results(self) -> Iterator[Run]:
         """Iterate over the runs that have a folder of results."""
-        for name, seed in self._names():
-            if Path("results", self._folder(name, seed)).is_dir():
+        for name, seed in self._list_names():
+            if Path("results", self._find_folder(name, seed)).is_dir():
                 yield self.get(name, seed)
 
-    def _names(self) -> list[tuple[str, int]]:
-        """Return experiment and seed of every run; `decide` asks for seeds that no configuration names."""
+    def _list_names(self) -> list[tuple[str, int]]:
+        """Return experiment and seed of every run; `decide` requests seeds that no configuration names."""
         configs = self.experiments.configs.items()
         return list(dict.fromkeys([*((name, seed) for name, config in configs for seed in config.seeds), *self._runs]))
 
-    def _folder(self, experiment: str, seed: int) -> str:
+    def _find_folder(self, experiment: str, seed: int) -> str:
         is_first_seed = seed == self.experiments.configs[experiment].seeds[0]
         return self.results_prefix + (experiment if is_first_seed else f"{experiment}/seed-{seed}")
 
@@ -169,7 +169,7 @@ class Runs:
                 raise type(error)(f"experiment {experiment}: {error}") from None
             settings = {stage: values for stage, values in settings.items() if values is not None}
             self._runs[experiment, seed] = Run(
-                experiment, seed, self._folder(experiment, seed), config, dataset, settings
+                experiment, seed, self._find_folder(experiment, seed), config, dataset, settings
             )
         return self._runs[experiment, seed]
 
@@ -212,9 +212,9 @@ class Runs:
     @cached_property
     def shipped_foundations(self) -> dict[str, Path]:
         """Folders of trained parts that come with the workflow, by model; none if they are trained here."""
-        shipped = {name: shipped_foundation(model) for name, model in self.models.items()}
-        used = self.shared.foundation == "shipped"
-        return {name: folder for name, folder in shipped.items() if folder and used}
+        folders = {name: shipped_foundation(model) for name, model in self.models.items()}
+        are_used = self.shared.foundation == "shipped"
+        return {name: folder for name, folder in folders.items() if folder and are_used}
 
     @property
     def nodes(self) -> int:
@@ -230,9 +230,9 @@ class Runs:
 
     def add_trials(self, study: str) -> None:
         """Add the trials that a search has asked for since it was read."""
-        known = set(self.experiments.variants[study])
+        earlier_variants = set(self.experiments.variants[study])
         for variant in self.experiments.list_variants(study):
-            if variant.name not in known:
+            if variant.name not in earlier_variants:
                 self._add_variant(study, variant)
 
     def _find_trial(self, experiment: str) -> None:
@@ -259,9 +259,9 @@ class Runs:
         if target not in self.experiments.errors:
             self._attempt(target, self._read_variants, target)
         if target in self.experiments.errors:
-            failed = variants.pop(target, [])
+            failed_variants = variants.pop(target, [])
             other_names = {name for names in variants.values() for name in names}
-            for variant in failed:
+            for variant in failed_variants:
                 if variant not in other_names:
                     self._forget(variant)
             variants[target] = [target]  # a request for its page then raises the target's error
@@ -298,20 +298,23 @@ class Runs:
                 f"jsonl.fraction: all experiments have shares of the samples of {REFERENCE}; state it in the file of "
                 "another experiment"
             )
-        counted, key = self.experiments.configs[name].jsonl.same_size_as, f"experiment {name}: jsonl.same_size_as"
-        if counted is None:
+        counted_experiment, key = (
+            self.experiments.configs[name].jsonl.same_size_as,
+            f"experiment {name}: jsonl.same_size_as",
+        )
+        if counted_experiment is None:
             return
-        self.experiments.check_known([counted], key)
-        if counted in self.experiments.errors:
-            raise InputError(f"{key}: {self.experiments.errors[counted]}")
-        if self.experiments.configs[counted].jsonl.same_size_as or name == REFERENCE:
+        self.experiments.check_experiments([counted_experiment], key)
+        if counted_experiment in self.experiments.errors:
+            raise InputError(f"{key}: {self.experiments.errors[counted_experiment]}")
+        if self.experiments.configs[counted_experiment].jsonl.same_size_as or name == REFERENCE:
             raise InputError(f"{key}: name it in an experiment that is not {REFERENCE}, and one that uses all its rows")
 
     def _check_captioner(self, name: str) -> None:
         """Check the experiments whose trained models this experiment's captions depend on, directly or indirectly."""
         run, chain, key = self.first_seed(name), [name], f"experiment {name}: synthesize.mgm.experiment"
         while run.captioner:
-            self.experiments.check_known([run.captioner], key)
+            self.experiments.check_experiments([run.captioner], key)
             if run.captioner in self.experiments.errors:
                 raise InputError(f"{key}: {self.experiments.errors[run.captioner]}")
             required_model, trained_model = run.config.model.name, self.experiments.configs[run.captioner].model.name

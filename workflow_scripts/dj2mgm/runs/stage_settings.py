@@ -60,12 +60,12 @@ def filter_settings(config: Experiment, images: dict) -> FilterSettings:
             "that synthesize.recipe names"
         )
     clip = {"clip": config.model.clip} if needs_clip(recipe) else {}
-    return FilterSettings.from_sections(config.filter, **_recipe_values(config, images, recipe), **clip)
+    return FilterSettings.from_sections(config.filter, **_build_recipe_values(config, images, recipe), **clip)
 
 
 def analysis_settings(config: Experiment, images: dict) -> AnalysisSettings:
     """Return the settings of a dataset's analysis."""
-    values = _recipe_values(config, images, read_recipes(config)["filter"])
+    values = _build_recipe_values(config, images, read_recipes(config)["filter"])
     return AnalysisSettings.from_sections(
         config.filter, clip=config.model.clip, cpu_threads=config.cpu_threads, **values
     )
@@ -80,22 +80,24 @@ def synthesize_settings(config: Experiment, images: dict) -> SynthesizeSettings 
     check_captioner(recipe, config.synthesize.captioner)
     if is_for_instructions(recipe) and config.model.is_mgm:
         check_templates(recipe, config.synthesize.captioner)
-    asking = needing_captioner(recipe)
-    seed = config.seed if asking else 0  # without a captioner, nothing depends on it, so all seeds share the stage
+    captioned_operators = needing_captioner(recipe)
+    seed = (
+        config.seed if captioned_operators else 0
+    )  # without a captioner, nothing depends on it, so all seeds share the stage
     return SynthesizeSettings.from_sections(
         config.filter,
-        **_recipe_values(config, images, recipe, "finetune" if is_for_instructions(recipe) else "pretrain"),
+        **_build_recipe_values(config, images, recipe, "finetune" if is_for_instructions(recipe) else "pretrain"),
         seed=seed,
         cpu_threads=config.cpu_threads,
         gpus=gpus_on_one_node(config),
         clip=config.model.clip,
-        captioner=_captioner(config, is_for_instructions(recipe)) if asking else None,
+        captioner=_build_captioner(config, is_for_instructions(recipe)) if captioned_operators else None,
         captions=CAPTIONS,
-        **_held_out(recipe, images),
+        **_find_evaluation_images(recipe, images),
     )
 
 
-def _held_out(recipe: dict, images: dict) -> dict:
+def _find_evaluation_images(recipe: dict, images: dict) -> dict:
     """Return the folder of held-out images if the recipe writes instructions about the images of pairs."""
     if not any(INSTRUCT in step for step in recipe["process"]):
         return {}
@@ -107,7 +109,7 @@ def _held_out(recipe: dict, images: dict) -> dict:
     return {"evaluation_images": images["evaluation"]}
 
 
-def _recipe_values(config: Experiment, images: dict, recipe: dict, split: str = "pretrain") -> dict:
+def _build_recipe_values(config: Experiment, images: dict, recipe: dict, split: str = "pretrain") -> dict:
     # only if the recipe needs trust: otherwise a change of the key would run the stage again
     trust = {"trusted_recipes": True} if config.trusted_recipes and needs_trust(recipe) else {}
     return {"image_root": images[split], "recipe": recipe} | trust
@@ -125,31 +127,31 @@ def jsonl_settings(config: Experiment, images: dict) -> JsonlSettings:
         limits |= {"several_images": True}
     if config.jsonl.fraction != 1:
         limits["used_fraction"] = config.jsonl.fraction
-    control_tokens = [_template(config, key)["control_tokens"] for key in ("pretrain_template", "template")]
-    control_tokens.append(_special_tokens(folder))
+    control_tokens = [_read_template(config, key)["control_tokens"] for key in ("pretrain_template", "template")]
+    control_tokens.append(_read_special_tokens(folder))
     return JsonlSettings.from_sections(
         config,
         config.jsonl,
-        question=_caption_prompt(config).question,
+        question=_build_caption_prompt(config).question,
         control_tokens=sorted(set(chain.from_iterable(control_tokens))),
         **roots | limits,
     )
 
 
 @cache
-def _special_tokens(folder: str | None) -> set[str]:
+def _read_special_tokens(folder: str | None) -> set[str]:
     """Return the special tokens of the tokenizer in a model's folder; no text may contain one."""
-    added = _values_in(folder, "tokenizer.json").get("added_tokens")
-    tokens = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
-    special = (token.get("content") for token in tokens if token.get("special"))
-    return {text for text in special if isinstance(text, str) and text.strip()}
+    added_tokens = _read_values(folder, "tokenizer.json").get("added_tokens")
+    entries = [token for token in added_tokens if isinstance(token, dict)] if isinstance(added_tokens, list) else []
+    special_texts = (token.get("content") for token in entries if token.get("special"))
+    return {text for text in special_texts if isinstance(text, str) and text.strip()}
 
 
 def _read_model_type(folder: str | None) -> object:
-    return _values_in(folder, "config.json").get("model_type")
+    return _read_values(folder, "config.json").get("model_type")
 
 
-def _values_in(folder: str | None, name: str) -> dict:
+def _read_values(folder: str | None, name: str) -> dict:
     """Read a JSON file of a model's folder; if it is damaged, the stage that uses it reports it."""
     file = Path(folder or "/nowhere") / name
     try:
@@ -161,21 +163,21 @@ def _values_in(folder: str | None, name: str) -> dict:
 
 def pretrain_settings(config: Experiment, images: dict) -> TrainingStageSettings | None:
     """Return the settings of stage 1, or None for a model without it."""
-    return _training(config, "pretrain", "pretrain_template") if config.model.has_stage_1 else None
+    return _build_training_settings(config, "pretrain", "pretrain_template") if config.model.has_stage_1 else None
 
 
 def finetune_settings(config: Experiment, images: dict) -> TrainingStageSettings:
     """Return the settings of stage 2."""
     check_lora_targets(config)
-    return _training(config, "finetune", "template")
+    return _build_training_settings(config, "finetune", "template")
 
 
-def _training(config: Experiment, stage: str, template: str) -> TrainingStageSettings:
+def _build_training_settings(config: Experiment, stage: str, template: str) -> TrainingStageSettings:
     gpus, nodes, section = config.gpus, config.nodes, getattr(config, stage)
     if gpus % nodes:
         raise InputError(f"gpus: {gpus} cannot be shared evenly by nodes: {nodes}; choose a multiple of {nodes}")
-    named = deepspeed_names() if section.deepspeed == AUTO else [section.deepspeed]
-    choices = {name: read_deepspeed(name, f"{stage}.deepspeed") for name in named}
+    names = deepspeed_names() if section.deepspeed == AUTO else [section.deepspeed]
+    choices = {name: read_deepspeed(name, f"{stage}.deepspeed") for name in names}
     if section.precision in FROZEN:
         choices = unpartitioned_choices(stage, section, choices)
     deepspeed = {"deepspeed": None, "deepspeed_choices": choices}
@@ -183,7 +185,7 @@ def _training(config: Experiment, stage: str, template: str) -> TrainingStageSet
         config,
         section,
         score_while_training=config.score_while_training if config.score_while_training.questions else None,
-        template=_template(config, template),
+        template=_read_template(config, template),
         **solve_training_batch(stage, dict(section) | {"gpus": gpus}),
         **deepspeed if section.deepspeed == AUTO else {"deepspeed": choices[section.deepspeed]},
     )
@@ -191,15 +193,18 @@ def _training(config: Experiment, stage: str, template: str) -> TrainingStageSet
 
 def generate_settings(config: Experiment, images: dict) -> GenerateSettings:
     """Return the settings of the generate stage."""
-    answering, question = _answering(config), config.evaluate.caption_question
-    answer_prompt = CaptionPrompt.from_sections(template=answering["template"], question=question)
+    answer_values, question = _build_answer_values(config), config.evaluate.caption_question
+    answer_prompt = CaptionPrompt.from_sections(template=answer_values["template"], question=question)
     stage_1 = "pretrain" if config.model.has_stage_1 else "base"
     return GenerateSettings.from_sections(
         config,
         config.evaluate,
-        **answering,
+        **answer_values,
         image_root=images["evaluation"],
-        captions={stage_1: _caption_prompt(config), "finetune": answer_prompt if question else _caption_prompt(config)},
+        captions={
+            stage_1: _build_caption_prompt(config),
+            "finetune": answer_prompt if question else _build_caption_prompt(config),
+        },
     )
 
 
@@ -221,12 +226,12 @@ def benchmark_settings(name: str, config: Experiment, images: dict) -> Benchmark
     files = config.benchmarks.model_dump().get(name)
     if files is None or None in files.values():
         return None
-    return BenchmarkSettings.from_sections(config, benchmark=name, files=files, **_answering(config))
+    return BenchmarkSettings.from_sections(config, benchmark=name, files=files, **_build_answer_values(config))
 
 
 def answer_settings(task: str, config: Experiment, images: dict) -> AnswerSettings | None:
     """Return the settings of a task of lmms-eval, or None if `evaluations` does not list it."""
-    return AnswerSettings.from_sections(config, **_answering(config)) if task in config.evaluations else None
+    return AnswerSettings.from_sections(config, **_build_answer_values(config)) if task in config.evaluations else None
 
 
 def base_answer_settings(task: str, config: Experiment, images: dict) -> AnswerSettings | None:
@@ -237,7 +242,7 @@ def base_answer_settings(task: str, config: Experiment, images: dict) -> AnswerS
 
 def influence_settings(config: Experiment, images: dict) -> InfluenceSettings:
     """Return the settings of the search for training rows behind wrong answers."""
-    template = _template(config, "template")
+    template = _read_template(config, "template")
     return InfluenceSettings.from_sections(
         config, config.influence, template=template, max_length=config.finetune.max_length
     )
@@ -248,29 +253,29 @@ def gpus_on_one_node(config: Experiment) -> int:
     return config.gpus // config.nodes
 
 
-def _answering(config: Experiment) -> dict:
+def _build_answer_values(config: Experiment) -> dict:
     """Return the values of every stage in which the trained model answers."""
-    decoding, template = Decoding.from_sections(config.evaluate), _template(config, "template")
+    decoding, template = Decoding.from_sections(config.evaluate), _read_template(config, "template")
     return {"gpus": gpus_on_one_node(config), "template": template, "decoding": decoding}
 
 
-def _captioner(config: Experiment, answers: bool) -> CaptionerSettings:
+def _build_captioner(config: Experiment, answers: bool) -> CaptionerSettings:
     """Return the settings of the captioner, or of the model that `answers` questions."""
     name = config.synthesize.captioner
     captioner = getattr(config.synthesize, name)
     if getattr(captioner, "model", "") is None:
         raise InputError(f"synthesize.{name}.model is not set: name a model of {captioner.base_url}/models")
-    prompt = CaptionPrompt.from_sections(template=_template(config, "template"), question="") if answers else None
-    return CAPTIONERS[name].from_sections(prompt or _caption_prompt(config), captioner, name=name)
+    prompt = CaptionPrompt.from_sections(template=_read_template(config, "template"), question="") if answers else None
+    return CAPTIONERS[name].from_sections(prompt or _build_caption_prompt(config), captioner, name=name)
 
 
-def _caption_prompt(config: Experiment) -> CaptionPrompt:
+def _build_caption_prompt(config: Experiment) -> CaptionPrompt:
     """Return the prompt for a caption after stage 1; some chat formats have no place for a question."""
-    template = _template(config, "pretrain_template")
+    template = _read_template(config, "pretrain_template")
     question = config.evaluate.caption_question if template["asks_question"] else ""
     return CaptionPrompt.from_sections(template=template, question=question)
 
 
-def _template(config: Experiment, key: str) -> dict:
+def _read_template(config: Experiment, key: str) -> dict:
     """Return the content of the chat format that the model names under `key`."""
     return read_chat_template(getattr(config.model, key))

@@ -55,9 +55,9 @@ class Stage:
     uses_dataset: bool = True
 
 
-_TRAINED = ("metrics.jsonl", "scores.jsonl", "scored.jsonl", "memory.csv", "metrics.json")
-_FILTERED = ("stats.jsonl", "dropped.jsonl", "summary.json")
-_SCORED = ("scores.jsonl", "metrics.json")
+_TRAINING_OUTPUTS = ("metrics.jsonl", "scores.jsonl", "scored.jsonl", "memory.csv", "metrics.json")
+_FILTER_OUTPUTS = ("stats.jsonl", "dropped.jsonl", "summary.json")
+_SCORE_OUTPUTS = ("scores.jsonl", "metrics.json")
 
 # in the order in which data flows
 STAGES = {
@@ -66,14 +66,14 @@ STAGES = {
         rule="filter_data",
         upstream=(),
         settings=filter_settings,
-        outputs=("filtered.jsonl", *_FILTERED),
+        outputs=("filtered.jsonl", *_FILTER_OUTPUTS),
     ),
     "synthesize": Stage(
         "Captions",
         rule="synthesize_captions",
         upstream=("filter",),
         settings=synthesize_settings,
-        outputs=("config.yaml", "synthesized.jsonl", *_FILTERED),
+        outputs=("config.yaml", "synthesized.jsonl", *_FILTER_OUTPUTS),
         optional=True,
     ),
     "jsonl": Stage(
@@ -88,7 +88,7 @@ STAGES = {
         rule="pretrain",
         upstream=("jsonl",),
         settings=pretrain_settings,
-        outputs=_TRAINED,
+        outputs=_TRAINING_OUTPUTS,
         trains=True,
         optional=True,
     ),
@@ -97,7 +97,7 @@ STAGES = {
         rule="finetune",
         upstream=("jsonl", "pretrain"),
         settings=finetune_settings,
-        outputs=_TRAINED,
+        outputs=_TRAINING_OUTPUTS,
         trains=True,
     ),
     "generate": Stage(
@@ -112,21 +112,24 @@ STAGES = {
         rule="evaluate_clip",
         upstream=("generate",),
         settings=evaluate_clip_settings,
-        outputs=("config.yaml", *_SCORED),
+        outputs=("config.yaml", *_SCORE_OUTPUTS),
     ),
     "evaluate_vqa": Stage(
         "VQA accuracy",
         rule="evaluate_vqa",
         upstream=("generate",),
         settings=lambda config, images: StageSettings(),  # answers are compared without a judge
-        outputs=_SCORED,
+        outputs=_SCORE_OUTPUTS,
     ),
 }
 TRAINING = tuple(name for name, stage in STAGES.items() if stage.trains)
 
 
 def benchmark_stages(name: str) -> dict[str, Stage]:
-    """Return the stages of a benchmark by name, which the report does not show: of both models, as for tasks."""
+    """Return the stages of a benchmark by name: of the fine-tuned model, and of the model before training.
+
+    The report does not show them.
+    """
     common = {"rule": "answer_benchmark", "settings": partial(benchmark_settings, name), "outputs": ("answers.jsonl",)}
     return {
         f"benchmarks/{name}": Stage(name, upstream=("finetune",), **common),
@@ -136,17 +139,17 @@ def benchmark_stages(name: str) -> dict[str, Stage]:
 
 def evaluation_stages(task: str) -> dict[str, Stage]:
     """Return the stages of a task of lmms-eval by name: of the fine-tuned model, and of the model before training."""
-    common = {"rule": "score_evaluation", "outputs": _SCORED, "optional": True}
-    before = partial(base_answer_settings, task)
+    common = {"rule": "score_evaluation", "outputs": _SCORE_OUTPUTS, "optional": True}
+    base_settings = partial(base_answer_settings, task)
     return {
         f"{EVALUATIONS}{task}": Stage(task, upstream=("finetune",), settings=partial(answer_settings, task), **common),
         f"{BASE_EVALUATIONS}{task}": Stage(
-            f"{task}, before training", upstream=(), settings=before, uses_dataset=False, **common
+            f"{task}, before training", upstream=(), settings=base_settings, uses_dataset=False, **common
         ),
     }
 
 
-# stages that the report does not show, and that run at request only
+# stages that run on request only, and that the report does not show
 INFLUENCE = {
     "influence": Stage(
         "Influence",
@@ -160,5 +163,5 @@ INFLUENCE = {
 
 
 def find_stage(name: str) -> Stage:
-    """Return a stage of a report by its name, which may be that of a task of lmms-eval."""
+    """Return a stage of a report by its name, which may contain a task of lmms-eval."""
     return STAGES[name] if name in STAGES else evaluation_stages(name.partition("/")[2])[name]

@@ -26,12 +26,12 @@ def require_flash_attention(config: Configuration) -> None:
 
 def check_lora_targets(config: Experiment) -> None:
     """Raise InputError if the language model has no projection with the name of a LoRA target."""
-    lora, known = config.finetune.lora, PROJECTIONS.get(_language_model_type(config.model))
-    if lora and lora.targets != "all" and known:
-        refuse_unknown_targets(lora.targets, known)
+    lora, projections = config.finetune.lora, PROJECTIONS.get(_find_language_model_type(config.model))
+    if lora and lora.targets != "all" and projections:
+        refuse_unknown_targets(lora.targets, projections)
 
 
-def _language_model_type(model: ModelFile) -> str | None:
+def _find_language_model_type(model: ModelFile) -> str | None:
     """Return the type of the language model, or None if no file states it."""
     if model.trained_type:
         return model.trained_type
@@ -41,6 +41,6 @@ def _language_model_type(model: ModelFile) -> str | None:
             values = read_json_config(file)
         except InputError:  # reported by the stage that reads the file
             continue
-        described = values.get("text_config") if model.whole_model else values
-        return described.get("model_type") if isinstance(described, dict) else None
+        language_model = values.get("text_config") if model.whole_model else values
+        return language_model.get("model_type") if isinstance(language_model, dict) else None
     return None

@@ -37,7 +37,7 @@ class ChatRequests:
         self._in_a_row = {"no answer": 0, "useless": 0}
         self._useless = ""  # problem of the last answer that is unusable
         self._uncounted = False  # whether the server has sent an answer without its number of tokens
-        self._told = False  # whether the user has been told why a question got no answer
+        self._has_noted_failure = False  # whether the user has been told why a question got no answer
         self._resume_at = 0.0
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -57,7 +57,7 @@ class ChatRequests:
 
     def account(self) -> str:
         """Return the costs and kept answers, as the end of a sentence."""
-        requests, tokens = self._spent()
+        requests, tokens = self._sum_spent()
         spent = f"{requests} requests and {tokens} tokens so far, over all runs"
         return f"{spent}; {self._answers} answers of this run are kept, and not requested again"
 
@@ -110,8 +110,8 @@ class ChatRequests:
 
     def _may_go_on(self) -> bool:
         """Wait while the server is busy; return whether another request may be sent."""
-        while (left := self._resume_at - time.monotonic()) > 0 and not self.stopped:
-            self._stopped.wait(left + random.uniform(0, FIRST_WAIT_S))  # spreads the threads
+        while (remaining := self._resume_at - time.monotonic()) > 0 and not self.stopped:
+            self._stopped.wait(remaining + random.uniform(0, FIRST_WAIT_S))  # spreads the threads
         return not self.stopped
 
     def _sleep(self, tries: int, failure: Failure) -> None:
@@ -125,7 +125,7 @@ class ChatRequests:
                 self._resume_at = max(self._resume_at, now + (failure.wait_s or backoff))
         self._stopped.wait(max(backoff, failure.wait_s))
 
-    def _spent(self) -> tuple[int, int]:
+    def _sum_spent(self) -> tuple[int, int]:
         return self.spent_before[0] + self._sent, self.spent_before[1] + self._tokens
 
     def _count_request(self) -> None:
@@ -133,7 +133,7 @@ class ChatRequests:
         name = self.server.name
         with self._lock:
             limits = {"max_requests": self.max_requests, "max_total_tokens": self.max_total_tokens}
-            for (key, limit), spent in zip(limits.items(), self._spent(), strict=True):
+            for (key, limit), spent in zip(limits.items(), self._sum_spent(), strict=True):
                 if limit is not None and spent >= limit:
                     raise InputError(f"{name}: {key}: {limit} is used up. Raise it (null: no limit) and run again")
             if self.max_total_tokens is not None and self._uncounted:
@@ -161,16 +161,20 @@ class ChatRequests:
             self._tokens += tokens
 
     def _count_unanswered(self, failure: Failure) -> None:
-        """Count a message without an answer; too many in a row, which images alone do not explain, are refused."""
-        kind, most = ("no answer", DOWN_AFTER) if failure.again else ("useless", USELESS_AFTER)
+        """Count a message without an answer.
+
+        Raises:
+            InputError: too many messages in a row have no answer, which images alone do not explain.
+        """
+        kind, limit = ("no answer", DOWN_AFTER) if failure.again else ("useless", USELESS_AFTER)
         with self._lock:
-            if not self._told:
+            if not self._has_noted_failure:
                 note(f"{self.server.name}: a question got no answer: {failure}")
-                self._told = True
+                self._has_noted_failure = True
             self._in_a_row[kind] += 1
             self._useless = str(failure)
-            if self._in_a_row[kind] >= most:
+            if self._in_a_row[kind] >= limit:
                 raise InputError(
-                    f"{self.server.name}: {most} questions in a row got no answer, the last one {failure}. Repair the "
+                    f"{self.server.name}: {limit} questions in a row got no answer, the last one {failure}. Repair the "
                     "server and run again"
                 )

@@ -123,7 +123,7 @@ class ChatServer:
 
         Args:
             base_url: address without a final slash.
-            model: name of the model on the server; None for the only one that it lists (`check_model` finds it).
+            model: name of the model on the server; None: `check_model` finds the only model that the server lists.
             key_variable: environment variable with the key (None: no key is sent).
             connections: largest number of connections.
             timeout_s: longest silence in seconds, and longest time until the head of an answer. A whole answer may take
@@ -135,7 +135,7 @@ class ChatServer:
         self._name_model(model)
         self._key_variable = key_variable
         self._key = _read_key(key_variable)
-        self._key_written = compile_secret_pattern(self._key)
+        self._key_pattern = compile_secret_pattern(self._key)
         self._timeout_s = timeout_s
         self._has_answered = False
         self._client = httpx.Client(
@@ -167,25 +167,27 @@ class ChatServer:
                 f"{self.name}: the list of models is missing ({response.status_code}); the first answer will show more"
             )
             return
-        values = _json(response)
+        values = _parse_json(response)
         if not isinstance(values, dict) or not isinstance(values.get("data"), list):
             raise InputError(
                 f"{self.name}: expected a list of models, found {self._quote(response)}. Correct base_url, which often "
                 "ends in /v1"
             )
-        listed = [str(model.get("id")) for model in values["data"] if isinstance(model, dict)]
-        if self.model is None and len(listed) == 1:
-            if len(listed[0]) > MAX_MODEL_LENGTH or not listed[0].isprintable():
-                raise InputError(f"{self.name}: the server lists {self._shown(listed[0])}, no valid name; name a model")
-            self._name_model(listed[0])
-        if self.model is None and not listed:
+        models = [str(model.get("id")) for model in values["data"] if isinstance(model, dict)]
+        if self.model is None and len(models) == 1:
+            if len(models[0]) > MAX_MODEL_LENGTH or not models[0].isprintable():
+                raise InputError(
+                    f"{self.name}: the server lists {self._sanitize(models[0])}, no valid name; name a model"
+                )
+            self._name_model(models[0])
+        if self.model is None and not models:
             raise InputError(f"{self.name}: the server lists no models; name one")
-        if listed and self.model not in listed:
-            shown = ", ".join(map(self._shown, listed[:SHOWN_MODELS]))
-            more = f" and {len(listed) - SHOWN_MODELS} more" if len(listed) > SHOWN_MODELS else ""
-            found = f"lists {shown}{more}" if self.model is None else f"does not list this model, but {shown}{more}"
-            raise InputError(f"{self.name}: the server {found}. Name one of these")
-        if not listed:
+        if models and self.model not in models:
+            shown = ", ".join(map(self._sanitize, models[:SHOWN_MODELS]))
+            more = f" and {len(models) - SHOWN_MODELS} more" if len(models) > SHOWN_MODELS else ""
+            problem = f"lists {shown}{more}" if self.model is None else f"does not list this model, but {shown}{more}"
+            raise InputError(f"{self.name}: the server {problem}. Name one of these")
+        if not models:
             note(f"{self.name}: the server lists no models; the first answer will show whether it has this one")
 
     def _name_model(self, model: str | None) -> None:
@@ -209,14 +211,14 @@ class ChatServer:
             )
         if not response.is_success:
             raise self._make_failure(response)
-        values = _json(response)
+        values = _parse_json(response)
         answer = read_answer(values)
         if answer is None:
             raise Failure(
                 f"{self._quote(response)}, which is not a chat completion", tokens=read_token_count(values) or 0
             )
         self._has_answered = True
-        answer = self._without_key(answer)
+        answer = self._mask_key(answer)
         return replace(answer, text=answer.text[:KEPT_CHARACTERS]) if len(answer.text) > MAX_TEXT_LENGTH else answer
 
     def _request(self, method: str, path: str, **body) -> httpx.Response:
@@ -240,13 +242,13 @@ class ChatServer:
                 f"no whole answer in {whole_s:g} s" if late else f"no answer in {self._timeout_s:g} s"
             ) from None
         except httpx.HTTPError as error:
-            raise Failure(f"no answer ({self._shown(str(error) or type(error).__name__)})") from None
+            raise Failure(f"no answer ({self._sanitize(str(error) or type(error).__name__)})") from None
 
-    def _without_key(self, answer: ChatAnswer) -> ChatAnswer:
+    def _mask_key(self, answer: ChatAnswer) -> ChatAnswer:
         """Mask the key in an answer, since answers are kept on disk."""
-        if len(self._key) < MIN_SECRET_LENGTH or not self._key_written.search(answer.text):
+        if len(self._key) < MIN_SECRET_LENGTH or not self._key_pattern.search(answer.text):
             return answer
-        return replace(answer, text=self._key_written.sub("<key>", answer.text), problem=QUOTES_KEY)
+        return replace(answer, text=self._key_pattern.sub("<key>", answer.text), problem=QUOTES_KEY)
 
     def _check_key(self, response: httpx.Response) -> None:
         """Check that the server has accepted the key. Its answer is not quoted, since it may contain the key."""
@@ -260,24 +262,24 @@ class ChatServer:
 
     def _make_failure(self, response: httpx.Response) -> Failure:
         """Return the failure that the response stands for; a long pause, or an account without credit, is refused."""
-        status, wait_s = response.status_code, _retry_after_s(response)
+        status, wait_s = response.status_code, _read_retry_after(response)
         if wait_s > MAX_PAUSE_S or "insufficient_quota" in response.text:
             wait = f" and requests a pause of {wait_s:.0f} s" if wait_s else ""
             raise InputError(
                 f"{self.name}: the server answers {self._quote(response)}{wait}. Run again when it allows more requests"
             )
-        again, tokens = status >= 500 or status in TRY_AGAIN, read_token_count(_json(response)) or 0
+        again, tokens = status >= 500 or status in TRY_AGAIN, read_token_count(_parse_json(response)) or 0
         return Failure(self._quote(response), again, wait_s, status in BUSY, tokens)
 
     def _quote(self, response: httpx.Response) -> str:
         """Return the status and the beginning of the server's answer."""
-        return f"{response.status_code} {self._shown(response.text)}"
+        return f"{response.status_code} {self._sanitize(response.text)}"
 
-    def _shown(self, text: str) -> str:
+    def _sanitize(self, text: str) -> str:
         """Return the beginning of an external text on one line, in quotes and without the key."""
         text = text.replace("\0", "")  # in UTF-16 they separate the key's characters
-        hidden = self._key_written.sub("<key>", text) if self._key else text
-        return repr(" ".join(hidden.split())[:SHOWN_CHARACTERS])
+        masked = self._key_pattern.sub("<key>", text) if self._key else text
+        return repr(" ".join(masked.split())[:SHOWN_CHARACTERS])
 
 
 def _read_key(variable: str | None) -> str:
@@ -291,14 +293,14 @@ def _read_key(variable: str | None) -> str:
     return key
 
 
-def _json(response: httpx.Response) -> object:
+def _parse_json(response: httpx.Response) -> object:
     try:
         return response.json()
     except (ValueError, RecursionError):
         return None
 
 
-def _retry_after_s(response: httpx.Response) -> float:
+def _read_retry_after(response: httpx.Response) -> float:
     """Return the pause in seconds from the header Retry-After (seconds or a date), or 0 without one."""
     value = response.headers.get("Retry-After", "")
     try:

@@ -16,7 +16,7 @@ from dj2mgm.servers.deadlines import keep_deadlines
 from dj2mgm.settings.endpoints import compile_secret_pattern
 
 MAX_MESSAGE_LENGTH = 200  # characters shown of a server's message
-HEAD_FACTOR = 6  # factor on the library's time limit: the hub lists the files of a large repository within a minute
+HEAD_FACTOR = 6  # factor on the library's time limit; the hub lists the files of a large repository within a minute
 STRANGE = (LookupError, TypeError, AttributeError)  # raised by the hub's library for answers of an unknown form
 
 
@@ -68,10 +68,10 @@ def hub_errors(request: Request) -> Iterator[None]:
     except OfflineModeIsEnabled:
         raise InputError(f"{request.repository} cannot be reached while HF_HUB_OFFLINE is set; unset it") from None
     except (OSError, RuntimeError, ValueError, httpx2.HTTPError, *STRANGE) as error:
-        raise InputError(_describe(request, _cause(error))) from None
+        raise InputError(_describe(request, _find_cause(error))) from None
 
 
-def _cause(error: BaseException) -> BaseException:
+def _find_cause(error: BaseException) -> BaseException:
     """Return the cause of a failed transfer, which the hub's library wraps in an error with the file's name."""
     while isinstance(error, RuntimeError) and error.__cause__:
         error = error.__cause__
@@ -81,7 +81,7 @@ def _cause(error: BaseException) -> BaseException:
 def _describe(request: Request, error: BaseException) -> str:
     repository, again = request.repository, request.again
     if isinstance(error, HfHubHTTPError) and error.response is not None:
-        status, message = error.response.status_code, _short(str(error.server_message or ""))
+        status, message = error.response.status_code, _shorten(str(error.server_message or ""))
         if status in request.reasons:
             return request.reasons[status].replace("{message}", message)
         if status == 401:
@@ -90,13 +90,13 @@ def _describe(request: Request, error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"the disk is full, so {repository} was not {request.done}; free space, and run the same command again"
     if isinstance(error, httpx2.TransportError | ConnectionError | TimeoutError):
-        return f"the hub cannot be reached ({_short(str(error)) or type(error).__name__}); {again}"
+        return f"the hub cannot be reached ({_shorten(str(error)) or type(error).__name__}); {again}"
     if isinstance(error, STRANGE):
         return f"the hub's answer about {repository} is not understood ({type(error).__name__}); {again}"
-    return f"{repository} could not be {request.done} ({_short(str(error)) or type(error).__name__}); {again}"
+    return f"{repository} could not be {request.done} ({_shorten(str(error)) or type(error).__name__}); {again}"
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return clean(" ".join(text.split()))[:MAX_MESSAGE_LENGTH]
 
 

@@ -27,8 +27,8 @@ class Section(BaseModel):
         """Build an instance without validation, from matching fields of validated sections and from `values`."""
         if unknown := values.keys() - cls.model_fields.keys():
             raise TypeError(f"{cls.__name__} has no {min(unknown)}")
-        named = {key: value for section in sections for key, value in section if key in cls.model_fields}
-        return cls.model_construct(**named | values)
+        section_values = {key: value for section in sections for key, value in section if key in cls.model_fields}
+        return cls.model_construct(**section_values | values)
 
     def weight_settings(self) -> dict[str, Any]:
         """Return the values that affect the trained weights."""
@@ -39,20 +39,20 @@ class Section(BaseModel):
 class StageSettings(Section):
     """Content of a stage's config.yaml, from sections of the configuration and the run.
 
-    The order of its fields is that of the file. Keys that do not affect the stage's output are omitted, so that
+    The fields have the order of the file. Keys that do not affect the stage's output are omitted, so that
     changing them does not run the stage again.
     """
 
     def file_content(self) -> dict[str, Any]:
         """Return the content of the file. Lists are not copied, so that YAML can write repeated ones as an alias."""
-        return {key: _plain(getattr(self, key)) for key in type(self).model_fields if key in self.model_fields_set}
+        return {key: _to_plain(getattr(self, key)) for key in type(self).model_fields if key in self.model_fields_set}
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, StageSettings):
         return value.file_content()
     if isinstance(value, dict) and any(isinstance(item, Section) for item in value.values()):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _to_plain(item) for key, item in value.items()}
     return value.model_dump() if isinstance(value, Section) else value
 
 

@@ -10,45 +10,47 @@ FACTORS = ("micro_batch_size", "gradient_accumulation_steps", "gpus")  # their p
 AUTO = "auto"  # the memory plan decides
 
 
-def solve_batch(where: str, settings: Mapping) -> dict[str, int | str]:
+def solve_batch(location: str, settings: Mapping) -> dict[str, int | str]:
     """Return `global_batch_size`, in samples per step, and its three factors, with the null one computed.
 
     If the micro batch is "auto" and the accumulation is "auto" or null, both are "auto": the memory plan chooses them.
 
     Args:
-        where: beginning of the message.
+        location: beginning of the message.
         settings: values with the four keys.
 
     Raises:
         InputError: more than one is null, or the product is wrong; the message names the nearest possible sizes.
     """
     sizes = {key: settings[key] for key in ("global_batch_size", *FACTORS)}
-    for_the_plan = {"micro_batch_size": AUTO, "gradient_accumulation_steps": AUTO}
+    planned_sizes = {"micro_batch_size": AUTO, "gradient_accumulation_steps": AUTO}
     if sizes["micro_batch_size"] == AUTO and sizes["gradient_accumulation_steps"] in (AUTO, None):
         if sizes["global_batch_size"] is None:
-            raise InputError(f"{where}: global_batch_size is null while micro_batch_size is auto; set one of them")
-        return solve_batch(where, sizes | {"micro_batch_size": 1, "gradient_accumulation_steps": None}) | for_the_plan
+            raise InputError(f"{location}: global_batch_size is null while micro_batch_size is auto; set one of them")
+        return (
+            solve_batch(location, sizes | {"micro_batch_size": 1, "gradient_accumulation_steps": None}) | planned_sizes
+        )
     sizes = {key: None if size == AUTO else size for key, size in sizes.items()}
     open_keys = [key for key, size in sizes.items() if size is None]
     if len(open_keys) > 1:
-        raise InputError(f"{where}: {' and '.join(open_keys)} are null; set all but one")
+        raise InputError(f"{location}: {' and '.join(open_keys)} are null; set all but one")
     if open_keys == ["global_batch_size"]:
-        return sizes | {"global_batch_size": _product(sizes, FACTORS)}
+        return sizes | {"global_batch_size": _multiply(sizes, FACTORS)}
     [key] = open_keys or ["gradient_accumulation_steps"]
     other_factors = [factor for factor in FACTORS if factor != key]
-    unit, batch_size = _product(sizes, other_factors), sizes["global_batch_size"]
-    solved = sizes | {key: batch_size // unit}
-    if batch_size % unit == 0 and (open_keys or solved == sizes):
-        return solved
+    unit, batch_size = _multiply(sizes, other_factors), sizes["global_batch_size"]
+    solved_sizes = sizes | {key: batch_size // unit}
+    if batch_size % unit == 0 and (open_keys or solved_sizes == sizes):
+        return solved_sizes
     if batch_size % unit == 0:
-        remedy = f"set {key}: {solved[key]}"
+        remedy = f"set {key}: {solved_sizes[key]}"
     else:
         nearest = sorted({max(1, batch_size // unit) * unit, (batch_size // unit + 1) * unit})
         factors = " × ".join(f"{factor} {sizes[factor]}" for factor in other_factors)
         remedy = f"with {factors}, choose a global_batch_size of {' or '.join(map(str, nearest))}"
-    stated = " × ".join(f"{factor} {'?' if sizes[factor] is None else sizes[factor]}" for factor in FACTORS)
-    product = "" if open_keys else f" = {_product(sizes, FACTORS)}"
-    raise InputError(f"{where}: global_batch_size {batch_size} is not {stated}{product}; {remedy}")
+    factor_values = " × ".join(f"{factor} {'?' if sizes[factor] is None else sizes[factor]}" for factor in FACTORS)
+    product = "" if open_keys else f" = {_multiply(sizes, FACTORS)}"
+    raise InputError(f"{location}: global_batch_size {batch_size} is not {factor_values}{product}; {remedy}")
 
 
 def count_micro_batches(global_batch: int, micro_batch: int, gpus: int) -> int:
@@ -56,15 +58,15 @@ def count_micro_batches(global_batch: int, micro_batch: int, gpus: int) -> int:
     return math.ceil(global_batch / (micro_batch * gpus))
 
 
-def solve_training_batch(where: str, settings: Mapping) -> dict[str, int | str]:
+def solve_training_batch(location: str, settings: Mapping) -> dict[str, int | str]:
     """Return sizes as `solve_batch` does, and accept those of a training plan (`count_micro_batches`)."""
     sizes = {key: settings[key] for key in ("global_batch_size", *FACTORS)}
     batch_size, micro, accumulation, gpus = sizes.values()
     if isinstance(micro, int) and batch_size and batch_size % gpus == 0 and micro <= batch_size // gpus:
-        needed = count_micro_batches(batch_size, micro, gpus)
-        if accumulation in (AUTO, needed):
-            return sizes | {"gradient_accumulation_steps": needed}
-    return solve_batch(where, settings)
+        needed_batches = count_micro_batches(batch_size, micro, gpus)
+        if accumulation in (AUTO, needed_batches):
+            return sizes | {"gradient_accumulation_steps": needed_batches}
+    return solve_batch(location, settings)
 
 
 def count_steps(settings: Any, rows: int) -> int:
@@ -87,16 +89,16 @@ def find_steps(settings: Any, rows: int) -> int:
 
 def describe_steps(stage: str, settings: Any, rows: int) -> str:
     """Return a sentence about epochs that `min_steps` adds; empty if it adds none."""
-    planned, steps = count_steps(settings, rows), find_steps(settings, rows)
-    if steps == planned:
+    planned_steps, steps = count_steps(settings, rows), find_steps(settings, rows)
+    if steps == planned_steps:
         return ""
-    few = f"{planned} {'step' if planned == 1 else 'steps'}"
+    step_count = f"{planned_steps} {'step' if planned_steps == 1 else 'steps'}"
     samples = "1 sample gives" if rows == 1 else f"{rows} samples give"
     return (
-        f"{samples} {few} only, so the stage {stage} adds epochs and takes {steps} "
+        f"{samples} {step_count} only, so the stage {stage} adds epochs and takes {steps} "
         f"({stage}.min_steps: {settings.min_steps})"
     )
 
 
-def _product(sizes: Mapping[str, int], keys: Iterable[str]) -> int:
+def _multiply(sizes: Mapping[str, int], keys: Iterable[str]) -> int:
     return math.prod(sizes[key] for key in keys)

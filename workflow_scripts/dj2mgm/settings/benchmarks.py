@@ -23,11 +23,11 @@ class Declaration:
 
 def declarations() -> dict[str, Declaration]:
     """Return the declarations by benchmark, which has the name of its module."""
-    return {path.stem: _declaration(path) for path in sorted(MODULES.glob("[!_.]*.py"))}
+    return {path.stem: _read_declaration(path) for path in sorted(MODULES.glob("[!_.]*.py"))}
 
 
 @cache
-def _declaration(path: Path) -> Declaration:
+def _read_declaration(path: Path) -> Declaration:
     constants, functions = {}, set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):

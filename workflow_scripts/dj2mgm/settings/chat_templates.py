@@ -42,11 +42,11 @@ def read_chat_template(name: str) -> dict:
     Raises:
         InputError: the name is unknown, or its file has a wrong key or value.
     """
-    if name not in (known := chat_template_names()):
-        raise InputError(f"template: unknown conversation template {name!r}; {suggestion(name, known)}")
+    if name not in (names := chat_template_names()):
+        raise InputError(f"template: unknown conversation template {name!r}; {suggestion(name, names)}")
     if name == OF_THE_TOKENIZER:
         return {"name": name, "asks_question": True, "chat_template": "", "stop_tokens": [], "control_tokens": []}
-    return {"name": name} | _content(config_file("chat_templates", f"{name}.yaml"))
+    return {"name": name} | _read_content(config_file("chat_templates", f"{name}.yaml"))
 
 
 def check_chat_templates(source: str, model: dict) -> None:
@@ -61,13 +61,13 @@ def check_chat_templates(source: str, model: dict) -> None:
         names = chat_template_names()
         if model[key] in names and (not needs_question or read_chat_template(model[key])["asks_question"]):
             continue
-        known = [name for name in names if not needs_question or read_chat_template(name)["asks_question"]]
+        valid_names = [name for name in names if not needs_question or read_chat_template(name)["asks_question"]]
         raise InputError(
-            f"{source}: {key!r} must be one of {', '.join(known)}, found {quote_value(model[key])}; a file in "
+            f"{source}: {key!r} must be one of {', '.join(valid_names)}, found {quote_value(model[key])}; a file in "
             "config/chat_templates adds one"
         )
 
 
 @cache  # every stage of every run needs it
-def _content(path: Path) -> dict:
+def _read_content(path: Path) -> dict:
     return validated(ChatTemplateFile, read_config(path, build_schema(ChatTemplateFile)), str(path)).model_dump()

@@ -46,17 +46,17 @@ class Plain(str):
 class _Loader(yaml.BaseLoader):
     """Composes nodes, and leaves scalars as they are written."""
 
-    depth = seen = 0
+    depth = node_count = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
         event = self.peek_event()
-        self.seen += 1
-        if self.seen > 2 * MAX_VALUES:  # keys and values
-            raise _problem(event, f"more than {MAX_VALUES} values; use fewer")
+        self.node_count += 1
+        if self.node_count > 2 * MAX_VALUES:  # keys and values
+            raise _make_error(event, f"more than {MAX_VALUES} values; use fewer")
         if getattr(event, "tag", None) is not None:
-            raise _problem(event, f"the tag {event.tag} has no meaning here")
+            raise _make_error(event, f"the tag {event.tag} has no meaning here")
         if self.depth > MAX_NESTING:
-            raise _problem(event, f"nested more than {MAX_NESTING} levels deep; write it flat")
+            raise _make_error(event, f"nested more than {MAX_NESTING} levels deep; write it flat")
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -71,16 +71,16 @@ def config_file(*parts: str) -> Path:
 
 def names_in(folder: str, suffix: str = ".yaml") -> list[str]:
     """Return the names of the files in a folder of config/, without hidden files of editors."""
-    paths = chain.from_iterable((place / folder).glob(f"*{suffix}") for place in (CONFIG, SHIPPED))
+    paths = chain.from_iterable((root / folder).glob(f"*{suffix}") for root in (CONFIG, SHIPPED))
     return sorted({path.stem for path in paths if not path.name.startswith(".")})
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the nearest known name, and all known names."""
-    names = sorted(known)
+def suggestion(name: str, valid_names: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the nearest valid name, and all valid names."""
+    names = sorted(valid_names)
     near = difflib.get_close_matches(name, names, n=1)
-    listed = f"known are {', '.join(names)}"
-    return f"did you mean {near[0]!r}? K{listed[1:]}" if near else listed
+    sentence = f"known are {', '.join(names)}"
+    return f"did you mean {near[0]!r}? K{sentence[1:]}" if near else sentence
 
 
 def check_stated_once(arguments: Iterable[str]) -> None:
@@ -92,7 +92,7 @@ def check_stated_once(arguments: Iterable[str]) -> None:
     Raises:
         InputError: a key is stated twice, in braces or by two arguments.
     """
-    stated: dict[str, bool] = {}
+    is_mapping_by_key: dict[str, bool] = {}
     for argument in arguments:
         key, _, value = argument.partition("=")
         try:
@@ -101,9 +101,9 @@ def check_stated_once(arguments: Iterable[str]) -> None:
             if (problem := getattr(error, "problem", None)) and TWICE in problem:
                 raise InputError(f"the command line's --config {key}: {problem}") from None
             is_mapping = False
-        if key in stated and not (is_mapping and stated[key]):
+        if key in is_mapping_by_key and not (is_mapping and is_mapping_by_key[key]):
             raise InputError(f"the command line's --config: the key {quote_value(key)} {TWICE}; keep one")
-        stated[key] = is_mapping
+        is_mapping_by_key[key] = is_mapping
 
 
 def read_config(path: Path, schema: dict | None = None) -> dict:
@@ -121,7 +121,7 @@ def read_config(path: Path, schema: dict | None = None) -> dict:
 
 def read_json_config(path: Path) -> dict:
     """Read the keys and values of a JSON file; raises as `read_config` does."""
-    return _read(path, lambda text: json.loads(text, object_pairs_hook=_once), {})
+    return _read(path, lambda text: json.loads(text, object_pairs_hook=_refuse_duplicates), {})
 
 
 def plain_values(value: Any, schema: dict, unquoted: type = str) -> Any:
@@ -143,13 +143,13 @@ class _Typing:
     """One walk over a tree, which counts its values."""
 
     def __init__(self, unquoted: type):
-        self.unquoted, self.seen = unquoted, 0
+        self.unquoted, self.value_count = unquoted, 0
 
     def value(self, value: Any, schema: dict, path: tuple[str, ...]) -> Any:
-        self.seen += 1
-        if self.seen > MAX_VALUES or len(path) > MAX_NESTING:
+        self.value_count += 1
+        if self.value_count > MAX_VALUES or len(path) > MAX_NESTING:
             raise InputError(
-                f"{_at(path[:3])}more than {MAX_VALUES} values, or nested more than {MAX_NESTING} levels deep"
+                f"{_format_path(path[:3])}more than {MAX_VALUES} values, or nested more than {MAX_NESTING} levels deep"
             )
         if isinstance(value, dict):
             properties, other_schema = schema.get("properties", {}), schema.get("additionalProperties")
@@ -160,67 +160,69 @@ class _Typing:
             }
         if isinstance(value, list):
             return [self.value(item, schema.get("items", {}), (*path, str(index))) for index, item in enumerate(value)]
-        return _scalar(value, schema, path, self.unquoted)
+        return _convert_scalar(value, schema, path, self.unquoted)
 
     def key(self, key: Any, path: tuple[str, ...]) -> str:
         if not isinstance(key, str):
-            raise InputError(f"{_at(path)}the key {key!r} must be a string; put it in quotes")
-        return str(_text(key, path))
+            raise InputError(f"{_format_path(path)}the key {key!r} must be a string; put it in quotes")
+        return str(_check_text(key, path))
 
 
-def _scalar(value: Any, schema: dict, path: tuple[str, ...], unquoted: type) -> Any:
+def _convert_scalar(value: Any, schema: dict, path: tuple[str, ...], unquoted: type) -> Any:
     types = schema.get("type", ())
-    text_belongs = "string" in ([types] if isinstance(types, str) else types)
+    accepts_string = "string" in ([types] if isinstance(types, str) else types)
     if isinstance(value, str):
-        parsed_value = _meaning(value, text_belongs, path) if isinstance(value, unquoted) else _text(value, path)
+        parsed_value = (
+            _parse_scalar(value, accepts_string, path) if isinstance(value, unquoted) else _check_text(value, path)
+        )
         is_path = isinstance(parsed_value, str) and schema.get("format") == "path"
         return (
             os.path.expanduser(parsed_value) if is_path else parsed_value
         )  # here, because every path of the configuration passes this line
-    if isinstance(value, int | float) and text_belongs:  # `--config dataset=123`
+    if isinstance(value, int | float) and accepts_string:  # `--config dataset=123`
         return str(value).lower()
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int | float):
-        return _number(value, path)
-    raise InputError(f"{_at(path)}found a {type(value).__name__}; put it in quotes if it is a string")
+        return _check_number(value, path)
+    raise InputError(f"{_format_path(path)}found a {type(value).__name__}; put it in quotes if it is a string")
 
 
-def _meaning(plain: str, text_belongs: bool, path: tuple[str, ...]) -> Any:
+def _parse_scalar(plain: str, accepts_string: bool, path: tuple[str, ...]) -> Any:
     """Return the value that a scalar without quotes stands for."""
     if NULL.fullmatch(plain):
         return None
-    if text_belongs:
-        return _text(plain, path)
+    if accepts_string:
+        return _check_text(plain, path)
     if plain == "":
         return None
     if TRUE.fullmatch(plain) or FALSE.fullmatch(plain):
         return bool(TRUE.fullmatch(plain))
     if INTEGER.fullmatch(plain):
-        return _number(int(plain) if len(plain) <= MAX_INTEGER_LENGTH else math.inf, path)
+        return _check_number(int(plain) if len(plain) <= MAX_INTEGER_LENGTH else math.inf, path)
     if FLOAT.fullmatch(plain):
-        return _number(float(plain), path)
+        return _check_number(float(plain), path)
     if NOT_FINITE.fullmatch(plain):
-        return _number(math.inf, path)
+        return _check_number(math.inf, path)
     if AMBIGUOUS.fullmatch(plain):
         remedy = "write a decimal number, true or false, or put a string in quotes"
-        raise InputError(f"{_at(path)}YAML's versions disagree about {plain}; {remedy}")
-    return _text(plain, path)
+        raise InputError(f"{_format_path(path)}YAML's versions disagree about {plain}; {remedy}")
+    return _check_text(plain, path)
 
 
-def _number(number: float, path: tuple[str, ...]) -> float:
+def _check_number(number: float, path: tuple[str, ...]) -> float:
     if not math.isfinite(number) or (isinstance(number, int) and abs(number) > MAX_INTEGER):
-        raise InputError(f"{_at(path)}must be a finite number, and an integer not larger than {MAX_INTEGER}")
+        raise InputError(f"{_format_path(path)}must be a finite number, and an integer not larger than {MAX_INTEGER}")
     return number
 
 
-def _text(text: str, path: tuple[str, ...]) -> str:
+def _check_text(text: str, path: tuple[str, ...]) -> str:
     if FORBIDDEN.search(text):
-        raise InputError(f"{_at(path)}{quote_value(text)} contains a character that is not allowed; remove it")
+        raise InputError(f"{_format_path(path)}{quote_value(text)} contains a character that is not allowed; remove it")
     return str(text)
 
 
-def _at(path: tuple[str, ...]) -> str:
+def _format_path(path: tuple[str, ...]) -> str:
     return f"{quote_value('.'.join(path))}: " if path else ""
 
 
@@ -240,8 +242,8 @@ def _read(path: Path, parse: Callable[[str], Any], schema: dict) -> dict:
         tabs = "; replace tabs by spaces" if "'\\t'" in (error.problem or "") else ""
         raise InputError(f"{path}{line}: not valid YAML: {error.problem or error.context}{tabs}") from None
     except yaml.reader.ReaderError as error:
-        where = f"line {text.count(chr(10), 0, error.position) + 1}"
-        raise InputError(f"{path}, {where}: the character {chr(error.character)!r} is not allowed") from None
+        line = f"line {text.count(chr(10), 0, error.position) + 1}"
+        raise InputError(f"{path}, {line}: the character {chr(error.character)!r} is not allowed") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{path}, line {error.lineno}: not valid JSON: {error.msg}") from None
     except (
@@ -282,56 +284,58 @@ class _Tree:
     """Lists, mappings and strings, made from the nodes of one YAML document."""
 
     def __init__(self) -> None:
-        self.known: dict[int, Any] = {}  # by a node's identity; aliases of a node share one object
-        self.brought = 0  # keys that `<<` has copied
+        self.values_by_node: dict[int, Any] = {}  # by a node's identity; aliases of a node share one object
+        self.merged_keys = 0  # keys that `<<` has copied
 
     def value(self, node: yaml.Node) -> Any:
         if isinstance(node, yaml.ScalarNode):
-            return _leaf(node)
-        if id(node) not in self.known:
-            self.known[id(node)] = None  # until the node is complete
+            return _read_leaf(node)
+        if id(node) not in self.values_by_node:
+            self.values_by_node[id(node)] = None  # until the node is complete
             is_mapping = isinstance(node, yaml.MappingNode)
-            self.known[id(node)] = self._mapping(node) if is_mapping else [self.value(item) for item in node.value]
-        elif self.known[id(node)] is None:
-            raise _problem(node, "an anchor holds an alias of itself")
-        return self.known[id(node)]
+            self.values_by_node[id(node)] = (
+                self._build_mapping(node) if is_mapping else [self.value(item) for item in node.value]
+            )
+        elif self.values_by_node[id(node)] is None:
+            raise _make_error(node, "an anchor holds an alias of itself")
+        return self.values_by_node[id(node)]
 
-    def _mapping(self, node: yaml.MappingNode) -> dict:
+    def _build_mapping(self, node: yaml.MappingNode) -> dict:
         """Return the keys and values of a mapping; its own keys override keys merged by `<<`."""
         own_values: dict[str, Any] = {}
-        brought: list[Any] = []
+        mappings: list[Any] = []
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                raise _problem(key_node, "a key must be a string")
+                raise _make_error(key_node, "a key must be a string")
             if key_node.value == "<<" and key_node.style is None:  # YAML allows several `<<` in a mapping
                 value = self.value(value_node)
-                brought += value if isinstance(value, list) else [value]
+                mappings += value if isinstance(value, list) else [value]
             elif key_node.value in own_values:
-                raise _problem(key_node, f"the key {quote_value(key_node.value)} {TWICE}; keep one")
+                raise _make_error(key_node, f"the key {quote_value(key_node.value)} {TWICE}; keep one")
             else:
                 own_values[key_node.value] = self.value(value_node)
         merged: dict[str, Any] = {}
-        for mapping in brought:
+        for mapping in mappings:
             if not isinstance(mapping, dict):
-                raise _problem(node, "<< must bring a mapping, or a list of them")
-            self.brought += len(mapping) + len(merged)
-            if self.brought > MAX_VALUES:
-                raise _problem(node, f"<< brings more than {MAX_VALUES} keys; use fewer")
+                raise _make_error(node, "<< must bring a mapping, or a list of them")
+            self.merged_keys += len(mapping) + len(merged)
+            if self.merged_keys > MAX_VALUES:
+                raise _make_error(node, f"<< brings more than {MAX_VALUES} keys; use fewer")
             merged = mapping | merged
         return merged | own_values
 
 
-def _leaf(node: yaml.ScalarNode) -> str | None:
+def _read_leaf(node: yaml.ScalarNode) -> str | None:
     if node.style is not None:
         return str(node.value)
     return Plain(node.value) if node.value else None
 
 
-def _problem(node: yaml.Node | yaml.Event, problem: str) -> yaml.MarkedYAMLError:
+def _make_error(node: yaml.Node | yaml.Event, problem: str) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict:
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict:
     values: dict[str, Any] = {}
     for key, value in pairs:
         if key in values:

@@ -216,7 +216,7 @@ class _ByBenchmark(Section):
     """Settings of the benchmarks that the configuration states."""
 
     @model_serializer(mode="wrap")
-    def _stated(self, handler: SerializerFunctionWrapHandler) -> dict:
+    def _serialize_benchmarks(self, handler: SerializerFunctionWrapHandler) -> dict:
         return {name: entry for name, entry in handler(self).items() if entry is not None}
 
 
@@ -233,34 +233,37 @@ class _Scores(_ByBenchmark):
 @cache
 def configuration_model() -> type[Configuration]:
     """Return `Configuration` with the files and prompt variants that the benchmarks' modules declare."""
-    return create_model("Configuration", __base__=Configuration, **_benchmark_fields())
+    return create_model("Configuration", __base__=Configuration, **_build_benchmark_fields())
 
 
 @cache
 def experiment_model() -> type[Experiment]:
     """Return `Experiment` with the keys of each benchmark."""
-    return create_model("Experiment", __base__=Experiment, **_benchmark_fields())
+    return create_model("Experiment", __base__=Experiment, **_build_benchmark_fields())
 
 
-def _benchmark_fields() -> dict[str, tuple]:
+def _build_benchmark_fields() -> dict[str, tuple]:
     files, scores = {}, {}
-    known, first = declarations(), Configuration.model_fields["benchmarks"].default
-    for name in dict.fromkeys([*first, *known]):
-        declared = known[name]
-        keys = {key: (FilePath | None, setting(..., text)) for key, text in declared.files.items()}
+    declared_benchmarks, default_names = declarations(), Configuration.model_fields["benchmarks"].default
+    for name in dict.fromkeys([*default_names, *declared_benchmarks]):
+        declaration = declared_benchmarks[name]
+        keys = {key: (FilePath | None, setting(..., text)) for key, text in declaration.files.items()}
         files[name] = create_model(name, __base__=Section, **keys), None
-        variant = Literal[tuple(declared.variants)], setting(..., ChallengeScore.model_fields["variant"].description)
+        variant = Literal[tuple(declaration.variants)], setting(..., ChallengeScore.model_fields["variant"].description)
         scores[name] = create_model(name, __base__=ChallengeScore, variant=variant), None
-    by_file = create_model("Benchmarks", __base__=_ByBenchmark, **files)
-    by_score = create_model("Scores", __base__=_Scores, **scores)
+    files_model = create_model("Benchmarks", __base__=_ByBenchmark, **files)
+    scores_model = create_model("Scores", __base__=_Scores, **scores)
     challenge = create_model(
-        "Challenge", __base__=ChallengeSection, scores=_typed(ChallengeSection, "scores", by_score)
+        "Challenge", __base__=ChallengeSection, scores=_change_type(ChallengeSection, "scores", scores_model)
     )
-    described = section(challenge, Configuration.model_fields["challenge"].description)
-    return {"benchmarks": _typed(Configuration, "benchmarks", by_file), "challenge": (challenge, described)}
+    challenge_field = section(challenge, Configuration.model_fields["challenge"].description)
+    return {
+        "benchmarks": _change_type(Configuration, "benchmarks", files_model),
+        "challenge": (challenge, challenge_field),
+    }
 
 
-def _typed(model: type[Section], key: str, kind: type[Section]) -> tuple:
+def _change_type(model: type[Section], key: str, kind: type[Section]) -> tuple:
     """Return a field of a mapping with another type, which validates its default."""
     field = model.model_fields[key]
     return kind, Field(default_factory=lambda: kind.model_validate(field.default), description=field.description)

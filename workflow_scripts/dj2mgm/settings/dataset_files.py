@@ -144,8 +144,8 @@ class ReadableSources(SourcesDataset):
 
     @property
     def licenses(self) -> dict[str, str | None]:
-        trained = {name: source for name, source in self.sources.items() if source.split != "evaluation"}
-        return {name: source.license or None for name, source in trained.items()}
+        training_sources = {name: source for name, source in self.sources.items() if source.split != "evaluation"}
+        return {name: source.license or None for name, source in training_sources.items()}
 
 
 class FaultRates(Section):

@@ -17,8 +17,8 @@ def read_deepspeed(name: str, key: str) -> dict:
         key: the setting that names it, for the message.
     """
     path = config_file("deepspeed", f"{name}.json")
-    if name not in (known := deepspeed_names()):
-        raise InputError(f"{key}: there is no {path}; {suggestion(name, known)}")
+    if name not in (names := deepspeed_names()):
+        raise InputError(f"{key}: there is no {path}; {suggestion(name, names)}")
     return read_json_config(path)
 
 

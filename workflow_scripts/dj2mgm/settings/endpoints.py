@@ -23,10 +23,10 @@ def is_address(text: str) -> bool:
     """Return whether a string is the address of a server over HTTP."""
     try:
         parts = urlsplit(text)
-        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        is_http = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:  # the port is not a valid number
         return False
-    return bool(known) and not re.search(r"[@?#\\\s{}]", text) and text.isprintable()
+    return bool(is_http) and not re.search(r"[@?#\\\s{}]", text) and text.isprintable()
 
 
 def canonical_address(text: str) -> str:
@@ -46,21 +46,23 @@ def compile_secret_pattern(secret: str) -> re.Pattern:
     It finds the secret unchanged, and with the escapes of JSON, addresses and HTML. If the secret is not short, it also
     finds it in any letter case, in hexadecimal digits and in base64. A malicious server can use other encodings.
     """
-    plain = "".join(map(_spellings_of_character, secret))
+    plain = "".join(map(_build_character_pattern, secret))
     if len(secret) < MIN_SECRET_LENGTH:
         return re.compile(plain)
     content = secret.encode()
-    return re.compile("|".join([plain, content.hex(), *(_in_base64(content, before) for before in range(3))]), re.I)
+    return re.compile(
+        "|".join([plain, content.hex(), *(_build_base64_pattern(content, before) for before in range(3))]), re.I
+    )
 
 
-def _spellings_of_character(character: str) -> str:
+def _build_character_pattern(character: str) -> str:
     code = f"{ord(character):02x}"
-    coded = rf"(?i:\\{{1,4}}u00{code}|%(25)?{code}|&#x0{{0,4}}{code};|&#0{{0,4}}{ord(character)};)"
-    return rf"(?:{coded}|\\{{0,4}}{re.escape(character)}|{re.escape(html.escape(character))})"
+    escapes = rf"(?i:\\{{1,4}}u00{code}|%(25)?{code}|&#x0{{0,4}}{code};|&#0{{0,4}}{ord(character)};)"
+    return rf"(?:{escapes}|\\{{0,4}}{re.escape(character)}|{re.escape(html.escape(character))})"
 
 
-def _in_base64(content: bytes, before: int) -> str:
+def _build_base64_pattern(content: bytes, before: int) -> str:
     """Return a pattern of the base64 characters that `content` determines, if it starts at byte `before` (mod 3)."""
-    written = base64.b64encode(bytes(before) + content).decode()
-    characters = written[-(-before * 8 // 6) : (before + len(content)) * 8 // 6]
+    encoded = base64.b64encode(bytes(before) + content).decode()
+    characters = encoded[-(-before * 8 // 6) : (before + len(content)) * 8 // 6]
     return "".join({"+": "[+-]", "/": "[/_]"}.get(character, character) for character in characters)

@@ -69,10 +69,10 @@ class ModelFile(Section):
         """Name of the model file."""
         return self._name
 
-    def named(self, name: str) -> Self:
+    def with_name(self, name: str) -> Self:
         """Return a copy with the name of its file, and without `settings`, which are merged into experiments."""
-        stated = {key: value for key, value in self if key in self.model_fields_set and key != "settings"}
-        model = type(self).model_construct(**stated)
+        set_fields = {key: value for key, value in self if key in self.model_fields_set and key != "settings"}
+        model = type(self).model_construct(**set_fields)
         model._name = name
         return model
 
@@ -108,9 +108,9 @@ class ModelFile(Section):
         return None
 
     @model_serializer(mode="wrap")
-    def _stated(self, handler: SerializerFunctionWrapHandler) -> dict:
-        stated = {key: value for key, value in handler(self).items() if key in self.model_fields_set}
-        return stated | ({"name": self.name} if self.name else {})
+    def _serialize_set_fields(self, handler: SerializerFunctionWrapHandler) -> dict:
+        set_fields = {key: value for key, value in handler(self).items() if key in self.model_fields_set}
+        return set_fields | ({"name": self.name} if self.name else {})
 
 
 class ClipRecipe(Section):
@@ -240,9 +240,9 @@ class TinyModel(VlmModel):
 
     def with_parts(self, model: MgmModel) -> Self:
         """Return a copy that is made from the parts of `model`."""
-        made = self.model_copy()
-        made._trained_parts = model
-        return made
+        copy = self.model_copy()
+        copy._trained_parts = model
+        return copy
 
     @property
     def trained_parts(self) -> MgmModel | None:
@@ -263,10 +263,10 @@ class TinyModel(VlmModel):
         return TinyAssembly.from_sections(self, language_model=self.language_model, vision_tower=self.vision_tower)
 
     @model_serializer(mode="wrap")
-    def _stated(self, handler: SerializerFunctionWrapHandler) -> dict:
-        stated = {key: value for key, value in handler(self).items() if key in self.model_fields_set}
+    def _serialize_set_fields(self, handler: SerializerFunctionWrapHandler) -> dict:
+        set_fields = {key: value for key, value in handler(self).items() if key in self.model_fields_set}
         parts = {"foundation": self._trained_parts.model_dump()} | self.parts if self._trained_parts else {}
-        return stated | parts | ({"name": self.name} if self.name else {})
+        return set_fields | parts | ({"name": self.name} if self.name else {})
 
 
 # class of a model file by a key that only this kind has; a file without these keys is an MgmModel

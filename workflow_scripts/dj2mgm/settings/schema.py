@@ -17,42 +17,42 @@ def build_schema(model: type[BaseModel]) -> dict:
     References are replaced by what they refer to. A value that may be null has the type `[…, "null"]`.
     """
     schema = model.model_json_schema()
-    return _plain(schema, schema.get("$defs", {}))
+    return _resolve_references(schema, schema.get("$defs", {}))
 
 
-def _plain(schema: Any, definitions: dict) -> Any:
+def _resolve_references(schema: Any, definitions: dict) -> Any:
     if isinstance(schema, list):
-        return [_plain(item, definitions) for item in schema]
+        return [_resolve_references(item, definitions) for item in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
         target = definitions[schema["$ref"].rpartition("/")[2]]
-        return _plain(target | {key: value for key, value in schema.items() if key != "$ref"}, definitions)
-    properties = {key: _plain(value, definitions) for key, value in schema.get("properties", {}).items()}
-    plain = {
-        LIMITS.get(key, key): _plain(value, definitions)
+        return _resolve_references(target | {key: value for key, value in schema.items() if key != "$ref"}, definitions)
+    properties = {key: _resolve_references(value, definitions) for key, value in schema.get("properties", {}).items()}
+    resolved = {
+        LIMITS.get(key, key): _resolve_references(value, definitions)
         for key, value in schema.items()
         if key not in (*LEFT_OUT, "$defs", "properties")
     }
     if properties:
-        plain["properties"] = properties
-    if "const" in plain:
-        plain["enum"] = [plain.pop("const")]
+        resolved["properties"] = properties
+    if "const" in resolved:
+        resolved["enum"] = [resolved.pop("const")]
     if "discriminator" in schema:  # a union of classes: one key names the class
-        return plain | {"type": "object", "kind": schema["discriminator"]["propertyName"]}
-    choices = plain.get("anyOf") or plain.get("oneOf")
-    return _joined(plain, choices) if choices else plain
+        return resolved | {"type": "object", "kind": schema["discriminator"]["propertyName"]}
+    choices = resolved.get("anyOf") or resolved.get("oneOf")
+    return _join_choices(resolved, choices) if choices else resolved
 
 
-def _joined(schema: dict, choices: list[dict]) -> dict:
+def _join_choices(schema: dict, choices: list[dict]) -> dict:
     """Return a schema with one type for "a type or null", and for "integer or number"."""
-    around = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf")}
+    other_keys = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf")}
     others = [choice for choice in choices if choice != {"type": "null"}]
     if others[:2] == [{"type": "integer"}, {"type": "number"}]:
         others = [{"type": "number"}]
     if len(others) > 1:
         return schema
-    [one] = others
+    [choice] = others
     nullable = len(choices) > 1 and {"type": "null"} in choices
-    kind = {"type": [one["type"], "null"]} if nullable else {}
-    return one | kind | around
+    kind = {"type": [choice["type"], "null"]} if nullable else {}
+    return choice | kind | other_keys

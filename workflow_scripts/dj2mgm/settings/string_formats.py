@@ -84,7 +84,7 @@ def make_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", text)[:100].strip("-._") or "my_data"
 
 
-def _string(kind: str) -> type[str]:
+def _build_string_type(kind: str) -> type[str]:
     def check(text: str) -> str:
         if not has_format(kind, text):
             raise PydanticCustomError("format", "{kind}", {"kind": kind})
@@ -93,11 +93,11 @@ def _string(kind: str) -> type[str]:
     return Annotated[str, AfterValidator(check), WithJsonSchema({"type": "string", "format": kind})]
 
 
-Name = _string("name")
-Folder = _string("folder")
-FilePath = _string("path")  # a path or a hub id; ~ is expanded when a file of the configuration is read
-Repository = _string("repository")
-Question = _string("question")
-QuestionPrompt = _string("question_prompt")
-Address = _string("address")
-Variable = _string("variable")
+Name = _build_string_type("name")
+Folder = _build_string_type("folder")
+FilePath = _build_string_type("path")  # a path or a hub id; ~ is expanded when a file of the configuration is read
+Repository = _build_string_type("repository")
+Question = _build_string_type("question")
+QuestionPrompt = _build_string_type("question_prompt")
+Address = _build_string_type("address")
+Variable = _build_string_type("variable")

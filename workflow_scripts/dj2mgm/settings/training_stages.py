@@ -159,10 +159,11 @@ class TrainingStageSettings(FinetuneSection, _Run):
         return self.global_batch_size and count_micro_batches(self.global_batch_size, micro_batch, self.gpus)
 
 
-def refuse_unknown_targets(targets: Iterable[str], known: tuple[str, ...]) -> None:
-    """Raise InputError if a LoRA target is not among the known projections."""
+def refuse_unknown_targets(targets: Iterable[str], projections: tuple[str, ...]) -> None:
+    """Raise InputError if a LoRA target is not among the projections of the model."""
     for target in targets:
-        if target not in known:
+        if target not in projections:
             raise InputError(
-                f"finetune.lora.targets: the language model has no projection {target!r}; known are {', '.join(known)}"
+                f"finetune.lora.targets: the language model has no projection {target!r}; known are "
+                f"{', '.join(projections)}"
             )

@@ -54,9 +54,9 @@ def validated(model: type[S], values: Mapping, source: str, layers: Sequence[Lay
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        path, sentence = min(_problems(model, values, error), key=_sort_key)
-    stating = [layer.source for layer in layers if _states(layer.values, path)]
-    raise InputError(f"{stating[-1] if stating else source}: {sentence}")
+        path, sentence = min(_list_problems(model, values, error), key=_sort_key)
+    sources = [layer.source for layer in layers if _has_key(layer.values, path)]
+    raise InputError(f"{sources[-1] if sources else source}: {sentence}")
 
 
 def load_settings(model: type[S], path: str | Path) -> S:
@@ -76,7 +76,7 @@ def _sort_key(problem: tuple[tuple, str]) -> tuple:
     return MISSING in sentence, [str(part) for part in path]
 
 
-def _states(values: object, path: Sequence[str | int]) -> bool:
+def _has_key(values: object, path: Sequence[str | int]) -> bool:
     """Return whether the file sets the key at `path`, or a list of which it is an item."""
     for part in path:
         if not isinstance(values, dict) or part not in values:
@@ -85,43 +85,45 @@ def _states(values: object, path: Sequence[str | int]) -> bool:
     return True
 
 
-def _problems(model: type[Section], values: Mapping, error: ValidationError) -> Iterator[tuple[tuple, str]]:
+def _list_problems(model: type[Section], values: Mapping, error: ValidationError) -> Iterator[tuple[tuple, str]]:
     """Yield the path of each wrong key, and the sentence about it."""
     for problem in error.errors(include_url=False):
         loc, is_key = problem["loc"], problem["loc"][-1:] == ("[key]",)
         error_type, (path, node) = problem["type"], _locate(build_schema(model), loc[:-1] if is_key else loc)
         if is_key:
-            yield path, _sentence(error_type, path, {"type": "string", "format": problem["ctx"]["kind"]}, path[-1])
+            key_schema = {"type": "string", "format": problem["ctx"]["kind"]}
+            yield path, _describe_problem(error_type, path, key_schema, path[-1])
             continue
         if error_type.startswith("union_tag"):  # the key that decides the kind of the object
-            path, node = (*path, node["kind"]), {"enum": [word for one in node["oneOf"] for word in _words(one, node)]}
+            words = [word for member in node["oneOf"] for word in _read_words(member, node)]
+            path, node = (*path, node["kind"]), {"enum": words}
             error_type = "missing" if error_type == "union_tag_not_found" else error_type
-        found = values
+        value = values
         for part in path[:-1] if error_type in ("missing", "extra_forbidden") else path:
-            found = found[part]
-        yield path, _sentence(error_type, path, node, found)
+            value = value[part]
+        yield path, _describe_problem(error_type, path, node, value)
 
 
-def _words(schema: dict, union: dict) -> list[str]:
+def _read_words(schema: dict, union: dict) -> list[str]:
     """Return the discriminator values of one member of a union."""
     return schema["properties"][union["kind"]]["enum"]
 
 
-def _locate(schema: dict, places: Sequence[str | int]) -> tuple[tuple, dict]:
-    """Return the path of an error, without pydantic's tags of unions, and the schema at this place."""
+def _locate(schema: dict, parts: Sequence[str | int]) -> tuple[tuple, dict]:
+    """Return the path of an error, without pydantic's tags of unions, and the schema of its value."""
     path: list[str | int] = []
-    for part in places:
-        known, others = schema.get("properties", {}), schema.get("additionalProperties")
+    for part in parts:
+        properties, other_schema = schema.get("properties", {}), schema.get("additionalProperties")
         if "kind" in schema:
-            schema = next(one for one in schema["oneOf"] if part in _words(one, schema))
+            schema = next(member for member in schema["oneOf"] if part in _read_words(member, schema))
             continue
-        if part in known:
-            schema = known[part]
+        if part in properties:
+            schema = properties[part]
         elif isinstance(part, int) and "items" in schema:
             schema = schema["items"]
-        elif isinstance(others, dict):
-            schema = others
-        elif others is False:  # the key is unknown
+        elif isinstance(other_schema, dict):
+            schema = other_schema
+        elif other_schema is False:  # the key is unknown
             return (*path, part), schema
         else:
             break
@@ -129,19 +131,19 @@ def _locate(schema: dict, places: Sequence[str | int]) -> tuple[tuple, dict]:
     return tuple(path), schema
 
 
-def _sentence(problem: str, path: tuple, node: dict, found: object) -> str:
+def _describe_problem(problem: str, path: tuple, node: dict, value: object) -> str:
     name = key_name(path)
     if problem == "extra_forbidden":
-        return _unknown_key(path, found, sorted(node["properties"]))
+        return _describe_unknown_key(path, value, sorted(node["properties"]))
     if problem == "missing":
         return f"{name}: {MISSING}; see the comments in config/"
     if problem == "repeated":
-        return f"{name}: an item is repeated; keep one, found {quote_value(found)}"
+        return f"{name}: an item is repeated; keep one, found {quote_value(value)}"
     kind = FORMATS.get(node.get("format"))
     secret = kind is not None and kind.secret
     if problem == "format":
-        return f"{name}: must {kind.rule}" + ("" if secret else f"; found {quote_value(found)}")
-    sentence = f"{name}: expected {expected(node)}" + ("" if secret else f", found {quote_value(found)}")
+        return f"{name}: must {kind.rule}" + ("" if secret else f"; found {quote_value(value)}")
+    sentence = f"{name}: expected {expected(node)}" + ("" if secret else f", found {quote_value(value)}")
     example = next(iter(node.get("properties", {})), None)
     return f"{sentence}; put them in braces, as in {{{example}: …}}" if example else sentence
 
@@ -155,15 +157,15 @@ def expected(node: dict) -> str:
         return f"{', '.join(others)} or {last}" if others else last
     kind, *others = node["type"] if isinstance(node["type"], list) else [node["type"]]
     word = STRINGS.get(node.get("format"), WORDS[kind])
-    return " or ".join([word + _limits(node), *(WORDS[other] for other in others)])
+    return " or ".join([word + _describe_limits(node), *(WORDS[other] for other in others)])
 
 
-def _limits(node: dict) -> str:
+def _describe_limits(node: dict) -> str:
     if "minLength" in node:
         return " that is not empty"
     if "minItems" in node or "minProperties" in node:
-        most = f" and at most {node['maxItems']}" if "maxItems" in node else ""
-        return f" with at least one entry{most}"
+        maximum = f" and at most {node['maxItems']}" if "maxItems" in node else ""
+        return f" with at least one entry{maximum}"
     lower = f"from {node['minimum']:.15g}" if "minimum" in node else ""
     lower = f"above {node['exclusiveMinimum']:.15g}" if "exclusiveMinimum" in node else lower
     upper = f"to {node['maximum']:.15g}" if "maximum" in node else ""
@@ -173,16 +175,16 @@ def _limits(node: dict) -> str:
     return "".join(f" {limit}" for limit in (lower, upper) if limit)
 
 
-def _unknown_key(path: tuple, values: Mapping, known: list[str]) -> str:
+def _describe_unknown_key(path: tuple, values: Mapping, known_keys: list[str]) -> str:
     unknown = path[-1]
     first, *inner = str(unknown).split(".")
-    if inner and first in known:
+    if inner and first in known_keys:
         value = "".join(f"{{{part}: " for part in inner) + quote_value(values[unknown]).strip("'") + "}" * len(inner)
         return f"{key_name(path)}: unknown key; write nested keys in braces: {first}: {value}"
     first, colon, rest = str(unknown).partition(":")
-    if colon and first in known:  # YAML reads {margin:1} as a key without a value
+    if colon and first in known_keys:  # YAML reads {margin:1} as a key without a value
         return f"{key_name(path)}: unknown key; put a blank after the colon: {quote_value(f'{first}: {rest}')}"
-    renamed = RENAMED_KEYS.get(str(unknown))
-    near = [renamed] if renamed in known else difflib.get_close_matches(str(unknown), known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+    new_name = RENAMED_KEYS.get(str(unknown))
+    near = [new_name] if new_name in known_keys else difflib.get_close_matches(str(unknown), known_keys, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known_keys)}"
     return f"{key_name(path)}: unknown key; {hint}"

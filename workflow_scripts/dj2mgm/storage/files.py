@@ -165,11 +165,11 @@ def format_yaml_line(value: Any) -> str:
 
 
 @contextmanager
-def readable(where: str | Path, *errors: type[Exception], remedy: str = MAKE_AGAIN) -> Iterator[None]:
+def readable(location: str | Path, *errors: type[Exception], remedy: str = MAKE_AGAIN) -> Iterator[None]:
     """Turn errors that only a damaged results file can cause into an `InputError`.
 
     Args:
-        where: the file, optionally with a line, for the message.
+        location: the file, optionally with a line, for the message.
         errors: further errors, in addition to those of undecodable text and JSON.
         remedy: remedy for the message.
     """
@@ -177,7 +177,7 @@ def readable(where: str | Path, *errors: type[Exception], remedy: str = MAKE_AGA
         yield
     except (ValueError, RecursionError, *errors) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(f"{where} is damaged ({reason}): {remedy}") from None
+        raise InputError(f"{location} is damaged ({reason}): {remedy}") from None
 
 
 def read_json(path: str | Path, kind: type = dict, remedy: str = MAKE_AGAIN) -> Any:
@@ -187,7 +187,7 @@ def read_json(path: str | Path, kind: type = dict, remedy: str = MAKE_AGAIN) -> 
         InputError: the content is something else. A missing key of an object raises it later, on access.
     """
     with open(path, encoding="utf-8") as file, readable(path, remedy=remedy):
-        return _require_type(kind, json.load(file, object_hook=lambda values: _record(values, path, remedy)))
+        return _require_type(kind, json.load(file, object_hook=lambda values: _make_record(values, path, remedy)))
 
 
 def read_jsonl(path: str | Path, may_be_empty: bool = True) -> Iterator[dict]:
@@ -202,7 +202,7 @@ def read_jsonl(path: str | Path, may_be_empty: bool = True) -> Iterator[dict]:
         for number, line in enumerate(file, start=1):
             with readable(f"{path}, line {number},"):
                 row = _require_type(dict, json.loads(line.decode("utf-8-sig")))
-            yield _record(
+            yield _make_record(
                 row, f"{path}, line {number},"
             )  # outside of the block, because errors of the caller have other reasons
 
@@ -225,16 +225,16 @@ def read_if_whole(path: Path) -> dict:
 class _Record(dict):
     """Object of a results file; a missing key raises InputError."""
 
-    where: str | Path
+    location: str | Path
     remedy: str
 
     def __missing__(self, key: str) -> None:
-        raise InputError(f"{self.where} is damaged (it lacks {key!r}): {self.remedy}")
+        raise InputError(f"{self.location} is damaged (it lacks {key!r}): {self.remedy}")
 
 
-def _record(values: dict, where: str | Path, remedy: str = MAKE_AGAIN) -> _Record:
+def _make_record(values: dict, location: str | Path, remedy: str = MAKE_AGAIN) -> _Record:
     record = _Record(values)
-    record.where, record.remedy = where, remedy
+    record.location, record.remedy = location, remedy
     return record
 
 
@@ -270,43 +270,45 @@ def find_files(path: str | Path, suffixes: Sequence[str]) -> list[Path]:
     """
     path = Path(path)
     if path.is_dir():
-        files = (file for file in list_files(path) if not file.name.startswith(APPLE_DOUBLE))
-        found = [file for file in files if file.suffix.lower() in suffixes]
+        visible_files = (file for file in list_files(path) if not file.name.startswith(APPLE_DOUBLE))
+        files = [file for file in visible_files if file.suffix.lower() in suffixes]
     elif path.is_file():
-        found = [path]
+        files = [path]
     else:
         pattern = re.sub(r"(\*\*/)+", "**/", str(path))
         if pattern.count("**") > MAX_DEPTHS:  # each `**` multiplies the number of visited folders
             raise InputError(f"{path}: a pattern may contain ** at most {MAX_DEPTHS} times; name a folder instead")
         matches = map(Path, glob(pattern, recursive=True))
-        found = sorted(file for file in matches if not _is_in_a_circle(file.absolute().parent))
-    if lost := next((file for file in found if not file.exists()), None):
-        raise InputError(f"{lost} is a broken link; delete it, or restore its target")
-    if odd := next((file for file in found if not file.is_file() and not file.is_dir()), None):
-        raise InputError(f"{odd} is a pipe, a socket or a device; put a copy of its content there, or delete it")
-    return found
+        files = sorted(file for file in matches if not _is_circular(file.absolute().parent))
+    if broken_link := next((file for file in files if not file.exists()), None):
+        raise InputError(f"{broken_link} is a broken link; delete it, or restore its target")
+    if special_file := next((file for file in files if not file.is_file() and not file.is_dir()), None):
+        raise InputError(
+            f"{special_file} is a pipe, a socket or a device; put a copy of its content there, or delete it"
+        )
+    return files
 
 
 def list_files(folder: str | Path) -> list[Path]:
     """Return all files below a folder, sorted; skip links to folders inside, as their files are listed anyway."""
-    root, found = os.path.realpath(folder), []
-    for place, names, files in os.walk(folder):
-        for link in (os.path.join(place, name) for name in names):
+    root, files = os.path.realpath(folder), []
+    for parent, folder_names, file_names in os.walk(folder):
+        for link in (os.path.join(parent, name) for name in folder_names):
             if os.path.islink(link) and os.path.commonpath([root, os.path.realpath(link)]) != root:
                 raise InputError(
                     f"{link} is a link to a folder outside of {folder}, which is not read; name its target, replace "
                     "the link by a copy, or delete it"
                 )
-        found += [Path(place, name) for name in files]
-    return sorted(found)
+        files += [Path(parent, name) for name in file_names]
+    return sorted(files)
 
 
 @cache
-def _is_in_a_circle(folder: Path) -> bool:
+def _is_circular(folder: Path) -> bool:
     """Return whether a link in the path leads back to a parent folder, so that all its files have other names too."""
-    above = folder.parents
-    back = folder.is_symlink() and os.path.realpath(folder) in map(os.path.realpath, above)
-    return back or (bool(above) and _is_in_a_circle(folder.parent))
+    parents = folder.parents
+    leads_back = folder.is_symlink() and os.path.realpath(folder) in map(os.path.realpath, parents)
+    return leads_back or (bool(parents) and _is_circular(folder.parent))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ MAX_READ_BYTES = 256 << 20  # bytes; larger files are represented by size, time 
 BLOCK_BYTES, BLOCKS = 1 << 16, 64
 MAX_IMAGES = 20_000  # most images of a list that a fingerprint represents, by size and time
 CONTENT_READS = 64  # most images of a list that a fingerprint represents by content, too
-SEARCHED = 1 << 30  # bytes of a list of images that are read; names after them are not found
+MAX_LIST_BYTES = 1 << 30  # bytes of a list of images that are read; names after them are not found
 SETTLED_S = 2.0  # digests of newer files are not stored: these may change again within the same time stamp
 # possible names in a list of images: JSON strings or table cells
 IN_JSON, IN_TABLE = re.compile(rb'[^"\r\n]+'), re.compile(rb'[^"\t\r\n,]+')
@@ -36,57 +36,63 @@ class Fingerprints:
 
     def __init__(self, path: Path):
         self.path = path
-        self._kept = self._read()
+        self._stored = self._read()
         self._changed = False
-        self._found: dict[tuple, str] = {}
+        self._fingerprints: dict[tuple, str] = {}
 
     def hash_files(self, files: Iterable[str]) -> str:
-        """Return the fingerprint of files; images are represented as in `of_images`, other files by content."""
+        """Return the fingerprint of files; images are represented as in `hash_images`, other files by content."""
         files = tuple(files)
-        if files not in self._found:
+        if files not in self._fingerprints:
             images = [file for file in files if file.lower().endswith(IMAGE_SUFFIXES)]
-            others = [[file, self._content(file)] for file in sorted({*files} - {*images})]
-            self._found[files] = _digest([*others, *self._images(images)])
-        return self._found[files]
+            others = [[file, self._digest_file(file)] for file in sorted({*files} - {*images})]
+            self._fingerprints[files] = _compute_digest([*others, *self._describe_images(images)])
+        return self._fingerprints[files]
 
-    def hash_images(self, listed: Iterable[tuple[str, str]]) -> str:
+    def hash_images(self, lists: Iterable[tuple[str, str]]) -> str:
         """Return the fingerprint of the images that lists name: pairs of a list's file and the folder of its images."""
-        listed = tuple(listed)
-        if listed not in self._found:
-            images = {os.path.join(folder, name) for file, folder in listed for name in self._names_in(file)}
-            self._found[listed] = _digest(list(self._images(images)))
-        return self._found[listed]
+        lists = tuple(lists)
+        if lists not in self._fingerprints:
+            images = {os.path.join(folder, name) for file, folder in lists for name in self._list_names(file)}
+            self._fingerprints[lists] = _compute_digest(list(self._describe_images(images)))
+        return self._fingerprints[lists]
 
     def save(self) -> None:
         """Store the digests for the next start."""
         if self._changed:
-            write_json(self.path, self._kept)
+            write_json(self.path, self._stored)
             self._changed = False
 
-    def _images(self, images: Iterable[str]) -> Iterator[list]:
-        chosen = _smallest(images, MAX_IMAGES)
-        for place, image in enumerate(chosen):
-            state = _state(image)
-            yield [image, state and state[:2], self._content(image) if place < CONTENT_READS else None]
+    def _describe_images(self, images: Iterable[str]) -> Iterator[list]:
+        sample = _select_smallest(images, MAX_IMAGES)
+        for index, image in enumerate(sample):
+            state = _read_state(image)
+            yield [image, state and state[:2], self._digest_file(image) if index < CONTENT_READS else None]
 
-    def _content(self, file: str) -> str | None:
+    def _digest_file(self, file: str) -> str | None:
         """Return the digest of a file's content; None if it is missing."""
-        state = _state(file)
-        return state and self._keep(f"content {os.path.abspath(file)}", state, lambda: _digest_content(file, state))
+        state = _read_state(file)
+        return state and self._find_or_compute(
+            f"content {os.path.abspath(file)}", state, lambda: _digest_content(file, state)
+        )
 
-    def _names_in(self, file: str) -> list[str]:
+    def _list_names(self, file: str) -> list[str]:
         """Return the images that a file names, or a sample of them."""
-        state = _state(file)
-        return state and self._keep(f"names {os.path.abspath(file)}", state, lambda: _find_image_names(file)) or []
+        state = _read_state(file)
+        return (
+            state
+            and self._find_or_compute(f"names {os.path.abspath(file)}", state, lambda: _find_image_names(file))
+            or []
+        )
 
-    def _keep(self, key: str, state: list[int], compute):
+    def _find_or_compute(self, key: str, state: list[int], compute):
         """Return the stored value if the state is the same. Otherwise compute it, and store it if the file is old."""
-        kept = self._kept.get(key)
-        if isinstance(kept, list) and len(kept) == 2 and kept[0] == state:
-            return kept[1]
+        entry = self._stored.get(key)
+        if isinstance(entry, list) and len(entry) == 2 and entry[0] == state:
+            return entry[1]
         value = compute()
         if time.time() - max(state[1:3]) / 1e9 > SETTLED_S:
-            self._kept[key], self._changed = [state, value], True
+            self._stored[key], self._changed = [state, value], True
         return value
 
     def _read(self) -> dict:
@@ -96,18 +102,18 @@ class Fingerprints:
             return {}
 
 
-def _state(file: str) -> list[int] | None:
+def _read_state(file: str) -> list[int] | None:
     """Return size, mtime and ctime in nanoseconds, and inode; None if there is no regular file.
 
     Pipes and devices are excluded, because reading one would not end.
     """
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except (OSError, ValueError):  # ValueError: a null byte
         return None
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return None
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def _digest_content(file: str, state: list[int]) -> str | None:
@@ -129,12 +135,14 @@ def _find_image_names(file: str) -> list[str]:
     words = IN_JSON if file.lower().endswith((".json", ".jsonl")) else IN_TABLE
     try:
         with open(file, "rb") as stream:
-            found = {
-                word[0] for word in words.finditer(stream.read(SEARCHED)) if word[0].lower().endswith(ENCODED_SUFFIXES)
+            names = {
+                word[0]
+                for word in words.finditer(stream.read(MAX_LIST_BYTES))
+                if word[0].lower().endswith(ENCODED_SUFFIXES)
             }
     except OSError:
         return []
-    return _smallest(map(_decode_name, found), MAX_IMAGES)
+    return _select_smallest(map(_decode_name, names), MAX_IMAGES)
 
 
 def _decode_name(name: bytes) -> str:
@@ -146,10 +154,10 @@ def _decode_name(name: bytes) -> str:
         return text
 
 
-def _smallest(names: Iterable[str], most: int) -> list[str]:
+def _select_smallest(names: Iterable[str], limit: int) -> list[str]:
     """Return the names with the smallest digests, a sample that does not depend on their order."""
-    return sorted(set(names), key=lambda name: hashlib.sha256(name.encode(errors="replace")).digest())[:most]
+    return sorted(set(names), key=lambda name: hashlib.sha256(name.encode(errors="replace")).digest())[:limit]
 
 
-def _digest(value: list) -> str:
+def _compute_digest(value: list) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()

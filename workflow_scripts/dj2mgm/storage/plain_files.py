@@ -25,7 +25,7 @@ def check_tree(folder: Path) -> None:
     for path in sorted(folder.rglob("*")):
         mode = path.lstat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise InputError(f"{path} is not a regular file but {_kind(mode)}; {COPY}, or delete it")
+            raise InputError(f"{path} is not a regular file but {_name_kind(mode)}; {COPY}, or delete it")
 
 
 def list_homes(folder: Path) -> list[Path]:
@@ -34,9 +34,11 @@ def list_homes(folder: Path) -> list[Path]:
     Blobs of a repository may be links to blobs that all repositories of the cache share.
     """
     home = folder.resolve()
-    repositories = [place.parents[1] for place in (home, *home.parents) if place.parent.name == SNAPSHOTS]
-    shared = [place.parent / BLOBS for place in repositories if (place.parent / BLOBS / SHARED_BLOBS).is_file()]
-    return [home, *(place / BLOBS for place in repositories), *shared]
+    repositories = [candidate.parents[1] for candidate in (home, *home.parents) if candidate.parent.name == SNAPSHOTS]
+    shared = [
+        repository.parent / BLOBS for repository in repositories if (repository.parent / BLOBS / SHARED_BLOBS).is_file()
+    ]
+    return [home, *(repository / BLOBS for repository in repositories), *shared]
 
 
 def resolve_inside(path: Path, folder: Path) -> Path:
@@ -46,12 +48,12 @@ def resolve_inside(path: Path, folder: Path) -> Path:
     """
     homes = list_homes(folder)
     try:
-        found = path.resolve(strict=True)
+        target = path.resolve(strict=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: circular links
         raise InputError(f"{path} cannot be read ({error}); {COPY}, or delete it") from None
-    if not any(found.is_relative_to(home) for home in homes):
-        raise InputError(f"{path} is a link out of its folder, to {found}; {COPY}, or delete it")
-    return found
+    if not any(target.is_relative_to(home) for home in homes):
+        raise InputError(f"{path} is a link out of its folder, to {target}; {COPY}, or delete it")
+    return target
 
 
 def check_plain(path: Path, folder: Path, most_bytes: int | None) -> None:
@@ -88,7 +90,7 @@ def copy_plain(path: Path, folder: Path, target: Path, most_bytes: int | None = 
 
 def _check_status(path: Path, status: os.stat_result, most_bytes: int | None) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise InputError(f"{path} is not a regular file but {_kind(status.st_mode)}; {COPY}, or delete it")
+        raise InputError(f"{path} is not a regular file but {_name_kind(status.st_mode)}; {COPY}, or delete it")
     if most_bytes is None:
         return
     if status.st_nlink > 1:
@@ -97,6 +99,6 @@ def _check_status(path: Path, status: os.stat_result, most_bytes: int | None) ->
         raise InputError(f"{path} has {status.st_size} bytes, but may have at most {most_bytes}; replace it")
 
 
-def _kind(mode: int) -> str:
+def _name_kind(mode: int) -> str:
     kinds = {stat.S_ISLNK: "a link", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISDIR: "a folder"}
     return next((name for is_kind, name in kinds.items() if is_kind(mode)), "a device")

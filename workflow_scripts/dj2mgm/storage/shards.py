@@ -30,7 +30,7 @@ SKIPPED_AT_ONCE = 2**20  # bytes between two archives
 
 @dataclass(frozen=True)
 class Member:
-    """Place of a file in an archive; its string is a path."""
+    """Position of a file in an archive; its string is a path."""
 
     archive: str
     offset: int  # bytes
@@ -88,8 +88,8 @@ class _Header(tarfile.TarInfo):
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type in LONG_HEADERS:
             # records of global headers apply to all later members
-            kept = sum(len(key) + len(value) for key, value in tar.pax_headers.items())
-            if self.size + kept > MAX_HEADER:
+            earlier_bytes = sum(len(key) + len(value) for key, value in tar.pax_headers.items())
+            if self.size + earlier_bytes > MAX_HEADER:
                 raise tarfile.ReadError(f"a header has {self.size} bytes; at most {MAX_HEADER} are allowed")
         return super()._proc_member(tar)
 
@@ -111,16 +111,16 @@ def read_members(archive: str | Path) -> Iterator[Member]:
             file.seek(begin)
             with tarfile.open(fileobj=file, mode="r:", tarinfo=_Header) as tar:
                 yield from _read_members(tar, str(archive))
-                begin = _next_archive(file, tar.offset)
+                begin = _find_next_archive(file, tar.offset)
 
 
 def _read_members(tar: tarfile.TarFile, archive: str) -> Iterator[Member]:
-    before = -1
+    previous_offset = -1
     while (info := tar.next()) is not None:
         tar.members = []  # tarfile would keep all
-        if info.size < 0 or tar.offset <= before:  # an endless loop otherwise (CVE-2025-8194)
+        if info.size < 0 or tar.offset <= previous_offset:  # an endless loop otherwise (CVE-2025-8194)
             raise tarfile.ReadError(f"the member {info.name!r} has a negative size")
-        before = tar.offset
+        previous_offset = tar.offset
         if info.isreg():
             yield Member(archive, info.offset_data, info.size, info.name)
         elif not info.isdir():
@@ -133,7 +133,7 @@ def _read_members(tar: tarfile.TarFile, archive: str) -> Iterator[Member]:
         raise tarfile.ReadError("its end-of-archive block is missing")
 
 
-def _next_archive(file: BinaryIO, end: int) -> int | None:
+def _find_next_archive(file: BinaryIO, end: int) -> int | None:
     """Return the start of an archive after the zeros that end another one; None if nothing follows."""
     file.seek(end)
     while content := file.read(SKIPPED_AT_ONCE):

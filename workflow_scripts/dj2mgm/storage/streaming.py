@@ -27,16 +27,16 @@ def map_in_order(function: Callable[[T], R], items: Iterable[T], processes: int)
     if processes == 1:
         yield from map(function, items)
         return
-    waiting: deque = deque()
+    futures: deque = deque()
     with ProcessPoolExecutor(processes, get_context("fork"), _start, (function, os.getpid())) as pool:
         gc.freeze()  # otherwise the garbage collectors write to shared memory pages, which are then copied
         try:
             for item in items:
-                waiting.append(pool.submit(_call, item))
-                if len(waiting) == AHEAD * processes:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+                futures.append(pool.submit(_call, item))
+                if len(futures) == AHEAD * processes:
+                    yield futures.popleft().result()
+            while futures:
+                yield futures.popleft().result()
         finally:
             # With wait=False, not even the `with` waits, and Python's exit could write to a pipe that is being closed.
             pool.shutdown(cancel_futures=True)

@@ -24,7 +24,7 @@ from dj2mgm.training.settings import TrainingSettings
 def build_training_arguments(settings: TrainingSettings, folder: Path, hidden_size: int) -> TrainingArguments:
     """Build the arguments of a stage without "auto" settings, which also initialize the process group.
 
-    `folder` is that of the checkpoints, `hidden_size` the language model's.
+    `folder` is the folder of the checkpoints, `hidden_size` the language model's hidden size.
     """
     checkpointing, workers = settings.activation_checkpointing, settings.workers
     # all micro batches of a step are read at once, so they are decoded while the step before is computed
@@ -70,22 +70,22 @@ def choose_optimizer(settings: TrainingSettings) -> tuple[type, dict] | None:
     """
     if "optimizer" in settings.deepspeed:
         return None
-    return _adamw_8bit(settings.seed), {
+    return _make_adamw_8bit(settings.seed), {
         "lr": settings.learning_rate,
         "weight_decay": settings.weight_decay,
         "bf16_stochastic_round": True,
     }
 
 
-def _adamw_8bit(seed: int) -> type[torch.optim.Optimizer]:
+def _make_adamw_8bit(seed: int) -> type[torch.optim.Optimizer]:
     from torchao import optim  # imported here, because it is slow and few runs need it
 
     class AdamW8bit(optim.AdamW8bit):
         """AdamW with 8-bit states that rounds in the same way on all processes, and after a resume.
 
         Rounding has random numbers of its own, because dropout draws other ones on each process. No second moment is
-        rounded to zero (Li et al. 2023, arXiv:2309.01507). With a zero, an update by the first moment alone, such as
-        that of an embedding's row that a step does not use, would be divided by eps.
+        rounded to zero (Li et al. 2023, arXiv:2309.01507). With a zero, an update by the first moment alone would be
+        divided by eps, for example the update of an embedding's row that a step does not use.
         """
 
         @staticmethod
@@ -122,9 +122,9 @@ def repeat_products_of_betas(optimizer: DeepSpeedCPUAdam) -> None:
 def split_groups(groups: list[dict], parameters: Iterable[Parameter], **values: float) -> list[dict]:
     """Split an optimizer's parameter groups so that `parameters` have groups of their own, after the others.
 
-    `values` are those of the new groups, such as lr and weight_decay.
+    `values` are settings of the new groups, such as lr and weight_decay.
     """
-    own = {id(parameter) for parameter in parameters}
-    others = [group | {"params": [p for p in group["params"] if id(p) not in own]} for group in groups]
-    theirs = [group | {"params": [p for p in group["params"] if id(p) in own]} | values for group in groups]
-    return [group for group in (*others, *theirs) if group["params"]]
+    own_ids = {id(parameter) for parameter in parameters}
+    remaining_groups = [group | {"params": [p for p in group["params"] if id(p) not in own_ids]} for group in groups]
+    new_groups = [group | {"params": [p for p in group["params"] if id(p) in own_ids]} | values for group in groups]
+    return [group for group in (*remaining_groups, *new_groups) if group["params"]]

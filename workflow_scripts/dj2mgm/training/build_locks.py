@@ -39,8 +39,8 @@ def find_stale_locks(root: Path | None = None) -> list[Path]:
     locks = [lock for pattern in ("*/lock", "*/*/lock") for lock in (root or build_root()).glob(pattern)]
     if not locks:
         return []
-    held = set(_open_files())
-    return [lock for lock in locks if os.path.realpath(lock) not in held and _may_be_stale(lock)]
+    open_files = set(_list_open_files())
+    return [lock for lock in locks if os.path.realpath(lock) not in open_files and _may_be_stale(lock)]
 
 
 def remove_stale_locks() -> None:
@@ -49,7 +49,7 @@ def remove_stale_locks() -> None:
         note(f"removed {lock}, which a killed build had left")
 
 
-def _open_files() -> Iterator[str]:
+def _list_open_files() -> Iterator[str]:
     """Yield the paths of files that processes of this user have open."""
     for process in psutil.process_iter():
         try:

@@ -24,7 +24,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.storage.files import read_json, write_json
 
 COMPLETE_FILE = "complete.json"
-KEPT = 2
+MAX_CHECKPOINTS = 2
 DIGEST = "sha256"  # most processors compute it in hardware
 THREADS = 4  # read and hash files in parallel, because hashing releases the interpreter's lock
 
@@ -32,16 +32,16 @@ THREADS = 4  # read and hash files in parallel, because hashing releases the int
 def find_checkpoint(folder: Path, fingerprint: str, processes: int) -> tuple[Path | None, str]:
     """Return the newest usable checkpoint, or None, and a note about the choice.
 
-    Damaged checkpoints are renamed, so only one process may call it. A checkpoint of another number of processes, each
-    with its part of the optimizer, is refused.
+    Damaged checkpoints are renamed, so only one process may call it. A checkpoint of another number of processes is
+    refused, because each process wrote its part of the optimizer.
     """
-    notes, foreign, marked = [], False, _newest_first(folder)
-    for checkpoint in marked:
+    notes, has_foreign, checkpoints = [], False, _list_newest_first(folder)
+    for checkpoint in checkpoints:
         mark = read_mark(checkpoint)
         if mark and mark["fingerprint"] != fingerprint:
-            foreign = True
+            has_foreign = True
             continue
-        damage = _damage(checkpoint, mark)
+        damage = _describe_damage(checkpoint, mark)
         if damage:
             notes.append(f"{checkpoint.name} is damaged ({damage}) and was renamed to {_set_aside(checkpoint).name}")
             continue
@@ -52,24 +52,24 @@ def find_checkpoint(folder: Path, fingerprint: str, processes: int) -> tuple[Pat
                 f"{folder} to start over"
             )
         return checkpoint, "; ".join([*notes, f"resuming from step {mark['step']} ({checkpoint.name})"])
-    if foreign:
+    if has_foreign:
         notes.append("starting from step 0: the checkpoint found belongs to other settings, inputs or code")
-    elif marked or any(folder.glob("checkpoint-*")):
+    elif checkpoints or any(folder.glob("checkpoint-*")):
         notes.append("starting from step 0: no complete checkpoint found")
     return None, "; ".join(notes)  # a first run has no note
 
 
 def newest_before(folder: Path, step: int) -> Path | None:
     """Return the newest complete checkpoint that was written before a step."""
-    return next((path for path in _newest_first(folder) if int(path.name[11:]) < step), None)
+    return next((path for path in _list_newest_first(folder) if int(path.name[11:]) < step), None)
 
 
 def discard_checkpoints(folder: Path, newest: Path | None) -> None:
     """Remove all checkpoints except `newest` and the complete one before it; remove all if `newest` is None."""
-    complete = _newest_first(folder)
-    kept = complete[complete.index(newest) :][:KEPT] if newest else []
+    complete = _list_newest_first(folder)
+    retained = complete[complete.index(newest) :][:MAX_CHECKPOINTS] if newest else []
     for checkpoint in folder.glob("checkpoint-*"):
-        if checkpoint not in kept:
+        if checkpoint not in retained:
             (checkpoint / COMPLETE_FILE).unlink(missing_ok=True)  # a partly removed checkpoint must not count
             shutil.rmtree(checkpoint)
 
@@ -84,14 +84,14 @@ def discard_finished(stages: Iterable[Path]) -> None:
 
 def mark_complete(checkpoint: Path, step: int, fingerprint: str, processes: int) -> None:
     """Sync a checkpoint to disk and mark it as complete, after every process has written its files."""
-    files = {name: {"size": path.stat().st_size} for name, path in _files(checkpoint).items()}
+    files = {name: {"size": path.stat().st_size} for name, path in _list_files(checkpoint).items()}
     with ThreadPoolExecutor(THREADS) as threads:
-        for name, digest in zip(files, threads.map(_sync_and_digest, _files(checkpoint).values()), strict=True):
+        for name, digest in zip(files, threads.map(_sync_and_digest, _list_files(checkpoint).values()), strict=True):
             files[name][DIGEST] = digest
     for folder in (*(path for path in checkpoint.rglob("*") if path.is_dir()), checkpoint, checkpoint.parent):
         _sync(folder)
     values = {"step": step, "fingerprint": fingerprint, "processes": processes, "files": files}
-    write_json(checkpoint / COMPLETE_FILE, values | {"seal": _seal(values)})
+    write_json(checkpoint / COMPLETE_FILE, values | {"seal": _compute_seal(values)})
     _sync(checkpoint)
 
 
@@ -99,33 +99,35 @@ def read_mark(checkpoint: Path) -> dict | None:
     """Read the mark that `mark_complete` wrote; None if it is missing or damaged."""
     try:
         values = read_json(checkpoint / COMPLETE_FILE)
-        return values if values.pop("seal") == _seal(values) else None
+        return values if values.pop("seal") == _compute_seal(values) else None
     except (OSError, InputError, KeyError, TypeError, AttributeError):
         return None
 
 
-def _newest_first(folder: Path) -> list[Path]:
+def _list_newest_first(folder: Path) -> list[Path]:
     """Return the marked checkpoints, sorted by the step in their names."""
-    marked = [mark.parent for mark in folder.glob(f"checkpoint-*/{COMPLETE_FILE}") if mark.parent.name[11:].isdecimal()]
-    return sorted(marked, key=lambda checkpoint: int(checkpoint.name[11:]), reverse=True)
+    checkpoints = [
+        mark.parent for mark in folder.glob(f"checkpoint-*/{COMPLETE_FILE}") if mark.parent.name[11:].isdecimal()
+    ]
+    return sorted(checkpoints, key=lambda checkpoint: int(checkpoint.name[11:]), reverse=True)
 
 
-def _seal(values: dict) -> str:
+def _compute_seal(values: dict) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def _damage(checkpoint: Path, mark: dict | None) -> str | None:
+def _describe_damage(checkpoint: Path, mark: dict | None) -> str | None:
     """Describe how the files differ from the written ones, or return None."""
     if mark is None:
         return f"{COMPLETE_FILE} was changed"
     try:
-        return _changed_file(checkpoint, mark)
+        return _describe_changed_file(checkpoint, mark)
     except OSError as error:
         return f"{error.filename} cannot be read: {error.strerror}"
 
 
-def _changed_file(checkpoint: Path, mark: dict) -> str | None:
-    files, written = _files(checkpoint), mark["files"]
+def _describe_changed_file(checkpoint: Path, mark: dict) -> str | None:
+    files, written = _list_files(checkpoint), mark["files"]
     if missing := sorted(written.keys() - files.keys()):
         return f"{missing[0]} is missing"
     if extra := sorted(files.keys() - written.keys()):
@@ -134,33 +136,33 @@ def _changed_file(checkpoint: Path, mark: dict) -> str | None:
         if path.stat().st_size != written[name]["size"]:
             return f"{name} has {path.stat().st_size} bytes instead of {written[name]['size']}"
     with ThreadPoolExecutor(THREADS) as threads:
-        for name, digest in zip(files, threads.map(_digest, files.values()), strict=True):
+        for name, digest in zip(files, threads.map(_compute_digest, files.values()), strict=True):
             if digest != written[name][DIGEST]:
                 return f"the content of {name} was changed"
     return None
 
 
 def _set_aside(checkpoint: Path) -> Path:
-    """Rename a checkpoint so that it does not count, and remove one that was renamed earlier."""
+    """Rename a damaged checkpoint so that it does not count, and remove checkpoints that were renamed earlier."""
     for older in checkpoint.parent.glob("damaged-checkpoint-*"):
         shutil.rmtree(older)
     return checkpoint.rename(checkpoint.with_name(f"damaged-{checkpoint.name}"))
 
 
-def _files(checkpoint: Path) -> dict[str, Path]:
+def _list_files(checkpoint: Path) -> dict[str, Path]:
     """Return all files except the mark, by their path in the checkpoint."""
     files = {str(path.relative_to(checkpoint)): path for path in sorted(checkpoint.rglob("*")) if path.is_file()}
     return {name: path for name, path in files.items() if name != COMPLETE_FILE}
 
 
-def _digest(path: Path) -> str:
+def _compute_digest(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, DIGEST).hexdigest()
 
 
 def _sync_and_digest(path: Path) -> str:
     _sync(path)
-    return _digest(path)
+    return _compute_digest(path)
 
 
 def _sync(path: Path) -> None:

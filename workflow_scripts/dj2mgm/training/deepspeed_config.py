@@ -36,7 +36,7 @@ def complete_deepspeed_config(config: dict, hidden_size: int) -> dict:
     for key, size in sizes.items():
         if zero.get(key) == "auto":
             zero[key] = size
-    # the figures of the throughput timer are not used, and it waits for the GPU at every micro batch
+    # the throughput timer's figures are not used, and the timer waits for the GPU at every micro batch
     config.setdefault("timers", {"throughput": {"enabled": False}})
     return config
 
@@ -50,7 +50,7 @@ def build_config_for_gpus(gpus: int, hidden_size: int) -> dict:
 
 
 def with_batch(config: dict, sizes: Mapping[str, int]) -> dict:
-    """Return a configuration with fixed batch sizes; `sizes` come from config.training.solve_batch."""
+    """Return a configuration with fixed batch sizes; `sizes` come from settings.batch_sizes.solve_batch."""
     return config | {
         "train_batch_size": sizes["global_batch_size"],
         "train_micro_batch_size_per_gpu": sizes["micro_batch_size"],

@@ -1,9 +1,10 @@
 """Frozen linear layers with weights of fewer bits: `precision: fp8` and `precision: nf4`.
 
 FP8: products run at twice the rate of bf16 on GPUs that have FP8. Every row of both factors has its own scale, which
-maps its greatest element to that of E4M3 ("rowwise scaling"; Micikevicius et al., FP8 Formats for Deep Learning, 2022).
-A product sums over a row of the activations and a row of the weight. The backward pass sums over the weight's other
-dimension, so it needs a second copy with scales for it. Two copies of one byte are as large as one in bf16.
+maps its greatest element to the greatest number of E4M3 ("rowwise scaling"; Micikevicius et al., FP8 Formats for Deep
+Learning, 2022). A product sums over a row of the activations and a row of the weight. The backward pass sums over the
+weight's other dimension, so it needs a second copy with scales for this dimension. Two copies of one byte are as large
+as one copy in bf16.
 
 NF4 (QLoRA: Dettmers et al., 2023): a quarter of bf16's memory, and products in bf16. Weights are 4-bit codes with an
 8-bit scale for each 64 of them ("double quantization"), quantized by torchao. A weight is dequantized for each product,
@@ -131,7 +132,7 @@ class FrozenNF4Linear(nn.Module):
 @torch.library.custom_op("dj2mgm::nf4_product", mutates_args=())
 def _nf4_product(x: torch.Tensor, parts: list[torch.Tensor], rows: int, backward: bool) -> torch.Tensor:
     """Multiply x (n, I) · Wᵀ (I, O) → (n, O), or in the backward pass x (n, O) · W (O, I) → (n, I); `rows` is O."""
-    weight = _dequantizer(x.device.type)(parts, rows).to(x.dtype)
+    weight = _make_dequantizer(x.device.type)(parts, rows).to(x.dtype)
     return x @ (weight if backward else weight.T)
 
 
@@ -141,21 +142,21 @@ def _(x, parts, rows, backward):
     return x.new_empty(x.shape[0], columns if backward else rows)
 
 
-def _keep(ctx, inputs, output) -> None:
+def _save_for_backward(ctx, inputs, output) -> None:
     _, parts, ctx.rows, _ = inputs
     ctx.save_for_backward(*parts)
 
 
-def _gradient(ctx, gradient: torch.Tensor) -> tuple:
+def _compute_gradient(ctx, gradient: torch.Tensor) -> tuple:
     parts = list(ctx.saved_tensors)
     return _nf4_product(gradient, parts, ctx.rows, True), [None] * len(parts), None, None
 
 
-_nf4_product.register_autograd(_gradient, setup_context=_keep)
+_nf4_product.register_autograd(_compute_gradient, setup_context=_save_for_backward)
 
 
 @cache
-def _dequantizer(device: str):
+def _make_dequantizer(device: str):
     """Return `_dequantize`, compiled for a GPU: uncompiled, it needs seven times the memory of its result."""
     return torch.compile(_dequantize) if device == "cuda" else _dequantize
 
@@ -172,18 +173,18 @@ FROZEN_LAYERS = {"fp8": FrozenFP8Linear, "nf4": FrozenNF4Linear}
 
 
 def replace_frozen_layers(model: nn.Module, precision: str) -> None:
-    """Replace, in place, all frozen linear layers of `model` that have a size which the format supports."""
-    layer = FROZEN_LAYERS[precision]
-    found = [
+    """Replace, in place, all frozen linear layers of `model` whose size the format supports."""
+    replacement = FROZEN_LAYERS[precision]
+    layers = [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
         if type(child) is nn.Linear and not child.weight.requires_grad
     ]
-    if any(is_zero_param(child.weight) for *_, child in found):
+    if any(is_zero_param(child.weight) for *_, child in layers):
         raise InputError(f"precision: {precision} needs whole weights, but ZeRO-3 splits them; set deepspeed: zero2")
-    found = [each for each in found if layer.supports(each[2].weight)]
-    if not found:
+    layers = [(parent, name, child) for parent, name, child in layers if replacement.supports(child.weight)]
+    if not layers:
         raise InputError(f"precision: {precision} supports the size of no frozen layer; set precision: bf16")
-    for parent, name, child in found:
-        setattr(parent, name, layer(child))
+    for parent, name, child in layers:
+        setattr(parent, name, replacement(child))

@@ -51,13 +51,13 @@ def build_workload(
 ) -> Workload:
     """Build the workload of a stage from its longest conversation.
 
-    Its images are those of a micro batch of shorter conversations, each of which has an image. `tuning` is a key of
+    It has the images of a micro batch of shorter conversations with one image each. `tuning` is one of
     planning.step.TUNINGS; `projector` tells whether LoRA also trains the projector.
     """
     longest = max(dataset.lengths)
     workload = build_workload_at(tuning, settings, architecture, longest, max(dataset.answers), projector)
     shortest = max(min(dataset.lengths), workload.architecture.image_tokens)
-    return replace(workload, images=min(MAX_CROWDING, longest / shortest))
+    return replace(workload, images_per_sample=min(MAX_CROWDING, longest / shortest))
 
 
 def build_architecture(family: Family, dataset: ConversationDataset) -> Architecture:
@@ -75,16 +75,16 @@ def build_workload_at(
     tuning: str,
     settings: TrainingSettings,
     architecture: Architecture,
-    sequence: int,
-    answers: int,
+    sequence_length: int,
+    answer_tokens: int,
     projector: bool = True,
 ) -> Workload:
-    """Build a workload of conversations of `sequence` tokens, of which `answers` carry loss."""
+    """Build a workload of conversations of `sequence_length` tokens. `answer_tokens` of them carry loss."""
     return Workload(
         architecture=architecture,
         tuning=tuning,
-        sequence=sequence,
-        answers=answers,
+        sequence_length=sequence_length,
+        answer_tokens=answer_tokens,
         precision=settings.dtype,
         fused=settings.compile and torch.cuda.is_available(),
         lora=settings.lora,
@@ -95,37 +95,38 @@ def build_workload_at(
 
 
 def choose_plan(
-    settings: TrainingSettings, workload: Workload, machine: Machine, kept: Path | None = None
+    settings: TrainingSettings, workload: Workload, machine: Machine, plan_file: Path | None = None
 ) -> TrainingSettings:
-    """Replace "auto" settings by those of the fastest training plan that fits; without "auto", settings do not change.
+    """Replace "auto" settings by the settings of the fastest training plan that fits; change no other settings.
 
-    `kept` is the file of `keep_plan`, for a resumed run, which may be on another machine.
+    `plan_file` is the file of `keep_plan`, for a resumed run, which may be on another machine.
     """
     if not settings.has_auto:
         return settings
-    request, choices = _request(settings, workload), settings.deepspeed_choices or {CONFIGURED: settings.deepspeed}
-    before = kept and _read_kept(kept)
-    if before and before["request"] == request:
-        plan = KeptPlan(**before["plan"])
+    request = _build_request(settings, workload)
+    choices = settings.deepspeed_choices or {CONFIGURED: settings.deepspeed}
+    earlier = plan_file and _read_plan_file(plan_file)
+    if earlier and earlier["request"] == request:
+        plan = KeptPlan(**earlier["plan"])
         _note(f"auto: micro batch {plan.micro_batch} and the other settings as this stage chose before")
         return _apply(plan, settings)
-    if before and before["request"]["trained"] == request["trained"]:
-        name = before["plan"]["deepspeed"]  # the stage's checkpoints need this configuration
+    if earlier and earlier["request"]["trained"] == request["trained"]:
+        name = earlier["plan"]["deepspeed"]  # the stage's checkpoints need this configuration
         choices = {name: choices[name]} if name in choices else choices
     hidden_size = workload.architecture.hidden_size
-    given = settings.micro_batch_size, settings.activation_checkpointing
-    found = list_candidates(
+    micro_batch, checkpointing = settings.micro_batch_size, settings.activation_checkpointing
+    candidates = list_candidates(
         workload,
         machine,
         {name: complete_deepspeed_config(config, hidden_size) for name, config in choices.items()},
         settings.global_batch_size,
-        None if given[0] == AUTO else [given[0]],
-        CHECKPOINTING_INTERVALS if given[1] == AUTO else [int(given[1])],
+        None if micro_batch == AUTO else [micro_batch],
+        CHECKPOINTING_INTERVALS if checkpointing == AUTO else [int(checkpointing)],
     )
-    best = find_fastest(found)
+    best = find_fastest(candidates)
     if best is None:
         raise InputError(
-            f"auto: no training plan fits. Remedies: {'; '.join(suggest_remedies(workload, found, machine))}"
+            f"auto: no training plan fits. Remedies: {'; '.join(suggest_remedies(workload, candidates, machine))}"
         )
     plan = best.plan
     _note(f"auto: the fastest training plan that fits is {describe_plan(plan)}")
@@ -142,33 +143,33 @@ def require_explicit_settings(problem: PlanningError, settings: TrainingSettings
     _note(f"{problem}; training goes on without a memory plan")
 
 
-def keep_plan(requested: TrainingSettings, settings: TrainingSettings, workload: Workload, kept: Path) -> None:
+def keep_plan(requested: TrainingSettings, settings: TrainingSettings, workload: Workload, plan_file: Path) -> None:
     """Write the plan that was chosen for `requested`, for later starts of the stage."""
-    request = _request(requested, workload)
-    before = _read_kept(kept)
-    if not requested.has_auto or (before and before["request"] == request):
+    request = _build_request(requested, workload)
+    earlier = _read_plan_file(plan_file)
+    if not requested.has_auto or (earlier and earlier["request"] == request):
         return
     choices = requested.deepspeed_choices or {CONFIGURED: requested.deepspeed}
     [name] = [name for name, config in choices.items() if config == settings.deepspeed][:1]
     plan = KeptPlan(name, settings.micro_batch_size, int(settings.activation_checkpointing))
-    write_json(kept, {"request": request, "plan": vars(plan), "halved": False})
+    write_json(plan_file, {"request": request, "plan": vars(plan), "halved": False})
 
 
-def halve_micro_batch(kept: Path) -> bool:
-    """Halve the kept micro batch, once, for the next start of a stage whose GPU ran out of memory.
+def halve_micro_batch(plan_file: Path) -> bool:
+    """Halve the micro batch in `plan_file`, once, for the next start of a stage whose GPU ran out of memory.
 
     Return whether it was halved.
     """
-    values = read_json(kept) if kept.exists() else {"halved": True}
+    values = read_json(plan_file) if plan_file.exists() else {"halved": True}
     if values["halved"] or values["plan"]["micro_batch"] == 1:
         return False
     values["plan"]["micro_batch"] //= 2
-    write_json(kept, values | {"halved": True})
+    write_json(plan_file, values | {"halved": True})
     return True
 
 
-def _request(settings: TrainingSettings, workload: Workload) -> dict:
-    """Return everything that a choice depends on, except the machine; checkpoints depend on `trained`, too."""
+def _build_request(settings: TrainingSettings, workload: Workload) -> dict:
+    """Return everything that a choice depends on, except the machine. Checkpoints also depend on `trained`."""
     return {
         "trained": [
             workload.tuning,
@@ -181,36 +182,36 @@ def _request(settings: TrainingSettings, workload: Workload) -> dict:
         "checkpointing": settings.activation_checkpointing,
         "compile": workload.fused,
         "nf4": workload.nf4,
-        "tokens": [workload.sequence, workload.answers, workload.images],
+        "tokens": [workload.sequence_length, workload.answer_tokens, workload.images_per_sample],
     }
 
 
-def _read_kept(kept: Path) -> dict | None:
+def _read_plan_file(plan_file: Path) -> dict | None:
     """Read the choice of an earlier start if it wrote a checkpoint or ran out of GPU memory; None otherwise."""
     try:
-        values = read_json(kept)
+        values = read_json(plan_file)
         values["request"]["trained"], KeptPlan(**values["plan"])
-        return values if values["halved"] or any(kept.parent.glob(f"checkpoint-*/{COMPLETE_FILE}")) else None
+        return values if values["halved"] or any(plan_file.parent.glob(f"checkpoint-*/{COMPLETE_FILE}")) else None
     except (OSError, InputError, KeyError, TypeError):
         return None
 
 
 def _apply(plan: KeptPlan, settings: TrainingSettings) -> TrainingSettings:
-    chosen = {
+    changes = {
         "deepspeed": (settings.deepspeed_choices or {}).get(plan.deepspeed, settings.deepspeed),
         "deepspeed_choices": None,
         "micro_batch_size": plan.micro_batch,
         "gradient_accumulation_steps": settings.count_micro_batches(plan.micro_batch),
         "activation_checkpointing": plan.checkpointing if plan.checkpointing > 1 else bool(plan.checkpointing),
     }
-    return TrainingSettings(**vars(settings) | chosen)
+    return TrainingSettings(**vars(settings) | changes)
 
 
 def require_memory(settings: TrainingSettings, workload: Workload, machine: Machine) -> dict:
     """Refuse a stage that does not fit into the free memory of the machine, if `check_memory` is true.
 
     Returns:
-        The prediction for the run's record: `gpu_gib` and `host_gib`, both also by part, and the free memory.
+        The prediction for the run's record: `gpu_gib` and `host_gib`, each in total and by part, and the free memory.
     """
     if workload.nf4 and not count_parameters(workload).in_4_bits:
         raise InputError(f"precision: nf4 needs a frozen layer of a multiple of {NF4_SCALES} weights; set bf16")
@@ -224,7 +225,7 @@ def require_memory(settings: TrainingSettings, workload: Workload, machine: Mach
                 "find settings that fit; `check_memory: false` in the stage's settings trains anyway"
             )
         _note(f"memory plan: {shortage}; training anyway (check_memory: false)")
-    return _record(prediction, machine)
+    return _build_record(prediction, machine)
 
 
 def plan_from_settings(settings: TrainingSettings, workload: Workload) -> TrainingPlan:
@@ -239,15 +240,15 @@ def plan_from_settings(settings: TrainingSettings, workload: Workload) -> Traini
     )
 
 
-def _record(prediction: Prediction, machine: Machine) -> dict:
-    def rounded(parts: dict[str, float]) -> dict[str, float]:
+def _build_record(prediction: Prediction, machine: Machine) -> dict:
+    def round_sizes(parts: dict[str, float]) -> dict[str, float]:
         return {part: round(size, 3) for part, size in parts.items()}
 
     return {
         "gpu_gib": round(prediction.gpu_gib, 2) if machine.gpus else None,
         "host_gib": round(prediction.host_gib, 2),
-        "gpu": rounded(prediction.gpu),
-        "host": rounded(prediction.host),
+        "gpu": round_sizes(prediction.gpu),
+        "host": round_sizes(prediction.host),
         "free_gpu_gib": machine.gpu_gib,
         "free_host_gib": machine.host_gib,
     }

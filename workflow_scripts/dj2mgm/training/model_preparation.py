@@ -28,9 +28,9 @@ def gather_whole_layers(model: nn.Module, parts: Parts) -> None:
     Its hooks around each of the hundreds of modules in the layers would take longer than the GPU computes.
     """
     set_z3_leaf_modules(model, list({type(layer) for layer in (*parts.towers, *parts.decoder)}))
-    # These modules cannot be leaves: the gradients of a leaf count as complete when those of its inputs are, and their
-    # inputs may have no gradients.
-    for module in parts.called:
+    # These modules cannot be leaves. The gradients of a leaf count as complete when the gradients of its inputs are
+    # complete, and the inputs of these modules may have no gradients.
+    for module in parts.externally_read:
         for parameter in module.parameters():
             if is_zero_param(parameter):
                 register_external_parameter(module, parameter)
@@ -67,16 +67,16 @@ def disable_cudnn_attention() -> None:
 
 
 def compile_layers(parts: Parts) -> None:
-    """Compile, in place, the layers of towers and decoder, other modules of the towers (`between`), and the loss."""
+    """Compile, in place, the layers of towers and decoder, `compiled_tower_modules`, and the loss."""
     # the default limit is too low: ConvNeXt's blocks have four widths, and a batch may have a single sample
     torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
     towers = [layer for layer in parts.towers if is_packed(layer) or not takes_boundaries(layer)]
     if len(towers) < len(parts.towers):
         note("the tower's layers are not compiled: their code depends on the size of each image")
-    for layer in (*towers, *parts.between):
-        layer.forward = _compiled(layer, dimensions=1)
+    for layer in (*towers, *parts.compiled_tower_modules):
+        layer.forward = _compile_forward(layer, dimensions=1)
     for layer in parts.decoder:
-        layer.forward = _compiled(layer, dimensions=2)
+        layer.forward = _compile_forward(layer, dimensions=2)
     loss_and_gradient = torch.compile(parts.head.loss_and_gradient)
     # the targets are copied, because code compiled for a slice depends on its offset
     parts.head.loss_and_gradient = lambda logits, targets: loss_and_gradient(
@@ -95,7 +95,7 @@ def _mark_dynamic(value: object, sizes: Sequence[int]) -> object:
     PyTorch then compiles once for any size. Otherwise it would compile for the first size, and again for a second one.
     """
     if isinstance(value, tuple):
-        return tuple(_mark_dynamic(each, sizes) for each in value)
+        return tuple(_mark_dynamic(item, sizes) for item in value)
     if isinstance(value, torch.Tensor):
         for dimension, size in enumerate(value.shape):
             mark = torch._dynamo.maybe_mark_dynamic if size in sizes else torch._dynamo.mark_static
@@ -103,7 +103,7 @@ def _mark_dynamic(value: object, sizes: Sequence[int]) -> object:
     return value
 
 
-def _compiled(layer: nn.Module, dimensions: int) -> Callable:
+def _compile_forward(layer: nn.Module, dimensions: int) -> Callable:
     """Return the layer's compiled forward, inside reentrant activation checkpointing.
 
     transformers wraps checkpointing around a layer's forward (`GradientCheckpointingLayer`). If both are compiled,
@@ -114,7 +114,7 @@ def _compiled(layer: nn.Module, dimensions: int) -> Callable:
     forward, threads, packed = type(layer).forward, torch.get_num_threads(), is_packed(layer)
     compiled = torch.compile(getattr(forward, "__wrapped__", forward).__get__(layer))
 
-    def marked(*args, **kwargs) -> torch.Tensor:
+    def run_compiled(*args, **kwargs) -> torch.Tensor:
         # Compiled code is valid for one number of threads. The thread that pins batches sets another number, which
         # later threads, such as autograd's, inherit.
         torch.set_num_threads(threads)
@@ -124,9 +124,9 @@ def _compiled(layer: nn.Module, dimensions: int) -> Callable:
         keywords = {name: _mark_dynamic(value, sizes) for name, value in kwargs.items()}
         return compiled(*_mark_dynamic(args, sizes), **keywords)
 
-    def maybe_checkpointed(*args, **kwargs) -> torch.Tensor:
+    def run_layer(*args, **kwargs) -> torch.Tensor:
         if layer.training and getattr(layer, "gradient_checkpointing", False) and args[0].requires_grad:
-            return checkpoint(partial(marked, **kwargs), *args, use_reentrant=True)
-        return marked(*args, **kwargs)
+            return checkpoint(partial(run_compiled, **kwargs), *args, use_reentrant=True)
+        return run_compiled(*args, **kwargs)
 
-    return maybe_checkpointed
+    return run_layer

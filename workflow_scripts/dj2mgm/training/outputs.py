@@ -78,8 +78,8 @@ VERSIONS = ("torch", "transformers", "deepspeed", "peft", "accelerate")
 def write_metrics(settings: TrainingSettings, trainer: StageTrainer, record: dict, output_dir: Path) -> None:
     """Write metrics.jsonl, scores.jsonl, scored.jsonl, and last metrics.json with `record`."""
     history = [row for row in trainer.state.log_history if "loss" in row]
-    kept = ("step", "epoch", "loss", "learning_rate", "projector_learning_rate", "grad_norm", "seconds")
-    write_jsonl(output_dir / "metrics.jsonl", ({key: row[key] for key in kept if key in row} for row in history))
+    columns = ("step", "epoch", "loss", "learning_rate", "projector_learning_rate", "grad_norm", "seconds")
+    write_jsonl(output_dir / "metrics.jsonl", ({key: row[key] for key in columns if key in row} for row in history))
     record |= {"scores": _write_scores(trainer, record["train_seconds"], output_dir)}
     write_json(
         output_dir / "metrics.json",
@@ -89,9 +89,9 @@ def write_metrics(settings: TrainingSettings, trainer: StageTrainer, record: dic
             "loss_first": history[0]["loss"],
             "loss_last": history[-1]["loss"],
             **record,
-            "peak_host_rss_gib": _gib(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10),
-            "peak_gpu_gib": _gib(torch.cuda.max_memory_allocated()),
-            "peak_gpu_reserved_gib": _gib(torch.cuda.max_memory_reserved()),
+            "peak_host_rss_gib": _to_gib(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10),
+            "peak_gpu_gib": _to_gib(torch.cuda.max_memory_allocated()),
+            "peak_gpu_reserved_gib": _to_gib(torch.cuda.max_memory_reserved()),
             "seed": settings.seed,
             "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
         },
@@ -115,11 +115,11 @@ def _write_scores(trainer: StageTrainer, train_seconds: float, output_dir: Path)
         write_jsonl(output_dir / "scored.jsonl", ())
         return None
     held_out, correct = trainer.scorer.held_out, scores[-1]["correct"]
-    write_jsonl(output_dir / "scored.jsonl", held_out.described(correct))
+    write_jsonl(output_dir / "scored.jsonl", held_out.describe_rows(correct))
     seconds = sum(row["eval_seconds"] for row in scores)
     share = {"seconds": round(seconds, 1), "share": round(seconds / train_seconds, 4)}
     return {"asked": held_out.kind, "questions": len(correct)} | share
 
 
-def _gib(size: int) -> float:
+def _to_gib(size: int) -> float:
     return round(size / 2**30, 2)

@@ -39,7 +39,7 @@ def join_process_group() -> None:
 
 
 @cache  # the first process holds the store, so it must stay until the process group is made at the same port
-def _early_store() -> distributed.Store:
+def _open_early_store() -> distributed.Store:
     store, _, _ = next(distributed.rendezvous("env://"))
     return distributed.PrefixStore("early", store)
 
@@ -49,8 +49,8 @@ def gather_early(values: list[float | None]) -> list[list[float | None]]:
     rank, processes = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     if processes == 1:
         return [values]
-    _early_store().set(f"{rank}", json.dumps(values))
-    return [json.loads(_early_store().get(f"{process}")) for process in range(processes)]
+    _open_early_store().set(f"{rank}", json.dumps(values))
+    return [json.loads(_open_early_store().get(f"{process}")) for process in range(processes)]
 
 
 def decide_together(decide: Callable[[], T]) -> T:

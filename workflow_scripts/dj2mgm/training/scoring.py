@@ -1,8 +1,8 @@
 """Score a model in training on held-out questions, without generating answers.
 
 One forward pass over a question with its reference answer gives the answer's likelihood and tells whether greedy search
-would give this answer. It does if, at each of the answer's tokens up to the one that ends it, no token is likelier than
-the reference's. Rounding may differ from that of answers generated token by token.
+would give this answer. It does if, at each token of the answer up to its end token, no token is likelier than
+the reference's. Rounding may differ from answers that are generated token by token.
 """
 
 import heapq
@@ -41,7 +41,7 @@ class HeldOutQuestions(Dataset):
     rows: list[dict]
     lengths: list[int]  # (N,) tokens of each conversation
     encoder: Encoder  # makes the items
-    digest: str  # digest of the conversations; an earlier start may have scored others
+    digest: str  # digest of the conversations; an earlier start may have scored other conversations
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -49,7 +49,7 @@ class HeldOutQuestions(Dataset):
     def __getitem__(self, index: int) -> dict:
         return self.encoder.item(self.rows[index])
 
-    def described(self, correct: str) -> Iterator[dict]:
+    def describe_rows(self, correct: str) -> Iterator[dict]:
         """Yield readable rows of the first conversations, with the flags of `HeldOutScore.correct` for questions."""
         for row, hit in zip(self.rows, correct, strict=False):
             question = {key: row[key] for key in ("type", "question", "answer") if key in row}
@@ -64,7 +64,7 @@ def read_held_out_questions(
     Args:
         evaluation: the held-out split.
         generate_config: settings of the stage `generate`, with the image folder and the prompts.
-        tuning: a key of memory.step.TUNINGS.
+        tuning: one of planning.step.TUNINGS.
         encoder: encoder of the conversations.
         max_length: tokens at which training truncates conversations. Conversations of this length are left out.
         count: maximum number of questions.
@@ -72,29 +72,29 @@ def read_held_out_questions(
     settings = load_settings(PromptSettings, generate_config)
     kind, rows = "questions", []
     if tuning != "stage1":
-        rows = _first(_questions(evaluation, settings.question_prompt), count)
+        rows = _select_first(_read_questions(evaluation, settings.question_prompt), count)
     if not rows:
         prompt = settings.captions["pretrain" if tuning == "stage1" else "finetune"]
         question = prompt.question if tuning == "stage1" else prompt.question or DESCRIBE
-        kind, rows = "captions", _first(_captions(evaluation, question), count)
+        kind, rows = "captions", _select_first(_read_captions(evaluation, question), count)
     for row in rows:
         try:
             row["image"] = str(locate_image(settings.image_root, row["image"]))
         except BadImage as error:
             raise InputError(f"{evaluation}, row {row['of']}: {error}; restore the image or delete the row") from None
-    lengths = [_length(row, encoder) for row in rows]
-    scored = [(row, length) for row, length in zip(rows, lengths, strict=True) if 0 < length < max_length]
-    if len(scored) < len(rows):
-        left_out = f"{len(rows) - len(scored)} of {len(rows)} held-out {kind}"
+    lengths = [_measure_length(row, encoder) for row in rows]
+    scored_rows = [(row, length) for row, length in zip(rows, lengths, strict=True) if 0 < length < max_length]
+    if len(scored_rows) < len(rows):
+        left_out = f"{len(rows) - len(scored_rows)} of {len(rows)} held-out {kind}"
         note(f"{left_out} are not scored in training: too long or damaged")
-    if not scored:
+    if not scored_rows:
         return None
-    rows, lengths = map(list, zip(*scored, strict=True))
-    said = [(row["id"], row["conversations"]) for row in rows]
-    return HeldOutQuestions(kind, rows, lengths, encoder, sha256(repr(said).encode()).hexdigest()[:12])
+    rows, lengths = map(list, zip(*scored_rows, strict=True))
+    conversations = [(row["id"], row["conversations"]) for row in rows]
+    return HeldOutQuestions(kind, rows, lengths, encoder, sha256(repr(conversations).encode()).hexdigest()[:12])
 
 
-def _questions(evaluation: Path, prompt: str) -> Iterator[dict]:
+def _read_questions(evaluation: Path, prompt: str) -> Iterator[dict]:
     for row in read_evaluation(evaluation):
         for number, item in enumerate(row["questions"]):
             question = prompt.replace("{question}", item["question"])
@@ -104,17 +104,17 @@ def _questions(evaluation: Path, prompt: str) -> Iterator[dict]:
             }
 
 
-def _captions(evaluation: Path, question: str) -> Iterator[dict]:
+def _read_captions(evaluation: Path, question: str) -> Iterator[dict]:
     for row in read_evaluation(evaluation):
         yield build_conversation(row["id"], row["image"], question, row["captions"][0]) | {"of": row["id"]}
 
 
-def _first(rows: Iterator[dict], count: int) -> list[dict]:
+def _select_first(rows: Iterator[dict], count: int) -> list[dict]:
     """Return the first rows in a random order that depends on their ids only."""
     return heapq.nsmallest(count, rows, key=lambda row: sha256(row["id"].encode()).digest())
 
 
-def _length(row: dict, encoder: Encoder) -> int:
+def _measure_length(row: dict, encoder: Encoder) -> int:
     """Return the tokens of a conversation, 0 if it cannot be scored."""
     if image_problem(row) or control_problem(row, encoder.control_tokens):
         return 0
@@ -146,7 +146,7 @@ Answered = tuple[float, int, bool]  # log-likelihood in nats, tokens, whether gr
 class Scorer:
     """Scores the engine in training on held-out questions, on all processes together and without gradients.
 
-    Micro batches have at most as many samples and tokens as those of training. Compiled layers run uncompiled, because
+    Micro batches have at most as many samples and tokens as in training. Compiled layers run uncompiled, because
     they would have to be compiled again.
 
     Args:
@@ -183,44 +183,45 @@ class Scorer:
         process, processes = 0, 1
         if distributed.is_initialized():
             process, processes = distributed.get_rank(), distributed.get_world_size()
-        batches = self._micro_batches(count, processes)
-        # each process has equally many, because all gather ZeRO-3's layers together; repeated questions count once
-        places = range(process, process + len(batches), processes)
-        own = [batches[min(place, len(batches) - 1)] for place in places]
-        answered: dict[int, Answered] = {}
+        batches = self._make_batches(count, processes)
+        # Each process has the same number of batches, because all gather ZeRO-3's layers together. Repeated questions
+        # count once.
+        indices = range(process, process + len(batches), processes)
+        own_batches = [batches[min(index, len(batches) - 1)] for index in indices]
+        answers_by_number: dict[int, Answered] = {}
         ends: list[float] = []
-        with _undisturbed(engine), recording_likelihoods(self.head) as found:
-            for batch, numbers in zip(self._loader(own), own, strict=True):
+        with _restoring_state(engine), recording_likelihoods(self.head) as recorded:
+            for batch, numbers in zip(self._make_loader(own_batches), own_batches, strict=True):
                 engine(**self.prepare_inputs(dict(batch), device))
-                answered |= zip(numbers, self._answers(batch, *found.pop()), strict=True)
+                answers_by_number |= zip(numbers, self._score_rows(batch, *recorded.pop()), strict=True)
                 ends.append(time.monotonic() - start)
                 if count is None and len(ends) > 1 and not decide_together(lambda: ends[-1] < seconds):
                     break
         if processes > 1:
             parts: list[dict[int, Answered] | None] = [None] * processes
-            distributed.all_gather_object(parts, answered)
-            answered = {number: answer for part in parts for number, answer in part.items()}
+            distributed.all_gather_object(parts, answers_by_number)
+            answers_by_number = {number: answer for part in parts for number, answer in part.items()}
         if count is None:
-            sizes = [len(numbers) * processes for numbers in own[: len(ends)]]
-            count = decide_together(lambda: min(len(answered), questions_within(sizes, ends, seconds)))
-        values = [answered[number] for number in range(count)]
+            sizes = [len(numbers) * processes for numbers in own_batches[: len(ends)]]
+            count = decide_together(lambda: min(len(answers_by_number), questions_within(sizes, ends, seconds)))
+        values = [answers_by_number[number] for number in range(count)]
         loss = -sum(value for value, _, _ in values) / sum(tokens for _, tokens, _ in values)
         correct = "".join("01"[hit] for *_, hit in values)
         return HeldOutScore(loss, correct, time.monotonic() - start)
 
-    def _micro_batches(self, count: int | None, processes: int) -> list[list[int]]:
+    def _make_batches(self, count: int | None, processes: int) -> list[list[int]]:
         """Return the questions' numbers by micro batch, in their order."""
         batches: list[list[int]] = [[]]
         for number in range(len(self.held_out) if count is None else count):
             most = self.samples if count else min(self.samples, FIRST_QUESTIONS << (len(batches) - 1) // processes)
-            widest = max(padded_width(self.held_out.lengths[each], self.longest) for each in (*batches[-1], number))
+            widest = max(padded_width(self.held_out.lengths[index], self.longest) for index in (*batches[-1], number))
             size = len(batches[-1]) + 1
             if batches[-1] and (size > most or size * widest > self.tokens):
                 batches.append([])
             batches[-1].append(number)
         return batches
 
-    def _loader(self, batches: Sequence[list[int]]) -> DataLoader:
+    def _make_loader(self, batches: Sequence[list[int]]) -> DataLoader:
         return DataLoader(
             self.held_out,
             batch_sampler=batches,
@@ -230,16 +231,20 @@ class Scorer:
             generator=torch.Generator().manual_seed(0),  # the default would draw from training's random numbers
         )
 
-    def _answers(self, batch: dict[str, torch.Tensor], values: torch.Tensor, hits: torch.Tensor) -> Iterator[Answered]:
+    def _score_rows(
+        self, batch: dict[str, torch.Tensor], values: torch.Tensor, hits: torch.Tensor
+    ) -> Iterator[Answered]:
         """Yield the result of each row of a micro batch, from (n,) log-likelihoods and hits at all answers' tokens."""
         values, hits = values.cpu(), hits.cpu()
         positions, labels = batch["answer_positions"], batch["labels"]
-        row_of = positions // labels.shape[1]
+        rows = positions // labels.shape[1]
         ends = torch.isin(labels.flatten()[positions + 1], self.stops)
         for row in range(len(labels)):
-            own = row_of == row
-            until = ends[own].long().cumsum(0) - ends[own].long() == 0  # up to and including the first end token
-            yield values[own].sum().item(), int(own.sum()), bool(hits[own][until].all())
+            in_row = rows == row
+            until_end = (
+                ends[in_row].long().cumsum(0) - ends[in_row].long() == 0
+            )  # up to and including the first end token
+            yield values[in_row].sum().item(), int(in_row.sum()), bool(hits[in_row][until_end].all())
 
 
 def questions_within(sizes: Sequence[int], ends: Sequence[float], seconds: float) -> int:
@@ -250,12 +255,12 @@ def questions_within(sizes: Sequence[int], ends: Sequence[float], seconds: float
     """
     if ends[-1] < seconds:
         return sum(sizes)
-    count, took = (sum(sizes[1:]), ends[-1] - ends[0]) if len(ends) > 1 else (sizes[0], ends[0])
-    return max(1, int(USED_SHARE * seconds * count / took))
+    count, elapsed = (sum(sizes[1:]), ends[-1] - ends[0]) if len(ends) > 1 else (sizes[0], ends[0])
+    return max(1, int(USED_SHARE * seconds * count / elapsed))
 
 
 @contextmanager
-def _undisturbed(engine: nn.Module) -> Iterator[None]:
+def _restoring_state(engine: nn.Module) -> Iterator[None]:
     """Restore mode and random state afterwards, as if nothing had been computed."""
     training = engine.training
     engine.eval()

@@ -1,4 +1,4 @@
-"""Resolved settings of a training stage, with what PyTorch makes of them."""
+"""Resolved settings of a training stage, with properties that depend on PyTorch and this machine."""
 
 from typing import Self
 

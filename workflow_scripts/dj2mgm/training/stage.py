@@ -72,7 +72,7 @@ class StageRun:
     """A training stage, from its settings to its declared outputs, which are written last.
 
     Args:
-        tuning: kind of tuning, one of memory.step.TUNINGS.
+        tuning: kind of tuning, one of planning.step.TUNINGS.
         settings: settings of the stage, possibly with "auto".
         inputs: `data` (jsonl), `model` (folder), possibly `pairs` (jsonl), and other files that decide the result.
         output_dir: folder of the outputs.
@@ -96,7 +96,7 @@ class StageRun:
         self.requested = self.settings = settings
         self.prepare, self.save = prepare, save
         self.checkpoints, self.progress_file = output_dir / "checkpoints", output_dir / "progress.json"
-        self.kept_plan = self.checkpoints / "training_plan.json"
+        self.plan_file = self.checkpoints / "training_plan.json"
 
     def run(self) -> None:
         """Train and write the outputs."""
@@ -150,16 +150,16 @@ class StageRun:
         architecture = build_architecture(self.family, self.dataset)
         self.workload = build_workload(self.tuning, self.settings, architecture, self.dataset, projector)
         gpus, nodes = self.settings.gpus, self.settings.nodes
-        own = read_free_memory(gpus, nodes)
+        own_memory = read_free_memory(gpus, nodes)
         reserve_memory_for_kernels()
         disable_cudnn_attention()
-        # all processes make the same choice, so they plan for the least that one of them finds free
-        found = zip(*gather_early([own.gpu_gib, own.host_gib]), strict=True)
-        gpu_gib, host_gib = (None if None in gib else min(gib) for gib in found)
-        free = replace(own, gpu_gib=gpu_gib, host_gib=host_gib)
+        # all processes must make the same choice, so they plan for the least free memory of all processes
+        free_gib = zip(*gather_early([own_memory.gpu_gib, own_memory.host_gib]), strict=True)
+        gpu_gib, host_gib = (None if None in gib else min(gib) for gib in free_gib)
+        free = replace(own_memory, gpu_gib=gpu_gib, host_gib=host_gib)
         self.memory_plan = None
         try:
-            self.settings = choose_plan(self.requested, self.workload, free, self.kept_plan)
+            self.settings = choose_plan(self.requested, self.workload, free, self.plan_file)
             self.memory_plan = require_memory(self.settings, self.workload, free)
         except PlanningError as problem:
             require_explicit_settings(problem, self.settings)
@@ -192,7 +192,7 @@ class StageRun:
             note(sentence)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         discard_checkpoints(self.checkpoints, newest=self.checkpoint)
-        keep_plan(self.requested, self.settings, self.workload, self.kept_plan)
+        keep_plan(self.requested, self.settings, self.workload, self.plan_file)
         if self.checkpoint is None:
             self.progress_file.unlink(missing_ok=True)
 
@@ -206,8 +206,8 @@ class StageRun:
             replace_frozen_layers(self.parts.decoder, self.settings.precision)
         if self.settings.compile and torch.cuda.is_available():
             compile_layers(self.parts)
-        named = self.model.named_parameters()
-        self.trained = {name: parameter for name, parameter in named if parameter.requires_grad}
+        parameters = self.model.named_parameters()
+        self.trained = {name: parameter for name, parameter in parameters if parameter.requires_grad}
         self.shapes = full_shapes(self.trained)
 
     def build_trainer(self) -> None:
@@ -265,7 +265,7 @@ class StageRun:
                 f"the GPU ran out of memory, and the DeepSpeed file fixes {' and '.join(fixed)}. Set auto there, so "
                 "that the stage can resume with half of the micro batch, or set a smaller micro batch"
             )
-        elif halve_micro_batch(self.kept_plan):
+        elif halve_micro_batch(self.plan_file):
             if self.arguments.world_size == 1:
                 note("the GPU ran out of memory: resuming from the last checkpoint with half of the micro batch")
                 restart_training()

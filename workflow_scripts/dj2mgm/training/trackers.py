@@ -65,8 +65,8 @@ class Trackers:
     def __init__(self, names: list[str], labels: dict[str, object], checkpoints: Path, resumed: bool):
         self.names = [name for name in names if name != "tensorboard"]
         self.labels, self.file = labels, checkpoints / STATE_FILE
-        kept = read_json(self.file) if resumed and self.file.exists() else {}
-        self.state = {"id": kept.get("id") or secrets.token_hex(4), "mlflow": kept.get("mlflow")}
+        saved_state = read_json(self.file) if resumed and self.file.exists() else {}
+        self.state = {"id": saved_state.get("id") or secrets.token_hex(4), "mlflow": saved_state.get("mlflow")}
         parts = (str(labels[key]) for key in ("experiment", "seed", "stage") if key in labels)
         self.run_name = f"{'-'.join(parts)}-{self.state['id']}"
 
@@ -88,7 +88,7 @@ class Trackers:
             tracker.config.update(self.labels, allow_val_change=True)
 
     def _set_environment(self) -> None:
-        folder, text = self._folder(), {key: str(value) for key, value in self.labels.items()}
+        folder, text = self._find_folder(), {key: str(value) for key, value in self.labels.items()}
         values = TIMEOUTS | {
             "WANDB_PROJECT": PROJECT,
             "WANDB_DIR": str(folder),
@@ -111,8 +111,8 @@ class Trackers:
         new = values.keys() - os.environ.keys()
         os.environ |= {name: values[name] for name in new} | {SET_VARIABLES: " ".join(sorted(new))}
 
-    def _folder(self) -> Path:
-        """Return the folder of all results, or that of the stage if its experiment is unknown."""
+    def _find_folder(self) -> Path:
+        """Return the folder of all results, or the stage's folder if its experiment is unknown."""
         stage = self.file.absolute().parent.parent
         return next((folder.parent for folder in stage.parents if folder.name == self.labels.get("experiment")), stage)
 

@@ -103,13 +103,13 @@ class ResumableTrainer(Trainer):
             output = super().train(*args, **kwargs)
             check_end(self._stage, self._losses, self.global_batch_size, self.args.learning_rate)
         except Diverged as error:
-            raise self._without_diverged_checkpoints(error) from None
+            raise self._remove_diverged_checkpoints(error) from None
         except Exception as error:
             if SCALE_AT_MINIMUM not in str(error):
                 raise
             step, problem = self.state.global_step, "the gradient is not finite at the lowest loss scale of fp16"
             error = diverged(self._stage, step + 1, problem, self.args.learning_rate)
-            raise self._without_diverged_checkpoints(error) from None
+            raise self._remove_diverged_checkpoints(error) from None
         return output
 
     @property
@@ -138,7 +138,7 @@ class ResumableTrainer(Trainer):
     def _check_finite(self, value: float, name: str) -> None:
         check_finite(self._stage, self.state.global_step, value, self.args.learning_rate, name)
 
-    def _without_diverged_checkpoints(self, error: Diverged) -> Diverged:
+    def _remove_diverged_checkpoints(self, error: Diverged) -> Diverged:
         """Remove checkpoints without a healthy loss after them; return the error and what the same command will do."""
         folder = Path(self.args.output_dir)
         healthy = newest_before(folder, last_healthy_step(self._losses, self.global_batch_size))
@@ -154,10 +154,12 @@ class ResumableTrainer(Trainer):
         if isinstance(optimizer, DummyOptim):
             optimizer.params = [{"params": optimizer.params}]
             if decay := self.args.weight_decay:
-                decaying = set(self.get_decay_parameter_names(self.model))
-                spared = [parameter for name, parameter in self.model.named_parameters() if name not in decaying]
+                decayed_names = set(self.get_decay_parameter_names(self.model))
+                undecayed = [
+                    parameter for name, parameter in self.model.named_parameters() if name not in decayed_names
+                ]
                 optimizer.params = split_groups(
-                    [optimizer.params[0] | {"weight_decay": decay}], spared, weight_decay=0.0
+                    [optimizer.params[0] | {"weight_decay": decay}], undecayed, weight_decay=0.0
                 )
         return optimizer
 
@@ -221,9 +223,9 @@ class ResumableTrainer(Trainer):
         self.state.stateful_callbacks[UNLOGGED] = {"since": self._globalstep_last_logged, "losses": losses}
 
     def _restore_unlogged_loss(self) -> None:
-        kept = self.state.stateful_callbacks[UNLOGGED]
-        self._globalstep_last_logged = kept["since"]
-        self._tr_loss += kept["losses"][self.args.process_index]
+        unlogged = self.state.stateful_callbacks[UNLOGGED]
+        self._globalstep_last_logged = unlogged["since"]
+        self._tr_loss += unlogged["losses"][self.args.process_index]
 
     def _save_checkpoint(self, model, trial) -> None:
         self._keep_unlogged_loss()
@@ -245,7 +247,8 @@ class StageTrainer(ResumableTrainer):
         save_checked: function that writes the trained weights into a checkpoint folder, on every rank, and raises if
             they are not valid.
         progress_file: file of the newest progress, for watch.py.
-        projector_learning_rate: learning rate of projector and mining, under the same schedule; None: that of the rest.
+        projector_learning_rate: learning rate of projector and mining, under the same schedule; None: the learning rate
+            of the other parameters.
         scorer: scorer of held-out answers; None: no scores.
     """
 
@@ -277,10 +280,10 @@ class StageTrainer(ResumableTrainer):
         """
         optimizer = super().create_optimizer(model)
         if self.projector_learning_rate:
-            own = isinstance(optimizer, DummyOptim)
-            groups = optimizer.params if own else optimizer.param_groups
+            is_deepspeed = isinstance(optimizer, DummyOptim)
+            groups = optimizer.params if is_deepspeed else optimizer.param_groups
             groups = split_groups(groups, projector_parameters(self.model).values(), lr=self.projector_learning_rate)
-            if own:
+            if is_deepspeed:
                 optimizer.params = groups
             else:
                 optimizer.param_groups.clear()
@@ -313,13 +316,13 @@ class StageTrainer(ResumableTrainer):
         if self.scorer is None or (scores and scores[-1]["step"] == step):
             return
         count = scores[0]["eval_questions"] if scores else None
-        score = self.scorer.score(self.model_wrapped, self.args.device, count, self._seconds_for_scores())
+        score = self.scorer.score(self.model_wrapped, self.args.device, count, self._compute_scoring_seconds())
         accuracy = {"eval_accuracy": score.accuracy} if self.scorer.held_out.kind == "questions" else {}
         logs = {"eval_loss": score.loss} | accuracy | {"eval_questions": len(score.correct)}
         self.log(logs | {"eval_seconds": round(score.seconds, 3)})
         self.state.log_history[-1] |= {"correct": score.correct, "asked": self.scorer.held_out.digest}
 
-    def _seconds_for_scores(self) -> float:
+    def _compute_scoring_seconds(self) -> float:
         """Return the time for the scores of a checkpoint; unlimited if this process has not trained yet."""
         steps = [end - start for start, end in pairwise([*self._step_began, time.monotonic()])]
         checkpoints = -(-self.state.max_steps // self.state.save_steps)

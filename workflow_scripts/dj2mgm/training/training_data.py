@@ -55,7 +55,8 @@ class StepBatches(Sampler[list[int | None]]):
         self.processes, self.process = processes, process
         self.epoch, self.first_step = 0, 0
         # both the loader and the trainer read a step's micro batches
-        self._order, self.step = lru_cache(maxsize=1)(self._order), lru_cache(maxsize=8)(self._step)
+        self._shuffle_samples = lru_cache(maxsize=1)(self._shuffle_samples)
+        self.step = lru_cache(maxsize=8)(self._build_step)
 
     def __len__(self) -> int:
         """Return the steps of an epoch, the unit in which the trainer counts."""
@@ -71,30 +72,30 @@ class StepBatches(Sampler[list[int | None]]):
         for number in range(self.first_step, len(self)):
             yield from self.step(self.epoch, number)
 
-    def _step(self, epoch: int, number: int) -> list[list[int | None]]:
+    def _build_step(self, epoch: int, number: int) -> list[list[int | None]]:
         """Return this process's micro batches of a step."""
         start = number * self.global_batch
-        samples = self._order(epoch)[start : start + self.global_batch]
+        samples = self._shuffle_samples(epoch)[start : start + self.global_batch]
         samples.sort(key=lambda sample: (-self.widths[sample], sample))
         shares = [samples[process :: self.processes] for process in range(self.processes)]
-        count = max(self._min_micro_batches(share) for share in shares)
+        count = max(self._count_micro_batches(share) for share in shares)
         return self._split(shares[self.process], count)
 
-    def _order(self, epoch: int) -> list[int]:
+    def _shuffle_samples(self, epoch: int) -> list[int]:
         # not the sum of seed and epoch: one seed's second epoch would equal the next seed's first
         seed = random.Random(f"{self.seed}/{epoch}").getrandbits(63) if epoch else self.seed
         return torch.randperm(len(self.widths), generator=torch.Generator().manual_seed(seed)).tolist()
 
-    def _min_micro_batches(self, samples: list[int]) -> int:
+    def _count_micro_batches(self, samples: list[int]) -> int:
         """Return the least number of micro batches for these samples, the longest first."""
         count, free = 0, 0
         for sample in samples:
             if not free:
-                count, free = count + 1, self._capacity(self.widths[sample])
+                count, free = count + 1, self._compute_capacity(self.widths[sample])
             free -= 1
         return count
 
-    def _capacity(self, width: int) -> int:
+    def _compute_capacity(self, width: int) -> int:
         """Return the number of samples of this width that a micro batch may have."""
         return min(self.samples, self.tokens // width)
 
@@ -111,7 +112,7 @@ class StepBatches(Sampler[list[int | None]]):
             before, tokens = tokens, [float("inf")] * (len(samples) + 1)
             begin_at = [0] * (len(samples) + 1)
             for begin, width in enumerate(widths):
-                for end in range(begin + 1, min(len(samples), begin + self._capacity(width)) + 1):
+                for end in range(begin + 1, min(len(samples), begin + self._compute_capacity(width)) + 1):
                     if (total := before[begin] + width * max(2, end - begin)) < tokens[end]:
                         tokens[end], begin_at[end] = total, begin
             begins.append(begin_at)
@@ -173,14 +174,14 @@ class ConversationDataset(Dataset):
             if problem := image_problem(row) or control_problem(row, self.encoder.control_tokens):
                 raise InputError(f"{path}, row {number}: {problem}; fix or delete the row")
             try:
-                length, answered = self.encoder.tokens(row)
+                length, answer_tokens = self.encoder.tokens(row)
             except ImageBeyondMaxLength as error:
                 too_long.append(error)
                 continue
             if (images := list_images(row)) and (pixels := self.encoder.pixels(row)) > most_pixels:
                 self.largest_images, most_pixels = images, pixels
             self.lengths.append(length)
-            self.answers.append(answered)
+            self.answers.append(answer_tokens)
         if too_long:
             longest = max(too_long, key=lambda error: error.end)
             raise InputError(
@@ -202,9 +203,9 @@ class ConversationDataset(Dataset):
         return len(self.lengths)
 
     def __getitem__(self, index: int | None) -> dict:
-        return self.encoder.item(None if index is None else self._row(index))
+        return self.encoder.item(None if index is None else self._read_row(index))
 
-    def _row(self, index: int) -> dict:
+    def _read_row(self, index: int) -> dict:
         for rows in self.files:
             if index < len(rows):
                 return rows[index]
@@ -215,7 +216,7 @@ class ConversationDataset(Dataset):
 class Collator:
     """Collator of items to the encoder's batch, padded to one of few widths (`padded_width`) up to `longest`.
 
-    `dtype` is that of the model's weights.
+    `dtype` is the dtype of the model's weights.
     """
 
     def __init__(self, encoder: Encoder, longest: int, dtype: torch.dtype = torch.float32):

@@ -189,13 +189,13 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
 
 @fuzzed(2000)
 @given(st.sampled_from([True, False]), st.floats(0, 1, exclude_max=True), st.none() | st.integers(0, 255))
-def test_damaged_pickle_message_does_not_disable_the_check(tmp_path, zipped, place, value):
+def test_damaged_pickle_message_does_not_disable_the_check(tmp_path, zipped, position, value):
     """The pickle is truncated or has a changed byte."""
     whole = io.BytesIO()
     torch.save({"a": torch.ones(3), "b": torch.zeros(2, 2)}, whole, _use_new_zipfile_serialization=zipped)
     contents = whole.getvalue()
-    at = int(place * len(contents))
-    contents = contents[:at] if value is None else contents[:at] + bytes([value]) + contents[at + 1 :]
+    index = int(position * len(contents))
+    contents = contents[:index] if value is None else contents[:index] + bytes([value]) + contents[index + 1 :]
     (tmp_path / "weights.bin").write_bytes(contents)
     try:
         Shard(tmp_path / "weights.bin")

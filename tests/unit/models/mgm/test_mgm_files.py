@@ -45,11 +45,13 @@ def logits(model, images: int = 1) -> torch.Tensor:
         return model(**inputs, pixel_values=pixels(images, dtype=model.dtype)).logits
 
 
-def assert_same_weights(one, other) -> None:
+def assert_same_weights(model, reference) -> None:
     """Assert that weights and buffers are equal bit for bit."""
-    found, wanted = one.state_dict(), other.state_dict()
-    assert found.keys() == wanted.keys()
-    assert all(found[name].dtype == wanted[name].dtype and torch.equal(found[name], wanted[name]) for name in wanted)
+    weights, expected = model.state_dict(), reference.state_dict()
+    assert weights.keys() == expected.keys()
+    assert all(
+        weights[name].dtype == expected[name].dtype and torch.equal(weights[name], expected[name]) for name in expected
+    )
 
 
 @pytest.mark.parametrize("family", ["gemma", "qwen2"])
@@ -121,8 +123,8 @@ def test_an_assembled_model_has_the_weights_of_its_parts(parts, family):
         (model.model.language_model, AutoModelForCausalLM.from_pretrained(parts / family).model),
     )
     for module, source in sources:
-        found, expected = module.state_dict(), source.state_dict()
-        assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
+        weights, expected = module.state_dict(), source.state_dict()
+        assert weights.keys() == expected.keys() and all(torch.equal(weights[key], expected[key]) for key in expected)
     assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
     assert processor.num_image_tokens == NUM_IMAGE_TOKENS
@@ -219,10 +221,10 @@ def test_local_folders_need_no_network(parts, monkeypatch):
     assembled(parts)
 
 
-@pytest.mark.parametrize("stated", ["gelu", "gelu_pytorch_tanh"])
-def test_gemma_uses_tanh_gelu_for_any_config(stated):
+@pytest.mark.parametrize("activation", ["gelu", "gelu_pytorch_tanh"])
+def test_gemma_uses_tanh_gelu_for_any_config(activation):
     """Gemma 1's config.json contains "gelu"; see huggingface/transformers#29402."""
-    values = text_config("gemma").to_dict() | {"hidden_act": stated, "hidden_activation": None}
+    values = text_config("gemma").to_dict() | {"hidden_act": activation, "hidden_activation": None}
     mlp = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values)).model.layers[0].mlp
     x = torch.linspace(-4, 4, 201)
     tanh = torch.nn.functional.gelu(x, approximate="tanh")

@@ -61,9 +61,9 @@ def test_gradients_equal_those_of_the_plain_model():
     model = tiny_mgm(dtype=torch.float64)
     plain, batch = plain_twin(model), training_batch(model)
     names = [name for name, _ in model.named_parameters() if "vision_tower" not in name]
-    wanted = torch.autograd.grad(plain(**batch).loss, [plain.get_parameter(name) for name in names])
-    found = torch.autograd.grad(model(**batch).loss, [model.get_parameter(name) for name in names])
-    for name, a, b in zip(names, found, wanted, strict=True):
+    expected = torch.autograd.grad(plain(**batch).loss, [plain.get_parameter(name) for name in names])
+    gradients = torch.autograd.grad(model(**batch).loss, [model.get_parameter(name) for name in names])
+    for name, a, b in zip(names, gradients, expected, strict=True):
         assert (a - b).norm() <= 1e-5 * b.norm() + 1e-9, name  # the head computes in float32
 
 

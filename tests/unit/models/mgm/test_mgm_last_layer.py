@@ -32,10 +32,10 @@ def test_last_mlp_computes_answers_only_if_labels_are_given(family):
 def test_used_hidden_states_equal_those_of_the_full_model():
     model, batch = tiny_mgm(dtype=torch.float64), training_batch(tiny_mgm(dtype=torch.float64))
     read = find_answer_positions(batch.pop("labels"))
-    wanted = model.model(**batch).last_hidden_state.flatten(0, 1)
-    found = model.model(**batch, read_positions=read).last_hidden_state.flatten(0, 1)
-    torch.testing.assert_close(found[read], wanted[read], rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(found, wanted), "nothing was left out"
+    expected = model.model(**batch).last_hidden_state.flatten(0, 1)
+    hidden = model.model(**batch, read_positions=read).last_hidden_state.flatten(0, 1)
+    torch.testing.assert_close(hidden[read], expected[read], rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(hidden, expected), "nothing was left out"
 
 
 def test_checkpointed_layer_skips_the_same_positions():

@@ -49,9 +49,9 @@ def bilinear(stage: torch.Tensor, size: int, row: int, column: int) -> torch.Ten
     side = stage.shape[-1]
 
     def neighbours(index: int) -> list[tuple[int, float]]:
-        place = max(0.0, (index + 0.5) * side / size - 0.5)
-        low = int(place)
-        return [(low, 1 - (place - low)), (min(low + 1, side - 1), place - low)]
+        position = max(0.0, (index + 0.5) * side / size - 0.5)
+        low = int(position)
+        return [(low, 1 - (position - low)), (min(low + 1, side - 1), position - low)]
 
     return sum(wr * wc * stage[:, :, r, c] for r, wr in neighbours(row) for c, wc in neighbours(column))
 
@@ -135,8 +135,8 @@ def test_features_far_from_zero_are_mined_precisely(mining, mean, dtype, most):
     module, patches, stages = mining
     rounded = [(stage.detach() + mean).to(dtype) for stage in stages]
     exact = mined_one_by_one(module, patches, [stage.double() for stage in rounded])
-    found = module.to(dtype)(patches.detach().to(dtype), *rounded).double()
-    assert (found - exact).norm() < most * exact.norm()
+    mined = module.to(dtype)(patches.detach().to(dtype), *rounded).double()
+    assert (mined - exact).norm() < most * exact.norm()
 
 
 def test_mining_can_be_trained_after_inference(mining):
@@ -162,8 +162,8 @@ def test_stages_equal_transformers_convnext(model):
         stages = model.vision_tower_aux(images, output_hidden_states=True).hidden_states[1:]
     assert [stage.shape[1] for stage in ours] == [8, 12, 16, 24]
     assert ours[0].shape[-1] == IMAGE_SIDE // 4
-    for found, expected in zip(ours, stages, strict=True):
-        torch.testing.assert_close(found, expected)
+    for result, expected in zip(ours, stages, strict=True):
+        torch.testing.assert_close(result, expected)
 
 
 def test_clip_encodes_the_small_image_per_patch(model):

@@ -41,17 +41,17 @@ def conversation(model) -> list[int]:
     return [*TEXT, *[model.config.image_token_id] * NUM_IMAGE_TOKENS, *QUESTION, *ANSWER]
 
 
-def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.double() - expected).norm() / expected.norm())
+def difference(result: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((result.double() - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_float32_logits_equal_the_published_models(model, plain, seed):
     ids, image = conversation(model), pixels(1, seed)
     with torch.no_grad():
-        found = model(input_ids=torch.tensor([ids]), pixel_values=image).logits[0]
+        logits = model(input_ids=torch.tensor([ids]), pixel_values=image).logits[0]
         expected = plain.logits(ids, image[0])
-    relative = difference(found, expected)
+    relative = difference(logits, expected)
     print(f"logits: {relative:.1e}")
     assert relative < 1e-4
 
@@ -76,12 +76,12 @@ def test_gradients_equal_the_published_model(model, plain):
     }
     assert len(names) == 16
     parameters = dict(model.named_parameters())
-    found = torch.autograd.grad(loss, [parameters[name] for name in names])
+    gradients = torch.autograd.grad(loss, [parameters[name] for name in names])
     theirs = torch.autograd.grad(expected, [plain.w[name] for name in names.values()])
     # a key bias adds the same to all scores of a patch, which the softmax cancels, so its gradients are 0
     moved = [index for index, gradient in enumerate(theirs) if gradient.norm() > 1e-9]
     assert len(moved) == 14
-    relative = max(difference(found[index], theirs[index]) for index in moved)
+    relative = max(difference(gradients[index], theirs[index]) for index in moved)
     print(f"gradients: {relative:.1e}")
     assert relative < 1e-4
 

@@ -32,9 +32,9 @@ def batch(folder, tmp_path):
 
 
 def test_losses_and_gradients_equal_those_of_the_stock_model(folder, batch):
-    found, device = load_family(folder), torch.device("cpu")
-    ours = found.load(torch.float32, "sdpa")
-    loss = ours(**found.inputs(batch, device)).loss
+    family, device = load_family(folder), torch.device("cpu")
+    ours = family.load(torch.float32, "sdpa")
+    loss = ours(**family.inputs(batch, device)).loss
     loss.backward()
     stock = AutoModelForImageTextToText.from_pretrained(folder)
     plain = {name: value for name, value in batch.items() if not name.startswith(TOWER_PREFIX)}
@@ -51,23 +51,23 @@ def test_losses_and_gradients_equal_those_of_the_stock_model(folder, batch):
 
 def test_the_tower_does_not_compute_with_the_patch_grid(folder, batch):
     """A computation would make the host wait for the GPU; it fails on a grid without values."""
-    found = load_family(folder)
-    model = found.load(torch.float32, "sdpa")
+    family = load_family(folder)
+    model = family.load(torch.float32, "sdpa")
     tower = model.get_encoder(modality="image")
     tower.register_forward_pre_hook(
         lambda module, args, kwargs: (args, kwargs | {"grid_thw": kwargs["grid_thw"].to("meta")}), with_kwargs=True
     )
     model.model.get_rope_index = None
-    assert torch.isfinite(model(**found.inputs(batch, torch.device("cpu"))).loss)
+    assert torch.isfinite(model(**family.inputs(batch, torch.device("cpu"))).loss)
     without = {name: value for name, value in batch.items() if not name.startswith(TOWER_PREFIX)}
     with pytest.raises((RuntimeError, NotImplementedError)):
-        model(**found.inputs(without, torch.device("cpu")))
+        model(**family.inputs(without, torch.device("cpu")))
 
 
 def test_arguments_of_a_batch_do_not_affect_the_next(folder, batch):
-    found = load_family(folder)
-    model = found.load(torch.float32, "sdpa")
-    inputs = found.inputs(batch, torch.device("cpu"))
+    family = load_family(folder)
+    model = family.load(torch.float32, "sdpa")
+    inputs = family.inputs(batch, torch.device("cpu"))
     first = model(**inputs).loss
     plain = {name: value for name, value in inputs.items() if not name.startswith(TOWER_PREFIX)}
     torch.testing.assert_close(model(**plain).loss, first)

@@ -58,13 +58,13 @@ def data(tmp_path_factory) -> dict[str, Path]:
     two_turns = build_conversation("2", b, "How many shapes are there?", "two green triangles and one dog")
     two_turns["conversations"] += MORE
     text = {"id": "3", "conversations": MORE}
-    one = build_conversation("1", a, "What is shown?", "a red circle")
-    write_jsonl(folder / "conversations.jsonl", [one, two_turns, text])
-    two, three = (
+    first = build_conversation("1", a, "What is shown?", "a red circle")
+    write_jsonl(folder / "conversations.jsonl", [first, two_turns, text])
+    second, third = (
         build_conversation("2", b, "How many?", "two green triangles and one dog"),
         build_conversation("3", a, "", "blue"),
     )
-    write_jsonl(folder / "questions.jsonl", [one, two, three])
+    write_jsonl(folder / "questions.jsonl", [first, second, third])
     files = dict.fromkeys(BUILDERS, folder / "conversations.jsonl")
     return files | dict.fromkeys(WITHOUT_CHAT, folder / "questions.jsonl")
 
@@ -75,9 +75,9 @@ def read_training_rows(data: Path) -> list[dict]:
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_labels_are_answers_and_lengths_need_no_decoding(folders, data, family):
-    found = load_family(folders[family])
-    dataset = ConversationDataset(data[family], found.encoder("", 512))
-    items, decode = [dataset[number] for number in range(3)], found.processor.tokenizer.decode
+    vlm = load_family(folders[family])
+    dataset = ConversationDataset(data[family], vlm.encoder("", 512))
+    items, decode = [dataset[number] for number in range(3)], vlm.processor.tokenizer.decode
     assert list(dataset.lengths) == [len(item["input_ids"]) for item in items]
     assert list(dataset.answers) == [sum(label != IGNORE_INDEX for label in item["labels"]) for item in items]
     labelled = [decode([label for label in item["labels"] if label != IGNORE_INDEX]) for item in items]
@@ -87,7 +87,7 @@ def test_labels_are_answers_and_lengths_need_no_decoding(folders, data, family):
     for text, turns in zip(labelled, answers, strict=True):
         ended = "".join(answer + ENDS[family] for answer in turns)
         assert text.replace(" ", "") == ended.replace(" ", "")
-    assert all(item["input_ids"].count(found.config.image_token_id) > 3 for item in items[:2])
+    assert all(item["input_ids"].count(vlm.config.image_token_id) > 3 for item in items[:2])
 
 
 @pytest.mark.parametrize("answer", ["a", "A", "s", "o", "I", "", " yes.\n", "the user says: model"])
@@ -101,9 +101,9 @@ def test_labels_exclude_equal_text_of_the_template(folders, family, answer):
 
 @pytest.mark.parametrize("family", CHATTING)
 def test_the_blank_image_of_a_text_batch_does_not_change_loss(folders, data, family):
-    found = load_family(folders[family])
-    dataset = ConversationDataset(data[family], found.encoder("", 512))
-    model = train_projector_only(found.load(torch.float32, "eager"), found.parts(found.load(torch.float32, "eager")))
+    vlm = load_family(folders[family])
+    dataset = ConversationDataset(data[family], vlm.encoder("", 512))
+    model = train_projector_only(vlm.load(torch.float32, "eager"), vlm.parts(vlm.load(torch.float32, "eager")))
     batch = dataset.encoder.batch([dataset[2]], len(dataset[2]["input_ids"]))
     assert len(batch["input_ids"]) == 2 and (batch["labels"][1] == IGNORE_INDEX).all()
     model(**batch).loss.backward()
@@ -119,7 +119,7 @@ def test_the_blank_image_of_a_text_batch_does_not_change_loss(folders, data, fam
 def plain_loss(model, encoder, row: dict, item: dict) -> tuple[torch.Tensor, int]:
     """Return the model's own summed loss of one row from its processor, and the number of tokens."""
     images = [Image.open(image).convert("RGB") for image in list_images(row)]
-    batch = encoder._processed(row, images)
+    batch = encoder._process(row, images)
     ids, labels = (torch.tensor([item[name]]) for name in ("input_ids", "labels"))
     assert torch.equal(ids, batch.pop("input_ids"))
     count = int((labels[:, 1:] != IGNORE_INDEX).sum())
@@ -129,26 +129,26 @@ def plain_loss(model, encoder, row: dict, item: dict) -> tuple[torch.Tensor, int
 @pytest.mark.parametrize("family", BUILDERS)
 def test_lora_losses_equal_transformers_and_peft(folders, data, family):
     """Compare a padded batch and the loss in chunks with the model's own loss row by row."""
-    found, rows = load_family(folders[family]), read_training_rows(data[family])
-    dataset = ConversationDataset(data[family], found.encoder("", 512))
-    model = found.load(torch.float32, "eager")
-    own = wrap_with_lora(model, LORA, found.parts(model).decoder, projector=False).train()
+    vlm, rows = load_family(folders[family]), read_training_rows(data[family])
+    dataset = ConversationDataset(data[family], vlm.encoder("", 512))
+    model = vlm.load(torch.float32, "eager")
+    wrapped_model = wrap_with_lora(model, LORA, vlm.parts(model).decoder, projector=False).train()
     stock = AutoModelForImageTextToText.from_pretrained(folders[family])
     [within] = [name for name, module in stock.named_modules() if module is stock.get_decoder()]
     config = LoraConfig(r=4, lora_alpha=8, target_modules=rf"{within}\..*\.(q_proj|v_proj)")
     plain = get_peft_model(stock, config).train()
-    plain.load_state_dict(own.state_dict())
+    plain.load_state_dict(wrapped_model.state_dict())
 
     def losses(wrapped, loss) -> list[float]:
         optimizer = torch.optim.AdamW([p for p in wrapped.parameters() if p.requires_grad], lr=1e-2)
-        found = []
+        values = []
         for _ in range(5):
             optimizer.zero_grad()
             value = loss()
             value.backward()
             optimizer.step()
-            found.append(value.item())
-        return found
+            values.append(value.item())
+        return values
 
     batch = Collator(dataset.encoder, max(dataset.lengths))([dataset[number] for number in range(3)])
 
@@ -156,10 +156,10 @@ def test_lora_losses_equal_transformers_and_peft(folders, data, family):
         parts = [plain_loss(plain, dataset.encoder, row, dataset[number]) for number, row in enumerate(rows)]
         return sum(loss for loss, _ in parts) / sum(count for _, count in parts)
 
-    wanted = losses(plain, one_by_one)
-    assert losses(own, lambda: own(**batch).loss) == pytest.approx(wanted, rel=1e-5)
-    assert wanted[-1] < wanted[0]
-    trained = {name for name, parameter in own.named_parameters() if parameter.requires_grad}
+    expected = losses(plain, one_by_one)
+    assert losses(wrapped_model, lambda: wrapped_model(**batch).loss) == pytest.approx(expected, rel=1e-5)
+    assert expected[-1] < expected[0]
+    trained = {name for name, parameter in wrapped_model.named_parameters() if parameter.requires_grad}
     assert len(trained) == 8 and all(".layers." in name and "lora_" in name for name in trained)
 
 
@@ -172,49 +172,49 @@ def test_several_images_keep_their_positions(folders, tmp_path, family):
     several = {"id": "1", "image": paths, "conversations": [*turns, *more]}
     rows = [several, build_conversation("2", paths[1], "What is shown?", "a red circle")]
     write_jsonl(tmp_path / "data.jsonl", rows)
-    found = load_family(folders[family])
-    dataset = ConversationDataset(tmp_path / "data.jsonl", found.encoder("", 2048))
+    vlm = load_family(folders[family])
+    dataset = ConversationDataset(tmp_path / "data.jsonl", vlm.encoder("", 2048))
     items = [dataset[0], dataset[1]]
     assert list(dataset.lengths) == [len(item["input_ids"]) for item in items]
-    text = found.processor.tokenizer.decode(items[0]["input_ids"])
+    text = vlm.processor.tokenizer.decode(items[0]["input_ids"])
     assert text.index("picture") < text.index("color") < text.index("blue") < text.index("shapes are there")
     batch = Collator(dataset.encoder, max(dataset.lengths))(items)
     stock = AutoModelForImageTextToText.from_pretrained(folders[family])
     parts = [plain_loss(stock, dataset.encoder, row, item) for row, item in zip(rows, items, strict=True)]
-    wanted = sum(loss for loss, _ in parts) / sum(count for _, count in parts)
-    assert found.load(torch.float32, "eager")(**batch).loss.item() == pytest.approx(wanted.item(), rel=1e-5)
+    expected = sum(loss for loss, _ in parts) / sum(count for _, count in parts)
+    assert vlm.load(torch.float32, "eager")(**batch).loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_logits_equal_transformers(folders, data, family):
-    found = load_family(folders[family])
-    dataset = ConversationDataset(data[family], found.encoder("", 512))
+    vlm = load_family(folders[family])
+    dataset = ConversationDataset(data[family], vlm.encoder("", 512))
     batch = Collator(dataset.encoder, max(dataset.lengths))([dataset[0]])
     inputs = {name: value for name, value in batch.items() if name not in ("labels", "answer_positions")}
     stock = AutoModelForImageTextToText.from_pretrained(folders[family]).eval()
     with torch.inference_mode():
-        own = found.load(torch.float32, "eager").eval()(**inputs).logits
+        own = vlm.load(torch.float32, "eager").eval()(**inputs).logits
         torch.testing.assert_close(own, stock(**inputs).logits, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_images_in_the_weights_dtype_do_not_change_the_loss(folders, data, family):
-    found = load_family(folders[family])
-    dataset = ConversationDataset(data[family], found.encoder("", 512))
+    vlm = load_family(folders[family])
+    dataset = ConversationDataset(data[family], vlm.encoder("", 512))
     items, longest = [dataset[number] for number in range(3)], max(dataset.lengths)
-    model = found.load(torch.bfloat16, "eager").eval()
-    given, cast = (Collator(dataset.encoder, longest, dtype)(items) for dtype in (torch.float32, torch.bfloat16))
-    assert cast["pixel_values"].dtype == torch.bfloat16 != given["pixel_values"].dtype
+    model = vlm.load(torch.bfloat16, "eager").eval()
+    uncast, cast = (Collator(dataset.encoder, longest, dtype)(items) for dtype in (torch.float32, torch.bfloat16))
+    assert cast["pixel_values"].dtype == torch.bfloat16 != uncast["pixel_values"].dtype
     with torch.inference_mode():
-        assert torch.equal(model(**cast).loss, model(**given).loss)
+        assert torch.equal(model(**cast).loss, model(**uncast).loss)
 
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_stage_1_trains_the_whole_connector(folders, data, family):
     """The connector comprises everything except the towers and the language model."""
-    found = load_family(folders[family])
-    model = found.load(torch.float32, "eager")
-    parts = found.parts(model)
+    vlm = load_family(folders[family])
+    model = vlm.load(torch.float32, "eager")
+    parts = vlm.parts(model)
     model = train_projector_only(model, parts)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     decoder = model.get_decoder()
@@ -225,7 +225,7 @@ def test_stage_1_trains_the_whole_connector(folders, data, family):
         n for n in trained if "merger" in n
     }
     assert {id(parameter) for parameter in language_parameters(model).values()} == language
-    dataset = ConversationDataset(data[family], found.encoder("", 512))
+    dataset = ConversationDataset(data[family], vlm.encoder("", 512))
     batch = Collator(dataset.encoder, max(dataset.lengths))([dataset[number] for number in range(3)])
     model(**batch).loss.backward()
     gradients = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
@@ -242,12 +242,15 @@ def test_stage_1_trains_the_whole_connector(folders, data, family):
     ],
 )
 def test_killed_fine_tune_resumes_and_loads_in_peft(folders, data, forks, tmp_path, family, deepspeed):
-    given = {"deepspeed": read_deepspeed(deepspeed, "finetune"), "max_length": 512, "max_steps": 4, "epochs": 4}
-    given["lora"] = {"r": 64, "alpha": 64, "dropout": 0.0, "targets": LORA.targets}
-    given |= {"projector_learning_rate": None, "global_batch_size": 3, "gradient_accumulation_steps": 3}
+    settings = {"deepspeed": read_deepspeed(deepspeed, "finetune"), "max_length": 512, "max_steps": 4, "epochs": 4}
+    settings["lora"] = {"r": 64, "alpha": 64, "dropout": 0.0, "targets": LORA.targets}
+    settings |= {"projector_learning_rate": None, "global_batch_size": 3, "gradient_accumulation_steps": 3}
 
     def command(output: Path) -> dict:
-        flagged = flags(folders[family], output, "LoRA", **given) | {"--data": data[family], "--model": folders[family]}
+        flagged = flags(folders[family], output, "LoRA", **settings) | {
+            "--data": data[family],
+            "--model": folders[family],
+        }
         return {flag: value for flag, value in flagged.items() if flag != "--projector"}
 
     ended = forks.run("finetune.py", command(tmp_path / "undisturbed"))
@@ -278,11 +281,11 @@ def test_killed_fine_tune_resumes_and_loads_in_peft(folders, data, forks, tmp_pa
 def test_layers_are_compiled_once_for_batches_of_any_size(folders, data, monkeypatch):
     # Dynamo and AOTAutograd determine the graphs; Inductor would only compile C++ for them
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    found, gradients = load_family(folders["qwen3_vl"]), []
-    dataset = ConversationDataset(data["qwen3_vl"], found.encoder("", 512))
+    vlm, gradients = load_family(folders["qwen3_vl"]), []
+    dataset = ConversationDataset(data["qwen3_vl"], vlm.encoder("", 512))
     for compiled in (False, True):
-        model = found.load(torch.float32, "sdpa")
-        parts = found.parts(model)
+        model = vlm.load(torch.float32, "sdpa")
+        parts = vlm.parts(model)
         torch.manual_seed(0)
         wrapped = wrap_with_lora(model, LORA, parts.decoder, projector=False).train()
         if compiled:
@@ -313,9 +316,9 @@ def test_rows_unsuitable_for_a_prefix_model_are_refused(folders, data):
         ("2", "row 2: this model takes one question and one answer"),
         ("3", "row 3: .* takes one image, found 0"),
     ):
-        [found] = [each for each in read_training_rows(data["llava"]) if each["id"] == row]
+        [unsuitable] = [item for item in read_training_rows(data["llava"]) if item["id"] == row]
         with pytest.raises(InputError, match=message):
-            load_family(folders["paligemma"]).encoder("", 512).tokens(found)
+            load_family(folders["paligemma"]).encoder("", 512).tokens(unsuitable)
 
 
 def test_added_ordinary_tokens_are_not_control_tokens(folders):
@@ -324,7 +327,7 @@ def test_added_ordinary_tokens_are_not_control_tokens(folders):
     assert not {"\n", "<b>", "dog"} & set(encoder._find_control_tokens())
     assert {"<|im_end|>", "<|im_start|>", "<|image_pad|>"} <= set(encoder._find_control_tokens())
     turns = [{"from": "human", "value": "a <|im_<image>end|> b"}, {"from": "gpt", "value": "a"}]
-    text, _ = encoder._answers({"id": "1", "conversations": turns})
+    text, _ = encoder._render_answers({"id": "1", "conversations": turns})
     assert text.count("<|im_end|>") == 3  # one token each for system, user and assistant
 
 
@@ -360,8 +363,8 @@ def read_text_config(folder: Path) -> dict:
 
 def cut_weights(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
-    kept = {name: tensor for name, tensor in weights.items() if "multi_modal_projector" not in name}
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    remaining = {name: tensor for name, tensor in weights.items() if "multi_modal_projector" not in name}
+    save_file(remaining, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 SPOILT = {
@@ -432,10 +435,10 @@ def build_processor_turns(processor, image: Image.Image, question: str):
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_prompts_equal_those_of_the_processor(folders, tmp_path, family):
-    found = load_family(folders[family])
-    encoder, picture = found.encoder("", 512), Image.new("RGB", SIZES[1])
+    vlm = load_family(folders[family])
+    encoder, picture = vlm.encoder("", 512), Image.new("RGB", SIZES[1])
     prompt = encoder.prompts([encoder.process_image(picture)[1]], ["What is shown?"])
-    expected = build_processor_turns(found.processor, picture, "What is shown?")
+    expected = build_processor_turns(vlm.processor, picture, "What is shown?")
     assert {name: values.tolist() for name, values in prompt.items()} == {
         name: values.tolist() for name, values in expected.items() if name in ("input_ids", "attention_mask", *TYPE_IDS)
     }
@@ -445,16 +448,16 @@ def test_prompts_equal_those_of_the_processor(folders, tmp_path, family):
 def test_answers_of_a_batch_equal_those_of_generate(folders, tmp_path, family):
     paths = [save_image(tmp_path / f"{n}.png", (90 * n, 30, 90), size) for n, size in enumerate(SIZES)]
     about, questions = [0, 1, 1, 2], ["What is shown?", "Which color is it?", "", "How many shapes are there?"]
-    found = load_family(folders[family])
-    generator = found.generator(None, "cpu")
+    vlm = load_family(folders[family])
+    generator = vlm.generator(None, "cpu")
     answers = list(generator.answer([paths[n] for n in about], questions, "", max_new_tokens=6, batch_size=4))
     stock = AutoModelForImageTextToText.from_pretrained(folders[family]).eval()
     for number, question, answer in zip(about, questions, answers, strict=True):
-        inputs = build_processor_turns(found.processor, Image.open(paths[number]), question)
+        inputs = build_processor_turns(vlm.processor, Image.open(paths[number]), question)
         generated = stock.generate(
             **inputs, max_new_tokens=6, do_sample=False, eos_token_id=generator.stops, pad_token_id=0
         )
-        text = found.processor.tokenizer.decode(generated[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        text = vlm.processor.tokenizer.decode(generated[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         assert answer == text.strip()
 
 
@@ -462,34 +465,36 @@ def test_answers_of_a_batch_equal_those_of_generate(folders, tmp_path, family):
 def test_images_are_encoded_once_with_the_same_answers(folders, tmp_path, monkeypatch, family):
     paths = [save_image(tmp_path / f"{n}.png", (90 * n, 30, 90), size) for n, size in enumerate(SIZES[:2])]
     about, questions = [0, 1, 0, 1, 0], ["What is shown?", "Which color is it?", "How many?", "", "Where is the dog?"]
-    images, looked = [paths[n] for n in about], []
+    images, processed = [paths[n] for n in about], []
     generator = load_family(folders[family]).generator(None, "cpu")
-    look = generator.encoder.process_image
-    monkeypatch.setattr(generator.encoder, "process_image", lambda image: looked.append(image) or look(image))
+    process_image = generator.encoder.process_image
+    monkeypatch.setattr(
+        generator.encoder, "process_image", lambda image: processed.append(image) or process_image(image)
+    )
     answers = list(generator.answer(images, questions, "", max_new_tokens=6, batch_size=2))
     assert list(generator.answer(images[::-1], questions[::-1], "", max_new_tokens=6, batch_size=5)) == answers[::-1]
-    assert len(looked) == len(paths)
+    assert len(processed) == len(paths)
 
     monkeypatch.setattr(type(generator.model), "_supports_mm_encoder_outputs", lambda self: False)
-    each = load_family(folders[family]).generator(None, "cpu")
-    assert list(each.answer(images, questions, "", max_new_tokens=6, batch_size=2)) == answers
+    without_features = load_family(folders[family]).generator(None, "cpu")
+    assert list(without_features.answer(images, questions, "", max_new_tokens=6, batch_size=2)) == answers
 
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_answers_without_an_image_equal_generate_on_text(folders, family):
     questions = ["Which color is it?", "How many shapes are there?"]
-    found = load_family(folders[family])
-    generator, tokenizer = found.generator(None, "cpu"), found.processor.tokenizer
+    vlm = load_family(folders[family])
+    generator, tokenizer = vlm.generator(None, "cpu"), vlm.processor.tokenizer
     answers = list(generator.answer([None, None], questions, "", max_new_tokens=6, batch_size=2))
     stock = AutoModelForImageTextToText.from_pretrained(folders[family]).eval()
     for question, answer in zip(questions, answers, strict=True):
-        if found.processor.chat_template:
+        if vlm.processor.chat_template:
             turns = [{"role": "user", "content": [{"type": "text", "text": question}]}]
-            text = found.processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+            text = vlm.processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
             bos = tokenizer.bos_token
             inputs = tokenizer(text, add_special_tokens=not (bos and text.startswith(bos)), return_tensors="pt")
         else:  # PaliGemma needs an image
-            inputs = build_processor_turns(found.processor, Image.new("RGB", (56, 56)), question)
+            inputs = build_processor_turns(vlm.processor, Image.new("RGB", (56, 56)), question)
         generated = stock.generate(
             **inputs, max_new_tokens=6, do_sample=False, eos_token_id=generator.stops, pad_token_id=0
         )
@@ -507,10 +512,10 @@ def test_answers_end_with_the_end_tokens_of_training(folders, family):
 @pytest.mark.parametrize("beams", [1, 3])
 def test_candidates_have_their_log_likelihoods(folders, tmp_path, beams):
     """Compare with the log-likelihoods from the model's logits."""
-    found = load_family(folders["qwen2_5_vl"])
-    generator, path = found.generator(None, "cpu"), save_image(tmp_path / "a.png", (9, 200, 90), (48, 40))
+    vlm = load_family(folders["qwen2_5_vl"])
+    generator, path = vlm.generator(None, "cpu"), save_image(tmp_path / "a.png", (9, 200, 90), (48, 40))
     [candidates] = generator.candidates([path], "What is shown?", "", beams, max_new_tokens=4, batch_size=2)
-    inputs = build_processor_turns(found.processor, Image.open(path), "What is shown?")
+    inputs = build_processor_turns(vlm.processor, Image.open(path), "What is shown?")
     limits = {"max_new_tokens": 4, "num_beams": beams, "num_return_sequences": beams, "eos_token_id": generator.stops}
     sequences = generator.model.generate(**inputs, **limits, do_sample=False, pad_token_id=0)
     width, values = inputs["input_ids"].shape[1], {}
@@ -519,7 +524,7 @@ def test_candidates_have_their_log_likelihoods(folders, tmp_path, beams):
         more["mm_token_type_ids"] = torch.nn.functional.pad(inputs["mm_token_type_ids"], (0, len(row) - width))
         with torch.inference_mode():
             logits = generator.model(**{**inputs, **more}).logits.log_softmax(dim=-1)[0, width - 1 : -1]
-        text = found.processor.tokenizer.decode(row[width:], skip_special_tokens=True).strip()
+        text = vlm.processor.tokenizer.decode(row[width:], skip_special_tokens=True).strip()
         values.setdefault(text, logits.gather(1, row[width:, None]).sum().item())
     assert dict(candidates) == pytest.approx(values, rel=1e-4)
 
@@ -530,12 +535,12 @@ def test_likelihood_of_a_caption_ignores_longer_captions(folders, tmp_path):
     for parameter in generator.model.parameters():  # makes captions differ
         parameter.data += 0.2 * torch.randn_like(parameter)
     paths = [save_image(tmp_path / f"{n}.png", (90 * n, 30, 90), size) for n, size in enumerate(SIZES)]
-    captions = [found[0][0] for found in generator.candidates(paths, "", "", 1, 6, 3)]
+    captions = [candidates[0][0] for candidates in generator.candidates(paths, "", "", 1, 6, 3)]
     tokens = [generator.encoder.tokenizer(text)["input_ids"] for text in captions]
     generator.stops = [next(token for token in tokens[0] if token not in tokens[1])]
 
     def ask(batch_size: int) -> list[tuple[str, float]]:
-        return [found[0] for found in generator.candidates(paths, "", "", 1, 6, batch_size)]
+        return [candidates[0] for candidates in generator.candidates(paths, "", "", 1, 6, batch_size)]
 
     assert len(ask(1)[0][0]) < len(captions[0])
     for (text, alone), (same, batched) in zip(ask(1), ask(3), strict=True):
@@ -549,7 +554,7 @@ def test_answers_are_trained_after_their_generation_prompt(folders, tmp_path, fa
         "1", str(save_image(tmp_path / "a.png", "red", (90, 40))), "What is shown?", "a red circle"
     )
     item = encoder.item(row)
-    begin = next(place for place, label in enumerate(item["labels"]) if label != IGNORE_INDEX)
+    begin = next(position for position, label in enumerate(item["labels"]) if label != IGNORE_INDEX)
     prompt = encoder.prompts([encoder.process_image(load_image(row["image"]))[1]], ["What is shown?"])
     assert item["input_ids"][:begin] == prompt["input_ids"][0].tolist()
 
@@ -560,16 +565,16 @@ HARD = ["3", "5", '"a"', "(b)"]  # tokenizers do not merge these with the preced
 @pytest.mark.parametrize("family", BUILDERS)
 def test_learned_answers_are_generated(folders, tmp_path, family):
     """Every token from the prompt to the end of an answer is learned, with any text before the answer."""
-    found, questions = (
+    vlm, questions = (
         load_family(folders[family]),
         ["What is shown?", "Which color?", "How many shapes?", "Which one?"],
     )
-    encoder = found.encoder("", 512)
+    encoder = vlm.encoder("", 512)
     images = [str(save_image(tmp_path / f"{n}.png", (60 * n, 30, 90), (40, 40))) for n in range(len(HARD))]
-    rows = [build_conversation(str(n), *given) for n, given in enumerate(zip(images, questions, HARD, strict=True))]
+    rows = [build_conversation(str(n), *parts) for n, parts in enumerate(zip(images, questions, HARD, strict=True))]
     items = [encoder.item(row) for row in rows]
     batch = Collator(encoder, max(len(item["input_ids"]) for item in items))(items)
-    model = found.load(torch.float32, "sdpa").train()
+    model = vlm.load(torch.float32, "sdpa").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(100):
         optimizer.zero_grad()
@@ -580,10 +585,10 @@ def test_learned_answers_are_generated(folders, tmp_path, family):
     stock.load_state_dict(model.state_dict())
     generator = TransformersGenerator(stock, encoder)
     assert list(generator.answer(images, questions, "", max_new_tokens=8, batch_size=4)) == HARD
-    given = [GivenAnswer(n, "What is shown?", answer) for n, answer in enumerate(HARD)]
-    values = generator.log_likelihoods(images, given, "")
+    answers = [GivenAnswer(n, "What is shown?", answer) for n, answer in enumerate(HARD)]
+    values = generator.log_likelihoods(images, answers, "")
     labels = [item["labels"] for item in items]
-    assert [len(each) for each in values] == [len(each) - each.count(IGNORE_INDEX) for each in labels]
+    assert [len(row) for row in values] == [len(row) - row.count(IGNORE_INDEX) for row in labels]
 
 
 # text before an answer: a blank, two line breaks (split by GPT-2's pattern before a word), none
@@ -639,7 +644,7 @@ def test_a_saved_processor_keeps_files_for_videos(tmp_path):
 
 def test_stage_1_needs_a_known_connector():
     model = torch.nn.ModuleDict({"aligner": torch.nn.Linear(2, 2), "language_model": torch.nn.Linear(2, 2)})
-    parts = SimpleNamespace(fresh=[])
+    parts = SimpleNamespace(initialized_in_stage_1=[])
     with pytest.raises(InputError, match="no known module connects .*; train LoRA instead"):
         unfreeze_language_model(model, parts, None)
 
@@ -651,7 +656,7 @@ def test_thinking_is_disabled_in_training_and_generation(tmp_path):
     encoder = load_family(tmp_path).encoder("", 512)
     row = {"id": "1", "conversations": MORE}
     item = encoder.item(row)
-    begin = next(place for place, label in enumerate(item["labels"]) if label != IGNORE_INDEX)
+    begin = next(position for position, label in enumerate(item["labels"]) if label != IGNORE_INDEX)
     prompt = encoder.prompts([None], [MORE[0]["value"]])["input_ids"][0].tolist()
     assert item["input_ids"][:begin] == prompt
     assert encoder.tokenizer.decode(prompt).endswith("<think>\n\n</think>\n\n")
@@ -693,27 +698,27 @@ def test_a_text_item_has_the_tokens_of_the_complete_item(folders, tmp_path, fami
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_likelihoods_of_answers_equal_training_losses(folders, tmp_path, family):
-    found = load_family(folders[family])
+    vlm = load_family(folders[family])
     answers = [
         GivenAnswer(0, "What is shown?", "a red circle"),
         GivenAnswer(1, "Which things are shown?", "two green triangles and one dog"),
         GivenAnswer(0, "What color is the circle?", "blue"),
     ]
     images = [save_image(tmp_path / f"{w}.png", (w, 200, 90), (w, 40)) for w in (48, 90)]
-    generator = found.generator(None, "cpu")
+    generator = vlm.generator(None, "cpu")
     values = generator.log_likelihoods(images, answers, "")
-    encoder, model = found.encoder("", 512), found.load(torch.float32, "sdpa").eval()
-    for (image, question, answer), each in zip(answers, values, strict=True):
+    encoder, model = vlm.encoder("", 512), vlm.load(torch.float32, "sdpa").eval()
+    for (image, question, answer), log_likelihoods in zip(answers, values, strict=True):
         item = encoder.item(build_conversation("1", str(images[image]), question, answer))
         batch = encoder.batch([item], len(item["input_ids"]))
-        assert -sum(each) / len(each) == pytest.approx(model(**batch).loss.item(), rel=1e-4)
+        assert -sum(log_likelihoods) / len(log_likelihoods) == pytest.approx(model(**batch).loss.item(), rel=1e-4)
     if encoder.reads_text_alone:
         [blind] = generator.log_likelihoods([None], [GivenAnswer(0, "What is shown?", "a red circle")], "")
         item = encoder.item(build_text_conversation("What is shown?", "a red circle"))
         ids, labels = torch.tensor([item["input_ids"]]), torch.tensor(item["labels"])
         with torch.inference_mode():
             logits = model(input_ids=ids).logits[0].log_softmax(dim=-1)
-        expected = [logits[place - 1, token] for place, token in enumerate(labels) if token != IGNORE_INDEX]
+        expected = [logits[position - 1, token] for position, token in enumerate(labels) if token != IGNORE_INDEX]
         assert blind == pytest.approx(expected, rel=1e-4)
 
 
@@ -728,30 +733,35 @@ def test_scores_in_training_equal_those_of_the_trained_model(folders, tmp_path, 
     write_yaml(
         tmp_path / "a.yaml", {"image_root": str(tmp_path), "question_prompt": "{question}", "captions": captions}
     )
-    found = load_family(folders[family])
-    model = found.load(torch.float32, "sdpa").train()
+    vlm = load_family(folders[family])
+    model = vlm.load(torch.float32, "sdpa").train()
     held_out = read_held_out_questions(
-        tmp_path / "evaluation.jsonl", tmp_path / "a.yaml", "lora", found.encoder("", 512), 512, count=9
+        tmp_path / "evaluation.jsonl", tmp_path / "a.yaml", "lora", vlm.encoder("", 512), 512, count=9
     )
-    parts = found.parts(model)
+    parts = vlm.parts(model)
     loading = {"micro_batch_size": 2, "longest": max(held_out.lengths), "workers": 0, "dtype": torch.float32}
-    scorer = Scorer(held_out, ScoreSettings(questions=9, share=1.0), parts.head, found.inputs, **loading)
+    scorer = Scorer(held_out, ScoreSettings(questions=9, share=1.0), parts.head, vlm.inputs, **loading)
     before = torch.get_rng_state()
     score = scorer.score(model, torch.device("cpu"), None, math.inf)
     assert torch.equal(torch.get_rng_state(), before) and model.training
     answers = [GivenAnswer(int(row["of"]), "What is shown?", texts[int(row["of"])]) for row in held_out.rows]
-    values = found.generator(None, "cpu").log_likelihoods(images, answers, "")
-    tokens = [value for each in values for value in each]
+    values = vlm.generator(None, "cpu").log_likelihoods(images, answers, "")
+    tokens = [value for log_likelihoods in values for value in log_likelihoods]
     assert score.loss == pytest.approx(-sum(tokens) / len(tokens), rel=1e-4) and score.correct == "000"
 
 
 def test_both_stages_give_a_model_that_answers(folders, data, forks, tmp_path):
     """Run a stage 1 that is killed and resumed, then fine-tuning, and merge both."""
-    given = {"deepspeed": read_deepspeed("zero2_offload", "pretrain"), "max_length": 512, "max_steps": 4, "epochs": 4}
-    given |= {"global_batch_size": 3, "gradient_accumulation_steps": 3, "projector_learning_rate": None}
+    settings = {
+        "deepspeed": read_deepspeed("zero2_offload", "pretrain"),
+        "max_length": 512,
+        "max_steps": 4,
+        "epochs": 4,
+    }
+    settings |= {"global_batch_size": 3, "gradient_accumulation_steps": 3, "projector_learning_rate": None}
 
     def command(tuning: str, output: Path, **more) -> dict:
-        flagged = flags(folders["llava"], output, tuning, **given, **more)
+        flagged = flags(folders["llava"], output, tuning, **settings, **more)
         return flagged | {"--data": data["llava"], "--model": folders["llava"]}
 
     first = command("stage 1", tmp_path / "undisturbed")
@@ -779,9 +789,14 @@ def test_both_stages_give_a_model_that_answers(folders, data, forks, tmp_path):
 
 
 def test_full_fine_tuning_works_without_stage_1(folders, data, forks, tmp_path):
-    given = {"deepspeed": read_deepspeed("zero2_offload", "finetune"), "max_length": 512, "max_steps": 2, "epochs": 2}
-    given |= {"global_batch_size": 3, "gradient_accumulation_steps": 3}
-    command = flags(folders["smolvlm"], tmp_path, "full", **given) | {"--data": data["smolvlm"]}
+    settings = {
+        "deepspeed": read_deepspeed("zero2_offload", "finetune"),
+        "max_length": 512,
+        "max_steps": 2,
+        "epochs": 2,
+    }
+    settings |= {"global_batch_size": 3, "gradient_accumulation_steps": 3}
+    command = flags(folders["smolvlm"], tmp_path, "full", **settings) | {"--data": data["smolvlm"]}
     del command["--projector"]
     ended = forks.run("finetune.py", command | {"--model": folders["smolvlm"]})
     assert ended.ok, ended.printed[-3000:]

@@ -1,7 +1,7 @@
 """Clusters near-duplicates and keeps the row with the best score of each cluster.
 
 Kept rows are centers of stars: each duplicate is near the kept row that it duplicates, and no two kept rows are near
-each other. (In a chain, where each row is near the next, a row could stand for one that it does not resemble.)
+each other. (In a chain, in which each row is near the next, a row could stand for a row that it does not resemble.)
 
 - `find_near_duplicates`: signatures of all rows on disk, and the clusters among them.
 - `keep_best`: the stars, from a search for near rows and a rank of the rows; needs no images.
@@ -86,11 +86,11 @@ class _SignatureFile:
         self.folder, self.images = folder, images
         self.file = open(folder / f"signatures-{images}", "wb")
         self.rows = open(folder / f"rows-{images}", "wb")
-        self.known = DiskMap()  # numbers of signatures by their hash
+        self.slots = DiskMap()  # numbers of signatures by their hash
         self.count = 0
 
     def add(self, position: int, signature: bytes, score: float) -> None:
-        slot = self.known.setdefault(hashlib.blake2b(signature, digest_size=16).hexdigest(), self.count)
+        slot = self.slots.setdefault(hashlib.blake2b(signature, digest_size=16).hexdigest(), self.count)
         if slot == self.count:
             self.file.write(signature)
             self.count += 1
@@ -114,9 +114,9 @@ class _SignatureFile:
         center, distances = keep_best(_search(signatures, candidates, distance), rank, self.folder)
         for start in range(0, len(rows), MAX_ITEMS):
             part = slice(start, start + MAX_ITEMS)
-            kept = best[center[slots[part]]]
-            copied = kept != np.arange(start, start + len(kept))
-            copies.copy_of[positions[part][copied]] = positions[kept[copied]]
+            kept_rows = best[center[slots[part]]]
+            copied = kept_rows != np.arange(start, start + len(kept_rows))
+            copies.copy_of[positions[part][copied]] = positions[kept_rows[copied]]
             copies.distance[positions[part][copied]] = distances[slots[part][copied]]
 
     def remove(self) -> None:
@@ -133,8 +133,8 @@ def _search(signatures: np.ndarray, candidates: Callable[[np.ndarray], Search], 
             largest = np.zeros(len(first))
             for image in range(signatures.shape[1]):
                 largest = np.maximum(largest, distance(signatures[positions[first], image], signatures[second, image]))
-            found = np.isfinite(largest)
-            yield first[found], second[found], largest[found]
+            mask = np.isfinite(largest)
+            yield first[mask], second[mask], largest[mask]
 
     return near
 
@@ -177,14 +177,14 @@ def _find_pairs(
     near: Search, positions: np.ndarray, center: np.ndarray, rank: np.ndarray
 ) -> tuple[np.ndarray, ...] | None:
     """Return pairs of a position and a near, unassigned, worse item, best first; None if they are too many."""
-    found, count = [(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0))], 0
+    batches, count = [(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0))], 0
     for first, second, distance in near(positions):
         items, others = positions[first], second.astype(np.int32)
         new = (center[others] == others) & (rank[others] > rank[items])
-        found.append((items[new], others[new], distance[new]))
-        count += len(found[-1][0])
+        batches.append((items[new], others[new], distance[new]))
+        count += len(batches[-1][0])
         if count > PAIRS and len(positions) > 1:
             return None
-    items, others, distance = (np.concatenate(part) for part in zip(*found, strict=True))
+    items, others, distance = (np.concatenate(part) for part in zip(*batches, strict=True))
     best = np.argsort(rank[items], kind="stable")
     return items[best], others[best], distance[best]

@@ -42,7 +42,7 @@ BITS = FREQUENCIES**2
 CODE_BYTES = BITS // 8  # bytes of a signature for the bits; the others are colors
 SIGNATURE = CODE_BYTES + CELLS**2 * 3
 MAX_BITS, MAX_LEVELS = 23, 12  # largest differences of a near-duplicate; see docs/measurements/near_duplicates.md
-# fewest set bits of 256, for all images and for page-like ones; photos and rendered scenes have about 128, pages of
+# fewest set bits of 256, for all images and for page-like images; photos and rendered scenes have about 128, pages of
 # text up to 90
 MIN_BITS, MIN_BITS_OF_PAGE = 24, 96
 PAGE_SHARE = 0.99  # least share of nearly gray pixels on a page
@@ -99,10 +99,10 @@ def find_near_pairs(
         left, right: (N, bytes) and (M, bytes) uint8, possibly memory-mapped.
         radius: number of bits, up to `MAX_RADIUS`.
         folder: folder of the table of right codes, an unnamed file.
-        rows: (Q,) places of the left codes to search for; None: all.
+        rows: (Q,) indices of the left codes to search for; None: all.
 
     Yields:
-        Places in `left` (or in `rows`), places in `right`, and differing bits: (P,) int64 each.
+        Indices in `left` (or in `rows`), indices in `right`, and numbers of differing bits: (P,) int64 each.
     """
     if not 0 <= radius <= MAX_RADIUS:
         raise ValueError(f"radius must be from 0 to {MAX_RADIUS} bits, found {radius}")
@@ -114,13 +114,13 @@ def find_near_pairs(
         for start in range(0, len(left) if rows is None else len(rows), CODES_AT_ONCE):
             part = slice(start, start + CODES_AT_ONCE)
             codes = left[part] if rows is None else left[rows[part]]
-            queries = _band(codes, *band)
+            queries = _extract_band(codes, *band)
             for flip in (0, *(1 << bit for bit in range(width))) if radius >= BANDS else (0,):
                 for first, second in table.look_up(queries ^ flip):
                     distance = np.bitwise_count(codes[first] ^ right[second]).sum(axis=1, dtype=np.int64)
                     near = np.flatnonzero(distance <= radius)
                     first, second, distance = first[near], second[near], distance[near]
-                    new = ~_found_by_earlier_band(codes[first], right[second], bands[:number], radius // BANDS)
+                    new = ~_is_in_earlier_band(codes[first], right[second], bands[:number], radius // BANDS)
                     if new.any():
                         yield start + first[new], second[new], distance[new]
 
@@ -133,27 +133,27 @@ class _Table:
         values, self.order = (file_array(len(codes), np.int32, folder) for _ in range(2))
         self.starts = file_array((1 << end - start) + 1, np.int32, folder)
         for first in range(0, len(codes), CODES_AT_ONCE):
-            part = _band(codes[first : first + CODES_AT_ONCE], *band)
+            part = _extract_band(codes[first : first + CODES_AT_ONCE], *band)
             values[first : first + CODES_AT_ONCE] = part
-            found, counts = np.unique(part, return_counts=True)
-            self.starts[found + 1] += counts.astype(np.int32)
+            distinct, counts = np.unique(part, return_counts=True)
+            self.starts[distinct + 1] += counts.astype(np.int32)
         np.cumsum(self.starts, out=self.starts)
         self.order[:] = np.argsort(values)
 
     def look_up(self, queries: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield places in the queries and places of codes with the same value, about `CODES_AT_ONCE` at a time."""
+        """Yield indices of queries and indices of codes with the same value, about `CODES_AT_ONCE` at a time."""
         starts = self.starts[queries]
         counts = self.starts[queries + 1] - starts
-        places = np.flatnonzero(counts)
-        ends = np.cumsum(counts[places], dtype=np.int64)
+        query_indices = np.flatnonzero(counts)
+        ends = np.cumsum(counts[query_indices], dtype=np.int64)
         cuts = np.searchsorted(ends, np.arange(CODES_AT_ONCE, ends[-1] if len(ends) else 0, CODES_AT_ONCE))
-        for part in np.split(places, cuts):
+        for part in np.split(query_indices, cuts):
             repeats = counts[part]
             within = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
             yield np.repeat(part, repeats), self.order[np.repeat(starts[part], repeats) + within].astype(np.int64)
 
 
-def _band(codes: np.ndarray, start: int, end: int) -> np.ndarray:
+def _extract_band(codes: np.ndarray, start: int, end: int) -> np.ndarray:
     """Return the codes' bits from `start` to `end` as numbers: (N,) int32."""
     first, last = start // 8, -(-end // 8)
     value = np.zeros(len(codes), dtype=np.int32)  # a band spans at most four bytes
@@ -165,9 +165,9 @@ def _band(codes: np.ndarray, start: int, end: int) -> np.ndarray:
     return value
 
 
-def _found_by_earlier_band(left: np.ndarray, right: np.ndarray, bands: list[tuple[int, int]], flips: int) -> np.ndarray:
+def _is_in_earlier_band(left: np.ndarray, right: np.ndarray, bands: list[tuple[int, int]], flips: int) -> np.ndarray:
     """Return whether an earlier band has found each pair: (P,) bool."""
-    found = np.zeros(len(left), dtype=bool)
+    is_repeat = np.zeros(len(left), dtype=bool)
     for band in bands:
-        found |= np.bitwise_count(_band(left, *band) ^ _band(right, *band)) <= flips
-    return found
+        is_repeat |= np.bitwise_count(_extract_band(left, *band) ^ _extract_band(right, *band)) <= flips
+    return is_repeat

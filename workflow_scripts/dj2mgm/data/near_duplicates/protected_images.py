@@ -1,4 +1,4 @@
-"""Finds images that are near-duplicates of those of another set, such as a benchmark's.
+"""Finds images that are near-duplicates of the images of another set, such as a benchmark.
 
 references = ReferenceImages(benchmark_images, processes=2)
 for image, reference, bits in references.matches(training_images, processes=2):
@@ -31,7 +31,7 @@ class ReferenceImages:
 
     def __init__(self, paths: Iterable[str | Path], processes: int = 1):
         self.paths = list(paths)
-        self.signatures = _signatures(self.paths, processes)
+        self.signatures = _compute_signatures(self.paths, processes)
 
     def matches(
         self,
@@ -42,12 +42,12 @@ class ReferenceImages:
     ) -> Iterator[tuple[str | Path, str | Path, int]]:
         """Yield each near-duplicate of a reference in order: the image, its nearest reference, and the differing bits.
 
-        `images` may be any number of files; `IMAGES_AT_ONCE` signatures at a time are in memory. The limits are those
-        of the operator `image_near_deduplicator`. An image that cannot be read raises BadImage.
+        `images` may be any number of files; `IMAGES_AT_ONCE` signatures at a time are in memory. The limits are the
+        limits of the operator `image_near_deduplicator`. An image that cannot be read raises BadImage.
         """
         images = iter(images)
         while block := list(islice(images, IMAGES_AT_ONCE)):
-            signatures = _signatures(block, processes)
+            signatures = _compute_signatures(block, processes)
             nearest: dict[int, tuple] = {}  # index → (bits, reference)
             for index, reference, differing in find_reference_pairs(signatures, self.signatures, max_bits, max_levels):
                 nearest[index] = min(nearest.get(index, (differing, reference)), (differing, reference))
@@ -64,14 +64,16 @@ def find_reference_pairs(
         signatures, references: (N, SIGNATURE) and (M, SIGNATURE) uint8.
         max_bits, max_levels: limits, as in the operator `image_near_deduplicator`.
     """
-    codes, known = (np.ascontiguousarray(each[:, :CODE_BYTES]) for each in (signatures, references))
-    for indices, found, _ in find_near_pairs(codes, known, max_bits):
-        bits = distance(signatures[indices], references[found], max_bits, max_levels)
+    codes, reference_codes = (np.ascontiguousarray(rows[:, :CODE_BYTES]) for rows in (signatures, references))
+    for indices, reference_indices, _ in find_near_pairs(codes, reference_codes, max_bits):
+        bits = distance(signatures[indices], references[reference_indices], max_bits, max_levels)
         near = np.isfinite(bits)
-        yield from zip(indices[near].tolist(), found[near].tolist(), bits[near].astype(int).tolist(), strict=True)
+        yield from zip(
+            indices[near].tolist(), reference_indices[near].tolist(), bits[near].astype(int).tolist(), strict=True
+        )
 
 
-def _signatures(paths: list, processes: int) -> np.ndarray:
+def _compute_signatures(paths: list, processes: int) -> np.ndarray:
     signatures = np.empty((len(paths), SIGNATURE), dtype=np.uint8)
     for index, signature in enumerate(map_in_order(_sign, paths, processes)):
         signatures[index] = signature

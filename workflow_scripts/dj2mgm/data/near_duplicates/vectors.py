@@ -1,4 +1,4 @@
-"""Finds vectors within a distance of others with an inverted file of Faiss.
+"""Finds vectors within a distance of query vectors, with an inverted file of Faiss.
 
 Each vector belongs to the cell of its nearest centroid. A query is compared with all vectors of its nearest cells only.
 The vectors are in a file, as float16, so that they take no memory.
@@ -40,21 +40,23 @@ class VectorIndex:
         self.index.cp.niter, self.index.cp.min_points_per_centroid = ITERATIONS, 1
         self.index.nprobe = SEARCHED_CELLS
         spread = np.linspace(0, count - 1, min(count, TRAINING_PER_CELL * cells, MAX_TRAINING_VECTORS)).astype(int)
-        self.index.train(_floats(vectors[spread]))
+        self.index.train(_to_floats(vectors[spread]))
         with TemporaryDirectory(dir=folder) as temporary, _silent():
             self.lists = faiss.OnDiskInvertedLists(cells, self.index.code_size, f"{temporary}/cells")
             self.index.replace_invlists(self.lists)
             for start in range(0, count, VECTORS_AT_ONCE):
-                self.index.add(_floats(vectors[start : start + VECTORS_AT_ONCE]))
+                self.index.add(_to_floats(vectors[start : start + VECTORS_AT_ONCE]))
 
     def near(self, queries: np.ndarray, distance: float) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield indices of queries and of vectors within the distance of each other, in batches."""
         for start in range(0, len(queries), VECTORS_AT_ONCE):
-            ends, _, found = self.index.range_search(_floats(queries[start : start + VECTORS_AT_ONCE]), distance**2)
-            yield start + np.repeat(np.arange(len(ends) - 1), np.diff(ends.astype(np.int64))), found
+            ends, _, vector_indices = self.index.range_search(
+                _to_floats(queries[start : start + VECTORS_AT_ONCE]), distance**2
+            )
+            yield start + np.repeat(np.arange(len(ends) - 1), np.diff(ends.astype(np.int64))), vector_indices
 
 
-def _floats(vectors: np.ndarray) -> np.ndarray:
+def _to_floats(vectors: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(vectors, dtype=np.float32)
 
 

@@ -29,7 +29,7 @@ COUNT_ODDS = (0.45, 0.4, 0.15)  # probabilities of one, two and three objects
 
 @dataclass(frozen=True)
 class SceneObject:
-    """Colored shape at a place."""
+    """Colored shape at a position."""
 
     color: str
     shape: str
@@ -80,11 +80,11 @@ def draw_image(scene: Scene) -> Image.Image:
         if item.shape == "circle":
             pen.ellipse((x - r, y - r, x + r, y + r), fill=COLORS[item.color])
         else:
-            pen.polygon(_outline(item.shape, x, y, r, item.tilt), fill=COLORS[item.color])
+            pen.polygon(_compute_outline(item.shape, x, y, r, item.tilt), fill=COLORS[item.color])
     return image.resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BOX)
 
 
-def _outline(shape: str, x: float, y: float, r: float, tilt: float) -> list[tuple[float, float]]:
+def _compute_outline(shape: str, x: float, y: float, r: float, tilt: float) -> list[tuple[float, float]]:
     """Return the corners of a polygon inside the circle of radius r around (x, y); angle 0 points up."""
     if shape == "cross":
         arm, width = 0.95, 0.32
@@ -100,7 +100,7 @@ def _outline(shape: str, x: float, y: float, r: float, tilt: float) -> list[tupl
 
 
 def describe_scene(scene: Scene) -> str:
-    """Return the reference caption: every object with its place, in reading order.
+    """Return the reference caption: every object with its position, in reading order.
 
     "a red circle at the top left, a blue square at the top right and a pink star at the bottom right"
     """

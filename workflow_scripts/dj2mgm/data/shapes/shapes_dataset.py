@@ -35,10 +35,10 @@ def png_bytes(image: Image.Image) -> bytes:
 
 def mismatched_caption(scene: Scene, rng: random.Random) -> str:
     """Return the caption of another scene, which is not true of this scene or of some of its objects."""
-    here = [item.attributes() for item in scene.objects]
+    attributes = [item.attributes() for item in scene.objects]
     while True:
         other = draw_scene(rng)
-        if not all(item.attributes() in here for item in other.objects):
+        if not all(item.attributes() in attributes for item in other.objects):
             return describe_scene(other)
 
 
@@ -187,8 +187,8 @@ def _write_finetune(spec: ShapesDataset, folder: Path) -> tuple[list[dict], list
         kind = QUESTION_TYPES[index % len(QUESTION_TYPES)]
         rng = row_rng(spec.seed, "question", index)
         question, answer = draw_question(scene, kind, rng)
-        given = wrong_answer(kind, answer, rng) if index in wrong else answer
-        rows.append(formats.build_conversation(f"f{index:06d}", path, question, given))
+        row_answer = wrong_answer(kind, answer, rng) if index in wrong else answer
+        rows.append(formats.build_conversation(f"f{index:06d}", path, question, row_answer))
         truth.append({"id": f"f{index:06d}", "fault": "wrong" if index in wrong else "clean", "answer": answer})
     return rows, truth
 
@@ -200,8 +200,8 @@ def _write_evaluation(spec: ShapesDataset, folder: Path) -> Iterator[dict]:
         path = f"images/evaluation/{identifier}.png"
         (folder / path).write_bytes(png_bytes(draw_image(scene)))
         rng = row_rng(spec.seed, "evaluation-question", index)
-        drawn = [(kind, *draw_question(scene, kind, rng)) for kind in QUESTION_TYPES]
-        questions = [{"question": question, "answer": answer, "type": kind} for kind, question, answer in drawn]
+        triples = [(kind, *draw_question(scene, kind, rng)) for kind in QUESTION_TYPES]
+        questions = [{"question": question, "answer": answer, "type": kind} for kind, question, answer in triples]
         yield {
             "id": identifier,
             "image": path,

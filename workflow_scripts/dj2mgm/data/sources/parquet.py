@@ -32,43 +32,43 @@ def read(source: Source) -> Iterator[dict]:
     copied = DiskMap()  # paths of images by the digests of their bytes
     for number, file in enumerate(source.files):
         try:
-            yield from _rows(source, file, number, copied)
+            yield from _read_file(source, file, number, copied)
         except (pa.ArrowException, OSError, UnicodeError) as error:
             if getattr(error, "errno", None) in UNWRITABLE:  # from writing the copy, not from reading
                 raise
             raise InputError(f"{file} is damaged or not a parquet file ({error}); download it again") from None
 
 
-def _rows(source: Source, file: Path, number: int, copied: DiskMap) -> Iterator[dict]:
+def _read_file(source: Source, file: Path, number: int, copied: DiskMap) -> Iterator[dict]:
     with pq.ParquetFile(file) as table, TarWriter(source.output, number, copied) as images:
-        there = table.schema_arrow.names
-        image = find_column(file, there, "image", source)
-        turns = find_column(file, there, "conversations", source, needed=False)
-        text = None if turns else find_column(file, there, "text", source)
-        question = None if turns else find_column(file, there, "question", source, needed=False)
-        identifier = check_single(file, there, "id") if "id" in there else None
+        column_names = table.schema_arrow.names
+        image = find_column(file, column_names, "image", source)
+        turns = find_column(file, column_names, "conversations", source, needed=False)
+        text = None if turns else find_column(file, column_names, "text", source)
+        question = None if turns else find_column(file, column_names, "question", source, needed=False)
+        identifier = check_single(file, column_names, "id") if "id" in column_names else None
         columns = [column for column in (image, turns, text, question, identifier) if column]
         row_number = 0
-        for batch in table.iter_batches(_rows_at_once(table, columns), columns=columns):
+        for batch in table.iter_batches(_choose_batch_size(table, columns), columns=columns):
             _check_texts(batch.drop_columns([image]), file, row_number)
-            for row in _values(batch, file, row_number):
+            for row in _read_values(batch, file, row_number):
                 row_number += 1
-                where = f"{file}, row {row_number}"
-                paths = [images.add(value, where) for value in _list(row[image]) or ([] if turns else [None])]
-                name = parse_identifier(row[identifier], where) if identifier else None
+                location = f"{file}, row {row_number}"
+                paths = [images.add(value, location) for value in _as_list(row[image]) or ([] if turns else [None])]
+                name = parse_identifier(row[identifier], location) if identifier else None
                 name = name or f"{file.stem}-{row_number:09d}"
                 if turns:
-                    check_object({"turns": row[turns]}, where)
-                    yield build_conversation_row(name, paths, row[turns], where)
+                    check_object({"turns": row[turns]}, location)
+                    yield build_conversation_row(name, paths, row[turns], location)
                     continue
                 if len(paths) != 1:
-                    raise InputError(f"{where}: it has {len(paths)} images, but a caption belongs to one")
-                caption = read_cell(row[text], text, where)
-                prompt = read_cell(row[question], question, where) if question else ""
+                    raise InputError(f"{location}: it has {len(paths)} images, but a caption belongs to one")
+                caption = read_cell(row[text], text, location)
+                prompt = read_cell(row[question], question, location) if question else ""
                 yield build_conversation(name, paths[0], prompt, caption)
 
 
-def _rows_at_once(table: pq.ParquetFile, columns: list[str]) -> int:
+def _choose_batch_size(table: pq.ParquetFile, columns: list[str]) -> int:
     """Return the number of rows per batch; it is small if one value could fill a large part of a row group."""
     groups = (table.metadata.row_group(number) for number in range(table.num_row_groups))
     parts = ([group.column(number) for number in range(group.num_columns)] for group in groups)
@@ -82,7 +82,7 @@ def _rows_at_once(table: pq.ParquetFile, columns: list[str]) -> int:
     return max(1, min(MAX_ROWS, MAX_BATCH // max(1, largest)))
 
 
-def _values(batch: pa.RecordBatch, file: Path, before: int) -> list[dict]:
+def _read_values(batch: pa.RecordBatch, file: Path, before: int) -> list[dict]:
     """Return the rows of a batch that begins after `before` rows as Python objects."""
     try:
         return batch.to_pylist()
@@ -112,7 +112,7 @@ def _check_texts(batch: pa.RecordBatch, file: Path, before: int) -> None:
                 raise row_too_long(f"{file}, row {before + number + 1}", size)
 
 
-def _list(value: object) -> list:
+def _as_list(value: object) -> list:
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
@@ -140,25 +140,27 @@ class TarWriter:
         if self.tar:
             self.tar.close()
 
-    def add(self, value: object, where: str) -> str:
+    def add(self, value: object, location: str) -> str:
         """Write an image, unless the same bytes are written already; return its path.
 
         Args:
             value: bytes, or datasets' `{bytes, path}`; null is an empty image.
-            where: file and row, for messages.
+            location: file and row, for messages.
         """
         content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
         others = {key: other for key, other in value.items() if other is not None} if isinstance(value, dict) else {}
         if content is None and path is None and (others or (isinstance(value, dict) and "bytes" not in value)):
             raise InputError(
-                f"{where}: its image has the keys {', '.join(value)}, but no bytes under 'bytes', the key of datasets' "
-                "Image feature; rename the key"
+                f"{location}: its image has the keys {', '.join(value)}, but no bytes under 'bytes', the key of "
+                "datasets' Image feature; rename the key"
             )
         if content is None and path is None:
             content = b""
         if not isinstance(content, bytes):
-            found = f"only the path {path!r}" if content is None else type(content).__name__
-            raise InputError(f"{where}: its image must be bytes, found {found}; store it with datasets' Image feature")
+            actual = f"only the path {path!r}" if content is None else type(content).__name__
+            raise InputError(
+                f"{location}: its image must be bytes, found {actual}; store it with datasets' Image feature"
+            )
         digest = hashlib.sha256(content).hexdigest()
         if (path_before := self.copied.get(digest)) is not None:
             return path_before
@@ -173,9 +175,9 @@ class TarWriter:
         offset = self.tar.offset + tarfile.BLOCKSIZE
         self.tar.addfile(info, io.BytesIO(content))
         self.count += 1
-        written = str(Member(name, offset, len(content), info.name))
-        self.copied.fill([(digest, written)])
-        return written
+        member_path = str(Member(name, offset, len(content), info.name))
+        self.copied.fill([(digest, member_path)])
+        return member_path
 
     def _name(self, shard: int | None = None) -> str:
         return f"{self.number:05d}-{self.shard if shard is None else shard:05d}.tar"

@@ -14,15 +14,15 @@ from dj2mgm.errors import InputError
 def read(source: Source) -> Iterator[dict]:
     for file in source.files:
         for number, row in read_list_or_lines(file):
-            where = f"{file}, row {number}"
+            location = f"{file}, row {number}"
             images = row.get("images") or row.get("image") or []
             images = [images] if isinstance(images, str) else images
             if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
-                raise InputError(f"{where}: 'images' must be a list of paths, found {images!r}")
+                raise InputError(f"{location}: 'images' must be a list of paths, found {images!r}")
             turns = row.get("conversations") or row.get("messages")
             if turns is None:
-                raise InputError(f"{where}: it has neither 'conversations' nor 'messages'; add its turns")
+                raise InputError(f"{location}: it has neither 'conversations' nor 'messages'; add its turns")
             if isinstance(turns, list) and row.get("system"):  # LLaMA-Factory's key
                 turns = [{"role": "system", "content": row["system"]}, *turns]
-            identifier = parse_identifier(row.get("id"), where)
-            yield build_conversation_row(identifier or f"{file.stem}-{number:09d}", images, turns, where)
+            identifier = parse_identifier(row.get("id"), location)
+            yield build_conversation_row(identifier or f"{file.stem}-{number:09d}", images, turns, location)

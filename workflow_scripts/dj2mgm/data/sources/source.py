@@ -34,28 +34,32 @@ class Source:
     unread: UnreadFiles = field(default_factory=UnreadFiles)  # files that were not read; the reader fills it
 
 
-def read_cell(value: object, name: str, where: str) -> str:
+def read_cell(value: object, name: str, location: str) -> str:
     """Return a caption or question: a string, the first string of a list, or "" for null."""
     value = next(iter(value), None) if isinstance(value, list) else value
     if value is not None and not isinstance(value, str):
-        raise InputError(f"{where}: {name!r} must be a string, found {value!r}")
+        raise InputError(f"{location}: {name!r} must be a string, found {value!r}")
     return value or ""
 
 
 LLAVA_ROLE = {"human": "human", "user": "human", "gpt": "gpt", "assistant": "gpt", "model": "gpt", "system": "system"}
 
 
-def build_conversation_row(identifier: str, images: list[str], turns: object, where: str) -> dict:
+def build_conversation_row(identifier: str, images: list[str], turns: object, location: str) -> dict:
     """Convert turns of ShareGPT, OpenAI or FineVision to LLaVA's form.
 
     System messages precede the first question. If no turn has an image token, the images come first.
     """
-    spoken = list(_read_turns(turns, where))
-    system = [text for role, text in spoken if role == "system"]
-    spoken = [(role, text) for role, text in spoken if role != "system"]
-    if not spoken or len(spoken) % 2 or any(role != ("human", "gpt")[at % 2] for at, (role, _) in enumerate(spoken)):
-        raise InputError(f"{where}: turns must alternate between user and assistant, and end with the assistant")
-    values = [text for _, text in spoken]
+    messages = list(_read_turns(turns, location))
+    system = [text for role, text in messages if role == "system"]
+    messages = [(role, text) for role, text in messages if role != "system"]
+    if (
+        not messages
+        or len(messages) % 2
+        or any(role != ("human", "gpt")[index % 2] for index, (role, _) in enumerate(messages))
+    ):
+        raise InputError(f"{location}: turns must alternate between user and assistant, and end with the assistant")
+    values = [text for _, text in messages]
     values[0] = "\n".join([*system, values[0]])
     if not any(IMAGE_TOKEN in value for value in values[::2]):
         values[0] = f"{IMAGE_TOKEN}\n" * len(images) + values[0]
@@ -63,30 +67,30 @@ def build_conversation_row(identifier: str, images: list[str], turns: object, wh
     if images:
         row["image"] = images[0] if len(images) == 1 else images
     return row | {
-        "conversations": [{"from": role, "value": value} for (role, _), value in zip(spoken, values, strict=True)]
+        "conversations": [{"from": role, "value": value} for (role, _), value in zip(messages, values, strict=True)]
     }
 
 
-def _read_turns(turns: object, where: str) -> Iterable[tuple[str, str]]:
+def _read_turns(turns: object, location: str) -> Iterable[tuple[str, str]]:
     """Yield role and text of each turn."""
     if not isinstance(turns, list):
-        raise InputError(f"{where}: the conversation must be a list of turns, found {type(turns).__name__}")
+        raise InputError(f"{location}: the conversation must be a list of turns, found {type(turns).__name__}")
     for number, turn in enumerate(turns, start=1):
         if isinstance(turn, dict) and isinstance(turn.get("user"), str) and isinstance(turn.get("assistant"), str):
             yield from (("human", turn["user"]), ("gpt", turn["assistant"]))
             continue
         speaker = (turn.get("from") or turn.get("role")) if isinstance(turn, dict) else None
         role = LLAVA_ROLE.get(speaker) if isinstance(speaker, str) else None
-        text = _text(turn.get("value", turn.get("content"))) if role else None
+        text = _read_text(turn.get("value", turn.get("content"))) if role else None
         if text is None:
             raise InputError(
-                f"{where}: turn {number} must be {{'role': 'user' or 'assistant', 'content': text}} or "
+                f"{location}: turn {number} must be {{'role': 'user' or 'assistant', 'content': text}} or "
                 "{'from': 'human' or 'gpt', 'value': text}"
             )
         yield role, text
 
 
-def _text(content: object) -> str | None:
+def _read_text(content: object) -> str | None:
     """Return a turn's text; OpenAI's parts are joined in order, with a token for each image."""
     if not isinstance(content, list):
         return content if isinstance(content, str) else None
@@ -100,23 +104,31 @@ def _text(content: object) -> str | None:
     return "\n".join(texts)
 
 
-def find_column(file: Path, there: Sequence[str], kind: str, source: Source, needed: bool = True) -> str | None:
-    """Return the user's name of one of our columns; None if there is none."""
+def find_column(file: Path, column_names: Sequence[str], kind: str, source: Source, needed: bool = True) -> str | None:
+    """Return the name of the file's column of a kind; None if there is none.
+
+    Args:
+        file: name of the file, for messages.
+        column_names: names of the file's columns.
+        kind: a key of `USUAL_NAMES`.
+        source: the source, whose `columns` may name the column.
+        needed: whether a missing column is an error.
+    """
     if name := getattr(source.columns, kind):
-        if name not in there:
-            raise InputError(f"{file}: column {name!r} is missing; the columns are {', '.join(there)}")
-        return check_single(file, there, name)
-    found = next((name for name in USUAL_NAMES[kind] if name in there), None)
-    if found is None and needed:
+        if name not in column_names:
+            raise InputError(f"{file}: column {name!r} is missing; the columns are {', '.join(column_names)}")
+        return check_single(file, column_names, name)
+    column = next((name for name in USUAL_NAMES[kind] if name in column_names), None)
+    if column is None and needed:
         raise InputError(
-            f"{file}: no column for the {kind} ({', '.join(USUAL_NAMES[kind])}); the columns are {', '.join(there)}. "
-            f"Name yours under sources.{source.name}.columns"
+            f"{file}: no column for the {kind} ({', '.join(USUAL_NAMES[kind])}); the columns are "
+            f"{', '.join(column_names)}. Name yours under sources.{source.name}.columns"
         )
-    return found and check_single(file, there, found)
+    return column and check_single(file, column_names, column)
 
 
-def check_single(file: Path, there: Sequence[str], name: str) -> str:
+def check_single(file: Path, column_names: Sequence[str], name: str) -> str:
     """Return the name of an existing column, unless several columns have it."""
-    if there.count(name) > 1:
+    if column_names.count(name) > 1:
         raise InputError(f"{file}: several columns are named {name!r}; rename all but one")
     return name

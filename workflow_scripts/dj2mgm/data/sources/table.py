@@ -27,16 +27,16 @@ def read(source: Source) -> Iterator[dict]:
 
 def _read_objects(source: Source, file: Path) -> Iterator[dict]:
     for number, row in read_list_or_lines(file):
-        place, there = Path(f"{file}, row {number}"), list(row)
-        where = str(place)
-        image, text = (find_column(place, there, kind, source) for kind in ("image", "text"))
-        question = find_column(place, there, "question", source, needed=False)
+        row_path, column_names = Path(f"{file}, row {number}"), list(row)
+        location = str(row_path)
+        image, text = (find_column(row_path, column_names, kind, source) for kind in ("image", "text"))
+        question = find_column(row_path, column_names, "question", source, needed=False)
         if isinstance(row[image], list) and len(row[image]) != 1:
-            raise InputError(f"{where}: it has {len(row[image])} images, but a caption belongs to one")
-        prompt = read_cell(row[question], question, where) if question else ""
-        identifier = parse_identifier(row.get("id"), where) or f"{file.stem}-{number:09d}"
-        caption = read_cell(row[text], text, where)
-        yield build_conversation(identifier, read_cell(row[image], image, where), prompt, caption)
+            raise InputError(f"{location}: it has {len(row[image])} images, but a caption belongs to one")
+        prompt = read_cell(row[question], question, location) if question else ""
+        identifier = parse_identifier(row.get("id"), location) or f"{file.stem}-{number:09d}"
+        caption = read_cell(row[text], text, location)
+        yield build_conversation(identifier, read_cell(row[image], image, location), prompt, caption)
 
 
 def _read_lines(source: Source, file: Path) -> Iterator[dict]:
@@ -46,15 +46,15 @@ def _read_lines(source: Source, file: Path) -> Iterator[dict]:
         raw.seek(0)
         lines = _Lines(raw, file)
         rows = csv.reader(lines, strict=True, **dialect)
-        there, _ = next(_filled(rows, lines), ([], 0))
-        if not there:
+        column_names, _ = next(_skip_blank_rows(rows, lines), ([], 0))
+        if not column_names:
             raise InputError(f"{file} is empty; its first line names the columns")
-        image, text = (_column_index(file, there, kind, source) for kind in ("image", "text"))
-        question = _column_index(file, there, "question", source, needed=False)
-        for number, (row, line) in enumerate(_filled(rows, lines), start=2):
-            if len(row) != len(there):
+        image, text = (_find_column_index(file, column_names, kind, source) for kind in ("image", "text"))
+        question = _find_column_index(file, column_names, "question", source, needed=False)
+        for number, (row, line) in enumerate(_skip_blank_rows(rows, lines), start=2):
+            if len(row) != len(column_names):
                 raise InputError(
-                    f"{file}, line {line}: it has {len(row)} values, but the first line has {len(there)} names; "
+                    f"{file}, line {line}: it has {len(row)} values, but the first line has {len(column_names)} names; "
                     f"{LOOK_FOR}, or delete the line"
                 )
             prompt = "" if question is None else row[question]
@@ -93,7 +93,7 @@ class _Lines:
         return line
 
 
-def _filled(rows, lines: _Lines) -> Iterator[tuple[list[str], int]]:
+def _skip_blank_rows(rows, lines: _Lines) -> Iterator[tuple[list[str], int]]:
     """Yield the rows of a csv.reader that are not blank, each with its first line number."""
     while True:
         line, lines.row_size = rows.line_num + 1, 0
@@ -109,6 +109,8 @@ def _filled(rows, lines: _Lines) -> Iterator[tuple[list[str], int]]:
             yield row, line
 
 
-def _column_index(file: Path, there: list[str], kind: str, source: Source, needed: bool = True) -> int | None:
-    name = find_column(file, there, kind, source, needed)
-    return None if name is None else there.index(name)
+def _find_column_index(
+    file: Path, column_names: list[str], kind: str, source: Source, needed: bool = True
+) -> int | None:
+    name = find_column(file, column_names, kind, source, needed)
+    return None if name is None else column_names.index(name)

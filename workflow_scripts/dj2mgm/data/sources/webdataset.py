@@ -24,17 +24,17 @@ def read(source: Source) -> Iterator[dict]:
     shards = DiskMap()  # shard of each key
     for shard in source.files:
         try:
-            for key, sample in groupby(_parts(source, shard), key=_key):
+            for key, sample in groupby(_read_parts(source, shard), key=_get_key):
                 if (first := shards.get(key)) is not None:
                     raise InputError(f"{shard}: key {key!r} is already used in {first}; rename the sample")
                 shards.fill([(key, str(shard))])
-                yield _row(source, shard, key, list(sample))
+                yield _build_row(source, shard, key, list(sample))
         except UnicodeEncodeError as error:
             raise InputError(
                 f"{shard}: the name {error.object!r} is not UTF-8; write the archive again with UTF-8 names"
             ) from None
         except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError) as error:
-            if program := _decompressor(shard):
+            if program := _find_decompressor(shard):
                 raise InputError(
                     f"{shard} is compressed, so images cannot be read in place; write a plain tar file: "
                     f"{program} < {shard.name} > plain/{shard.name}"
@@ -42,8 +42,8 @@ def read(source: Source) -> Iterator[dict]:
             raise InputError(f"{shard} is damaged or not a plain tar file ({error}); download it again") from None
 
 
-def _parts(source: Source, shard: Path) -> Iterator[Member]:
-    """Yield the files of samples; names without a dot or with a leading one (`._a.jpg`) belong to no sample."""
+def _read_parts(source: Source, shard: Path) -> Iterator[Member]:
+    """Yield the files of samples; names without a dot or with a leading dot (`._a.jpg`) belong to no sample."""
     for member in read_members(shard):
         if member.name.rpartition("/")[2].find(".") > 0:
             yield member
@@ -51,13 +51,13 @@ def _parts(source: Source, shard: Path) -> Iterator[Member]:
             source.unread.add(f"{shard}/{member.name}")
 
 
-def _decompressor(shard: Path) -> str | None:
+def _find_decompressor(shard: Path) -> str | None:
     with open_input(shard, "rb") as file:
         begin = file.read(6)
     return next((program for magic, program in COMPRESSED.items() if begin.startswith(magic)), None)
 
 
-def _key(member: Member) -> str:
+def _get_key(member: Member) -> str:
     """Return the name up to the first dot after the last slash.
 
     Raises:
@@ -68,11 +68,11 @@ def _key(member: Member) -> str:
     return folder + slash + name.partition(".")[0]
 
 
-def _row(source: Source, shard: Path, key: str, sample: list[Member]) -> dict:
-    where = f"{shard}, key {key!r}"
+def _build_row(source: Source, shard: Path, key: str, sample: list[Member]) -> dict:
+    location = f"{shard}, key {key!r}"
     parts = {member.name[len(key) :].lower(): member for member in sample}
     if len(parts) < len(sample):
-        raise InputError(f"{where}: two of its files have the same suffix; rename one")
+        raise InputError(f"{location}: two of its files have the same suffix; rename one")
     base = shard.relative_to(source.images)
     images = [
         f"{base}/{member.offset}+{member.size}/{PurePosixPath(member.name).name}"
@@ -82,36 +82,36 @@ def _row(source: Source, shard: Path, key: str, sample: list[Member]) -> dict:
     for suffix, member in parts.items():
         if not suffix.endswith(IMAGE_SUFFIXES) and suffix not in (".txt", ".json"):
             source.unread.add(f"{shard}/{member.name}")
-    metadata = _read_json(parts[".json"], where) if ".json" in parts else {}
+    metadata = _read_json(parts[".json"], location) if ".json" in parts else {}
     turns_key = find_column(shard, list(metadata), "conversations", source, needed=False)
     if turns_key:
-        return build_conversation_row(key, images, metadata[turns_key], where)
+        return build_conversation_row(key, images, metadata[turns_key], location)
     if len(images) != 1:
         raise InputError(
-            f"{where}: it has {len(images)} images, but a caption belongs to one (the suffixes are "
+            f"{location}: it has {len(images)} images, but a caption belongs to one (the suffixes are "
             f"{', '.join(parts)}); {KEEP_TOGETHER}"
         )
     question_key = find_column(shard, list(metadata), "question", source, needed=False)
-    prompt = read_cell(metadata[question_key], question_key, where) if question_key else ""
+    prompt = read_cell(metadata[question_key], question_key, location) if question_key else ""
     if ".txt" in parts and not source.columns.text:
-        return build_conversation(key, images[0], prompt, _read_text(parts[".txt"], where))
+        return build_conversation(key, images[0], prompt, _read_text(parts[".txt"], location))
     if not metadata:
-        raise InputError(f"{where}: it has neither .txt nor .json; {KEEP_TOGETHER}")
-    text_key = find_column(Path(where), list(metadata), "text", source)
-    return build_conversation(key, images[0], prompt, read_cell(metadata[text_key], text_key, where))
+        raise InputError(f"{location}: it has neither .txt nor .json; {KEEP_TOGETHER}")
+    text_key = find_column(Path(location), list(metadata), "text", source)
+    return build_conversation(key, images[0], prompt, read_cell(metadata[text_key], text_key, location))
 
 
-def _read_text(member: Member, where: str) -> str:
+def _read_text(member: Member, location: str) -> str:
     if member.size > MAX_ROW:
-        raise row_too_long(f"{where}, {member.name}", member.size)
+        raise row_too_long(f"{location}, {member.name}", member.size)
     try:
         return member.read().decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
-        raise InputError(f"{where}: {member.name} is not UTF-8 ({error}); write it again") from None
+        raise InputError(f"{location}: {member.name} is not UTF-8 ({error}); write it again") from None
 
 
-def _read_json(member: Member, where: str) -> dict:
+def _read_json(member: Member, location: str) -> dict:
     try:
-        return check_object(parse_json(_read_text(member, where)), where)
+        return check_object(parse_json(_read_text(member, location)), location)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: {member.name} is not valid JSON ({error}); write it again") from None
+        raise InputError(f"{location}: {member.name} is not valid JSON ({error}); write it again") from None

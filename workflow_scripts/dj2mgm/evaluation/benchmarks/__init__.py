@@ -10,7 +10,8 @@ A benchmark's module has the benchmark's name and defines:
                       questions about one image, "prompt", and its ground truth}
     measure           (answers) → metrics in percent by image, including `score`; {} if the ground truth is withheld
     count             (answers) → further counts for metrics.json; optional
-    question          (question) → key of the questions that are scored together; optional, by default each by itself
+    question          (question) → key of the questions that are scored together; optional, by default each question is
+                      scored separately
     text              (question) → its text without instructions, and the right answers; optional, without it the
                       training data is not searched for its questions
     write_submission  (answers, path) → submission.xlsx for the benchmark's server; optional
@@ -30,43 +31,43 @@ from dj2mgm.settings.benchmarks import declarations
 
 def read_questions(name: str, files: dict[str, str]) -> Iterator[dict]:
     """Yield the benchmark's questions, each with its name as `benchmark`."""
-    for row in _module(name).read(**files):
+    for row in _import_module(name).read(**files):
         yield {"benchmark": name} | row
 
 
 def measure_benchmark(name: str, rows: Rows) -> Metrics:
-    return _module(name).measure(rows)
+    return _import_module(name).measure(rows)
 
 
 def count_answers(name: str, rows: Rows) -> dict[str, int]:
     """Count all answers, empty answers, and the benchmark's own counts."""
     counts = {"answers": len(rows), "empty": sum(not row["prediction"].strip() for row in rows)}
-    count: Callable[[Rows], dict[str, int]] = getattr(_module(name), "count", lambda rows: {})
+    count: Callable[[Rows], dict[str, int]] = getattr(_import_module(name), "count", lambda rows: {})
     return counts | count(rows)
 
 
 def drop_questions(name: str, rows: Rows, ids: set[str]) -> Rows:
-    """Return the answers without those to some questions, and without answers that are scored together with them."""
-    question: Callable[[dict], object] = getattr(_module(name), "question", lambda row: row["id"])
-    left_out = {question(row) for row in rows if row["id"] in ids}
-    return [row for row in rows if question(row) not in left_out]
+    """Return the answers without the answers to some questions and the answers that are scored together with them."""
+    question: Callable[[dict], object] = getattr(_import_module(name), "question", lambda row: row["id"])
+    dropped_keys = {question(row) for row in rows if row["id"] in ids}
+    return [row for row in rows if question(row) not in dropped_keys]
 
 
 def read_question_text(name: str, row: dict) -> tuple[str, list[str]] | None:
     """Return a question's text and the right answers; None if the benchmark does not provide them."""
-    text: Callable[[dict], tuple[str, list[str]]] | None = getattr(_module(name), "text", None)
+    text: Callable[[dict], tuple[str, list[str]]] | None = getattr(_import_module(name), "text", None)
     return text and text(row)
 
 
 def save_submission(name: str, rows: Rows, path: Path) -> None:
     """Write the answers as the benchmark's submission."""
-    module = _module(name)
+    module = _import_module(name)
     if not hasattr(module, "write_submission"):
         raise InputError(f"the benchmark {name} has no submission")
     module.write_submission(rows, path)
 
 
-def _module(name: str) -> ModuleType:
-    if name not in (known := declarations()):
-        raise InputError(f"there is no benchmark {name!r}; known benchmarks are {', '.join(known)}")
+def _import_module(name: str) -> ModuleType:
+    if name not in (names := declarations()):
+        raise InputError(f"there is no benchmark {name!r}; known benchmarks are {', '.join(names)}")
     return importlib.import_module(f"{__name__}.{name}")

@@ -60,13 +60,15 @@ def read(questions: str | Path) -> Iterator[dict]:
     images = {row["id"]: row["image"] for row in rows}
     first_ids: dict[bytes, str] = {}
     for number, row in enumerate(rows, start=1):
-        where = f"{path}, row {number}"
+        location = f"{path}, row {number}"
         if (row["answer"] is None) != (rows[0]["answer"] is None):
-            raise InputError(f"{where}: 'answer' must be given in all rows or in none")
+            raise InputError(f"{location}: 'answer' must be given in all rows or in none")
         if isinstance(row["image"], str):
             row["image"] = images.get(row["image"])
             if not isinstance(row["image"], bytes):
-                raise InputError(f"{where}: 'image' names a row without an image of its own; download the file again")
+                raise InputError(
+                    f"{location}: 'image' names a row without an image of its own; download the file again"
+                )
         yield {"variant": variant, "image_id": first_ids.setdefault(row["image"], row["id"])} | row
 
 
@@ -102,17 +104,19 @@ def _read_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         raise InputError(f"{path}, row {number + 1}: not a tab-separated table in UTF-8 ({error})") from None
 
 
-def _parse_row(cells: dict[str, str], where: str) -> dict:
+def _parse_row(cells: dict[str, str], location: str) -> dict:
     if not cells["index"].isdecimal():
-        raise InputError(f"{where}: 'index' must be a whole number, found {cells['index']!r}")
+        raise InputError(f"{location}: 'index' must be a whole number, found {cells['index']!r}")
     if not cells["question"].strip():
-        raise InputError(f"{where}: 'question' is empty")
+        raise InputError(f"{location}: 'question' is empty")
     options = {letter: cells[letter] for letter in LETTERS if cells.get(letter)}
     if list(options) != list(LETTERS[: len(options)]) or len(options) < 2:
-        raise InputError(f"{where}: expected two to four options without a gap, found {', '.join(options) or 'none'}")
+        raise InputError(
+            f"{location}: expected two to four options without a gap, found {', '.join(options) or 'none'}"
+        )
     answer = cells.get("answer") or None
     if answer is not None and answer not in options:
-        raise InputError(f"{where}: 'answer' must be one of the options {', '.join(options)}, found {answer!r}")
+        raise InputError(f"{location}: 'answer' must be one of the options {', '.join(options)}, found {answer!r}")
     prompt = "\n".join(
         [
             *filter(None, [cells.get("hint")]),
@@ -121,11 +125,11 @@ def _parse_row(cells: dict[str, str], where: str) -> dict:
             INSTRUCTION,
         ]
     )
-    check_no_control(prompt, where)
+    check_no_control(prompt, location)
     return {
         "id": str(int(cells["index"])),
         "index": int(cells["index"]),
-        "image": _parse_image(cells["image"], where),
+        "image": _parse_image(cells["image"], location),
         "prompt": prompt,
         "question": cells["question"],
         "options": options,
@@ -136,7 +140,7 @@ def _parse_row(cells: dict[str, str], where: str) -> dict:
     }
 
 
-def _parse_image(cell: str, where: str) -> bytes | str:
+def _parse_image(cell: str, location: str) -> bytes | str:
     """Return the image file's bytes, or the id of the row with the image."""
     if len(cell) <= MAX_REFERENCE_LENGTH and cell.isdecimal():
         return str(int(cell))
@@ -145,25 +149,25 @@ def _parse_image(cell: str, where: str) -> bytes | str:
         load_image(image)
     except (binascii.Error, BadImage) as error:
         raise InputError(
-            f"{where}: 'image' is not a complete image in base64 ({error}); download the file again"
+            f"{location}: 'image' is not a complete image in base64 ({error}); download the file again"
         ) from None
     return image
 
 
 def chosen_option(prediction: str, options: dict[str, str]) -> str | None:
-    """Return the letter that an answer names ("B", "B.", "(B)", "B. a cat") or whose text it repeats, or None."""
+    """Return the letter that an answer names ("B", "B.", "(B)", "B. a cat") or whose text it repeats; else None."""
     text = prediction.strip()
     match = LETTER.match(text)
     if match and match[1] in options:
         return match[1]
-    repeated = [letter for letter, option in options.items() if option.strip().lower() == text.lower()]
-    return repeated[0] if len(repeated) == 1 else None
+    letters = [letter for letter, option in options.items() if option.strip().lower() == text.lower()]
+    return letters[0] if len(letters) == 1 else None
 
 
 def measure(rows: Rows) -> Metrics:
     """Compute the accuracy in percent, grouped by image; {} if the right answers are withheld.
 
-    `score` is over all questions, `category/<name>` and `l2_category/<name>` over those of a category.
+    `score` is over all questions, `category/<name>` and `l2_category/<name>` over the questions of a category.
     """
     if rows[0]["answer"] is None:
         return {}
@@ -176,10 +180,10 @@ def measure(rows: Rows) -> Metrics:
             if category := rotations[number][0][key]:
                 by_metric.setdefault(f"{key}/{category}", []).append(number)
     right = {
-        number: all(chosen_option(row["prediction"], row["options"]) == row["answer"] for row in rotated)
-        for number, rotated in rotations.items()
+        number: all(chosen_option(row["prediction"], row["options"]) == row["answer"] for row in group)
+        for number, group in rotations.items()
     }
-    image = {number: rotated[0]["image_id"] for number, rotated in rotations.items()}
+    image = {number: group[0]["image_id"] for number, group in rotations.items()}
     return {
         name: Measurements.from_values(
             [100 * right[number] for number in numbers], [image[number] for number in numbers]
@@ -204,7 +208,7 @@ def build_workbook(rows: Rows) -> Workbook:
     workbook.active.append(COLUMNS)
     for row in rows:
         values = row | {letter: row["options"].get(letter) for letter in LETTERS}
-        workbook.active.append([_printable(values[column]) for column in COLUMNS])
+        workbook.active.append([_make_printable(values[column]) for column in COLUMNS])
     for cells in workbook.active.iter_rows(min_row=2):
         for cell in cells:
             if isinstance(cell.value, str):
@@ -212,6 +216,6 @@ def build_workbook(rows: Rows) -> Workbook:
     return workbook
 
 
-def _printable(value: object) -> object:
+def _make_printable(value: object) -> object:
     """Remove the control characters of an answer that a spreadsheet cannot contain."""
     return ILLEGAL_CHARACTERS_RE.sub("", value) if isinstance(value, str) else value

@@ -45,25 +45,26 @@ def read(questions: str | Path, answers: str | Path, images: str | Path) -> Iter
     {"variant", "id": TextVQA's question id, "image_id", "image": path, "prompt", "answers": ten texts}
     """
     truth = _read_answers(Path(answers))
-    variant, seen, paths = None, {}, {}
+    variant, first_numbers, paths = None, {}, {}
     for number, row in read_objects(questions):
-        where = f"{questions}, row {number}"
+        location = f"{questions}, row {number}"
         for name in ("question_id", "image", "text"):
             if not isinstance(row.get(name), str):
-                raise InputError(f"{where}: {name!r} must be a string, found {row.get(name)!r}")
-        question, own_variant = _parse_prompt(row["text"], where)
+                raise InputError(f"{location}: {name!r} must be a string, found {row.get(name)!r}")
+        question, own_variant = _parse_prompt(row["text"], location)
         variant = variant or own_variant
         if own_variant != variant:
             raise InputError(
-                f"{where} has the variant {own_variant}, but row 1 has {variant}; use OCR tokens in all prompts or none"
+                f"{location} has the variant {own_variant}, but row 1 has {variant}; "
+                "use OCR tokens in all prompts or none"
             )
         key = row["question_id"], question
-        if (first_number := seen.setdefault(key, number)) != number:
-            raise InputError(f"{where} repeats the question of row {first_number}; delete one of them")
+        if (first_number := first_numbers.setdefault(key, number)) != number:
+            raise InputError(f"{location} repeats the question of row {first_number}; delete one of them")
         if key not in truth:
-            raise InputError(f"{where}: {answers} has no answers to {question!r} about the image {key[0]}")
+            raise InputError(f"{location}: {answers} has no answers to {question!r} about the image {key[0]}")
         if row["image"] not in paths:
-            paths[row["image"]] = _verified_image(images, row["image"], where)
+            paths[row["image"]] = _check_image(images, row["image"], location)
         yield {
             "variant": variant,
             "id": str(truth[key]["question_id"]),
@@ -72,9 +73,9 @@ def read(questions: str | Path, answers: str | Path, images: str | Path) -> Iter
             "prompt": row["text"],
             "answers": truth[key]["answers"],
         }
-    if unasked := len(truth) - len(seen):
+    if missing := len(truth) - len(first_numbers):
         raise InputError(
-            f"{questions}: {unasked} of the {len(truth)} questions in {answers} are missing; use the complete file"
+            f"{questions}: {missing} of the {len(truth)} questions in {answers} are missing; use the complete file"
         )
 
 
@@ -83,24 +84,25 @@ def text(row: dict) -> tuple[str, list[str]]:
     return row["prompt"].split("\n")[0], row["answers"]
 
 
-def _parse_prompt(text: str, where: str) -> tuple[str, str]:
+def _parse_prompt(text: str, location: str) -> tuple[str, str]:
     """Return a prompt's question in lower case, and the prompt's variant."""
-    check_no_control(text, where)
+    check_no_control(text, location)
     lines = text.split("\n")
     has_ocr = len(lines) == 3 and lines[1].startswith(OCR_LINE)
     if not has_ocr and len(lines) != 2:
         raise InputError(
-            f"{where}: 'text' must be the question, optionally a line {OCR_LINE!r}, and the instruction, one line each"
+            f"{location}: 'text' must be the question, optionally a line {OCR_LINE!r}, and the instruction, "
+            "one line each"
         )
     return lines[0].strip().lower(), "ocr_tokens" if has_ocr else "no_ocr_tokens"
 
 
-def _verified_image(root: str | Path, relative: str, where: str) -> Path:
+def _check_image(root: str | Path, relative: str, location: str) -> Path:
     try:
         path = locate_image(root, relative)
         load_image(path)
     except BadImage as error:
-        raise InputError(f"{where}: image {error}; check benchmarks.textvqa.images") from None
+        raise InputError(f"{location}: image {error}; check benchmarks.textvqa.images") from None
     return path
 
 
@@ -110,12 +112,12 @@ def _read_answers(path: Path) -> dict[Key, dict]:
         raise InputError(f"{path}: expected TextVQA's {{'data': [questions with answers]}}")
     truth: dict[Key, dict] = {}
     for number, row in enumerate(content["data"], start=1):
-        where = f"{path}, row {number}"
-        check_object(row, where)
+        location = f"{path}, row {number}"
+        check_object(row, location)
         if not isinstance(row.get("image_id"), str) or not isinstance(row.get("question"), str):
-            raise InputError(f"{where}: 'image_id' and 'question' must be strings")
+            raise InputError(f"{location}: 'image_id' and 'question' must be strings")
         if not isinstance(row.get("question_id"), int | str) or isinstance(row["question_id"], bool):
-            raise InputError(f"{where}: 'question_id' must be a number, found {row.get('question_id')!r}")
+            raise InputError(f"{location}: 'question_id' must be a number, found {row.get('question_id')!r}")
         answers = row.get("answers")
         if (
             not isinstance(answers, list)
@@ -123,11 +125,11 @@ def _read_answers(path: Path) -> dict[Key, dict]:
             or not all(isinstance(text, str) for text in answers)
         ):
             raise InputError(
-                f"{where}: 'answers' must contain {ANSWER_COUNT} strings; the test split has none, use validation"
+                f"{location}: 'answers' must contain {ANSWER_COUNT} strings; the test split has none, use validation"
             )
         key = row["image_id"], row["question"].strip().lower()
         if key in truth:
-            raise InputError(f"{where} repeats the question {row['question']!r} about {key[0]}; delete one row")
+            raise InputError(f"{location} repeats the question {row['question']!r} about {key[0]}; delete one row")
         truth[key] = row
     return truth
 
@@ -153,9 +155,9 @@ CONTRACTIONS = """
     you're you've
 """.split()
 REPAIRED = {
-    word[:place] + word[place + 1 :]: word
+    word[:index] + word[index + 1 :]: word
     for word in CONTRACTIONS
-    for place, letter in enumerate(word)
+    for index, letter in enumerate(word)
     if letter == "'"
 } | {"somebody'd": "somebodyd"}  # reversed in the server's table
 
@@ -163,17 +165,17 @@ REPAIRED = {
 def normalize_like_evalai(answer: str) -> str:
     """Normalize to lower case, digits, no articles and little punctuation: "The two cats." → "2 cats"."""
     text = answer.lower().replace(",", "").replace("?", "").replace("'s", " 's").strip()
-    words = [NUMBERS.get(word, word) for word in _without_marks(text).split()]
+    words = [NUMBERS.get(word, word) for word in _remove_marks(text).split()]
     return " ".join(REPAIRED.get(word, word) for word in words if word not in ARTICLES)
 
 
-def _without_marks(text: str) -> str:
+def _remove_marks(text: str) -> str:
     """Remove marks that occur next to a space anywhere in the text; replace other marks by a space."""
     text = re.sub(r"[\n\t]", " ", text)
-    left = text
+    cleaned_text = text
     for mark in MARKS:
-        left = left.replace(mark, "" if f"{mark} " in text or f" {mark}" in text else " ")
-    return FULL_STOP.sub("", left)
+        cleaned_text = cleaned_text.replace(mark, "" if f"{mark} " in text or f" {mark}" in text else " ")
+    return FULL_STOP.sub("", cleaned_text)
 
 
 def vqa_accuracy(prediction: str, answers: list[str]) -> float:

@@ -35,13 +35,13 @@ def save_once(image: Image.Image, folder: Path) -> Path:
 def find_stop_texts(model: Path, until: Iterable[str] | str | None) -> list[str]:
     """Return the texts at which lmms-eval's own class of a whole model cuts its answers.
 
-    `until` is the task's, or lmms-eval's default.
+    `until` is the setting of the task, or lmms-eval's default.
     """
-    left_out = CUTTING_CLASSES.get(read_json(model / "config.json", remedy=FIX).get("model_type"))
-    if left_out is None:
+    ignored_texts = CUTTING_CLASSES.get(read_json(model / "config.json", remedy=FIX).get("model_type"))
+    if ignored_texts is None:
         return []
-    named = [until] if isinstance(until, str) else until or []
-    return [text for text in named if text and text not in left_out]
+    texts = [until] if isinstance(until, str) else until or []
+    return [text for text in texts if text and text not in ignored_texts]
 
 
 def cut_answer(answer: str, until: Iterable[str]) -> str:

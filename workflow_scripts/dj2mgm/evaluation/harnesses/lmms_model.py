@@ -53,12 +53,12 @@ class LmmsModel(lmms):
         """Return answers cut where lmms-eval's own class cuts them; decoding is always greedy."""
         answers: list[str] = []
         for limit, group in groupby(requests, key=lambda request: request.args[1].get("max_new_tokens")):
-            answers += self._answers(list(group), limit or self.max_new_tokens)
+            answers += self._answer(list(group), limit or self.max_new_tokens)
         return answers
 
-    def _answers(self, requests: list[Instance], max_new_tokens: int) -> list[str]:
+    def _answer(self, requests: list[Instance], max_new_tokens: int) -> list[str]:
         with TemporaryDirectory() as folder:
-            images = [self._image(request, Path(folder)) for request in requests]
+            images = [self._save_image(request, Path(folder)) for request in requests]
             prompts = [request.args[0].replace(IMAGE_TOKEN, " ").strip() for request in requests]
             texts: dict[int, str] = {}
             for has_image in (True, False):  # questions without an image need a separate call
@@ -76,7 +76,7 @@ class LmmsModel(lmms):
             for number, request in enumerate(requests)
         ]
 
-    def _image(self, request: Instance, folder: Path) -> Path | None:
+    def _save_image(self, request: Instance, folder: Path) -> Path | None:
         if self.blind:
             return None
         _, _, doc_to_visual, doc_id, task, split = request.args

@@ -24,13 +24,13 @@ def score_answers(task: LmmsTask, rows: Rows) -> Iterator[dict]:
         image_ids = [row["image"] for row in answers]
         by_unit: dict[str, dict[str, list[float]]] = {}
         for metric, values in task.values([row["prediction"] for row in answers]).items():
-            for unit, sums in _sums(values, image_ids, task.is_mean(metric)).items():
+            for unit, sums in _sum_values(values, image_ids, task.is_mean(metric)).items():
                 by_unit.setdefault(unit, {})[f"{task.name}/{metric}"] = sums
         for unit in sorted(by_unit):
             yield {"model": model, "images": images, "id": unit, "values": by_unit[unit]}
 
 
-def _sums(values: Values, image_ids: Sequence[str], is_mean: bool) -> Sums:
+def _sum_values(values: Values, image_ids: Sequence[str], is_mean: bool) -> Sums:
     images = [image_ids[question] for question in values.questions]
     if is_mean:
         sums: Sums = {image: [0.0, 0] for image in images}
@@ -46,9 +46,9 @@ def pseudo_values(aggregate: Aggregate, items: list, images: Sequence[str]) -> S
 
     `aggregate` is the task's aggregation; `items`, its inputs, and `images` have one entry per question.
     """
-    places = {image: place for place, image in enumerate(dict.fromkeys(images))}
-    is_grouped = len(places) > MAX_UNITS
-    units = [f"part {places[image] % MAX_UNITS:03d}" if is_grouped else image for image in images]
+    indices = {image: index for index, image in enumerate(dict.fromkeys(images))}
+    is_grouped = len(indices) > MAX_UNITS
+    units = [f"part {indices[image] % MAX_UNITS:03d}" if is_grouped else image for image in images]
     full_value, total = aggregate(items), len(items)
     counts = {unit: units.count(unit) for unit in dict.fromkeys(units)}
     if len(counts) == 1:

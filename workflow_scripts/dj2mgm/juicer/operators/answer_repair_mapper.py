@@ -5,7 +5,8 @@
       - answer_repair_mapper: {min_gain: 0.0}
       - likelihood_gain_filter: {min_gain: 0.0}
 
-Answers with a likelihood gain below the limit are replaced by those of the captioner's model, which may be on a server.
+An answer with a likelihood gain below the limit is replaced by an answer of the captioner's model, which may be on a
+server.
 Later filters decide whether the new answer is good enough, and keep the row if it passes. The trace (dropped.jsonl) and
 the explorer show both answers.
 """
@@ -29,7 +30,7 @@ from .likelihood_gain_filter import STAT as GAIN
 from .mgm_captioning_mapper import NAME as TRAINED
 from .mgm_captioning_mapper import complete_arguments, model_key
 from .models.captioner import Captioner
-from .models.stored_captions import AnswersKept, StoredCaptioner, check_answerer, warn_of_unusable
+from .models.stored_captions import StoredAnswersOperator, StoredCaptioner, check_answerer, warn_of_unusable
 from .models.text_problems import CONTROL_TOKEN, find_text_problem
 from .openai_captioning_mapper import NAME as SERVER
 
@@ -39,11 +40,11 @@ PROMPT = "Answer the question about the image with as few words as possible, and
 
 @OPERATORS.register_module(NAME)
 @UNFORKABLE.register_module(NAME)
-class AnswerRepairMapper(AnswersKept, Mapper):
+class AnswerRepairMapper(StoredAnswersOperator, Mapper):
     """A mapper that replaces answers whose likelihood gain under a trained model is below a limit.
 
     The stat `original_likelihood_gain` is the gain of the original answer. A later `likelihood_gain_filter` measures
-    that of the answer in use. An answer is kept if it has no gain, or if its new answer is the same or cannot be used.
+    the gain of the answer in use. An answer is kept if it has no gain, or if the new answer is equal or not usable.
     """
 
     _accelerator = "cuda"
@@ -82,17 +83,17 @@ class AnswerRepairMapper(AnswersKept, Mapper):
         """
         super().__init__(*args, **{"batch_size": DEFAULT_BATCH_SIZE} | kwargs)
         check_answerer(captioner, (SERVER, TRAINED))
-        own = complete_arguments(captioner[TRAINED]) if TRAINED in captioner else {}
-        given = {"base_model": base_model, "stage": stage, "template": template}
-        model = {name: value or own.get(name) for name, value in given.items()}
+        captioner_arguments = complete_arguments(captioner[TRAINED]) if TRAINED in captioner else {}
+        model_arguments = {"base_model": base_model, "stage": stage, "template": template}
+        model = {name: value or captioner_arguments.get(name) for name, value in model_arguments.items()}
         if missing := ", ".join(name for name, value in model.items() if value is None):
             raise ValueError(f"{missing}: name the model that measures answers, since the captioner is on a server")
         self.captioner = captioner
         self.min_gain = min_gain
         self.max_tokens = max_tokens
         self.max_answer_length = max_answer_length
-        measuring = model | {"other_images": other_images, "accelerator": self.accelerator}
-        [self._gain] = load_ops([{GAIN_FILTER: measuring}])
+        gain_arguments = model | {"other_images": other_images, "accelerator": self.accelerator}
+        [self._gain] = load_ops([{GAIN_FILTER: gain_arguments}])
         self.report: dict = {}
         if SERVER in captioner:
             spec = {SERVER: (captioner[SERVER] or {}) | {"question": PROMPT, "max_tokens": max_tokens}}
@@ -117,7 +118,7 @@ class AnswerRepairMapper(AnswersKept, Mapper):
             problem = problem or find_text_problem(answer, self.max_answer_length)
             if problem:
                 unusable[problem] += 1
-            elif _spell(answer) == _spell(remove_special_tokens(samples[self.text_key][row])):
+            elif _normalize_spelling(answer) == _normalize_spelling(remove_special_tokens(samples[self.text_key][row])):
                 counts["same answer"] += 1
             else:
                 counts["repaired"] += 1
@@ -125,33 +126,35 @@ class AnswerRepairMapper(AnswersKept, Mapper):
         self._count(dict(counts), dict(unusable))
         return samples
 
-    def judge_report(self, report: dict) -> dict:
+    def finish_report(self, report: dict) -> dict:
         counts = {key: report.get(key, 0) for key in ("below", "repaired", "same answer")}
         server = {key: report[key] for key in ("server",) if key in report}
         unusable = report.get("unusable", {})
-        kept = "these rows keep their answer"
-        warn_of_unusable(f"new answers of {NAME} cannot be used", unusable, counts["below"], kept)
+        consequence = "these rows keep their answer"
+        warn_of_unusable(f"new answers of {NAME} cannot be used", unusable, counts["below"], consequence)
         return counts | {"unusable": unusable} | server
 
     def _count(self, counts: dict, unusable: dict) -> None:
         self.report = merge_reports(self.report, counts | self._take_server_counts() | {"unusable": unusable})
 
     def _answer(self, images: list[str], questions: list[str], rank: int | None) -> list[tuple[str, str | None]]:
-        """Return an answer to each question about an image, and why it cannot be used, if its source says so."""
+        """Return an answer to each question about an image, and its problem if the captioner reports one."""
         if self._stored_captioner:
-            asked = self._stored_captioner.ask(images, [PROMPT.format(question=question) for question in questions])
-            return [(each.candidates[0].strip(), each.problem) for each in asked]
+            captions = self._stored_captioner.ask(images, [PROMPT.format(question=question) for question in questions])
+            return [(caption.candidates[0].strip(), caption.problem) for caption in captions]
         arguments = complete_arguments(self.captioner[TRAINED])
         generator = get_model(model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())
         template = arguments["template"]
-        control = generator.control_tokens(template)  # of this model; the one that measures may have others
-        allowed = [place for place, question in enumerate(questions) if not find_control(question, control)]
-        shown, asked = ([column[place] for place in allowed] for column in (images, questions))
-        answers = generator.answer(shown, asked, template, self.max_tokens, arguments["batch_size"])
-        found = {place: (answer.strip(), None) for place, answer in zip(allowed, answers, strict=True)}
-        return [found.get(place, ("", CONTROL_TOKEN)) for place in range(len(questions))]
+        control = generator.control_tokens(template)  # of this model; the model that measures may have others
+        allowed = [index for index, question in enumerate(questions) if not find_control(question, control)]
+        allowed_images, allowed_questions = ([column[index] for index in allowed] for column in (images, questions))
+        answers = generator.answer(
+            allowed_images, allowed_questions, template, self.max_tokens, arguments["batch_size"]
+        )
+        answers_by_index = {index: (answer.strip(), None) for index, answer in zip(allowed, answers, strict=True)}
+        return [answers_by_index.get(index, ("", CONTROL_TOKEN)) for index in range(len(questions))]
 
 
-def _spell(answer: str) -> str:
+def _normalize_spelling(answer: str) -> str:
     """Return an answer in lower case without a final full stop; signs stay, since −5 is not 5."""
     return " ".join(answer.casefold().split()).removesuffix(".")

@@ -78,8 +78,8 @@ AT_ONCE = 1000  # rows
 
 def find_ngrams(text: str, words: int) -> list[str]:
     """Return the distinct n-grams of a caption, in order. A shorter caption is one n-gram."""
-    found = normalize_words(remove_special_tokens(text)).split()
-    grams = (" ".join(found[start : start + words]) for start in range(max(1, len(found) - words + 1)))
+    tokens = normalize_words(remove_special_tokens(text)).split()
+    grams = (" ".join(tokens[start : start + words]) for start in range(max(1, len(tokens) - words + 1)))
     return list(dict.fromkeys(grams))
 
 
@@ -116,20 +116,20 @@ class NgramBalanceFilter(SelectionFilter):
     def select(self, rows: Rows) -> Selection:
         # u < t/c must hold for one n-gram, where u is the row's draw for it: t must exceed the least u·c
         captions = DiskMap()  # n-gram -> captions that have it
-        for part in self._parts(rows):
+        for part in self._iterate_ngrams(rows):
             captions.add(Counter(gram for grams in part for gram in grams).items())
         identity, limits = identities(rows), []
-        for part in self._parts(rows):
-            known = {gram: captions.get(gram) for grams in part for gram in grams}
+        for part in self._iterate_ngrams(rows):
+            counts = {gram: captions.get(gram) for grams in part for gram in grams}
             for grams, row in zip(part, identity, strict=False):
-                limits.append(min(self.draw(row, gram) * known[gram] for gram in grams))
+                limits.append(min(self.draw(row, gram) * counts[gram] for gram in grams))
         values = np.array(limits)
-        kept = np.zeros(len(values), dtype=bool)
-        kept[np.argsort(values, kind="stable")[: self.rows_to_keep(len(values))]] = True
-        self.report = {"limit": round(float(values[kept].max(initial=0.0)), 3)}
-        return Selection(kept, {STAT: values})
+        is_kept = np.zeros(len(values), dtype=bool)
+        is_kept[np.argsort(values, kind="stable")[: self.rows_to_keep(len(values))]] = True
+        self.report = {"limit": round(float(values[is_kept].max(initial=0.0)), 3)}
+        return Selection(is_kept, {STAT: values})
 
-    def _parts(self, rows: Rows) -> Iterator[list[list[str]]]:
+    def _iterate_ngrams(self, rows: Rows) -> Iterator[list[list[str]]]:
         """Yield the n-grams of `AT_ONCE` rows at a time."""
         texts = iter(rows)
         while part := [find_ngrams(row[self.text_key], self.words) for row in islice(texts, AT_ONCE)]:
@@ -189,13 +189,13 @@ class ClusterBalanceFilter(BalanceFilter):
 
     def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
         """Fill `COLUMN` with embeddings, as base64 of float16; a row without an image gets an empty string."""
-        shown = samples[self.image_key]
-        rows = [row for row, images in enumerate(shown) if images]
-        samples[COLUMN] = [""] * len(shown)
+        image_lists = samples[self.image_key]
+        rows = [row for row, images in enumerate(image_lists) if images]
+        samples[COLUMN] = [""] * len(image_lists)
         if rows:
             clip = get_model(self.model_key, rank, self.use_cuda())
             if self.embed == "image":
-                embeddings = clip.embed([shown[row][0] for row in rows], load_image)
+                embeddings = clip.embed([image_lists[row][0] for row in rows], load_image)
             else:
                 embeddings = clip.embed_texts([remove_special_tokens(samples[self.text_key][row]) for row in rows])
             for row, embedding in zip(rows, embeddings.astype(np.float16), strict=True):
@@ -208,22 +208,24 @@ class ClusterBalanceFilter(BalanceFilter):
         if not embedded.any():
             return groups
         clusters = min(self.clusters, int(embedded.sum()))
-        index = fit_clusters(self._sample(rows, embedded, clusters * SAMPLE_PER_CLUSTER), clusters, self.seed)
-        nearest = [index.search(part, 1)[1][:, 0] for part in _embeddings(rows, embedded)]
+        index = fit_clusters(
+            self._sample_embeddings(rows, embedded, clusters * SAMPLE_PER_CLUSTER), clusters, self.seed
+        )
+        nearest = [index.search(part, 1)[1][:, 0] for part in _read_embeddings(rows, embedded)]
         groups[embedded] = np.concatenate(nearest)
         return groups
 
-    def _sample(self, rows: Rows, embedded: np.ndarray, count: int) -> np.ndarray:
+    def _sample_embeddings(self, rows: Rows, embedded: np.ndarray, count: int) -> np.ndarray:
         """Return the embeddings of the rows with the lowest draws, (up to `count`, D) float32."""
         draws = np.where(embedded, self.draw_rows(rows, "clusters"), np.inf)
         sampled = np.zeros(len(draws), dtype=bool)
         sampled[np.argsort(draws, kind="stable")[:count]] = True
-        return np.concatenate(list(_embeddings(rows, sampled & embedded)))
+        return np.concatenate(list(_read_embeddings(rows, sampled & embedded)))
 
 
-def _embeddings(rows: Rows, chosen: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the embeddings of the `chosen` rows in their order, (up to `AT_ONCE`, D) float32 each."""
-    texts = (row[COLUMN] for row, taken in zip(rows, chosen, strict=True) if taken)
+def _read_embeddings(rows: Rows, mask: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the embeddings of the rows in `mask` in their order, (up to `AT_ONCE`, D) float32 each."""
+    texts = (row[COLUMN] for row, is_selected in zip(rows, mask, strict=True) if is_selected)
     while part := list(islice(texts, AT_ONCE)):
         yield np.stack([np.frombuffer(base64.b64decode(text), dtype=np.float16) for text in part]).astype(np.float32)
 

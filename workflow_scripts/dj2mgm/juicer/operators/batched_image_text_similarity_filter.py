@@ -130,7 +130,7 @@ class BatchedImageTextSimilarityFilter(ShareFilter):
         scores = {
             row: [] for row, stats in enumerate(samples[Fields.stats]) if StatsKeys.image_text_similarity not in stats
         }
-        chunks = [(row, text, images) for row in scores for text, images in self._chunks(samples, row)]
+        chunks = [(row, text, images) for row in scores for text, images in self._read_chunks(samples, row)]
         if chunks:
             similarity = get_model(self.model_key, rank, self.use_cuda())
             texts = [text for _, text, images in chunks for _ in images]
@@ -149,24 +149,24 @@ class BatchedImageTextSimilarityFilter(ShareFilter):
 
     def process_single(self, sample: dict) -> bool:
         scores = sample[Fields.stats][StatsKeys.image_text_similarity]
-        kept = [self.get_keep_boolean(score, self.min_score, self.max_score) for score in scores]
-        return not kept or COMBINE[self.any_or_all](kept)
+        in_range = [self.get_keep_boolean(score, self.min_score, self.max_score) for score in scores]
+        return not in_range or COMBINE[self.any_or_all](in_range)
 
-    def _chunks(self, samples: dict, row: int) -> Iterator[tuple[str, list[str | bytes]]]:
+    def _read_chunks(self, samples: dict, row: int) -> Iterator[tuple[str, list[str | bytes]]]:
         """Yield the row's chunks: the text, and each image as encoded bytes if the row has them, or as a path."""
         paths = samples[self.image_key][row] if self.image_key in samples else None
         if not paths:
             return
         images = [
-            load_mm_bytes_from_sample(samples, place, self.image_bytes_key, row) or path
-            for place, path in enumerate(paths)
+            load_mm_bytes_from_sample(samples, index, self.image_bytes_key, row) or path
+            for index, path in enumerate(paths)
         ]
-        for text, places in text_chunks(samples[self.text_key][row]):
-            if not images[places]:
+        for text, positions in text_chunks(samples[self.text_key][row]):
+            if not images[positions]:
                 raise ValueError(
-                    f"the text has at least {places.stop} image tokens, but the row has {len(images)} images"
+                    f"the text has at least {positions.stop} image tokens, but the row has {len(images)} images"
                 )
-            yield text, images[places]
+            yield text, images[positions]
 
     def _load(self, image: str | bytes) -> Image.Image:
         image = load_image(image)

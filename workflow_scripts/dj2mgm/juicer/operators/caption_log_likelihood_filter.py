@@ -37,8 +37,8 @@ class CaptionLogLikelihoodFilter(Declarations, Filter):
 
     def compute_stats_batched(self, samples: dict) -> dict:
         for stats in samples[Fields.stats]:
-            known = stats.get(STAT)
-            stats[STAT] = np.array([] if known is None else known, dtype=np.float64)
+            value = stats.get(STAT)
+            stats[STAT] = np.array([] if value is None else value, dtype=np.float64)
         return samples
 
     def process_single(self, sample: dict) -> bool:

@@ -1,7 +1,7 @@
 """The interface between operators and the engine: typed declarations with defaults.
 
 An operator of this workflow inherits from `Declarations`, or from one of the classes with more to declare:
-`ShareFilter`, `SharedLimits` and `SelectionFilter` (selection.py), `NearDeduplicator` (deduplicators.py) and
+`ShareFilter`, `ShareLimits` and `SelectionFilter` (selection.py), `NearDeduplicator` (deduplicators.py) and
 `ServerCaptioner`. The engine never reads the name or class of a single operator. Data-Juicer's own operators have the
 defaults.
 """
@@ -27,7 +27,7 @@ class Declarations(ABC):
     """Attributes and methods by which an operator tells the engine how to run it.
 
     A public name of a subclass must be one of these, or one of Data-Juicer's. Other names begin with an underscore, so
-    that a misspelt declaration is an error. A class that adds declarations of its own is defined with `interface=True`.
+    that a misspelt declaration is an error. A class that adds declarations is defined with `interface=True`.
 
     Attributes:
         needs_all_rows: whether the result for a row depends on other rows, so that the operator gets the whole dataset.
@@ -58,10 +58,10 @@ class Declarations(ABC):
         """Raise TypeError for a public name that no base class has, unless the class is an interface."""
         super().__init_subclass__(**kwargs)
         bases = cls.__mro__[1:]
-        known = {name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", ()))}
+        allowed = {name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", ()))}
         for name in vars(cls):
-            if not interface and not name.startswith("_") and name not in known:
-                [nearest] = difflib.get_close_matches(name, known, n=1, cutoff=0)
+            if not interface and not name.startswith("_") and name not in allowed:
+                [nearest] = difflib.get_close_matches(name, allowed, n=1, cutoff=0)
                 raise TypeError(
                     f"{cls.__name__}.{name}: operators declare nothing of this name; the nearest known one is "
                     f"{nearest!r}. Correct it, or begin it with an underscore"
@@ -69,7 +69,7 @@ class Declarations(ABC):
 
     @staticmethod
     def model_files(arguments: dict) -> list[Path] | None:
-        """Return files of models that results depend on; None for those in all folders that `arguments` name."""
+        """Return the model files that results depend on; None stands for all folders that `arguments` name."""
         return None
 
     def check_ready(self) -> None:  # noqa: B027 (optional)
@@ -78,7 +78,7 @@ class Declarations(ABC):
     def close(self) -> None:  # noqa: B027 (optional)
         """Close files that stay open between batches."""
 
-    def judge_report(self, report: dict) -> dict:
+    def finish_report(self, report: dict) -> dict:
         """Return the report of all rows for summary.json; warn, or raise InputError, if it shows a defect."""
         return report
 
@@ -94,7 +94,7 @@ class ServerCaptioner(Declarations, Mapper, interface=True):
     def request_captions(
         self, images: Sequence[str], keep: "Callable[[int, Captions], None]", questions: Sequence[str] | None = None
     ) -> None:
-        """Pass the place of each answered image, and its captions, to `keep` as they arrive."""
+        """Pass the index of each answered image, and its captions, to `keep` as they arrive."""
 
 
 NOTHING_DECLARED = Declarations()
@@ -102,17 +102,17 @@ NOTHING_DECLARED = Declarations()
 
 def declared(operator: OP | type[OP] | None) -> Declarations:
     """Return the declarations of an operator or of its class."""
-    return operator if issubclass(_class(operator), Declarations) else NOTHING_DECLARED
+    return operator if issubclass(_get_class(operator), Declarations) else NOTHING_DECLARED
 
 
 def needs_all_rows(operator: OP) -> bool:
-    stated = declared(operator).needs_all_rows
-    return _class(operator).run not in (Filter.run, Mapper.run) if stated is None else stated
+    declaration = declared(operator).needs_all_rows
+    return _get_class(operator).run not in (Filter.run, Mapper.run) if declaration is None else declaration
 
 
 def keeps_or_drops_rows(operator: OP | type[OP]) -> bool:
     """Return whether rows are kept, edited or dropped; other operators merge or group rows."""
-    return issubclass(_class(operator), Filter | Mapper | Deduplicator | Selector)
+    return issubclass(_get_class(operator), Filter | Mapper | Deduplicator | Selector)
 
 
 def holds_model(operator: OP) -> bool:
@@ -188,5 +188,5 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*") if path.suffix in WEIGHTS_AND_CONFIG)
 
 
-def _class(operator: OP | type[OP] | None) -> type:
+def _get_class(operator: OP | type[OP] | None) -> type:
     return operator if isinstance(operator, type) else type(operator)

@@ -5,9 +5,9 @@
       - image_near_deduplicator: {prefer: image_text_similarity}
       - image_embedding_deduplicator: {min_similarity: 0.95, prefer: image_text_similarity}
 
-- `image_text_deduplicator` drops rows whose image files and text are equal, byte for byte, to those of an earlier row.
-- `image_near_deduplicator` drops rows whose images are those of another row, scaled or encoded again. A few bits may
-  differ, and a statistic decides which row is kept.
+- `image_text_deduplicator` drops rows with the same image files and text, byte for byte, as an earlier row.
+- `image_near_deduplicator` drops rows with the images of another row, scaled or encoded again. A few bits may differ,
+  and a statistic decides which row is kept.
 - `image_embedding_deduplicator` drops rows whose images are near-duplicates under a CLIP, such as crops and edits. It
   takes and loads the same CLIP as the similarity filter.
 
@@ -94,7 +94,7 @@ class NearDeduplicator(BatchedDeduplicator, interface=True):
 
     @abstractmethod
     def candidates(self, signatures: np.ndarray, folder: Path) -> Search:
-        """Return a function from (Q,) places to pairs that may be near (index in Q, place), some at a time.
+        """Return a function from (Q,) positions to batches of pairs that may be near (index in Q, position).
 
         `signatures` are (N, bytes) uint8, a file mapped into memory.
         """
@@ -123,10 +123,10 @@ class NearDeduplicator(BatchedDeduplicator, interface=True):
     def find_duplicates(self, rows: Iterable[tuple[str, dict]], folder: Path) -> NearDuplicates:
         """Find the near-duplicates among all rows, by their signatures and stats in order."""
         return find_near_duplicates(
-            map(self._signed, rows), folder, partial(self.candidates, folder=folder), self.distance
+            map(self._read_signed_row, rows), folder, partial(self.candidates, folder=folder), self.distance
         )
 
-    def _signed(self, row: tuple[str, dict]) -> tuple[int, bytes, float]:
+    def _read_signed_row(self, row: tuple[str, dict]) -> tuple[int, bytes, float]:
         text, stats = row
         images, signatures = text.split(" ")
         values = np.asarray([] if stats[self.prefer] is None else stats[self.prefer], dtype=np.float64)
@@ -138,8 +138,8 @@ class NearDeduplicator(BatchedDeduplicator, interface=True):
         with TemporaryDirectory() as folder:
             rows = zip(dataset[SIGNATURES], dataset[Fields.stats], strict=True)
             copy_of = self.find_duplicates(rows, Path(folder)).copy_of
-        shown = np.flatnonzero(copy_of >= 0)[:show_num]
-        pairs = {str(place): [dataset[int(copy_of[place])], dataset[int(place)]] for place in shown}
+        duplicates = np.flatnonzero(copy_of >= 0)[:show_num]
+        pairs = {str(index): [dataset[int(copy_of[index])], dataset[int(index)]] for index in duplicates}
         return dataset.select(np.flatnonzero(copy_of < 0)), pairs
 
 
@@ -169,13 +169,13 @@ class ImageTextDeduplicator(BatchedDeduplicator):
 
     def process(self, dataset, show_num: int = 0) -> tuple:
         """Return the rows whose hash is new, in order, and up to `show_num` pairs (first row, later row)."""
-        first, kept, pairs = {}, [], {}
+        first, positions, pairs = {}, [], {}
         for position, value in enumerate(dataset[HASH]):
             if first.setdefault(value, position) == position:
-                kept.append(position)
+                positions.append(position)
             elif len(pairs) < show_num:
                 pairs.setdefault(value, [dataset[first[value]], dataset[position]])
-        return dataset.select(kept), pairs
+        return dataset.select(positions), pairs
 
 
 @OPERATORS.register_module("image_near_deduplicator")
@@ -212,8 +212,8 @@ class ImageNearDeduplicator(NearDeduplicator):
 
     def candidates(self, signatures: np.ndarray, folder: Path) -> Search:
         codes = signatures[:, :CODE_BYTES]
-        return lambda places: (
-            (query, place) for query, place, _ in find_near_pairs(codes, codes, self.max_bits, folder, places)
+        return lambda positions: (
+            (query, position) for query, position, _ in find_near_pairs(codes, codes, self.max_bits, folder, positions)
         )
 
     def distance(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -276,7 +276,7 @@ class ImageEmbeddingDeduplicator(NearDeduplicator):
         vectors = signatures.view(np.float16)
         reach = (2 - 2 * self.min_similarity) ** 0.5 + ROUNDING
         index = VectorIndex(vectors, folder)
-        return lambda places: index.near(vectors[places], reach)
+        return lambda positions: index.near(vectors[positions], reach)
 
     def distance(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """Return 1 − cosine, or infinity below `min_similarity`."""

@@ -74,21 +74,25 @@ class CaptionAgreementFilter(Declarations, Filter):
         columns = (samples.get(name) or [""] * len(samples[self.text_key]) for name in ("question", "caption"))
         rows = zip(*columns, samples[self.text_key], samples[Fields.stats], strict=True)
         for question, caption, text, stats in rows:
-            agreement = self._agreement(question, remove_special_tokens(text), f" {normalize_words(caption)} ")
+            agreement = self._measure_agreement(question, remove_special_tokens(text), f" {normalize_words(caption)} ")
             stats[CAPTION_STAT] = np.array([agreement] if caption and agreement is not None else [], dtype=np.float64)
         return samples
 
     def process_single(self, sample: dict) -> bool:
         return all(self.get_keep_boolean(value, self.min_agreement) for value in sample[Fields.stats][CAPTION_STAT])
 
-    def _agreement(self, question: str, answer: str, caption: str) -> float | None:
+    def _measure_agreement(self, question: str, answer: str, caption: str) -> float | None:
         """Return whether all rules that apply hold for a normalized caption with a blank at both ends."""
         if self.rules is None:
             answer = normalize_words(answer)
             return None if answer in {YES, NO} | NUMBERS else float(f" {answer} " in caption)
-        found = [rule.apply(question, answer) for rule in self._rules]
-        held = [(f" {normalize_words(each.answer)} " in caption) == each.expected for each in found if each]
-        return float(all(held)) if held else None
+        expectations = [rule.apply(question, answer) for rule in self._rules]
+        agreements = [
+            (f" {normalize_words(expectation.answer)} " in caption) == expectation.expected
+            for expectation in expectations
+            if expectation
+        ]
+        return float(all(agreements)) if agreements else None
 
 
 class AnswerCheck(Declarations, Filter, interface=True):
@@ -111,23 +115,23 @@ class AnswerCheck(Declarations, Filter, interface=True):
 
     model_files = staticmethod(MGMCaptioningMapper.model_files)
 
-    def log_likelihoods(self, asked: Sequence[tuple[object, str, str]], rank: int | None) -> list[float | None]:
-        """Return the log-likelihood in nats of each answer, given as (image, question, answer).
+    def log_likelihoods(self, questions: Sequence[tuple[object, str, str]], rank: int | None) -> list[float | None]:
+        """Return the log-likelihood in nats of each answer. `questions` are (image, question, answer).
 
         It is None if the question or the answer has a control token.
         """
         generator = get_model(model_key(self.base_model, self.stage), rank, self.use_cuda())
         control = generator.control_tokens(self.template)
-        allowed = [place for place, (_, *texts) in enumerate(asked) if not find_control("\n".join(texts), control)]
-        found: list[float | None] = [None] * len(asked)
+        allowed = [index for index, (_, *texts) in enumerate(questions) if not find_control("\n".join(texts), control)]
+        results: list[float | None] = [None] * len(questions)
         if allowed:
-            columns = zip(*(asked[place] for place in allowed), strict=True)
+            columns = zip(*(questions[index] for index in allowed), strict=True)
             likelihoods = generator.likelihoods(*map(list, columns), self.template)
-            for place, tokens in zip(allowed, likelihoods, strict=True):
-                found[place] = sum(tokens) if tokens else None
-        return found
+            for index, tokens in zip(allowed, likelihoods, strict=True):
+                results[index] = sum(tokens) if tokens else None
+        return results
 
-    def waiting(self, samples: dict) -> dict[int, tuple[str, str, str]]:
+    def find_unmeasured_rows(self, samples: dict) -> dict[int, tuple[str, str, str]]:
         """Return (image, question, answer) of the rows without the stat that have one image and a question, by row."""
         questions = samples.get("question") or [""] * len(samples[self.text_key])
         slots = samples.get("slot") if self.new_only else None
@@ -140,11 +144,11 @@ class AnswerCheck(Declarations, Filter, interface=True):
             and (slots is None or slots[row])
         }
 
-    def fill(self, samples: dict, found: dict[int, float]) -> dict:
-        """Return the samples with the stat, by row; it is empty for other rows."""
+    def fill(self, samples: dict, values: dict[int, float]) -> dict:
+        """Return the samples with the stat from `values`, which are by row. The stat of other rows is empty."""
         for row, stats in enumerate(samples[Fields.stats]):
             if self.stat not in stats:
-                stats[self.stat] = np.array([found[row]] if row in found else [], dtype=np.float64)
+                stats[self.stat] = np.array([values[row]] if row in values else [], dtype=np.float64)
         return samples
 
 
@@ -181,11 +185,15 @@ class BlindAnswerFilter(AnswerCheck):
         self.max_likelihood = max_likelihood
 
     def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
-        waiting, gray = self.waiting(samples), BytesIO()
+        unmeasured, gray = self.find_unmeasured_rows(samples), BytesIO()
         Image.new("RGB", (SIDE, SIDE), GRAY).save(gray, "PNG")
-        found = self.log_likelihoods([(gray, question, answer) for _, question, answer in waiting.values()], rank)
-        known = {row: exp(value) for row, value in zip(waiting, found, strict=True) if value is not None}
-        return self.fill(samples, known)
+        log_likelihoods = self.log_likelihoods(
+            [(gray, question, answer) for _, question, answer in unmeasured.values()], rank
+        )
+        probabilities = {
+            row: exp(value) for row, value in zip(unmeasured, log_likelihoods, strict=True) if value is not None
+        }
+        return self.fill(samples, probabilities)
 
     def process_single(self, sample: dict) -> bool:
         return all(self.get_keep_boolean(value, None, self.max_likelihood) for value in sample[Fields.stats][self.stat])
@@ -232,38 +240,42 @@ class RoundTripFilter(AnswerCheck):
         self._rules = [Rewrite(rule) for rule in rewrites or ()]
 
     def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
-        waiting = self.waiting(samples)
-        return self.fill(samples, self._verify(waiting, rank) if self.rewrites is None else self._ask(waiting, rank))
+        unmeasured = self.find_unmeasured_rows(samples)
+        return self.fill(
+            samples, self._verify(unmeasured, rank) if self.rewrites is None else self._ask(unmeasured, rank)
+        )
 
     def process_single(self, sample: dict) -> bool:
         return all(self.get_keep_boolean(value, self.min_agreement) for value in sample[Fields.stats][self.stat])
 
-    def _verify(self, waiting: dict[int, tuple[str, str, str]], rank: int | None) -> dict[int, float]:
+    def _verify(self, unmeasured: dict[int, tuple[str, str, str]], rank: int | None) -> dict[int, float]:
         """Return the probability of yes, by row, if the model is asked whether the answer is right."""
-        asked = [
+        questions = [
             (image, VERIFY.format(question=question, answer=answer), spelling)
-            for image, question, answer in waiting.values()
+            for image, question, answer in unmeasured.values()
             for spelling in SPELLINGS
         ]
-        found = split_into_parts(self.log_likelihoods(asked, rank), len(SPELLINGS))
+        parts = split_into_parts(self.log_likelihoods(questions, rank), len(SPELLINGS))
         agreement = {}
-        for row, values in zip(waiting, found, strict=True):
+        for row, values in zip(unmeasured, parts, strict=True):
             if None not in values:
                 yes = np.logaddexp(*values[:2])
                 agreement[row] = float(np.exp(yes - np.logaddexp(yes, np.logaddexp(*values[2:]))))
         return agreement
 
-    def _ask(self, waiting: dict[int, tuple[str, str, str]], rank: int | None) -> dict[int, float]:
+    def _ask(self, unmeasured: dict[int, tuple[str, str, str]], rank: int | None) -> dict[int, float]:
         """Return the lowest probability, by row, of the answers that follow from the row's answer."""
-        asked = [
+        checks = [
             (row, image, other)
-            for row, (image, question, answer) in waiting.items()
+            for row, (image, question, answer) in unmeasured.items()
             for other in (rule.apply(question, answer) for rule in self._rules)
             if other
         ]
-        found = self.log_likelihoods([(image, other.question, other.answer) for _, image, other in asked], rank)
+        log_likelihoods = self.log_likelihoods(
+            [(image, other.question, other.answer) for _, image, other in checks], rank
+        )
         agreement: dict[int, float] = {}
-        for (row, _, other), value in zip(asked, found, strict=True):
+        for (row, _, other), value in zip(checks, log_likelihoods, strict=True):
             if value is not None:
                 agreement[row] = min(agreement.get(row, 1.0), exp(value) if other.expected else 1 - exp(value))
         return agreement
@@ -291,14 +303,14 @@ class YesNoBalanceFilter(BalanceFilter):
         self._codes = {normalize_words(positive): 1, normalize_words(negative): 0}
         if len(self._codes) < 2:
             raise ValueError(f"positive and negative must be different answers, found {positive!r} and {negative!r}")
-        self._each = 0  # rows to keep with each answer
+        self._rows_per_answer = 0  # rows to keep with each answer
 
     def assign_groups(self, rows: Rows) -> np.ndarray:
         answers = (normalize_words(remove_special_tokens(row[self.text_key])) for row in rows)
         groups = np.fromiter((self._codes.get(answer, NO_GROUP) for answer in answers), dtype=np.int64, count=len(rows))
         counts = Counter(groups[groups != NO_GROUP].tolist())
-        self._each = min(counts.values()) if len(counts) > 1 else counts.total()
+        self._rows_per_answer = min(counts.values()) if len(counts) > 1 else counts.total()
         return groups
 
     def rows_to_keep(self, rows: int) -> int:
-        return min(rows, 2 * self._each)
+        return min(rows, 2 * self._rows_per_answer)

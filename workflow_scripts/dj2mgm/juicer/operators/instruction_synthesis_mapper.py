@@ -34,7 +34,7 @@ from .mgm_captioning_mapper import NAME as TRAINED_CAPTIONER
 from .mgm_captioning_mapper import complete_arguments, model_key
 from .models.captioner import Captioner, Captions
 from .models.question_pool import NO, YES, QuestionPool
-from .models.stored_captions import ENOUGH_TO_JUDGE, AnswersKept, StoredCaptioner, warn_of_unusable
+from .models.stored_captions import ENOUGH_TO_JUDGE, StoredAnswersOperator, StoredCaptioner, warn_of_unusable
 from .models.text_problems import CONTROL_TOKEN, find_text_problem
 from .models.written_instructions import (
     NO_QUESTION,
@@ -55,8 +55,8 @@ LENGTH_ARGUMENTS = {SERVER_CAPTIONER: "max_tokens", TRAINED_CAPTIONER: "max_new_
 
 @OPERATORS.register_module(NAME)
 @UNFORKABLE.register_module(NAME)
-class InstructionSynthesisMapper(AnswersKept, Mapper):
-    """A mapper that fills empty rows with a question about their image and its answer, and drops those it cannot fill.
+class InstructionSynthesisMapper(StoredAnswersOperator, Mapper):
+    """A mapper that fills empty rows with a question about their image and its answer, or drops them.
 
     The stat `instruction` is `given` for a row of the dataset, `written` for a new one, and otherwise the reason why
     the row was dropped.
@@ -89,7 +89,7 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
         Args:
             captioner: the operator whose model writes, as in a recipe: {operator: {argument: value}}. Its argument
                 `question` is replaced by this operator's prompt.
-            questions: `model` (the model writes questions and answers) or `dataset` (it answers those of the dataset).
+            questions: `model` (the model writes questions and answers) or `dataset` (it answers dataset questions).
             kinds: kinds of questions, from `QUESTION_KINDS` (None: all).
             per_image: number of questions about each image.
             language: language of questions and answers that the model writes.
@@ -129,7 +129,7 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
             spec = {name: (arguments or {}) | prompt}
             self._stored_captioner = StoredCaptioner(Captioner(spec, seed), captions_folder, writer, "instructions")
 
-    def judge_report(self, report: dict) -> dict:
+    def finish_report(self, report: dict) -> dict:
         """Return the complete counts of all rows.
 
         Raises:
@@ -151,28 +151,28 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
         return counts
 
     def process_batched(self, samples: dict, rank: int | None = None) -> dict:
-        """Fill the empty rows, and return the samples without those that cannot be filled."""
+        """Fill the empty rows, and return the samples without rows that cannot be filled."""
         if "slot" not in samples:
             raise InputError(f"{NAME} writes instructions. Add `rows: instructions` to the recipe")
         empty = [row for row, slot in enumerate(samples["slot"]) if slot]
         write = self._write if self.questions == MODEL else self._answer
-        found = dict(zip(empty, write(samples, empty, rank), strict=True)) if empty else {}
+        results = dict(zip(empty, write(samples, empty, rank), strict=True)) if empty else {}
         samples = {key: list(values) for key, values in samples.items()}
         for row, stats in enumerate(samples[Fields.stats]):
-            instruction = found.get(row, GIVEN)
+            instruction = results.get(row, GIVEN)
             stats[STAT] = instruction if isinstance(instruction, str) else WRITTEN
             if isinstance(instruction, Instruction):
                 samples["question"][row] = instruction.question
                 samples[self.text_key][row] = build_dj_text(instruction.answer)
-        self._count(found, len(samples["slot"]) - len(empty))
-        kept = [row for row in range(len(samples["slot"])) if not isinstance(found.get(row), str)]
-        return {key: [values[row] for row in kept] for key, values in samples.items()}
+        self._count(results, len(samples["slot"]) - len(empty))
+        remaining_rows = [row for row in range(len(samples["slot"])) if not isinstance(results.get(row), str)]
+        return {key: [values[row] for row in remaining_rows] for key, values in samples.items()}
 
-    def _count(self, found: dict[int, Instruction | str], given: int) -> None:
-        written = [each for each in found.values() if isinstance(each, Instruction)]
-        answers = Counter(normalize_words(each.answer) for each in written)
-        counts = {GIVEN: given, WRITTEN: len(written), "answers": {key: answers[key] for key in (YES, NO)}}
-        counts["dropped"] = dict(Counter(each for each in found.values() if isinstance(each, str)))
+    def _count(self, results: dict[int, Instruction | str], dataset_rows: int) -> None:
+        instructions = [item for item in results.values() if isinstance(item, Instruction)]
+        answers = Counter(normalize_words(item.answer) for item in instructions)
+        counts = {GIVEN: dataset_rows, WRITTEN: len(instructions), "answers": {key: answers[key] for key in (YES, NO)}}
+        counts["dropped"] = dict(Counter(item for item in results.values() if isinstance(item, str)))
         self.report = merge_reports(self.report, counts | self._take_server_counts())
 
     def _write(self, samples: dict, rows: list[int], rank: int | None) -> list[Instruction | str]:
@@ -180,72 +180,72 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
         images = list(dict.fromkeys(samples[self.image_key][row][0] for row in rows))
         answers, _ = self._stored_captioner.caption(images)
         by_image = dict(zip(images, answers, strict=True))
-        found = []
+        results = []
         for row in rows:
-            usable, problems = self._read(by_image[samples[self.image_key][row][0]], samples["asked"][row])
+            usable, problems = self._read_answer(by_image[samples[self.image_key][row][0]], samples["asked"][row])
             # the k-th new row about an image gets the k-th usable instruction, and further rows get the problems
-            place = samples["slot"][row] - 1
-            found.append((usable + problems)[place] if place < len(usable + problems) else NO_QUESTION)
-        return found
+            index = samples["slot"][row] - 1
+            results.append((usable + problems)[index] if index < len(usable + problems) else NO_QUESTION)
+        return results
 
-    def _read(self, answer: Captions, dataset_questions: list[str]) -> tuple[list[Instruction], list[str]]:
+    def _read_answer(self, answer: Captions, dataset_questions: list[str]) -> tuple[list[Instruction], list[str]]:
         """Return the usable instructions in a model's answer, and the problems of the others."""
         items = parse_instructions(answer.candidates[0], self.kinds)
         if answer.problem or items is None:
             return [], [answer.problem or WRONG_SCHEMA] * self.per_image
-        taken = set(dataset_questions)
+        used_questions = set(dataset_questions)
         usable, problems = [], []
         for item in items:
-            problem = self._find_problem(item, taken) if item else WRONG_SCHEMA
+            problem = self._find_problem(item, used_questions) if item else WRONG_SCHEMA
             if problem:
                 problems.append(problem)
             else:
-                taken.add(normalize_words(item.question))
+                used_questions.add(normalize_words(item.question))
                 usable.append(item)
         return usable, problems
 
-    def _find_problem(self, item: Instruction, taken: set[str]) -> str | None:
+    def _find_problem(self, item: Instruction, used_questions: set[str]) -> str | None:
         problem = find_text_problem(item.question, self.max_question_length)
         problem = problem or find_text_problem(item.answer, self.max_answer_length)
         if problem:
             return problem
         words = normalize_words(item.question)
-        if not words or words in taken:
+        if not words or words in used_questions:
             return "duplicate" if words else "empty"
         return "held-out question" if self._held_out.has(item.question, item.answer) else None
 
     def _answer(self, samples: dict, rows: list[int], rank: int | None) -> list[Instruction | str]:
         """Return the instruction or the problem of each row: a question of the dataset, and the model's answer."""
-        found: dict[int, Instruction | str] = dict.fromkeys(rows, NO_QUESTION)
+        results: dict[int, Instruction | str] = dict.fromkeys(rows, NO_QUESTION)
         arguments = complete_arguments(self.captioner[TRAINED_CAPTIONER])
         generator = get_model(model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())
         template = arguments["template"]
         control = generator.control_tokens(template)
-        chosen = {}
-        for row, question in ((row, self._choose(samples, row)) for row in rows):
+        questions = {}
+        for row, question in ((row, self._choose_question(samples, row)) for row in rows):
             if question and find_control(question, control):
-                found[row] = CONTROL_TOKEN
+                results[row] = CONTROL_TOKEN
             elif question:
-                chosen[row] = question
-        images = [samples[self.image_key][row][0] for row in chosen]
-        answers = generator.answer(images, list(chosen.values()), template, self.max_tokens, arguments["batch_size"])
-        for (row, question), answer in zip(chosen.items(), answers, strict=True):
+                questions[row] = question
+        images = [samples[self.image_key][row][0] for row in questions]
+        answers = generator.answer(images, list(questions.values()), template, self.max_tokens, arguments["batch_size"])
+        for (row, question), answer in zip(questions.items(), answers, strict=True):
             item = Instruction(kind=self._pool.find_kind(question), question=question, answer=answer.strip())
-            found[row] = self._find_problem(item, set()) or item
-        return list(found.values())
+            results[row] = self._find_problem(item, set()) or item
+        return list(results.values())
 
-    def _choose(self, samples: dict, row: int) -> str | None:
+    def _choose_question(self, samples: dict, row: int) -> str | None:
         """Return the question of an empty row, which depends on the rows about the same image with a lower `slot`."""
         pair = samples["id"][row].rpartition("+")[0]
-        taken, question = set(samples["asked"][row]), None
+        used_questions, question = set(samples["asked"][row]), None
         for slot in range(1, samples["slot"][row] + 1):
             first = int(draw(self.seed, NAME, pair) * len(self.kinds)) + slot
-            kinds = [self.kinds[(first + place) % len(self.kinds)] for place in range(len(self.kinds))]
-            named = partial(draw, self.seed, NAME, pair, str(slot))
-            question = self._pool.choose(samples["caption"][row], kinds, taken, named)
+            kinds = [self.kinds[(first + offset) % len(self.kinds)] for offset in range(len(self.kinds))]
+            draw_for_slot = partial(draw, self.seed, NAME, pair, str(slot))
+            question = self._pool.choose(samples["caption"][row], kinds, used_questions, draw_for_slot)
             if question is None:
                 return None
-            taken.add(normalize_words(question))
+            used_questions.add(normalize_words(question))
         return question
 
     @cached_property
@@ -256,9 +256,9 @@ class InstructionSynthesisMapper(AnswersKept, Mapper):
     def _pool(self) -> QuestionPool:
         if self.question_file is None:
             raise InputError(f"{NAME}: questions: {DATASET} needs question_file, the dataset's instructions")
-        return QuestionPool(_read_asked(Path(self.question_file)))
+        return QuestionPool(_read_question_pairs(Path(self.question_file)))
 
 
-def _read_asked(file: Path) -> Iterator[tuple[str, str]]:
+def _read_question_pairs(file: Path) -> Iterator[tuple[str, str]]:
     for row in filter(is_single_question, read_llava(file)):
         yield read_question(row), row["conversations"][1]["value"]

@@ -42,9 +42,9 @@ def likelihood_gain(log_likelihoods: Sequence[Sequence[float]], prior_weight: fl
 
     `log_likelihoods` are (M, T), the first row given the row's own image; `prior_weight` is α.
     """
-    given = np.array(log_likelihoods)
-    prior = np.logaddexp.reduce(given, axis=0) - np.log(len(given))
-    return float(np.mean(given[0] - prior_weight * prior))
+    values = np.array(log_likelihoods)
+    prior = np.logaddexp.reduce(values, axis=0) - np.log(len(values))
+    return float(np.mean(values[0] - prior_weight * prior))
 
 
 @OPERATORS.register_module(NAME)
@@ -84,7 +84,7 @@ class LikelihoodGainFilter(ShareFilter):
             base_model: folder of the assembled model.
             stage: output folder of `pretrain` or `finetune`.
             template: chat format of the stage, as a name in config/chat_templates or the content of such a file.
-            question: question for rows without one of their own. The template `plain` has none.
+            question: question for rows without a question. The template `plain` has none.
             min_gain: lowest gain to keep, in nats per token. The default is 0.
             keep_fraction: share of the rows to keep, highest gain first, in place of `min_gain`.
             other_images: number of images of the batch, in addition to the row's own, that stand for any image.
@@ -114,9 +114,9 @@ class LikelihoodGainFilter(ShareFilter):
 
     def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
         """Score the rows that have no gain yet, in parts; each image is encoded once for all its rows."""
-        waiting = [row for row, stats in enumerate(samples[Fields.stats]) if STAT not in stats]
+        unmeasured = [row for row, stats in enumerate(samples[Fields.stats]) if STAT not in stats]
         rows_by_image: dict[str, list[int]] = {}
-        for row in waiting:
+        for row in unmeasured:
             if len(samples[self.image_key][row] or ()) == 1:
                 rows_by_image.setdefault(samples[self.image_key][row][0], []).append(row)
         gains: dict[int, float] = {}
@@ -125,13 +125,13 @@ class LikelihoodGainFilter(ShareFilter):
         for images in np.array_split(np.array(list(rows_by_image), dtype=object), max(1, parts)):
             captions = {
                 row: GivenAnswer(
-                    place, questions[row] or self.question, remove_special_tokens(samples[self.text_key][row])
+                    index, questions[row] or self.question, remove_special_tokens(samples[self.text_key][row])
                 )
-                for place, image in enumerate(images)
+                for index, image in enumerate(images)
                 for row in rows_by_image[image]
             }
-            gains |= self._gains(images.tolist(), captions, rank)
-        for row in waiting:
+            gains |= self._compute_gains(images.tolist(), captions, rank)
+        for row in unmeasured:
             samples[Fields.stats][row][STAT] = np.array([gains[row]] if row in gains else [], dtype=np.float64)
         return samples
 
@@ -142,7 +142,7 @@ class LikelihoodGainFilter(ShareFilter):
     def read_scores(stats: dict) -> list[float]:
         return list(stats[STAT])
 
-    def _gains(self, images: list[str], captions: dict[int, GivenAnswer], rank: int | None) -> dict[int, float]:
+    def _compute_gains(self, images: list[str], captions: dict[int, GivenAnswer], rank: int | None) -> dict[int, float]:
         """Return the gains by row; empty if there are too few other images.
 
         Args:
@@ -150,24 +150,24 @@ class LikelihoodGainFilter(ShareFilter):
             captions: caption by row; `about` is the index of its image in `images`.
             rank: process of the operator.
         """
-        compared = self.other_images + 1
-        if len(images) < compared:
+        image_count = self.other_images + 1
+        if len(images) < image_count:
             return {}
         # evenly spread, since neighbors may be similar
-        steps = [step * len(images) // compared for step in range(compared)]
+        steps = [step * len(images) // image_count for step in range(image_count)]
         generator = get_model(self.model_key, rank, self.use_cuda())
         control = generator.control_tokens(self.template)
         rows = [
             row for row, (_, question, text) in captions.items() if not find_control(f"{question}\n{text}", control)
         ]
-        asked = [
+        answers = [
             captions[row]._replace(about=(captions[row].about + step) % len(images)) for row in rows for step in steps
         ]
-        found = generator.log_likelihoods(images, asked, self.template)
+        log_likelihoods = generator.log_likelihoods(images, answers, self.template)
         return dict(
             zip(
                 rows,
-                (likelihood_gain(part, self.prior_weight) for part in split_into_parts(found, compared)),
+                (likelihood_gain(part, self.prior_weight) for part in split_into_parts(log_likelihoods, image_count)),
                 strict=True,
             )
         )

@@ -31,7 +31,7 @@ from .batched_image_text_similarity_filter import NAME as SIMILARITY_FILTER
 from .caption_log_likelihood_filter import STAT as LOG_LIKELIHOOD
 from .declarations import merge_reports
 from .models.captioner import Captioner, Captions
-from .models.stored_captions import ENOUGH_TO_JUDGE, TOO_MANY_UNUSABLE, AnswersKept, StoredCaptioner
+from .models.stored_captions import ENOUGH_TO_JUDGE, TOO_MANY_UNUSABLE, StoredAnswersOperator, StoredCaptioner
 from .models.text_problems import find_text_problem
 from .selection import ShareMapper, check_fraction
 
@@ -62,9 +62,9 @@ RECORD_FEATURES = {
 }
 
 
-def with_record(known: Features) -> Features:
+def with_record(original: Features) -> Features:
     """Return the features of a dataset with records; they cannot be inferred from a batch without records."""
-    features = dict(known)
+    features = dict(original)
     lists = {name: [Value("float64")] for name in (LOG_LIKELIHOOD, ORIGINAL_SIMILARITY)}
     for column, more in ((Fields.stats, lists), (Fields.meta, RECORD_FEATURES)):
         columns = features.get(column, {})
@@ -112,12 +112,11 @@ LOGIT = 100.0  # Data-Juicer's similarity is CLIP's logit over 100
 
 @OPERATORS.register_module(NAME)
 @UNFORKABLE.register_module(NAME)
-class LowSimilarityRecaptionMapper(AnswersKept, ShareMapper, Mapper):
+class LowSimilarityRecaptionMapper(StoredAnswersOperator, ShareMapper, Mapper):
     """A mapper that recaptions rows with one image whose image-text similarity under a CLIP is below a limit.
 
-    Of the captioner's usable candidates it takes the one with the highest `log-likelihood + CLIP's logit`, which is the
-    most likely one under the product of both models. If the captioner reports no log-likelihoods, it takes the most
-    similar one.
+    It takes the usable candidate with the highest `log-likelihood + CLIP's logit`, which is the most likely candidate
+    under the product of both models. If the captioner reports no log-likelihoods, it takes the most similar candidate.
 
     Stats: `image_text_similarity` of the current text, `original_image_text_similarity` of the original text, and
     `caption_log_likelihood`, which is empty if the captioner has not written the caption. Meta: `recaption`, the record
@@ -149,7 +148,7 @@ class LowSimilarityRecaptionMapper(AnswersKept, ShareMapper, Mapper):
             hf_clip: folder or hub id of a CLIP with safetensors weights.
             min_similarity: rows below it are recaptioned.
             keep_fraction: share of the rows, most similar first, that keep their caption, in place of `min_similarity`.
-                Rows that tie with the last of them keep theirs too.
+                Rows that tie with the last of these rows keep their caption too.
             captioner: the operator that writes captions, as in a recipe: {operator: {argument: value}}.
             max_caption_length: captions with more characters are not used.
             seed: seed of a captioner that draws at random.
@@ -204,66 +203,69 @@ class LowSimilarityRecaptionMapper(AnswersKept, ShareMapper, Mapper):
             desc=f"{NAME}_replace",
         )
         self.close()
-        self.report = self.judge_report(self.report)
+        self.report = self.finish_report(self.report)
         return replaced
 
-    def judge_report(self, report: dict) -> dict:
+    def finish_report(self, report: dict) -> dict:
         """Return the complete counts of all rows, unless no caption of any row can be used."""
-        judged = complete_report(report, self.min_similarity)
-        judge_captioner(self.captioner.name, judged, report.get("example", ""), self.max_caption_length)
-        return judged
+        complete = complete_report(report, self.min_similarity)
+        judge_captioner(self.captioner.name, complete, report.get("example", ""), self.max_caption_length)
+        return complete
 
     @staticmethod
     def read_scores(stats: dict) -> list[float]:
-        score = _only(stats[StatsKeys.image_text_similarity])
+        score = _get_only_score(stats[StatsKeys.image_text_similarity])
         return [] if score is None else [score]
 
     def _recaption(self, samples: dict) -> dict:
         samples = dict(samples)
         low = [row for row in range(len(samples[self.text_key])) if self._is_low(samples, row)]
         images = [samples[self.image_key][row][0] for row in low]
-        captions, captioned = self._stored_captioner.caption(images)
+        captions, new_count = self._stored_captioner.caption(images)
         originals = [
             (remove_special_tokens(samples[self.text_key][row]), self.read_scores(samples[Fields.stats][row])[0])
             for row in low
         ]
-        records = self._choose(originals, images, captions)
-        self._add_to_report(captioned, captions, records)
+        records = self._choose_captions(originals, images, captions)
+        self._add_to_report(new_count, captions, records)
         return self._replace(samples, dict(zip(low, records, strict=True)))
 
     def _is_low(self, samples: dict, row: int) -> bool:
         images, scores = samples[self.image_key][row], self.read_scores(samples[Fields.stats][row])
         return bool(images) and len(images) == 1 and bool(scores) and scores[0] < self.min_similarity
 
-    def _choose(
+    def _choose_captions(
         self, originals: list[tuple[str, float]], images: list[str], captions: list[Captions]
     ) -> list[Recaption]:
         """Return the record of the best usable caption for each row, whose original is (caption, similarity)."""
         problems = [
-            [each.problem or find_text_problem(text, self.max_caption_length) for text in each.candidates]
-            for each in captions
+            [
+                image_captions.problem or find_text_problem(text, self.max_caption_length)
+                for text in image_captions.candidates
+            ]
+            for image_captions in captions
         ]
         pairs = [
             (text, image)
-            for each, bad, image in zip(captions, problems, images, strict=True)
-            for text, problem in zip(each.candidates, bad, strict=True)
+            for image_captions, image_problems, image in zip(captions, problems, images, strict=True)
+            for text, problem in zip(image_captions.candidates, image_problems, strict=True)
             if not problem
         ]
-        similarities = iter(self._similarities(pairs))
+        similarities = iter(self._compute_similarities(pairs))
         records = []
-        for (original, score), each, bad in zip(originals, captions, problems, strict=True):
-            usable = [place for place, problem in enumerate(bad) if not problem]
+        for (original, score), image_captions, image_problems in zip(originals, captions, problems, strict=True):
+            usable = [index for index, problem in enumerate(image_problems) if not problem]
             if not usable:
-                records.append(Recaption(original, score, problem=bad[0]))
+                records.append(Recaption(original, score, problem=image_problems[0]))
                 continue
-            values = {place: next(similarities) for place in usable}
-            likelihoods = each.log_likelihoods or [0.0] * len(bad)
-            best = max(usable, key=lambda place: LOGIT * values[place] + likelihoods[place])
-            likelihood = each.log_likelihoods and each.log_likelihoods[best]
-            records.append(Recaption(original, score, each.candidates[best], values[best], likelihood))
+            values = {index: next(similarities) for index in usable}
+            likelihoods = image_captions.log_likelihoods or [0.0] * len(image_problems)
+            best = max(usable, key=lambda index: LOGIT * values[index] + likelihoods[index])
+            likelihood = image_captions.log_likelihoods and image_captions.log_likelihoods[best]
+            records.append(Recaption(original, score, image_captions.candidates[best], values[best], likelihood))
         return records
 
-    def _similarities(self, pairs: list[tuple[str, str]]) -> list[float]:
+    def _compute_similarities(self, pairs: list[tuple[str, str]]) -> list[float]:
         """Return the CLIP similarity of each (caption, image), as Data-Juicer's filter defines it."""
         similarities = []
         size = 4 * self.similarity.batch_size  # an image has several captions and is encoded once
@@ -275,13 +277,13 @@ class LowSimilarityRecaptionMapper(AnswersKept, ShareMapper, Mapper):
                 Fields.stats: [{} for _ in texts],
             }
             scored = self.similarity.compute_stats(samples)[Fields.stats]
-            similarities += [_only(stats[StatsKeys.image_text_similarity]) for stats in scored]
+            similarities += [_get_only_score(stats[StatsKeys.image_text_similarity]) for stats in scored]
         return similarities
 
-    def _add_to_report(self, captioned: int, captions: list[Captions], records: list[Recaption]) -> None:
+    def _add_to_report(self, new_count: int, captions: list[Captions], records: list[Recaption]) -> None:
         problems = Counter(record.problem for record in records if record.problem)
-        texts = (text for each in captions for text in each.candidates)
-        counts = {"below": len(records), "captioned": captioned, "cached": len(records) - captioned}
+        texts = (text for image_captions in captions for text in image_captions.candidates)
+        counts = {"below": len(records), "captioned": new_count, "cached": len(records) - new_count}
         counts |= self._take_server_counts()
         example = next((text for text in texts if find_text_problem(text, self.max_caption_length)), "")
         self.report = merge_reports(self.report, counts | {"unusable": problems, "example": example})
@@ -304,6 +306,6 @@ class LowSimilarityRecaptionMapper(AnswersKept, ShareMapper, Mapper):
         return samples
 
 
-def _only(scores: list[float]) -> float | None:
+def _get_only_score(scores: list[float]) -> float | None:
     """Return the score of a text with exactly one chunk that has images; None for other texts."""
     return float(scores[0]) if len(scores) == 1 else None

@@ -3,8 +3,9 @@
     process:
       - mgm_captioning_mapper: {base_model: results/models/tiny/mgm, stage: results/baseline/pretrain}
 
-The prompt is that of the model's stage 1. With `template: plain` it is the image alone. All captions of beam search are
-kept in the row's meta with their log-likelihoods, most likely per token first. The first of them becomes the text.
+The prompt is the prompt of the model's stage 1. With `template: plain` it is the image alone. All captions of beam
+search are kept in the row's meta with their log-likelihoods, most likely per token first. The first caption becomes the
+text.
 """
 
 from functools import cache, partial
@@ -37,9 +38,11 @@ def model_key(base_model: str, stage: str) -> partial:
 
 
 def complete_arguments(arguments: dict | None) -> dict:
-    """Return the arguments of this operator with its defaults, for another operator that asks its model."""
-    known = signature(MGMCaptioningMapper.__init__).parameters.values()
-    return {each.name: each.default for each in known if each.default is not each.empty} | (arguments or {})
+    """Return the arguments of this operator with its defaults, for another operator that uses the same model."""
+    parameters = signature(MGMCaptioningMapper.__init__).parameters.values()
+    return {
+        parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
+    } | (arguments or {})
 
 
 @OPERATORS.register_module(NAME)

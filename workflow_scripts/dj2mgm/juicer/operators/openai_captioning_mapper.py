@@ -127,36 +127,38 @@ class OpenAICaptioningMapper(ServerCaptioner):
     def request_captions(
         self, images: Sequence[str], keep: Callable[[int, Captions], None], questions: Sequence[str] | None = None
     ) -> None:
-        """Pass the place of each answered image, and its captions, to `keep`. Call `connect` first.
+        """Pass the index of each answered image, and its captions, to `keep`. Call `connect` first.
 
-        `questions` are those about each image (None: all get the question of the arguments).
+        `questions` has one question for each image (None: the question of the arguments for all images).
 
         Raises:
             InputError: If the server no longer answers, or a budget is used up. Pending answers are kept first.
             Exception: Any exception of `keep`. The other pending answers are passed to it first.
         """
-        requests, before = self._requests, self._requests.counts()
-        stopped: Exception | None = None
+        requests, counts_before = self._requests, self._requests.counts()
+        failure: Exception | None = None
         cores = len(os.sched_getaffinity(0))  # limits the decoded images in memory
         with ThreadPoolExecutor(cores) as encoders, ThreadPoolExecutor(self.concurrency) as threads:
-            asked_about = zip(images, questions or [self.question] * len(images), strict=True)
-            places = {threads.submit(self._ask, *pair, encoders): place for place, pair in enumerate(asked_about)}
+            pairs = zip(images, questions or [self.question] * len(images), strict=True)
+            indices = {threads.submit(self._ask, *pair, encoders): index for index, pair in enumerate(pairs)}
             try:
-                for asked in as_completed(places):
+                for future in as_completed(indices):
                     try:
-                        if answer := asked.result():
-                            keep(places[asked], Captions([answer.text], None, answer.problem, answer.tokens))
+                        if answer := future.result():
+                            keep(indices[future], Captions([answer.text], None, answer.problem, answer.tokens))
                     except Exception as error:
-                        stopped = stopped or error
+                        failure = failure or error
                         requests.stop()
             finally:  # also if this process is interrupted
-                if any(not asked.done() for asked in places):
+                if any(not future.done() for future in indices):
                     requests.stop()
-        if isinstance(stopped, InputError):
-            raise InputError(f"{stopped} ({requests.account()})")
-        if stopped:
-            raise stopped
-        self.report = merge_reports(self.report, {key: value - before[key] for key, value in requests.counts().items()})
+        if isinstance(failure, InputError):
+            raise InputError(f"{failure} ({requests.account()})")
+        if failure:
+            raise failure
+        self.report = merge_reports(
+            self.report, {key: value - counts_before[key] for key, value in requests.counts().items()}
+        )
 
     def process_batched(self, samples: dict) -> dict:
         raise InputError(
@@ -167,11 +169,11 @@ class OpenAICaptioningMapper(ServerCaptioner):
     def _ask(self, image: str, question: str, encoders: Executor) -> "ChatAnswer | None":
         if self._requests.stopped:
             return None
-        image_part = {"type": "image_url", "image_url": {"url": encoders.submit(self._data_url, image).result()}}
+        image_part = {"type": "image_url", "image_url": {"url": encoders.submit(self._encode_image, image).result()}}
         content = [image_part, {"type": "text", "text": question}]
         return self._requests.ask(content, max_tokens=self.max_tokens, temperature=self.temperature)
 
-    def _data_url(self, image: str) -> str:
+    def _encode_image(self, image: str) -> str:
         """Return the image, loaded as everywhere in the workflow, as a JPEG of at most `longest_side`."""
         try:
             loaded = load_image(image, self.longest_side)

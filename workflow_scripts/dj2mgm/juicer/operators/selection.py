@@ -1,6 +1,6 @@
 """Filters that keep a share or a number of rows, and select them once all rows have been measured.
 
-A share sets a limit (`SharedLimits`: `keep_fraction` and quantiles in place of limits), or rows are drawn
+A share sets a limit (`ShareLimits`: `keep_fraction` and quantiles in place of limits), or rows are drawn
 (`SelectionFilter`).
 
 Of rows that rank equally, the earlier one is kept. Draws depend on the seed, the filter's name and the row's id, and
@@ -23,7 +23,7 @@ from dj2mgm.data.score_limits import SIDE_BY_SHARE, compute_score_limits
 from .declarations import Declarations
 
 
-class SharedLimits(Declarations, interface=True):
+class ShareLimits(Declarations, interface=True):
     """An operator whose limits may be given as shares of all rows' scores.
 
     Attributes:
@@ -45,19 +45,19 @@ class SharedLimits(Declarations, interface=True):
     @property
     def shares(self) -> dict[str, str]:
         """Shares and quantiles that the recipe gives, with the limits that they replace."""
-        known = {"keep_fraction": self.limit, **self.quantiles}
-        return {name: limit for name, limit in known.items() if getattr(self, name) is not None}
+        replaced_limits = {"keep_fraction": self.limit, **self.quantiles}
+        return {name: limit for name, limit in replaced_limits.items() if getattr(self, name) is not None}
 
     def set_limits(self, stats: Iterable[dict]) -> None:
         """Set the limits so that the operator keeps its share of the rows, by the measured stats of all rows."""
         shares = self.shares
         scores = (score for row in stats for score in self.read_scores(row))
-        found = compute_score_limits(scores, **{name: getattr(self, name) for name in shares})
+        limits = compute_score_limits(scores, **{name: getattr(self, name) for name in shares})
         for name, limit in shares.items():
-            setattr(self, limit, found[SIDE_BY_SHARE[name]])
+            setattr(self, limit, limits[SIDE_BY_SHARE[name]])
 
 
-class ShareFilter(SharedLimits, Filter, interface=True):
+class ShareFilter(ShareLimits, Filter, interface=True):
     """A filter that takes shares of the rows in place of its limits, in a plain Data-Juicer run too."""
 
     needs_all_rows = False
@@ -71,7 +71,7 @@ class ShareFilter(SharedLimits, Filter, interface=True):
         return super().run(scored, exporter=exporter, tracer=tracer) if reduce else scored
 
 
-class ShareMapper(SharedLimits, interface=True):
+class ShareMapper(ShareLimits, interface=True):
     """A mapper that edits rows beyond a limit, which may be a share of the rows."""
 
     needs_all_rows = False
@@ -113,15 +113,15 @@ class Rows(Iterable[dict], Sized, Protocol):
 class Selection:
     """The decision about N rows, in their order."""
 
-    kept: np.ndarray  # (N,) bool
+    mask: np.ndarray  # (N,) bool, true for kept rows
     stats: dict[str, np.ndarray] = field(default_factory=dict)  # further stats of the rows by name, (N,) numbers each
 
     def part(self, start: int, count: int) -> "Selection":
         rows = slice(start, start + count)
-        return Selection(self.kept[rows], {name: values[rows] for name, values in self.stats.items()})
+        return Selection(self.mask[rows], {name: values[rows] for name, values in self.stats.items()})
 
     def stats_of_rows(self) -> Iterator[dict]:
-        for row in range(len(self.kept)):
+        for row in range(len(self.mask)):
             yield {name: values[row].item() for name, values in self.stats.items()}
 
 
@@ -178,9 +178,9 @@ class SelectionFilter(Declarations, Filter, interface=True):
         measured = super().run(dataset, exporter=exporter, tracer=tracer, reduce=False)
         if not reduce:
             return measured
-        kept = self.select(measured).kept
+        mask = self.select(measured).mask
         measured = measured.remove_columns([self.column]) if self.column else measured
-        return measured.select(np.flatnonzero(kept))
+        return measured.select(np.flatnonzero(mask))
 
 
 class BalanceFilter(SelectionFilter, interface=True):
@@ -195,18 +195,18 @@ class BalanceFilter(SelectionFilter, interface=True):
     def select(self, rows: Rows) -> Selection:
         groups = self.assign_groups(rows)
         members = np.flatnonzero(groups != NO_GROUP)
-        kept = np.ones(len(groups), dtype=bool)
+        mask = np.ones(len(groups), dtype=bool)
         draws = self.draw_rows(rows)[members]
-        kept[members] = even_sample(groups[members], draws, self.rows_to_keep(len(members)))
+        mask[members] = even_sample(groups[members], draws, self.rows_to_keep(len(members)))
         sizes = np.unique(groups[members], return_counts=True)[1]
-        most = np.unique(groups[members][kept[members]], return_counts=True)[1]
+        most = np.unique(groups[members][mask[members]], return_counts=True)[1]
         self.report = {
             "groups": len(sizes),
             "largest_group": int(sizes.max(initial=0)),
             "most_kept_of_a_group": int(most.max(initial=0)),
             "without_group": len(groups) - len(members),
         }
-        return Selection(kept, {self.stat: groups})
+        return Selection(mask, {self.stat: groups})
 
 
 def even_sample(groups: np.ndarray, draws: np.ndarray, count: int) -> np.ndarray:
@@ -220,9 +220,9 @@ def even_sample(groups: np.ndarray, draws: np.ndarray, count: int) -> np.ndarray
     sizes = np.diff(starts, append=len(groups))
     rank = np.empty(len(groups), dtype=np.int64)
     rank[by_group] = np.arange(len(groups)) - np.repeat(starts, sizes)
-    chosen = np.zeros(len(groups), dtype=bool)
-    chosen[np.lexsort((draws, rank))[:count]] = True
-    return chosen
+    is_chosen = np.zeros(len(groups), dtype=bool)
+    is_chosen[np.lexsort((draws, rank))[:count]] = True
+    return is_chosen
 
 
 def identities(rows: Rows) -> Iterator[str]:

@@ -3,7 +3,7 @@
     process:
       - vlm_rating_filter: {min_relevance: 3, min_image_correspondence: 3}
 
-The four ratings are those of FineVision (Wiedmann et al., FineVision: open data is all you need, 2025,
+The four ratings are the ratings of FineVision (Wiedmann et al., FineVision: open data is all you need, 2025,
 arXiv:2510.17269), from 1 to 5. A model on a server (`synthesize.captioner: openai`) writes them as JSON, whose form is
 checked. For a model that this workflow has trained, a rating is the mean of 1 to 5, weighted by the probability that
 the model gives to each number as its answer.
@@ -29,7 +29,13 @@ from .declarations import merge_reports
 from .mgm_captioning_mapper import NAME as TRAINED
 from .mgm_captioning_mapper import complete_arguments, model_key
 from .models.captioner import Captioner, Captions, cut_object
-from .models.stored_captions import ENOUGH_TO_JUDGE, AnswersKept, StoredCaptioner, check_answerer, warn_of_unusable
+from .models.stored_captions import (
+    ENOUGH_TO_JUDGE,
+    StoredAnswersOperator,
+    StoredCaptioner,
+    check_answerer,
+    warn_of_unusable,
+)
 from .models.text_problems import CONTROL_TOKEN
 from .models.written_instructions import WRONG_SCHEMA
 from .openai_captioning_mapper import NAME as SERVER
@@ -64,10 +70,10 @@ def parse_ratings(answer: Captions) -> dict[str, float] | str:
     if answer.problem:
         return answer.problem
     try:
-        found = Ratings.model_validate_json(cut_object(text))
+        ratings = Ratings.model_validate_json(cut_object(text))
     except ValidationError:
         return WRONG_SCHEMA
-    return {name: float(value) for name, value in found.model_dump().items()}
+    return {name: float(value) for name, value in ratings.model_dump().items()}
 
 
 def quote_row(question: str, text: str) -> str:
@@ -83,7 +89,7 @@ def name_stat(rating: str) -> str:
 
 @OPERATORS.register_module(NAME)
 @UNFORKABLE.register_module(NAME)
-class VlmRatingFilter(AnswersKept, Filter):
+class VlmRatingFilter(StoredAnswersOperator, Filter):
     """A filter that keeps rows with one image whose ratings all reach their limits, and rows without ratings.
 
     The stats are `rating_relevance`, `rating_visual_dependency`, `rating_formatting` and `rating_image_correspondence`,
@@ -146,22 +152,22 @@ class VlmRatingFilter(AnswersKept, Filter):
         ]
         images = [samples[self.image_key][row][0] for row in rows]
         quoted = [quote_row(questions[row], remove_special_tokens(texts[row])) for row in rows]
-        found = self._ask(images, quoted) if self._stored_captioner else self._measure(images, quoted, rank)
-        by_row = dict(zip(rows, found, strict=True))
+        results = self._ask(images, quoted) if self._stored_captioner else self._measure(images, quoted, rank)
+        by_row = dict(zip(rows, results, strict=True))
         for row, stats in enumerate(samples[Fields.stats]):
             if first not in stats:
                 ratings = by_row.get(row, "")
                 for name in RATINGS:
                     values = [] if isinstance(ratings, str) else [ratings[name]]
                     stats[name_stat(name)] = np.array(values, dtype=np.float64)
-        self._count(found)
+        self._count(results)
         return samples
 
     def process_single(self, sample: dict) -> bool:
         ratings = ((name, value) for name in RATINGS for value in sample[Fields.stats][name_stat(name)])
         return all(self.get_keep_boolean(value, getattr(self, f"min_{name}")) for name, value in ratings)
 
-    def judge_report(self, report: dict) -> dict:
+    def finish_report(self, report: dict) -> dict:
         """Return the counts of all rows.
 
         Raises:
@@ -177,9 +183,9 @@ class VlmRatingFilter(AnswersKept, Filter):
         warn_of_unusable(f"rows got no ratings by {NAME}", unrated, total, "rows without ratings are kept")
         return report
 
-    def _count(self, found: Sequence[dict[str, float] | str]) -> None:
-        unrated = Counter(each for each in found if isinstance(each, str))
-        counts = {"rated": len(found) - unrated.total(), "unrated": dict(unrated)}
+    def _count(self, results: Sequence[dict[str, float] | str]) -> None:
+        unrated = Counter(result for result in results if isinstance(result, str))
+        counts = {"rated": len(results) - unrated.total(), "unrated": dict(unrated)}
         self.report = merge_reports(self.report, counts | self._take_server_counts())
 
     def _ask(self, images: list[str], quoted: list[str]) -> list[dict[str, float] | str]:
@@ -192,21 +198,21 @@ class VlmRatingFilter(AnswersKept, Filter):
         generator = get_model(model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())
         template = arguments["template"]
         control = generator.control_tokens(template)
-        allowed = [place for place, text in enumerate(quoted) if not find_control(text, control)]
-        found: list[dict[str, float] | str] = [CONTROL_TOKEN] * len(quoted)
+        allowed = [index for index, text in enumerate(quoted) if not find_control(text, control)]
+        results: list[dict[str, float] | str] = [CONTROL_TOKEN] * len(quoted)
         numbers = [str(number) for number in range(LOWEST, HIGHEST + 1)]
         for start in range(0, len(allowed), PER_BATCH):
             part = allowed[start : start + PER_BATCH]
-            asked = [
-                (images[place], OWN_PROMPT.replace("{rated}", rated).replace("{text}", quoted[place]), number)
-                for place in part
-                for rated in RATINGS.values()
+            questions = [
+                (images[index], OWN_PROMPT.replace("{rated}", criterion).replace("{text}", quoted[index]), number)
+                for index in part
+                for criterion in RATINGS.values()
                 for number in numbers
             ]
-            likelihoods = generator.likelihoods(*map(list, zip(*asked, strict=True)), template)
+            likelihoods = generator.likelihoods(*map(list, zip(*questions, strict=True)), template)
             sums = np.array([sum(tokens) for tokens in likelihoods]).reshape(len(part), len(RATINGS), len(numbers))
             weights = np.exp(sums - sums.max(axis=2, keepdims=True))  # (rows, ratings, numbers)
             means = (weights * np.arange(LOWEST, HIGHEST + 1)).sum(axis=2) / weights.sum(axis=2)
-            for place, row in zip(part, means, strict=True):
-                found[place] = dict(zip(RATINGS, map(float, row), strict=True))
-        return found
+            for index, row in zip(part, means, strict=True):
+                results[index] = dict(zip(RATINGS, map(float, row), strict=True))
+        return results

@@ -64,7 +64,7 @@ def assemble(
 ) -> tuple[MGMForConditionalGeneration, MGMProcessor]:
     """Build MGM and its processor from three local folders or hub ids, with weights of a type such as "bfloat16".
 
-    The other arguments and errors are those of `read_config_and_processor`.
+    The other arguments and errors are the same as in `read_config_and_processor`.
     """
     for key, part in (
         ("language_model", language_model),

@@ -49,34 +49,36 @@ def beam_search(
         vocabulary = log_probs.shape[-1]
         log_probs = log_probs.view(batch, -1, vocabulary) + scores.unsqueeze(-1)
         # enough candidates to continue `num_beams` beams even if all stop tokens are among them
-        best, places = log_probs.flatten(1).topk(min((1 + len(stops)) * num_beams, log_probs[0].numel()))
-        tokens = (places % vocabulary).unsqueeze(-1)
-        grown = torch.cat([_gather_rows(running, places // vocabulary), tokens], dim=-1)  # (B, kept, steps)
+        best, indices = log_probs.flatten(1).topk(min((1 + len(stops)) * num_beams, log_probs[0].numel()))
+        tokens = (indices % vocabulary).unsqueeze(-1)
+        extended = torch.cat([_gather_rows(running, indices // vocabulary), tokens], dim=-1)  # (B, candidates, steps)
         stopped = torch.isin(tokens.squeeze(-1), ends) | (step == max_new_tokens)
 
         finished = stopped[:, :num_beams] & ~done
         means = torch.cat([means, (best[:, :num_beams] / step).where(finished, -torch.inf)], dim=1)
         totals = torch.cat([totals, best[:, :num_beams]], dim=1)
-        sequences = torch.cat([torch.nn.functional.pad(sequences, (0, 1), value=stops[0]), grown[:, :num_beams]], dim=1)
+        sequences = torch.cat(
+            [torch.nn.functional.pad(sequences, (0, 1), value=stops[0]), extended[:, :num_beams]], dim=1
+        )
         means, order = means.topk(num_beams)
         totals, sequences = totals.gather(1, order), _gather_rows(sequences, order)
 
         scores, order = best.masked_fill(stopped, -torch.inf).topk(num_beams)
-        running = _gather_rows(grown, order)
+        running = _gather_rows(extended, order)
         # as in `generate`: the best running beam's mean at this length counts as the bound of all longer beams
         done |= means[:, -1:] >= scores[:, :1] / step
         if done.all() or step == max_new_tokens:
             break
-        parents = (places // vocabulary).gather(1, order)
+        parents = (indices // vocabulary).gather(1, order)
         if step > 1:  # in the first step all beams are the prompt
             cache.reorder_cache((parents + num_beams * torch.arange(batch, device=device).unsqueeze(1)).flatten())
         output = model(
             input_ids=running[:, :, -1].reshape(-1, 1), past_key_values=cache, use_cache=True, logits_to_keep=1
         )
 
-    ends_at = set(stops)
+    stop_set = set(stops)
     return [
-        [(_until(tokens, ends_at), total) for tokens, mean, total in zip(*row, strict=True) if mean > -torch.inf]
+        [(_cut_at_stop(tokens, stop_set), total) for tokens, mean, total in zip(*row, strict=True) if mean > -torch.inf]
         for row in zip(sequences.tolist(), means.tolist(), totals.tolist(), strict=True)
     ]
 
@@ -86,6 +88,6 @@ def _gather_rows(values: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     return values.gather(1, order.unsqueeze(-1).expand(-1, -1, values.shape[-1]))
 
 
-def _until(tokens: list[int], ends: set[int]) -> list[int]:
+def _cut_at_stop(tokens: list[int], ends: set[int]) -> list[int]:
     """Return the tokens before the first stop token."""
-    return tokens[: next((place for place, token in enumerate(tokens) if token in ends), len(tokens))]
+    return tokens[: next((position for position, token in enumerate(tokens) if token in ends), len(tokens))]

@@ -30,9 +30,9 @@ class MGMConfig(PretrainedConfig):
         vision_feature_layer: int = -2,
         **kwargs,
     ):
-        self.text_config = _sub_config(text_config, "gemma")
-        self.vision_config = _sub_config(vision_config, "clip_vision_model")
-        self.vision_aux_config = _sub_config(vision_aux_config, "convnext")
+        self.text_config = _make_sub_config(text_config, "gemma")
+        self.vision_config = _make_sub_config(vision_config, "clip_vision_model")
+        self.vision_aux_config = _make_sub_config(vision_aux_config, "convnext")
         self.image_size_aux = image_size_aux
         self.image_token_id = image_token_id
         self.vision_feature_layer = vision_feature_layer
@@ -67,7 +67,7 @@ class MGMConfig(PretrainedConfig):
             )
 
 
-def _sub_config(value, default_type: str):
+def _make_sub_config(value, default_type: str):
     if isinstance(value, dict):
         value = dict(value)
         return AutoConfig.for_model(value.pop("model_type", default_type), **value)

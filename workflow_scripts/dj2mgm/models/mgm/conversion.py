@@ -2,7 +2,7 @@
 
 - Shards are read and written one at a time, so that host memory never holds the whole model.
 - One table of names for each layout: projector, towers, language model, OpenCLIP's ConvNeXt.
-- Whole checkpoints: the published layout is that of https://github.com/dvlab-research/MGM, with the language model's
+- Whole checkpoints in the published layout (https://github.com/dvlab-research/MGM), which has the language model's
   names directly under `model.`, CLIP under `model.vision_tower.vision_tower`, OpenCLIP's ConvNeXt under
   `model.vision_tower_aux`.
 - Parts: projectors of stage 1, OpenCLIP's ConvNeXt, and transformers folders without safetensors.
@@ -72,7 +72,7 @@ class Shard:
 def open_shards(folder: Path, names: tuple[str, ...] = TRANSFORMERS) -> list[Shard]:
     """Return the shards of a checkpoint folder.
 
-    `names` are possible names of the file with all weights; the first that exists, whole or in shards, is used.
+    `names` are possible names of the file with all weights. The first existing name is used, whole or in shards.
     """
     for name in names:
         index = folder / f"{name}.index.json"
@@ -115,7 +115,7 @@ Pairs = tuple[tuple[str, str], ...]  # (their template, our template)
 def convnext_pairs(stem: str, stages: str, ours: str = "") -> Pairs:
     """Return the names of timm's ConvNeXt, as OpenCLIP and MGM store it, and of transformers' `ConvNextModel`.
 
-    The arguments are prefixes of timm's stem and stages, and of the `ConvNextModel`.
+    The arguments are the prefixes of timm's stem, of timm's stages, and of the `ConvNextModel`.
     """
     block = (f"{stages}.{{stage}}.blocks.{{block}}", f"{ours}encoder.stages.{{stage}}.layers.{{block}}")
     return (
@@ -180,22 +180,22 @@ def reverse(pairs: Pairs) -> Pairs:
 def rename(name: str, pairs: Pairs) -> str | None:
     """Return the new name of a tensor; None if no template matches `name`."""
     for source, target in pairs:
-        if match := _pattern(source).fullmatch(name):
+        if match := _compile_pattern(source).fullmatch(name):
             return target.format(**match.groupdict())
     return None
 
 
-def _pattern(template: str) -> re.Pattern:
+def _compile_pattern(template: str) -> re.Pattern:
     pattern = re.escape(template)
-    for place, text in (("stage", r"\d+"), ("block", r"\d+"), ("rest", ".+")):
-        pattern = pattern.replace(rf"\{{{place}\}}", f"(?P<{place}>{text})")
+    for placeholder, expression in (("stage", r"\d+"), ("block", r"\d+"), ("rest", ".+")):
+        pattern = pattern.replace(rf"\{{{placeholder}\}}", f"(?P<{placeholder}>{expression})")
     return re.compile(pattern)
 
 
 # Completeness: every tensor of a checkpoint gets a new name, none is missing, none is left over.
 
 
-def match_names(where: Path, shards: list[Shard], pairs: Pairs, left_out: re.Pattern) -> dict[str, str]:
+def match_names(source: Path, shards: list[Shard], pairs: Pairs, left_out: re.Pattern) -> dict[str, str]:
     """Return the new name of every tensor except those that `left_out` matches."""
     names: dict[str, str] = {}
     for name in (name for shard in shards for name in shard.shapes):
@@ -203,28 +203,30 @@ def match_names(where: Path, shards: list[Shard], pairs: Pairs, left_out: re.Pat
             continue
         new = rename(name, pairs)
         if new is None:
-            raise InputError(f"{where}: tensor {name} is unknown to this conversion; name a model of the expected kind")
+            raise InputError(
+                f"{source}: tensor {name} is unknown to this conversion; name a model of the expected kind"
+            )
         if name in names or new in names.values():
-            raise InputError(f"{where}: tensor {name} occurs twice; download the folder again")
+            raise InputError(f"{source}: tensor {name} occurs twice; download the folder again")
         names[name] = new
     return names
 
 
-def check_names(where: Path, found: Collection[str], expected: Collection[str]) -> None:
-    """Check that the expected tensors, and no others, were found."""
-    if missing := sorted(set(expected) - set(found)):
-        raise InputError(f"{where}: {len(missing)} tensors are missing, the first is {missing[0]}")
-    if surplus := sorted(set(found) - set(expected)):
-        raise InputError(f"{where}: the model does not have {len(surplus)} tensors, the first is {surplus[0]}")
+def check_names(source: Path, names: Collection[str], expected: Collection[str]) -> None:
+    """Check that `names` are the names of the expected tensors."""
+    if missing := sorted(set(expected) - set(names)):
+        raise InputError(f"{source}: {len(missing)} tensors are missing, the first is {missing[0]}")
+    if surplus := sorted(set(names) - set(expected)):
+        raise InputError(f"{source}: the model does not have {len(surplus)} tensors, the first is {surplus[0]}")
 
 
-def check_shapes(where: Path, found: dict[str, torch.Size], expected: dict[str, torch.Size]) -> None:
+def check_shapes(source: Path, shapes: dict[str, torch.Size], expected: dict[str, torch.Size]) -> None:
     """Check names and shapes of the tensors."""
-    check_names(where, found, expected)
+    check_names(source, shapes, expected)
     for name, shape in expected.items():
-        if found[name] != shape:
+        if shapes[name] != shape:
             raise InputError(
-                f"{where}: tensor {name} has shape {tuple(found[name])}, expected {tuple(shape)}; name the "
+                f"{source}: tensor {name} has shape {tuple(shapes[name])}, expected {tuple(shape)}; name the "
                 "configuration of the same model"
             )
 
@@ -260,9 +262,9 @@ def from_mgm(source: Path, output: Path, parts: dict) -> int:
         _check_tied(source, shards)
         del names["lm_head.weight"]
     shapes = {names[name]: shape for shard in shards for name, shape in shard.shapes.items() if name in names}
-    check_shapes(source, shapes, _published_shapes(config))
+    check_shapes(source, shapes, _compute_published_shapes(config))
     config.architectures = [MGMForConditionalGeneration.__name__]
-    config.dtype = _read(shards, "model.mm_projector.0.bias").dtype
+    config.dtype = _read_tensor(shards, "model.mm_projector.0.bias").dtype
     with replace_folder(output) as folder:
         norm = make_last_norm(config.vision_aux_config.hidden_sizes[-1], config.dtype, CONVNEXT)
         tensors = chain(rename_shards(shards, names), [norm])
@@ -284,7 +286,7 @@ def to_mgm(source: Path, output: Path) -> int:
     shards = open_shards(source)
     names = match_names(source, shards, reverse(MGM), left_out=UNUSED_NORM)
     shapes = {name: shape for shard in shards for name, shape in shard.shapes.items() if name in names}
-    check_shapes(source, shapes, _published_shapes(config))
+    check_shapes(source, shapes, _compute_published_shapes(config))
     with replace_folder(output) as folder:
         write_shards(folder, rename_shards(shards, names), len(shards))
         write_json(folder / "config.json", published_config(config))
@@ -295,13 +297,13 @@ def to_mgm(source: Path, output: Path) -> int:
 def published_config(config: MGMConfig) -> dict:
     """Return the config.json of the published code for an MGM with Gemma."""
     text = config.text_config
-    kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    kept += ("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps")
-    kept += ("initializer_range", "pad_token_id", "bos_token_id", "eos_token_id", "attention_bias")
+    text_keys = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    text_keys += ("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps")
+    text_keys += ("initializer_range", "pad_token_id", "bos_token_id", "eos_token_id", "attention_bias")
     return {
         "architectures": ["MGMGemmaForCausalLM"],
         "model_type": "mgm_gemma",
-        **{key: getattr(text, key, None) for key in kept},
+        **{key: getattr(text, key, None) for key in text_keys},
         "rope_theta": text.rope_parameters["rope_theta"],
         "tie_word_embeddings": config.tie_word_embeddings,
         "torch_dtype": str(config.dtype).removeprefix("torch."),
@@ -328,7 +330,7 @@ def published_config(config: MGMConfig) -> dict:
     }
 
 
-def _published_shapes(config: MGMConfig) -> dict[str, torch.Size]:
+def _compute_published_shapes(config: MGMConfig) -> dict[str, torch.Size]:
     """Return the shapes of all tensors of a checkpoint by their names in this project."""
     with torch.device("meta"):
         model = MGMForConditionalGeneration(config)
@@ -336,23 +338,23 @@ def _published_shapes(config: MGMConfig) -> dict[str, torch.Size]:
     return {name: shape for name, shape in shapes.items() if not UNUSED_NORM.fullmatch(name)}
 
 
-def _check_settings(where: Path, theirs: dict, ours: dict) -> None:
+def _check_settings(source: Path, theirs: dict, ours: dict) -> None:
     for key in COMPARED:
         if theirs.get(key, ours[key]) != ours[key]:
             raise InputError(
-                f"{where / 'config.json'}: {key} is {theirs[key]!r}, expected {ours[key]!r} from the named parts; only "
-                "MGM at 336 and 768 pixels without an image grid is supported"
+                f"{source / 'config.json'}: {key} is {theirs[key]!r}, expected {ours[key]!r} from the named parts; "
+                "only MGM at 336 and 768 pixels without an image grid is supported"
             )
 
 
-def _check_tied(where: Path, shards: list[Shard]) -> None:
-    if not torch.equal(_read(shards, "lm_head.weight"), _read(shards, "model.embed_tokens.weight")):
+def _check_tied(source: Path, shards: list[Shard]) -> None:
+    if not torch.equal(_read_tensor(shards, "lm_head.weight"), _read_tensor(shards, "model.embed_tokens.weight")):
         raise InputError(
-            f"{where}: lm_head.weight differs from the embeddings, but the language model shares one weight for both"
+            f"{source}: lm_head.weight differs from the embeddings, but the language model shares one weight for both"
         )
 
 
-def _read(shards: list[Shard], name: str) -> torch.Tensor:
+def _read_tensor(shards: list[Shard], name: str) -> torch.Tensor:
     return next(shard.tensor(name) for shard in shards if name in shard.shapes)
 
 
@@ -364,7 +366,7 @@ def projector_from_mgm(source: Path, output: Path) -> int:
     shard = Shard(source)
     names = match_names(source, [shard], PROJECTOR, left_out=FROZEN_TOWERS)
     weights = {new.removeprefix(MODEL_PREFIX): shard.tensor(name) for name, new in names.items()}
-    check_names(source, weights, _projector_names())
+    check_names(source, weights, _list_projector_names())
     write_bytes(output / "projector.safetensors", save(weights))
     return len(weights)
 
@@ -373,7 +375,7 @@ def projector_to_mgm(source: Path, output: Path) -> int:
     """Convert a stage's folder to the published code's mm_projector.bin; return the number of tensors."""
     path = source / "projector.safetensors"
     shard = Shard(path)
-    check_names(path, shard.shapes, _projector_names())
+    check_names(path, shard.shapes, _list_projector_names())
     weights = {rename(f"{MODEL_PREFIX}{name}", reverse(PROJECTOR)): shard.tensor(name) for name in shard.shapes}
     with replace_file(output, "wb") as file:
         torch.save(weights, file)
@@ -385,7 +387,7 @@ def convnext_from_openclip(source: Path, output: Path) -> int:
     shards = open_shards(source, OPEN_CLIP)
     names = match_names(source, shards, OPEN_CLIP_CONVNEXT, left_out=NOT_CONVNEXT)
     shapes = {names[name]: shape for shard in shards for name, shape in shard.shapes.items() if name in names}
-    config = _convnext_config(source, shapes)
+    config = _build_convnext_config(source, shapes)
     with torch.device("meta"):
         parameters = dict(ConvNextModel(config).named_parameters())
     expected = {name: p.shape for name, p in parameters.items() if not name.startswith(LAST_NORM)}
@@ -409,13 +411,13 @@ def to_safetensors(source: Path, output: Path) -> int:
     return len(names)
 
 
-def _projector_names() -> set[str]:
+def _list_projector_names() -> set[str]:
     with torch.device("meta"):
         modules = {"projector": MGMProjector(1, 1), "patch_info_mining": PatchInfoMining(1, 1)}
     return {f"{part}.{name}" for part, module in modules.items() for name, _ in module.named_parameters()}
 
 
-def _convnext_config(source: Path, shapes: dict[str, torch.Size]) -> ConvNextConfig:
+def _build_convnext_config(source: Path, shapes: dict[str, torch.Size]) -> ConvNextConfig:
     """Return the configuration that fits the tensors' depths and widths."""
     widths: dict[int, int] = {}
     depths: dict[int, int] = {}

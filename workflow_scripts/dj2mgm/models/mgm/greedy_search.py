@@ -44,9 +44,9 @@ def greedy_search(
     device, rows = model.device, torch.tensor(images, device=model.device)
     # padded on the left, between image and question, so that all questions end at the same position
     padded = [[stops[0]] * (width - len(ids)) + list(ids) for ids in questions]
-    places = torch.arange(len(prefix) + width)
+    positions = torch.arange(len(prefix) + width)
     begins = torch.tensor([[len(prefix) + width - len(ids)] for ids in questions])
-    mask = ((places < len(prefix)) | (places >= begins)).long().to(device)
+    mask = ((positions < len(prefix)) | (positions >= begins)).long().to(device)
     cache, logits = read_images(model, torch.tensor(prefix, device=device), visual_tokens)
     if width:
         cache, logits = _read_questions(model, cache, len(logits), rows, torch.tensor(padded, device=device), mask)
@@ -62,7 +62,7 @@ def greedy_search(
         answers.append(logits.argmax(dim=-1))
         done |= torch.isin(answers[-1], ends)
         if len(answers) == max_new_tokens or done.all():
-            return [_until(answer, set(stops)) for answer in torch.stack(answers, dim=1).tolist()]
+            return [_cut_at_stop(answer, set(stops)) for answer in torch.stack(answers, dim=1).tolist()]
         logits = read(answers[-1])
 
 
@@ -93,7 +93,7 @@ class RecordedReader:
     def __init__(self, model: MGMForConditionalGeneration, cache: Cache, mask: torch.Tensor, tokens: int):
         length = mask.shape[1]
         self.model, self.cache = model, cache
-        cache.layers = [_with_room(layer, tokens) for layer in cache.layers]
+        cache.layers = [_make_room(layer, tokens) for layer in cache.layers]
         self.mask = pad(mask, (0, tokens))[:, None, None].bool()  # (B, 1, 1, T + tokens)
         self.position = torch.tensor([length], device=mask.device)
         self.positions = mask.sum(dim=1, keepdim=True)
@@ -139,8 +139,8 @@ def _can_be_recorded(model: MGMForConditionalGeneration, cache: Cache) -> bool:
     return model.device.type == "cuda" and has_no_window and takes_mask and not is_dynamic
 
 
-def _with_room(layer: DynamicLayer, tokens: int) -> StaticLayer:
-    """Return a layer with the same keys and values and room for `tokens` more; the given layer is emptied."""
+def _make_room(layer: DynamicLayer, tokens: int) -> StaticLayer:
+    """Return a layer with the same keys and values and room for `tokens` more; `layer` is emptied."""
     length = layer.get_seq_length()
     static = StaticLayer(length + tokens)
     static.lazy_initialization(layer.keys, layer.values)
@@ -204,7 +204,7 @@ def _read(model: MGMForConditionalGeneration, cache: Cache, ids: torch.Tensor, m
 
 
 def select_rows(cache: Cache, rows: torch.Tensor) -> Cache:
-    """Return a cache of some rows; the given cache stays as it is."""
+    """Return a cache of some rows; `cache` itself does not change."""
     selected = copy(cache)
     selected.layers = [copy(layer) for layer in cache.layers]
     selected.batch_select_indices(rows)
@@ -222,6 +222,6 @@ def _concatenate_caches(caches: list[Cache]) -> Cache:
     return first
 
 
-def _until(tokens: list[int], ends: set[int]) -> list[int]:
+def _cut_at_stop(tokens: list[int], ends: set[int]) -> list[int]:
     """Return the tokens before the first stop token."""
-    return tokens[: next((place for place, token in enumerate(tokens) if token in ends), len(tokens))]
+    return tokens[: next((position for position, token in enumerate(tokens) if token in ends), len(tokens))]

@@ -34,9 +34,9 @@ def answer_log_likelihoods(
     cache, first = read_images(model, torch.tensor(prefix, device=device), visual_tokens)
     width = max(map(len, answers))
     ids = torch.tensor([[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in answers], device=device)
-    labels = torch.tensor([[*each, *[IGNORE_INDEX] * (width - len(each))] for each in labels], device=device)
+    labels = torch.tensor([[*targets, *[IGNORE_INDEX] * (width - len(targets))] for targets in labels], device=device)
     size = max(1, min(TOKENS_AT_ONCE // (len(prefix) + width), LOGITS_AT_ONCE // (width * first.shape[1])))
-    found: list[list[float]] = []
+    log_likelihoods: list[list[float]] = []
     parts = (tensor.split(size) for tensor in (torch.tensor(images, device=device), ids, labels))
     for rows, tokens, targets in zip(*parts, strict=True):
         logits = first[rows].unsqueeze(1)  # (b, 1, V), after the prefix
@@ -45,5 +45,5 @@ def answer_log_likelihoods(
             logits = torch.cat([logits, output.logits], dim=1)
         values = log_softmax(logits.float(), dim=-1).gather(2, tokens.unsqueeze(2)).squeeze(2)
         counted = targets != IGNORE_INDEX
-        found += [row[chosen].tolist() for row, chosen in zip(values.cpu(), counted.cpu(), strict=True)]
-    return found
+        log_likelihoods += [row[mask].tolist() for row, mask in zip(values.cpu(), counted.cpu(), strict=True)]
+    return log_likelihoods

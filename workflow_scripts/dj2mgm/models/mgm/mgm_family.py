@@ -59,11 +59,11 @@ class MGMFamily:
         norms = [convnext.embeddings.layernorm, *(stage.downsampling_layer[0] for stage in convnext.encoder.stages[1:])]
         return Parts(
             towers=[*clip.encoder.layers, *blocks],
-            between=norms,
+            compiled_tower_modules=norms,
             decoder=mgm.model.language_model.layers,
             head=mgm.lm_head,
-            called=[mgm.model.patch_info_mining],
-            fresh=[mgm.model.projector, mgm.model.patch_info_mining],
+            externally_read=[mgm.model.patch_info_mining],
+            initialized_in_stage_1=[mgm.model.projector, mgm.model.patch_info_mining],
         )
 
 
@@ -96,7 +96,7 @@ class MGMEncoder:
         return frozenset(self.template.stop_ids(self.processor.tokenizer))
 
     def tokens(self, row: dict) -> tuple[int, int]:
-        labels = self._encoded(row)["labels"]
+        labels = self._encode(row)["labels"]
         return len(labels), len(labels) - labels.count(IGNORE_INDEX)
 
     def pixels(self, row: dict) -> int:
@@ -107,7 +107,7 @@ class MGMEncoder:
         if row is None:
             item = {"input_ids": [self.processor.tokenizer.pad_token_id], "labels": [IGNORE_INDEX]}
             return item | {"pixel_values": None}
-        item = self._encoded(row) | {"pixel_values": None}
+        item = self._encode(row) | {"pixel_values": None}
         if images := list_images(row):
             item["pixel_values"] = self.processor.resized([load_image(images[0])])[0]
         return item
@@ -132,7 +132,7 @@ class MGMEncoder:
             batch["image_positions"] = find_image_positions(input_ids, self.processor.image_token_id)
         return batch
 
-    def _encoded(self, row: dict) -> dict[str, list[int]]:
+    def _encode(self, row: dict) -> dict[str, list[int]]:
         if len(list_images(row)) > 1:
             raise InputError(f"row {row['id']}: has {len(list_images(row))} images, but MGM takes one; delete the row")
         segments = self.template.segments(row["conversations"])

@@ -78,21 +78,21 @@ class MGMGenerator(Generator):
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.model = load_trained(base, stage, dtype).to(self.device)
         self.processor = MGMProcessor.from_pretrained(base)
-        self._kept: dict[str, torch.Tensor] = {}  # visual tokens, by path
+        self._cache: dict[str, torch.Tensor] = {}  # visual tokens, by path
 
     def close(self) -> None:
         del self.model
-        self._kept.clear()
+        self._cache.clear()
 
     @torch.inference_mode()
     def answer_batches(
         self, batches: list[QuestionBatch], template: str | dict, max_new_tokens: int
     ) -> Iterator[list[str]]:
         chat = ChatTemplate.load(template, self.processor.tokenizer)
-        for batch, new in with_new_images(batches, self._kept, self._encoded_in_parts):
+        for batch, new in with_new_images(batches, self._cache, self._encode_in_parts):
             has_images = batch.images != [None]
-            tokens = self._visual_tokens(list(map(image_key, batch.images)), new) if has_images else None
-            yield self._answers(tokens, batch, chat, max_new_tokens)
+            tokens = self._get_visual_tokens(list(map(image_key, batch.images)), new) if has_images else None
+            yield self._answer_batch(tokens, batch, chat, max_new_tokens)
 
     def control_tokens(self, template: str | dict) -> Collection[str]:
         return ChatTemplate.load(template, self.processor.tokenizer).control_tokens
@@ -110,31 +110,36 @@ class MGMGenerator(Generator):
         tokens = self.processor.num_image_tokens + QUESTION_TOKENS + max_new_tokens
         row = tokens * token + config.vocab_size * (dtype.itemsize + FLOAT32)
         reserved = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        kept = sum(tokens.nbytes for tokens in self._kept.values())
-        free = torch.cuda.mem_get_info(self.device)[0] + reserved - (VISUAL_BYTES - kept)
+        cached_bytes = sum(tokens.nbytes for tokens in self._cache.values())
+        free = torch.cuda.mem_get_info(self.device)[0] + reserved - (VISUAL_BYTES - cached_bytes)
         rows = max(1, free // 2 // row)
         return min(MAX_ON_GPU, 1 << (rows.bit_length() - 1))
 
-    def _answers(
+    def _answer_batch(
         self, visual_tokens: torch.Tensor | None, batch: QuestionBatch, chat: ChatTemplate, max_new_tokens: int
     ) -> list[str]:
         has_images = visual_tokens is not None
         prompts = (chat.prompt(question, has_images) for question in batch.questions)
-        prefixes, questions = zip(*(self._split(prompt, has_images) for prompt in prompts), strict=True)
+        prefixes, questions = zip(*(self._split_prompt(prompt, has_images) for prompt in prompts), strict=True)
         if len(set(prefixes)) > 1:
             raise InputError(f"template {chat.name}: the text before the image depends on the question; {REMEDY}")
         answers: list[list[int]] = [[]] * len(questions)
-        stops, width = chat.stop_ids(self.processor.tokenizer), self._width(len(prefixes[0]), questions, max_new_tokens)
+        stops = chat.stop_ids(self.processor.tokenizer)
+        width = self._make_width_function(len(prefixes[0]), questions, max_new_tokens)
         for padded in sorted({width(ids) for ids in questions}):
             numbers = [number for number, ids in enumerate(questions) if width(ids) == padded]
             about, ids = zip(*((batch.about[number], questions[number]) for number in numbers), strict=True)
-            found = greedy_search(self.model, prefixes[0], visual_tokens, about, ids, padded, stops, max_new_tokens)
-            for number, answer in zip(numbers, found, strict=True):
+            new_answers = greedy_search(
+                self.model, prefixes[0], visual_tokens, about, ids, padded, stops, max_new_tokens
+            )
+            for number, answer in zip(numbers, new_answers, strict=True):
                 answers[number] = answer
         texts = self.processor.tokenizer.batch_decode(answers, skip_special_tokens=True)
         return [text.strip() for text in texts]
 
-    def _width(self, prefix: int, questions: Sequence[list[int]], max_new_tokens: int) -> Callable[[list[int]], int]:
+    def _make_width_function(
+        self, prefix: int, questions: Sequence[list[int]], max_new_tokens: int
+    ) -> Callable[[list[int]], int]:
         """Return a function from a question's tokens to its padded length.
 
         Questions are padded to the longest one, except empty questions, which put no token after the image. If an
@@ -148,7 +153,7 @@ class MGMGenerator(Generator):
             return len
         return lambda ids: width if ids else 0
 
-    def _split(self, prompt: str, has_image: bool) -> tuple[tuple[int, ...], list[int]]:
+    def _split_prompt(self, prompt: str, has_image: bool) -> tuple[tuple[int, ...], list[int]]:
         """Split a prompt's tokens after its image, or after the first token if it has none."""
         ids = self.processor.encode([(prompt, False)])["input_ids"]
         end = len(ids) - ids[::-1].index(self.processor.image_token_id) if has_image else 1
@@ -169,9 +174,9 @@ class MGMGenerator(Generator):
         # repeated images stay in the batches, because a batch's size changes the last bits of the results
         for batch in self._batches(images, batch_size):
             input_ids = self.processor.prompts([chat.prompt(question)] * len(batch))["input_ids"].to(self.device)
-            visual_tokens = self._encoded(batch)
-            found = beam_search(self.model, input_ids, visual_tokens, num_beams, stops, max_new_tokens)
-            yield from map(self._captions, found)
+            visual_tokens = self._encode(batch)
+            hypotheses = beam_search(self.model, input_ids, visual_tokens, num_beams, stops, max_new_tokens)
+            yield from map(self._decode_captions, hypotheses)
 
     @torch.inference_mode()
     def log_likelihoods(
@@ -182,21 +187,21 @@ class MGMGenerator(Generator):
             return []
         check_control_tokens((answer.text for answer in answers), self.control_tokens(template))
         chat = ChatTemplate.load(template, self.processor.tokenizer)
-        said = {(answer.question, answer.text) for answer in answers}
-        for question, _ in said:
+        question_answer_pairs = {(answer.question, answer.text) for answer in answers}
+        for question, _ in question_answer_pairs:
             chat.check_question(question)
         has_images = None not in images
         build = partial(build_conversation, "", "") if has_images else build_text_conversation
-        turns = {pair: build(*pair)["conversations"] for pair in said}
-        encoded = {pair: self.processor.encode(chat.segments(each)) for pair, each in turns.items()}
+        conversations = {pair: build(*pair)["conversations"] for pair in question_answer_pairs}
+        encoded = {pair: self.processor.encode(chat.segments(turns)) for pair, turns in conversations.items()}
         items = [encoded[answer.question, answer.text] for answer in answers]
-        begin = self._shared_prefix(list(encoded.values()), chat)
+        begin = self._measure_shared_prefix(list(encoded.values()), chat)
         tokens = None
         if has_images:
             files = {image_key(image): image for image in images}
-            missing = [key for key in files if key not in self._kept]
-            new = dict(zip(missing, self._encoded_in_parts([files[key] for key in missing]), strict=True))
-            tokens = self._visual_tokens(list(map(image_key, images)), new)
+            missing = [key for key in files if key not in self._cache]
+            new = dict(zip(missing, self._encode_in_parts([files[key] for key in missing]), strict=True))
+            tokens = self._get_visual_tokens(list(map(image_key, images)), new)
         return answer_log_likelihoods(
             self.model,
             items[0]["input_ids"][:begin],
@@ -206,18 +211,20 @@ class MGMGenerator(Generator):
             [item["labels"][begin:] for item in items],
         )
 
-    def _shared_prefix(self, items: list[dict], chat: ChatTemplate) -> int:
+    def _measure_shared_prefix(self, items: list[dict], chat: ChatTemplate) -> int:
         """Return the number of tokens that all conversations begin with, up to the first answer."""
-        ends = (next(place for place, label in enumerate(item["labels"]) if label != IGNORE_INDEX) for item in items)
+        ends = (
+            next(position for position, label in enumerate(item["labels"]) if label != IGNORE_INDEX) for item in items
+        )
         prefix = os.path.commonprefix([item["input_ids"] for item in items])[: min(ends)]
         if any(self.processor.image_token_id in item["input_ids"][len(prefix) :] for item in items):
             raise InputError(f"template {chat.name}: the text before the image depends on the question; {REMEDY}")
         return len(prefix)
 
-    def _captions(self, found: list[tuple[list[int], float]]) -> Candidates:
-        texts = self.processor.tokenizer.batch_decode([tokens for tokens, _ in found], skip_special_tokens=True)
+    def _decode_captions(self, hypotheses: list[tuple[list[int], float]]) -> Candidates:
+        texts = self.processor.tokenizer.batch_decode([tokens for tokens, _ in hypotheses], skip_special_tokens=True)
         captions: dict[str, float] = {}
-        for text, (_, log_likelihood) in zip(texts, found, strict=True):
+        for text, (_, log_likelihood) in zip(texts, hypotheses, strict=True):
             captions.setdefault(text.strip(), log_likelihood)
         return list(captions.items())
 
@@ -226,14 +233,14 @@ class MGMGenerator(Generator):
 
         For a GPU they are in page-locked memory, from which it copies while this process continues.
         """
-        pixels, on_gpu = self._decoded(images), self.device.type == "cuda"
+        pixels, on_gpu = self._decode_images(images), self.device.type == "cuda"
         for count in map(len, split_into_parts(images, size)):
             batch = torch.empty((count, *self.processor.image_shape), dtype=torch.uint8, pin_memory=on_gpu)
             for row in batch.numpy():  # numpy copies in one thread; PyTorch's would wait for cores that decode
                 row[:] = next(pixels)
             yield batch
 
-    def _decoded(self, images: Sequence[str | Path | BytesIO]) -> Iterator[np.ndarray]:
+    def _decode_images(self, images: Sequence[str | Path | BytesIO]) -> Iterator[np.ndarray]:
         """Yield each image as (3, S', S') uint8, valid until the next; consecutive equal images are decoded once.
 
         For a GPU, other processes decode images ahead; threads would slow down the launch of the GPU's kernels.
@@ -253,24 +260,24 @@ class MGMGenerator(Generator):
             torch.set_num_threads(1)  # a forked process does not have OpenMP's threads
         pixels[: len(images)] = self.processor.resized([load_image(image) for image in images]).numpy()
 
-    def _encoded_in_parts(self, images: Sequence[Image]) -> Iterator[torch.Tensor]:
+    def _encode_in_parts(self, images: Sequence[Image]) -> Iterator[torch.Tensor]:
         """Yield the visual tokens (N, H) of each image; a GPU encodes a part while the next one is decoded."""
         size = max(1, TOKENS_AT_ONCE // self.processor.num_image_tokens)
         for batch in self._batches(images, size):
-            yield from map(torch.clone, self._encoded(batch))  # not as views, which would keep the whole batch
+            yield from map(torch.clone, self._encode(batch))  # views would keep the whole batch in memory
 
-    def _encoded(self, batch: torch.Tensor) -> torch.Tensor:
+    def _encode(self, batch: torch.Tensor) -> torch.Tensor:
         """Encode images: (B, 3, S', S') uint8 → (B, N, H)."""
         return self.model.model.get_image_features(self.processor.normalized(batch.to(self.device, non_blocking=True)))
 
-    def _visual_tokens(self, keys: list, new: dict[object, torch.Tensor]) -> torch.Tensor:
-        """Return the visual tokens (B, N, H) of each key; those of paths are cached, up to `VISUAL_BYTES`.
+    def _get_visual_tokens(self, keys: list, new: dict[object, torch.Tensor]) -> torch.Tensor:
+        """Return the visual tokens (B, N, H) of each key; visual tokens of paths are cached, up to `VISUAL_BYTES`.
 
         `new` has the visual tokens of the images that are not cached.
         """
-        known = self._kept | new
-        tokens = torch.stack([known[key] for key in keys])
-        paths = [key for key in known if isinstance(key, str)]  # an open file is read once
-        self._kept.clear()
-        self._kept |= {path: known[path] for path in paths[-max(1, VISUAL_BYTES // tokens[0].nbytes) :]}
+        tokens_by_key = self._cache | new
+        tokens = torch.stack([tokens_by_key[key] for key in keys])
+        paths = [key for key in tokens_by_key if isinstance(key, str)]  # an open file is read once
+        self._cache.clear()
+        self._cache |= {path: tokens_by_key[path] for path in paths[-max(1, VISUAL_BYTES // tokens[0].nbytes) :]}
         return tokens

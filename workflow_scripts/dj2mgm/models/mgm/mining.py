@@ -40,9 +40,9 @@ class PatchInfoMining(nn.Module):
         side, size = math.isqrt(patches.shape[1]), stages[0].shape[-1]
         windows = [gather_cells(stage, side, size) for stage in stages]
         _subtract_mean([cells for cells, _ in windows])
-        scale = _inverse_deviation(windows, key_norm.eps)  # (B, N, M²); both norms have the same epsilon
+        scale = _compute_inverse_deviation(windows, key_norm.eps)  # (B, N, M²); both norms have the same epsilon
 
-        query = _linear_after_norm(self.query, patches)  # (B, N, C)
+        query = _apply_norm_and_linear(self.query, patches)  # (B, N, C)
         back = (query @ key.weight) * key_norm.weight  # (B, N, C')
         centered = back - back.mean(dim=-1, keepdim=True)  # replaces the norm's centering of every sub-patch
         by_stage = centered.split([cells.shape[-1] for cells, _ in windows], dim=-1)
@@ -77,7 +77,7 @@ def gather_cells(stage: torch.Tensor, patches_per_side: int, size: int) -> tuple
     """
     dtype = torch.promote_types(stage.dtype, torch.float32)
     images, _, length, _ = stage.shape
-    cells, upsample = _window(length, size, patches_per_side, dtype, stage.device)
+    cells, upsample = _compute_window(length, size, patches_per_side, dtype, stage.device)
     first = torch.arange(images, device=stage.device).unsqueeze(1) * length**2
     rows = stage.permute(0, 2, 3, 1).flatten(0, 2)  # (B·h_s², C_s); whole rows are copied fast
     gathered = rows.index_select(0, (first + cells).flatten())
@@ -86,7 +86,9 @@ def gather_cells(stage: torch.Tensor, patches_per_side: int, size: int) -> tuple
 
 @lru_cache(maxsize=32)
 @torch.inference_mode(False)  # a tensor made in inference mode could not be used in training
-def _window(length: int, size: int, side: int, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, ...]:
+def _compute_window(
+    length: int, size: int, side: int, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, ...]:
     """Return the indices (N·K,) of the cells that each patch uses, and their weights (N, M², K) for its sub-patches.
 
     `length`, `size` and `side` are cells, sub-patches (after upsampling) and patches per side.
@@ -97,9 +99,9 @@ def _window(length: int, size: int, side: int, dtype: torch.dtype, device: torch
     used = linear.ne(0).any(dim=1)
     width = int(used.sum(dim=1).max())
     first = used.int().argmax(dim=1).clamp(max=length - width)
-    places = first.unsqueeze(1) + torch.arange(width)  # (side, k)
-    weights = linear.gather(2, places.unsqueeze(1).expand(-1, linear.shape[1], -1))  # (side, M, k)
-    cells = places[:, None, :, None] * length + places[None, :, None, :]  # (side, side, k, k)
+    columns = first.unsqueeze(1) + torch.arange(width)  # (side, k)
+    weights = linear.gather(2, columns.unsqueeze(1).expand(-1, linear.shape[1], -1))  # (side, M, k)
+    cells = columns[:, None, :, None] * length + columns[None, :, None, :]  # (side, side, k, k)
     upsample = torch.einsum("rmk,cnl->rcmnkl", weights, weights)
     return cells.flatten().to(device), upsample.flatten(4).flatten(2, 3).flatten(0, 1).to(device, dtype)
 
@@ -118,7 +120,7 @@ def _subtract_mean(stages: list[torch.Tensor]) -> None:
         cells.sub_(mean.to(cells.dtype))  # rounding the mean does not change the results
 
 
-def _inverse_deviation(windows: list[tuple[torch.Tensor, torch.Tensor]], eps: float) -> torch.Tensor:
+def _compute_inverse_deviation(windows: list[tuple[torch.Tensor, torch.Tensor]], eps: float) -> torch.Tensor:
     """Return the factor (B, N, M²) by which LayerNorm scales each sub-patch."""
     channels = sum(cells.shape[-1] for cells, _ in windows)
     mean = square = 0
@@ -129,7 +131,7 @@ def _inverse_deviation(windows: list[tuple[torch.Tensor, torch.Tensor]], eps: fl
     return (square / channels - (mean / channels) ** 2).clamp(min=0).add(eps).rsqrt()
 
 
-def _linear_after_norm(layers: nn.Sequential, features: torch.Tensor) -> torch.Tensor:
+def _apply_norm_and_linear(layers: nn.Sequential, features: torch.Tensor) -> torch.Tensor:
     norm, linear = layers
     normalized = F.layer_norm(features, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
     return F.linear(normalized, linear.weight, linear.bias)

@@ -33,39 +33,39 @@ def find_image_positions(input_ids: torch.LongTensor, image_token_id: int) -> to
 
 def prepare_position_selection(layer: nn.Module) -> None:
     """Prepare a decoder layer for `select_positions`."""
-    layer.mlp.chosen = None
-    layer.mlp.register_forward_pre_hook(_take)
-    layer.mlp.register_forward_hook(_put_back)
+    layer.mlp.selected_positions = None
+    layer.mlp.register_forward_pre_hook(_take_positions)
+    layer.mlp.register_forward_hook(_put_positions_back)
 
 
-def select_positions(layer: nn.Module, chosen: torch.LongTensor | None, hidden: torch.Tensor) -> None:
+def select_positions(layer: nn.Module, positions: torch.LongTensor | None, hidden: torch.Tensor) -> None:
     """Compute the layer's MLP only at some positions, until the next call and also in activation checkpointing.
 
     Args:
         layer: A decoder layer.
-        chosen: Flat indices into B·T; None for all positions.
+        positions: Flat indices into B·T; None for all positions.
         hidden: (B, T, H), with shape, dtype and device of the output, which is zero at all other positions.
     """
-    layer.mlp.chosen = chosen
-    layer.mlp.elsewhere = None if chosen is None else hidden.new_zeros(()).expand(hidden.shape)
+    layer.mlp.selected_positions = positions
+    layer.mlp.zero_output = None if positions is None else hidden.new_zeros(()).expand(hidden.shape)
 
 
 def get_position_selection(layer: nn.Module) -> tuple[torch.Tensor, ...]:
     """Return the tensors that a layer's MLP reads in addition to its argument; empty if no positions are selected."""
     mlp = getattr(layer, "mlp", None)
-    return () if getattr(mlp, "chosen", None) is None else (mlp.chosen, mlp.elsewhere)
+    return () if getattr(mlp, "selected_positions", None) is None else (mlp.selected_positions, mlp.zero_output)
 
 
-def _take(mlp: nn.Module, args: tuple[torch.Tensor]) -> torch.Tensor | None:
-    """Select positions: (B, T, H) → (chosen, H)."""
-    return None if mlp.chosen is None else args[0].flatten(0, 1).index_select(0, mlp.chosen)
+def _take_positions(mlp: nn.Module, args: tuple[torch.Tensor]) -> torch.Tensor | None:
+    """Select positions: (B, T, H) → (selected, H)."""
+    return None if mlp.selected_positions is None else args[0].flatten(0, 1).index_select(0, mlp.selected_positions)
 
 
-def _put_back(mlp: nn.Module, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor | None:
-    """Put selected positions back: (chosen, H) → (B, T, H)."""
-    if mlp.chosen is None:
+def _put_positions_back(mlp: nn.Module, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor | None:
+    """Put selected positions back: (selected, H) → (B, T, H)."""
+    if mlp.selected_positions is None:
         return None
-    return mlp.elsewhere.flatten(0, 1).index_copy(0, mlp.chosen, output).view(mlp.elsewhere.shape)
+    return mlp.zero_output.flatten(0, 1).index_copy(0, mlp.selected_positions, output).view(mlp.zero_output.shape)
 
 
 @dataclass
@@ -197,8 +197,8 @@ class MGMModel(MGMPreTrainedModel):
             rows = inputs_embeds.flatten(0, 1).index_copy(0, image_positions, tokens * scale)
             inputs_embeds = rows.view_as(inputs_embeds)
         elif self.training:
-            # Without images, projector and mining must get a gradient of zero. If they got none, DeepSpeed would use
-            # their gradient of the previous step, and hang if only some processes had one.
+            # Without images, projector and mining must get a gradient of zero. Without a gradient,
+            # DeepSpeed would use the gradient of the previous step, and hang if only some processes had one.
             side = self.config.image_size_aux
             blank = inputs_embeds.new_zeros(1, 3, side, side, dtype=torch.float32)
             inputs_embeds = inputs_embeds + 0 * self.get_image_features(blank).sum().to(inputs_embeds.dtype)

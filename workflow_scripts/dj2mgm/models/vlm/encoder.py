@@ -22,7 +22,7 @@ from dj2mgm.models.vision_language import IGNORE_INDEX, check_image_fits
 TYPE_IDS = ("token_type_ids", "mm_token_type_ids")
 TOKEN_FIELDS = ("input_ids", "labels", *TYPE_IDS)  # (1, T); all other fields of an item belong to its images
 PIXEL_MASK = "pixel_attention_mask"  # ones and zeros, for which processors take eight bytes each
-THINKING = "enable_thinking"  # variable of chat templates; unless it is False, the model thinks before it answers
+THINKING = "enable_thinking"  # variable of chat templates; the model thinks before it answers, unless it is False
 ANSWER_MARK = "\ue000"  # from Unicode's private use area; marks where an answer begins
 BLANK = (56, 56)  # px
 LINE_BREAK = "\n"
@@ -44,61 +44,62 @@ class ProcessorEncoder:
         added = self.tokenizer.added_tokens_decoder
         self.special = {token.content: number for number, token in added.items() if token.special}
         self.control_tokens = self._find_control_tokens()
-        self._size = lru_cache(maxsize=16)(image_size)  # needed twice for each row
-        self._placeholders = lru_cache(maxsize=4096)(self._replacements)
-        self._tokens_from_special = lru_cache(maxsize=4096)(self._tokenized_alone)
-        given = self._processed(sample_row(1), [Image.new("RGB", BLANK)])
+        self._read_size = lru_cache(maxsize=16)(image_size)  # needed twice for each row
+        self._get_replacements = lru_cache(maxsize=4096)(self._make_replacements)
+        self._tokenize_from_special = lru_cache(maxsize=4096)(self._tokenize_alone)
+        outputs = self._process(sample_row(1), [Image.new("RGB", BLANK)])
         self._marks_images = {
-            name: given[name].tolist() == self.processor.create_mm_token_type_ids(given["input_ids"].tolist())
+            name: outputs[name].tolist() == self.processor.create_mm_token_type_ids(outputs["input_ids"].tolist())
             for name in TYPE_IDS
-            if name in given
+            if name in outputs
         }
-        self._short = self.sample(BLANK)
-        self._blank = self._short | {"labels": [IGNORE_INDEX] * len(self._short["labels"])}
+        self._short_item = self.sample(BLANK)
+        self._blank_item = self._short_item | {"labels": [IGNORE_INDEX] * len(self._short_item["labels"])}
         self.max_length = max_length
 
     def tokens(self, row: dict) -> tuple[int, int]:
         try:
-            replacements = self._placeholders(*self._sizes(row))
+            replacements = self._get_replacements(*self._read_sizes(row))
         except (BadImage, ValueError) as error:  # some processors reject images with an extreme aspect ratio
             raise InputError(f"row {row['id']}: {error}; replace the image, or delete the row") from None
-        item = self._encoded(row, replacements)
+        item = self._encode(row, replacements)
         return len(item["input_ids"]), len(item["labels"]) - item["labels"].count(IGNORE_INDEX)
 
     def item(self, row: dict | None) -> dict:
         if row is None:
-            return self._blank
-        return self._item(row, list(map(load_image, list_images(row))))
+            return self._blank_item
+        return self._build_item(row, list(map(load_image, list_images(row))))
 
     def text_item(self, row: dict, *replacements: str) -> dict:
         """Return the tokens of `item`, with the strings that `process_image` returned for the row's images."""
-        encoded = self._encoded(row, list(replacements))
-        type_ids = self._type_ids(torch.tensor([encoded["input_ids"]]))
+        encoded = self._encode(row, list(replacements))
+        type_ids = self._make_type_ids(torch.tensor([encoded["input_ids"]]))
         return encoded | {name: values[0].tolist() for name, values in type_ids.items()}
 
     def pixels(self, row: dict) -> int:
         """Return the number of pixels of all images of a conversation."""
-        return sum(width * height for width, height in self._sizes(row))
+        return sum(width * height for width, height in self._read_sizes(row))
 
     def sample(self, *sizes: tuple[int, int]) -> dict:
         """Return the item of a question and a one-letter answer about blank images of `sizes` pixels."""
-        return self._item(sample_row(len(sizes)), [Image.new("RGB", size) for size in sizes])
+        return self._build_item(sample_row(len(sizes)), [Image.new("RGB", size) for size in sizes])
 
-    def _sizes(self, row: dict) -> list[tuple[int, int]]:
-        return [self._size(image) for image in list_images(row)]
+    def _read_sizes(self, row: dict) -> list[tuple[int, int]]:
+        return [self._read_size(image) for image in list_images(row)]
 
-    def _item(self, row: dict, images: list[Image.Image]) -> dict:
-        replacements = self._placeholders(*(image.size for image in images))
-        item = self._encoded(row, replacements)
-        output = self._processed(row, images)
-        given = output.pop("input_ids")[0].tolist()
+    def _build_item(self, row: dict, images: list[Image.Image]) -> dict:
+        replacements = self._get_replacements(*(image.size for image in images))
+        item = self._encode(row, replacements)
+        output = self._process(row, images)
+        processor_ids = output.pop("input_ids")[0].tolist()
         type_ids = {name: output.pop(name)[0].tolist() for name in set(output) & set(TYPE_IDS)}
-        if given[: len(item["input_ids"])] != item["input_ids"]:
-            text, _ = self._with_replacements(row, replacements)
-            if given != self.tokenizer(text, add_special_tokens=self._adds_bos(text))["input_ids"]:
+        if processor_ids[: len(item["input_ids"])] != item["input_ids"]:
+            text, _ = self._insert_replacements(row, replacements)
+            if processor_ids != self.tokenizer(text, add_special_tokens=self._adds_bos(text))["input_ids"]:
                 raise RuntimeError(f"row {row['id']}: the processor's tokens differ from the tokens that were counted")
-            own = self._type_ids(torch.tensor([item["input_ids"]]))  # an answer was tokenized separately
-            type_ids = {name: values[0].tolist() for name, values in own.items()}
+            # an answer was tokenized separately
+            type_id_tensors = self._make_type_ids(torch.tensor([item["input_ids"]]))
+            type_ids = {name: values[0].tolist() for name, values in type_id_tensors.items()}
         return item | {name: values[: len(item["input_ids"])] for name, values in type_ids.items()} | dict(output)
 
     def batch(self, items: list[dict], width: int) -> dict[str, torch.Tensor]:
@@ -109,8 +110,8 @@ class ProcessorEncoder:
         together.
         """
         if not any(item.keys() - {"labels", *TOKEN_FIELDS} for item in items):
-            items = [*items, self._blank]
-            width = max(width, len(self._blank["input_ids"]))
+            items = [*items, self._blank_item]
+            width = max(width, len(self._blank_item["input_ids"]))
         image_fields = dict.fromkeys(name for item in items for name in item if name not in TOKEN_FIELDS)
         batch = self.text_batch(items, width) | {
             name: concatenate([item[name] for item in items if name in item]) for name in image_fields
@@ -128,9 +129,9 @@ class ProcessorEncoder:
 
     def check_processor(self) -> None:
         """Encode a blank image, which fails if the template or the processor cannot be used at all."""
-        if self.image_token_id not in self._short["input_ids"]:
+        if self.image_token_id not in self._short_item["input_ids"]:
             raise InputError(f"its processor never writes the image_token_id of config.json, {self.image_token_id}")
-        self.batch([self._blank], len(self._blank["input_ids"]))
+        self.batch([self._blank_item], len(self._blank_item["input_ids"]))
         self.prompts([self.process_image(Image.new("RGB", BLANK))[1]], ["a"])
 
     @property
@@ -140,11 +141,11 @@ class ProcessorEncoder:
     @property
     def end_of_turn(self) -> int:
         """Return the token that ends an answer."""
-        return next(label for label in reversed(self._short["labels"]) if label != IGNORE_INDEX)
+        return next(label for label in reversed(self._short_item["labels"]) if label != IGNORE_INDEX)
 
     def _find_control_tokens(self) -> tuple[str, ...]:
         """Return the tokenizer's special tokens and the added tokens that the chat template writes."""
-        written = self._rendered(self._messages(build_conversation("", "", "a", "a")), True)
+        written = self._render(self._build_messages(build_conversation("", "", "a", "a")), True)
         control = set(self.special) | {token for token in self.tokenizer.get_added_vocab() if token in written}
         return tuple(sorted(token for token in control - {IMAGE_TOKEN} if token.strip()))
 
@@ -165,7 +166,7 @@ class ProcessorEncoder:
         for question in questions:
             if token := find_control(question, self.control_tokens):
                 raise InputError(f"the question {question!r} contains the control token {token}; remove the token")
-        texts = list(map(self._prompt, replacements, questions))
+        texts = list(map(self._render_prompt, replacements, questions))
         side, self.tokenizer.padding_side = self.tokenizer.padding_side, "left"
         try:
             encoded = self.tokenizer(
@@ -174,9 +175,9 @@ class ProcessorEncoder:
         finally:
             self.tokenizer.padding_side = side
         tokens = {name: encoded[name] for name in ("input_ids", "attention_mask")}
-        return tokens | self._type_ids(tokens["input_ids"])
+        return tokens | self._make_type_ids(tokens["input_ids"])
 
-    def _type_ids(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _make_type_ids(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the model's additional inputs (B, T) for tokens; most models mark image tokens with them."""
         return {
             name: torch.as_tensor(self.processor.create_mm_token_type_ids(ids.tolist()))
@@ -185,30 +186,30 @@ class ProcessorEncoder:
             for name, marks_images in self._marks_images.items()
         }
 
-    def _prompt(self, replacement: str | None, question: str) -> str:
+    def _render_prompt(self, replacement: str | None, question: str) -> str:
         turns = build_conversation("", "", question, "")["conversations"][:1]
         if replacement is None:
-            return self._rendered(self._messages({"conversations": [turns[0] | {"value": question}]}), True)
-        text = self._rendered(self._messages({"conversations": turns}), True)
+            return self._render(self._build_messages({"conversations": [turns[0] | {"value": question}]}), True)
+        text = self._render(self._build_messages({"conversations": turns}), True)
         return text.replace(self.processor.image_token, replacement, 1)
 
-    def _messages(self, row: dict) -> list[dict]:
+    def _build_messages(self, row: dict) -> list[dict]:
         messages = []
         for turn in row["conversations"]:
             text = turn["value"]
-            shown = text.count(IMAGE_TOKEN) if turn["from"] == "human" else 0
+            images = text.count(IMAGE_TOKEN) if turn["from"] == "human" else 0
             # replaced by a blank, so that the text around it cannot join to a control token
             content = [{"type": "text", "text": text.replace(IMAGE_TOKEN, " ").strip()}]
-            if shown == 1:
+            if images == 1:
                 content.insert(0, {"type": "image"})
-            elif shown:
+            elif images:
                 texts = [{"type": "text", "text": part.strip()} for part in text.split(IMAGE_TOKEN)]
-                between = [[{"type": "image"}, *([part] if part["text"] else [])] for part in texts[1:]]
-                content = [*([texts[0]] if texts[0]["text"] else []), *chain.from_iterable(between)]
+                image_contents = [[{"type": "image"}, *([part] if part["text"] else [])] for part in texts[1:]]
+                content = [*([texts[0]] if texts[0]["text"] else []), *chain.from_iterable(image_contents)]
             messages.append({"role": CHAT_ROLES[turn["from"]], "content": content})
         return messages
 
-    def _rendered(self, messages: list[dict], add_generation_prompt: bool = False) -> str:
+    def _render(self, messages: list[dict], add_generation_prompt: bool = False) -> str:
         templates = self.processor.chat_template
         source = templates["default"] if isinstance(templates, dict) else templates
         variables = dict(self.tokenizer.special_tokens_map) | {"add_generation_prompt": add_generation_prompt}
@@ -219,7 +220,7 @@ class ProcessorEncoder:
         except InputError as error:
             raise InputError(f"its chat template cannot be rendered ({error})") from None
 
-    def _answers(self, row: dict) -> tuple[str, list[tuple[int, int]]]:
+    def _render_answers(self, row: dict) -> tuple[str, list[tuple[int, int]]]:
         """Return the rendered conversation, and the start and end of each answer.
 
         An answer begins where its generation prompt ends, so the blank between LLaVA's `ASSISTANT:` and an answer
@@ -227,26 +228,26 @@ class ProcessorEncoder:
         the end-of-sequence token ends it, as in LLaVA's training. Blanks that the template writes after an answer are
         then left out, as is all text after the last answer.
         """
-        messages = self._messages(row)
-        text, spans, before = "", [], ""
+        messages = self._build_messages(row)
+        text, spans, previous = "", [], ""
         for number in range(1, len(messages), 2):
-            prompt, until = self._rendered(messages[:number], True), self._rendered(messages[: number + 1])
-            begin, end = self._find_answer(until, messages[: number + 1])
-            if begin < 0 or not (until.startswith(before) and prompt.startswith(before)):
+            prompt, rendered = self._render(messages[:number], True), self._render(messages[: number + 1])
+            begin, end = self._find_answer(rendered, messages[: number + 1])
+            if begin < 0 or not (rendered.startswith(previous) and prompt.startswith(previous)):
                 raise InputError(
                     f"row {row['id']}: the start of an answer cannot be found in the output of the model's chat "
                     "template, or changes if more turns follow; divide the row into rows of one question"
                 )
-            if prompt.split() != until[:begin].split():
+            if prompt.split() != rendered[:begin].split():
                 raise InputError(
                     f"its chat template writes {prompt[-40:]!r} before an answer for generation, but "
-                    f"{until[:begin][-40:]!r} in training, as templates of reasoning models do; use a model of its "
+                    f"{rendered[:begin][-40:]!r} in training, as templates of reasoning models do; use a model of its "
                     "family without reasoning, or another template"
                 )
-            text += prompt[len(before) :]
-            start = len(prompt) if until.startswith(prompt) else begin
-            answer, length = until[start:], max(0, end - start)  # length of the answer with the blanks before it
-            ends = [place + len(token) for token in self.special if (place := answer.rfind(token, length)) >= 0]
+            text += prompt[len(previous) :]
+            start = len(prompt) if rendered.startswith(prompt) else begin
+            answer, length = rendered[start:], max(0, end - start)  # length of the answer with the blanks before it
+            ends = [position + len(token) for token in self.special if (position := answer.rfind(token, length)) >= 0]
             is_last = number + 1 == len(messages)
             if not ends:
                 if self.tokenizer.eos_token is None:
@@ -259,7 +260,7 @@ class ProcessorEncoder:
                 ends = [len(answer)]
                 answer += following
             spans.append((len(text), len(text) + max(ends)))
-            text, before = text + answer, until
+            text, previous = text + answer, rendered
         return text, spans
 
     def _find_answer(self, text: str, messages: list[dict]) -> tuple[int, int]:
@@ -269,18 +270,18 @@ class ProcessorEncoder:
         while mark in text:
             mark += ANSWER_MARK
         marked = [*messages[:-1], messages[-1] | {"content": [{"type": "text", "text": mark}]}]
-        begin = self._rendered(marked).find(mark)
+        begin = self._render(marked).find(mark)
         return (begin, begin + len(answer)) if text[begin:].startswith(answer) else (-1, -1)
 
-    def _encoded(self, row: dict, replacements: list[str]) -> dict[str, list[int]]:
+    def _encode(self, row: dict, replacements: list[str]) -> dict[str, list[int]]:
         """Return token ids, including image tokens, and labels, without reading an image."""
-        ids, labels = self._labelled(*self._with_replacements(row, replacements))
+        ids, labels = self._label_tokens(*self._insert_replacements(row, replacements))
         check_image_fits(row, ids, self.image_token_id, self.max_length)
         return {"input_ids": ids[: self.max_length], "labels": labels[: self.max_length]}
 
-    def _with_replacements(self, row: dict, replacements: list[str]) -> tuple[str, list[tuple[int, int]]]:
-        """Return the result of `_answers` with the replacements of the row's images inserted."""
-        text, spans = self._answers(row)
+    def _insert_replacements(self, row: dict, replacements: list[str]) -> tuple[str, list[tuple[int, int]]]:
+        """Return the result of `_render_answers` with the replacements of the row's images inserted."""
+        text, spans = self._render_answers(row)
         token, after = self.processor.image_token, 0
         for replacement in replacements:
             begin = text.find(token, after)
@@ -291,48 +292,48 @@ class ProcessorEncoder:
             spans = [(start + grown * (start > begin), end + grown * (end > begin)) for start, end in spans]
         return text, spans
 
-    def _labelled(self, text: str, spans: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    def _label_tokens(self, text: str, spans: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
         """Return the token ids of a conversation, and their labels: `IGNORE_INDEX` except on answers (start, end).
 
-        The tokens before an answer must equal those of its generation prompt. If the tokenizer splits them differently
-        because an answer follows, prompt and answer are tokenized separately.
+        The tokens before an answer must equal the tokens of its generation prompt. If the tokenizer splits them
+        differently because an answer follows, prompt and answer are tokenized separately.
         """
         encoded = self.tokenizer(text, add_special_tokens=self._adds_bos(text), return_offsets_mapping=True)
         ids, starts = encoded["input_ids"], [start for start, _ in encoded["offset_mapping"]]
         answers = []
         for begin, stop in spans:
-            first, prompt = self._end_of_prompt(text[:begin], ids[: bisect_left(starts, begin)])
+            first, prompt = self._find_end_of_prompt(text[:begin], ids[: bisect_left(starts, begin)])
             answer, end = first + len(prompt), bisect_left(starts, stop)
             if ids[first:answer] != prompt:
-                alone = prompt + self._tokens_within(text[begin:stop])
-                ids[first:end] = alone
-                starts[first:end] = [begin] * len(alone)
-                end = first + len(alone)
+                separate = prompt + self._tokenize_within(text[begin:stop])
+                ids[first:end] = separate
+                starts[first:end] = [begin] * len(separate)
+                end = first + len(separate)
             answers.append((answer, end))
         labels = [IGNORE_INDEX] * len(ids)
         for begin, end in answers:
             labels[begin:end] = ids[begin:end]
         return ids, labels
 
-    def _end_of_prompt(self, prompt: str, ids: list[int]) -> tuple[int, list[int]]:
+    def _find_end_of_prompt(self, prompt: str, ids: list[int]) -> tuple[int, list[int]]:
         """Return the index and the tokens of a prompt's end, from its last special token on, tokenized separately.
 
         Tokenizers split text at special tokens first, so tokens before the last one do not depend on the text that
         follows the prompt. `ids` are the tokens of the whole text that begin within the prompt.
         """
-        place = max((prompt.rfind(token) for token in self.special), default=-1)
-        if place < 0:
+        position = max((prompt.rfind(token) for token in self.special), default=-1)
+        if position < 0:
             return 0, self.tokenizer(prompt, add_special_tokens=self._adds_bos(prompt))["input_ids"]
-        numbers = set(self.special.values())
-        first = next(number for number in reversed(range(len(ids))) if ids[number] in numbers)
-        return first, self._tokens_from_special(prompt[place:])
+        special_ids = set(self.special.values())
+        start = next(index for index in reversed(range(len(ids))) if ids[index] in special_ids)
+        return start, self._tokenize_from_special(prompt[position:])
 
-    def _tokenized_alone(self, text: str) -> list[int]:
+    def _tokenize_alone(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    def _tokens_within(self, text: str) -> list[int]:
+    def _tokenize_within(self, text: str) -> list[int]:
         """Return the tokens of a text as they are inside a longer text, without a prefix for the first word."""
-        lead, ids = self._tokenized_alone(LINE_BREAK), self._tokenized_alone(LINE_BREAK + text)
+        lead, ids = self._tokenize_alone(LINE_BREAK), self._tokenize_alone(LINE_BREAK + text)
         if ids[: len(lead)] != lead:
             raise InputError(
                 f"its tokenizer joins the answer {text[:40]!r} with the text before it; use a chat template that "
@@ -340,9 +341,9 @@ class ProcessorEncoder:
             )
         return ids[len(lead) :]
 
-    def _processed(self, row: dict, images: list[Image.Image]) -> dict[str, torch.Tensor]:
+    def _process(self, row: dict, images: list[Image.Image]) -> dict[str, torch.Tensor]:
         """Return all outputs of the processor for the row except the attention mask."""
-        text, _ = self._answers(row)
+        text, _ = self._render_answers(row)
         output = self.processor(
             text=[text],
             images=[images] if images else None,
@@ -359,7 +360,7 @@ class ProcessorEncoder:
         bos = self.tokenizer.bos_token
         return not (bos and text.startswith(bos))
 
-    def _replacements(self, *sizes: tuple[int, int]) -> list[str]:
+    def _make_replacements(self, *sizes: tuple[int, int]) -> list[str]:
         """Return the text that replaces each image of a conversation; sizes are (width, height)."""
         if not sizes:
             return []

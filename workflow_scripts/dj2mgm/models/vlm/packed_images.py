@@ -71,10 +71,10 @@ class TowerInputs:
         grid, vision = batch[GRID], self.vision
         positions, _ = self.model.get_rope_index(batch["input_ids"], batch["mm_token_type_ids"], grid)
         boundaries = get_vision_cu_seqlens(grid)
-        given = {"cu_seqlens": boundaries, "max_seqlen": _longest(boundaries)}
-        given["position_ids"] = get_vision_position_ids(grid, vision.spatial_merge_size)
+        arguments = {"cu_seqlens": boundaries, "max_seqlen": _bound_length(boundaries)}
+        arguments["position_ids"] = get_vision_position_ids(grid, vision.spatial_merge_size)
         if hasattr(vision, "num_position_embeddings"):
-            given["interp_indices"], given["interp_weights"] = get_vision_interpolation_indices_and_weights(
+            arguments["interp_indices"], arguments["interp_weights"] = get_vision_interpolation_indices_and_weights(
                 grid,
                 num_grid_per_side=int(vision.num_position_embeddings**0.5),
                 align_corners=True,
@@ -87,9 +87,9 @@ class TowerInputs:
                 window_size=vision.window_size,
                 patch_size=vision.patch_size,
             )
-            given |= {"window_index": window_index, "cu_window_seqlens": boundaries}
-            given["max_window_seqlen"] = _longest(boundaries)
-        return {"position_ids": positions} | {TOWER_PREFIX + name: value for name, value in given.items()}
+            arguments |= {"window_index": window_index, "cu_window_seqlens": boundaries}
+            arguments["max_window_seqlen"] = _bound_length(boundaries)
+        return {"position_ids": positions} | {TOWER_PREFIX + name: value for name, value in arguments.items()}
 
 
 def tower_inputs(config: PretrainedConfig) -> TowerInputs | None:
@@ -97,7 +97,7 @@ def tower_inputs(config: PretrainedConfig) -> TowerInputs | None:
     return TowerInputs(config) if config.model_type in BASE_CLASSES else None
 
 
-def _longest(boundaries: torch.Tensor) -> torch.Tensor:
+def _bound_length(boundaries: torch.Tensor) -> torch.Tensor:
     """Return a power of two, (), that no sequence exceeds; compiled code is specialized to the value."""
     return torch.tensor(1 << (int(boundaries.diff().max()) - 1).bit_length())
 
@@ -114,11 +114,11 @@ def use_tower_inputs(model: PreTrainedModel) -> Callable[[dict], None]:
     """
     pending: dict[str, torch.Tensor | int] = {}
 
-    def take(kwargs: dict) -> None:
-        given = {name: kwargs.pop(name) for name in [*kwargs] if name.startswith(TOWER_PREFIX)}
+    def take_arguments(kwargs: dict) -> None:
+        arguments = {name: kwargs.pop(name) for name in [*kwargs] if name.startswith(TOWER_PREFIX)}
         pending.clear()
         pending.update(
-            {name.removeprefix(TOWER_PREFIX): value if value.dim() else int(value) for name, value in given.items()}
+            {name.removeprefix(TOWER_PREFIX): value if value.dim() else int(value) for name, value in arguments.items()}
         )
 
     if model.config.model_type in BASE_CLASSES:
@@ -127,7 +127,7 @@ def use_tower_inputs(model: PreTrainedModel) -> Callable[[dict], None]:
         decoder = model.get_decoder()
         if hasattr(decoder, "_deepstack_process"):
             decoder._deepstack_process = _add_at
-    return take
+    return take_arguments
 
 
 def _add_at(hidden: torch.Tensor, mask: torch.Tensor, features: torch.Tensor) -> torch.Tensor:

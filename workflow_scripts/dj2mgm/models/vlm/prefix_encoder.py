@@ -25,11 +25,11 @@ class PrefixEncoder(ProcessorEncoder):
         item = super().text_item(row, replacement)
         return item | {"token_type_ids": [PREFIX if label == IGNORE_INDEX else SUFFIX for label in item["labels"]]}
 
-    def _encoded(self, row: dict, replacements: list[str]) -> dict[str, list[int]]:
-        question, answer = self._question_and_answer(row)
+    def _encode(self, row: dict, replacements: list[str]) -> dict[str, list[int]]:
+        question, answer = self._split_turns(row)
         if len(replacements) != 1:
             raise InputError(f"row {row['id']}: this model takes one image, found {len(replacements)}; delete the row")
-        prefix = self._prompt(replacements[0], question)
+        prefix = self._render_prompt(replacements[0], question)
         suffix = answer + self.tokenizer.eos_token
         encoded = self.tokenizer(prefix, text_pair=suffix, return_token_type_ids=True)
         check_image_fits(row, encoded["input_ids"], self.image_token_id, self.max_length)
@@ -37,20 +37,20 @@ class PrefixEncoder(ProcessorEncoder):
         labels = [token if type_id == SUFFIX else IGNORE_INDEX for token, type_id in zip(ids, type_ids, strict=True)]
         return {"input_ids": ids, "labels": labels}
 
-    def _processed(self, row: dict, images: list[Image.Image]) -> dict[str, torch.Tensor]:
-        question, answer = self._question_and_answer(row)
+    def _process(self, row: dict, images: list[Image.Image]) -> dict[str, torch.Tensor]:
+        question, answer = self._split_turns(row)
         output = self.processor(
             text=[self.processor.image_token + question], suffix=[answer], images=[images], return_tensors="pt"
         )
         return {name: values for name, values in output.items() if name not in ("attention_mask", "labels")}
 
-    def _prompt(self, replacement: str, question: str) -> str:
+    def _render_prompt(self, replacement: str, question: str) -> str:
         return f"{replacement}{self.tokenizer.bos_token}{question}\n"
 
     def _find_control_tokens(self) -> tuple[str, ...]:
         return tuple(sorted(token for token in set(self.special) - {IMAGE_TOKEN} if token.strip()))
 
-    def _question_and_answer(self, row: dict) -> tuple[str, str]:
+    def _split_turns(self, row: dict) -> tuple[str, str]:
         if len(row["conversations"]) != 2:
             raise InputError(f"row {row['id']}: this model takes one question and one answer; divide the conversation")
         return tuple(turn["value"].replace(IMAGE_TOKEN, " ").strip() for turn in row["conversations"])

@@ -74,10 +74,10 @@ class TransformersFamily:
                 "weights"
             )
             attention = "eager"
-        return make_trainable(self._loaded(dtype, attn_implementation={"text_config": attention}))
+        return make_trainable(self._load_model(dtype, attn_implementation={"text_config": attention}))
 
     def trained(self, stage: Path | None, dtype: torch.dtype | str) -> PreTrainedModel:
-        model = self._loaded(dtype)
+        model = self._load_model(dtype)
         return model if stage is None else load_stage_weights(model, stage)
 
     def generator(self, stage: Path | None, device: str | torch.device | None) -> TransformersGenerator:
@@ -88,17 +88,17 @@ class TransformersFamily:
     def save_processor(self, folder: Path) -> None:
         copy_processor(self.folder, folder)
 
-    def _loaded(self, dtype: torch.dtype | str, **more) -> PreTrainedModel:
+    def _load_model(self, dtype: torch.dtype | str, **options) -> PreTrainedModel:
         with folder_errors(self.folder):
-            model, found = AutoModelForImageTextToText.from_pretrained(
+            model, loading_info = AutoModelForImageTextToText.from_pretrained(
                 self.folder,
                 dtype=dtype,
                 trust_remote_code=False,
                 use_safetensors=True,
                 output_loading_info=True,
-                **more,
+                **options,
             )
-        if missing := sorted(found["missing_keys"]):
+        if missing := sorted(loading_info["missing_keys"]):
             raise InputError(f"{self.folder}: {len(missing)} weights are missing, the first is {missing[0]}; {REMEDY}")
         use_packed_attention(model)
         return model
@@ -110,16 +110,16 @@ class TransformersFamily:
 
     @staticmethod
     def parts(model: nn.Module) -> Parts:
-        [found] = [module for module in model.modules() if isinstance(module, PreTrainedModel) and is_whole(module)]
-        tower = found.get_encoder(modality="image")
+        [vlm] = [module for module in model.modules() if isinstance(module, PreTrainedModel) and is_whole(module)]
+        tower = vlm.get_encoder(modality="image")
         lists = [module for module in tower.modules() if isinstance(module, nn.ModuleList)]
         return Parts(
             towers=max(lists, key=len, default=[]),
-            between=[],
-            decoder=found.get_decoder().layers,
-            head=found.get_output_embeddings(),
-            called=[],
-            fresh=[],
+            compiled_tower_modules=[],
+            decoder=vlm.get_decoder().layers,
+            head=vlm.get_output_embeddings(),
+            externally_read=[],
+            initialized_in_stage_1=[],
         )
 
 
@@ -148,8 +148,8 @@ def sees_images_both_ways(kind: str) -> bool:
 def values_without_data(kind: str) -> dict[OpOverloadPacket, Callable[[torch.Tensor], torch.Tensor]]:
     """Return values that a model's code reads from images, by operation, for the memory plan, which has no data.
 
-    SmolVLM and models with its code drop tiles whose number of black pixels equals (`!=`) that of all pixels. The plan
-    assumes that no tile is black.
+    SmolVLM and models with its code drop tiles that have black pixels only; they compare numbers of pixels (`!=`). The
+    plan assumes that no tile is black.
     """
     if "nb_values_per_image" not in read_model_code(kind):
         return {}
@@ -170,7 +170,7 @@ def make_trainable(model: PreTrainedModel) -> PreTrainedModel:
     activations for a backward pass.
     """
     use_chunked_loss(model)
-    model.get_input_embeddings().register_forward_hook(lambda module, given, output: output.requires_grad_(True))
+    model.get_input_embeddings().register_forward_hook(lambda module, args, output: output.requires_grad_(True))
     model.enable_input_require_grads = lambda: None
     return model
 
@@ -186,9 +186,9 @@ def use_chunked_loss(model: PreTrainedModel) -> None:
     refused.
     """
     head, text = model.get_output_embeddings(), model.config.get_text_config()
-    scaled = any(getattr(text, key, None) not in (None, 0, 1) for key in SCALES)
+    is_scaled = any(getattr(text, key, None) not in (None, 0, 1) for key in SCALES)
     softcap = getattr(text, "final_logit_softcapping", None)
-    if type(head) is not nn.Linear or head.bias is not None or scaled or not _is_product(model, head, softcap):
+    if type(head) is not nn.Linear or head.bias is not None or is_scaled or not _is_product(model, head, softcap):
         raise InputError(
             f"models of type {model.config.model_type} are not supported: their logits are not the product of hidden "
             "states and the head's weight"
@@ -196,7 +196,7 @@ def use_chunked_loss(model: PreTrainedModel) -> None:
     head.__class__ = LanguageModelHead
     head.softcap = softcap
     head.loss_and_gradient = lambda logits, targets: loss_and_gradient(logits, targets, softcap)
-    plain, take_tower_inputs = model.forward, use_tower_inputs(model)
+    original_forward, take_tower_inputs = model.forward, use_tower_inputs(model)
 
     def forward(
         self,
@@ -208,7 +208,7 @@ def use_chunked_loss(model: PreTrainedModel) -> None:
     ):
         take_tower_inputs(kwargs)
         if labels is None:
-            return plain(input_ids=input_ids, **kwargs)
+            return original_forward(input_ids=input_ids, **kwargs)
         kwargs["use_cache"] = False
         hidden = self.model(input_ids=input_ids, **kwargs).last_hidden_state
         if answer_positions is None:

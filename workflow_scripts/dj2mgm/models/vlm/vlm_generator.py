@@ -33,9 +33,9 @@ from dj2mgm.storage.streaming import map_in_order
 
 ON_CPU, ON_GPU = 16, 32  # batch size for "auto"
 PROCESSES = 8  # most processes that decode and resize images for a GPU
-KEPT_BYTES = 2**31  # most bytes of cached features, for further questions about their images
+CACHE_BYTES = 2**31  # most bytes of cached features, for further questions about their images
 DEEPSTACK = "deepstack_features"
-OF_PIXELS = (PIXELS, PIXEL_MASK)
+PIXEL_FIELDS = (PIXELS, PIXEL_MASK)
 
 
 class ProcessedImage(NamedTuple):
@@ -60,8 +60,8 @@ class EncodedImage(NamedTuple):
 def stop_tokens(model: PreTrainedModel, encoder: ProcessorEncoder) -> list[int]:
     """Return the tokens that end an answer for the tokenizer, the chat template or the model's generation config."""
     ends = model.generation_config.eos_token_id
-    known = ends if isinstance(ends, list) else [ends]
-    return sorted(encoder.stops | {*known} - {None})
+    model_ends = ends if isinstance(ends, list) else [ends]
+    return sorted(encoder.stops | {*model_ends} - {None})
 
 
 def stopping_criteria(encoder: ProcessorEncoder, stops: list[int], max_new_tokens: int) -> dict:
@@ -80,7 +80,7 @@ class TransformersGenerator(Generator):
         self.model, self.encoder = model.eval(), encoder
         self.stops = stop_tokens(model, encoder)
         model.generation_config = GenerationConfig()  # answers are greedy; the folder's sampling settings are ignored
-        self._kept: dict[object, EncodedImage] = {}  # by path
+        self._cache: dict[object, EncodedImage] = {}  # by path
         self._output, self._stacked = dict, False  # type of the towers' output, and whether its features are one tensor
         self._takes_features = model._supports_mm_encoder_outputs() and hasattr(model.base_model, "get_image_features")
         if not self._takes_features:
@@ -93,7 +93,7 @@ class TransformersGenerator(Generator):
 
     def close(self) -> None:
         del self.model
-        self._kept.clear()
+        self._cache.clear()
 
     def control_tokens(self, template: str | dict) -> Collection[str]:
         return self.encoder.control_tokens
@@ -106,15 +106,15 @@ class TransformersGenerator(Generator):
         self, batches: list[QuestionBatch], template: str | dict, max_new_tokens: int
     ) -> Iterator[list[str]]:
         """Yield the answers of each batch; `template` is ignored, because the processor has its own chat template."""
-        for batch, new in with_new_images(batches, self._kept, self._processed):
+        for batch, new in with_new_images(batches, self._cache, self._process_in_order):
             if batch.images == [None]:
-                encoded = [self._encoded_blank()]
+                encoded = [self._encode_blank()]
             else:
                 encoded = self._encode_missing(list(map(image_key, batch.images)), new)
-            inputs = self._prompts([encoded[number] for number in batch.about], batch.questions)
+            inputs = self._make_prompts([encoded[number] for number in batch.about], batch.questions)
             ends = stopping_criteria(self.encoder, self.stops, max_new_tokens)
-            found = self.model.generate(**inputs, **ends, do_sample=False, num_beams=1)
-            yield self._texts(found[:, inputs["input_ids"].shape[1] :])
+            sequences = self.model.generate(**inputs, **ends, do_sample=False, num_beams=1)
+            yield self._decode(sequences[:, inputs["input_ids"].shape[1] :])
 
     @torch.inference_mode()
     def candidates(
@@ -126,9 +126,9 @@ class TransformersGenerator(Generator):
         max_new_tokens: int,
         batch_size: int,
     ) -> Iterator[Candidates]:
-        for encoded in self._encoded_in_parts(images, batch_size):
-            inputs = self._prompts(encoded, [question] * len(encoded))
-            found = self.model.generate(
+        for encoded in self._encode_in_parts(images, batch_size):
+            inputs = self._make_prompts(encoded, [question] * len(encoded))
+            output = self.model.generate(
                 **inputs,
                 **stopping_criteria(self.encoder, self.stops, max_new_tokens),
                 do_sample=False,
@@ -138,14 +138,14 @@ class TransformersGenerator(Generator):
                 return_dict_in_generate=True,
                 output_scores=True,
             )
-            tokens = found.sequences[:, inputs["input_ids"].shape[1] :]
-            texts = self._texts(tokens)
+            tokens = output.sequences[:, inputs["input_ids"].shape[1] :]
+            texts = self._decode(tokens)
             steps = self.model.compute_transition_scores(
-                found.sequences, found.scores, getattr(found, "beam_indices", None), normalize_logits=num_beams == 1
+                output.sequences, output.scores, getattr(output, "beam_indices", None), normalize_logits=num_beams == 1
             )
-            ends = torch.isin(tokens, torch.tensor(self.stops, device=tokens.device))
-            filled = ends.cumsum(dim=1) > ends  # positions after the first token that ends a caption
-            values = steps.masked_fill(steps.isinf() | filled[:, : steps.shape[1]], 0).sum(dim=1).tolist()
+            is_end = torch.isin(tokens, torch.tensor(self.stops, device=tokens.device))
+            is_after_end = is_end.cumsum(dim=1) > is_end  # positions after the first token that ends a caption
+            values = steps.masked_fill(steps.isinf() | is_after_end[:, : steps.shape[1]], 0).sum(dim=1).tolist()
             for start in range(0, len(texts), num_beams):
                 captions: dict[str, float] = {}
                 for text, value in zip(
@@ -160,51 +160,51 @@ class TransformersGenerator(Generator):
     ) -> list[list[float]]:
         """Return the log-likelihoods; `template` is ignored, because the processor has its own chat template."""
         check_control_tokens((answer.text for answer in answers), self.control_tokens(template))
-        found: list[list[float]] = []
+        log_likelihoods: list[list[float]] = []
         at_once = self.batch_size()
         has_images = None not in images
         encoded = (
-            list(chain.from_iterable(self._encoded_in_parts(images, at_once)))
-            if has_images
-            else [self._encoded_blank()]
+            list(chain.from_iterable(self._encode_in_parts(images, at_once))) if has_images else [self._encode_blank()]
         )
         for part in split_into_parts(answers, at_once):
-            about = [encoded[answer.about] for answer in part]
-            items = [self._text_item(answer, each) for answer, each in zip(part, about, strict=True)]
+            answer_images = [encoded[answer.about] for answer in part]
+            items = [self._make_text_item(answer, image) for answer, image in zip(part, answer_images, strict=True)]
             batch = self.encoder.text_batch(items, max(len(item["input_ids"]) for item in items))
-            labels, places = batch.pop("labels"), batch.pop("answer_positions")
-            logits = self.model(**self._with_images(batch, about), use_cache=False).logits
-            chosen = logits.flatten(0, 1)[places.to(logits.device)].float().log_softmax(dim=-1)
-            targets = labels.flatten()[places + 1].to(logits.device)
-            values = iter(chosen.gather(1, targets.unsqueeze(1)).squeeze(1).tolist())
-            found += [[next(values) for label in item["labels"][1:] if label != IGNORE_INDEX] for item in items]
-        return found
+            labels, positions = batch.pop("labels"), batch.pop("answer_positions")
+            logits = self.model(**self._add_images(batch, answer_images), use_cache=False).logits
+            log_probs = logits.flatten(0, 1)[positions.to(logits.device)].float().log_softmax(dim=-1)
+            targets = labels.flatten()[positions + 1].to(logits.device)
+            values = iter(log_probs.gather(1, targets.unsqueeze(1)).squeeze(1).tolist())
+            log_likelihoods += [
+                [next(values) for label in item["labels"][1:] if label != IGNORE_INDEX] for item in items
+            ]
+        return log_likelihoods
 
-    def _text_item(self, answer: GivenAnswer, image: EncodedImage | None) -> dict:
+    def _make_text_item(self, answer: GivenAnswer, image: EncodedImage | None) -> dict:
         if image is None:
             return self.encoder.text_item(build_text_conversation(answer.question, answer.text))
         return self.encoder.text_item(build_conversation("", "", answer.question, answer.text), image.replacement)
 
-    def _prompts(self, images: list[EncodedImage] | list[None], questions: list[str]) -> dict:
+    def _make_prompts(self, images: list[EncodedImage] | list[None], questions: list[str]) -> dict:
         """Return the model's inputs for questions, padded on the left."""
-        tokens = self.encoder.prompts([each and each.replacement for each in images], questions)
-        return self._with_images(tokens, images)
+        tokens = self.encoder.prompts([image and image.replacement for image in images], questions)
+        return self._add_images(tokens, images)
 
-    def _with_images(self, tokens: dict[str, torch.Tensor], images: list[EncodedImage] | list[None]) -> dict:
+    def _add_images(self, tokens: dict[str, torch.Tensor], images: list[EncodedImage] | list[None]) -> dict:
         """Return the model's inputs for tokens and the encoded image of each row."""
-        inputs = {name: self._placed(values) for name, values in tokens.items()}
+        inputs = {name: self._move(values) for name, values in tokens.items()}
         if None in images:
             return inputs
-        inputs |= _concatenate_fields([each.inputs for each in images])
+        inputs |= _concatenate_fields([image.inputs for image in images])
         if not self._takes_features:
             return inputs
-        features = [part for each in images for part in each.features]
-        layers = [each.deepstack for each in images]
+        features = [part for image in images for part in image.features]
+        layers = [image.deepstack for image in images]
         output = {"pooler_output": torch.stack(features) if self._stacked else features}
         output |= {DEEPSTACK: [list(chain(*layer)) for layer in zip(*layers, strict=True)]} if any(layers) else {}
         return inputs | {"mm_encoder_outputs": {"image": self._output(**output)}}
 
-    def _encoded_blank(self) -> EncodedImage | None:
+    def _encode_blank(self) -> EncodedImage | None:
         """Return a black image for a question without an image, or None if the model accepts text without an image."""
         if self.encoder.reads_text_alone:
             return None
@@ -213,39 +213,40 @@ class TransformersGenerator(Generator):
         return self._encode_missing([BLANK], {BLANK: self._process(black)})[0]
 
     def _encode_missing(self, keys: list, new: dict[object, ProcessedImage]) -> list[EncodedImage]:
-        """Return the encoded image of each key; those at paths are cached, up to `KEPT_BYTES`, for further questions.
+        """Return the encoded image of each key; images at paths are cached, up to `CACHE_BYTES`, for further questions.
 
         `new` are the images that are not cached.
         """
-        self._kept |= self._encode(new) if new else {}
-        encoded, taken = [self._kept[key] for key in keys], 0
-        for key in reversed(list(self._kept)):
-            taken += self._kept[key].nbytes()
-            if taken > KEPT_BYTES or not self._takes_features or not isinstance(key, str):  # an open file is read once
-                del self._kept[key]
+        self._cache |= self._encode(new) if new else {}
+        encoded, cached_bytes = [self._cache[key] for key in keys], 0
+        for key in reversed(list(self._cache)):
+            cached_bytes += self._cache[key].nbytes()
+            is_path = isinstance(key, str)  # an open file is read once
+            if cached_bytes > CACHE_BYTES or not self._takes_features or not is_path:
+                del self._cache[key]
         return encoded
 
-    def _encoded_in_parts(self, images: Sequence[Image], size: int) -> Iterator[list[EncodedImage]]:
+    def _encode_in_parts(self, images: Sequence[Image], size: int) -> Iterator[list[EncodedImage]]:
         """Yield `size` encoded images at a time without caching them."""
-        processed = self._processed(images)
+        processed = self._process_in_order(images)
         for part in split_into_parts(images, size):
             keys = list(range(len(part)))
             yield self._encode_missing(keys, {key: next(processed) for key in keys})
 
     def _encode(self, images: dict[object, ProcessedImage]) -> dict[object, EncodedImage]:
-        parts = [{name: torch.from_numpy(values) for name, values in each.inputs.items()} for each in images.values()]
-        texts = [each.replacement for each in images.values()]
+        parts = [{name: torch.from_numpy(values) for name, values in image.inputs.items()} for image in images.values()]
+        texts = [image.replacement for image in images.values()]
         if not self._takes_features:
-            given = [{name: self._placed(values) for name, values in part.items()} for part in parts]
-            return {key: EncodedImage(text, part, [], []) for key, text, part in zip(images, texts, given, strict=True)}
-        given = {name: self._placed(values) for name, values in _concatenate_fields(parts).items()}
-        output = self.model.base_model.get_image_features(**given, return_dict=True)
+            parts = [{name: self._move(values) for name, values in part.items()} for part in parts]
+            return {key: EncodedImage(text, part, [], []) for key, text, part in zip(images, texts, parts, strict=True)}
+        inputs = {name: self._move(values) for name, values in _concatenate_fields(parts).items()}
+        output = self.model.base_model.get_image_features(**inputs, return_dict=True)
         self._output, self._stacked = type(output), isinstance(output.pooler_output, torch.Tensor)
         tokens = self.encoder.tokenizer(texts, add_special_tokens=False)["input_ids"]
         counts = [ids.count(self.encoder.image_token_id) for ids in tokens]
         features = _split_by_image(output.pooler_output, counts)
         layers = [_split_by_image(layer, counts) for layer in output.get(DEEPSTACK) or ()]
-        sizes = [{n: self._placed(values) for n, values in part.items() if n not in OF_PIXELS} for part in parts]
+        sizes = [{n: self._move(values) for n, values in part.items() if n not in PIXEL_FIELDS} for part in parts]
         return {
             key: EncodedImage(text, size, *rest)
             for key, text, size, *rest in zip(
@@ -253,7 +254,7 @@ class TransformersGenerator(Generator):
             )
         }
 
-    def _processed(self, images: Sequence[Image]) -> Iterator[ProcessedImage]:
+    def _process_in_order(self, images: Sequence[Image]) -> Iterator[ProcessedImage]:
         """Yield the processed images; for a GPU, other processes decode and resize them ahead."""
         cores = len(os.sched_getaffinity(0)) // max(1, torch.cuda.device_count())
         processes = min(PROCESSES, max(2, cores - 1)) if self.model.device.type == "cuda" else 1
@@ -267,10 +268,10 @@ class TransformersGenerator(Generator):
         arrays = {name: values.numpy() for name, values in inputs.items() if name in self._input_names}
         return ProcessedImage(arrays, replacement)
 
-    def _placed(self, values: torch.Tensor) -> torch.Tensor:
+    def _move(self, values: torch.Tensor) -> torch.Tensor:
         return values.to(self.model.device, self.model.dtype if values.is_floating_point() else None)
 
-    def _texts(self, tokens: torch.Tensor) -> list[str]:
+    def _decode(self, tokens: torch.Tensor) -> list[str]:
         return [text.strip() for text in self.encoder.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
 
 

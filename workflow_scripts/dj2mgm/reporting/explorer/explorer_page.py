@@ -28,7 +28,7 @@ FIRST_IMAGES = 5  # images of each step that drops rows
 
 def served_page(results: Results) -> str:
     """Return a page that loads its rows from the server, below its own address."""
-    return _page(results, {"base": results.name}, "connect-src 'self'; img-src 'self' data:", "", {})
+    return _build_page(results, {"base": results.name}, "connect-src 'self'; img-src 'self' data:", "", {})
 
 
 def write_offline_page(results: Results, path: Path) -> None:
@@ -39,17 +39,17 @@ def write_offline_page(results: Results, path: Path) -> None:
     )
     data = {}
     for table in results.tables:
-        data[f"{table.name}-numbers"] = _zipped([pack_numbers(table)])
-        data[f"{table.name}-texts"] = _zipped(_texts(table))
-    write_text(path, _page(results, {"base": ""}, "img-src data:", note, data))
+        data[f"{table.name}-numbers"] = _compress([pack_numbers(table)])
+        data[f"{table.name}-texts"] = _compress(_encode_texts(table))
+    write_text(path, _build_page(results, {"base": ""}, "img-src data:", note, data))
 
 
 def write_explorers(experiments: list[ExperimentResults], folder: Path) -> list[str]:
-    """Write the explorer's page of each experiment's first run; return the names of experiments that have one.
+    """Write the explorer's page of each experiment's first run; return the names of the experiments with a page.
 
-    Large datasets have none, because a page contains all rows; explore.py serves them.
+    Large datasets have no page, because a page contains all rows; explore.py serves them.
     """
-    written = []
+    names = []
     with replace_folder(folder) as pages:
         for experiment in experiments:
             if experiment.dataset_counts["pretrain"] > MAX_ROWS:
@@ -60,8 +60,8 @@ def write_explorers(experiments: list[ExperimentResults], folder: Path) -> list[
                 note(f"the explorer's page of {experiment.name} is not written: {error}")
                 continue
             write_offline_page(results, pages / f"{experiment.name}.html")
-            written.append(experiment.name)
-    return written
+            names.append(experiment.name)
+    return names
 
 
 def pack_numbers(table: Table) -> bytes:
@@ -70,7 +70,7 @@ def pack_numbers(table: Table) -> bytes:
     return b"".join(values.tobytes() for values in [*columns, *([] if table.fate is None else [table.fate])])
 
 
-def _page(results: Results, base: dict, sources: str, note: str, data: dict[str, str]) -> str:
+def _build_page(results: Results, base: dict, sources: str, note: str, data: dict[str, str]) -> str:
     style = page_style("explore_style.css")
     library = library_script()
     script = "\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in PAGE_SCRIPTS)
@@ -98,7 +98,7 @@ def _describe(table: Table) -> dict:
     return {
         "name": table.name,
         "rows": len(table),
-        "shown": table.shown,
+        "shown": table.first_filter,
         "recipes": table.recipes,
         "note": table.note,
         "columns": {key: {"label": column.label, "words": column.words} for key, column in table.columns.items()},
@@ -106,29 +106,29 @@ def _describe(table: Table) -> dict:
     }
 
 
-def _zipped(parts: Iterable[bytes]) -> str:
-    zipped = BytesIO()
-    with gzip.GzipFile(fileobj=zipped, mode="wb", compresslevel=6, mtime=0) as file:
+def _compress(parts: Iterable[bytes]) -> str:
+    buffer = BytesIO()
+    with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=6, mtime=0) as file:
         for part in parts:
             file.write(part)
-    return base64.b64encode(zipped.getvalue()).decode()
+    return base64.b64encode(buffer.getvalue()).decode()
 
 
-def _texts(table: Table) -> Iterator[bytes]:
+def _encode_texts(table: Table) -> Iterator[bytes]:
     """Yield a JSON object with all texts and images, row by row."""
     yield b'{"rows": ['
-    for place, row in enumerate(table.texts):
-        yield (", " if place else "").encode() + json.dumps(row, ensure_ascii=False).encode()
-    yield b'], "images": ' + json.dumps(dict(_images(table))).encode() + b"}"
+    for index, row in enumerate(table.texts):
+        yield (", " if index else "").encode() + json.dumps(row, ensure_ascii=False).encode()
+    yield b'], "images": ' + json.dumps(dict(_encode_images(table))).encode() + b"}"
 
 
-def _images(table: Table) -> Iterator[tuple[int, str]]:
+def _encode_images(table: Table) -> Iterator[tuple[int, str]]:
     """Return (row, data URI) of the first rows that each step drops, and of rows evenly spread."""
     steps = range(1, len(table.steps) + 1)
-    chosen = {int(row) for step in steps for row in np.flatnonzero(table.fate == step)[:FIRST_IMAGES]}
-    count = min(max(MAX_IMAGES - len(chosen), 0), len(table))
-    chosen |= {index * len(table) // count for index in range(count)}
-    for row in sorted(chosen):
+    rows = {int(row) for step in steps for row in np.flatnonzero(table.fate == step)[:FIRST_IMAGES]}
+    count = min(max(MAX_IMAGES - len(rows), 0), len(table))
+    rows |= {index * len(table) // count for index in range(count)}
+    for row in sorted(rows):
         try:
             image = load_image(locate_image(table.image_root, table.texts[row]["image"]))
         except BadImage:

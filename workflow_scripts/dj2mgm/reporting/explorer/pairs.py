@@ -91,16 +91,16 @@ def read_instructions(stage: StageFolder) -> Table:
 
 def read_stage_table(data: Path, stages: list[StageFolder]) -> Table:
     """Read the rows of `data`, and what the stages, in their order, did with them."""
-    (indices, rows), extras = _row_indices(data), DiskMap()
+    (indices, rows), extras = _index_rows(data), DiskMap()
     fate, clusters = np.zeros(rows), _Clusters(rows)
     changed = np.zeros(rows, dtype=bool)
     columns, steps = {}, []
     for stage in stages:
         statistics = _Statistics(rows)
         first_index = len(steps) + 1
-        for index, stats in _kept(stage, indices):
+        for index, stats in _read_statistics(stage, indices):
             statistics.add(index, stats)
-        for index, event in _events(stage, indices):
+        for index, event in _read_events(stage, indices):
             if event["event"] == "dropped":
                 statistics.add(index, event["stats"])
                 fate[index] = first_index + event["step"] - 1
@@ -108,8 +108,8 @@ def read_stage_table(data: Path, stages: list[StageFolder]) -> Table:
                     clusters.add(index, event["distance"], indices.get(event["copy_of"]))
             changed[index] |= "text_after" in event
             _record_changes(extras, event)
-        steps += _steps(stage, statistics, fate, first_index, clusters)
-        columns |= _columns(stage, statistics, several=len(stages) > 1)
+        steps += _build_stage_steps(stage, statistics, fate, first_index, clusters)
+        columns |= _build_columns(stage, statistics, several=len(stages) > 1)
     columns |= clusters.columns()
     if changed.any():
         columns["caption"] = words_column("caption", [CAPTION_STATES[bool(is_changed)] for is_changed in changed])
@@ -120,13 +120,13 @@ def read_stage_table(data: Path, stages: list[StageFolder]) -> Table:
 
 def read_analysis(data: Path, stage: StageFolder) -> Table:
     """Read the rows of an analysed dataset, and which of them the recipe's limits would drop."""
-    indices, rows = _row_indices(data)
+    indices, rows = _index_rows(data)
     statistics = _Statistics(rows)
-    for index, stats in _kept(stage, indices):
+    for index, stats in _read_statistics(stage, indices):
         statistics.add(index, stats)
     steps, fate = apply_limits(stage.name, stage.recipe, statistics.numbers)
     texts, sources = _write_texts(data, DiskMap())
-    columns = _columns(stage, statistics, several=False) | sources
+    columns = _build_columns(stage, statistics, several=False) | sources
     recipes = {stage.name: stage.recipe}
     return Table("pairs", "Pairs", stage.image_root, texts, columns, steps, fate, recipes, TEMPLATE_NOTE)
 
@@ -137,7 +137,7 @@ def read_plain_table(data: Path, image_root: Path) -> Table:
     return Table("pairs", "Pairs", image_root, texts, sources)
 
 
-def _rows(data: Path) -> Iterator[dict]:
+def _read_rows(data: Path) -> Iterator[dict]:
     """Read and check rows. JSON may escape lone surrogates, which have no UTF-8 encoding."""
     for number, row in enumerate(read_jsonl(data), start=1):
         identifier, text, images = row["id"], row["text"], row["images"]
@@ -148,42 +148,42 @@ def _rows(data: Path) -> Iterator[dict]:
         yield row
 
 
-def _row_indices(data: Path) -> tuple[DiskMap, int]:
+def _index_rows(data: Path) -> tuple[DiskMap, int]:
     """Return each row's index by its id, and the number of rows."""
     indices, rows = DiskMap(), 0
 
-    def placed() -> Iterator[tuple[str, int]]:
+    def list_pairs() -> Iterator[tuple[str, int]]:
         nonlocal rows
-        for row in _rows(data):
+        for row in _read_rows(data):
             yield row["id"], rows
             rows += 1
 
-    indices.fill(placed())
+    indices.fill(list_pairs())
     return indices, rows
 
 
 def _write_texts(data: Path, extras: DiskMap) -> tuple[TextFile, dict[str, Column]]:
     """Write each row's texts, and return them with a column of sources if there are any."""
     texts, sources = TextFile(), []
-    for row in _rows(data):
+    for row in _read_rows(data):
         sources.append(row.get("source"))
-        texts.add({"id": row["id"], "lines": _lines(row, extras.get(row["id"])), "image": row["images"][0]})
+        texts.add({"id": row["id"], "lines": _build_lines(row, extras.get(row["id"])), "image": row["images"][0]})
     texts.finish()
     column = words_column("source", sources)
     return texts, {"source": column} if column else {}
 
 
-def _kept(stage: StageFolder, indices: DiskMap) -> Iterator[tuple[int, dict]]:
+def _read_statistics(stage: StageFolder, indices: DiskMap) -> Iterator[tuple[int, dict]]:
     for row in read_jsonl(stage.folder / "stats.jsonl"):
-        yield _row_index(stage, indices, row), {name: value for name, value in row.items() if name != "id"}
+        yield _find_index(stage, indices, row), {name: value for name, value in row.items() if name != "id"}
 
 
-def _events(stage: StageFolder, indices: DiskMap) -> Iterator[tuple[int, dict]]:
+def _read_events(stage: StageFolder, indices: DiskMap) -> Iterator[tuple[int, dict]]:
     for row in read_jsonl(stage.folder / "dropped.jsonl"):
-        yield _row_index(stage, indices, row), row
+        yield _find_index(stage, indices, row), row
 
 
-def _row_index(stage: StageFolder, indices: DiskMap, row: dict) -> int:
+def _find_index(stage: StageFolder, indices: DiskMap, row: dict) -> int:
     index = indices.get(row["id"])
     if index is None:
         raise InputError(
@@ -205,25 +205,29 @@ def _record_changes(extras: DiskMap, event: dict) -> None:
     if "copy_of" in event:
         lines.append(["near-duplicate of", event["copy_of"]])
     if lines:
-        known = json.loads(extras.get(event["id"]) or "[]")
-        extras.replace([(event["id"], json.dumps(known + lines, ensure_ascii=False))])
+        earlier_lines = json.loads(extras.get(event["id"]) or "[]")
+        extras.replace([(event["id"], json.dumps(earlier_lines + lines, ensure_ascii=False))])
 
 
-def _lines(row: dict, extra: str | None) -> list[list[str]]:
+def _build_lines(row: dict, extra: str | None) -> list[list[str]]:
     lines = json.loads(extra or "[]")
-    asked, added = ([line for line in lines if (line[0] == QUESTION) is is_question] for is_question in (True, False))
-    if not asked and row.get("question"):
-        asked = [[QUESTION, row["question"]]]
-    rewritten = any(label.startswith("after ") for label, _ in added)
-    original = [] if rewritten and row.get("slot") else [["before" if rewritten else "", extract_caption(row["text"])]]
-    return asked + original + added
+    questions, changes = (
+        [line for line in lines if (line[0] == QUESTION) is is_question] for is_question in (True, False)
+    )
+    if not questions and row.get("question"):
+        questions = [[QUESTION, row["question"]]]
+    is_rewritten = any(label.startswith("after ") for label, _ in changes)
+    original = []
+    if not (is_rewritten and row.get("slot")):
+        original = [["before" if is_rewritten else "", extract_caption(row["text"])]]
+    return questions + original + changes
 
 
-def _steps(
+def _build_stage_steps(
     stage: StageFolder, statistics: _Statistics, fate: np.ndarray, first_index: int, clusters: "_Clusters"
 ) -> list[ExplorerStep]:
     numbers = statistics.numbers
-    if clusters.found:
+    if clusters.has_rows:
         numbers[DISTANCE] = clusters.distance
     steps = build_steps(stage.name, stage.recipe, stage.summary, numbers, fate, first_index)
     numbers.pop(DISTANCE, None)
@@ -237,14 +241,18 @@ def _steps(
     return steps
 
 
-def _columns(stage: StageFolder, statistics: _Statistics, several: bool) -> dict[str, Column]:
+def _build_columns(stage: StageFolder, statistics: _Statistics, several: bool) -> dict[str, Column]:
     """Return the columns of a stage's statistics; with several stages, labels name the stage."""
-    made = {name: numbers_column(_label(name, stage, several), values) for name, values in statistics.numbers.items()}
-    made |= {name: words_column(_label(name, stage, several), words) for name, words in statistics.words.items()}
-    return {column_key(stage.name, name): column for name, column in made.items() if column is not None}
+    columns = {
+        name: numbers_column(_format_label(name, stage, several), values) for name, values in statistics.numbers.items()
+    }
+    columns |= {
+        name: words_column(_format_label(name, stage, several), words) for name, words in statistics.words.items()
+    }
+    return {column_key(stage.name, name): column for name, column in columns.items() if column is not None}
 
 
-def _label(name: str, stage: StageFolder, several: bool) -> str:
+def _format_label(name: str, stage: StageFolder, several: bool) -> str:
     return name.replace("_", " ") + (f" ({stage.name})" if several else "")
 
 
@@ -253,16 +261,16 @@ class _Clusters:
 
     def __init__(self, rows: int):
         self.distance, self.cluster = np.full(rows, np.nan), np.full(rows, np.nan)
-        self.found = False
+        self.has_rows = False
 
-    def add(self, index: int, distance: float, kept: int | None) -> None:
-        self.found = True
+    def add(self, index: int, distance: float, kept_index: int | None) -> None:
+        self.has_rows = True
         self.distance[index] = distance
-        if kept is not None:
-            self.cluster[index] = self.cluster[kept] = kept
+        if kept_index is not None:
+            self.cluster[index] = self.cluster[kept_index] = kept_index
 
     def columns(self) -> dict[str, Column]:
-        if not self.found:
+        if not self.has_rows:
             return {}
         distance = np.where(np.isnan(self.distance) & ~np.isnan(self.cluster), 0.0, self.distance)
         return {

@@ -35,39 +35,39 @@ def read_captions(stages: dict[str, Path], evaluation: Path) -> Table | None:
     """Return a row per caption of a held-out image, with the image's scores; None if there are no captions."""
     references = {row["id"]: row["captions"][0] for row in read_jsonl(evaluation)}
 
-    def lines(row: dict) -> list[list[str]]:
+    def build_lines(row: dict) -> list[list[str]]:
         return [["reference", references.get(row["id"], "")], [row["model"], row["caption"].strip() or "(empty)"]]
 
-    rows = _own(stages["generate"] / "captions.jsonl")
+    rows = _read_own_rows(stages["generate"] / "captions.jsonl")
     words = {"model": lambda row: row["model"]}
-    return _table("captions", "Captions", stages, rows, lines, words, _scores(stages["evaluate_clip"]))
+    return _build_table("captions", "Captions", stages, rows, build_lines, words, _read_scores(stages["evaluate_clip"]))
 
 
 def read_answers(stages: dict[str, Path], evaluation: Path) -> Table | None:
     """Return a row per answer about a held-out image, showing wrong answers first; None if there are no answers."""
     images = {row["id"]: row["image"] for row in read_jsonl(evaluation)}
 
-    def lines(row: dict) -> list[list[str]]:
+    def build_lines(row: dict) -> list[list[str]]:
         prediction = row["prediction"].strip() or "(empty)"
         return [["question", row["question"]], ["right answer", row["answer"]], [row["model"], prediction]]
 
-    rows = ({"image": images.get(row["id"], "")} | row for row in _own(stages["generate"] / "answers.jsonl"))
+    rows = ({"image": images.get(row["id"], "")} | row for row in _read_own_rows(stages["generate"] / "answers.jsonl"))
     words = {
         "verdict": lambda row: RIGHT if is_correct(row) else WRONG,
         "type": lambda row: row["type"],
         "model": lambda row: row["model"],
     }
-    table = _table("answers", "Answers", stages, rows, lines, words, {})
+    table = _build_table("answers", "Answers", stages, rows, build_lines, words, {})
     if table and WRONG in table.columns["verdict"].words:
-        table.shown = {"verdict": WRONG}
+        table.first_filter = {"verdict": WRONG}
     return table
 
 
-def _own(file: Path) -> Iterator[dict]:
+def _read_own_rows(file: Path) -> Iterator[dict]:
     return (row for row in read_jsonl(file) if row["images"] == OWN_IMAGES)
 
 
-def _scores(folder: Path) -> Values:
+def _read_scores(folder: Path) -> Values:
     """Read {(model, image's id): {metric: mean}} of the right images."""
     return {
         (row["model"], row["id"]): {name: total / count for name, (total, count) in row["values"].items() if count}
@@ -76,30 +76,30 @@ def _scores(folder: Path) -> Values:
     }
 
 
-def _table(
+def _build_table(
     name: str,
     title: str,
     stages: dict[str, Path],
     rows: Iterable[dict],
-    lines: Callable[[dict], list[list[str]]],
+    build_lines: Callable[[dict], list[list[str]]],
     words: dict[str, Callable[[dict], str]],
     scores: Values,
 ) -> Table | None:
     texts = TextFile()
-    chosen: dict[str, list[str | None]] = {key: [] for key in words}
-    measured: list[dict[str, float]] = []
+    words_by_key: dict[str, list[str | None]] = {key: [] for key in words}
+    scores_by_row: list[dict[str, float]] = []
     for row in rows:
-        texts.add({"id": row["id"], "lines": lines(row), "image": row["image"]})
-        measured.append(scores.get((row["model"], row["image_id"]), {}))
-        for key, of in words.items():
-            chosen[key].append(of(row))
+        texts.add({"id": row["id"], "lines": build_lines(row), "image": row["image"]})
+        scores_by_row.append(scores.get((row["model"], row["image_id"]), {}))
+        for key, read_word in words.items():
+            words_by_key[key].append(read_word(row))
     texts.finish()
     if not len(texts):
         return None
-    columns = {key: words_column(key, values) for key, values in chosen.items()}
-    metrics = dict.fromkeys(metric for values in measured for metric in values)
+    columns = {key: words_column(key, values) for key, values in words_by_key.items()}
+    metrics = dict.fromkeys(metric for row_scores in scores_by_row for metric in row_scores)
     for metric in metrics:
-        values = np.array([values.get(metric, np.nan) for values in measured])
+        values = np.array([row_scores.get(metric, np.nan) for row_scores in scores_by_row])
         columns[metric] = numbers_column(metric.replace("_", " "), values)
     root = read_image_root(stages["evaluate_clip"])
     return Table(name, title, root, texts, {key: column for key, column in columns.items() if column})
@@ -126,10 +126,10 @@ def read_results(folder: Path) -> Results:
         )
     folder = absolute_folder.relative_to(results.parent)
     with chdir(results.parent):  # paths in results are relative to it
-        return _dataset(folder) if folder.parts[1] == "datasets" else _run(folder)
+        return _read_dataset(folder) if folder.parts[1] == "datasets" else _read_run_folder(folder)
 
 
-def _dataset(folder: Path) -> Results:
+def _read_dataset(folder: Path) -> Results:
     _check_file(folder / "pretrain.jsonl", "make_dataset")
     analysis = folder / "analyze"
     if (analysis / "summary.json").is_file():
@@ -138,7 +138,7 @@ def _dataset(folder: Path) -> Results:
     return Results(folder.name, [read_plain_table(folder / "pretrain.jsonl", Path(dataset.images["pretrain"]))])
 
 
-def _run(folder: Path) -> Results:
+def _read_run_folder(folder: Path) -> Results:
     stages = {name: _find_stage_folder(folder / name) for name in STAGES}
     if not any(stage.is_dir() for stage in stages.values()):
         if folder.name in STAGES:
@@ -147,10 +147,10 @@ def _run(folder: Path) -> Results:
             f"{folder} contains no stage of a run; name results/<experiment> or results/datasets/<dataset>"
         )
     # reports link to the name of the experiment, without the folder that the setting `results` adds
-    of_seed = len(folder.parts) > 2 and re.fullmatch(r"seed-\d+", folder.name)
-    parts = folder.parts[-2:] if of_seed else folder.parts[-1:]
-    known = {name: stage for name, stage in stages.items() if name == "filter" or stage.is_dir()}
-    return read_run("-".join(parts), known)
+    is_seed_folder = len(folder.parts) > 2 and re.fullmatch(r"seed-\d+", folder.name)
+    parts = folder.parts[-2:] if is_seed_folder else folder.parts[-1:]
+    run_stages = {name: stage for name, stage in stages.items() if name == "filter" or stage.is_dir()}
+    return read_run("-".join(parts), run_stages)
 
 
 def read_run(name: str, stages: dict[str, Path]) -> Results:
@@ -160,20 +160,20 @@ def read_run(name: str, stages: dict[str, Path]) -> Results:
         name: name of the page.
         stages: folders of the run's stages.
     """
-    selecting = [stage for stage in ("filter", "synthesize") if stage == "filter" or stage in stages]
-    for stage in selecting:
+    selection_stages = [stage for stage in ("filter", "synthesize") if stage == "filter" or stage in stages]
+    for stage in selection_stages:
         _check_file(stages[stage] / STAGES[stage].outputs[-1], STAGES[stage].rule)
     dataset = Path(StageFolder("filter", stages["filter"]).summary["input"]["path"]).parent
     _check_file(dataset / "pretrain.jsonl", "make_dataset")
-    folders = [StageFolder(stage, stages[stage]) for stage in selecting]
+    folders = [StageFolder(stage, stages[stage]) for stage in selection_stages]
     instructions = [folder for folder in folders if is_for_instructions(folder.recipe)]
     tables = [
         read_stage_table(dataset / "pretrain.jsonl", [folder for folder in folders if folder not in instructions])
     ]
     tables += map(read_instructions, instructions)
     if all(stage in stages and (stages[stage] / STAGES[stage].outputs[-1]).is_file() for stage in EVALUATED):
-        made = (read(stages, dataset / "evaluation.jsonl") for read in (read_captions, read_answers))
-        tables += [table for table in made if table]
+        evaluation_tables = (read(stages, dataset / "evaluation.jsonl") for read in (read_captions, read_answers))
+        tables += [table for table in evaluation_tables if table]
     return Results(name, tables)
 
 

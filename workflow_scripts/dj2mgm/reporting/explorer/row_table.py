@@ -64,12 +64,12 @@ class Table:
     texts: TextFile  # by row {"id", "lines": [[label, text], …], "image": path below image_root}
     columns: dict[str, Column]  # by key
     steps: list[ExplorerStep] = field(default_factory=list)  # operators that drop rows, in their order
-    # (N,) float64, place in `steps`, from 1, of the step that dropped the row; 0 for kept rows. None if there are no
+    # (N,) float64, position in `steps`, from 1, of the step that dropped the row; 0 for kept rows. None if there are no
     # steps
     fate: np.ndarray | None = None
     recipes: dict[str, dict] = field(default_factory=dict)  # by stage, for the steps
     note: str = ""  # about the statistics
-    shown: dict[str, str] = field(default_factory=dict)  # the page's first filter, {column: word}
+    first_filter: dict[str, str] = field(default_factory=dict)  # filter when the page opens, {column: word}
 
     def __post_init__(self):
         self.image_root = self.image_root.absolute()
@@ -86,9 +86,9 @@ def numbers_column(label: str, values: list | np.ndarray) -> Column | None:
 
 def words_column(label: str, words: list[str | None]) -> Column | None:
     """Return a column of words; None if there are no words or too many different ones."""
-    known = sorted({word for word in words if word is not None})
-    if not known or len(known) > MAX_WORDS:
+    vocabulary = sorted({word for word in words if word is not None})
+    if not vocabulary or len(vocabulary) > MAX_WORDS:
         return None
-    places = {word: place for place, word in enumerate(known)}
-    codes = np.array([np.nan if word is None else places[word] for word in words], dtype=np.float64)
-    return Column(label, codes, known)
+    indices = {word: index for index, word in enumerate(vocabulary)}
+    codes = np.array([np.nan if word is None else indices[word] for word in words], dtype=np.float64)
+    return Column(label, codes, vocabulary)

@@ -68,10 +68,10 @@ class Explorer:
             return "text/html; charset=utf-8", self.reports[path]
         parts = path.split("/")
         answers: dict[str, tuple[Callable[..., Response], set[str]]] = {
-            "numbers": (self._numbers, set()),
-            "rows": (self._rows, {"at"}),
-            "find": (self._find, {"words"}),
-            "image": (self._image, {"at", "side"}),
+            "numbers": (self._answer_numbers, set()),
+            "rows": (self._answer_rows, {"at"}),
+            "find": (self._answer_find, {"words"}),
+            "image": (self._answer_image, {"at", "side"}),
         }
         table = self.tables.get(parts[0], {}).get(parts[1]) if len(parts) == 3 else None
         answer, keys = answers.get(parts[-1], (None, set()))
@@ -79,23 +79,23 @@ class Explorer:
             raise NotFoundError
         return answer(table, **{key: values[-1] for key, values in query.items()})
 
-    def _numbers(self, table: Table) -> Response:
+    def _answer_numbers(self, table: Table) -> Response:
         return "application/octet-stream", pack_numbers(table)
 
-    def _rows(self, table: Table, at: str) -> Response:
-        rows = [_row(table, number) for number in at.split(",")[:MAX_ROWS]]
+    def _answer_rows(self, table: Table, at: str) -> Response:
+        rows = [_parse_row(table, number) for number in at.split(",")[:MAX_ROWS]]
         return "application/json", json.dumps([table.texts[row] for row in rows], ensure_ascii=False).encode()
 
-    def _find(self, table: Table, words: str) -> Response:
+    def _answer_find(self, table: Table, words: str) -> Response:
         query = words.lower()
         texts = ([row["id"], *(text for _, text in row["lines"])] for row in table.texts)
         matches = (any(query in text.lower() for text in row) for row in texts)
         return "application/octet-stream", np.fromiter(matches, dtype=np.uint8, count=len(table)).tobytes()
 
-    def _image(self, table: Table, at: str, side: str) -> Response:
+    def _answer_image(self, table: Table, at: str, side: str) -> Response:
         if side not in map(str, IMAGE_SIDES):
             raise NotFoundError
-        return self.read_image(table.image_root, table.texts[_row(table, at)]["image"], int(side))
+        return self.read_image(table.image_root, table.texts[_parse_row(table, at)]["image"], int(side))
 
     @staticmethod
     def _read_image(root, relative: str, side: int) -> Response:
@@ -104,15 +104,15 @@ class Explorer:
             image = load_image(locate_image(root, relative))
         except BadImage as error:
             text = f'<text x="4" y="40" font-size="13" fill="#a93520">{escape(error.reason)}</text>'
-            drawn = f'<svg xmlns="http://www.w3.org/2000/svg" width="84" height="68">{text}</svg>'
-            return "image/svg+xml", drawn.encode()
+            drawing = f'<svg xmlns="http://www.w3.org/2000/svg" width="84" height="68">{text}</svg>'
+            return "image/svg+xml", drawing.encode()
         image.thumbnail((side, side))
         buffer = BytesIO()
         image.save(buffer, "WEBP", quality=80, method=0)
         return "image/webp", buffer.getvalue()
 
 
-def _row(table: Table, number: str) -> int:
+def _parse_row(table: Table, number: str) -> int:
     if not number.isascii() or not number.isdigit() or len(number) > 12 or int(number) >= len(table):
         raise NotFoundError
     return int(number)
@@ -153,7 +153,7 @@ class Server(ThreadingHTTPServer):
     def service_actions(self) -> None:
         """Close connections whose request is late; `serve_forever` calls this twice a second."""
         now = time.monotonic()
-        for connection in [connection for connection, until in list(self.open.items()) if until < now]:
+        for connection in [connection for connection, deadline in list(self.open.items()) if deadline < now]:
             with suppress(OSError):  # it was closed in the meantime
                 connection.shutdown(socket.SHUT_RDWR)
 

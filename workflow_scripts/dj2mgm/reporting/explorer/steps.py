@@ -78,9 +78,9 @@ def build_steps(
     """Return the steps of a stage.
 
     Args:
-        stage: its name.
-        recipe: its recipe.
-        summary: its summary.json.
+        stage: name of the stage.
+        recipe: recipe of the stage.
+        summary: summary.json of the stage.
         numbers: (N,) by statistic, and the `DISTANCE` of near-duplicates; the deduplicators' limited numbers are added.
         fate: (N,) index of the step that dropped each row, 0 for kept rows, over all stages.
         first_index: index of the stage's first step.
@@ -110,7 +110,7 @@ def build_steps(
 def _build_recaption_step(
     stage: str, operator: dict, arguments: dict, numbers: dict[str, np.ndarray], arrived: np.ndarray
 ) -> ExplorerStep:
-    """Return a step that rewrites captions, with its limit if the limit reproduces the number of rewritten ones."""
+    """Return a step that rewrites captions, with its limit if the limit reproduces the number of rewritten captions."""
     step = ExplorerStep(stage, operator["step"], operator["operator"], operator["dropped"], [])
     below = operator.get("recaption", {}).get("below")
     if below is None or ORIGINAL_SIMILARITY not in numbers:
@@ -153,18 +153,20 @@ def column_key(stage: str, statistic: str) -> str:
 def _build_limits(stage: str, operator: str, arguments: dict, numbers: dict[str, np.ndarray]) -> list[StepLimit]:
     if arguments.get("reversed_range"):
         return []
-    limits, known = [], read_defaults(operator) | arguments
-    for statistic, (name, *limiting) in OPERATOR_LIMITS.items():
+    limits, settings = [], read_defaults(operator) | arguments
+    for statistic, (name, *limit_arguments) in OPERATOR_LIMITS.items():
         if statistic not in numbers or operator.removeprefix("batched_") != name:
             continue
-        for side, argument in zip(("min", "max"), limiting, strict=True):
+        for side, argument in zip(("min", "max"), limit_arguments, strict=True):
             if argument is None:
                 continue
             share = next(
-                (name for name, end in SIDE_BY_SHARE.items() if end == side and known.get(name) is not None), None
+                (name for name, end in SIDE_BY_SHARE.items() if end == side and settings.get(name) is not None), None
             )
-            named, by_share = share or argument, share is not None
-            limits.append(_build_limit(stage, operator, statistic, side, named, known, numbers, by_share))
+            is_share = share is not None
+            limits.append(
+                _build_limit(stage, operator, statistic, side, share or argument, settings, numbers, is_share)
+            )
     return limits
 
 
@@ -174,25 +176,25 @@ def _build_limit(
     statistic: str,
     side: str,
     argument: str,
-    known: dict,
+    settings: dict,
     numbers: dict[str, np.ndarray],
-    share: bool,
+    is_share: bool,
 ) -> StepLimit:
     values, key = numbers[statistic], column_key(stage, statistic)
-    value = None if known.get(argument) is None else parse_number(str(known[argument]))
-    if share:
+    value = None if settings.get(argument) is None else parse_number(str(settings[argument]))
+    if is_share:
         has_original = statistic == SIMILARITY and ORIGINAL_SIMILARITY in numbers
         scores = column_key(stage, ORIGINAL_SIMILARITY) if has_original else key
         stops = sorted({*(round(percent / 100, 2) for percent in range(101)), value} - {0.0})
         return StepLimit(argument, side, value, True, key, scores, stops)
     kind = allowed_operators()[operator].arguments.get(argument, "") if operator in allowed_operators() else ""
     value = None if value is None or abs(value) >= UNLIMITED else value
-    closed = known.get(f"{side}_closed_interval", True)
-    stops, unlimited = _stops(values, value), _unlimited(kind, side)
-    return StepLimit(argument, side, value, closed, key, "", stops, _all_whole(values), unlimited, kind == "size")
+    closed = settings.get(f"{side}_closed_interval", True)
+    stops, unlimited = _compute_stops(values, value), _find_unlimited_value(kind, side)
+    return StepLimit(argument, side, value, closed, key, "", stops, _are_whole(values), unlimited, kind == "size")
 
 
-def _unlimited(kind: str, side: str) -> float:
+def _find_unlimited_value(kind: str, side: str) -> float:
     """Return the most generous value of an argument's kind (recipes/argument_kinds.py)."""
     if kind == "fraction":
         return 1 if side == "max" else 0
@@ -205,22 +207,22 @@ def _unlimited(kind: str, side: str) -> float:
 def _build_duplicate_limits(
     stage: str, operator: str, arguments: dict, numbers: dict[str, np.ndarray], distance: np.ndarray
 ) -> list[StepLimit]:
-    argument, side, judged = DEDUPLICATOR_LIMITS[operator]
+    argument, side, convert = DEDUPLICATOR_LIMITS[operator]
     value = (read_defaults(operator) | arguments).get(argument)
     if value is None or np.isnan(distance).all():
         return []
-    numbers[argument] = values = judged(distance)
-    stops = _stops(values, float(value))
-    return [StepLimit(argument, side, float(value), False, column_key(stage, argument), "", stops, _all_whole(values))]
+    numbers[argument] = values = convert(distance)
+    stops = _compute_stops(values, float(value))
+    return [StepLimit(argument, side, float(value), False, column_key(stage, argument), "", stops, _are_whole(values))]
 
 
-def _stops(values: np.ndarray, value: float | None) -> list[float]:
+def _compute_stops(values: np.ndarray, value: float | None) -> list[float]:
     finite = values[np.isfinite(values)]
     quantiles = np.quantile(finite, np.linspace(0, 1, STOPS), method="nearest") if len(finite) else np.array([])
     return np.unique(np.append(quantiles, [] if value is None else [value])).tolist()
 
 
-def _all_whole(values: np.ndarray) -> bool:
+def _are_whole(values: np.ndarray) -> bool:
     finite = values[np.isfinite(values)]
     return bool((finite == np.round(finite)).all())
 
@@ -233,9 +235,9 @@ def _limits_reproduce_run(
         return True
     by_key = {column_key(stage, name): values for name, values in numbers.items()}
     arrived = (fate == 0) | (fate >= index)
-    judged = arrived & np.all([np.isfinite(by_key[limit.column]) for limit in limits], axis=0)
+    has_numbers = arrived & np.all([np.isfinite(by_key[limit.column]) for limit in limits], axis=0)
     dropped = _find_dropped(limits, by_key, arrived)
-    return bool((dropped[judged] == (fate[judged] == index)).all())
+    return bool((dropped[has_numbers] == (fate[has_numbers] == index)).all())
 
 
 def limit_value(

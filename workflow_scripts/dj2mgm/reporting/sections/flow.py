@@ -47,10 +47,12 @@ def pretrain_chain(experiment: ExperimentResults, run: RunResults, recaptions: l
     steps = [FlowStep("dataset", "dataset", lanes, note="image–caption pairs")]
     for operator in run.filter["operators"]:
         lanes = _move_to_dropped(lanes, original=operator["dropped"])
-        steps.append(_operator("filter", operator, lanes))
+        steps.append(_build_operator_step("filter", operator, lanes))
     if run.synthesize and not run.selects_instructions:
-        steps += _synthesis(run, lanes, [recaption for recaption in recaptions if recaption.caption is not None])
-    steps += _training_file(run, steps[-1].lanes, {recaption.id for recaption in recaptions if recaption.accepted})
+        steps += _build_synthesis_steps(
+            run, lanes, [recaption for recaption in recaptions if recaption.caption is not None]
+        )
+    steps += _build_file_steps(run, steps[-1].lanes, {recaption.id for recaption in recaptions if recaption.accepted})
     lanes, record = steps[-1].lanes, next(iter(run.records.values()))
     rows, samples = _count_rows_and_samples(record)
     note = f"{format_integer(samples)} samples in {format_integer(record['steps'])} steps"
@@ -70,14 +72,14 @@ def finetune_counts(experiment: ExperimentResults, run: RunResults) -> list[tupl
     """
     summary = run.jsonl["finetune"]
     dataset_count = experiment.dataset_counts["finetune"]
-    made = "made from the pairs" if summary["rows_in"] else "none"
-    counts = [("in the dataset", dataset_count) if dataset_count else (made, summary["rows_in"])]
+    label = "made from the pairs" if summary["rows_in"] else "none"
+    counts = [("in the dataset", dataset_count) if dataset_count else (label, summary["rows_in"])]
     if run.selects_instructions:
         operators = [(operator["operator"], operator["dropped"]) for operator in run.synthesize["operators"]]
-        new = summary["rows_in"] + sum(number for _, number in operators) - dataset_count
+        new_count = summary["rows_in"] + sum(number for _, number in operators) - dataset_count
         counts = [
             ("in the dataset", dataset_count),
-            *([("new instructions about images of the pairs", new)] if new else []),
+            *([("new instructions about images of the pairs", new_count)] if new_count else []),
         ]
         counts += [(f"dropped by {name}", -number) for name, number in operators if number]
     dropped = {reason.replace("_", " "): number for reason, number in summary["dropped"].items() if number}
@@ -103,16 +105,16 @@ def source_table(experiment: ExperimentResults, run: RunResults) -> list[dict]:
     """Tabulate the rows of each source to train on; empty for a dataset without sources."""
     summary = run.jsonl["pretrain"].get("sources", {}) | run.jsonl["finetune"].get("sources", {})
     rows = []
-    trained = {
-        name: read
-        for name, read in experiment.dataset_counts.get("sources", {}).items()
-        if read.get("split") != "evaluation"
+    training_sources = {
+        name: source
+        for name, source in experiment.dataset_counts.get("sources", {}).items()
+        if source.get("split") != "evaluation"
     }
-    for name, read in trained.items():
+    for name, source in training_sources.items():
         counts = summary.get(name, {"usable": 0, "rows_out": 0, "words": 0})
         times = counts["rows_out"] / counts["usable"] if counts["usable"] else 0.0
         license = experiment.licenses.get(name) or ""
-        rows.append({"name": name, "license": license, **read, **counts, "times": times})
+        rows.append({"name": name, "license": license, **source, **counts, "times": times})
     return rows
 
 
@@ -125,44 +127,44 @@ def _move_to_dropped(lanes: Lanes, original: int = 0, recaptioned: int = 0) -> L
     )
 
 
-def _operator(stage: str, operator: dict, lanes: Lanes, kind: str = "operator", note: str = "") -> FlowStep:
-    reasons, key = _reasons(operator.get("broken_images") or {}), step_key(stage, operator["step"])
+def _build_operator_step(stage: str, operator: dict, lanes: Lanes, kind: str = "operator", note: str = "") -> FlowStep:
+    reasons, key = _format_reasons(operator.get("broken_images") or {}), step_key(stage, operator["step"])
     return FlowStep(operator["operator"], kind, lanes, operator["dropped"], reasons, note, key)
 
 
-def _reasons(counts: dict[str, int]) -> str:
+def _format_reasons(counts: dict[str, int]) -> str:
     reasons = {reason: count for reason, count in counts.items() if count}
     return next(iter(reasons)).replace("_", " ") if len(reasons) == 1 else list_counts(reasons)
 
 
-def _synthesis(run: RunResults, lanes: Lanes, captioned: list[RecaptionedRow]) -> Iterator[FlowStep]:
+def _build_synthesis_steps(run: RunResults, lanes: Lanes, recaptions: list[RecaptionedRow]) -> Iterator[FlowStep]:
     """Return the steps of the synthesis; each dropped row is subtracted from its own lane."""
-    dropped = Counter(recaption.dropped_in_step for recaption in captioned)
+    dropped = Counter(recaption.dropped_in_step for recaption in recaptions)
     for operator in run.synthesize["operators"]:
         if "recaption" in operator and not lanes.recaptioned:
-            lanes = replace(lanes, original=lanes.original - len(captioned), recaptioned=len(captioned))
+            lanes = replace(lanes, original=lanes.original - len(recaptions), recaptioned=len(recaptions))
             unusable = list_counts(operator["recaption"]["unusable"])
-            note = f"{format_integer(len(captioned))} recaptioned" + (
+            note = f"{format_integer(len(recaptions))} recaptioned" + (
                 f"; unusable captions: {unusable}" if unusable else ""
             )
-            yield _operator("synthesize", operator, lanes, "recaption", note)
+            yield _build_operator_step("synthesize", operator, lanes, "recaption", note)
         else:
             recaptioned = dropped[operator["step"]]
             lanes = _move_to_dropped(lanes, operator["dropped"] - recaptioned, recaptioned)
             note = f"{format_integer(recaptioned)} of them recaptioned" if recaptioned else ""
-            yield _operator("synthesize", operator, lanes, note=note)
+            yield _build_operator_step("synthesize", operator, lanes, note=note)
 
 
-def _training_file(run: RunResults, lanes: Lanes, accepted: set[str]) -> Iterator[FlowStep]:
+def _build_file_steps(run: RunResults, lanes: Lanes, accepted_ids: set[str]) -> Iterator[FlowStep]:
     summary = run.jsonl["pretrain"]
     dropped = sum(summary["dropped"].values())
     if dropped:
         recaptioned = 0
         if lanes.recaptioned:  # repetitions have the id `<id>#<number>`, so they are not counted
             ids = {row["id"] for row in read_jsonl(run.stages["jsonl"] / "pretrain.jsonl")}
-            recaptioned = lanes.recaptioned - len(accepted & ids)
+            recaptioned = lanes.recaptioned - len(accepted_ids & ids)
         lanes = _move_to_dropped(lanes, dropped - recaptioned, recaptioned)
-    yield FlowStep("training file", "file", lanes, dropped, _reasons(summary["dropped"]))
+    yield FlowStep("training file", "file", lanes, dropped, _format_reasons(summary["dropped"]))
     if repeated := summary.get("repeated", 0):
         yield FlowStep(
             "repeat rows", "repeat", replace(lanes, repeated=repeated), note=f"{format_integer(repeated)} repeated"
@@ -190,22 +192,22 @@ class Shape:
 
 def draw_flows(chains: list[list[FlowStep]]) -> list[list[list[Shape]]]:
     """Return the shapes of each step of each chain; all chains have the same scale."""
-    places = [_LaneEdges(steps) for steps in chains]
-    total_width = max(place.total_width for place in places) or 1.0
+    edges_by_chain = [_LaneEdges(steps) for steps in chains]
+    total_width = max(edges.total_width for edges in edges_by_chain) or 1.0
     return [
-        [_step(place, total_width, steps[max(index - 1, 0)].lanes, step) for index, step in enumerate(steps)]
-        for place, steps in zip(places, chains, strict=True)
+        [_draw_step(edges, total_width, steps[max(index - 1, 0)].lanes, step) for index, step in enumerate(steps)]
+        for edges, steps in zip(edges_by_chain, chains, strict=True)
     ]
 
 
 class _LaneEdges:
-    """Edges of the lanes, in rows. Rows with new captions keep their place, so that no lane moves sideways."""
+    """Edges of the lanes, in rows. Rows with new captions keep their position, so that no lane moves sideways."""
 
     def __init__(self, steps: list[FlowStep]):
         rows = max(lanes.original + lanes.recaptioned + lanes.dropped for lanes in (step.lanes for step in steps))
         self.gap = LANE_GAP * rows
-        split = next((step.lanes.original for step in steps if step.kind == "recaption"), None)
-        self.start = self.gap + (steps[-1].lanes.original if split is None else split)
+        original = next((step.lanes.original for step in steps if step.kind == "recaption"), None)
+        self.start = self.gap + (steps[-1].lanes.original if original is None else original)
         last = steps[-1].lanes
         self.total_width = max((1 + LANE_GAP) * rows, self.repeated(last)[1] + LANE_GAP * rows + last.dropped)
 
@@ -217,40 +219,40 @@ class _LaneEdges:
         return left, left + lanes.repeated
 
 
-def _step(places: _LaneEdges, total_width: float, before: Lanes, step: FlowStep) -> list[Shape]:
+def _draw_step(edges: _LaneEdges, total_width: float, before: Lanes, step: FlowStep) -> list[Shape]:
     """Draw straight bands for rows that stay in their lane, then curved bands for rows that change it."""
     after, shapes = step.lanes, []
 
-    def band(lane: str, top: Edges, bottom: Edges, title: str = "") -> None:
+    def draw_band(lane: str, top: Edges, bottom: Edges, title: str = "") -> None:
         if max(top[1] - top[0], bottom[1] - bottom[0]) > 0:
-            shapes.append(Shape(lane, _path(top, bottom, WIDTH / total_width), title))
+            shapes.append(Shape(lane, _build_path(top, bottom, WIDTH / total_width), title))
 
-    band("original", (0, after.original), (0, after.original))
+    draw_band("original", (0, after.original), (0, after.original))
     if step.kind != "recaption":
-        band("recaptioned", places.recaptioned(after), places.recaptioned(after))
-    band("dropped", (total_width - before.dropped, total_width), (total_width - before.dropped, total_width))
+        draw_band("recaptioned", edges.recaptioned(after), edges.recaptioned(after))
+    draw_band("dropped", (total_width - before.dropped, total_width), (total_width - before.dropped, total_width))
     if step.kind == "recaption":
-        band("recaptioned", (after.original, before.original), places.recaptioned(after), step.note)
+        draw_band("recaptioned", (after.original, before.original), edges.recaptioned(after), step.note)
     if step.kind == "repeat":
-        left, right = places.repeated(after)
-        band("repeated", (left - places.gap, left - places.gap), (left, right), step.note)
+        left, right = edges.repeated(after)
+        draw_band("repeated", (left - edges.gap, left - edges.gap), (left, right), step.note)
     elif after.repeated:
-        band("repeated", places.repeated(after), places.repeated(after))
+        draw_band("repeated", edges.repeated(after), edges.repeated(after))
     if step.dropped:
-        _drop(band, places, total_width, before, step)
+        _draw_dropped(draw_band, edges, total_width, before, step)
     return shapes
 
 
-def _drop(band: Callable, places: _LaneEdges, total_width: float, before: Lanes, step: FlowStep) -> None:
+def _draw_dropped(draw_band: Callable, edges: _LaneEdges, total_width: float, before: Lanes, step: FlowStep) -> None:
     """Draw bands from the right edges of the lanes to the left edge of the rows dropped before."""
     after, left = step.lanes, total_width - step.lanes.dropped
-    recaptions_left = places.recaptioned(after)[1]
+    recaptions_end = edges.recaptioned(after)[1]
     for rows, edge in (
         (before.original - after.original, after.original),
-        (before.recaptioned - after.recaptioned, recaptions_left),
+        (before.recaptioned - after.recaptioned, recaptions_end),
     ):
         if rows > 0:
-            band(
+            draw_band(
                 "dropped",
                 (edge, edge + rows),
                 (left, left + rows),
@@ -259,7 +261,7 @@ def _drop(band: Callable, places: _LaneEdges, total_width: float, before: Lanes,
             left += rows
 
 
-def _path(top: Edges, bottom: Edges, scale: float) -> str:
+def _build_path(top: Edges, bottom: Edges, scale: float) -> str:
     """Return a band from two edges at the top to two edges at the bottom, all with vertical tangents."""
     a, b, c, d = (f"{edge * scale:.1f}" for edge in (*top, *bottom))
     if (a, b) == (c, d):

@@ -71,10 +71,15 @@ class GalleryItem:
 
 
 def gallery(experiments: list[tuple[int, ExperimentResults]], items: int = ITEMS) -> list[GalleryItem]:
-    """Return images of the evaluation split that all experiments, given with their index in the report, captioned."""
+    """Return images of the evaluation split that all experiments captioned.
+
+    Args:
+        experiments: the experiments, each with its index in the report.
+        items: largest number of images.
+    """
     first_experiment = experiments[0][1]
-    captions = {experiment.name: _by_image(experiment, "captions.jsonl", False) for _, experiment in experiments}
-    answers = {experiment.name: _by_image(experiment, "answers.jsonl", True) for _, experiment in experiments}
+    captions = {experiment.name: _read_outputs(experiment, "captions.jsonl", False) for _, experiment in experiments}
+    answers = {experiment.name: _read_outputs(experiment, "answers.jsonl", True) for _, experiment in experiments}
     rows = [row for row in first_experiment.evaluation if all(row["id"] in outputs for outputs in captions.values())]
     return [
         GalleryItem(
@@ -82,16 +87,16 @@ def gallery(experiments: list[tuple[int, ExperimentResults]], items: int = ITEMS
             thumbnail(first_experiment.image_root, row["image"]),
             row["captions"][0],
             [
-                ExperimentCaptions(e.name, index, _captions(captions[e.name][row["id"]], row))
+                ExperimentCaptions(e.name, index, _build_captions(captions[e.name][row["id"]], row))
                 for index, e in experiments
             ],
-            _questions([(index, e.name, answers[e.name].get(row["id"], [])) for index, e in experiments]),
+            _build_questions([(index, e.name, answers[e.name].get(row["id"], [])) for index, e in experiments]),
         )
         for row in evenly_spread(rows, items)
     ]
 
 
-def _by_image(experiment: ExperimentResults, file: str, may_be_empty: bool) -> dict[str, list[dict]]:
+def _read_outputs(experiment: ExperimentResults, file: str, may_be_empty: bool) -> dict[str, list[dict]]:
     """Return the outputs of the first run's models for the right images (no shuffled images), by image."""
     outputs: dict[str, list[dict]] = {}
     for row in read_jsonl(experiment.runs[0].stages["generate"] / file, may_be_empty):
@@ -100,14 +105,16 @@ def _by_image(experiment: ExperimentResults, file: str, may_be_empty: bool) -> d
     return outputs
 
 
-def _captions(outputs: list[dict], row: dict) -> list[GalleryCaption]:
+def _build_captions(outputs: list[dict], row: dict) -> list[GalleryCaption]:
     by_model = {caption["model"]: caption["caption"] for caption in outputs}
     return [
-        _caption(label, by_model[model], row["objects"]) for model, label in MODEL_LABELS.items() if model in by_model
+        _build_caption(label, by_model[model], row["objects"])
+        for model, label in MODEL_LABELS.items()
+        if model in by_model
     ]
 
 
-def _caption(stage: str, text: str, objects: list[dict]) -> GalleryCaption:
+def _build_caption(stage: str, text: str, objects: list[dict]) -> GalleryCaption:
     if not objects:
         return GalleryCaption(stage, text.strip(), "", False)
     right, extra = judge_caption(text, objects), count_extra(text, objects)
@@ -115,7 +122,7 @@ def _caption(stage: str, text: str, objects: list[dict]) -> GalleryCaption:
     return GalleryCaption(stage, text.strip(), verdict, bool(right.all()) and not extra)
 
 
-def _questions(outputs: list[tuple[int, str, list[dict]]]) -> list[GalleryQuestion]:
+def _build_questions(outputs: list[tuple[int, str, list[dict]]]) -> list[GalleryQuestion]:
     """Return the questions about an image in their order, with answers by the models of the last training stage."""
     questions: dict[str, GalleryQuestion] = {}
     for index, name, rows in outputs:
@@ -201,19 +208,19 @@ def synthesis_quality(run: RunResults, recaptions: list[RecaptionedRow], truth: 
     """Return the shares of mismatched and clean pairs that were replaced or dropped, and of true new captions."""
     if not recaptions or not truth:
         return []
-    pairs = {row["id"] for row in read_jsonl(run.stages["filter"] / "filtered.jsonl")}
-    left = {row["id"] for row in read_jsonl(run.stages["synthesize"] / "stats.jsonl")}
-    touched = {recaption.id for recaption in recaptions} | (pairs - left)
+    pair_ids = {row["id"] for row in read_jsonl(run.stages["filter"] / "filtered.jsonl")}
+    remaining_ids = {row["id"] for row in read_jsonl(run.stages["synthesize"] / "stats.jsonl")}
+    changed_ids = {recaption.id for recaption in recaptions} | (pair_ids - remaining_ids)
     figures = []
     for fault, description in (
         ("mismatched", "captions swapped between images on purpose"),
         ("clean", "correct captions"),
     ):
-        planted = {identifier for identifier in pairs if truth[identifier]["fault"] == fault}
-        if planted:
-            share = f"{100 * len(planted & touched) / len(planted):.1f} %"
+        fault_ids = {identifier for identifier in pair_ids if truth[identifier]["fault"] == fault}
+        if fault_ids:
+            share = f"{100 * len(fault_ids & changed_ids) / len(fault_ids):.1f} %"
             figures.append(
-                QualityFigure(share, f"of {format_integer(len(planted))} {description} were replaced or dropped")
+                QualityFigure(share, f"of {format_integer(len(fault_ids))} {description} were replaced or dropped")
             )
     accepted = [recaption for recaption in recaptions if recaption.accepted]
     if accepted:
@@ -239,11 +246,11 @@ def recaption_gallery(
     run: RunResults, recaptions: list[RecaptionedRow], truth: dict[str, dict], items: int = RECAPTIONS_SHOWN
 ) -> list[RecaptionItem]:
     """Return rows evenly spread over all recaptioned rows, sorted by id."""
-    chosen = evenly_spread(recaptions, items)
-    if not chosen:
+    examples = evenly_spread(recaptions, items)
+    if not examples:
         return []
     root = read_image_root(run.stages["synthesize"])
-    ids = {recaption.id for recaption in chosen}
+    ids = {recaption.id for recaption in examples}
     rows = read_jsonl(run.stages["filter"] / "filtered.jsonl")
     images = {row["id"]: row["images"][0] for row in rows if row["id"] in ids}
 
@@ -257,7 +264,7 @@ def recaption_gallery(
             judge(recaption.original, recaption.id),
             judge(recaption.caption, recaption.id),
         )
-        for recaption in chosen
+        for recaption in examples
     ]
 
 
@@ -287,42 +294,42 @@ class DuplicateSection:
 def duplicate_sections(experiment: ExperimentResults) -> list[DuplicateSection]:
     """Return a section for each near-deduplicator of the first run's filter, in their order."""
     run = experiment.runs[0]
-    finders = [operator for operator in run.filter["operators"] if operator.get("copies", {}).get("clusters")]
-    return [_part(experiment, run.stages["filter"], operator) for operator in finders]
+    deduplicators = [operator for operator in run.filter["operators"] if operator.get("copies", {}).get("clusters")]
+    return [_build_section(experiment, run.stages["filter"], operator) for operator in deduplicators]
 
 
-def _part(experiment: ExperimentResults, folder: Path, operator: dict) -> DuplicateSection:
+def _build_section(experiment: ExperimentResults, folder: Path, operator: dict) -> DuplicateSection:
     sizes = {int(size): count for size, count in operator["copies"]["clusters"].items()}
     return DuplicateSection(
         operator["operator"],
         format_integer(sum(sizes.values())),
         format_integer(operator["dropped"]),
         ", ".join(f"{format_integer(sizes[size])} with {size} rows" for size in sorted(sizes)[:8]),
-        _largest(experiment, folder, operator["step"]),
+        _find_largest(experiment, folder, operator["step"]),
     )
 
 
-def _largest(experiment: ExperimentResults, folder: Path, step: int) -> list[tuple[str, list[ClusterMember]]]:
-    counts = Counter(row["copy_of"] for row in _dropped(folder, step))
-    largest = heapq.nsmallest(CLUSTERS, counts, key=lambda kept: (-counts[kept], kept))
-    members: dict[str, list[tuple[float, str]]] = {kept: [] for kept in largest}
-    for row in _dropped(folder, step):
+def _find_largest(experiment: ExperimentResults, folder: Path, step: int) -> list[tuple[str, list[ClusterMember]]]:
+    counts = Counter(row["copy_of"] for row in _read_dropped(folder, step))
+    largest = heapq.nsmallest(CLUSTERS, counts, key=lambda kept_id: (-counts[kept_id], kept_id))
+    members: dict[str, list[tuple[float, str]]] = {kept_id: [] for kept_id in largest}
+    for row in _read_dropped(folder, step):
         if row["copy_of"] in members:
             members[row["copy_of"]].append((row["distance"], row["id"]))
-    shown_members = {kept: sorted(dropped)[: CLUSTER_IMAGES - 1] for kept, dropped in members.items()}
+    shown_members = {kept_id: sorted(dropped)[: CLUSTER_IMAGES - 1] for kept_id, dropped in members.items()}
     shown_ids = {*shown_members, *(identifier for dropped in shown_members.values() for _, identifier in dropped)}
     root = read_image_root(folder)
     rows = read_jsonl(experiment.dataset / "pretrain.jsonl")
     images = {row["id"]: thumbnail(root, row["images"][0]) for row in rows if row["id"] in shown_ids}
     return [
         (
-            format_integer(counts[kept] + 1),
-            [ClusterMember(kept, images[kept], None)]
+            format_integer(counts[kept_id] + 1),
+            [ClusterMember(kept_id, images[kept_id], None)]
             + [ClusterMember(name, images[name], distance) for distance, name in dropped],
         )
-        for kept, dropped in shown_members.items()
+        for kept_id, dropped in shown_members.items()
     ]
 
 
-def _dropped(folder: Path, step: int) -> Iterator[dict]:
+def _read_dropped(folder: Path, step: int) -> Iterator[dict]:
     return (row for row in read_jsonl(folder / "dropped.jsonl") if row["step"] == step and row["event"] == "dropped")

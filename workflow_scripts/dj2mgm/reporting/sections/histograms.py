@@ -69,7 +69,7 @@ class Histogram:
     limits: list[LimitMark] = field(default_factory=list)
     ticks: list[Tick] = field(default_factory=list)
     log: bool = False
-    number: int | None = None  # the operator's place in the recipe
+    number: int | None = None  # the operator's position in the recipe
 
 
 def statistic_histograms(folder: Path, recipe: dict, leave_out: Iterable[str] = ()) -> list[Histogram]:
@@ -77,7 +77,7 @@ def statistic_histograms(folder: Path, recipe: dict, leave_out: Iterable[str] = 
     steps = [(name, step[name] or {}) for step in recipe["process"] for name in step]
     values = read_statistics(folder)
     histograms = [
-        _histogram(name, rows, *_find_limits(name, steps))
+        _build_histogram(name, rows, *_find_limits(name, steps))
         for name, rows in values.items()
         if name not in set(leave_out)
     ]
@@ -109,10 +109,10 @@ def read_statistics(folder: Path) -> dict[str, list[tuple[str, object]]]:
 def _find_limits(statistic: str, steps: list[tuple[str, dict]]) -> tuple[str, float | None, float | None, str]:
     """Return (operator, lower limit, upper limit, both as text) of the recipe's last operator on the statistic."""
     operator, *names = OPERATOR_LIMITS.get(statistic, (statistic.removesuffix("_score") + "_filter", None, None))
-    limiting = [(name, arguments) for name, arguments in steps if name.removeprefix("batched_") == operator]
-    if not limiting:
+    operator_steps = [(name, arguments) for name, arguments in steps if name.removeprefix("batched_") == operator]
+    if not operator_steps:
         return operator, None, None, ""
-    operator, arguments = limiting[-1]
+    operator, arguments = operator_steps[-1]
     texts = [str(arguments[name]) if name in arguments else None for name in names]
     low, high = (None if text is None else parse_number(text) for text in texts)
     if texts == [None, None]:
@@ -131,41 +131,42 @@ def parse_number(text: str) -> float | None:
         return None
 
 
-def _histogram(
+def _build_histogram(
     name: str, rows: list[tuple[str, object]], operator: str, low: float | None, high: float | None, text: str
 ) -> Histogram:
     title = name.replace("_", " ")
     groups: dict[str, list] = {series: [] for series in SERIES}
     for dropped_by, value in rows:
-        groups[_series(dropped_by, operator)].append(value)
+        groups[_find_series(dropped_by, operator)].append(value)
     counts = {series: len(values) for series, values in groups.items()}
     if any(isinstance(value, str) for _, value in rows):
         return Histogram(title, operator, text, counts, list_counts(Counter(str(value) for _, value in rows)))
     arrays = {series: np.array(values, dtype=np.float64) for series, values in groups.items()}
-    everything = np.concatenate(list(arrays.values()))
-    if everything.min() == everything.max():
-        return Histogram(title, operator, text, counts, f"all {everything[0]:g}")
-    edges, log = bin_edges(everything)
+    all_values = np.concatenate(list(arrays.values()))
+    if all_values.min() == all_values.max():
+        return Histogram(title, operator, text, counts, f"all {all_values[0]:g}")
+    edges, log = bin_edges(all_values)
     scale = Scale(edges[0], edges[-1], log)
-    within = [(at, side) for at, side in ((low, "min"), (high, "max")) if at is not None and edges[0] < at < edges[-1]]
-    limits = [LimitMark(scale.at(at), side) for at, side in within]
+    sides = ((low, "min"), (high, "max"))
+    inner_limits = [(limit, side) for limit, side in sides if limit is not None and edges[0] < limit < edges[-1]]
+    limits = [LimitMark(scale.at(limit), side) for limit, side in inner_limits]
     rows_in_bins = {series: np.histogram(values, edges)[0] for series, values in arrays.items()}
     bars = stacked_bars(rows_in_bins, highest=int(sum(rows_in_bins.values()).max()))
     return Histogram(title, operator, text, counts, "", bars, limits, scale.ticks(3), log)
 
 
-def _series(dropped_by: str, operator: str) -> str:
+def _find_series(dropped_by: str, operator: str) -> str:
     if not dropped_by:
         return "kept"
     return "here" if dropped_by == operator else "elsewhere"
 
 
-def group_by_folder(named: Iterable[tuple[str, Path]]) -> Iterator[tuple[Path, list[str]]]:
+def group_by_folder(pairs: Iterable[tuple[str, Path]]) -> Iterator[tuple[Path, list[str]]]:
     """Yield each folder with the names that share it, so that its content is shown once."""
-    folders: dict[Path, list[str]] = {}
-    for name, folder in named:
-        folders.setdefault(folder, []).append(name)
-    yield from folders.items()
+    names_by_folder: dict[Path, list[str]] = {}
+    for name, folder in pairs:
+        names_by_folder.setdefault(folder, []).append(name)
+    yield from names_by_folder.items()
 
 
 @dataclass(frozen=True)
@@ -187,19 +188,19 @@ def similarity_histogram(run: RunResults, recaptions: list[RecaptionedRow]) -> S
     """Draw the similarities; None if no row was recaptioned. Rows without a usable new caption count as replaced."""
     if not recaptions:
         return None
-    touched = {recaption.id for recaption in recaptions}
+    recaptioned_ids = {recaption.id for recaption in recaptions}
     stats = read_jsonl(run.stages["synthesize"] / "stats.jsonl")
     scores = {row["id"]: row.get("image_text_similarity") for row in stats}
     values = {
-        "kept": [score[0] for name, score in scores.items() if score and name not in touched],
+        "kept": [score[0] for name, score in scores.items() if score and name not in recaptioned_ids],
         "replaced": [recaption.original_similarity for recaption in recaptions],
         "accepted": [recaption.similarity for recaption in recaptions if recaption.accepted],
         "rejected": [r.similarity for r in recaptions if r.similarity is not None and not r.accepted],
     }
-    everything = [value for numbers in values.values() for value in numbers]
+    all_values = [value for numbers in values.values() for value in numbers]
     records = [operator.get("recaption") for operator in run.synthesize["operators"]]
     limit = next((record["min_similarity"] for record in records if record), None)
-    edges = bin_edges_at(min(everything), max(everything), limit)
+    edges = bin_edges_at(min(all_values), max(all_values), limit)
     counts = {name: np.histogram(numbers, edges)[0] for name, numbers in values.items()}
     scale = Scale(edges[0], edges[-1])
     sides = {"before": ("kept", "replaced"), "after": ("kept", "accepted", "rejected")}
@@ -208,9 +209,9 @@ def similarity_histogram(run: RunResults, recaptions: list[RecaptionedRow]) -> S
         stacked_bars(square_roots({name: counts[name] for name in names}, highest), highest, down=side == "after")
         for side, names in sides.items()
     )
-    where = scale.at(limit) if limit is not None and edges[0] <= limit <= edges[-1] else None
+    limit_position = scale.at(limit) if limit is not None and edges[0] <= limit <= edges[-1] else None
     sizes = {name: len(numbers) for name, numbers in values.items()}
-    return Similarities(before, after, scale.ticks(5), where, "" if limit is None else f"{limit:.3g}", sizes)
+    return Similarities(before, after, scale.ticks(5), limit_position, "" if limit is None else f"{limit:.3g}", sizes)
 
 
 def bin_edges_at(low: float, high: float, limit: float | None) -> np.ndarray:

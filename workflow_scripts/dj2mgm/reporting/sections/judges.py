@@ -27,28 +27,28 @@ from dj2mgm.reporting.rendering import format_integer, join_words
 def judge_notes(experiments: list[ExperimentResults]) -> list[str]:
     """Return a note on the scores of each judge, the first judge first; empty if there is nothing to note."""
     number = max(len(experiment.judges) for experiment in experiments)
-    return [_note(experiments, index, named=number > 1) for index in range(number)]
+    return [_describe_judge(experiments, index, with_name=number > 1) for index in range(number)]
 
 
-def _note(experiments: list[ExperimentResults], index: int, named: bool) -> str:
+def _describe_judge(experiments: list[ExperimentResults], index: int, with_name: bool) -> str:
     judges = {experiment.name: experiment.judges[index] for experiment in experiments if index < len(experiment.judges)}
     kinds = " or ".join(dict.fromkeys(judge["kind"] for judge in judges.values()))
-    selected = [name for name, judge in judges.items() if judge["selects"]]
-    sharing = [name for name, judge in judges.items() if judge["sees"]]
+    selected_names = [name for name, judge in judges.items() if judge["selects"]]
+    sharing_names = [name for name, judge in judges.items() if judge["sees"]]
     sentences = []
-    if differing := describe_judge_difference(index, *experiments):
-        sentences.append(f"{differing[0].upper()}{differing[1:]}. These scores cannot be compared.")
-    elif named:
+    if difference := describe_judge_difference(index, *experiments):
+        sentences.append(f"{difference[0].upper()}{difference[1:]}. These scores cannot be compared.")
+    elif with_name:
         sentences.append(f"Judge: {judge_name(next(iter(judges.values())))}.")
-    if selected:
+    if selected_names:
         sentences.append(
-            f"The judge also selected the data of {join_words(selected)}. The captions may follow the preferences of "
-            f"this {kinds}, including its mistakes. Check that other scores agree."
+            f"The judge also selected the data of {join_words(selected_names)}. The captions may follow the "
+            f"preferences of this {kinds}, including its mistakes. Check that other scores agree."
         )
-    if sharing:
+    if sharing_names:
         sentences.append(
-            f"The judge shares its image tower with the trained model{'s' * (len(sharing) > 1)} of "
-            f"{join_words(sharing)}. So the judge overlooks the same details."
+            f"The judge shares its image tower with the trained model{'s' * (len(sharing_names) > 1)} of "
+            f"{join_words(sharing_names)}. So the judge overlooks the same details."
         )
     return " ".join(sentences)
 
@@ -76,7 +76,7 @@ class Contrast:
     first: tuple[str, str]  # the difference and its interval
     second: tuple[str, str]
     agreement: str
-    shown: str  # class of the style sheet: better, worse or same; empty if the judges disagree
+    css_class: str  # class of the style sheet: better, worse or same; empty if the judges disagree
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,13 @@ class Agreement:
 
 def judge_agreement(experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]) -> Agreement | None:
     """Compare both judges' scores of captions of the right images; None if there is no second judge."""
-    correlations, contrasts = list(_correlations(experiments)), list(_contrasts(experiments, differences))
+    correlations, contrasts = list(_build_correlations(experiments)), list(_build_contrasts(experiments, differences))
     return Agreement(correlations, contrasts) if correlations else None
 
 
-def _correlations(experiments: list[ExperimentResults]) -> Iterator[Correlation]:
+def _build_correlations(experiments: list[ExperimentResults]) -> Iterator[Correlation]:
     for index, experiment in enumerate(experiments):
-        for group in _own_groups(experiment.groups):
+        for group in _list_own_groups(experiment.groups):
             for metric in JUDGED_METRICS:
                 if SECOND + metric in experiment.groups[group]:
                     count, correlation = rank_correlation(experiment.scores, group, metric)
@@ -117,10 +117,12 @@ def rank_correlation(runs: list[Scores], group: str, metric: str) -> tuple[int, 
     return int(sum(pair[metric].counts.sum() for pair in values)), float(ranks[metric].corr(ranks[SECOND + metric]))
 
 
-def _contrasts(experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]) -> Iterator[Contrast]:
+def _build_contrasts(
+    experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]
+) -> Iterator[Contrast]:
     for index, experiment in enumerate(experiments):
         estimates = differences.get(experiment.name, {})
-        for group in _own_groups(estimates):
+        for group in _list_own_groups(estimates):
             for metric in JUDGED_METRICS:
                 pair = estimates[group].get(metric), estimates[group].get(SECOND + metric)
                 if all(pair):
@@ -157,5 +159,5 @@ def describe_agreement(metric: str, first: Estimate, second: Estimate) -> tuple[
     return f"{finding}{verdict_scope(first)}{signs}", ""
 
 
-def _own_groups(groups: dict) -> list[str]:
+def _list_own_groups(groups: dict) -> list[str]:
     return [group for group in GROUP_LABELS if group.endswith("/own") and group in groups]

@@ -21,7 +21,7 @@ COUNTS = ("references", "leaked", "questions", "training_images", "training_rows
 class LeakCounts:
     """Leaks of the held-out images or of one benchmark."""
 
-    of: str
+    origin: str  # "held-out images" or the name of a benchmark
     counts: list[str]  # in the order of COUNTS
 
 
@@ -66,41 +66,46 @@ def leak_sections(experiments: list[ExperimentResults], page: str | Path) -> Ite
             by_folder.setdefault(experiment.leaks, []).append((index, experiment))
     for folder, group in by_folder.items():
         file = folder / "leaks.jsonl"
-        leaked, summary = read_leaked_ids(file, HELD_OUT), read_json(folder / "summary.json")
+        leaked_ids, summary = read_leaked_ids(file, HELD_OUT), read_json(folder / "summary.json")
         has_leaks = any(counts["leaked"] or counts.get("leaked_texts") for counts in summary.values())
         yield LeakSection(
             group[0][1].dataset.name,
             quote(os.path.relpath(file, Path(page).parent)),
             [
-                LeakCounts("held-out images" if of == HELD_OUT else of, [_count(counts.get(name)) for name in COUNTS])
-                for of, counts in summary.items()
+                LeakCounts(
+                    "held-out images" if origin == HELD_OUT else origin,
+                    [_format_count(counts.get(name)) for name in COUNTS],
+                )
+                for origin, counts in summary.items()
             ],
-            [LeakTreatment(experiment.name, index, _treatment(experiment)) for index, experiment in group]
+            [LeakTreatment(experiment.name, index, _describe_treatment(experiment)) for index, experiment in group]
             if has_leaks
             else [],
-            _count(summary.get(HELD_OUT, {}).get("leaked")),
-            [score for index, experiment in group for score in _scores(index, experiment, leaked)] if leaked else [],
+            _format_count(summary.get(HELD_OUT, {}).get("leaked")),
+            [score for index, experiment in group for score in _compare_scores(index, experiment, leaked_ids)]
+            if leaked_ids
+            else [],
         )
 
 
-def _count(number: int | None) -> str:
+def _format_count(number: int | None) -> str:
     return "–" if number is None else format_integer(number)
 
 
-def _treatment(experiment: ExperimentResults) -> str:
+def _describe_treatment(experiment: ExperimentResults) -> str:
     if experiment.config.jsonl.leaks == "keep":
         return "was trained on these rows"
-    written = experiment.runs[0].jsonl
-    lost = {split: written[split]["dropped"] for split in ("pretrain", "finetune")}
+    summary = experiment.runs[0].jsonl
     pairs, instructions = (
-        format_integer(counts.get("leaked", 0) + counts.get("leaked_text", 0)) for counts in lost.values()
+        format_integer(counts.get("leaked", 0) + counts.get("leaked_text", 0))
+        for counts in (summary[split]["dropped"] for split in ("pretrain", "finetune"))
     )
     return f"dropped {pairs} pairs (after the filters) and {instructions} instructions"
 
 
-def _scores(index: int, experiment: ExperimentResults, leaked: set[str]) -> Iterator[LeakScore]:
+def _compare_scores(index: int, experiment: ExperimentResults, leaked_ids: set[str]) -> Iterator[LeakScore]:
     """Return the headline metrics with and without the leaked images; controls are left out."""
-    rest = aggregate([drop_images(run, leaked) for run in experiment.scores])
+    rest = aggregate([drop_images(run, leaked_ids) for run in experiment.scores])
     for group, label in GROUP_LABELS.items():
         if group.endswith("/own"):
             for metric in HEADLINES:

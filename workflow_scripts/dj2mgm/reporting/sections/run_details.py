@@ -37,14 +37,14 @@ def config_difference(experiment: ExperimentResults, reference: ExperimentResult
 
 def operators(recipe: str, process: list[dict]) -> dict[str, object]:
     """Return a recipe's arguments by operator; a second operator of the same name is `<name> (2)`."""
-    labelled: dict[str, object] = {}
-    seen: dict[str, int] = {}
+    arguments_by_label: dict[str, object] = {}
+    counts: dict[str, int] = {}
     for step in process:
         [(name, arguments)] = step.items()
-        seen[name] = seen.get(name, 0) + 1
-        label = f"{recipe}: {name}" + (f" ({seen[name]})" if seen[name] > 1 else "")
-        labelled[label] = arguments or "no arguments"
-    return labelled
+        counts[name] = counts.get(name, 0) + 1
+        label = f"{recipe}: {name}" + (f" ({counts[name]})" if counts[name] > 1 else "")
+        arguments_by_label[label] = arguments or "no arguments"
+    return arguments_by_label
 
 
 def show_setting(value: object) -> str:
@@ -103,18 +103,18 @@ def versions(experiments: list[ExperimentResults]) -> list[tuple[str, str]]:
 
 def times_table(experiments: list[ExperimentResults]) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """Return the names of the stages whose time was measured, and each experiment's mean time per run in them."""
-    measured = [[_seconds(run) for run in experiment.runs] for experiment in experiments]
-    recorded = dict.fromkeys(stage for runs in measured for run in runs for stage in run)
+    seconds = [[_read_seconds(run) for run in experiment.runs] for experiment in experiments]
+    recorded = dict.fromkeys(stage for runs in seconds for run in runs for stage in run)
     stages = [*(stage for stage in STAGES if stage in recorded), *(stage for stage in recorded if stage not in STAGES)]
     rows = []
-    for experiment, runs in zip(experiments, measured, strict=True):
+    for experiment, runs in zip(experiments, seconds, strict=True):
         times = [[run[stage] for run in runs if stage in run] for stage in stages]
         rows.append((experiment.name, [format_duration(sum(part) / len(part)) if part else "–" for part in times]))
     return stages, rows
 
 
-def _seconds(run: RunResults) -> dict[str, float]:
+def _read_seconds(run: RunResults) -> dict[str, float]:
     """Return the time of each stage, as Snakemake measured it; a resumed training has at least its recorded time."""
     seconds = {stage: sum_seconds([folder]) for stage, folder in run.stages.items()}
-    trained = {stage: record["train_seconds"] for stage, record in run.records.items()}  # of all attempts
-    return {stage: max(time, trained.get(stage, 0)) for stage, time in seconds.items() if time is not None}
+    recorded = {stage: record["train_seconds"] for stage, record in run.records.items()}  # of all attempts
+    return {stage: max(time, recorded.get(stage, 0)) for stage, time in seconds.items() if time is not None}

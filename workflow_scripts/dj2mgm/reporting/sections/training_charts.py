@@ -21,9 +21,9 @@ Curve = tuple[np.ndarray, np.ndarray]  # steps and values, (N,) each
 def loss_chart(experiments: list[ExperimentResults], stage: str) -> LineChart:
     """Draw each run's loss, and each experiment's mean over its runs, smoothed over 1/20 of it."""
     curves = [[_read_curve(run.steps[stage], "loss") for run in experiment.runs] for experiment in experiments]
-    everything = [curve for runs in curves for curve in runs]
-    x = Scale(0, max(steps.max() for steps, _ in everything))
-    y = Scale(0, 1.04 * max(losses[np.isfinite(losses)].max(initial=0) for _, losses in everything) or 1)
+    all_curves = [curve for runs in curves for curve in runs]
+    x = Scale(0, max(steps.max() for steps, _ in all_curves))
+    y = Scale(0, 1.04 * max(losses[np.isfinite(losses)].max(initial=0) for _, losses in all_curves) or 1)
     lines, ends = [], []
     for index, (experiment, runs) in enumerate(zip(experiments, curves, strict=True)):
         lines += [Line("seed", draw_line(x, y, *run), index) for run in runs]
@@ -31,44 +31,44 @@ def loss_chart(experiments: list[ExperimentResults], stage: str) -> LineChart:
         smooth = running_mean(losses.mean(axis=0), len(steps) // 20)
         lines.append(Line("mean", draw_line(x, y, steps, smooth), index))
         ends.append((index, experiment.name, f"{smooth[-1]:.3f}"))
-    return _training_chart("Loss", lines, x, y, ends)
+    return _build_training_chart("Loss", lines, x, y, ends)
 
 
 def score_charts(experiments: list[ExperimentResults], stage: str) -> list[LineChart]:
     """Draw each metric of the experiments whose runs measured it, as a mean with a band over the seeds."""
     return [
-        _score_chart(metric, stage, measured)
+        _draw_score_chart(metric, stage, pairs)
         for metric in QUANTITIES
-        if (measured := [pair for pair in enumerate(experiments) if _has(pair[1], stage, metric)])
+        if (pairs := [pair for pair in enumerate(experiments) if _has_metric(pair[1], stage, metric)])
     ]
 
 
-def _has(experiment: ExperimentResults, stage: str, metric: str) -> bool:
+def _has_metric(experiment: ExperimentResults, stage: str, metric: str) -> bool:
     return all(run.held_out.get(stage) and metric in run.held_out[stage][0] for run in experiment.runs)
 
 
-def _score_chart(metric: str, stage: str, experiments: list[tuple[int, ExperimentResults]]) -> LineChart:
+def _draw_score_chart(metric: str, stage: str, experiments: list[tuple[int, ExperimentResults]]) -> LineChart:
     curves = [
         align_curves([_read_curve(run.held_out[stage], metric) for run in experiment.runs])
         for _, experiment in experiments
     ]
-    shares = metric == "accuracy"
+    is_share = metric == "accuracy"
     x = Scale(0, max(steps[-1] for steps, _ in curves))
-    y = Scale(0, 1 if shares else 1.04 * max(values.max() for _, values in curves) or 1)
+    y = Scale(0, 1 if is_share else 1.04 * max(values.max() for _, values in curves) or 1)
     lines, ends = [], []
     for (index, experiment), (steps, values) in zip(experiments, curves, strict=True):
         mean = values.mean(axis=0)
         if len(values) > 1:
-            around = np.concatenate([values.min(axis=0), values.max(axis=0)[::-1]])
-            path = draw_line(x, y, np.concatenate([steps, steps[::-1]]), around)
+            outline = np.concatenate([values.min(axis=0), values.max(axis=0)[::-1]])
+            path = draw_line(x, y, np.concatenate([steps, steps[::-1]]), outline)
             lines.append(Line("band", f"{path}Z", index))
         lines.append(Line("mean", draw_line(x, y, steps, mean), index))
-        ends.append((index, experiment.name, f"{100 * mean[-1]:.1f} %" if shares else f"{mean[-1]:.3f}"))
-    note = _note(metric, stage, [experiment for _, experiment in experiments])
-    return _training_chart(QUANTITIES[metric], lines, x, y, ends, note, 100 if shares else 1)
+        ends.append((index, experiment.name, f"{100 * mean[-1]:.1f} %" if is_share else f"{mean[-1]:.3f}"))
+    note = _describe_questions(metric, stage, [experiment for _, experiment in experiments])
+    return _build_training_chart(QUANTITIES[metric], lines, x, y, ends, note, 100 if is_share else 1)
 
 
-def _training_chart(
+def _build_training_chart(
     quantity: str, lines: list[Line], x: Scale, y: Scale, ends: list, note: str = "", factor: float = 1
 ) -> LineChart:
     last = ", ".join(f"{name} {value}" for _, name, value in ends)
@@ -101,7 +101,7 @@ def running_mean(values: np.ndarray, window: int) -> np.ndarray:
     return pd.Series(values).rolling(2 * (window // 2) + 1, center=True, min_periods=1).mean().to_numpy()
 
 
-def _note(metric: str, stage: str, experiments: list[ExperimentResults]) -> str:
+def _describe_questions(metric: str, stage: str, experiments: list[ExperimentResults]) -> str:
     """Describe the questions, and the time they took or their agreement with the evaluation."""
     runs = [run for experiment in experiments for run in experiment.runs]
     records = [run.records[stage]["scores"] for run in runs]
@@ -114,22 +114,22 @@ def _note(metric: str, stage: str, experiments: list[ExperimentResults]) -> str:
         return (
             f"{questions}; loss in nats per token of the answer; scoring took at most {max_share} of the stage's time"
         )
-    agreeing = [same for run in runs for same in _compare_with_evaluation(run)]
-    if not agreeing:
+    agreements = [agrees for run in runs for agrees in _compare_with_evaluation(run)]
+    if not agreements:
         return questions
-    agreement = f"{sum(agreeing)} of {len(agreeing)}"
+    agreement = f"{sum(agreements)} of {len(agreements)}"
     return f"{questions}; the last checkpoint and the evaluation agree on {agreement} answers"
 
 
 def _compare_with_evaluation(run: RunResults) -> list[bool]:
-    """Return whether training and evaluation agree, for each question that both asked of the last checkpoint."""
-    scored = {_key(row): row["correct"] for row in read_jsonl(run.stages["finetune"] / "scored.jsonl")}
+    """Return whether training and evaluation agree, for each question that both asked the last checkpoint."""
+    correct = {_build_key(row): row["correct"] for row in read_jsonl(run.stages["finetune"] / "scored.jsonl")}
     answers = read_jsonl(run.stages["generate"] / "answers.jsonl")
     own_rows = (row for row in answers if row["model"] == "finetune" and row["images"] == "own")
-    return [scored[_key(row)] == is_correct(row) for row in own_rows if _key(row) in scored]
+    return [correct[_build_key(row)] == is_correct(row) for row in own_rows if _build_key(row) in correct]
 
 
-def _key(row: dict) -> tuple:
+def _build_key(row: dict) -> tuple:
     return row["id"], row["type"], row["question"], row["answer"]
 
 
@@ -160,7 +160,7 @@ class Band:
     stage: str
     left: float  # per cent
     width: float
-    marks: list[tuple[float, str]]  # places at which training and saving begin
+    marks: list[tuple[float, str]]  # positions at which training and saving begin
 
 
 @dataclass(frozen=True)
@@ -202,10 +202,10 @@ def memory_timeline(experiment: ExperimentResults) -> Timeline:
     y = Scale(0, 1.08 * max(heights))
     lines, bands = [], []
     for stage, start, end in zip(stages, starts, starts[1:], strict=False):
-        lines += _lines(x, y, stage, float(start), float(end))
-        left, marks = x.at(float(start)), _marks(x, stage, float(start))
+        lines += _draw_memory_lines(x, y, stage, float(start), float(end))
+        left, marks = x.at(float(start)), _find_phase_marks(x, stage, float(start))
         bands.append(Band(stage.stage, left, round(x.at(float(end)) - left, 2), marks))
-    rows = [_row(stage, series) for stage in stages for series in stage.sizes]
+    rows = [_build_row(stage, series) for stage in stages for series in stage.sizes]
     peaks = ", ".join(f"{row['stage']} {row['device']} {row['peak']}" for row in rows)
     chart = LineChart(
         "Memory",
@@ -220,26 +220,26 @@ def memory_timeline(experiment: ExperimentResults) -> Timeline:
     return Timeline(chart, bands, measured, rows)
 
 
-def _lines(x: Scale, y: Scale, stage: StageMemory, start: float, end: float) -> Iterator[Line]:
+def _draw_memory_lines(x: Scale, y: Scale, stage: StageMemory, start: float, end: float) -> Iterator[Line]:
     for series, sizes in stage.sizes.items():
-        chosen = _find_peaks(sizes)
-        yield Line(series, draw_line(x, y, start + stage.seconds[chosen], sizes[chosen]))
+        indices = _find_peaks(sizes)
+        yield Line(series, draw_line(x, y, start + stage.seconds[indices], sizes[indices]))
         if series in stage.predicted:
             yield Line(f"{series} predicted", draw_line(x, y, [start, end], 2 * [stage.predicted[series]]))
 
 
 def _find_peaks(sizes: np.ndarray) -> list[int]:
-    """Return the places of at most POINTS readings, each the largest of its neighbors, so that no peak is lost."""
+    """Return the indices of at most POINTS readings, each the largest of its neighbors, so that no peak is lost."""
     groups = np.array_split(np.arange(len(sizes)), min(POINTS, len(sizes)))
     return [group[sizes[group].argmax()] for group in groups]
 
 
-def _marks(x: Scale, stage: StageMemory, start: float) -> list[tuple[float, str]]:
-    changes = [place for place in range(1, len(stage.phases)) if stage.phases[place] != stage.phases[place - 1]]
-    return [(x.at(start + float(stage.seconds[place])), f"{stage.phases[place]} begins") for place in changes]
+def _find_phase_marks(x: Scale, stage: StageMemory, start: float) -> list[tuple[float, str]]:
+    changes = [index for index in range(1, len(stage.phases)) if stage.phases[index] != stage.phases[index - 1]]
+    return [(x.at(start + float(stage.seconds[index])), f"{stage.phases[index]} begins") for index in changes]
 
 
-def _row(stage: StageMemory, series: str) -> dict:
+def _build_row(stage: StageMemory, series: str) -> dict:
     peak, predicted, limit = stage.peak(series), stage.predicted.get(series), stage.limits.get(series)
     return {
         "stage": stage.stage,

@@ -33,26 +33,29 @@ from dj2mgm.settings.targets import DecideSection
 DECIDED = ("better", "worse", "equivalent")
 
 
-def take_look(experiments: list[ExperimentResults], earlier: list[LookRecord], budget: DecideSection) -> LookRecord:
+def take_look(
+    experiments: list[ExperimentResults], earlier_records: list[LookRecord], budget: DecideSection
+) -> LookRecord:
     """Return the look at the reference and an experiment after their seeds.
 
     Args:
         experiments: the reference and the experiment, with equal seeds.
-        earlier: the looks after fewer seeds.
-        budget: the budget of this look and of later ones.
+        earlier_records: the looks after fewer seeds.
+        budget: the budget of this look and of later looks.
 
     Raises:
         InputError: the headline cannot be compared.
     """
     reference, experiment = experiments
-    headline, taken = find_headline(experiments), len(experiment.seeds)
-    contrast = _headline_contrast(reference, experiment, headline)
+    headline, seed_count = find_headline(experiments), len(experiment.seeds)
+    contrast = _compute_contrast(reference, experiment, headline)
     seconds = measured_seconds(run.stages for side in experiments for run in side.runs)
     seconds_per_seed = measured_seconds(side.runs[-1].stages for side in experiments)
-    planned = planned_seeds(budget, earlier[-1] if earlier else None, taken, seconds, seconds_per_seed)
-    is_last = min(planned, affordable_seeds(budget, taken, seconds, seconds_per_seed)) <= taken
-    looks = [Look(len(record.seeds), record.most_seeds, record.level, record.spent) for record in earlier]
-    look = next_look(looks, taken, planned, is_last)
+    last_record = earlier_records[-1] if earlier_records else None
+    most_seeds = planned_seeds(budget, last_record, seed_count, seconds, seconds_per_seed)
+    is_last = min(most_seeds, affordable_seeds(budget, seed_count, seconds, seconds_per_seed)) <= seed_count
+    looks = [Look(len(record.seeds), record.most_seeds, record.level, record.spent) for record in earlier_records]
+    look = next_look(looks, seed_count, most_seeds, is_last)
     kind = str(verdict_at(contrast, look.level, headline.margin, headline.lower_is_better))
     command = next_step = ""
     if unlearned := find_unlearned(experiments):
@@ -62,29 +65,29 @@ def take_look(experiments: list[ExperimentResults], earlier: list[LookRecord], b
         next_step = " ".join(dict.fromkeys(f"{fault.remedy}." for faults in unlearned.values() for fault in faults))
     elif kind == "undecided" and is_last:
         next_step, more = _describe_cost(cost_after_looks(contrast, [*looks, look], headline.margin), seconds_per_seed)
-        command = _larger_budget_command(experiment, budget, more, seconds, seconds_per_seed) if more else ""
+        command = _build_budget_command(experiment, budget, more, seconds, seconds_per_seed) if more else ""
     return LookRecord(
         experiment=experiment.name,
         seeds=experiment.seeds,
         kind=kind,
         mean=float(contrast.mean),
-        half=float(contrast.half(look.level)),
+        half=float(contrast.half_width(look.level)),
         level=look.level,
         spent=look.spent,
         budget=budget,
-        most_seeds=planned,
+        most_seeds=most_seeds,
         seconds=seconds,
         seconds_per_seed=seconds_per_seed,
         title=headline.title,
         difference=format_difference(headline.metric, float(contrast.mean)),
         interval=_format_ends(contrast, headline, look.level),
-        statement=_statement(kind, experiments, headline, unlearned),
+        statement=_write_statement(kind, experiments, headline, unlearned),
         next_step=next_step,
         command=command,
     )
 
 
-def _headline_contrast(
+def _compute_contrast(
     reference: ExperimentResults, experiment: ExperimentResults, headline: HeadlineScore
 ) -> PairedContrast:
     values = paired_values(*comparable_scores(experiment, reference))
@@ -101,13 +104,13 @@ def _format_ends(contrast: PairedContrast, headline: HeadlineScore, level: float
     """Return the ends of the interval; empty if it contains all possible differences."""
     estimate = estimate_difference(contrast, headline.group, headline.metric, level)
     low, high = interval_ends(estimate)
-    mean, half = float(contrast.mean), float(contrast.half(level))
-    if mean - half < low and high < mean + half:  # both ends are those of the score's range
+    mean, half_width = float(contrast.mean), float(contrast.half_width(level))
+    if mean - half_width < low and high < mean + half_width:  # both ends are the ends of the score's range
         return ""
     return format_interval(headline.metric, estimate, format_difference)
 
 
-def _statement(
+def _write_statement(
     kind: str, experiments: list[ExperimentResults], headline: HeadlineScore, unlearned: dict[str, list[LearningFault]]
 ) -> str:
     """Return the verdict as the end of a sentence, without its period."""
@@ -125,20 +128,20 @@ def _statement(
         )
     if kind == "equivalent":
         margin = format_difference(headline.metric, headline.margin).lstrip("+")
-        within = f"within the margin of {margin}"
+        scope = f"within the margin of {margin}"
         return (
-            f"{experiment.name} and {reference.name} are equivalent {within} ({headline.title}: {' and '.join(scores)})"
+            f"{experiment.name} and {reference.name} are equivalent {scope} ({headline.title}: {' and '.join(scores)})"
         )
     hint = ""
     if unlearned:
         verb, pronoun = ("is", "its") if len(unlearned) == 1 else ("are", "their")
         hint = f"; {' and '.join(unlearned)} {verb} not yet shown to use {pronoun} images"
-    compared = f"({headline.title}: {' compared with '.join(scores)})"
-    return f"whether {experiment.name} is better than {reference.name} {compared}{hint}"
+    comparison = f"({headline.title}: {' compared with '.join(scores)})"
+    return f"whether {experiment.name} is better than {reference.name} {comparison}{hint}"
 
 
 def _describe_cost(cost: DecisionCost, seconds_per_seed: float | None) -> tuple[str, int]:
-    """Return what decides as a sentence, and the number of additional seeds in it."""
+    """Return the cost of a decision as a sentence, and the number of additional seeds in it."""
     images = describe_images(cost.images) if cost.images else ""
     if more := cost.seeds:
         options = describe_seeds(more, seconds_per_seed)
@@ -146,7 +149,7 @@ def _describe_cost(cost: DecisionCost, seconds_per_seed: float | None) -> tuple[
     elif cost.both:
         more, added = cost.both
         options = f"a new decision on {describe_images(added)} with {more} more seeds"
-        more = 0  # other images need a new decision, with looks of its own
+        more = 0  # other images need a new decision with its own looks
     elif images:
         options = f"a new decision on {images} (more seeds alone do not decide)"
     else:
@@ -154,7 +157,7 @@ def _describe_cost(cost: DecisionCost, seconds_per_seed: float | None) -> tuple[
     return f"To decide with 80 % probability if the true difference is as measured: {options}.", more or 0
 
 
-def _larger_budget_command(
+def _build_budget_command(
     experiment: ExperimentResults,
     budget: DecideSection,
     more: int,
@@ -164,10 +167,10 @@ def _larger_budget_command(
     """Return the command that continues a decision with a budget of `more` additional seeds.
 
     Args:
-        experiment: the experiment, with the seeds taken.
+        experiment: the experiment with its finished seeds.
         budget: the spent budget.
         more: number of additional seeds.
-        seconds: time of the seeds taken; None if unknown.
+        seconds: time of the finished seeds; None if unknown.
         seconds_per_seed: time of one more seed; None if unknown.
     """
     limit = f"seeds: {max(budget.seeds, len(experiment.seeds) + more)}"
@@ -178,7 +181,7 @@ def _larger_budget_command(
 
 
 def describe_decision(look: LookRecord, budget: DecideSection) -> str:
-    """Return the verdict, how sure it is, and what it cost or would cost, as one sentence and its remedy."""
+    """Return the verdict, its certainty and its cost as one sentence, followed by the next step."""
     return " ".join(filter(None, [describe_look(look, budget), look.next_step]))
 
 
@@ -188,12 +191,12 @@ def describe_look(look: LookRecord, budget: DecideSection) -> str:
     if budget.hours is not None and look.seconds is not None:
         spent += f" and {format_hours(look.seconds / 3600)} of at most {budget.hours:g} hours"
     interval = f"95 % interval over all looks {look.interval}" if look.interval else "no difference is excluded yet"
-    measured = f"{look.difference}; {interval}"
+    measurement = f"{look.difference}; {interval}"
     if look.kind == "withheld":
         return f"After {spent}, {look.statement}."
-    prefix = "Undecided after" if look.kind == "undecided" else "Decided after"
-    joined = f"{prefix} {spent} {look.statement}" if look.kind == "undecided" else f"{prefix} {spent}: {look.statement}"
-    return f"{joined} ({measured})."
+    if look.kind == "undecided":
+        return f"Undecided after {spent} {look.statement} ({measurement})."
+    return f"Decided after {spent}: {look.statement} ({measurement})."
 
 
 def decision_record(look: LookRecord, budget: DecideSection) -> dict[str, str]:
@@ -204,7 +207,7 @@ def decision_record(look: LookRecord, budget: DecideSection) -> dict[str, str]:
 
 def decision_card(look: LookRecord, budget: DecideSection) -> VerdictCard:
     """Return the first screen of a decision's page: the verdict after the last look, its cost and the next step."""
-    sure, certainty = _certainty(look)
+    sure, certainty = _describe_certainty(look)
     verdict = HeadlineVerdict(look.experiment, 0, "", look.kind, describe_look(look, budget), certainty=certainty)
     cost = "Not recorded." if look.seconds is None else f"{format_duration(look.seconds)} for the seeds of both sides."
     step = look.next_step or ("The verdict needs no more runs." if look.kind in DECIDED else "")
@@ -213,7 +216,7 @@ def decision_card(look: LookRecord, budget: DecideSection) -> VerdictCard:
     return VerdictCard(verdict, label, tone, sure, cost, step, look.command)
 
 
-def _certainty(look: LookRecord) -> tuple[str, str]:
+def _describe_certainty(look: LookRecord) -> tuple[str, str]:
     """Return how sure the verdict after a look is, in a few words and in a sentence."""
     if look.kind in DECIDED:
         return "95 % confidence.", (
@@ -233,8 +236,8 @@ def _certainty(look: LookRecord) -> tuple[str, str]:
 def decision_page(looks: list[LookRecord], budget: DecideSection) -> VariantsPage:
     """Return the page of a decision, with a row per look."""
     last = looks[-1]
-    half = 1.05 * max(min(abs(look.mean) + look.half, 4 * (abs(last.mean) + last.half)) for look in looks) or 1.0
-    scale = Scale(-half, half)
+    end = 1.05 * max(min(abs(look.mean) + look.half, 4 * (abs(last.mean) + last.half)) for look in looks) or 1.0
+    scale = Scale(-end, end)
     return VariantsPage(
         f"Decision about {last.experiment}",
         [
@@ -246,14 +249,14 @@ def decision_page(looks: list[LookRecord], budget: DecideSection) -> VariantsPag
         "Seeds",
         ["Confidence of the interval", "Time of all seeds"],
         [(f"Difference: {last.title}", "")],
-        [_row(look, scale) for look in looks],
+        [_build_row(look, scale) for look in looks],
         cards=[decision_card(last, budget)],
         zero_line=True,
     )
 
 
-def _row(look: LookRecord, scale: Scale) -> VariantRow:
-    low, mean, high = (scale.at(place) for place in (look.mean - look.half, look.mean, look.mean + look.half))
+def _build_row(look: LookRecord, scale: Scale) -> VariantRow:
+    low, mean, high = (scale.at(value) for value in (look.mean - look.half, look.mean, look.mean + look.half))
     time = "–" if look.seconds is None else format_duration(look.seconds)
     counts = [CountCell(f"{100 * (1 - look.level):.4g} %"), CountCell(time)]
     css_class = {"better": "better", "worse": "worse"}.get(look.kind, "same")

@@ -113,7 +113,7 @@ def metric_verdicts(
             experiment.name,
             index,
             experiment.description,
-            list(_sentences(differences[experiment.name])),
+            list(_summarize_differences(differences[experiment.name])),
             describe_obstacles(experiment, experiments[0]),
         )
         for index, experiment in enumerate(experiments)
@@ -121,7 +121,7 @@ def metric_verdicts(
     ]
 
 
-def _sentences(differences: GroupEstimates) -> Iterator[DifferenceSummary]:
+def _summarize_differences(differences: GroupEstimates) -> Iterator[DifferenceSummary]:
     for model, stage in TRAINING_NAMES.items():
         estimates = differences.get(f"{model}/own", {})
         titles_by_kind: dict[str, list[str]] = {"better": [], "worse": [], "same": []}
@@ -131,13 +131,13 @@ def _sentences(differences: GroupEstimates) -> Iterator[DifferenceSummary]:
                 kind = VERDICT_CLASSES[difference_verdict(metric, estimates[metric])]
                 words = title_in_sentence(metric)
                 titles_by_kind[kind].append(
-                    words if kind == "same" else f"{words} ({_unbroken(metric, estimates[metric])})"
+                    words if kind == "same" else f"{words} ({_format_unbroken(metric, estimates[metric])})"
                 )
         if any(titles_by_kind.values()):
             yield DifferenceSummary(stage, seeds, **titles_by_kind)
 
 
-def _unbroken(metric: str, difference: Estimate) -> str:
+def _format_unbroken(metric: str, difference: Estimate) -> str:
     return format_difference(metric, difference["mean"]).replace(" ", "\u00a0")
 
 
@@ -145,13 +145,17 @@ def headline_panels(experiments: list[ExperimentResults], differences: dict[str,
     """Return one panel for each headline metric that any experiment measured. Axes of scores start at 0."""
     panels = []
     for metric, meaning in HEADLINES.items():
-        scale, contrast = _level_scale(experiments, metric), _difference_scale(differences, metric)
+        scale, difference_scale = _find_level_scale(experiments, metric), _find_difference_scale(differences, metric)
         models = []
         for model, stage in TRAINING_NAMES.items():
-            levels = list(_levels(experiments, model, metric, scale))
+            levels = list(_build_levels(experiments, model, metric, scale))
             if levels:
                 models.append(
-                    StageScores(stage, levels, list(_contrasts(experiments, differences, model, metric, contrast)))
+                    StageScores(
+                        stage,
+                        levels,
+                        list(_build_differences(experiments, differences, model, metric, difference_scale)),
+                    )
                 )
         if models:
             comparable = not find_obstacle(metric, *experiments)
@@ -164,8 +168,8 @@ def headline_panels(experiments: list[ExperimentResults], differences: dict[str,
                     models,
                     scale.ticks(5, factor),
                     None if ceiling is None else scale.at(ceiling),
-                    contrast.ticks(3, factor, signed=True),
-                    contrast.at(0),
+                    difference_scale.ticks(3, factor, signed=True),
+                    difference_scale.at(0),
                     "percentage points" if is_share(metric) else "",
                     int(metric.startswith(SECOND)) if "clip_score" in metric else None,
                 )
@@ -173,34 +177,36 @@ def headline_panels(experiments: list[ExperimentResults], differences: dict[str,
     return panels
 
 
-def _level_scale(experiments: list[ExperimentResults], metric: str) -> Scale:
+def _find_level_scale(experiments: list[ExperimentResults], metric: str) -> Scale:
     if is_share(metric):
         return Scale(0, 1)
     estimates = [groups[metric] for e in experiments for groups in e.groups.values() if metric in groups]
     return Scale(0, 1.05 * max((interval_ends(estimate)[1] for estimate in estimates), default=0) or 1)
 
 
-def _difference_scale(differences: dict[str, GroupEstimates], metric: str) -> Scale:
-    positions = [0.0]
+def _find_difference_scale(differences: dict[str, GroupEstimates], metric: str) -> Scale:
+    values = [0.0]
     for estimates in differences.values():
         for model in TRAINING_NAMES:
             if estimate := estimates.get(f"{model}/own", {}).get(metric):
-                positions += interval_ends(estimate)
-    margin = 0.15 * (max(positions) - min(positions)) or 0.01
-    return Scale(min(positions) - margin, max(positions) + margin)
+                values += interval_ends(estimate)
+    margin = 0.15 * (max(values) - min(values)) or 0.01
+    return Scale(min(values) - margin, max(values) + margin)
 
 
-def _levels(experiments: list[ExperimentResults], model: str, metric: str, scale: Scale) -> Iterator[ScoreLevel]:
+def _build_levels(experiments: list[ExperimentResults], model: str, metric: str, scale: Scale) -> Iterator[ScoreLevel]:
     for index, experiment in enumerate(experiments):
         estimate = experiment.groups.get(f"{model}/own", {}).get(metric)
         if estimate:
-            mark = _mark(scale, estimate, [], format_score(metric, estimate["mean"]), format_interval(metric, estimate))
+            mark = _build_mark(
+                scale, estimate, [], format_score(metric, estimate["mean"]), format_interval(metric, estimate)
+            )
             shuffled = experiment.groups.get(f"{model}/shuffled", {}).get(metric, {}).get("mean")
             position, text = (None, "") if shuffled is None else (scale.at(shuffled), format_score(metric, shuffled))
             yield ScoreLevel(experiment.name, index, mark, position, text)
 
 
-def _contrasts(
+def _build_differences(
     experiments: list[ExperimentResults], differences: dict[str, GroupEstimates], model: str, metric: str, scale: Scale
 ) -> Iterator[ScoreDifference]:
     reference = {run.seed: run.scores for run in experiments[0].runs}
@@ -214,12 +220,12 @@ def _contrasts(
                 for own_scores, reference_scores in pairs
             ]
             text = format_difference(metric, estimate["mean"]).removesuffix(" points")
-            mark = _mark(scale, estimate, seeds, text, format_interval(metric, estimate, format_difference))
+            mark = _build_mark(scale, estimate, seeds, text, format_interval(metric, estimate, format_difference))
             yield ScoreDifference(experiment.name, index, mark, VERDICT_CLASSES[difference_verdict(metric, estimate)])
 
 
-def _mark(scale: Scale, estimate: Estimate, seeds: list[float], text: str, interval_text: str) -> ScoreMark:
-    positions = [scale.at(position) for position in (estimate["mean"], *interval_ends(estimate))]
+def _build_mark(scale: Scale, estimate: Estimate, seeds: list[float], text: str, interval_text: str) -> ScoreMark:
+    positions = [scale.at(value) for value in (estimate["mean"], *interval_ends(estimate))]
     return ScoreMark(*positions, [scale.at(value) for value in seeds] if len(seeds) > 1 else [], text, interval_text)
 
 

@@ -63,7 +63,7 @@ class ExperimentPair:
 
     @property
     def owner(self) -> str:
-        """The target of Snakemake whose page shows the comparison: the experiment, or that of the control."""
+        """The target of Snakemake whose page shows the comparison: the experiment, or the control's experiment."""
         return self.subject.control.experiment if self.subject.control else self.experiment.name
 
     @property
@@ -77,19 +77,19 @@ class HeadlineVerdict:
     """Verdict on one comparison, shown under the name of its subject."""
 
     experiment: str
-    index: int  # the experiment's place on the page, for its color
+    index: int  # the experiment's position on the page, for its color
     description: str
     kind: str = ""  # better, worse, equivalent or undecided; empty without a verdict
-    before: str = ""  # statement before and after the word that is emphasized
-    word: str = ""
-    after: str = ""
+    lead: str = ""  # statement in three parts; the second part is emphasized
+    emphasis: str = ""
+    rest: str = ""
     certainty: str = ""
     next_step: str = ""
     command: str = ""
 
     @property
     def statement(self) -> str:
-        return f"{self.before}{self.word}{self.after}"
+        return f"{self.lead}{self.emphasis}{self.rest}"
 
 
 def find_headline(experiments: list[ExperimentResults], share_of_rows: float = 1) -> HeadlineScore:
@@ -101,7 +101,7 @@ def find_headline(experiments: list[ExperimentResults], share_of_rows: float = 1
 
 
 def find_comparisons(experiments: list[ExperimentResults]) -> list[ExperimentPair]:
-    """Return the comparisons of a page: of each later experiment with the first, and those of the controls."""
+    """Return the comparisons of a page: each later experiment with the first one, and the controls' comparisons."""
     reference, *later_experiments = experiments
     by_name = {experiment.name: experiment for experiment in experiments}
     pairs = [
@@ -112,7 +112,7 @@ def find_comparisons(experiments: list[ExperimentResults]) -> list[ExperimentPai
 
 
 def headline_verdicts(experiments: list[ExperimentResults], target: str = "") -> list[HeadlineVerdict]:
-    """Return the verdicts on all comparisons of a page; on the first experiment if it is alone.
+    """Return the verdicts on all comparisons of a page, or the verdict on a single experiment.
 
     Args:
         experiments: the reference, and the others.
@@ -120,23 +120,23 @@ def headline_verdicts(experiments: list[ExperimentResults], target: str = "") ->
     """
     headline = find_headline(experiments)
     if len(experiments) == 1:
-        return [_verdict_alone(experiments[0], headline)]
+        return [_judge_single(experiments[0], headline)]
     comparisons = find_comparisons(experiments)
     key = headline.group, headline.metric
-    contrasts, pooled_experiments = _contrasts(comparisons, experiments, key)
-    decided = decide(list(contrasts.values()), headline.margin, headline.lower_is_better)
-    contrast_verdicts = dict(zip(contrasts, decided, strict=True))
+    contrasts, pooled_experiments = _compute_contrasts(comparisons, experiments, key)
+    decisions = decide(list(contrasts.values()), headline.margin, headline.lower_is_better)
+    contrast_verdicts = dict(zip(contrasts, decisions, strict=True))
     unlearned = find_unlearned(experiments)
     indices = {experiment.name: index for index, experiment in enumerate(experiments)}
     verdicts: list[HeadlineVerdict] = []
     for number, comparison in enumerate(comparisons):
         experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
         index = indices[subject.name]
-        if withheld := [name for name in (experiment.name, reference.name) if name in unlearned]:
-            verdicts.append(_withheld(subject, index, withheld))
+        if names := [name for name in (experiment.name, reference.name) if name in unlearned]:
+            verdicts.append(_withhold_verdict(subject, index, names))
             continue
         if number not in contrasts:
-            verdicts.append(_not_measured(subject, index, describe_missing(headline, experiment, reference)))
+            verdicts.append(_report_missing(subject, index, describe_missing(headline, experiment, reference)))
             continue
         contrast, contrast_verdict = contrasts[number], contrast_verdicts[number]
         beginning = ""
@@ -144,19 +144,23 @@ def headline_verdicts(experiments: list[ExperimentResults], target: str = "") ->
             kinds = {verdict.experiment: verdict.kind for verdict in verdicts}
             beginning = describe_repetition(kinds.get(subject.control.experiment, ""), contrast_verdict.kind)
         difference = estimate_difference(contrast, *key)
-        before, word, after = _statement(contrast_verdict.kind, experiment, reference, headline, difference, beginning)
+        lead, emphasis, rest = _write_statement(
+            contrast_verdict.kind, experiment, reference, headline, difference, beginning
+        )
         controls = [] if target else find_controls(experiments, comparison)
-        step, command = _next_step(contrast_verdict, contrast, headline.margin, comparison, controls, target)
+        step, command = _advise_next_step(contrast_verdict, contrast, headline.margin, comparison, controls, target)
         verdicts.append(
             HeadlineVerdict(
                 experiment=subject.name,
                 index=index,
                 description=subject.description,
                 kind=contrast_verdict.kind,
-                before=before,
-                word=word,
-                after=after,
-                certainty=_certainty(contrast_verdict, contrast, headline, len(contrasts), pooled_experiments[number]),
+                lead=lead,
+                emphasis=emphasis,
+                rest=rest,
+                certainty=_describe_certainty(
+                    contrast_verdict, contrast, headline, len(contrasts), pooled_experiments[number]
+                ),
                 next_step=step,
                 command=command,
             )
@@ -169,27 +173,27 @@ def is_learning_rate_control(subject: ExperimentResults) -> bool:
     return subject.control is not None and subject.control.kind == "half_learning_rate"
 
 
-def describe_repetition(kind: str, repeated: str) -> str:
-    """Return the beginning of a statement at half of the learning rates: whether the verdict is that of the page."""
+def describe_repetition(kind: str, repeated_kind: str) -> str:
+    """Return the beginning of a statement at half of the learning rates: whether the verdict is the same."""
     if not kind:
         return "At half of the learning rates, "
-    outcome = "is the same" if kind == repeated else f"changes (no longer “{kind}”)"
+    outcome = "is the same" if kind == repeated_kind else f"changes (no longer “{kind}”)"
     return f"At half of the learning rates, the verdict {outcome}: "
 
 
-def _contrasts(
+def _compute_contrasts(
     comparisons: list[ExperimentPair], experiments: list[ExperimentResults], key: tuple[str, str]
 ) -> tuple[dict[int, PairedContrast], dict[int, int]]:
     """Return each measured comparison's contrast, and the number of experiments that its seed noise is estimated from.
 
-    Keys are places in `comparisons`. All experiments of the page count for the noise, as in its tables.
+    Keys are indices of `comparisons`. All experiments of the page count for the noise, as in its tables.
     """
     contrasts, pooled_experiments = {}, {}
     for reference in {comparison.reference.name: comparison.reference for comparison in comparisons}.values():
-        compared_experiments = [experiment for experiment in experiments if experiment.name != reference.name]
+        other_experiments = [experiment for experiment in experiments if experiment.name != reference.name]
         optional_values = {
             experiment.name: paired_values(*comparable_scores(experiment, reference)).get(key)
-            for experiment in compared_experiments
+            for experiment in other_experiments
         }
         values = {name: value for name, value in optional_values.items() if value is not None}
         by_name = dict(zip(values, contrast_with_reference(list(values.values())), strict=True))
@@ -200,7 +204,7 @@ def _contrasts(
 
 
 def find_unlearned(experiments: list[ExperimentResults]) -> dict[str, list[LearningFault]]:
-    """Return the signs that models have learned nothing, by experiment, without experiments that learned."""
+    """Return the signs that models have learned nothing, by experiment; only experiments with such signs."""
     headline = find_headline(experiments)
     title = SCORE_TITLES[headline.metric]
     faults_by_name = {
@@ -209,12 +213,12 @@ def find_unlearned(experiments: list[ExperimentResults]) -> dict[str, list[Learn
     return {name: faults for name, faults in faults_by_name.items() if faults}
 
 
-def _withheld(experiment: ExperimentResults, index: int, names: list[str]) -> HeadlineVerdict:
-    before = f"The verdict is withheld, because {' and '.join(names)} learned nothing."
-    return HeadlineVerdict(experiment.name, index, experiment.description, before=before)
+def _withhold_verdict(experiment: ExperimentResults, index: int, names: list[str]) -> HeadlineVerdict:
+    reason = f"The verdict is withheld, because {' and '.join(names)} learned nothing."
+    return HeadlineVerdict(experiment.name, index, experiment.description, lead=reason)
 
 
-def _statement(
+def _write_statement(
     kind: str,
     experiment: ExperimentResults,
     reference: ExperimentResults,
@@ -222,28 +226,28 @@ def _statement(
     difference: Estimate,
     beginning: str = "",
 ) -> tuple[str, str, str]:
-    """Return the statement of a verdict in three parts, of which the second is emphasized.
+    """Return the statement of a verdict in three parts; the second part is emphasized.
 
-    `beginning` is the beginning of the sentence, if the verdict repeats another one.
+    `beginning` is the beginning of the sentence if the verdict repeats another verdict.
     """
     metric, one_seed = headline.metric, difference["seeds"] == 1
     scores = [format_score(metric, side.groups[headline.group][metric]["mean"]) for side in (experiment, reference)]
-    measured = _describe(metric, difference)
+    measurement = _describe_difference(metric, difference)
     start = beginning + (("for" if beginning else "For") + " these two models, " if one_seed else "")
     if kind in ("better", "worse"):
-        after = f" than {reference.name}: {headline.title} {scores[0]} instead of {scores[1]} ({measured})."
-        return f"{start}{experiment.name} is ", kind, after
+        rest = f" than {reference.name}: {headline.title} {scores[0]} instead of {scores[1]} ({measurement})."
+        return f"{start}{experiment.name} is ", kind, rest
     if kind == "equivalent":
         margin = format_difference(metric, headline.margin).lstrip("+")
-        after = f": {headline.title} {scores[0]} and {scores[1]} ({measured}), within the margin of {margin}."
-        return f"{start}{experiment.name} and {reference.name} are ", kind, after
+        rest = f": {headline.title} {scores[0]} and {scores[1]} ({measurement}), within the margin of {margin}."
+        return f"{start}{experiment.name} and {reference.name} are ", kind, rest
     scope = " for these two models" if one_seed else ""
-    compared = f"{scope} whether {experiment.name} is better than {reference.name}"
-    word = "undecided" if beginning else "Undecided"
-    return beginning, word, f"{compared}: {headline.title} {scores[0]} compared with {scores[1]} ({measured})."
+    question = f"{scope} whether {experiment.name} is better than {reference.name}"
+    emphasis = "undecided" if beginning else "Undecided"
+    return beginning, emphasis, f"{question}: {headline.title} {scores[0]} compared with {scores[1]} ({measurement})."
 
 
-def _certainty(
+def _describe_certainty(
     contrast_verdict: ContrastVerdict,
     contrast: PairedContrast,
     headline: HeadlineScore,
@@ -271,7 +275,7 @@ def _certainty(
     elif contrast_verdict.kind == "undecided":
         change = format_difference(headline.metric, contrast_verdict.detectable).lstrip("+")
         text = f"With {sample}, the smallest difference found with 80 % power is {change}{corrected}."
-        if abs(contrast.mean) > contrast.half():
+        if abs(contrast.mean) > contrast.half_width():
             text += f" The interval excludes zero, but {qualifier} p-value is {contrast_verdict.p_value:.2g}."
     elif contrast_verdict.kind == "equivalent":
         text = f"Measured with {sample}."
@@ -283,7 +287,7 @@ def _certainty(
         else:
             chance = f"If the data were equally good, {share} % of repetitions with {sample} would find"
         text = f"{chance} a difference this large{corrected}."
-    if contrast_verdict.kind == "undecided" and abs(contrast.mean) <= contrast.half():
+    if contrast_verdict.kind == "undecided" and abs(contrast.mean) <= contrast.half_width():
         text = f"The interval contains zero, so either side may be better. {text}"
     if contrast.seeds == 1:
         text += " One seed does not show how much the scores would change with another seed."
@@ -297,15 +301,15 @@ def _certainty(
 
 def find_controls(experiments: list[ExperimentResults], comparison: ExperimentPair) -> list[str]:
     """Return the kinds of controls that a page has of a compared experiment."""
-    owned = [
+    kinds = [
         experiment.control.kind
         for experiment in experiments
         if experiment.control and experiment.control.experiment == comparison.owner
     ]
-    return list(dict.fromkeys(owned))
+    return list(dict.fromkeys(kinds))
 
 
-def _next_step(
+def _advise_next_step(
     contrast_verdict: ContrastVerdict,
     contrast: PairedContrast,
     margin: float,
@@ -314,7 +318,7 @@ def _next_step(
     target: str,
 ) -> tuple[str, str]:
     """Return the cost of a decision as a sentence, and the command for it; empty if nothing more is needed."""
-    sentence, more = _decision_cost(
+    sentence, more = _describe_cost(
         contrast_verdict, contrast, seconds_per_seed([comparison.experiment, comparison.reference])
     )
     if not more:
@@ -327,11 +331,11 @@ def _next_step(
         advice = (
             f"This command adds seeds one by one until the verdict is decided, up to {budget} per experiment in all:"
         )
-        return f"{sentence} {advice}", _decide_command(comparison, budget)
-    return sentence, _command(comparison, more, controls, target or comparison.owner)
+        return f"{sentence} {advice}", _build_decide_command(comparison, budget)
+    return sentence, _build_seeds_command(comparison, more, controls, target or comparison.owner)
 
 
-def _decision_cost(
+def _describe_cost(
     contrast_verdict: ContrastVerdict, contrast: PairedContrast, seconds: float | None
 ) -> tuple[str, int]:
     """Return the cost of a decision as a sentence, and the number of additional seeds in it."""
@@ -349,8 +353,8 @@ def _decision_cost(
     if more := contrast_verdict.cost.seeds:
         seeds = describe_seeds(more, seconds)
         options = f"{seeds} or {images}" if images else seeds
-        single = "decides" if more == 1 and not images else "decide"
-        return f"{options} {single} with 80 % probability if the true difference is as measured.", more
+        verb = "decides" if more == 1 and not images else "decide"
+        return f"{options} {verb} with 80 % probability if the true difference is as measured.", more
     if images:
         return (
             f"{images} decide with 80 % probability if the true difference is as measured; more seeds alone do not.",
@@ -364,7 +368,7 @@ def _decision_cost(
 
 
 def describe_seeds(more: int, seconds: float | None) -> str:
-    """Return a number of additional seeds and the time of all of them, if the seconds of one are known."""
+    """Return a number of additional seeds, and their total time if `seconds`, the time of one seed, is known."""
     return f"{more} more {'seed' if more == 1 else 'seeds'} of both experiments{_describe_duration(more, seconds)}"
 
 
@@ -384,8 +388,8 @@ def _describe_duration(seeds: int, seconds: float | None) -> str:
     return f" (about {total / 60:.0f} minutes)" if total < 120 * 60 else f" (about {total / 3600:.1f} hours)"
 
 
-def _decide_command(comparison: ExperimentPair, budget: int) -> str:
-    """Return the command that adds seeds until the verdict is decided or there are `budget` of them."""
+def _build_decide_command(comparison: ExperimentPair, budget: int) -> str:
+    """Return the command that adds seeds until the verdict is decided or there are `budget` seeds."""
     seeds, settings = comparison.experiment.seeds, {"experiment": comparison.experiment.name}
     if seeds != list(range(len(seeds))):  # the budget's seeds continue those of the configuration
         settings["seeds"] = f"[{','.join(map(str, seeds))}]"
@@ -394,15 +398,15 @@ def _decide_command(comparison: ExperimentPair, budget: int) -> str:
     return snakemake_command(comparison.reference, "decide", **settings)
 
 
-def _command(comparison: ExperimentPair, more: int, controls: list[str], target: str) -> str:
+def _build_seeds_command(comparison: ExperimentPair, more: int, controls: list[str], target: str) -> str:
     """Return the command that adds this number of seeds to a page."""
     if more > MAX_LISTED:
         return ""
     seeds = sorted({*comparison.experiment.seeds} & {*comparison.reference.seeds})
     candidates = (seed for seed in range(len(seeds) + more + max(seeds) + 1) if seed not in seeds)
-    listed = ",".join(str(seed) for seed in [*seeds, *(next(candidates) for _ in range(more))])
+    seed_list = ",".join(str(seed) for seed in [*seeds, *(next(candidates) for _ in range(more))])
     settings = {"controls": f"[{','.join(controls)}]"} if controls else {}
-    return snakemake_command(comparison.reference, target, seeds=f"[{listed}]", **settings)
+    return snakemake_command(comparison.reference, target, seeds=f"[{seed_list}]", **settings)
 
 
 def seconds_per_seed(experiments: Iterable[ExperimentResults]) -> float | None:
@@ -410,81 +414,85 @@ def seconds_per_seed(experiments: Iterable[ExperimentResults]) -> float | None:
     return measured_seconds(experiment.runs[-1].stages for experiment in experiments)
 
 
-def _not_measured(experiment: ExperimentResults, index: int, reason: str) -> HeadlineVerdict:
-    return HeadlineVerdict(experiment.name, index, experiment.description, before=reason)
+def _report_missing(experiment: ExperimentResults, index: int, reason: str) -> HeadlineVerdict:
+    return HeadlineVerdict(experiment.name, index, experiment.description, lead=reason)
 
 
 def describe_missing(headline: HeadlineScore, experiment: ExperimentResults, reference: ExperimentResults) -> str:
     """Return why two experiments cannot be compared by the headline."""
     if find_obstacle(headline.metric, experiment, reference):
         return " ".join(["There is no verdict.", *describe_obstacles(experiment, reference)])
-    lacking = [
+    names = [
         side.name for side in (experiment, reference) if headline.metric not in side.groups.get(headline.group, {})
     ]
-    return _missing(headline, lacking)
+    return _describe_unmeasured(headline, names)
 
 
-def _missing(headline: HeadlineScore, names: list[str]) -> str:
+def _describe_unmeasured(headline: HeadlineScore, names: list[str]) -> str:
     return (
         f"There is no verdict: the {headline.title} of {' and '.join(names)} was not measured. Results of an earlier "
         "version lack it; run their target again, or choose another report.headline."
     )
 
 
-def _verdict_alone(experiment: ExperimentResults, headline: HeadlineScore) -> HeadlineVerdict:
-    """Return what a model has learned: own against shuffled images, and against the model before training."""
+def _judge_single(experiment: ExperimentResults, headline: HeadlineScore) -> HeadlineVerdict:
+    """Return the verdict on a single experiment.
+
+    Its score with its own images is compared with its score with shuffled images and with the score before training.
+    """
     groups, metric = experiment.groups, headline.metric
     own_estimate, gain = groups.get(OWN_GROUP, {}).get(metric), estimate_image_gain(experiment, metric)
     if own_estimate is None or gain is None:
-        before = _missing(headline, [experiment.name])
-        return HeadlineVerdict(experiment.name, 0, experiment.description, before=before)
+        reason = _describe_unmeasured(headline, [experiment.name])
+        return HeadlineVerdict(experiment.name, 0, experiment.description, lead=reason)
     title, show = SCORE_TITLES[metric], partial(format_score, metric)
     shuffled = show(groups["finetune/shuffled"][metric]["mean"])
-    learned = gain["low"] is not None and gain["low"] > 0
-    measured = (
-        f"{title} {show(own_estimate['mean'])} instead of {shuffled} with shuffled images ({_describe(metric, gain)})"
+    uses_images = gain["low"] is not None and gain["low"] > 0
+    measurement = (
+        f"{title} {show(own_estimate['mean'])} instead of {shuffled} with shuffled images "
+        f"({_describe_difference(metric, gain)})"
     )
-    word, kind = ("uses its images", "better") if learned else ("is not shown to use its images", "undecided")
-    after = f": {measured}."
+    emphasis, kind = ("uses its images", "better") if uses_images else ("is not shown to use its images", "undecided")
+    rest = f": {measurement}."
     if contrast := change_by_training(experiment, OWN_GROUP, metric):
         training = estimate_difference(contrast, OWN_GROUP, metric)
-        base, change = show(groups["base/own"][metric]["mean"]), f"({_describe(metric, training)})"
-        after = f": {measured}, compared with {base} before training {change}."
-        compared = difference_verdict(metric, training)
-        if compared == "worse":
-            word, kind = "is worse than before training", "worse"
-            after = f": {title} {show(own_estimate['mean'])} instead of {base} {change}."
-        elif learned:
-            than = "is better than" if compared == "better" else "is not shown to differ from"
-            after = f", and {than} before training{after}"
+        base, change = show(groups["base/own"][metric]["mean"]), f"({_describe_difference(metric, training)})"
+        rest = f": {measurement}, compared with {base} before training {change}."
+        training_verdict = difference_verdict(metric, training)
+        if training_verdict == "worse":
+            emphasis, kind = "is worse than before training", "worse"
+            rest = f": {title} {show(own_estimate['mean'])} instead of {base} {change}."
+        elif uses_images:
+            relation = "is better than" if training_verdict == "better" else "is not shown to differ from"
+            rest = f", and {relation} before training{rest}"
     seeds = "one seed" if own_estimate["seeds"] == 1 else f"{own_estimate['seeds']} seeds"
     certainty = f"Measured on {format_integer(int(own_estimate['images']))} held-out images with {seeds}."
     return HeadlineVerdict(
-        experiment.name, 0, experiment.description, kind, "The fine-tuned model ", word, after, certainty
+        experiment.name, 0, experiment.description, kind, "The fine-tuned model ", emphasis, rest, certainty
     )
 
 
-def _describe(metric: str, difference: Estimate) -> str:
+def _describe_difference(metric: str, difference: Estimate) -> str:
     interval = format_interval(metric, difference, format_difference)
     return f"{format_difference(metric, difference['mean'])}; 95 % interval {interval}"
 
 
 def change_by_training(experiment: ExperimentResults, group: str, metric: str) -> PairedContrast | None:
-    """Return the difference of the fine-tuned model from the one before training, paired by image.
+    """Return the difference of the fine-tuned model from the model before training, paired by image.
 
-    None if one of them was not measured.
+    None if a score was not measured.
     """
-    before = group_before_training(group)
-    runs = [
-        (run.groups.get(group, {}).get(metric), run.groups.get(before, {}).get(metric)) for run in experiment.scores
+    base_group = group_before_training(group)
+    pairs = [
+        (run.groups.get(group, {}).get(metric), run.groups.get(base_group, {}).get(metric)) for run in experiment.scores
     ]
-    if any(None in pair for pair in runs):
+    if any(None in pair for pair in pairs):
         return None
-    changes = [tuned - base for tuned, base in runs]
+    changes = [tuned - base for tuned, base in pairs]
     values = PairedValues(tuple(experiment.seeds), np.stack([change.sums for change in changes]), changes[0].counts)
     return contrast_with_reference([values])[0]
 
 
 def group_before_training(group: str) -> str:
-    """Return the group of the model before training that corresponds to a group of the fine-tuned one."""
+    """Return the group of the model before training that corresponds to a group of the fine-tuned model."""
     return f"base/{group.partition('/')[2]}"

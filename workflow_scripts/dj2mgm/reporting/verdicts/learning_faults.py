@@ -35,11 +35,11 @@ def learning_faults(experiment: ExperimentResults, metric: str, title: str) -> l
         metric: headline metric, which is compared between own and shuffled images.
         title: name of the metric in sentences.
     """
-    return [*_image_faults(experiment, metric, title), *training_faults(experiment)]
+    return [*_find_image_faults(experiment, metric, title), *training_faults(experiment)]
 
 
 def describe_faults(unlearned: dict[str, list[LearningFault]]) -> list[str]:
-    """Return a sentence for each reason why models learned nothing, with the experiments that it is about.
+    """Return a sentence for each reason why models learned nothing, with the names of its experiments.
 
     A reason that applies to all experiments is stated without names. If only its figures in parentheses differ, each
     figure is preceded by its experiments.
@@ -54,10 +54,10 @@ def describe_faults(unlearned: dict[str, list[LearningFault]]) -> list[str]:
             names_by_sign.setdefault(sign, {}).setdefault(figures.removesuffix(")"), []).append(name)
     sentences = []
     for sign, by_figures in names_by_sign.items():
-        names = list(dict.fromkeys(name for listed in by_figures.values() for name in listed))
+        names = list(dict.fromkeys(name for group in by_figures.values() for name in group))
         same_figures = len(by_figures) == 1 or len(names) == 1
         figures = "; ".join(
-            text if same_figures else f"{join_words(listed)}: {text}" for text, listed in by_figures.items() if text
+            text if same_figures else f"{join_words(group)}: {text}" for text, group in by_figures.items() if text
         )
         prefix = "" if len(names) == len(unlearned) else f"{join_words(names)}: "
         sentences.append(f"{prefix}{sign}{f' ({figures})' if figures else ''}.")
@@ -66,11 +66,11 @@ def describe_faults(unlearned: dict[str, list[LearningFault]]) -> list[str]:
 
 def training_faults(experiment: ExperimentResults) -> list[LearningFault]:
     """Return why the trainings of the experiment's models taught nothing."""
-    return list(dict.fromkeys(fault for run in experiment.runs for fault in _training_faults(experiment, run)))
+    return list(dict.fromkeys(fault for run in experiment.runs for fault in _find_training_faults(experiment, run)))
 
 
 def estimate_image_gain(experiment: ExperimentResults, metric: str) -> Estimate | None:
-    """Return by how much the trained models score better with own than with shuffled images; None if not measured.
+    """Return the trained models' gain in score with own over shuffled images; None if it was not measured.
 
     The interval covers the choice of images only. Whether these models have learned does not depend on other seeds.
     """
@@ -82,7 +82,7 @@ def estimate_image_gain(experiment: ExperimentResults, metric: str) -> Estimate 
     return within(gain, low - high, high - low)
 
 
-def _image_faults(experiment: ExperimentResults, metric: str, title: str) -> Iterator[LearningFault]:
+def _find_image_faults(experiment: ExperimentResults, metric: str, title: str) -> Iterator[LearningFault]:
     gain = estimate_image_gain(experiment, metric)
     if gain and gain["low"] is not None and gain["low"] <= 0:
         own_score, shuffled_score = (
@@ -105,16 +105,16 @@ def other_model_remedy(experiment: ExperimentResults) -> str:
     return f"The model {experiment.config.model.name} is made for rendered scenes; on photos, train another one"
 
 
-def _training_faults(experiment: ExperimentResults, run: RunResults) -> Iterator[LearningFault]:
+def _find_training_faults(experiment: ExperimentResults, run: RunResults) -> Iterator[LearningFault]:
     for stage, record in run.records.items():
-        steps = _effective_steps(record, run.steps[stage])
+        steps = _count_effective_steps(record, run.steps[stage])
         if steps is not None and steps < MIN_STEPS:
-            limited = getattr(experiment.config, stage).max_steps
-            more = f"{stage}.min_steps or {stage}.epochs, or lower {stage}.global_batch_size"
+            has_limit = getattr(experiment.config, stage).max_steps
+            keys = f"{stage}.min_steps or {stage}.epochs, or lower {stage}.global_batch_size"
             yield LearningFault(
                 f"The stage {stage} took {steps} optimizer steps that changed weights; fewer than {MIN_STEPS} "
                 "change little",
-                f"Raise {f'{stage}.max_steps' if limited else more}",
+                f"Raise {f'{stage}.max_steps' if has_limit else keys}",
             )
         losses = [row["loss"] for row in run.steps[stage] if "loss" in row]
         count = max(1, round(COMPARED_SHARE * len(losses)))
@@ -127,7 +127,7 @@ def _training_faults(experiment: ExperimentResults, run: RunResults) -> Iterator
             )
 
 
-def _effective_steps(record: dict, rows: list[dict]) -> int | None:
+def _count_effective_steps(record: dict, rows: list[dict]) -> int | None:
     """Return the number of steps that changed weights; the first one of a warm-up has a learning rate of zero."""
     steps = record.get("steps")
     return steps and steps - (rows[0]["step"] == 1 and rows[0].get("learning_rate") == 0)

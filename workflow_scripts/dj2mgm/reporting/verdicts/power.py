@@ -33,19 +33,19 @@ SHOWN_SEEDS = (2, 3, 5, 10)
 
 @dataclass(frozen=True)
 class Noise:
-    """Standard deviations of a difference from the reference at one image and between seeds, and their sources."""
+    """Standard deviations of a difference from the reference: at one image and between seeds, with their sources."""
 
-    of_image: float
-    of_seed: float
+    image_noise: float
+    seed_noise: float
     sources: tuple[str, str]
 
 
 def describe_power(settings: PowerSettings) -> str:
     """Return the smallest difference that the planned images and seeds show, and the cost of one more seed."""
-    title, noise = SCORE_TITLES[settings.headline], find_noise(settings)
+    title, (group, metric) = SCORE_TITLES[settings.headline], _locate_score(settings)
+    noise = find_noise(settings, group, metric)
     if noise is None:
         return f"Power: the noise of the {title} is not known before a first run.\n"
-    _, _, metric = ReportSection(headline=settings.headline).locate_headline()
     images = f"{format_integer(settings.images)} held-out images"
     images += "" if settings.images_are_known else " (assumed, since the dataset is not made yet)"
 
@@ -73,64 +73,68 @@ def describe_power(settings: PowerSettings) -> str:
 def planned_contrast(noise: Noise, images: int, seeds: int) -> PairedContrast:
     """Return the expected contrast with a number of images and seeds."""
     zero = np.zeros(())  # arrays without dimensions
-    of_seeds = (zero, zero + np.inf) if seeds == 1 else (zero + noise.of_seed**2 / seeds, zero + seeds - 1)
-    of_images = zero + noise.of_image**2 / images
-    return PairedContrast(zero, images, images, seeds, of_images, images - 1, *of_seeds, zero > 0)
+    seed_part = (zero, zero + np.inf) if seeds == 1 else (zero + noise.seed_noise**2 / seeds, zero + seeds - 1)
+    image_part = zero + noise.image_noise**2 / images
+    return PairedContrast(zero, images, images, seeds, image_part, images - 1, *seed_part, zero > 0)
 
 
-def find_noise(settings: PowerSettings) -> Noise | None:
-    """Return the noise of finished runs, completed by typical noise; None if neither is known."""
-    names = list(settings.finished)
-    read = {name: _read(name, settings.finished[name], settings.headline) for name in names}
-    read = {name: runs for name, runs in read.items() if runs}
-    contrasts = _contrasts(read, settings.headline)
+def _locate_score(settings: PowerSettings) -> tuple[str, str]:
+    """Return the group and the metric of the headline."""
+    _, group, metric = ReportSection(headline=settings.headline).locate_headline()
+    return group, metric
+
+
+def find_noise(settings: PowerSettings, group: str, metric: str) -> Noise | None:
+    """Return the noise of finished runs, completed by typical noise; None if neither is known.
+
+    Args:
+        settings: the settings.
+        group: group of the headline.
+        metric: metric of the headline.
+    """
+    scores = {name: _read_scores(name, runs, group, metric) for name, runs in settings.finished.items()}
+    scores = {name: runs for name, runs in scores.items() if runs}
+    contrasts = _compute_contrasts(scores, group, metric)
     typical = TYPICAL_NOISE.get(settings.headline)
-    of_image, of_seed, sources = typical, typical and typical / np.sqrt(IMAGES_LIKE_SEEDS), ["typical", "typical"]
+    image_noise, seed_noise, sources = typical, typical and typical / np.sqrt(IMAGES_LIKE_SEEDS), ["typical", "typical"]
     if contrasts:
-        of_image = float(
+        image_noise = float(
             np.sqrt(np.mean([contrast.image_variance * contrast.images for contrast in contrasts.values()]))
         )
         sources[0] = f"measured on {join_words(list(contrasts))}"
-        of_seed = of_seed or of_image / np.sqrt(IMAGES_LIKE_SEEDS)
-    several = {name: contrast for name, contrast in contrasts.items() if contrast.seeds > 1}
-    if several:
-        of_seed = float(np.sqrt(np.mean([contrast.seed_variance * contrast.seeds for contrast in several.values()])))
-        sources[1] = f"measured on {join_words(list(several))}"
-    elif runs := next((runs for runs in read.values() if len(runs) > 1), None):
-        means = [run.mean for run in _values(runs, settings.headline)]
-        of_seed = float(np.sqrt(2 * np.var(means, ddof=1)))
+        seed_noise = seed_noise or image_noise / np.sqrt(IMAGES_LIKE_SEEDS)
+    repeated = {name: contrast for name, contrast in contrasts.items() if contrast.seeds > 1}
+    if repeated:
+        variances = [contrast.seed_variance * contrast.seeds for contrast in repeated.values()]
+        seed_noise = float(np.sqrt(np.mean(variances)))
+        sources[1] = f"measured on {join_words(list(repeated))}"
+    elif runs := next((runs for runs in scores.values() if len(runs) > 1), None):
+        means = [run.groups[group][metric].mean for run in runs]
+        seed_noise = float(np.sqrt(2 * np.var(means, ddof=1)))
         sources[1] = f"measured on {runs[0].experiment}"
-    if of_image is None or of_seed is None:
+    if image_noise is None or seed_noise is None:
         return None
-    _, _, metric = ReportSection(headline=settings.headline).locate_headline()
-    words = [
+    image_text, seed_text = (
         f"{format_difference(metric, value).lstrip('+')} {kind} ({source})"
-        for value, kind, source in zip((of_image, of_seed), ("per image", "between seeds"), sources, strict=True)
-    ]
-    return Noise(of_image, of_seed, (words[0], words[1]))
+        for value, kind, source in zip((image_noise, seed_noise), ("per image", "between seeds"), sources, strict=True)
+    )
+    return Noise(image_noise, seed_noise, (image_text, seed_text))
 
 
-def _read(name: str, runs: list[FinishedRun], headline: str) -> list[Scores]:
-    """Return the scores of runs that have the headline."""
-    _, group, metric = ReportSection(headline=headline).locate_headline()
-    read = [
+def _read_scores(name: str, runs: list[FinishedRun], group: str, metric: str) -> list[Scores]:
+    """Return the scores of the runs that have the metric."""
+    scores = [
         read_run_scores(name, run.seed, *(Path(run.stages[stage], "scores.jsonl") for stage in SCORED)) for run in runs
     ]
-    return [run for run in read if metric in run.groups.get(group, {})]
+    return [run for run in scores if metric in run.groups.get(group, {})]
 
 
-def _values(runs: list[Scores], headline: str) -> list:
-    _, group, metric = ReportSection(headline=headline).locate_headline()
-    return [run.groups[group][metric] for run in runs]
-
-
-def _contrasts(read: dict[str, list[Scores]], headline: str) -> dict[str, PairedContrast]:
+def _compute_contrasts(scores: dict[str, list[Scores]], group: str, metric: str) -> dict[str, PairedContrast]:
     """Return the contrast of each experiment that shares a seed and images with the first one."""
-    _, group, metric = ReportSection(headline=headline).locate_headline()
-    names, values = list(read), {}
+    names, values = list(scores), {}
     for name in names[1:]:
         try:
-            values[name] = paired_values(read[name], read[names[0]])[group, metric]
+            values[name] = paired_values(scores[name], scores[names[0]])[group, metric]
         except InputError:  # no common seed, or other images
             continue
     contrasts = dict(zip(values, contrast_with_reference(list(values.values())), strict=True))

@@ -81,15 +81,15 @@ def _judge(metric: str, difference: float, p_value: float) -> tuple[str, str]:
 def find_forgotten(experiments: list[ExperimentResults]) -> dict[str, list[TrainingChange]]:
     """Return the scores that training made worse, by experiment; only of experiments with such scores."""
     headline = find_headline(experiments)
-    lost = {
+    forgotten = {
         experiment.name: [row for row in training_changes(experiment, headline) if row.kind == "worse"]
         for experiment in experiments
     }
-    return {name: rows for name, rows in lost.items() if rows}
+    return {name: rows for name, rows in forgotten.items() if rows}
 
 
 def _list_metrics(experiment: ExperimentResults) -> Iterator[str]:
-    """Yield the scores of held-out data, those by question type, and those of benchmarks."""
+    """Yield the scores of held-out data, the scores by question type, and the scores of benchmarks."""
     measured = experiment.groups.get(OWN_GROUP, {})
     yield from (metric for metric in HELD_OUT_METRICS if metric in measured)
     yield from (metric for metric in measured if metric.startswith(BY_TYPE) or is_task_metric(metric))

@@ -29,7 +29,7 @@ LONGER = 3  # after a training that taught nothing, advise this multiple of its 
 
 @dataclass(frozen=True)
 class Remedy:
-    """Advice about a model that learned nothing, and settings of the command that follows it."""
+    """Advice about a model that learned nothing, and settings of the advised command."""
 
     advice: str
     settings: tuple[tuple[str, str], ...]
@@ -81,9 +81,9 @@ def write_verdict_cards(experiments: list[ExperimentResults], target: str = "") 
     cards: list[VerdictCard] = []
     for verdict, comparison in zip(headline_verdicts(experiments, target), comparisons, strict=True):
         experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
-        withheld = _withheld(comparison, unlearned)
+        withheld = _find_withheld(comparison, unlearned)
         seeds = len({*experiment.seeds} & {*reference.seeds})  # of the paired difference
-        label, tone = _label(verdict, bool(later_experiments), bool(withheld), seeds)
+        label, tone = _choose_label(verdict, bool(later_experiments), bool(withheld), seeds)
         if subject is not experiment:  # a control's entry shows the verdict on the experiment that it controls
             label = f"{experiment.name}: {label[0].lower()}{label[1:]}"
         if withheld:
@@ -101,10 +101,17 @@ def write_verdict_cards(experiments: list[ExperimentResults], target: str = "") 
         else:
             kinds = {card.verdict.experiment: card.verdict.kind for card in cards}
             step, command = _advise_next_step(verdict, comparison, kinds, experiment.name in forgotten)
-        sure = "" if withheld else _sure(verdict, seeds, bool(later_experiments))
+        sure = "" if withheld else _describe_confidence(verdict, seeds, bool(later_experiments))
         cards.append(
             VerdictCard(
-                verdict, label, tone, sure, _cost([subject, reference], first_experiment), step, command, withheld
+                verdict,
+                label,
+                tone,
+                sure,
+                _describe_cost([subject, reference], first_experiment),
+                step,
+                command,
+                withheld,
             )
         )
     return cards
@@ -121,28 +128,28 @@ def merge_withheld(cards: list[VerdictCard], reference: ExperimentResults, targe
     groups: dict[Remedy | str, list[VerdictCard]] = {}
     for card in cards:
         groups.setdefault(card.withheld.remedy if card.withheld else card.verdict.experiment, []).append(card)
-    return [_merge(group, reference, target) if len(group) > 1 else group[0] for group in groups.values()]
+    return [_merge_cards(group, reference, target) if len(group) > 1 else group[0] for group in groups.values()]
 
 
-def _merge(cards: list[VerdictCard], reference: ExperimentResults, target: str) -> VerdictCard:
+def _merge_cards(cards: list[VerdictCard], reference: ExperimentResults, target: str) -> VerdictCard:
     verdicts = [card.verdict for card in cards]
     withheld = [card.withheld for card in cards if card.withheld]
     unlearned = list(dict.fromkeys(name for reason in withheld for name in reason.unlearned))
-    described = [f"{verdict.experiment}: {verdict.description}" for verdict in verdicts if verdict.description]
+    descriptions = [f"{verdict.experiment}: {verdict.description}" for verdict in verdicts if verdict.description]
     verdict = replace(
         verdicts[0],
         experiment=join_words([verdict.experiment for verdict in verdicts]),
-        description=" ".join(described),
-        before=f"The verdicts are withheld, because {join_words(unlearned)} learned nothing.",
+        description=" ".join(descriptions),
+        lead=f"The verdicts are withheld, because {join_words(unlearned)} learned nothing.",
     )
     sides = [side for reason in withheld for side in (reason.comparison.subject, reason.comparison.reference)]
-    trained = dict.fromkeys(reason.unlearned[0] for reason in withheld)
-    command = withheld[0].remedy.command(reference, target or " ".join(trained))
-    cost = _cost(sides, reference).replace("this experiment", "these experiments")
+    targets = dict.fromkeys(reason.unlearned[0] for reason in withheld)
+    command = withheld[0].remedy.command(reference, target or " ".join(targets))
+    cost = _describe_cost(sides, reference).replace("this experiment", "these experiments")
     return replace(cards[0], verdict=verdict, label=NOTHING_LEARNED, cost=cost, command=command)
 
 
-def _withheld(comparison: ExperimentPair, unlearned: dict[str, list[LearningFault]]) -> WithheldComparison | None:
+def _find_withheld(comparison: ExperimentPair, unlearned: dict[str, list[LearningFault]]) -> WithheldComparison | None:
     """Return why a comparison has no verdict, or None if both models learned."""
     sides = {experiment.name: experiment for experiment in (comparison.experiment, comparison.reference)}
     names = tuple(name for name in sides if name in unlearned)
@@ -168,17 +175,17 @@ def verdict_records(experiments: list[ExperimentResults]) -> dict[str, dict]:
     return records
 
 
-def _label(verdict: HeadlineVerdict, compared: bool, withheld: bool, seeds: int) -> tuple[str, str]:
+def _choose_label(verdict: HeadlineVerdict, is_comparison: bool, is_withheld: bool, seeds: int) -> tuple[str, str]:
     tone = TONES.get(verdict.kind, "same")
-    if withheld:
+    if is_withheld:
         return NOTHING_LEARNED, "bad"
     if not verdict.kind:
         return "No verdict", "same"
-    label = (LABELS if compared else LEARNED)[verdict.kind]
-    return f"{label}, one seed" if compared and seeds == 1 else label, tone
+    label = (LABELS if is_comparison else LEARNED)[verdict.kind]
+    return f"{label}, one seed" if is_comparison and seeds == 1 else label, tone
 
 
-def _sure(verdict: HeadlineVerdict, seeds: int, compared: bool) -> str:
+def _describe_confidence(verdict: HeadlineVerdict, seeds: int, is_comparison: bool) -> str:
     """Return how sure a verdict is, in a few words."""
     if verdict.kind in ("", "undecided"):
         return "Not sure." if verdict.kind else ""
@@ -186,16 +193,16 @@ def _sure(verdict: HeadlineVerdict, seeds: int, compared: bool) -> str:
         return "95 % confidence."
     return (
         "95 % confidence about these two trained models, not about the data."
-        if compared
+        if is_comparison
         else "95 % confidence for this model."
     )
 
 
-def _cost(compared: list[ExperimentResults], reference: ExperimentResults) -> str:
-    """Return the time of the stages that the compared experiments added to those of the reference."""
-    is_reference_only = all(experiment is reference for experiment in compared)
-    known = set() if is_reference_only else _folders(reference)
-    seconds = sum_seconds(set().union(*map(_folders, compared)) - known)
+def _describe_cost(experiments: list[ExperimentResults], reference: ExperimentResults) -> str:
+    """Return the time of the stages that the experiments added to the reference's stages."""
+    is_reference_only = all(experiment is reference for experiment in experiments)
+    reference_folders = set() if is_reference_only else _list_folders(reference)
+    seconds = sum_seconds(set().union(*map(_list_folders, experiments)) - reference_folders)
     if seconds is None:
         return "Not recorded."
     stages = "all stages" if is_reference_only else "the stages that this experiment added"
@@ -204,10 +211,10 @@ def _cost(compared: list[ExperimentResults], reference: ExperimentResults) -> st
 
 def find_cost(experiment: ExperimentResults) -> float | None:
     """Return the seconds of all stages of an experiment; None if they are not recorded."""
-    return sum_seconds(_folders(experiment))
+    return sum_seconds(_list_folders(experiment))
 
 
-def _folders(experiment: ExperimentResults) -> set[Path]:
+def _list_folders(experiment: ExperimentResults) -> set[Path]:
     return {folder for run in experiment.runs for folder in run.stages.values()}
 
 
@@ -216,13 +223,13 @@ def _find_remedy(experiment: ExperimentResults, faults: list[LearningFault]) -> 
     if other_model := other_model_remedy(experiment):
         return Remedy(f"{other_model}. This command fits a 24 GB GPU:", (("model", PHOTO_MODEL),))
     steps = {stage: record["steps"] for stage, record in experiment.runs[0].records.items() if record.get("steps")}
-    longer = {}
+    settings = {}
     for stage, number in steps.items():
         # max_steps overrides min_steps and epochs
         key = "max_steps" if getattr(experiment.config, stage).max_steps else "min_steps"
-        longer[stage] = f"{{{key}: {LONGER * max(number, MIN_STEPS)}}}"
+        settings[stage] = f"{{{key}: {LONGER * max(number, MIN_STEPS)}}}"
     advice = " ".join(dict.fromkeys(f"{fault.remedy}." for fault in faults))
-    return Remedy(f"{advice} This command trains with more steps:" if longer else advice, tuple(longer.items()))
+    return Remedy(f"{advice} This command trains with more steps:" if settings else advice, tuple(settings.items()))
 
 
 def _train_less(experiment: ExperimentResults, reference: ExperimentResults) -> tuple[str, str]:

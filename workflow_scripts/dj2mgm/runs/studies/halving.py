@@ -3,8 +3,7 @@
 Successive halving (Jamieson and Talwalkar 2016, arXiv 1502.07943): all trials are trained on a small share of the rows,
 the best of them on larger shares, and the finalists of the last rung with several seeds. The winner is then compared
 with the experiment, the runner-up and a random subset of the same size, on seeds that had no part in the choice.
-New trials are asked for only as long as the budget covers all later steps, so the number of trials follows from the
-budget.
+New trials are requested only while the budget covers all later steps, so the number of trials follows from the budget.
 """
 
 import math
@@ -30,99 +29,111 @@ class History:
     Attributes:
         design: design of the search with the current budget.
         search: its other settings.
-        first: result of batch 0, the experiment that the trials change.
-        done: the later batches with their results.
+        batch_0: result of batch 0, the experiment that the trials change.
+        finished_batches: the later batches with their results.
     """
 
     design: SearchDesign
     search: SearchSettings
-    first: BatchResult
-    done: Sequence[tuple[BatchRecord, BatchResult]]
+    batch_0: BatchResult
+    finished_batches: Sequence[tuple[BatchRecord, BatchResult]]
 
-    def extended(self, record: BatchRecord, result: BatchResult) -> "History":
+    def with_batch(self, record: BatchRecord, result: BatchResult) -> "History":
         """Return the history with one more batch."""
-        return replace(self, done=[*self.done, (record, result)])
+        return replace(self, finished_batches=[*self.finished_batches, (record, result)])
 
-    def of_step(self, *steps: str) -> Iterator[tuple[BatchRecord, BatchResult]]:
+    def batches_in_step(self, *steps: str) -> Iterator[tuple[BatchRecord, BatchResult]]:
         """Yield the batches of these steps."""
-        return ((record, result) for record, result in self.done if record.step in steps)
+        return ((record, result) for record, result in self.finished_batches if record.step in steps)
 
     def scores(self, rung: int) -> dict[str, float | None]:
         """Return the scores of the trials in a rung, by name."""
-        batches = self.of_step("explore", "promote")
+        batches = self.batches_in_step("explore", "promote")
         rung_scores = [result.scores for record, result in batches if record.fraction == self.design.rungs[rung]]
         return {name: score for scores in rung_scores for name, score in scores.items()}
 
     @property
-    def diverged(self) -> set[str]:
+    def diverged_trials(self) -> set[str]:
         """The trials that diverged in any run."""
-        return {name for _, result in self.done for name, score in result.scores.items() if score is None}
+        return {name for _, result in self.finished_batches for name, score in result.scores.items() if score is None}
 
     @property
     def final_scores(self) -> dict[str, float | None]:
         """The means of the finalists over their seeds, by name."""
-        return {name: score for _, result in self.of_step("finals") for name, score in result.scores.items()}
+        return {name: score for _, result in self.batches_in_step("finals") for name, score in result.scores.items()}
 
-    def ranked(self, rung: int) -> list[str]:
-        """Return the trials of a rung, best first, without those that diverged in any run."""
-        scores, diverged = self.scores(rung), self.diverged
-        return sorted((name for name in scores if name not in diverged), key=lambda name: -scores[name])
+    def rank_trials(self, rung: int) -> list[str]:
+        """Return the trials of a rung, best first, without trials that diverged in any run."""
+        scores, diverged_trials = self.scores(rung), self.diverged_trials
+        return sorted((name for name in scores if name not in diverged_trials), key=lambda name: -scores[name])
 
     @property
     def finalists(self) -> list[str]:
-        """The finalists, best first: by the mean over their seeds, before by the score in the last rung."""
-        names, finals = self.ranked(-1)[: self.design.finalists], self.final_scores
+        """Finalists, best first.
+
+        They are ordered by their mean over seeds once all seeds are trained, until then by the last rung's score.
+        """
+        names, finals = self.rank_trials(-1)[: self.design.finalists], self.final_scores
         return sorted(names, key=lambda name: -finals[name]) if finals.keys() >= {*names} else names
 
     def looks(self, winner: str, experiment: str) -> list[LookRecord]:
         """Return the looks at the difference between a winner and another experiment."""
-        winner_looks = (result.looks for record, result in self.of_step("confirm") if record.trials[0].name == winner)
+        winner_looks = (
+            result.looks for record, result in self.batches_in_step("confirm") if record.trials[0].name == winner
+        )
         return [looks[experiment] for looks in winner_looks if experiment in looks]
 
     @property
-    def known(self) -> dict[str, TrialRecord]:
+    def trials_by_name(self) -> dict[str, TrialRecord]:
         """The records of all trials, by name."""
-        return {trial.name: trial for record, _ in self.of_step("explore") for trial in record.trials}
+        return {trial.name: trial for record, _ in self.batches_in_step("explore") for trial in record.trials}
 
     def trials(self, names: list[str]) -> list[TrialRecord]:
         """Return the records of trials."""
-        known = self.known
-        return [known[name] for name in names]
+        trials_by_name = self.trials_by_name
+        return [trials_by_name[name] for name in names]
 
-    def price(self, fraction: float) -> float | None:
+    def expected_seconds(self, fraction: float) -> float | None:
         """Return the expected GPU seconds of a training with one seed; None: not measured.
 
         It is the mean over trainings on the same share of the rows. If there are none, it follows from whole runs: the
-        time of their training stages is scaled by the share, that of all other stages is not.
+        time of their training stages is scaled by the share, the time of all other stages is not.
         """
-        results = [result for record, result in self.done if record.fraction == fraction]
+        results = [result for record, result in self.finished_batches if record.fraction == fraction]
         scale = 1.0
         if not sum(result.seconds or 0 for result in results):
-            whole_results = [result for record, result in self.done if record.fraction == 1 and result.seconds]
-            results, scale = whole_results or [self.first], fraction
-        measured = [result for result in results if result.seconds and result.runs]
-        if not measured:
+            whole_results = [
+                result for record, result in self.finished_batches if record.fraction == 1 and result.seconds
+            ]
+            results, scale = whole_results or [self.batch_0], fraction
+        measured_results = [result for result in results if result.seconds and result.runs]
+        if not measured_results:
             return None
-        fixed, seconds = (sum(getattr(result, key) for result in measured) for key in ("fixed_seconds", "seconds"))
-        return (fixed + scale * (seconds - fixed)) / sum(result.runs for result in measured)
+        fixed, seconds = (
+            sum(getattr(result, key) for result in measured_results) for key in ("fixed_seconds", "seconds")
+        )
+        return (fixed + scale * (seconds - fixed)) / sum(result.runs for result in measured_results)
 
     @property
     def trainings(self) -> float:
         """The trainings so far; a run on a share of the rows, or with one of several seeds, counts as that share."""
-        return sum(record.fraction * result.runs for record, result in self.done) / len(self.search.seeds)
+        return sum(record.fraction * result.runs for record, result in self.finished_batches) / len(self.search.seeds)
 
     @property
     def seconds(self) -> float:
         """The GPU seconds so far."""
-        return sum(result.seconds or 0 for _, result in self.done)
+        return sum(result.seconds or 0 for _, result in self.finished_batches)
 
-    def affords(self, costs: Sequence[Cost]) -> bool:
+    def can_afford(self, costs: Sequence[Cost]) -> bool:
         """Return whether the budget covers further trainings."""
         trainings = self.trainings + sum(fraction * runs for fraction, runs in costs) / len(self.search.seeds)
-        prices = [self.price(fraction) for fraction, _ in costs]
+        training_seconds = [self.expected_seconds(fraction) for fraction, _ in costs]
         hours = self.design.gpu_hours
-        if hours is not None and None not in prices:
-            seconds = self.seconds + sum(price * runs for price, (_, runs) in zip(prices, costs, strict=True))
+        if hours is not None and None not in training_seconds:
+            seconds = self.seconds + sum(
+                seconds_per_training * runs
+                for seconds_per_training, (_, runs) in zip(training_seconds, costs, strict=True)
+            )
             if seconds > 3600 * hours + 1e-6:
                 return False
         return trainings <= self.design.trainings + 1e-9
@@ -147,8 +158,8 @@ def rung_sizes(design: SearchDesign, candidates: int) -> list[int]:
     """Return the number of trials in each rung."""
     sizes = [candidates]
     for _ in design.rungs[1:]:
-        kept = math.ceil(round(design.keep * sizes[-1], 9))
-        sizes.append(min(sizes[-1], max(kept, design.finalists, 1)))
+        promoted = math.ceil(round(design.keep * sizes[-1], 9))
+        sizes.append(min(sizes[-1], max(promoted, design.finalists, 1)))
     return sizes
 
 
@@ -170,65 +181,67 @@ def smallest_budget(design: SearchDesign, seeds: int) -> float:
 
 
 def choosing_seeds(design: SearchDesign, seeds: list[int]) -> list[int]:
-    """Return the seeds that choose the winner: those of the experiment, then the smallest unused numbers."""
+    """Return the seeds that choose the winner: the experiment's seeds, then the smallest unused numbers."""
     more = max(0, design.finalist_seeds - len(seeds)) if design.finalists else 0
-    return [*seeds, *_unused(seeds, more)]
+    return [*seeds, *_choose_unused(seeds, more)]
 
 
 def confirming_seeds(design: SearchDesign, seeds: list[int], number: int) -> list[int]:
     """Return the seeds of a look at the winner, which differ from those that chose it."""
-    return _unused(choosing_seeds(design, seeds), number)
+    return _choose_unused(choosing_seeds(design, seeds), number)
 
 
-def _unused(seeds: list[int], number: int) -> list[int]:
+def _choose_unused(seeds: list[int], number: int) -> list[int]:
     return list(islice((seed for seed in count() if seed not in seeds), number))
 
 
 def _explore(history: History) -> BatchRecord | None:
     design, seeds = history.design, len(history.search.seeds)
-    explored = list(history.of_step("explore"))
-    if any(not record.trials and record.trainings >= design.trainings for record, _ in explored):
+    explore_batches = list(history.batches_in_step("explore"))
+    if any(not record.trials and record.trainings >= design.trainings for record, _ in explore_batches):
         return None  # the space has no more points
-    known = sum(len(record.trials) for record, _ in explored)
-    done = _done_later(history)
+    tried = sum(len(record.trials) for record, _ in explore_batches)
+    spent_runs = _count_later_runs(history)
 
-    def affords(number: int) -> bool:
-        later = later_costs(design, seeds, known + number)
-        rest = [(fraction, max(0, runs - spent)) for (fraction, runs), spent in zip(later, done, strict=True)]
-        return history.affords([(design.rungs[0], number * seeds), *rest])
+    def can_afford(number: int) -> bool:
+        later = later_costs(design, seeds, tried + number)
+        rest = [(fraction, max(0, runs - spent)) for (fraction, runs), spent in zip(later, spent_runs, strict=True)]
+        return history.can_afford([(design.rungs[0], number * seeds), *rest])
 
-    number = _largest(design.batch, affords)
-    return _batch(history, "explore", design.rungs[0], history.search.seeds, [NEW] * number) if number else None
+    number = _find_largest(design.batch, can_afford)
+    return _build_batch(history, "explore", design.rungs[0], history.search.seeds, [NEW] * number) if number else None
 
 
-def _done_later(history: History) -> list[int]:
+def _count_later_runs(history: History) -> list[int]:
     """Return the number of trainings so far, each with one seed, in each step of `later_costs`."""
     design = history.design
-    done = [len(history.scores(rung)) * len(history.search.seeds) for rung in range(1, len(design.rungs))]
+    finished_runs = [len(history.scores(rung)) * len(history.search.seeds) for rung in range(1, len(design.rungs))]
     steps = ("finals", "confirm") if design.finalists else ()
-    return done + [sum(result.runs for _, result in history.of_step(step)) for step in steps]
+    return finished_runs + [sum(result.runs for _, result in history.batches_in_step(step)) for step in steps]
 
 
 def _promote(history: History) -> BatchRecord | None:
     design, seeds = history.design, history.search.seeds
     for rung in range(1, len(design.rungs)):
         size = rung_sizes(design, len(history.scores(0)))[rung]
-        known, fraction = history.scores(rung), design.rungs[rung]
-        missing = [name for name in history.ranked(rung - 1)[:size] if name not in known]
-        number = _largest(len(missing), lambda number, share=fraction: history.affords([(share, number * len(seeds))]))
+        scores, fraction = history.scores(rung), design.rungs[rung]
+        missing = [name for name in history.rank_trials(rung - 1)[:size] if name not in scores]
+        number = _find_largest(
+            len(missing), lambda number, share=fraction: history.can_afford([(share, number * len(seeds))])
+        )
         if number:
-            return _batch(history, "promote", fraction, seeds, history.trials(missing[:number]))
+            return _build_batch(history, "promote", fraction, seeds, history.trials(missing[:number]))
     return None
 
 
 def _repeat_finals(history: History) -> BatchRecord | None:
     design, seeds = history.design, history.search.seeds
     more = choosing_seeds(design, seeds)[len(seeds) :]
-    known = history.final_scores
-    missing = [name for name in history.finalists if name not in known]
-    if not more or not missing or not history.affords([(1.0, len(more) * len(missing))]):
+    final_scores = history.final_scores
+    missing = [name for name in history.finalists if name not in final_scores]
+    if not more or not missing or not history.can_afford([(1.0, len(more) * len(missing))]):
         return None
-    return _batch(history, "finals", 1.0, more, history.trials(missing), [*seeds, *more])
+    return _build_batch(history, "finals", 1.0, more, history.trials(missing), [*seeds, *more])
 
 
 def _confirm(history: History) -> BatchRecord | None:
@@ -236,28 +249,32 @@ def _confirm(history: History) -> BatchRecord | None:
     if not (best := history.finalists[:2]):
         return None
     winner, experiments = best[0], [history.search.experiment, *best[1:]]
-    if any(winner in result.fewer_rows for _, result in history.done):
+    if any(winner in result.fewer_rows for _, result in history.finished_batches):
         experiments.append(f"{winner}{RANDOM}")
-    due = {experiment: number for experiment in experiments if (number := _next_look(history, winner, experiment))}
-    if not due:
+    due_looks = {
+        experiment: number for experiment in experiments if (number := _next_look(history, winner, experiment))
+    }
+    if not due_looks:
         return None
-    number = min(due.values())
-    against = [experiment for experiment in experiments if due.get(experiment) == number]
-    fresh = confirming_seeds(design, seeds, number)
-    named = history.trials([winner, *(experiment for experiment in against if experiment in best)])
-    batch = _batch(history, "confirm", 1.0, fresh[0 if number == MIN_SEEDS else -1 :], named, fresh, against)
-    new = batch.runs.difference(*(record.runs for record, _ in history.done))
-    return batch if history.affords([(1.0, len(new))]) else None
+    number = min(due_looks.values())
+    against = [experiment for experiment in experiments if due_looks.get(experiment) == number]
+    confirm_seeds = confirming_seeds(design, seeds, number)
+    trials = history.trials([winner, *(experiment for experiment in against if experiment in best)])
+    batch = _build_batch(
+        history, "confirm", 1.0, confirm_seeds[0 if number == MIN_SEEDS else -1 :], trials, confirm_seeds, against
+    )
+    new = batch.runs.difference(*(record.runs for record, _ in history.finished_batches))
+    return batch if history.can_afford([(1.0, len(new))]) else None
 
 
 def _next_look(history: History, winner: str, experiment: str) -> int | None:
     """Return the number of seeds of the next look at a difference; None if it is decided, or cannot be taken."""
-    tried = [
+    confirmations = [
         batch
-        for batch in history.of_step("confirm")
+        for batch in history.batches_in_step("confirm")
         if batch[0].trials[0].name == winner and experiment in batch[0].against
     ]
-    if any(experiment not in result.looks for _, result in tried):
+    if any(experiment not in result.looks for _, result in confirmations):
         return None  # a training diverged
     if not (looks := history.looks(winner, experiment)):
         return MIN_SEEDS
@@ -265,7 +282,7 @@ def _next_look(history: History, winner: str, experiment: str) -> int | None:
     return len(looks[-1].seeds) + 1 if goes_on(looks[-1], budget) else None
 
 
-def _batch(
+def _build_batch(
     history: History,
     step: str,
     fraction: float,
@@ -282,10 +299,10 @@ def _batch(
         trials=trials,
         against=list(against),
         trainings=history.design.trainings,
-        price=history.price(fraction),
+        price=history.expected_seconds(fraction),
     )
 
 
-def _largest(maximum: int, affords: Callable[[int], bool]) -> int:
+def _find_largest(maximum: int, can_afford: Callable[[int], bool]) -> int:
     """Return the largest number up to `maximum` that is affordable."""
-    return max((number for number in range(1, maximum + 1) if affords(number)), default=0)
+    return max((number for number in range(1, maximum + 1) if can_afford(number)), default=0)

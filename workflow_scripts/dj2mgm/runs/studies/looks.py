@@ -68,11 +68,11 @@ def check_decidable(runs: Runs) -> str:
     if experiment == REFERENCE:
         raise InputError(f"decide: experiments are compared with {REFERENCE}; name another one, as in {EXAMPLE}")
     runs.experiments.require(experiment)
-    stated = runs.experiments.configs[experiment].seeds
-    if budget.seeds < len(stated):
+    configured_seeds = runs.experiments.configs[experiment].seeds
+    if budget.seeds < len(configured_seeds):
         raise InputError(
-            f"decide.seeds: {budget.seeds} is less than the {len(stated)} seeds of the configuration; raise it to at "
-            f"least {len(stated)}"
+            f"decide.seeds: {budget.seeds} is less than the {len(configured_seeds)} seeds of the configuration; raise "
+            f"it to at least {len(configured_seeds)}"
         )
     _check_hours(runs, experiment)
     for name in (REFERENCE, experiment):
@@ -108,7 +108,7 @@ def check_headline(runs: Runs, experiment: str) -> None:
     if all(file.is_file() for file in (*files, folders["generate"] / "likelihoods.jsonl")):
         clip, vqa = map(read_json, files)
         key, group, metric = run.config.report.locate_headline(bool(vqa["questions"]))
-        reported = any(metric in measured["groups"].get(group, {}) for measured in (clip, vqa))
+        reported = any(metric in metrics["groups"].get(group, {}) for metrics in (clip, vqa))
     else:  # it has not run, or runs again
         key = run.config.report.headline
         reported = key != "attribute_accuracy" or _has_objects(run)
@@ -121,9 +121,9 @@ def check_headline(runs: Runs, experiment: str) -> None:
 
 def _has_objects(run: Run) -> bool:
     """Return whether the objects in held-out images are known."""
-    settings, generated = run.dataset.settings, Path(DATASETS, run.dataset.name, "evaluation.jsonl")
+    settings, generated_file = run.dataset.settings, Path(DATASETS, run.dataset.name, "evaluation.jsonl")
     if settings.is_rendered:
         return True
     evaluation = getattr(settings, "evaluation", None)
-    file = generated if generated.is_file() else evaluation and evaluation.file
+    file = generated_file if generated_file.is_file() else evaluation and evaluation.file
     return bool(file) and any(row.get("objects") for row in read_jsonl(file))

@@ -19,8 +19,8 @@ def power_settings(runs: Runs) -> dict:
     """
     other_names = [name for name in runs.shared.report.experiments if name != REFERENCE]
     experiment = runs.shared.experiment or next(iter(other_names), REFERENCE)
-    images = _held_out(runs.first_seed(REFERENCE))
-    finished = {name: _finished(runs, name) for name in dict.fromkeys([REFERENCE, *runs.experiments.names])}
+    images = _count_held_out_images(runs.first_seed(REFERENCE))
+    finished = {name: _list_finished_runs(runs, name) for name in dict.fromkeys([REFERENCE, *runs.experiments.names])}
     return {
         "headline": runs.shared.report.headline,
         "experiment": experiment,
@@ -31,7 +31,7 @@ def power_settings(runs: Runs) -> dict:
     }
 
 
-def _held_out(run: Run) -> int | None:
+def _count_held_out_images(run: Run) -> int | None:
     """Return the number of held-out images; None if the dataset is not made yet and does not state it."""
     summary = Path(DATASETS, run.dataset.name, "summary.json")
     if summary.is_file():
@@ -39,15 +39,15 @@ def _held_out(run: Run) -> int | None:
     return run.dataset.settings.evaluation_images if run.dataset.settings.is_rendered else None
 
 
-def _finished(runs: Runs, experiment: str) -> list[dict]:
+def _list_finished_runs(runs: Runs, experiment: str) -> list[dict]:
     """Return the runs of an experiment that are scored on the reference's dataset, with any seed."""
     first_run, dataset = runs.first_seed(experiment), runs.first_seed(REFERENCE).dataset.name
     if first_run.dataset.name != dataset:
         return []
     folders = Path("results", first_run.folder).glob("seed-*")
-    further = (int(match[1]) for folder in folders if (match := re.fullmatch(r"seed-([0-9]+)", folder.name)))
+    other_seeds = (int(match[1]) for folder in folders if (match := re.fullmatch(r"seed-([0-9]+)", folder.name)))
     scored_runs = []
-    for seed in sorted({*runs.experiments.configs[experiment].seeds, *further}):
+    for seed in sorted({*runs.experiments.configs[experiment].seeds, *other_seeds}):
         run = runs.get(experiment, seed)
         stages = {stage: runs.stage_folder(run, stage) for stage in run.settings}
         scores = [Path(stages[stage], "scores.jsonl") for stage in SCORED]

@@ -47,37 +47,39 @@ def take_batches(
         return []
     budget = runs.experiments.studies[study].design
     check_headline(runs, search.experiment)
-    _check_hours(study, search, budget, _measured(runs, search.experiment))
+    _check_hours(study, search, budget, _measure_seconds(runs, search.experiment))
     files.append(scores_file(search, 0))
     history = read_history(budget, search, files)
-    _check_hours(study, search, budget, history.first.seconds)
+    _check_hours(study, search, budget, history.batch_0.seconds)
     while plan_next(history) is not None:
         trials_file(search, len(files))
         record = read_search_batch(search, len(files))
         if not {search.experiment, *runs.experiments.variants[study]} >= {*record.names}:
             runs.add_trials(study)
         files.append(scores_file(search, len(files)))
-        # extended, so that each file is read only once per start of Snakemake
-        history = history.extended(record, load_settings(BatchResult, files[-1]))
+        # `with_batch` reads each file only once per start of Snakemake
+        history = history.with_batch(record, load_settings(BatchResult, files[-1]))
     return files
 
 
 def show_search(runs: Runs, study: str) -> ShownSearch | None:
     """Return the state of a finished search for its page; None for another design, and before the first batch."""
     search, budget = find_search(runs, study), runs.experiments.studies[study].design
-    files = map(partial(_score_file, search), count()) if search else ()
+    files = map(partial(_find_score_file, search), count()) if search else ()
     if not (files := list(takewhile(os.path.isfile, files))):
         return None
     history = read_history(budget, search, files)
     rungs = [history.scores(rung) for rung in range(len(budget.rungs))]
     finals = history.final_scores
     winner = next(iter(history.finalists), None)
-    sides = dict.fromkeys(experiment for record, _ in history.of_step("confirm") for experiment in record.against)
+    opponents = dict.fromkeys(
+        experiment for record, _ in history.batches_in_step("confirm") for experiment in record.against
+    )
     return ShownSearch(
         progress=_describe_progress(history),
         rungs=budget.rungs,
         confirm_seeds=budget.confirm_seeds,
-        used_seeds=sorted({*search.seeds, *(seed for record, _ in history.done for seed in record.seeds)}),
+        used_seeds=sorted({*search.seeds, *(seed for record, _ in history.finished_batches for seed in record.seeds)}),
         axes=search.axes,
         batches=[
             ShownBatch(
@@ -87,7 +89,7 @@ def show_search(runs: Runs, study: str) -> ShownSearch | None:
                 price=record.price,
                 seconds=result.seconds,
             )
-            for record, result in history.done
+            for record, result in history.finished_batches
         ],
         trials=[
             ShownTrial(
@@ -96,11 +98,11 @@ def show_search(runs: Runs, study: str) -> ShownSearch | None:
                 scores=[scores.get(name) for scores in rungs],
                 final=finals.get(name),
             )
-            for name, trial in history.known.items()
+            for name, trial in history.trials_by_name.items()
         ],
         winner=winner,
         looks={
-            experiment: looks[-1] for experiment in sides if winner and (looks := history.looks(winner, experiment))
+            experiment: looks[-1] for experiment in opponents if winner and (looks := history.looks(winner, experiment))
         },
     )
 
@@ -109,7 +111,7 @@ def _describe_progress(history: History) -> str:
     """Return the state of a search in a sentence."""
     budget, scores = history.design, history.scores(0)
     limit = "" if budget.gpu_hours is None else f" of at most {budget.gpu_hours:g}"
-    diverged = f" {len(history.diverged)} diverged." if history.diverged else ""
+    diverged = f" {len(history.diverged_trials)} diverged." if history.diverged_trials else ""
     warning = "" if budget.finalists else " The best of many scores is too high by chance; confirm it with other seeds."
     return (
         f"The search has tried {len(scores)} variants for {history.trainings:.4g} of at most {budget.trainings} "
@@ -117,7 +119,7 @@ def _describe_progress(history: History) -> str:
     )
 
 
-def _measured(runs: Runs, experiment: str) -> float | None:
+def _measure_seconds(runs: Runs, experiment: str) -> float | None:
     """Return the GPU seconds of the finished stages of an experiment; None if it has not run."""
     own_runs = [runs.get(experiment, seed) for seed in runs.experiments.configs[experiment].seeds]
     finished = all(Path(runs.stage_folder(run, "evaluate_vqa"), "metrics.json").is_file() for run in own_runs)
@@ -126,8 +128,8 @@ def _measured(runs: Runs, experiment: str) -> float | None:
     return seconds and seconds * own_runs[0].config.gpus
 
 
-def _check_hours(study: str, search: SearchSettings, budget: SearchDesign, price: float | None) -> None:
-    minimum_seconds = (price or 0) * smallest_budget(budget, len(search.seeds))
+def _check_hours(study: str, search: SearchSettings, budget: SearchDesign, seconds_per_training: float | None) -> None:
+    minimum_seconds = (seconds_per_training or 0) * smallest_budget(budget, len(search.seeds))
     if budget.gpu_hours is not None and minimum_seconds > 3600 * budget.gpu_hours:
         raise InputError(
             f"{study}: design.gpu_hours: {budget.gpu_hours:g} is less than one variant takes, if its trainings take as "
@@ -136,7 +138,7 @@ def _check_hours(study: str, search: SearchSettings, budget: SearchDesign, price
 
 
 def batch_runs(runs: Runs, search: SearchSettings, number: int) -> tuple[list[str], list[int] | None]:
-    """Return the experiments of a batch whose training did not diverge, and the seeds; None: those of each experiment.
+    """Return the experiments of a batch whose training did not diverge, and the seeds; None: each experiment's own.
 
     Batch 0 is the experiment that the trials change. If it has no score, the search stops as any experiment does.
     """
@@ -162,10 +164,10 @@ def batch_files(runs: Runs, search: SearchSettings, number: int) -> list[str]:
 
 def score_files(search: SearchSettings, number: int) -> list[str]:
     """Return the files of the scores of the batches before this one."""
-    return [_score_file(search, earlier) for earlier in range(number)]
+    return [_find_score_file(search, earlier_number) for earlier_number in range(number)]
 
 
-def _score_file(search: SearchSettings, number: int) -> str:
+def _find_score_file(search: SearchSettings, number: int) -> str:
     return f"{batch_folder(search, number)}/scores.yaml"
 
 

@@ -32,34 +32,34 @@ BUDGET = {"trainings", "gpu_hours", "batch", "confirm_seeds", "storage"}  # may 
 MEASURES = ("evaluate", "score_while_training")  # decide how scores are measured, so they are the same for all trials
 
 
-def search_settings(name: str, study: StudyFile, parent: Experiment, place: str) -> SearchSettings:
+def search_settings(name: str, study: StudyFile, parent: Experiment, results_prefix: str) -> SearchSettings:
     """Return the settings of a study's search.
 
     Args:
         name: name of the study.
         study: its file.
         parent: the merged configuration of `study.experiment`.
-        place: folder of runs and pages below results/, with its slash.
+        results_prefix: folder of runs and pages below results/, with its slash.
     """
     design, file = study.design, study_file(name)
     space = design.space or ({} if design.mixture else searchable_axes(parent))
     axes = {key: read_axis(file, key, axis, parent) for key, axis in space.items()} | share_axes(design.mixture)
-    if fixed := next((key for key in axes if key in FIXED_KEYS or key.split(".")[0] in MEASURES), None):
-        raise InputError(f"{file}: design.space.{fixed}: a search cannot vary it; use the design `list`")
+    if fixed_key := next((key for key in axes if key in FIXED_KEYS or key.split(".")[0] in MEASURES), None):
+        raise InputError(f"{file}: design.space.{fixed_key}: a search cannot vary it; use the design `list`")
     keys = {*ExperimentOnlyKeys.model_fields, *ModelOverridableKeys.model_fields} - NOT_SCORED
     if (minimum := smallest_budget(design, len(parent.seeds))) > design.trainings + 1e-9:
         raise InputError(
             f"{file}: design.trainings: {design.trainings} is less than the {minimum:g} that one variant costs with "
             "its rungs, the finalists and the confirmation; raise it, or lower confirm_seeds"
         )
-    scored = [_with_first_names(parent.model_dump(include=keys)), parent.report.headline, study.proportional]
-    scored.append(design.model_dump(exclude=BUDGET | {"space", "mixture"}))
+    scored_settings = [_with_first_names(parent.model_dump(include=keys)), parent.report.headline, study.proportional]
+    scored_settings.append(design.model_dump(exclude=BUDGET | {"space", "mixture"}))
     if min(design.rungs) < 1:  # earlier versions ranked trainings on a share of the rows by the headline
-        scored.append(parent.report.locate_headline(share_of_rows=min(design.rungs))[0])
-    described = {key: axis if isinstance(axis, list) else axis.model_dump() for key, axis in axes.items()}
-    described |= {"mixture": design.mixture.sources} if design.mixture else {}
-    key = sha256(json.dumps([described, scored], sort_keys=True, default=str).encode()).hexdigest()[:8]
-    folder = f"results/{place}{name}/search/{key}"
+        scored_settings.append(parent.report.locate_headline(share_of_rows=min(design.rungs))[0])
+    axis_values = {key: axis if isinstance(axis, list) else axis.model_dump() for key, axis in axes.items()}
+    axis_values |= {"mixture": design.mixture.sources} if design.mixture else {}
+    key = sha256(json.dumps([axis_values, scored_settings], sort_keys=True, default=str).encode()).hexdigest()[:8]
+    folder = f"results/{results_prefix}{name}/search/{key}"
     return SearchSettings(
         name=f"{name}-{key}",
         experiment=study.experiment,

@@ -15,13 +15,13 @@ def measured_seconds(runs: Iterable[Mapping[str, str | Path]]) -> float | None:
     Args:
         runs: folders of the stages of each run. A folder of several runs counts once.
     """
-    return sum_seconds(Path(folder) for stages in runs for folder in _of_one_seed(stages))
+    return sum_seconds(Path(folder) for stages in runs for folder in _list_seed_folders(stages))
 
 
 def sum_seconds(folders: Iterable[Path]) -> float | None:
     """Return the time of the stages in these folders, each counted once; None if nothing was measured."""
-    measured = [_read_seconds(file) for folder in dict.fromkeys(folders) for file in folder.glob("*.benchmark.tsv")]
-    return sum(measured) if measured else None
+    seconds = [_read_seconds(file) for folder in dict.fromkeys(folders) for file in folder.glob("*.benchmark.tsv")]
+    return sum(seconds) if seconds else None
 
 
 def format_hours(hours: float) -> str:
@@ -30,7 +30,7 @@ def format_hours(hours: float) -> str:
     return f"{math.ceil(round(hours * 10**digits, 6)) / 10**digits:.{digits}f}"
 
 
-def _of_one_seed(stages: Mapping[str, str | Path]) -> Iterable[str | Path]:
+def _list_seed_folders(stages: Mapping[str, str | Path]) -> Iterable[str | Path]:
     for stage, folder in stages.items():
         config = Path(folder, "config.yaml")
         without_captioner = stage == "synthesize" and config.is_file() and read_yaml(config).get("captioner") is None

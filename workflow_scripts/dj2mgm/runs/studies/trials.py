@@ -40,15 +40,15 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 class Trials:
     """The trials of one search."""
 
-    def __init__(self, search: SearchSettings, owner: str, most: int):
+    def __init__(self, search: SearchSettings, owner: str, max_trials: int):
         """Open the storage.
 
         Args:
             search: settings of the search.
             owner: identifier of the folder of results that trains the trials.
-            most: largest number of trials in the storage, over all searches with this name.
+            max_trials: largest number of trials in the storage, over all searches with this name.
         """
-        self.search, self.owner, self.most = search, owner, most
+        self.search, self.owner, self.max_trials = search, owner, max_trials
         self.study = optuna.create_study(
             storage=_open_storage(search.storage),
             study_name=search.name,
@@ -57,91 +57,97 @@ class Trials:
         )
         shares = share_axes(search.mixture)
         self.axes = {key: axis for key, axis in search.axes.items() if key not in shares}
-        self.distributions = {key: _distribution(axis) for key, axis in self.axes.items()}
+        self.distributions = {key: _build_distribution(axis) for key, axis in self.axes.items()}
         self.distributions |= dict.fromkeys(quantile_keys(search.mixture), FloatDistribution(0, 1))
 
     def ask(self, batch: int, number: int) -> list[TrialRecord]:
-        """Return at most `number` new trials, or those of this batch that were asked for before a kill.
+        """Return at most `number` new trials, or the trials of this batch that were requested before a kill.
 
-        There are fewer if all searches together have `most` trials, or if the space has no more points.
+        There are fewer if all searches together have `max_trials` trials, or if the space has no more points.
         """
-        asked = f"asked {self.owner} {batch}"
+        completed = f"asked {self.owner} {batch}"  # attribute of the study, once the batch is complete
         self._discard_abandoned()
-        while asked not in self.study.user_attrs and len(self._of_batch(batch)) < number:
+        while completed not in self.study.user_attrs and len(self._list_batch(batch)) < number:
             if not self._ask_new(batch):
                 break
-        self.study.set_user_attr(asked, True)
+        self.study.set_user_attr(completed, True)
         return [
-            TrialRecord(name=self._run(trial)["name"], changes=self._changes(trial)) for trial in self._of_batch(batch)
+            TrialRecord(name=self._read_run(trial)["name"], changes=self._read_changes(trial))
+            for trial in self._list_batch(batch)
         ]
 
     def tell(self, scores: Mapping[str, float | None]) -> None:
         """Tell Optuna the scores of this owner's trials, by the names of their runs; None if a training diverged."""
-        for trial in self._own():
-            name = self._run(trial)["name"]
+        for trial in self._list_own():
+            name = self._read_run(trial)["name"]
             if trial.state == TrialState.RUNNING and name in scores:
                 self._finish(trial.number, scores[name])
 
     def _ask_new(self, batch: int) -> bool:
         """Ask for a trial whose run is new, and return whether there is one within the limit."""
-        seed = crc32(f"{self.search.seed} {batch} {len(self._of_batch(batch))}".encode())
+        seed = crc32(f"{self.search.seed} {batch} {len(self._list_batch(batch))}".encode())
         self.study.sampler = SAMPLERS[self.search.sampler](seed=seed)
         for _ in range(RETRIES):
             trial = self.study.ask(self.distributions)
-            name = f"{self.search.experiment}-{hash_changes(self._changes(trial))}"
+            name = f"{self.search.experiment}-{hash_changes(self._read_changes(trial))}"
             if not self._is_within_limit(trial.number):
                 self._finish(trial.number, None)
                 return False
-            if not (same := self._others_with(name, trial.number)):
+            if not (twins := self._find_others(name, trial.number)):
                 trial.set_user_attr(RUN, {"name": name, "owner": self.owner, "batch": batch})
-                if not self._others_with(name, trial.number):
+                if not self._find_others(name, trial.number):
                     return True
-                trial.set_user_attr(RUN, {})  # another search asked for the same run at the same time
-            known = next((one.value for one in same if one.state == TrialState.COMPLETE), None)
-            self._finish(trial.number, known)
+                trial.set_user_attr(RUN, {})  # another search requested the same run at the same time
+            score = next((twin.value for twin in twins if twin.state == TrialState.COMPLETE), None)
+            self._finish(trial.number, score)
         return False
 
     def _is_within_limit(self, number: int) -> bool:
-        """Return whether a trial is one of the first `most`; waits for earlier ones that are being asked for."""
+        """Return whether a trial is one of the first `max_trials`; wait for earlier trials that are being requested."""
         while True:
-            earlier = [one for one in self._all() if one.number < number]
-            counted, asked = sum(bool(self._run(one)) for one in earlier), sum(map(self._is_being_asked, earlier))
-            if counted >= self.most:
+            earlier = [trial for trial in self._list_all() if trial.number < number]
+            with_run, pending = (
+                sum(bool(self._read_run(trial)) for trial in earlier),
+                sum(map(self._is_being_asked, earlier)),
+            )
+            if with_run >= self.max_trials:
                 return False
-            if counted + asked < self.most:
+            if with_run + pending < self.max_trials:
                 return True
             time.sleep(0.2)
 
     def _is_being_asked(self, trial: FrozenTrial) -> bool:
-        is_open = trial.state == TrialState.RUNNING and not self._run(trial)
-        return is_open and _age(trial) < ABANDONED
+        is_open = trial.state == TrialState.RUNNING and not self._read_run(trial)
+        return is_open and _compute_age(trial) < ABANDONED
 
-    def _others_with(self, name: str, number: int) -> list[FrozenTrial]:
-        return [one for one in self._all() if one.number != number and self._run(one).get("name") == name]
+    def _find_others(self, name: str, number: int) -> list[FrozenTrial]:
+        return [
+            trial for trial in self._list_all() if trial.number != number and self._read_run(trial).get("name") == name
+        ]
 
     def _discard_abandoned(self) -> None:
-        for trial in self._all():
-            if trial.state == TrialState.RUNNING and not self._run(trial) and not self._is_being_asked(trial):
+        for trial in self._list_all():
+            if trial.state == TrialState.RUNNING and not self._read_run(trial) and not self._is_being_asked(trial):
                 self._finish(trial.number, None)
 
     def _finish(self, number: int, score: float | None) -> None:
         state = TrialState.FAIL if score is None else TrialState.COMPLETE
         self.study.tell(number, score, state, skip_if_finished=True)
 
-    def _all(self) -> list[FrozenTrial]:
+    def _list_all(self) -> list[FrozenTrial]:
         return self.study.get_trials(deepcopy=False)
 
-    def _own(self) -> Iterator[FrozenTrial]:
-        return (trial for trial in self._all() if self._run(trial).get("owner") == self.owner)
+    def _list_own(self) -> Iterator[FrozenTrial]:
+        return (trial for trial in self._list_all() if self._read_run(trial).get("owner") == self.owner)
 
-    def _of_batch(self, batch: int) -> list[FrozenTrial]:
-        return [trial for trial in self._own() if self._run(trial)["batch"] == batch]
+    def _list_batch(self, batch: int) -> list[FrozenTrial]:
+        return [trial for trial in self._list_own() if self._read_run(trial)["batch"] == batch]
 
-    def _run(self, trial: FrozenTrial) -> dict:
+    def _read_run(self, trial: FrozenTrial) -> dict:
         return trial.user_attrs.get(RUN, {})
 
-    def _changes(self, trial: FrozenTrial | optuna.Trial) -> dict[str, Any]:
-        values = {key: _read_value(axis, trial.params[key]) for key, axis in self.axes.items()}
+    def _read_changes(self, trial: FrozenTrial | optuna.Trial) -> dict[str, Any]:
+        values = {key: _decode_value(axis, trial.params[key]) for key, axis in self.axes.items()}
         return values | shares_at(self.search.mixture, trial.params)
 
 
@@ -151,9 +157,9 @@ def ask_for_batch(history: History, owner: str) -> BatchRecord:
     if batch is None or batch.step != "explore":
         return batch
     trials = Trials(history.search, owner, int(design.trainings / design.rungs[0]))
-    for _, result in history.of_step("explore"):
+    for _, result in history.batches_in_step("explore"):
         trials.tell(result.scores)
-    return batch.model_copy(update={"trials": trials.ask(len(history.done) + 1, len(batch.trials))})
+    return batch.model_copy(update={"trials": trials.ask(len(history.finished_batches) + 1, len(batch.trials))})
 
 
 def find_importances(
@@ -165,15 +171,18 @@ def find_importances(
         axes: values of each key.
         scores: changes and score of each trial.
     """
-    study, distributions = optuna.create_study(direction="maximize"), {key: _distribution(axes[key]) for key in axes}
+    study, distributions = (
+        optuna.create_study(direction="maximize"),
+        {key: _build_distribution(axes[key]) for key in axes},
+    )
     for changes, score in scores:
-        values = {key: _place(axis, changes[key]) for key, axis in axes.items()}
+        values = {key: _encode_value(axis, changes[key]) for key, axis in axes.items()}
         study.add_trial(optuna.trial.create_trial(params=values, distributions=distributions, value=score))
     return optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
 
 
-def _place(axis: list | Interval, value: Any) -> Any:
-    """Return a value as Optuna has it; rounding may have moved it out of its interval."""
+def _encode_value(axis: list | Interval, value: Any) -> Any:
+    """Return a value as Optuna stores it; rounding may have moved it out of its interval."""
     return json.dumps(value) if isinstance(axis, list) else min(max(value, axis.low), axis.high)
 
 
@@ -192,16 +201,16 @@ def _engine_arguments(storage: str) -> dict:
     return {"connect_args": {"timeout": 60}} if storage.startswith("sqlite") else {}
 
 
-def _age(trial: FrozenTrial) -> timedelta:
+def _compute_age(trial: FrozenTrial) -> timedelta:
     return datetime.now() - (trial.datetime_start or datetime.now())
 
 
-def _distribution(axis: list | Interval) -> BaseDistribution:
+def _build_distribution(axis: list | Interval) -> BaseDistribution:
     if isinstance(axis, list):
         return CategoricalDistribution([json.dumps(value) for value in axis])
-    whole = isinstance(axis.low, int) and isinstance(axis.high, int)
-    return (IntDistribution if whole else FloatDistribution)(axis.low, axis.high, log=axis.log)
+    is_integer = isinstance(axis.low, int) and isinstance(axis.high, int)
+    return (IntDistribution if is_integer else FloatDistribution)(axis.low, axis.high, log=axis.log)
 
 
-def _read_value(axis: list | Interval, value: Any) -> Any:
+def _decode_value(axis: list | Interval, value: Any) -> Any:
     return json.loads(value) if isinstance(axis, list) else as_plain_number(value)

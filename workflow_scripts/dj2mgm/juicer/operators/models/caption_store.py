@@ -61,31 +61,31 @@ class CaptionStore:
             alone: whether other processes with the same captioner wait until this store is closed, so that no caption
                 is paid for twice.
         """
-        self.before = (0, 0)  # images, and tokens that their captions have cost, in all files
+        self.earlier_counts = (0, 0)  # images, and tokens that their captions have cost, in all files
         self._lines = DiskMap()
         self._file = self._turn = None
         if folder is not None:
-            own = folder / fingerprint
-            own.mkdir(parents=True, exist_ok=True)
-            self._turn = _take_turn(own / "turn") if alone else None
-            self._file = _own_file(own, writer)
-            for path in sorted(own.glob("*.jsonl")):
+            own_folder = folder / fingerprint
+            own_folder.mkdir(parents=True, exist_ok=True)
+            self._turn = _take_turn(own_folder / "turn") if alone else None
+            self._file = _open_own_file(own_folder, writer)
+            for path in sorted(own_folder.glob("*.jsonl")):
                 self._lines.fill(self._count(_read(path)))
 
     def _count(self, rows: Iterable[tuple[str, Captions]]) -> Iterator[tuple[str, str]]:
         for image, captions in rows:
-            count, tokens = self.before
-            self.before = count + 1, tokens + (captions.tokens or 0)
-            yield image, _line(image, captions)
+            count, tokens = self.earlier_counts
+            self.earlier_counts = count + 1, tokens + (captions.tokens or 0)
+            yield image, _format_line(image, captions)
 
     def get(self, images: Iterable[str]) -> dict[str, Captions]:
         """Return the captions of the images that have any."""
         lines = {image: self._lines.get(image) for image in images}
-        return {image: _captions(json.loads(line)) for image, line in lines.items() if line is not None}
+        return {image: _build_captions(json.loads(line)) for image, line in lines.items() if line is not None}
 
     def add(self, batch: dict[str, Captions]) -> None:
         """Write a batch to disk; it is complete there when this returns."""
-        lines = {image: _line(image, captions) for image, captions in batch.items()}
+        lines = {image: _format_line(image, captions) for image, captions in batch.items()}
         if self._file:
             self._file.write("".join(lines.values()).encode())
             self._file.flush()
@@ -97,7 +97,7 @@ class CaptionStore:
 
 
 def _take_turn(path: Path) -> IO[bytes]:
-    """Open and lock a file that one process has at a time; the lock ends with the process, if not before."""
+    """Open and lock a file that one process has at a time; the lock ends with the process at the latest."""
     file = _open_regular(path)
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -107,7 +107,7 @@ def _take_turn(path: Path) -> IO[bytes]:
     return file
 
 
-def _own_file(folder: Path, writer: str) -> IO[bytes]:
+def _open_own_file(folder: Path, writer: str) -> IO[bytes]:
     """Open and lock `<writer>.jsonl`, or a numbered file if another process has locked it; cut off a torn last line."""
     for number in count(1):
         path = folder / f"{writer}{f'-{number}' if number > 1 else ''}.jsonl"
@@ -129,23 +129,23 @@ def _open_regular(path: Path) -> IO[bytes]:
     return open(os.open(path, flags, 0o666), "ab+")
 
 
-def _line(image: str, captions: Captions) -> str:
+def _format_line(image: str, captions: Captions) -> str:
     row = {"image": image, "candidates": captions.candidates, "log_likelihoods": captions.log_likelihoods}
     row |= {key: value for key in ("problem", "tokens") if (value := getattr(captions, key)) is not None}
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
-def _captions(row: dict) -> Captions:
+def _build_captions(row: dict) -> Captions:
     return Captions(row["candidates"], row["log_likelihoods"], row.get("problem"), row.get("tokens"))
 
 
 def _cut_torn_line(file: IO[bytes]) -> None:
     """Cut off an incomplete last line, which a killed writer may have left."""
     file.seek(0)
-    file.truncate(sum(len(line) for line in _lines(file) if line.endswith(b"\n")))
+    file.truncate(sum(len(line) for line in _read_lines(file) if line.endswith(b"\n")))
 
 
-def _lines(file: IO[bytes]) -> Iterator[bytes]:
+def _read_lines(file: IO[bytes]) -> Iterator[bytes]:
     """Yield lines; a line of more than `MAX_LINE_BYTES` bytes, which no store writes, is the last one."""
     while line := file.readline(MAX_LINE_BYTES):
         yield line
@@ -155,7 +155,7 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
 
 def _read(path: Path) -> Iterator[tuple[str, Captions]]:
     with open_plain(path, path.parent, None) as file:
-        for number, line in enumerate(_lines(file), start=1):
+        for number, line in enumerate(_read_lines(file), start=1):
             if not line.endswith(b"\n") and len(line) < MAX_LINE_BYTES:
                 return  # another process is writing this line
             try:
@@ -164,4 +164,4 @@ def _read(path: Path) -> Iterator[tuple[str, Captions]]:
                     raise ValueError("candidates and log-likelihoods of different numbers")
             except ValueError:
                 raise InputError(f"{path}, line {number}: expected a row of captions. Delete the file") from None
-            yield row.image, _captions(row.model_dump())
+            yield row.image, _build_captions(row.model_dump())

@@ -48,7 +48,7 @@ class Captioner:
     """A captioning operator of Data-Juicer's registry."""
 
     def __init__(self, spec: dict, seed: int):
-        """Build the operator {operator: {argument: value}} of a recipe; `seed` is for one that draws at random."""
+        """Build the operator {operator: {argument: value}} of a recipe; `seed` is for operators that draw at random."""
         [(self.name, arguments)] = spec.items()
         self.arguments = dict(arguments or {})
         self.seed = seed
@@ -58,7 +58,7 @@ class Captioner:
 
     @property
     def is_server(self) -> bool:
-        """True if captions come from a server: one by one, in any order, and at a cost."""
+        """Return whether captions come from a server, singly, in any order, and at a cost."""
         return isinstance(self.operator, ServerCaptioner)
 
     def caption(
@@ -71,21 +71,21 @@ class Captioner:
         """Pass captions of image files to `keep`, some at a time, as soon as they exist.
 
         Args:
-            images: image files by key, as `waiting` returns them.
+            images: image files by key, as `find_missing` returns them.
             spent: number and cost in tokens of the captions that existed when this process began.
-            keep: function that receives captions by the key of their image. If the server does not answer, there are
-                none.
+            keep: function that receives captions by the key of their image. It is not called for images about which the
+                server gives no answer.
             questions: questions by the same keys, for a captioner on a server (None: the question of its arguments).
         """
         keys = list(images)
         if self.is_server and keys:
             self.operator.connect(spent)
-            asked = questions and [questions[key] for key in keys]
+            question_list = questions and [questions[key] for key in keys]
             self.operator.request_captions(
-                list(images.values()), lambda place, captions: keep({keys[place]: captions}), asked
+                list(images.values()), lambda index, captions: keep({keys[index]: captions}), question_list
             )
             return
-        for batch in self._batches(keys):
+        for batch in self._split_batches(keys):
             keep(dict(zip(batch, self([images[key] for key in batch], batch), strict=True)))
 
     def make_keys(self, hashes: Sequence[str]) -> list[str]:
@@ -95,17 +95,17 @@ class Captioner:
         """
         if not self.draws_at_random:
             return list(hashes)
-        batches = self._batches(list(dict.fromkeys(hashes)))
-        keys = {image: f"{image}:{_digest(','.join(batch)).hex()}" for batch in batches for image in batch}
+        batches = self._split_batches(list(dict.fromkeys(hashes)))
+        keys = {image: f"{image}:{_compute_digest(','.join(batch)).hex()}" for batch in batches for image in batch}
         return [keys[image] for image in hashes]
 
     @staticmethod
-    def waiting(images: dict[str, str], known: Container[str]) -> dict[str, str]:
-        """Return the images to caption, by key: those without known captions, and the others of their batches."""
-        missing = {_batch(key) for key in images if key not in known}
-        return {key: image for key, image in images.items() if _batch(key) in missing}
+    def find_missing(images: dict[str, str], stored: Container[str]) -> dict[str, str]:
+        """Return the images to caption, by key: images without stored captions, and all images of their batches."""
+        missing_batches = {_find_batch(key) for key in images if key not in stored}
+        return {key: image for key, image in images.items() if _find_batch(key) in missing_batches}
 
-    def _batches(self, items: list[str]) -> Iterator[list[str]]:
+    def _split_batches(self, items: list[str]) -> Iterator[list[str]]:
         return (items[start : start + self.batch_size] for start in range(0, len(items), self.batch_size))
 
     def __call__(self, images: Sequence[str], keys: Sequence[str]) -> list[Captions]:
@@ -125,12 +125,12 @@ class Captioner:
                 f"captioner {self.name} returned {len(texts)} rows for {len(padded)} images. Set its arguments so that "
                 "it returns one row per image (image_captioning_mapper: keep_original_sample: false)"
             )
-        return [_captions(text, meta) for text, meta in zip(texts, metas, strict=True)][: len(images)]
+        return [_build_captions(text, meta) for text, meta in zip(texts, metas, strict=True)][: len(images)]
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over all settings and files that captions depend on, but not the model's location."""
         without_effect = declared(self.operator).without_effect
-        arguments = {key: value for key, value in self._settings().items() if key not in without_effect}
+        arguments = {key: value for key, value in self._read_settings().items() if key not in without_effect}
         if not self.is_server:  # a server's model is a name, even if there is a folder of that name
             arguments = {key: value for key, value in arguments.items() if not _is_folder(value)}
         digest = hashlib.sha256()
@@ -140,22 +140,24 @@ class Captioner:
             digest.update(file.name.encode() + compute_sha256(file).encode())
         return digest.hexdigest()
 
-    def _settings(self) -> dict:
+    def _read_settings(self) -> dict:
         """Return the values of the operator's arguments, given or default, as the operator stores them.
 
         0.0 becomes 0, so that both spellings in YAML have the same fingerprint.
         """
-        known = signature(type(self.operator).__init__).parameters.values()
-        settings = {each.name: each.default for each in known if each.default is not each.empty} | self.arguments
-        return {key: _one_spelling(getattr(self.operator, key, value), value) for key, value in settings.items()}
+        parameters = signature(type(self.operator).__init__).parameters.values()
+        settings = {
+            parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
+        } | self.arguments
+        return {key: _normalize_number(getattr(self.operator, key, value), value) for key, value in settings.items()}
 
 
-def _one_spelling(kept: object, given: object) -> object:
-    value = kept if isinstance(kept, str | int | float | None) else given
+def _normalize_number(stored: object, argument: object) -> object:
+    value = stored if isinstance(stored, str | int | float | None) else argument
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _batch(key: str) -> str:
+def _find_batch(key: str) -> str:
     """Return the key's batch; if the captioner does not draw at random, each image is its own batch."""
     return key.rpartition(":")[2]
 
@@ -164,7 +166,7 @@ def _is_folder(value: object) -> bool:
     return isinstance(value, str) and os.path.isdir(value)
 
 
-def _captions(text: str, meta: dict) -> Captions:
+def _build_captions(text: str, meta: dict) -> Captions:
     if CANDIDATES in meta:
         return Captions(meta[CANDIDATES].tolist(), meta[LOG_LIKELIHOODS].tolist())
     # only at the ends: a special token within the caption must stay visible
@@ -175,8 +177,8 @@ def _captions(text: str, meta: dict) -> Captions:
 def _seed_everything(key: str) -> None:
     from dj2mgm.compute import set_seed  # imports torch, which a captioner that draws at random needs anyway
 
-    set_seed(int.from_bytes(_digest(key)[:4], "big"))
+    set_seed(int.from_bytes(_compute_digest(key)[:4], "big"))
 
 
-def _digest(text: str) -> bytes:
+def _compute_digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()

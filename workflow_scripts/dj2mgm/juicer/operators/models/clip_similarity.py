@@ -69,35 +69,35 @@ class ClipSimilarity:
         Returns:
             (N,) float64: cosine · exp(logit_scale) / 100, which is the cosine for OpenAI's CLIPs.
         """
-        text_places, image_places = _places(texts), _places(images)
+        text_indices, image_indices = _index_distinct(texts), _index_distinct(images)
         with torch.backends.cudnn.flags(deterministic=True, allow_tf32=False):
-            text_features = self._embed_texts(list(text_places))
-            image_features = self._embed_images(list(image_places), load)
-        left = text_features[[text_places[text] for text in texts]]  # (N, D)
-        right = image_features[[image_places[image] for image in images]]  # (N, D)
+            text_features = self._embed_texts(list(text_indices))
+            image_features = self._embed_images(list(image_indices), load)
+        left = text_features[[text_indices[text] for text in texts]]  # (N, D)
+        right = image_features[[image_indices[image] for image in images]]  # (N, D)
         similarity = (left * right).sum(dim=-1) * self.model.logit_scale.exp() / 100.0
         return similarity.cpu().numpy().astype(np.float64)
 
     @torch.inference_mode()
     def embed(self, images: Sequence, load: Callable[..., Image.Image]) -> np.ndarray:
         """Return unit vectors (N, D) float32 of N hashable names of images, which `load` returns in RGB."""
-        places = _places(images)
+        indices = _index_distinct(images)
         with torch.backends.cudnn.flags(deterministic=True, allow_tf32=False):
-            features = self._embed_images(list(places), load)
-        return features[[places[image] for image in images]].cpu().numpy()
+            features = self._embed_images(list(indices), load)
+        return features[[indices[image] for image in images]].cpu().numpy()
 
     @torch.inference_mode()
     def embed_texts(self, texts: Sequence[str]) -> np.ndarray:
-        """Return unit vectors (N, D) float32 of N texts; too long ones are cut and keep their end token."""
-        places = _places(texts)
-        return self._embed_texts(list(places))[[places[text] for text in texts]].cpu().numpy()
+        """Return unit vectors (N, D) float32 of N texts; too long texts are cut and keep their end token."""
+        indices = _index_distinct(texts)
+        return self._embed_texts(list(indices))[[indices[text] for text in texts]].cpu().numpy()
 
     def _embed_texts(self, texts: list[str]) -> torch.Tensor:
         """Return unit vectors (N, D), in one pass per group of similar lengths to limit the padding."""
         config = self.model.config.text_config
         tokens = self.tokenizer(texts, truncation=True, max_length=config.max_position_embeddings)["input_ids"]
         features = torch.empty(len(texts), self.model.config.projection_dim, device=self.device)
-        for group in _groups_of_similar_length(tokens):
+        for group in _group_by_length(tokens):
             # padding on the right needs no mask: the tower is causal, and its output is read at the first end token
             rows = [torch.tensor(tokens[index]) for index in group]
             padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=config.eos_token_id)
@@ -140,8 +140,8 @@ class PixelBatches:
         if self.table is None:
             return self.processor(prepared, return_tensors="pt").pixel_values.to(self.device)
         levels = torch.from_numpy(np.stack(prepared)).to(self.device).permute(0, 3, 1, 2)  # (N, 3, H, W) uint8
-        places = levels.to(torch.int32) + self.channel_start
-        return self.table.index_select(0, places.reshape(-1)).reshape(places.shape)
+        table_indices = levels.to(torch.int32) + self.channel_start
+        return self.table.index_select(0, table_indices.reshape(-1)).reshape(table_indices.shape)
 
     def _resize_and_crop(self, image: Image.Image) -> np.ndarray:
         """Return (H, W, 3) uint8, with sizes rounded like in `CLIPImageProcessorPil`."""
@@ -167,12 +167,12 @@ def _is_usual(processor) -> bool:
     )
 
 
-def _places(items: Sequence) -> dict:
-    """Return the position of each distinct item among the distinct ones, in order."""
-    return {item: place for place, item in enumerate(dict.fromkeys(items))}
+def _index_distinct(items: Sequence) -> dict:
+    """Return the distinct items in their order, each with its index."""
+    return {item: index for index, item in enumerate(dict.fromkeys(items))}
 
 
-def _groups_of_similar_length(sequences: Sequence[Sequence]) -> list[list[int]]:
+def _group_by_length(sequences: Sequence[Sequence]) -> list[list[int]]:
     """Return indices of the sequences, shortest first, in groups whose lengths differ by at most `SIMILAR_LENGTH`."""
     groups: list[list[int]] = []
     for index in sorted(range(len(sequences)), key=lambda index: len(sequences[index])):

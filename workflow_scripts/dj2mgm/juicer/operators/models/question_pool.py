@@ -3,7 +3,7 @@
 Questions with the same first two words have a common form. Words that most questions of a form have (what, color, is,
 the) are its frame. The other words, such as "red circle", are the subject, and a question fits a caption that contains
 them. A question without a subject ("How many objects are there?") fits every caption. Forms that are asked a few times
-only have no frame. So this suits datasets whose questions have few forms.
+only have no frame. So the pool suits datasets whose questions have few forms.
 """
 
 from collections import Counter, defaultdict
@@ -22,11 +22,11 @@ MIN_ASKED = 20  # questions of a form with a frame
 
 
 def find_kind(question: str, answers: Mapping[str, int]) -> str:
-    """Return the kind of a normalized English question, given how often it has each normalized answer."""
+    """Return the kind of a normalized English question. `answers` counts its normalized answers."""
     words = question.split()
-    if _most(answers, {YES, NO}):
+    if _are_mostly(answers, {YES, NO}):
         return "yes_no"
-    if _most(answers, NUMBERS):
+    if _are_mostly(answers, NUMBERS):
         return "count"
     if ABOUT_TEXT & set(words):
         return "text"
@@ -35,8 +35,8 @@ def find_kind(question: str, answers: Mapping[str, int]) -> str:
     return "reasoning" if words and words[0] in ("why", "how") else "recognition"
 
 
-def _most(answers: Mapping[str, int], expected: Collection[str]) -> bool:
-    """Return whether most answers are expected ones; single answers to a question may be wrong."""
+def _are_mostly(answers: Mapping[str, int], expected: Collection[str]) -> bool:
+    """Return whether most answers are in `expected`; single answers to a question may be wrong."""
     return 2 * sum(count for answer, count in answers.items() if answer in expected) > sum(answers.values())
 
 
@@ -46,11 +46,11 @@ class QuestionPool:
     Questions of the same words are one question, with the spelling of the first.
     """
 
-    def __init__(self, asked: Iterable[tuple[str, str]]):
+    def __init__(self, pairs: Iterable[tuple[str, str]]):
         """Read pairs of question and answer."""
         answers: defaultdict[str, Counter[str]] = defaultdict(Counter)
         spellings: dict[str, str] = {}  # by words
-        for question, answer in asked:
+        for question, answer in pairs:
             answers[spellings.setdefault(normalize_words(question), question)][normalize_words(answer)] += 1
         self._words = {question: words for words, question in spellings.items()}
         times = {question: counts.total() for question, counts in answers.items()}
@@ -67,15 +67,15 @@ class QuestionPool:
             self._index(questions, times)
 
     def _index(self, questions: list[str], times: Mapping[str, int]) -> None:
-        words = {question: self._words[question].split() for question in questions}
+        words_by_question = {question: self._words[question].split() for question in questions}
         total = sum(times[question] for question in questions)
         counts: Counter[str] = Counter()
-        for question, each in words.items():
-            counts.update(dict.fromkeys(each, times[question]))
+        for question, words in words_by_question.items():
+            counts.update(dict.fromkeys(words, times[question]))
         limit = FRAME * total if total >= MIN_ASKED else total
         frame = {word for word, count in counts.items() if count > limit}
-        for question, each in words.items():
-            runs = [" ".join(run) for in_frame, run in groupby(each, key=frame.__contains__) if not in_frame]
+        for question, words in words_by_question.items():
+            runs = [" ".join(run) for in_frame, run in groupby(words, key=frame.__contains__) if not in_frame]
             self._subjects[question] = runs
             self._by_subject[self._kind_of[question], runs[0] if runs else ""].append(question)
 
@@ -87,41 +87,45 @@ class QuestionPool:
         return all(f" {subject} " in f" {caption} " for subject in self._subjects[question])
 
     def choose(
-        self, caption: str, kinds: list[str], taken: Collection[str], draw: Callable[[str], float]
+        self, caption: str, kinds: list[str], used_questions: Collection[str], draw: Callable[[str], float]
     ) -> str | None:
         """Return a question of the first of `kinds` that has one, or None.
 
-        Half of the questions that are answered with yes or no have subjects that the caption does not name.
+        Half of the yes/no questions have subjects that the caption does not name.
 
         Args:
             caption: caption of the image.
             kinds: kinds of questions, the preferred one first.
-            taken: normalized questions that are not chosen.
+            used_questions: normalized questions that are not chosen again.
             draw: function from a name to a number in (0, 1].
         """
         caption = normalize_words(caption)
         words = caption.split()
-        named = {" ".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, i + 1 + MAX_SUBJECT_WORDS)} | {
+        phrases = {" ".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, i + 1 + MAX_SUBJECT_WORDS)} | {
             ""
         }
         for kind in kinds:
             if kind == "yes_no" and draw("absent") <= 0.5:
-                found = self._draw_absent(caption, taken, draw)
+                question = self._draw_absent(caption, used_questions, draw)
             else:
-                fitting = [
-                    question for subject in sorted(named) for question in self._by_subject.get((kind, subject), ())
+                candidates = [
+                    question for subject in sorted(phrases) for question in self._by_subject.get((kind, subject), ())
                 ]
-                free = [each for each in fitting if self._words[each] not in taken and self.fits(each, caption)]
-                found = _pick(free, draw(kind)) if free else None
-            if found:
-                return found
+                fitting = [
+                    question
+                    for question in candidates
+                    if self._words[question] not in used_questions and self.fits(question, caption)
+                ]
+                question = _pick(fitting, draw(kind)) if fitting else None
+            if question:
+                return question
         return None
 
-    def _draw_absent(self, caption: str, taken: Collection[str], draw: Callable[[str], float]) -> str | None:
+    def _draw_absent(self, caption: str, used_questions: Collection[str], draw: Callable[[str], float]) -> str | None:
         questions = self.kinds.get("yes_no")
         for number in range(TRIES if questions else 0):
             question = _pick(questions, draw(f"absent {number}"))
-            if self._words[question] not in taken and not self.fits(question, caption):
+            if self._words[question] not in used_questions and not self.fits(question, caption):
                 return question
         return None
 

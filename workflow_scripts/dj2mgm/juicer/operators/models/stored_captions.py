@@ -63,18 +63,18 @@ class StoredCaptioner:
     def _get(
         self, keys: list[str], images: list[str], questions: dict[str, str] | None = None
     ) -> tuple[list[Captions], int]:
-        known = self._store.get(keys)
-        waiting = self.captioner.waiting(dict(zip(keys, images, strict=True)), known)
-        new = sum(key in waiting for key in keys)
-        progress = Progress(f"{self.kind} by {self.captioner.name}", len(waiting))
+        stored = self._store.get(keys)
+        missing = self.captioner.find_missing(dict(zip(keys, images, strict=True)), stored)
+        new_count = sum(key in missing for key in keys)
+        progress = Progress(f"{self.kind} by {self.captioner.name}", len(missing))
 
         def keep(captions: dict[str, Captions]) -> None:
             self._store.add(captions)
-            known.update(captions)
+            stored.update(captions)
             progress.add(len(captions))
 
-        self.captioner.caption(waiting, self._store.before, keep, questions)
-        return [known.get(key, NO_ANSWER) for key in keys], new
+        self.captioner.caption(missing, self._store.earlier_counts, keep, questions)
+        return [stored.get(key, NO_ANSWER) for key in keys], new_count
 
     def close(self) -> None:
         """Close this run's file of captions."""
@@ -92,7 +92,7 @@ class StoredCaptioner:
         return CaptionStore(folder, fingerprint, self.writer, alone=self.captioner.is_server)
 
 
-class AnswersKept(Declarations, interface=True):
+class StoredAnswersOperator(Declarations, interface=True):
     """An operator that asks a model, if its arguments name one, and keeps the answers on disk."""
 
     _stored_captioner: StoredCaptioner | None = None

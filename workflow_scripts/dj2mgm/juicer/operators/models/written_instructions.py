@@ -45,8 +45,8 @@ ITEM = TypeAdapter(Instruction)
 
 def build_prompt(count: int, kinds: list[str], language: str) -> str:
     """Return the message for a model."""
-    listed = "\n".join(f"- {kind}: {QUESTION_KINDS[kind]}" for kind in kinds)
-    return PROMPT.format(count=count, language=language, kinds=listed, example=kinds[0])
+    kind_lines = "\n".join(f"- {kind}: {QUESTION_KINDS[kind]}" for kind in kinds)
+    return PROMPT.format(count=count, language=language, kinds=kind_lines, example=kinds[0])
 
 
 def parse_instructions(answer: str, kinds: Collection[str]) -> list[Instruction | None] | None:
