@@ -3,6 +3,7 @@
 import inspect
 import os
 import random
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
@@ -56,7 +57,7 @@ class LmmsTask:
         from tenacity import RetryError
 
         self.name = name
-        config = _config(name) | {"dataset_path": str(data.resolve()), "dataset_kwargs": {}}
+        config = _read_config(name) | {"dataset_path": str(data.resolve()), "dataset_kwargs": {}}
         if (data / "dataset_dict.json").is_file():
             config["dataset_kwargs"] = {"load_from_disk": True}
         elif not (data / "README.md").is_file():  # only a README.md defines the subsets of a repository
@@ -113,14 +114,14 @@ class LmmsTask:
         values_by_metric: dict[str, Values] = {}
         for ensemble in self.task._filters:
             ensemble.apply(instances, self.docs)
-            with _isolated():
-                scored = [
+            with _isolate():
+                results_by_question = [
                     self.task.process_results(dict(doc), [instance.filtered_resps[ensemble.name]])
                     for doc, instance in zip(self.docs, instances, strict=True)
                 ]
-            for number, results in enumerate(scored):
+            for number, results in enumerate(results_by_question):
                 for metric, item in results.items():
-                    if aggregate := self._aggregate(metric):
+                    if aggregate := self._find_aggregate(metric):
                         name = metric if len(self.task._filters) == 1 else f"{metric},{ensemble.name}"
                         values = values_by_metric.setdefault(name, Values([], [], aggregate))
                         values.questions.append(number)
@@ -146,28 +147,37 @@ class LmmsTask:
 
         return self.task.aggregation()[metric.split(",")[0]] is get_aggregation("mean")
 
-    def _aggregate(self, metric: str) -> Aggregate | None:
-        known = self.task.aggregation().get(metric)
-        return known and partial(_aggregate_quietly, known)
+    def _find_aggregate(self, metric: str) -> Aggregate | None:
+        aggregate = self.task.aggregation().get(metric)
+        return aggregate and partial(_aggregate_quietly, aggregate)
+
+
+def _find_folder(name: str) -> Path | None:
+    """Return the folder of the only file that defines a task; None if it is a group, or several files define it."""
+    line = re.compile(rf"^task\s*:\s*['\"]?{re.escape(name)}['\"]?\s*(#.*)?$", re.MULTILINE)
+    files = (LMMS_EVAL / "lmms_eval/tasks").rglob("*.yaml")
+    folders = [file.parent for file in files if line.search(file.read_text(encoding="utf-8", errors="ignore"))]
+    return folders[0] if len(folders) == 1 else None
 
 
 @cache
-def _task_manager():
-    """Return lmms-eval's task manager, cached because it reads all tasks."""
+def _load_task_manager(folder: Path | None):
+    """Return lmms-eval's task manager with the tasks of one folder; with all tasks, which takes seconds, for None."""
     from lmms_eval.tasks import TaskManager
     from loguru import logger
 
     logger.remove()
-    return TaskManager("ERROR", model_name=MODEL_NAME)
+    tasks = {"include_path": str(folder), "include_defaults": False} if folder else {}
+    return TaskManager("ERROR", model_name=MODEL_NAME, **tasks)
 
 
-def _config(name: str) -> dict:
-    manager = _task_manager()
+def _read_config(name: str) -> dict:
+    manager = _load_task_manager(_find_folder(name))
     if name not in manager.all_tasks:
-        near = get_close_matches(name, manager.all_tasks, n=3)
+        suggestions = get_close_matches(name, manager.all_tasks, n=3)
         raise InputError(
             f"evaluations: lmms-eval has no task {name!r}"
-            + (f"; did you mean {' or '.join(near)}?" if near else "; name one of its tasks")
+            + (f"; did you mean {' or '.join(suggestions)}?" if suggestions else "; name one of its tasks")
         )
     if not manager._name_is_task(name):
         raise InputError(f"evaluations: {name} is a group of lmms-eval's tasks; name its tasks instead")
@@ -184,21 +194,22 @@ def _aggregate_quietly(aggregate: Callable, items: list) -> float | None:
     """Aggregate without the task's printed output and temporary files."""
     scope = getattr(aggregate, "__globals__", {})
     state = {name: deepcopy(value) for name, value in scope.items() if type(value) in (dict, list, set)}
-    with TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), _isolated():
-        more = {"args": Namespace(output_path=folder)} if "args" in inspect.signature(aggregate).parameters else {}
+    with TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), _isolate():
+        has_args = "args" in inspect.signature(aggregate).parameters
+        arguments = {"args": Namespace(output_path=folder)} if has_args else {}
         try:
-            return aggregate(items, **more)
+            return aggregate(items, **arguments)
         finally:  # some tasks collect their inputs in module variables
             scope.update(state)
 
 
 @contextmanager
-def _isolated() -> Iterator[None]:
+def _isolate() -> Iterator[None]:
     """Run a task's own code without network connections, without waiting, and with fixed random seeds."""
     random.seed(0)  # lmms-eval's seeds
     np.random.seed(1234)
-    refused = {"side_effect": OSError("no connections")}
-    with patch("socket.getaddrinfo", **refused), patch("socket.socket.connect", **refused), patch("time.sleep"):
+    refusal = {"side_effect": OSError("no connections")}
+    with patch("socket.getaddrinfo", **refusal), patch("socket.socket.connect", **refusal), patch("time.sleep"):
         yield
 
 
