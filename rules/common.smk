@@ -27,7 +27,7 @@ FINGERPRINTS = Fingerprints(Path(".snakemake/fingerprints.json"))
 def target_files(target, *files):
     """Input function: the files of a target; fails with the reason if the target cannot run."""
 
-    def files_or_sentence(wildcards):
+    def checked_files(wildcards):
         with user_errors():
             RUNS.experiments.require(target)
         # Checked here, before there are results: Snakemake takes old files for the results of a rule that cannot run.
@@ -39,7 +39,7 @@ def target_files(target, *files):
                 check_files(RUNS.first_seed(name).dataset.settings)
         return list(files)
 
-    return files_or_sentence
+    return checked_files
 
 
 def config_as_json(wildcards):
@@ -96,11 +96,11 @@ def leaks_file(wildcards):
 def optional_flag(flag, name):
     """Return the params function of a flag with the files of an input; no flag if the input has none."""
 
-    def words(wildcards, input):
+    def flag_words(wildcards, input):
         files = getattr(input, name)
         return [flag, *([files] if isinstance(files, str) else files)] if files else []
 
-    return words
+    return flag_words
 
 
 def user_files(paths):
@@ -118,14 +118,14 @@ def user_content(*functions):
     It takes the wildcards only: Snakemake does not notice changes of params that are functions of the input.
     """
 
-    def content(wildcards):
+    def digest(wildcards):
         files = map(str, chain.from_iterable(find(wildcards) for find in functions))
         # Snakemake's time stamps suffice for files that the workflow makes.
         return FINGERPRINTS.hash_files(
             file for file in files if not file.startswith("results/")
         )
 
-    return content
+    return digest
 
 
 def complete_model_files(model):
@@ -158,19 +158,19 @@ def foundation_files(model, parts=FOUNDATION_PARTS):
 
 
 def check_clips(config):
-    """Fail if a judging CLIP is incomplete, or if nothing makes a CLIP that is named."""
+    """Fail if a judging CLIP is incomplete, or if the configuration names a CLIP that nothing makes."""
     judges = {
         f"evaluate.{key}": getattr(config.evaluate, key)
         for key in ("judge_clip", "second_judge")
     }
-    made = {name for name, model in MODELS.items() if model.trained_parts is model}
+    trained = {name for name, model in MODELS.items() if model.trained_parts is model}
     with user_errors():
         for key, name in judges.items():
             if name:
                 check_judge(name, key)
         for key, name in ({"clip": config.model.clip} | judges).items():
             if name:
-                check_made(name, key, made)
+                check_made(name, key, trained)
 
 
 def check_attention(config):
@@ -185,8 +185,8 @@ def clip_files(stage):
 
     def files(wildcards):
         settings = RUNS.by_folder(wildcards.run).settings[stage]
-        named = {settings.clip, getattr(settings, "second_judge", None)} - {None}
-        return user_files(sorted(chain.from_iterable(map(files_of_clip, named))))
+        clips = {settings.clip, getattr(settings, "second_judge", None)} - {None}
+        return user_files(sorted(chain.from_iterable(map(files_of_clip, clips))))
 
     return files
 
@@ -210,12 +210,18 @@ def projector_file(wildcards):
 
 def finetuned_files(wildcards):
     """Input function: the weights of stage 2."""
-    run = RUNS.by_folder(wildcards.run)
+    names = weights_of_stage_2(RUNS.by_folder(wildcards.run))
+    return [stage_output("finetune", name)(wildcards) for name in names]
+
+
+def weights_of_stage_2(run):
+    """Return the names of the files of weights that a run's stage 2 writes."""
     adapter = ["adapter/adapter_config.json", "adapter/adapter_model.safetensors"]
     lora = run.config.finetune.lora
     names = adapter if lora else ["language_model.safetensors"]
-    names += ["projector.safetensors"] if "pretrain" in run.settings or not lora else []
-    return [stage_output("finetune", name)(wildcards) for name in names]
+    return names + (
+        ["projector.safetensors"] if "pretrain" in run.settings or not lora else []
+    )
 
 
 def used_dataset(wildcards):

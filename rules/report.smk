@@ -61,3 +61,37 @@ rule compare_study:
             "compare_study.py",
             f"--config {{input.config:q}} --output-dir results/{RESULTS_PREFIX}{{wildcards.study:q}}",
         )
+
+
+# Mixtures of sources without training: the LoRAs of the single sources are merged, and the merged models are scored.
+rule score_mixtures:
+    input:
+        merged_model_files,
+        adapters=merged_adapters,
+        config=f"results/{RESULTS_PREFIX}{{study}}/merged/config.yaml",
+        generate=lambda w: f"{RUNS.stage_folder(merged_run(w), 'generate')}/config.yaml",
+        evaluation=lambda w: f"results/datasets/{merged_run(w).dataset.name}/evaluation.jsonl",
+        code=script_files("score_mixtures.py"),
+    output:
+        f"results/{RESULTS_PREFIX}{{study}}/merged/scores.yaml",
+    log:
+        f"results/{RESULTS_PREFIX}{{study}}/merged/score_mixtures.log",
+    benchmark:
+        f"results/{RESULTS_PREFIX}{{study}}/merged/score_mixtures.benchmark.tsv"
+    conda:
+        "../envs/evaluate.yaml"
+    threads: GPU_STAGE_THREADS
+    resources:
+        gpu=lambda w: gpus_on_one_node(merged_run(w).config),
+        mem_mb=mem_with_retries(24000),
+        runtime=240,
+    params:
+        content=user_content(merged_model_files),
+        model=lambda w: merged_run(w).config.model.folder,
+    shell:
+        stage_command(
+            "score_mixtures.py",
+            "--config {input.config:q} --generate-config {input.generate:q} --model={params.model:q}"
+            " --evaluation {input.evaluation:q}"
+            f" --output-dir results/{RESULTS_PREFIX}{{wildcards.study:q}}/merged",
+        )

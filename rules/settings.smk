@@ -112,6 +112,10 @@ SETTINGS = {
         f"results/{RESULTS_PREFIX}{{study}}/search/{{key}}/batch-{{number}}/config.yaml",
         batch_settings,
     ),
+    "configure_mixtures": (
+        f"results/{RESULTS_PREFIX}{{study}}/merged/config.yaml",
+        lambda w: merged_mixtures.merge_settings(RUNS, w.study).model_dump(),
+    ),
     "configure_power": ("results/plan/power.yaml", lambda w: power_settings(RUNS)),
     "configure_attention_benchmark": (
         f"results/{RESULTS_PREFIX}attention_benchmark/config.yaml",
@@ -157,7 +161,7 @@ def in_yaml(find_settings):
     return lambda wildcards: format_yaml(find_settings(wildcards))
 
 
-# Snakemake fills the template itself, here and at once
+# Snakemake renders the template in its own process, without a job.
 for name, (file, find_settings) in SETTINGS.items():
 
     rule:

@@ -1,5 +1,5 @@
 # Input functions of searches.
-from dj2mgm.runs.studies import search_batches
+from dj2mgm.runs.studies import merged_mixtures, search_batches
 from dj2mgm.runs.studies.study_designs import study_file
 
 
@@ -79,7 +79,40 @@ def all_scores(study):
 def compared_files(wildcards):
     """Input function: the files that a study's page reads."""
     scores = all_scores(wildcards.study)(wildcards)
-    return [*scores, *page_files(study_experiments(wildcards.study))]
+    return [
+        *scores,
+        *page_files(study_experiments(wildcards.study)),
+        *merged_scores(wildcards.study),
+    ]
+
+
+def merged_scores(study):
+    """Return the file with the scores of a study's merged models; none for other studies."""
+    with user_errors():
+        if merged_mixtures.merging_design(RUNS, study) is None:
+            return []
+        merged_mixtures.merge_settings(
+            RUNS, study
+        )  # its errors are shown before anything runs
+        return [merged_mixtures.scores_file(RUNS, study)]
+
+
+def merged_run(wildcards):
+    """Return the first run of the experiment whose mixtures are merged."""
+    return RUNS.first_seed(RUNS.experiments.studies[wildcards.study].experiment)
+
+
+def merged_model_files(wildcards):
+    """Input function: the model that the merged LoRAs were trained from."""
+    return complete_model_files(merged_run(wildcards).config.model)
+
+
+def merged_adapters(wildcards):
+    """Input function: the weights of stage 2 of each source alone."""
+    with user_errors():
+        folders = merged_mixtures.merge_settings(RUNS, wildcards.study).sources.values()
+    names = weights_of_stage_2(merged_run(wildcards))
+    return [f"{folder}/{name}" for folder in folders for name in names]
 
 
 def study_experiments(study):

@@ -5,8 +5,11 @@ import random
 import pytest
 from scipy.stats import beta, kendalltau
 
+from dj2mgm.records.mixture_records import MixtureScores, ScoredMixture
 from dj2mgm.records.page_settings import PageSettings, ShownSearch, ShownTrial
 from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.study import proxies
+from dj2mgm.reporting.study.mixture_page import mixture_table
 from dj2mgm.reporting.study.proxies import measure_agreement, proxy_table
 from dj2mgm.reporting.verdicts.headline_verdicts import find_headline
 from dj2mgm.settings.validation import load_settings
@@ -18,21 +21,21 @@ from evaluated_runs import entry, write_dataset, write_run
 def test_shares_and_intervals_equal_kendall_and_clopper(noise):
     numbers = random.Random(0)
     truth = {f"v{n}": numbers.gauss(0, 1) for n in range(24)}
-    found = measure_agreement({name: score + noise * numbers.gauss(0, 1) for name, score in truth.items()}, truth)
+    agreement = measure_agreement({name: score + noise * numbers.gauss(0, 1) for name, score in truth.items()}, truth)
     numbers = random.Random(0)
     own = [numbers.gauss(0, 1) for _ in truth]
     tau = kendalltau(own, [score + noise * numbers.gauss(0, 1) for score in own]).statistic
-    assert found.pairs == 276 and found.share == pytest.approx((1 + tau) / 2)
-    right, wrong = found.right, found.pairs - found.right
-    assert found.low == pytest.approx(beta.ppf(0.025, right, wrong + 1))
-    assert found.high == pytest.approx(beta.ppf(0.975, right + 1, wrong) if wrong else 1.0)
-    assert found.use == ("used" if found.low >= 0.75 else "not used")
+    assert agreement.pairs == 276 and agreement.share == pytest.approx((1 + tau) / 2)
+    right, wrong = agreement.right, agreement.pairs - agreement.right
+    assert agreement.low == pytest.approx(beta.ppf(0.025, right, wrong + 1))
+    assert agreement.high == pytest.approx(beta.ppf(0.975, right + 1, wrong) if wrong else 1.0)
+    assert agreement.use == ("used" if agreement.low >= 0.75 else "not used")
 
 
 def test_ties_in_the_truth_are_not_counted():
     truth = {"a": 1.0, "b": 1.0, "c": 2.0, "alone": 3.0}
-    found = measure_agreement({"a": 0.0, "b": 0.5, "c": 0.5, "other": 9.0}, truth)
-    assert (found.right, found.pairs) == (1, 2) and found.use == "not used"
+    agreement = measure_agreement({"a": 0.0, "b": 0.5, "c": 0.5, "other": 9.0}, truth)
+    assert (agreement.right, agreement.pairs) == (1, 2) and agreement.use == "not used"
     assert measure_agreement({"a": 0.0, "b": 1.0}, {"a": 1.0, "b": 1.0}) is None
     few = measure_agreement({"a": 0, "b": 1, "c": 2}, {"a": 0, "b": 1, "c": 2})
     assert (few.share, few.use) == (1.0, "not used: too few pairs")
@@ -42,21 +45,21 @@ def test_ties_in_the_truth_are_not_counted():
 def variants(tmp_path):
     """Write five variants of rising quality, with equal caption scores and the most similar data in the worst one."""
     dataset, entries = write_dataset(tmp_path / "datasets/shapes"), []
-    for place in range(5):
-        images = {f"e{n}": (0.1 * place + 0.01 * n, 1) for n in range(8)}
+    for index in range(5):
+        images = {f"e{n}": (0.1 * index + 0.01 * n, 1) for n in range(8)}
         vqa = {"finetune/own": {"answer_probability": images, "answer_log_likelihood": images}}
         clip = {"finetune/own": {"clip_score": dict.fromkeys(images, (0.5, 1))}}
-        run = write_run(tmp_path / f"v{place}", clip, vqa, filtered=50 + place)
+        run = write_run(tmp_path / f"v{index}", clip, vqa, filtered=50 + index)
         similar = [
-            {"id": "a", "image_text_similarity": [1 / (1 + place)], "rating_relevance": [1 + place]},
+            {"id": "a", "image_text_similarity": [1 / (1 + index)], "rating_relevance": [1 + index]},
             {"id": "unrated", "rating_relevance": []},
-            {"id": "b", "image_text_similarity": [place]},
+            {"id": "b", "image_text_similarity": [index]},
         ]
-        write_jsonl(tmp_path / f"v{place}/filter/stats.jsonl", similar)
+        write_jsonl(tmp_path / f"v{index}/filter/stats.jsonl", similar)
         events = [{"id": "a", "event": "changed"}, {"id": "b", "event": "dropped"}]
-        write_jsonl(tmp_path / f"v{place}/filter/dropped.jsonl", events)
-        write_jsonl(tmp_path / f"v{place}/finetune/scores.jsonl", [{"step": 1, "loss": -place}, {"step": 4, "loss": 0}])
-        entries.append(entry(f"v{place}", dataset, {0: run}))
+        write_jsonl(tmp_path / f"v{index}/filter/dropped.jsonl", events)
+        write_jsonl(tmp_path / f"v{index}/finetune/scores.jsonl", [{"step": 1, "loss": -index}, {"step": 4, "loss": 0}])
+        entries.append(entry(f"v{index}", dataset, {0: run}))
     write_yaml(tmp_path / "config.yaml", {"experiments": entries})
     assert load_settings(PageSettings, tmp_path / "config.yaml")
     return load_experiments(tmp_path / "config.yaml")
@@ -87,3 +90,28 @@ def test_every_proxy_of_the_runs_has_a_row(variants):
     ]
     assert not any("likelihood gain" in title for title in rows), "no recipe measures it"
     assert proxy_table(variants[:2], find_headline(variants), None) == [], "one pair is no agreement"
+
+
+def mixture_scores(variants, order: list[float]) -> MixtureScores:
+    """Return scores of merged models: of each variant in this order, and of two mixtures that are not trained."""
+    mixtures = [
+        ScoredMixture(shares={"a": 0.1 * index, "b": 1 - 0.1 * index}, variant=variant.name, score=score)
+        for index, (variant, score) in enumerate(zip(variants, order, strict=True))
+    ]
+    mixtures += [ScoredMixture(shares={"a": share, "b": 1 - share}, score=share) for share in (0.95, 0.05)]
+    return MixtureScores(sources=2, mixtures=mixtures)
+
+
+def test_mixtures_are_ranked_only_if_merging_orders_enough_pairs(variants, monkeypatch):
+    headline = find_headline(variants)
+    monkeypatch.setattr(proxies, "MIN_ORDERED", 0.6)  # ten pairs in the right order have a lower limit of 69 %
+    merged = mixture_scores(variants, [0.1, 0.2, 0.3, 0.4, 0.5])
+    [table] = proxy_table(variants, headline, None, merged)
+    assert table.rows[0][:4] == ["merged LoRAs of the single sources", "2 trainings for all", "10 of 10", "100 %"]
+    [table] = mixture_table(variants, headline, merged)
+    assert table.rows[0] == ["a 95 %, b 5 %", "95.0 %", "–"], "the best mixture is not trained"
+    assert table.rows[1] == ["a 40 %, b 60 %", "50.0 %", "43.5 %"] and len(table.rows) == 7
+    reverse = mixture_scores(variants, [0.5, 0.4, 0.3, 0.2, 0.1])
+    assert mixture_table(variants, headline, reverse) == [] == mixture_table(variants, headline, None)
+    [table] = proxy_table(variants, headline, None, reverse)
+    assert table.rows[0][2] == "0 of 10" and table.rows[0][-1] == "not used"

@@ -24,14 +24,14 @@ AXES = {"rate": Interval(low=0.0, high=1.0), "kind": ["a", None], "useless": Int
 
 def search(**values) -> ShownSearch:
     numbers, trials = random.Random(0), []
-    for place in range(24):
+    for index in range(24):
         kind = numbers.choice(["a", None])
         changes = {"rate": numbers.random(), "kind": kind, "useless": numbers.randint(1, 9)}
         score = 0.5 - (changes["rate"] - 0.3) ** 2 - (0.01 if kind else 0.0)
-        scores = [score, None] if place else [score, 0.7]
-        trials.append(ShownTrial(name=f"t{place}", changes=changes, scores=scores, final=None))
-    given = {"rungs": [0.25, 1.0], "confirm_seeds": 2, "used_seeds": [0], "winner": "t0", "looks": {}}
-    return ShownSearch(progress="Spent.", trials=trials, axes=AXES, **given | values)
+        scores = [score, None] if index else [score, 0.7]
+        trials.append(ShownTrial(name=f"t{index}", changes=changes, scores=scores, final=None))
+    defaults = {"rungs": [0.25, 1.0], "confirm_seeds": 2, "used_seeds": [0], "winner": "t0", "looks": {}}
+    return ShownSearch(progress="Spent.", trials=trials, axes=AXES, **defaults | values)
 
 
 def test_the_decisive_setting_is_the_most_important():
@@ -45,18 +45,18 @@ def test_the_decisive_setting_is_the_most_important():
 
 
 def test_each_trial_is_a_line_through_its_settings_and_score():
-    found = search()
-    plot = draw_parallels(found, HEADLINE)
+    shown = search()
+    plot = draw_parallels(shown, HEADLINE)
     assert [axis[0] for axis in plot.axes] == ["rate", "kind", "useless", "VQA accuracy"]
     assert plot.axes[0][1:] == ("0", "1") and plot.axes[1][1:] == ("a", "None")
     assert sum(line.best for line in plot.lines) == 6 and plot.lines[-1].points[-1] == (3, 0.0), "the best, at the top"
-    best = next(trial for trial in found.trials if plot.lines[-1].label.startswith(f"{trial.name}: "))
+    best = next(trial for trial in shown.trials if plot.lines[-1].label.startswith(f"{trial.name}: "))
     assert plot.lines[-1].points[0] == (0, round(100 - 100 * best.changes["rate"], 2))
     assert plot.lines[-1].points[1] == (1, 100.0 if best.changes["kind"] == "a" else 0.0)
     page = VariantsPage("title", [], "Variant", [], [], parallels=plot)
     html = template_environment().get_template("variants.html.j2").render(page=page)
     assert html.count("<polyline") == 24 and html.count('<polyline class="best"') == 6
-    few = found.model_copy(update={"trials": found.trials[:7]})
+    few = shown.model_copy(update={"trials": shown.trials[:7]})
     assert draw_parallels(few, HEADLINE) is None
 
 

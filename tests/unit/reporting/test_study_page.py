@@ -194,10 +194,10 @@ def test_page_is_self_contained_and_shows_the_table(monkeypatch, results):
     for text in (*expected, "recipe.mapper off"):
         assert text in page.text
     assert len(re.findall(r'class="dot"', html)) == 2 * 5
-    places = [
-        float(place) for place in re.findall(r"left: ([-0-9.]+)%", html)[1:]
+    positions = [
+        float(position) for position in re.findall(r"left: ([-0-9.]+)%", html)[1:]
     ]  # after the values of the style sheet
-    assert places and all(0 <= place <= 100 for place in places)
+    assert positions and all(0 <= position <= 100 for position in positions)
 
 
 def test_table_without_ground_truth_and_objects(monkeypatch, results):
@@ -330,8 +330,8 @@ def test_kept_share_is_decided_by_the_interval(tmp_path, write, level, noise, en
     full = write_tuning(tmp_path, "full", 0.8, **FULL)
     config = write(full, write_tuning(tmp_path, "lora", level, noise, **LORA))
     reference, lora = read_variants(config)
-    assert reference.kept == {}
-    assert {score: one.enough for score, one in lora.kept.items()} == dict.fromkeys(
+    assert reference.kept_scores == {}
+    assert {score: kept_score.enough for score, kept_score in lora.kept_scores.items()} == dict.fromkeys(
         ["clip_score", "vqa_accuracy"], enough
     )
 
@@ -343,8 +343,8 @@ def test_kept_share_uses_the_shared_seeds(tmp_path, write, level, share, enough)
     for seed in (1, 2):
         stages = write_tuning(tmp_path / str(seed), "full", 0.8, **FULL)["runs"][0]["stages"]
         full["runs"].append({"seed": seed, "stages": stages})
-    for one in read_variants(write(full, lora))[1].kept.values():
-        assert (one.share, one.enough) == (pytest.approx(share, abs=0.01), enough)
+    for kept_score in read_variants(write(full, lora))[1].kept_scores.values():
+        assert (kept_score.share, kept_score.enough) == (pytest.approx(share, abs=0.01), enough)
 
 
 def test_scores_with_another_prompt_are_not_compared(monkeypatch, tmp_path, write):
@@ -352,8 +352,8 @@ def test_scores_with_another_prompt_are_not_compared(monkeypatch, tmp_path, writ
     file = tmp_path / "lora/evaluate_clip/metrics.json"
     write_json(file, read_json(file) | {"prompt": "A photo depicts "})
     html, table = page_and_table(monkeypatch, write(full, lora))
-    kept = table.set_index("experiment").loc["lora", ["finetune_clip_score_kept", "finetune_vqa_accuracy_kept"]]
-    assert kept.notna().tolist() == [False, True]
+    kept_scores = table.set_index("experiment").loc["lora", ["finetune_clip_score_kept", "finetune_vqa_accuracy_kept"]]
+    assert kept_scores.notna().tolist() == [False, True]
     assert "Captions of lora and full were judged with different prompts" in html and html.count("% kept") == 1
 
 
@@ -372,21 +372,25 @@ def test_scores_are_shown_against_costs(monkeypatch, tmp_path, write):
         write_text(tmp_path / name / "finetune/finetune.benchmark.tsv", f"s\th:m:s\n{seconds}\t1:00:00\n")
     config = read_yaml(write(*entries))
     config["experiments"] = [
-        one | {"config": one["config"] | {"report": {"headline": "vqa_accuracy"}}} for one in config["experiments"]
+        experiment | {"config": experiment["config"] | {"report": {"headline": "vqa_accuracy"}}}
+        for experiment in config["experiments"]
     ]
     write_yaml(tmp_path / "lora_vs_full/config.yaml", config)
     html, table = page_and_table(monkeypatch, tmp_path / "lora_vs_full/config.yaml")
     points = re.findall(r'class="point( filled)?(?: front)?" style="left: ([\d.]+)%; bottom: ([\d.]+)%"', html)
-    places = [(float(time), bool(filled)) for filled, time, _ in points]
-    assert places == [(47.62, True), (95.24, False), (23.81, False)]  # the reference, then the best variant
+    drawn_points = [(float(time), bool(filled)) for filled, time, _ in points]
+    assert drawn_points == [(47.62, True), (95.24, False), (23.81, False)]  # the reference, then the best variant
     assert html.count('class="point front"') == 2 and 'class="point filled front"' not in html
     heights = [float(bottom) for _, _, bottom in points]
     assert heights[0] < heights[2] < heights[1] and table["seconds"].tolist() == [3600, 7200, 1800]
 
 
 def test_without_a_gpu_the_column_is_left_out(monkeypatch, tmp_path, write):
-    costs = [{key: value for key, value in one.items() if key != "gpu"} for one in (FULL, LORA)]
-    full, lora = write_tuning(tmp_path, "full", 0.8, **costs[0]), write_tuning(tmp_path, "lora", 0.8, **costs[1])
+    without_gpu = [{key: value for key, value in costs.items() if key != "gpu"} for costs in (FULL, LORA)]
+    full, lora = (
+        write_tuning(tmp_path, "full", 0.8, **without_gpu[0]),
+        write_tuning(tmp_path, "lora", 0.8, **without_gpu[1]),
+    )
     html, table = page_and_table(monkeypatch, write(full, lora))
     assert "GPU" not in html and "Peak host memory" in html
     assert table["gpu_gib"].isna().all()

@@ -114,6 +114,7 @@ class ShownStudy(Section):
     description: str = setting()
     page: StudyPage = setting()
     search: ShownSearch | None = setting(None, "null: the design is not adaptive")
+    merged: str | None = setting(None, "file with the scores of merged models; null: the design merges none")
 
 
 class PageSettings(Section):
@@ -158,10 +159,10 @@ class SettingDifference:
 
 def find_differences(reference: Section, other: Section) -> Iterator[SettingDifference]:
     """Yield the settings that differ, in the order of the configuration."""
-    settings = [dict(_flatten(one)) for one in (reference, other)]
-    for name in dict.fromkeys(name for one in settings for name in one):
-        found = [one.get(name, (ABSENT, None)) for one in settings]
-        values, field = tuple(value for value, _ in found), next(filter(None, (field for _, field in found)), None)
+    settings = [dict(_flatten(section)) for section in (reference, other)]
+    for name in dict.fromkeys(name for values in settings for name in values):
+        pairs = [section_settings.get(name, (ABSENT, None)) for section_settings in settings]
+        values, field = tuple(value for value, _ in pairs), next(filter(None, (field for _, field in pairs)), None)
         if values[0] is ABSENT or values[1] is ABSENT or values[0] != values[1]:
             has_default = field is not None and not field.is_required() and field.default_factory is None
             default = field.default if has_default else ABSENT

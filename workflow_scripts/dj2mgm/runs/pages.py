@@ -10,6 +10,7 @@ from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.leaks import leaks_folder
 from dj2mgm.runs.run import Run, Runs
 from dj2mgm.runs.stages import LEAKS, STAGES, TASK_PREFIXES
+from dj2mgm.runs.studies import merged_mixtures
 from dj2mgm.runs.studies.searches import full_trials, known_batches
 from dj2mgm.runs.studies.study_designs import read_setting
 
@@ -62,9 +63,8 @@ def study_settings(runs: Runs, study: str) -> dict:
         config = runs.experiments.configs[experiment["name"]]
         if "control" not in experiment:
             experiment["changes"] = {key: read_setting(config, experiment["recipes"], key) for key in keys}
-    return settings | {
-        "study": runs.experiments.studies[study].model_dump(include={"experiment", "description", "page"})
-    }
+    shown = runs.experiments.studies[study].model_dump(include={"experiment", "description", "page"})
+    return settings | {"study": shown | {"merged": merged_mixtures.scores_file(runs, study)}}
 
 
 def page_settings(runs: Runs, experiments: list[str], seeds: list[int] | None = None) -> dict:
@@ -76,13 +76,13 @@ def page_settings(runs: Runs, experiments: list[str], seeds: list[int] | None = 
         InputError: one of them is not valid.
     """
     runs.experiments.require(*experiments)
-    stated = {name: runs.experiments.configs[name].seeds for name in experiments}
-    every = list(dict.fromkeys(seed for own_seeds in stated.values() for seed in own_seeds))
+    configured_seeds = {name: runs.experiments.configs[name].seeds for name in experiments}
+    all_seeds = list(dict.fromkeys(seed for own_seeds in configured_seeds.values() for seed in own_seeds))
     controls = [runs.experiments.controls[name] for name in experiments if name in runs.experiments.controls]
     references = {experiments[0], *(control.compared[1] for control in controls if control.compared)}
     described = []
     for name in experiments:
-        page_seeds = seeds or (every if name in references else stated[name])
+        page_seeds = seeds or (all_seeds if name in references else configured_seeds[name])
         own_runs = [runs.get(name, seed) for seed in page_seeds]
         config = own_runs[0].config.model_dump(exclude=NOT_SHOWN)
         described.append(

@@ -67,6 +67,12 @@ class SampleDesign(Section):
     mixture: MixtureSpace | None = setting(None, "sources whose shares vary; null: none")
     points: int = setting(..., "number of variants", ge=2, le=1000)
     seed: Seed = setting(0, "seed of the variants")
+    merged: int = setting(
+        0,
+        "further mixtures that are not trained: for each, the LoRAs of single sources are merged and scored; 0: none",
+        ge=0,
+        le=10000,
+    )
 
 
 Share = Annotated[Number, Field(gt=0, lt=1)]

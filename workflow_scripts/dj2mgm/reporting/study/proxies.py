@@ -11,6 +11,7 @@ from itertools import combinations
 import numpy as np
 from scipy.stats import binomtest
 
+from dj2mgm.records.mixture_records import MixtureScores
 from dj2mgm.records.page_settings import ShownSearch
 from dj2mgm.reporting.comparison import SCORE_TITLES, find_obstacle
 from dj2mgm.reporting.experiment import ExperimentResults
@@ -70,19 +71,25 @@ def measure_agreement(proxy: Mapping[str, float], truth: Mapping[str, float]) ->
 
 
 def proxy_table(
-    experiments: list[ExperimentResults], headline: HeadlineScore, search: ShownSearch | None
+    experiments: list[ExperimentResults],
+    headline: HeadlineScore,
+    search: ShownSearch | None,
+    merged: MixtureScores | None = None,
 ) -> list[PlainTable]:
-    """Return the table of all proxies that the variants have; no table for fewer than three variants."""
+    """Return the table of all proxies that the variants have; no table for fewer than three variants.
+
+    Args:
+        experiments: the variants and controls.
+        headline: the score after full trainings.
+        search: the search, as its page shows it; None for another design.
+        merged: scores of merged models; None if the study merges none.
+    """
     variants = [experiment for experiment in experiments if experiment.control is None]
-    truth = {
-        variant.name: score
-        for variant in variants
-        if (score := _score(variant, headline.group, headline.metric)) is not None
-    }
+    truth = full_scores(variants, headline)
     if len(truth) < MIN_VARIANTS:
         return []
     rows = []
-    for title, cost, values in _list_proxies(variants, headline, search):
+    for title, cost, values in [*_list_merged(merged), *_list_proxies(variants, headline, search)]:
         if len(values) >= MIN_VARIANTS and (agreement := measure_agreement(values, truth)):
             interval = f"{100 * agreement.low:.0f} to {100 * agreement.high:.0f} %"
             rows.append(
@@ -104,13 +111,30 @@ def proxy_table(
     return [PlainTable("Cheap proxies", note, heads, rows)] if rows else []
 
 
+def full_scores(variants: list[ExperimentResults], headline: HeadlineScore) -> dict[str, float]:
+    """Return the headline of each fully trained variant by its name."""
+    scores = {variant.name: _score(variant, headline.group, headline.metric) for variant in variants}
+    return {name: score for name, score in scores.items() if score is not None}
+
+
+def merged_scores(merged: MixtureScores) -> dict[str, float]:
+    """Return the score of the merged model of each trained mixture, by the name of its variant."""
+    return {mixture.variant: mixture.score for mixture in merged.mixtures if mixture.variant is not None}
+
+
+def _list_merged(merged: MixtureScores | None) -> Iterator[tuple[str, str, dict[str, float]]]:
+    """Yield the title, the cost and the values by variant of merged models."""
+    if merged:
+        yield "merged LoRAs of the single sources", f"{merged.sources} trainings for all", merged_scores(merged)
+
+
 def _list_proxies(
     variants: list[ExperimentResults], headline: HeadlineScore, search: ShownSearch | None
 ) -> Iterator[tuple[str, str, dict[str, float]]]:
     """Yield the title, the cost and the values by variant of each proxy; higher values promise higher scores."""
     if search:
-        for place, rung in enumerate(search.rungs[:-1]):
-            scores = {trial.name: trial.scores[place] for trial in search.trials if trial.scores[place] is not None}
+        for index, rung in enumerate(search.rungs[:-1]):
+            scores = {trial.name: trial.scores[index] for trial in search.trials if trial.scores[index] is not None}
             yield (
                 f"{find_headline(variants, rung).title} after a short training",
                 f"{100 * rung:g} % of the rows",

@@ -115,24 +115,26 @@ def draw_parallels(search: ShownSearch, score_kind: HeadlineScore) -> ParallelPl
     scored.sort(key=lambda pair: pair[1])
     scale = Scale(scored[0][1], scored[-1][1])
     ends = format_score(score_kind.metric, scale.low), format_score(score_kind.metric, scale.high)
-    axes = [(key, *_ends(axis)) for key, axis in search.axes.items()] + [(score_kind.title, *ends)]
+    axes = [(key, *_format_ends(axis)) for key, axis in search.axes.items()] + [(score_kind.title, *ends)]
     lines = []
     for rank, (trial, score) in enumerate(scored):
-        places = [*(_place_on(axis, trial.changes[key]) for key, axis in search.axes.items()), scale.at(score)]
+        positions = [*(_find_position(axis, trial.changes[key]) for key, axis in search.axes.items()), scale.at(score)]
         label = f"{trial.name}: {format_score(score_kind.metric, score)}"
         best = rank >= len(scored) - len(scored) // 4
-        lines.append(TrialLine([(number, round(100 - place, 2)) for number, place in enumerate(places)], label, best))
+        lines.append(
+            TrialLine([(number, round(100 - position, 2)) for number, position in enumerate(positions)], label, best)
+        )
     return ParallelPlot(axes, lines)
 
 
-def _place_on(axis: list | Interval, value: Any) -> float:
-    """Return the place of a value in per cent of its axis."""
+def _find_position(axis: list | Interval, value: Any) -> float:
+    """Return the position of a value, in percent of its axis."""
     if isinstance(axis, list):
         return Scale(0, len(axis) - 1).at(axis.index(value))
     return Scale(axis.low, axis.high, axis.log).at(value)
 
 
-def _ends(axis: list | Interval) -> tuple[str, str]:
+def _format_ends(axis: list | Interval) -> tuple[str, str]:
     return (str(axis[0]), str(axis[-1])) if isinstance(axis, list) else (f"{axis.low:g}", f"{axis.high:g}")
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.evaluation.groups import score_range
 from dj2mgm.evaluation.intervals import Estimate
+from dj2mgm.records.mixture_records import MixtureScores
 from dj2mgm.records.page_settings import ShownSearch, ShownStudy
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.commands import keep_command
@@ -25,6 +26,7 @@ from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.sections.judges import judge_notes
 from dj2mgm.reporting.study.curve_page import curve_table
+from dj2mgm.reporting.study.mixture_page import mixture_table
 from dj2mgm.reporting.study.proxies import proxy_table
 from dj2mgm.reporting.study.search_page import (
     confirmation_cards,
@@ -48,6 +50,7 @@ from dj2mgm.reporting.variants_page import (
 from dj2mgm.reporting.verdicts.headline_verdicts import find_headline
 from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard, merge_withheld, write_verdict_cards
 from dj2mgm.settings.targets import OWN_GROUP
+from dj2mgm.settings.validation import load_settings
 
 VERDICTS = {  # in the order of the summary
     "better": "better",
@@ -68,7 +71,7 @@ def study_cards(
 
     The page of a search with a winner has the comparisons of the winner on fresh seeds, without the sentence.
     """
-    winner = next((one for one in experiments if study.search and one.name == study.search.winner), None)
+    winner = next((trial for trial in experiments if study.search and trial.name == study.search.winner), None)
     if winner:
         return confirmation_cards(study.search, keep_command(winner, name)), ""
     order = [row.name for row in rows]
@@ -160,15 +163,21 @@ def _draw_parallels(experiments: list[ExperimentResults], search: ShownSearch | 
 def _tables(experiments: list[ExperimentResults], study: ShownStudy) -> list[PlainTable]:
     headline = find_headline(experiments)
     search = study.search
-    of_search = []
+    search_tables = []
     if search:
         rung_kinds = [find_headline(experiments, share) for share in search.rungs]
-        of_search = [
+        search_tables = [
             *trial_table(search, rung_kinds, headline),
             *importance_table(search, rung_kinds[0]),
             *cost_table(search),
         ]
-    return [*of_search, *curve_table(experiments, headline), *proxy_table(experiments, headline, study.search)]
+    merged = load_settings(MixtureScores, study.merged) if study.merged else None
+    return [
+        *search_tables,
+        *curve_table(experiments, headline),
+        *mixture_table(experiments, headline, merged),
+        *proxy_table(experiments, headline, search, merged),
+    ]
 
 
 def cost_chart(rows: list[ComparedVariant]) -> CostChart | None:
@@ -180,14 +189,14 @@ def cost_chart(rows: list[ComparedVariant]) -> CostChart | None:
     if len(measured) < 3:
         return None
     times, ends = [seconds for _, seconds, _ in measured], [interval_ends(score) for _, _, score in measured]
-    across = Scale(0, 1.05 * max(times))
+    time_scale = Scale(0, 1.05 * max(times))
     low, high = min(low for low, _ in ends), max(high for _, high in ends)
     lowest, highest = score_range(headline.metric)
-    up = Scale(max(lowest, low - 0.05 * (high - low)), min(highest, high + 0.05 * (high - low)))
+    score_scale = Scale(max(lowest, low - 0.05 * (high - low)), min(highest, high + 0.05 * (high - low)))
     points = [
         CostPoint(
-            across.at(seconds),
-            place_mark(up, score),
+            time_scale.at(seconds),
+            place_mark(score_scale, score),
             f"{row.name}: {format_score(headline.metric, score['mean'])}, {format_duration(seconds)}",
             row is rows[0],
             not any(
@@ -198,9 +207,9 @@ def cost_chart(rows: list[ComparedVariant]) -> CostChart | None:
         for row, seconds, score in measured
     ]
     labels = [
-        format_score(headline.metric, up.low),
-        format_score(headline.metric, up.high),
-        format_duration(across.high),
+        format_score(headline.metric, score_scale.low),
+        format_score(headline.metric, score_scale.high),
+        format_duration(time_scale.high),
     ]
     return CostChart(headline.title, points, labels)
 
@@ -234,10 +243,12 @@ def _introduction(rows: list[ComparedVariant], study: ShownStudy) -> list[str]:
 
 def describe_row(row: ComparedVariant, reference: ComparedVariant) -> str:
     """Describe the settings of the reference, or those in which a variant differs from it, and its change of faults."""
-    known = {} if row is reference else reference.experiment.changes
+    reference_changes = {} if row is reference else reference.experiment.changes
     changes = row.experiment.changes.items()
     texts = ["reference"] if row is reference else []
-    texts += [f"{key} {_word(value)}" for key, value in changes if known.get(key, ...) != value and _word(value)]
+    texts += [
+        f"{key} {_word(value)}" for key, value in changes if reference_changes.get(key, ...) != value and _word(value)
+    ]
     faults = {
         name.removeprefix(FAULTS).replace("_", " "): (value or 0) - (reference.counts.get(name) or 0)
         for name, value in row.counts.items()
@@ -277,9 +288,11 @@ def _score(row: ComparedVariant, key: tuple[str, str], scale: Scale, keeps: floa
         return ScoreCell(text, [interval])
     verdict = difference_verdict(metric, difference)
     change, ends = format_difference(metric, difference["mean"]), format_interval(metric, difference, format_difference)
-    kept = row.kept.get(metric) if key[0] == OWN_GROUP else None
+    kept_score = row.kept_scores.get(metric) if key[0] == OWN_GROUP else None
     lines = [f"{change}, {ends}"]
-    lines += [f"{100 * kept.share:.1f} % kept, at least {100 * keeps:g} %: {KEPT_TEXTS[kept.enough]}"] if kept else []
+    if kept_score:
+        kept_text = KEPT_TEXTS[kept_score.enough]
+        lines.append(f"{100 * kept_score.share:.1f} % kept, at least {100 * keeps:g} %: {kept_text}")
     label = f"{verdict}: {change}, 95 % interval: {ends}"
     return ScoreCell(text, lines, VERDICT_CLASSES[verdict], place_mark(scale, difference), label)
 
@@ -287,5 +300,8 @@ def _score(row: ComparedVariant, key: tuple[str, str], scale: Scale, keeps: floa
 def _scale(rows: list[ComparedVariant], key: tuple[str, str]) -> Scale:
     """Return the axis of a score's differences, with 0 in the middle."""
     differences = [difference for row in rows if (difference := find(row.differences, key))]
-    half = 1.05 * max((abs(end) for difference in differences for end in interval_ends(difference)), default=0.0) or 1.0
-    return Scale(-half, half)
+    end = (
+        1.05 * max((abs(limit) for difference in differences for limit in interval_ends(difference)), default=0.0)
+        or 1.0
+    )
+    return Scale(-end, end)

@@ -60,7 +60,7 @@ class ComparedVariant:
     experiment: ExperimentResults
     counts: dict[str, float | None]  # means over the seeds, in the order of COUNT_COLUMNS; None: not measured
     differences: GroupEstimates = field(default_factory=dict)  # differences from the reference; empty for the reference
-    kept: dict[str, "KeptScore"] = field(default_factory=dict)  # by metric
+    kept_scores: dict[str, "KeptScore"] = field(default_factory=dict)  # by metric
 
     @property
     def name(self) -> str:
@@ -101,10 +101,10 @@ def compare_variants(experiments: list[ExperimentResults], study: ShownStudy) ->
     headline = find_headline(experiments)
     rows = []
     for variant in variants:
-        differences, kept = score_differences(variant, reference), {}
+        differences, kept_scores = score_differences(variant, reference), {}
         if study.page.keeps:
-            kept = kept_shares(variant, reference, study.page.keeps)
-        rows.append(ComparedVariant(variant, count_rows_and_costs(variant), differences, kept))
+            kept_scores = kept_shares(variant, reference, study.page.keeps)
+        rows.append(ComparedVariant(variant, count_rows_and_costs(variant), differences, kept_scores))
     keys = [(headline.group, headline.metric), *TABLE_SCORES]
     rows.sort(key=lambda row: next((estimate["mean"] for key in keys if (estimate := find(row.differences, key))), 0.0))
     return [
@@ -130,8 +130,8 @@ def count_rows_and_costs(experiment: ExperimentResults) -> dict[str, float | Non
 
 
 def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
+    measured = [value for value in values if value is not None]
+    return float(np.mean(measured)) if measured else None
 
 
 def average_faults(experiment: ExperimentResults) -> dict[str, float] | None:
@@ -241,6 +241,8 @@ def tabulate(rows: list[ComparedVariant]) -> pd.DataFrame:
                 estimate = find(estimates, (group, metric))
                 ends = {"": estimate.get("mean"), "_low": estimate.get("low"), "_high": estimate.get("high")}
                 record |= {f"{name}{suffix}{end}": value for end, value in ends.items()}
-            record[f"{name}_kept"] = row.kept[metric].share if group == OWN_GROUP and metric in row.kept else None
+            record[f"{name}_kept"] = (
+                row.kept_scores[metric].share if group == OWN_GROUP and metric in row.kept_scores else None
+            )
         records.append(record)
     return pd.DataFrame(records)

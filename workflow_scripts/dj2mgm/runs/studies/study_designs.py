@@ -25,6 +25,7 @@ from dj2mgm.settings.study_files import (
     GridDesign,
     Interval,
     ListDesign,
+    MixtureSpace,
     SampleDesign,
     SearchDesign,
     StudyFile,
@@ -76,6 +77,8 @@ def read_study(name: str) -> StudyFile:
         raise InputError(f"{path}: design.rungs: expected rising shares up to 1, as [0.125, 0.5, 1.0]")
     if isinstance(study.design, SampleDesign) and not (axes or study.design.mixture):
         raise InputError(f"{path}: design: nothing varies; state `space` or `mixture`")
+    if isinstance(study.design, SampleDesign) and study.design.merged and (axes or not study.design.mixture):
+        raise InputError(f"{path}: design.merged: models are merged for mixtures; state `mixture` without `space`")
     shares_key = next((key for key in axes if key.split(".")[0] == "shares"), None)
     if shares_key and getattr(study.design, "mixture", None):
         raise InputError(f"{path}: design.space.{shares_key}: `mixture` varies the shares, too; keep one of them")
@@ -265,10 +268,22 @@ def _list_variant_changes(name: str, study: StudyFile, parent: Experiment) -> It
         keys = [*axes, *quantile_keys(design.mixture)]
         strata = {key: _shuffle(design.points, f"{design.seed} {key}") for key in keys}
         for point in range(design.points):
-            places = {key: (strata[key][point] + 0.5) / design.points for key in keys}
-            changes = {key: interval_value(axis, places[key]) for key, axis in axes.items()}
-            changes |= shares_at(design.mixture, places)
+            positions = {key: (strata[key][point] + 0.5) / design.points for key in keys}
+            changes = {key: interval_value(axis, positions[key]) for key, axis in axes.items()}
+            changes |= shares_at(design.mixture, positions)
             yield hash_changes(changes), changes
+        if design.merged:
+            yield from single_source_changes(design.mixture).items()
+
+
+def single_source_changes(mixture: MixtureSpace) -> dict[str, dict[str, float]]:
+    """Return the changes of the variants that train on one source of a mixture alone, by label."""
+    variants = {}
+    for source in mixture.sources:
+        changes = {f"shares.{name}": float(mixture.total) * (name == source) for name in mixture.sources}
+        label = f"only-{source}"
+        variants[label if has_format("name", label) else hash_changes(changes)] = changes
+    return variants
 
 
 def _shuffle(count: int, seed: str) -> list[int]:

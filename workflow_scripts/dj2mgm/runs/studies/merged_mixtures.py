@@ -1,0 +1,72 @@
+"""Mixtures whose models are merged from LoRAs of single sources instead of trained: variants, settings and files."""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from dj2mgm.errors import InputError
+from dj2mgm.records.mixture_records import MergedMixture, MergeSettings
+from dj2mgm.runs.run import Runs
+from dj2mgm.runs.studies.mixtures import quantile_keys, shares_at
+from dj2mgm.runs.studies.study_designs import single_source_changes, study_file
+from dj2mgm.settings.study_files import MixtureSpace, SampleDesign
+
+FOLDER = "merged"  # of the scores, in the folder of the study's results
+
+
+def merging_design(runs: Runs, study: str) -> SampleDesign | None:
+    """Return the design of a study that merges LoRAs; None for other studies."""
+    runs.experiments.require(study)
+    design = runs.experiments.studies[study].design
+    return design if isinstance(design, SampleDesign) and design.merged else None
+
+
+def merge_settings(runs: Runs, study: str) -> MergeSettings:
+    """Return the sources whose LoRAs are merged, and the mixtures.
+
+    Raises:
+        InputError: the experiment trains no LoRA, or the sources are no instructions.
+    """
+    design, experiment = merging_design(runs, study), runs.experiments.studies[study].experiment
+    file, dataset = study_file(study), runs.first_seed(experiment).dataset
+    if runs.experiments.configs[experiment].finetune.lora is None:
+        raise InputError(f"{file}: design.merged: {experiment} trains no LoRA; set finetune.lora, or remove `merged`")
+    if any(dataset.settings.sources[source].split != "finetune" for source in design.mixture.sources):
+        raise InputError(
+            f"{file}: design.merged: LoRAs are trained in stage 2, but the sources have pairs of stage 1; remove it"
+        )
+    singles = single_source_changes(design.mixture)
+    folders = {
+        source: runs.stage_folder(runs.first_seed(_variant_or_experiment(runs, experiment, label)), "finetune")
+        for source, label in zip(design.mixture.sources, singles, strict=True)
+    }
+    changes = {name: runs.experiments.changes.get(name, {}) for name in runs.experiments.variants[study]}
+    trained = {name: _read_shares(design.mixture, values) for name, values in changes.items() if values}
+    single_shares = [_read_shares(design.mixture, values) for values in singles.values()]
+    mixtures = [
+        MergedMixture(shares=shares, variant=name) for name, shares in trained.items() if shares not in single_shares
+    ]
+    mixtures += [MergedMixture(shares=shares) for shares in draw_mixtures(design.mixture, design.merged, design.seed)]
+    return MergeSettings(total=design.mixture.total, sources=folders, mixtures=mixtures)
+
+
+def _variant_or_experiment(runs: Runs, experiment: str, label: str) -> str:
+    """Return the variant with a label; the experiment itself if the variant changes nothing."""
+    variant = f"{experiment}-{label}"
+    return variant if variant in runs.experiments.configs else experiment
+
+
+def _read_shares(mixture: MixtureSpace, changes: Mapping[str, Any]) -> dict[str, float]:
+    return {source: changes[f"shares.{source}"] for source in mixture.sources}
+
+
+def draw_mixtures(mixture: MixtureSpace, count: int, seed: int) -> list[dict[str, float]]:
+    """Return the shares of random mixtures by source; all mixtures are equally likely."""
+    numbers, keys = random.Random(f"{seed} merged"), quantile_keys(mixture)
+    drawn = [shares_at(mixture, {key: numbers.random() for key in keys}) for _ in range(count)]
+    return [dict(zip(mixture.sources, shares.values(), strict=True)) for shares in drawn]
+
+
+def scores_file(runs: Runs, study: str) -> str | None:
+    """Return the file with the scores of merged models; None if the study merges none."""
+    return f"results/{runs.results_prefix}{study}/{FOLDER}/scores.yaml" if merging_design(runs, study) else None
