@@ -13,6 +13,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.runs.divergence_check import has_diverged
 from dj2mgm.runs.pages import page_settings, study_experiments, study_settings
 from dj2mgm.runs.run import Runs
+from dj2mgm.runs.studies.merged_mixtures import merge_settings
 from dj2mgm.runs.studies.search_batches import batch_runs
 from dj2mgm.runs.studies.study_designs import with_row_fraction
 from dj2mgm.storage.files import read_yaml, write_yaml
@@ -217,6 +218,37 @@ def test_a_mixture_varies_shares_of_one_split(write, tmp_path):
             study_experiments(Runs({"dataset": "mixed"} | config), "baseline")
 
 
+def test_merged_mixtures_have_a_training_for_each_source(write, tmp_path):
+    source = {"format": "data_juicer", "path": "rows.jsonl", "split": "finetune"}
+    (tmp_path / "rows.jsonl").touch()
+    sources = {
+        "a": source,
+        "b.c": source,
+        "pairs": source | {"split": "pretrain"},
+        "more": source | {"split": "pretrain"},
+    }
+    write("datasets/mixed", sources=sources)
+    mixture = {"sources": ["a", "b.c"], "total": 0.6}
+    write("studies/mine", design={"kind": "sample", "points": 3, "mixture": mixture, "merged": 50})
+    runs = Runs({"dataset": "mixed"})
+    *mixed, only_a, only_b = runs.experiments.variants["mine"]
+    assert (only_a, only_b) == ("baseline-only-a", "baseline-only-b.c")
+    assert runs.by_folder(only_b).settings["jsonl"].shares == {"a": 0.0, "b.c": 0.6}
+    settings = merge_settings(runs, "mine")
+    assert settings.sources == {"a": f"results/{only_a}/finetune", "b.c": f"results/{only_b}/finetune"}
+    assert [mixture.variant for mixture in settings.mixtures[:4]] == [*mixed, None]
+    assert all(sum(mixture.shares.values()) == pytest.approx(0.6) for mixture in settings.mixtures)
+    different = {tuple(mixture.shares.values()) for mixture in settings.mixtures}
+    assert 45 < len(different) == len(settings.mixtures) <= 53, "shares have three decimals, so some draws are equal"
+    for design, config, message in [
+        ({"sources": ["pairs", "more"]}, {}, "LoRAs are trained in stage 2, but the sources have pairs of stage 1"),
+        (mixture, {"finetune": {"lora": None}}, "design.merged: baseline trains no LoRA; set finetune.lora"),
+    ]:
+        write("studies/mine", design={"kind": "sample", "points": 3, "mixture": design, "merged": 50})
+        with pytest.raises(InputError, match=message):
+            merge_settings(Runs({"dataset": "mixed"} | config), "mine")
+
+
 def test_a_curve_shares_the_filter_and_reduces_sources(write):
     write("studies/mine", design={"kind": "curve", "fractions": [0.25, 0.5]})
     runs = Runs({})
@@ -330,6 +362,10 @@ RANKS = grid(**{"finetune.lora.r": [8]})
         ({"design": RANKS, "proportional": {"finetune.deepspeed": "finetune.lora.r"}}, "must be numbers"),
         ({"design": RANKS, "page": {"reference": "lora-r9"}}, "page.reference: no variant is 'lora-r9'; did you mean"),
         ({"design": {"kind": "sample", "points": 2}}, "design: nothing varies; state `space` or `mixture`"),
+        (
+            {"design": {"kind": "sample", "points": 2, "space": {"finetune.lora.r": [4, 8]}, "merged": 5}},
+            "design.merged: models are merged for mixtures; state `mixture` without `space`",
+        ),
         (
             {"design": {"kind": "search", "space": {"shares.a": [0.1, 0.2]}, "mixture": {"sources": ["a", "b"]}}},
             "design.space.shares.a: `mixture` varies the shares, too; keep one of them",

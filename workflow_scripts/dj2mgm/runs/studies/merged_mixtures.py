@@ -46,7 +46,8 @@ def merge_settings(runs: Runs, study: str) -> MergeSettings:
     mixtures = [
         MergedMixture(shares=shares, variant=name) for name, shares in trained.items() if shares not in single_shares
     ]
-    mixtures += [MergedMixture(shares=shares) for shares in draw_mixtures(design.mixture, design.merged, design.seed)]
+    drawn = draw_mixtures(design.mixture, design.merged, design.seed)
+    mixtures += [MergedMixture(shares=shares) for shares in drawn if shares not in trained.values()]
     return MergeSettings(total=design.mixture.total, sources=folders, mixtures=mixtures)
 
 
@@ -61,10 +62,10 @@ def _read_shares(mixture: MixtureSpace, changes: Mapping[str, Any]) -> dict[str,
 
 
 def draw_mixtures(mixture: MixtureSpace, count: int, seed: int) -> list[dict[str, float]]:
-    """Return the shares of random mixtures by source; all mixtures are equally likely."""
+    """Return the shares of at most `count` different random mixtures; all mixtures are equally likely."""
     numbers, keys = random.Random(f"{seed} merged"), quantile_keys(mixture)
-    drawn = [shares_at(mixture, {key: numbers.random() for key in keys}) for _ in range(count)]
-    return [dict(zip(mixture.sources, shares.values(), strict=True)) for shares in drawn]
+    draws = [tuple(shares_at(mixture, {key: numbers.random() for key in keys}).values()) for _ in range(count)]
+    return [dict(zip(mixture.sources, shares, strict=True)) for shares in dict.fromkeys(draws)]
 
 
 def scores_file(runs: Runs, study: str) -> str | None:
