@@ -3,7 +3,8 @@
     python workflow_scripts/compare_study.py --config results/ablation/config.yaml --output-dir results/ablation
 
 The configuration has the format of the report's (see reporting/experiment.py), with the study; the reference is its
-first experiment. Writes <folder>.html and <folder>.csv, named after the output folder.
+first experiment. Writes <folder>.html and <folder>.csv, named after the output folder, and <folder>_rows.csv, the
+rows that the best recipes agree on.
 """
 
 from dataclasses import replace
@@ -12,6 +13,7 @@ from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.records.page_settings import PageSettings
 from dj2mgm.reporting.comparison import write_table
 from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.study.row_agreement import RowAgreement, tabulate_rows
 from dj2mgm.reporting.study.study_page import MAX_CARDS, build_study_page, cut_note, page_notes, study_cards
 from dj2mgm.reporting.study.study_table import compare_variants, tabulate
 from dj2mgm.reporting.variants_page import write_variants_page
@@ -28,7 +30,9 @@ def main() -> None:
     rows = compare_variants(experiments, study)
     write_table(tabulate(rows), paths.output_dir / f"{name}.csv")
     cards, summary = study_cards(experiments, rows, study, name)
-    page = build_study_page(rows, [*cut_note(cards), *page_notes(experiments)], study, name)
+    agreement = RowAgreement(experiments)
+    write_table(tabulate_rows(agreement), paths.output_dir / f"{name}_rows.csv")
+    page = build_study_page(rows, [*cut_note(cards), *page_notes(experiments)], study, name, agreement)
     page = replace(page, summary=summary, cards=cards[:MAX_CARDS], unlearned=find_unlearned(experiments))
     write_variants_page(page, paths.output_dir / f"{name}.html")
     print(f"wrote {paths.output_dir / name}.html and {name}.csv for {len(rows)} experiments", flush=True)

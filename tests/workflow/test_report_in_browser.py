@@ -12,6 +12,7 @@ from dj2mgm.records.page_settings import ShownStudy
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.leaderboard import write_leaderboard
 from dj2mgm.reporting.report_page import write_report_page
+from dj2mgm.reporting.study.row_agreement import RowAgreement
 from dj2mgm.reporting.study.study_page import build_study_page, page_notes
 from dj2mgm.reporting.study.study_table import compare_variants
 from dj2mgm.reporting.variants_page import write_variants_page
@@ -144,7 +145,13 @@ def small_pages(tmp_path_factory) -> list[Path]:
     experiments = load_experiments(write_results(root / "study"))
     shown = {"experiment": "baseline", "description": "What it is for.", "page": {"title": "A study", "keeps": 0.9}}
     study = ShownStudy.model_validate(shown)
-    page = build_study_page(compare_variants(experiments, study), page_notes(experiments), study, "study")
+    page = build_study_page(
+        compare_variants(experiments, study),
+        page_notes(experiments),
+        study,
+        "study",
+        RowAgreement(experiments),
+    )
     write_variants_page(page, root / "study.html")
     lengths = (512, 1024, 2048, 4096)
     rows = [

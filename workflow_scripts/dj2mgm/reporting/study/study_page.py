@@ -28,6 +28,7 @@ from dj2mgm.reporting.sections.judges import judge_notes
 from dj2mgm.reporting.study.curve_page import curve_table
 from dj2mgm.reporting.study.mixture_page import mixture_table
 from dj2mgm.reporting.study.proxies import proxy_table
+from dj2mgm.reporting.study.row_agreement import RowAgreement, agreement_table
 from dj2mgm.reporting.study.search_page import (
     confirmation_cards,
     cost_table,
@@ -116,7 +117,9 @@ def page_notes(experiments: list[ExperimentResults]) -> list[str]:
     return obstacles + judge_notes(experiments)[:1]
 
 
-def build_study_page(rows: list[ComparedVariant], notes: list[str], study: ShownStudy, name: str) -> VariantsPage:
+def build_study_page(
+    rows: list[ComparedVariant], notes: list[str], study: ShownStudy, name: str, agreement: RowAgreement
+) -> VariantsPage:
     """Return the page; the notes stand above the table."""
     reference, *variant_rows = rows
     experiments = [row.experiment for row in rows]
@@ -152,7 +155,7 @@ def build_study_page(rows: list[ComparedVariant], notes: list[str], study: Shown
         zero_line=True,
         chart=cost_chart(rows),
         parallels=_draw_parallels(experiments, study.search),
-        tables=_tables(experiments, study),
+        tables=[*_list_tables(experiments, study), *agreement_table(agreement)],
     )
 
 
@@ -160,7 +163,7 @@ def _draw_parallels(experiments: list[ExperimentResults], search: ShownSearch | 
     return draw_parallels(search, find_headline(experiments, search.rungs[0])) if search else None
 
 
-def _tables(experiments: list[ExperimentResults], study: ShownStudy) -> list[PlainTable]:
+def _list_tables(experiments: list[ExperimentResults], study: ShownStudy) -> list[PlainTable]:
     headline = find_headline(experiments)
     search = study.search
     search_tables = []
