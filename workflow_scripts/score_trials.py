@@ -13,13 +13,12 @@ their sequence.
 from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, make_parser
-from dj2mgm.errors import InputError
 from dj2mgm.records.look_records import LookRecord
 from dj2mgm.records.page_settings import BatchSettings
 from dj2mgm.records.search_records import BatchRecord, BatchResult, run_name
 from dj2mgm.reporting.experiment import ExperimentResults, load_experiments
+from dj2mgm.reporting.study.trial_scores import find_trial_score, measure_trial
 from dj2mgm.reporting.verdicts.decision import take_look
-from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore, find_headline
 from dj2mgm.runs.stages import TRAINING
 from dj2mgm.runs.studies.seed_times import sum_seconds
 from dj2mgm.runs.studies.study_designs import read_study_file
@@ -41,12 +40,15 @@ def main() -> None:
     experiments = load_experiments(args.config) if load_settings(BatchSettings, args.config).experiments else []
     finished = {experiment.name: experiment for experiment in experiments}
     record = load_settings(BatchRecord, args.trials) if args.trials else None
-    headline = find_headline(experiments, record.fraction if record else 1) if experiments else None
+    goals = read_study_file(args.study).design.goals
+    kind = find_trial_score(experiments, goals, record.fraction if record else 1) if experiments else None
     if record:
         trials = {trial.name: run_name(trial.name, record.fraction) for trial in record.trials}
     else:
         trials = {name: name for name in finished}
-    scores = {name: read_score(headline, finished[run]) if run in finished else None for name, run in trials.items()}
+    scores = {
+        name: measure_trial(finished[run], kind, goals) if run in finished else None for name, run in trials.items()
+    }
     all_runs = {(experiment.name, seed) for experiment in experiments for seed in experiment.seeds}
     new_runs = find_new_runs(record, args.earlier) if record else all_runs
     new_seeds = [[seed for name, seed in new_runs if name == experiment.name] for experiment in experiments]
@@ -72,14 +74,6 @@ def find_new_runs(record: BatchRecord, earlier: list[Path]) -> set[tuple[str, in
     """Return experiment and seed of the trainings that no earlier batch has; batch 0 has no trials."""
     batches = [load_settings(BatchRecord, file.with_name("trials.yaml")) for file in earlier[1:]]
     return record.runs.difference(*(batch.runs for batch in batches))
-
-
-def read_score(headline: HeadlineScore, experiment: ExperimentResults) -> float:
-    """Return the mean of a score over the seeds."""
-    measured = experiment.groups.get(headline.group, {}).get(headline.metric)
-    if measured is None:
-        raise InputError(f"{experiment.name} does not report {headline.title}; choose another report.headline")
-    return float(measured["mean"])
 
 
 def sum_gpu_seconds(experiment: ExperimentResults, seeds: list[int], without: tuple[str, ...] = ()) -> float | None:

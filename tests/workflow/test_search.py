@@ -107,6 +107,9 @@ def test_a_metric_that_no_run_reports_is_refused(quick):
     write_study(quick, "other")
     printed = quick.run("other", ok=False, config=("report={headline: clip_score}",))
     assert "report.headline: clip_score is not reported by baseline" in re.sub(r"\s+", " ", printed)
+    write_study(quick, "other", goals="{clip_score: 1, gpu_hours: -0.1}")
+    printed = quick.run("other", ok=False)
+    assert "design.goals: clip_score is not reported by baseline" in re.sub(r"\s+", " ", printed)
 
 
 @pytest.mark.slow  # a unit test kills searches, and test_decide.py Snakemake with all its jobs
@@ -128,7 +131,9 @@ def test_a_killed_search_repeats_only_killed_trainings(tmp_path):
 def test_halving_ends_with_looks_at_the_winner_on_fresh_seeds(quick):
     """Short runs are half a training; the finalist has seeds 0 and 1, and the looks have seeds 2 and 3."""
     budget = {"trainings": 11, "batch": 4, "finalist_seeds": 2, "confirm_seeds": 2, "finalists": 1}
-    write_study(quick, "halved", rungs="[0.5, 1.0]", keep=0.5, **budget)
+    write_study(
+        quick, "halved", rungs="[0.5, 1.0]", keep=0.5, goals="{answer_probability: 1, gpu_hours: -0.5}", **budget
+    )
     quick.run("halved")
     files = sorted(quick.folder.glob("results/halved/search/*/batch-*/trials.yaml"), key=lambda file: file.parent.name)
     batches = [read_yaml(file) for file in files]
@@ -149,5 +154,6 @@ def test_halving_ends_with_looks_at_the_winner_on_fresh_seeds(quick):
     page = (quick.folder / "results/halved/halved.html").read_text(encoding="utf-8")
     table = pd.read_csv(quick.folder / "results/halved/halved.csv")
     assert sorted(table["experiment"]) == sorted(["baseline", *promoted]), "short runs are in a table of their own"
+    assert "1 × answer_probability + -0.5 × gpu_hours ranks them." in page and "weighted sum of the goals" in page
     assert page.count("Compared with ") == 2 and "50 % of the rows" in page and all(name in page for name in explored)
     assert read_yaml(quick.folder / f"results/{explored[0]}-0.5/jsonl/config.yaml")["used_fraction"] == 0.5

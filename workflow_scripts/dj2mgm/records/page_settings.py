@@ -98,6 +98,7 @@ class ShownSearch(Section):
 
     progress: str = setting(..., "its state in a sentence")
     rungs: list[Number] = setting(..., "shares of the rows")
+    goals: dict[str, Number] = setting({}, "weights of the scores that rank trials; none: the headline ranks them")
     confirm_seeds: int = setting(..., "most new seeds of the confirmation")
     used_seeds: list[int] = setting(..., "seeds of all trainings")
     axes: dict[str, list | Interval] = setting({}, "values of each key")

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from dj2mgm.settings.base import Number, Section, Seed, Unique, section, setting
 from dj2mgm.settings.string_formats import Name
+from dj2mgm.settings.targets import Headline
 
 Changes = Annotated[dict[str, Any], Field(min_length=1)]  # by dotted key, such as finetune.lora.r
 Values = Annotated[list, Field(min_length=1), Unique()]
@@ -19,6 +20,7 @@ class Interval(Section):
     log: bool = setting(False, "whether values are spread evenly by their logarithm")
 
 
+GPU_HOURS = "gpu_hours"  # a goal of searches, next to the scores
 Space = dict[str, Values | Interval | Literal["auto"]]
 Sampler = Literal["tpe", "gp", "random"]
 
@@ -108,6 +110,11 @@ class SearchDesign(Section):
     )
     gpu_hours: Annotated[Number, Field(gt=0, le=1e6)] | None = setting(
         None, "budget: hours of all stages of the variants, times GPUs; null: only `trainings` limits"
+    )
+    goals: dict[Headline | Literal["gpu_hours"], Number] = setting(
+        {},
+        "weights of the scores, and of the GPU hours of a training, whose sum ranks the variants, such as "
+        "{vqa_accuracy: 1, gpu_hours: -0.01}; {}: the headline ranks them",
     )
     batch: int = setting(4, "variants that are chosen and trained at a time", ge=1, le=1000)
     rungs: Annotated[list[Annotated[Number, Field(gt=0, le=1)]], Field(min_length=1)] = setting(

@@ -15,8 +15,9 @@ from dj2mgm.records.mixture_records import MixtureScores
 from dj2mgm.records.page_settings import ShownSearch
 from dj2mgm.reporting.comparison import SCORE_TITLES, find_obstacle
 from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.study.trial_scores import find_trial_score
 from dj2mgm.reporting.variants_page import PlainTable
-from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore, find_headline
+from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore
 from dj2mgm.settings.targets import OWN_GROUP
 from dj2mgm.storage.files import read_jsonl
 
@@ -136,7 +137,7 @@ def _list_proxies(
         for index, rung in enumerate(search.rungs[:-1]):
             scores = {trial.name: trial.scores[index] for trial in search.trials if trial.scores[index] is not None}
             yield (
-                f"{find_headline(variants, rung).title} after a short training",
+                f"{find_trial_score(variants, search.goals, rung).title} after a short training",
                 f"{100 * rung:g} % of the rows",
                 scores,
             )

@@ -37,6 +37,7 @@ from dj2mgm.reporting.study.search_page import (
     trial_table,
 )
 from dj2mgm.reporting.study.study_table import COUNT_COLUMNS, FAULTS, ComparedVariant, find, format_count, shown_scores
+from dj2mgm.reporting.study.trial_scores import find_trial_score
 from dj2mgm.reporting.variants_page import (
     CostChart,
     CostPoint,
@@ -160,7 +161,7 @@ def build_study_page(
 
 
 def _draw_parallels(experiments: list[ExperimentResults], search: ShownSearch | None) -> ParallelPlot | None:
-    return draw_parallels(search, find_headline(experiments, search.rungs[0])) if search else None
+    return draw_parallels(search, find_trial_score(experiments, search.goals, search.rungs[0])) if search else None
 
 
 def _list_tables(experiments: list[ExperimentResults], study: ShownStudy) -> list[PlainTable]:
@@ -168,9 +169,9 @@ def _list_tables(experiments: list[ExperimentResults], study: ShownStudy) -> lis
     search = study.search
     search_tables = []
     if search:
-        rung_kinds = [find_headline(experiments, share) for share in search.rungs]
+        rung_kinds = [find_trial_score(experiments, search.goals, share) for share in search.rungs]
         search_tables = [
-            *trial_table(search, rung_kinds, headline),
+            *trial_table(search, rung_kinds, find_trial_score(experiments, search.goals, 1)),
             *importance_table(search, rung_kinds[0]),
             *cost_table(search),
         ]

@@ -12,6 +12,7 @@ from dj2mgm.runs.finished_results import check_runs
 from dj2mgm.runs.pages import page_files, page_settings
 from dj2mgm.runs.run import Run, Runs
 from dj2mgm.runs.studies.seed_times import format_hours, measured_seconds
+from dj2mgm.settings.targets import ReportSection
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, read_jsonl
 
@@ -102,20 +103,25 @@ def _check_hours(runs: Runs, experiment: str) -> None:
 
 def check_headline(runs: Runs, experiment: str) -> None:
     """Refuse a headline that neither the experiment's finished run nor, without one, its held-out data can report."""
+    check_reported(runs, experiment, runs.first_seed(experiment).config.report, "report.headline")
+
+
+def check_reported(runs: Runs, experiment: str, report: ReportSection, setting: str) -> None:
+    """Refuse the headline of `report` in the same way; the message begins with the name of the setting."""
     run = runs.first_seed(experiment)
     folders = {stage: Path(runs.stage_folder(run, stage)) for stage in ("generate", "evaluate_clip", "evaluate_vqa")}
     files = [folders[stage] / "metrics.json" for stage in ("evaluate_clip", "evaluate_vqa")]
     if all(file.is_file() for file in (*files, folders["generate"] / "likelihoods.jsonl")):
         clip, vqa = map(read_json, files)
-        key, group, metric = run.config.report.locate_headline(bool(vqa["questions"]))
+        key, group, metric = report.locate_headline(bool(vqa["questions"]))
         reported = any(metric in metrics["groups"].get(group, {}) for metrics in (clip, vqa))
     else:  # it has not run, or runs again
-        key = run.config.report.headline
+        key = report.headline
         reported = key != "attribute_accuracy" or _has_objects(run)
     if not reported:
         raise InputError(
-            f"report.headline: {key} is not reported by {experiment}, whose held-out data do not support it; choose "
-            "another headline, such as caption_log_likelihood"
+            f"{setting}: {key} is not reported by {experiment}, whose held-out data do not support it; choose "
+            "another score, such as caption_log_likelihood"
         )
 
 

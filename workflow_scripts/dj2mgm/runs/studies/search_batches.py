@@ -14,10 +14,11 @@ from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.pages import page_files, page_settings
 from dj2mgm.runs.run import Runs
 from dj2mgm.runs.studies.halving import History, plan_next, read_history, smallest_budget
-from dj2mgm.runs.studies.looks import check_headline
+from dj2mgm.runs.studies.looks import check_headline, check_reported
 from dj2mgm.runs.studies.searches import batch_folder, read_search_batch
 from dj2mgm.runs.studies.seed_times import format_hours, sum_seconds
-from dj2mgm.settings.study_files import SearchDesign
+from dj2mgm.settings.study_files import GPU_HOURS, SearchDesign
+from dj2mgm.settings.targets import ReportSection
 from dj2mgm.settings.validation import load_settings
 
 
@@ -47,6 +48,9 @@ def take_batches(
         return []
     budget = runs.experiments.studies[study].design
     check_headline(runs, search.experiment)
+    for key in budget.goals:
+        if key != GPU_HOURS:
+            check_reported(runs, search.experiment, ReportSection(headline=key), "design.goals")
     _check_hours(study, search, budget, _measure_seconds(runs, search.experiment))
     files.append(scores_file(search, 0))
     history = read_history(budget, search, files)
@@ -78,6 +82,7 @@ def show_search(runs: Runs, study: str) -> ShownSearch | None:
     return ShownSearch(
         progress=_describe_progress(history),
         rungs=budget.rungs,
+        goals=budget.goals,
         confirm_seeds=budget.confirm_seeds,
         used_seeds=sorted({*search.seeds, *(seed for record, _ in history.finished_batches for seed in record.seeds)}),
         axes=search.axes,
@@ -112,10 +117,12 @@ def _describe_progress(history: History) -> str:
     budget, scores = history.design, history.scores(0)
     limit = "" if budget.gpu_hours is None else f" of at most {budget.gpu_hours:g}"
     diverged = f" {len(history.diverged_trials)} diverged." if history.diverged_trials else ""
+    terms = [f"{weight:g} × {key}" for key, weight in budget.goals.items()]
+    goal = f" {' + '.join(terms)} ranks them." if terms else ""
     warning = "" if budget.finalists else " The best of many scores is too high by chance; confirm it with other seeds."
     return (
         f"The search has tried {len(scores)} variants for {history.trainings:.4g} of at most {budget.trainings} "
-        f"trainings in {format_hours(history.seconds / 3600)} GPU hours{limit}.{diverged}{warning}"
+        f"trainings in {format_hours(history.seconds / 3600)} GPU hours{limit}.{goal}{diverged}{warning}"
     )
 
 

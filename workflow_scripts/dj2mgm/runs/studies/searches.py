@@ -29,6 +29,7 @@ NOT_SCORED = {"description", "controls", "trackers", "gpus", "nodes", "cpu_threa
 # keys that decide which rule trains, what is compared, or how long
 FIXED_KEYS = ("model", "dataset", "seeds", "finetune.lora", "jsonl.fraction")
 BUDGET = {"trainings", "gpu_hours", "batch", "confirm_seeds", "storage"}  # may change during a search
+NOT_IN_KEY = BUDGET | {"space", "mixture"}  # the key has the axes instead
 MEASURES = ("evaluate", "score_while_training")  # decide how scores are measured, so they are the same for all trials
 
 
@@ -53,7 +54,7 @@ def search_settings(name: str, study: StudyFile, parent: Experiment, results_pre
             "its rungs, the finalists and the confirmation; raise it, or lower confirm_seeds"
         )
     scored_settings = [_with_first_names(parent.model_dump(include=keys)), parent.report.headline, study.proportional]
-    scored_settings.append(design.model_dump(exclude=BUDGET | {"space", "mixture"}))
+    scored_settings.append(design.model_dump(exclude=NOT_IN_KEY | ({"goals"} if not design.goals else set())))
     if min(design.rungs) < 1:  # earlier versions ranked trainings on a share of the rows by the headline
         scored_settings.append(parent.report.locate_headline(share_of_rows=min(design.rungs))[0])
     axis_values = {key: axis if isinstance(axis, list) else axis.model_dump() for key, axis in axes.items()}

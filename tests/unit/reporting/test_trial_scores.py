@@ -1,0 +1,41 @@
+"""The score that ranks the trials of a search: the headline, or a weighted sum of scores and GPU hours."""
+
+import pytest
+
+from dj2mgm.errors import InputError
+from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.study.trial_scores import GOAL, find_trial_score, measure_trial
+from dj2mgm.storage.files import write_text, write_yaml
+from evaluated_runs import entry, write_dataset, write_run
+
+
+@pytest.fixture
+def trial(tmp_path):
+    """Write a run with a probability of 0.5, a CLIPScore of 0.25 and two hours of training."""
+    images = {f"e{n}": (0.5, 1) for n in range(8)}
+    clip = {"finetune/own": {"clip_score": dict.fromkeys(images, (0.25, 1))}}
+    run = write_run(tmp_path / "trial", clip, {"finetune/own": {"answer_probability": images}})
+    for file in (tmp_path / "trial").rglob("*.benchmark.tsv"):
+        file.unlink()
+    write_text(tmp_path / "trial/finetune/finetune.benchmark.tsv", "s\th:m:s\n7200\t2:00:00\n")
+    entries = [entry("trial", write_dataset(tmp_path / "datasets/shapes"), {0: run})]
+    write_yaml(tmp_path / "config.yaml", {"experiments": entries})
+    [experiment] = load_experiments(tmp_path / "config.yaml")
+    return experiment
+
+
+def test_the_headline_ranks_trials_without_goals(trial):
+    kind = find_trial_score([trial], {}, 1)
+    assert kind.metric == "answer_probability" and measure_trial(trial, kind, {}) == pytest.approx(0.5)
+
+
+def test_goals_are_a_weighted_sum_of_scores_and_hours(trial):
+    goals = {"answer_probability": 1, "clip_score": 0.5, "gpu_hours": -0.01}
+    assert find_trial_score([trial], goals, 0.25) == GOAL
+    hours = 2 * trial.config.gpus
+    assert measure_trial(trial, GOAL, goals) == pytest.approx(0.5 + 0.5 * 0.25 - 0.01 * hours, abs=1e-3)
+
+
+def test_a_goal_that_is_not_reported_is_refused(trial):
+    with pytest.raises(InputError, match="trial does not report vqa_accuracy; choose another score in design.goals"):
+        measure_trial(trial, GOAL, {"vqa_accuracy": 1})

@@ -1,0 +1,51 @@
+"""The score that ranks the trials of a search: the headline, or the weighted sum of several scores and the cost."""
+
+from collections.abc import Mapping
+
+from dj2mgm.errors import InputError
+from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore, find_headline
+from dj2mgm.reporting.verdicts.verdict_cards import find_cost
+from dj2mgm.settings.study_files import GPU_HOURS
+from dj2mgm.settings.targets import ReportSection
+
+GOAL = HeadlineScore("weighted sum of the goals", "", "goal", 0.0)
+Goals = Mapping[str, float]  # weights of scores, by their keys, and of GPU_HOURS
+
+
+def find_trial_score(experiments: list[ExperimentResults], goals: Goals, share_of_rows: float) -> HeadlineScore:
+    """Return the kind of score that ranks trainings on this share of the rows."""
+    return GOAL if goals else find_headline(experiments, share_of_rows)
+
+
+def measure_trial(experiment: ExperimentResults, kind: HeadlineScore, goals: Goals) -> float:
+    """Return the score of a trial, as the mean over its seeds.
+
+    Raises:
+        InputError: the trial does not report a score.
+    """
+    if not goals:
+        return _read_mean(experiment, kind.title, kind.group, kind.metric, "report.headline")
+    total = 0.0
+    for key, weight in goals.items():
+        if key == GPU_HOURS:
+            total += weight * _gpu_hours(experiment)
+        else:
+            _, group, metric = ReportSection(headline=key).locate_headline()
+            total += weight * _read_mean(experiment, key, group, metric, "design.goals")
+    return total
+
+
+def _read_mean(experiment: ExperimentResults, title: str, group: str, metric: str, setting: str) -> float:
+    estimate = experiment.groups.get(group, {}).get(metric)
+    if estimate is None:
+        raise InputError(f"{experiment.name} does not report {title}; choose another score in {setting}")
+    return float(estimate["mean"])
+
+
+def _gpu_hours(experiment: ExperimentResults) -> float:
+    """Return the GPU hours of all stages of a run with one seed."""
+    seconds = find_cost(experiment)
+    if seconds is None:
+        raise InputError(f"the times of {experiment.name} are not recorded; remove {GPU_HOURS} from design.goals")
+    return seconds * experiment.config.gpus / len(experiment.runs) / 3600
