@@ -1,4 +1,4 @@
-"""Merge the LoRAs of single sources for each mixture, and score the merged models on the held-out questions.
+r"""Merge the LoRAs of single sources for each mixture, and score the merged models on the held-out questions.
 
     python workflow_scripts/score_mixtures.py --config results/my_mixtures/merged/config.yaml \
         --generate-config results/baseline/generate/config.yaml --model results/models/tiny/mgm \

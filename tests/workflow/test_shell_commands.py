@@ -112,12 +112,23 @@ class HostileProject:
             self.write("experiments", {"model": self.write("models", tiny)}),
             self.write("experiments", {"model": self.shipped}),
         ]
-        self.study = self.write("studies", self.search())
+        self.studies = [self.write("studies", self.search()), self.write("studies", self.mixtures())]
         self.defaults()
 
     def search(self) -> dict:
         design = {"kind": "search", "space": {"finetune.learning_rate": [1e-4, 2e-4]}}
         return {"description": self.hostile.value(VALUE), "experiment": self.experiments[0], "design": design}
+
+    def mixtures(self) -> dict:
+        sources = {}
+        for split in ("pretrain", "finetune", "finetune", "evaluation"):
+            file = f"{self.folder_with('a.png')}/{self.hostile.value(PATH)}.jsonl"
+            (self.project.folder / file).write_text(PAIR, encoding="utf-8")
+            sources[self.hostile.name()] = {"format": "data_juicer", "path": file, "split": split}
+        dataset = self.write("datasets", {"sources": sources})
+        experiment = self.write("experiments", {"model": self.shipped, "dataset": dataset})
+        design = {"kind": "sample", "points": 2, "mixture": {"sources": list(sources)[1:3]}, "merged": 2}
+        return {"experiment": experiment, "design": design}
 
     def write(self, kind: str, values: dict, name: str = "") -> str:
         name = name or self.hostile.name()
@@ -221,7 +232,7 @@ class HostileProject:
         ]
         config = {"description": self.hostile.value(VALUE)}
         result = self.dry_run(config, *targets)
-        further_results = [self.dry_run(config, target) for target in ("fetch", self.study)]
+        further_results = [self.dry_run(config, target) for target in ("fetch", *reversed(self.studies))]
         [score_command] = [command for rule, command in further_results[-1]["jobs"] if rule == "score_trials"]
         folder = re.search(r"results/\S+/search/[0-9a-f]{8}", score_command)[0]
         further_results.append(self.dry_run(config, f"{folder}/batch-1/trials.yaml"))
