@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
+sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "tests/support")]
 
 from dj2mgm.torch_environment import set_torch_environment  # noqa: E402
 
@@ -27,12 +27,12 @@ set_torch_environment()  # as stages do, before PyTorch is imported
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from loop import limit_gpu_memory  # noqa: E402
-from random_mgm import IMAGES, WORDS, make_random_mgm, write_conversations  # noqa: E402
 from torch import nn  # noqa: E402
 
 from dj2mgm.models.mgm.mgm_family import MGMFamily  # noqa: E402
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator  # noqa: E402
 from dj2mgm.models.mgm.modeling_mgm import MGMForConditionalGeneration  # noqa: E402
+from random_mgm import IMAGES, WORDS, make_random_mgm, write_conversations  # noqa: E402
 
 ANSWER_TOKENS, CAPTION_TOKENS = 8, 64
 QUESTION_WORDS = (5, 16)

@@ -21,24 +21,13 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
 SCRIPTS = PROJECT / "workflow_scripts"
-sys.path[:0] = [str(SCRIPTS), str(PROJECT / "benchmarks")]
+sys.path[:0] = [str(SCRIPTS), str(PROJECT / "tests/support")]
 
-from random_mgm import WORDS, make_random_mgm, write_conversations  # noqa: E402
+from dj2mgm.storage.files import read_json, write_yaml  # noqa: E402
+from mgm_stages import TEXT_TOKENS, answer, training_settings  # noqa: E402
+from random_mgm import make_random_mgm, write_conversations  # noqa: E402
 
-from dj2mgm.settings.deepspeed_files import read_deepspeed  # noqa: E402
-from dj2mgm.storage.files import read_json, read_yaml, write_jsonl, write_yaml  # noqa: E402
-
-SAMPLES, TEXT_TOKENS = 96, 64
-SMALL = {"global_batch_size": 16, "micro_batch_size": 2, "gradient_accumulation_steps": 8, "save_steps": 2}
-DEEPSPEED = {"pretrain": "zero2_offload", "finetune": "zero3_offload"}
-
-
-def training_settings(stage: str, template: str, image_tokens: int) -> dict:
-    settings = read_yaml(PROJECT / "config" / "config.yaml")[stage] | SMALL
-    settings |= {"seed": 0, "gpus": 1, "cpu_threads": None, "template": template}
-    settings["max_length"] = image_tokens + TEXT_TOKENS
-    settings |= {"deepspeed": read_deepspeed(DEEPSPEED[stage], stage), "activation_checkpointing": True}
-    return settings
+SAMPLES = 96
 
 
 def train(stage: str, folder: Path, *inputs: str | Path) -> dict:
@@ -67,37 +56,6 @@ def train(stage: str, folder: Path, *inputs: str | Path) -> dict:
         "host_rss_gib": metrics["peak_host_rss_gib"],
         "engine": metrics["engine"],
     }
-
-
-def answer(folder: Path, stages: Path, output: Path, gpus: int = 1) -> None:
-    """Generate captions and answers for a few images with both stages; write them into the folder `output`."""
-    output.mkdir(exist_ok=True)
-    rows = [
-        {
-            "id": str(index),
-            "image": f"{index}.jpg",
-            "captions": [" ".join(WORDS[:3])],
-            "questions": [{"type": "word", "question": WORDS[0], "answer": WORDS[1]}],
-        }
-        for index in range(8)
-    ]
-    write_jsonl(output / "evaluation.jsonl", rows)
-    templates = {"pretrain": {"template": "plain", "question": ""}, "finetune": {"template": "gemma", "question": "?"}}
-    settings = {
-        "seed": 0,
-        "cpu_threads": None,
-        "gpus": gpus,
-        "image_root": str(folder / "images"),
-        "template": "gemma",
-        "question_prompt": "{question}",
-        "captions": templates,
-        "decoding": {"batch_size": 8, "max_new_tokens": 16},
-    }
-    write_yaml(output / "config.yaml", settings)
-    flags = ["--config", output / "config.yaml", "--model", folder / "mgm", "--output-dir", output]
-    flags += ["--evaluation", output / "evaluation.jsonl"]
-    flags += ["--pretrained", stages / "pretrain", "--finetuned", stages / "finetune"]
-    subprocess.run([sys.executable, SCRIPTS / "generate_answers.py", *flags], check=True)
 
 
 def answer_and_score(folder: Path) -> dict:

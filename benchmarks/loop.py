@@ -31,16 +31,16 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
 SCRIPTS = PROJECT / "workflow_scripts"
-sys.path[:0] = [str(SCRIPTS), str(PROJECT / "benchmarks")]
+sys.path[:0] = [str(SCRIPTS), str(PROJECT / "tests/support")]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from random_mgm import IMAGES, WORDS, instruction_lengths, make_random_mgm, write_conversations  # noqa: E402
 
 from dj2mgm.runs.experiments import REFERENCE  # noqa: E402
 from dj2mgm.runs.run import Run, Runs  # noqa: E402
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml  # noqa: E402
 from dj2mgm.torch_environment import COMPILED_CODE  # noqa: E402
+from random_mgm import IMAGES, WORDS, instruction_lengths, make_random_mgm, write_conversations  # noqa: E402
 
 COUNTS = {  # number of rows or questions of each kind
     "mgm-2b": {"pairs": 10_000, "instructions": 12_000, "held_out": 500, "textvqa": 5000, "mmbench": 4000},

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "tests/support"), str(PROJECT / "benchmarks")]
+sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "tests/support")]
 
 import torch  # noqa: E402
-from random_mgm import WORDS  # noqa: E402
 from transformers import AddedToken, AutoConfig, AutoModelForImageTextToText, AutoTokenizer  # noqa: E402
 
+from random_mgm import WORDS  # noqa: E402
 from tiny_families import save_tiny_family  # noqa: E402
 
 ARCHITECTURES = PROJECT / "config/architectures"

@@ -8,9 +8,9 @@ Random weights, JPEG images and conversations are made in a temporary folder. Ea
 stage of the workflow (launcher, data loader, DeepSpeed, optimizer) with limited GPU memory. Medians over the steps
 after the first three are printed, as a table and as JSON.
 
-`plain` is benchmarks/plain_mgm.py under ZeRO-3 with offload, with batch 1. `golden_plain` trains 20 steps with it, and
-`golden` with the workflow's model, on the same samples and from the same weights. Their losses are compared. The losses
-of `golden_full`, whose optimizer has 8-bit states, are compared with those of AdamW in float32.
+`plain` is tests/support/plain_mgm.py under ZeRO-3 with offload, with batch 1. `golden_plain` trains 20 steps with it,
+and `golden` with the workflow's model, on the same samples and from the same weights. Their losses are compared. The
+losses of `golden_full`, whose optimizer has 8-bit states, are compared with those of AdamW in float32.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
+sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "tests/support")]
 
 WARM_UP_STEPS = 3
 # the setting of training stages, set before this script uses the GPU
@@ -207,9 +207,8 @@ def train(configuration: TrainingCase, folder: Path, output: Path) -> None:
 
 
 def make_inputs(shape: str, folder: Path, cases: list[TrainingCase]) -> None:
-    from random_mgm import instruction_lengths, make_random_mgm, write_conversations
-
     from dj2mgm.storage.files import write_json
+    from random_mgm import instruction_lengths, make_random_mgm, write_conversations
 
     image_tokens = make_random_mgm(shape, folder)
     text_lengths = {stage: (length - 576, question_words) for stage, (length, question_words) in SEQUENCES.items()}

@@ -29,14 +29,13 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
 SCRIPTS = PROJECT / "workflow_scripts"
-sys.path[:0] = [str(SCRIPTS), str(PROJECT / "benchmarks")]
+sys.path[:0] = [str(SCRIPTS), str(PROJECT / "tests/support"), str(PROJECT / "benchmarks")]
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 import torch  # noqa: E402
 import transformers as T  # noqa: E402
 from loop import limit_gpu_memory  # noqa: E402
 from peft import LoraConfig, get_peft_model  # noqa: E402
-from random_mgm import instruction_lengths, write_conversations  # noqa: E402
 from random_vlm import SHAPES  # noqa: E402
 from trainer_steps import Steps  # noqa: E402
 
@@ -46,6 +45,7 @@ from dj2mgm.runs.experiments import REFERENCE  # noqa: E402
 from dj2mgm.runs.run import Runs  # noqa: E402
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_yaml  # noqa: E402
 from dj2mgm.training.training_data import ConversationDataset, StepBatches  # noqa: E402
+from random_mgm import instruction_lengths, write_conversations  # noqa: E402
 
 STEPS = 14
 ONE_EPOCH = {"epochs": 1, "min_steps": 0, "save_steps": 1_000_000}  # no checkpoint is written

@@ -6,7 +6,6 @@ python -m pytest tests/gpu/test_several_gpus.py    # takes two minutes; skipped 
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,10 +14,8 @@ import torch
 
 from dj2mgm.settings.deepspeed_files import read_deepspeed
 from dj2mgm.storage.files import read_json, read_jsonl, write_yaml
+from mgm_stages import answer, training_settings
 from paths import PROJECT
-
-sys.path.append(str(PROJECT / "benchmarks"))
-from chain import answer, training_settings
 from random_mgm import make_random_mgm, write_conversations
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")

@@ -1,6 +1,5 @@
 """Inputs, command lines and outcomes of tiny trainings, for tests that compare trainings."""
 
-import sys
 from pathlib import Path
 
 import torch
@@ -10,11 +9,8 @@ from dj2mgm.models.mgm import MGMForConditionalGeneration
 from dj2mgm.models.trained_weights import projector_parameters
 from dj2mgm.settings.deepspeed_files import read_deepspeed
 from dj2mgm.storage.files import read_jsonl, write_jsonl, write_yaml
-from paths import PROJECT
+from mgm_stages import training_settings
 from tiny_models import mgm_config, randomize, save_image, tiny_processor
-
-sys.path.append(str(PROJECT / "benchmarks"))
-from chain import training_settings
 
 STEPS, SAVED_AT, KILLED_AT, SAMPLES, MANY = 4, 2, 3, 5, 83
 TUNINGS = {"stage 1": "pretrain", "LoRA": "finetune", "full": "finetune"}

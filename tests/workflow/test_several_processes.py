@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from functools import cache
 from pathlib import Path
@@ -13,12 +12,10 @@ import pytest
 from safetensors.torch import load_file
 
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_jsonl, write_yaml
+from mgm_stages import training_settings
 from paths import PROJECT
-from small_project import Project, copy_project
-
-sys.path.append(str(PROJECT / "benchmarks"))
-from chain import training_settings
 from random_mgm import make_random_mgm, write_conversations
+from small_project import Project, copy_project
 
 SAMPLES, TEXT_TOKENS, TIMEOUT_S = 80, 40, 300
 KILL_AT = 3  # steps: after the first checkpoint, before the second

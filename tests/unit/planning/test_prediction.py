@@ -1,10 +1,10 @@
 """Predictions compared with measurements of MGM-2B's shape on one H200, and predictions for fictional machines."""
 
-import sys
 from dataclasses import replace
 from functools import cache
 
 import pytest
+from memory_plan import CONFIGURATIONS
 
 from dj2mgm.planning.architecture import find_architecture
 from dj2mgm.planning.prediction import Machine, TrainingPlan, ZeroConfig, compute_model_states, predict
@@ -14,9 +14,6 @@ from dj2mgm.settings.training_stages import LoraSettings
 from dj2mgm.storage.files import read_json
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from paths import PROJECT
-
-sys.path.append(str(PROJECT / "benchmarks"))
-from memory_plan import CONFIGURATIONS
 from plain_mgm import PlainArchitecture
 
 LORA = LoraSettings(r=16, alpha=32, dropout=0.1, targets=["q_proj", "v_proj", "o_proj"])

@@ -14,9 +14,9 @@ KEPT = [["a", "b", "c", "d"], ["a", "b", "c"], ["a", "c"], ["a", "b"]]  # rows o
 def load(tmp_path):
     """Return a function that writes variants of rising quality with the rows that they keep, and loads them."""
 
-    def write(kept: list[list[str]]):
+    def write(row_ids: list[list[str]]):
         dataset, entries = write_dataset(tmp_path / "datasets/shapes"), []
-        for index, ids in enumerate(kept):
+        for index, ids in enumerate(row_ids):
             images = {f"e{n}": (0.1 * index + 0.01 * n, 1) for n in range(8)}
             scores = {"finetune/own": {"answer_probability": images}}
             run = write_run(tmp_path / f"v{index}", {}, scores, filtered=len(ids))
@@ -41,7 +41,7 @@ def test_rows_are_counted_by_the_best_recipes_that_keep_them(load):
     assert tabulate_rows(agreement).values.tolist() == [["a", 2], ["b", 1], ["c", 1]]
 
 
-@pytest.mark.parametrize("kept", [KEPT[:3], [*KEPT[:2], ["a"], ["a"]]], ids=["few variants", "equal rows"])
-def test_no_table_without_best_recipes_that_differ(load, kept):
-    agreement = load(kept)
+@pytest.mark.parametrize("row_ids", [KEPT[:3], [*KEPT[:2], ["a"], ["a"]]], ids=["few variants", "equal rows"])
+def test_no_table_without_best_recipes_that_differ(load, row_ids):
+    agreement = load(row_ids)
     assert agreement_table(agreement) == [] and tabulate_rows(agreement).empty

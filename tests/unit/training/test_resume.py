@@ -1,6 +1,5 @@
 """Trainings in forked processes, killed and resumed in every DeepSpeed configuration, and shared by two processes."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,8 +22,6 @@ from trained_stages import (
     make_inputs,
     outcome,
 )
-
-sys.path.append(str(PROJECT / "benchmarks"))
 
 # checkpoints as in zero2_offload (ZeRO 0 to 2) and zero3_offload; other tests also kill zero2
 LIKE_OTHERS = {"zero0", "zero1", "zero2", "zero3_offload_resident"}

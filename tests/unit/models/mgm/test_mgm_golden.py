@@ -1,20 +1,15 @@
 """Losses of the trained model compared with a plain MGM, step by step."""
 
-import sys
 from functools import partial
 
 import pytest
 import torch
 
-from paths import PROJECT
-from tiny_models import pixels, tiny_mgm, training_batch
-
-sys.path.insert(0, str(PROJECT / "benchmarks"))
-from plain_mgm import PlainMGM
-
 from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.training.model_preparation import compile_layers
+from plain_mgm import PlainMGM
 from pretrain import train_projector_only
+from tiny_models import pixels, tiny_mgm, training_batch
 
 
 def plain_twin(model) -> PlainMGM:

@@ -1,13 +1,15 @@
 """Make an MGM of random weights, and conversations about random images, for benchmarks without downloads.
 
-python benchmarks/random_mgm.py mgm-2b FOLDER    # FOLDER/mgm, and FOLDER/projector.safetensors of a stage 1
+    python tests/support/random_mgm.py mgm-2b FOLDER    # FOLDER/mgm, and FOLDER/projector.safetensors of a stage 1
+
+A process of its own may run it, so that its memory is not counted.
 """
 
 import subprocess
 import sys
 from pathlib import Path
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "workflow_scripts"
+SCRIPTS = Path(__file__).resolve().parents[2] / "workflow_scripts"
 sys.path.insert(0, str(SCRIPTS))
 
 import numpy as np  # noqa: E402
