@@ -15,7 +15,7 @@ MIN_VARIANTS = 4  # the best quarter of them, and at least two, are called the b
 
 
 class RowAgreement:
-    """How many of the best recipes keep each row.
+    """The best recipes, and how many of them keep each row.
 
     Attributes:
         best: names of the best quarter of the variants, best first; empty for few variants, and if all keep equal rows.
