@@ -10,7 +10,7 @@ rows that the best recipes agree on.
 from dataclasses import replace
 
 from dj2mgm.cli.command_line import command_line, parse_paths
-from dj2mgm.records.page_settings import PageSettings
+from dj2mgm.records.page_records import PageSettings
 from dj2mgm.reporting.comparison import write_table
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.study.row_agreement import RowAgreement, tabulate_rows

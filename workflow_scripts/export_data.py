@@ -19,7 +19,7 @@ from dj2mgm.data.exports import TEXT_FIELDS, WRITERS, Sample
 from dj2mgm.data.formats import extract_caption, read_dj_jsonl
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
-from dj2mgm.records.publication_settings import ExportSettings
+from dj2mgm.records.publication_records import ExportSettings
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, read_jsonl, replace_folder, write_text
 from dj2mgm.storage.streaming import DiskMap

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.errors import InputError
-from dj2mgm.records.page_settings import PageSettings
+from dj2mgm.records.page_records import PageSettings
 from dj2mgm.runs.experiments import reserved_names
 from dj2mgm.runs.layers import experiment_file, merge
 from dj2mgm.runs.studies.study_designs import as_layer

@@ -15,7 +15,7 @@ from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.publishing.card_check import check_card
 from dj2mgm.publishing.dataset_card import dataset_card
 from dj2mgm.publishing.run_record import RunRecord, copy_records, reporting_full_disk, select_dataset_records
-from dj2mgm.records.publication_settings import PublishSettings
+from dj2mgm.records.publication_records import PublishSettings
 from dj2mgm.runs.unlearned import VERDICT, refuse_unlearned
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import replace_folder

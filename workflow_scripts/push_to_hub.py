@@ -13,7 +13,7 @@ from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.publishing.card_check import check_card
 from dj2mgm.publishing.pushing import push
 from dj2mgm.publishing.run_record import select_dataset_records
-from dj2mgm.records.publication_settings import PublishSettings
+from dj2mgm.records.publication_records import PublishSettings
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_json
 

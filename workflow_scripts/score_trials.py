@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.records.look_records import LookRecord
-from dj2mgm.records.page_settings import BatchSettings
+from dj2mgm.records.page_records import BatchSettings
 from dj2mgm.records.search_records import BatchRecord, BatchResult, run_name
 from dj2mgm.reporting.experiment import ExperimentResults, load_experiments
 from dj2mgm.reporting.study.trial_scores import find_trial_score, measure_trial

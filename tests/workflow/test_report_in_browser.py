@@ -8,7 +8,7 @@ import benchmark_attention
 from accessibility import SIZES, find_serious
 from browser import Page
 from dj2mgm.planning.attention_benchmark import Measurement
-from dj2mgm.records.page_settings import ShownStudy
+from dj2mgm.records.page_records import ShownStudy
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.leaderboard import write_leaderboard
 from dj2mgm.reporting.report_page import write_report_page

@@ -20,7 +20,7 @@ from dj2mgm.models.families import load_family
 from dj2mgm.models.mgm.conversion import to_safetensors
 from dj2mgm.models.vlm.vlm_family import folder_errors
 from dj2mgm.publishing.run_record import copy_records
-from dj2mgm.records.publication_settings import PublishSettings
+from dj2mgm.records.publication_records import PublishSettings
 from dj2mgm.storage.plain_files import check_tree, copy_plain
 from tiny_families import save_tiny_family
 from unpack_foundation import copy_part

@@ -28,7 +28,7 @@ from dj2mgm.publishing.run_record import (
     reporting_full_disk,
     select_dataset_records,
 )
-from dj2mgm.records.publication_settings import ExportSettings, RecipeContents
+from dj2mgm.records.publication_records import ExportSettings, RecipeContents
 from dj2mgm.reporting.comparison import tabulate_scores, write_table
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.runs.licenses import card_license, check_licenses

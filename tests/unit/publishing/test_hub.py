@@ -10,7 +10,7 @@ import pytest
 
 from dj2mgm.cli.library_messages import SWITCHES
 from dj2mgm.publishing.run_record import MARKER
-from dj2mgm.records.publication_settings import PublishSettings, RecipeContents
+from dj2mgm.records.publication_records import PublishSettings, RecipeContents
 from dj2mgm.storage.files import write_json, write_yaml
 from hub_server import TOKEN, HubServer, Repository
 from paths import PROJECT

@@ -15,7 +15,7 @@ from dj2mgm.models.mgm.lora import wrap_with_lora
 from dj2mgm.models.trained_weights import projector_parameters
 from dj2mgm.publishing.model_card import how_to_use
 from dj2mgm.publishing.stock_weights import ADAPTER_FOLDER, STAGE, write_adapter, write_merged
-from dj2mgm.records.publication_settings import PublishSettings
+from dj2mgm.records.publication_records import PublishSettings
 from forked_python import forked_python
 from tiny_families import LORA, save_tiny_family
 from tiny_models import save_image, tiny_mgm, tiny_processor

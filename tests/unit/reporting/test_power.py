@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dj2mgm.records.power_settings import FinishedRun, PowerSettings
+from dj2mgm.records.power_records import FinishedRun, PowerSettings
 from dj2mgm.reporting.verdicts.power import Noise, describe_power, find_noise, planned_contrast
 from dj2mgm.storage.files import write_text
 from evaluated_runs import write_scores

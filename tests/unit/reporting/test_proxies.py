@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import beta, kendalltau
 
 from dj2mgm.records.mixture_records import MixtureScores, ScoredMixture
-from dj2mgm.records.page_settings import PageSettings, ShownSearch, ShownTrial
+from dj2mgm.records.page_records import PageSettings, ShownSearch, ShownTrial
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.study import proxies
 from dj2mgm.reporting.study.mixture_page import mixture_table

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dj2mgm.records.page_settings import find_differences
+from dj2mgm.records.page_records import find_differences
 from dj2mgm.reporting.charts import HEIGHT, Scale, bin_edges, stacked_bars
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.rendering import format_integer, list_counts

@@ -3,7 +3,7 @@
 import random
 
 from dj2mgm.records.look_records import LookRecord
-from dj2mgm.records.page_settings import ShownBatch, ShownSearch, ShownTrial
+from dj2mgm.records.page_records import ShownBatch, ShownSearch, ShownTrial
 from dj2mgm.reporting.rendering import template_environment
 from dj2mgm.reporting.study.search_page import (
     confirmation_cards,

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import compare_study
-from dj2mgm.records.page_settings import PageSettings
+from dj2mgm.records.page_records import PageSettings
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.study.study_table import ComparedVariant, compare_variants, faults_left, format_count
 from dj2mgm.settings.validation import load_settings

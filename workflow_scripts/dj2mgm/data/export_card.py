@@ -2,7 +2,7 @@
 
 import yaml
 
-from dj2mgm.records.publication_settings import ExportSettings
+from dj2mgm.records.publication_records import ExportSettings
 
 LOADING_CODE = {
     "parquet": "from datasets import load_dataset\n\nrows = load_dataset(FOLDER, split='train')",

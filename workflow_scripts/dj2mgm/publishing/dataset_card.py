@@ -4,7 +4,7 @@ from huggingface_hub import DatasetCard, DatasetCardData
 
 from dj2mgm.data.export_card import code
 from dj2mgm.publishing.run_record import RECORDS, RunRecord, command, format_section, recipes, row_counts, sources
-from dj2mgm.records.publication_settings import PublishSettings
+from dj2mgm.records.publication_records import PublishSettings
 from dj2mgm.runs.licenses import card_license
 
 LOADING_SECTION = """```python

@@ -17,7 +17,7 @@ from dj2mgm.publishing.run_record import (
     sources,
 )
 from dj2mgm.publishing.stock_weights import ADAPTER_FOLDER, STAGE
-from dj2mgm.records.publication_settings import PublishSettings
+from dj2mgm.records.publication_records import PublishSettings
 from dj2mgm.runs.licenses import card_license
 from dj2mgm.runs.unlearned import VERDICT
 from dj2mgm.settings.targets import OWN_GROUP

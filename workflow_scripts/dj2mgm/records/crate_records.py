@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dj2mgm.records.page_settings import PageSettings
+from dj2mgm.records.page_records import PageSettings
 from dj2mgm.settings.base import Number, Section, Unique, setting
 from dj2mgm.settings.dataset_files import ReadableDataset
 from dj2mgm.settings.string_formats import Folder, Name

@@ -19,7 +19,7 @@ from dj2mgm.cli.messages import format_duration
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.records.look_records import DECISION
-from dj2mgm.records.page_settings import PageSettings, ShownExperiment, list_settings
+from dj2mgm.records.page_records import PageSettings, ShownExperiment, list_settings
 from dj2mgm.reporting.comparison import format_interval, format_score
 from dj2mgm.reporting.data_tables import library_script, page_style, source_hash
 from dj2mgm.reporting.experiment import ExperimentResults, load_experiment

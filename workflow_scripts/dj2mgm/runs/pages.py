@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dj2mgm.dataset_resolution.experiment_dataset import RESULTS
-from dj2mgm.records.publication_settings import ExportSettings, RecipeContents
+from dj2mgm.records.publication_records import ExportSettings, RecipeContents
 from dj2mgm.runs.divergence_check import has_diverged
 from dj2mgm.runs.experiment_recipes import read_recipes
 from dj2mgm.runs.experiments import REFERENCE

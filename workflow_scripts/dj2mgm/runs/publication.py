@@ -2,7 +2,7 @@
 
 from dj2mgm.dataset_resolution.experiment_dataset import RESULTS
 from dj2mgm.errors import InputError
-from dj2mgm.records.publication_settings import PublishSettings, RecipeContents
+from dj2mgm.records.publication_records import PublishSettings, RecipeContents
 from dj2mgm.runs.experiment_recipes import read_recipes
 from dj2mgm.runs.licenses import check_licenses
 from dj2mgm.runs.pages import page_folder

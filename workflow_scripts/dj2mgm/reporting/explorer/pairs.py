@@ -21,7 +21,7 @@ import numpy as np
 from dj2mgm.data.formats import build_dj_text, extract_caption
 from dj2mgm.data.instruction_rows import INPUT
 from dj2mgm.errors import InputError
-from dj2mgm.records.page_settings import StageRecipe, read_image_root
+from dj2mgm.records.page_records import StageRecipe, read_image_root
 from dj2mgm.reporting.explorer.row_table import Column, Table, TextFile, numbers_column, words_column
 from dj2mgm.reporting.explorer.steps import DISTANCE, ExplorerStep, apply_limits, build_steps, column_key
 from dj2mgm.settings.validation import load_settings

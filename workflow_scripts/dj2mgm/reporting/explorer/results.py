@@ -12,7 +12,7 @@ import numpy as np
 from dj2mgm.dataset_resolution.experiment_dataset import Dataset
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.vqa import is_correct
-from dj2mgm.records.page_settings import read_image_root
+from dj2mgm.records.page_records import read_image_root
 from dj2mgm.reporting.explorer.pairs import (
     StageFolder,
     read_analysis,

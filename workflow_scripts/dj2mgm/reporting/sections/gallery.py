@@ -10,7 +10,7 @@ from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.caption_attributes import count_extra, is_true, judge_caption
 from dj2mgm.evaluation.vqa import is_correct
-from dj2mgm.records.page_settings import read_image_root
+from dj2mgm.records.page_records import read_image_root
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import data_uri, evenly_spread, format_integer
 from dj2mgm.storage.files import read_jsonl

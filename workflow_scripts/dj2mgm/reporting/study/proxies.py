@@ -12,7 +12,7 @@ import numpy as np
 from scipy.stats import binomtest
 
 from dj2mgm.records.mixture_records import MixtureScores
-from dj2mgm.records.page_settings import ShownSearch
+from dj2mgm.records.page_records import ShownSearch
 from dj2mgm.reporting.comparison import SCORE_TITLES, find_obstacle
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.study.trial_scores import find_trial_score

@@ -4,7 +4,7 @@ from typing import Any
 
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.records.look_records import LookRecord
-from dj2mgm.records.page_settings import ShownSearch, ShownTrial
+from dj2mgm.records.page_records import ShownSearch, ShownTrial
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparison import format_score
 from dj2mgm.reporting.rendering import join_words

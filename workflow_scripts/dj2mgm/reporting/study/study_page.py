@@ -6,7 +6,7 @@ from dj2mgm.cli.messages import format_duration
 from dj2mgm.evaluation.groups import score_range
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.records.mixture_records import MixtureScores
-from dj2mgm.records.page_settings import ShownSearch, ShownStudy
+from dj2mgm.records.page_records import ShownSearch, ShownStudy
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.commands import keep_command
 from dj2mgm.reporting.comparison import (

@@ -26,7 +26,7 @@ from dj2mgm.evaluation.seeds import (
     paired_difference,
     same_seeds,
 )
-from dj2mgm.records.page_settings import ShownStudy
+from dj2mgm.records.page_records import ShownStudy
 from dj2mgm.reporting.comparison import (
     HEADLINES,
     comparable_scores,

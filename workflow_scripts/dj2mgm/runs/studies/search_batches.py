@@ -7,7 +7,7 @@ from itertools import count, takewhile
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.records.page_settings import ShownBatch, ShownSearch, ShownTrial
+from dj2mgm.records.page_records import ShownBatch, ShownSearch, ShownTrial
 from dj2mgm.records.search_records import BatchResult, SearchSettings
 from dj2mgm.runs.divergence_check import has_diverged
 from dj2mgm.runs.experiments import REFERENCE

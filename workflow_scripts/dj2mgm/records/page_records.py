@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from dj2mgm.records.look_records import LookRecord
-from dj2mgm.records.publication_settings import RecipeContents
+from dj2mgm.records.publication_records import RecipeContents
 from dj2mgm.settings.base import RETRAINS, ImageRootSettings, Number, Section, read_extra, setting
 from dj2mgm.settings.configuration import Configuration
 from dj2mgm.settings.study_files import Interval, StudyPage
