@@ -58,7 +58,7 @@ def described_entries(tree: ast.Module) -> Iterator[tuple[int, str]]:
             for section in re.findall(
                 r"^(?:Args|Attributes):\n((?: .*\n?)+)", ast.get_docstring(node) or "", re.MULTILINE
             ):
-                for name, text in re.findall(r"^ {4}([*\w, ]+): (.*)$", section, re.MULTILINE):
+                for name, text in re.findall(r"^ {4}([*\w][*\w, ]*): (.*)$", section, re.MULTILINE):
                     yield node.lineno, f"{name}: {text}"
 
 
@@ -71,13 +71,24 @@ def message_texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
                     yield node.lineno, node.value
 
 
-def referring_texts(path: Path) -> Iterator[tuple[int, str]]:
+def defined_attributes(node: ast.ClassDef) -> set[str]:
+    """Return the names of a class's fields, properties, methods and parameters, and of attributes that methods set."""
+    names = {child.name for child in node.body if isinstance(child, ast.FunctionDef)}
+    for child in ast.walk(node):
+        if isinstance(child, ast.Name | ast.Attribute) and isinstance(child.ctx, ast.Store):
+            names.add(child.id if isinstance(child, ast.Name) else child.attr)
+        elif isinstance(child, ast.arg):
+            names.add(child.arg)
+    return names
+
+
+def referring_texts(path: Path, trees: dict[str, ast.Module]) -> Iterator[tuple[int, str]]:
     """Yield line and text of each docstring and comment of a module, or each line of a file of rules."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".smk":
         yield from enumerate(text.splitlines(), start=1)
         return
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(trees[str(path.relative_to(PROJECT))]):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield getattr(node, "lineno", 1), ast.get_docstring(node) or ""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -110,6 +121,20 @@ def test_entries_of_arguments_are_noun_phrases(trees):
     assert not wrong, "\n".join(wrong)
 
 
+def test_described_attributes_exist(trees):
+    wrong = [
+        f"{path}:{line}: {node.name}.{name}"
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for line, entry in described_entries(ast.Module([node], []))
+        if line == node.lineno
+        for name in entry.partition(": ")[0].split(", ")
+        if name.lstrip("*") not in defined_attributes(node)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_docstrings_and_messages_use_standard_terms(trees):
     wrong = [
         f"{path}:{line}: {text[:100]}"
@@ -120,13 +145,13 @@ def test_docstrings_and_messages_use_standard_terms(trees):
     assert not wrong, "\n".join(wrong)
 
 
-def test_python_files_named_in_docstrings_and_comments_exist():
+def test_python_files_named_in_docstrings_and_comments_exist(trees):
     folders = ("workflow_scripts", "benchmarks", "tests", "docs")
     files = {f"/{path.relative_to(PROJECT)}" for folder in folders for path in (PROJECT / folder).rglob("*.py")}
     wrong = [
         f"{path.relative_to(PROJECT)}:{line}: {name}"
         for path in REFERRING
-        for line, text in referring_texts(path)
+        for line, text in referring_texts(path, trees)
         for name in REFERENCE.findall(text)
         if name not in LIBRARY_FILES and not any(file.endswith(f"/{name.lstrip('./')}") for file in files)
     ]
