@@ -31,6 +31,7 @@ def read_looks(project) -> dict[int, dict]:
     return {len(look["seeds"]): look for look in sorted(map(read_yaml, files), key=lambda look: len(look["seeds"]))}
 
 
+@pytest.mark.slow  # test_kill_and_resume.py kills stages, and a unit test searches
 def test_a_killed_decision_continues_until_it_is_decided(quick):
     (quick.folder / "finetune-2.wait").touch()
     last = {"finetune baseline 2", "finetune other 2"}

@@ -169,6 +169,7 @@ def test_a_stage_that_outlives_snakemake_ends_before_a_rerun(finished):
     check_steps_and_memory(folder)
 
 
+@pytest.mark.slow  # the test above ends the stage instead of waiting for it
 def test_a_stage_that_ended_without_snakemake_is_not_retrained(finished):
     folder, command = finished.result("pretrain"), ("baseline", "--until", "pretrain")
     undo(finished, "pretrain")

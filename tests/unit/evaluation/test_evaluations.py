@@ -232,6 +232,7 @@ def test_metric_with_module_state_is_computed_per_group(evaluated):
         assert groups[f"finetune/{images}"]["ocrbench/ocrbench_accuracy"]["mean"] == pytest.approx(count / 1000)
 
 
+@pytest.mark.slow  # the tests above compare the metrics without lmms-eval's command
 @needs_lmms_eval
 def test_lmms_evals_command_has_the_same_metrics(evaluated, tmp_path):
     """lmms-eval finds `--model dj2mgm` by its entry point and gets the same answers as the rule."""

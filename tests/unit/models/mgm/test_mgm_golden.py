@@ -62,7 +62,7 @@ def test_gradients_equal_those_of_the_plain_model():
         assert (a - b).norm() <= 1e-5 * b.norm() + 1e-9, name  # the head computes in float32
 
 
-@pytest.mark.parametrize("every_n_layers", [1, 2])
+@pytest.mark.parametrize("every_n_layers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_losses_of_compiled_layers_equal_the_plain_models(every_n_layers, monkeypatch):
     # traced and differentiated ahead of time like on a GPU, but without compiling C++, which takes a minute
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
