@@ -30,7 +30,7 @@ def main() -> None:
 def tabulate_challenge(settings: ChallengeSettings) -> pd.DataFrame:
     """Tabulate the reference, models before training, and runs, with mean and standard deviation over several seeds.
 
-    Columns: experiment, seed, each benchmark's score in per cent and its ratio, `challenge_score`, and for benchmarks
+    Columns: experiment, seed, each benchmark's score in percent and its ratio, `challenge_score`, and for benchmarks
     with images in the training data the score without the questions about these images.
     """
     scores, leaking_benchmarks = settings.scores, _find_leaking_benchmarks(settings)
@@ -87,7 +87,7 @@ def _read_metrics(folder: Path) -> dict:
 
 
 def _read_score(folder: Path, settings: ChallengeSettings, name: str) -> float:
-    """Read a benchmark's score in per cent, and check that it can be compared with the reference's."""
+    """Read a benchmark's score in percent, and check that it can be compared with the reference's."""
     path, metrics, variant = folder / "metrics.json", _read_metrics(folder), settings.scores[name].variant
     if metrics["variant"] != variant:
         raise InputError(

@@ -59,7 +59,7 @@ def text(row: dict) -> tuple[str, list[str]]:
 
 
 def measure(rows: Rows) -> Metrics:
-    """`score`: accuracy in per cent, with the questions about one image as one group."""
+    """`score`: accuracy in percent, with the questions about one image as one group."""
     scores = [100.0 * (_normalize(row["prediction"]) == row["answer"]) for row in rows]
     return {"score": Measurements.from_values(scores, [row["image_id"] for row in rows])}
 

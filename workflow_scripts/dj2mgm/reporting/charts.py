@@ -18,7 +18,7 @@ POINTS = 240  # most points of a line
 class Tick:
     """A labelled position on an axis."""
 
-    at: float  # per cent of the axis
+    at: float  # percent of the axis
     text: str
 
 
@@ -31,13 +31,13 @@ class Scale:
     log: bool = False
 
     def at(self, value: float) -> float:
-        """Return the position of a value in per cent of the axis, clipped to 0 and 100."""
+        """Return the position of a value in percent of the axis, clipped to 0 and 100."""
         low, high, value = (math.log(max(v, 1e-300)) if self.log else v for v in (self.low, self.high, value))
         share = (value - low) / (high - low) if high > low else 0.5
         return round(100 * min(max(share, 0.0), 1.0), 2)
 
     def ticks(self, count: int = 4, factor: float = 1.0, signed: bool = False) -> list[Tick]:
-        """Return about `count` ticks at round values; `factor` 100 shows shares in per cent."""
+        """Return about `count` ticks at round values; `factor` 100 shows shares in percent."""
         if self.log:
             values = log_values(self.low, self.high, count)
             texts = [f"{value * factor:,.6g}".replace(",", "\u202f") for value in values]
@@ -77,7 +77,7 @@ def log_values(low: float, high: float, count: int) -> list[float]:
 class LimitMark:
     """A limit in a histogram."""
 
-    at: float  # per cent of the axis
+    at: float  # percent of the axis
     kind: str  # min or max; in an analysis, suggested or current
 
 

@@ -205,7 +205,7 @@ def chance_note(comparisons: int, one_seed: bool) -> str:
 
 
 def format_score(metric: str, value: float) -> str:
-    """Format a score; shares in per cent."""
+    """Format a score; shares in percent."""
     return f"{format_number(100 * value, 1)} %" if is_share(metric) else format_number(value, 3)
 
 

@@ -22,7 +22,7 @@ class CountCell:
 
 @dataclass(frozen=True)
 class IntervalMark:
-    """A mean with its interval, in per cent of the column's axis."""
+    """A mean with its interval, in percent of the column's axis."""
 
     mean: float
     low: float
@@ -60,7 +60,7 @@ class VariantRow:
 class CostPoint:
     """A variant in the chart of costs."""
 
-    time: float  # per cent of the axis
+    time: float  # percent of the axis
     score: IntervalMark
     label: str
     reference: bool
@@ -80,7 +80,7 @@ class CostChart:
 class TrialLine:
     """A trial in the plot of parallel coordinates."""
 
-    points: list[tuple[float, float]]  # number of the axis, and per cent from the top
+    points: list[tuple[float, float]]  # number of the axis, and percent from the top
     label: str
     best: bool  # whether it is among the best quarter
 

@@ -141,7 +141,7 @@ class AttentionSettings(ThreadSettings, AttentionBenchmarkSection):
 class ChallengeScore(Section):
     """The reference model's score in a benchmark."""
 
-    score: Number = setting(..., "per cent", gt=0, le=100)
+    score: Number = setting(..., "percent", gt=0, le=100)
     variant: str = setting(..., "form of the prompts")
 
 
@@ -150,7 +150,7 @@ class ChallengeSection(Section):
 
     reference: str = setting(
         "MGM-2B",
-        "model whose published scores, in per cent, are below; the challenge itself divides by the score of its "
+        "model whose published scores, in percent, are below; the challenge itself divides by the score of its "
         "organizers' baseline",
     )
     scores: dict[str, ChallengeScore] = setting(

@@ -179,7 +179,7 @@ class Similarities:
     before: list[Bars]  # series: kept and replaced captions
     after: list[Bars]  # series: kept captions, accepted and rejected new captions
     ticks: list[Tick]
-    limit: float | None  # per cent of the axis; None if there is none on the axis
+    limit: float | None  # percent of the axis; None if there is none on the axis
     limit_text: str
     counts: dict[str, int]
 

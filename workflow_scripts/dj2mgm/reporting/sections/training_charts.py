@@ -158,7 +158,7 @@ class Band:
     """A stage's part of the time axis."""
 
     stage: str
-    left: float  # per cent
+    left: float  # percent
     width: float
     marks: list[tuple[float, str]]  # positions at which training and saving begin
 

@@ -27,7 +27,7 @@ TRAINING_NAMES = {"pretrain": "pretraining", "finetune": "fine-tuning"}
 
 @dataclass(frozen=True)
 class ScoreMark:
-    """A mean with its 95 % interval; positions are in per cent of an axis."""
+    """A mean with its 95 % interval; positions are in percent of an axis."""
 
     at: float
     low: float
@@ -238,7 +238,7 @@ class Coverage:
 
     questions: int  # per image: from 1 to this number
     images: int
-    by_seeds: dict[int, int]  # coverage in per cent, by number of seeds
+    by_seeds: dict[int, int]  # coverage in percent, by number of seeds
 
 
 # Simulated by tests/unit/evaluation/test_intervals.py, which also simulates the cases with a coverage of at least 94 %.
