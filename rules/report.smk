@@ -47,7 +47,7 @@ rule compare_study:
             labels={"page": "{study}"},
         ),
         table=f"results/{RESULTS_PREFIX}{{study}}/{{study}}.csv",
-        rows=f"results/{RESULTS_PREFIX}{{study}}/{{study}}_rows.csv",
+        rows=f"results/{RESULTS_PREFIX}{{study}}/{{study}}_rows.jsonl",
     log:
         f"results/{RESULTS_PREFIX}{{study}}/compare_study.log",
     benchmark:
@@ -85,7 +85,7 @@ rule score_mixtures:
     resources:
         gpu=lambda w: gpus_on_one_node(merged_run(w).config),
         mem_mb=mem_with_retries(24000),
-        runtime=240,
+        runtime=1440,
     params:
         content=user_content(merged_model_files),
         model=lambda w: merged_run(w).config.model.folder,

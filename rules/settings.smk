@@ -47,11 +47,17 @@ def study_settings(wildcards):
     return settings
 
 
+def mixture_settings(study):
+    """Return the settings of the mixtures that a study merges."""
+    with user_errors():
+        return merged_mixtures.merge_settings(RUNS, study).model_dump()
+
+
 def batch_settings(wildcards):
     """Return the settings of the scores of a batch of trials."""
     with user_errors():
         return search_batches.batch_settings(
-            RUNS, requested_search(wildcards), int(wildcards.number)
+            RUNS, wildcards.study, requested_search(wildcards), int(wildcards.number)
         )
 
 
@@ -114,7 +120,7 @@ SETTINGS = {
     ),
     "configure_mixtures": (
         f"results/{RESULTS_PREFIX}{{study}}/merged/config.yaml",
-        lambda w: merged_mixtures.merge_settings(RUNS, w.study).model_dump(),
+        lambda w: mixture_settings(w.study),
     ),
     "configure_power": ("results/plan/power.yaml", lambda w: power_settings(RUNS)),
     "configure_attention_benchmark": (

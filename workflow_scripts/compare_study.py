@@ -3,7 +3,7 @@
     python workflow_scripts/compare_study.py --config results/ablation/config.yaml --output-dir results/ablation
 
 The configuration has the format of the report's (see reporting/experiment.py), with the study; the reference is its
-first experiment. Writes <folder>.html and <folder>.csv, named after the output folder, and <folder>_rows.csv, the
+first experiment. Writes <folder>.html and <folder>.csv, named after the output folder, and <folder>_rows.jsonl, the
 rows that the best recipes agree on.
 """
 
@@ -13,12 +13,13 @@ from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.records.page_records import PageSettings
 from dj2mgm.reporting.comparison import write_table
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.study.row_agreement import RowAgreement, tabulate_rows
+from dj2mgm.reporting.study.row_agreement import RowAgreement, list_rows
 from dj2mgm.reporting.study.study_page import MAX_CARDS, build_study_page, cut_note, page_notes, study_cards
 from dj2mgm.reporting.study.study_table import compare_variants, tabulate
 from dj2mgm.reporting.variants_page import write_variants_page
 from dj2mgm.reporting.verdicts.headline_verdicts import find_unlearned
 from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import write_jsonl
 
 
 @command_line
@@ -31,11 +32,14 @@ def main() -> None:
     write_table(tabulate(rows), paths.output_dir / f"{name}.csv")
     cards, summary = study_cards(experiments, rows, study, name)
     agreement = RowAgreement(experiments)
-    write_table(tabulate_rows(agreement), paths.output_dir / f"{name}_rows.csv")
+    write_jsonl(paths.output_dir / f"{name}_rows.jsonl", list_rows(agreement))
     page = build_study_page(rows, [*cut_note(cards), *page_notes(experiments)], study, name, agreement)
     page = replace(page, summary=summary, cards=cards[:MAX_CARDS], unlearned=find_unlearned(experiments))
     write_variants_page(page, paths.output_dir / f"{name}.html")
-    print(f"wrote {paths.output_dir / name}.html and {name}.csv for {len(rows)} experiments", flush=True)
+    print(
+        f"wrote {paths.output_dir / name}.html, {name}.csv and {name}_rows.jsonl for {len(rows)} experiments",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -4,9 +4,13 @@ r"""Merge the LoRAs of single sources for each mixture, and score the merged mod
         --generate-config results/baseline/generate/config.yaml --model results/models/tiny/mgm \
         --evaluation results/datasets/shapes/evaluation.jsonl --output-dir results/my_mixtures/merged
 
-The configuration names a folder of stage 2 for each source, and the shares of the mixtures. Writes scores.yaml.
+The configuration names a folder of stage 2 for each source, and the shares of the mixtures. Writes scores.yaml. Scores
+are also written to scored.jsonl one by one, where a repetition finds those of the same weights and questions.
 """
 
+import json
+from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,13 +22,14 @@ with torch_imports():
 
     from dj2mgm.cli.messages import Progress
     from dj2mgm.compute import set_seed, use_cpu_threads
+    from dj2mgm.errors import InputError
     from dj2mgm.evaluation.held_out_rows import HeldOutRows
     from dj2mgm.models.generators import open_generators
-    from dj2mgm.models.merged_adapters import merge_stages
+    from dj2mgm.models.merged_adapters import list_weights, merge_stages
     from dj2mgm.records.mixture_records import MergeSettings, MixtureScores, ScoredMixture
     from dj2mgm.settings.evaluation import GenerateSettings
     from dj2mgm.settings.validation import load_settings
-    from dj2mgm.storage.files import write_yaml
+    from dj2mgm.storage.files import compute_sha256, read_jsonl, write_jsonl, write_yaml
 
 
 @command_line
@@ -34,16 +39,40 @@ def main() -> None:
     use_cpu_threads(settings.cpu_threads)
     set_seed(settings.seed)
     held_out = HeldOutRows(args.evaluation, settings)
-    scored = []
+    if not held_out.questions:
+        raise InputError(f"{args.evaluation} has no questions, by which merged models are scored; remove `merged`")
+    stages = {source: Path(folder) for source, folder in merging.sources.items()}
+    digest = hash_inputs(stages, args.evaluation, args.generate_config)
+    file = args.output_dir / "scored.jsonl"
+    rows = [row for row in read_jsonl(file) if row["inputs"] == digest] if file.is_file() else []
+    scores = {json.dumps(row["shares"]): row["score"] for row in rows}
     with open_generators(args.model, settings.gpus) as load:
         for mixture in Progress("mixtures", len(merging.mixtures)).follow(merging.mixtures):
-            weights = {Path(folder): mixture.shares[name] / merging.total for name, folder in merging.sources.items()}
-            with TemporaryDirectory(dir=args.output_dir) as folder:
-                merge_stages(weights, Path(folder))
+            key = json.dumps(mixture.shares)
+            if key in scores:
+                continue
+            with TemporaryDirectory() as folder:
+                merge_stages(weigh_stages(stages, mixture.shares), Path(folder))
                 likelihoods = list(held_out.measure_answers(load(Path(folder))))
-            scored.append(ScoredMixture(**mixture.model_dump(), score=float(np.exp(likelihoods).mean())))
-    scores = MixtureScores(sources=len(merging.sources), mixtures=scored)
-    write_yaml(args.output_dir / "scores.yaml", scores.model_dump())
+            scores[key] = float(np.exp(likelihoods).mean())
+            rows.append({"inputs": digest, "shares": mixture.shares, "score": scores[key]})
+            write_jsonl(file, rows)
+    scored = [
+        ScoredMixture(**mixture.model_dump(), score=scores[json.dumps(mixture.shares)]) for mixture in merging.mixtures
+    ]
+    write_yaml(args.output_dir / "scores.yaml", MixtureScores(sources=len(stages), mixtures=scored).model_dump())
+
+
+def weigh_stages(stages: Mapping[str, Path], shares: Mapping[str, float]) -> dict[Path, float]:
+    """Return the weight of each source's stage; the sum is 1."""
+    total = sum(shares.values())
+    return {folder: shares[source] / total for source, folder in stages.items()}
+
+
+def hash_inputs(stages: Mapping[str, Path], *files: Path) -> str:
+    """Return a digest of everything that decides the score of a mixture."""
+    weights = {source: [compute_sha256(file) for file in list_weights(folder)] for source, folder in stages.items()}
+    return sha256(json.dumps([weights, *map(compute_sha256, files)]).encode()).hexdigest()
 
 
 if __name__ == "__main__":

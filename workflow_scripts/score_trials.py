@@ -37,17 +37,19 @@ def main() -> None:
     parser.add_argument("--earlier", type=Path, nargs="*", default=[])
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
-    experiments = load_experiments(args.config) if load_settings(BatchSettings, args.config).experiments else []
+    settings = load_settings(BatchSettings, args.config)
+    experiments = load_experiments(args.config) if settings.experiments else []
     finished = {experiment.name: experiment for experiment in experiments}
     record = load_settings(BatchRecord, args.trials) if args.trials else None
-    goals = read_study_file(args.study).design.goals
-    kind = find_trial_score(experiments, goals, record.fraction if record else 1) if experiments else None
+    fraction = record.fraction if record else 1
+    kind = find_trial_score(experiments, settings.goals, fraction) if experiments else None
     if record:
         trials = {trial.name: run_name(trial.name, record.fraction) for trial in record.trials}
     else:
         trials = {name: name for name in finished}
     scores = {
-        name: measure_trial(finished[run], kind, goals) if run in finished else None for name, run in trials.items()
+        name: measure_trial(finished[run], kind, settings.goals, fraction) if run in finished else None
+        for name, run in trials.items()
     }
     all_runs = {(experiment.name, seed) for experiment in experiments for seed in experiment.seeds}
     new_runs = find_new_runs(record, args.earlier) if record else all_runs

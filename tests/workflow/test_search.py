@@ -154,6 +154,9 @@ def test_halving_ends_with_looks_at_the_winner_on_fresh_seeds(quick):
     page = (quick.folder / "results/halved/halved.html").read_text(encoding="utf-8")
     table = pd.read_csv(quick.folder / "results/halved/halved.csv")
     assert sorted(table["experiment"]) == sorted(["baseline", *promoted]), "short runs are in a table of their own"
-    assert "1 × answer_probability + -0.5 × gpu_hours ranks them." in page and "weighted sum of the goals" in page
+    assert (
+        "The trials are ranked by the sum of 1 × answer_probability, -0.5 × gpu_hours." in page
+        and "weighted sum of the goals" in page
+    )
     assert page.count("Compared with ") == 2 and "50 % of the rows" in page and all(name in page for name in explored)
     assert read_yaml(quick.folder / f"results/{explored[0]}-0.5/jsonl/config.yaml")["used_fraction"] == 0.5

@@ -127,7 +127,7 @@ class HostileProject:
             sources[self.hostile.name()] = {"format": "data_juicer", "path": file, "split": split}
         dataset = self.write("datasets", {"sources": sources})
         experiment = self.write("experiments", {"model": self.shipped, "dataset": dataset})
-        design = {"kind": "sample", "points": 2, "mixture": {"sources": list(sources)[1:3]}, "merged": 2}
+        design = {"kind": "sample", "points": 6, "mixture": {"sources": list(sources)[1:3]}, "merged": 2}
         return {"experiment": experiment, "design": design}
 
     def write(self, kind: str, values: dict, name: str = "") -> str:

@@ -10,6 +10,7 @@ from torch import nn
 
 from dj2mgm.errors import InputError
 from dj2mgm.models.merged_adapters import merge_stages
+from dj2mgm.storage.files import read_json, write_json
 
 RANK, ALPHA = 2, 6
 
@@ -64,5 +65,25 @@ def test_a_single_source_gives_its_own_model(tmp_path):
 def test_adapters_of_different_ranks_are_refused(tmp_path):
     stages = [write_stage(tmp_path / "1", 1), write_stage(tmp_path / "2", 2, rank=4)]
     (tmp_path / "merged").mkdir()
-    with pytest.raises(InputError, match="have different settings"):
+    with pytest.raises(InputError, match="2/adapter/adapter_config.json: r differs from"):
+        merge_stages(dict.fromkeys(stages, 0.5), tmp_path / "merged")
+
+
+@pytest.mark.parametrize("changes", [{"alpha_pattern": {"0": 9}}, {"use_rslora": True}, {"bias": "all"}], ids=str)
+def test_adapters_that_are_not_plain_are_refused(changes, tmp_path):
+    stages = [write_stage(tmp_path / name, 1) for name in ("1", "2")]
+    for stage in stages:
+        file = stage / "adapter/adapter_config.json"
+        write_json(file, read_json(file) | changes)
+    (tmp_path / "merged").mkdir()
+    with pytest.raises(InputError, match=f"{next(iter(changes))} is set, so the LoRAs cannot be merged"):
+        merge_stages(dict.fromkeys(stages, 0.5), tmp_path / "merged")
+
+
+def test_a_truncated_adapter_is_named(tmp_path):
+    stages = [write_stage(tmp_path / name, 1) for name in ("1", "2")]
+    file = stages[1] / "adapter/adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    (tmp_path / "merged").mkdir()
+    with pytest.raises(InputError, match="2/adapter/adapter_model.safetensors is damaged"):
         merge_stages(dict.fromkeys(stages, 0.5), tmp_path / "merged")

@@ -3,7 +3,7 @@
 import pytest
 
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.study.row_agreement import RowAgreement, agreement_table, tabulate_rows
+from dj2mgm.reporting.study.row_agreement import RowAgreement, agreement_table, list_rows
 from dj2mgm.storage.files import write_jsonl, write_yaml
 from evaluated_runs import entry, write_dataset, write_run
 
@@ -21,6 +21,8 @@ def load(tmp_path):
             scores = {"finetune/own": {"answer_probability": images}}
             run = write_run(tmp_path / f"v{index}", {}, scores, filtered=len(ids))
             write_jsonl(tmp_path / f"v{index}/filter/filtered.jsonl", [{"id": identifier} for identifier in ids])
+            dropped = [{"id": identifier, "event": "dropped"} for identifier in "abcd" if identifier not in ids]
+            write_jsonl(tmp_path / f"v{index}/filter/dropped.jsonl", dropped)
             entries.append(entry(f"v{index}", dataset, {0: run}))
         write_yaml(tmp_path / "config.yaml", {"experiments": entries})
         return RowAgreement(load_experiments(tmp_path / "config.yaml"))
@@ -31,17 +33,14 @@ def load(tmp_path):
 def test_rows_are_counted_by_the_best_recipes_that_keep_them(load):
     agreement = load(KEPT)
     assert agreement.best == ["v3", "v2"], "the best quarter, but at least two"
-    assert agreement.counts == {"a": 2, "b": 1, "c": 1}
+    assert agreement.counts == {"a": 2, "b": 1, "c": 1} and agreement.kept_counts == [2, 2]
     [table] = agreement_table(agreement)
-    assert [row[:2] for row in table.rows] == [
-        ["all of them", "1"],
-        ["some of them", "2"],
-        ["none of them", f"{agreement.total - 3}"],
-    ]
-    assert tabulate_rows(agreement).values.tolist() == [["a", 2], ["b", 1], ["c", 1]]
+    assert table.rows == [["all of them", "1", "25 %"], ["some of them", "2", "50 %"], ["none of them", "1", "25 %"]]
+    assert "would all keep about 1." in table.note
+    assert list_rows(agreement) == [{"id": "a", "recipes": 2}, {"id": "b", "recipes": 1}, {"id": "c", "recipes": 1}]
 
 
 @pytest.mark.parametrize("row_ids", [KEPT[:3], [*KEPT[:2], ["a"], ["a"]]], ids=["few variants", "equal rows"])
 def test_no_table_without_best_recipes_that_differ(load, row_ids):
     agreement = load(row_ids)
-    assert agreement_table(agreement) == [] and tabulate_rows(agreement).empty
+    assert agreement_table(agreement) == [] == list_rows(agreement)

@@ -5,19 +5,19 @@ import pytest
 from dj2mgm.errors import InputError
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.study.trial_scores import GOAL, find_trial_score, measure_trial
-from dj2mgm.storage.files import write_text, write_yaml
+from dj2mgm.storage.files import read_json, write_json, write_yaml
 from evaluated_runs import entry, write_dataset, write_run
 
 
 @pytest.fixture
 def trial(tmp_path):
-    """Write a run with a probability of 0.5, a CLIPScore of 0.25 and two hours of training."""
+    """Write a run with a probability of 0.5, a CLIPScore of 0.25 and an hour of training."""
     images = {f"e{n}": (0.5, 1) for n in range(8)}
     clip = {"finetune/own": {"clip_score": dict.fromkeys(images, (0.25, 1))}}
     run = write_run(tmp_path / "trial", clip, {"finetune/own": {"answer_probability": images}})
-    for file in (tmp_path / "trial").rglob("*.benchmark.tsv"):
-        file.unlink()
-    write_text(tmp_path / "trial/finetune/finetune.benchmark.tsv", "s\th:m:s\n7200\t2:00:00\n")
+    for stage in ("pretrain", "finetune"):
+        file = tmp_path / f"trial/{stage}/metrics.json"
+        write_json(file, read_json(file) | {"train_seconds": 1800.0})
     entries = [entry("trial", write_dataset(tmp_path / "datasets/shapes"), {0: run})]
     write_yaml(tmp_path / "config.yaml", {"experiments": entries})
     [experiment] = load_experiments(tmp_path / "config.yaml")
@@ -26,16 +26,18 @@ def trial(tmp_path):
 
 def test_the_headline_ranks_trials_without_goals(trial):
     kind = find_trial_score([trial], {}, 1)
-    assert kind.metric == "answer_probability" and measure_trial(trial, kind, {}) == pytest.approx(0.5)
+    assert kind.metric == "answer_probability" and measure_trial(trial, kind, {}, 1) == pytest.approx(0.5)
 
 
 def test_goals_are_a_weighted_sum_of_scores_and_hours(trial):
     goals = {"answer_probability": 1, "clip_score": 0.5, "gpu_hours": -0.01}
     assert find_trial_score([trial], goals, 0.25) == GOAL
-    hours = 2 * trial.config.gpus
-    assert measure_trial(trial, GOAL, goals) == pytest.approx(0.5 + 0.5 * 0.25 - 0.01 * hours, abs=1e-3)
+    scores = 0.5 + 0.5 * 0.25
+    assert measure_trial(trial, GOAL, goals, 1) == pytest.approx(scores - 0.01 * trial.config.gpus)
+    in_all = measure_trial(trial, GOAL, goals, 0.25)
+    assert in_all == pytest.approx(scores - 0.04 * trial.config.gpus), "a quarter of the rows takes a quarter"
 
 
 def test_a_goal_that_is_not_reported_is_refused(trial):
     with pytest.raises(InputError, match="trial does not report vqa_accuracy; choose another score in design.goals"):
-        measure_trial(trial, GOAL, {"vqa_accuracy": 1})
+        measure_trial(trial, GOAL, {"vqa_accuracy": 1}, 1)

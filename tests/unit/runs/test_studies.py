@@ -229,22 +229,22 @@ def test_merged_mixtures_have_a_training_for_each_source(write, tmp_path):
     }
     write("datasets/mixed", sources=sources)
     mixture = {"sources": ["a", "b.c"], "total": 0.6}
-    write("studies/mine", design={"kind": "sample", "points": 3, "mixture": mixture, "merged": 50})
+    write("studies/mine", design={"kind": "sample", "points": 6, "mixture": mixture, "merged": 50})
     runs = Runs({"dataset": "mixed"})
     *mixed, only_a, only_b = runs.experiments.variants["mine"]
     assert (only_a, only_b) == ("baseline-only-a", "baseline-only-b.c")
     assert runs.by_folder(only_b).settings["jsonl"].shares == {"a": 0.0, "b.c": 0.6}
     settings = merge_settings(runs, "mine")
     assert settings.sources == {"a": f"results/{only_a}/finetune", "b.c": f"results/{only_b}/finetune"}
-    assert [mixture.variant for mixture in settings.mixtures[:4]] == [*mixed, None]
+    assert [mixture.variant for mixture in settings.mixtures[:7]] == [*mixed, None]
     assert all(sum(mixture.shares.values()) == pytest.approx(0.6) for mixture in settings.mixtures)
     different = {tuple(mixture.shares.values()) for mixture in settings.mixtures}
-    assert 45 < len(different) == len(settings.mixtures) <= 53, "shares have three decimals, so some draws are equal"
+    assert 48 < len(different) == len(settings.mixtures) <= 56, "shares have three decimals, so some draws are equal"
     for design, config, message in [
-        ({"sources": ["pairs", "more"]}, {}, "LoRAs are trained in stage 2, but the sources have pairs of stage 1"),
+        ({"sources": ["pairs", "more"]}, {}, "the sources must have instructions, not pairs; remove `merged`"),
         (mixture, {"finetune": {"lora": None}}, "design.merged: baseline trains no LoRA; set finetune.lora"),
     ]:
-        write("studies/mine", design={"kind": "sample", "points": 3, "mixture": design, "merged": 50})
+        write("studies/mine", design={"kind": "sample", "points": 6, "mixture": design, "merged": 50})
         with pytest.raises(InputError, match=message):
             merge_settings(Runs({"dataset": "mixed"} | config), "mine")
 
@@ -366,6 +366,15 @@ RANKS = grid(**{"finetune.lora.r": [8]})
             {"design": {"kind": "sample", "points": 2, "space": {"finetune.lora.r": [4, 8]}, "merged": 5}},
             "design.merged: models are merged for mixtures; state `mixture` without `space`",
         ),
+        (
+            {"design": {"kind": "sample", "points": 5, "mixture": {"sources": ["a", "b"]}, "merged": 5}},
+            "design.points: 5 trained mixtures cannot show that merging orders mixtures as training does",
+        ),
+        (
+            {"design": {"kind": "search", "goals": {"vqa_acuracy": 1}}},
+            "design.goals.vqa_acuracy: unknown key; did you mean 'vqa_accuracy'",
+        ),
+        ({"design": {"kind": "search", "goals": {"gpu_hours": 0.01}}}, "design.goals.gpu_hours: expected"),
         (
             {"design": {"kind": "search", "space": {"shares.a": [0.1, 0.2]}, "mixture": {"sources": ["a", "b"]}}},
             "design.space.shares.a: `mixture` varies the shares, too; keep one of them",

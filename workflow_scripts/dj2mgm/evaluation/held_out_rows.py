@@ -36,10 +36,8 @@ class HeldOutRows:
     def measure_answers(self, generator: Generator) -> Iterator[float]:
         """Yield the log-likelihood of each reference answer, in nats, with the question's own image."""
         own = [(index, question) for images, index, question in self.questions if images == "own"]
-        files, prompts = (
-            [self.images["own"][index] for index, _ in own],
-            [self._format_prompt(question) for _, question in own],
-        )
+        files = [self.images["own"][index] for index, _ in own]
+        prompts = [self._format_prompt(question) for _, question in own]
         answers = [question["answer"] for _, question in own]
         likelihoods = generator.likelihoods(files, prompts, answers, self.settings.template)
         return (sum(values) for values in likelihoods if values)

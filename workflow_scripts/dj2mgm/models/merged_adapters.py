@@ -4,20 +4,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from dj2mgm.errors import InputError
 from dj2mgm.models.trained_weights import ADAPTER, check_stage
-from dj2mgm.storage.files import read_json, write_json
+from dj2mgm.storage.files import read_json, readable, write_json
 
 PROJECTOR = "projector.safetensors"
+# keys of an adapter's settings that plain LoRA sets; each other one changes what the matrices mean
+PLAIN = {"base_model_name_or_path", "inference_mode", "init_lora_weights", "lora_alpha", "lora_dropout", "peft_type"}
+PLAIN |= {"r", "target_modules", "task_type", "bias", "auto_mapping"}
+WITHOUT_EFFECT = {"peft_version", "megatron_core", "qalora_group_size"}
 
 
 def merge_stages(weights: Mapping[Path, float], folder: Path) -> None:
     """Write the folder of a training stage with the weighted mean of the stages' adapters and projectors.
 
-    LoRA adds `alpha / r * B @ A` to a matrix. The matrices A of all adapters one below the other and the weighted
-    matrices B side by side give exactly the weighted sum of these products, as an adapter of the rank `n * r`
+    LoRA adds `alpha / r * B @ A` to a matrix. Concatenating the matrices A by rows and the weighted matrices B by
+    columns gives exactly the weighted sum of these products, as an adapter of the rank `n * r`
     (`combination_type="cat"` of PEFT's `add_weighted_adapter`).
 
     Args:
@@ -27,28 +32,54 @@ def merge_stages(weights: Mapping[Path, float], folder: Path) -> None:
     Raises:
         InputError: an adapter is damaged, or the adapters do not fit each other.
     """
-    stages = list(weights)
+    stages, shares = list(weights), list(weights.values())
     for stage in stages:
         check_stage(stage)
-    configs = [read_json(stage / "adapter" / ADAPTER[0]) for stage in stages]
-    first = configs[0]
-    if any(config != first for config in configs) or first.get("use_dora") or first.get("use_rslora"):
-        raise InputError(f"the LoRAs of {' and '.join(map(str, stages))} have different settings, or are no plain LoRA")
-    ranks = {"r": first["r"] * len(stages), "lora_alpha": first["lora_alpha"] * len(stages)}
-    adapters = [load_file(stage / "adapter" / ADAPTER[1]) for stage in stages]
-    merged = {
-        name: _merge(name, [adapter[name] for adapter in adapters], list(weights.values())) for name in adapters[0]
-    }
+    config = _read_common_config(stages)
+    ranks = {"r": config["r"] * len(stages), "lora_alpha": config["lora_alpha"] * len(stages)}
+    adapters = _load_alike([stage / "adapter" / ADAPTER[1] for stage in stages])
+    merged = {name: _merge(name, [adapter[name] for adapter in adapters], shares) for name in adapters[0]}
     (folder / "adapter").mkdir()
-    write_json(folder / "adapter" / ADAPTER[0], first | ranks)
+    write_json(folder / "adapter" / ADAPTER[0], config | ranks)
     save_file(merged, folder / "adapter" / ADAPTER[1], {"format": "pt"})
-    if (stages[0] / PROJECTOR).is_file():
-        projectors = [load_file(stage / PROJECTOR) for stage in stages]
-        mean = {
-            name: _weigh([projector[name] for projector in projectors], list(weights.values()))
-            for name in projectors[0]
-        }
+    if any((stage / PROJECTOR).is_file() for stage in stages):
+        projectors = _load_alike([stage / PROJECTOR for stage in stages])
+        mean = {name: _weigh([projector[name] for projector in projectors], shares) for name in projectors[0]}
         save_file(mean, folder / PROJECTOR, {"format": "pt"})
+
+
+def list_weights(stage: Path) -> list[Path]:
+    """Return the files of a stage that are merged."""
+    files = [stage / "adapter" / name for name in ADAPTER] + [stage / PROJECTOR]
+    return [file for file in files if file.is_file()]
+
+
+def _read_common_config(stages: Sequence[Path]) -> dict:
+    """Return the settings of all adapters; raise InputError if they differ, or if one has more than plain LoRA."""
+    files = [stage / "adapter" / ADAPTER[0] for stage in stages]
+    first, *others = map(read_json, files)
+    for file, config in zip(files[1:], others, strict=True):
+        keys = [key for key in first | config if key not in WITHOUT_EFFECT]
+        if key := next((key for key in keys if first.get(key) != config.get(key)), None):
+            raise InputError(f"{file}: {key} differs from {files[0]}; train both with the same settings")
+    special_keys = [key for key in sorted(first) if key not in PLAIN | WITHOUT_EFFECT and first[key]]
+    if special_keys or first.get("bias") != "none":
+        key = next(iter(special_keys), "bias")
+        raise InputError(f"{files[0]}: {key} is set, so the LoRAs cannot be merged; train plain LoRA")
+    return first
+
+
+def _load_alike(files: Sequence[Path]) -> list[dict[str, torch.Tensor]]:
+    """Return the tensors of each file; raise InputError unless all have the same names and shapes."""
+    loaded = []
+    for file in files:
+        with readable(file, SafetensorError, OSError):
+            loaded.append(load_file(file))
+        if {name: tensor.shape for name, tensor in loaded[-1].items()} != {
+            name: tensor.shape for name, tensor in loaded[0].items()
+        }:
+            raise InputError(f"{file} has other tensors than {files[0]}; train both from the same model")
+    return loaded
 
 
 def _merge(name: str, matrices: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:

@@ -12,14 +12,13 @@ class MergedMixture(Section):
     """Shares of sources, for which LoRAs of the single sources are merged."""
 
     shares: dict[str, Number] = setting(..., "share of each source")
-    variant: Name | None = setting(None, "variant of the study that is trained on this mixture; null: none is")
+    variant: Name | None = setting(None, "variant of the study that is trained on this mixture; null: not trained")
 
 
 class MergeSettings(Section):
     """Settings of the script that merges and scores (config.yaml)."""
 
-    total: Number = setting(..., "sum of the shares of a mixture")
-    sources: dict[str, str] = setting(..., "folder of stage 2, trained on this source alone")
+    sources: dict[str, str] = setting(..., "by source: folder of the stage 2 that was trained on it alone")
     mixtures: Annotated[list[MergedMixture], Field(min_length=1)] = setting(...)
 
 

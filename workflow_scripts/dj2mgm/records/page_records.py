@@ -129,6 +129,7 @@ class BatchSettings(PageSettings):
     """The finished trials of a batch; none if every training diverged."""
 
     experiments: list[ShownExperiment] = setting()
+    goals: dict[str, Number] = setting({}, "weights of the scores that rank trials; none: the headline ranks them")
 
 
 class StageImages(ImageRootSettings):

@@ -65,7 +65,7 @@ class BatchRecord(Section):
 class BatchResult(Section):
     """The results of a batch (scores.yaml). Batch 0 has those of the experiment that the trials change."""
 
-    scores: dict[str, float | None] = setting(..., "score by trial (`find_headline`); null: its training diverged")
+    scores: dict[str, float | None] = setting(..., "score by trial (`find_trial_score`); null: its training diverged")
     runs: int = setting(..., "number of its trainings, one for each seed, that no earlier batch has")
     seconds: float | None = setting(..., "GPU seconds of stages that ran for these trainings only; null: not measured")
     fixed_seconds: float = setting(0.0, "part of `seconds` outside training stages, which does not grow with the rows")

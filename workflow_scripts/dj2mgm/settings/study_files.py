@@ -6,7 +6,6 @@ from pydantic import Field
 
 from dj2mgm.settings.base import Number, Section, Seed, Unique, section, setting
 from dj2mgm.settings.string_formats import Name
-from dj2mgm.settings.targets import Headline
 
 Changes = Annotated[dict[str, Any], Field(min_length=1)]  # by dotted key, such as finetune.lora.r
 Values = Annotated[list, Field(min_length=1), Unique()]
@@ -21,6 +20,7 @@ class Interval(Section):
 
 
 GPU_HOURS = "gpu_hours"  # a goal of searches, next to the scores
+Weight = Annotated[Number, Field(ge=-1e6, le=1e6)]
 Space = dict[str, Values | Interval | Literal["auto"]]
 Sampler = Literal["tpe", "gp", "random"]
 
@@ -92,6 +92,27 @@ class CurveDesign(Section):
     )
 
 
+class Goals(Section):
+    """Weights of scores after a training, and of its cost."""
+
+    answer_probability: Weight = setting(0, "weight of the probability of the right answer")
+    answer_log_likelihood: Weight = setting(0, "weight of the log-likelihood of the right answer, in nats")
+    likelihood_gain: Weight = setting(0, "weight of the gain in log-likelihood over a shuffled image, in nats")
+    vqa_accuracy: Weight = setting(0, "weight of the VQA accuracy, between 0 and 1")
+    attribute_accuracy: Weight = setting(0, "weight of the attribute accuracy of captions, between 0 and 1")
+    caption_log_likelihood: Weight = setting(0, "weight of the log-likelihood of the caption, in nats per token")
+    clip_score: Weight = setting(0, "weight of the CLIPScore")
+    ref_clip_score: Weight = setting(0, "weight of the RefCLIPScore")
+    gpu_hours: Annotated[Number, Field(ge=-1e6, le=0)] = setting(
+        0, "weight of the GPU hours of both training stages on all rows, with one seed; negative"
+    )
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weights that are not 0, by goal."""
+        return {key: weight for key, weight in self.model_dump().items() if weight}
+
+
 class SearchDesign(Section):
     """Let Optuna choose the variants by the scores of earlier ones."""
 
@@ -111,10 +132,8 @@ class SearchDesign(Section):
     gpu_hours: Annotated[Number, Field(gt=0, le=1e6)] | None = setting(
         None, "budget: hours of all stages of the variants, times GPUs; null: only `trainings` limits"
     )
-    goals: dict[Headline | Literal["gpu_hours"], Number] = setting(
-        {},
-        "weights of the scores, and of the GPU hours of a training, whose sum ranks the variants, such as "
-        "{vqa_accuracy: 1, gpu_hours: -0.01}; {}: the headline ranks them",
+    goals: Goals = section(
+        Goals, "weights whose sum ranks the variants, such as {vqa_accuracy: 1, gpu_hours: -0.01}; none: the headline"
     )
     batch: int = setting(4, "variants that are chosen and trained at a time", ge=1, le=1000)
     rungs: Annotated[list[Annotated[Number, Field(gt=0, le=1)]], Field(min_length=1)] = setting(

@@ -21,9 +21,9 @@ def mixture_table(
     best = sorted(merged.mixtures, key=lambda mixture: -mixture.score)[:MAX_MIXTURES]
     note = (
         f"Stage 2 was trained on each of the {merged.sources} sources alone. For {len(merged.mixtures)} mixtures, "
-        "these LoRAs were merged with the shares as weights, and the model answered the held-out questions. Merged "
-        f"and trained models agree on {agreement.right} of {agreement.pairs} pairs of mixtures, so the order can be "
-        "used. The scores of the best ones are too high by chance; train them to know."
+        "the LoRAs of the sources were merged with the shares as weights, and the model answered the held-out "
+        f"questions. Merged and trained models agree on {agreement.right} of {agreement.pairs} pairs of mixtures, so "
+        "the order can be used. The best of many scores is too high by chance. Train these mixtures to measure them."
     )
     heads = [
         "Shares",

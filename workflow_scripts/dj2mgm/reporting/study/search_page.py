@@ -174,6 +174,6 @@ def _describe_scores(search: ShownSearch, rung_kinds: list[HeadlineScore], headl
     if not shares:
         return f"The {headline.title} in each rung."
     return (
-        f"The {headline.title}; with {join_words(shares)} of the rows the {rung_kinds[0].title}, which ranks short "
-        "trainings more reliably."
+        f"The {headline.title}. Trainings on {join_words(shares)} of the rows have the {rung_kinds[0].title} instead "
+        "(docs/studies.md)."
     )

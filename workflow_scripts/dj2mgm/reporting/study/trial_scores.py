@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from dj2mgm.errors import InputError
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore, find_headline
-from dj2mgm.reporting.verdicts.verdict_cards import find_cost
 from dj2mgm.settings.study_files import GPU_HOURS
 from dj2mgm.settings.targets import ReportSection
 
@@ -18,8 +19,14 @@ def find_trial_score(experiments: list[ExperimentResults], goals: Goals, share_o
     return GOAL if goals else find_headline(experiments, share_of_rows)
 
 
-def measure_trial(experiment: ExperimentResults, kind: HeadlineScore, goals: Goals) -> float:
+def measure_trial(experiment: ExperimentResults, kind: HeadlineScore, goals: Goals, share_of_rows: float) -> float:
     """Return the score of a trial, as the mean over its seeds.
+
+    Args:
+        experiment: the trial.
+        kind: the score that ranks the trials of its rung.
+        goals: weights; none for the headline.
+        share_of_rows: share of the rows that the trial is trained on.
 
     Raises:
         InputError: the trial does not report a score.
@@ -29,7 +36,7 @@ def measure_trial(experiment: ExperimentResults, kind: HeadlineScore, goals: Goa
     total = 0.0
     for key, weight in goals.items():
         if key == GPU_HOURS:
-            total += weight * _gpu_hours(experiment)
+            total += weight * _measure_gpu_hours(experiment) / share_of_rows
         else:
             _, group, metric = ReportSection(headline=key).locate_headline()
             total += weight * _read_mean(experiment, key, group, metric, "design.goals")
@@ -43,9 +50,7 @@ def _read_mean(experiment: ExperimentResults, title: str, group: str, metric: st
     return float(estimate["mean"])
 
 
-def _gpu_hours(experiment: ExperimentResults) -> float:
-    """Return the GPU hours of all stages of a run with one seed."""
-    seconds = find_cost(experiment)
-    if seconds is None:
-        raise InputError(f"the times of {experiment.name} are not recorded; remove {GPU_HOURS} from design.goals")
-    return seconds * experiment.config.gpus / len(experiment.runs) / 3600
+def _measure_gpu_hours(experiment: ExperimentResults) -> float:
+    """Return the GPU hours of both training stages, all attempts included, as the mean over the seeds."""
+    seconds = [sum(record["train_seconds"] for record in run.records.values()) for run in experiment.runs]
+    return float(np.mean(seconds)) * experiment.config.gpus / 3600

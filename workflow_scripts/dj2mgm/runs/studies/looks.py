@@ -103,17 +103,25 @@ def _check_hours(runs: Runs, experiment: str) -> None:
 
 def check_headline(runs: Runs, experiment: str) -> None:
     """Refuse a headline that neither the experiment's finished run nor, without one, its held-out data can report."""
-    check_reported(runs, experiment, runs.first_seed(experiment).config.report, "report.headline")
+    check_reported(runs, experiment, None, "report.headline")
 
 
-def check_reported(runs: Runs, experiment: str, report: ReportSection, setting: str) -> None:
-    """Refuse the headline of `report` in the same way; the message begins with the name of the setting."""
+def check_reported(runs: Runs, experiment: str, score: str | None, setting: str) -> None:
+    """Refuse a score that an experiment's finished run or, without one, its held-out data cannot report.
+
+    Args:
+        runs: all runs.
+        experiment: name of the experiment.
+        score: key of the score; None for the headline, which has a fallback for data without questions.
+        setting: name of the setting, which begins the message.
+    """
     run = runs.first_seed(experiment)
+    report = ReportSection(headline=score) if score else run.config.report
     folders = {stage: Path(runs.stage_folder(run, stage)) for stage in ("generate", "evaluate_clip", "evaluate_vqa")}
     files = [folders[stage] / "metrics.json" for stage in ("evaluate_clip", "evaluate_vqa")]
     if all(file.is_file() for file in (*files, folders["generate"] / "likelihoods.jsonl")):
         clip, vqa = map(read_json, files)
-        key, group, metric = report.locate_headline(bool(vqa["questions"]))
+        key, group, metric = report.locate_headline(bool(score or vqa["questions"]))
         reported = any(metric in metrics["groups"].get(group, {}) for metrics in (clip, vqa))
     else:  # it has not run, or runs again
         key = report.headline

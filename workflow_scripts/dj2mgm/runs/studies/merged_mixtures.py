@@ -11,7 +11,7 @@ from dj2mgm.runs.studies.mixtures import quantile_keys, shares_at
 from dj2mgm.runs.studies.study_designs import single_source_changes, study_file
 from dj2mgm.settings.study_files import MixtureSpace, SampleDesign
 
-FOLDER = "merged"  # of the scores, in the folder of the study's results
+FOLDER = "merged"  # folder of the scores, below the study's results
 
 
 def merging_design(runs: Runs, study: str) -> SampleDesign | None:
@@ -25,16 +25,14 @@ def merge_settings(runs: Runs, study: str) -> MergeSettings:
     """Return the sources whose LoRAs are merged, and the mixtures.
 
     Raises:
-        InputError: the experiment trains no LoRA, or the sources are no instructions.
+        InputError: the experiment trains no LoRA, or a source has pairs, not instructions.
     """
     design, experiment = merging_design(runs, study), runs.experiments.studies[study].experiment
     file, dataset = study_file(study), runs.first_seed(experiment).dataset
     if runs.experiments.configs[experiment].finetune.lora is None:
         raise InputError(f"{file}: design.merged: {experiment} trains no LoRA; set finetune.lora, or remove `merged`")
     if any(dataset.settings.sources[source].split != "finetune" for source in design.mixture.sources):
-        raise InputError(
-            f"{file}: design.merged: LoRAs are trained in stage 2, but the sources have pairs of stage 1; remove it"
-        )
+        raise InputError(f"{file}: design.merged: the sources must have instructions, not pairs; remove `merged`")
     singles = single_source_changes(design.mixture)
     folders = {
         source: runs.stage_folder(runs.first_seed(_variant_or_experiment(runs, experiment, label)), "finetune")
@@ -48,7 +46,7 @@ def merge_settings(runs: Runs, study: str) -> MergeSettings:
     ]
     drawn = draw_mixtures(design.mixture, design.merged, design.seed)
     mixtures += [MergedMixture(shares=shares) for shares in drawn if shares not in trained.values()]
-    return MergeSettings(total=design.mixture.total, sources=folders, mixtures=mixtures)
+    return MergeSettings(sources=folders, mixtures=mixtures)
 
 
 def _variant_or_experiment(runs: Runs, experiment: str, label: str) -> str:

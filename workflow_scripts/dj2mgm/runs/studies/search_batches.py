@@ -18,7 +18,6 @@ from dj2mgm.runs.studies.looks import check_headline, check_reported
 from dj2mgm.runs.studies.searches import batch_folder, read_search_batch
 from dj2mgm.runs.studies.seed_times import format_hours, sum_seconds
 from dj2mgm.settings.study_files import GPU_HOURS, SearchDesign
-from dj2mgm.settings.targets import ReportSection
 from dj2mgm.settings.validation import load_settings
 
 
@@ -48,9 +47,9 @@ def take_batches(
         return []
     budget = runs.experiments.studies[study].design
     check_headline(runs, search.experiment)
-    for key in budget.goals:
+    for key in budget.goals.weights:
         if key != GPU_HOURS:
-            check_reported(runs, search.experiment, ReportSection(headline=key), "design.goals")
+            check_reported(runs, search.experiment, key, "design.goals")
     _check_hours(study, search, budget, _measure_seconds(runs, search.experiment))
     files.append(scores_file(search, 0))
     history = read_history(budget, search, files)
@@ -82,7 +81,7 @@ def show_search(runs: Runs, study: str) -> ShownSearch | None:
     return ShownSearch(
         progress=_describe_progress(history),
         rungs=budget.rungs,
-        goals=budget.goals,
+        goals=budget.goals.weights,
         confirm_seeds=budget.confirm_seeds,
         used_seeds=sorted({*search.seeds, *(seed for record, _ in history.finished_batches for seed in record.seeds)}),
         axes=search.axes,
@@ -117,8 +116,8 @@ def _describe_progress(history: History) -> str:
     budget, scores = history.design, history.scores(0)
     limit = "" if budget.gpu_hours is None else f" of at most {budget.gpu_hours:g}"
     diverged = f" {len(history.diverged_trials)} diverged." if history.diverged_trials else ""
-    terms = [f"{weight:g} × {key}" for key, weight in budget.goals.items()]
-    goal = f" {' + '.join(terms)} ranks them." if terms else ""
+    terms = [f"{weight:g} × {key}" for key, weight in budget.goals.weights.items()]
+    goal = f" The trials are ranked by the sum of {', '.join(terms)}." if terms else ""
     warning = "" if budget.finalists else " The best of many scores is too high by chance; confirm it with other seeds."
     return (
         f"The search has tried {len(scores)} variants for {history.trainings:.4g} of at most {budget.trainings} "
@@ -157,10 +156,11 @@ def batch_runs(runs: Runs, search: SearchSettings, number: int) -> tuple[list[st
     return names, seeds
 
 
-def batch_settings(runs: Runs, search: SearchSettings, number: int) -> dict:
+def batch_settings(runs: Runs, study: str, search: SearchSettings, number: int) -> dict:
     """Return the settings of the scores of a batch."""
     names, seeds = batch_runs(runs, search, number)
-    return page_settings(runs, names, seeds) if names else {"experiments": []}
+    settings = page_settings(runs, names, seeds) if names else {"experiments": []}
+    return settings | {"goals": runs.experiments.studies[study].design.goals.weights}
 
 
 def batch_files(runs: Runs, search: SearchSettings, number: int) -> list[str]:

@@ -54,9 +54,10 @@ def search_settings(name: str, study: StudyFile, parent: Experiment, results_pre
             "its rungs, the finalists and the confirmation; raise it, or lower confirm_seeds"
         )
     scored_settings = [_with_first_names(parent.model_dump(include=keys)), parent.report.headline, study.proportional]
-    scored_settings.append(design.model_dump(exclude=NOT_IN_KEY | ({"goals"} if not design.goals else set())))
-    if min(design.rungs) < 1:  # earlier versions ranked trainings on a share of the rows by the headline
-        scored_settings.append(parent.report.locate_headline(share_of_rows=min(design.rungs))[0])
+    scored_settings.append(design.model_dump(exclude=NOT_IN_KEY | (set() if design.goals.weights else {"goals"})))
+    short_score = parent.report.locate_headline(share_of_rows=min(design.rungs))[0]
+    if short_score != parent.report.headline and not design.goals.weights:
+        scored_settings.append(short_score)  # earlier versions ranked trainings on a share of the rows by the headline
     axis_values = {key: axis if isinstance(axis, list) else axis.model_dump() for key, axis in axes.items()}
     axis_values |= {"mixture": design.mixture.sources} if design.mixture else {}
     key = sha256(json.dumps([axis_values, scored_settings], sort_keys=True, default=str).encode()).hexdigest()[:8]

@@ -36,6 +36,7 @@ STUDIES = "studies"
 RECIPE = "recipe."  # prefix of keys that change a recipe: recipe.<operator> or recipe.<operator>.<argument>
 BY_SOURCE = ("sources", "shares")  # sections whose keys are names of sources, which may contain dots
 MAX_VARIANTS = 1000  # most variants of a grid
+MIN_TRAINED = 6  # trained mixtures, whose 15 pairs can show that merging orders more than 75 % as training does
 MAX_LABEL_LENGTH = 60  # characters of a variant's label; longer ones are replaced by a hash
 
 
@@ -79,6 +80,11 @@ def read_study(name: str) -> StudyFile:
         raise InputError(f"{path}: design: nothing varies; state `space` or `mixture`")
     if isinstance(study.design, SampleDesign) and study.design.merged and (axes or not study.design.mixture):
         raise InputError(f"{path}: design.merged: models are merged for mixtures; state `mixture` without `space`")
+    if isinstance(study.design, SampleDesign) and study.design.merged and study.design.points < MIN_TRAINED:
+        raise InputError(
+            f"{path}: design.points: {study.design.points} trained mixtures cannot show that merging orders mixtures "
+            f"as training does; state at least {MIN_TRAINED}, or remove `merged`"
+        )
     shares_key = next((key for key in axes if key.split(".")[0] == "shares"), None)
     if shares_key and getattr(study.design, "mixture", None):
         raise InputError(f"{path}: design.space.{shares_key}: `mixture` varies the shares, too; keep one of them")
