@@ -123,13 +123,13 @@ class PageSettings(Section):
 
     experiments: Annotated[list[ShownExperiment], Field(min_length=1)] = setting()
     study: ShownStudy | None = setting(None, "null: this is not a study's page")
+    goals: dict[str, Number] = setting({}, "weights of the scores that rank a batch of trials; none: the headline")
 
 
 class BatchSettings(PageSettings):
     """The finished trials of a batch; none if every training diverged."""
 
     experiments: list[ShownExperiment] = setting()
-    goals: dict[str, Number] = setting({}, "weights of the scores that rank trials; none: the headline ranks them")
 
 
 class StageImages(ImageRootSettings):
