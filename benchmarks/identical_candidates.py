@@ -1,0 +1,80 @@
+"""Count searches among 20 equally good candidates that call their winner better than the experiment, which is wrong.
+
+    python benchmarks/identical_candidates.py FOLDER           # FOLDER: a clone of the project; an hour on two cores
+    python benchmarks/identical_candidates.py FOLDER --tiny    # one search among four candidates, to try the script
+
+The candidates of a search train on 40 to 44 % of the same instructions, each on a few rows more than the one before.
+So they draw other rows in another order, and their scores differ by chance. The experiment trains on 42 %. A search
+tries all candidates on a quarter of the rows, trains the best on all of them, gives the finalists a second seed, and
+compares the winner with the experiment and with the runner-up on fresh seeds. The script prints the verdicts.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
+
+from mixture import run_target  # noqa: E402
+
+from dj2mgm.data.shapes.shapes_dataset import write_shapes  # noqa: E402
+from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset  # noqa: E402
+from dj2mgm.settings.dataset_files import FaultRates  # noqa: E402
+from dj2mgm.storage.files import read_yaml, write_yaml  # noqa: E402
+
+SEARCHES, CANDIDATES = 5, 20
+SIZES = {"pretrain_pairs": 500, "finetune_instructions": 2500, "evaluation_images": 200}
+MIN_STEPS = 45  # of stage 2: half of the tiny model's, so that the searches take an hour
+LOW, HIGH = 0.40, 0.44  # shares of the instructions
+EXPERIMENT = "share"
+
+
+def write_inputs(folder: Path, searches: int, candidates: int) -> None:
+    """Write the dataset, the experiment and the studies into a clone of the project."""
+    changes = SIZES | {"fault_rates": FaultRates()}
+    write_shapes(resolve_dataset("shapes").settings.model_copy(update=changes), folder / "data/scenes")
+    sources = {
+        "pairs": {"format": "data_juicer", "path": "data/scenes/pretrain.jsonl"},
+        "questions": {"format": "llava", "path": "data/scenes/finetune.json", "split": "finetune"},
+    }
+    evaluation = {"file": "data/scenes/evaluation.jsonl", "images": "data/scenes"}
+    write_yaml(folder / "config/datasets/scenes.yaml", {"sources": sources, "evaluation": evaluation})
+    write_yaml(folder / "config/recipes/all.yaml", {"process": [{"image_integrity_filter": {}}]})
+    experiment = {"sources": {"questions": round((LOW + HIGH) / 2, 5)}, "finetune": {"min_steps": MIN_STEPS}}
+    write_yaml(folder / f"config/experiments/{EXPERIMENT}.yaml", experiment)
+    for search in range(searches):
+        # no two searches share a candidate
+        positions = [searches * number + search for number in range(candidates)]
+        shares = [round(LOW + (HIGH - LOW) * (position + 0.5) / (searches * candidates), 5) for position in positions]
+        design = {"kind": "search", "space": {"sources.questions": shares}, "seed": search, "sampler": "random"}
+        design |= {"rungs": [0.25, 1.0], "keep": 0.25, "batch": candidates, "finalists": 2, "finalist_seeds": 2}
+        design |= {"confirm_seeds": 3, "trainings": candidates // 4 + candidates // 4 + 2 + 4 * 3}
+        study = {"experiment": EXPERIMENT, "controls": [], "design": design}
+        write_yaml(folder / f"config/studies/identical_{search}.yaml", study)
+
+
+def read_verdicts(folder: Path, study: str) -> dict[str, str]:
+    """Return the last verdict on the winner against each other experiment."""
+    files = (folder / "results" / study / "search").rglob("scores.yaml")
+    looks = [read_yaml(file)["looks"] for file in sorted(files, key=lambda file: int(file.parent.name[6:]))]
+    return {other: look["kind"] for batch_looks in looks for other, look in batch_looks.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tiny", action="store_true")
+    arguments = parser.parse_args()
+    folder = arguments.folder.resolve()
+    searches, candidates = (1, 4) if arguments.tiny else (SEARCHES, CANDIDATES)
+    if not (folder / f"config/experiments/{EXPERIMENT}.yaml").exists():  # newer files would run everything again
+        write_inputs(folder, searches, candidates)
+    for search in range(searches):
+        run_target(folder, f"identical_{search}", "dataset=scenes", "recipe=all")
+        print(json.dumps({"search": search, "verdicts": read_verdicts(folder, f"identical_{search}")}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
