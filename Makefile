@@ -14,7 +14,7 @@
 # PYTEST_OPTIONS=--exitfirst`.
 
 PYTHON ?= python3.11
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 4
 ACTIVATE = . .venv/bin/activate
 TORCH = $(shell grep --only-matching 'torch==[0-9.]*' pyproject.toml)
 PACKAGE_INDEX = $(or $(PIP_INDEX_URL),$(shell $(PYTHON) -m pip config get global.index-url 2> /dev/null),https://pypi.org/simple)

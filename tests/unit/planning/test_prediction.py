@@ -1,10 +1,10 @@
 """Predictions compared with measurements of MGM-2B's shape on one H200, and predictions for fictional machines."""
 
+import sys
 from dataclasses import replace
 from functools import cache
 
 import pytest
-from memory_plan import CONFIGURATIONS
 
 from dj2mgm.planning.architecture import find_architecture
 from dj2mgm.planning.prediction import Machine, TrainingPlan, ZeroConfig, compute_model_states, predict
@@ -15,6 +15,9 @@ from dj2mgm.storage.files import read_json
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from paths import PROJECT
 from plain_mgm import PlainArchitecture
+
+sys.path.append(str(PROJECT / "benchmarks"))
+from memory_plan import CONFIGURATIONS
 
 LORA = LoraSettings(r=16, alpha=32, dropout=0.1, targets=["q_proj", "v_proj", "o_proj"])
 STORY = Machine(gpus=1, gpu_gib=23.63, host_gib=62.6)
