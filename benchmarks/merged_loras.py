@@ -27,7 +27,7 @@ from mixture import NOISE, run_target  # noqa: E402
 
 from dj2mgm.data.shapes.shapes_dataset import write_shapes  # noqa: E402
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset  # noqa: E402
-from dj2mgm.evaluation.reference_likelihoods import ANSWER  # noqa: E402
+from dj2mgm.evaluation.held_out_rows import HeldOutRows  # noqa: E402
 from dj2mgm.models.families import load_family  # noqa: E402
 from dj2mgm.models.generators import open_generators  # noqa: E402
 from dj2mgm.reporting.study.proxies import measure_agreement  # noqa: E402
@@ -35,7 +35,6 @@ from dj2mgm.settings.dataset_files import FaultRates  # noqa: E402
 from dj2mgm.settings.evaluation import GenerateSettings  # noqa: E402
 from dj2mgm.settings.validation import load_settings  # noqa: E402
 from dj2mgm.storage.files import read_json, read_yaml, write_yaml  # noqa: E402
-from generate_answers import HeldOutRows  # noqa: E402
 
 STUDY = "mixtures"
 WRONG = NOISE  # share of wrong answers of each source
@@ -98,12 +97,10 @@ def merge_by_ties(base: Weights, models: list[Weights], shares: list[float]) -> 
     return merged
 
 
-def measure_headline(model: Path, rows: HeldOutRows, settings: GenerateSettings) -> float:
+def measure_headline(model: Path, rows: HeldOutRows) -> float:
     """Return the mean probability of the right answer of a model without further stages."""
     with open_generators(model, 1) as load:
-        likelihoods = list(rows.measure_likelihoods(load(None), "finetune", settings.captions["pretrain"]))
-    answers = [row["log_likelihood"] for row in likelihoods if (row["kind"], row["images"]) == (ANSWER, "own")]
-    return float(np.exp(answers).mean())
+        return float(np.exp(list(rows.measure_answers(load(None)))).mean())
 
 
 def main() -> None:
@@ -141,7 +138,7 @@ def main() -> None:
                 model.load_state_dict(merge(base, models, list(shares.values())))
                 model.save_pretrained(merged_folder)
                 family.save_processor(Path(merged_folder))
-                merged_scores[method][name] = measure_headline(Path(merged_folder), rows, settings)
+                merged_scores[method][name] = measure_headline(Path(merged_folder), rows)
         figures = {method: scores[name] for method, scores in merged_scores.items()}
         print(json.dumps({"mixture": shares, "trained": trained_scores[name]} | figures), flush=True)
     for method, scores in merged_scores.items():

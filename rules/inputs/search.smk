@@ -89,12 +89,12 @@ def compared_files(wildcards):
 def merged_scores(study):
     """Return the file with the scores of a study's merged models; none for other studies."""
     with user_errors():
-        if merged_mixtures.merging_design(RUNS, study) is None:
+        file = merged_mixtures.scores_file(RUNS, study)
+        if file is None:
             return []
-        merged_mixtures.merge_settings(
-            RUNS, study
-        )  # its errors are shown before anything runs
-        return [merged_mixtures.scores_file(RUNS, study)]
+        # its errors are shown before anything runs
+        merged_mixtures.merge_settings(RUNS, study)
+        return [file]
 
 
 def merged_run(wildcards):

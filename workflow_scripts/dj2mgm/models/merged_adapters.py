@@ -8,10 +8,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from dj2mgm.errors import InputError
-from dj2mgm.models.trained_weights import ADAPTER, check_stage
+from dj2mgm.models.trained_weights import ADAPTER, PROJECTOR_FILE, check_stage
 from dj2mgm.storage.files import read_json, readable, write_json
 
-PROJECTOR = "projector.safetensors"
 # keys of an adapter's settings that plain LoRA sets; each other one changes what the matrices mean
 PLAIN = {"base_model_name_or_path", "inference_mode", "init_lora_weights", "lora_alpha", "lora_dropout", "peft_type"}
 PLAIN |= {"r", "target_modules", "task_type", "bias", "auto_mapping"}
@@ -42,15 +41,15 @@ def merge_stages(weights: Mapping[Path, float], folder: Path) -> None:
     (folder / "adapter").mkdir()
     write_json(folder / "adapter" / ADAPTER[0], config | ranks)
     save_file(merged, folder / "adapter" / ADAPTER[1], {"format": "pt"})
-    if any((stage / PROJECTOR).is_file() for stage in stages):
-        projectors = _load_alike([stage / PROJECTOR for stage in stages])
+    if any((stage / PROJECTOR_FILE).is_file() for stage in stages):
+        projectors = _load_alike([stage / PROJECTOR_FILE for stage in stages])
         mean = {name: _weigh([projector[name] for projector in projectors], shares) for name in projectors[0]}
-        save_file(mean, folder / PROJECTOR, {"format": "pt"})
+        save_file(mean, folder / PROJECTOR_FILE, {"format": "pt"})
 
 
 def list_weights(stage: Path) -> list[Path]:
     """Return the files of a stage that are merged."""
-    files = [stage / "adapter" / name for name in ADAPTER] + [stage / PROJECTOR]
+    files = [stage / "adapter" / name for name in ADAPTER] + [stage / PROJECTOR_FILE]
     return [file for file in files if file.is_file()]
 
 
@@ -71,13 +70,12 @@ def _read_common_config(stages: Sequence[Path]) -> dict:
 
 def _load_alike(files: Sequence[Path]) -> list[dict[str, torch.Tensor]]:
     """Return the tensors of each file; raise InputError unless all have the same names and shapes."""
-    loaded = []
+    loaded, shapes = [], []
     for file in files:
         with readable(file, SafetensorError, OSError):
             loaded.append(load_file(file))
-        if {name: tensor.shape for name, tensor in loaded[-1].items()} != {
-            name: tensor.shape for name, tensor in loaded[0].items()
-        }:
+        shapes.append({name: tensor.shape for name, tensor in loaded[-1].items()})
+        if shapes[-1] != shapes[0]:
             raise InputError(f"{file} has other tensors than {files[0]}; train both from the same model")
     return loaded
 

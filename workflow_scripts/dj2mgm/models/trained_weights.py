@@ -69,6 +69,7 @@ def load_parameters(
 # Full fine-tuning writes the language model's weights to a second safetensors file.
 
 LANGUAGE_MODEL_FILE = "language_model.safetensors"
+PROJECTOR_FILE = "projector.safetensors"
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 LANGUAGE_MODEL_PARTS = ("model.language_model.", "model.text_model.", "lm_head.")
 
@@ -82,7 +83,7 @@ def check_stage(stage: Path) -> None:
     """Check the files of a training stage, which may be untrusted, before a library reads them."""
     adapter = stage / "adapter"
     names = [f"adapter/{name}" for name in ADAPTER] if adapter.is_dir() else []
-    for name in ("projector.safetensors", LANGUAGE_MODEL_FILE, *names):
+    for name in (PROJECTOR_FILE, LANGUAGE_MODEL_FILE, *names):
         if (stage / name).is_symlink() or (stage / name).exists():
             check_plain(stage / name, stage, None)
         elif name in names:
@@ -95,9 +96,7 @@ def check_stage(stage: Path) -> None:
 
 def load_stage_weights(model: PreTrainedModel, stage: Path) -> PreTrainedModel:
     """Add the weights that a training stage wrote: projector, and merged LoRA adapter or language model."""
-    projector, adapter, language_model = (
-        stage / name for name in ("projector.safetensors", "adapter", LANGUAGE_MODEL_FILE)
-    )
+    projector, adapter, language_model = (stage / name for name in (PROJECTOR_FILE, "adapter", LANGUAGE_MODEL_FILE))
     check_stage(stage)
     if not projector.is_file() and not adapter.is_dir():
         raise InputError(

@@ -15,7 +15,7 @@ from torch.nn import ModuleList
 from transformers import AutoModelForImageTextToText, GenerationConfig, PreTrainedModel
 
 from dj2mgm.errors import InputError
-from dj2mgm.models.trained_weights import ADAPTER, check_stage, projector_parameters
+from dj2mgm.models.trained_weights import ADAPTER, PROJECTOR_FILE, check_stage, projector_parameters
 from dj2mgm.models.vision_language import Family
 from dj2mgm.models.vlm.vlm_generator import stop_tokens, stopping_criteria
 from dj2mgm.storage.files import read_json, readable, write_json
@@ -47,14 +47,14 @@ def write_adapter(family: Family, stage: Path, base_model: str, max_new_tokens: 
     if not family.has_stock_class:
         write_language_model_adapter(stage / "adapter", base_model, folder)
         (folder / STAGE / "adapter").mkdir(parents=True)
-        for name in (*(f"adapter/{name}" for name in ADAPTER), "projector.safetensors"):
+        for name in (*(f"adapter/{name}" for name in ADAPTER), PROJECTOR_FILE):
             copy_plain(stage / name, stage, folder / STAGE / name)
         return
     weights, config = _load_adapter(stage / "adapter")
     with torch.device("meta"):
         shapes = AutoModelForImageTextToText.from_config(family.config, trust_remote_code=False)
-    if (stage / "projector.safetensors").is_file():
-        modules, connector = connector_modules(shapes, load_file(stage / "projector.safetensors"))
+    if (stage / PROJECTOR_FILE).is_file():
+        modules, connector = connector_modules(shapes, load_file(stage / PROJECTOR_FILE))
         config.modules_to_save = modules
         weights |= {f"{PEFT_PREFIX}{name}": tensor for name, tensor in connector.items()}
     _save_adapter(weights, config, base_model, folder)

@@ -1,7 +1,7 @@
 """The best mixtures by merged LoRAs, on the page of a study that merges them."""
 
 from dj2mgm.records.mixture_records import MixtureScores, ScoredMixture
-from dj2mgm.reporting.comparison import format_score
+from dj2mgm.reporting.comparison import find_title, format_score
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.study.proxies import full_scores, measure_agreement, merged_scores
 from dj2mgm.reporting.variants_page import PlainTable
@@ -14,7 +14,7 @@ def mixture_table(
     experiments: list[ExperimentResults], headline: HeadlineScore, merged: MixtureScores | None
 ) -> list[PlainTable]:
     """Return the best mixtures by merged models; no table unless merging orders enough pairs as training does."""
-    truth = full_scores([experiment for experiment in experiments if experiment.control is None], headline)
+    truth = full_scores(experiments, headline)
     agreement = measure_agreement(merged_scores(merged), truth) if merged else None
     if agreement is None or agreement.use != "used":
         return []
@@ -28,7 +28,7 @@ def mixture_table(
     heads = [
         "Shares",
         "Probability of the right answer, merged",
-        f"{headline.title[0].upper()}{headline.title[1:]}, trained",
+        f"{find_title(headline.title)}, trained",
     ]
     return [
         PlainTable(

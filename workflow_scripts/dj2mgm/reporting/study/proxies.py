@@ -15,7 +15,7 @@ from dj2mgm.records.mixture_records import MixtureScores
 from dj2mgm.records.page_records import ShownSearch
 from dj2mgm.reporting.comparison import SCORE_TITLES, find_obstacle
 from dj2mgm.reporting.experiment import ExperimentResults
-from dj2mgm.reporting.study.trial_scores import find_trial_score
+from dj2mgm.reporting.study.trial_scores import find_trial_score, read_mean
 from dj2mgm.reporting.variants_page import PlainTable
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore
 from dj2mgm.settings.targets import OWN_GROUP
@@ -102,8 +102,8 @@ def proxy_table(
         search: the search, as its page shows it; None for another design.
         merged: scores of merged models; None if the study merges none.
     """
-    variants = [experiment for experiment in experiments if experiment.control is None]
-    truth = full_scores(variants, headline)
+    variants = list_variants(experiments)
+    truth = full_scores(experiments, headline)
     if len(truth) < MIN_VARIANTS:
         return []
     rows = []
@@ -132,9 +132,15 @@ def proxy_table(
     return [PlainTable("Cheap proxies", note, heads, rows)] if rows else []
 
 
-def full_scores(variants: list[ExperimentResults], headline: HeadlineScore) -> dict[str, float]:
-    """Return the headline of each fully trained variant by its name."""
-    scores = {variant.name: _score(variant, headline.group, headline.metric) for variant in variants}
+def list_variants(experiments: list[ExperimentResults]) -> list[ExperimentResults]:
+    """Return the experiments that are no controls."""
+    return [experiment for experiment in experiments if experiment.control is None]
+
+
+def full_scores(experiments: list[ExperimentResults], headline: HeadlineScore) -> dict[str, float]:
+    """Return the headline of each fully trained variant by its name, without controls."""
+    variants = list_variants(experiments)
+    scores = {variant.name: read_mean(variant, headline.group, headline.metric) for variant in variants}
     return {name: score for name, score in scores.items() if score is not None}
 
 
@@ -170,7 +176,7 @@ def _list_proxies(
         yield Proxy(title, f"{100 * fraction:.0f} % of stage 2", values)
     for metric, title in SCORE_TITLES.items():
         if metric != headline.metric and not find_obstacle(metric, *variants):
-            scores = {variant.name: _score(variant, OWN_GROUP, metric) for variant in variants}
+            scores = {variant.name: read_mean(variant, OWN_GROUP, metric) for variant in variants}
             yield Proxy(title, "whole run", {name: score for name, score in scores.items() if score is not None})
     kept_shares = {variant.name: _kept_share(variant) for variant in variants}
     yield Proxy("share of rows that the recipes keep", "no training", kept_shares)
@@ -178,11 +184,6 @@ def _list_proxies(
     for statistic, title in STATISTICS.items():
         statistic_means = {name: values[statistic] for name, values in means.items() if statistic in values}
         yield Proxy(f"mean {title} of the rows that the recipes keep", "no training", statistic_means)
-
-
-def _score(experiment: ExperimentResults, group: str, metric: str) -> float | None:
-    estimate = experiment.groups.get(group, {}).get(metric)
-    return None if estimate is None else float(estimate["mean"])
 
 
 def _kept_share(experiment: ExperimentResults) -> float:

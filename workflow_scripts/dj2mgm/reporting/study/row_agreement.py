@@ -27,14 +27,14 @@ class RowAgreement:
 
     def __init__(self, experiments: list[ExperimentResults]):
         headline = find_headline(experiments)
-        variants = {experiment.name: experiment for experiment in experiments if experiment.control is None}
-        scores = full_scores(list(variants.values()), headline)
+        scores = full_scores(experiments, headline)
         ranked = sorted(scores, key=scores.__getitem__, reverse=not headline.lower_is_better)
         self.best = ranked[: max(2, len(ranked) // 4)] if len(ranked) >= MIN_VARIANTS else []
         self.kept_counts: list[int] = []
         self.counts: Counter[str] = Counter()
         self.total = 0
-        best = [variants[name] for name in self.best]
+        by_name = {experiment.name: experiment for experiment in experiments}
+        best = [by_name[name] for name in self.best]
         if len({(variant.dataset, variant.runs[0].selects_instructions) for variant in best}) == 1:
             self._count(best)
 
@@ -57,7 +57,7 @@ class RowAgreement:
 
 
 def _list_files(experiment: ExperimentResults) -> tuple[Path, ...]:
-    """Return the file of rows that an experiment's recipes keep, and the files of those that they drop."""
+    """Return the file with an experiment's kept rows, and the files with its dropped rows."""
     run = experiment.runs[0]
     folders = [run.stages[stage] for stage in ("filter", "synthesize") if stage in run.stages]
     kept_file = folders[-1] / ("synthesized.jsonl" if len(folders) == 2 else "filtered.jsonl")

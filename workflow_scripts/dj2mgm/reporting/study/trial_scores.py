@@ -32,22 +32,28 @@ def measure_trial(experiment: ExperimentResults, kind: HeadlineScore, goals: Goa
         InputError: the trial does not report a score.
     """
     if not goals:
-        return _read_mean(experiment, kind.title, kind.group, kind.metric, "report.headline")
+        return _require_mean(experiment, kind.title, kind.group, kind.metric, "report.headline")
     total = 0.0
     for key, weight in goals.items():
         if key == GPU_HOURS:
             total += weight * _measure_gpu_hours(experiment) / share_of_rows
         else:
             _, group, metric = ReportSection(headline=key).locate_headline()
-            total += weight * _read_mean(experiment, key, group, metric, "design.goals")
+            total += weight * _require_mean(experiment, key, group, metric, "design.goals")
     return total
 
 
-def _read_mean(experiment: ExperimentResults, title: str, group: str, metric: str, setting: str) -> float:
+def read_mean(experiment: ExperimentResults, group: str, metric: str) -> float | None:
+    """Return the mean of a score over images and seeds; None if it was not measured."""
     estimate = experiment.groups.get(group, {}).get(metric)
-    if estimate is None:
+    return None if estimate is None else float(estimate["mean"])
+
+
+def _require_mean(experiment: ExperimentResults, title: str, group: str, metric: str, setting: str) -> float:
+    mean = read_mean(experiment, group, metric)
+    if mean is None:
         raise InputError(f"{experiment.name} does not report {title}; choose another score in {setting}")
-    return float(estimate["mean"])
+    return mean
 
 
 def _measure_gpu_hours(experiment: ExperimentResults) -> float:
