@@ -63,7 +63,7 @@ test-slurm: install
 	$(ACTIVATE) && python -m pytest tests/slurm -m "" $(PYTEST_OPTIONS)
 
 lint: install
-	$(ACTIVATE) && ruff check . && ruff format --check . && snakefmt --check Snakefile rules && snakemake --lint \
+	$(ACTIVATE) && ruff check --no-cache . && ruff format --check . && snakefmt --check Snakefile rules && snakemake --lint \
 	    && PYTHONPATH=workflow_scripts lint-imports --no-logo && vulture && codespell
 
 # beside .venv rather than in it: what it requires would replace PyTorch

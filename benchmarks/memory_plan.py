@@ -59,9 +59,8 @@ def list_configurations(shape: str) -> dict[str, TrainingCase]:
 
 def plan_and_train(configuration: TrainingCase, folder: Path, output: Path) -> None:
     """Run one training stage in this process, with a plan of the configuration's own model."""
-    from plain_mgm import PlainArchitecture
-
     import dj2mgm.training.stage
+    from plain_mgm import PlainArchitecture
 
     original_build = dj2mgm.training.stage.build_workload
 
