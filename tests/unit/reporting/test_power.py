@@ -52,6 +52,8 @@ def test_unknown_noise_is_completed_by_a_typical_one(tmp_path):
     alone = measure_noise(finished(tmp_path / "b", {"baseline": 0.5}, seeds=8))
     assert "per image (typical)" in alone.sources[0] and "(measured on baseline)" in alone.sources[1]
     assert alone.seed_noise == pytest.approx(0.02 * np.sqrt(2), rel=0.5)
+    others = measure_noise(finished(tmp_path / "c", {"other": 0.5, "third": 0.6}, seeds=1))
+    assert "per image (typical)" in others.sources[0], "a difference from another experiment than the reference"
     assert measure_noise({}).sources == ("8.0 points per image (typical)", "0.4 points between seeds (typical)")
     assert measure_noise({}, headline="clip_score") is None
 

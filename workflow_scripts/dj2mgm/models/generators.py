@@ -14,8 +14,7 @@ import torch
 
 from dj2mgm.compute import use_cpu_threads
 from dj2mgm.models.families import load_family
-from dj2mgm.models.questions import Generator, batch_answers, batch_questions, restore_order, split_into_parts
-from dj2mgm.settings.batch_sizes import AUTO
+from dj2mgm.models.questions import Answerer, Generator, split_into_parts
 
 
 def load_generator(base: Path, stage: Path | None, device: str | torch.device | None = None) -> Generator:
@@ -30,7 +29,7 @@ def load_generator(base: Path, stage: Path | None, device: str | torch.device | 
 
 
 @contextmanager
-def open_generators(base: Path, processes: int) -> Iterator[Callable[[Path | None], "Generator | _Pool"]]:
+def open_generators(base: Path, processes: int) -> Iterator[Callable[[Path | None], Answerer]]:
     """Provide a function that loads a stage of a model, in one or several processes with the same results.
 
     Loading a stage closes the stage before. The processes stay, because their start takes half a minute on a GPU.
@@ -71,7 +70,7 @@ class _Generators:
             self._generator = None
 
 
-class _Pool:
+class _Pool(Answerer):
     """Pool of processes that answer as one generator of a stage.
 
     Whole batches are distributed, because a batch is padded to its longest prompt, which may change the last bits.
@@ -82,26 +81,21 @@ class _Pool:
         self.processes = processes
         self.stage = stage
 
-    def answer(self, images, questions, template, max_new_tokens, batch_size) -> Iterator[str]:
-        if batch_size == AUTO:
-            batch_size = self.pool.submit(_choose_batch_size, self.stage, max_new_tokens).result()
-        numbers, batches = batch_questions(images, questions, batch_size)
-        jobs = [
-            self.pool.submit(_answer, self.stage, part, template, max_new_tokens)
-            for part in self._split_batches(batches)
-        ]
-        yield from restore_order(numbers, (texts for job in jobs for texts in job.result()))
+    def batch_size(self, max_new_tokens: int) -> int:
+        return self.pool.submit(_choose_batch_size, self.stage, max_new_tokens).result()
 
-    def likelihoods(self, images, questions, answers, template) -> Iterator[list[float]]:
-        numbers, batches = batch_answers(images, questions, answers)
-        jobs = [
-            self.pool.submit(_compute_log_likelihoods, self.stage, part, template)
-            for part in self._split_batches(batches)
-        ]
-        yield from restore_order(numbers, (values for job in jobs for values in job.result()))
+    def answer_batches(self, batches, template, max_new_tokens) -> Iterator[list[str]]:
+        return self._distribute(_answer, batches, template, max_new_tokens)
 
-    def _split_batches(self, batches: list) -> list:
-        return split_into_parts(batches, max(1, ceil(len(batches) / self.processes)))
+    def likelihood_batches(self, batches, template) -> Iterator[list[list[float]]]:
+        return self._distribute(_compute_log_likelihoods, batches, template)
+
+    def _distribute(self, function: Callable[..., list], batches: list, *arguments) -> Iterator[list]:
+        """Yield the result of each batch; each process receives one part of the batches."""
+        parts = split_into_parts(batches, max(1, ceil(len(batches) / self.processes)))
+        jobs = [self.pool.submit(function, self.stage, part, *arguments) for part in parts]
+        for job in jobs:
+            yield from job.result()
 
 
 def _start_process(base: Path, processes: int, ranks: multiprocessing.Queue) -> None:

@@ -37,8 +37,8 @@ class GivenAnswer(NamedTuple):
 AnswerBatch = tuple[list[Image], list[GivenAnswer]]
 
 
-class Generator(ABC):
-    """Trained model that answers questions about images greedily and writes captions by beam search."""
+class Answerer(ABC):
+    """Model that answers questions about images greedily, and measures the likelihood of other answers."""
 
     def answer(
         self,
@@ -62,6 +62,20 @@ class Generator(ABC):
         numbers, batches = batch_questions(images, questions, batch_size)
         yield from restore_order(numbers, self.answer_batches(batches, template, max_new_tokens))
 
+    def likelihoods(
+        self, images: Sequence[Image], questions: Sequence[str], answers: Sequence[str], template: str | dict
+    ) -> Iterator[list[float]]:
+        """Yield the log-likelihoods of the tokens of each answer (nats); none if it has a control token.
+
+        Images may be None for all questions, as in `answer`.
+        """
+        numbers, batches = batch_answers(images, questions, answers)
+        yield from restore_order(numbers, self.likelihood_batches(batches, template))
+
+    @abstractmethod
+    def batch_size(self, max_new_tokens: int) -> int:
+        """Return the batch size for "auto"."""
+
     @abstractmethod
     def answer_batches(
         self, batches: list[QuestionBatch], template: str | dict, max_new_tokens: int
@@ -69,8 +83,19 @@ class Generator(ABC):
         """Yield the answers of each batch."""
 
     @abstractmethod
-    def batch_size(self, max_new_tokens: int) -> int:
-        """Return the batch size for "auto"."""
+    def likelihood_batches(self, batches: list[AnswerBatch], template: str | dict) -> Iterator[list[list[float]]]:
+        """Yield the log-likelihoods of each batch."""
+
+
+class Generator(Answerer):
+    """Trained model in this process, which also writes captions by beam search."""
+
+    def likelihood_batches(self, batches: list[AnswerBatch], template: str | dict) -> Iterator[list[list[float]]]:
+        control = self.control_tokens(template)
+        for images, answers in batches:
+            allowed = [answer for answer in answers if not find_control(answer.text, control)]
+            log_likelihoods = dict(zip(allowed, self.log_likelihoods(images, allowed, template), strict=True))
+            yield [log_likelihoods.get(answer, []) for answer in answers]
 
     @abstractmethod
     def candidates(
@@ -87,24 +112,6 @@ class Generator(ABC):
         Captions are sorted by beam search's score, the log-likelihood per token. The yielded log-likelihood is the sum
         over a caption's tokens and its stop token.
         """
-
-    def likelihoods(
-        self, images: Sequence[Image], questions: Sequence[str], answers: Sequence[str], template: str | dict
-    ) -> Iterator[list[float]]:
-        """Yield `log_likelihoods` of each triple of image, question and answer; empty if it has a control token.
-
-        Images may be None for all questions, as in `answer`.
-        """
-        numbers, batches = batch_answers(images, questions, answers)
-        yield from restore_order(numbers, self.likelihood_batches(batches, template))
-
-    def likelihood_batches(self, batches: list[AnswerBatch], template: str | dict) -> Iterator[list[list[float]]]:
-        """Yield the log-likelihoods of each batch."""
-        control = self.control_tokens(template)
-        for images, answers in batches:
-            allowed = [answer for answer in answers if not find_control(answer.text, control)]
-            log_likelihoods = dict(zip(allowed, self.log_likelihoods(images, allowed, template), strict=True))
-            yield [log_likelihoods.get(answer, []) for answer in answers]
 
     @abstractmethod
     def log_likelihoods(

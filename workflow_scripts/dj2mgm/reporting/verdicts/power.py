@@ -130,11 +130,13 @@ def _read_scores(name: str, runs: list[FinishedRun], group: str, metric: str) ->
 
 
 def _compute_contrasts(scores: dict[str, list[Scores]], group: str, metric: str) -> dict[str, PairedContrast]:
-    """Return the contrast of each experiment that shares a seed and images with the first one."""
-    names, values = list(scores), {}
-    for name in names[1:]:
+    """Return the contrast of each experiment that shares a seed and images with the reference."""
+    values, reference_runs = {}, scores.get(REFERENCE)
+    for name, runs in scores.items():
+        if reference_runs is None or name == REFERENCE:
+            continue
         try:
-            values[name] = paired_values(scores[name], scores[names[0]])[group, metric]
+            values[name] = paired_values(runs, reference_runs)[group, metric]
         except InputError:  # no common seed, or other images
             continue
     contrasts = dict(zip(values, contrast_with_reference(list(values.values())), strict=True))
