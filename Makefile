@@ -66,7 +66,7 @@ lint: install
 	$(ACTIVATE) && ruff check --no-cache . && ruff format --check . && snakefmt --check Snakefile rules && snakemake --lint \
 	    && PYTHONPATH=workflow_scripts lint-imports --no-logo && vulture && codespell
 
-# beside .venv rather than in it: what it requires would replace PyTorch
+# In a folder of its own, because its dependencies would replace the PyTorch in .venv.
 .lmms_eval/installed: requirements-lmms_eval.lock .venv/installed
 	@echo "Installing lmms-eval into .lmms_eval: once, some seconds"
 	@rm -rf .lmms_eval

@@ -52,7 +52,7 @@ copying=$!
 
 finish() {
     local status=$?
-    # the copier's children, rsync among them, must not write beside the last copy
+    # also stop the copier's children, because its rsync must not write during the last copy
     { pkill -P $copying; kill $copying; wait $copying; } || true
     if ! copy_back; then
         say "results did not come back to $home: see rsync's message; they are on $HOSTNAME in $scratch"

@@ -16,7 +16,8 @@ from typing import BinaryIO
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from dj2mgm.errors import InputError
-from dj2mgm.storage.files import SOURCES, read_json
+from dj2mgm.storage.files import read_json
+from dj2mgm.storage.image_files import SOURCES
 from dj2mgm.storage.plain_files import list_homes
 from dj2mgm.storage.shards import parse_member
 

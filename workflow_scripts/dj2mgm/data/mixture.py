@@ -22,17 +22,9 @@ from dj2mgm.data.formats import (
 from dj2mgm.data.json_rows import NumberedIds
 from dj2mgm.data.sources.source import Source
 from dj2mgm.errors import InputError
-from dj2mgm.settings.dataset_files import FilesDataset, MergedSplit, ReadableSources, SourceOnDisk
-from dj2mgm.storage.files import (
-    CONVERT_HEIF,
-    HEIF,
-    SOURCES,
-    WITH_IMAGES,
-    find_files,
-    list_files,
-    write_json,
-    write_jsonl,
-)
+from dj2mgm.settings.dataset_files import WITH_IMAGES, FilesDataset, MergedSplit, ReadableSources, SourceOnDisk
+from dj2mgm.storage.files import find_files, list_files, write_json, write_jsonl
+from dj2mgm.storage.image_files import CONVERT_HEIF, HEIF, SOURCES
 
 PAIR_FORMATS = ("data_juicer",)  # readers of all other formats yield conversations
 SHOWN_KINDS = 5

@@ -24,18 +24,11 @@ from dj2mgm.dataset_resolution.file_formats import (
     split_words,
 )
 from dj2mgm.errors import InputError
-from dj2mgm.settings.dataset_files import FilesDataset, SourcesDataset
+from dj2mgm.settings.dataset_files import WITH_IMAGES, FilesDataset, SourcesDataset
 from dj2mgm.settings.string_formats import make_name
 from dj2mgm.settings.validation import validated
-from dj2mgm.storage.files import (
-    CONVERT_HEIF,
-    HEIF,
-    IMAGE_SUFFIXES,
-    WITH_IMAGES,
-    find_files,
-    format_yaml,
-    format_yaml_line,
-)
+from dj2mgm.storage.files import find_files, format_yaml, format_yaml_line
+from dj2mgm.storage.image_files import CONVERT_HEIF, HEIF, IMAGE_SUFFIXES
 
 EVALUATION = "evaluation.jsonl"  # always a held-out split in the workflow's own format
 SOURCE_NAMES = {"pretrain": "captions", "finetune": "instructions", "evaluation": "held_out"}  # by split

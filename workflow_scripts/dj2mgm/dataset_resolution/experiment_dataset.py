@@ -16,6 +16,7 @@ from dj2mgm.settings.config_files import config_file, names_in, read_config, sug
 from dj2mgm.settings.configuration import Experiment
 from dj2mgm.settings.dataset_files import (
     SPLITS,
+    WITH_IMAGES,
     DatasetFile,
     ReadableDataset,
     ReadableSources,
@@ -28,7 +29,8 @@ from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.string_formats import check_format, has_format
 from dj2mgm.settings.study_files import MixtureSpace
 from dj2mgm.settings.validation import validated
-from dj2mgm.storage.files import SOURCES, WITH_IMAGES, find_files
+from dj2mgm.storage.files import find_files
+from dj2mgm.storage.image_files import SOURCES
 from dj2mgm.storage.plain_files import resolve_inside
 
 RESULTS = "results/datasets"

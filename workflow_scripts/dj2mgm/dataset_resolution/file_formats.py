@@ -8,7 +8,7 @@ from typing import Any
 
 from dj2mgm.dataset_resolution.file_samples import FileSample, read_sample
 from dj2mgm.settings.dataset_files import USUAL_NAMES
-from dj2mgm.storage.files import IMAGE_SUFFIXES
+from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 
 SHOWN_NAMES = 5
 MAX_NAME_LENGTH = 40  # characters of a column's name in messages

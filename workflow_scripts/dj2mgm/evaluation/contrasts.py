@@ -29,9 +29,8 @@ from scipy.special import chdtri, fdtrc, ndtr
 
 from dj2mgm.evaluation.intervals import LEVEL, image_variance, student_quantile
 
-POOLING_LEVEL = (
-    0.02  # level of the test for larger seed noise; at 0.05, false alarms lengthen intervals of two seeds by 10 %
-)
+# Level of the test for larger seed noise. At 0.05, false alarms lengthen intervals of two seeds by 10 %.
+POOLING_LEVEL = 0.02
 POWER = 0.8
 MAX_SEEDS, MAX_IMAGES = 100, 1_000_000  # no larger cost is reported
 # Gauss-Legendre nodes and weights on [0, 1]

@@ -8,7 +8,7 @@ from dj2mgm.data.formats import read_evaluation
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import NO_IMAGE, control_paths, image_ids, image_paths
 from dj2mgm.evaluation.reference_likelihoods import ANSWER, CAPTION, likelihood_row
-from dj2mgm.models.questions import Generator
+from dj2mgm.models.vision_language import Generator
 from dj2mgm.settings.evaluation import GenerateSettings
 from dj2mgm.settings.generation_prompts import CaptionPrompt
 

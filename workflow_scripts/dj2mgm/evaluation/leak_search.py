@@ -30,7 +30,8 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import read_question_text
 from dj2mgm.evaluation.groups import image_paths
 from dj2mgm.evaluation.leaked_ids import HELD_OUT
-from dj2mgm.storage.files import IMAGE_SUFFIXES, find_files, list_files
+from dj2mgm.storage.files import find_files, list_files
+from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 from dj2mgm.storage.streaming import DiskMap, map_in_order
 
 Image = str | Path | bytes

@@ -30,7 +30,8 @@ from dj2mgm.fetching.benchmark_files import WRITERS
 from dj2mgm.fetching.repositories import HubSource, Repository, check_space, look_up
 from dj2mgm.servers.hub import hub_errors
 from dj2mgm.settings.hub_files import HubArchive, HubBenchmark
-from dj2mgm.storage.files import IMAGE_SUFFIXES, read_json, replace_file, write_bytes, write_json, write_json_list
+from dj2mgm.storage.files import read_json, replace_file, write_bytes, write_json, write_json_list
+from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 
 ROWS_AT_ONCE = 64  # rows that are copied together
 TAIL_BYTES = 2**18  # bytes of a request for the end of a file

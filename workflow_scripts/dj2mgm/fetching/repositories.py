@@ -24,7 +24,8 @@ from dj2mgm.model_files.model_folders import MODEL_SUFFIXES
 from dj2mgm.servers.hub import MAX_MESSAGE_LENGTH, Request, clean, hub_errors, quiet_api
 from dj2mgm.settings.config_files import names_in
 from dj2mgm.settings.string_formats import has_format
-from dj2mgm.storage.files import IMAGE_SUFFIXES, compute_sha256
+from dj2mgm.storage.files import compute_sha256
+from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 from dj2mgm.storage.plain_files import resolve_inside
 
 CONFIGURATION = tuple(f"*{suffix}" for suffix in MODEL_SUFFIXES if suffix != ".safetensors")

@@ -29,7 +29,7 @@ from dj2mgm.juicer.built_operators import (
 from dj2mgm.juicer.chain import Chain
 from dj2mgm.juicer.changed_data_juicer import OP, Fields
 from dj2mgm.juicer.decisions import Ledger, Repeats, RowStream, drop_near_duplicates, keep_selected
-from dj2mgm.juicer.executors import Run, open_executor
+from dj2mgm.juicer.executors import RunChain, open_executor
 from dj2mgm.juicer.operators.declarations import (
     batch_method,
     decision_method,
@@ -63,11 +63,11 @@ if TYPE_CHECKING:
     from data_juicer.core.data import NestedDataset
 
 
-class Decision(Enum):
+class PassEnd(Enum):
     """The decision about rows at the end of a pass."""
 
     NONE = "each operator has decided row by row"
-    MEASURED = "the last operator has only measured; the next pass begins with it and decides, given all rows"
+    MEASURED = "the last operator has measured all rows; the next pass begins with its decision"
     SELECTION = "the only operator selects rows"
     NEAR_DUPLICATES = "the only operator drops near-duplicates, given the signatures of all rows"
     REPEATS = "the last operator's hashes show, row by row in their order, which rows are repeats"
@@ -79,12 +79,12 @@ class Pass:
     """Consecutive steps that run on each partition, and the decision at their end."""
 
     steps: tuple[Step, ...]
-    decision: Decision = Decision.NONE
+    decision: PassEnd = PassEnd.NONE
 
     @property
     def finished_steps(self) -> tuple[Step, ...]:
         """The steps that are finished with all rows."""
-        return self.steps[:-1] if self.decision is Decision.MEASURED else self.steps
+        return self.steps[:-1] if self.decision is PassEnd.MEASURED else self.steps
 
 
 def plan_passes(operators: Sequence[OP], measures: bool = False) -> list[Pass]:
@@ -96,7 +96,7 @@ def plan_passes(operators: Sequence[OP], measures: bool = False) -> list[Pass]:
     passes: list[Pass] = []
     steps: list[Step] = []
 
-    def end(decision: Decision = Decision.NONE) -> None:
+    def end(decision: PassEnd = PassEnd.NONE) -> None:
         if steps:
             passes.append(Pass(tuple(steps), decision))
         steps.clear()
@@ -107,25 +107,25 @@ def plan_passes(operators: Sequence[OP], measures: bool = False) -> list[Pass]:
             end()
         if isinstance(operator, NearDeduplicator):
             steps.append(step)
-            end(Decision.MEASURED)
+            end(PassEnd.MEASURED)
             steps.append(step)
-            end(Decision.NEAR_DUPLICATES)
+            end(PassEnd.NEAR_DUPLICATES)
         elif declared(operator).hash_key:
             steps.append(step)
-            end(Decision.REPEATS)
+            end(PassEnd.REPEATS)
         elif isinstance(operator, SelectionFilter):
             steps.append(replace(step, measures=True))
-            end(Decision.MEASURED)
+            end(PassEnd.MEASURED)
             steps.append(step)
-            end(Decision.SELECTION)
+            end(PassEnd.SELECTION)
         elif needs_all_rows(operator):
             end()
             steps.append(step)
-            end(Decision.ALL_ROWS)
+            end(PassEnd.ALL_ROWS)
         else:
             if _has_share(operator) and not step.measures:
                 steps.append(replace(step, measures=True))
-                end(Decision.MEASURED)
+                end(PassEnd.MEASURED)
             steps.append(step)
     end()
     return passes
@@ -173,11 +173,11 @@ class Engine:
         with open_executor(self.settings, self.working) as run:
             for number, current in enumerate(self.passes, start=1):
                 target = self.working / f"pass-{number}"
-                if current.decision is Decision.ALL_ROWS:
+                if current.decision is PassEnd.ALL_ROWS:
                     self._run_on_all_rows(current.steps[0], target)
-                elif current.decision is Decision.SELECTION:
+                elif current.decision is PassEnd.SELECTION:
                     keep_selected(current.steps[0], self.folders[-1], target)
-                elif current.decision is Decision.NEAR_DUPLICATES:
+                elif current.decision is PassEnd.NEAR_DUPLICATES:
                     drop_near_duplicates(current.steps[0], self.folders[-1], target)
                 else:
                     self._run_chain(current, target, run)
@@ -194,7 +194,7 @@ class Engine:
     def rows_out(self) -> int:
         return count_rows(self.folders[-1])
 
-    def _run_chain(self, current: Pass, target: Path, run: Run) -> None:
+    def _run_chain(self, current: Pass, target: Path, run: RunChain) -> None:
         """Run the pass on the partitions that are not yet in `target`."""
         source = self.folders[-1]
         for step in current.steps:
@@ -204,7 +204,7 @@ class Engine:
         pending = [partition for partition in list_partitions(source) if not (target / partition.name).exists()]
         if len(pending) < len(list_partitions(source)):
             note(f"continuing after {len(list_partitions(source)) - len(pending)} finished partitions")
-        repeats = _read_repeats(target, current.steps[-1]) if current.decision is Decision.REPEATS else None
+        repeats = _read_repeats(target, current.steps[-1]) if current.decision is PassEnd.REPEATS else None
         progress = Progress("rows", sum(read_counts(partition)["rows"] for partition in pending))
         with closing(chain), closing(run(chain, pending)) as outcomes:
             rows = RowStream(outcomes)

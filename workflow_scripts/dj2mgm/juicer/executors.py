@@ -25,11 +25,11 @@ from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.storage.streaming import map_in_order
 
 OBJECT_STORE = 256 * 2**20  # bytes; for batches of some hundred KB each
-Run = Callable[[Chain, list[Path]], Iterator[pa.Table]]  # outcomes of the partitions' rows, in their order
+RunChain = Callable[[Chain, list[Path]], Iterator[pa.Table]]  # outcomes of the partitions' rows, in their order
 
 
 @contextmanager
-def open_executor(settings: RecipeSettings, working: Path) -> Iterator[Run]:
+def open_executor(settings: RecipeSettings, working: Path) -> Iterator[RunChain]:
     """Open the executor of the recipe; Ray, if operators share several GPUs."""
     if settings.on_ray:
         with ray_cluster(settings, working) as run:
@@ -44,7 +44,7 @@ def run_locally(chain: Chain, partitions: list[Path], processes: int) -> Iterato
 
 
 @contextmanager
-def ray_cluster(settings: RecipeSettings, working: Path) -> Iterator[Run]:
+def ray_cluster(settings: RecipeSettings, working: Path) -> Iterator[RunChain]:
     """Open Data-Juicer's Ray executor.
 
     It uses the cluster at `ray_address`, or starts a cluster on this machine with as many cores as the larger of

@@ -29,7 +29,7 @@ from dj2mgm.settings.data import (
     TrainedCaptionerSettings,
 )
 from dj2mgm.settings.validation import load_settings
-from dj2mgm.storage.files import SOURCES
+from dj2mgm.storage.image_files import SOURCES
 
 SIMILARITY_FILTERS = ("batched_image_text_similarity_filter", "image_text_similarity_filter")
 

@@ -14,7 +14,8 @@ import torch
 
 from dj2mgm.compute import use_cpu_threads
 from dj2mgm.models.families import load_family
-from dj2mgm.models.questions import Answerer, Generator, split_into_parts
+from dj2mgm.models.questions import split_into_parts
+from dj2mgm.models.vision_language import Answerer, Generator
 
 
 def load_generator(base: Path, stage: Path | None, device: str | torch.device | None = None) -> Generator:

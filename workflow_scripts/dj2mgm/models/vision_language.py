@@ -4,7 +4,8 @@ mgm/mgm_family.py and vlm/vlm_family.py implement them. Batches go unchanged fro
 pass; other code reads only `input_ids`, `labels` and `answer_positions`.
 """
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,8 +14,19 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, ProcessorMixin
 
+from dj2mgm.control_tokens import find_control
 from dj2mgm.errors import InputError
-from dj2mgm.models.questions import Generator
+from dj2mgm.models.questions import (
+    AnswerBatch,
+    Candidates,
+    GivenAnswer,
+    Image,
+    QuestionBatch,
+    batch_answers,
+    batch_questions,
+    restore_order,
+)
+from dj2mgm.settings.batch_sizes import AUTO
 
 IGNORE_INDEX = -100  # label of tokens that carry no loss
 PIXELS = "pixel_values"  # key of a batch's images
@@ -81,6 +93,102 @@ class Parts:
     # Modules whose parameters are read outside the forward passes of the submodules that have them
     externally_read: Sequence[nn.Module]
     initialized_in_stage_1: Sequence[nn.Module]  # Modules whose weights stage 1 initializes from the run's seed
+
+
+class Answerer(ABC):
+    """Model that answers questions about images greedily, and measures the likelihood of other answers."""
+
+    def answer(
+        self,
+        images: Sequence[Image],
+        questions: list[str],
+        template: str | dict,
+        max_new_tokens: int,
+        batch_size: int | str,
+    ) -> Iterator[str]:
+        """Yield one answer for each pair of image and question; an empty question requests a plain caption.
+
+        Args:
+            images: One image for each question, or None for all questions, which are then asked without an image
+                (PaliGemma receives a black one).
+            template: Name or content of a chat format (settings/chat_templates.py), for a model without its own.
+            max_new_tokens: Length at which an answer is cut.
+            batch_size: Number of questions in a batch, or "auto" for the number that fits the device's memory.
+        """
+        if batch_size == AUTO:
+            batch_size = self.batch_size(max_new_tokens)
+        numbers, batches = batch_questions(images, questions, batch_size)
+        yield from restore_order(numbers, self.answer_batches(batches, template, max_new_tokens))
+
+    def likelihoods(
+        self, images: Sequence[Image], questions: Sequence[str], answers: Sequence[str], template: str | dict
+    ) -> Iterator[list[float]]:
+        """Yield the log-likelihoods of the tokens of each answer (nats); none if it has a control token.
+
+        Images may be None for all questions, as in `answer`.
+        """
+        numbers, batches = batch_answers(images, questions, answers)
+        yield from restore_order(numbers, self.likelihood_batches(batches, template))
+
+    @abstractmethod
+    def batch_size(self, max_new_tokens: int) -> int:
+        """Return the batch size for "auto"."""
+
+    @abstractmethod
+    def answer_batches(
+        self, batches: list[QuestionBatch], template: str | dict, max_new_tokens: int
+    ) -> Iterator[list[str]]:
+        """Yield the answers of each batch."""
+
+    @abstractmethod
+    def likelihood_batches(self, batches: list[AnswerBatch], template: str | dict) -> Iterator[list[list[float]]]:
+        """Yield the log-likelihoods of each batch."""
+
+
+class Generator(Answerer):
+    """Trained model in this process, which also writes captions by beam search."""
+
+    def likelihood_batches(self, batches: list[AnswerBatch], template: str | dict) -> Iterator[list[list[float]]]:
+        control = self.control_tokens(template)
+        for images, answers in batches:
+            allowed = [answer for answer in answers if not find_control(answer.text, control)]
+            log_likelihoods = dict(zip(allowed, self.log_likelihoods(images, allowed, template), strict=True))
+            yield [log_likelihoods.get(answer, []) for answer in answers]
+
+    @abstractmethod
+    def candidates(
+        self,
+        images: Sequence[str | Path],
+        question: str,
+        template: str | dict,
+        num_beams: int,
+        max_new_tokens: int,
+        batch_size: int,
+    ) -> Iterator[Candidates]:
+        """Yield up to `num_beams` different captions for each image, with their log-likelihoods.
+
+        Captions are sorted by beam search's score, the log-likelihood per token. The yielded log-likelihood is the sum
+        over a caption's tokens and its stop token.
+        """
+
+    @abstractmethod
+    def log_likelihoods(
+        self, images: Sequence[Image], answers: Sequence[GivenAnswer], template: str | dict
+    ) -> list[list[float]]:
+        """Return the log-likelihood in nats of each token of each answer, including the tokens that end it.
+
+        Args:
+            answers: Answers; those with an empty question are plain captions.
+            template: Name or content of a chat format, for a model without its own.
+        """
+
+    @abstractmethod
+    def control_tokens(self, template: str | dict) -> Collection[str]:
+        """Return the format's control tokens, in addition to the tokens of all formats (control_tokens.py)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the model's memory, even if other objects still refer to the generator."""
 
 
 class Family(Protocol):

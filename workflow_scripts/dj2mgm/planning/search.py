@@ -94,7 +94,7 @@ def _list_intermediates(
     flexible_names: Sequence[str],
     global_batch_size: int,
 ) -> list[Candidate]:
-    """Return plans with a micro batch size between a size that fits and a size that does not, if they can be fastest.
+    """Return plans between a micro batch size that fits and one that does not, if they can be the fastest.
 
     `flexible_names` are the names of the configurations that leave batch sizes to the plan.
     """

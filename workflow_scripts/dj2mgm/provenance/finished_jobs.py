@@ -16,7 +16,8 @@ from dj2mgm.provenance.crate_files import DATASET, MODEL, RECIPE
 from dj2mgm.records.crate_records import CrateSettings
 from dj2mgm.runs.stages import TASK_PREFIXES, find_stage
 from dj2mgm.script_modules import SCRIPTS
-from dj2mgm.storage.files import IMAGE_SUFFIXES, read_json
+from dj2mgm.storage.files import read_json
+from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 from dj2mgm.storage.plain_files import check_plain
 
 # inputs of stages in addition to the results of earlier stages

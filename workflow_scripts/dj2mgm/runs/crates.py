@@ -34,7 +34,7 @@ def _find_captioner_stages(runs: Runs, run: Run) -> dict[str, str]:
     """Return the dataset of the captioner's run, and the folders of its stages up to the captioner."""
     captioner = runs.get(run.captioner, run.seed)
     stages = stage_folders(runs, captioner)
-    end = list(stages).index(run.trained_by(captioner)) + 1
+    end = list(stages).index(run.choose_training_stage(captioner)) + 1
     return {
         "dataset": f"{RESULTS}/{captioner.dataset.name}",
         "stages": dict(list(stages.items())[:end]),

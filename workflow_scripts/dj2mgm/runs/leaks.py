@@ -3,7 +3,8 @@
 from dj2mgm.dataset_resolution.experiment_dataset import RESULTS, Dataset
 from dj2mgm.runs.run import Runs
 from dj2mgm.settings.evaluation import LeakSettings
-from dj2mgm.storage.files import IMAGE_SUFFIXES, find_files
+from dj2mgm.storage.files import find_files
+from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 
 
 def leaks_folder(dataset: Dataset) -> str | None:

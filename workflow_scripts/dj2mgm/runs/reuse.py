@@ -118,7 +118,7 @@ class Reuse:
             parts["model"] = run.config.model.model_dump()
         if stage == "synthesize" and run.captioner:
             captioner = self._runs.get(run.captioner, run.seed)
-            parts["captioner"] = self._find_signature(captioner, run.trained_by(captioner))
+            parts["captioner"] = self._find_signature(captioner, run.choose_training_stage(captioner))
         if stage == "jsonl" and (other_experiment := run.config.jsonl.same_size_as):
             other_run = self._runs.get(other_experiment, run.seed)
             if not pairs_only:

@@ -74,7 +74,7 @@ class Run:
         is_trained = synthesize and isinstance(synthesize.captioner, TrainedCaptionerSettings)
         return self.config.synthesize.mgm.experiment if is_trained else None
 
-    def trained_by(self, captioner: "Run") -> str:
+    def choose_training_stage(self, captioner: "Run") -> str:
         """Return the stage of the captioner's run whose model is used: the first for captions, the last for answers."""
         return captioner.trains[-1 if self.selects_instructions else 0]
 
@@ -195,7 +195,7 @@ class Runs:
         if not run.captioner:
             return None
         captioner = self.get(run.captioner, run.seed)
-        return self.stage_folder(captioner, run.trained_by(captioner))
+        return self.stage_folder(captioner, run.choose_training_stage(captioner))
 
     @property
     def datasets(self) -> dict[str, Dataset]:

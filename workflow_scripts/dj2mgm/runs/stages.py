@@ -38,8 +38,7 @@ class Stage:
             are skipped.
         settings: function (merged configuration, image folders) → the stage's config.yaml; None if the experiment
             does not have the stage.
-        outputs: the files that pages read; the rule may write more. The last
-            one is written last, so the stage is complete if it exists.
+        outputs: the files that pages read; the rule may write more. The stage is complete if the last one exists.
         trains: whether it is a training stage, with checkpoints, progress and memory.csv.
         optional: whether an experiment may lack it.
         uses_dataset: whether its output depends on the dataset.

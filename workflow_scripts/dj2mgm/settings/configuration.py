@@ -154,7 +154,7 @@ class SharedKeys(Section):
     format: Literal["dj", "llava", "parquet", "webdataset"] = setting("parquet", "format of `snakemake export`")
     decontaminate: DecontaminateSection = section(
         DecontaminateSection,
-        "further images whose near-duplicates are never trained on; those of held-out and benchmark images never are",
+        "excludes near-duplicates of further images from training, besides those of held-out and benchmark images",
     )
     export: ExportSection = section(ExportSection, "`snakemake export`: a dataset for others")
     publish: PublishSection = section(

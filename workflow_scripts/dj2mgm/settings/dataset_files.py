@@ -14,6 +14,7 @@ RowCount = Annotated[int, Field(ge=1, le=10**8)]
 FaultRate = Annotated[Number, Field(ge=0, le=1)]
 MAX_HELD_OUT = 500  # images that are held out of a dataset without an evaluation file
 SPLITS = ("pretrain", "finetune", "evaluation")
+WITH_IMAGES = ("folder", "parquet", "webdataset")  # formats of sources that include their images
 LICENSE = "its name on the hub, such as cc-by-4.0; a change repeats no training"
 
 

@@ -25,17 +25,8 @@ from dj2mgm.errors import InputError
 MAKE_AGAIN = "delete it and run the same command again to make a new one"
 FIX = "fix the file"  # for a user's own file
 MAX_NESTING = 32  # levels of lists and objects in a configuration
-IMAGE_SUFFIXES = (
-    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
-    *(".ppm", ".pgm", ".pbm", ".pnm", ".avif"),
-)
-HEIF = (".heic", ".heif", ".hif")  # photos of phones
-CONVERT_HEIF = "convert .heic and .heif to JPEG, because Pillow cannot read them"
-WITH_IMAGES = ("folder", "parquet", "webdataset")  # formats of sources that include their images
 APPLE_DOUBLE = "._"  # prefix of the files that macOS adds on other file systems; they hold no content
 MAX_DEPTHS = 2  # most `**` in a file pattern
-SOURCES = "sources.json"  # file of a dataset of several sources: their folders by name
-
 
 UMASK = os.umask(0)  # can only be read by setting it
 os.umask(UMASK)
@@ -59,9 +50,8 @@ def _temporary_neighbor(path: Path) -> Iterator[Path]:
     descriptor = None
     while descriptor is None:
         descriptor, name = tempfile.mkstemp(TEMPORARY, f".{path.name}.", path.parent)
-        if (
-            not _lock(descriptor, or_else=True) or os.fstat(descriptor).st_nlink == 0
-        ):  # another process removed it as a leftover
+        # Another process may have removed it as a leftover.
+        if not _lock(descriptor, or_else=True) or os.fstat(descriptor).st_nlink == 0:
             os.close(descriptor)
             descriptor = None
     try:
@@ -202,9 +192,8 @@ def read_jsonl(path: str | Path, may_be_empty: bool = True) -> Iterator[dict]:
         for number, line in enumerate(file, start=1):
             with readable(f"{path}, line {number},"):
                 row = _require_type(dict, json.loads(line.decode("utf-8-sig")))
-            yield _make_record(
-                row, f"{path}, line {number},"
-            )  # outside of the block, because errors of the caller have other reasons
+            # outside of `readable`, because errors of the caller have other reasons
+            yield _make_record(row, f"{path}, line {number},")
 
 
 def read_yaml(path: str | Path) -> dict:

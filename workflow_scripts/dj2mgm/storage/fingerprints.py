@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.storage.files import IMAGE_SUFFIXES, compute_sha256, read_json, write_json
+from dj2mgm.storage.files import compute_sha256, read_json, write_json
+from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 
 MAX_READ_BYTES = 256 << 20  # bytes; larger files are represented by size, time and blocks of their content
 BLOCK_BYTES, BLOCKS = 1 << 16, 64

@@ -51,8 +51,14 @@ def build_workload(
 ) -> Workload:
     """Build the workload of a stage from its longest conversation.
 
-    It has the images of a micro batch of shorter conversations with one image each. `tuning` is one of
-    planning.step.TUNINGS; `projector` tells whether LoRA also trains the projector.
+    The workload has as many images as a micro batch of short conversations with one image each would have.
+
+    Args:
+        tuning: one of planning.step.TUNINGS.
+        settings: the stage's settings.
+        architecture: the model's shape.
+        dataset: the training data.
+        projector: whether LoRA also trains the projector.
     """
     longest = max(dataset.lengths)
     workload = build_workload_at(tuning, settings, architecture, longest, max(dataset.answers), projector)

@@ -1,7 +1,7 @@
 """Clusters near-duplicates and keeps the row with the best score of each cluster.
 
-Kept rows are centers of stars: each duplicate is near the kept row that it duplicates, and no two kept rows are near
-each other. (In a chain, in which each row is near the next, a row could stand for a row that it does not resemble.)
+Each cluster is a star: every duplicate is near the kept row in its center, and no two kept rows are near each other.
+A cluster of rows that are each near the next one could contain rows that do not resemble the kept one.
 
 - `find_near_duplicates`: signatures of all rows on disk, and the clusters among them.
 - `keep_best`: the stars, from a search for near rows and a rank of the rows; needs no images.
@@ -20,7 +20,7 @@ from dj2mgm.data.near_duplicates.codes import file_array
 from dj2mgm.storage.streaming import DiskMap
 
 Pairs = Iterable[tuple[np.ndarray, ...]]  # (P,) each, in batches
-Search = Callable[[np.ndarray], Pairs]
+FindNear = Callable[[np.ndarray], Pairs]
 Distance = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Stars = tuple[np.ndarray, np.ndarray]
 FIRST_ITEMS, MAX_ITEMS = 1 << 13, 1 << 20  # number of items searched for at once, at first and at most
@@ -46,7 +46,7 @@ class NearDuplicates:
 def find_near_duplicates(
     rows: Iterable[tuple[int, bytes, float]],
     folder: Path,
-    candidates: Callable[[np.ndarray], Search],
+    candidates: Callable[[np.ndarray], FindNear],
     distance: Distance,
 ) -> NearDuplicates:
     """Find near-duplicates among rows with the same number of images, compared image by image.
@@ -125,7 +125,7 @@ class _SignatureFile:
             Path(file.name).unlink()
 
 
-def _search(signatures: np.ndarray, candidates: Callable[[np.ndarray], Search], distance: Distance) -> Search:
+def _search(signatures: np.ndarray, candidates: Callable[[np.ndarray], FindNear], distance: Distance) -> FindNear:
     search = candidates(signatures[:, 0])
 
     def near(positions: np.ndarray) -> Pairs:
@@ -139,7 +139,7 @@ def _search(signatures: np.ndarray, candidates: Callable[[np.ndarray], Search], 
     return near
 
 
-def keep_best(near: Search, rank: np.ndarray, folder: Path | None = None) -> Stars:
+def keep_best(near: FindNear, rank: np.ndarray, folder: Path | None = None) -> Stars:
     """Keep the best item and mark its near items as duplicates; repeat with the best of the others.
 
     Items are processed best first, in batches, and duplicates are skipped. So if many items are all near each other,
@@ -174,7 +174,7 @@ def keep_best(near: Search, rank: np.ndarray, folder: Path | None = None) -> Sta
 
 
 def _find_pairs(
-    near: Search, positions: np.ndarray, center: np.ndarray, rank: np.ndarray
+    near: FindNear, positions: np.ndarray, center: np.ndarray, rank: np.ndarray
 ) -> tuple[np.ndarray, ...] | None:
     """Return pairs of a position and a near, unassigned, worse item, best first; None if they are too many."""
     batches, count = [(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0))], 0

@@ -18,7 +18,7 @@ from dj2mgm.data.formats import build_conversation
 from dj2mgm.data.json_rows import MAX_ROW, check_object, parse_identifier, row_too_long
 from dj2mgm.data.sources.source import Source, build_conversation_row, check_single, find_column, read_cell
 from dj2mgm.errors import InputError
-from dj2mgm.storage.files import IMAGE_SUFFIXES
+from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 from dj2mgm.storage.shards import Member
 from dj2mgm.storage.streaming import DiskMap
 

@@ -12,7 +12,7 @@ from dj2mgm.data.formats import build_conversation
 from dj2mgm.data.json_rows import MAX_ROW, check_object, open_input, parse_json, row_too_long
 from dj2mgm.data.sources.source import Source, build_conversation_row, find_column, read_cell
 from dj2mgm.errors import InputError
-from dj2mgm.storage.files import IMAGE_SUFFIXES
+from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 from dj2mgm.storage.shards import Member, read_members
 from dj2mgm.storage.streaming import DiskMap
 

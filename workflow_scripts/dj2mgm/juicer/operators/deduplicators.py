@@ -29,7 +29,7 @@ from data_juicer.utils.constant import Fields
 from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.data.images import load_image
-from dj2mgm.data.near_duplicates.clusters import NearDuplicates, Search, find_near_duplicates
+from dj2mgm.data.near_duplicates.clusters import FindNear, NearDuplicates, find_near_duplicates
 from dj2mgm.data.near_duplicates.codes import (
     CODE_BYTES,
     MAX_BITS,
@@ -93,7 +93,7 @@ class NearDeduplicator(BatchedDeduplicator, interface=True):
         """Return the signature (a fixed number of bytes) and the number of pixels of each image."""
 
     @abstractmethod
-    def candidates(self, signatures: np.ndarray, folder: Path) -> Search:
+    def candidates(self, signatures: np.ndarray, folder: Path) -> FindNear:
         """Return a function from (Q,) positions to batches of pairs that may be near (index in Q, position).
 
         `signatures` are (N, bytes) uint8, a file mapped into memory.
@@ -210,7 +210,7 @@ class ImageNearDeduplicator(NearDeduplicator):
             signed.append((compute_signature(image).tobytes(), image.width * image.height))
         return signed
 
-    def candidates(self, signatures: np.ndarray, folder: Path) -> Search:
+    def candidates(self, signatures: np.ndarray, folder: Path) -> FindNear:
         codes = signatures[:, :CODE_BYTES]
         return lambda positions: (
             (query, position) for query, position, _ in find_near_pairs(codes, codes, self.max_bits, folder, positions)
@@ -270,7 +270,7 @@ class ImageEmbeddingDeduplicator(NearDeduplicator):
         embeddings = get_model(self.model_key, rank, self.use_cuda()).embed(images, load).astype(np.float16)
         return [(vector.tobytes(), pixels[path]) for vector, path in zip(embeddings, images, strict=True)]
 
-    def candidates(self, signatures: np.ndarray, folder: Path) -> Search:
+    def candidates(self, signatures: np.ndarray, folder: Path) -> FindNear:
         from dj2mgm.data.near_duplicates.vectors import VectorIndex
 
         vectors = signatures.view(np.float16)

@@ -8,6 +8,7 @@ Gemma's vocabulary of 256 000, and it encodes every image once for each beam.
 import torch
 from torch.nn.functional import log_softmax
 
+from dj2mgm.models.mgm.greedy_search import cut_at_stop
 from dj2mgm.models.mgm.modeling_mgm import MGMForConditionalGeneration
 
 # token ids before the stop token, and the log-likelihood in nats including the stop token
@@ -78,7 +79,7 @@ def beam_search(
 
     stop_set = set(stops)
     return [
-        [(_cut_at_stop(tokens, stop_set), total) for tokens, mean, total in zip(*row, strict=True) if mean > -torch.inf]
+        [(cut_at_stop(tokens, stop_set), total) for tokens, mean, total in zip(*row, strict=True) if mean > -torch.inf]
         for row in zip(sequences.tolist(), means.tolist(), totals.tolist(), strict=True)
     ]
 
@@ -86,8 +87,3 @@ def beam_search(
 def _gather_rows(values: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """Select rows: values (B, K, steps), order (B, k) → (B, k, steps)."""
     return values.gather(1, order.unsqueeze(-1).expand(-1, -1, values.shape[-1]))
-
-
-def _cut_at_stop(tokens: list[int], ends: set[int]) -> list[int]:
-    """Return the tokens before the first stop token."""
-    return tokens[: next((position for position, token in enumerate(tokens) if token in ends), len(tokens))]

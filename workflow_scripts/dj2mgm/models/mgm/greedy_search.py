@@ -62,7 +62,7 @@ def greedy_search(
         answers.append(logits.argmax(dim=-1))
         done |= torch.isin(answers[-1], ends)
         if len(answers) == max_new_tokens or done.all():
-            return [_cut_at_stop(answer, set(stops)) for answer in torch.stack(answers, dim=1).tolist()]
+            return [cut_at_stop(answer, set(stops)) for answer in torch.stack(answers, dim=1).tolist()]
         logits = read(answers[-1])
 
 
@@ -222,6 +222,6 @@ def _concatenate_caches(caches: list[Cache]) -> Cache:
     return first
 
 
-def _cut_at_stop(tokens: list[int], ends: set[int]) -> list[int]:
+def cut_at_stop(tokens: list[int], ends: set[int]) -> list[int]:
     """Return the tokens before the first stop token."""
     return tokens[: next((position for position, token in enumerate(tokens) if token in ends), len(tokens))]

@@ -25,7 +25,6 @@ from dj2mgm.models.mgm.likelihood import answer_log_likelihoods
 from dj2mgm.models.mgm.shared_arrays import fill_in_order
 from dj2mgm.models.questions import (
     Candidates,
-    Generator,
     GivenAnswer,
     Image,
     QuestionBatch,
@@ -35,7 +34,7 @@ from dj2mgm.models.questions import (
     with_new_images,
 )
 from dj2mgm.models.trained_weights import load_stage_weights
-from dj2mgm.models.vision_language import IGNORE_INDEX
+from dj2mgm.models.vision_language import IGNORE_INDEX, Generator
 from dj2mgm.storage.files import read_json, readable
 
 # Batch size for "auto": on a CPU, and the maximum on a GPU, which larger batches do not use better

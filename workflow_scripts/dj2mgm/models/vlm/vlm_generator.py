@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import PIL.Image
 import torch
-from PIL import Image as Pictures
 from transformers import GenerationConfig, PreTrainedModel
 
 from dj2mgm.cli.messages import note
@@ -18,7 +18,6 @@ from dj2mgm.data.formats import build_conversation, build_text_conversation
 from dj2mgm.data.images import load_image
 from dj2mgm.models.questions import (
     Candidates,
-    Generator,
     GivenAnswer,
     Image,
     QuestionBatch,
@@ -27,7 +26,7 @@ from dj2mgm.models.questions import (
     split_into_parts,
     with_new_images,
 )
-from dj2mgm.models.vision_language import IGNORE_INDEX, PIXELS
+from dj2mgm.models.vision_language import IGNORE_INDEX, PIXELS, Generator
 from dj2mgm.models.vlm.encoder import BLANK, PIXEL_MASK, ProcessorEncoder, concatenate
 from dj2mgm.storage.streaming import map_in_order
 
@@ -209,7 +208,7 @@ class TransformersGenerator(Generator):
         if self.encoder.reads_text_alone:
             return None
         black = BytesIO()
-        Pictures.new("RGB", BLANK).save(black, "PNG")
+        PIL.Image.new("RGB", BLANK).save(black, "PNG")
         return self._encode_missing([BLANK], {BLANK: self._process(black)})[0]
 
     def _encode_missing(self, keys: list, new: dict[object, ProcessedImage]) -> list[EncodedImage]:
