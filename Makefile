@@ -63,7 +63,7 @@ test-slurm: install
 	$(ACTIVATE) && python -m pytest tests/slurm -m "" $(PYTEST_OPTIONS)
 
 lint: install
-	$(ACTIVATE) && ruff check --no-cache . && ruff format --check . && snakefmt --check Snakefile rules && snakemake --lint \
+	$(ACTIVATE) && ruff check --no-cache . && ruff format --no-cache --check . && snakefmt --check Snakefile rules && snakemake --lint \
 	    && PYTHONPATH=workflow_scripts lint-imports --no-logo && vulture && codespell
 
 # In a folder of its own, because its dependencies would replace the PyTorch in .venv.

@@ -18,8 +18,8 @@ with project_imports():
     from rich.table import Column, Table
 
     from dj2mgm.errors import InputError
-    from dj2mgm.planning.memory_csv import GIB
-    from dj2mgm.planning.readings import Reading, read_memory, summarize_readings
+    from dj2mgm.monitoring.memory_csv import GIB
+    from dj2mgm.monitoring.readings import Reading, read_memory, summarize_readings
 
 COLUMN_LABELS = {"job_gib": "process tree", "host_gib": "machine", "cgroup_gib": "control group"}
 

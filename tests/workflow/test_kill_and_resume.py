@@ -13,7 +13,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from dj2mgm.planning.memory_csv import read_memory_rows
+from dj2mgm.monitoring.memory_csv import read_memory_rows
 from dj2mgm.storage.files import read_json, read_jsonl
 from dj2mgm.training.build_locks import build_root
 

@@ -16,7 +16,7 @@ from dj2mgm.health.diagnosis import SIGNATURES, anchor, find_cause
 from dj2mgm.health.gpu_failures import TrainingStage, name_tensor
 from dj2mgm.health.signature import read_log
 from dj2mgm.health.system_failures import describe_kill, parse_kernel_log, read_kernel_kills
-from dj2mgm.planning.cgroups import CgroupLimits, read_cgroup_limits
+from dj2mgm.monitoring.cgroups import CgroupLimits, read_cgroup_limits
 from dj2mgm.script_modules import SCRIPTS, find_modules
 from paths import PROJECT
 

@@ -35,7 +35,7 @@ from dj2mgm.health.probes import (
 )
 from dj2mgm.health.torch_probe import TorchProbe
 from dj2mgm.model_files.hub_cache import find_model, names_folder
-from dj2mgm.planning.cgroups import CgroupLimits
+from dj2mgm.monitoring.cgroups import CgroupLimits
 from dj2mgm.planning.prediction import Machine
 from dj2mgm.settings.dataset_files import Split
 from dj2mgm.settings.deepspeed_files import read_deepspeed

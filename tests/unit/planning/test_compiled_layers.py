@@ -8,7 +8,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch import nn
 from transformers import AutoModel, Gemma2Config, GemmaConfig, PreTrainedConfig, PreTrainedModel
 
-from dj2mgm.planning.trace import ATTENTION, fuse_layers, register_attention
+from dj2mgm.planning.meta_kernels import ATTENTION, fuse_layers, register_attention
 
 SHAPE = {"vocab_size": 16, "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 1, "head_dim": 16}
 SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_dropout": 0.0, "pad_token_id": 0}

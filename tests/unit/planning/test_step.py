@@ -9,8 +9,8 @@ from torch.autograd.profiler import profile
 from transformers import MambaConfig
 
 from dj2mgm.planning.architecture import Architecture, MGMArchitecture
+from dj2mgm.planning.live_memory import LiveMemory
 from dj2mgm.planning.step import MemoryTrace, Workload, build_meta_model, count_parameters, trace_memory
-from dj2mgm.planning.trace import LiveMemory
 from dj2mgm.settings.training_stages import LoraSettings
 from tiny_models import mgm_config
 

@@ -10,7 +10,7 @@ from dj2mgm.health.diagnosis import find_cause
 from dj2mgm.health.probes import CudaProbe, DriverProbe, Finding, GpuProcess, Outcome, Toolkit
 from dj2mgm.health.signature import StageLog
 from dj2mgm.health.torch_probe import TorchProbe
-from dj2mgm.planning.memory_csv import format_gib
+from dj2mgm.monitoring.memory_csv import format_gib
 from dj2mgm.storage.files import write_text
 
 PINNED = "snakemake --cores 1 baseline --sdm conda   # brings torch 2.6 and the CUDA 12.4 toolkit"

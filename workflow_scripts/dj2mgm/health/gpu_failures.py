@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from dj2mgm.health.signature import Evidence, Explanation, Signature, fixed_explanation
-from dj2mgm.planning.memory_csv import format_gib, parse_torch_size
+from dj2mgm.monitoring.memory_csv import format_gib, parse_torch_size
 from dj2mgm.settings.batch_sizes import AUTO
 
 SIZE = r"[\d.]+ (?:bytes|[KMGT]iB)"

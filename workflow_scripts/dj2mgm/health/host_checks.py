@@ -1,7 +1,7 @@
 """Checks of memory, disk, limits and the loopback interface: enough for a stage to run."""
 
 from dj2mgm.health.probes import LOOPBACK, Finding, HostProbe
-from dj2mgm.planning.memory_csv import GIB, format_gib
+from dj2mgm.monitoring.memory_csv import GIB, format_gib
 
 # peak host memory, measured at the shape of MGM-2B with batch size 1
 LORA_MEMORY = 9 * GIB  # LoRA under ZeRO-3 with offload

@@ -15,7 +15,7 @@ from typing import Literal
 import psutil
 import pynvml
 
-from dj2mgm.planning.cgroups import CgroupLimits, read_cgroup_limits
+from dj2mgm.monitoring.cgroups import CgroupLimits, read_cgroup_limits
 from dj2mgm.script_modules import SCRIPTS
 
 # Results of checks.

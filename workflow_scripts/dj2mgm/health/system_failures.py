@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.health.signature import Evidence, Explanation, Signature, StageLog, fixed_explanation
-from dj2mgm.planning.cgroups import CgroupLimits, read_cgroup_limits, total_memory
-from dj2mgm.planning.memory_csv import format_gib, last_row
+from dj2mgm.monitoring.cgroups import CgroupLimits, read_cgroup_limits, total_memory
+from dj2mgm.monitoring.memory_csv import format_gib, last_row
 
 # Processes killed by the kernel's out-of-memory killer, read from the kernel log if permissions allow it.
 

@@ -43,7 +43,8 @@ from dj2mgm.models.vlm.vlm_family import (
     supports_sdpa,
     values_without_data,
 )
-from dj2mgm.planning.trace import ATTENTION, MASKED_ATTENTION, IntegersOnCPU
+from dj2mgm.planning.integer_shapes import IntegersOnCPU
+from dj2mgm.planning.meta_kernels import ATTENTION, MASKED_ATTENTION
 from dj2mgm.settings.config_files import config_file, read_config
 from dj2mgm.settings.models import MgmParts, model_kind
 from dj2mgm.settings.schema import build_schema

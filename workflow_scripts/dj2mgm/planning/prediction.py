@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import psutil
 import torch
 
-from dj2mgm.planning.cgroups import read_cgroup_memory
-from dj2mgm.planning.memory_csv import GIB
+from dj2mgm.monitoring.cgroups import read_cgroup_memory
+from dj2mgm.monitoring.memory_csv import GIB
 from dj2mgm.planning.step import Parameters, Workload, count_parameters, trace_memory
 from dj2mgm.settings.frozen_precision import NF4_BYTES
 

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dj2mgm.models import loss
-from dj2mgm.planning.trace import (
+from dj2mgm.planning.live_memory import (
     LiveMemory,
     Position,
     Segment,

@@ -1,7 +1,7 @@
 """Memory of one micro batch over time, without weights and optimizer, traced with the real model on the meta device.
 
 The model's own code runs forward and backward with its real shapes. Stand-ins replace kernels that need a GPU
-(planning/trace.py).
+(planning/live_memory.py).
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,9 @@ from dj2mgm.models.mgm.lora import wrap_with_lora
 from dj2mgm.models.trained_weights import projector_parameters
 from dj2mgm.models.vision_language import cast_images
 from dj2mgm.planning.architecture import Architecture, MicroBatch
+from dj2mgm.planning.live_memory import LiveMemory
+from dj2mgm.planning.meta_kernels import ATTENTION, fuse_layers, register_attention, selective_scan_without_loop
 from dj2mgm.planning.replay import replay_chunks, replay_layers
-from dj2mgm.planning.trace import ATTENTION, LiveMemory, fuse_layers, register_attention, selective_scan_without_loop
 from dj2mgm.settings.frozen_precision import takes_nf4
 from dj2mgm.settings.training_stages import MAX_WORKERS, LoraSettings
 

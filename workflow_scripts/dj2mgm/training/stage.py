@@ -15,10 +15,10 @@ from dj2mgm.errors import InputError
 from dj2mgm.models.families import load_family
 from dj2mgm.models.trained_weights import full_shapes
 from dj2mgm.models.vision_language import Parts
+from dj2mgm.monitoring.memory_csv import joined_seconds, read_memory_rows
+from dj2mgm.monitoring.sampler import MemorySampler
 from dj2mgm.planning.architecture import PlanningError
-from dj2mgm.planning.memory_csv import joined_seconds, read_memory_rows
 from dj2mgm.planning.prediction import read_free_memory
-from dj2mgm.planning.sampler import MemorySampler
 from dj2mgm.settings.batch_sizes import AUTO, count_steps, describe_steps
 from dj2mgm.settings.deepspeed_files import find_fixed_sizes
 from dj2mgm.settings.frozen_precision import FROZEN

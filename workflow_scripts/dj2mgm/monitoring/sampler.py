@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 
 from dj2mgm.cli import messages
-from dj2mgm.planning.memory_csv import GIB, LEADING, read_columns, start_file
-from dj2mgm.planning.readings import Reading, read_memory
+from dj2mgm.monitoring.memory_csv import GIB, LEADING, read_columns, start_file
+from dj2mgm.monitoring.readings import Reading, read_memory
 from dj2mgm.storage.files import write_text
 
 INTERVAL_S = 1.0

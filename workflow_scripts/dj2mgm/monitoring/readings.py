@@ -7,8 +7,8 @@ from functools import cache
 import numpy as np
 import psutil
 
-from dj2mgm.planning.cgroups import CgroupMemory, read_cgroup_memory
-from dj2mgm.planning.memory_csv import GIB
+from dj2mgm.monitoring.cgroups import CgroupMemory, read_cgroup_memory
+from dj2mgm.monitoring.memory_csv import GIB
 
 try:
     import pynvml

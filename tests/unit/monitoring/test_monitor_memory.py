@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from dj2mgm.planning.readings import summarize_readings
+from dj2mgm.monitoring.readings import summarize_readings
 from paths import PROJECT
 
 MONITOR = [sys.executable, str(PROJECT / "workflow_scripts/monitor_memory.py")]

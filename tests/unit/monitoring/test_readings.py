@@ -7,9 +7,9 @@ import os
 import psutil
 import pytest
 
-from dj2mgm.planning.cgroups import CgroupMemory, read_cgroup_memory
-from dj2mgm.planning.memory_csv import GIB
-from dj2mgm.planning.readings import Reading, _open_devices, read_gpu_memory, read_memory, tree_memory
+from dj2mgm.monitoring.cgroups import CgroupMemory, read_cgroup_memory
+from dj2mgm.monitoring.memory_csv import GIB
+from dj2mgm.monitoring.readings import Reading, _open_devices, read_gpu_memory, read_memory, tree_memory
 
 MIB = 2**20
 
@@ -132,7 +132,7 @@ class FakeDriver:
     ("visible", "used"), [(None, [10, 20]), ("1", [20]), ("1,0", [20, 10]), ("GPU-c", [30]), ("", []), ("GPU-x", [])]
 )
 def test_visible_gpus_are_read_in_the_order_of_cuda(monkeypatch, visible, used):
-    monkeypatch.setattr("dj2mgm.planning.readings.pynvml", FakeDriver())
+    monkeypatch.setattr("dj2mgm.monitoring.readings.pynvml", FakeDriver())
     _open_devices.cache_clear()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
@@ -143,7 +143,7 @@ def test_visible_gpus_are_read_in_the_order_of_cuda(monkeypatch, visible, used):
 
 
 def test_without_the_package_there_are_no_gpus(monkeypatch):
-    monkeypatch.setattr("dj2mgm.planning.readings.pynvml", None)
+    monkeypatch.setattr("dj2mgm.monitoring.readings.pynvml", None)
     _open_devices.cache_clear()
     assert read_gpu_memory() == []
     _open_devices.cache_clear()

@@ -8,16 +8,16 @@ from itertools import pairwise
 import pytest
 
 from dj2mgm.errors import InputError
-from dj2mgm.planning.cgroups import CgroupMemory
-from dj2mgm.planning.memory_csv import GIB, LEADING, read_memory_rows, start_file
-from dj2mgm.planning.readings import GpuMemory, Reading, read_memory
-from dj2mgm.planning.sampler import REST, MemorySampler, find_job_process, warn_if_full
+from dj2mgm.monitoring.cgroups import CgroupMemory
+from dj2mgm.monitoring.memory_csv import GIB, LEADING, read_memory_rows, start_file
+from dj2mgm.monitoring.readings import GpuMemory, Reading, read_memory
+from dj2mgm.monitoring.sampler import REST, MemorySampler, find_job_process, warn_if_full
 
 
 @pytest.fixture
 def often(monkeypatch):
-    monkeypatch.setattr("dj2mgm.planning.sampler.INTERVAL_S", 0.01)
-    monkeypatch.setattr("dj2mgm.planning.sampler.REST", 1)
+    monkeypatch.setattr("dj2mgm.monitoring.sampler.INTERVAL_S", 0.01)
+    monkeypatch.setattr("dj2mgm.monitoring.sampler.REST", 1)
     for name in ("RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
 
@@ -103,8 +103,8 @@ def test_a_slow_reading_is_followed_by_a_longer_pause(often, tmp_path, monkeypat
         time.sleep(took)
         return read(process)
 
-    monkeypatch.setattr("dj2mgm.planning.sampler.read_memory", slow_read)
-    monkeypatch.setattr("dj2mgm.planning.sampler.REST", rest)
+    monkeypatch.setattr("dj2mgm.monitoring.sampler.read_memory", slow_read)
+    monkeypatch.setattr("dj2mgm.monitoring.sampler.REST", rest)
     sampler = MemorySampler(tmp_path / "memory.csv", resumed=False)
     sampler.start()
     deadline = time.monotonic() + 60
