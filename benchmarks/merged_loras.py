@@ -28,6 +28,7 @@ from mixture import NOISE, run_target  # noqa: E402
 from dj2mgm.data.shapes.shapes_dataset import write_shapes  # noqa: E402
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset  # noqa: E402
 from dj2mgm.evaluation.held_out_rows import HeldOutRows  # noqa: E402
+from dj2mgm.evaluation.intervals import Estimate  # noqa: E402
 from dj2mgm.models.families import load_family  # noqa: E402
 from dj2mgm.models.generators import open_generators  # noqa: E402
 from dj2mgm.reporting.study.proxies import measure_agreement  # noqa: E402
@@ -129,7 +130,7 @@ def main() -> None:
     merged_scores: dict[str, dict[str, float]] = {"linear": {}, "TIES": {}}
     for name, shares in mixtures.items():
         groups = read_json(folder / stages[name]["evaluate_vqa"] / "metrics.json")["groups"]
-        trained_scores[name] = groups["finetune/own"]["answer_probability"]["mean"]
+        trained_scores[name] = Estimate(**groups["finetune/own"]["answer_probability"]).mean
         if name in WRONG:
             print(json.dumps({"source": name, "trained": trained_scores.pop(name)}), flush=True)
             continue

@@ -18,6 +18,7 @@ sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
 
 from search_truth import SPACE, read_truth, run_study  # noqa: E402
 
+from dj2mgm.evaluation.intervals import Estimate  # noqa: E402
 from dj2mgm.reporting.study.proxies import measure_agreement  # noqa: E402
 from dj2mgm.storage.files import read_json, read_yaml, write_yaml  # noqa: E402
 
@@ -47,7 +48,9 @@ def read_scores(folder: Path, names: dict[str, tuple], share: float, group: str,
     """Return the score of each recipe after a training on a share of the rows."""
     files = {values: folder / f"results/{name}-{share:g}/evaluate_vqa/metrics.json" for name, values in names.items()}
     return {
-        values: read_json(file)["groups"][group][metric]["mean"] for values, file in files.items() if file.is_file()
+        values: Estimate(**read_json(file)["groups"][group][metric]).mean
+        for values, file in files.items()
+        if file.is_file()
     }
 
 

@@ -75,11 +75,11 @@ def format_result(result: dict, server: str, experiment: str) -> list[str]:
     if "own" in result:
         own_score, served_score, difference = (result[name][SCORE] for name in ("own", "served", "difference"))
         interval = ""
-        if difference["low"] is not None:
-            interval = f" (95 % interval {100 * difference['low']:+.1f} to {100 * difference['high']:+.1f})"
+        if difference.low is not None:
+            interval = f" (95 % interval {100 * difference.low:+.1f} to {100 * difference.high:+.1f})"
         lines.append(
-            f"VQA accuracy: served {100 * served_score['mean']:.1f} %, own {100 * own_score['mean']:.1f} %, difference "
-            f"{100 * difference['mean']:+.1f} points{interval}"
+            f"VQA accuracy: served {100 * served_score.mean:.1f} %, own {100 * own_score.mean:.1f} %, difference "
+            f"{100 * difference.mean:+.1f} points{interval}"
         )
     return lines
 

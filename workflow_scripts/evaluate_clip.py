@@ -48,7 +48,7 @@ def main() -> None:
     groups = estimate_groups(measurements)
 
     for group, estimates in groups.items():
-        figures = "  ".join(f"{name} {value['mean']:.3f}" for name, value in estimates.items())
+        figures = "  ".join(f"{name} {value.mean:.3f}" for name, value in estimates.items())
         print(f"{group:20} {figures}", flush=True)
     record = {
         "judges": [describe_judge(embedder, settings.selecting, paths.model) for embedder in embedders],

@@ -33,7 +33,7 @@ def main() -> None:
         print(f"{result['without_leaked']['questions']} questions on images without a copy in the dataset", flush=True)
     print(f"{result['questions']} questions", flush=True)
     for group, estimates in result["groups"].items():
-        figures = "  ".join(f"{name} {value['mean']:.3f}" for name, value in estimates.items())
+        figures = "  ".join(f"{name} {value.mean:.3f}" for name, value in estimates.items())
         print(f"{group:20} {figures}", flush=True)
     input_files = {"answers": paths.answers} | ({"likelihoods": paths.likelihoods} if paths.likelihoods else {})
     record = {

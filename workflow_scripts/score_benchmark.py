@@ -32,8 +32,8 @@ def main() -> None:
     without_image = estimate_metrics(measure_benchmark(benchmark, blind))
     printed_estimates = estimates | ({"score without the image": without_image["score"]} if without_image else {})
     for name, value in printed_estimates.items():
-        interval = "no interval" if value["low"] is None else f"[{value['low']:.2f}, {value['high']:.2f}]"
-        print(f"{name:40} {value['mean']:6.2f}  {interval}", flush=True)
+        interval = "no interval" if value.low is None else f"[{value.low:.2f}, {value.high:.2f}]"
+        print(f"{name:40} {value.mean:6.2f}  {interval}", flush=True)
     if not estimates:
         print("the benchmark withholds its right answers; its server scores submission.xlsx", flush=True)
     record = {

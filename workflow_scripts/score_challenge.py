@@ -13,6 +13,7 @@ import pandas as pd
 
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.errors import InputError
+from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.reporting.comparison import write_table
 from dj2mgm.settings.targets import ChallengeScore, ChallengeSettings
 from dj2mgm.settings.validation import load_settings
@@ -76,7 +77,7 @@ def _read_unleaked_score(folder: Path) -> float:
     """Read the score without the questions that leak (of all questions if none leaks); NaN if no question is left."""
     metrics = _read_metrics(folder)
     estimates = metrics.get("without_leaked", metrics)["estimates"]
-    return estimates["score"]["mean"] if "score" in estimates else math.nan
+    return Estimate(**estimates["score"]).mean if "score" in estimates else math.nan
 
 
 def _read_metrics(folder: Path) -> dict:
@@ -97,7 +98,7 @@ def _read_score(folder: Path, settings: ChallengeSettings, name: str) -> float:
         )
     if "score" not in metrics["estimates"]:
         raise InputError(f"{path}: {name} has no score, because its file has no answers. Use a split with answers.")
-    return metrics["estimates"]["score"]["mean"]
+    return Estimate(**metrics["estimates"]["score"]).mean
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ def main() -> None:
     groups = aggregate([read_run_scores(task.name, 0, scores)])
     for group, estimates in groups.items():
         for name, value in estimates.items():
-            interval = "no interval" if value["low"] is None else f"[{value['low']:.3f}, {value['high']:.3f}]"
-            print(f"{group:22} {name:40} {value['mean']:8.3f}  {interval}", flush=True)
+            interval = "no interval" if value.low is None else f"[{value.low:.3f}, {value.high:.3f}]"
+            print(f"{group:22} {name:40} {value.mean:8.3f}  {interval}", flush=True)
     record = {
         "versions": {"python": platform.python_version(), "lmms_eval": version("lmms_eval")},
         "inputs": {"answers": compute_sha256(paths.answers)},

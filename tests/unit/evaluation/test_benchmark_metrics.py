@@ -127,7 +127,7 @@ def test_mmbench_counts_questions_and_groups_them_by_image():
     measured = measure_mmbench(rows)
     for name in ("score", "category/style", "l2_category/coarse"):
         assert (measured[name].values.tolist(), measured[name].units.tolist()) == ([0, 100, 0], ["b", "a", "b"])
-    assert estimate_metrics(measured)["score"]["images"] == 2
+    assert estimate_metrics(measured)["score"].images == 2
 
 
 def test_always_answering_a_scores_zero_with_rotations():

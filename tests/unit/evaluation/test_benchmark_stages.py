@@ -1,6 +1,5 @@
 """Stages from benchmark files to the challenge's table, with a tiny random model."""
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -18,13 +17,14 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation import benchmarks
 from dj2mgm.evaluation.benchmarks.mmbench import build_workbook
 from dj2mgm.evaluation.benchmarks.textvqa import vqa_accuracy
+from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.runs.layers import merge_experiment, merge_shared_settings
 from dj2mgm.runs.stage_settings import benchmark_settings
 from dj2mgm.script_modules import find_modules
 from dj2mgm.settings import benchmarks as declared
 from dj2mgm.settings.configuration import configuration_model, experiment_model
-from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_yaml
+from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_jsonl, write_yaml
 from dj2mgm.training.outputs import gather_weights, save_projector
 from paths import PROJECT
 from tiny_models import save_image, tiny_mgm, tiny_processor
@@ -159,10 +159,8 @@ def scored_run(folder: Path, experiment: str, seed: int, *scores: float, **varia
     """Return an entry of the challenge's configuration, and write its metrics."""
     for name, value in zip(("textvqa", "mmbench"), scores, strict=True):
         variant = variants.get(name, REFERENCE["scores"][name]["variant"])
-        metrics = {"benchmark": name, "variant": variant, "estimates": {"score": {"mean": value}}}
-        path = folder / experiment / str(seed) / name / "metrics.json"
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps(metrics), encoding="utf-8")
+        metrics = {"benchmark": name, "variant": variant, "estimates": {"score": Estimate(9, 9, 1, value, None, None)}}
+        write_json(folder / experiment / str(seed) / name / "metrics.json", metrics)
     benchmarks = {name: str(folder / experiment / str(seed) / name) for name in ("textvqa", "mmbench")}
     return {"experiment": experiment, "seed": seed, "benchmarks": benchmarks}
 
@@ -203,7 +201,7 @@ def test_scores_of_different_variants_are_not_combined(monkeypatch, tmp_path, ca
 def test_a_benchmark_without_a_score_is_named(monkeypatch, tmp_path, capsys):
     runs = [scored_run(tmp_path, "baseline", 0, 25, 60)]
     path = Path(runs[0]["benchmarks"]["mmbench"]) / "metrics.json"
-    path.write_text(json.dumps(read_json(path) | {"estimates": {}}), encoding="utf-8")
+    write_json(path, read_json(path) | {"estimates": {}})
     with pytest.raises(SystemExit):
         challenge(monkeypatch, tmp_path, runs)
     assert "mmbench has no score, because its file has no answers" in capsys.readouterr().err

@@ -23,7 +23,7 @@ from dj2mgm.evaluation.harnesses.exchange import CUTTING_CLASSES, cut_answer, fi
 from dj2mgm.evaluation.harnesses.task_scores import MAX_UNITS, pseudo_values
 from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.runs.evaluations import LMMS_EVAL, find_evaluation_data
-from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_yaml
+from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_jsonl, write_yaml
 from dj2mgm.training.outputs import gather_weights, save_projector
 from evaluation_files import TASKS, TEXT, color, picture, write_evaluations, write_task
 from paths import PROJECT
@@ -152,10 +152,7 @@ def evaluated(tmp_path_factory) -> Path:
     for benchmark, (task, files, predictions) in ours.items():
         rows = list(read_questions(benchmark, files))
         answered = [row | {"prediction": text} for row, text in zip(rows, predictions, strict=True)]
-        (root / task).mkdir()
-        (root / task / "ours.json").write_text(
-            json.dumps(estimate_metrics(measure_benchmark(benchmark, answered))["score"])
-        )
+        write_json(root / task / "ours.json", estimate_metrics(measure_benchmark(benchmark, answered))["score"])
         questions = [{"id": str(number), "image": "one.png"} for number in range(len(rows))]
         write_jsonl(root / task / "answers.jsonl", make_answer_rows(questions, predictions))
     settings = {"seed": 3, "template": "gemma", "gpus": 1, "cpu_threads": 1}

@@ -1,18 +1,18 @@
 """Coverage of intervals in simulated studies, and comparisons with textbook formulas."""
 
 import math
+from dataclasses import astuple
 from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
 import pytest
 
-from dj2mgm.evaluation.intervals import Measurements, estimate, mean_and_half_width, student_quantile
+from dj2mgm.evaluation.intervals import Estimate, Measurements, estimate, mean_and_half_width, student_quantile
 from dj2mgm.reporting.verdicts.headline_panels import LOW_COVERAGE
 
 STUDIES, BATCHES = 4000, 8
 ALL_SEEDS, ALL_IMAGES = (1, 2, 3, 5), (10, 20, 100, 500)
-ENDS = ("mean", "low", "high")
 # standard deviations between images, between seeds (times √images, like a mean's), and of single values
 NORMAL = {"images": (1, 0, 0.3), "noise": (0, 0, 1), "mixed": (1, 1, 0.5), "seeds": (0.3, 10, 0.3)}
 
@@ -23,7 +23,7 @@ def coverage(truth: float, sums: np.ndarray, counts: np.ndarray) -> float:
     return float(np.mean(np.abs(mean - truth) <= half_width))
 
 
-def estimate_values(values, units) -> dict:
+def estimate_values(values, units) -> Estimate:
     """Return the estimate of one run's values."""
     _, sums, counts = Measurements.from_values(values, units).per_unit()
     return estimate(sums[None], counts)
@@ -138,9 +138,7 @@ def test_one_seed_has_students_interval_over_images(count, quantile):
     values = np.random.default_rng(count).normal(size=count)
     interval = estimate(values[None], np.ones(count))
     half_width = quantile * values.std(ddof=1) / np.sqrt(count)
-    assert [interval["low"], interval["high"]] == pytest.approx(
-        [values.mean() - half_width, values.mean() + half_width], rel=1e-5
-    )
+    assert interval.ends == pytest.approx((values.mean() - half_width, values.mean() + half_width), rel=1e-5)
 
 
 def test_variance_over_images_equals_the_jackknife():
@@ -164,29 +162,30 @@ def test_batched_studies_equal_single_ones():
 def test_repeated_values_do_not_narrow_the_interval():
     values, units = np.random.default_rng(0).random(50), [str(index) for index in range(50)]
     once, repeated = estimate_values(values, units), estimate_values(np.repeat(values, 7), np.repeat(units, 7))
-    assert (repeated["n"], repeated["images"]) == (350, 50)
-    assert [repeated[key] for key in ENDS] == pytest.approx([once[key] for key in ENDS])
+    assert (repeated.n, repeated.images) == (350, 50)
+    assert [repeated.mean, *repeated.ends] == pytest.approx([once.mean, *once.ends])
 
 
 def test_images_are_weighted_by_their_numbers_of_values():
-    assert estimate_values([1, 1, 1, 0], ["a", "a", "a", "b"])["mean"] == 0.75
+    assert estimate_values([1, 1, 1, 0], ["a", "a", "a", "b"]).mean == 0.75
 
 
 def test_order_of_values_is_irrelevant():
     values, units = np.random.default_rng(5).random(40), np.repeat([f"u{i}" for i in range(10)], 4)
     order = np.random.default_rng(6).permutation(40)
-    assert estimate_values(values, units) == pytest.approx(estimate_values(values[order], units[order]))
+    ordered, shuffled = estimate_values(values, units), estimate_values(values[order], units[order])
+    assert astuple(ordered) == pytest.approx(astuple(shuffled))
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_one_image_has_no_interval(seeds):
     interval = estimate(np.arange(seeds, dtype=float)[:, None], np.array([4]))
-    assert (interval["mean"], interval["low"], interval["high"]) == ((seeds - 1) / 8, None, None)
+    assert (interval.mean, interval.low, interval.high) == ((seeds - 1) / 8, None, None)
 
 
 def test_dominant_image_leaves_one_degree_of_freedom():
     interval = estimate(np.array([[90.0, 0.0]]), np.array([100, 1]))
-    assert interval["low"] < 0 and interval["high"] > 1
+    assert interval.low < 0 and interval.high > 1
 
 
 def test_difference_is_paired_and_refuses_other_units():

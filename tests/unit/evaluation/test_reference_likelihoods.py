@@ -62,5 +62,5 @@ def test_the_gain_over_shuffled_images_is_a_group(tmp_path, capsys):
     files = [f"--{name}={tmp_path}/{name}.jsonl" for name in ("answers", "likelihoods")]
     assert run_main(evaluate_vqa, *files, f"--output-dir={tmp_path}", capture=capsys).status == 0
     groups = aggregate([read_run_scores("baseline", 0, tmp_path / "scores.jsonl")])
-    assert groups["finetune/difference"]["answer_log_likelihood"]["mean"] == pytest.approx(1.5)
-    assert groups["finetune/difference"]["answer_probability"]["mean"] == pytest.approx(exp(-1) - exp(-2.5), rel=1e-5)
+    assert groups["finetune/difference"]["answer_log_likelihood"].mean == pytest.approx(1.5)
+    assert groups["finetune/difference"]["answer_probability"].mean == pytest.approx(exp(-1) - exp(-2.5), rel=1e-5)

@@ -1,11 +1,13 @@
 """Means over seeds and paired differences, with their errors and the coverage of their intervals."""
 
+from dataclasses import astuple
+
 import numpy as np
 import pytest
 
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import estimate_groups, score_rows
-from dj2mgm.evaluation.intervals import Measurements
+from dj2mgm.evaluation.intervals import Estimate, Measurements
 from dj2mgm.evaluation.seeds import (
     PerImage,
     Scores,
@@ -34,7 +36,7 @@ def runs(values, **options) -> list[Scores]:
     return [run(row, seed=seed, **options) for seed, row in enumerate(values)]
 
 
-def score(estimates) -> dict:
+def score(estimates) -> Estimate:
     return estimates["finetune/own"]["score"]
 
 
@@ -59,8 +61,8 @@ def test_the_mean_of_one_seed_equals_the_runs_metrics(tmp_path):
     assert list(estimates_by_group) == list(expected) == ["finetune/own", "finetune/shuffled", "finetune/difference"]
     for group, estimates in expected.items():
         for metric, estimate in estimates.items():
-            assert estimates_by_group[group][metric] == pytest.approx(estimate)
-            assert isinstance(estimates_by_group[group][metric]["n"], int)
+            assert astuple(estimates_by_group[group][metric]) == pytest.approx(astuple(estimate))
+            assert isinstance(estimates_by_group[group][metric].n, int)
 
 
 def test_values_of_both_evaluations_are_read_together(tmp_path):
@@ -92,8 +94,8 @@ def test_results_without_questions_have_no_scores(tmp_path):
 def test_estimate_is_the_mean_of_micro_averages_by_seed():
     values, counts = np.array([[3.0, 0.0], [1.0, 1.0], [0.0, 0.0]]), [3, 1]
     estimate = score(aggregate(runs(values, counts=counts)))
-    assert estimate["mean"] == pytest.approx(np.mean([3 / 4, 2 / 4, 0]))
-    assert (estimate["n"], estimate["seeds"]) == (4, 3)
+    assert estimate.mean == pytest.approx(np.mean([3 / 4, 2 / 4, 0]))
+    assert (estimate.n, estimate.seeds) == (4, 3)
 
 
 @pytest.mark.parametrize(("count", "quantile"), [(2, 12.7062), (3, 4.30265), (5, 2.77645)])  # values of a printed table
@@ -101,17 +103,13 @@ def test_equal_images_have_students_interval_over_seeds(count, quantile):
     means = np.random.default_rng(count).normal(size=count)
     estimate = score(aggregate(runs(np.repeat(means[:, None], 50, axis=1))))
     half_width = quantile * means.std(ddof=1) / np.sqrt(count)
-    assert [estimate["low"], estimate["high"]] == pytest.approx(
-        [means.mean() - half_width, means.mean() + half_width], rel=1e-5
-    )
+    assert estimate.ends == pytest.approx((means.mean() - half_width, means.mean() + half_width), rel=1e-5)
 
 
 def test_equal_seeds_have_the_interval_over_images():
     values = np.random.default_rng(1).normal(size=100)
     repeated, alone = score(aggregate(runs([values] * 3))), score(aggregate(runs([values])))
-    assert [repeated[key] for key in ("mean", "low", "high")] == pytest.approx(
-        [alone[key] for key in ("mean", "low", "high")]
-    )
+    assert [repeated.mean, *repeated.ends] == pytest.approx([alone.mean, *alone.ends])
 
 
 def test_interval_covers_the_mean_if_seeds_vary():
@@ -121,9 +119,9 @@ def test_interval_covers_the_mean_if_seeds_vary():
         noise = rng.normal(scale=0.5, size=(3, 60))
         values = rng.normal(size=60) + rng.normal(scale=0.25, size=(3, 1)) + noise
         estimate = score(aggregate(runs(values)))
-        covered.append(estimate["low"] <= 0 <= estimate["high"])
+        covered.append(estimate.low <= 0 <= estimate.high)
         alone = score(aggregate(runs([values.mean(axis=0)])))
-        covered_by_images.append(alone["low"] <= 0 <= alone["high"])
+        covered_by_images.append(alone.low <= 0 <= alone.high)
     assert 0.94 <= np.mean(covered) <= 0.995
     assert np.mean(covered_by_images) < 0.9
 
@@ -138,8 +136,8 @@ def test_interval_of_a_difference_covers_it():
             for better in (0.2, 0)
         )
         estimate = score(paired_difference(runs(own), runs(reference)))
-        covered.append(estimate["low"] <= 0.2 <= estimate["high"])
-        widths.append(estimate["high"] - estimate["low"])
+        covered.append(estimate.low <= 0.2 <= estimate.high)
+        widths.append(estimate.high - estimate.low)
     assert 0.94 <= np.mean(covered) <= 0.995
     unpaired = 2 * 1.96 * 5 * np.sqrt(2 / 60)
     assert np.mean(widths) < unpaired / 4
@@ -151,9 +149,9 @@ def test_experiments_of_a_page_share_the_noise_between_seeds():
     pages = [paired_values(runs(other), runs(reference)) for other in others]
     together = [score(estimates) for estimates in estimate_differences(pages)]
     alone = [score(paired_difference(runs(other), runs(reference))) for other in others]
-    assert [estimate["mean"] for estimate in together] == pytest.approx([estimate["mean"] for estimate in alone])
-    assert [estimate["n"] for estimate in together] == [30] * 3
-    lengths = [np.mean([estimate["high"] - estimate["low"] for estimate in side]) for side in (together, alone)]
+    assert [estimate.mean for estimate in together] == pytest.approx([estimate.mean for estimate in alone])
+    assert [estimate.n for estimate in together] == [30] * 3
+    lengths = [np.mean([estimate.high - estimate.low for estimate in side]) for side in (together, alone)]
     assert lengths[0] < lengths[1] / 2
 
 
@@ -169,30 +167,27 @@ def test_intervals_stay_within_the_range_of_their_metric():
     right = runs([[1] * 19 + [0], [0] * 20])
     for metric, low, high in (("vqa_accuracy", 0, 1), ("answer_probability", 0, 1), ("clip_score", 0, None)):
         estimates = aggregate(rename(right, metric))
-        assert estimates["finetune/own"][metric]["low"] == low
-        assert (estimates["finetune/own"][metric]["high"] == high) == (high is not None)
+        assert estimates["finetune/own"][metric].low == low
+        assert (estimates["finetune/own"][metric].high == high) == (high is not None)
     estimates = aggregate(rename(runs([[-1] * 19 + [0], [0] * 20]), "answer_log_likelihood"))
-    assert estimates["finetune/own"]["answer_log_likelihood"]["high"] == 0
-    assert estimates["finetune/difference"]["answer_log_likelihood"]["high"] > 0
+    assert estimates["finetune/own"]["answer_log_likelihood"].high == 0
+    assert estimates["finetune/difference"]["answer_log_likelihood"].high > 0
     estimates = paired_difference(rename(right, "vqa_accuracy"), rename(runs(np.zeros((2, 20))), "vqa_accuracy"))
-    assert [estimates["finetune/own"]["vqa_accuracy"][end] for end in ("low", "high")] == [-1, 1]
-    assert [estimates["finetune/difference"]["vqa_accuracy"][end] for end in ("low", "high")] == [-2, 2]
+    assert estimates["finetune/own"]["vqa_accuracy"].ends == (-1, 1)
+    assert estimates["finetune/difference"]["vqa_accuracy"].ends == (-2, 2)
 
 
 def test_the_difference_of_equal_runs_is_zero():
     values = np.random.default_rng(4).random((3, 30))
     difference = score(paired_difference(runs(values, experiment="again"), runs(values)))
-    assert [difference[key] for key in ("mean", "low", "high")] == [0, 0, 0]
-    assert difference["seeds"] == 3
+    assert (difference.mean, difference.ends, difference.seeds) == (0, (0, 0), 3)
 
 
 def test_the_difference_is_antisymmetric():
     rng = np.random.default_rng(5)
     own, reference = runs(rng.random((2, 30))), runs(rng.random((2, 30)))
     forth, back = score(paired_difference(own, reference)), score(paired_difference(reference, own))
-    assert [forth[key] for key in ("mean", "low", "high")] == pytest.approx(
-        [-back[key] for key in ("mean", "high", "low")]
-    )
+    assert [forth.mean, forth.low, forth.high] == pytest.approx([-back.mean, -back.high, -back.low])
 
 
 def test_the_difference_uses_common_seeds_and_images():
@@ -202,12 +197,12 @@ def test_the_difference_uses_common_seeds_and_images():
     reference[1].groups["reference"] = reference[2].groups["reference"] = reference[0].groups["finetune/own"]
     difference = paired_difference(own, reference)
     assert list(difference) == ["finetune/own"]
-    assert (score(difference)["n"], score(difference)["seeds"], score(difference)["mean"]) == (2, 2, 4.5)
+    assert (score(difference).n, score(difference).seeds, score(difference).mean) == (2, 2, 4.5)
 
 
 def test_order_of_runs_is_irrelevant():
     made = runs(np.random.default_rng(6).random((3, 20)))
-    assert score(aggregate(made)) == pytest.approx(score(aggregate(made[::-1])))
+    assert astuple(score(aggregate(made))) == pytest.approx(astuple(score(aggregate(made[::-1]))))
 
 
 def failure(call, *arguments) -> str:

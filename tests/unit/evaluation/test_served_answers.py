@@ -106,4 +106,4 @@ def test_line_breaks_are_ignored(tmp_path):
     rows = [{"answer": "x", "type": "t", "image_id": str(number), "prediction": "a\nb "} for number in range(2)]
     questions = [AskedQuestion(tmp_path, "?", row["prediction"], row) for row in rows]
     result = compare_answers(questions, ["a b", "c"])
-    assert result["identical"] == 0.5 and np.isclose(result["difference"]["vqa_accuracy"]["mean"], 0)
+    assert result["identical"] == 0.5 and np.isclose(result["difference"]["vqa_accuracy"].mean, 0)

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from dj2mgm.errors import InputError
+from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import paired_difference
 from dj2mgm.reporting.comparison import (
     COLUMNS,
@@ -96,10 +97,8 @@ def test_pandas_can_read_the_table(results):
     for row in table.itertuples():
         experiment = experiments[[e.name for e in experiments].index(row.experiment)]
         estimate = experiment.groups[row.group][row.metric]
-        assert [row.value, row.low, row.high] == pytest.approx(
-            [estimate[key] for key in ("mean", "low", "high")], abs=1e-6
-        )
-        assert (row.n, row.seeds) == (estimate["n"], 2)
+        assert [row.value, row.low, row.high] == pytest.approx([estimate.mean, *estimate.ends], abs=1e-6)
+        assert (row.n, row.seeds) == (estimate.n, 2)
 
 
 def test_differences_are_to_the_first_experiment(results):
@@ -168,7 +167,7 @@ def test_chance_note_for_several_differences():
     ],
 )
 def test_verdicts(metric, low, high, expected):
-    assert difference_verdict(metric, {"mean": 0.15, "low": low, "high": high}) == expected
+    assert difference_verdict(metric, Estimate(9, 9, 1, 0.15, low, high)) == expected
 
 
 @pytest.mark.parametrize(
@@ -181,8 +180,7 @@ def test_verdicts(metric, low, high, expected):
 )
 def test_question_type_with_a_slash_is_not_a_task(metric, level, points, kind):
     assert (format_score(metric, 0.9), format_difference(metric, 0.9)) == (level, points)
-    estimate = {"mean": 0.9, "low": 0.8, "high": 1.0, "n": 9, "seeds": 1}
-    _, [row] = difference_table({"finetune/own": {metric: estimate}})
+    _, [row] = difference_table({"finetune/own": {metric: Estimate(9, 9, 1, 0.9, 0.8, 1.0)}})
     assert row["cells"][0].verdict == kind
 
 

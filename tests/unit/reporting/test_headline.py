@@ -314,10 +314,9 @@ def test_seed_noise_does_not_hide_that_models_learned(page):
     experiments = page({"baseline": 0.5}, seeds=2)
     gains = [run.groups["finetune/difference"]["answer_probability"] for run in experiments[0].scores]
     gains[1].sums[:] = 0.05 + gains[1].sums / 100  # this seed gains a fifth of the other's
-    assert experiments[0].groups["finetune/difference"]["answer_probability"]["low"] < 0
+    assert experiments[0].groups["finetune/difference"]["answer_probability"].low < 0
     own = stats.ttest_1samp(np.mean([gain.sums for gain in gains], axis=0), 0).confidence_interval()
-    gain = estimate_image_gain(experiments[0], "answer_probability")
-    assert (gain["low"], gain["high"]) == pytest.approx(own)
+    assert estimate_image_gain(experiments[0], "answer_probability").ends == pytest.approx(own)
     assert find_unlearned(experiments) == {}
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import compare_experiments
 from dj2mgm.cli.messages import format_duration
+from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import paired_difference
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.rendering import evenly_spread, join_words
@@ -207,7 +208,7 @@ def test_panels_omit_unmeasured_metrics(root):
 @pytest.mark.parametrize(("low", "high", "kind"), [(0.01, 0.2, "better"), (-0.2, -0.01, "worse"), (-0.1, 0.1, "same")])
 def test_verdict_follows_the_interval(root, low, high, kind):
     experiments = load_experiments(write_results(root))
-    estimate = {"mean": (low + high) / 2, "low": low, "high": high, "n": 9, "seeds": 2}
+    estimate = Estimate(9, 9, 2, (low + high) / 2, low, high)
     [verdict] = metric_verdicts(experiments, {"dj_synth": {"pretrain/own": {"clip_score": estimate}}})
     [sentence] = verdict.sentences
     titles = {name: getattr(sentence, name) for name in ("better", "worse", "same")}

@@ -1,9 +1,12 @@
 """Notes on the judges of captions, and the agreement of two judges."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from test_report import text_of, write_report
 
+from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import paired_difference
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.sections.judges import describe_agreement, judge_agreement, judge_notes, rank_correlation
@@ -119,7 +122,7 @@ def test_rank_correlation_equals_spearmans(config):
     ],
 )
 def test_agreement_counts_intervals_and_signs(first, second, words):
-    pair = [{"low": low, "high": high, "mean": (low + high) / 2} for low, high in (first, second)]
+    pair = [Estimate(9, 9, 2, (low + high) / 2, low, high) for low, high in (first, second)]
     assert describe_agreement("clip_score", *pair)[0] == words
-    one_seed = describe_agreement("clip_score", *(estimate | {"seeds": 1} for estimate in pair))[0]
+    one_seed = describe_agreement("clip_score", *(replace(estimate, seeds=1) for estimate in pair))[0]
     assert ("for these two models" in one_seed) == ("better" in words or "worse" in words)

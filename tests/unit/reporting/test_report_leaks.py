@@ -5,6 +5,7 @@ import pytest
 from test_report import Elements, text_of, write_report
 
 from dj2mgm.evaluation.groups import Rows
+from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.vqa import evaluate_answers
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.sections.leak_section import leak_sections
@@ -63,8 +64,8 @@ def test_scores_without_leaks_use_the_other_images(config, tmp_path):
     expected = evaluate_answers({"finetune": answers}, {})["groups"]["finetune/own"]["vqa_accuracy"]
     shown = {(score.experiment, score.group, score.metric): score for score in part.scores}
     score = shown["baseline", "Fine-tuned", "VQA accuracy"]
-    low, high = (f"{100 * expected[end]:.1f}".replace("-", "−") for end in ("low", "high"))
-    assert score.rest == (f"{100 * expected['mean']:.1f} %", f"{low} to {high}")
+    low, high = (f"{100 * end:.1f}".replace("-", "−") for end in expected.ends)
+    assert score.rest == (f"{100 * expected.mean:.1f} %", f"{low} to {high}")
     assert score.every != score.rest
     assert ("dj_synth", "Pretrained", "CLIPScore") in shown
 
@@ -96,9 +97,10 @@ def test_no_section_without_a_leak_search(monkeypatch, tmp_path):
 def test_challenge_table_has_scores_without_leaks(tmp_path):
     scores = {name: {"score": 50.0, "variant": "v"} for name in ("textvqa", "mmbench")}
     runs = []
-    for experiment, rest in (("a", {}), ("b", {"without_leaked": {"estimates": {"score": {"mean": 30.0}}}})):
+    every, unleaked = ({"estimates": {"score": Estimate(9, 9, 1, mean, None, None)}} for mean in (40.0, 30.0))
+    for experiment, rest in (("a", {}), ("b", {"without_leaked": unleaked})):
         for name in scores:
-            metrics = {"variant": "v", "estimates": {"score": {"mean": 40.0}}} | (rest if name == "mmbench" else {})
+            metrics = {"variant": "v"} | every | (rest if name == "mmbench" else {})
             write_json(tmp_path / experiment / name / "metrics.json", metrics)
         folders = {name: str(tmp_path / experiment / name) for name in scores}
         runs.append({"experiment": experiment, "seed": 0, "benchmarks": folders})

@@ -161,7 +161,7 @@ def test_the_captioner_writes_a_caption_for_each_image(tmp_path):
 def test_the_metric_has_a_mean_and_an_interval():
     metrics = load("metric").length_metrics(["a red circle", "a dog"], [{"image_id": "a"}, {"image_id": "b"}])
     words = estimate_metrics(metrics)["caption_words"]
-    assert words["mean"] == 2.5 and words["images"] == 2 and words["low"] < 2.5 < words["high"]
+    assert words.mean == 2.5 and words.images == 2 and words.low < 2.5 < words.high
 
 
 @pytest.mark.parametrize(("cores", "status"), [(1, "warn"), (8, "pass")])

@@ -5,9 +5,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from pathlib import Path
 
+import numpy as np
+
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.intervals import Estimate, Measurements, estimate, within
+from dj2mgm.evaluation.intervals import Estimate, Measurements, estimate
 from dj2mgm.storage.files import read_jsonl
 from dj2mgm.storage.shards import compute_image_digest
 
@@ -52,9 +54,14 @@ def estimate_metrics(metrics: Metrics, paired: bool = False) -> Estimates:
     estimates = {}
     for name, measurements in metrics.items():
         _, sums, counts = measurements.per_unit()
-        low, high = score_range(name)
-        estimates[name] = within(estimate(sums[None], counts), *((low - high, high - low) if paired else (low, high)))
+        estimates[name] = estimate_metric(name, sums[None], counts, paired)
     return estimates
+
+
+def estimate_metric(name: str, sums: np.ndarray, counts: np.ndarray, paired: bool) -> Estimate:
+    """Estimate a metric within its range of possible scores or, if `paired`, of differences of two scores."""
+    low, high = score_range(name)
+    return estimate(sums, counts).within(*((low - high, high - low) if paired else (low, high)))
 
 
 def estimate_pair(model: str, own_metrics: Metrics, shuffled_metrics: Metrics) -> dict[str, Estimates]:

@@ -21,15 +21,43 @@ enters both variances, which errs on the wide side.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import stdtrit
 
 LEVEL = 0.05  # 1 − the confidence of intervals
 
-# n (values per seed), images and seeds (their numbers), mean, low, high
-Estimate = dict[str, float | None]
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over images and seeds with its interval; `low` and `high` are None for a single image."""
+
+    n: int  # values per seed
+    images: int  # number of images
+    seeds: int  # number of seeds
+    mean: float
+    low: float | None
+    high: float | None
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Ends of the interval; both are the mean if there is no interval."""
+        return (self.mean, self.mean) if self.low is None else (self.low, self.high)
+
+    @property
+    def is_above_zero(self) -> bool:
+        """True if the whole interval is above zero."""
+        return self.low is not None and self.low > 0
+
+    @property
+    def is_below_zero(self) -> bool:
+        """True if the whole interval is below zero."""
+        return self.high is not None and self.high < 0
+
+    def within(self, low: float, high: float) -> "Estimate":
+        """Return the estimate with the part of its interval that lies in the range of possible values."""
+        return self if self.low is None else replace(self, low=max(self.low, low), high=min(self.high, high))
 
 
 @dataclass(frozen=True)
@@ -59,7 +87,7 @@ class Measurements:
 
 
 def estimate(sums: np.ndarray, counts: np.ndarray) -> Estimate:
-    """Return the mean over S seeds with its interval; `low` and `high` are None for a single image.
+    """Return the mean over S seeds with its interval.
 
     Args:
         sums: (S, U) sum of each image's values.
@@ -68,18 +96,9 @@ def estimate(sums: np.ndarray, counts: np.ndarray) -> Estimate:
     if not counts.sum():
         raise ValueError("the mean of no values is not defined")
     mean, half_width = mean_and_half_width(sums, counts)
-    ends = {"low": None, "high": None}
-    if half_width is not None:
-        ends = {"low": float(mean - half_width), "high": float(mean + half_width)}
+    ends = (None, None) if half_width is None else (float(mean - half_width), float(mean + half_width))
     seeds, images = sums.shape
-    return {"n": int(counts.sum()), "images": images, "seeds": seeds, "mean": float(mean)} | ends
-
-
-def within(estimate: Estimate, low: float, high: float) -> Estimate:
-    """Return the estimate with the part of its interval that lies in the range of possible values."""
-    if estimate["low"] is None:
-        return estimate
-    return estimate | {"low": max(estimate["low"], low), "high": min(estimate["high"], high)}
+    return Estimate(int(counts.sum()), images, seeds, float(mean), *ends)
 
 
 def mean_and_half_width(sums: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:

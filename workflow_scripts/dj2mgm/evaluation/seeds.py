@@ -13,8 +13,8 @@ import numpy as np
 
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.contrasts import PairedContrast, PairedValues, contrast_with_reference
-from dj2mgm.evaluation.groups import group_name, score_range
-from dj2mgm.evaluation.intervals import LEVEL, Estimate, estimate, within
+from dj2mgm.evaluation.groups import estimate_metric, group_name, score_range
+from dj2mgm.evaluation.intervals import LEVEL, Estimate
 from dj2mgm.storage.files import read_jsonl
 
 GroupEstimates = dict[str, dict[str, Estimate]]  # by group and metric
@@ -118,10 +118,8 @@ def aggregate(runs: list[Scores]) -> GroupEstimates:
     estimates: GroupEstimates = {}
     for group, metric in _list_keys(runs[0]):
         seeds = [run.groups[group][metric] for run in runs]
-        mean_estimate = estimate(np.stack([seed.sums for seed in seeds]), seeds[0].counts)
-        low, high = score_range(metric)
-        allowed_range = (low - high, high - low) if group.endswith("/difference") else (low, high)
-        estimates.setdefault(group, {})[metric] = within(mean_estimate, *allowed_range)
+        sums, paired = np.stack([seed.sums for seed in seeds]), group.endswith("/difference")
+        estimates.setdefault(group, {})[metric] = estimate_metric(metric, sums, seeds[0].counts, paired)
     return estimates
 
 
@@ -147,8 +145,7 @@ def estimate_difference(contrast: PairedContrast, group: str, metric: str, level
     largest = (high - low) * (2 if group.endswith("/difference") else 1)
     mean, half_width = float(contrast.mean), float(contrast.half_width(level))
     ends = (None, None) if contrast.images == 1 else (mean - half_width, mean + half_width)
-    counts = {"n": contrast.values, "images": contrast.images, "seeds": contrast.seeds}
-    return within(counts | {"mean": mean, "low": ends[0], "high": ends[1]}, -largest, largest)
+    return Estimate(contrast.values, contrast.images, contrast.seeds, mean, *ends).within(-largest, largest)
 
 
 def paired_values(runs: list[Scores], reference_runs: list[Scores]) -> dict[tuple[str, str], PairedValues]:

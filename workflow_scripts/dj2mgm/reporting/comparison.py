@@ -148,10 +148,10 @@ def tabulate_scores(experiments: list[ExperimentResults]) -> pd.DataFrame:
     for experiment in experiments:
         for group, estimates in experiment.groups.items():
             for metric, estimate in estimates.items():
-                difference = differences.get(experiment.name, {}).get(group, {}).get(metric, {})
-                score_values = [estimate[key] for key in ("mean", "low", "high", "n")]
-                difference_values = [difference.get(key) for key in ("mean", "low", "high")]
-                rows.append([experiment.name, estimate["seeds"], group, metric, *score_values, *difference_values])
+                difference = differences.get(experiment.name, {}).get(group, {}).get(metric)
+                score_values = [estimate.mean, estimate.low, estimate.high, estimate.n]
+                difference_values = [difference.mean, difference.low, difference.high] if difference else [None] * 3
+                rows.append([experiment.name, estimate.seeds, group, metric, *score_values, *difference_values])
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -167,20 +167,14 @@ VERDICT_CLASSES = {"better": "better", "worse": "worse", NO_DIFFERENCE: "same"} 
 
 def difference_verdict(metric: str, difference: Estimate) -> str:
     """Return what the interval of a difference (own − reference) shows: better, worse or no difference."""
-    low, high = interval_ends(difference)
-    if difference["low"] is None or low <= 0 <= high:
-        return NO_DIFFERENCE
-    return "better" if (low > 0) != (metric in LOWER_IS_BETTER) else "worse"
-
-
-def interval_ends(estimate: Estimate) -> tuple[float, float]:
-    """Return the ends of the interval; both are the mean if there is no interval."""
-    return (estimate["mean"],) * 2 if estimate["low"] is None else (estimate["low"], estimate["high"])
+    if difference.is_above_zero or difference.is_below_zero:
+        return "better" if difference.is_above_zero != (metric in LOWER_IS_BETTER) else "worse"
+    return NO_DIFFERENCE
 
 
 def verdict_scope(difference: Estimate) -> str:
     """Return the scope of "better" and "worse". With one seed it is the two trained models and not their data."""
-    return " for these two models" if difference.get("seeds") == 1 else ""
+    return " for these two models" if difference.seeds == 1 else ""
 
 
 def coverage_note(seeds: int) -> str:
@@ -218,9 +212,9 @@ def format_difference(metric: str, value: float) -> str:
 
 def format_interval(metric: str, estimate: Estimate, show: Callable[[str, float], str] = format_score) -> str:
     """Format the ends of an interval as scores or, with `format_difference`, as differences; without units."""
-    if estimate["low"] is None:
+    if estimate.low is None:
         return "no interval, one image"
-    low, high = (show(metric, end).removesuffix(" %").removesuffix(" points") for end in interval_ends(estimate))
+    low, high = (show(metric, end).removesuffix(" %").removesuffix(" points") for end in estimate.ends)
     return f"{low} to {high}"
 
 
@@ -241,7 +235,7 @@ def metric_table(experiment: ExperimentResults) -> MetricTable:
 
     def build_cell(group: str, metric: str, estimate: Estimate) -> MetricCell:
         show = format_difference if group.endswith("/difference") else format_score
-        return MetricCell(show(metric, estimate["mean"]), format_interval(metric, estimate))
+        return MetricCell(show(metric, estimate.mean), format_interval(metric, estimate))
 
     return _tabulate(experiment.groups, build_cell)
 
@@ -254,7 +248,7 @@ def difference_table(differences: GroupEstimates) -> MetricTable:
         has_verdict = group.endswith("/own") and not is_task_metric(metric)
         css_class = VERDICT_CLASSES[difference_verdict(metric, difference)] if has_verdict else ""
         interval = format_interval(metric, difference, format_difference)
-        return MetricCell(format_difference(metric, difference["mean"]), interval, css_class)
+        return MetricCell(format_difference(metric, difference.mean), interval, css_class)
 
     return _tabulate({name: metrics for name, metrics in differences.items() if name != "reference"}, build_cell)
 

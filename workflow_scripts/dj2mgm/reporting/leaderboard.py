@@ -242,7 +242,7 @@ def read_decision(experiment: ExperimentResults, parent_folder: Path) -> dict:
 
 
 def _build_score(metric: str, estimate: Estimate) -> Score:
-    return Score(estimate["mean"], format_score(metric, estimate["mean"]), format_interval(metric, estimate))
+    return Score(estimate.mean, format_score(metric, estimate.mean), format_interval(metric, estimate))
 
 
 def _describe_error(error: Exception) -> str:

@@ -84,7 +84,7 @@ def _collect_verdict_values(experiments: list[ExperimentResults], differences: d
     estimates = [
         estimate for groups in differences.values() for metrics in groups.values() for estimate in metrics.values()
     ]
-    one_seed = any(estimate["seeds"] == 1 for estimate in estimates)
+    one_seed = any(estimate.seeds == 1 for estimate in estimates)
     count = sum(len(model.differences) for panel in panels for model in panel.models)
     unlearned = find_unlearned(experiments)
     return {
@@ -216,7 +216,7 @@ def seeds_note(experiments: list[ExperimentResults]) -> str:
 def method_note(experiments: list[ExperimentResults]) -> str:
     """Describe how the intervals are computed, with their degrees of freedom."""
     groups = [group for experiment in experiments for group in experiment.groups.values()]
-    images = [estimate["images"] for group in groups for estimate in group.values()]
+    images = [estimate.images for group in groups for estimate in group.values()]
     if max(images) == 1:
         return "There is no interval for one image."
     image_part = f"over images ({_describe_df(images, 'images')}, fewer if images have different numbers of questions)"

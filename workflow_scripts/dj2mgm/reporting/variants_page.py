@@ -5,7 +5,6 @@ from pathlib import Path
 
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.reporting.charts import Scale
-from dj2mgm.reporting.comparison import interval_ends
 from dj2mgm.reporting.rendering import template_environment
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, describe_faults
 from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard
@@ -124,7 +123,7 @@ class VariantsPage:
 
 def place_mark(scale: Scale, estimate: Estimate) -> IntervalMark:
     """Return the positions of an estimate on an axis."""
-    return IntervalMark(*map(scale.at, (estimate["mean"], *interval_ends(estimate))))
+    return IntervalMark(*map(scale.at, (estimate.mean, *estimate.ends)))
 
 
 def write_variants_page(page: VariantsPage, path: str | Path) -> None:

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import cache
 from glob import glob
 from pathlib import Path
@@ -112,7 +113,7 @@ def write_bytes(path: str | Path, content: bytes) -> None:
 
 def write_json(path: str | Path, value: Any) -> None:
     with replace_file(path) as file:
-        json.dump(value, file, indent=2, ensure_ascii=False)
+        json.dump(value, file, indent=2, ensure_ascii=False, default=asdict)
         file.write("\n")
 
 

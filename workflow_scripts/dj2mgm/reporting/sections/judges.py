@@ -133,7 +133,7 @@ def _build_contrasts(
                         find_title(metric),
                         *(
                             (
-                                format_difference(metric, estimate["mean"]),
+                                format_difference(metric, estimate.mean),
                                 format_interval(metric, estimate, format_difference),
                             )
                             for estimate in pair
@@ -149,7 +149,7 @@ def describe_agreement(metric: str, first: Estimate, second: Estimate) -> tuple[
         return f"both: {first_verdict}{verdict_scope(first)}", first_verdict
     if NO_DIFFERENCE not in (first_verdict, second_verdict):
         return f"contradictory: {first_verdict}, {second_verdict}{verdict_scope(first)}", ""
-    same_sign = (first["mean"] > 0) == (second["mean"] > 0) and (first["mean"] < 0) == (second["mean"] < 0)
+    same_sign = (first.mean > 0) == (second.mean > 0) and (first.mean < 0) == (second.mean < 0)
     signs = f"; the signs {'agree' if same_sign else 'differ'}"
     if first_verdict == second_verdict:
         return f"neither shows a difference{signs}", "same"

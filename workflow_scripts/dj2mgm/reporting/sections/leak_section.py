@@ -112,7 +112,7 @@ def _compare_scores(index: int, experiment: ExperimentResults, leaked_ids: set[s
                 if every := experiment.groups.get(group, {}).get(metric):
                     pair = every, rest.get(group, {}).get(metric)
                     texts = [
-                        estimate and (format_score(metric, estimate["mean"]), format_interval(metric, estimate))
+                        estimate and (format_score(metric, estimate.mean), format_interval(metric, estimate))
                         for estimate in pair
                     ]
                     yield LeakScore(experiment.name, index, label, find_title(metric), *texts)

@@ -20,7 +20,6 @@ from dj2mgm.reporting.comparison import (
     format_difference,
     format_interval,
     format_score,
-    interval_ends,
 )
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
@@ -192,7 +191,7 @@ def cost_chart(rows: list[ComparedVariant]) -> CostChart | None:
     measured = [(row, seconds, score) for row, seconds, score in candidates if seconds and score]
     if len(measured) < 3:
         return None
-    times, ends = [seconds for _, seconds, _ in measured], [interval_ends(score) for _, _, score in measured]
+    times, ends = [seconds for _, seconds, _ in measured], [score.ends for _, _, score in measured]
     time_scale = Scale(0, 1.05 * max(times))
     low, high = min(low for low, _ in ends), max(high for _, high in ends)
     lowest, highest = score_range(headline.metric)
@@ -201,7 +200,7 @@ def cost_chart(rows: list[ComparedVariant]) -> CostChart | None:
         CostPoint(
             time_scale.at(seconds),
             place_mark(score_scale, score),
-            f"{row.name}: {format_score(headline.metric, score['mean'])}, {format_duration(seconds)}",
+            f"{row.name}: {format_score(headline.metric, score.mean)}, {format_duration(seconds)}",
             row is rows[0],
             not any(
                 other_seconds < seconds and _is_better(other_score, score, headline.lower_is_better)
@@ -219,7 +218,7 @@ def cost_chart(rows: list[ComparedVariant]) -> CostChart | None:
 
 
 def _is_better(estimate: Estimate, other_estimate: Estimate, lower_is_better: bool) -> bool:
-    return estimate["mean"] < other_estimate["mean"] if lower_is_better else estimate["mean"] > other_estimate["mean"]
+    return estimate.mean < other_estimate.mean if lower_is_better else estimate.mean > other_estimate.mean
 
 
 def _introduction(rows: list[ComparedVariant], study: ShownStudy) -> list[str]:
@@ -287,11 +286,11 @@ def _score(row: ComparedVariant, key: tuple[str, str], scale: Scale, keeps: floa
     if not estimate:
         return None
     metric = key[1]
-    text, interval = format_score(metric, estimate["mean"]), format_interval(metric, estimate)
+    text, interval = format_score(metric, estimate.mean), format_interval(metric, estimate)
     if not difference:
         return ScoreCell(text, [interval])
     verdict = difference_verdict(metric, difference)
-    change, ends = format_difference(metric, difference["mean"]), format_interval(metric, difference, format_difference)
+    change, ends = format_difference(metric, difference.mean), format_interval(metric, difference, format_difference)
     kept_score = row.kept_scores.get(metric) if key[0] == OWN_GROUP else None
     lines = [f"{change}, {ends}"]
     if kept_score:
@@ -304,8 +303,5 @@ def _score(row: ComparedVariant, key: tuple[str, str], scale: Scale, keeps: floa
 def _scale(rows: list[ComparedVariant], key: tuple[str, str]) -> Scale:
     """Return the axis of a score's differences, with 0 in the middle."""
     differences = [difference for row in rows if (difference := find(row.differences, key))]
-    end = (
-        1.05 * max((abs(limit) for difference in differences for limit in interval_ends(difference)), default=0.0)
-        or 1.0
-    )
+    end = 1.05 * max((abs(limit) for difference in differences for limit in difference.ends), default=0.0) or 1.0
     return Scale(-end, end)

@@ -106,7 +106,7 @@ def compare_variants(experiments: list[ExperimentResults], study: ShownStudy) ->
             kept_scores = kept_shares(variant, reference, study.page.keeps)
         rows.append(ComparedVariant(variant, count_rows_and_costs(variant), differences, kept_scores))
     keys = [(headline.group, headline.metric), *TABLE_SCORES]
-    rows.sort(key=lambda row: next((estimate["mean"] for key in keys if (estimate := find(row.differences, key))), 0.0))
+    rows.sort(key=lambda row: next((estimate.mean for key in keys if (estimate := find(row.differences, key))), 0.0))
     return [
         ComparedVariant(reference, count_rows_and_costs(reference)),
         *(rows if headline.lower_is_better else reversed(rows)),
@@ -189,12 +189,10 @@ def kept_shares(experiment: ExperimentResults, reference: ExperimentResults, min
     )
     shares = {}
     for metric, margin in margins.items():
-        if metric in HEADLINES and reference_estimates[metric]["mean"] > 0:
-            undecided = margin["low"] is None or margin["low"] < 0 <= margin["high"]
-            shares[metric] = KeptScore(
-                own_estimates[metric]["mean"] / reference_estimates[metric]["mean"],
-                None if undecided else margin["low"] >= 0,
-            )
+        if metric in HEADLINES and reference_estimates[metric].mean > 0:
+            undecided = margin.low is None or margin.low < 0 <= margin.high
+            share = own_estimates[metric].mean / reference_estimates[metric].mean
+            shares[metric] = KeptScore(share, None if undecided else margin.low >= 0)
     return shares
 
 
@@ -208,9 +206,9 @@ def scale_scores(run: Scores, factor: float) -> Scores:
     return replace(run, groups=groups)
 
 
-def find(estimates: GroupEstimates, key: tuple[str, str]) -> Estimate:
-    """Return the estimate of a group and metric; empty if it was not measured."""
-    return estimates.get(key[0], {}).get(key[1], {})
+def find(estimates: GroupEstimates, key: tuple[str, str]) -> Estimate | None:
+    """Return the estimate of a group and metric; None if it was not measured."""
+    return estimates.get(key[0], {}).get(key[1])
 
 
 def shown_scores(rows: list[ComparedVariant]) -> list[tuple[str, str]]:
@@ -218,7 +216,7 @@ def shown_scores(rows: list[ComparedVariant]) -> list[tuple[str, str]]:
     headline = find_headline([row.experiment for row in rows])
     headline_key = headline.group, headline.metric
     means_by_key = {
-        key: [estimate["mean"] for row in rows if (estimate := find(row.experiment.groups, key))]
+        key: [estimate.mean for row in rows if (estimate := find(row.experiment.groups, key))]
         for key in dict.fromkeys([headline_key, *TABLE_SCORES])
     }
     return [key for key, means in means_by_key.items() if len({*means}) > 1 or (means and key[0] != "pretrain/own")]
@@ -239,8 +237,8 @@ def tabulate(rows: list[ComparedVariant]) -> pd.DataFrame:
             name = f"{group.replace('/own', '').replace('/', '_')}_{metric}"
             for suffix, estimates in (("", row.experiment.groups), ("_difference", row.differences)):
                 estimate = find(estimates, (group, metric))
-                ends = {"": estimate.get("mean"), "_low": estimate.get("low"), "_high": estimate.get("high")}
-                record |= {f"{name}{suffix}{end}": value for end, value in ends.items()}
+                figures = (estimate.mean, estimate.low, estimate.high) if estimate else (None,) * 3
+                record |= zip((f"{name}{suffix}{end}" for end in ("", "_low", "_high")), figures, strict=True)
             record[f"{name}_kept"] = (
                 row.kept_scores[metric].share if group == OWN_GROUP and metric in row.kept_scores else None
             )

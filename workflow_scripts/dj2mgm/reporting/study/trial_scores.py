@@ -46,7 +46,7 @@ def measure_trial(experiment: ExperimentResults, kind: HeadlineScore, goals: Goa
 def read_mean(experiment: ExperimentResults, group: str, metric: str) -> float | None:
     """Return the mean of a score over images and seeds; None if it was not measured."""
     estimate = experiment.groups.get(group, {}).get(metric)
-    return None if estimate is None else float(estimate["mean"])
+    return estimate.mean if estimate else None
 
 
 def _require_mean(experiment: ExperimentResults, title: str, group: str, metric: str, setting: str) -> float:

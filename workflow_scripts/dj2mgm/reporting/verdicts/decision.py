@@ -7,13 +7,7 @@ from dj2mgm.evaluation.seeds import estimate_difference, paired_values
 from dj2mgm.evaluation.sequential import Look, cost_after_looks, next_look, verdict_at
 from dj2mgm.records.look_records import LookRecord, affordable_seeds, planned_seeds
 from dj2mgm.reporting.charts import Scale
-from dj2mgm.reporting.comparison import (
-    comparable_scores,
-    format_difference,
-    format_interval,
-    format_score,
-    interval_ends,
-)
+from dj2mgm.reporting.comparison import comparable_scores, format_difference, format_interval, format_score
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.variants_page import CountCell, IntervalMark, ScoreCell, VariantRow, VariantsPage
 from dj2mgm.reporting.verdicts.headline_verdicts import (
@@ -103,7 +97,7 @@ def _compute_contrast(
 def _format_ends(contrast: PairedContrast, headline: HeadlineScore, level: float) -> str:
     """Return the ends of the interval; empty if it contains all possible differences."""
     estimate = estimate_difference(contrast, headline.group, headline.metric, level)
-    low, high = interval_ends(estimate)
+    low, high = estimate.ends
     mean, half_width = float(contrast.mean), float(contrast.half_width(level))
     if mean - half_width < low and high < mean + half_width:  # both ends are the ends of the score's range
         return ""
@@ -119,7 +113,7 @@ def _write_statement(
         reasons = ". ".join(dict.fromkeys(fault.reason for faults in unlearned.values() for fault in faults))
         return f"the verdict is withheld, because {' and '.join(unlearned)} learned nothing. {reasons}"
     scores = [
-        format_score(headline.metric, side.groups[headline.group][headline.metric]["mean"])
+        format_score(headline.metric, side.groups[headline.group][headline.metric].mean)
         for side in (experiment, reference)
     ]
     if kind in ("better", "worse"):

@@ -17,7 +17,6 @@ from dj2mgm.reporting.comparison import (
     format_difference,
     format_interval,
     format_score,
-    interval_ends,
     title_in_sentence,
 )
 from dj2mgm.reporting.experiment import ExperimentResults
@@ -125,7 +124,7 @@ def _summarize_differences(differences: GroupEstimates) -> Iterator[DifferenceSu
     for model, stage in TRAINING_NAMES.items():
         estimates = differences.get(f"{model}/own", {})
         titles_by_kind: dict[str, list[str]] = {"better": [], "worse": [], "same": []}
-        seeds = max((estimate["seeds"] for estimate in estimates.values()), default=0)
+        seeds = max((estimate.seeds for estimate in estimates.values()), default=0)
         for metric in HEADLINES:
             if metric in estimates:
                 kind = VERDICT_CLASSES[difference_verdict(metric, estimates[metric])]
@@ -138,7 +137,7 @@ def _summarize_differences(differences: GroupEstimates) -> Iterator[DifferenceSu
 
 
 def _format_unbroken(metric: str, difference: Estimate) -> str:
-    return format_difference(metric, difference["mean"]).replace(" ", "\u00a0")
+    return format_difference(metric, difference.mean).replace(" ", "\u00a0")
 
 
 def headline_panels(experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]) -> list[MetricPanel]:
@@ -159,7 +158,7 @@ def headline_panels(experiments: list[ExperimentResults], differences: dict[str,
                 )
         if models:
             comparable = not find_obstacle(metric, *experiments)
-            ceiling = experiments[0].groups.get("reference", {}).get(metric, {}).get("mean") if comparable else None
+            ceiling = experiments[0].groups.get("reference", {}).get(metric) if comparable else None
             factor = 100 if is_share(metric) else 1
             panels.append(
                 MetricPanel(
@@ -167,7 +166,7 @@ def headline_panels(experiments: list[ExperimentResults], differences: dict[str,
                     meaning,
                     models,
                     scale.ticks(5, factor),
-                    None if ceiling is None else scale.at(ceiling),
+                    scale.at(ceiling.mean) if ceiling else None,
                     difference_scale.ticks(3, factor, signed=True),
                     difference_scale.at(0),
                     "percentage points" if is_share(metric) else "",
@@ -181,7 +180,7 @@ def _find_level_scale(experiments: list[ExperimentResults], metric: str) -> Scal
     if is_share(metric):
         return Scale(0, 1)
     estimates = [groups[metric] for e in experiments for groups in e.groups.values() if metric in groups]
-    return Scale(0, 1.05 * max((interval_ends(estimate)[1] for estimate in estimates), default=0) or 1)
+    return Scale(0, 1.05 * max((estimate.ends[1] for estimate in estimates), default=0) or 1)
 
 
 def _find_difference_scale(differences: dict[str, GroupEstimates], metric: str) -> Scale:
@@ -189,7 +188,7 @@ def _find_difference_scale(differences: dict[str, GroupEstimates], metric: str) 
     for estimates in differences.values():
         for model in TRAINING_NAMES:
             if estimate := estimates.get(f"{model}/own", {}).get(metric):
-                values += interval_ends(estimate)
+                values += estimate.ends
     margin = 0.15 * (max(values) - min(values)) or 0.01
     return Scale(min(values) - margin, max(values) + margin)
 
@@ -198,12 +197,10 @@ def _build_levels(experiments: list[ExperimentResults], model: str, metric: str,
     for index, experiment in enumerate(experiments):
         estimate = experiment.groups.get(f"{model}/own", {}).get(metric)
         if estimate:
-            mark = _build_mark(
-                scale, estimate, [], format_score(metric, estimate["mean"]), format_interval(metric, estimate)
-            )
-            shuffled = experiment.groups.get(f"{model}/shuffled", {}).get(metric, {}).get("mean")
-            position, text = (None, "") if shuffled is None else (scale.at(shuffled), format_score(metric, shuffled))
-            yield ScoreLevel(experiment.name, index, mark, position, text)
+            texts = format_score(metric, estimate.mean), format_interval(metric, estimate)
+            shuffled = experiment.groups.get(f"{model}/shuffled", {}).get(metric)
+            position, text = (scale.at(shuffled.mean), format_score(metric, shuffled.mean)) if shuffled else (None, "")
+            yield ScoreLevel(experiment.name, index, _build_mark(scale, estimate, [], *texts), position, text)
 
 
 def _build_differences(
@@ -219,13 +216,13 @@ def _build_differences(
                 (own_scores.groups[group][metric] - reference_scores.groups[group][metric]).mean
                 for own_scores, reference_scores in pairs
             ]
-            text = format_difference(metric, estimate["mean"]).removesuffix(" points")
+            text = format_difference(metric, estimate.mean).removesuffix(" points")
             mark = _build_mark(scale, estimate, seeds, text, format_interval(metric, estimate, format_difference))
             yield ScoreDifference(experiment.name, index, mark, VERDICT_CLASSES[difference_verdict(metric, estimate)])
 
 
 def _build_mark(scale: Scale, estimate: Estimate, seeds: list[float], text: str, interval_text: str) -> ScoreMark:
-    positions = [scale.at(value) for value in (estimate["mean"], *interval_ends(estimate))]
+    positions = [scale.at(value) for value in (estimate.mean, *estimate.ends)]
     return ScoreMark(*positions, [scale.at(value) for value in seeds] if len(seeds) > 1 else [], text, interval_text)
 
 

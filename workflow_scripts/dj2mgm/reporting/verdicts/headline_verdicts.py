@@ -230,8 +230,8 @@ def _write_statement(
 
     `beginning` is the beginning of the sentence if the verdict repeats another verdict.
     """
-    metric, one_seed = headline.metric, difference["seeds"] == 1
-    scores = [format_score(metric, side.groups[headline.group][metric]["mean"]) for side in (experiment, reference)]
+    metric, one_seed = headline.metric, difference.seeds == 1
+    scores = [format_score(metric, side.groups[headline.group][metric].mean) for side in (experiment, reference)]
     measurement = _describe_difference(metric, difference)
     start = beginning + (("for" if beginning else "For") + " these two models, " if one_seed else "")
     if kind in ("better", "worse"):
@@ -446,27 +446,27 @@ def _judge_single(experiment: ExperimentResults, headline: HeadlineScore) -> Hea
         reason = _describe_unmeasured(headline, [experiment.name])
         return HeadlineVerdict(experiment.name, 0, experiment.description, lead=reason)
     title, show = SCORE_TITLES[metric], partial(format_score, metric)
-    shuffled = show(groups["finetune/shuffled"][metric]["mean"])
-    uses_images = gain["low"] is not None and gain["low"] > 0
+    shuffled = show(groups["finetune/shuffled"][metric].mean)
+    uses_images = gain.is_above_zero
     measurement = (
-        f"{title} {show(own_estimate['mean'])} instead of {shuffled} with shuffled images "
+        f"{title} {show(own_estimate.mean)} instead of {shuffled} with shuffled images "
         f"({_describe_difference(metric, gain)})"
     )
     emphasis, kind = ("uses its images", "better") if uses_images else ("is not shown to use its images", "undecided")
     rest = f": {measurement}."
     if contrast := change_by_training(experiment, OWN_GROUP, metric):
         training = estimate_difference(contrast, OWN_GROUP, metric)
-        base, change = show(groups["base/own"][metric]["mean"]), f"({_describe_difference(metric, training)})"
+        base, change = show(groups["base/own"][metric].mean), f"({_describe_difference(metric, training)})"
         rest = f": {measurement}, compared with {base} before training {change}."
         training_verdict = difference_verdict(metric, training)
         if training_verdict == "worse":
             emphasis, kind = "is worse than before training", "worse"
-            rest = f": {title} {show(own_estimate['mean'])} instead of {base} {change}."
+            rest = f": {title} {show(own_estimate.mean)} instead of {base} {change}."
         elif uses_images:
             relation = "is better than" if training_verdict == "better" else "is not shown to differ from"
             rest = f", and {relation} before training{rest}"
-    seeds = "one seed" if own_estimate["seeds"] == 1 else f"{own_estimate['seeds']} seeds"
-    certainty = f"Measured on {format_integer(int(own_estimate['images']))} held-out images with {seeds}."
+    seeds = "one seed" if own_estimate.seeds == 1 else f"{own_estimate.seeds} seeds"
+    certainty = f"Measured on {format_integer(own_estimate.images)} held-out images with {seeds}."
     return HeadlineVerdict(
         experiment.name, 0, experiment.description, kind, "The fine-tuned model ", emphasis, rest, certainty
     )
@@ -474,7 +474,7 @@ def _judge_single(experiment: ExperimentResults, headline: HeadlineScore) -> Hea
 
 def _describe_difference(metric: str, difference: Estimate) -> str:
     interval = format_interval(metric, difference, format_difference)
-    return f"{format_difference(metric, difference['mean'])}; 95 % interval {interval}"
+    return f"{format_difference(metric, difference.mean)}; 95 % interval {interval}"
 
 
 def change_by_training(experiment: ExperimentResults, group: str, metric: str) -> PairedContrast | None:

@@ -6,8 +6,8 @@ from statistics import fmean
 
 import numpy as np
 
-from dj2mgm.evaluation.groups import score_range
-from dj2mgm.evaluation.intervals import Estimate, estimate, within
+from dj2mgm.evaluation.groups import estimate_metric
+from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.reporting.comparison import format_score
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import join_words
@@ -77,17 +77,15 @@ def estimate_image_gain(experiment: ExperimentResults, metric: str) -> Estimate 
     gains = [run.groups.get("finetune/difference", {}).get(metric) for run in experiment.scores]
     if None in gains:
         return None
-    low, high = score_range(metric)
-    gain = estimate(np.mean([gain.sums for gain in gains], axis=0, keepdims=True), gains[0].counts)
-    return within(gain, low - high, high - low)
+    sums = np.mean([gain.sums for gain in gains], axis=0, keepdims=True)
+    return estimate_metric(metric, sums, gains[0].counts, paired=True)
 
 
 def _find_image_faults(experiment: ExperimentResults, metric: str, title: str) -> Iterator[LearningFault]:
     gain = estimate_image_gain(experiment, metric)
-    if gain and gain["low"] is not None and gain["low"] <= 0:
+    if gain and gain.low is not None and gain.low <= 0:
         own_score, shuffled_score = (
-            format_score(metric, experiment.groups[f"finetune/{images}"][metric]["mean"])
-            for images in ("own", "shuffled")
+            format_score(metric, experiment.groups[f"finetune/{images}"][metric].mean) for images in ("own", "shuffled")
         )
         remedy = other_model_remedy(experiment) or "Train longer, and check that images and texts belong together"
         yield LearningFault(

@@ -56,13 +56,13 @@ def training_changes(experiment: ExperimentResults, headline: HeadlineScore) -> 
         rows.append(
             TrainingChange(
                 find_title(headline.title if key == (headline.group, headline.metric) else metric),
-                show(metric, before["mean"]),
+                show(metric, before.mean),
                 format_interval(metric, before, show),
-                show(metric, after["mean"]),
+                show(metric, after.mean),
                 format_interval(metric, after, show),
-                format_difference(metric, difference["mean"]),
+                format_difference(metric, difference.mean),
                 format_interval(metric, difference, format_difference),
-                *_judge(metric, difference["mean"], p_value),
+                *_judge(metric, difference.mean, p_value),
             )
         )
     return rows
