@@ -47,7 +47,9 @@ for name in EXPERIMENTS:
             name
         default_target: name == REFERENCE
         input:
-            target_files(name, f"results/{pages.page_folder(RUNS, name)}/report.html"),
+            target_files(
+                name, f"results/{pages.locate_page_folder(RUNS, name)}/report.html"
+            ),
         localrule: True
 
 

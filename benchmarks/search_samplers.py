@@ -21,7 +21,7 @@ import numpy as np
 from search_truth import DROPPED, PROJECT, RATE, REFERENCE, SPACE
 
 from dj2mgm.records.search_records import SearchSettings
-from dj2mgm.runs.studies.mixtures import share_axes
+from dj2mgm.runs.studies.mixtures import build_share_axes
 from dj2mgm.runs.studies.trials import SAMPLERS, Trials
 from dj2mgm.settings.study_files import MixtureSpace
 
@@ -79,7 +79,7 @@ def find_mixture(sampler: str, seed: int) -> float:
     def score(point: Point) -> float:
         return -distance(point) + NOISE * random.normal()
 
-    scores = search(sampler, seed, share_axes(mixture), mixture, MIXTURES, score)
+    scores = search(sampler, seed, build_share_axes(mixture), mixture, MIXTURES, score)
     return distance(max(scores, key=scores.__getitem__))
 
 

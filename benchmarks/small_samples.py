@@ -4,11 +4,11 @@ r"""Measure how often a page decides with fewer held-out images and seeds than f
         --images 100 --seeds 2 --draws 200
 
 The first experiment is the reference. Each draw takes images and seeds at random, without replacement, and makes the
-verdict of a report of these experiments on the second experiment, by each headline (`headline_verdicts`). Verdicts of
-different draws are not independent, because all draws come from the same runs. A JSON line is printed for each
-headline. With `--every-seed-pair`, all images are used, and the seeds are every pair of seeds of the reference with
-every ordered pair of the second experiment. This ignores that equal seeds share their noise, so it suits an experiment
-that should not differ from the reference.
+verdict of a report of these experiments on the second experiment, by each headline (`build_headline_verdicts`).
+Verdicts of different draws are not independent, because all draws come from the same runs. A JSON line is printed for
+each headline. With `--every-seed-pair`, all images are used, and the seeds are every pair of seeds of the reference
+with every ordered pair of the second experiment. This ignores that equal seeds share their noise, so it suits an
+experiment that should not differ from the reference.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import numpy as np
 
 from dj2mgm.evaluation.seeds import drop_images, select_metrics
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults, load_experiments
-from dj2mgm.reporting.verdicts.headline_verdicts import headline_verdicts
+from dj2mgm.reporting.verdicts.headline_verdicts import build_headline_verdicts
 
 HEADLINES = ("answer_probability", "answer_log_likelihood", "vqa_accuracy")
 Page = list[ExperimentResults]  # the reference first
@@ -103,7 +103,7 @@ def main() -> None:
         samples = (
             pair_all_seeds(page) if args.every_seed_pair else draw_samples(page, args.images, args.seeds, args.draws)
         )
-        kinds = Counter(headline_verdicts(sample)[0].kind or "withheld" for sample in samples)
+        kinds = Counter(build_headline_verdicts(sample)[0].kind or "withheld" for sample in samples)
         print(json.dumps({"headline": headline, "verdicts": dict(kinds.most_common())}), flush=True)
 
 

@@ -2,7 +2,7 @@
 
 
 WITH_SUBMISSION = [
-    name for name, declared in declarations().items() if declared.has_submission
+    name for name, declared in read_declarations().items() if declared.has_submission
 ]
 
 
@@ -97,7 +97,7 @@ rule write_submission:
 
 rule score_challenge:
     input:
-        lambda w: challenge_files(declarations(), "metrics.json"),
+        lambda w: challenge_files(read_declarations(), "metrics.json"),
         config=f"results/{RESULTS_PREFIX}challenge/config.yaml",
         code=script_files("score_challenge.py"),
     output:

@@ -7,14 +7,14 @@ from snakemake.settings.types import DeploymentMethod
 
 from dj2mgm.dataset_resolution.experiment_dataset import check_files
 from dj2mgm.model_files.clips import check_judge, check_made
-from dj2mgm.model_files.clips import clip_files as files_of_clip
+from dj2mgm.model_files.clips import list_clip_files
 from dj2mgm.model_files.foundation import FOUNDATION_PARTS
 from dj2mgm.model_files.missing_models import check_model_folders
-from dj2mgm.model_files.missing_models import model_files as files_in_model
+from dj2mgm.model_files.missing_models import list_local_model_files
 from dj2mgm.recipes.recipe_files import find_recipe_files
 from dj2mgm.runs import challenge, pages
 from dj2mgm.runs.evaluations import find_evaluation_data
-from dj2mgm.runs.leaks import leaks_folder
+from dj2mgm.runs.leaks import locate_leaks_folder
 from dj2mgm.runs.stages import TRAINING
 from dj2mgm.runs.training_checks import require_flash_attention
 from dj2mgm.script_modules import find_modules
@@ -89,7 +89,7 @@ def pairs_file(wildcards):
 
 def leaks_file(wildcards):
     """Input function: near-duplicates of evaluation images among training images; none for the embedded dataset."""
-    folder = leaks_folder(RUNS.by_folder(wildcards.run).dataset)
+    folder = locate_leaks_folder(RUNS.by_folder(wildcards.run).dataset)
     return f"{folder}/leaks.jsonl" if folder else []
 
 
@@ -133,7 +133,7 @@ def complete_model_files(model):
     if model.whole_model:
         with user_errors():
             check_model_folders(model)
-        return user_files(files_in_model(model.folder))
+        return user_files(list_local_model_files(model.folder))
     return [f"{model.folder}/model.safetensors"]
 
 
@@ -186,7 +186,7 @@ def clip_files(stage):
     def files(wildcards):
         settings = RUNS.by_folder(wildcards.run).settings[stage]
         clips = {settings.clip, getattr(settings, "second_judge", None)} - {None}
-        return user_files(sorted(chain.from_iterable(map(files_of_clip, clips))))
+        return user_files(sorted(chain.from_iterable(map(list_clip_files, clips))))
 
     return files
 
@@ -243,10 +243,10 @@ def evaluation_settings(task):
 def challenge_settings():
     """Return the settings of the challenge's table."""
     with user_errors():
-        return challenge.challenge_settings(RUNS)
+        return challenge.build_challenge_settings(RUNS)
 
 
 def page_files(experiments):
     """Return all files that a page reads."""
     with user_errors():
-        return pages.page_files(RUNS, experiments)
+        return pages.list_page_files(RUNS, experiments)

@@ -3,7 +3,7 @@
 
 rule write_crate:
     input:
-        lambda w: page_files(pages.experiments_on(RUNS, w.page)),
+        lambda w: page_files(pages.list_page_experiments(RUNS, w.page)),
         page="results/{page}/report.html",
         table="results/{page}/comparison.csv",
         config="results/{page}/crate/config.yaml",
@@ -45,6 +45,6 @@ rule crate:
     input:
         target_files(
             RUNS.shared.provenance.experiment,
-            f"results/{pages.page_folder(RUNS, RUNS.shared.provenance.experiment)}/crate/run.crate.zip",
+            f"results/{pages.locate_page_folder(RUNS, RUNS.shared.provenance.experiment)}/crate/run.crate.zip",
         ),
     localrule: True

@@ -3,7 +3,7 @@
 
 rule compare_experiments:
     input:
-        lambda w: page_files(pages.experiments_on(RUNS, w.page)),
+        lambda w: page_files(pages.list_page_experiments(RUNS, w.page)),
         config="results/{page}/config.yaml",
         templates=templates("report*.j2", "explore*"),
         code=script_files("compare_experiments.py"),
@@ -83,7 +83,7 @@ rule score_mixtures:
         "../envs/evaluate.yaml"
     threads: GPU_STAGE_THREADS
     resources:
-        gpu=lambda w: gpus_on_one_node(merged_run(w).config),
+        gpu=lambda w: count_gpus_per_node(merged_run(w).config),
         mem_mb=mem_with_retries(24000),
         runtime=1440,
     params:

@@ -1,7 +1,7 @@
 # Resources of jobs, and their shell commands.
 import shlex
 
-from dj2mgm.runs.stage_settings import gpus_on_one_node
+from dj2mgm.runs.stage_settings import count_gpus_per_node
 
 # A stage uses this machine's first GPUs, so it claims all cores: one such stage runs at a time for any --cores. On a
 # cluster each job has its own GPUs, and cpus_per_task in the profile sets its cores.
@@ -26,7 +26,7 @@ def mem_with_retries(mem_mb):
 
 def single_node_gpus(wildcards):
     """Resource function: the GPUs of a stage that runs on one node."""
-    return gpus_on_one_node(RUNS.by_folder(wildcards.run).config)
+    return count_gpus_per_node(RUNS.by_folder(wildcards.run).config)
 
 
 def script_path(name):

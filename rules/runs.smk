@@ -13,8 +13,8 @@ sys.path.insert(0, str(SCRIPTS))
 from dj2mgm.cli import console
 from dj2mgm.cli.console import UserError
 from dj2mgm.cli.command_line import escape_control
-from dj2mgm.settings.benchmarks import declarations
-from dj2mgm.runs.layers import EMBEDDED_DEFAULTS, without_defaults
+from dj2mgm.settings.benchmarks import read_declarations
+from dj2mgm.runs.layers import EMBEDDED_DEFAULTS, drop_defaults
 from dj2mgm.settings.config_files import check_stated_once
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.run import Runs
@@ -70,7 +70,7 @@ def explicit_settings(config):
             "module: dj2mgm takes no `prefix` of paths, since its scripts know their folders; set `results` in the "
             "module's config, which puts results into a folder of their own"
         )
-    return without_defaults(config, workflow.config_settings.overwrite_config)
+    return drop_defaults(config, workflow.config_settings.overwrite_config)
 
 
 # no `configfile:` directive: `config` is then exactly the command line's layer
@@ -169,7 +169,7 @@ wildcard_constraints:
     dataset="[^/]+",
     model="[^/]+",
     stage=match_any(RUNS.stages),
-    benchmark=match_any(declarations()),
+    benchmark=match_any(read_declarations()),
     task=match_any(RUNS.shared.evaluations),
     part="clip|language_model",
     study=match_any(RUNS.experiments.studies),

@@ -2,24 +2,24 @@
 from snakemake import __version__ as SNAKEMAKE
 
 from dj2mgm.runs import crates
-from dj2mgm.runs.leaks import leak_settings
-from dj2mgm.runs.studies.power_inputs import power_settings
-from dj2mgm.runs.publication import publish_settings
+from dj2mgm.runs.leaks import build_leak_settings
+from dj2mgm.runs.studies.power_inputs import build_power_settings
+from dj2mgm.runs.publication import build_publish_settings
 from dj2mgm.settings.targets import AttentionSettings
-from dj2mgm.runs.stage_settings import analysis_settings
+from dj2mgm.runs.stage_settings import build_analysis_settings
 from dj2mgm.storage.files import format_yaml
 
 
 def crate_settings(page):
     """Return the settings of a page's crate."""
     with user_errors():
-        return crates.crate_settings(RUNS, page) | {"snakemake": SNAKEMAKE}
+        return crates.build_crate_settings(RUNS, page) | {"snakemake": SNAKEMAKE}
 
 
 def page_settings(experiments):
     """Return the settings of a page that compares experiments."""
     with user_errors():
-        return pages.page_settings(RUNS, experiments)
+        return pages.build_page_settings(RUNS, experiments)
 
 
 def stage_settings(wildcards):
@@ -41,7 +41,7 @@ def attention_settings(wildcards):
 def study_settings(wildcards):
     """Return the settings of a study's page."""
     with user_errors():
-        settings = pages.study_settings(RUNS, wildcards.study)
+        settings = pages.build_study_settings(RUNS, wildcards.study)
         if search := search_batches.show_search(RUNS, wildcards.study):
             settings["study"]["search"] = search.model_dump()
     return settings
@@ -50,13 +50,13 @@ def study_settings(wildcards):
 def mixture_settings(study):
     """Return the settings of the mixtures that a study merges."""
     with user_errors():
-        return merged_mixtures.merge_settings(RUNS, study).model_dump()
+        return merged_mixtures.build_merge_settings(RUNS, study).model_dump()
 
 
 def batch_settings(wildcards):
     """Return the settings of the scores of a batch of trials."""
     with user_errors():
-        return search_batches.batch_settings(
+        return search_batches.build_batch_settings(
             RUNS, wildcards.study, requested_search(wildcards), int(wildcards.number)
         )
 
@@ -64,19 +64,21 @@ def batch_settings(wildcards):
 def look_settings(wildcards):
     """Return the settings of a look at an experiment after a number of seeds."""
     with user_errors():
-        return looks.look_settings(RUNS, wildcards.decided, int(wildcards.number))
+        return looks.build_look_settings(RUNS, wildcards.decided, int(wildcards.number))
 
 
 def analyzed_settings(wildcards):
     """Return the settings of a dataset's analysis."""
     run = pages.find_analyzed(RUNS, wildcards.dataset)
-    return analysis_settings(run.config, run.dataset.images).file_content()
+    return build_analysis_settings(run.config, run.dataset.images).file_content()
 
 
 def publishing_settings(wildcards):
     """Return the settings of a published run."""
     with user_errors():
-        return publish_settings(RUNS, RUNS.by_folder(wildcards.run)).file_content()
+        return build_publish_settings(
+            RUNS, RUNS.by_folder(wildcards.run)
+        ).file_content()
 
 
 # by rule: the file, and the function that returns its content
@@ -96,7 +98,7 @@ SETTINGS = {
     ),
     "configure_page": (
         "results/{page}/config.yaml",
-        lambda w: page_settings(pages.experiments_on(RUNS, w.page)),
+        lambda w: page_settings(pages.list_page_experiments(RUNS, w.page)),
     ),
     "configure_study": (
         f"results/{RESULTS_PREFIX}{{study}}/config.yaml",
@@ -122,7 +124,10 @@ SETTINGS = {
         f"results/{RESULTS_PREFIX}{{study}}/merged/config.yaml",
         lambda w: mixture_settings(w.study),
     ),
-    "configure_power": ("results/plan/power.yaml", lambda w: power_settings(RUNS)),
+    "configure_power": (
+        "results/plan/power.yaml",
+        lambda w: build_power_settings(RUNS),
+    ),
     "configure_attention_benchmark": (
         f"results/{RESULTS_PREFIX}attention_benchmark/config.yaml",
         attention_settings,
@@ -137,7 +142,7 @@ SETTINGS = {
     ),
     "configure_export": (
         "results/{run}/export/config.yaml",
-        lambda w: pages.export_settings(RUNS.by_folder(w.run)).file_content(),
+        lambda w: pages.build_export_settings(RUNS.by_folder(w.run)).file_content(),
     ),
     "configure_publishing": (
         "results/published/{run}/config.yaml",
@@ -145,7 +150,7 @@ SETTINGS = {
     ),
     "configure_leaks": (
         "results/datasets/{dataset}/leaks/config.yaml",
-        lambda w: leak_settings(RUNS, w.dataset).file_content(),
+        lambda w: build_leak_settings(RUNS, w.dataset).file_content(),
     ),
     "configure_evaluation": (
         "results/evaluations/{task}/config.yaml",

@@ -18,7 +18,7 @@ with torch_imports():
     from dj2mgm.cli.messages import Progress
     from dj2mgm.compute import use_cpu_threads
     from dj2mgm.errors import InputError
-    from dj2mgm.evaluation.groups import NO_IMAGE, control_paths, image_paths
+    from dj2mgm.evaluation.groups import NO_IMAGE, draw_control_paths, locate_row_images
     from dj2mgm.evaluation.harnesses.exchange import cut_answer, find_stop_texts
     from dj2mgm.models.generators import open_generators
     from dj2mgm.settings.evaluation import AnswerSettings
@@ -36,14 +36,14 @@ def main() -> None:
     task = read_json(args.questions / "decoding.json")
     decoding = dict(settings.decoding) | ({"max_new_tokens": task["max_new_tokens"]} if task["max_new_tokens"] else {})
     stop_texts = find_stop_texts(args.model, task["until"])
-    paths = image_paths(args.questions, rows)
+    paths = locate_row_images(args.questions, rows)
     if len(set(paths)) < 2:
         raise InputError(
             f"{args.questions} has {len(set(paths))} different images; at least 2 are needed for the shuffled control"
         )
     image_sets = {"own": paths}
     if args.finetuned:
-        image_sets |= {"shuffled": control_paths(paths, settings.seed), NO_IMAGE: [None] * len(rows)}
+        image_sets |= {"shuffled": draw_control_paths(paths, settings.seed), NO_IMAGE: [None] * len(rows)}
     model = "finetune" if args.finetuned else "base"
     prompts = [row["prompt"] for row in rows]
     answer_rows = []

@@ -19,7 +19,7 @@ from dj2mgm.torch_environment import torch_imports
 with torch_imports():
     from dj2mgm.planning.attention_benchmark import IMPLEMENTATIONS, Measurement, measure_all
     from dj2mgm.reporting.charts import Line, LineChart, Scale, Tick, draw_line
-    from dj2mgm.reporting.rendering import template_environment
+    from dj2mgm.reporting.rendering import build_template_environment
     from dj2mgm.settings.targets import AttentionSettings
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.storage.files import replace_file, write_text
@@ -50,7 +50,7 @@ def write_attention_page(rows: list[Measurement], path: str | Path) -> None:
         "Memory above weights and input, GiB": lambda row: row.memory_gib,
     }
     page = (
-        template_environment()
+        build_template_environment()
         .get_template("attention.html.j2")
         .render(
             charts=[

@@ -17,7 +17,7 @@ with quiet_imports():
     from dj2mgm.data.images import BadImage, load_image
     from dj2mgm.errors import InputError
     from dj2mgm.models.generators import load_generator
-    from dj2mgm.settings.chat_templates import chat_template_names
+    from dj2mgm.settings.chat_templates import list_chat_template_names
 
 
 @quiet_command_line
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--stage", type=Path)
     parser.add_argument("--image", type=Path, required=True)
     parser.add_argument("--question", default="")
-    parser.add_argument("--template", choices=chat_template_names(), default="gemma")
+    parser.add_argument("--template", choices=list_chat_template_names(), default="gemma")
     parser.add_argument("--max-new-tokens", type=int, default=256)
     args = parser.parse_args()
     if args.max_new_tokens < 1:

@@ -18,7 +18,7 @@ with project_imports():
     from dj2mgm.runs.run import Runs
     from dj2mgm.servers.chat_requests import ChatRequests
     from dj2mgm.servers.chat_server import ChatServer
-    from dj2mgm.settings.endpoints import canonical_address
+    from dj2mgm.settings.endpoints import normalize_address
     from dj2mgm.settings.evaluation import GenerateSettings
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.storage.files import write_json, write_jsonl
@@ -45,7 +45,7 @@ def main() -> None:
     questions = read_questions(Path(f"results/datasets/{run.dataset.name}/evaluation.jsonl"), folder, generate)
 
     server = ChatServer(
-        canonical_address(shared.endpoint),
+        normalize_address(shared.endpoint),
         settings.model,
         settings.key_variable,
         settings.connections,

@@ -14,7 +14,13 @@ from dj2mgm.records.page_records import PageSettings
 from dj2mgm.reporting.comparison import write_table
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.study.row_agreement import RowAgreement, list_rows
-from dj2mgm.reporting.study.study_page import MAX_CARDS, build_study_page, cut_note, page_notes, study_cards
+from dj2mgm.reporting.study.study_page import (
+    MAX_CARDS,
+    build_study_cards,
+    build_study_page,
+    describe_cut,
+    list_page_notes,
+)
 from dj2mgm.reporting.study.study_table import compare_variants, tabulate
 from dj2mgm.reporting.variants_page import write_variants_page
 from dj2mgm.reporting.verdicts.headline_verdicts import find_unlearned
@@ -30,10 +36,10 @@ def main() -> None:
     study = load_settings(PageSettings, paths.config).study
     rows = compare_variants(experiments, study)
     write_table(tabulate(rows), paths.output_dir / f"{name}.csv")
-    cards, summary = study_cards(experiments, rows, study, name)
+    cards, summary = build_study_cards(experiments, rows, study, name)
     agreement = RowAgreement(experiments)
     write_jsonl(paths.output_dir / f"{name}_rows.jsonl", list_rows(agreement))
-    page = build_study_page(rows, [*cut_note(cards), *page_notes(experiments)], study, name, agreement)
+    page = build_study_page(rows, [*describe_cut(cards), *list_page_notes(experiments)], study, name, agreement)
     page = replace(page, summary=summary, cards=cards[:MAX_CARDS], unlearned=find_unlearned(experiments))
     write_variants_page(page, paths.output_dir / f"{name}.html")
     print(

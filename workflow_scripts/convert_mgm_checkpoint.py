@@ -18,23 +18,23 @@ from dj2mgm.cli.command_line import command_line, make_parser, project_imports
 with project_imports():
     from dj2mgm.errors import InputError
     from dj2mgm.models.mgm.conversion import (
-        convnext_from_openclip,
-        from_mgm,
-        projector_from_mgm,
-        projector_to_mgm,
-        to_mgm,
-        to_safetensors,
+        convert_from_mgm,
+        convert_openclip_convnext,
+        convert_projector_from_mgm,
+        convert_projector_to_mgm,
+        convert_to_mgm,
+        convert_to_safetensors,
     )
     from dj2mgm.settings.models import MgmParts
     from dj2mgm.storage.files import read_yaml
 
 MODEL_PARTS = tuple(MgmParts.model_fields)
 CONVERSIONS = {
-    "to-mgm": to_mgm,
-    "projector-from-mgm": projector_from_mgm,
-    "projector-to-mgm": projector_to_mgm,
-    "convnext": convnext_from_openclip,
-    "safetensors": to_safetensors,
+    "to-mgm": convert_to_mgm,
+    "projector-from-mgm": convert_projector_from_mgm,
+    "projector-to-mgm": convert_projector_to_mgm,
+    "convnext": convert_openclip_convnext,
+    "safetensors": convert_to_safetensors,
 }
 
 
@@ -57,7 +57,7 @@ def main() -> None:
             raise InputError(
                 f"{args.config}: {missing[0]} is missing; name a file with all parts, such as config/models/mgm-2b.yaml"
             )
-        tensor_count = from_mgm(args.source, args.output, {key: model[key] for key in MODEL_PARTS})
+        tensor_count = convert_from_mgm(args.source, args.output, {key: model[key] for key in MODEL_PARTS})
     else:
         tensor_count = CONVERSIONS[args.conversion](args.source, args.output)
     print(f"converted {tensor_count} tensors from {args.source} to {args.output}")

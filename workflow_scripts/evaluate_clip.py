@@ -25,7 +25,7 @@ with torch_imports():
     from dj2mgm.compute import use_cpu_threads
     from dj2mgm.data.formats import read_evaluation
     from dj2mgm.evaluation.caption_metrics import CaptionJudge, measure_captions, select_captioned
-    from dj2mgm.evaluation.embedder import Embedder, shares_image_tower
+    from dj2mgm.evaluation.embedder import Embedder, has_same_image_tower
     from dj2mgm.evaluation.groups import estimate_groups, read_paired_rows, score_rows
     from dj2mgm.settings.evaluation import JudgeSettings
     from dj2mgm.settings.validation import load_settings
@@ -71,8 +71,8 @@ def describe_judge(judge: Embedder, selecting_clips: list[str], model: Path) -> 
     return {
         "name": judge.name,
         "kind": judge.kind,
-        "selects": [clip for clip in selecting_clips if shares_image_tower(judge.name, clip)],
-        "sees": shares_image_tower(judge.name, str(model)),
+        "selects": [clip for clip in selecting_clips if has_same_image_tower(judge.name, clip)],
+        "sees": has_same_image_tower(judge.name, str(model)),
     }
 
 

@@ -16,7 +16,7 @@ with project_imports():
     from dj2mgm.reporting.explorer.explorer_page import write_offline_page
     from dj2mgm.reporting.explorer.results import read_results
     from dj2mgm.reporting.explorer.server import Explorer, Server
-    from dj2mgm.reporting.rendering import page_name
+    from dj2mgm.reporting.rendering import locate_explorer_page
 
 REPORTS = ("../report/report.html", "report/report.html")  # report of several experiments, report of one
 
@@ -41,7 +41,7 @@ def main() -> None:
     report = next((file for file in files if file.is_file()), None)
     server = Server(Explorer(results, {"report.html": report.read_bytes()} if report else {}), arguments.port)
     for result in results:
-        print(f"explore {result.name}: {server.address(page_name(result.name))}", flush=True)
+        print(f"explore {result.name}: {server.address(locate_explorer_page(result.name))}", flush=True)
     if report:
         print(f"report: {server.address('report.html')}", flush=True)
     print("press Ctrl-C to stop", flush=True)

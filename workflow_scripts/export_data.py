@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, make_parser
-from dj2mgm.data.export_card import export_card
+from dj2mgm.data.export_card import build_export_card
 from dj2mgm.data.exports import TEXT_FIELDS, WRITERS, Sample
 from dj2mgm.data.formats import extract_caption, read_dj_jsonl
 from dj2mgm.data.images import BadImage, locate_image
@@ -43,7 +43,7 @@ def main() -> None:
     with replace_folder(args.output_dir) as folder:
         count = WRITERS[args.format](rows, folder)
         rewritten = rewritten_counts[True]
-        card = export_card(settings, args.format, count, rewritten, names, read_json(args.dataset), summaries)
+        card = build_export_card(settings, args.format, count, rewritten, names, read_json(args.dataset), summaries)
         write_text(folder / "README.md", card)
     print(f"{count} pairs in {args.output_dir}", flush=True)
 

@@ -16,7 +16,14 @@ with project_imports():
     from dj2mgm.errors import InputError
     from dj2mgm.fetching.benchmark_files import WRITERS
     from dj2mgm.fetching.known_data import convert_data, look_up_data, needs_download
-    from dj2mgm.fetching.repositories import check_room, convert, dataset_source, download, look_up, model_source
+    from dj2mgm.fetching.repositories import (
+        build_model_source,
+        check_room,
+        convert,
+        download,
+        find_dataset_source,
+        look_up,
+    )
     from dj2mgm.model_files.missing_models import find_downloads, find_missing_models
     from dj2mgm.runs.experiments import REFERENCE
     from dj2mgm.runs.layers import merge_experiment, merge_shared_settings
@@ -36,8 +43,8 @@ def main() -> None:
     missing_data = [data for data in hub_data if needs_download(data, fetch.rows)]
     missing_models = find_missing_models(config.model)
     model_downloads = find_downloads(config.model, missing_models)
-    sources = [model_source(model_download) for model_download in model_downloads]
-    if dataset := dataset_source(config.dataset):
+    sources = [build_model_source(model_download) for model_download in model_downloads]
+    if dataset := find_dataset_source(config.dataset):
         sources.append(dataset)
     if not sources and not missing_models and not missing_data:
         print(f"nothing to fetch: the model {config.model.name} and the dataset {config.dataset} are on this machine")

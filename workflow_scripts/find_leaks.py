@@ -18,13 +18,13 @@ from dj2mgm.data.formats import list_images, read_dj_jsonl, read_evaluation, rea
 from dj2mgm.evaluation.benchmarks import read_questions
 from dj2mgm.evaluation.leak_search import (
     ReferenceTexts,
-    benchmark_images,
+    collect_benchmark_images,
+    collect_folder_images,
+    collect_held_out_images,
     count_leaked_texts,
     count_leaks,
     find_leaked_texts,
     find_leaks,
-    folder_images,
-    held_out_images,
     read_references,
 )
 from dj2mgm.settings.evaluation import LeakSettings
@@ -37,12 +37,14 @@ def main() -> None:
     paths = parse_paths(__doc__, "--config", "--dataset", "--output-dir")
     settings = load_settings(LeakSettings, paths.config)
     processes = settings.cpu_threads or len(os.sched_getaffinity(0))
-    images = held_out_images(list(read_evaluation(paths.dataset / "evaluation.jsonl")), settings.evaluation_images)
+    images = collect_held_out_images(
+        list(read_evaluation(paths.dataset / "evaluation.jsonl")), settings.evaluation_images
+    )
     texts = ReferenceTexts()
     for name, files in settings.benchmarks.items():
-        images |= benchmark_images(name, texts.collect(read_questions(name, files)))
+        images |= collect_benchmark_images(name, texts.collect(read_questions(name, files)))
     for folder in settings.folders:
-        images |= folder_images(Path(folder))
+        images |= collect_folder_images(Path(folder))
     references = read_references(images, processes)
     splits = {"pretrain": paths.dataset / "pretrain.jsonl", "finetune": paths.dataset / "finetune.json"}
     image_leaks = (

@@ -29,9 +29,9 @@ with torch_imports():
     from dj2mgm.models.mgm.lora import wrap_with_lora
     from dj2mgm.models.trained_weights import (
         LANGUAGE_MODEL_FILE,
-        language_parameters,
+        find_language_parameters,
+        find_projector_parameters,
         load_projector,
-        projector_parameters,
     )
     from dj2mgm.models.vision_language import Parts
     from dj2mgm.settings.training_stages import LoraSettings
@@ -40,7 +40,7 @@ with torch_imports():
     from dj2mgm.training.library_changes import apply_library_changes
     from dj2mgm.training.outputs import save_projector, save_weights
     from dj2mgm.training.settings import TrainingSettings
-    from dj2mgm.training.stage import StageRun, held_out_paths
+    from dj2mgm.training.stage import StageRun, locate_held_out_files
 
 
 def load_stage_1(model: nn.Module, parts: Parts, projector: Path | None) -> None:
@@ -58,7 +58,7 @@ def add_lora(model: nn.Module, parts: Parts, lora: LoraSettings, projector: Path
 
 
 def save_adapter_and_projector(model: PeftModel, weights: dict[str, torch.Tensor], folder: Path) -> None:
-    if any(parameter.requires_grad for parameter in projector_parameters(model).values()):
+    if any(parameter.requires_grad for parameter in find_projector_parameters(model).values()):
         save_projector(model, weights, folder)
     (folder / LANGUAGE_MODEL_FILE).unlink(missing_ok=True)  # from an earlier full fine-tuning
     lora = {name: tensor for name, tensor in weights.items() if "lora_" in name}
@@ -70,10 +70,10 @@ def unfreeze_language_model(model: nn.Module, parts: Parts, projector: Path | No
     """Train the projector and the whole language model; freeze the towers."""
     load_stage_1(model, parts, projector)
     model.requires_grad_(False)
-    connector = projector_parameters(model)
+    connector = find_projector_parameters(model)
     if not connector:
         raise InputError("no known module connects this model's towers and language model; train LoRA instead")
-    for parameter in (*connector.values(), *language_parameters(model).values()):
+    for parameter in (*connector.values(), *find_language_parameters(model).values()):
         parameter.requires_grad_(True)
     return model
 
@@ -81,7 +81,7 @@ def unfreeze_language_model(model: nn.Module, parts: Parts, projector: Path | No
 def save_language_model_and_projector(model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
     save_projector(model, weights, folder)
     shutil.rmtree(folder / "adapter", ignore_errors=True)
-    save_weights({name: weights[name] for name in language_parameters(model)}, folder / LANGUAGE_MODEL_FILE)
+    save_weights({name: weights[name] for name in find_language_parameters(model)}, folder / LANGUAGE_MODEL_FILE)
 
 
 @command_line
@@ -99,7 +99,7 @@ def main() -> None:
     else:
         tuning, save = "full", save_language_model_and_projector
         prepare = partial(unfreeze_language_model, projector=args.projector)
-    StageRun(tuning, settings, inputs, args.output_dir, prepare, save, held_out_paths(args)).run()
+    StageRun(tuning, settings, inputs, args.output_dir, prepare, save, locate_held_out_files(args)).run()
 
 
 if __name__ == "__main__":

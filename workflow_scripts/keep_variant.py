@@ -11,11 +11,11 @@ from pathlib import Path
 from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.errors import InputError
 from dj2mgm.records.page_records import PageSettings
-from dj2mgm.runs.experiments import reserved_names
-from dj2mgm.runs.layers import experiment_file, merge
-from dj2mgm.runs.studies.study_designs import as_layer
-from dj2mgm.settings.config_files import CONFIG, read_config, suggestion
-from dj2mgm.settings.configuration import configuration_model
+from dj2mgm.runs.experiments import list_reserved_names
+from dj2mgm.runs.layers import locate_experiment_file, merge
+from dj2mgm.runs.studies.study_designs import nest_changes
+from dj2mgm.settings.config_files import CONFIG, read_config, suggest_name
+from dj2mgm.settings.configuration import build_configuration_model
 from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.string_formats import check_format
 from dj2mgm.settings.validation import Layer, load_settings
@@ -35,7 +35,7 @@ def main() -> None:
     file = CONFIG / "experiments" / f"{args.name}.yaml"
     check_format("the experiment's name", "name", args.name)
     names = {experiment.name.lower() for experiment in settings.experiments}
-    if file.exists() or args.name.lower() in reserved_names() | names:
+    if file.exists() or args.name.lower() in list_reserved_names() | names:
         raise InputError(f"{args.name}: this name is in use; choose another one")
     write_yaml(file, describe_variant(settings, args.variant, args.page))
     print(f"wrote {file}; next: snakemake --cores 1 decide --config experiment={args.name}", flush=True)
@@ -49,7 +49,7 @@ def describe_variant(settings: PageSettings, variant: str, page: Path) -> dict:
     base_name = settings.study.experiment
     variants = [name for name, experiment in experiments.items() if experiment.changes and name != base_name]
     if variant not in variants:
-        raise InputError(f"{page}: there is no variant {variant!r}; {suggestion(variant, variants)}")
+        raise InputError(f"{page}: there is no variant {variant!r}; {suggest_name(variant, variants)}")
     experiment, base = experiments[variant], experiments[base_name]
     differences = {key: value for key, value in experiment.changes.items() if base.changes.get(key) != value}
     # a change that replaces a whole section contains the changes of the section's keys
@@ -58,8 +58,8 @@ def describe_variant(settings: PageSettings, variant: str, page: Path) -> dict:
         for key, value in differences.items()
         if not any(key.startswith(f"{section}.") for section in differences)
     }
-    keys = read_config(experiment_file(base_name), build_schema(configuration_model()))
-    merged = merge([Layer(base_name, keys), Layer(variant, as_layer(str(page), changes, base.config))])
+    keys = read_config(locate_experiment_file(base_name), build_schema(build_configuration_model()))
+    merged = merge([Layer(base_name, keys), Layer(variant, nest_changes(str(page), changes, base.config))])
     search_seeds = settings.study.search.used_seeds if settings.study.search else []
     last_seed = max([*search_seeds, *(run.seed for run in experiment.runs)])
     text = ", ".join(f"{key} {value}" for key, value in changes.items())

@@ -17,13 +17,20 @@ import data_juicer
 
 from dj2mgm.cli.command_line import command_line
 from dj2mgm.juicer import operators as _with_own_operators  # noqa: F401
-from dj2mgm.juicer.changed_data_juicer import OP, OPERATORS, Filter, __version__, change_data_juicer, valid_arguments
+from dj2mgm.juicer.changed_data_juicer import (
+    OP,
+    OPERATORS,
+    Filter,
+    __version__,
+    change_data_juicer,
+    list_valid_arguments,
+)
 from dj2mgm.recipes.catalogue import (
     INSTALLED,
     NOT_PLAIN,
     REQUIRED,
-    allowed_operators,
-    refused_operators,
+    read_allowed_operators,
+    read_refused_operators,
 )
 from dj2mgm.storage.files import write_text
 
@@ -67,7 +74,7 @@ def format_listing(listing: dict) -> str:
 
 def list_unreviewed(listing: dict) -> list[str]:
     """Return a sentence for each difference between a listing and operators.yaml."""
-    allowed, refused = allowed_operators(), refused_operators()
+    allowed, refused = read_allowed_operators(), read_refused_operators()
     reviewed = allowed.keys() | refused.keys()
     sentences = [f"{name}: decide about this operator" for name in sorted(listing["operators"].keys() - reviewed)]
     sentences += [f"{name}: there is no such operator" for name in sorted(reviewed - OPERATORS.modules.keys())]
@@ -82,7 +89,7 @@ def list_unreviewed(listing: dict) -> list[str]:
 def _find_described_operators() -> set[str]:
     """Return the operators whose arguments are listed: allowed operators, and all filters, which the explorer shows."""
     filters = {name for name, operator in OPERATORS.modules.items() if issubclass(operator, Filter)}
-    return (allowed_operators().keys() & OPERATORS.modules.keys()) | filters
+    return (read_allowed_operators().keys() & OPERATORS.modules.keys()) | filters
 
 
 def _read_base_defaults(base: type[OP]) -> dict:
@@ -96,7 +103,9 @@ def _read_defaults(name: str) -> dict:
         if "__init__" in vars(base):
             for key, parameter in inspect.signature(base.__init__).parameters.items():
                 defaults.setdefault(key, parameter.default)
-    return {key: _convert_default(defaults[key]) for key in valid_arguments(OPERATORS.modules[name]) if key in defaults}
+    return {
+        key: _convert_default(defaults[key]) for key in list_valid_arguments(OPERATORS.modules[name]) if key in defaults
+    }
 
 
 def _convert_default(value: object) -> object:
@@ -119,7 +128,9 @@ def main() -> None:
     write_text(INSTALLED, format_listing(listing))
     for sentence in list_unreviewed(listing):
         print(f"config/schemas/operators.yaml: {sentence}", file=sys.stderr)
-    print(f"{len(listing['operators'])} operators of Data-Juicer {__version__}, {len(allowed_operators())} allowed")
+    print(
+        f"{len(listing['operators'])} operators of Data-Juicer {__version__}, {len(read_allowed_operators())} allowed"
+    )
 
 
 if __name__ == "__main__":

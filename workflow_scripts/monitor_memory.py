@@ -76,7 +76,7 @@ def watch(
         print(f"{time.strftime('%H:%M:%S')}  " + "  ".join(f"{size:13.2f}" for size in reading.values()), flush=True)
         if not with_tree:
             time.sleep(interval)
-        elif ends_within(process, interval):
+        elif wait_for_end(process, interval):
             return
 
 
@@ -88,7 +88,7 @@ def is_process_running(process: psutil.Process) -> bool:
         return False
 
 
-def ends_within(process: psutil.Process, seconds: float) -> bool:
+def wait_for_end(process: psutil.Process, seconds: float) -> bool:
     """Wait at most `seconds` for the process to end; return whether it has ended."""
     try:
         process.wait(seconds)

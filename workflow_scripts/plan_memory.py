@@ -29,7 +29,7 @@ with quiet_imports():
     from dj2mgm.planning.search import Candidate, list_candidates
     from dj2mgm.planning.step import TUNINGS, Workload
     from dj2mgm.settings.config_files import read_json_config
-    from dj2mgm.settings.deepspeed_files import deepspeed_names, read_deepspeed
+    from dj2mgm.settings.deepspeed_files import list_deepspeed_names, read_deepspeed
     from dj2mgm.settings.training_stages import LoraSettings
     from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 
@@ -74,7 +74,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--power", type=Path, help="text to print after the plans: output of plan_power.py")
     add("--note", action="append", default=[], help="sentence to print after the plans; repeatable")
     args = parser.parse_args()
-    args.deepspeed = args.deepspeed or deepspeed_names()
+    args.deepspeed = args.deepspeed or list_deepspeed_names()
     args.lora_target = args.lora_target or ["q_proj", "v_proj", "o_proj"]
     return args
 

@@ -19,13 +19,13 @@ with torch_imports():
     from torch import nn
 
     from dj2mgm.errors import InputError
-    from dj2mgm.models.trained_weights import projector_parameters
+    from dj2mgm.models.trained_weights import find_projector_parameters
     from dj2mgm.models.vision_language import Parts
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.training.library_changes import apply_library_changes
     from dj2mgm.training.outputs import save_projector
     from dj2mgm.training.settings import TrainingSettings
-    from dj2mgm.training.stage import StageRun, held_out_paths
+    from dj2mgm.training.stage import StageRun, locate_held_out_files
 
 
 def train_projector_only(model: nn.Module, parts: Parts) -> nn.Module:
@@ -36,7 +36,7 @@ def train_projector_only(model: nn.Module, parts: Parts) -> nn.Module:
             for layer in module.modules():
                 if hasattr(layer, "reset_parameters"):
                     layer.reset_parameters()
-    projector = projector_parameters(model)
+    projector = find_projector_parameters(model)
     if not projector:
         raise InputError("no known module connects this model's towers and language model; remove `pretrain`")
     for parameter in projector.values():
@@ -51,7 +51,7 @@ def main() -> None:
     args = parse_paths(__doc__, "--config", "--data", "--model", "--output-dir", optional=optional, launched=True)
     settings = load_settings(TrainingSettings, args.config)
     inputs = {"data": args.data, "model": args.model}
-    held_out = held_out_paths(args)
+    held_out = locate_held_out_files(args)
     StageRun("stage1", settings, inputs, args.output_dir, train_projector_only, save_projector, held_out).run()
 
 

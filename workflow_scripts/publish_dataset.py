@@ -13,7 +13,7 @@ from huggingface_hub import DatasetCard
 
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.publishing.card_check import check_card
-from dj2mgm.publishing.dataset_card import dataset_card
+from dj2mgm.publishing.dataset_card import build_dataset_card
 from dj2mgm.publishing.run_record import RunRecord, copy_records, reporting_full_disk, select_dataset_records
 from dj2mgm.records.publication_records import PublishSettings
 from dj2mgm.runs.unlearned import VERDICT, refuse_unlearned
@@ -33,7 +33,7 @@ def main() -> None:
         check_tree(args.exported / "data")
         shutil.copytree(args.exported / "data", folder / "data", copy_function=link_or_copy)
         exported = DatasetCard.load(args.exported / "README.md", ignore_metadata_errors=True)
-        dataset_card(settings, RunRecord(folder), exported).save(folder / "README.md")
+        build_dataset_card(settings, RunRecord(folder), exported).save(folder / "README.md")
         count = check_card(folder, records)
     print(f"{args.output_dir}: {count} figures of its card agree with the record", flush=True)
 

@@ -12,7 +12,7 @@ from dj2mgm.torch_environment import torch_imports
 with torch_imports():
     from dj2mgm.models.families import load_family
     from dj2mgm.publishing.card_check import check_card
-    from dj2mgm.publishing.model_card import model_card
+    from dj2mgm.publishing.model_card import build_model_card
     from dj2mgm.publishing.run_record import RunRecord, copy_records, reporting_full_disk
     from dj2mgm.publishing.stock_weights import drop_code, write_adapter, write_merged
     from dj2mgm.records.publication_records import PublishSettings
@@ -36,7 +36,7 @@ def main() -> None:
             write_adapter(family, args.stage, settings.adapter_base, tokens, folder)
         drop_code(folder)
         adapter, chat = (args.stage / "adapter").is_dir(), bool(getattr(family.processor, "chat_template", None))
-        model_card(settings, RunRecord(folder), adapter, chat).save(folder / "README.md")
+        build_model_card(settings, RunRecord(folder), adapter, chat).save(folder / "README.md")
         count = check_card(folder, settings.records)
     print(f"{args.output_dir}: {count} figures of its card agree with the record", flush=True)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.records.look_records import LookRecord
 from dj2mgm.records.page_records import BatchSettings
-from dj2mgm.records.search_records import BatchRecord, BatchResult, run_name
+from dj2mgm.records.search_records import BatchRecord, BatchResult, format_run_name
 from dj2mgm.reporting.experiment import ExperimentResults, load_experiments
 from dj2mgm.reporting.study.trial_scores import find_trial_score, measure_trial
 from dj2mgm.reporting.verdicts.decision import take_look
@@ -44,7 +44,7 @@ def main() -> None:
     fraction = record.fraction if record else 1
     kind = find_trial_score(experiments, settings.goals, fraction) if experiments else None
     if record:
-        trials = {trial.name: run_name(trial.name, record.fraction) for trial in record.trials}
+        trials = {trial.name: format_run_name(trial.name, record.fraction) for trial in record.trials}
     else:
         trials = {name: name for name in finished}
     scores = {

@@ -20,7 +20,7 @@ with torch_imports():
     import torch
 
     from dj2mgm.cli.messages import Progress
-    from dj2mgm.compute import default_device, use_cpu_threads
+    from dj2mgm.compute import select_device, use_cpu_threads
     from dj2mgm.data.formats import build_conversation, read_llava
     from dj2mgm.data.training_jsonl import drop_repeats
     from dj2mgm.errors import InputError
@@ -30,7 +30,7 @@ with torch_imports():
     from dj2mgm.models.families import load_family
     from dj2mgm.models.trained_weights import load_stage_weights
     from dj2mgm.reporting.influence_page import TracedAnswer, TracedRow, rate_statistics, write_influence_page
-    from dj2mgm.reporting.rendering import evenly_spread
+    from dj2mgm.reporting.rendering import select_evenly
     from dj2mgm.settings.evaluation import GenerateSettings, InfluenceSettings
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.storage.files import write_jsonl
@@ -58,7 +58,7 @@ def main() -> None:
     if not wrong_questions:
         raise InputError(f"{args.answers} has no wrong answer to a held-out question, so there is nothing to trace")
     rows = list(drop_repeats(read_llava(args.data)))
-    traced_questions = evenly_spread(wrong_questions, settings.questions)
+    traced_questions = select_evenly(wrong_questions, settings.questions)
     traced_answers, influence = trace(args.model, args.finetuned, settings, traced_questions, rows)
     write_jsonl(args.output_dir / "influence.jsonl", (answer.record() for answer in traced_answers))
     counts = {"asked": len(questions), "wrong": len(wrong_questions), "rows": len(rows)}
@@ -72,7 +72,7 @@ def trace(
     base: Path, stage: Path, settings: InfluenceSettings, questions: list[AskedQuestion], rows: list[dict]
 ) -> tuple[list[TracedAnswer], dict[str, float]]:
     """Return each wrong answer with its rows of lowest and of highest influence, and the mean influence by row id."""
-    device = default_device()
+    device = select_device()
     family = load_family(base)
     model = family.load(torch.bfloat16 if device.type == "cuda" else torch.float32, "sdpa")
     model = load_stage_weights(model, stage).to(device).eval()

@@ -23,7 +23,7 @@ with project_imports():
     from dj2mgm.cli.messages import format_duration
     from dj2mgm.cli.takeover import is_run_in_progress
     from dj2mgm.errors import InputError
-    from dj2mgm.monitoring.memory_csv import GIB, last_row
+    from dj2mgm.monitoring.memory_csv import GIB, read_last_row
     from dj2mgm.monitoring.readings import read_memory
     from dj2mgm.runs.stages import STAGE_NOTE, STAGES
     from dj2mgm.storage.files import read_json
@@ -109,7 +109,7 @@ def _read_stage(folder: Path, is_running: bool) -> StageState:
         folder.name,
         "running" if is_running else "stopped",
         _read_if_exists(folder / "progress.json", read_json),
-        _read_if_exists(folder / "checkpoints/memory.csv", last_row),
+        _read_if_exists(folder / "checkpoints/memory.csv", read_last_row),
     )
 
 

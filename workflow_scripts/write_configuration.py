@@ -5,13 +5,13 @@
 Values in config/config.yaml are replaced by the defaults.
 """
 
-from dj2mgm.documentation.documents import documents
+from dj2mgm.documentation.documents import build_documents
 from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.storage.files import replace_file
 
 
 def main() -> None:
-    for path, content in documents().items():
+    for path, content in build_documents().items():
         with replace_file(SCRIPTS.parent / path) as file:
             file.write(content)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.records.look_records import DECISION, LookRecord
 from dj2mgm.reporting.variants_page import write_variants_page
-from dj2mgm.reporting.verdicts.decision import decision_page, decision_record, describe_decision
+from dj2mgm.reporting.verdicts.decision import build_decision_page, build_decision_record, describe_decision
 from dj2mgm.settings.targets import DecideSection
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_json
@@ -26,8 +26,8 @@ def main() -> None:
     args = parser.parse_args()
     budget = load_settings(DecideSection, args.budget)
     looks = [load_settings(LookRecord, path) for path in args.looks]
-    write_variants_page(decision_page(looks, budget), args.output_dir / "decision.html")
-    write_json(args.output_dir / DECISION, decision_record(looks[-1], budget))
+    write_variants_page(build_decision_page(looks, budget), args.output_dir / "decision.html")
+    write_json(args.output_dir / DECISION, build_decision_record(looks[-1], budget))
     lines = [describe_decision(looks[-1], budget), looks[-1].command]
     lines.append(f"All looks: {args.output_dir / 'decision.html'}")
     print("\n".join(filter(None, lines)), flush=True)

@@ -1,17 +1,17 @@
 # Input functions of the rules that make data: dataset, filters, captions, training files, exports.
 from dj2mgm.dataset_resolution.experiment_dataset import (
     list_dataset_files,
-    files_with_image_paths,
+    list_image_path_files,
 )
-from dj2mgm.model_files.missing_models import part_files
-from dj2mgm.settings.config_files import config_file
-from dj2mgm.runs.leaks import decontamination_files as list_decontamination_files
+from dj2mgm.model_files.missing_models import list_part_files
+from dj2mgm.settings.config_files import locate_config_file
+from dj2mgm.runs.leaks import list_decontamination_files
 
 
 def dataset_images(wildcards):
     """Params function: a digest of the user's own images in a dataset."""
     return FINGERPRINTS.hash_images(
-        files_with_image_paths(used_dataset(wildcards).settings)
+        list_image_path_files(used_dataset(wildcards).settings)
     )
 
 
@@ -29,7 +29,7 @@ def shipped_foundation_files(model):
 
 def assembled_files(wildcards):
     """Input function: the files of the folders that an MGM is assembled from."""
-    return user_files(part_files(MODELS[wildcards.model]))
+    return user_files(list_part_files(MODELS[wildcards.model]))
 
 
 def filter_gpus(wildcards):
@@ -41,7 +41,7 @@ def analyzed_files(wildcards):
     """Input function: the CLIP, and the recipe's files, that a dataset is analyzed with."""
     run = pages.find_analyzed(RUNS, wildcards.dataset)
     recipe_inputs = find_recipe_files(run.settings["filter"].recipe)
-    return user_files(files_of_clip(run.config.model.clip) + recipe_inputs)
+    return user_files(list_clip_files(run.config.model.clip) + recipe_inputs)
 
 
 def captioner_files(wildcards):
@@ -50,7 +50,7 @@ def captioner_files(wildcards):
     folder = RUNS.captioner_folder(run)
     if not folder:
         captioner = run.settings["synthesize"].captioner
-        return user_files(files_in_model(captioner and captioner.folder or ""))
+        return user_files(list_local_model_files(captioner and captioner.folder or ""))
     if os.path.basename(folder) == "finetune":
         config = RUNS.get(run.captioner, run.seed).config
         weights = "adapter/adapter_model" if config.finetune.lora else "language_model"
@@ -139,5 +139,5 @@ def export_folder(wildcards):
 
 def chat_templates(*names):
     """Return chat formats that a script reads by name, as inputs."""
-    files = (config_file("chat_templates", f"{name}.yaml") for name in names)
+    files = (locate_config_file("chat_templates", f"{name}.yaml") for name in names)
     return [os.path.relpath(file) for file in files]

@@ -7,12 +7,12 @@ def budget_file(wildcards):
     with user_errors():
         experiment = looks.check_decidable(RUNS)
     target_files(experiment)(wildcards)
-    return f"results/{looks.decision_folder(RUNS, experiment)}/budget.yaml"
+    return f"results/{looks.locate_decision_folder(RUNS, experiment)}/budget.yaml"
 
 
 def look_file(experiment, number):
     """Return the file of the look after a number of seeds."""
-    return f"results/{looks.decision_folder(RUNS, experiment)}/seeds-{number}/look.yaml"
+    return f"results/{looks.locate_decision_folder(RUNS, experiment)}/seeds-{number}/look.yaml"
 
 
 def earlier_looks(wildcards):

@@ -36,7 +36,7 @@ def publication_files(wildcards):
         *(f"results/published/{RESULTS_PREFIX}{experiment}/{file}" for file in files),
     )(wildcards)
     with user_errors():
-        publish_settings(RUNS, RUNS.first_seed(experiment))
+        build_publish_settings(RUNS, RUNS.first_seed(experiment))
     return inputs
 
 

@@ -1,6 +1,6 @@
 # Input functions of searches.
 from dj2mgm.runs.studies import merged_mixtures, search_batches
-from dj2mgm.runs.studies.study_designs import study_file
+from dj2mgm.runs.studies.study_designs import locate_study_file
 
 
 def requested_search(wildcards):
@@ -16,12 +16,12 @@ def requested_search(wildcards):
 
 def study_budget_file(wildcards):
     """Input function: the file with the budget of a search."""
-    return study_file(wildcards.study)
+    return locate_study_file(wildcards.study)
 
 
 def earlier_scores(wildcards):
     """Input function: the scores of the batches before a batch."""
-    return search_batches.score_files(
+    return search_batches.list_score_files(
         requested_search(wildcards), int(wildcards.number)
     )
 
@@ -43,14 +43,14 @@ def trials_flag(wildcards, input):
 
 def reference_rows(wildcards):
     """Input function: the number of rows that the baseline's recipe keeps."""
-    return search_batches.reference_rows(RUNS)
+    return search_batches.locate_reference_summary(RUNS)
 
 
 def scored_files(wildcards):
     """Input function: the files that the scores of a batch are read from."""
     batch_trials(wildcards)
     with user_errors():
-        return search_batches.batch_files(
+        return search_batches.list_batch_files(
             RUNS, requested_search(wildcards), int(wildcards.number)
         )
 
@@ -89,11 +89,11 @@ def compared_files(wildcards):
 def merged_scores(study):
     """Return the file with the scores of a study's merged models; none for other studies."""
     with user_errors():
-        file = merged_mixtures.scores_file(RUNS, study)
+        file = merged_mixtures.locate_scores_file(RUNS, study)
         if file is None:
             return []
         # its errors are shown before anything runs
-        merged_mixtures.merge_settings(RUNS, study)
+        merged_mixtures.build_merge_settings(RUNS, study)
         return [file]
 
 
@@ -110,7 +110,9 @@ def merged_model_files(wildcards):
 def merged_adapters(wildcards):
     """Input function: the weights of stage 2 of each source alone."""
     with user_errors():
-        folders = merged_mixtures.merge_settings(RUNS, wildcards.study).sources.values()
+        folders = merged_mixtures.build_merge_settings(
+            RUNS, wildcards.study
+        ).sources.values()
     names = weights_of_stage_2(merged_run(wildcards))
     return [f"{folder}/{name}" for folder in folders for name in names]
 
@@ -118,4 +120,4 @@ def merged_adapters(wildcards):
 def study_experiments(study):
     """Return the experiments on a study's page."""
     with user_errors():
-        return pages.study_experiments(RUNS, study)
+        return pages.list_study_experiments(RUNS, study)

@@ -20,7 +20,7 @@ from transformers import CLIPImageProcessorPil, CLIPVisionConfig, ConvNextConfig
 
 from dj2mgm.foundation.tokenizers import GEMMA_IMAGE_TOKEN, train_gemma_tokenizer  # noqa: E402
 from dj2mgm.models.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor  # noqa: E402
-from dj2mgm.models.trained_weights import projector_parameters  # noqa: E402
+from dj2mgm.models.trained_weights import find_projector_parameters  # noqa: E402
 from dj2mgm.storage.files import write_jsonl  # noqa: E402
 
 WORDS = [f"{first}{second}" for first in ("ba", "de", "ki", "lo", "mu") for second in ("ra", "se", "ti", "vo", "nu")]
@@ -73,7 +73,7 @@ def save_random_mgm(shape: str, folder: Path) -> None:
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = MGMForConditionalGeneration(config).to(torch.bfloat16)
     model.save_pretrained(folder / "mgm")
-    projector = {name: parameter.detach().contiguous() for name, parameter in projector_parameters(model).items()}
+    projector = {name: parameter.detach().contiguous() for name, parameter in find_projector_parameters(model).items()}
     save_file(projector, folder / "projector.safetensors")
     image_processor = CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size={"height": side, "width": side})
     MGMProcessor(image_processor, tokenizer, GEMMA_IMAGE_TOKEN, config.num_image_tokens).save_pretrained(folder / "mgm")

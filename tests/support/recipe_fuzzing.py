@@ -20,7 +20,7 @@ sys.path.insert(0, str(PROJECT / "workflow_scripts"))
 
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
-from dj2mgm.recipes.catalogue import allowed_operators
+from dj2mgm.recipes.catalogue import read_allowed_operators
 from dj2mgm.recipes.recipe_parsing import parse_recipe
 from dj2mgm.storage.files import write_jsonl
 
@@ -205,7 +205,7 @@ def generate_cases(decoys: Path, full: bool = True) -> Iterator[tuple[str, str, 
         full: whether forbidden arguments get every value, not only one.
     """
     values = hostile_values(decoys)
-    for operator in allowed_operators().values():
+    for operator in read_allowed_operators().values():
         for argument in dict.fromkeys((*operator.arguments, *operator.defaults, "trust_remote_code", "captioner")):
             for value in values if full or argument in operator.arguments else values[:1]:
                 yield operator.name, argument, value

@@ -13,7 +13,7 @@ from dj2mgm.data.shapes.scenes import describe_scene, draw_image
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.evaluation.caption_attributes import attribute_metrics
 from dj2mgm.evaluation.intervals import Measurements
-from dj2mgm.evaluation.vqa import accuracy
+from dj2mgm.evaluation.vqa import measure_rows
 from dj2mgm.storage.files import write_json, write_jsonl, write_yaml
 from evaluated_runs import entry, write_memory, write_scores
 
@@ -289,7 +289,7 @@ def _write_evaluation(folder: Path, dataset: Path, seed: int, better: int) -> No
     write_yaml(folder / "evaluate_clip/config.yaml", {"image_root": str(dataset)})
     answers_by_images = {i: [answer for answer in answers if answer["images"] == i] for i in ("own", "shuffled")}
     vqa = {
-        f"finetune/{images}": _sum_by_image(accuracy(group_answers))
+        f"finetune/{images}": _sum_by_image(measure_rows(group_answers))
         for images, group_answers in answers_by_images.items()
         if group_answers
     }

@@ -8,7 +8,7 @@ import torch
 import transformers as T
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from dj2mgm.models.vlm.processors import without_video
+from dj2mgm.models.vlm.processors import remove_video_processor
 from dj2mgm.settings.training_stages import LoraSettings
 
 LORA = LoraSettings(r=4, alpha=8, dropout=0.0, targets=["q_proj", "v_proj"])
@@ -75,7 +75,7 @@ def save_tiny_family(family: str, folder: Path) -> None:
     no_video = (
         {"video_processor": None} if "video_processor" in inspect.signature(processor_class.__init__).parameters else {}
     )
-    processor = without_video(processor_class)(
+    processor = remove_video_processor(processor_class)(
         image_processor=image_processor,
         tokenizer=tokenizer,
         chat_template=TEMPLATES.get(family),

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dj2mgm.models.mgm import MGMForConditionalGeneration
-from dj2mgm.models.trained_weights import projector_parameters
+from dj2mgm.models.trained_weights import find_projector_parameters
 from dj2mgm.settings.deepspeed_files import read_deepspeed
 from dj2mgm.storage.files import read_jsonl, write_jsonl, write_yaml
 from mgm_stages import training_settings
@@ -25,7 +25,7 @@ def make_inputs(folder: Path) -> Path:
     randomize(model, scale=0.1)
     model.save_pretrained(folder / "mgm")
     tiny_processor().save_pretrained(folder / "mgm")
-    projector = {name: parameter.detach().contiguous() for name, parameter in projector_parameters(model).items()}
+    projector = {name: parameter.detach().contiguous() for name, parameter in find_projector_parameters(model).items()}
     save_file(projector, folder / "projector.safetensors")
     images = [save_image(folder / f"{i}.png", (40 * i, 30, 200 - 40 * i), (16, 16)) for i in range(SAMPLES)]
     write_jsonl(folder / "conversations.jsonl", [conversation(index, images[index]) for index in range(SAMPLES)])

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from transformers import Trainer
 
-from dj2mgm.divergence import Diverged, check_end, check_finite, last_healthy_step
+from dj2mgm.divergence import Diverged, check_end, check_finite, find_last_healthy_step
 from dj2mgm.foundation.clip import train_clip
 from dj2mgm.foundation.language_model import train_language_model
 from dj2mgm.settings.models import LanguageModelRecipe
@@ -48,13 +48,13 @@ def test_a_loss_far_above_its_start_has_diverged(samples, end):
     rows = [(1, 2.5), (2, 2.4), *((step, 1e5) for step in range(3, 60)), *((step, end) for step in range(60, 101))]
     with pytest.raises(Diverged, match=r"by step 100: the loss ended at \S+, far above the 2\.5 of step 1"):
         check_end("finetune", rows, samples, 1.0)
-    assert last_healthy_step(rows, samples) == 2
+    assert find_last_healthy_step(rows, samples) == 2
 
 
 def test_one_bad_batch_at_the_end_does_not_count():
     rows = [(step, 2.0) for step in range(1, 40)] + [(40, 500.0)]
     check_end("finetune", rows, 128, 1e-3)
-    assert last_healthy_step(rows, 128) == 39
+    assert find_last_healthy_step(rows, 128) == 39
 
 
 def test_a_diverged_tiny_language_model_is_not_written(tmp_path):

@@ -14,7 +14,7 @@ from dj2mgm.recipes.recipe_parsing import parse_recipe
 from dj2mgm.reporting.explorer.explorer_page import write_offline_page
 from dj2mgm.reporting.explorer.results import Results, read_results
 from dj2mgm.reporting.explorer.server import Explorer, Server
-from dj2mgm.reporting.rendering import page_name
+from dj2mgm.reporting.rendering import locate_explorer_page
 from dj2mgm.storage.files import read_json, read_yaml
 from explorer_results import row_id, write_run
 
@@ -285,7 +285,7 @@ def test_links_of_the_report_open_their_rows(page, run):
 def test_a_name_that_needs_quoting_in_urls_is_opened(browser, results):
     server = Server(Explorer([Results("my #1 照片?", results.tables)], {}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    visit(browser, server.address(page_name("my #1 照片?")))
+    visit(browser, server.address(locate_explorer_page("my #1 照片?")))
     wait(browser, 'document.querySelector("#rows img")?.naturalWidth > 0')
     server.shutdown()
     server.server_close()

@@ -13,7 +13,7 @@ from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.leaderboard import write_leaderboard
 from dj2mgm.reporting.report_page import write_report_page
 from dj2mgm.reporting.study.row_agreement import RowAgreement
-from dj2mgm.reporting.study.study_page import build_study_page, page_notes
+from dj2mgm.reporting.study.study_page import build_study_page, list_page_notes
 from dj2mgm.reporting.study.study_table import compare_variants
 from dj2mgm.reporting.variants_page import write_variants_page
 from dj2mgm.storage.files import read_jsonl, write_jsonl
@@ -147,7 +147,7 @@ def small_pages(tmp_path_factory) -> list[Path]:
     study = ShownStudy.model_validate(shown)
     page = build_study_page(
         compare_variants(experiments, study),
-        page_notes(experiments),
+        list_page_notes(experiments),
         study,
         "study",
         RowAgreement(experiments),

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from dj2mgm.model_files.missing_models import PART_KEYS
-from dj2mgm.settings.benchmarks import declarations
-from dj2mgm.settings.configuration import configuration_model
+from dj2mgm.settings.benchmarks import read_declarations
+from dj2mgm.settings.configuration import build_configuration_model
 from dj2mgm.settings.models import AssembledModel, MgmModel
 from dj2mgm.settings.schema import build_schema
 from paths import PROJECT
@@ -177,8 +177,8 @@ class HostileProject:
 
     def defaults(self) -> None:
         """Write config.yaml with a hostile value for each string of the schema; names refer to hostile names."""
-        values = self.hostile.make_values(build_schema(configuration_model()))
-        benchmarks = values["benchmarks"] = {name: dict.fromkeys(d.files) for name, d in declarations().items()}
+        values = self.hostile.make_values(build_schema(build_configuration_model()))
+        benchmarks = values["benchmarks"] = {name: dict.fromkeys(d.files) for name, d in read_declarations().items()}
         for name in benchmarks:
             folder = self.folder_with(*("questions", "answers"))
             benchmarks[name] = {key: folder if key == "images" else f"{folder}/{key}" for key in benchmarks[name]}

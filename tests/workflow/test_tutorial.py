@@ -9,7 +9,7 @@ import pytest
 
 from dj2mgm.dataset_resolution.hub_data import find_hub_dataset
 from dj2mgm.runs.layers import merge_experiment
-from dj2mgm.settings.config_files import names_in
+from dj2mgm.settings.config_files import list_config_names
 from dj2mgm.settings.models import TransformersModel
 from paths import PROJECT
 
@@ -47,7 +47,7 @@ def test_stages_equal_those_on_the_page(fresh):
 def test_the_fetched_model_and_dataset_are_known(tmp_path, monkeypatch):
     """`sed` sets the fetched model and dataset as defaults."""
     fetched = dict(word.split("=") for word in SNAKEMAKE["fetch"] if "=" in word)
-    assert fetched["model"] in names_in("models") and find_hub_dataset(fetched["dataset"])
+    assert fetched["model"] in list_config_names("models") and find_hub_dataset(fetched["dataset"])
     (tmp_path / "config").mkdir()
     (tmp_path / "config/config.yaml").write_bytes((PROJECT / "config/config.yaml").read_bytes())
     [sed] = [words for words in COMMANDS if words[0] == "sed"]

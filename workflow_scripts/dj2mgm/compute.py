@@ -25,7 +25,7 @@ def set_seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def default_device() -> torch.device:
+def select_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

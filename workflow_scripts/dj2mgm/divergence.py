@@ -20,7 +20,7 @@ class Diverged(InputError):
     """Error of a training that cannot be used; the user sets the learning rate."""
 
 
-def highest_loss(losses: Losses, samples: int) -> float:
+def compute_loss_limit(losses: Losses, samples: int) -> float:
     """Return the loss above which a training has diverged.
 
     The start is the median over the first samples, which a single easy sample does not move. A training that learns
@@ -39,15 +39,15 @@ def highest_loss(losses: Losses, samples: int) -> float:
     return min(highest, 2 * start + 1 + SPREAD / math.sqrt(samples))
 
 
-def loss_at_end(losses: Losses, samples: int) -> float:
+def compute_end_loss(losses: Losses, samples: int) -> float:
     """Return the median of a training's last losses, which a single bad batch does not move."""
     rows = max(math.ceil(len(losses) / END_PART), math.ceil(SAMPLES / samples))
     return statistics.median(loss for _, loss in losses[-rows:])
 
 
-def last_healthy_step(losses: Losses, samples: int) -> int:
-    """Return the last logged step with a loss below `highest_loss`; 0 if there is none."""
-    highest = highest_loss(losses, samples) if losses else math.inf
+def find_last_healthy_step(losses: Losses, samples: int) -> int:
+    """Return the last logged step with a loss below `compute_loss_limit`; 0 if there is none."""
+    highest = compute_loss_limit(losses, samples) if losses else math.inf
     healthy = [step for step, loss in losses if loss <= highest]
     return healthy[-1] if healthy else 0
 
@@ -56,20 +56,20 @@ def check_end(stage: str, losses: Losses, samples: int, learning_rate: float) ->
     """Raise Diverged if a training ended far above its start."""
     if not losses:
         return
-    end = loss_at_end(losses, samples)
-    if end > highest_loss(losses, samples):
+    end = compute_end_loss(losses, samples)
+    if end > compute_loss_limit(losses, samples):
         (step, first), *_ = losses
         problem = f"the loss ended at {end:.4g}, far above the {first:.4g} of step {step}"
-        raise diverged(stage, losses[-1][0], problem, learning_rate)
+        raise make_divergence_error(stage, losses[-1][0], problem, learning_rate)
 
 
 def check_finite(stage: str, step: int, value: float, learning_rate: float, name: str = "loss") -> None:
     """Raise Diverged if a loss, or another value called `name`, is not finite."""
     if not math.isfinite(value):
-        raise diverged(stage, step, f"the {name} is {value}", learning_rate)
+        raise make_divergence_error(stage, step, f"the {name} is {value}", learning_rate)
 
 
-def diverged(stage: str, step: int, problem: str, learning_rate: float) -> Diverged:
+def make_divergence_error(stage: str, step: int, problem: str, learning_rate: float) -> Diverged:
     """Return the error of a training that diverged."""
     return Diverged(
         f"{stage}: {DIVERGED} {step}: {problem}. The learning rate of {learning_rate:g} is probably too "

@@ -15,7 +15,7 @@ from dj2mgm.data.chat_rendering import render_chat
 from dj2mgm.data.chat_template import ChatTemplate
 from dj2mgm.errors import InputError
 from dj2mgm.models.families import load_family
-from dj2mgm.settings.chat_templates import chat_template_names, read_chat_template
+from dj2mgm.settings.chat_templates import list_chat_template_names, read_chat_template
 from tiny_families import BUILDERS, save_tiny_family
 from tiny_models import tiny_tokenizer
 
@@ -53,7 +53,7 @@ def test_templates_render_as_in_transformers(source, asks):
     assert render_chat(source, MESSAGES, **variables) == stock(source, MESSAGES, **variables)
 
 
-@pytest.mark.parametrize("name", sorted(set(chat_template_names()) - {"tokenizer"}))
+@pytest.mark.parametrize("name", sorted(set(list_chat_template_names()) - {"tokenizer"}))
 def test_shipped_templates_render_as_in_transformers(name):
     source = read_chat_template(name)["chat_template"]
     for count in (1, 2, 4):
@@ -74,7 +74,7 @@ def test_a_processors_template_equals_its_own_method(tmp_path, family):
 
 
 def test_sandbox_has_the_class_of_transformers():
-    assert isinstance(chat_template_process.environment(), ImmutableSandboxedEnvironment)
+    assert isinstance(chat_template_process.build_environment(), ImmutableSandboxedEnvironment)
     for escape in (
         "{{ ''.__class__.__mro__ }}",
         "{{ messages.append(1) }}",

@@ -12,7 +12,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.models.mgm.mgm_family import MGMEncoder
 from dj2mgm.models.mgm.processing_mgm import MGMProcessor
 from dj2mgm.models.vision_language import IGNORE_INDEX
-from dj2mgm.settings.chat_templates import chat_template_names, check_chat_templates, read_chat_template
+from dj2mgm.settings.chat_templates import check_chat_templates, list_chat_template_names, read_chat_template
 from dj2mgm.storage.files import write_jsonl
 from dj2mgm.training.training_data import ConversationDataset
 from paths import PROJECT
@@ -201,7 +201,7 @@ def test_a_model_file_needs_known_formats_with_questions():
 
 
 def test_control_tokens_of_every_format_are_refused_in_data():
-    for name in chat_template_names():
+    for name in list_chat_template_names():
         content = read_chat_template(name)
         assert all(CONTROL.fullmatch(token) for token in content["control_tokens"])
         assert {token for token in content["stop_tokens"] if token.strip()} <= set(content["control_tokens"])

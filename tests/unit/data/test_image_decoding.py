@@ -25,7 +25,7 @@ from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.recipes.recipe_step import parse_steps
-from dj2mgm.reporting.sections.gallery import thumbnail
+from dj2mgm.reporting.sections.gallery import load_thumbnail
 from dj2mgm.storage.files import write_jsonl
 from paths import PROJECT
 from tiny_models import tiny_processor
@@ -283,7 +283,7 @@ OPENERS = {
     "a filter of Data-Juicer": lambda path: filter_with("image_shape_filter", path.parent),
     "the integrity filter": lambda path: filter_with("image_integrity_filter", path.parent),
     "an operator's own call of Pillow": decode_as_pillow_does,
-    "the report's gallery": lambda path: thumbnail(path.parent, path.name),
+    "the report's gallery": lambda path: load_thumbnail(path.parent, path.name),
     "chat.py and the benchmarks": answer_about,
 }
 

@@ -18,7 +18,7 @@ from transformers.image_utils import load_image as turned_by_transformers
 
 from dj2mgm.data.exports import Sample, write_parquet
 from dj2mgm.data.formats import build_dj_text
-from dj2mgm.data.images import BadImage, image_size, load_image
+from dj2mgm.data.images import BadImage, load_image, read_image_size
 from dj2mgm.data.near_duplicates.codes import compute_signature
 from dj2mgm.data.near_duplicates.protected_images import ReferenceImages
 from dj2mgm.evaluation.harnesses.exchange import save_once
@@ -28,7 +28,7 @@ from dj2mgm.juicer.run_recipe import FILTERED, STATS, run_recipe
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.recipes.recipe_step import parse_steps
 from dj2mgm.reporting.explorer.server import Explorer
-from dj2mgm.reporting.sections.gallery import thumbnail
+from dj2mgm.reporting.sections.gallery import load_thumbnail
 from dj2mgm.storage.files import read_jsonl, write_jsonl
 from dj2mgm.storage.shards import read_members
 from tiny_models import tiny_processor
@@ -78,7 +78,7 @@ def test_images_are_rotated_as_in_transformers(tmp_path, kind):
             image = load_image(source)
             assert np.array_equal(np.asarray(image), np.asarray(expected)), orientation
             assert np.array_equal(np.asarray(turned_by_transformers(image)), np.asarray(expected)), "turned twice"
-        assert image_size(path) == expected.size == (COLORS.size if orientation < 5 else COLORS.size[::-1])
+        assert read_image_size(path) == expected.size == (COLORS.size if orientation < 5 else COLORS.size[::-1])
         shown.add(image.tobytes())
     assert len(shown) == 8
 
@@ -94,14 +94,14 @@ def test_pixels_stay_without_valid_orientation(tmp_path):
         COLORS.save(file, "JPEG", exif=exif)
         with Image.open(file) as image:
             assert load_image(file.getvalue()).tobytes() == image.convert("RGB").tobytes(), exif
-            assert image_size(file.getvalue()) == COLORS.size
+            assert read_image_size(file.getvalue()) == COLORS.size
 
 
 def test_size_of_png_with_trailing_text_needs_no_decoding(monkeypatch):
     end = chunk(b"IEND", b"")
     content = encode("PNG", 1).removesuffix(end) + chunk(b"tEXt", b"date:create\x002026-11-24") + end
     monkeypatch.setattr(Image.Image, "load", lambda image: pytest.fail("decoded"))
-    assert image_size(content) == COLORS.size
+    assert read_image_size(content) == COLORS.size
 
 
 def in_a_tar(path: Path) -> np.ndarray:
@@ -161,7 +161,7 @@ READERS = {
     "MGM": for_the_model,
     "a captioning server": sent_to_a_server,
     "lmms-eval": lambda path: np.asarray(load_image(save_once(turned_by_transformers(str(path)), path.parent))),
-    "the gallery": lambda path: thumbnail(path.parent, path.name),
+    "the gallery": lambda path: load_thumbnail(path.parent, path.name),
     "the explorer": lambda path: Explorer._read_image(path.parent, path.name, 64),
     "perceptual hashes": lambda path: compute_signature(load_image(path)),
     "the search for leaks": lambda path: ReferenceImages([path]).signatures,
@@ -193,6 +193,6 @@ def plain(value: object) -> object:
 
 def test_a_header_that_no_decoder_accepts_is_undecodable():
     damaged = encode("AVIF", 1).replace(b"iloc", b"xxxx")
-    for read in (image_size, load_image):
+    for read in (read_image_size, load_image):
         with pytest.raises(BadImage, match="undecodable"):
             read(damaged)

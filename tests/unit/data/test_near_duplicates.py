@@ -16,8 +16,8 @@ from dj2mgm.data.near_duplicates.codes import (
     MAX_BITS,
     MAX_LEVELS,
     MAX_RADIUS,
+    compute_distances,
     compute_signature,
-    distance,
     find_near_pairs,
 )
 from dj2mgm.data.near_duplicates.protected_images import ReferenceImages
@@ -179,13 +179,13 @@ def test_cells_find_all_near_vectors(tmp_path):
 def test_an_image_is_recognized_after_encoding_and_scaling(scenes, change):
     before = np.stack([compute_signature(image) for image in scenes])
     after = np.stack([compute_signature(change(image)) for image in scenes])
-    assert np.isfinite(distance(before, after, MAX_BITS, MAX_LEVELS)).mean() >= 0.99
+    assert np.isfinite(compute_distances(before, after, MAX_BITS, MAX_LEVELS)).mean() >= 0.99
 
 
 def test_different_scenes_are_not_near_duplicates(scenes):
     signatures = np.stack([compute_signature(image) for image in scenes])
     first, second = np.triu_indices(SCENES, 1)
-    near = np.isfinite(distance(signatures[first], signatures[second], MAX_BITS, MAX_LEVELS))
+    near = np.isfinite(compute_distances(signatures[first], signatures[second], MAX_BITS, MAX_LEVELS))
     texts = [describe_scene(draw_row_scene(3, "pretrain", number)) for number in range(SCENES)]
     assert all(texts[i] == texts[j] for i, j in zip(first[near], second[near], strict=True))
 
@@ -193,7 +193,7 @@ def test_different_scenes_are_not_near_duplicates(scenes):
 def test_images_in_other_colors_are_different(scenes):
     red, green, blue = scenes[0].split()
     left, right = compute_signature(scenes[0])[None], compute_signature(Image.merge("RGB", (blue, red, green)))[None]
-    assert distance(left, right, 256, MAX_LEVELS) == np.inf
+    assert compute_distances(left, right, 256, MAX_LEVELS) == np.inf
 
 
 @pytest.mark.parametrize("processes", [1, 2])

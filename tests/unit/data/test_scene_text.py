@@ -4,21 +4,27 @@ import random
 
 from dj2mgm.control_tokens import CONTROL
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
-from dj2mgm.foundation.language_model import EMPTY_WORD, chat_formats, draw_board, scene_words, training_text
+from dj2mgm.foundation.language_model import (
+    EMPTY_WORD,
+    draw_board,
+    draw_training_example,
+    list_scene_words,
+    load_chat_formats,
+)
 from tiny_models import tiny_tokenizer
 
 
 def examples(count=60):
-    formats = chat_formats(tiny_tokenizer())
+    formats = load_chat_formats(tiny_tokenizer())
     for index in range(count):
         yield (
             draw_row_scene(0, "test", index),
-            training_text(draw_row_scene(0, "test", index), 4, formats, random.Random(index)),
+            draw_training_example(draw_row_scene(0, "test", index), 4, formats, random.Random(index)),
         )
 
 
 def test_every_example_shows_the_board_once_before_answers():
-    words = scene_words()
+    words = list_scene_words()
     for _, segments in examples():
         first, *rest = segments
         assert sum(first[0].count(word) for word in words) == 16 and not first[1]

@@ -22,7 +22,7 @@ from dj2mgm.data.shapes.scenes import (
     draw_image,
     draw_scene,
 )
-from dj2mgm.data.shapes.shapes_dataset import assign_faults, count_faults, mismatched_caption, write_shapes
+from dj2mgm.data.shapes.shapes_dataset import assign_faults, count_faults, draw_mismatched_caption, write_shapes
 from dj2mgm.errors import InputError
 from dj2mgm.storage.files import read_jsonl
 from drawn_datasets import drawn_dataset
@@ -150,7 +150,7 @@ def test_mismatched_captions_contain_a_false_object():
     for seed in range(1500):
         rng = random.Random(seed)
         scene = draw_scene(rng)
-        assert not set(objects_in(mismatched_caption(scene, rng))) <= set(objects_in(describe_scene(scene)))
+        assert not set(objects_in(draw_mismatched_caption(scene, rng))) <= set(objects_in(describe_scene(scene)))
 
 
 def test_a_duplicate_has_the_bytes_of_an_earlier_clean_pair(pairs):

@@ -18,7 +18,7 @@ import pytest
 
 import make_dataset
 from dj2mgm.data.formats import build_dj_text, extract_caption, read_dj_jsonl, read_llava
-from dj2mgm.data.images import BadImage, absolute_path, image_size, load_image, locate_image
+from dj2mgm.data.images import BadImage, join_image_path, load_image, locate_image, read_image_size
 from dj2mgm.data.mixture import write_mixture
 from dj2mgm.data.sources.parquet import read as read_parquet
 from dj2mgm.data.sources.source import Source
@@ -27,7 +27,7 @@ from dj2mgm.data.sources.webdataset import read as read_webdataset
 from dj2mgm.dataset_resolution.experiment_dataset import check_files, list_dataset_files, resolve_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.storage.files import find_files, read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
-from dj2mgm.storage.shards import compute_image_digest, file_size, read_file, read_members
+from dj2mgm.storage.shards import compute_image_digest, read_file, read_file_size, read_members
 from run_main import run_main
 from source_files import (
     CAPTIONS,
@@ -78,9 +78,9 @@ def test_every_format_gives_the_same_captions_and_images(make, kind):
         assert row["id"].startswith("one/") and row["source"] == "one"
         path = locate_image(output / "sources.json", row["images"][0])
         key = next(key for key, text in CAPTIONS.items() if text == extract_caption(row["text"]))
-        assert read_file(path) == IMAGES[key] and file_size(path) == len(IMAGES[key])
-        assert load_image(path).size == image_size(path) == (8 + int(key), 8)
-        assert locate_image(output / "sources.json", absolute_path(output / "sources.json", row["images"][0])) == path
+        assert read_file(path) == IMAGES[key] and read_file_size(path) == len(IMAGES[key])
+        assert load_image(path).size == read_image_size(path) == (8 + int(key), 8)
+        assert locate_image(output / "sources.json", join_image_path(output / "sources.json", row["images"][0])) == path
     read = read_json(output / "summary.json")["sources"]["one"]
     assert read == {"split": "pretrain", "rows": len(CAPTIONS), "format": kind}
 

@@ -7,14 +7,14 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from configuration_files import FILES
-from dj2mgm.documentation.documents import documents
+from dj2mgm.documentation.documents import build_documents
 from dj2mgm.settings.base import RETRAINS, SEARCH, read_extra
-from dj2mgm.settings.configuration import configuration_model
+from dj2mgm.settings.configuration import build_configuration_model
 from dj2mgm.settings.training_stages import FinetuneSection, LoraSettings, PretrainSection
-from dj2mgm.settings.validation import validated
+from dj2mgm.settings.validation import validate_settings
 from paths import PROJECT
 
-DOCUMENTS = documents()
+DOCUMENTS = build_documents()
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=str)
@@ -25,9 +25,9 @@ def test_generated_file_is_up_to_date(path):
 
 def test_config_yaml_states_the_defaults_of_the_types():
     values = yaml.safe_load((PROJECT / "config/config.yaml").read_text(encoding="utf-8"))
-    defaults = configuration_model()().model_dump()
+    defaults = build_configuration_model()().model_dump()
     assert values == defaults
-    assert validated(configuration_model(), values, "config.yaml").model_dump() == defaults
+    assert validate_settings(build_configuration_model(), values, "config.yaml").model_dump() == defaults
 
 
 def test_every_key_of_the_configuration_has_a_description():
@@ -42,7 +42,7 @@ def test_every_key_of_the_configuration_has_a_description():
 
     groups = {"benchmarks.mmbench", "benchmarks.textvqa", "challenge.scores"}
     scores = {"challenge.scores.mmbench", "challenge.scores.textvqa"}
-    assert set(undescribed(configuration_model())) == groups | scores
+    assert set(undescribed(build_configuration_model())) == groups | scores
 
 
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.suffix == ".json"], ids=str)
@@ -63,7 +63,7 @@ def test_editor_schema_and_types_refuse_the_same_values():
     for values in [*wrong, {"seeds": []}, {"jsonl": {"leaks": "no"}}, {"pretrain": {"micro_batch_size": "all"}}]:
         assert list(Draft202012Validator(schema).iter_errors(values)), values
         with pytest.raises(Exception, match="values: "):
-            validated(configuration_model(), values, "values")
+            validate_settings(build_configuration_model(), values, "values")
 
 
 @pytest.mark.parametrize("section", [PretrainSection, FinetuneSection, LoraSettings])
@@ -72,7 +72,7 @@ def test_search_intervals_are_within_limits(section):
         if search := read_extra(field, SEARCH):
             assert search.low < search.high and (search.low > 0 or not search.log)
             for value in (search.low, search.high):
-                validated(section, {name: round(value) if field.annotation is int else value}, "search")
+                validate_settings(section, {name: round(value) if field.annotation is int else value}, "search")
 
 
 def test_both_training_stages_share_their_definitions():
@@ -89,4 +89,4 @@ def test_both_training_stages_share_their_definitions():
 def test_types_of_files_refuse_unknown_keys():
     for model in FILES:
         with pytest.raises(Exception, match="file: nonsense: unknown key"):
-            validated(model, {"nonsense": 1}, "file")
+            validate_settings(model, {"nonsense": 1}, "file")

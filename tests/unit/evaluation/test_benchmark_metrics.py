@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from dj2mgm.evaluation.benchmarks.mmbench import chosen_option
 from dj2mgm.evaluation.benchmarks.mmbench import measure as measure_mmbench
-from dj2mgm.evaluation.benchmarks.textvqa import CONTRACTIONS, normalize_like_evalai, vqa_accuracy
+from dj2mgm.evaluation.benchmarks.mmbench import parse_chosen_option
+from dj2mgm.evaluation.benchmarks.textvqa import CONTRACTIONS, compute_vqa_accuracy, normalize_like_evalai
 from dj2mgm.evaluation.benchmarks.textvqa import measure as measure_textvqa
 from dj2mgm.evaluation.groups import estimate_metrics
 
@@ -20,11 +20,11 @@ def by_definition(prediction: str, answers: list[str]) -> float:
 @pytest.mark.parametrize("agreeing", range(11))
 def test_vqa_accuracy_is_the_mean_over_all_leave_one_out_subsets(agreeing):
     answers = ["red"] * agreeing + ["blue"] * (10 - agreeing)
-    assert vqa_accuracy("Red.", answers) == pytest.approx(by_definition("red", answers), abs=1e-12)
+    assert compute_vqa_accuracy("Red.", answers) == pytest.approx(by_definition("red", answers), abs=1e-12)
 
 
 def test_both_sides_are_normalized():
-    assert vqa_accuracy("the 2 cats!", ["Two cats"] * 2 + ["two, cats?"] * 2 + ["dog"] * 6) == 1.0
+    assert compute_vqa_accuracy("the 2 cats!", ["Two cats"] * 2 + ["two, cats?"] * 2 + ["dog"] * 6) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -93,11 +93,11 @@ def test_textvqa_counts_questions_and_groups_them_by_image():
     ],
 )
 def test_the_option_is_read_from_the_answer(prediction, letter):
-    assert chosen_option(prediction, {"A": "a cat", "B": "two dogs", "C": "none"}) == letter
+    assert parse_chosen_option(prediction, {"A": "a cat", "B": "two dogs", "C": "none"}) == letter
 
 
 def test_an_ambiguous_option_text_is_not_an_answer():
-    assert chosen_option("red", {"A": "red", "B": "Red"}) is None
+    assert parse_chosen_option("red", {"A": "red", "B": "Red"}) is None
 
 
 def answered(index: int, prediction: str, answer: str | None, category: str = "style") -> dict:

@@ -16,14 +16,14 @@ from benchmark_files import circular_rows, mmbench_row, write_mmbench, write_row
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation import benchmarks
 from dj2mgm.evaluation.benchmarks.mmbench import build_workbook
-from dj2mgm.evaluation.benchmarks.textvqa import vqa_accuracy
+from dj2mgm.evaluation.benchmarks.textvqa import compute_vqa_accuracy
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.runs.layers import merge_experiment, merge_shared_settings
-from dj2mgm.runs.stage_settings import benchmark_settings
+from dj2mgm.runs.stage_settings import build_benchmark_settings
 from dj2mgm.script_modules import find_modules
 from dj2mgm.settings import benchmarks as declared
-from dj2mgm.settings.configuration import configuration_model, experiment_model
+from dj2mgm.settings.configuration import build_configuration_model, build_experiment_model
 from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_jsonl, write_yaml
 from dj2mgm.training.outputs import gather_weights, save_projector
 from paths import PROJECT
@@ -81,7 +81,7 @@ def test_textvqa_from_files_to_score(monkeypatch, model, tmp_path):
     assert metrics["without_image"]["estimates"]["score"]["mean"] == pytest.approx(100 / 3)
     assert estimate["n"] == 3 and estimate["mean"] == pytest.approx((100 + 90 + 30) / 3)
     assert estimate["low"] <= estimate["mean"] <= estimate["high"]
-    assert vqa_accuracy(answers[1], rows[1]["answers"]) == 0.9
+    assert compute_vqa_accuracy(answers[1], rows[1]["answers"]) == 0.9
 
     leak = {"image": "a.png", "of": "textvqa", "ids": [rows[2]["id"]], "bits": 0}
     write_jsonl(tmp_path / "leaks.jsonl", [leak, leak | {"of": "held_out", "ids": [rows[0]["id"]]}])
@@ -226,8 +226,8 @@ def yes_no(tmp_path, monkeypatch) -> dict[str, str]:
 
 def forget_schemas() -> None:
     """Clear the caches of the folder of benchmarks."""
-    configuration_model.cache_clear()
-    experiment_model.cache_clear()
+    build_configuration_model.cache_clear()
+    build_experiment_model.cache_clear()
 
 
 def write_yes_no(folder: Path) -> dict[str, str]:
@@ -255,7 +255,10 @@ def test_a_new_benchmark_needs_only_one_file(monkeypatch, model, tmp_path, yes_n
 
 
 def test_a_new_benchmark_can_lack_a_submission(monkeypatch, tmp_path, yes_no, capsys):
-    assert not declared.declarations()["yes_no"].has_submission and declared.declarations()["mmbench"].has_submission
+    assert (
+        not declared.read_declarations()["yes_no"].has_submission
+        and declared.read_declarations()["mmbench"].has_submission
+    )
     write_jsonl(tmp_path / "answers.jsonl", [{"benchmark": "yes_no", "prediction": "yes"}])
     with pytest.raises(SystemExit):
         run(monkeypatch, write_submission, answers=tmp_path / "answers.jsonl", output_dir=tmp_path)
@@ -292,9 +295,9 @@ def test_a_challenge_score_needs_files_and_a_known_variant(yes_no):
 
 def test_a_stage_receives_the_files_of_a_new_benchmark(yes_no):
     config = merge_experiment("baseline", {"benchmarks": {"yes_no": yes_no}})
-    settings = benchmark_settings("yes_no", config, {})
+    settings = build_benchmark_settings("yes_no", config, {})
     assert (settings.benchmark, settings.files) == ("yes_no", yes_no)
-    assert benchmark_settings("yes_no", merge_experiment("baseline", {}), {}) is None
+    assert build_benchmark_settings("yes_no", merge_experiment("baseline", {}), {}) is None
 
 
 @pytest.mark.parametrize("script", ["answer_benchmark.py", "score_benchmark.py", "write_submission.py"])

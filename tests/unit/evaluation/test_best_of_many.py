@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dj2mgm.evaluation.contrasts import PairedValues, contrast_with_reference
-from dj2mgm.evaluation.sequential import Look, plan_looks, verdict_at
+from dj2mgm.evaluation.sequential import Look, compute_verdict, plan_looks
 from dj2mgm.runs.studies.trials import Trials
 from dj2mgm.settings.study_files import Interval
 from simulated_search import settings
@@ -39,7 +39,7 @@ def verdict(winner: np.ndarray, baseline: np.ndarray, looks: list[Look]) -> str:
     for look in looks:
         values = (winner - baseline)[: look.seeds]
         [contrast] = contrast_with_reference([PairedValues(tuple(range(look.seeds)), values, np.ones(IMAGES))])
-        if (kind := str(verdict_at(contrast, look.level, 0.0))) != "undecided":
+        if (kind := str(compute_verdict(contrast, look.level, 0.0))) != "undecided":
             return kind
     return "undecided"
 

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel, Siglip
 
 import evaluate_clip
 from dj2mgm.evaluation import embedder
-from dj2mgm.evaluation.caption_metrics import clip_score, ref_clip_score, reference_similarity
+from dj2mgm.evaluation.caption_metrics import compute_clip_score, compute_ref_clip_score, compute_reference_similarity
 from dj2mgm.evaluation.embedder import Embedder
 from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl
 from tiny_clip import TOKEN_LIMIT, save_tiny_clip, save_tiny_siglip
@@ -280,12 +280,12 @@ def test_pickled_weights_are_refused(clip_folder, dataset, monkeypatch, capsys, 
 def test_formulas_on_vectors_with_known_angles():
     images = np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
     captions = np.array([[0.6, 0.8], [-1.0, 0.0], [1.0, 0.0]])  # cosine 0.6, -1, 1
-    score = clip_score(images, captions)
+    score = compute_clip_score(images, captions)
     assert score == pytest.approx([1.5, 0, 2.5])
     references = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
-    similarity = reference_similarity(captions, references, np.array([0, 0, 1, 2]))
+    similarity = compute_reference_similarity(captions, references, np.array([0, 0, 1, 2]))
     assert similarity == pytest.approx([0.8, 0, 0])
-    assert ref_clip_score(score, similarity) == pytest.approx([2 * 1.5 * 0.8 / 2.3, 0, 0])
+    assert compute_ref_clip_score(score, similarity) == pytest.approx([2 * 1.5 * 0.8 / 2.3, 0, 0])
 
 
 def test_texts_keep_their_order_and_repeat(clip_folder, monkeypatch):

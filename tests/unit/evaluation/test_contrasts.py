@@ -9,12 +9,12 @@ from scipy import stats
 from dj2mgm.evaluation.contrasts import (
     PairedContrast,
     PairedValues,
+    apply_holm_correction,
     contrast_with_reference,
     decide,
-    holm,
 )
 from dj2mgm.evaluation.intervals import LEVEL
-from dj2mgm.evaluation.sequential import verdict_at
+from dj2mgm.evaluation.sequential import compute_verdict
 
 DOMINATED = {"images": 0.25, "seeds": 4.0}  # standard deviation of seeds relative to that of a mean over images
 NoiseOf = Callable[[np.random.Generator, int], np.ndarray]
@@ -103,7 +103,7 @@ def test_reference_with_twice_the_noise_of_all_others(seeds):
 def family_wise_error(rng, seeds: int, studies: int, images: int, ratio: float, noise: NoiseOf = equal_noise) -> float:
     contrasts = simulate(rng, studies, seeds, images, ratio, experiments=20, noise=noise)
     p_values = np.array([contrast.p_value() for contrast in contrasts])
-    return float(np.mean([min(holm(study_p_values)) <= LEVEL for study_p_values in p_values.T]))
+    return float(np.mean([min(apply_holm_correction(study_p_values)) <= LEVEL for study_p_values in p_values.T]))
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
@@ -245,8 +245,8 @@ def test_extreme_p_values():
 
 
 def test_holms_procedure_on_a_worked_example():
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([]) == []
+    assert apply_holm_correction([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert apply_holm_correction([]) == []
 
 
 def make_contrast(mean: float, error: float = 0.01, images: int = 400, seeds: int = 1) -> PairedContrast:
@@ -405,5 +405,5 @@ def test_equal_differences_have_the_sign_tests_p_value(images, kind):
     [contrast] = contrast_with_reference([PairedValues((0, 1), np.full((2, images), 0.1), np.ones(images))])
     [verdict] = decide([contrast], margin=0.01)
     assert verdict.p_value == pytest.approx(stats.binomtest(images, images).pvalue)
-    assert verdict.kind == verdict_at(contrast, LEVEL, 0.01) == kind
+    assert verdict.kind == compute_verdict(contrast, LEVEL, 0.01) == kind
     assert verdict.detectable == (np.inf if kind == "undecided" else 0)

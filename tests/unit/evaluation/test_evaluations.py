@@ -20,7 +20,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import measure_benchmark, read_questions
 from dj2mgm.evaluation.groups import estimate_metrics
 from dj2mgm.evaluation.harnesses.exchange import CUTTING_CLASSES, cut_answer, find_stop_texts, save_once
-from dj2mgm.evaluation.harnesses.task_scores import MAX_UNITS, pseudo_values
+from dj2mgm.evaluation.harnesses.task_scores import MAX_UNITS, compute_pseudo_values
 from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.runs.evaluations import LMMS_EVAL, find_evaluation_data
 from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_jsonl, write_yaml
@@ -292,7 +292,7 @@ def test_pseudo_values_of_a_mean_are_the_values(counts):
     rng = random.Random(3)
     images = [f"{image}" for image, count in enumerate(counts) for _ in range(count)]
     values = [rng.random() for _ in images]
-    sums = pseudo_values(lambda items: sum(items) / len(items), values, images)
+    sums = compute_pseudo_values(lambda items: sum(items) / len(items), values, images)
     units, totals, numbers = Measurements.from_values(values, images).per_unit()
     assert {unit: tuple(pair) for unit, pair in sums.items()} == {
         unit: (pytest.approx(total), number) for unit, total, number in zip(units, totals, numbers, strict=True)
@@ -308,7 +308,7 @@ def test_pseudo_values_keep_mean_and_jackknife():
         both = sum(predicted and true for predicted, true in pairs)
         return 2 * both / max(1, sum(predicted + true for predicted, true in pairs))
 
-    sums = pseudo_values(f1, items, images)
+    sums = compute_pseudo_values(f1, items, images)
     total = sum(count for _, count in sums.values())
     mean = sum(value for value, _ in sums.values()) / total
     assert mean == pytest.approx(f1(items)) and total == len(items)
@@ -321,7 +321,7 @@ def test_pseudo_values_keep_mean_and_jackknife():
 def test_many_images_are_left_out_in_groups():
     calls = []
     images = [str(number) for number in range(3 * MAX_UNITS) for _ in range(2)]
-    sums = pseudo_values(lambda items: calls.append(1) or sum(items) / len(items), [1.0] * len(images), images)
+    sums = compute_pseudo_values(lambda items: calls.append(1) or sum(items) / len(items), [1.0] * len(images), images)
     assert len(sums) == MAX_UNITS and len(calls) == MAX_UNITS + 1
     assert all(pair == [pytest.approx(6.0), 6] for pair in sums.values())
 

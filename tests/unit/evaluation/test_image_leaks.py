@@ -9,14 +9,14 @@ from PIL import Image, ImageDraw
 
 import find_leaks
 from dj2mgm.data.formats import build_conversation, build_dj_text
-from dj2mgm.data.near_duplicates.codes import SIGNATURE, compute_signature, distance
+from dj2mgm.data.near_duplicates.codes import SIGNATURE, compute_distances, compute_signature
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.leak_search import (
     Reference,
     References,
+    collect_folder_images,
+    collect_held_out_images,
     count_leaks,
-    folder_images,
-    held_out_images,
     read_references,
 )
 from dj2mgm.evaluation.leaked_ids import read_leaked_ids
@@ -87,7 +87,7 @@ def test_an_image_under_two_names_is_held_out_once(tmp_path):
     names = ("a.png", "b.png", "copy.png", "./a.png")
     rows = [{"id": str(at), "image": name, "questions": [{}] * at} for at, name in enumerate(names)]
     images = {Reference("held_out", ("0", "2", "3"), 5): tmp_path / "a.png"}
-    assert held_out_images(rows, tmp_path) == images | {Reference("held_out", ("1",), 1): tmp_path / "b.png"}
+    assert collect_held_out_images(rows, tmp_path) == images | {Reference("held_out", ("1",), 1): tmp_path / "b.png"}
 
 
 def test_a_row_counts_once_per_leaked_reference_set():
@@ -114,7 +114,7 @@ def test_all_references_of_a_near_duplicate_are_named():
         near[:2] ^= 5
         matches = references.find_copied(np.array([near]))[0]
         assert [reference.ids for reference, _ in matches] == [("3",), ("4",)] if number == 3 else [("77",)]
-        assert matches[0][1] == distance(signatures[number : number + 1], near[None], 23, 12)[0] == 4
+        assert matches[0][1] == compute_distances(signatures[number : number + 1], near[None], 23, 12)[0] == 4
     assert references.find_copied(np.array([draws.integers(0, 256, SIGNATURE, dtype=np.uint8)]))[0] == []
     assert References([], signatures[:0]).find_copied(np.array([signatures[0]]))[0] == []
 
@@ -142,13 +142,13 @@ def test_files_left_out_of_the_comparison_are_counted(tmp_path, capsys):
     photos.mkdir()
     for name in ("a.PNG", "b", "c.heic"):
         (photos / name).write_text("")
-    assert [reference.ids for reference in folder_images(photos)] == [("a.PNG",)]
+    assert [reference.ids for reference in collect_folder_images(photos)] == [("a.PNG",)]
     assert "2 files are not compared" in capsys.readouterr().err
 
 
 def test_unreadable_references_are_named(tmp_path):
     with pytest.raises(InputError, match="contains no image; correct the path"):
-        folder_images(tmp_path)
+        collect_folder_images(tmp_path)
     (tmp_path / "bad.png").write_text(json.dumps("no image"))
     with pytest.raises(InputError, match="the image of bad.png cannot be read"):
-        read_references(folder_images(tmp_path), processes=1)
+        read_references(collect_folder_images(tmp_path), processes=1)

@@ -8,7 +8,13 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from dj2mgm.evaluation.intervals import Estimate, Measurements, estimate, mean_and_half_width, student_quantile
+from dj2mgm.evaluation.intervals import (
+    Estimate,
+    Measurements,
+    compute_mean_and_half_width,
+    compute_student_quantile,
+    estimate,
+)
 from dj2mgm.reporting.verdicts.headline_panels import LOW_COVERAGE
 
 STUDIES, BATCHES = 4000, 8
@@ -19,7 +25,7 @@ NORMAL = {"images": (1, 0, 0.3), "noise": (0, 0, 1), "mixed": (1, 1, 0.5), "seed
 
 def coverage(truth: float, sums: np.ndarray, counts: np.ndarray) -> float:
     """Return the share of studies (studies, S, U) whose interval contains the true mean."""
-    mean, half_width = mean_and_half_width(sums, counts)
+    mean, half_width = compute_mean_and_half_width(sums, counts)
     return float(np.mean(np.abs(mean - truth) <= half_width))
 
 
@@ -95,7 +101,7 @@ def test_one_seed_is_covered_by_exact_enumeration(images):
     right = np.arange(images + 1)
     answered = (np.arange(images) < right[:, None]).astype(float)[:, None]  # (images + 1, 1, images)
     probability = [math.comb(images, k) / 2**images for k in right]
-    mean, half_width = mean_and_half_width(answered, np.ones(images))
+    mean, half_width = compute_mean_and_half_width(answered, np.ones(images))
     assert np.dot(probability, np.abs(mean - 0.5) <= half_width) >= 0.94
 
 
@@ -148,15 +154,15 @@ def test_variance_over_images_equals_the_jackknife():
     without = np.array([np.delete(sums[0], u).sum() / np.delete(counts, u).sum() for u in range(12)])
     mean = sums.sum() / counts.sum()
     degrees_of_freedom = counts.sum() ** 2 / (counts**2).sum() - 1
-    expected = student_quantile(degrees_of_freedom) * np.sqrt(11 / 12 * ((without - mean) ** 2).sum())
-    assert mean_and_half_width(sums, counts) == pytest.approx((mean, expected))
+    expected = compute_student_quantile(degrees_of_freedom) * np.sqrt(11 / 12 * ((without - mean) ** 2).sum())
+    assert compute_mean_and_half_width(sums, counts) == pytest.approx((mean, expected))
 
 
 def test_batched_studies_equal_single_ones():
     rng = np.random.default_rng(1)
     sums, counts = rng.random((5, 3, 8)), rng.integers(1, 4, size=8)
-    together = np.array(mean_and_half_width(sums, counts)).T
-    assert together == pytest.approx(np.array([mean_and_half_width(study, counts) for study in sums]))
+    together = np.array(compute_mean_and_half_width(sums, counts)).T
+    assert together == pytest.approx(np.array([compute_mean_and_half_width(study, counts) for study in sums]))
 
 
 def test_repeated_values_do_not_narrow_the_interval():
@@ -204,4 +210,4 @@ def test_mean_of_nothing_is_refused():
     ("freedom", "expected"), [(1, 12.70620), (2, 4.302653), (10, 2.228139), (120, 1.979930), (float("inf"), 1.959964)]
 )
 def test_students_quantiles_equal_a_printed_table(freedom, expected):
-    assert student_quantile(freedom) == pytest.approx(expected, rel=3e-6)
+    assert compute_student_quantile(freedom) == pytest.approx(expected, rel=3e-6)

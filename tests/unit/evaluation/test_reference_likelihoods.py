@@ -9,7 +9,7 @@ from dj2mgm.evaluation.groups import is_share
 from dj2mgm.evaluation.reference_likelihoods import (
     ANSWER,
     CAPTION,
-    likelihood_row,
+    build_likelihood_row,
     measure_likelihoods,
     read_likelihoods,
 )
@@ -20,7 +20,7 @@ from run_main import run_main
 
 def row(image: str, kind: str, reference: str, values: list[float], images: str = "own") -> dict:
     keys = {"id": image, "image_id": image, "model": "finetune", "images": images}
-    return keys | likelihood_row(kind, "What color?", reference, values)
+    return keys | build_likelihood_row(kind, "What color?", reference, values)
 
 
 def pair(*rows: dict, gain: float = 1.0) -> list[dict]:

@@ -13,8 +13,8 @@ from dj2mgm.evaluation.seeds import (
     Scores,
     aggregate,
     estimate_differences,
-    paired_difference,
-    paired_values,
+    estimate_paired_difference,
+    pair_values,
     read_run_scores,
 )
 from dj2mgm.storage.files import write_jsonl
@@ -135,7 +135,7 @@ def test_interval_of_a_difference_covers_it():
             hardness + better + rng.normal(scale=0.1, size=(4, 1)) + rng.normal(scale=0.3, size=(4, 60))
             for better in (0.2, 0)
         )
-        estimate = score(paired_difference(runs(own), runs(reference)))
+        estimate = score(estimate_paired_difference(runs(own), runs(reference)))
         covered.append(estimate.low <= 0.2 <= estimate.high)
         widths.append(estimate.high - estimate.low)
     assert 0.94 <= np.mean(covered) <= 0.995
@@ -146,9 +146,9 @@ def test_interval_of_a_difference_covers_it():
 def test_experiments_of_a_page_share_the_noise_between_seeds():
     rng = np.random.default_rng(6)
     reference, *others = rng.normal(size=(4, 2, 1)) + 0.1 * rng.normal(size=(4, 2, 30))
-    pages = [paired_values(runs(other), runs(reference)) for other in others]
+    pages = [pair_values(runs(other), runs(reference)) for other in others]
     together = [score(estimates) for estimates in estimate_differences(pages)]
-    alone = [score(paired_difference(runs(other), runs(reference))) for other in others]
+    alone = [score(estimate_paired_difference(runs(other), runs(reference))) for other in others]
     assert [estimate.mean for estimate in together] == pytest.approx([estimate.mean for estimate in alone])
     assert [estimate.n for estimate in together] == [30] * 3
     lengths = [np.mean([estimate.high - estimate.low for estimate in side]) for side in (together, alone)]
@@ -172,21 +172,23 @@ def test_intervals_stay_within_the_range_of_their_metric():
     estimates = aggregate(rename(runs([[-1] * 19 + [0], [0] * 20]), "answer_log_likelihood"))
     assert estimates["finetune/own"]["answer_log_likelihood"].high == 0
     assert estimates["finetune/difference"]["answer_log_likelihood"].high > 0
-    estimates = paired_difference(rename(right, "vqa_accuracy"), rename(runs(np.zeros((2, 20))), "vqa_accuracy"))
+    estimates = estimate_paired_difference(
+        rename(right, "vqa_accuracy"), rename(runs(np.zeros((2, 20))), "vqa_accuracy")
+    )
     assert estimates["finetune/own"]["vqa_accuracy"].ends == (-1, 1)
     assert estimates["finetune/difference"]["vqa_accuracy"].ends == (-2, 2)
 
 
 def test_the_difference_of_equal_runs_is_zero():
     values = np.random.default_rng(4).random((3, 30))
-    difference = score(paired_difference(runs(values, experiment="again"), runs(values)))
+    difference = score(estimate_paired_difference(runs(values, experiment="again"), runs(values)))
     assert (difference.mean, difference.ends, difference.seeds) == (0, (0, 0), 3)
 
 
 def test_the_difference_is_antisymmetric():
     rng = np.random.default_rng(5)
     own, reference = runs(rng.random((2, 30))), runs(rng.random((2, 30)))
-    forth, back = score(paired_difference(own, reference)), score(paired_difference(reference, own))
+    forth, back = score(estimate_paired_difference(own, reference)), score(estimate_paired_difference(reference, own))
     assert [forth.mean, forth.low, forth.high] == pytest.approx([-back.mean, -back.high, -back.low])
 
 
@@ -195,7 +197,7 @@ def test_the_difference_uses_common_seeds_and_images():
     reference = [run([1, 1, 1], seed=seed, ids=["a", "b", "c"]) for seed in (1, 2, 3)]
     reference[0].groups["reference"] = reference[0].groups["finetune/own"]
     reference[1].groups["reference"] = reference[2].groups["reference"] = reference[0].groups["finetune/own"]
-    difference = paired_difference(own, reference)
+    difference = estimate_paired_difference(own, reference)
     assert list(difference) == ["finetune/own"]
     assert (score(difference).n, score(difference).seeds, score(difference).mean) == (2, 2, 4.5)
 
@@ -213,17 +215,17 @@ def failure(call, *arguments) -> str:
 
 def test_runs_that_cannot_be_paired_are_named():
     ours = run([1.0], seed=1, experiment="ours")
-    message = failure(paired_difference, [ours], [run([1.0], seed=2)])
+    message = failure(estimate_paired_difference, [ours], [run([1.0], seed=2)])
     assert "ours and baseline have no common seed ([1] and [2])" in message
-    message = failure(paired_difference, [ours], [run([1.0], seed=1, ids=["other"])])
+    message = failure(estimate_paired_difference, [ours], [run([1.0], seed=1, ids=["other"])])
     assert "ours and baseline have no common evaluation image" in message
-    message = failure(paired_difference, [ours], [run([1.0], seed=1, counts=[3], file="old/scores.jsonl")])
+    message = failure(estimate_paired_difference, [ours], [run([1.0], seed=1, counts=[3], file="old/scores.jsonl")])
     assert "image e000 has 1 values in scores.jsonl and 3 in old/scores.jsonl" in message
 
 
 def test_runs_of_one_experiment_need_the_same_images():
     first, other = run([1.0, 2.0]), run([1.0], seed=7, file="seed-7/scores.jsonl")
-    for message in (failure(aggregate, [first, other]), failure(paired_difference, [first], [first, other])):
+    for message in (failure(aggregate, [first, other]), failure(estimate_paired_difference, [first], [first, other])):
         assert "baseline with seed 7: score of finetune/own in seed-7/scores.jsonl has other images" in message
     lacking = Scores("baseline", 8, {})
     assert "baseline with seed 0 has score of finetune/own (scores.jsonl), but baseline with seed 8 does" in failure(

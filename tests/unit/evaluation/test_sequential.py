@@ -10,12 +10,12 @@ from dj2mgm.evaluation.contrasts import Goal, PairedContrast, PairedValues, cont
 from dj2mgm.evaluation.intervals import LEVEL
 from dj2mgm.evaluation.sequential import (
     Look,
-    cost_after_looks,
-    further_looks,
-    next_look,
+    compute_further_looks,
+    compute_next_look,
+    compute_verdict,
+    find_cost_after_looks,
+    find_deciding_budget,
     plan_looks,
-    smallest_budget_that_decides,
-    verdict_at,
 )
 
 IMAGES = 20
@@ -48,7 +48,7 @@ def decide(values: np.ndarray, looks: list[Look], margin: float = 0.0) -> Decisi
     kinds = np.full(len(values), "undecided", dtype="<U10")
     seeds = np.full(len(values), looks[-1].seeds)
     for look in looks:
-        verdicts = verdict_at(make_contrast(values, look.seeds), look.level, margin)
+        verdicts = compute_verdict(make_contrast(values, look.seeds), look.level, margin)
         decided = (kinds == "undecided") & (verdicts != "undecided")
         kinds[decided], seeds[decided] = verdicts[decided], look.seeds
     return Decisions(kinds, seeds)
@@ -114,25 +114,25 @@ def test_looks_save_seeds(dominated, most_seeds, least_power):
 def test_levels_of_many_seeds_equal_published_boundaries():
     """Compare five looks with Pocock-type spending with z values of Lan and DeMets' program for known variances."""
     planned = [(40 * number, 0.05 * np.log(1 + (np.e - 1) * number / 5)) for number in range(1, 6)]
-    looks = further_looks([], planned, 200)
+    looks = compute_further_looks([], planned, 200)
     quantiles = [stats.norm.isf(look.level / 2) for look in looks]
     assert quantiles == pytest.approx([2.438, 2.427, 2.410, 2.397, 2.386], abs=0.03)
 
 
 def test_a_single_look_has_the_level_that_it_spends():
     for seeds, level in ((2, 0.05), (4, 0.03)):
-        assert further_looks([], [(seeds, level)], seeds)[0].level == pytest.approx(level, rel=0.03)
+        assert compute_further_looks([], [(seeds, level)], seeds)[0].level == pytest.approx(level, rel=0.03)
 
 
 def test_spending_rises_to_its_share_and_is_deterministic(ten_looks):
     spent = [look.spent for look in ten_looks]
     assert spent == sorted(spent) and spent[-1] == pytest.approx(0.045)
-    assert next_look(ten_looks[:5], 7, 11) == ten_looks[5], "a resumed decision has the same intervals"
-    assert next_look(ten_looks[:3], 5, 11, is_last=True).spent == pytest.approx(0.045)
+    assert compute_next_look(ten_looks[:5], 7, 11) == ten_looks[5], "a resumed decision has the same intervals"
+    assert compute_next_look(ten_looks[:3], 5, 11, is_last=True).spent == pytest.approx(0.045)
 
 
 def test_additional_hours_can_lead_to_a_decision(ten_looks):
-    early = [*ten_looks[:3], next_look(ten_looks[:3], 5, 11, is_last=True)]
+    early = [*ten_looks[:3], compute_next_look(ten_looks[:3], 5, 11, is_last=True)]
     later = plan_looks(early, 11)
     assert later[-1].spent == pytest.approx(0.05 * (1 - 0.1**2)) and min(look.level for look in later) > 1e-5
     values = differences(np.random.default_rng(5), 6000, 11, DOMINATED["seeds"], truth=0.0)
@@ -146,8 +146,8 @@ def test_cost_of_a_larger_budget_decides_in_four_of_five():
     typical = PairedContrast(
         none + truth, IMAGES, IMAGES, 6, none + 1.0, IMAGES - 1, none + ratio**2 / 6, none + 5.0, none > 0
     )
-    assert verdict_at(typical, looks[-1].level, 0.0) == "undecided"
-    more = cost_after_looks(typical, looks, 0.0).seeds
+    assert compute_verdict(typical, looks[-1].level, 0.0) == "undecided"
+    more = find_cost_after_looks(typical, looks, 0.0).seeds
     longer = looks + plan_looks(looks, 6 + more)
     values = differences(np.random.default_rng(6), 4000, 6 + more, ratio, truth)
     open_after_six = decide(values, looks).kinds == "undecided"
@@ -163,7 +163,7 @@ def test_a_budget_for_a_new_decision_decides_in_four_of_five():
         none + truth, IMAGES, IMAGES, 3, none + 1.0, IMAGES - 1, none + ratio**2 / 3, none + 6.0, none > 0
     )
     at_once = 3 + find_decision_cost(typical, lambda seeds: Goal(0.0, LEVEL, LEVEL)).seeds
-    budget = smallest_budget_that_decides(typical, 0.0)
+    budget = find_deciding_budget(typical, 0.0)
     values = differences(np.random.default_rng(7), 4000, budget, ratio, truth)
     assert at_once < budget
     assert decide(values, plan_looks([], at_once)).share("better") < 0.78

@@ -91,7 +91,7 @@ def test_difference_is_paired_in_any_order_of_rows(tmp_path):
     write_jsonl(tmp_path / "answers.jsonl", shuffled + own)
     models = read_paired_rows(tmp_path / "answers.jsonl", ("id", "type", "question"))
     difference = evaluate_answers(models, {})["groups"]["finetune/difference"]["vqa_accuracy"]
-    assert (difference["mean"], difference["low"], difference["high"]) == (0, 0, 0)
+    assert (difference.mean, difference.low, difference.high) == (0, 0, 0)
 
 
 def test_each_model_has_its_groups_and_empty_answers_are_counted(tmp_path, monkeypatch):

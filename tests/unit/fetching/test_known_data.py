@@ -20,7 +20,7 @@ from dj2mgm.dataset_resolution.hub_data import find_hub_benchmark, find_hub_data
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import measure_benchmark, read_questions
 from dj2mgm.fetching.known_data import _read_entry, _write_parquet
-from dj2mgm.settings.config_files import names_in
+from dj2mgm.settings.config_files import list_config_names
 from fetch_command import run_fetch
 from hub_server import HubServer, Repository
 
@@ -313,4 +313,4 @@ def test_wrong_names_are_refused(find, name, message):
 
 
 def test_known_hub_names_are_not_names_of_datasets():
-    assert not set(names_in("hub")) & {*names_in("datasets"), *names_in("models")}
+    assert not set(list_config_names("hub")) & {*list_config_names("datasets"), *list_config_names("models")}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dj2mgm.divergence import diverged
-from dj2mgm.health.diagnosis import SIGNATURES, anchor, find_cause
+from dj2mgm.divergence import make_divergence_error
+from dj2mgm.health.diagnosis import SIGNATURES, build_anchor, find_cause
 from dj2mgm.health.gpu_failures import TrainingStage, name_tensor
 from dj2mgm.health.signature import read_log
 from dj2mgm.health.system_failures import describe_kill, parse_kernel_log, read_kernel_kills
@@ -23,7 +23,7 @@ from paths import PROJECT
 LOGS = PROJECT / "tests" / "fixtures" / "logs"
 MIB, GIB = 2**20, 2**30
 
-every_signature = pytest.mark.parametrize("signature", SIGNATURES, ids=lambda signature: anchor(signature.title))
+every_signature = pytest.mark.parametrize("signature", SIGNATURES, ids=lambda signature: build_anchor(signature.title))
 
 
 def title(text: str, tmp_path: Path) -> str | None:
@@ -39,7 +39,7 @@ def logged(name: str) -> str:
 
 @every_signature
 def test_failure_is_found_in_its_log(signature):
-    diagnosis = find_cause(read_log(LOGS / f"{anchor(signature.title)}.log"))
+    diagnosis = find_cause(read_log(LOGS / f"{build_anchor(signature.title)}.log"))
     assert diagnosis.signature.title == signature.title
     lines = [line.split(":")[0].strip() for line in str(diagnosis).splitlines() if re.match(r"  \w", line)]
     assert lines == ["cause", "evidence", "remedy", "more"]
@@ -49,7 +49,7 @@ def test_failure_is_found_in_its_log(signature):
 
 @every_signature
 def test_near_miss_is_not_taken_for_the_failure(signature):
-    diagnosis = find_cause(read_log(LOGS / f"{anchor(signature.title)}.near-miss.log"))
+    diagnosis = find_cause(read_log(LOGS / f"{build_anchor(signature.title)}.near-miss.log"))
     assert diagnosis is None or diagnosis.signature.title != signature.title
 
 
@@ -60,7 +60,7 @@ def test_failure_has_a_section_in_the_guide(signature):
 
 
 def test_each_title_has_one_pair_of_logs():
-    names = {anchor(signature.title) for signature in SIGNATURES}
+    names = {build_anchor(signature.title) for signature in SIGNATURES}
     assert len(names) == len(SIGNATURES)
     expected = {f"{name}{kind}.log" for name in names for kind in ("", ".near-miss")}
     assert {path.name for path in LOGS.glob("*.log")} == expected
@@ -88,7 +88,7 @@ def test_near_misses_are_diagnosed_as_other_failures_or_none():
     ],
 )
 def test_first_failure_in_a_log_is_the_cause(tmp_path, first, then):
-    [expected] = [signature.title for signature in SIGNATURES if anchor(signature.title) == first]
+    [expected] = [signature.title for signature in SIGNATURES if build_anchor(signature.title) == first]
     assert title(logged(first) + logged(then), tmp_path) == expected
 
 
@@ -426,7 +426,7 @@ def test_input_error_is_not_diagnosed_again(tmp_path):
 
 
 def test_diverged_training_is_explained_after_its_own_sentence(tmp_path):
-    sentence = str(diverged("pretrain", 3, "the loss is nan", 1e12))
+    sentence = str(make_divergence_error("pretrain", 3, "the loss is nan", 1e12))
     log = tmp_path / "pretrain.log"
     log.write_text(f"progress: 9 s left, 2 of 8 steps, loss 6.5\nerror: {sentence}\n")
     done = diagnose(log)

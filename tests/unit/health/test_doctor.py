@@ -15,7 +15,7 @@ from deepspeed.runtime.config import DeepSpeedConfig
 from huggingface_hub import snapshot_download
 
 from dj2mgm.health import gpu_checks, host_checks, project_checks
-from dj2mgm.health.gpu_checks import end_orphans, orphans, variables, write_environment
+from dj2mgm.health.gpu_checks import build_environment_variables, end_orphans, select_orphans, write_environment
 from dj2mgm.health.probes import (
     CudaProbe,
     DriverProbe,
@@ -34,7 +34,7 @@ from dj2mgm.health.probes import (
     run_probe,
 )
 from dj2mgm.health.torch_probe import TorchProbe
-from dj2mgm.model_files.hub_cache import find_model, names_folder
+from dj2mgm.model_files.hub_cache import find_model, is_folder_path
 from dj2mgm.monitoring.cgroups import CgroupLimits
 from dj2mgm.planning.prediction import Machine
 from dj2mgm.settings.dataset_files import Split
@@ -324,7 +324,7 @@ COMMIT = "0" * 40  # id of a repository on the hub
     ],
 )
 def test_hub_id_is_distinguished_from_folder(part, local):
-    assert names_folder(part) == local
+    assert is_folder_path(part) == local
 
 
 def test_hub_id_resolves_to_folder_in_cache(monkeypatch, tmp_path):
@@ -343,7 +343,7 @@ def test_hub_id_resolves_to_folder_in_cache(monkeypatch, tmp_path):
 
 
 def test_environment_points_to_matching_toolkit():
-    values = variables(CudaProbe("/usr", OLD, (CUDA.used,)), "12.4")
+    values = build_environment_variables(CudaProbe("/usr", OLD, (CUDA.used,)), "12.4")
     assert values == {
         "CUDA_HOME": "/usr/local/cuda",
         "DS_BUILD_OPS": "0",
@@ -353,10 +353,13 @@ def test_environment_points_to_matching_toolkit():
 
 
 def test_cuda_check_is_skipped_only_for_compatible_versions():
-    assert variables(CudaProbe(None, Toolkit("/opt/cuda", "12.9"), ()), "12.4")["DS_SKIP_CUDA_CHECK"] == "1"
-    only_old = variables(CudaProbe(None, OLD, ()), "12.4")
+    assert (
+        build_environment_variables(CudaProbe(None, Toolkit("/opt/cuda", "12.9"), ()), "12.4")["DS_SKIP_CUDA_CHECK"]
+        == "1"
+    )
+    only_old = build_environment_variables(CudaProbe(None, OLD, ()), "12.4")
     assert only_old["DS_SKIP_CUDA_CHECK"] == "0" and "CUDA_HOME" not in only_old
-    assert "CUDA_HOME" not in variables(CUDA, None)
+    assert "CUDA_HOME" not in build_environment_variables(CUDA, None)
 
 
 def test_shell_reads_environment_file(tmp_path):
@@ -463,7 +466,7 @@ def test_only_orphans_are_ended(orphan):
     with subprocess.Popen(["sleep", "60"]) as child:
         cared_for = describe_process(0, child.pid, None)
         assert cared_for.mine and not cared_for.orphan
-        assert orphans((process, cared_for)) == [process]
+        assert select_orphans((process, cared_for)) == [process]
         assert end_orphans((process, cared_for)) == [orphan]
         child.kill()
     assert not psutil.pid_exists(orphan) or psutil.Process(orphan).status() == psutil.STATUS_ZOMBIE

@@ -19,7 +19,7 @@ from dj2mgm.juicer.analysis import analyze, summarize_analysis
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
 from dj2mgm.juicer.recipe_settings import RecipeSettings, prepare_filters
 from dj2mgm.juicer.run_recipe import FILTERED, WORKING_FOLDER_PREFIX, run_recipe
-from dj2mgm.juicer.statistics import as_numbers, read_statistic_limits
+from dj2mgm.juicer.statistics import convert_to_numbers, read_statistic_limits
 from dj2mgm.recipes.recipe_parsing import parse_recipe
 from dj2mgm.recipes.recipe_step import parse_steps
 from dj2mgm.reporting.analysis_page import write_analysis_page
@@ -186,7 +186,7 @@ def test_limits_equal_those_of_data_juicer(step, dropped_stats, kept_stats):
     for stats, expected in ((dropped_stats, False), (kept_stats, True)):
         assert [bool(keep) for keep in operator.process_batched({Fields.stats: [stats]})] == [expected]
         beyond = [
-            limit.drops(as_numbers([value])[0])[0]
+            limit.drops(convert_to_numbers([value])[0])[0]
             for statistic, value in stats.items()
             for limit in read_statistic_limits(operator, arguments, statistic, alone=len(stats) == 1).values()
         ]
@@ -194,9 +194,13 @@ def test_limits_equal_those_of_data_juicer(step, dropped_stats, kept_stats):
 
 
 def test_values_without_numbers_are_not_statistics():
-    values, per_image = as_numbers([[1], [], [2.5], None, [float("nan")]])
+    values, per_image = convert_to_numbers([[1], [], [2.5], None, [float("nan")]])
     assert per_image and np.array_equal(values, [1, np.nan, 2.5, np.nan, np.nan], equal_nan=True)
-    assert as_numbers(["en", "de"]) is None and as_numbers([[], []]) is None and as_numbers([[1, 2], [3]])[0][1] == 3
+    assert (
+        convert_to_numbers(["en", "de"]) is None
+        and convert_to_numbers([[], []]) is None
+        and convert_to_numbers([[1, 2], [3]])[0][1] == 3
+    )
 
 
 def test_the_page_is_self_contained_and_escapes_captions(analyzed, tmp_path):

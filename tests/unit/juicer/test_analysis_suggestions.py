@@ -6,7 +6,7 @@ import yaml
 
 from dj2mgm.juicer.built_operators import check_installed
 from dj2mgm.juicer.statistics import FilterLimit, Statistic
-from dj2mgm.juicer.suggestions import recipe_text, suggest
+from dj2mgm.juicer.suggestions import format_recipe, suggest
 from dj2mgm.recipes.recipe_step import parse_steps
 
 RNG = np.random.default_rng(0)
@@ -27,7 +27,7 @@ def test_two_modes_get_a_limit_between_them():
     assert 0.15 < suggestion.suggested["min"].value < 0.27 and suggestion.suggested["max"].value == 1.0
     assert "40% of the rows" in suggestion.suggested["min"].reason and "Two humps" in suggestion.remark
     process = [{"batched_image_text_similarity_filter": None}]
-    recipe = yaml.safe_load(recipe_text("", process, [suggestion], {}))["process"]
+    recipe = yaml.safe_load(format_recipe("", process, [suggestion], {}))["process"]
     assert recipe == [{"batched_image_text_similarity_filter": {"min_score": suggestion.suggested["min"].value}}]
 
 
@@ -71,7 +71,9 @@ def test_the_recipe_stays_valid_with_order_and_arguments():
         {"image_size_filter": {"any_or_all": "all"}},
         {"words_num_filter": {"lang": "en", "min_num": 4}},
     ]
-    text = recipe_text("first line\nsecond: line", process, [suggestion], {"fix_unicode_mapper": "not measured: edits"})
+    text = format_recipe(
+        "first line\nsecond: line", process, [suggestion], {"fix_unicode_mapper": "not measured: edits"}
+    )
     recipe = yaml.safe_load(text)["process"]
     check_installed(parse_steps("recipe", recipe))
     assert [next(iter(step)) for step in recipe] == [next(iter(step)) for step in process]

@@ -12,7 +12,7 @@ from data_juicer.utils.lazy_loader import LazyLoader
 
 from dj2mgm.data.formats import build_dj_text, extract_caption
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.changed_data_juicer import Fields, load_ops, nested_dataset_class
+from dj2mgm.juicer.changed_data_juicer import Fields, load_nested_dataset_class, load_ops
 from dj2mgm.juicer.operators.models.caption_store import CaptionStore
 from dj2mgm.juicer.operators.models.captioner import CANDIDATES, LOG_LIKELIHOODS, Captioner, Captions
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
@@ -106,7 +106,7 @@ def test_data_juicers_captioner_recaptions_rows(blip2, images, tmp_path):
     arguments = {"hf_clip": clip, "min_similarity": 10.0, "captioner": blip2, "max_caption_length": 3000}
     [operator] = load_ops([{"low_similarity_recaption_mapper": arguments}])
     rows = {"text": [build_dj_text("x")] * 2, "images": [[image] for image in images[:2]]}
-    for row in operator.run(nested_dataset_class().from_dict(rows)).to_list():
+    for row in operator.run(load_nested_dataset_class().from_dict(rows)).to_list():
         assert extract_caption(row["text"]) == row[Fields.meta]["recaption"]["caption"] != "x"
         assert row[Fields.stats]["caption_log_likelihood"] == []
 
@@ -223,7 +223,7 @@ def recaption(images: list[str], clip: str, mgm: dict, folder: Path, **arguments
         "text": [build_dj_text(f"x{number}") for number in range(len(images))],
         "images": [[path] for path in images],
     }
-    recaptioned = operator.run(nested_dataset_class().from_dict(rows)).to_list()
+    recaptioned = operator.run(load_nested_dataset_class().from_dict(rows)).to_list()
     return recaptioned, operator.report
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from dj2mgm.data.formats import build_conversation, extract_caption
 from dj2mgm.data.instruction_rows import INPUT, convert_instructions
-from dj2mgm.juicer.operators.likelihood_gain_filter import likelihood_gain
+from dj2mgm.juicer.operators.likelihood_gain_filter import compute_likelihood_gain
 from dj2mgm.juicer.recipe_settings import CaptionerModel
 from dj2mgm.juicer.run_recipe import SYNTHESIZED, run_recipe
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
@@ -62,7 +62,7 @@ def test_gains_are_computed_for_answers_given_questions(project, tmp_path):
     for number, answer in enumerate(ANSWERS):
         own = number // 2
         answers = [GivenAnswer((own + step) % 3, QUESTIONS[number % 2], answer) for step in range(3)]
-        gains.append(likelihood_gain(generator.log_likelihoods(images, answers, "gemma"), 1.0))
+        gains.append(compute_likelihood_gain(generator.log_likelihoods(images, answers, "gemma"), 1.0))
         assert stats[f"i{number}"]["likelihood_gain"] == pytest.approx([gains[-1]], abs=1e-5)
     kept_rows = list(read_jsonl(tmp_path / "out" / SYNTHESIZED))
     best = sorted(sorted(range(COUNT), key=lambda number: -gains[number])[:3])

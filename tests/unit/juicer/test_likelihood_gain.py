@@ -14,13 +14,13 @@ from dj2mgm.data.formats import build_conversation, build_dj_text, build_text_co
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
 from dj2mgm.juicer.operators import likelihood_gain_filter
-from dj2mgm.juicer.operators.likelihood_gain_filter import STAT, likelihood_gain
+from dj2mgm.juicer.operators.likelihood_gain_filter import STAT, compute_likelihood_gain
 from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.models.questions import GivenAnswer
 from dj2mgm.models.vision_language import IGNORE_INDEX
 from dj2mgm.runs.layers import merge_experiment
-from dj2mgm.runs.stage_settings import filter_settings, synthesize_settings
+from dj2mgm.runs.stage_settings import build_filter_settings, build_synthesize_settings
 from dj2mgm.storage.files import read_jsonl
 from paths import PROJECT
 from synthesis import read_synthesize_settings
@@ -68,10 +68,10 @@ def test_the_gain_is_the_mutual_information_per_token():
     """Compute by hand: two tokens, with probabilities given the own image and two others."""
     own, others = np.array([0.5, 0.8]), np.array([[0.1, 0.8], [0.3, 0.8]])
     whole = (np.log(0.5 / 0.3) + np.log(0.8 / 0.8)) / 2
-    assert likelihood_gain(np.log([own, *others]), 1.0) == pytest.approx(whole)
-    assert likelihood_gain(np.log([own, *others]), 0.0) == pytest.approx(np.log(own).mean())
+    assert compute_likelihood_gain(np.log([own, *others]), 1.0) == pytest.approx(whole)
+    assert compute_likelihood_gain(np.log([own, *others]), 0.0) == pytest.approx(np.log(own).mean())
     halfway = (np.log(0.5) - 0.5 * np.log(0.3) + np.log(0.8) - 0.5 * np.log(0.8)) / 2
-    assert likelihood_gain(np.log([own, *others]), 0.5) == pytest.approx(halfway)
+    assert compute_likelihood_gain(np.log([own, *others]), 0.5) == pytest.approx(halfway)
 
 
 def test_likelihoods_of_answers_equal_training_losses(project):
@@ -214,11 +214,11 @@ def test_a_missing_trained_model_is_an_immediate_error():
     with pytest.raises(
         InputError, match="likelihood_gain_filter needs a trained model, which the filter stage does not have"
     ):
-        filter_settings(recipes, images)
+        build_filter_settings(recipes, images)
     synthesize = {"recipe": "likelihood_gain", "captioner": "blip2"}
     recipes = merge_experiment("baseline", {"synthesize": synthesize})
     with pytest.raises(InputError, match="synthesize.captioner: blip2 gives no likelihoods, which"):
-        synthesize_settings(recipes, images)
+        build_synthesize_settings(recipes, images)
 
 
 @pytest.mark.slow

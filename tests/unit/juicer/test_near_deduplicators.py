@@ -13,7 +13,7 @@ from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.errors import InputError
 from dj2mgm.juicer import decisions
 from dj2mgm.juicer.analysis import analyze
-from dj2mgm.juicer.changed_data_juicer import load_ops, nested_dataset_class
+from dj2mgm.juicer.changed_data_juicer import load_nested_dataset_class, load_ops
 from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.recipes.recipe_step import parse_steps
@@ -135,7 +135,7 @@ def test_a_plain_data_juicer_run_keeps_the_same_rows(data):
     rows = [row | {"images": [str(data.parent / row["images"][0])], "__dj__stats__": {}} for row in read_jsonl(data)]
     [operator] = load_ops([{NEAR: {}}])
     operator.num_proc = None
-    kept_rows = operator.run(nested_dataset_class().from_list(rows))
+    kept_rows = operator.run(load_nested_dataset_class().from_list(rows))
     assert kept_rows["id"] == ["s0", "s2", "s3", "larger", "s4", "s5", "s6", "s7", "s8"]
 
 

@@ -8,7 +8,7 @@ import pytest
 from data_juicer.ops.base_op import Filter, Mapper
 
 from dj2mgm.juicer.changed_data_juicer import OPERATORS
-from dj2mgm.juicer.operators.declarations import Declarations, declared, needs_all_rows
+from dj2mgm.juicer.operators.declarations import Declarations, get_declarations, needs_all_rows
 from dj2mgm.juicer.operators.selection import ShareFilter
 from paths import PROJECT
 
@@ -34,8 +34,8 @@ def test_operators_can_add_private_names():
 
 def test_operators_of_data_juicer_have_the_defaults():
     operator = OPERATORS.modules["text_length_filter"](min_len=1)
-    assert not isinstance(operator, Declarations) and declared(operator).report_key is None
-    assert declared(operator).finish_report({"a": 1}) == {"a": 1} and not needs_all_rows(operator)
+    assert not isinstance(operator, Declarations) and get_declarations(operator).report_key is None
+    assert get_declarations(operator).finish_report({"a": 1}) == {"a": 1} and not needs_all_rows(operator)
     assert needs_all_rows(OPERATORS.modules["document_deduplicator"]())
 
 

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 import dj2mgm.juicer.changed_data_juicer  # noqa: F401  (importing Data-Juicer makes PIL accept truncated images, which these tests count on)
-from dj2mgm.juicer.operators.deduplicators import image_text_hash
-from dj2mgm.juicer.operators.image_integrity_filter import image_integrity
+from dj2mgm.juicer.operators.deduplicators import compute_image_text_hash
+from dj2mgm.juicer.operators.image_integrity_filter import classify_image_integrity
 from paths import PROJECT
 
 
@@ -23,7 +23,7 @@ def photo(tmp_path: Path) -> Path:
 
 
 def test_a_complete_image_inside_the_folder_is_ok(photo):
-    assert image_integrity([str(photo)], str(photo.parent)) == "ok"
+    assert classify_image_integrity([str(photo)], str(photo.parent)) == "ok"
 
 
 def test_each_kind_of_broken_image_has_its_reason(photo, tmp_path):
@@ -34,7 +34,7 @@ def test_each_kind_of_broken_image_has_its_reason(photo, tmp_path):
     (tmp_path / "elsewhere.png").write_bytes(photo.read_bytes())
     (root / "link.png").symlink_to(tmp_path / "elsewhere.png")
     reasons = {
-        name: image_integrity([os.path.join(root, name)], str(root))
+        name: classify_image_integrity([os.path.join(root, name)], str(root))
         for name in ("gone.png", "empty.png", "page.png", "half.png", "../elsewhere.png", "link.png", "/etc/hostname")
     }
     assert reasons == {
@@ -52,10 +52,10 @@ def test_the_hash_depends_on_pixels_and_text(photo):
     copy, other = photo.with_name("copy.png"), photo.with_name("other.png")
     copy.write_bytes(photo.read_bytes())
     other.write_bytes(photo.read_bytes() + b"\0")  # same pixels, other bytes
-    reference = image_text_hash([str(photo)], "a cat")
-    assert image_text_hash([str(copy)], "a cat") == reference
-    assert image_text_hash([str(photo)], "a cat ") != reference
-    assert image_text_hash([str(other)], "a cat") != reference
+    reference = compute_image_text_hash([str(photo)], "a cat")
+    assert compute_image_text_hash([str(copy)], "a cat") == reference
+    assert compute_image_text_hash([str(photo)], "a cat ") != reference
+    assert compute_image_text_hash([str(other)], "a cat") != reference
 
 
 def test_data_juicer_loads_operators_by_their_path():

@@ -9,7 +9,7 @@ from loguru import logger
 
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.changed_data_juicer import OPERATORS, Fields, Mapper, load_ops, nested_dataset_class
+from dj2mgm.juicer.changed_data_juicer import OPERATORS, Fields, Mapper, load_nested_dataset_class, load_ops
 from dj2mgm.juicer.operators.models.captioner import CANDIDATES, LOG_LIKELIHOODS
 from dj2mgm.juicer.operators.models.text_problems import find_text_problem
 from dj2mgm.storage.files import read_jsonl
@@ -64,7 +64,7 @@ def known_captioner(monkeypatch):
 def recaption(rows: dict[str, list], **arguments) -> tuple[list[dict], dict]:
     """Return the operator's rows and its report."""
     [operator] = load_ops([{RECAPTION: arguments}])
-    recaptioned = operator.run(nested_dataset_class().from_dict(rows))
+    recaptioned = operator.run(load_nested_dataset_class().from_dict(rows))
     return recaptioned.to_list(), operator.report
 
 
@@ -190,9 +190,9 @@ def test_columns_have_their_types_when_no_row_is_recaptioned(clip, rows, known_c
     [operator] = load_ops(
         [{RECAPTION: {"hf_clip": clip, "min_similarity": NOTHING, "captioner": known_captioner(CANDIDATES_OF)}}]
     )
-    none = operator.run(nested_dataset_class().from_dict(rows))
+    none = operator.run(load_nested_dataset_class().from_dict(rows))
     operator.min_similarity = EVERYTHING
-    every = operator.run(nested_dataset_class().from_dict(rows))
+    every = operator.run(load_nested_dataset_class().from_dict(rows))
     assert none.features == every.features
     assert operator.report["below"] == 6 and len(none) == 6
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.changed_data_juicer import Fields, load_ops, nested_dataset_class
+from dj2mgm.juicer.changed_data_juicer import Fields, load_nested_dataset_class, load_ops
 from dj2mgm.juicer.operators.balance_filters import COLUMN, LengthBalanceFilter, find_ngrams, fit_clusters
 from dj2mgm.juicer.operators.models.clip_similarity import ClipSimilarity
-from dj2mgm.juicer.operators.selection import draw, even_sample
+from dj2mgm.juicer.operators.selection import draw, sample_evenly
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.recipes.recipe_step import parse_steps
@@ -79,7 +79,7 @@ def test_even_sampling_takes_a_row_of_each_group_in_turn(data):
     groups = data.draw(st.lists(st.integers(0, 5), max_size=40))
     draws = [data.draw(st.sampled_from([0.1, 0.2, 0.3])) for _ in groups]  # with ties, in which the earlier row wins
     count = data.draw(st.integers(0, len(groups)))
-    mask = even_sample(np.array(groups, dtype=np.int64), np.array(draws), count)
+    mask = sample_evenly(np.array(groups, dtype=np.int64), np.array(draws), count)
     assert set(np.flatnonzero(mask).tolist()) == sample_in_turn(groups, draws, count)
 
 
@@ -144,7 +144,7 @@ def test_rows_without_an_image_are_kept_and_not_counted(clip, colored):
     [operator] = load_ops([{CLUSTERS: {"hf_clip": clip, "clusters": 3, "keep_rows": 2}}])
     images = [[], [str(colored.parent / "red.png")], [], *[[str(colored.parent / "blue.png")]] * 3]
     rows = {"id": list("abcdef"), "text": ["x"] * 6, "images": images}
-    kept_rows = operator.run(nested_dataset_class().from_dict(rows))
+    kept_rows = operator.run(load_nested_dataset_class().from_dict(rows))
     assert kept_rows["id"][:3] == ["a", "b", "c"] and len(kept_rows) == 4 and COLUMN not in kept_rows.column_names
     assert operator.report["without_group"] == 2
     for name in (CLUSTERS, LENGTHS, NGRAMS):

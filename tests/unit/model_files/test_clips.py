@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.clips import check_judge, check_made, clip_files, selecting_clips
+from dj2mgm.model_files.clips import check_judge, check_made, list_clip_files, list_selecting_clips
 from dj2mgm.runs.layers import merge_experiment
-from dj2mgm.runs.stage_settings import evaluate_clip_settings
+from dj2mgm.runs.stage_settings import build_evaluate_clip_settings
 from tiny_clip import save_tiny_clip, save_tiny_siglip
 
 KEY = "evaluate.judge_clip"
@@ -17,7 +17,9 @@ KEY = "evaluate.judge_clip"
 @pytest.mark.parametrize("save", [save_tiny_clip, save_tiny_siglip])
 def test_all_files_of_a_clip_are_inputs(save, tmp_path):
     name = f"{save(tmp_path / 'judge')}/"
-    assert clip_files(name) == sorted(str(file) for file in (tmp_path / "judge").iterdir() if file.suffix != ".vocab")
+    assert list_clip_files(name) == sorted(
+        str(file) for file in (tmp_path / "judge").iterdir() if file.suffix != ".vocab"
+    )
     check_judge(name, KEY)
     (tmp_path / "judge/model.safetensors").unlink()
     with pytest.raises(InputError, match=r"evaluate.judge_clip: .*judge/ has no weights \(model.safetensors\); save"):
@@ -45,14 +47,14 @@ def test_a_hub_id_is_accepted_unless_its_kind_is_wrong(tmp_path, monkeypatch):
     (repository / "refs/main").write_text("abc")
     (repository / "snapshots/abc").mkdir(parents=True)
     check_judge("owner/name", KEY)
-    assert clip_files("owner/name") == []
+    assert list_clip_files("owner/name") == []
     (repository / "snapshots/abc/config.json").write_text('{"model_type": "blip"}')
     with pytest.raises(InputError, match="owner/name is a model of type 'blip'"):
         check_judge("owner/name", KEY)
 
 
 def test_a_clip_made_by_the_workflow_is_a_dependency():
-    assert clip_files("results/foundation/tiny/clip") == ["results/foundation/tiny/clip/model.safetensors"]
+    assert list_clip_files("results/foundation/tiny/clip") == ["results/foundation/tiny/clip/model.safetensors"]
     check_judge("results/foundation/tiny/clip", KEY)
 
 
@@ -66,11 +68,11 @@ def test_a_clip_of_a_model_without_a_rule_is_refused():
 def test_the_judge_defaults_to_the_models_clip():
     images = {"evaluation": "images"}
     config = merge_experiment("dj_synth", {})
-    settings = evaluate_clip_settings(config, images)
+    settings = build_evaluate_clip_settings(config, images)
     assert settings.clip == config.model.clip and settings.second_judge is None
     assert settings.selecting == [config.model.clip]
     judges = {"judge_clip": "a/judge", "second_judge": "b/judge"}
-    with_judges = evaluate_clip_settings(merge_experiment("dj_synth", {"evaluate": judges}), images)
+    with_judges = build_evaluate_clip_settings(merge_experiment("dj_synth", {"evaluate": judges}), images)
     assert with_judges.file_content() == settings.file_content() | {"clip": "a/judge", "second_judge": "b/judge"}
 
 
@@ -79,7 +81,7 @@ def test_selecting_clips_are_found_in_operators():
         "filter": {"process": [{"text_length_filter": {"min_len": 1}}, {"image_text_similarity_filter": None}]},
         "synthesize": {"process": [{"low_similarity_recaption_mapper": {"hf_clip": "another"}}]},
     }
-    assert selecting_clips(recipes, "given") == ["another", "given"]
+    assert list_selecting_clips(recipes, "given") == ["another", "given"]
     recipes["filter"]["process"].pop()
-    assert selecting_clips(recipes, "given") == ["another"]
-    assert selecting_clips(recipes | {"synthesize": None}, "given") == []
+    assert list_selecting_clips(recipes, "given") == ["another"]
+    assert list_selecting_clips(recipes | {"synthesize": None}, "given") == []

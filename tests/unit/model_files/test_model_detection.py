@@ -13,7 +13,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.model_files.missing_models import check_clip_folder, check_model_folders
 from dj2mgm.model_files.model_folders import find_damaged_weights
 from dj2mgm.runs.layers import merge_experiment
-from dj2mgm.settings.config_files import config_file, names_in, read_config
+from dj2mgm.settings.config_files import list_config_names, locate_config_file, read_config
 from dj2mgm.settings.models import CLIP, TransformersModel
 from dj2mgm.storage.files import write_json
 
@@ -77,7 +77,11 @@ def test_a_missing_hub_id_is_refused_before_its_first_job(cache):
         check_model_folders(resolve(HUB_ID))
 
 
-KNOWN = [name for name in names_in("models") if read_config(config_file("models", f"{name}.yaml")).get("size_gb")]
+KNOWN = [
+    name
+    for name in list_config_names("models")
+    if read_config(locate_config_file("models", f"{name}.yaml")).get("size_gb")
+]
 
 
 @pytest.mark.parametrize("name", KNOWN)

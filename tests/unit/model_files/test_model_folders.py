@@ -17,7 +17,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.model_files.clips import check_named_models
 from dj2mgm.model_files.model_folders import MAX_CONFIG_BYTES, check_config, check_model_folder
 from dj2mgm.models.families import load_family
-from dj2mgm.models.mgm.conversion import to_safetensors
+from dj2mgm.models.mgm.conversion import convert_to_safetensors
 from dj2mgm.models.vlm.vlm_family import folder_errors
 from dj2mgm.publishing.run_record import copy_records
 from dj2mgm.records.publication_records import PublishSettings
@@ -76,7 +76,7 @@ def test_links_out_of_a_model_folder_are_refused(base, secret, tmp_path, name):
     for use in (
         lambda out: load_family(base).save_processor(out),
         lambda out: copy_part(base, out, torch.float32),
-        lambda out: to_safetensors(base, out),
+        lambda out: convert_to_safetensors(base, out),
     ):
         with pytest.raises(
             InputError, match=f"{name} is a link out of its folder, to .*; put a copy of the file there"

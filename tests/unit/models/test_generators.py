@@ -23,7 +23,7 @@ import merge_adapter
 from dj2mgm.data.chat_template import ChatTemplate
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.groups import control_paths, image_paths, other_images
+from dj2mgm.evaluation.groups import draw_control_paths, draw_other_images, locate_row_images
 from dj2mgm.models.generators import _end_with_parent, open_generators
 from dj2mgm.models.mgm import greedy_search, mgm_generator
 from dj2mgm.models.mgm.assemble import assemble
@@ -53,19 +53,19 @@ LORA = LoraSettings(r=4, alpha=8, dropout=0.1, targets=["q_proj", "v_proj", "o_p
 
 @pytest.mark.parametrize("count", [2, 3, 10, 500])
 def test_shuffled_images_are_a_derangement(count):
-    order = other_images(count, seed=0)
+    order = draw_other_images(count, seed=0)
     assert sorted(order) == list(range(count))
     assert all(other != index for index, other in enumerate(order))
 
 
 def test_shuffled_images_depend_on_the_seed():
-    assert other_images(50, 1) == other_images(50, 1) != other_images(50, 2)
+    assert draw_other_images(50, 1) == draw_other_images(50, 1) != draw_other_images(50, 2)
 
 
 def test_all_other_images_are_equally_likely():
     counts = [[0] * 4 for _ in range(4)]
     for seed in range(3000):
-        for index, other in enumerate(other_images(4, seed)):
+        for index, other in enumerate(draw_other_images(4, seed)):
             counts[index][other] += 1
     for index, row in enumerate(counts):
         assert row[index] == 0
@@ -76,18 +76,18 @@ def test_image_paths_are_in_order_and_must_exist(tmp_path):
     for red, name in enumerate(("b.png", "a.png")):
         save_image(tmp_path / name, (red, 0, 0))
     rows = [{"image": "b.png"}, {"image": "a.png"}]
-    assert image_paths(tmp_path, rows) == [tmp_path / "b.png", tmp_path / "a.png"]
+    assert locate_row_images(tmp_path, rows) == [tmp_path / "b.png", tmp_path / "a.png"]
     with pytest.raises(InputError, match="evaluation row 7: missing: 'c.png'.*; fix the image or delete the row"):
-        image_paths(tmp_path, [{"id": "7", "image": "c.png"}])
+        locate_row_images(tmp_path, [{"id": "7", "image": "c.png"}])
 
 
 def test_rows_with_the_same_image_share_its_control():
     paths = [Path(f"{number % 4}.png") for number in range(20)]
-    control = control_paths(paths, seed=0)
+    control = draw_control_paths(paths, seed=0)
     assert all(path != other for path, other in zip(paths, control, strict=True))
     assert len(set(zip(paths, control, strict=True))) == 4 and set(control) == set(paths)
     apart = [Path(f"{number}.png") for number in range(20)]
-    assert control_paths(apart, seed=3) == [apart[other] for other in other_images(20, seed=3)]
+    assert draw_control_paths(apart, seed=3) == [apart[other] for other in draw_other_images(20, seed=3)]
 
 
 def test_the_control_is_not_a_copy_of_the_rows_image(tmp_path):
@@ -101,15 +101,15 @@ def test_the_control_is_not_a_copy_of_the_rows_image(tmp_path):
     [member] = read_members(tmp_path / "a.tar")
     in_tar = str(member).removeprefix(f"{tmp_path}/")
     names = ["0.png", "1.png", "2.png", "3.png", "./0.png", "copy.png", "link.png", in_tar]
-    paths = image_paths(tmp_path, [{"id": name, "image": name} for name in names])
+    paths = locate_row_images(tmp_path, [{"id": name, "image": name} for name in names])
     assert list(map(read_file, paths)) == [read_file(tmp_path / name) for name in names]
     for seed in range(20):
-        control = control_paths(paths, seed)
+        control = draw_control_paths(paths, seed)
         assert all(
             compute_image_digest(path) != compute_image_digest(other)
             for path, other in zip(paths, control, strict=True)
         )
-        assert control[:4] == [paths[other] for other in other_images(4, seed)]
+        assert control[:4] == [paths[other] for other in draw_other_images(4, seed)]
 
 
 def test_message_about_a_changed_archive_names_the_row(tmp_path):
@@ -119,7 +119,7 @@ def test_message_about_a_changed_archive_names_the_row(tmp_path):
     [member] = read_members(tmp_path / "a.tar")
     (tmp_path / "a.tar").write_bytes(bytes(20_000))
     with pytest.raises(InputError, match="evaluation row 7: .*a.tar has changed or is truncated"):
-        image_paths(tmp_path, [{"id": "7", "image": str(member).removeprefix(f"{tmp_path}/")}])
+        locate_row_images(tmp_path, [{"id": "7", "image": str(member).removeprefix(f"{tmp_path}/")}])
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from dj2mgm.models.loss import LanguageModelHead, loss_and_gradient, recording_likelihoods, score_targets
+from dj2mgm.models.loss import LanguageModelHead, compute_loss_and_gradient, recording_likelihoods, score_targets
 from dj2mgm.models.vision_language import IGNORE_INDEX
 from tiny_models import NUM_IMAGE_TOKENS, tiny_mgm, training_batch
 
@@ -90,7 +90,7 @@ def test_logits_are_computed_per_chunk_of_supervised_tokens(monkeypatch):
 
     def recorded(logits, targets):
         shapes.append(tuple(logits.shape))
-        return loss_and_gradient(logits, targets)
+        return compute_loss_and_gradient(logits, targets)
 
     model.lm_head.loss_and_gradient = recorded
     assert model(**inputs).logits is None
@@ -198,4 +198,4 @@ def test_recorded_likelihoods_follow_from_the_logits():
 def test_a_softcap_applies_to_recorded_likelihoods():
     logits, targets = 40 * torch.randn(5, 9, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 8, 3, 3, 1])
     values, _ = score_targets(logits, targets, softcap=10.0)
-    assert -values.sum().item() == pytest.approx(loss_and_gradient(logits, targets, 10.0)[0].item())
+    assert -values.sum().item() == pytest.approx(compute_loss_and_gradient(logits, targets, 10.0)[0].item())

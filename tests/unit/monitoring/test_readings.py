@@ -9,7 +9,7 @@ import pytest
 
 from dj2mgm.monitoring.cgroups import CgroupMemory, read_cgroup_memory
 from dj2mgm.monitoring.memory_csv import GIB
-from dj2mgm.monitoring.readings import Reading, _open_devices, read_gpu_memory, read_memory, tree_memory
+from dj2mgm.monitoring.readings import Reading, _open_devices, read_gpu_memory, read_memory, read_tree_memory
 
 MIB = 2**20
 
@@ -51,7 +51,7 @@ def test_there_is_no_reading_without_a_limit(tmp_path, limit):
 
 def test_memory_shared_by_two_processes_is_counted_once():
     shared = mmap.mmap(-1, 200 * MIB)
-    before = tree_memory(psutil.Process())
+    before = read_tree_memory(psutil.Process())
     shared.write(os.urandom(MIB) * 200)
     context = multiprocessing.get_context("fork")
     ready, leave = context.Event(), context.Event()
@@ -67,7 +67,7 @@ def test_memory_shared_by_two_processes_is_counted_once():
             child.start()
         for _ in children:
             assert ready.wait(30)
-        added_bytes = tree_memory(psutil.Process()) - before
+        added_bytes = read_tree_memory(psutil.Process()) - before
         resident = sum(psutil.Process(child.pid).memory_info().rss for child in children)
     finally:
         leave.set()
@@ -82,7 +82,7 @@ def test_an_ended_process_has_no_memory():
     process.start()
     ended = psutil.Process(process.pid)
     process.join()
-    assert tree_memory(ended) == 0
+    assert read_tree_memory(ended) == 0
 
 
 def test_this_machine_can_be_read():

@@ -8,7 +8,7 @@ from transformers import Gemma2Config, LlavaConfig, MllamaConfig, PaliGemmaConfi
 
 from dj2mgm.data.formats import build_conversation
 from dj2mgm.errors import InputError
-from dj2mgm.health.project_checks import workload_at_most
+from dj2mgm.health.project_checks import build_largest_workload
 from dj2mgm.models.families import load_family
 from dj2mgm.models.mgm.lora import wrap_with_lora
 from dj2mgm.models.vlm.vlm_family import supports_sdpa
@@ -166,4 +166,4 @@ def test_the_doctor_reports_images_that_leave_no_room(folders, monkeypatch):
     with pytest.raises(
         InputError, match="leaves no room for text after the .* tokens of an image of 640×480 pixels; raise it"
     ):
-        workload_at_most(run, "finetune", settings)
+        build_largest_workload(run, "finetune", settings)

@@ -106,7 +106,7 @@ def test_too_many_configuration_files_or_bytes_are_refused(crate, tmp_path, monk
 def test_an_unreadable_crate_is_not_written(monkeypatch):
     monkeypatch.setattr(crate_files, "MAX_CONFIGS", 10)
     with pytest.raises(InputError, match="a crate has at most 10 files and .*; move unused files elsewhere"):
-        crate_files.config_files()
+        crate_files.list_config_files()
 
 
 def test_too_large_metadata_is_not_parsed(crate, tmp_path):

@@ -14,12 +14,12 @@ from huggingface_hub import DatasetCard, ModelCard
 
 import publish_dataset
 import publish_model
-from dj2mgm.data.export_card import export_card
+from dj2mgm.data.export_card import build_export_card
 from dj2mgm.data.exports import Sample, write_parquet
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.publishing.card_check import _states, check_card
-from dj2mgm.publishing.model_card import model_card
+from dj2mgm.publishing.model_card import build_model_card
 from dj2mgm.publishing.run_record import (
     RECORDS,
     RunRecord,
@@ -31,8 +31,8 @@ from dj2mgm.publishing.run_record import (
 from dj2mgm.records.publication_records import ExportSettings, RecipeContents
 from dj2mgm.reporting.comparison import tabulate_scores, write_table
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.runs.licenses import card_license, check_licenses
-from dj2mgm.runs.publication import publish_settings
+from dj2mgm.runs.licenses import build_license_keys, check_licenses
+from dj2mgm.runs.publication import build_publish_settings
 from dj2mgm.runs.run import Runs
 from dj2mgm.runs.unlearned import VERDICT
 from dj2mgm.settings.dataset_files import ReadableDataset
@@ -51,7 +51,7 @@ def finished(tmp_path_factory):
     root = tmp_path_factory.mktemp("results")
     page = write_results(root)
     write_table(tabulate_scores(load_experiments(page)), root / "comparison.csv")
-    settings = publish_settings(runs := Runs({}), runs.first_seed("dj_synth"))
+    settings = build_publish_settings(runs := Runs({}), runs.first_seed("dj_synth"))
     [entry] = [entry for entry in read_yaml(page)["experiments"] if entry["name"] == "dj_synth"]
     write_json(root / VERDICT, {"dj_synth": {"learning_faults": []}})
     records = {"dataset/summary.json": f"{entry['dataset']}/summary.json"}
@@ -68,7 +68,7 @@ def finished(tmp_path_factory):
 @pytest.fixture
 def published(finished, tmp_path):
     copy_records(finished.records, tmp_path, "model", finished)
-    model_card(finished, RunRecord(tmp_path), adapter=True, chat=True).save(tmp_path / "README.md")
+    build_model_card(finished, RunRecord(tmp_path), adapter=True, chat=True).save(tmp_path / "README.md")
     return tmp_path
 
 
@@ -159,7 +159,7 @@ def test_unlearned_models_are_published_on_request_only(finished, tmp_path, caps
         "`--config publish='{allow_unlearned: true}'` to publish it as it is"
     ) in " ".join(done.stderr.split())
     copy_records(settings.records, output, "model", settings)
-    card = str(model_card(settings, RunRecord(output), adapter=True, chat=True))
+    card = str(build_model_card(settings, RunRecord(output), adapter=True, chat=True))
     assert (
         "**Nothing shows that this model learned anything.** [verdict.json](records/verdict.json) states why." in card
     )
@@ -215,7 +215,7 @@ def write_export(exported) -> None:
     settings = ExportSettings(
         experiment="dj_synth", dataset="shapes", licenses=licenses, image_root=".", recipes=recipes
     )
-    card = export_card(settings, "parquet", 2, 0, ["score"], {"pretrain": 2}, {})
+    card = build_export_card(settings, "parquet", 2, 0, ["score"], {"pretrain": 2}, {})
     (exported / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -271,9 +271,9 @@ def test_license_is_not_in_the_settings_of_stages(describe):
 
 
 def test_card_uses_license_identifiers_of_the_hub():
-    assert card_license("CC-BY-4.0") == {"license": "cc-by-4.0"}
-    assert card_license("MIT", "cc0-1.0") == {"license": "other", "license_name": "cc0-1.0, MIT"}
-    assert card_license("My own terms") == {"license": "other", "license_name": "My own terms"}
+    assert build_license_keys("CC-BY-4.0") == {"license": "cc-by-4.0"}
+    assert build_license_keys("MIT", "cc0-1.0") == {"license": "other", "license_name": "cc0-1.0, MIT"}
+    assert build_license_keys("My own terms") == {"license": "other", "license_name": "My own terms"}
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_unpublishable_run_is_refused_early(model, publish, message):
     changed = run.config.model.model_copy(update=model)
     run = replace(run, config=run.config.model_copy(update={"model": changed}))
     with pytest.raises(InputError, match=message):
-        publish_settings(runs, run)
+        build_publish_settings(runs, run)
 
 
 def test_a_full_disk_is_reported_in_one_sentence(tmp_path):

@@ -12,8 +12,8 @@ from transformers import AutoModelForImageTextToText, GemmaForCausalLM
 from dj2mgm.errors import InputError
 from dj2mgm.models.families import load_family
 from dj2mgm.models.mgm.lora import wrap_with_lora
-from dj2mgm.models.trained_weights import projector_parameters
-from dj2mgm.publishing.model_card import how_to_use
+from dj2mgm.models.trained_weights import find_projector_parameters
+from dj2mgm.publishing.model_card import describe_usage
 from dj2mgm.publishing.stock_weights import ADAPTER_FOLDER, STAGE, write_adapter, write_merged
 from dj2mgm.records.publication_records import PublishSettings
 from forked_python import forked_python
@@ -31,17 +31,17 @@ def train(base: Path, stage: Path, connector: bool = True) -> None:
     wrapped = wrap_with_lora(model, LORA, family.parts(model).decoder, projector=connector)
     trained = {name: parameter for name, parameter in wrapped.named_parameters() if "lora_" in name}
     torch.manual_seed(1)
-    for parameter in [*trained.values(), *(projector_parameters(wrapped).values() if connector else ())]:
+    for parameter in [*trained.values(), *(find_projector_parameters(wrapped).values() if connector else ())]:
         torch.nn.init.normal_(parameter, std=0.2)
     wrapped.save_pretrained(stage / "adapter", state_dict=trained, save_embedding_layers=False)
     if connector:
-        weights = {name: value.detach().contiguous() for name, value in projector_parameters(wrapped).items()}
+        weights = {name: value.detach().contiguous() for name, value in find_projector_parameters(wrapped).items()}
         save_file(weights, stage / "projector.safetensors")
 
 
 def answer_alone(folder: Path, settings: PublishSettings) -> str:
     """Return the output of the card's code in a process that cannot import this project."""
-    lines = how_to_use(settings, adapter=True, chat=True)
+    lines = describe_usage(settings, adapter=True, chat=True)
     code = "\n".join(lines).split("```python\n")[1].split("```")[0]
     check = "import sys; assert not any('workflow_scripts' in path for path in sys.path)\n"
     environment = {"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HOME": str(folder)}

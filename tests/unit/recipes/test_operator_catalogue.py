@@ -4,16 +4,16 @@ import pytest
 
 from dj2mgm.juicer.changed_data_juicer import OPERATORS
 from dj2mgm.recipes.argument_kinds import (
-    as_typed,
+    convert_number,
     find_problem,
-    kinds_in,
     parse_argument_size,
+    parse_kinds,
 )
 from dj2mgm.recipes.catalogue import (
     INSTALLED,
     RULES,
-    allowed_operators,
-    refused_operators,
+    read_allowed_operators,
+    read_refused_operators,
 )
 from list_operators import format_listing, list_operators, list_unreviewed
 
@@ -26,13 +26,13 @@ def test_installed_operators_equal_the_reviewed_ones():
 
 
 def test_each_installed_operator_is_allowed_or_refused():
-    allowed, refused = set(allowed_operators()), set(refused_operators())
+    allowed, refused = set(read_allowed_operators()), set(read_refused_operators())
     assert allowed | refused == set(OPERATORS.modules)
     assert not allowed & refused
 
 
 def test_rules_and_defaults_match_their_operator():
-    for operator in allowed_operators().values():
+    for operator in read_allowed_operators().values():
         names = {name for rule in RULES for group in operator.rules.get(rule, ()) for name in group}
         assert names <= operator.arguments.keys()
         for name, kind in operator.arguments.items():
@@ -96,10 +96,10 @@ def test_a_kind_accepts_only_its_values(kind):
 
 
 def test_every_kind_can_be_read_and_others_are_errors():
-    for operator in allowed_operators().values():
-        assert all(kinds_in(kind) for kind in operator.arguments.values())
+    for operator in read_allowed_operators().values():
+        assert all(parse_kinds(kind) for kind in operator.arguments.values())
     with pytest.raises(ValueError, match="no kind 'anything'"):
-        kinds_in("anything")
+        parse_kinds("anything")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_every_kind_can_be_read_and_others_are_errors():
     [("count", 3.0, 3), ("fraction", 1, 1.0), ("share or null", 1, 1.0), ("text", 1, 1), ("number ..0", -3, -3.0)],
 )
 def test_integers_are_converted_to_the_arguments_type(kind, value, typed):
-    assert as_typed(kind, value) == typed and type(as_typed(kind, value)) is type(typed)
+    assert convert_number(kind, value) == typed and type(convert_number(kind, value)) is type(typed)
 
 
 def test_sizes_are_compared_like_in_data_juicer():

@@ -13,7 +13,7 @@ import yaml
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
-from dj2mgm.recipes.catalogue import refused_operators
+from dj2mgm.recipes.catalogue import read_refused_operators
 from dj2mgm.recipes.recipe_parsing import parse_recipe
 from dj2mgm.recipes.recipe_step import parse_steps
 from dj2mgm.runs.run import Runs
@@ -91,7 +91,7 @@ def test_an_attack_is_refused_before_anything_runs(decoys, attack):
 
 
 def test_every_forbidden_operator_is_refused_with_a_reason():
-    for name, reason in refused_operators().items():
+    for name, reason in read_refused_operators().items():
         with pytest.raises(InputError, match=f"step 1: {name} (is not allowed in a recipe, because it )?{reason}"):
             parse_recipe("recipe", {"process": [{name: None}]})
 

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from dj2mgm.records.look_records import LookRecord, affordable_seeds, goes_on, planned_seeds
+from dj2mgm.records.look_records import LookRecord, count_affordable_seeds, count_planned_seeds, needs_another_seed
 from dj2mgm.runs.studies.seed_times import format_hours
 from dj2mgm.settings.targets import DecideSection
 
@@ -31,26 +31,31 @@ def look(taken: int, budget: DecideSection, most: int, hours: float = 0.0, kind:
 )
 def test_affordable_seeds(hours, taken, used, seconds_per_seed, seeds):
     budget = DecideSection(seeds=10, hours=hours)
-    assert affordable_seeds(budget, taken, used and HOUR * used, seconds_per_seed and HOUR * seconds_per_seed) == seeds
+    assert (
+        count_affordable_seeds(budget, taken, used and HOUR * used, seconds_per_seed and HOUR * seconds_per_seed)
+        == seeds
+    )
 
 
 def test_each_budget_keeps_its_own_plan():
     budget = DecideSection(seeds=10, hours=6)
     last = look(3, budget, most=6, hours=1.0)  # the seeds take less time than the first ones
-    assert planned_seeds(budget, last, 4, 1.5 * HOUR, HOUR) == 6
-    assert planned_seeds(DecideSection(seeds=8), last, 4, 1.5 * HOUR, HOUR) == 8
+    assert count_planned_seeds(budget, last, 4, 1.5 * HOUR, HOUR) == 6
+    assert count_planned_seeds(DecideSection(seeds=8), last, 4, 1.5 * HOUR, HOUR) == 8
 
 
 def test_a_decision_continues_while_open_and_affordable():
     budget = DecideSection(seeds=4)
-    assert goes_on(look(3, budget, most=4), budget)
-    assert not goes_on(look(4, budget, most=4), budget)
-    assert goes_on(look(4, budget, most=4), DecideSection(seeds=5)), "a larger budget"
-    assert not goes_on(look(3, budget, most=4, kind="better"), budget)
-    assert not goes_on(look(3, budget, most=4, kind="withheld"), budget)
-    assert not goes_on(look(4, budget, most=4, kind="withheld"), budget)
-    assert goes_on(look(4, budget, most=4, kind="withheld"), DecideSection(seeds=5)), "withheld for lack of seeds"
-    assert not goes_on(look(3, DecideSection(seeds=9), most=9, hours=3.5), DecideSection(seeds=9, hours=4))
+    assert needs_another_seed(look(3, budget, most=4), budget)
+    assert not needs_another_seed(look(4, budget, most=4), budget)
+    assert needs_another_seed(look(4, budget, most=4), DecideSection(seeds=5)), "a larger budget"
+    assert not needs_another_seed(look(3, budget, most=4, kind="better"), budget)
+    assert not needs_another_seed(look(3, budget, most=4, kind="withheld"), budget)
+    assert not needs_another_seed(look(4, budget, most=4, kind="withheld"), budget)
+    assert needs_another_seed(look(4, budget, most=4, kind="withheld"), DecideSection(seeds=5)), (
+        "withheld for lack of seeds"
+    )
+    assert not needs_another_seed(look(3, DecideSection(seeds=9), most=9, hours=3.5), DecideSection(seeds=9, hours=4))
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 from test_report import text_of, write_report
 from test_report_judges import SIGLIP, add_second_judge, change_judges
 
-from dj2mgm.reporting.comparison import describe_obstacles, score_differences, tabulate_scores
+from dj2mgm.reporting.comparison import compute_score_differences, describe_obstacles, tabulate_scores
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.sections.judges import judge_agreement, judge_notes
-from dj2mgm.reporting.verdicts.headline_panels import headline_panels, metric_verdicts
+from dj2mgm.reporting.sections.judges import describe_judges, measure_judge_agreement
+from dj2mgm.reporting.verdicts.headline_panels import build_headline_panels, build_metric_verdicts
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
 from report_results import write_results
 
@@ -49,14 +49,14 @@ def move_to_a_copy(config, change=None) -> None:
 def compared(config) -> set[str]:
     """Return the metrics with a difference, and check that all parts of the report agree on them."""
     experiments = load_experiments(config)
-    differences = {"dj_synth": score_differences(experiments[1], experiments[0])}
+    differences = {"dj_synth": compute_score_differences(experiments[1], experiments[0])}
     metrics = {metric for estimates in differences["dj_synth"].values() for metric in estimates}
     table = tabulate_scores(experiments).set_index("metric")
     for column in ("difference", "difference_low", "difference_high"):
         assert set(table.index[table[column].notna()]) == metrics
-    panels = headline_panels(experiments, differences)
+    panels = build_headline_panels(experiments, differences)
     drawn = {panel.title for panel in panels if any(model.differences for model in panel.models)}
-    [verdict] = metric_verdicts(experiments, differences)
+    [verdict] = build_metric_verdicts(experiments, differences)
     compared_metrics = " ".join(
         title for sentence in verdict.sentences for title in (*sentence.better, *sentence.worse, *sentence.same)
     )
@@ -89,7 +89,7 @@ def test_scores_of_another_judge_or_prompt_are_not_compared(monkeypatch, config,
     assert compared(config) == before - CLIP
     text = text_of(write_report(monkeypatch, config))
     assert f"Captions of dj_synth and baseline were {why}. CLIPScore and RefCLIPScore cannot be compared." in text
-    [note] = judge_notes(load_experiments(config))
+    [note] = describe_judges(load_experiments(config))
     assert note.startswith("Judged ") and ". These scores cannot be compared." in note
     for judge in ("models/clip (CLIP), prompt “A photo depicts ”", why.split(", ")[1].split(" and ")[0]):
         assert judge in text[text.index("Evaluated on") :], "the record names each experiment's judge and prompt"
@@ -104,8 +104,8 @@ def test_scores_stay_comparable_with_another_second_judge(config):
     experiments = load_experiments(config)
     [sentence] = describe_obstacles(*experiments[::-1])
     assert sentence.endswith(". The second judge's CLIPScore and RefCLIPScore cannot be compared.")
-    differences = {"dj_synth": score_differences(*experiments[::-1])}
-    assert judge_agreement(experiments, differences).contrasts == []
+    differences = {"dj_synth": compute_score_differences(*experiments[::-1])}
+    assert measure_judge_agreement(experiments, differences).contrasts == []
 
 
 @pytest.mark.parametrize(

@@ -8,19 +8,19 @@ import pytest
 
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.evaluation.seeds import paired_difference
+from dj2mgm.evaluation.seeds import estimate_paired_difference
 from dj2mgm.reporting.comparison import (
     COLUMNS,
-    chance_note,
-    difference_table,
-    difference_verdict,
+    build_difference_table,
+    classify_difference,
+    describe_chance,
     format_difference,
     format_score,
     tabulate_scores,
     write_table,
 )
 from dj2mgm.reporting.experiment import FILE_RULES, load_experiments
-from dj2mgm.reporting.verdicts.headline_panels import headline_panels, metric_verdicts
+from dj2mgm.reporting.verdicts.headline_panels import build_headline_panels, build_metric_verdicts
 from dj2mgm.storage.files import read_yaml, write_yaml
 from evaluated_runs import entry, write_dataset, write_run
 
@@ -135,18 +135,18 @@ def test_one_image_has_no_interval_and_shows_no_difference(tmp_path):
     row = pd.read_csv(tmp_path / "comparison.csv").iloc[1]
     assert (row["value"], row["difference"]) == (2, 1)
     assert row[["low", "high", "difference_low", "difference_high"]].isna().all()
-    differences = {"better": paired_difference(experiments[1].scores, experiments[0].scores)}
-    [shown] = metric_verdicts(experiments, differences)
+    differences = {"better": estimate_paired_difference(experiments[1].scores, experiments[0].scores)}
+    [shown] = build_metric_verdicts(experiments, differences)
     assert [sentence.same for sentence in shown.sentences] == [["CLIPScore"]]
-    [panel] = headline_panels(experiments, differences)
+    [panel] = build_headline_panels(experiments, differences)
     [difference] = panel.models[0].differences
     assert (difference.verdict, difference.mark.interval) == ("same", "no interval, one image")
     assert difference.mark.low == difference.mark.at == difference.mark.high
 
 
 def test_chance_note_for_several_differences():
-    assert chance_note(1, one_seed=True) == ""
-    several, single = chance_note(6, one_seed=False), chance_note(6, one_seed=True)
+    assert describe_chance(1, one_seed=True) == ""
+    several, single = describe_chance(6, one_seed=False), describe_chance(6, one_seed=True)
     assert (
         "The 6 intervals are not corrected" in several
         and "about one in 20 is marked better or worse by chance" in several
@@ -167,7 +167,7 @@ def test_chance_note_for_several_differences():
     ],
 )
 def test_verdicts(metric, low, high, expected):
-    assert difference_verdict(metric, Estimate(9, 9, 1, 0.15, low, high)) == expected
+    assert classify_difference(metric, Estimate(9, 9, 1, 0.15, low, high)) == expected
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_verdicts(metric, low, high, expected):
 )
 def test_question_type_with_a_slash_is_not_a_task(metric, level, points, kind):
     assert (format_score(metric, 0.9), format_difference(metric, 0.9)) == (level, points)
-    _, [row] = difference_table({"finetune/own": {metric: Estimate(9, 9, 1, 0.9, 0.8, 1.0)}})
+    _, [row] = build_difference_table({"finetune/own": {metric: Estimate(9, 9, 1, 0.9, 0.8, 1.0)}})
     assert row["cells"][0].verdict == kind
 
 

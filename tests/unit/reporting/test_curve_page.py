@@ -5,7 +5,7 @@ import pytest
 from dj2mgm.evaluation.learning_curve import LearningCurve
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.rendering import format_integer
-from dj2mgm.reporting.study.curve_page import curve_table
+from dj2mgm.reporting.study.curve_page import build_curve_table
 from dj2mgm.reporting.verdicts.headline_verdicts import find_headline
 from dj2mgm.storage.files import write_json, write_yaml
 from evaluated_runs import entry, write_dataset, write_run
@@ -29,7 +29,7 @@ def test_all_rows_and_each_source_have_a_curve(tmp_path):
         entries.append(entry(f"v{number}", dataset, {0: run}, jsonl={"fraction": share}))
     write_yaml(tmp_path / "config.yaml", {"experiments": entries})
     variants = load_experiments(tmp_path / "config.yaml")
-    [table] = curve_table(variants, find_headline(variants))
+    [table] = build_curve_table(variants, find_headline(variants))
     rows = {row[0]: row[1:] for row in table.rows}
     assert [rows[name][:2] for name in ("all", "a", "b")] == [
         *([format_integer(count), "80.0 %"] for count in (1600, 800, 800)),
@@ -40,4 +40,4 @@ def test_all_rows_and_each_source_have_a_curve(tmp_path):
     assert rows["b"][3].startswith(f"800 more: +{expected:.1f} points (") and expected == pytest.approx(2.9, abs=0.1)
     assert rows["all"][3].startswith(f"{format_integer(1000)} more: +")
     assert all(float(rows[name][2].split(" to ")[1].split()[0]) <= 100 for name in rows), "no score is above 100 %"
-    assert curve_table(variants[:2], find_headline(variants)) == []
+    assert build_curve_table(variants[:2], find_headline(variants)) == []

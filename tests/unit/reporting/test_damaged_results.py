@@ -15,7 +15,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.models.mgm.lora import wrap_with_lora
 from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.mgm.mgm_generator import load_trained
-from dj2mgm.models.trained_weights import load_projector, projector_parameters
+from dj2mgm.models.trained_weights import find_projector_parameters, load_projector
 from dj2mgm.monitoring.memory_csv import read_memory_rows
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.settings.training_stages import LoraSettings
@@ -105,7 +105,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     model = tiny_mgm()
     model.save_pretrained(folder / "base")
-    projector = {name: tensor.detach().clone() for name, tensor in projector_parameters(model).items()}
+    projector = {name: tensor.detach().clone() for name, tensor in find_projector_parameters(model).items()}
     (folder / "finetune").mkdir()
     save_file(projector, folder / "finetune/projector.safetensors")
     wrap_with_lora(

@@ -3,7 +3,7 @@
 from test_headline import page  # a fixture
 
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.verdicts.decision import decision_page, describe_decision, take_look
+from dj2mgm.reporting.verdicts.decision import build_decision_page, describe_decision, take_look
 from dj2mgm.settings.targets import DecideSection
 from dj2mgm.storage.files import write_json
 
@@ -23,7 +23,7 @@ def test_the_verdict_on_unlearned_models_is_withheld(page, tmp_path):
 def test_a_page_of_looks_begins_with_the_cost(page):
     budget = DecideSection(seeds=3)
     look = take_look(page({"baseline": 0.5, "new": 0.53}, seeds=3, spread=0.05), [], budget)
-    [card] = decision_page([look], budget).cards
+    [card] = build_decision_page([look], budget).cards
     assert (card.label, card.command) == ("Undecided", look.command) and look.command
     assert card.verdict.statement.startswith("Undecided after 3 of at most 3 seeds whether new is better than baseline")
     assert card.next_step == look.next_step and ",." not in look.next_step
@@ -35,7 +35,7 @@ def test_a_first_look_without_exclusions_is_described(page):
     look = take_look(page({"baseline": 0.5, "new": 0.53}, seeds=2, spread=0.1), [], budget)
     assert look.kind == "undecided" and look.half > 1 and look.interval == ""
     assert "points; no difference is excluded yet)." in describe_decision(look, budget)
-    decision = decision_page([look], budget)
+    decision = build_decision_page([look], budget)
     [card] = decision.cards
     assert card.sure == "Not sure." and "every difference is still possible" in card.verdict.certainty
     assert decision.rows[0].scores[0].lines == ["all differences possible", "undecided"]

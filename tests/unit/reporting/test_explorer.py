@@ -22,8 +22,8 @@ from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.explorer.explorer_page import write_explorers
 from dj2mgm.reporting.explorer.results import Results, read_results
 from dj2mgm.reporting.explorer.server import Explorer, Server
-from dj2mgm.reporting.explorer.steps import limit_value
-from dj2mgm.reporting.rendering import page_name, step_key
+from dj2mgm.reporting.explorer.steps import compute_limit
+from dj2mgm.reporting.rendering import build_step_key, locate_explorer_page
 from dj2mgm.reporting.report_page import write_report_page
 from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_jsonl, write_yaml
 from drawn_datasets import drawn_dataset
@@ -62,7 +62,7 @@ def test_limits_reproduce_the_runs_dropped_rows(results, run):
             has_numbers &= np.isfinite(numbers[limit.column])
         dropped = np.zeros(ROWS, dtype=bool)
         for limit in step.limits:
-            dropped |= limit.drops(numbers[limit.column], limit_value(limit, limit.value, numbers, arrived))
+            dropped |= limit.drops(numbers[limit.column], compute_limit(limit, limit.value, numbers, arrived))
         if step.rewritten is not None:
             assert dropped.sum() == step.rewritten > 0
         elif step.limits:
@@ -310,7 +310,9 @@ def test_requests_for_rows_and_searches_are_answered(server):
 def test_a_name_that_needs_quoting_in_urls_is_served(results, name):
     server = Server(Explorer([Results(name, results.tables[:1])], {}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    page = server.address(page_name(name)).removeprefix(f"http://127.0.0.1:{server.server_port}/{server.token}/")
+    page = server.address(locate_explorer_page(name)).removeprefix(
+        f"http://127.0.0.1:{server.server_port}/{server.token}/"
+    )
     assert page.isascii() and request_page(server, page)[0] == 200
     assert request_page(server, f"{quote(name)}/pairs/rows?at=1")[0] == 200
     server.shutdown()
@@ -364,7 +366,9 @@ def test_links_of_the_report_exist_in_the_explorer(tmp_path):
     links = re.findall(r'href="(explorer/[^"]+)"', page.read_text())
     fragments = [parse_qs(urlsplit(unescape(link)).fragment) for link in links]
     recipes = {"filter": FILTER_RECIPE["process"], "synthesize": SYNTHESIS_RECIPE["process"]}
-    step_keys = {step_key(stage, number) for stage, steps in recipes.items() for number in range(1, len(steps) + 1)}
+    step_keys = {
+        build_step_key(stage, number) for stage, steps in recipes.items() for number in range(1, len(steps) + 1)
+    }
     drops = [fragment["drop"][0] for fragment in fragments if "drop" in fragment]
     assert {"filter-2", "filter-4", "synthesize-2", "synthesize-3"} == set(drops) & step_keys == set(drops)
     assert {key for fragment in fragments for key in fragment} == {"drop", "caption", "table", "find", "verdict"}

@@ -7,17 +7,17 @@ import pytest
 from scipy import stats
 from test_report import text_of, write_report
 
-from dj2mgm.reporting.comparison import differences_to_first, format_difference, format_interval
+from dj2mgm.reporting.comparison import compare_with_first, format_difference, format_interval
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.variants_page import VariantsPage, write_variants_page
 from dj2mgm.reporting.verdicts.headline_verdicts import (
     HeadlineVerdict,
+    build_headline_verdicts,
     find_headline,
     find_unlearned,
-    headline_verdicts,
 )
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, describe_faults, estimate_image_gain
-from dj2mgm.reporting.verdicts.verdict_cards import merge_withheld, verdict_records, write_verdict_cards
+from dj2mgm.reporting.verdicts.verdict_cards import build_verdict_records, merge_withheld, write_verdict_cards
 from dj2mgm.settings.targets import ReportSection
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_text, write_yaml
 from evaluated_runs import entry, write_dataset, write_run
@@ -64,7 +64,7 @@ def page(tmp_path):
 
 
 def verdict(experiments) -> HeadlineVerdict:
-    [single_verdict] = headline_verdicts(experiments)
+    [single_verdict] = build_headline_verdicts(experiments)
     return single_verdict
 
 
@@ -139,7 +139,7 @@ def test_a_difference_within_the_margin_is_equivalent(page):
 
 
 def test_several_experiments_are_corrected_and_share_noise(page):
-    verdicts = headline_verdicts(page({"baseline": 0.5, "one": 0.6, "two": 0.4, "three": 0.5003}, seeds=2))
+    verdicts = build_headline_verdicts(page({"baseline": 0.5, "one": 0.6, "two": 0.4, "three": 0.5003}, seeds=2))
     assert [decided.kind for decided in verdicts[:2]] == ["better", "worse"]
     assert all("corrected for 3 comparisons" in decided.certainty for decided in verdicts[:2])
     noise = "The noise between seeds is estimated from all experiments of the page."
@@ -152,7 +152,7 @@ def test_an_experiment_is_compared_with_its_random_control(page, tmp_path):
     config["experiments"][2]["control"] = {"kind": "random", "experiment": "new", "compared": ["new", "new-random"]}
     write_yaml(tmp_path / "config.yaml", config)
     experiments = load_experiments(tmp_path / "config.yaml")
-    better, control = headline_verdicts(experiments)
+    better, control = build_headline_verdicts(experiments)
     assert better.statement.startswith("new is better than baseline: ")
     assert control.experiment == "new-random"
     assert control.statement.startswith("new is better than new-random: ")
@@ -164,9 +164,9 @@ def test_an_experiment_is_compared_with_its_random_control(page, tmp_path):
     # the intervals equal those of the page's tables
     for shown, reference in ((better, 0), (control, 2)):
         ordered = [experiments[reference], *(other for index, other in enumerate(experiments) if index != reference)]
-        difference = differences_to_first(ordered)["new"]["finetune/own"]["answer_probability"]
+        difference = compare_with_first(ordered)["new"]["finetune/own"]["answer_probability"]
         assert format_interval("answer_probability", difference, format_difference) in shown.statement
-    assert verdict_records(experiments)["new-random"]["statement"] == control.statement
+    assert build_verdict_records(experiments)["new-random"]["statement"] == control.statement
 
 
 def test_a_page_of_variants_begins_with_verdicts(page, tmp_path):
@@ -204,18 +204,18 @@ def test_a_verdict_is_repeated_at_half_of_the_learning_rates(page, tmp_path, hal
         config["experiments"][index]["control"] = control
     write_yaml(tmp_path / "config.yaml", config)
     experiments = load_experiments(tmp_path / "config.yaml")
-    better, control = headline_verdicts(experiments)
+    better, control = build_headline_verdicts(experiments)
     assert better.statement.startswith("new is better than baseline: ")
     assert control.experiment == names[1] and control.index == 3
     assert control.statement.startswith(begun)
     card = write_verdict_cards(experiments)[1]
     assert card.next_step.startswith("The verdict") and advice in card.next_step
-    assert "verdict" not in verdict_records(experiments)[names[0]]
+    assert "verdict" not in build_verdict_records(experiments)[names[0]]
 
 
 def test_an_interval_without_zero_may_be_undecided(page):
     levels = {"baseline": 0.5, "one": 0.528} | {f"other{number}": 0.5 + number / 10000 for number in range(1, 5)}
-    [result, *_] = headline_verdicts(page(levels, seeds=3, spread=0.03))
+    [result, *_] = build_headline_verdicts(page(levels, seeds=3, spread=0.03))
     assert result.kind == "undecided"
     assert "The interval excludes zero, but the corrected p-value is 0.057." in result.certainty
 
@@ -307,7 +307,7 @@ def test_experiments_that_learned_nothing_share_a_card(page, tmp_path):
         assert merged.command == f"snakemake --cores 1 {command} --config 'finetune={{min_steps: 60}}'"
         assert merged.next_step == cards[1].next_step == cards[2].next_step
         assert merged.cost.endswith(" for the stages that these experiments added.")
-    assert set(verdict_records(experiments)) == {"baseline", "new", *names}
+    assert set(build_verdict_records(experiments)) == {"baseline", "new", *names}
 
 
 def test_seed_noise_does_not_hide_that_models_learned(page):
@@ -382,7 +382,7 @@ def test_shared_stages_cost_nothing_and_commands_continue_runs(page, tmp_path):
 def test_longer_training_is_advised_for_unlearned_models(page, tmp_path):
     page({"baseline": 0.5}, seeds=1)
     write_json(tmp_path / "baseline/0/finetune/metrics.json", {"seed": 0, "steps": 6})
-    record = verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
+    record = build_verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
     [fault] = record["learning_faults"]
     assert record["verdict"] == "Nothing learned" and record["next_step"].startswith(fault["remedy"])
     assert record["command"] == "snakemake --cores 1 baseline --config 'finetune={min_steps: 60}'"
@@ -394,7 +394,7 @@ def test_a_larger_model_is_advised_for_photos(page, tmp_path):
     config = read_yaml(tmp_path / "config.yaml")
     config["experiments"][0]["config"] |= {"dataset": "photos", "model": {"name": "tiny", "foundation": "shipped"}}
     write_yaml(tmp_path / "config.yaml", config)
-    record = verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
+    record = build_verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
     assert record["next_step"].startswith("The model tiny is made for rendered scenes; on photos, train another one.")
     assert record["command"] == (
         "snakemake fetch --config model=qwen3-vl-2b && "
@@ -408,7 +408,7 @@ def test_a_higher_max_steps_is_advised_if_it_limits_steps(page, tmp_path):
     config = read_yaml(tmp_path / "config.yaml")
     config["experiments"][0]["config"] |= {"finetune": {"max_steps": 6}}
     write_yaml(tmp_path / "config.yaml", config)
-    record = verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
+    record = build_verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
     assert record["next_step"] == "Raise finetune.max_steps. This command trains with more steps:"
     assert record["command"] == "snakemake --cores 1 baseline --config 'finetune={max_steps: 60}'"
 

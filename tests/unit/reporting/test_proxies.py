@@ -9,8 +9,8 @@ from dj2mgm.records.mixture_records import MixtureScores, ScoredMixture
 from dj2mgm.records.page_records import PageSettings, ShownSearch, ShownTrial
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.study import proxies
-from dj2mgm.reporting.study.mixture_page import mixture_table
-from dj2mgm.reporting.study.proxies import measure_agreement, proxy_table
+from dj2mgm.reporting.study.mixture_page import build_mixture_table
+from dj2mgm.reporting.study.proxies import build_proxy_table, measure_agreement
 from dj2mgm.reporting.verdicts.headline_verdicts import find_headline
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_jsonl, write_yaml
@@ -71,7 +71,7 @@ def test_every_proxy_of_the_runs_has_a_row(variants):
     search = ShownSearch(
         progress="", rungs=[0.5, 1.0], confirm_seeds=2, used_seeds=[0], trials=trials, winner=None, looks={}
     )
-    [table] = proxy_table(variants, find_headline(variants), search)
+    [table] = build_proxy_table(variants, find_headline(variants), search)
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["gain in log-likelihood of the right answer over a shuffled image (nats) after a short training"] == [
         *("50 % of the rows", "2 of 6", "33 %", "4 to 78 %", "not used"),
@@ -89,7 +89,7 @@ def test_every_proxy_of_the_runs_has_a_row(variants):
         "100 %",
     ]
     assert not any("likelihood gain" in title for title in rows), "no recipe measures it"
-    assert proxy_table(variants[:2], find_headline(variants), None) == [], "one pair is no agreement"
+    assert build_proxy_table(variants[:2], find_headline(variants), None) == [], "one pair is no agreement"
 
 
 def mixture_scores(variants, order: list[float]) -> MixtureScores:
@@ -106,12 +106,12 @@ def test_mixtures_are_ranked_only_if_merging_orders_enough_pairs(variants, monke
     headline = find_headline(variants)
     monkeypatch.setattr(proxies, "MIN_ORDERED", 0.6)  # ten pairs in the right order have a lower limit of 69 %
     merged = mixture_scores(variants, [0.1, 0.2, 0.3, 0.4, 0.5])
-    [table] = proxy_table(variants, headline, None, merged)
+    [table] = build_proxy_table(variants, headline, None, merged)
     assert table.rows[0][:4] == ["merged LoRAs of the single sources", "2 trainings for all", "10 of 10", "100 %"]
-    [table] = mixture_table(variants, headline, merged)
+    [table] = build_mixture_table(variants, headline, merged)
     assert table.rows[0] == ["a 95 %, b 5 %", "95.0 %", "–"], "the best mixture is not trained"
     assert table.rows[1] == ["a 40 %, b 60 %", "50.0 %", "43.5 %"] and len(table.rows) == 7
     reverse = mixture_scores(variants, [0.5, 0.4, 0.3, 0.2, 0.1])
-    assert mixture_table(variants, headline, reverse) == [] == mixture_table(variants, headline, None)
-    [table] = proxy_table(variants, headline, None, reverse)
+    assert build_mixture_table(variants, headline, reverse) == [] == build_mixture_table(variants, headline, None)
+    [table] = build_proxy_table(variants, headline, None, reverse)
     assert table.rows[0][2] == "0 of 10" and table.rows[0][-1] == "not used"

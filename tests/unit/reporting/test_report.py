@@ -10,14 +10,19 @@ import pytest
 import compare_experiments
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.evaluation.seeds import paired_difference
+from dj2mgm.evaluation.seeds import estimate_paired_difference
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.rendering import evenly_spread, join_words
-from dj2mgm.reporting.report_page import seeds_note
-from dj2mgm.reporting.sections.gallery import gallery
-from dj2mgm.reporting.sections.run_details import times_table, versions
-from dj2mgm.reporting.sections.training_charts import loss_chart, memory_timeline, running_mean, score_charts
-from dj2mgm.reporting.verdicts.headline_panels import headline_panels, metric_verdicts
+from dj2mgm.reporting.rendering import join_words, select_evenly
+from dj2mgm.reporting.report_page import describe_seed_coverage
+from dj2mgm.reporting.sections.gallery import build_gallery
+from dj2mgm.reporting.sections.run_details import build_times_table, list_versions
+from dj2mgm.reporting.sections.training_charts import (
+    compute_running_mean,
+    draw_loss_chart,
+    draw_memory_timeline,
+    draw_score_charts,
+)
+from dj2mgm.reporting.verdicts.headline_panels import build_headline_panels, build_metric_verdicts
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
 from report_results import IMAGES, ODD, write_photos, write_results
 
@@ -112,7 +117,7 @@ def test_memory_is_drawn_with_peaks_and_predictions(monkeypatch, root):
     text = text_of(write_report(monkeypatch, config))
     assert "finetuneGPU22.50 GiB21.00 GiB−7 %23.6 GiB" in text
     assert "finetunehost8.50 GiB9.00 GiB+6 %62.6 GiB" in text
-    baseline, dj_synth = (memory_timeline(experiment) for experiment in load_experiments(config))
+    baseline, dj_synth = (draw_memory_timeline(experiment) for experiment in load_experiments(config))
     assert [line.kind for line in baseline.chart.lines] == ["host", "host"], "without GPU and plan: only the host"
     assert {line.kind for line in dj_synth.chart.lines} == {"host", "host predicted", "gpu", "gpu predicted"}
     assert [(band.stage, band.left, band.width) for band in dj_synth.bands] == [
@@ -129,7 +134,7 @@ def test_memory_keeps_the_highest_reading_and_joins_attempts(root):
     lines += [f"{attempt},,{second},training,1.0,9.0," for attempt in (1, 2) for second in range(5000)]
     lines[7777] = "2,,2776,training,64.0,9.0,"
     (root / "baseline/pretrain/memory.csv").write_text("\n".join(lines) + "\n")
-    timeline = memory_timeline(load_experiments(config)[0])
+    timeline = draw_memory_timeline(load_experiments(config)[0])
     assert timeline.rows[0]["peak"] == "64.00 GiB"
     points = [tuple(map(float, point.split())) for point in timeline.chart.lines[0].path[1:].split("L")]
     at, height = min(points, key=lambda point: point[1])
@@ -180,8 +185,8 @@ def test_experiments_on_other_images_have_own_galleries(monkeypatch, root):
 
 def test_panels_compare_common_metrics(root):
     experiments = load_experiments(write_results(root))
-    differences = {"dj_synth": paired_difference(experiments[1].scores, experiments[0].scores)}
-    panels = {panel.title: panel for panel in headline_panels(experiments, differences)}
+    differences = {"dj_synth": estimate_paired_difference(experiments[1].scores, experiments[0].scores)}
+    panels = {panel.title: panel for panel in build_headline_panels(experiments, differences)}
     assert list(panels) == ["VQA accuracy", "Attribute accuracy", "CLIPScore"]
     assert [model.stage for model in panels["VQA accuracy"].models] == ["fine-tuning"]
     assert [model.stage for model in panels["CLIPScore"].models] == ["pretraining", "fine-tuning"]
@@ -200,7 +205,7 @@ def test_panels_compare_common_metrics(root):
 def test_panels_omit_unmeasured_metrics(root):
     shapes, photos = write_results(root, seeds=(7,)), write_photos(root)
     experiments = [load_experiments(photos)[0], load_experiments(shapes)[0]]
-    panels = {panel.title: panel for panel in headline_panels(experiments, {})}
+    panels = {panel.title: panel for panel in build_headline_panels(experiments, {})}
     assert [level.experiment for level in panels["VQA accuracy"].models[0].levels] == ["baseline"]
     assert [level.index for level in panels["CLIPScore"].models[0].levels] == [0, 1]
 
@@ -209,7 +214,7 @@ def test_panels_omit_unmeasured_metrics(root):
 def test_verdict_follows_the_interval(root, low, high, kind):
     experiments = load_experiments(write_results(root))
     estimate = Estimate(9, 9, 2, (low + high) / 2, low, high)
-    [verdict] = metric_verdicts(experiments, {"dj_synth": {"pretrain/own": {"clip_score": estimate}}})
+    [verdict] = build_metric_verdicts(experiments, {"dj_synth": {"pretrain/own": {"clip_score": estimate}}})
     [sentence] = verdict.sentences
     titles = {name: getattr(sentence, name) for name in ("better", "worse", "same")}
     [statement] = titles.pop(kind)
@@ -219,7 +224,7 @@ def test_verdict_follows_the_interval(root, low, high, kind):
 
 def test_gallery_marks_captions_and_answers(root):
     experiments = list(enumerate(load_experiments(write_results(root))))
-    items = gallery(experiments, items=5)
+    items = build_gallery(experiments, items=5)
     assert [item.identifier for item in items] == ["e00", "e03", "e06", "e09", "e12"]
     for item in items:
         assert [speaker.experiment for speaker in item.captions_by_experiment] == ["baseline", "dj_synth"]
@@ -232,7 +237,7 @@ def test_gallery_marks_captions_and_answers(root):
         assert [answer.right for answer in question.answers] == [
             s.captions[0].right for s in item.captions_by_experiment
         ]
-    assert len(gallery(experiments, items=100)) == IMAGES
+    assert len(build_gallery(experiments, items=100)) == IMAGES
 
 
 def test_near_duplicate_clusters_are_counted_and_shown(monkeypatch, root):
@@ -256,9 +261,9 @@ def test_near_duplicate_clusters_are_counted_and_shown(monkeypatch, root):
 
 
 def test_evenly_spread_selects_each_row_once():
-    assert evenly_spread(list(range(10)), 4) == [0, 2, 5, 7]
-    assert evenly_spread([1, 2], 5) == [1, 2]
-    assert evenly_spread([], 5) == []
+    assert select_evenly(list(range(10)), 4) == [0, 2, 5, 7]
+    assert select_evenly([1, 2], 5) == [1, 2]
+    assert select_evenly([], 5) == []
 
 
 def test_an_unreadable_gallery_image_is_named(monkeypatch, root, capsys):
@@ -290,9 +295,9 @@ def test_page_describes_the_intervals(monkeypatch, root):
 
 def test_the_note_on_seeds_explains_the_intervals(root):
     single, two = load_experiments(write_results(root / "1", (0,))), load_experiments(write_results(root / "2", (0, 1)))
-    assert "not training noise" in seeds_note(single)
-    assert "and training noise" in seeds_note(two) and "2 seeds (0 and 1)" in seeds_note(two)
-    assert "baseline with 2 and dj_synth with 1" in seeds_note([two[0], single[1]])
+    assert "not training noise" in describe_seed_coverage(single)
+    assert "and training noise" in describe_seed_coverage(two) and "2 seeds (0 and 1)" in describe_seed_coverage(two)
+    assert "baseline with 2 and dj_synth with 1" in describe_seed_coverage([two[0], single[1]])
 
 
 def test_loss_curves_have_a_line_for_every_seed_and_a_mean():
@@ -307,7 +312,7 @@ def test_loss_curves_have_a_line_for_every_seed_and_a_mean():
     class Experiment:
         name, runs = "a", [Run, Short]
 
-    losses = loss_chart([Experiment], "pretrain")
+    losses = draw_loss_chart([Experiment], "pretrain")
     assert [line.kind for line in losses.lines] == ["seed", "seed", "mean"]
     assert losses.ends == [(0, "a", "1.605")]  # over the last two steps before the shorter run ends
     assert losses.x_ticks[-1].text == "100" and losses.x_ticks[-1].at == 100
@@ -315,8 +320,8 @@ def test_loss_curves_have_a_line_for_every_seed_and_a_mean():
 
 def test_score_curves_have_a_band_over_the_seeds(root):
     experiments = load_experiments(write_results(root))
-    assert [chart.quantity for chart in score_charts(experiments, "pretrain")] == ["Loss of held-out answers"]
-    loss, accuracy = score_charts(experiments, "finetune")
+    assert [chart.quantity for chart in draw_score_charts(experiments, "pretrain")] == ["Loss of held-out answers"]
+    loss, accuracy = draw_score_charts(experiments, "finetune")
     assert loss.ends == [(0, "baseline", f"{4.5 / 29:.3f}"), (1, "dj_synth", f"{4.5 / 29:.3f}")]
     assert [(line.kind, line.index) for line in accuracy.lines] == [("band", 0), ("band", 1), ("mean", 0), ("mean", 1)]
     heights = [100 - float(point.split()[1]) for point in re.findall(r"[\d.]+ [\d.]+", accuracy.lines[0].path)]
@@ -325,7 +330,7 @@ def test_score_curves_have_a_band_over_the_seeds(root):
     )  # along the seeds' minima, then back along their maxima
     assert "2.0 % of the stage's time" in loss.note
     # 15 questions, two seeds; dj_synth answers six more, and both judge the first question differently
-    notes = [score_charts([experiment], "finetune")[1].note for experiment in experiments]
+    notes = [draw_score_charts([experiment], "finetune")[1].note for experiment in experiments]
     agreements = [re.search(r"on (\d+) of (\d+) answers", note) for note in notes]
     assert [match.groups() for match in agreements] == [("28", "30"), ("16", "30")]
 
@@ -346,14 +351,14 @@ def test_loss_that_is_not_a_number_leaves_a_gap():
     class Experiment:
         name, runs = "a", [Run]
 
-    paths = [line.path for line in loss_chart([Experiment], "pretrain").lines]
+    paths = [line.path for line in draw_loss_chart([Experiment], "pretrain").lines]
     assert all("nan" not in path for path in paths)
 
 
 def test_running_mean_keeps_a_straight_line():
     line = np.linspace(2, 1, 50)
-    assert running_mean(line, 6)[3:-3] == pytest.approx(line[3:-3])
-    assert running_mean(line, 0) == pytest.approx(line)
+    assert compute_running_mean(line, 6)[3:-3] == pytest.approx(line[3:-3])
+    assert compute_running_mean(line, 0) == pytest.approx(line)
 
 
 def test_times_equal_those_measured_by_snakemake(root):
@@ -363,7 +368,7 @@ def test_times_equal_those_measured_by_snakemake(root):
             (run.stages["filter"] / "filter_data.benchmark.tsv").write_text("s\th:m:s\n6.0\t0:00:06\n")
             (run.stages["finetune"] / "finetune.benchmark.tsv").write_text(f"s\th:m:s\n{seconds}\t-\n")
     (experiments[1].runs[0].stages["synthesize"] / "synthesize_captions.benchmark.tsv").write_text("s\n4.5\n")
-    stages, rows = times_table(experiments)
+    stages, rows = build_times_table(experiments)
     assert stages == ["filter", "synthesize", "finetune"]
     assert rows == [  # the second training was resumed and took at least the 75 s of its record
         ("baseline", ["6.0 s", "–", "1 min 30 s"]),
@@ -373,7 +378,7 @@ def test_times_equal_those_measured_by_snakemake(root):
 
 def test_versions_equal_those_in_the_records(root):
     experiments = load_experiments(write_results(root))
-    assert versions(experiments) == [("data-juicer", "1.6.1"), ("numpy", "2.4.6"), ("torch", "9.8.7")]
+    assert list_versions(experiments) == [("data-juicer", "1.6.1"), ("numpy", "2.4.6"), ("torch", "9.8.7")]
 
 
 @pytest.mark.parametrize(

@@ -8,27 +8,32 @@ import numpy as np
 import pytest
 
 from dj2mgm.records.page_records import find_differences
-from dj2mgm.reporting.charts import HEIGHT, Scale, bin_edges, stacked_bars
+from dj2mgm.reporting.charts import HEIGHT, Scale, compute_bin_edges, stack_bars
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.rendering import format_integer, list_counts
 from dj2mgm.reporting.sections.flow import (
     WIDTH,
     FlowStep,
     Lanes,
+    build_pretrain_steps,
+    build_source_table,
+    count_instructions,
     draw_flows,
-    finetune_counts,
-    pretrain_chain,
-    source_table,
 )
-from dj2mgm.reporting.sections.gallery import read_recaptions, read_truth, recaption_gallery, synthesis_quality
+from dj2mgm.reporting.sections.gallery import (
+    build_recaption_gallery,
+    measure_synthesis_quality,
+    read_recaptions,
+    read_truth,
+)
 from dj2mgm.reporting.sections.histograms import (
-    bin_edges_at,
+    align_bin_edges,
+    build_similarity_histogram,
+    build_statistic_histograms,
     parse_number,
     read_statistics,
-    similarity_histogram,
-    statistic_histograms,
 )
-from dj2mgm.reporting.sections.run_details import SettingRow, config_difference, operators
+from dj2mgm.reporting.sections.run_details import SettingRow, label_operators, list_config_differences
 from dj2mgm.storage.files import write_jsonl
 from report_results import (
     LOW,
@@ -54,7 +59,7 @@ def experiments(tmp_path):
 
 def chain(experiment):
     run = experiment.runs[0]
-    return pretrain_chain(experiment, run, read_recaptions(run))
+    return build_pretrain_steps(experiment, run, read_recaptions(run))
 
 
 # rows by lane
@@ -84,7 +89,7 @@ def test_recaptioned_rows_have_a_lane_until_dropped(experiments):
 
 
 def test_instructions_are_counted_up_to_training(experiments):
-    counts = finetune_counts(experiments[0], experiments[0].runs[0])
+    counts = count_instructions(experiments[0], experiments[0].runs[0])
     assert counts == [("in the dataset", 40), ("dropped (missing)", -2), ("trained on", 38)]
 
 
@@ -99,7 +104,7 @@ def test_samples_count_uses_and_not_rows_of_the_file(experiments, epochs, betwee
     run = experiments[0].runs[0]
     for record in run.records.values():
         record |= {"rows": record["samples"], "samples": int(epochs * record["samples"])}
-    counts = finetune_counts(experiments[0], run)
+    counts = count_instructions(experiments[0], run)
     assert counts == [("in the dataset", 40), ("dropped (missing)", -2), between, ("trained on", int(epochs * 38))]
     assert sum(count for _, count in counts[:-1]) == counts[-1][1]
     end, samples = chain(experiments[0])[-1], run.records["pretrain"]["samples"]
@@ -109,11 +114,11 @@ def test_samples_count_uses_and_not_rows_of_the_file(experiments, epochs, betwee
 def test_instructions_made_from_pairs_are_counted(experiments):
     none = replace(experiments[0], dataset_counts=experiments[0].dataset_counts | {"finetune": 0})
     rows_in = none.runs[0].jsonl["finetune"]["rows_in"]
-    assert finetune_counts(none, none.runs[0])[0] == ("made from the pairs", rows_in)
+    assert count_instructions(none, none.runs[0])[0] == ("made from the pairs", rows_in)
 
 
 def test_source_table_counts_rows_and_samples(experiments):
-    assert source_table(experiments[0], experiments[0].runs[0]) == []
+    assert build_source_table(experiments[0], experiments[0].runs[0]) == []
     read = {"a": {"split": "pretrain", "rows": 9, "format": "table"}}
     read["b"] = {"split": "finetune", "rows": 5, "format": "llava"}
     read["held"] = {"rows": 40, "format": "folder", "split": "evaluation"}  # not trained on
@@ -121,7 +126,7 @@ def test_source_table_counts_rows_and_samples(experiments):
     mixed = replace(mixed, licenses={"a": "CC0", "b": None})
     written = {"a": {"usable": 8, "rows_out": 4, "words": 30}}
     run = replace(mixed.runs[0], jsonl={"pretrain": {"sources": written}, "finetune": {}})
-    first, second = source_table(mixed, run)
+    first, second = build_source_table(mixed, run)
     assert (first["name"], first["rows"], first["rows_out"], first["times"], first["license"]) == (
         "a",
         9,
@@ -190,7 +195,7 @@ def test_one_dropped_row_of_a_million_has_a_shape():
 
 def test_a_row_is_counted_at_the_operator_that_dropped_it(experiments):
     folder, recipe = experiments[0].runs[0].stages["filter"], experiments[0].recipes.filter
-    histograms = {histogram.title: histogram for histogram in statistic_histograms(folder, recipe)}
+    histograms = {histogram.title: histogram for histogram in build_statistic_histograms(folder, recipe)}
     length = histograms["text len"]
     assert length.counts == {"kept": LEFT, "here": TOO_SHORT, "elsewhere": TOO_SIMILAR}
     assert length.limits_text == "38 to 528" and [limit.kind for limit in length.limits] == [
@@ -213,15 +218,15 @@ def test_nan_null_and_lists_are_read_as_numbers(tmp_path):
 
 
 def test_bars_are_proportional_and_stacked():
-    [lower, upper] = stacked_bars({"kept": np.array([50, 100]), "dropped": np.array([50, 0])}, highest=100)
+    [lower, upper] = stack_bars({"kept": np.array([50, 100]), "dropped": np.array([50, 0])}, highest=100)
     heights = [[float(number) for number in re.findall(r"v([\d.]+)", bars.path)] for bars in (lower, upper)]
     assert heights == [[50, 100], [50]]
     assert f"M{0.12 * 50 / 2:.2f} 0.00" in upper.path  # on top of the first bar
-    assert stacked_bars({"kept": np.array([0, 0])}, highest=1) == []
+    assert stack_bars({"kept": np.array([0, 0])}, highest=1) == []
 
 
 def test_bars_of_single_rows_are_visible():
-    for bars in stacked_bars({"kept": np.array([100_000]), "dropped": np.array([1])}, highest=100_001):
+    for bars in stack_bars({"kept": np.array([100_000]), "dropped": np.array([1])}, highest=100_001):
         [(top, height)] = [(float(a), float(b)) for a, b in re.findall(r"M[\d.]+ ([\d.]+)h[\d.]+v([\d.]+)", bars.path)]
         assert height > 1 and 0 <= top and top + height <= HEIGHT + 0.01
 
@@ -231,13 +236,13 @@ def test_bars_of_single_rows_are_visible():
     [([1, 2, 3, 20], False), ([0.01, 1, 1, 1], True), ([1, 1, 1, 50], True), ([-5, 0.1, 7], False)],
 )
 def test_bins_cover_all_values_and_are_log_for_outliers(values, log):
-    edges_, logarithmic = bin_edges(np.array(values, dtype=float))
+    edges_, logarithmic = compute_bin_edges(np.array(values, dtype=float))
     assert logarithmic == log
     assert np.histogram(values, edges_)[0].sum() == len(values)
 
 
 def test_integers_are_divided_into_equal_bins():
-    edges_, _ = bin_edges(np.arange(10, 111, dtype=float))
+    edges_, _ = compute_bin_edges(np.arange(10, 111, dtype=float))
     assert set(np.histogram(np.arange(10, 110), edges_)[0]) <= {4, 0}
 
 
@@ -284,7 +289,7 @@ def test_recaptions_that_remain_are_accepted(experiments):
 
 def test_similarity_histogram_has_all_filtered_rows(experiments):
     run = experiments[1].runs[0]
-    similarities = similarity_histogram(run, read_recaptions(run))
+    similarities = build_similarity_histogram(run, read_recaptions(run))
     assert similarities.counts == {
         "kept": LEFT - LOW,
         "replaced": LOW,
@@ -293,14 +298,14 @@ def test_similarity_histogram_has_all_filtered_rows(experiments):
     }
     assert [bars.series for bars in similarities.after] == ["kept", "accepted", "rejected"]
     assert 0 < similarities.limit < 100 and similarities.limit_text == str(SIMILARITY)
-    assert similarity_histogram(experiments[0].runs[0], []) is None
+    assert build_similarity_histogram(experiments[0].runs[0], []) is None
 
 
 @pytest.mark.parametrize(
     ("low", "high", "limit"), [(-0.13, 0.16, 0.135), (0.2, 0.5, 0.1), (0.1, 0.1, 0.1), (0, 1, None)]
 )
 def test_limit_is_an_edge_of_the_similarity_bins(low, high, limit):
-    edges_ = bin_edges_at(low, high, limit)
+    edges_ = align_bin_edges(low, high, limit)
     assert np.histogram([low, (low + high) / 2, high], edges_)[0].sum() == 3
     assert limit is None or not edges_[0] < limit < edges_[-1] or np.isclose(edges_, limit).any()
 
@@ -310,22 +315,22 @@ def test_quality_is_measured_against_the_ground_truth(experiments):
     recaptions, truth = read_recaptions(run), read_truth(experiments[1])
     wrong = sum(r.accepted and "bold" in r.caption for r in recaptions)
     assert 0 < wrong < ACCEPTED
-    assert [fact.value for fact in synthesis_quality(run, recaptions, truth)] == [
+    assert [fact.value for fact in measure_synthesis_quality(run, recaptions, truth)] == [
         "100.0 %",
         "0.0 %",
         f"{100 * (ACCEPTED - wrong) / ACCEPTED:.1f} %",
     ]
-    assert synthesis_quality(run, recaptions, {}) == []
+    assert measure_synthesis_quality(run, recaptions, {}) == []
 
 
 def test_recaption_gallery_needs_ground_truth_for_marks(experiments, tmp_path):
     run = experiments[1].runs[0]
     recaptions, truth = read_recaptions(run), read_truth(experiments[1])
-    for item in recaption_gallery(run, recaptions, truth, items=LOW):
+    for item in build_recaption_gallery(run, recaptions, truth, items=LOW):
         caption = item.recaption.caption
         assert item.true == (None if caption is None else "bold" not in caption)
         assert item.image.startswith("data:image/webp;base64,")
-    assert {item.true for item in recaption_gallery(run, recaptions, {})} == {None}
+    assert {item.true for item in build_recaption_gallery(run, recaptions, {})} == {None}
     assert read_truth(load_experiments(write_photos(tmp_path / "other"))[0]) == {}
 
 
@@ -334,8 +339,8 @@ def test_recaption_gallery_needs_ground_truth_for_marks(experiments, tmp_path):
 
 def test_only_different_settings_are_listed(experiments):
     baseline, synthesis = experiments
-    assert config_difference(baseline, baseline) == []
-    rows = config_difference(synthesis, baseline)
+    assert list_config_differences(baseline, baseline) == []
+    rows = list_config_differences(synthesis, baseline)
     assert SettingRow("synthesize.mgm.num_beams", "4", "8", "4", same_weights=False) in rows
     assert SettingRow("finetune.save_steps", "20", "5", "20", same_weights=True) in rows
     limit = "synthesize recipe: batched_image_text_similarity_filter.min_score"
@@ -348,7 +353,7 @@ def test_settings_are_flat_and_repeated_operators_numbered():
     flat = find_differences({}, {"a": {"b": {"c": 1}, "d": [1, 2]}, "e": {}})
     assert {row.name: row.values[1] for row in flat} == {"a.b.c": 1, "a.d": [1, 2], "e": {}}
     process = [{"f": {"x": 1}}, {"g": None}, {"f": {"x": 2}}]
-    assert operators("filter recipe", process) == {
+    assert label_operators("filter recipe", process) == {
         "filter recipe: f": {"x": 1},
         "filter recipe: g": "no arguments",
         "filter recipe: f (2)": {"x": 2},

@@ -7,9 +7,14 @@ import pytest
 from test_report import text_of, write_report
 
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.evaluation.seeds import paired_difference
+from dj2mgm.evaluation.seeds import estimate_paired_difference
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.sections.judges import describe_agreement, judge_agreement, judge_notes, rank_correlation
+from dj2mgm.reporting.sections.judges import (
+    describe_agreement,
+    describe_judges,
+    describe_rank_correlation,
+    measure_judge_agreement,
+)
 from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_jsonl
 from report_results import IMAGES, write_photos, write_results
 
@@ -45,14 +50,14 @@ def test_a_note_names_a_judge_that_selected_the_data(monkeypatch, config, tmp_pa
     assert text_of(write_report(monkeypatch, config)).count(title) == 1  # one panel is of CLIP scores
     change_judges(config, "dj_synth", lambda judges: [judge | {"selects": []} for judge in judges])
     text = text_of(write_report(monkeypatch, config))
-    assert "The judge also" not in text and judge_notes(load_experiments(config)) == [""]
+    assert "The judge also" not in text and describe_judges(load_experiments(config)) == [""]
     assert "The judge also" not in text_of(write_report(monkeypatch, write_photos(tmp_path / "photos")))
 
 
 def test_a_note_names_a_judge_that_shares_its_image_tower(config):
     for name in ("baseline", "dj_synth"):
         change_judges(config, name, lambda judges: [judge | {"selects": [], "sees": True} for judge in judges])
-    [note] = judge_notes(load_experiments(config))
+    [note] = describe_judges(load_experiments(config))
     assert note.startswith("The judge shares its image tower with the trained models of baseline and dj_synth.")
 
 
@@ -67,8 +72,8 @@ def test_second_judge_has_scores_and_agreement(monkeypatch, config):
     assert "CLIPScore, second judge" in text and "Judge: models/siglip (SigLIP)." in text
     assert "captions judged by models/clip (CLIP) and models/siglip (SigLIP)" in text
     experiments = load_experiments(config)
-    differences = {"dj_synth": paired_difference(experiments[1].scores, experiments[0].scores)}
-    agreement = judge_agreement(experiments, differences)
+    differences = {"dj_synth": estimate_paired_difference(experiments[1].scores, experiments[0].scores)}
+    agreement = measure_judge_agreement(experiments, differences)
     assert {row.rank_correlation for row in agreement.correlations} == {"1.00"}
     assert [row.captions for row in agreement.correlations] == [str(2 * IMAGES)] * 4  # two seeds; two models each
     assert [(row.experiment, row.group) for row in agreement.contrasts] == [
@@ -81,8 +86,8 @@ def test_second_judge_has_scores_and_agreement(monkeypatch, config):
 def test_contradicting_judges_are_reported(config):
     add_second_judge(config, lambda value, row: 3 - value)
     experiments = load_experiments(config)
-    differences = {"dj_synth": paired_difference(experiments[1].scores, experiments[0].scores)}
-    agreement = judge_agreement(experiments, differences)
+    differences = {"dj_synth": estimate_paired_difference(experiments[1].scores, experiments[0].scores)}
+    agreement = measure_judge_agreement(experiments, differences)
     assert {row.rank_correlation for row in agreement.correlations} == {"−1.00"}
     assert {row.agreement for row in agreement.contrasts} == {"contradictory: better, worse"}
 
@@ -100,13 +105,13 @@ def test_rank_correlation_equals_spearmans(config):
     by_formula = 1 - 6 * ((first_scores - second_scores) ** 2).sum() / (
         IMAGES * (IMAGES**2 - 1)
     )  # of ranks without ties
-    assert rank_correlation(runs, "finetune/own", "clip_score") == (IMAGES, pytest.approx(by_formula))
+    assert describe_rank_correlation(runs, "finetune/own", "clip_score") == (IMAGES, pytest.approx(by_formula))
     for name in ("clip_score", "second_clip_score"):
         scores[name].counts[0] *= 3  # three captions of the first image, with the same mean score
         scores[name].sums[0] *= 3
-    assert rank_correlation(runs, "finetune/own", "clip_score") == (IMAGES + 2, pytest.approx(by_formula))
+    assert describe_rank_correlation(runs, "finetune/own", "clip_score") == (IMAGES + 2, pytest.approx(by_formula))
     scores["clip_score"].sums[:] = scores["clip_score"].counts
-    assert np.isnan(rank_correlation(runs, "finetune/own", "clip_score")[1])
+    assert np.isnan(describe_rank_correlation(runs, "finetune/own", "clip_score")[1])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dj2mgm.evaluation.groups import Rows
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.vqa import evaluate_answers
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.sections.leak_section import leak_sections
+from dj2mgm.reporting.sections.leak_section import build_leak_sections
 from dj2mgm.settings.targets import ChallengeSettings
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
 from report_results import IMAGES, write_results
@@ -56,7 +56,7 @@ def test_section_shows_counts_treatment_and_file(monkeypatch, config):
 
 def test_scores_without_leaks_use_the_other_images(config, tmp_path):
     experiments = load_experiments(config)
-    [part] = leak_sections(experiments, config)
+    [part] = build_leak_sections(experiments, config)
     answers: dict[str, Rows] = {"own": [], "shuffled": []}
     for row in read_jsonl(tmp_path / "baseline/generate/answers.jsonl"):
         if row["id"] not in LEAKED:
@@ -76,7 +76,7 @@ def test_no_scores_are_left_if_every_image_leaks(config, tmp_path):
     write_jsonl(file, [{"of": "held_out", "ids": names}])  # all about one image
     summary = read_json(file.parent / "summary.json")
     write_json(file.parent / "summary.json", summary | {"held_out": summary["held_out"] | {"leaked": 1}})
-    [part] = leak_sections(load_experiments(config), config)
+    [part] = build_leak_sections(load_experiments(config), config)
     assert part.leaked == "1" and {score.rest for score in part.scores} == {None}
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.study.row_agreement import RowAgreement, agreement_table, list_rows
+from dj2mgm.reporting.study.row_agreement import RowAgreement, build_agreement_table, list_rows
 from dj2mgm.storage.files import write_jsonl, write_yaml
 from evaluated_runs import entry, write_dataset, write_run
 
@@ -34,7 +34,7 @@ def test_rows_are_counted_by_the_best_recipes_that_keep_them(load):
     agreement = load(KEPT)
     assert agreement.best == ["v3", "v2"], "the best quarter, but at least two"
     assert agreement.counts == {"a": 2, "b": 1, "c": 1} and agreement.kept_counts == [2, 2]
-    [table] = agreement_table(agreement)
+    [table] = build_agreement_table(agreement)
     assert table.rows == [["all of them", "1", "25 %"], ["some of them", "2", "50 %"], ["none of them", "1", "25 %"]]
     assert "would all keep about 1." in table.note
     assert list_rows(agreement) == [{"id": "a", "recipes": 2}, {"id": "b", "recipes": 1}, {"id": "c", "recipes": 1}]
@@ -43,4 +43,4 @@ def test_rows_are_counted_by_the_best_recipes_that_keep_them(load):
 @pytest.mark.parametrize("row_ids", [KEPT[:3], [*KEPT[:2], ["a"], ["a"]]], ids=["few variants", "equal rows"])
 def test_no_table_without_best_recipes_that_differ(load, row_ids):
     agreement = load(row_ids)
-    assert agreement_table(agreement) == [] == list_rows(agreement)
+    assert build_agreement_table(agreement) == [] == list_rows(agreement)

@@ -4,13 +4,13 @@ import random
 
 from dj2mgm.records.look_records import LookRecord
 from dj2mgm.records.page_records import ShownBatch, ShownSearch, ShownTrial
-from dj2mgm.reporting.rendering import template_environment
+from dj2mgm.reporting.rendering import build_template_environment
 from dj2mgm.reporting.study.search_page import (
-    confirmation_cards,
-    cost_table,
+    build_confirmation_cards,
+    build_cost_table,
+    build_importance_table,
+    build_trial_table,
     draw_parallels,
-    importance_table,
-    trial_table,
 )
 from dj2mgm.reporting.variants_page import VariantsPage
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore
@@ -35,13 +35,13 @@ def search(**values) -> ShownSearch:
 
 
 def test_the_decisive_setting_is_the_most_important():
-    [table] = importance_table(search(), HEADLINE)
+    [table] = build_importance_table(search(), HEADLINE)
     assert [row[0] for row in table.rows][0] == "rate" and int(table.rows[0][1].split()[0]) > 50
     low, high = (float(end) for end in table.rows[0][2].split(" to "))
     assert 0.0 <= low < 0.3 < high <= 0.6, "the best quarter is around 0.3"
     assert sum(int(row[1].split()[0]) for row in table.rows) in (99, 100, 101)
     few = search()
-    assert importance_table(few.model_copy(update={"trials": few.trials[:7]}), HEADLINE) == []
+    assert build_importance_table(few.model_copy(update={"trials": few.trials[:7]}), HEADLINE) == []
 
 
 def test_each_trial_is_a_line_through_its_settings_and_score():
@@ -54,19 +54,19 @@ def test_each_trial_is_a_line_through_its_settings_and_score():
     assert plot.lines[-1].points[0] == (0, round(100 - 100 * best.changes["rate"], 2))
     assert plot.lines[-1].points[1] == (1, 100.0 if best.changes["kind"] == "a" else 0.0)
     page = VariantsPage("title", [], "Variant", [], [], parallels=plot)
-    html = template_environment().get_template("variants.html.j2").render(page=page)
+    html = build_template_environment().get_template("variants.html.j2").render(page=page)
     assert html.count("<polyline") == 24 and html.count('<polyline class="best"') == 6
     few = shown.model_copy(update={"trials": shown.trials[:7]})
     assert draw_parallels(few, HEADLINE) is None
 
 
 def test_all_trials_are_listed_with_the_winner_first():
-    [table] = trial_table(search(), [GAIN, HEADLINE], HEADLINE)
+    [table] = build_trial_table(search(), [GAIN, HEADLINE], HEADLINE)
     assert len(table.rows) == 24 and table.rows[0][:3][0] == "t0" and table.rows[0][2] == "70.0 %"
     assert table.note.startswith("The VQA accuracy. Trainings on 25 % of the rows have the gain over a shuffled image")
     later = [float(row[1]) for row in table.rows[1:]]
     assert later == sorted(later, reverse=True)
-    assert trial_table(search(rungs=[1.0], winner=None), [HEADLINE], HEADLINE) == []
+    assert build_trial_table(search(rungs=[1.0], winner=None), [HEADLINE], HEADLINE) == []
 
 
 def test_planned_costs_are_compared_with_measured_ones():
@@ -75,16 +75,16 @@ def test_planned_costs_are_compared_with_measured_ones():
         ShownBatch(step="promote", fraction=1.0, runs=1, price=None, seconds=90.0),
         ShownBatch(step="confirm", fraction=1.0, runs=0, price=1.0, seconds=None),
     ]
-    [table] = cost_table(search(batches=batches))
+    [table] = build_cost_table(search(batches=batches))
     assert [row[0] for row in table.rows] == ["1: new trials", "2: more rows"]
     assert table.rows[0][1:3] == ["25 %", "4"] and table.rows[0][-1] == "2.00" and table.rows[1][-1] == "–"
-    assert cost_table(search()) == []
+    assert build_cost_table(search()) == []
 
 
 def test_a_winner_without_looks_is_undecided():
-    [card] = confirmation_cards(search())
+    [card] = build_confirmation_cards(search())
     assert card.label == "Undecided" and "before the winner could be compared" in card.verdict.statement
-    assert confirmation_cards(search(winner=None)) == []
+    assert build_confirmation_cards(search(winner=None)) == []
 
 
 def test_a_winner_better_than_all_can_be_kept():
@@ -101,9 +101,9 @@ def test_a_winner_better_than_all_can_be_kept():
         other: LookRecord(**values, **texts, kind=kind, statement=f"t0 is {kind} than {other}")
         for other, kind in (("base", "better"), ("t1", "better"))
     }
-    first, *others = confirmation_cards(search(looks=looks), "keep it")
+    first, *others = build_confirmation_cards(search(looks=looks), "keep it")
     assert (first.label, first.command) == ("Winner", "keep it")
     assert first.verdict.statement == "The winner is better than base and t1." and len(others) == 2
     looks["t1"] = looks["t1"].model_copy(update={"kind": "undecided"})
-    first, _, last = confirmation_cards(search(looks=looks), "keep it")
+    first, _, last = build_confirmation_cards(search(looks=looks), "keep it")
     assert (first.label, first.command, last.label) == ("Undecided", "", "Undecided")

@@ -12,7 +12,7 @@ import pytest
 import compare_study
 from dj2mgm.records.page_records import PageSettings
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.study.study_table import ComparedVariant, compare_variants, faults_left, format_count
+from dj2mgm.reporting.study.study_table import ComparedVariant, compare_variants, count_remaining_faults, format_count
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, read_yaml, write_json, write_jsonl, write_text, write_yaml
 from evaluated_runs import JUDGE, entry, write_dataset, write_memory, write_run
@@ -249,13 +249,13 @@ def test_a_true_caption_corrects_only_caption_faults(tmp_path):
     faults = ("mismatched", "junk_text", "short_text", "tiny_image", "duplicate", "clean")
     truth = {f"p{number}": {"fault": fault, "caption": TRUE} for number, fault in enumerate(faults)}
     run = Trained(tmp_path, list(truth), dict.fromkeys(truth, TRUE))
-    assert faults_left(run, truth) == {"tiny_image": 1, "duplicate": 1}
-    assert faults_left(Trained(tmp_path, list(truth), {}), truth).total() == 5
+    assert count_remaining_faults(run, truth) == {"tiny_image": 1, "duplicate": 1}
+    assert count_remaining_faults(Trained(tmp_path, list(truth), {}), truth).total() == 5
 
 
 def test_only_a_number_after_the_sign_marks_a_repeat(tmp_path):
     truth = {"p4#x": {"fault": "junk_text", "caption": ""}, "p4": {"fault": "tiny_image", "caption": ""}}
-    assert faults_left(Trained(tmp_path, ["p4#x", "p4#12"], {}), truth) == {"junk_text": 1, "tiny_image": 1}
+    assert count_remaining_faults(Trained(tmp_path, ["p4#x", "p4#12"], {}), truth) == {"junk_text": 1, "tiny_image": 1}
 
 
 @pytest.mark.parametrize(("value", "text"), [(12345.0, "12\u202f345"), (30.5, "30.5"), (-1810.7, "−1\u202f811")])

@@ -7,8 +7,8 @@ from test_report import text_of, write_report
 
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.verdicts.headline_verdicts import find_headline
-from dj2mgm.reporting.verdicts.training_changes import training_changes
-from dj2mgm.reporting.verdicts.verdict_cards import verdict_records
+from dj2mgm.reporting.verdicts.training_changes import list_training_changes
+from dj2mgm.reporting.verdicts.verdict_cards import build_verdict_records
 from dj2mgm.storage.files import read_jsonl, write_jsonl, write_yaml
 from evaluated_runs import entry, write_dataset, write_run
 from report_results import write_results
@@ -46,7 +46,7 @@ def experiments(tmp_path, drawn):
 
 
 def test_differences_equal_a_paired_t_test(experiments, drawn):
-    rows = training_changes(experiments[0], find_headline(experiments))
+    rows = list_training_changes(experiments[0], find_headline(experiments))
     assert [row.word for row in rows] == WORDS
     assert [row.title for row in rows][::4] == ["Probability of the right answer", "pope/pope accuracy"]
     paired = [stats.ttest_rel(tuned, base) for base, tuned in drawn.values()]
@@ -66,7 +66,7 @@ def test_one_chance_finding_among_many_is_not_a_change(experiments):
             values = run.groups[group]["vqa_accuracy"]
             drawn = type(values)(values.ids, rng.standard_normal(len(values.ids)), values.counts, values.file)
             run.groups[group][f"vqa_accuracy_{number}"] = drawn
-    rows = training_changes(experiments[0], find_headline(experiments))
+    rows = list_training_changes(experiments[0], find_headline(experiments))
     added = [row for row in rows if row.title.removeprefix("VQA accuracy, ").isdigit()]
     excluding = [row for row in added if "−" not in row.interval or "+" not in row.interval]
     assert len(added) == 40 and excluding
@@ -79,7 +79,7 @@ def test_the_first_screen_names_forgotten_metrics(monkeypatch, tmp_path):
         rows = list(read_jsonl(file))
         before = [row | {"model": "base", "values": {"vqa_accuracy": [1.0, 1]}} for row in rows]
         write_jsonl(file, rows + before)
-    records = verdict_records(load_experiments(config))
+    records = build_verdict_records(load_experiments(config))
     [lost] = records["baseline"]["forgotten"]
     assert lost["title"] == "VQA accuracy" and records["dj_synth"]["forgotten"] == []
     text = text_of(write_report(monkeypatch, config))

@@ -22,9 +22,9 @@ from dj2mgm.health import diagnosis
 from dj2mgm.health.probes import probe_host
 from dj2mgm.health.signature import read_log
 from dj2mgm.script_modules import SCRIPTS, find_modules
-from dj2mgm.settings.configuration import configuration_model
+from dj2mgm.settings.configuration import build_configuration_model
 from dj2mgm.settings.models import MgmModel
-from dj2mgm.settings.validation import validated
+from dj2mgm.settings.validation import validate_settings
 from dj2mgm.storage.files import read_json, write_jsonl
 from paths import PROJECT
 
@@ -132,7 +132,7 @@ def test_links_of_a_page_have_existing_targets(page):
         target = page.parent / name if name else page
         assert target.is_file(), link
         headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), flags=re.MULTILINE) if heading else []
-        assert not heading or heading in map(diagnosis.anchor, headings), link
+        assert not heading or heading in map(diagnosis.build_anchor, headings), link
 
 
 def test_each_example_is_in_the_table():
@@ -184,8 +184,8 @@ def test_the_model_file_has_known_keys_and_values():
     model = yaml.safe_load((EXAMPLES / "model.yaml").read_text(encoding="utf-8"))
     assert model["template"] == model["pretrain_template"] == "phi3"
     # tests/unit/data/test_chat_template.py tests the chat format
-    validated(MgmModel, model | {"template": "gemma", "pretrain_template": "gemma"}, "model.yaml")
-    validated(configuration_model(), model["settings"], "model.yaml, settings")
+    validate_settings(MgmModel, model | {"template": "gemma", "pretrain_template": "gemma"}, "model.yaml")
+    validate_settings(build_configuration_model(), model["settings"], "model.yaml, settings")
 
 
 @pytest.fixture

@@ -12,16 +12,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dj2mgm.evaluation.contrasts import PairedValues, contrast_with_reference
-from dj2mgm.evaluation.sequential import plan_looks, verdict_at
+from dj2mgm.evaluation.sequential import compute_verdict, plan_looks
 from dj2mgm.records.look_records import LookRecord
 from dj2mgm.records.search_records import BatchRecord, BatchResult, TrialRecord
 from dj2mgm.runs.studies.halving import (
     History,
-    choosing_seeds,
-    confirming_seeds,
+    compute_rung_sizes,
+    compute_smallest_budget,
+    list_choosing_seeds,
+    list_confirming_seeds,
     plan_next,
-    rung_sizes,
-    smallest_budget,
 )
 from dj2mgm.settings.study_files import SearchDesign
 from dj2mgm.settings.targets import DecideSection
@@ -88,7 +88,7 @@ class Simulation:
         return LookRecord(
             experiment=winner,
             seeds=seeds,
-            kind=str(verdict_at(contrast, look.level, 0.0)),
+            kind=str(compute_verdict(contrast, look.level, 0.0)),
             mean=float(contrast.mean),
             half=float(contrast.half_width(look.level)),
             level=look.level,
@@ -131,14 +131,14 @@ DESIGNS = st.builds(
 @given(DESIGNS, st.integers(0, 99), st.sampled_from([(0,), (3, 1)]), st.sampled_from([0.0, 0.1]))
 @settings(max_examples=60, deadline=None)
 def test_a_search_keeps_its_budget_and_repeats_no_training(design, number, seeds, fails):
-    assume(smallest_budget(design, len(seeds)) <= design.trainings)
+    assume(compute_smallest_budget(design, len(seeds)) <= design.trainings)
     simulation = Simulation(design, number, seeds=seeds, fails=fails)
     history = simulation.finish()
     assert history.trainings <= design.trainings + 1e-9
     cost = sum(fraction for _, fraction, _ in simulation.trained) / len(seeds)
     assert cost == pytest.approx(history.trainings), "each run counts once"
-    chosen = choosing_seeds(design, list(seeds))
-    assert not {*chosen} & {*confirming_seeds(design, list(seeds), design.confirm_seeds)}
+    chosen = list_choosing_seeds(design, list(seeds))
+    assert not {*chosen} & {*list_confirming_seeds(design, list(seeds), design.confirm_seeds)}
     for record, _ in history.batches_in_step("confirm"):
         assert not {*record.scored_seeds} & {*chosen}, "seeds that chose nothing"
     for rung in range(1, len(design.rungs)):
@@ -152,10 +152,10 @@ def test_a_search_keeps_its_budget_and_repeats_no_training(design, number, seeds
 @given(DESIGNS, st.integers(0, 99))
 @settings(max_examples=30, deadline=None)
 def test_a_budget_that_covers_one_variant_reaches_every_step(design, number):
-    assume(design.gpu_hours is None and smallest_budget(design, 1) <= design.trainings)
+    assume(design.gpu_hours is None and compute_smallest_budget(design, 1) <= design.trainings)
     history = Simulation(design, number).finish()
     sizes = [len(history.scores(rung)) for rung in range(len(design.rungs))]
-    assert sizes == rung_sizes(design, sizes[0]) and sizes[0] >= 1
+    assert sizes == compute_rung_sizes(design, sizes[0]) and sizes[0] >= 1
     if design.finalists:
         assert kinds(history).keys() >= {"base"}
         if "t0" == history.finalists[0]:
@@ -165,7 +165,7 @@ def test_a_budget_that_covers_one_variant_reaches_every_step(design, number):
 @given(DESIGNS, st.integers(1, 30), st.integers(0, 99))
 @settings(max_examples=30, deadline=None)
 def test_a_larger_budget_continues_without_repeating_a_run(design, more, number):
-    assume(design.gpu_hours is None and smallest_budget(design, 1) <= design.trainings)
+    assume(design.gpu_hours is None and compute_smallest_budget(design, 1) <= design.trainings)
     simulation = Simulation(design, number)
     first = simulation.finish()
     larger = design.model_copy(update={"trainings": design.trainings + more})

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta, kstest
 
-from dj2mgm.runs.studies.mixtures import quantile_keys, shares_at
+from dj2mgm.runs.studies.mixtures import compute_shares, list_quantile_keys
 from dj2mgm.settings.study_files import MixtureSpace
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0.01, 1))
 def test_shares_sum_to_their_total(quantiles, total):
     mixture = MixtureSpace(sources=[f"source {number}" for number in range(len(quantiles) + 1)], total=total)
-    shares = shares_at(mixture, dict(zip(quantile_keys(mixture), quantiles, strict=True)))
+    shares = compute_shares(mixture, dict(zip(list_quantile_keys(mixture), quantiles, strict=True)))
     assert list(shares) == [f"shares.{source}" for source in mixture.sources]
     assert min(shares.values()) >= 0 and sum(shares.values()) == pytest.approx(total, abs=5e-4)
 
@@ -23,7 +23,7 @@ def test_uniform_numbers_give_uniform_mixtures():
     mixture, generator = MixtureSpace(sources=["a", "b", "c", "d"]), np.random.default_rng(0)
     drawn = np.array(
         [
-            list(shares_at(mixture, dict(zip(quantile_keys(mixture), quantiles, strict=True))).values())
+            list(compute_shares(mixture, dict(zip(list_quantile_keys(mixture), quantiles, strict=True))).values())
             for quantiles in generator.random((2000, 3))
         ]
     )

@@ -15,10 +15,10 @@ from dj2mgm.errors import InputError, UnsuitableDataset
 from dj2mgm.recipes.recipe_step import INSTRUCT
 from dj2mgm.runs import experiment_recipes as recipes
 from dj2mgm.runs import layers
-from dj2mgm.runs.challenge import challenge_settings
-from dj2mgm.runs.experiments import reserved_names
+from dj2mgm.runs.challenge import build_challenge_settings
+from dj2mgm.runs.experiments import list_reserved_names
 from dj2mgm.runs.layers import Layer
-from dj2mgm.runs.pages import experiments_on, page_files, page_settings
+from dj2mgm.runs.pages import build_page_settings, list_page_experiments, list_page_files
 from dj2mgm.runs.run import Runs
 from dj2mgm.runs.stages import INFLUENCE, STAGES
 from dj2mgm.storage.files import read_yaml, write_yaml
@@ -177,11 +177,11 @@ def test_a_page_reads_the_leaks_of_its_search(write, tmp_path):
     (tmp_path / "photos/pairs.jsonl").write_text(PAIR)
     write(dataset="photos")
     runs = Runs({})
-    assert [entry["leaks"] for entry in page_settings(runs, ["baseline", "mine"])["experiments"]] == [
+    assert [entry["leaks"] for entry in build_page_settings(runs, ["baseline", "mine"])["experiments"]] == [
         None,
         "results/datasets/photos/leaks",
     ]
-    assert [file for file in page_files(runs, ["baseline", "mine"]) if "leaks" in file] == [
+    assert [file for file in list_page_files(runs, ["baseline", "mine"]) if "leaks" in file] == [
         f"results/datasets/photos/leaks/{name}" for name in ("leaks.jsonl", "summary.json")
     ]
 
@@ -230,7 +230,7 @@ def test_a_recipe_without_captions_needs_no_captioner(write):
 
 def test_the_reference_has_the_seeds_of_all_on_a_page(write):
     write(finetune={"lora": {"r": 4}}, seeds=[0, 2])
-    page = page_settings(Runs({}), ["baseline", "mine"])
+    page = build_page_settings(Runs({}), ["baseline", "mine"])
     seeds = {experiment["name"]: [run["seed"] for run in experiment["runs"]] for experiment in page["experiments"]}
     assert seeds == {"baseline": [0, 2], "mine": [0, 2]}
     [first, second] = page["experiments"][1]["runs"]
@@ -247,7 +247,7 @@ def test_a_random_subset_depends_on_the_size_of_its_experiment(write):
     )
     write(**selecting, controls=["random"], finetune={"lora": {"r": 4}})
     runs = Runs({"seeds": [0, 1]})
-    assert experiments_on(runs, "mine/report") == ["baseline", "mine", "mine-random"]
+    assert list_page_experiments(runs, "mine/report") == ["baseline", "mine", "mine-random"]
     run, parent = (runs.by_folder(f"{name}/seed-1") for name in ("mine-random", "mine"))
     assert run.settings["filter"] == runs.by_folder("baseline").settings["filter"] != parent.settings["filter"]
     assert {stage: values for stage, values in run.settings.items() if stage != "filter"} == {
@@ -255,7 +255,7 @@ def test_a_random_subset_depends_on_the_size_of_its_experiment(write):
     }
     folders = owners(runs, "mine-random/seed-1")
     assert folders.pop("filter") == "baseline" and set(folders.values()) == {"mine-random/seed-1"}
-    entries = page_settings(runs, ["baseline", "mine", "mine-random"])["experiments"]
+    entries = build_page_settings(runs, ["baseline", "mine", "mine-random"])["experiments"]
     control = {"kind": "random", "experiment": "mine", "compared": ["mine", "mine-random"]}
     assert [entry.get("control") for entry in entries] == [None, None, control]
 
@@ -264,7 +264,7 @@ def test_a_verdict_is_repeated_at_half_the_learning_rates(write):
     rates = {"pretrain": {"learning_rate": 4e-3}, "finetune": {"projector_learning_rate": 2e-5}}
     write(**rates, seeds=[0, 3], controls=["half_learning_rate"])
     runs = Runs({})
-    names = experiments_on(runs, "mine/report")
+    names = list_page_experiments(runs, "mine/report")
     assert names == ["baseline", "mine", "baseline-half-learning-rate", "mine-half-learning-rate"]
     for parent, name in zip(names[:2], names[2:], strict=True):
         before, after = (runs.first_seed(experiment).config for experiment in (parent, name))
@@ -272,14 +272,14 @@ def test_a_verdict_is_repeated_at_half_the_learning_rates(write):
         assert after.finetune.learning_rate == before.finetune.learning_rate / 2
         assert owners(runs, name)["jsonl"] in ("baseline", "mine")
     assert after.finetune.projector_learning_rate == 1e-5
-    entries = page_settings(runs, names)["experiments"]
+    entries = build_page_settings(runs, names)["experiments"]
     assert [[run["seed"] for run in entry["runs"]] for entry in entries] == [[0, 3]] * 4
     assert [entry["control"]["compared"] for entry in entries[2:]] == [None, [names[3], names[2]]]
 
 
 def test_the_command_line_can_request_controls_of_all(write):
     runs = Runs({"controls": ["random"]})
-    assert experiments_on(runs, "report") == ["baseline", "dj_synth", "dj_synth-random"]
+    assert list_page_experiments(runs, "report") == ["baseline", "dj_synth", "dj_synth-random"]
     folders = owners(runs, "dj_synth-random")
     assert folders.pop("filter") == "baseline" and set(folders.values()) == {"dj_synth-random"}
     assert "synthesize" not in runs.by_folder("dj_synth-random").settings
@@ -355,13 +355,13 @@ FILES = {"textvqa": {"questions": "q.jsonl", "answers": "a.json", "images": "im"
 
 def test_the_challenge_names_missing_files_of_benchmarks(write):
     with pytest.raises(InputError, match="benchmarks.textvqa.images, benchmarks.mmbench.questions: name them"):
-        challenge_settings(Runs({"benchmarks": {"textvqa": {"questions": "q.jsonl", "answers": "a.json"}}}))
+        build_challenge_settings(Runs({"benchmarks": {"textvqa": {"questions": "q.jsonl", "answers": "a.json"}}}))
 
 
 def test_the_challenge_has_all_seeds_of_its_experiments(write):
     write("mine")
     runs = Runs({"seeds": [0, 2], "report": {"experiments": ["baseline", "mine"]}, "benchmarks": FILES})
-    challenge = challenge_settings(runs)
+    challenge = build_challenge_settings(runs)
     assert [(run["experiment"], run["seed"]) for run in challenge["runs"]] == [
         ("tiny before training", None),
         ("baseline", 0),
@@ -403,11 +403,11 @@ def test_a_bad_experiment_file_fails_its_own_targets(write, text):
     write_text("bad", text)
     runs = Runs({"report": {"experiments": ["baseline", "bad"]}})
     assert "bad" not in runs.experiments.names and {run.experiment for run in runs}.isdisjoint({"bad"})
-    page_settings(runs, ["baseline", "dj_synth"])
+    build_page_settings(runs, ["baseline", "dj_synth"])
     for ask in (
         lambda: runs.experiments.require("bad"),
-        lambda: page_settings(runs, runs.shared.report.experiments),
-        lambda: challenge_settings(runs),
+        lambda: build_page_settings(runs, runs.shared.report.experiments),
+        lambda: build_challenge_settings(runs),
     ):
         with pytest.raises(InputError, match="bad|mine"):
             ask()
@@ -469,8 +469,16 @@ def test_every_rule_and_folder_of_results_is_reserved():
     command = [sys.executable, "-m", "snakemake", "--list-rules"]
     rules = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout.split()
     own = {"baseline", "dj_synth", "dj_synth_instructions", "better_synth_10k"}
-    assert set(rules) - own <= reserved_names() and not own & reserved_names()
-    assert {"datasets", "models", "foundation", "captions", "report", "deepspeed_configs", "plan"} <= reserved_names()
+    assert set(rules) - own <= list_reserved_names() and not own & list_reserved_names()
+    assert {
+        "datasets",
+        "models",
+        "foundation",
+        "captions",
+        "report",
+        "deepspeed_configs",
+        "plan",
+    } <= list_reserved_names()
 
 
 def test_hidden_files_of_editors_are_not_experiments(write):
@@ -509,7 +517,7 @@ def test_every_string_is_accepted_or_refused_in_one_sentence(write, monkeypatch,
     monkeypatch.setattr(layers, "read_config", cache_of_files(layers.read_config))
     Path("config/experiments/better_synth_10k.yaml").unlink()
     together = Layer("together", {})
-    for path in find_string_keys(layers.build_schema(layers.configuration_model())):
+    for path in find_string_keys(layers.build_schema(layers.build_configuration_model())):
         value = text
         for key in reversed(path):
             value = [value] if key == "[]" else {key: value}

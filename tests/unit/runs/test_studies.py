@@ -11,10 +11,10 @@ import yaml
 import keep_variant
 from dj2mgm.errors import InputError
 from dj2mgm.runs.divergence_check import has_diverged
-from dj2mgm.runs.pages import page_settings, study_experiments, study_settings
+from dj2mgm.runs.pages import build_page_settings, build_study_settings, list_study_experiments
 from dj2mgm.runs.run import Runs
-from dj2mgm.runs.studies.merged_mixtures import merge_settings
-from dj2mgm.runs.studies.search_batches import batch_runs
+from dj2mgm.runs.studies.merged_mixtures import build_merge_settings
+from dj2mgm.runs.studies.search_batches import list_batch_runs
 from dj2mgm.runs.studies.study_designs import with_row_fraction
 from dj2mgm.storage.files import read_yaml, write_yaml
 from paths import PROJECT
@@ -49,22 +49,22 @@ def operators(runs: Runs, name: str, stage: str = "filter") -> dict[str, dict | 
 
 def test_names_of_runs_of_shipped_studies_stay_the_same(write):
     runs = Runs({})
-    assert study_experiments(runs, "ablation") == [
+    assert list_study_experiments(runs, "ablation") == [
         "dj_synth",
         "dj_synth-without-low_similarity_recaption_mapper",
         "dj_synth-without-batched_image_text_similarity_filter",
         "dj_synth-without-caption_log_likelihood_filter",
         "dj_synth-random",
     ]
-    assert study_experiments(runs, "lora_sweep") == ["baseline", "baseline-lora-r8", "baseline-lora-r32"]
-    assert study_experiments(runs, "lora_vs_full") == ["baseline-full", "baseline", "baseline-lora-all"]
+    assert list_study_experiments(runs, "lora_sweep") == ["baseline", "baseline-lora-r8", "baseline-lora-r32"]
+    assert list_study_experiments(runs, "lora_vs_full") == ["baseline-full", "baseline", "baseline-lora-all"]
 
 
 def test_ablation_leaves_out_one_operator_at_a_time(write):
     names = ["words_num_filter", "text_length_filter"]
     write("studies/mine", design={"kind": "ablation", "operators": names}, controls=["random"])
     runs = Runs({"without": ["image_integrity_filter"]})
-    assert study_experiments(runs, "mine") == ["baseline", *(f"baseline-without-{name}" for name in names)]
+    assert list_study_experiments(runs, "mine") == ["baseline", *(f"baseline-without-{name}" for name in names)]
     left = operators(runs, "baseline-without-words_num_filter")
     assert "words_num_filter" not in left and "image_integrity_filter" not in left and "text_length_filter" in left
 
@@ -74,19 +74,20 @@ def test_a_sweep_keeps_the_alpha_ratio_and_shares_stage_1(write):
     ties = {"finetune.lora.alpha": "finetune.lora.r"}
     write("studies/ranks", experiment="mine", design=grid(**{"finetune.lora.r": [8, 16]}), proportional=ties)
     runs = Runs({})
-    assert study_experiments(runs, "ranks") == ["mine", "mine-lora-r8"], "rank 16 is the experiment's own"
+    assert list_study_experiments(runs, "ranks") == ["mine", "mine-lora-r8"], "rank 16 is the experiment's own"
     lora = runs.by_folder("mine-lora-r8").settings["finetune"].lora
     assert (lora.r, lora.alpha) == (8, 12)
     assert owners(runs, "mine-lora-r8")["pretrain"] == "baseline"
     assert owners(runs, "mine-lora-r8")["finetune"] == "mine-lora-r8"
-    changes = [experiment["changes"] for experiment in study_settings(runs, "ranks")["experiments"]]
+    changes = [experiment["changes"] for experiment in build_study_settings(runs, "ranks")["experiments"]]
     assert changes == [{"finetune.lora.r": r, "finetune.lora.alpha": a} for r, a in ((16, 24), (8, 12))]
 
 
 def test_lora_is_compared_with_full_fine_tuning(write):
     runs = Runs({"finetune": {"lora": {"dropout": "0.05"}}})
     full, lora, every_layer = (
-        runs.by_folder(name).settings["finetune"].file_content() for name in study_experiments(runs, "lora_vs_full")
+        runs.by_folder(name).settings["finetune"].file_content()
+        for name in list_study_experiments(runs, "lora_vs_full")
     )
     assert every_layer == lora | {"lora": lora["lora"] | {"targets": "all"}}
     assert full["lora"] is None and lora["lora"]["dropout"] == 0.05
@@ -97,7 +98,7 @@ def test_lora_is_compared_with_full_fine_tuning(write):
 
 def test_variants_override_the_command_line(write):
     runs = Runs({"finetune": {"lora": {"r": "64", "alpha": "128"}, "max_steps": "100"}})
-    names = study_experiments(runs, "lora_sweep")
+    names = list_study_experiments(runs, "lora_sweep")
     settings = {name: runs.by_folder(name).settings["finetune"] for name in names}
     assert [stage_settings.lora.r for stage_settings in settings.values()] == [64, 8, 16, 32]
     assert {stage_settings.lora.alpha / stage_settings.lora.r for stage_settings in settings.values()} == {2.0}
@@ -118,7 +119,7 @@ def test_variants_can_change_arguments_sources_and_operators(write):
     assert after["words_num_filter"] == before["words_num_filter"] | {"max_num": 14}
     assert before.keys() - after.keys() == {"text_length_filter"}
     assert owners(runs, "baseline-strict")["filter"] == "baseline-strict"
-    shown = [experiment["changes"] for experiment in study_settings(runs, "mine")["experiments"]]
+    shown = [experiment["changes"] for experiment in build_study_settings(runs, "mine")["experiments"]]
     assert shown[1] == changes["strict"] and shown[0]["recipe.text_length_filter"] is True
 
 
@@ -133,7 +134,7 @@ def test_an_operator_that_is_already_left_out_changes_nothing(write):
     write("experiments/less", without=["words_num_filter", "text_length_filter"])
     design = {"kind": "ablation", "operators": ["words_num_filter", "image_size_filter"]}
     write("studies/mine", experiment="less", design=design)
-    assert study_experiments(Runs({}), "mine") == ["less", "less-without-image_size_filter"]
+    assert list_study_experiments(Runs({}), "mine") == ["less", "less-without-image_size_filter"]
 
 
 def test_the_order_of_changes_of_a_variant_has_no_effect(write):
@@ -163,7 +164,7 @@ def test_random_rows_of_a_study_have_the_references_recipe(write):
     write("recipes/mine", **recipe)
     write("studies/ranks", experiment="mine", design=grid(**{"finetune.lora.r": [4]}), controls=["random"])
     runs = Runs({})
-    assert study_experiments(runs, "ranks")[-1] == "mine-random"
+    assert list_study_experiments(runs, "ranks")[-1] == "mine-random"
     assert operators(runs, "mine-random") == operators(runs, "baseline")
     assert operators(runs, "mine")["words_num_filter"] == {"max_num": 12}
 
@@ -209,13 +210,13 @@ def test_a_mixture_varies_shares_of_one_split(write, tmp_path):
     ]:
         write("studies/mine", design={"kind": "search", "mixture": design, "trainings": 4})
         with pytest.raises(InputError, match=message):
-            study_experiments(Runs({"dataset": "mixed"}), "mine")
+            list_study_experiments(Runs({"dataset": "mixed"}), "mine")
     for config, message in [
         ({"shares": {"a": 0.5, "d": 0.6}}, "shares: those of the split finetune add up to 1.1, which exceeds 1"),
         ({"shares": {"a": 0.5}, "sources": {"a": 2.0}}, "shares.a: sources.a states an amount, too"),
     ]:
         with pytest.raises(InputError, match=message):
-            study_experiments(Runs({"dataset": "mixed"} | config), "baseline")
+            list_study_experiments(Runs({"dataset": "mixed"} | config), "baseline")
 
 
 def test_merged_mixtures_have_a_training_for_each_source(write, tmp_path):
@@ -234,7 +235,7 @@ def test_merged_mixtures_have_a_training_for_each_source(write, tmp_path):
     *mixed, only_a, only_b = runs.experiments.variants["mine"]
     assert (only_a, only_b) == ("baseline-only-a", "baseline-only-b.c")
     assert runs.by_folder(only_b).settings["jsonl"].shares == {"a": 0.0, "b.c": 0.6}
-    settings = merge_settings(runs, "mine")
+    settings = build_merge_settings(runs, "mine")
     assert settings.sources == {"a": f"results/{only_a}/finetune", "b.c": f"results/{only_b}/finetune"}
     assert [mixture.variant for mixture in settings.mixtures[:7]] == [*mixed, None]
     assert all(sum(mixture.shares.values()) == pytest.approx(0.6) for mixture in settings.mixtures)
@@ -246,32 +247,32 @@ def test_merged_mixtures_have_a_training_for_each_source(write, tmp_path):
     ]:
         write("studies/mine", design={"kind": "sample", "points": 6, "mixture": design, "merged": 50})
         with pytest.raises(InputError, match=message):
-            merge_settings(Runs({"dataset": "mixed"} | config), "mine")
+            build_merge_settings(Runs({"dataset": "mixed"} | config), "mine")
 
 
 def test_a_curve_shares_the_filter_and_reduces_sources(write):
     write("studies/mine", design={"kind": "curve", "fractions": [0.25, 0.5]})
     runs = Runs({})
-    assert study_experiments(runs, "mine") == ["baseline", "baseline-rows-0.25", "baseline-rows-0.5"]
+    assert list_study_experiments(runs, "mine") == ["baseline", "baseline-rows-0.25", "baseline-rows-0.5"]
     quarter = runs.by_folder("baseline-rows-0.25")
     assert quarter.settings["jsonl"].used_fraction == 0.25
     assert quarter.settings["finetune"].min_steps == round(runs.first_seed("baseline").config.finetune.min_steps / 4)
     assert owners(runs, "baseline-rows-0.25")["filter"] == "baseline"
     write("studies/mine", design={"kind": "curve", "sources": ["a"]})
     with pytest.raises(InputError, match="the dataset shapes has no source 'a'"):
-        study_experiments(Runs({}), "mine")
+        list_study_experiments(Runs({}), "mine")
 
 
 def test_studies_with_equal_variants_share_their_runs(write):
     for name in ("one", "two"):
         write(f"studies/{name}", design={"kind": "list", "variants": {"small": {"finetune.lora.r": 4}}})
     runs = Runs({})
-    assert study_experiments(runs, "one") == study_experiments(runs, "two") == ["baseline", "baseline-small"]
+    assert list_study_experiments(runs, "one") == list_study_experiments(runs, "two") == ["baseline", "baseline-small"]
     write("studies/two", design={"kind": "list", "variants": {"small": {"finetune.lora.r": 8}}})
     runs = Runs({})
-    assert study_experiments(runs, "one") == ["baseline", "baseline-small"]
+    assert list_study_experiments(runs, "one") == ["baseline", "baseline-small"]
     with pytest.raises(InputError, match="two.yaml: another study has a variant baseline-small with other settings"):
-        study_experiments(runs, "two")
+        list_study_experiments(runs, "two")
 
 
 def test_a_short_run_keeps_epochs_and_schedule(write):
@@ -296,7 +297,7 @@ def test_a_search_trains_short_runs_and_a_random_subset(write):
         record = {"step": step, "fraction": fraction, "trials": [trial], "against": against}
         write_yaml(f"{search.folder}/batch-{number}/trials.yaml", record | seeds)
     runs = Runs({})
-    assert study_experiments(runs, "mine") == ["baseline", trial["name"]], "the only whole run"
+    assert list_study_experiments(runs, "mine") == ["baseline", trial["name"]], "the only whole run"
     short, whole, random = (runs.by_folder(f"{trial['name']}{end}") for end in ("-0.5", "", "-random/seed-3"))
     assert short.settings["jsonl"].used_fraction == 0.5
     assert owners(runs, trial["name"])["filter"] == f"{trial['name']}-0.5", "the filter runs once"
@@ -312,7 +313,7 @@ def test_a_search_does_not_continue_without_its_experiment(write):
     log.parent.mkdir(parents=True)
     log.write_text("training diverged by step 3", encoding="utf-8")
     assert has_diverged(runs, "baseline")
-    assert batch_runs(runs, runs.experiments.searches["mine"], 0) == (["baseline"], None), "its training fails"
+    assert list_batch_runs(runs, runs.experiments.searches["mine"], 0) == (["baseline"], None), "its training fails"
 
 
 RANKS = grid(**{"finetune.lora.r": [8]})
@@ -394,9 +395,9 @@ def test_an_error_in_a_study_fails_only_its_target(write, values, message):
     write("studies/mine", **values)
     runs = Runs({})
     with pytest.raises(InputError, match=message) as failure:
-        study_experiments(runs, "mine")
+        list_study_experiments(runs, "mine")
     assert "config/studies/mine.yaml" in str(failure.value) or "baseline-" in str(failure.value)
-    page_settings(runs, study_experiments(runs, "lora_sweep"))
+    build_page_settings(runs, list_study_experiments(runs, "lora_sweep"))
 
 
 def test_ranks_are_swept_only_if_lora_is_trained(write):
@@ -404,21 +405,21 @@ def test_ranks_are_swept_only_if_lora_is_trained(write):
     ties = {"finetune.lora.alpha": "finetune.lora.r"}
     write("studies/ranks", experiment="mine", design=RANKS, proportional=ties)
     with pytest.raises(InputError, match="the experiment's finetune.lora.alpha and finetune.lora.r must be numbers"):
-        study_experiments(Runs({}), "ranks")
+        list_study_experiments(Runs({}), "ranks")
 
 
 def test_a_variant_cannot_have_the_name_of_a_file(write):
     write("experiments/baseline-full", description="mine")
     runs = Runs({})
     with pytest.raises(InputError, match="baseline-full.yaml: config/studies/lora_vs_full.yaml uses this name"):
-        study_experiments(runs, "lora_vs_full")
+        list_study_experiments(runs, "lora_vs_full")
     assert runs.by_folder("baseline-full").config.description == "mine"
 
 
 def test_a_study_cannot_have_the_name_of_a_variant(write):
     write("studies/baseline-lora-r8", design=RANKS)
     with pytest.raises(InputError, match="baseline-lora-r8.yaml: config/studies/lora_sweep.yaml uses this name"):
-        study_experiments(Runs({}), "lora_sweep")
+        list_study_experiments(Runs({}), "lora_sweep")
 
 
 @pytest.mark.parametrize("name", ["plan", "filter_data", "datasets"])
@@ -448,7 +449,7 @@ def test_a_kept_variant_has_its_settings_and_fresh_seeds(write, monkeypatch, var
     ties = {"finetune.lora.alpha": "finetune.lora.r"}
     write("studies/kinds", experiment="mine", design={"kind": "list", "variants": variants}, proportional=ties)
     runs = Runs({"seeds": [0, 4]})
-    write_yaml("results/kinds/config.yaml", study_settings(runs, "kinds"))
+    write_yaml("results/kinds/config.yaml", build_study_settings(runs, "kinds"))
     if variant == "mine-on":  # as if the study's winner had been confirmed with seeds 5 and 6
         page = read_yaml("results/kinds/config.yaml")
         page["study"]["search"] = {"progress": "", "rungs": [1.0], "confirm_seeds": 2, "used_seeds": [0, 4, 5, 6]}

@@ -16,7 +16,7 @@ from optuna.trial import TrialState
 
 from dj2mgm.records.search_records import BatchRecord, BatchResult, TrialRecord
 from dj2mgm.runs.studies.halving import History, plan_next
-from dj2mgm.runs.studies.mixtures import share_axes
+from dj2mgm.runs.studies.mixtures import build_share_axes
 from dj2mgm.runs.studies.trials import RUN, Trials
 from dj2mgm.settings.study_files import Interval, MixtureSpace, SearchDesign
 from simulated_search import run, settings
@@ -209,7 +209,7 @@ def test_postgresql_can_be_shared_and_killed(tmp_path, database):
 @pytest.mark.parametrize("sampler", ["random", pytest.param("gp", marks=pytest.mark.slow)])
 def test_searched_mixtures_have_shares_that_sum_to_one(tmp_path, sqlite, sampler):
     mixture, best = MixtureSpace(sources=["a", "b", "c", "d"]), [0.5, 0.3, 0.2, 0.0]
-    search = settings(tmp_path, sqlite, axes=share_axes(mixture), mixture=mixture, sampler=sampler)
+    search = settings(tmp_path, sqlite, axes=build_share_axes(mixture), mixture=mixture, sampler=sampler)
 
     def rate(changes: dict) -> float:
         return -sum((share - best_share) ** 2 for share, best_share in zip(changes.values(), best, strict=True))

@@ -12,17 +12,17 @@ from snakemake.cli import parse_config
 
 from configuration_files import FILES
 from dj2mgm.errors import InputError
-from dj2mgm.runs.layers import command_line_layer, default_layer, merge
-from dj2mgm.settings.config_files import check_stated_once, plain_values, read_config, read_json_config, suggestion
-from dj2mgm.settings.configuration import configuration_model
+from dj2mgm.runs.layers import build_command_line_layer, merge, read_default_layer
+from dj2mgm.settings.config_files import check_stated_once, convert_values, read_config, read_json_config, suggest_name
+from dj2mgm.settings.configuration import build_configuration_model
 from dj2mgm.settings.dataset_files import FilesDataset
 from dj2mgm.settings.models import MgmModel
 from dj2mgm.settings.schema import build_schema
-from dj2mgm.settings.validation import validated
+from dj2mgm.settings.validation import validate_settings
 from fuzzing import fuzzed
 from paths import PROJECT
 
-CONFIGURATION = configuration_model()
+CONFIGURATION = build_configuration_model()
 
 
 @pytest.fixture
@@ -194,8 +194,8 @@ def test_an_unreadable_deepspeed_file_is_refused(read, content, message):
 )
 def test_values_that_json_lacks_are_refused(value):
     with pytest.raises(InputError, match="the command line's --config: "):
-        layer = command_line_layer({"pretrain": {"save_steps": value}})
-        validated(CONFIGURATION, layer.values, layer.source)
+        layer = build_command_line_layer({"pretrain": {"save_steps": value}})
+        validate_settings(CONFIGURATION, layer.values, layer.source)
 
 
 def test_numbers_on_the_command_line_can_be_strings():
@@ -206,7 +206,7 @@ def test_numbers_on_the_command_line_can_be_strings():
         "gpus": "2",
         "description": True,
     }
-    values = command_line_layer(values).values
+    values = build_command_line_layer(values).values
     assert values == values | {"dataset": "123", "gpus": 2, "description": "true"}
 
 
@@ -307,7 +307,7 @@ def _leaves(properties: dict, path: tuple[str, ...] = ()) -> list[tuple[str, ...
 
 @cache
 def _defaults():
-    return default_layer()
+    return read_default_layer()
 
 
 HOSTILE = st.sampled_from(
@@ -325,9 +325,9 @@ def test_any_value_is_valid_or_refused_in_a_sentence(monkeypatch, data):
     for key in reversed(path):
         value = {key: value}
     try:
-        layer = command_line_layer(value)
+        layer = build_command_line_layer(value)
         layers = [_defaults(), layer]
-        validated(CONFIGURATION, merge(layers), "merged", layers)
+        validate_settings(CONFIGURATION, merge(layers), "merged", layers)
     except InputError as error:
         assert str(error).startswith(("the command line's --config: ", "merged: ")) and "\n" not in str(error)
     else:
@@ -347,8 +347,8 @@ def test_any_command_line_string_is_typed_or_refused(key, text):
     except Exception:  # Snakemake's own refusal
         assume(False)
     try:
-        layer = command_line_layer(parsed)
-        validated(CONFIGURATION, layer.values, layer.source)
+        layer = build_command_line_layer(parsed)
+        validate_settings(CONFIGURATION, layer.values, layer.source)
     except InputError as error:
         assert str(error).startswith("the command line's --config: ") and "\n" not in str(error)
     else:
@@ -374,11 +374,11 @@ def test_the_home_folder_is_expanded_in_every_path(monkeypatch, model):
         value: object = "~/photos"
         for key in reversed(path):
             value = [value] if key == 0 else {key: value}
-        parsed = plain_values(value, schema)
+        parsed = convert_values(value, schema)
         for key in path:
             parsed = parsed[key]
         assert parsed == "/home/me/photos", path
-    assert plain_values({"description": "~/photos"}, build_schema(CONFIGURATION)) == {"description": "~/photos"}
+    assert convert_values({"description": "~/photos"}, build_schema(CONFIGURATION)) == {"description": "~/photos"}
 
 
 def test_folders_and_files_are_paths_of_the_schemas():
@@ -412,5 +412,5 @@ def test_braces_of_one_key_are_merged(arguments):
 
 
 def test_a_typo_gets_the_nearest_and_all_names():
-    assert suggestion("smal", ["tiny", "small"]) == "did you mean 'small'? Known are small, tiny"
-    assert suggestion("zzz", ["tiny", "small"]) == "known are small, tiny"
+    assert suggest_name("smal", ["tiny", "small"]) == "did you mean 'small'? Known are small, tiny"
+    assert suggest_name("zzz", ["tiny", "small"]) == "known are small, tiny"

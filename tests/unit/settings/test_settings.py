@@ -9,17 +9,17 @@ import yaml
 from configuration_files import FILES
 from dj2mgm.dataset_resolution.experiment_dataset import check_files, resolve_dataset
 from dj2mgm.errors import InputError
-from dj2mgm.runs.layers import default_layer, experiment_names, merge_experiment, without_defaults
+from dj2mgm.runs.layers import drop_defaults, list_experiment_names, merge_experiment, read_default_layer
 from dj2mgm.runs.run import Runs
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.script_modules import find_modules
 from dj2mgm.settings.chat_templates import read_chat_template
-from dj2mgm.settings.configuration import configuration_model
+from dj2mgm.settings.configuration import build_configuration_model
 from dj2mgm.settings.dataset_files import FilesDataset
-from dj2mgm.settings.deepspeed_files import deepspeed_names, read_deepspeed
+from dj2mgm.settings.deepspeed_files import list_deepspeed_names, read_deepspeed
 from dj2mgm.settings.models import MgmModel
 from dj2mgm.settings.schema import build_schema
-from dj2mgm.settings.validation import validated
+from dj2mgm.settings.validation import validate_settings
 from paths import PROJECT
 
 
@@ -36,7 +36,7 @@ def write_experiment(project, text):
 
 
 def test_every_experiment_of_the_repository_resolves(project):
-    for name in experiment_names():
+    for name in list_experiment_names():
         config = merge_experiment(name, {})
         images = resolve_dataset(config.dataset).images
         for stage in STAGES.values():
@@ -106,7 +106,7 @@ def test_later_layers_override_earlier_ones(project):
 
 def test_a_new_experiment_needs_only_a_file(project):
     write_experiment(project, "recipe: baseline\n")
-    assert "mine" in experiment_names()
+    assert "mine" in list_experiment_names()
     assert merge_experiment("mine", {}).recipe == "baseline"
 
 
@@ -241,7 +241,7 @@ def integers_without_limits(schema: object, key: str = "") -> list[str]:
     return [key] * here + within
 
 
-@pytest.mark.parametrize("model", [configuration_model(), *FILES], ids=lambda model: model.__name__)
+@pytest.mark.parametrize("model", [build_configuration_model(), *FILES], ids=lambda model: model.__name__)
 def test_every_integer_of_a_configuration_has_a_maximum(model):
     assert not set(integers_without_limits(build_schema(model))) - {"seeds"}
 
@@ -273,7 +273,7 @@ def test_a_model_without_a_part_is_refused():
     model = yaml.safe_load((PROJECT / "config/models/tiny.yaml").read_text(encoding="utf-8"))
     del model["language_model"]
     with pytest.raises(InputError, match="language_model: the key is missing"):
-        validated(MgmModel, model, "m.yaml")
+        validate_settings(MgmModel, model, "m.yaml")
 
 
 def test_command_line_values_inside_braces_are_read_as_yaml(project):
@@ -334,7 +334,7 @@ def test_a_deepspeed_file_is_read_strictly(project):
     with pytest.raises(InputError, match="config/deepspeed/mine.json: the key 'a' is stated twice"):
         read_deepspeed("mine", "finetune.deepspeed")
     (project / "config/deepspeed/.#mine.json").write_text("{", encoding="utf-8")
-    assert ".#mine" not in deepspeed_names()
+    assert ".#mine" not in list_deepspeed_names()
 
 
 def test_a_folder_with_braces_cannot_be_a_dataset(project, monkeypatch):
@@ -394,9 +394,9 @@ def test_missing_folders_of_sources_are_named(project, source, message):
 
 
 def test_only_differences_of_a_modules_config_count(project):
-    defaults = default_layer().values
+    defaults = read_default_layer().values
     whole = {key: defaults[key] for key in ("seeds", "finetune", "synthesize", "recipe")}
     changed = whole | {"finetune": whole["finetune"] | {"epochs": 3}}
-    assert without_defaults(changed, {}) == {"finetune": {"epochs": 3}}
+    assert drop_defaults(changed, {}) == {"finetune": {"epochs": 3}}
     explicit_values = {"synthesize": {"recipe": None}}
-    assert without_defaults(changed, explicit_values) == {"finetune": {"epochs": 3}, "synthesize": {"recipe": None}}
+    assert drop_defaults(changed, explicit_values) == {"finetune": {"epochs": 3}, "synthesize": {"recipe": None}}

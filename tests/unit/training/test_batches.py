@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dj2mgm.training import training_data
-from dj2mgm.training.training_data import MAX_CROWDING, MAX_WIDTHS, StepBatches, padded_width
+from dj2mgm.training.training_data import MAX_CROWDING, MAX_WIDTHS, StepBatches, compute_padded_width
 from fuzzing import fuzzed
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
@@ -51,7 +51,7 @@ def test_micro_batches_keep_the_budget_on_all_processes(lengths, rows, global_ba
         assert len({len(mine) for mine in step}) == 1
         for batch in (batch for mine in step for batch in mine):
             if batch != [None]:
-                widths = [padded_width(lengths[sample], max(lengths)) for sample in batch]
+                widths = [compute_padded_width(lengths[sample], max(lengths)) for sample in batch]
                 assert batch and max(widths) * len(batch) <= budget and len(batch) <= MAX_CROWDING * rows
 
 
@@ -84,7 +84,7 @@ def pieces(values: list[int], cuts: tuple[int, ...]) -> list[list[int]]:
 @fuzzed(300)
 @given(st.integers(1, 5000))
 def test_widths_are_few_and_at_least_the_length(longest):
-    widths = [padded_width(length, longest) for length in range(1, longest + 1)]
+    widths = [compute_padded_width(length, longest) for length in range(1, longest + 1)]
     assert len(set(widths)) <= MAX_WIDTHS and widths[-1] == longest
     assert all(width >= length for length, width in enumerate(widths, start=1))
 
@@ -92,7 +92,7 @@ def test_widths_are_few_and_at_least_the_length(longest):
 @pytest.mark.parametrize("longest", [5, 250, 1101, 2048])
 def test_widths_on_a_gpu_are_multiples_of_eight(longest, monkeypatch):
     monkeypatch.setattr(training_data, "_has_gpu", lambda: True)
-    widths = [padded_width(length, longest) for length in range(1, longest + 1)]
+    widths = [compute_padded_width(length, longest) for length in range(1, longest + 1)]
     assert not any(width % 8 for width in widths) and len(set(widths)) <= MAX_WIDTHS
     assert all(width >= length for length, width in enumerate(widths, start=1)) and widths[-1] < longest + 8
     steps = StepBatches([1, longest], 2, 2, seed=0)

@@ -13,8 +13,8 @@ from dj2mgm.training.checkpoints import (
     discard_checkpoints,
     discard_finished,
     find_checkpoint,
+    find_checkpoint_before,
     mark_complete,
-    newest_before,
     read_mark,
 )
 from fuzzing import fuzzed
@@ -47,7 +47,7 @@ def test_a_first_start_has_no_message_about_checkpoints(tmp_path):
 
 def test_the_newest_checkpoint_before_a_step_is_found(tmp_path):
     older, newer = checkpoint(tmp_path, 90), checkpoint(tmp_path, 100)
-    checkpoints = [newest_before(tmp_path, step) for step in (90, 91, 100, 101)]
+    checkpoints = [find_checkpoint_before(tmp_path, step) for step in (90, 91, 100, 101)]
     assert checkpoints == [None, older, older, newer]
 
 

@@ -8,7 +8,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.models.mgm.mgm_family import MGMEncoder
 from dj2mgm.models.vision_language import IGNORE_INDEX
 from dj2mgm.storage.files import write_jsonl
-from dj2mgm.training.training_data import Collator, ConversationDataset, padded_width
+from dj2mgm.training.training_data import Collator, ConversationDataset, compute_padded_width
 from tiny_models import IMAGE_SIDE, NUM_IMAGE_TOKENS, save_image, tiny_mgm, tiny_processor
 
 TEXT_ONLY = {"id": "t", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
@@ -123,7 +123,7 @@ def test_a_batch_is_padded_right_without_labels(dataset, image):
     longest = len(items[0]["input_ids"])
     batch = Collator(data.encoder, longest=200)(items)
     width = batch["input_ids"].shape[1]
-    assert len(items[1]["input_ids"]) < longest < width == padded_width(longest, 200)
+    assert len(items[1]["input_ids"]) < longest < width == compute_padded_width(longest, 200)
     for key, filler in (("input_ids", pad), ("labels", IGNORE_INDEX)):
         assert batch[key].tolist() == [item[key] + [filler] * (width - len(item[key])) for item in items]
     assert torch.equal(batch["pixel_values"], torch.stack([item["pixel_values"] for item in items]))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dj2mgm.errors import InputError
-from dj2mgm.settings.frozen_precision import unpartitioned_choices
+from dj2mgm.settings.frozen_precision import select_unpartitioned_choices
 from dj2mgm.training.frozen_layers import FrozenFP8Linear, quantize_rows, replace_frozen_layers, require_fp8
 
 
@@ -94,8 +94,8 @@ def test_a_gpu_without_fp8_is_refused(available, capability, problem, monkeypatc
 def test_divided_weights_and_a_full_fine_tune_are_refused():
     files = {f"zero{stage}": {"zero_optimization": {"stage": stage}} for stage in (0, 2, 3)}
     fp8 = SimpleNamespace(precision="fp8", lora={"r": 16})
-    assert list(unpartitioned_choices("finetune", fp8, files)) == ["zero0", "zero2"]
+    assert list(select_unpartitioned_choices("finetune", fp8, files)) == ["zero0", "zero2"]
     with pytest.raises(InputError, match="but zero3 partitions them; set finetune.deepspeed: zero2"):
-        unpartitioned_choices("finetune", fp8, {"zero3": files["zero3"]})
+        select_unpartitioned_choices("finetune", fp8, {"zero3": files["zero3"]})
     with pytest.raises(InputError, match="lora: null trains them all"):
-        unpartitioned_choices("finetune", SimpleNamespace(precision="fp8", lora=None), files)
+        select_unpartitioned_choices("finetune", SimpleNamespace(precision="fp8", lora=None), files)

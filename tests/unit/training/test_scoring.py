@@ -10,7 +10,7 @@ from dj2mgm.models.generators import load_generator
 from dj2mgm.settings.chat_templates import read_chat_template
 from dj2mgm.settings.deepspeed_files import read_deepspeed
 from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_yaml
-from dj2mgm.training.scoring import questions_within
+from dj2mgm.training.scoring import estimate_question_count
 from tiny_models import save_image
 from trained_stages import KILLED_AT, SAVED_AT, STEPS, TUNINGS, assert_equal_outcomes, flags, make_inputs
 
@@ -154,4 +154,4 @@ def test_fewer_questions_are_scored_in_short_time(folder, forks, tmp_path):
     ],
 )
 def test_the_number_of_questions_follows_the_time(sizes, ends, seconds, count):
-    assert questions_within(sizes, ends, seconds) == count
+    assert estimate_question_count(sizes, ends, seconds) == count

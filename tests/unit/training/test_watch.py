@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from dj2mgm.monitoring.memory_csv import last_row, read_memory_rows
+from dj2mgm.monitoring.memory_csv import read_last_row, read_memory_rows
 from dj2mgm.storage.files import write_json, write_text
 from paths import PROJECT
 from watch import find_runs, read_stage_states
@@ -97,9 +97,9 @@ def test_only_the_newest_complete_row_is_read(tmp_path):
     file = tmp_path / "memory.csv"
     header, first = MEMORY.splitlines(keepends=True)
     file.write_text(header)
-    assert last_row(file) is None
+    assert read_last_row(file) is None
     for rows in (1, 2, 5000):
         many = "".join(first.replace("now", f"t{row}") for row in range(rows))
         file.write_text(header + many + "1,cut o")
-        assert last_row(file) == read_memory_rows(file)[-1]
-        assert json.dumps(last_row(file)).count(f"t{rows - 1}") == 1
+        assert read_last_row(file) == read_memory_rows(file)[-1]
+        assert json.dumps(read_last_row(file)).count(f"t{rows - 1}") == 1

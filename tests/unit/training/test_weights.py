@@ -9,7 +9,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.models.mgm.lora import find_projections, wrap_with_lora
 from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.mgm.mgm_generator import load_trained
-from dj2mgm.models.trained_weights import full_shapes, load_projector, projector_parameters
+from dj2mgm.models.trained_weights import find_projector_parameters, load_projector, read_full_shapes
 from dj2mgm.runs.training_checks import PROJECTIONS
 from dj2mgm.settings.training_stages import LoraSettings
 from dj2mgm.training.outputs import BrokenWeights, check_weights, gather_weights, save_projector, save_weights
@@ -74,21 +74,23 @@ def test_an_unchanged_lora_is_refused():
 
 def test_a_new_lora_adapter_counts_as_unchanged(tmp_path):
     model = tiny_mgm()
-    save_weights(gather_weights(projector_parameters(model)), tmp_path / "projector.safetensors")
+    save_weights(gather_weights(find_projector_parameters(model)), tmp_path / "projector.safetensors")
     wrapped = add_lora(model, MGMFamily.parts(model), LORA, tmp_path / "projector.safetensors")
     trained = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
     with pytest.raises(BrokenWeights, match="every lora_B matrix is zero"):
-        check_weights(gather_weights(trained), full_shapes(trained), steps=2)
+        check_weights(gather_weights(trained), read_full_shapes(trained), steps=2)
     randomize(wrapped.base_model.model.model.language_model)
-    check_weights(gather_weights(trained), full_shapes(trained), steps=2)
+    check_weights(gather_weights(trained), read_full_shapes(trained), steps=2)
 
 
 def test_projector_parameters_keep_their_names_in_wrappers(tmp_path):
     model = tiny_mgm()
-    assert set(projector_parameters(model)) == NAMES == set(projector_parameters(model.model))
-    save_weights(gather_weights(projector_parameters(model)), tmp_path / "projector.safetensors")
+    assert set(find_projector_parameters(model)) == NAMES == set(find_projector_parameters(model.model))
+    save_weights(gather_weights(find_projector_parameters(model)), tmp_path / "projector.safetensors")
     assert (
-        set(projector_parameters(add_lora(model, MGMFamily.parts(model), LORA, tmp_path / "projector.safetensors")))
+        set(
+            find_projector_parameters(add_lora(model, MGMFamily.parts(model), LORA, tmp_path / "projector.safetensors"))
+        )
         == NAMES
     )
 
@@ -103,17 +105,17 @@ def test_stage_1_trains_only_projector_and_mining_from_seed(tmp_path):
     assert trained == {f"model.{name}" for name in NAMES}
     for first, second in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(first, second)
-    before = projector_parameters(tiny_mgm())
+    before = find_projector_parameters(tiny_mgm())
     assert all(
         not torch.equal(parameter, before[name])
-        for name, parameter in projector_parameters(models[0]).items()
+        for name, parameter in find_projector_parameters(models[0]).items()
         if name.endswith("weight") and parameter.dim() == 2
     )
 
 
 def test_stage_2_trains_only_lora_and_the_projector(tmp_path):
     model = tiny_mgm()
-    save_weights(gather_weights(projector_parameters(model)), tmp_path / "projector.safetensors")
+    save_weights(gather_weights(find_projector_parameters(model)), tmp_path / "projector.safetensors")
     wrapped = add_lora(model, MGMFamily.parts(model), LORA, tmp_path / "projector.safetensors")
     trained = {name for name, p in wrapped.named_parameters() if p.requires_grad}
     lora = {name for name in trained if "lora_" in name}
@@ -125,7 +127,7 @@ def test_stage_2_trains_only_lora_and_the_projector(tmp_path):
 
 def test_an_adapter_replaces_an_earlier_full_fine_tuning(tmp_path):
     model = tiny_mgm()
-    save_weights(gather_weights(projector_parameters(model)), tmp_path / "projector.safetensors")
+    save_weights(gather_weights(find_projector_parameters(model)), tmp_path / "projector.safetensors")
     wrapped = add_lora(model, MGMFamily.parts(model), LORA, tmp_path / "projector.safetensors")
     (tmp_path / "finetune").mkdir()
     (tmp_path / "finetune/language_model.safetensors").touch()
@@ -137,7 +139,7 @@ def test_an_adapter_replaces_an_earlier_full_fine_tuning(tmp_path):
 def test_full_fine_tuning_is_saved_and_loaded(tmp_path):
     model = tiny_mgm()
     model.save_pretrained(tmp_path / "base")
-    save_weights(gather_weights(projector_parameters(model)), tmp_path / "projector.safetensors")
+    save_weights(gather_weights(find_projector_parameters(model)), tmp_path / "projector.safetensors")
     model = unfreeze_language_model(model, MGMFamily.parts(model), tmp_path / "projector.safetensors")
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     frozen = {name for name, _ in model.named_parameters()} - set(trained)
@@ -159,15 +161,15 @@ def test_a_saved_projector_loads_into_another_model(tmp_path):
     save_projector(source, gather_weights(weights), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"projector.safetensors"}
     load_projector(target, tmp_path / "projector.safetensors")
-    expected = projector_parameters(source)
-    for name, parameter in projector_parameters(target).items():
+    expected = find_projector_parameters(source)
+    for name, parameter in find_projector_parameters(target).items():
         assert torch.equal(parameter, expected[name])
     assert torch.equal(target.lm_head.weight, tiny_mgm().lm_head.weight)
 
 
 def test_projector_of_another_model_is_refused_without_changes(tmp_path):
     model = tiny_mgm()
-    weights = gather_weights(projector_parameters(model))
+    weights = gather_weights(find_projector_parameters(model))
     before = {name: tensor.clone() for name, tensor in weights.items()}
     incomplete = {name: tensor for name, tensor in weights.items() if name != "projector.2.bias"}
     misshapen = weights | {"projector.2.bias": torch.zeros(7)}
@@ -176,7 +178,7 @@ def test_projector_of_another_model_is_refused_without_changes(tmp_path):
         save_weights(wrong, path)
         with pytest.raises(InputError, match="does not fit this model; .*run its stage again"):
             load_projector(model, path)
-    assert all(torch.equal(parameter, before[name]) for name, parameter in projector_parameters(model).items())
+    assert all(torch.equal(parameter, before[name]) for name, parameter in find_projector_parameters(model).items())
 
 
 def test_saved_weights_are_safetensors_with_every_value(tmp_path):
@@ -188,7 +190,7 @@ def test_saved_weights_are_safetensors_with_every_value(tmp_path):
 
 def test_gathered_weights_are_copies():
     model = tiny_mgm()
-    weights = gather_weights(projector_parameters(model))
+    weights = gather_weights(find_projector_parameters(model))
     weights["projector.0.bias"] += 1
     assert not torch.equal(weights["projector.0.bias"], model.model.projector[0].bias)
 

@@ -98,7 +98,7 @@ def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def environment() -> jinja2.Environment:
+def build_environment() -> jinja2.Environment:
     jinja_environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[AssistantTracker, loopcontrols]
     )
@@ -139,7 +139,7 @@ def main() -> None:
 
     def compile_template(request: dict) -> jinja2.Template:
         if request["name"] not in templates:
-            templates[request["name"]] = environment().from_string(request["source"])
+            templates[request["name"]] = build_environment().from_string(request["source"])
         return templates[request["name"]]
 
     for line in sys.stdin.buffer:

@@ -20,7 +20,7 @@ ESCAPED_MARKS = str.maketrans({"|": "\\|", "`": "'"})
 SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
 
 
-def export_card(
+def build_export_card(
     settings: ExportSettings,
     kind: str,
     count: int,
@@ -45,7 +45,7 @@ def export_card(
     statistics = ", ".join(f"`{name}`" for name in scores)
     lines = [
         *("---", yaml.safe_dump(_build_front_matter(kind, count, licenses), sort_keys=False).strip(), "---", ""),
-        *(f"# {code(settings.dataset)}, {code(settings.experiment)}", ""),
+        *(f"# {format_inline_code(settings.dataset)}, {format_inline_code(settings.experiment)}", ""),
         *(f"{count} image–caption pairs, filtered by dj2mgm.{synthesized}", ""),
         *("```python", LOADING_CODE[kind], "```", ""),
         *("## Sources", "", *_list_sources(sources, licenses, dataset["pretrain"]), ""),
@@ -93,7 +93,7 @@ def _list_steps(dataset: dict, stages: dict[str, dict]) -> list[str]:
     ]
 
 
-def code(text: str) -> str:
+def format_inline_code(text: str) -> str:
     """Return a name as inline code; names are untrusted and may contain digits and Markdown marks."""
     return f"`{' '.join(text.split()).translate(ESCAPED_MARKS)}`"
 

@@ -16,7 +16,7 @@ from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.data.images import BadImage, detect_suffix
 from dj2mgm.errors import InputError
 from dj2mgm.storage.files import write_json_list, write_jsonl
-from dj2mgm.storage.shards import file_size, read_file
+from dj2mgm.storage.shards import read_file, read_file_size
 
 SHARD_BYTES = 500 * 10**6
 ROW_GROUP_ROWS = 100  # the size of Hugging Face datasets for images: small, so displaying one row decodes few others
@@ -45,7 +45,7 @@ def write_parquet(samples: Iterable[Sample], folder: Path) -> int:
     count = bytes_left = 0
     with ExitStack() as shard:
         for number, rows in enumerate(_group_rows(samples)):
-            size = sum(file_size(row.image) for row in rows)
+            size = sum(read_file_size(row.image) for row in rows)
             if bytes_left < size:
                 shard.close()
                 schema, bytes_left = _build_schema(rows[0]), SHARD_BYTES

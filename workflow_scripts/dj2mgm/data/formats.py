@@ -124,8 +124,8 @@ def list_images(row: dict) -> list[str]:
 def read_llava(path: str | Path, number_ids: bool = False) -> Iterator[dict]:
     """Yield validated rows of a `.json` list or a `.jsonl` file. Rows without `image` are text-only.
 
-    The content of the texts, including image tokens, is checked by `image_problem` and `control_problem`. `number_ids`
-    numbers repeated ids, as in published files with several rows about one image, and accepts integers: the second row
+    `find_image_problem` and `find_control_problem` check the texts, including their image tokens. `number_ids` numbers
+    repeated ids, as in published files with several rows about one image, and accepts integers: the second row
     of id `7` gets `7~2`, or the next number that no earlier row has.
     """
     ids, numbered = UniqueIds(path), NumberedIds("~")
@@ -173,7 +173,7 @@ def check_no_control(text: str, location: str) -> None:
         raise InputError(f"{location}: its text contains the control token {control}; fix or delete the row")
 
 
-def image_problem(row: dict) -> str | None:
+def find_image_problem(row: dict) -> str | None:
     """Return the problem if the human turns do not contain one image token per image, else None."""
     expected = len(list_images(row))
     tokens = sum(turn["value"].count(IMAGE_TOKEN) for turn in row["conversations"][::2])
@@ -182,7 +182,7 @@ def image_problem(row: dict) -> str | None:
     return f"expected {expected} image token {IMAGE_TOKEN} in the human turns, found {tokens}"
 
 
-def control_problem(row: dict, tokens: Collection[str] = ()) -> str | None:
+def find_control_problem(row: dict, tokens: Collection[str] = ()) -> str | None:
     """Return the problem if a LLaVA row contains a control token (one of `tokens`, or of all formats), else None.
 
     Its image tokens are allowed.

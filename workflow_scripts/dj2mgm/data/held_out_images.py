@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
-from dj2mgm.storage.shards import compute_image_digest, file_size
+from dj2mgm.storage.shards import compute_image_digest, read_file_size
 
 
 class HeldOutImages:
@@ -36,11 +36,11 @@ class HeldOutImages:
         """
         if path in self._paths:
             return "file"
-        if file_size(path) in self._sizes and compute_image_digest(path) in self._digests:
+        if read_file_size(path) in self._sizes and compute_image_digest(path) in self._digests:
             return "copy"
         return None
 
     def _add(self, path: Path) -> None:
         self._paths.add(path)
-        self._sizes.add(file_size(path))
+        self._sizes.add(read_file_size(path))
         self._digests.add(compute_image_digest(path))

@@ -100,7 +100,7 @@ def locate_image(root: str | Path, relative: str) -> Path:
     return Path(path) if member else Path(real)  # an archive's link may point to a name without the suffix .tar
 
 
-def absolute_path(root: str | Path, relative: str) -> str:
+def join_image_path(root: str | Path, relative: str) -> str:
     """Return the path that `locate_image` checks, even if there is no usable image."""
     return _join(str(root), relative)[0]
 
@@ -141,7 +141,7 @@ def _read_folders(file: str, _: int) -> dict[str, str]:
     return {name: os.path.join(here, folder) for name, folder in read_json(file).items()}
 
 
-def image_size(source: str | Path) -> tuple[int, int]:
+def read_image_size(source: str | Path) -> tuple[int, int]:
     """Return the width and height of the upright image, from the file's header.
 
     Raises:
@@ -195,7 +195,7 @@ def load_image(source: str | Path | bytes | BinaryIO, longest_side: int | None =
             if longest_side:
                 scale = 2 * longest_side / max(image.size)
                 image.draft(None, tuple(ceil(scale * side) for side in image.size))
-            pixels = as_rgb(image)
+            pixels = convert_to_rgb(image)
             turn = _find_turn(
                 image
             )  # after decoding: a PNG may store EXIF after its pixels, and Pillow turns TIFF itself
@@ -219,7 +219,7 @@ def encode_data_url(image: Image.Image, kind: str, **options: int) -> str:
     return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def as_rgb(image: Image.Image) -> Image.Image:
+def convert_to_rgb(image: Image.Image) -> Image.Image:
     """Convert an image to RGB without turning it; raise ValueError if its pixel values have no known range."""
     return (_convert_to_eight_bits(image) if image.mode[0] in "IF" else image).convert("RGB")
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dj2mgm.cli.messages import note
-from dj2mgm.data.formats import IMAGE_TOKEN, build_dj_text, extract_caption, image_problem, list_images
+from dj2mgm.data.formats import IMAGE_TOKEN, build_dj_text, extract_caption, find_image_problem, list_images
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.images import BadImage, UnreadableImages, locate_image
 from dj2mgm.data.question_texts import normalize_lines
@@ -29,7 +29,7 @@ COLUMNS = {"question": "", "slot": 0, "caption": "", "asked": []}
 def is_single_question(row: dict) -> bool:
     """Return whether a LLaVA row has one question and answer about one image."""
     turns = row["conversations"]
-    if len(turns) != 2 or len(list_images(row)) != 1 or image_problem(row):
+    if len(turns) != 2 or len(list_images(row)) != 1 or find_image_problem(row):
         return False
     return bool(read_question(row)) and bool(turns[1]["value"].strip())
 

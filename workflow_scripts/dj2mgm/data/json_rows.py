@@ -29,7 +29,7 @@ def read_objects(path: str | Path) -> Iterator[tuple[int, dict]]:
         for number, raw in enumerate(iter(partial(file.readline, MAX_ROW + 1), b""), start=1):
             location = f"{path}, line {number}"
             if len(raw) > MAX_ROW:
-                raise row_too_long(location, len(raw) + _count_bytes_to_line_end(file, raw))
+                raise make_row_size_error(location, len(raw) + _count_bytes_to_line_end(file, raw))
             raw = raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").rstrip(b"\r\n")
             if not raw.strip():
                 continue
@@ -47,7 +47,7 @@ def read_objects(path: str | Path) -> Iterator[tuple[int, dict]]:
             yield number, check_object(row, location)
 
 
-def row_too_long(location: str, size: int | None = None) -> InputError:
+def make_row_size_error(location: str, size: int | None = None) -> InputError:
     """Return the error for a row of `size` bytes; None: the row was not read to its end."""
     amount = f"more than {MAX_ROW}" if size is None else str(size)
     return InputError(
@@ -250,7 +250,7 @@ def read_json_list(path: str | Path) -> Iterator[object]:
                 raise InputError(f"{path}, row {number}: not valid JSON ({error}); fix the file") from None
             # the text may end anywhere, also inside a number: 1 of 1.5, or 1. before 5
             if after == len(text) and after - at > MAX_ROW:
-                raise row_too_long(f"{path}, row {number}")
+                raise make_row_size_error(f"{path}, row {number}")
             if REST_OF_NUMBER.fullmatch(text, after) and (more := _read(file, path, max(CHUNK, len(text) - at))):
                 text, at = text[at:] + more, 0
                 continue

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from dj2mgm.data import formats
-from dj2mgm.data.formats import control_problem, image_problem, list_images
+from dj2mgm.data.formats import find_control_problem, find_image_problem, list_images
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.data.json_rows import NumberedIds
@@ -357,7 +357,10 @@ def _check_batch(
 
 
 def _check_text(row: dict, rules: SampleRules) -> Problem:
-    problems = {"image_token": image_problem(row), "control_token": control_problem(row, rules.settings.control_tokens)}
+    problems = {
+        "image_token": find_image_problem(row),
+        "control_token": find_control_problem(row, rules.settings.control_tokens),
+    }
     if len(list_images(row)) > 1 and not rules.settings.several_images:
         problems["several_images"] = f"it has {len(list_images(row))} images, but this model accepts one"
     if rules.settings.one_question and not list_images(row):

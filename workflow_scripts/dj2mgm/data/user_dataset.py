@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dj2mgm.data.formats import IMAGE_TOKEN, extract_caption, list_images, read_evaluation, read_llava, read_pairs
 from dj2mgm.data.held_out_images import HeldOutImages
-from dj2mgm.data.images import BadImage, UnreadableImages, absolute_path, load_image, locate_image
+from dj2mgm.data.images import BadImage, UnreadableImages, join_image_path, load_image, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import MAX_HELD_OUT, FilesDataset, MergedSplit, PretrainSplit
 from dj2mgm.storage.files import write_json_list, write_jsonl
@@ -195,7 +195,7 @@ def _digest_readable(root: str, relative: str, unreadable: UnreadableImages) -> 
         path = locate_image(root, relative)
         load_image(path)
     except BadImage as error:
-        unreadable.add(error.reason, absolute_path(root, relative))
+        unreadable.add(error.reason, join_image_path(root, relative))
         return None
     return compute_image_digest(path)
 

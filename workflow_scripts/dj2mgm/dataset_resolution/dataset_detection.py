@@ -26,7 +26,7 @@ from dj2mgm.dataset_resolution.file_formats import (
 from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import WITH_IMAGES, FilesDataset, SourcesDataset
 from dj2mgm.settings.string_formats import make_name
-from dj2mgm.settings.validation import validated
+from dj2mgm.settings.validation import validate_settings
 from dj2mgm.storage.files import find_files, format_yaml, format_yaml_line
 from dj2mgm.storage.image_files import CONVERT_HEIF, HEIF, IMAGE_SUFFIXES
 
@@ -93,7 +93,7 @@ def detect_dataset(path: Path, name: str, requested_path: Path) -> Detected:
         held_back = [part for part in held_back if not set(part.files) <= set(held_out.files)]
     values = _describe(parts_by_split, folder, advice) | evaluation
     kind = SourcesDataset if "sources" in values else FilesDataset
-    settings = validated(kind, values, f"dataset {requested_path}")
+    settings = validate_settings(kind, values, f"dataset {requested_path}")
     titles = dict.fromkeys(FORMATS[part.guess.format].title for part in parts_by_split.values())
     skipped = [_show_files(part, folder) for part in held_back] + unread
     return Detected(settings, _write_note(requested_path, titles, values, skipped, advice))

@@ -11,8 +11,8 @@ from dj2mgm.dataset_resolution.dataset_detection import detect_dataset
 from dj2mgm.dataset_resolution.file_formats import FORMATS
 from dj2mgm.dataset_resolution.hub_data import find_hub_dataset
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.hub_cache import cached_snapshot, names_folder
-from dj2mgm.settings.config_files import config_file, names_in, read_config, suggestion
+from dj2mgm.model_files.hub_cache import find_cached_snapshot, is_folder_path
+from dj2mgm.settings.config_files import list_config_names, locate_config_file, read_config, suggest_name
 from dj2mgm.settings.configuration import Experiment
 from dj2mgm.settings.dataset_files import (
     SPLITS,
@@ -23,12 +23,12 @@ from dj2mgm.settings.dataset_files import (
     SourceOnDisk,
     SourcesDataset,
     SourceSettings,
-    dataset_kind,
+    detect_dataset_kind,
 )
 from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.string_formats import check_format, has_format
 from dj2mgm.settings.study_files import MixtureSpace
-from dj2mgm.settings.validation import validated
+from dj2mgm.settings.validation import validate_settings
 from dj2mgm.storage.files import find_files
 from dj2mgm.storage.image_files import SOURCES
 from dj2mgm.storage.plain_files import resolve_inside
@@ -66,9 +66,9 @@ def resolve_dataset(value: str) -> Dataset:
     Raises:
         InputError: no dataset is there, or its format is not recognized.
     """
-    dataset_names = names_in("datasets")
+    dataset_names = list_config_names("datasets")
     if value in dataset_names and has_format("name", value):
-        return Dataset(value, _read_dataset(config_file("datasets", f"{value}.yaml")))
+        return Dataset(value, _read_dataset(locate_config_file("datasets", f"{value}.yaml")))
     if os.path.isdir(value) or os.path.isfile(value):
         return _detect(Path(value), Path(value))
     if data := find_hub_dataset(value):
@@ -78,14 +78,14 @@ def resolve_dataset(value: str) -> Dataset:
                 f"{data.file.hub_id}, license {data.file.license}"
             )
         return _add_license(_detect(data.folder, Path(value)), data.file.license)
-    if has_format("repository", value) and (snapshot := cached_snapshot(value, "datasets")):
+    if has_format("repository", value) and (snapshot := find_cached_snapshot(value, "datasets")):
         return _detect(snapshot, Path(value))
     if similar_path := _suggest_similar_path(value, dataset_names):
         hint = f"did you mean {similar_path!r}?"
-    elif has_format("repository", value) and not names_folder(value):
+    elif has_format("repository", value) and not is_folder_path(value):
         hint = f"if it is a dataset of the hub, run `snakemake fetch --config dataset={value}` first"
     else:
-        hint = "correct the path" if os.sep in value else suggestion(value, dataset_names)
+        hint = "correct the path" if os.sep in value else suggest_name(value, dataset_names)
     raise InputError(f"dataset: {value!r} is neither a folder, nor a file, nor a name in config/datasets; {hint}")
 
 
@@ -135,7 +135,7 @@ def _get_sources(dataset: ReadableDataset) -> dict[str, SourceOnDisk]:
     return dataset.sources if isinstance(dataset, ReadableSources) else {}
 
 
-def files_with_image_paths(dataset: ReadableDataset) -> list[tuple[str, str]]:
+def list_image_path_files(dataset: ReadableDataset) -> list[tuple[str, str]]:
     """Return the user's files that name images, each with the folder of its images.
 
     Formats that contain the images themselves have none.
@@ -167,8 +167,8 @@ def require_folder(location: str, folder: str) -> None:
 
 
 def _read_dataset(path: Path) -> ReadableDataset:
-    kind = dataset_kind(read_config(path))
-    return _locate_sources(validated(kind, read_config(path, build_schema(kind)), str(path)), str(path))
+    kind = detect_dataset_kind(read_config(path))
+    return _locate_sources(validate_settings(kind, read_config(path, build_schema(kind)), str(path)), str(path))
 
 
 def _locate_sources(settings: DatasetFile, location: str) -> ReadableDataset:
@@ -191,7 +191,7 @@ def _locate_source(location: str, name: str, values: SourceSettings) -> SourceOn
     """Return a source with its path on this machine, and the folder that its image paths are relative to."""
     check_format(location, "name", name)
     path, suffixes = Path(values.path), FORMATS[values.format].suffixes
-    if not path.exists() and (cached := cached_snapshot(values.path, "datasets")):
+    if not path.exists() and (cached := find_cached_snapshot(values.path, "datasets")):
         path = cached
     if values.images:
         require_folder(f"{location}: images", values.images)
@@ -201,7 +201,7 @@ def _locate_source(location: str, name: str, values: SourceSettings) -> SourceOn
             f"{location}: {wrong} does not end with {' or '.join(suffixes)}; name files of this format only"
         )
     if not files:
-        hub = "" if names_folder(values.path) else f"; `hf download --repo-type dataset {path}` fetches a hub id"
+        hub = "" if is_folder_path(values.path) else f"; `hf download --repo-type dataset {path}` fetches a hub id"
         raise InputError(f"{location}: {path} names no file that ends with {' or '.join(suffixes)}{hub}")
     if path.is_dir() and values.format != "folder":  # images of a folder are checked one by one
         _check_links(location, path, files)
@@ -284,7 +284,7 @@ def _select_trained_sources(dataset: Dataset, key: str, names: Iterable[str]) ->
     sources = {name: source for name, source in _get_sources(dataset.settings).items() if source.split != "evaluation"}
     for name in names:
         if name not in sources:
-            hint = suggestion(name, sources) if sources else "it has one source only"
+            hint = suggest_name(name, sources) if sources else "it has one source only"
             raise InputError(f"{key}: the dataset {dataset.name} has no source {name!r}; {hint}")
     return sources
 

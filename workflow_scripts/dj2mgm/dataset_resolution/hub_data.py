@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.settings.config_files import config_file, names_in, read_config, suggestion
-from dj2mgm.settings.hub_files import HubArchive, HubBenchmark, HubParquet, hub_file_kind
+from dj2mgm.settings.config_files import list_config_names, locate_config_file, read_config, suggest_name
+from dj2mgm.settings.hub_files import HubArchive, HubBenchmark, HubParquet, detect_hub_file_kind
 from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.string_formats import check_format
-from dj2mgm.settings.validation import validated
+from dj2mgm.settings.validation import validate_settings
 
 DOWNLOADS = Path("downloads")
 FETCH_RECORD = ".fetched.json"  # names the source of a complete folder; readers of data skip hidden files
@@ -49,7 +49,7 @@ def find_hub_dataset(value: str) -> HubData | None:
         InputError: the dataset has subsets, and none is named.
     """
     name, _, subset = value.partition("/")
-    if name not in names_in("hub"):
+    if name not in list_config_names("hub"):
         return None
     file = _read(name)
     if isinstance(file, HubBenchmark):
@@ -71,14 +71,14 @@ def find_hub_benchmark(name: str) -> HubData:
     Raises:
         InputError: there is none of this name.
     """
-    files = {file_name: _read(file_name) for file_name in names_in("hub")}
+    files = {file_name: _read(file_name) for file_name in list_config_names("hub")}
     benchmarks = [file_name for file_name, file in files.items() if isinstance(file, HubBenchmark)]
     if name not in benchmarks:
-        raise InputError(f"fetch.benchmarks: {name} is unknown; {suggestion(name, benchmarks)}")
+        raise InputError(f"fetch.benchmarks: {name} is unknown; {suggest_name(name, benchmarks)}")
     return HubData(name, files[name])
 
 
 def _read(name: str) -> HubBenchmark | HubParquet | HubArchive:
-    path = config_file("hub", f"{name}.yaml")
-    kind = hub_file_kind(read_config(path))
-    return validated(kind, read_config(path, build_schema(kind)), str(path))
+    path = locate_config_file("hub", f"{name}.yaml")
+    kind = detect_hub_file_kind(read_config(path))
+    return validate_settings(kind, read_config(path, build_schema(kind)), str(path))

@@ -11,22 +11,22 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from dj2mgm.documentation.model_table import PAGE as MODELS
-from dj2mgm.documentation.model_table import models_page
+from dj2mgm.documentation.model_table import build_models_page
 from dj2mgm.documentation.module_table import PAGE as ARCHITECTURE
-from dj2mgm.documentation.module_table import architecture_page
+from dj2mgm.documentation.module_table import build_architecture_page
 from dj2mgm.settings.base import RETRAINS, SEARCH, Section, read_extra
 from dj2mgm.settings.configuration import (
     ExperimentOnlyKeys,
     ModelOverridableKeys,
     SharedKeys,
-    configuration_model,
+    build_configuration_model,
 )
 from dj2mgm.settings.dataset_files import FilesDataset, ShapesDataset, SourcesDataset
 from dj2mgm.settings.models import AssembledModel, MgmModel, TinyModel, TransformersModel
 from dj2mgm.settings.presets import PresetFile
 from dj2mgm.settings.schema import DIALECT, build_schema
 from dj2mgm.settings.study_files import StudyFile
-from dj2mgm.settings.validation import expected
+from dj2mgm.settings.validation import describe_accepted_values
 
 COMMAND = "python workflow_scripts/write_configuration.py"
 WIDTH = 120
@@ -52,17 +52,21 @@ Later layers win: the defaults, the model's `settings` (`config/models/`), the e
 """
 
 
-def documents() -> dict[Path, str]:
+def build_documents() -> dict[Path, str]:
     """Return the content of every generated file by its path in the repository."""
     kinds = {
-        "config": [configuration_model()],
+        "config": [build_configuration_model()],
         "dataset": [FilesDataset, SourcesDataset, ShapesDataset],
         "model": [MgmModel, AssembledModel, TransformersModel, TinyModel],
         "preset": [PresetFile],
         "study": [StudyFile],
     }
     schemas = {Path(f"config/schemas/{name}.schema.json"): _dump_schema(models) for name, models in kinds.items()}
-    pages = {Path("docs/configuration.md"): _build_page(), ARCHITECTURE: architecture_page(), MODELS: models_page()}
+    pages = {
+        Path("docs/configuration.md"): _build_page(),
+        ARCHITECTURE: build_architecture_page(),
+        MODELS: build_models_page(),
+    }
     return {Path("config/config.yaml"): _write_defaults()} | pages | schemas
 
 
@@ -74,7 +78,7 @@ def _dump_schema(models: list[type[Section]]) -> str:
 
 
 def _write_defaults() -> str:
-    defaults = configuration_model()()
+    defaults = build_configuration_model()()
     blocks = []
     for group, (comment, _) in GROUPS.items():
         lines = "\n".join(_format_section(defaults, group.model_fields))
@@ -130,7 +134,7 @@ def _format_scalar(value: object) -> str:
 
 
 def _build_page() -> str:
-    model = configuration_model()
+    model = build_configuration_model()
     parts = [PAGE_TEXT]
     for group, (_, title) in GROUPS.items():
         parts.append(f"## {title}\n")
@@ -166,7 +170,7 @@ def _build_table(model: type[Section], keys: list[str]) -> str:
             scale = " (log scale)" if search.log else ""
             meaning = "; ".join(filter(None, [meaning, f"search: {search.low:g} to {search.high:g}{scale}"]))
         default = "" if field.is_required() else f"`{_format_scalar(field.default)}`"
-        cells = [f"`{key}`", expected(build_schema(model)["properties"][key]), default, meaning]
+        cells = [f"`{key}`", describe_accepted_values(build_schema(model)["properties"][key]), default, meaning]
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows) + "\n"
 

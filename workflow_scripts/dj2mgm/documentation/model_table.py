@@ -6,16 +6,16 @@ from pathlib import Path
 from dj2mgm.documentation.page_tables import renew_tables
 from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.settings.config_files import read_config
-from dj2mgm.settings.models import PublishedScores, TransformersModel, model_kind
+from dj2mgm.settings.models import PublishedScores, TransformersModel, detect_model_kind
 from dj2mgm.settings.schema import build_schema
-from dj2mgm.settings.validation import validated
+from dj2mgm.settings.validation import validate_settings
 
 PAGE = Path("docs/models.md")
 HUB = "https://huggingface.co"
 SCORES = {"textvqa": "TextVQA", "mmbench": "MMBench", "mmmu": "MMMU"}
 
 
-def models_page() -> str:
+def build_models_page() -> str:
     """Return docs/models.md with its table of models renewed."""
     return renew_tables(
         PAGE, ["| `model=` | hub id | license | GB | published scores |", "|---|---|---|---|---|", *_read_rows()]
@@ -24,10 +24,10 @@ def models_page() -> str:
 
 def _read_rows() -> Iterator[str]:
     for path in sorted((SCRIPTS.parent / "config/models").glob("*.yaml")):
-        if model_kind(read_config(path)) is not TransformersModel:
+        if detect_model_kind(read_config(path)) is not TransformersModel:
             continue
         values = read_config(path, build_schema(TransformersModel))
-        model = validated(TransformersModel, values, str(path))
+        model = validate_settings(TransformersModel, values, str(path))
         license = f"{model.license}, gated" if model.gated else model.license
         link = f"[{model.transformers}]({HUB}/{model.transformers})"
         yield f"| `{path.stem}` | {link} | {license} | {model.size_gb} | {_describe_scores(model.scores)} |"

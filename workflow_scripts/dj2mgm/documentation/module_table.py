@@ -14,7 +14,7 @@ PAGE = Path("docs/architecture.md")
 RULE = re.compile(r"^ *(?:rule|checkpoint) (\w+):\n((?: +.*\n|\n)+)", re.MULTILINE)
 
 
-def architecture_page() -> str:
+def build_architecture_page() -> str:
     """Return docs/architecture.md with its tables of modules and scripts renewed."""
     modules = ["| layer | module | content |", "|---|---|---|", *_list_modules()]
     scripts = ["| script | called by | what it does |", "|---|---|---|", *_list_scripts()]

@@ -19,12 +19,12 @@ from dj2mgm.evaluation.intervals import Measurements
 RESCALE = 2.5  # w of the paper
 
 
-def clip_score(images: np.ndarray, captions: np.ndarray) -> np.ndarray:
+def compute_clip_score(images: np.ndarray, captions: np.ndarray) -> np.ndarray:
     """Return CLIP-S(c, v) = w · max(cos(c, v), 0), w = 2.5, of N pairs of unit vectors: (N, D) → (N,)."""
     return RESCALE * np.maximum((images * captions).sum(axis=-1), 0)
 
 
-def reference_similarity(captions: np.ndarray, references: np.ndarray, owners: np.ndarray) -> np.ndarray:
+def compute_reference_similarity(captions: np.ndarray, references: np.ndarray, owners: np.ndarray) -> np.ndarray:
     """Return max(max over references r of cos(c, r), 0) of each caption, (N,).
 
     Args:
@@ -37,7 +37,7 @@ def reference_similarity(captions: np.ndarray, references: np.ndarray, owners: n
     return best
 
 
-def ref_clip_score(score: np.ndarray, similarity: np.ndarray) -> np.ndarray:
+def compute_ref_clip_score(score: np.ndarray, similarity: np.ndarray) -> np.ndarray:
     """Return RefCLIP-S(c, R, v) (N,), the harmonic mean of CLIP-S and reference similarity, 0 if either is 0."""
     total = score + similarity
     return np.divide(2 * score * similarity, total, out=np.zeros_like(total), where=total > 0)
@@ -79,11 +79,11 @@ class CaptionJudge:
         images = [row["image_id"] for row in self.rows]
         has_text = np.array([bool(caption.strip()) for caption in captions])
         features = self._embed(prefix, captions)
-        score = clip_score(self.images[prefix], features) * has_text
-        similarity = reference_similarity(features, self.references[prefix], self.owners)
+        score = compute_clip_score(self.images[prefix], features) * has_text
+        similarity = compute_reference_similarity(features, self.references[prefix], self.owners)
         return {
             f"{prefix}clip_score": Measurements.from_values(score, images),
-            f"{prefix}ref_clip_score": Measurements.from_values(ref_clip_score(score, similarity), images),
+            f"{prefix}ref_clip_score": Measurements.from_values(compute_ref_clip_score(score, similarity), images),
         }
 
     def counts(self, captions: list[str]) -> dict[str, int]:

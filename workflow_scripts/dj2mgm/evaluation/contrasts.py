@@ -3,9 +3,9 @@
 evaluation/intervals.py explains the two terms of an interval, over images and over seeds. The seed term of a difference
 has only S − 1 degrees of freedom for S seeds. If the experiments of a page vary equally between seeds, their seed
 noise is estimated together. In the model y = experiment + seed + noise for the mean y of each run, the residuals of E
-experiments and the reference have E (S − 1) degrees of freedom, and a difference has twice their variance. `seed_noise`
-takes this variance or, if it is larger, the mean of the E variances of differences. This second estimate stays right
-if the reference varies more than the experiments.
+experiments and the reference have E (S − 1) degrees of freedom, and a difference has twice their variance.
+`estimate_seed_noise` takes this variance or, if it is larger, the mean of the E variances of differences. This second
+estimate stays right if the reference varies more than the experiments.
 
 If the noise of an experiment is larger than the noise of the others, its pooled interval is too short. An F test
 compares each experiment's residuals with the residuals of all others, with Bonferroni's correction (Cochran's test in
@@ -27,7 +27,7 @@ from scipy.optimize import brentq
 from scipy.optimize.elementwise import find_root
 from scipy.special import chdtri, fdtrc, ndtr
 
-from dj2mgm.evaluation.intervals import LEVEL, image_variance, student_quantile
+from dj2mgm.evaluation.intervals import LEVEL, compute_image_variance, compute_student_quantile
 
 # Level of the test for larger seed noise. At 0.05, false alarms lengthen intervals of two seeds by 10 %.
 POOLING_LEVEL = 0.02
@@ -74,7 +74,7 @@ class PairedContrast:
         images: number of images.
         seeds: number of seeds.
         image_variance: part of the choice of images; NaN for one image.
-        image_df: degrees of freedom of `image_variance`.
+        image_df: degrees of freedom of `compute_image_variance`.
         seed_variance: part of training noise; 0 for one seed, because two single models are compared.
         seed_df: degrees of freedom of `seed_variance`.
         noisy: whether the experiment's own seed noise counts, because it is larger than the noise of the others.
@@ -96,8 +96,8 @@ class PairedContrast:
 
     def half_width(self, level: float | np.ndarray = LEVEL) -> np.ndarray:
         """Return half the length of the interval that misses the true mean with probability `level` at most."""
-        image_term = student_quantile(self.image_df, level) ** 2 * self.image_variance
-        return np.sqrt(image_term + student_quantile(self.seed_df, level) ** 2 * self.seed_variance)
+        image_term = compute_student_quantile(self.image_df, level) ** 2 * self.image_variance
+        return np.sqrt(image_term + compute_student_quantile(self.seed_df, level) ** 2 * self.seed_variance)
 
     @property
     def varies(self) -> np.ndarray:
@@ -117,8 +117,8 @@ class PairedContrast:
 
         def excess(log_level: np.ndarray, distance: np.ndarray, image_part, seed_part, seed_df) -> np.ndarray:
             level = np.exp(log_level)
-            image_term = student_quantile(self.image_df, level) ** 2 * image_part
-            return image_term + student_quantile(seed_df, level) ** 2 * seed_part - distance**2
+            image_term = compute_student_quantile(self.image_df, level) ** 2 * image_part
+            return image_term + compute_student_quantile(seed_df, level) ** 2 * seed_part - distance**2
 
         scale = np.where(has_value, np.sqrt(variance + seed_variance), 1.0)  # for numbers of order one
         parts = [np.where(has_value, part / scale**2, 1.0) for part in (variance, seed_variance)]
@@ -150,7 +150,7 @@ class PairedContrast:
             ratios = np.ones_like(NODES)  # of estimate and true variance
             if np.isfinite(degrees_of_freedom):
                 ratios = chdtri(degrees_of_freedom, 1 - NODES) / degrees_of_freedom
-            terms.append(student_quantile(degrees_of_freedom, level) ** 2 * variance * ratios)
+            terms.append(compute_student_quantile(degrees_of_freedom, level) ** 2 * variance * ratios)
         squares = terms[0][:, None] + terms[1]
         return np.sqrt(squares).ravel(), np.outer(WEIGHTS, WEIGHTS).ravel()
 
@@ -226,10 +226,10 @@ class ContrastVerdict:
 
 def contrast_with_reference(experiments: Sequence[PairedValues]) -> list[PairedContrast]:
     """Return the contrast of each experiment of a page, with the seed noise of all experiments with several seeds."""
-    noise = seed_noise(experiments)
+    noise = estimate_seed_noise(experiments)
     contrasts = []
     for values, (variance, seed_df, noisy) in zip(experiments, noise, strict=True):
-        image_part, image_df = image_variance(values.sums, values.counts)
+        image_part, image_df = compute_image_variance(values.sums, values.counts)
         seeds, images = values.sums.shape[-2:]
         mean, total = values.means.mean(axis=-1), int(values.counts.sum())
         seed_part = variance / seeds
@@ -237,7 +237,7 @@ def contrast_with_reference(experiments: Sequence[PairedValues]) -> list[PairedC
     return contrasts
 
 
-def seed_noise(experiments: Sequence[PairedValues]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def estimate_seed_noise(experiments: Sequence[PairedValues]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Return the variance of one seed's difference, its degrees of freedom, and whether the experiment is noisy.
 
     Experiments with one seed have no noise and infinite degrees of freedom. Equal results count once, and results that
@@ -259,8 +259,8 @@ def seed_noise(experiments: Sequence[PairedValues]) -> list[tuple[np.ndarray, np
         elif len(pool) < 2 or index is None:
             noise.append((own_variance, zero + own_df, zero > 0))
         else:
-            own_square = student_quantile(own_df) ** 2 * own_variance  # of half the interval's length
-            is_noisy = own_square > student_quantile(degrees_of_freedom) ** 2 * variance
+            own_square = compute_student_quantile(own_df) ** 2 * own_variance  # of half the interval's length
+            is_noisy = own_square > compute_student_quantile(degrees_of_freedom) ** 2 * variance
             is_noisy &= noisy[index] | noisy_reference
             larger_variance = np.where(is_noisy, own_variance, variance)
             noise.append((larger_variance, np.where(is_noisy, own_df, degrees_of_freedom), is_noisy))
@@ -331,7 +331,7 @@ def _sum_residual_squares(rows: list[tuple[int, int]], values: np.ndarray) -> tu
     return (residuals**2).sum(axis=-1), len(rows) - int(np.linalg.matrix_rank(design))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def apply_holm_correction(p_values: Sequence[float]) -> list[float]:
     """Return p-values corrected for their number (Holm 1979)."""
     corrected, largest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(np.argsort(p_values)):
@@ -354,8 +354,8 @@ def decide(contrasts: Sequence[PairedContrast], margin: float, lower_is_better: 
         lower_is_better: whether smaller scores are better.
     """
     measured = [contrast for contrast in contrasts if contrast.images > 1]
-    p_different = iter(holm([float(contrast.p_value()) for contrast in measured]))
-    p_beyond = iter(holm([_compute_p_beyond(contrast, margin) for contrast in measured]))
+    p_different = iter(apply_holm_correction([float(contrast.p_value()) for contrast in measured]))
+    p_beyond = iter(apply_holm_correction([_compute_p_beyond(contrast, margin) for contrast in measured]))
     p_values = [(next(p_different), next(p_beyond)) if contrast.images > 1 else (1.0, 1.0) for contrast in contrasts]
     kinds = [_judge(contrast, margin, lower_is_better, *p) for contrast, p in zip(contrasts, p_values, strict=True)]
     # levels at which Holm's method tests the next difference and the next equivalence

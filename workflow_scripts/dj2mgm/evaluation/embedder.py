@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoProcessor, CLIPModel, SiglipModel, SiglipTokenizer
 
 from dj2mgm.cli.messages import Progress
-from dj2mgm.compute import default_device
+from dj2mgm.compute import select_device
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.clips import JUDGE_TYPES, check_kind, check_local_model, find_model_folder
@@ -44,7 +44,7 @@ class Embedder:
                 f"({first_line}); name a from_pretrained folder or a hub id under the key {key}"
             ) from None
         self.name, self.kind = name, JUDGE_TYPES[model_type]
-        self.device = default_device()
+        self.device = select_device()
         self.model.to(self.device).eval()
         self.token_limit = self.model.config.text_config.max_position_embeddings
 
@@ -57,7 +57,7 @@ class Embedder:
             pixels = self.processor.image_processor([load_image(path) for path in batch], return_tensors="pt")
             features.append(self.model.get_image_features(**pixels.to(self.device)).pooler_output)
             progress.add(len(batch))
-        return unit_length(features)
+        return normalize_features(features)
 
     @torch.inference_mode()
     def embed_texts(self, texts: Sequence[str]) -> np.ndarray:
@@ -68,7 +68,7 @@ class Embedder:
         distinct = list(dict.fromkeys(texts))
         features = [self._compute_text_features(batch) for batch in _split(distinct)]
         indices = {text: index for index, text in enumerate(distinct)}
-        return unit_length(features)[[indices[text] for text in texts]]
+        return normalize_features(features)[[indices[text] for text in texts]]
 
     def _compute_text_features(self, texts: list[str]) -> torch.Tensor:
         """Return the features (B, D) of texts.
@@ -102,7 +102,7 @@ def _split(items: Sequence) -> list[list]:
     return [list(items[start : start + INPUTS_AT_ONCE]) for start in range(0, len(items), INPUTS_AT_ONCE)]
 
 
-def unit_length(features: list[torch.Tensor]) -> np.ndarray:
+def normalize_features(features: list[torch.Tensor]) -> np.ndarray:
     """Concatenate batches of features (B, D) to one array (N, D) of unit vectors."""
     return torch.nn.functional.normalize(torch.cat(features), dim=-1).cpu().numpy()
 
@@ -111,7 +111,7 @@ FIRST_LAYER = "patch_embedding.weight"  # end of the tensor's name in CLIP and S
 ROUNDING = {"rtol": 2.0**-8, "atol": 1e-6}  # from float32 to bfloat16 or float16 and back
 
 
-def shares_image_tower(model: str, other_model: str) -> bool:
+def has_same_image_tower(model: str, other_model: str) -> bool:
     """Return whether two models, local folders or hub ids, have the same image tower.
 
     Only the name of a hub id that was not downloaded is compared.

@@ -60,7 +60,7 @@ def estimate_metrics(metrics: Metrics, paired: bool = False) -> Estimates:
 
 def estimate_metric(name: str, sums: np.ndarray, counts: np.ndarray, paired: bool) -> Estimate:
     """Estimate a metric within its range of possible scores or, if `paired`, of differences of two scores."""
-    low, high = score_range(name)
+    low, high = find_score_range(name)
     return estimate(sums, counts).within(*((low - high, high - low) if paired else (low, high)))
 
 
@@ -87,7 +87,7 @@ def score_rows(measured: dict[str, Metrics]) -> Iterator[dict]:
     """Yield the rows of scores.jsonl by group and image, from which means over images, seeds and pairs are computed.
 
     {"model": "pretrain", "images": "own", "id": "e000001", "values": {"attribute_accuracy": [5.0, 6]}} contains the
-    image's id (see `image_ids`), and the sum and number of its values of each metric. The control `reference` has
+    image's id (`assign_image_ids`), and the sum and number of its values of each metric. The control `reference` has
     `images` "own".
     """
     for group, metrics in measured.items():
@@ -115,7 +115,7 @@ def is_share(metric: str) -> bool:
     return not is_task_metric(metric) and any(shares)
 
 
-def score_range(metric: str) -> tuple[float, float]:
+def find_score_range(metric: str) -> tuple[float, float]:
     """Return the smallest and the largest possible score, infinite if there is no bound or the bound is unknown."""
     if is_share(metric):
         return 0.0, 1.0
@@ -126,12 +126,12 @@ def score_range(metric: str) -> tuple[float, float]:
     return -inf, inf
 
 
-def group_name(row: dict) -> str:
+def format_group_name(row: dict) -> str:
     """Return the name of the group of a row of scores.jsonl."""
     return REFERENCE_CAPTIONS if row["model"] == REFERENCE_CAPTIONS else f"{row['model']}/{row['images']}"
 
 
-def other_images(count: int, seed: int) -> list[int]:
+def draw_other_images(count: int, seed: int) -> list[int]:
     """Return the index of another image for each of `count` images, each used once: a random cycle (Sattolo 1986)."""
     order = list(range(count))
     rng = random.Random(seed)
@@ -141,14 +141,16 @@ def other_images(count: int, seed: int) -> list[int]:
     return order
 
 
-def control_paths(paths: Sequence[Path], seed: int) -> list[Path]:
+def draw_control_paths(paths: Sequence[Path], seed: int) -> list[Path]:
     """Return another image for each row's image; rows with the same image get the same other image."""
     images = list(dict.fromkeys(paths))
-    other_paths = {image: images[index] for image, index in zip(images, other_images(len(images), seed), strict=True)}
+    other_paths = {
+        image: images[index] for image, index in zip(images, draw_other_images(len(images), seed), strict=True)
+    }
     return [other_paths[path] for path in paths]
 
 
-def image_paths(root: str | Path, rows: Iterable[dict]) -> list[Path]:
+def locate_row_images(root: str | Path, rows: Iterable[dict]) -> list[Path]:
     """Return the file of each row's image, the first one if several files have the same content."""
     paths = []
     first_paths: dict[str, Path] = {}  # by digest
@@ -164,7 +166,7 @@ def image_paths(root: str | Path, rows: Iterable[dict]) -> list[Path]:
     return paths
 
 
-def image_ids(rows: Iterable[dict], paths: Iterable[Path]) -> list[str]:
+def assign_image_ids(rows: Iterable[dict], paths: Iterable[Path]) -> list[str]:
     """Return each row's image id, which is the id of the first row with the same path."""
     first_ids: dict[Path, str] = {}
     return [first_ids.setdefault(path, row["id"]) for row, path in zip(rows, paths, strict=True)]

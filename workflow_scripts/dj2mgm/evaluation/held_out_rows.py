@@ -6,8 +6,8 @@ from pathlib import Path
 from dj2mgm.cli.messages import Progress
 from dj2mgm.data.formats import read_evaluation
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.groups import NO_IMAGE, control_paths, image_ids, image_paths
-from dj2mgm.evaluation.reference_likelihoods import ANSWER, CAPTION, likelihood_row
+from dj2mgm.evaluation.groups import NO_IMAGE, assign_image_ids, draw_control_paths, locate_row_images
+from dj2mgm.evaluation.reference_likelihoods import ANSWER, CAPTION, build_likelihood_row
 from dj2mgm.models.vision_language import Generator
 from dj2mgm.settings.evaluation import GenerateSettings
 from dj2mgm.settings.generation_prompts import CaptionPrompt
@@ -19,13 +19,13 @@ class HeldOutRows:
     def __init__(self, file: Path, settings: GenerateSettings):
         self.settings = settings
         self.rows = list(read_evaluation(file))
-        paths = image_paths(settings.image_root, self.rows)
+        paths = locate_row_images(settings.image_root, self.rows)
         if len(set(paths)) < 2:
             raise InputError(
                 f"{file} has {len(set(paths))} different images; at least 2 are needed for the shuffled control"
             )
-        self.images = {"own": paths, "shuffled": control_paths(paths, settings.seed)}
-        ids = zip(self.rows, image_ids(self.rows, paths), strict=True)
+        self.images = {"own": paths, "shuffled": draw_control_paths(paths, settings.seed)}
+        ids = zip(self.rows, assign_image_ids(self.rows, paths), strict=True)
         self.ids = [{"id": row["id"], "image_id": image} for row, image in ids]
         # own and other images are in one call, so that each image is encoded once and its caption is used for both
         self.inputs = [(images, index) for images in self.images for index in range(len(self.rows))]
@@ -62,7 +62,9 @@ class HeldOutRows:
             likelihoods = Progress(f"likelihoods, {model}", len(files)).follow(likelihoods)
             for (images, index, *reference), values in zip(references, likelihoods, strict=True):
                 if values:
-                    yield self.ids[index] | {"model": model, "images": images} | likelihood_row(*reference, values)
+                    yield (
+                        self.ids[index] | {"model": model, "images": images} | build_likelihood_row(*reference, values)
+                    )
 
     def write_captions(self, generator: Generator, model: str, prompt: CaptionPrompt) -> Iterator[dict]:
         """Yield the rows of captions.jsonl of one model."""

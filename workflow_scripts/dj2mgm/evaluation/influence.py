@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from dj2mgm.models.loss import LanguageModelHead, loss_and_gradient
+from dj2mgm.models.loss import LanguageModelHead, compute_loss_and_gradient
 from dj2mgm.models.vision_language import Encoder, Family
 
 ROWS_AT_ONCE = 32
@@ -51,7 +51,7 @@ class LabelledTokens:
 
     def errors(self, head: LanguageModelHead) -> torch.Tensor:
         """Return p − y (n, V) in the weight's dtype."""
-        return loss_and_gradient(self.hidden @ head.weight.T, self.targets, head.softcap)[1]
+        return compute_loss_and_gradient(self.hidden @ head.weight.T, self.targets, head.softcap)[1]
 
     def split(self, size: int) -> Iterator["LabelledTokens"]:
         """Yield parts of at most `size` tokens, whose rows keep their numbers."""

@@ -95,13 +95,13 @@ def estimate(sums: np.ndarray, counts: np.ndarray) -> Estimate:
     """
     if not counts.sum():
         raise ValueError("the mean of no values is not defined")
-    mean, half_width = mean_and_half_width(sums, counts)
+    mean, half_width = compute_mean_and_half_width(sums, counts)
     ends = (None, None) if half_width is None else (float(mean - half_width), float(mean + half_width))
     seeds, images = sums.shape
     return Estimate(int(counts.sum()), images, seeds, float(mean), *ends)
 
 
-def mean_and_half_width(sums: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+def compute_mean_and_half_width(sums: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the mean and half the length of its interval (see the top of the file), None for a single image.
 
     Args:
@@ -116,14 +116,14 @@ def mean_and_half_width(sums: np.ndarray, counts: np.ndarray) -> tuple[np.ndarra
     mean = means.mean(axis=-1)
     if sums.shape[-1] == 1:
         return mean, None
-    variance, degrees_of_freedom = image_variance(sums, counts)
-    square = student_quantile(degrees_of_freedom) ** 2 * variance
+    variance, degrees_of_freedom = compute_image_variance(sums, counts)
+    square = compute_student_quantile(degrees_of_freedom) ** 2 * variance
     if seeds > 1:
-        square = square + student_quantile(seeds - 1) ** 2 * means.var(axis=-1, ddof=1) / seeds
+        square = square + compute_student_quantile(seeds - 1) ** 2 * means.var(axis=-1, ddof=1) / seeds
     return mean, np.sqrt(square)
 
 
-def image_variance(sums: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, float]:
+def compute_image_variance(sums: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, float]:
     """Return the jackknife variance over images of the mean over seeds (…), and its degrees of freedom.
 
     The variance is NaN for a single image.
@@ -142,6 +142,8 @@ def image_variance(sums: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, fl
     return (images - 1) / images * (changes**2).sum(axis=-1), degrees_of_freedom
 
 
-def student_quantile(degrees_of_freedom: float | np.ndarray, level: float | np.ndarray = LEVEL) -> float | np.ndarray:
+def compute_student_quantile(
+    degrees_of_freedom: float | np.ndarray, level: float | np.ndarray = LEVEL
+) -> float | np.ndarray:
     """Return the value that |t| exceeds with probability `level`."""
     return -stdtrit(degrees_of_freedom, level / 2)

@@ -28,7 +28,7 @@ from dj2mgm.data.near_duplicates.protected_images import IMAGES_AT_ONCE, find_re
 from dj2mgm.data.question_texts import MIN_WORDS, normalize_lines, normalize_words
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import read_question_text
-from dj2mgm.evaluation.groups import image_paths
+from dj2mgm.evaluation.groups import locate_row_images
 from dj2mgm.evaluation.leaked_ids import HELD_OUT
 from dj2mgm.storage.files import find_files, list_files
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
@@ -82,10 +82,10 @@ def _try_sign(image: Image) -> np.ndarray | None:
         return None
 
 
-def held_out_images(rows: list[dict], root: str | Path) -> dict[Reference, Image]:
+def collect_held_out_images(rows: list[dict], root: str | Path) -> dict[Reference, Image]:
     """Return the distinct images of the evaluation rows."""
     rows_by_image: dict[Path, list[dict]] = {}
-    for row, path in zip(rows, image_paths(root, rows), strict=True):
+    for row, path in zip(rows, locate_row_images(root, rows), strict=True):
         rows_by_image.setdefault(path, []).append(row)
     references = {}
     for path, image_rows in rows_by_image.items():
@@ -94,7 +94,7 @@ def held_out_images(rows: list[dict], root: str | Path) -> dict[Reference, Image
     return references
 
 
-def benchmark_images(name: str, rows: Iterable[dict]) -> dict[Reference, Image]:
+def collect_benchmark_images(name: str, rows: Iterable[dict]) -> dict[Reference, Image]:
     """Return the distinct images of a benchmark's questions."""
     ids_by_image: dict[Image, list[str]] = {}
     for row in rows:
@@ -103,7 +103,7 @@ def benchmark_images(name: str, rows: Iterable[dict]) -> dict[Reference, Image]:
     return {Reference(name, ids, len(ids)): image for image, ids in distinct_ids.items()}
 
 
-def folder_images(folder: Path) -> dict[Reference, Image]:
+def collect_folder_images(folder: Path) -> dict[Reference, Image]:
     """Return the files below a folder with an image suffix; a note counts the other files."""
     files = find_files(folder, IMAGE_SUFFIXES) if folder.is_dir() else []
     if not files:

@@ -16,7 +16,7 @@ ANSWER, CAPTION = "answer", "caption"  # kinds of references
 DIGITS = 6
 
 
-def likelihood_row(kind: str, question: str, reference: str, values: Sequence[float]) -> dict:
+def build_likelihood_row(kind: str, question: str, reference: str, values: Sequence[float]) -> dict:
     """Return the row of likelihoods.jsonl for a reference with the log-likelihoods of its tokens."""
     total = {"log_likelihood": round(sum(values), DIGITS), "tokens": len(values)}
     return {"kind": kind, "question": question, "reference": reference} | total

@@ -13,7 +13,7 @@ import numpy as np
 
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.contrasts import PairedContrast, PairedValues, contrast_with_reference
-from dj2mgm.evaluation.groups import estimate_metric, group_name, score_range
+from dj2mgm.evaluation.groups import estimate_metric, find_score_range, format_group_name
 from dj2mgm.evaluation.intervals import LEVEL, Estimate
 from dj2mgm.storage.files import read_jsonl
 
@@ -63,7 +63,7 @@ def read_run_scores(experiment: str, seed: int, *paths: str | Path) -> Scores:
     rows_by_metric: dict[str, dict[str, tuple[Path, list[tuple[str, float, float]]]]] = {}
     for path in map(Path, paths):
         for row in read_jsonl(path):
-            metrics = rows_by_metric.setdefault(group_name(row), {})
+            metrics = rows_by_metric.setdefault(format_group_name(row), {})
             for metric, (total, count) in row["values"].items():
                 metrics.setdefault(metric, (path, []))[1].append((row["id"], total, count))
     groups: dict[str, dict[str, PerImage]] = {}
@@ -123,9 +123,9 @@ def aggregate(runs: list[Scores]) -> GroupEstimates:
     return estimates
 
 
-def paired_difference(runs: list[Scores], reference_runs: list[Scores]) -> GroupEstimates:
-    """Return the estimates of `paired_values` for two experiments, each with its own seed noise."""
-    return estimate_differences([paired_values(runs, reference_runs)])[0]
+def estimate_paired_difference(runs: list[Scores], reference_runs: list[Scores]) -> GroupEstimates:
+    """Return the estimates of `pair_values` for two experiments, each with its own seed noise."""
+    return estimate_differences([pair_values(runs, reference_runs)])[0]
 
 
 def estimate_differences(experiments: list[dict[tuple[str, str], PairedValues]]) -> list[GroupEstimates]:
@@ -141,14 +141,14 @@ def estimate_differences(experiments: list[dict[tuple[str, str], PairedValues]])
 
 def estimate_difference(contrast: PairedContrast, group: str, metric: str, level: float = LEVEL) -> Estimate:
     """Return the mean of a difference with its interval at `level`, within the range of the metric's differences."""
-    low, high = score_range(metric)
+    low, high = find_score_range(metric)
     largest = (high - low) * (2 if group.endswith("/difference") else 1)
     mean, half_width = float(contrast.mean), float(contrast.half_width(level))
     ends = (None, None) if contrast.images == 1 else (mean - half_width, mean + half_width)
     return Estimate(contrast.values, contrast.images, contrast.seeds, mean, *ends).within(-largest, largest)
 
 
-def paired_values(runs: list[Scores], reference_runs: list[Scores]) -> dict[tuple[str, str], PairedValues]:
+def pair_values(runs: list[Scores], reference_runs: list[Scores]) -> dict[tuple[str, str], PairedValues]:
     """Return own − reference, paired by seed and image, on common seeds, groups, metrics and images.
 
     Ids name images of one dataset; reporting/comparison.py checks that both were measured in the same way. The result
@@ -163,7 +163,7 @@ def paired_values(runs: list[Scores], reference_runs: list[Scores]) -> dict[tupl
     shared_keys = [key for key in _list_keys(runs[0]) if key in reference_keys]
     if not shared_keys:
         return {}
-    pairs = same_seeds(runs, reference_runs)
+    pairs = pair_runs_by_seed(runs, reference_runs)
     differences = {
         (group, metric): [
             run.groups[group][metric] - reference_run.groups[group][metric] for run, reference_run in pairs
@@ -181,7 +181,7 @@ def paired_values(runs: list[Scores], reference_runs: list[Scores]) -> dict[tupl
     }
 
 
-def same_seeds(runs: list[Scores], reference_runs: list[Scores]) -> list[tuple[Scores, Scores]]:
+def pair_runs_by_seed(runs: list[Scores], reference_runs: list[Scores]) -> list[tuple[Scores, Scores]]:
     """Return the pairs of runs with the same seed."""
     by_seed = {run.seed: run for run in reference_runs}
     if pairs := [(run, by_seed[run.seed]) for run in runs if run.seed in by_seed]:

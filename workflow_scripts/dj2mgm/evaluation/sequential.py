@@ -26,7 +26,7 @@ import numpy as np
 from scipy.special import stdtr
 
 from dj2mgm.evaluation.contrasts import DecisionCost, Goal, PairedContrast, find_decision_cost
-from dj2mgm.evaluation.intervals import LEVEL, student_quantile
+from dj2mgm.evaluation.intervals import LEVEL, compute_student_quantile
 from dj2mgm.records.look_records import MIN_SEEDS
 
 SPENT_SHARE = 0.9  # share of the remaining error probability that a budget spends
@@ -52,7 +52,7 @@ class Look:
     spent: float
 
 
-def next_look(earlier_looks: Sequence[Look], seeds: int, budget: int, is_last: bool = False) -> Look:
+def compute_next_look(earlier_looks: Sequence[Look], seeds: int, budget: int, is_last: bool = False) -> Look:
     """Return the look after the earlier looks, which spends its part of the error probability.
 
     Args:
@@ -63,14 +63,14 @@ def next_look(earlier_looks: Sequence[Look], seeds: int, budget: int, is_last: b
             are spent).
     """
     spent = _compute_spent(earlier_looks, seeds, budget, is_last)
-    return further_looks(earlier_looks, [(seeds, spent)], budget)[-1]
+    return compute_further_looks(earlier_looks, [(seeds, spent)], budget)[-1]
 
 
 def plan_looks(earlier_looks: Sequence[Look], budget: int, paths: int = RANDOM_PATHS) -> list[Look]:
     """Return all looks after the earlier looks, one after each seed up to the budget."""
     minimum = earlier_looks[-1].seeds + 1 if earlier_looks else MIN_SEEDS
     plan = [(seeds, _compute_spent(earlier_looks, seeds, budget)) for seeds in range(minimum, budget + 1)]
-    return further_looks(earlier_looks, plan, budget, paths)
+    return compute_further_looks(earlier_looks, plan, budget, paths)
 
 
 def _compute_spent(earlier_looks: Sequence[Look], seeds: int, budget: int, is_last: bool = False) -> float:
@@ -92,7 +92,7 @@ def _compute_spent_at_end(look: Look) -> float:
     return look.spent + SPENT_SHARE * (LEVEL - look.spent)
 
 
-def further_looks(
+def compute_further_looks(
     earlier_looks: Sequence[Look], plan: Sequence[tuple[int, float]], budget: int, paths: int = RANDOM_PATHS
 ) -> list[Look]:
     """Return the looks of a plan with the levels at which they spend their error probabilities.
@@ -121,11 +121,11 @@ def further_looks(
             levels[number] = float(max(MIN_LEVEL, 2 * stdtr(number - 1, -threshold)))
             spent = planned_spending[number]
             looks.append(Look(number, budget, levels[number], spent))
-        inside &= statistics < student_quantile(number - 1, levels[number])
+        inside &= statistics < compute_student_quantile(number - 1, levels[number])
     return looks
 
 
-def verdict_at(contrast: PairedContrast, level: float, margin: float, lower_is_better: bool = False) -> np.ndarray:
+def compute_verdict(contrast: PairedContrast, level: float, margin: float, lower_is_better: bool = False) -> np.ndarray:
     """Return the verdict that the interval at `level` allows, as an array of strings with the shape of the contrast."""
     half_width, mean = contrast.half_width(level), contrast.mean
     positive, negative = ("worse", "better") if lower_is_better else ("better", "worse")
@@ -135,7 +135,7 @@ def verdict_at(contrast: PairedContrast, level: float, margin: float, lower_is_b
     return np.select(cases, ["equivalent", positive, negative], "undecided")
 
 
-def smallest_budget_that_decides(contrast: PairedContrast, margin: float) -> int | None:
+def find_deciding_budget(contrast: PairedContrast, margin: float) -> int | None:
     """Return the smallest seed budget at which a new `decide` run reaches a verdict with probability `POWER`.
 
     It exceeds the number of seeds that a single look needs. Earlier looks may decide, too, but only the last one is
@@ -157,7 +157,7 @@ def smallest_budget_that_decides(contrast: PairedContrast, margin: float) -> int
     return more and contrast.seeds + more
 
 
-def cost_after_looks(contrast: PairedContrast, looks: Sequence[Look], margin: float) -> DecisionCost:
+def find_cost_after_looks(contrast: PairedContrast, looks: Sequence[Look], margin: float) -> DecisionCost:
     """Return the cost of a decision after undecided looks: a larger budget, or a new decision on more images."""
 
     @cache

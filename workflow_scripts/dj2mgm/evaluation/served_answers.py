@@ -8,8 +8,8 @@ from pathlib import Path
 from dj2mgm.data.formats import read_evaluation
 from dj2mgm.data.images import encode_data_url, load_image
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.groups import Rows, estimate_metrics, image_paths
-from dj2mgm.evaluation.vqa import accuracy
+from dj2mgm.evaluation.groups import Rows, estimate_metrics, locate_row_images
+from dj2mgm.evaluation.vqa import measure_rows
 from dj2mgm.servers.chat_requests import ChatRequests
 from dj2mgm.settings.evaluation import GenerateSettings
 from dj2mgm.storage.files import read_jsonl
@@ -47,7 +47,7 @@ def read_questions(evaluation: Path, generated: Path, settings: GenerateSettings
         settings: settings of the generate stage.
     """
     rows = list(read_evaluation(evaluation))
-    paths = image_paths(settings.image_root, rows)
+    paths = locate_row_images(settings.image_root, rows)
     images = {row["id"]: path for row, path in zip(rows, paths, strict=True)}
     questions = [
         AskedQuestion(
@@ -121,7 +121,7 @@ def compare_answers(questions: list[AskedQuestion], served_answers: Iterable[str
 
 
 def _measure_score(rows: Rows) -> dict:
-    return {SCORE: accuracy(rows)[SCORE]}
+    return {SCORE: measure_rows(rows)[SCORE]}
 
 
 def _join(text: str) -> str:

@@ -19,7 +19,7 @@ def is_correct(row: dict) -> bool:
     return normalize_answer(row["prediction"]) == normalize_answer(row["answer"])
 
 
-def accuracy(rows: Rows) -> Metrics:
+def measure_rows(rows: Rows) -> Metrics:
     """Measure `vqa_accuracy` over all rows (micro average) and `vqa_accuracy_<type>` by question type."""
     by_metric: dict[str, Rows] = {"vqa_accuracy": rows}
     for row in sorted(rows, key=lambda row: row["type"]):
@@ -32,7 +32,7 @@ def accuracy(rows: Rows) -> Metrics:
 
 def measure_accuracy(models: dict[str, dict[str, Rows]]) -> dict[str, Metrics]:
     """Measure every model on own and shuffled images; `models` are pairs of rows from `groups.read_paired_rows`."""
-    return {f"{model}/{images}": accuracy(rows) for model, pair in models.items() for images, rows in pair.items()}
+    return {f"{model}/{images}": measure_rows(rows) for model, pair in models.items() for images, rows in pair.items()}
 
 
 def merge_metrics(first: dict[str, Metrics], second: dict[str, Metrics]) -> dict[str, Metrics]:

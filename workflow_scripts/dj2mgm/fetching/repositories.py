@@ -18,11 +18,11 @@ from huggingface_hub.hf_api import RepoSibling
 
 from dj2mgm.dataset_resolution.hub_data import find_hub_dataset
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.hub_cache import cached_snapshot, names_folder
+from dj2mgm.model_files.hub_cache import find_cached_snapshot, is_folder_path
 from dj2mgm.model_files.missing_models import ModelDownload, is_complete
 from dj2mgm.model_files.model_folders import MODEL_SUFFIXES
-from dj2mgm.servers.hub import MAX_MESSAGE_LENGTH, Request, clean, hub_errors, quiet_api
-from dj2mgm.settings.config_files import names_in
+from dj2mgm.servers.hub import MAX_MESSAGE_LENGTH, Request, clean, hub_errors, make_quiet_api
+from dj2mgm.settings.config_files import list_config_names
 from dj2mgm.settings.string_formats import has_format
 from dj2mgm.storage.files import compute_sha256
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
@@ -126,19 +126,19 @@ class Repository:
         )
 
 
-def model_source(download: ModelDownload) -> HubSource:
+def build_model_source(download: ModelDownload) -> HubSource:
     """Return the repository of a model or of a part of one."""
     weights = PICKLED[download.conversion] if download.conversion else SAFETENSORS
     return HubSource(download.hub_id, "model", CONFIGURATION, weights, download.folder)
 
 
-def dataset_source(dataset: str) -> HubSource | None:
+def find_dataset_source(dataset: str) -> HubSource | None:
     """Return the repository of a dataset, or None if the dataset is on this machine."""
-    if dataset in names_in("datasets") or os.path.exists(dataset) or names_folder(dataset):
+    if dataset in list_config_names("datasets") or os.path.exists(dataset) or is_folder_path(dataset):
         return None
     if find_hub_dataset(dataset):  # see known_data.py
         return None
-    if not has_format("repository", dataset) or cached_snapshot(dataset, "datasets"):
+    if not has_format("repository", dataset) or find_cached_snapshot(dataset, "datasets"):
         return None
     return HubSource(dataset, "dataset", (*ROW_FILES, *IMAGE_FILES))
 
@@ -150,7 +150,7 @@ def look_up(source: HubSource) -> Repository:
         InputError: the hub does not show it, or it has no files of a known kind.
     """
     with hub_errors(source.request):
-        info = quiet_api().repo_info(source.hub_id, repo_type=source.kind, files_metadata=True)
+        info = make_quiet_api().repo_info(source.hub_id, repo_type=source.kind, files_metadata=True)
         files = tuple(_select_files(source, info.siblings or ()))
         card = info.card_data
         license_name = clean(str((card and card.get("license")) or source.license))[:MAX_MESSAGE_LENGTH]
@@ -307,5 +307,8 @@ def convert(download: ModelDownload) -> None:
         return
     from dj2mgm.models.mgm import conversion  # imports torch, which takes seconds, and few models need it
 
-    convert_weights = {"safetensors": conversion.to_safetensors, "convnext": conversion.convnext_from_openclip}
+    convert_weights = {
+        "safetensors": conversion.convert_to_safetensors,
+        "convnext": conversion.convert_openclip_convnext,
+    }
     convert_weights[download.conversion](Path(download.folder), Path(download.converted))

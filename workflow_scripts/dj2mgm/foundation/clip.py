@@ -70,7 +70,7 @@ def clean_pairs(spec: ClipRecipe) -> tuple[torch.Tensor, list[str]]:
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), [describe_scene(scene) for scene in scenes]
 
 
-def contrastive_loss(image: torch.Tensor, text: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def compute_contrastive_loss(image: torch.Tensor, text: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Return the symmetric InfoNCE over features (B, D) (Radford et al. 2021, arXiv:2103.00020, figure 3)."""
     logits = scale * F.normalize(image, dim=-1) @ F.normalize(text, dim=-1).T
     target = torch.arange(len(logits))
@@ -104,8 +104,8 @@ def train_clip(spec: ClipRecipe, clip_folder: Path, convnext_folder: Path) -> di
                 )
                 high = to_text_space(convnext(pixels.to(memory_format=torch.channels_last)).pooler_output)
             text, scale = output.text_embeds.float(), clip.logit_scale.exp().clamp(max=100)
-            loss_low = contrastive_loss(output.image_embeds.float(), text, scale)
-            loss_high = contrastive_loss(high.float(), text.detach(), scale.detach())
+            loss_low = compute_contrastive_loss(output.image_embeds.float(), text, scale)
+            loss_high = compute_contrastive_loss(high.float(), text.detach(), scale.detach())
             (loss_low + loss_high).backward()
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()

@@ -37,8 +37,8 @@ from dj2mgm.settings.models import LanguageModelRecipe
 EMPTY_WORD = "[empty]"
 
 
-def scene_words() -> list[str]:
-    return [EMPTY_WORD, *(scene_word(color, shape) for color in COLORS for shape in SHAPES)]
+def list_scene_words() -> list[str]:
+    return [EMPTY_WORD, *(format_scene_word(color, shape) for color in COLORS for shape in SHAPES)]
 
 
 def draw_board(scene: Scene, side: int, rng: random.Random, confusion: float = 0.15) -> list[str]:
@@ -63,17 +63,17 @@ def _reaches(item: SceneObject, center: tuple[float, float], half: float) -> boo
     return sum(gap**2 for gap in gaps) < (0.8 * item.radius) ** 2
 
 
-def chat_formats(tokenizer: GemmaTokenizer) -> dict[str, ChatTemplate]:
+def load_chat_formats(tokenizer: GemmaTokenizer) -> dict[str, ChatTemplate]:
     """Return the chat formats of the tiny model's two stages by name."""
     return {name: ChatTemplate.load(name, tokenizer) for name in ("plain", "gemma")}
 
 
-def training_text(scene: Scene, side: int, formats: dict[str, ChatTemplate], rng: random.Random) -> Segments:
+def draw_training_example(scene: Scene, side: int, formats: dict[str, ChatTemplate], rng: random.Random) -> Segments:
     """Return an example as (text, is_answer) segments: a plain caption or a conversation, with the board as image.
 
     Args:
         side: Words along one side of the board.
-        formats: Formats from `chat_formats`.
+        formats: Formats from `load_chat_formats`.
     """
     if rng.random() < 0.35:
         turns, template = _build_turns(IMAGE_TOKEN, describe_scene(scene)), "plain"
@@ -92,19 +92,19 @@ def _build_turns(question: str, answer: str) -> list[dict]:
     return [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
 
 
-def scene_word(color: str, shape: str) -> str:
+def format_scene_word(color: str, shape: str) -> str:
     return f"[{color} {shape}]"
 
 
 def _report_object(color: str, shape: str, rng: random.Random, confusion: float) -> str:
     if rng.random() >= confusion:
-        return scene_word(color, shape)
+        return format_scene_word(color, shape)
     mistake = rng.randrange(3)
     if mistake == 0:
         return EMPTY_WORD
     if mistake == 1:
-        return scene_word(rng.choice(list(COLORS)), shape)
-    return scene_word(color, rng.choice(SHAPES))
+        return format_scene_word(rng.choice(list(COLORS)), shape)
+    return format_scene_word(color, rng.choice(SHAPES))
 
 
 def build_tokenizer(seed: int, scenes: int = 2000) -> GemmaTokenizer:
@@ -115,7 +115,7 @@ def build_tokenizer(seed: int, scenes: int = 2000) -> GemmaTokenizer:
         corpus.append(describe_scene(scene))
         for kind in QUESTION_TYPES:
             corpus += draw_question(scene, kind, rng)
-    return train_gemma_tokenizer(corpus, scene_words())
+    return train_gemma_tokenizer(corpus, list_scene_words())
 
 
 def build_tiny_model(spec: LanguageModelRecipe, tokenizer: GemmaTokenizer) -> torch.nn.Module:
@@ -139,11 +139,11 @@ def build_tiny_model(spec: LanguageModelRecipe, tokenizer: GemmaTokenizer) -> to
 
 def encode_batch(spec: LanguageModelRecipe, tokenizer: GemmaTokenizer, step: int) -> dict[str, torch.Tensor]:
     """Return a right-padded batch of `batch_size` examples: input_ids, attention_mask, labels (B, T) int64."""
-    rows, formats = [], chat_formats(tokenizer)
+    rows, formats = [], load_chat_formats(tokenizer)
     for index in range(step * spec.batch_size, (step + 1) * spec.batch_size):
         scene, rng = draw_row_scene(spec.seed, "foundation", index), random.Random(f"{spec.seed}/text/{index}")
         ids, labels = [tokenizer.bos_token_id], [IGNORE_INDEX]
-        for text, is_answer in training_text(scene, spec.patches_per_side, formats, rng):
+        for text, is_answer in draw_training_example(scene, spec.patches_per_side, formats, rng):
             tokens = tokenizer(text, add_special_tokens=False).input_ids
             ids += tokens
             labels += tokens if is_answer else [IGNORE_INDEX] * len(tokens)

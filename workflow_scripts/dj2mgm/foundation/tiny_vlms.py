@@ -15,7 +15,7 @@ import transformers as T
 from transformers import AutoTokenizer, CLIPModel, GemmaForCausalLM, PreTrainedModel, ProcessorMixin
 
 from dj2mgm.foundation.tokenizers import END_OF_TURN, GEMMA_IMAGE_TOKEN
-from dj2mgm.models.vlm.processors import without_video
+from dj2mgm.models.vlm.processors import remove_video_processor
 
 IMAGE_SIDE = 64  # px, image size of every tower, for 4 × 4 visual tokens, the size of the language model's boards
 HIDDEN, LAYERS, HEADS = 96, 3, 3  # sizes of the random towers
@@ -37,8 +37,8 @@ def make_tiny_vlm(kind: str, language_model: Path, vision_tower: Path) -> tuple[
     # SmolVLM's tokens, which the language model's training does not contain
     special |= {"fake_image_token": "<mask>", "global_image_token": "<unk>", "end_of_utterance_token": END_OF_TURN}
     tokenizer = AutoTokenizer.from_pretrained(language_model, extra_special_tokens=special)
-    model, processor = BUILDERS[kind](text_config(gemma), tokenizer, vision_tower)
-    missing, unexpected = model.get_decoder().load_state_dict(language_weights(gemma), strict=False)
+    model, processor = BUILDERS[kind](build_text_config(gemma), tokenizer, vision_tower)
+    missing, unexpected = model.get_decoder().load_state_dict(convert_language_weights(gemma), strict=False)
     if unexpected or any(not name.endswith("_proj.bias") for name in missing):
         raise ValueError(f"{kind}: {[*missing, *unexpected]} do not fit the language model")
     for name, parameter in model.get_decoder().named_parameters():
@@ -50,8 +50,8 @@ def make_tiny_vlm(kind: str, language_model: Path, vision_tower: Path) -> tuple[
     return model, processor
 
 
-def text_config(gemma: GemmaForCausalLM) -> dict:
-    """Return the configuration of a LLaMA or Qwen that computes the same as this Gemma with `language_weights`."""
+def build_text_config(gemma: GemmaForCausalLM) -> dict:
+    """Return the configuration of a LLaMA or Qwen that, with `convert_language_weights`, computes what Gemma does."""
     config = gemma.config
     same = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim")
     same += ("num_key_value_heads", "max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
@@ -60,7 +60,7 @@ def text_config(gemma: GemmaForCausalLM) -> dict:
     return values | {"rms_norm_eps": config.rms_norm_eps / config.hidden_size, "tie_word_embeddings": True}
 
 
-def language_weights(gemma: GemmaForCausalLM) -> dict[str, torch.Tensor]:
+def convert_language_weights(gemma: GemmaForCausalLM) -> dict[str, torch.Tensor]:
     """Return Gemma's weights for LLaMA's architecture.
 
     Gemma multiplies embeddings by √H, and scales norms by 1 + w. Layers read normalized inputs, so without the factor
@@ -77,7 +77,7 @@ def language_weights(gemma: GemmaForCausalLM) -> dict[str, torch.Tensor]:
     return weights
 
 
-def llava(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedModel, ProcessorMixin]:
+def build_llava(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedModel, ProcessorMixin]:
     clip = CLIPModel.from_pretrained(vision_tower, dtype=torch.float32).vision_model
     pixels = T.CLIPImageProcessorPil.from_pretrained(vision_tower)
     config = T.LlavaConfig(
@@ -105,7 +105,7 @@ def llava(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedModel, P
     return model, processor
 
 
-def qwen2_5_vl(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedModel, ProcessorMixin]:
+def build_qwen2_5_vl(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedModel, ProcessorMixin]:
     half = text["head_dim"] // 2
     rope = text["rope_parameters"] | {"mrope_section": [half // 2, half // 4, half - half // 2 - half // 4]}
     image = tokenizer.convert_tokens_to_ids(GEMMA_IMAGE_TOKEN)
@@ -122,13 +122,13 @@ def qwen2_5_vl(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedMod
     )
     size = {"shortest_edge": IMAGE_SIDE**2, "longest_edge": IMAGE_SIDE**2}
     pixels = T.Qwen2VLImageProcessorPil(size=size, patch_size=8, merge_size=2, image_mean=MEAN, image_std=STD)
-    processor = without_video(T.Qwen2_5_VLProcessor)(
+    processor = remove_video_processor(T.Qwen2_5_VLProcessor)(
         image_processor=pixels, tokenizer=tokenizer, chat_template=TEMPLATE.replace("IMAGE", GEMMA_IMAGE_TOKEN)
     )
     return T.Qwen2_5_VLForConditionalGeneration(config), processor
 
 
-def smolvlm(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedModel, ProcessorMixin]:
+def build_smolvlm(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedModel, ProcessorMixin]:
     vision = {"hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN, "num_hidden_layers": LAYERS}
     config = T.SmolVLMConfig(
         vision_config=vision | {"num_attention_heads": HEADS, "image_size": IMAGE_SIDE, "patch_size": 8},
@@ -142,7 +142,7 @@ def smolvlm(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedModel,
     pixels = T.SmolVLMImageProcessorPil(
         size=edges, max_image_size=edges, do_image_splitting=False, image_mean=MEAN, image_std=STD
     )
-    processor = without_video(T.SmolVLMProcessor)(
+    processor = remove_video_processor(T.SmolVLMProcessor)(
         image_processor=pixels,
         tokenizer=tokenizer,
         video_processor=None,
@@ -153,7 +153,7 @@ def smolvlm(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedModel,
 
 
 BUILDERS: dict[str, Callable[..., tuple[PreTrainedModel, ProcessorMixin]]] = {
-    "llava": llava,
-    "qwen2.5-vl": qwen2_5_vl,
-    "smolvlm": smolvlm,
+    "llava": build_llava,
+    "qwen2.5-vl": build_qwen2_5_vl,
+    "smolvlm": build_smolvlm,
 }

@@ -62,7 +62,7 @@ class Diagnosis:
             f"{_format_item('cause', self.explanation.cause)}"
             f"  evidence: line {log.line_number(match.start())}: {evidence}\n"
             f"{_format_item('remedy', self.explanation.remedy)}"
-            f"{_format_item('more', f'{GUIDE}#{anchor(self.signature.title)}')}"
+            f"{_format_item('more', f'{GUIDE}#{build_anchor(self.signature.title)}')}"
         )
 
 
@@ -134,7 +134,7 @@ def _find_benchmark_file(log: StageLog) -> Path:
     return log.path.with_suffix(".benchmark.tsv")
 
 
-def anchor(title: str) -> str:
+def build_anchor(title: str) -> str:
     """Return the fragment of a Markdown heading's link."""
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dj2mgm.health import gpu_checks, host_checks, project_checks
-from dj2mgm.health.gpu_checks import PATH, end_orphans, variables, write_environment
+from dj2mgm.health.gpu_checks import PATH, build_environment_variables, end_orphans, write_environment
 from dj2mgm.health.probes import Finding, probe_cuda, probe_driver, probe_host, run_probe
 from dj2mgm.health.torch_probe import TorchProbe
 from dj2mgm.planning.prediction import read_free_memory
@@ -32,7 +32,7 @@ def examine(config: dict, fix: bool, end_stray: bool, begin: Callable[[str], Non
     runs, configuration = project_checks.read_runs(config)
     machine = read_free_memory(len(driver.gpus))
     if fix:
-        write_environment(variables(cuda, torch and torch.cuda))
+        write_environment(build_environment_variables(cuda, torch and torch.cuda))
         print(f"wrote {PATH}; source it before `snakemake`", file=sys.stderr)
         for sentence in project_checks.write_configs_that_fit(runs, machine) if runs else ():
             print(sentence, file=sys.stderr)
@@ -42,7 +42,7 @@ def examine(config: dict, fix: bool, end_stray: bool, begin: Callable[[str], Non
         gpu_checks.check_toolkit(cuda, torch, driver),
         gpu_checks.check_matmul(torch),
         gpu_checks.check_bf16(torch),
-        gpu_checks.check_fp8(torch, project_checks.stages_in_fp8(runs)),
+        gpu_checks.check_fp8(torch, project_checks.list_fp8_stages(runs)),
         gpu_checks.check_nccl(torch),
         gpu_checks.check_flash_attention(torch),
         gpu_checks.check_locks(locks),
@@ -51,7 +51,7 @@ def examine(config: dict, fix: bool, end_stray: bool, begin: Callable[[str], Non
         host_checks.check_memory(host, bool(driver.gpus)),
         host_checks.check_swap(host, bool(driver.gpus)),
         host_checks.check_cgroup(host),
-        host_checks.check_shared_memory(host, project_checks.loader_workers(runs)),
+        host_checks.check_shared_memory(host, project_checks.count_loader_workers(runs)),
         host_checks.check_disk(host, bool(runs) and all(run.config.model.trained_by_workflow for run in runs)),
         host_checks.check_ulimits(host),
         host_checks.check_loopback(host),

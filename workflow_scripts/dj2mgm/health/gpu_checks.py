@@ -53,7 +53,7 @@ def check_toolkit(cuda: CudaProbe, torch: TorchProbe | None, driver: DriverProbe
     name = "CUDA toolkit"
     if not driver.gpus or torch is None or torch.cuda is None:
         return Finding(name, "skip", "torch uses no GPU")
-    matching = matching_toolkit(cuda, torch.cuda)
+    matching = find_matching_toolkit(cuda, torch.cuda)
     remedy = FIX_COMMAND if matching else f"install the CUDA {torch.cuda} toolkit, then: {FIX_COMMAND}   # or: {PINNED}"
     if cuda.used is None:
         problem = f"CUDA_HOME={cuda.variable} has no nvcc" if cuda.variable else "nvcc is missing"
@@ -67,7 +67,7 @@ def check_toolkit(cuda: CudaProbe, torch: TorchProbe | None, driver: DriverProbe
     return Finding(name, "fail", reason, remedy)
 
 
-def matching_toolkit(cuda: CudaProbe, version: str) -> Toolkit | None:
+def find_matching_toolkit(cuda: CudaProbe, version: str) -> Toolkit | None:
     """Return the toolkit of this version, else one of the same major version, preferably the one in use."""
     toolkits = [toolkit for toolkit in (cuda.used, *cuda.others) if toolkit]
     same_version = [toolkit for toolkit in toolkits if toolkit.version == version]
@@ -179,12 +179,12 @@ def _join_last_lines(printed: str) -> str:
 PATH = Path("results/doctor/environment.sh")
 
 
-def variables(cuda: CudaProbe, torch_cuda: str | None) -> dict[str, str]:
+def build_environment_variables(cuda: CudaProbe, torch_cuda: str | None) -> dict[str, str]:
     """Return the environment variables that make DeepSpeed compile for this torch.
 
     `torch_cuda` is the CUDA version that torch was built with; None for a CPU build.
     """
-    toolkit = matching_toolkit(cuda, torch_cuda) if torch_cuda else None
+    toolkit = find_matching_toolkit(cuda, torch_cuda) if torch_cuda else None
     # CUDA is compatible within a major version, but DeepSpeed knows only the pairs of versions older than itself
     compatible = toolkit is not None and toolkit.version != torch_cuda
     return ({"CUDA_HOME": toolkit.home} if toolkit else {}) | {
@@ -204,14 +204,14 @@ def write_environment(values: dict[str, str], path: Path = PATH) -> None:
 GRACE_S = 10
 
 
-def orphans(processes: tuple[GpuProcess, ...]) -> list[GpuProcess]:
+def select_orphans(processes: tuple[GpuProcess, ...]) -> list[GpuProcess]:
     return [process for process in processes if process.mine and process.orphan]
 
 
 def end_orphans(processes: tuple[GpuProcess, ...]) -> list[int]:
     """Terminate each orphan, kill it after GRACE_S seconds, and return the process ids."""
     ended = []
-    for pid in {orphan.pid for orphan in orphans(processes)}:
+    for pid in {orphan.pid for orphan in select_orphans(processes)}:
         try:
             process = psutil.Process(pid)
             process.terminate()

@@ -23,7 +23,7 @@ from dj2mgm.planning.step import Workload
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.run import Run, Runs
 from dj2mgm.settings.dataset_files import ReadableSources, Split
-from dj2mgm.settings.deepspeed_files import deepspeed_names, read_deepspeed
+from dj2mgm.settings.deepspeed_files import list_deepspeed_names, read_deepspeed
 from dj2mgm.storage.files import write_json
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config, with_batch
 from dj2mgm.training.memory_plan import build_workload_at, choose_plan, plan_from_settings
@@ -50,12 +50,12 @@ def read_runs(command_line: dict) -> tuple[Runs | None, Finding]:
     return runs, Finding(name, "pass", f"{len(names)} experiments: {', '.join(names)}")
 
 
-def stages_in_fp8(runs: Runs | None) -> set[str]:
+def list_fp8_stages(runs: Runs | None) -> set[str]:
     all_runs = runs or ()
     return {stage for run in all_runs for stage in run.trains if run.settings[stage].precision == "fp8"}
 
 
-def loader_workers(runs: Runs | None) -> int:
+def count_loader_workers(runs: Runs | None) -> int:
     """Return the largest number of data loader processes of any stage."""
     if runs is None:
         return 0
@@ -137,7 +137,7 @@ def check_plans(runs: Runs, machine: Machine) -> Iterator[Finding]:
 def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
     name, settings = f"memory of {stage}", TrainingSettings.from_sections(run.settings[stage])
     try:
-        workload = workload_at_most(run, stage, settings)
+        workload = build_largest_workload(run, stage, settings)
     except PlanningError as error:
         return Finding(name, "skip", str(error))
     except InputError as error:
@@ -165,13 +165,13 @@ def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = DOCTOR_F
     for stage in run.trains:
         settings = TrainingSettings.from_sections(run.settings[stage])
         try:
-            workload = workload_at_most(run, stage, settings)
+            workload = build_largest_workload(run, stage, settings)
         except InputError as error:
             yield f"no DeepSpeed configuration for {stage}: {error}"
             continue
         hidden_size = workload.architecture.hidden_size
         configs = {
-            name: complete_deepspeed_config(read_deepspeed(name, stage), hidden_size) for name in deepspeed_names()
+            name: complete_deepspeed_config(read_deepspeed(name, stage), hidden_size) for name in list_deepspeed_names()
         }
         # fixed sizes are checked: their product is the global batch
         batch_sizes = [size for size in MICRO_BATCHES if settings.global_batch_size % (size * machine.processes) == 0]
@@ -195,7 +195,7 @@ def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = DOCTOR_F
         )
 
 
-def workload_at_most(run: Run, stage: str, settings: TrainingSettings) -> Workload:
+def build_largest_workload(run: Run, stage: str, settings: TrainingSettings) -> Workload:
     """Return the stage's workload on the longest conversations that its settings accept.
 
     Raises:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.health.signature import Evidence, Explanation, Signature, StageLog, fixed_explanation
-from dj2mgm.monitoring.cgroups import CgroupLimits, read_cgroup_limits, total_memory
-from dj2mgm.monitoring.memory_csv import format_gib, last_row
+from dj2mgm.monitoring.cgroups import CgroupLimits, read_cgroup_limits, read_total_memory
+from dj2mgm.monitoring.memory_csv import format_gib, read_last_row
 
 # Processes killed by the kernel's out-of-memory killer, read from the kernel log if permissions allow it.
 
@@ -119,8 +119,8 @@ def find_kills(log: StageLog) -> list[OomKill] | None:
 
 def explain_kill(evidence: Evidence) -> Explanation:
     readings = evidence.log.path.parent / "checkpoints" / "memory.csv"
-    reading = last_row(readings) if readings.is_file() else None
-    return describe_kill(find_kills(evidence.log), read_cgroup_limits(), total_memory(), reading)
+    reading = read_last_row(readings) if readings.is_file() else None
+    return describe_kill(find_kills(evidence.log), read_cgroup_limits(), read_total_memory(), reading)
 
 
 SIGNAL_SIGNATURES = (
@@ -148,7 +148,7 @@ SIGNAL_SIGNATURES = (
 RERUN = "then run the same command again; a stage continues from its saved state"
 
 
-def error_pattern(number: int, message: str) -> str:
+def build_error_pattern(number: int, message: str) -> str:
     """Return a pattern of the system's error as Python, Rust libraries and shells print it."""
     return (
         rf"\[Errno {number}\] {message}(?:: '(?P<path>[^'\n]*)')?|\b{message} \(os error {number}\)|(?m:: {message}$)"
@@ -166,7 +166,7 @@ def explain_file(cause: str, remedy: str) -> Callable[[Evidence], Explanation]:
 
 
 def explain_memory(evidence: Evidence) -> Explanation:
-    memory = describe_memory(read_cgroup_limits(), total_memory())
+    memory = describe_memory(read_cgroup_limits(), read_total_memory())
     return Explanation(
         f"a process requested more main memory than was available; {memory}. A limit of the shell (`ulimit -v`) "
         "produces the same message",
@@ -177,7 +177,7 @@ def explain_memory(evidence: Evidence) -> Explanation:
 def explain_worker(evidence: Evidence) -> Explanation:
     """Explain the end of a worker process by the kernel's record of it, if there is one."""
     if kills := find_kills(evidence.log):
-        return describe_kill(kills, read_cgroup_limits(), total_memory())
+        return describe_kill(kills, read_cgroup_limits(), read_total_memory())
     return Explanation(
         "a worker process ended before it returned its result, without a message. The usual reason is that the kernel "
         "killed it for lack of memory; a crash in a library is another one",
@@ -188,7 +188,7 @@ def explain_worker(evidence: Evidence) -> Explanation:
 SYSTEM_SIGNATURES = (
     Signature(
         "The file system is read-only",
-        error_pattern(30, "Read-only file system"),
+        build_error_pattern(30, "Read-only file system"),
         explain_file(
             "{file} could not be written, because its file system is read-only",
             "`findmnt -T <folder>` shows how a folder is mounted. Allow writing (in a container: no `:ro` after the "
@@ -198,7 +198,7 @@ SYSTEM_SIGNATURES = (
     ),
     Signature(
         "A file is too large",
-        error_pattern(27, "File too large"),
+        build_error_pattern(27, "File too large"),
         explain_file(
             "{file} exceeded the largest size that the shell or the file system allows",
             "`ulimit -f` shows the shell's limit, `ulimit -f unlimited` lifts it. FAT32 stores files of up to 4 GiB; "
@@ -207,7 +207,7 @@ SYSTEM_SIGNATURES = (
     ),
     Signature(
         "Too many open files",
-        error_pattern(24, "Too many open files")
+        build_error_pattern(24, "Too many open files")
         + r"|RuntimeError: Too many open files\. Communication with the workers|: Too many open files \(24\)"
         + r"|received 0 items of ancdata",
         explain_file(
@@ -228,7 +228,7 @@ SYSTEM_SIGNATURES = (
     ),
     Signature(
         "A disk has a fault",
-        error_pattern(5, "Input/output error"),
+        build_error_pattern(5, "Input/output error"),
         explain_file(
             "the system could not read or write {file}, because the disk, its cable or the network failed",
             "`sudo dmesg | grep -iE 'i/o error|nfs'` names the device. Copy the readable files to another disk and "
@@ -237,7 +237,7 @@ SYSTEM_SIGNATURES = (
     ),
     Signature(
         "Stale file handle",
-        error_pattern(116, "Stale file handle"),
+        build_error_pattern(116, "Stale file handle"),
         explain_file(
             "{file} is on a network file system; another machine replaced or removed it while it was open, or the "
             "server was restarted",

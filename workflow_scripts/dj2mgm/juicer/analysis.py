@@ -23,15 +23,15 @@ from dj2mgm.juicer.changed_data_juicer import OP, OPERATORS, Fields, Filter, __v
 from dj2mgm.juicer.empty_result import EmptyResult
 from dj2mgm.juicer.engine import Engine
 from dj2mgm.juicer.operators.batched_image_text_similarity_filter import NAME as SIMILARITY
-from dj2mgm.juicer.operators.declarations import declared
+from dj2mgm.juicer.operators.declarations import get_declarations
 from dj2mgm.juicer.operators.deduplicators import IMAGE_TEXT
 from dj2mgm.juicer.operators.image_integrity_filter import NAME as INTEGRITY
 from dj2mgm.juicer.operators.selection import SelectionFilter
-from dj2mgm.juicer.partitions import column_values, join_traces, output_stats
+from dj2mgm.juicer.partitions import iterate_column_values, iterate_output_stats, join_traces
 from dj2mgm.juicer.recipe_settings import SIMILARITY_FILTERS, RecipeSettings
-from dj2mgm.juicer.run_recipe import compute_fingerprint, working_folder
-from dj2mgm.juicer.statistics import Limits, Statistic, as_numbers, find_share_limits, read_statistic_limits
-from dj2mgm.juicer.suggestions import recipe_text, suggest
+from dj2mgm.juicer.run_recipe import compute_fingerprint, open_working_folder
+from dj2mgm.juicer.statistics import Limits, Statistic, convert_to_numbers, find_share_limits, read_statistic_limits
+from dj2mgm.juicer.suggestions import format_recipe, suggest
 from dj2mgm.recipes.recipe_step import RecipeStep
 from dj2mgm.storage.files import compute_sha256, read_jsonl, write_jsonl, write_text
 
@@ -91,18 +91,18 @@ def analyze(settings: RecipeSettings, clip: str | None, data: Path, output_dir: 
     check_installed(settings.steps)
     steps = _add_needed(settings.steps, clip)
     measuring_steps = settings.complete(step for step in steps if _measures_rows(step))
-    with working_folder(output_dir, compute_fingerprint(measuring_steps, settings, data)) as working:
+    with open_working_folder(output_dir, compute_fingerprint(measuring_steps, settings, data)) as working:
         engine = Engine(measuring_steps, replace(settings, executor="default", gpus=1), working, measures=True)
         _run(engine, clip, data)
         join_traces(engine.folders, len(measuring_steps), working / TRACE)
         analysis = Analysis(data, engine.rows_in, steps, {step.name for step in settings.steps})
         stats = list(_read_stats(engine))
         _describe(analysis, engine, stats, list(read_jsonl(working / TRACE)))
-        reason = declared(engine.operators[0]).unreadable_stat
+        reason = get_declarations(engine.operators[0]).unreadable_stat
         unreadable = ({"id": identifier, reason: problem} for identifier, problem in analysis.unreadable.items())
         write_jsonl(output_dir / STATS, [*stats, *unreadable])
         write_text(output_dir / OVERALL, _tabulate_statistics(stats, {"id", reason}, working).to_csv())
-    write_text(output_dir / SUGGESTIONS, suggested_recipe(analysis))
+    write_text(output_dir / SUGGESTIONS, format_suggested_recipe(analysis))
     return analysis
 
 
@@ -117,7 +117,7 @@ def _measures_rows(step: RecipeStep) -> bool:
 
 def _add_needed(steps: Sequence[RecipeStep], clip: str | None) -> list[RecipeStep]:
     """Return the recipe with a check of images first, a deduplicator, and the similarity filter if there is a CLIP."""
-    checks = [step for step in steps if declared(_find_class(step)).unreadable_stat]
+    checks = [step for step in steps if get_declarations(_find_class(step)).unreadable_stat]
     steps = (checks or [_build_added_step(INTEGRITY)])[:1] + [step for step in steps if step not in checks]
     if not any(issubclass(_find_class(step), Deduplicator) for step in steps):
         steps.append(_build_added_step(IMAGE_TEXT))
@@ -139,7 +139,7 @@ def _run(engine: Engine, clip: str | None, data: Path) -> None:
         raise
     if not engine.rows_out:
         reasons = ", ".join(f"{reason} {count}" for reason, count in engine.counts[1]["report"].items())
-        [(first, *_)] = next(column_values(engine.folders[0], "images"))
+        [(first, *_)] = next(iterate_column_values(engine.folders[0], "images"))
         raise EmptyResult(
             f"{data}: none of {engine.rows_in} images can be read ({reasons}); the first is {first}. Check that "
             "'image_root' is the folder that its image paths are relative to"
@@ -149,7 +149,7 @@ def _run(engine: Engine, clip: str | None, data: Path) -> None:
 def _read_stats(engine: Engine) -> Iterator[dict]:
     """Yield each row's id and stats with ten digits, as Data-Juicer's datasets and its own analysis have them."""
     codec = Json()
-    for row in output_stats(engine.folders[-1]):
+    for row in iterate_output_stats(engine.folders[-1]):
         yield codec.decode_example(codec.encode_example(row))
 
 
@@ -158,10 +158,10 @@ def _describe(analysis: Analysis, engine: Engine, stats: list[dict], trace: list
 
     `stats` are the statistics of the readable rows. `trace` has the unreadable rows and the repeats.
     """
-    for text, images in column_values(engine.folders[-1], "text", "images"):
+    for text, images in iterate_column_values(engine.folders[-1], "text", "images"):
         analysis.texts.append(text)
         analysis.images.append(images)
-    reason = declared(engine.operators[0]).unreadable_stat
+    reason = get_declarations(engine.operators[0]).unreadable_stat
     analysis.unreadable = {row["id"]: row["stats"][reason] for row in trace if row["event"] == "dropped"}
     _describe_operators(analysis, engine, stats, trace)
     if not analysis.statistics:
@@ -184,7 +184,7 @@ def _describe_operators(analysis: Analysis, engine: Engine, stats: list[dict], t
             analysis.repeats[name] = np.array([row["id"] in repeated for row in stats])
         elif not engine.counts[number]["statistics"]:
             analysis.not_measured[name] = NO_STATISTIC
-        elif not declared(_find_class(step)).unreadable_stat:
+        elif not get_declarations(_find_class(step)).unreadable_stat:
             filters.append((engine.operators[number - 1], step.arguments, list(engine.counts[number]["statistics"])))
     for operator, arguments, names in filters:
         _describe_filter(analysis, operator, arguments, {name: [row.get(name) for row in stats] for name in names})
@@ -194,7 +194,7 @@ def _describe_filter(analysis: Analysis, operator: OP, arguments: dict, columns:
     """Fill in the statistics that one filter has computed; `columns` has the values of all rows by statistic."""
     recipe_arguments = arguments if operator._name in analysis.recipe else None
     for name, column in columns.items():
-        numbers = as_numbers(column)
+        numbers = convert_to_numbers(column)
         if numbers is None:
             analysis.not_measured[f"{operator._name}, {name}"] = "is not numeric"
             continue
@@ -213,7 +213,7 @@ def _tabulate_statistics(stats: list[dict], others: set[str], working: Path) -> 
     return analysis.analyze(percentiles=PERCENTILES, skip_export=True)
 
 
-def suggested_recipe(analysis: Analysis) -> str:
+def format_suggested_recipe(analysis: Analysis) -> str:
     """Return the contents of suggestions.yaml."""
     reasons = ", ".join(f"{reason} {count}" for reason, count in Counter(analysis.unreadable.values()).items())
     check = analysis.steps[0].name
@@ -226,7 +226,7 @@ def suggested_recipe(analysis: Analysis) -> str:
         "Each count is the number of readable rows that the limit alone would drop. All limits together would keep "
         f"{analysis.count_kept('suggested')} rows.\nLook at the examples in analysis.html before you trust a limit."
     )
-    return recipe_text(head, [step.as_dict() for step in analysis.steps], analysis.statistics, drops)
+    return format_recipe(head, [step.as_dict() for step in analysis.steps], analysis.statistics, drops)
 
 
 def summarize_analysis(analysis: Analysis, clip: str | None) -> dict:

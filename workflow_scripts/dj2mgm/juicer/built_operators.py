@@ -8,9 +8,9 @@ from pathlib import Path
 
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.changed_data_juicer import OP, OPERATORS, MissingPackage, SpecialTokens, check_arguments, load_step
-from dj2mgm.juicer.operators.declarations import declared, keeps_or_drops_rows
-from dj2mgm.recipes.operator_checks import merges_rows
-from dj2mgm.recipes.recipe_step import RecipeStep, nearest
+from dj2mgm.juicer.operators.declarations import get_declarations, keeps_or_drops_rows
+from dj2mgm.recipes.operator_checks import make_row_merge_error
+from dj2mgm.recipes.recipe_step import RecipeStep, find_nearest_name
 
 # the engine shares rows among processes, and an operator that fails stops the stage
 IN_THIS_PROCESS = {"skip_op_error": False, "auto_op_parallelism": False, "num_proc": 1}
@@ -37,14 +37,14 @@ def check_installed(steps: Sequence[RecipeStep]) -> None:
     """
     for step in (step for top in steps for step in top.self_and_captioner()):
         if step.name not in OPERATORS.modules:
-            nearest_name = nearest(step.name, OPERATORS.modules)
+            nearest_name = find_nearest_name(step.name, OPERATORS.modules)
             raise InputError(
                 f"{step.location}: unknown operator {step.name!r}; the nearest known one is {nearest_name!r}"
             )
         if problems := check_arguments(step.name, step.arguments):
             raise InputError(f"{step.location}: {'; '.join(problems)}; see Data-Juicer's page of the operator")
         if not keeps_or_drops_rows(OPERATORS.modules[step.name]):
-            raise merges_rows(step.location, step.name)
+            raise make_row_merge_error(step.location, step.name)
 
 
 def build_operators(steps: Sequence[RecipeStep], working: Path) -> list[OP]:
@@ -52,7 +52,7 @@ def build_operators(steps: Sequence[RecipeStep], working: Path) -> list[OP]:
     operators = [_build(step, working) for step in steps]
     spenders: dict[str, int] = {}
     for number, operator in enumerate(operators, start=1):
-        budget = declared(operator).budget
+        budget = get_declarations(operator).budget
         if budget and (first := spenders.setdefault(budget, number)) != number:
             raise InputError(
                 f"recipe, steps {first} and {number}: {operator._name} would send the same requests to the same server "
@@ -65,7 +65,7 @@ def _build(step: RecipeStep, working: Path) -> OP:
     try:
         operator = load_step(step.name, step.arguments, IN_THIS_PROCESS | {"work_dir": str(working)})
     except MissingPackage as error:
-        raise missing_package(step.name, error) from None
+        raise make_package_error(step.name, error) from None
     except InputError:
         raise
     except Exception as error:
@@ -74,7 +74,7 @@ def _build(step: RecipeStep, working: Path) -> OP:
     return operator
 
 
-def missing_package(operator: str, error: MissingPackage) -> InputError:
+def make_package_error(operator: str, error: MissingPackage) -> InputError:
     return InputError(
         f"operator {operator} needs the package {error.package}, which is not installed; "
         "install it in envs/data_juicer.yaml (nothing is installed at run time) or remove the operator from the recipe"
@@ -87,9 +87,9 @@ def naming_operator(name: str) -> Iterator[None]:
     try:
         yield
     except MissingPackage as error:
-        raise missing_package(name, error) from None
+        raise make_package_error(name, error) from None
     except ModuleNotFoundError as error:
-        raise missing_package(name, MissingPackage(error.name)) from None
+        raise make_package_error(name, MissingPackage(error.name)) from None
     except InputError:
         raise
     except Exception as error:

@@ -16,10 +16,10 @@ from dj2mgm.errors import InputError
 from dj2mgm.juicer.built_operators import Step, check_ids, check_special_tokens, name_failing_row, naming_operator
 from dj2mgm.juicer.changed_data_juicer import Fields, Mapper, change_data_juicer
 from dj2mgm.juicer.operators.declarations import (
-    batch_method,
-    decision_method,
-    declared,
-    holds_model,
+    get_batch_method,
+    get_decision_method,
+    get_declarations,
+    has_model,
     is_unforkable,
     take_report,
 )
@@ -50,9 +50,9 @@ class Chain(Mapper):
         operators = [step.operator for step in steps]
         self.accelerator = "cuda" if any(operator.use_cuda() for operator in operators) else "cpu"
         self.unforkable = self.use_cuda() or any(map(is_unforkable, operators))
-        self.in_one_process = any(declared(step.operator).in_one_process for step in steps if not step.measures)
+        self.in_one_process = any(get_declarations(step.operator).in_one_process for step in steps if not step.measures)
         # an actor loads a model once, while a task loads it in each new process
-        self.ray_execution_mode = "actor" if any(map(holds_model, operators)) else "task"
+        self.ray_execution_mode = "actor" if any(map(has_model, operators)) else "task"
 
     def process_batched(self, samples: dict, rank: int | None = None) -> pa.Table:
         change_data_juicer()  # in a worker of Ray this is the entry point
@@ -67,7 +67,7 @@ class Chain(Mapper):
     def close(self) -> None:
         """Close the files that operators keep open."""
         for step in self.steps:
-            declared(step.operator).close()
+            get_declarations(step.operator).close()
 
 
 class RowBatch:
@@ -110,11 +110,11 @@ class RowBatch:
     def _apply(self, step: Step, before: dict, arguments: dict) -> dict:
         """Run the operator on a part of the batch, and return the columns of the rows that it keeps."""
         operator = step.operator
-        method = getattr(operator, batch_method(operator, step.measures))
+        method = getattr(operator, get_batch_method(operator, step.measures))
         columns = {key: list(values) for key, values in before.items()}
         after = dict(name_failing_row(operator._name, method)(columns, **arguments))
         check_ids(operator._name, set(before["id"]), after)
-        decide = decision_method(operator)
+        decide = get_decision_method(operator)
         if decide and not step.measures:
             before, is_kept = after, [bool(keep) for keep in decide(after)]
             if not all(is_kept):

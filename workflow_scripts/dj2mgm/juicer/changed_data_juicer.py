@@ -19,7 +19,7 @@ from PIL import Image
 
 from dj2mgm.data.images import IMAGE_FORMATS, load_image
 from dj2mgm.errors import InputError
-from dj2mgm.storage.shards import file_size
+from dj2mgm.storage.shards import read_file_size
 from dj2mgm.storage.streaming import end_with_parent
 
 __all__ = [
@@ -35,10 +35,10 @@ __all__ = [
     "check_arguments",
     "load_ops",
     "load_step",
-    "nested_dataset_class",
+    "load_nested_dataset_class",
     "prepare_process",
-    "ray_dataset_class",
-    "valid_arguments",
+    "load_ray_dataset_class",
+    "list_valid_arguments",
 ]
 
 
@@ -93,7 +93,7 @@ def _open_images_like_the_workflow() -> None:
     16-bit values at 255, so operators would measure other images than the training uses. Operators that call Pillow
     themselves find only this workflow's formats.
     """
-    for ours, theirs in ((load_image, "load_image"), (file_size, "get_file_size")):
+    for ours, theirs in ((load_image, "load_image"), (read_file_size, "get_file_size")):
         original = getattr(mm_utils, theirs)
         setattr(mm_utils, theirs, ours)
         for name, module in list(sys.modules.items()):
@@ -133,7 +133,7 @@ def _require_changes() -> None:
         raise RuntimeError("Data-Juicer could install packages: call change_data_juicer() in the entry point")
 
 
-def nested_dataset_class() -> type:
+def load_nested_dataset_class() -> type:
     """Return `NestedDataset`, the dataset of Data-Juicer's operators."""
     _require_changes()
     from data_juicer.core.data import NestedDataset
@@ -141,7 +141,7 @@ def nested_dataset_class() -> type:
     return NestedDataset
 
 
-def ray_dataset_class() -> type:
+def load_ray_dataset_class() -> type:
     """Return `RayDataset`, on which Data-Juicer's Ray executor runs operators; its import needs Ray."""
     _require_changes()
     from data_juicer.core.data.ray_dataset import RayDataset
@@ -163,7 +163,7 @@ def check_arguments(name: str, arguments: dict) -> list[str]:
     return []
 
 
-def valid_arguments(operator: type[OP]) -> set[str]:
+def list_valid_arguments(operator: type[OP]) -> set[str]:
     """Return the names of an operator's arguments, as Data-Juicer's own check finds them."""
     _require_changes()
     from data_juicer.core.preflight import _get_valid_params

@@ -24,9 +24,9 @@ from dj2mgm.juicer.operators.deduplicators import NearDeduplicator
 from dj2mgm.juicer.operators.selection import Selection, SelectionFilter
 from dj2mgm.juicer.partitions import (
     ROW_SCHEMA,
-    batches,
-    column_values,
     count_rows,
+    iterate_batches,
+    iterate_column_values,
     list_partitions,
     read_counts,
     write_partition,
@@ -126,7 +126,7 @@ class MeasuredRows:
         return count_rows(self.folder)
 
     def __iter__(self) -> Iterator[dict]:
-        for identifier, text, stats, others in column_values(self.folder, "id", "text", "stats", "others"):
+        for identifier, text, stats, others in iterate_column_values(self.folder, "id", "text", "stats", "others"):
             yield {"id": identifier, "text": text, Fields.stats: json.loads(stats)} | json.loads(others)
 
 
@@ -145,7 +145,7 @@ def keep_selected(step: Step, source: Path, target: Path) -> None:
     with replace_folder(target) as folder:
         for partition in list_partitions(source):
             ledger = Ledger()
-            for table in batches(partition):
+            for table in iterate_batches(partition):
                 _add_selected(ledger, step, table, selection.part(first, len(table)))
                 first += len(table)
             ledger.add_counts(step.number, counts | {"seconds": perf_counter() - started})
@@ -190,7 +190,7 @@ def drop_near_duplicates(step: Step, source: Path, target: Path) -> None:
 
 def _find_near_duplicates(operator: NearDeduplicator, source: Path, file: Path) -> NearDuplicates:
     if not file.exists():
-        rows = column_values(source, "others", "stats")
+        rows = iterate_column_values(source, "others", "stats")
         with naming_operator(operator._name):
             duplicates = operator.find_duplicates(
                 ((json.loads(others)[operator.hash_key], json.loads(stats)) for others, stats in rows), source.parent
@@ -205,7 +205,7 @@ def _read_kept_ids(source: Path, copies: NearDuplicates) -> DiskMap:
     """Return the ids of kept rows that have near-duplicates, by index."""
     ids, has_duplicate = DiskMap(), np.zeros(len(copies.copy_of), dtype=bool)
     has_duplicate[copies.copy_of[copies.copy_of >= 0]] = True
-    rows = enumerate(column_values(source, "id"))
+    rows = enumerate(iterate_column_values(source, "id"))
     ids.fill((str(index), identifier) for index, (identifier,) in rows if has_duplicate[index])
     return ids
 
@@ -219,7 +219,7 @@ class _NearDuplicateAccounts:
     def add_up(self, partition: Path, first: int) -> Ledger:
         """Account for the rows of a partition; its first row has the number `first` among all rows."""
         ledger, kind = Ledger(), "repeated" if self.step.measures else "dropped"
-        for table in batches(partition):
+        for table in iterate_batches(partition):
             copy_of = self.copies.copy_of[first : first + len(table)]
             for index in np.flatnonzero(copy_of >= 0):
                 event = {"id": table["id"][index].as_py(), "event": kind, "step": self.step.number}

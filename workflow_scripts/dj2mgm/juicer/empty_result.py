@@ -11,8 +11,8 @@ import numpy as np
 from dj2mgm.data.images import UnreadableImages
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.changed_data_juicer import OP, Fields
-from dj2mgm.juicer.operators.declarations import decision_method, declared
-from dj2mgm.juicer.partitions import column_values
+from dj2mgm.juicer.operators.declarations import get_decision_method, get_declarations
+from dj2mgm.juicer.partitions import iterate_column_values
 from dj2mgm.juicer.statistics import read_statistic_limits
 from dj2mgm.storage.files import read_jsonl
 
@@ -37,13 +37,13 @@ class ReadTracker(dict):
         return super().__getitem__(key)
 
 
-def empty_result(rows_in: int, steps: list[dict], operators: list[OP], trace: Path, rows: Path) -> EmptyResult:
+def make_empty_result(rows_in: int, steps: list[dict], operators: list[OP], trace: Path, rows: Path) -> EmptyResult:
     """Return the error to raise if the last of the finished steps kept no row.
 
     `trace` is the jsonl of dropped rows, here of every input row; `rows` are the partitions of the stage's input.
     """
     worst = max(steps, key=lambda step: step["dropped"])
-    if stat := declared(operators[worst["step"] - 1]).unreadable_stat:
+    if stat := get_declarations(operators[worst["step"] - 1]).unreadable_stat:
         return EmptyResult(
             f"the recipe kept none of {rows_in} rows; the images of {worst['dropped']} cannot be read "
             f"({_count_unreadable(stat, worst['step'], trace, rows)}). Correct the paths, or the folder that they are "
@@ -62,7 +62,7 @@ def _count_unreadable(stat: str, step: int, trace: Path, rows: Path) -> Unreadab
     dropped = (row for row in read_jsonl(trace) if row["event"] == "dropped" and row["step"] == step)
     reasons = {row["id"]: row["stats"][stat] for row in dropped}
     unreadable = UnreadableImages()
-    for identifier, images in column_values(rows, "id", "images"):
+    for identifier, images in iterate_column_values(rows, "id", "images"):
         if identifier in reasons:
             unreadable.add(reasons[identifier], images[0])
     return unreadable
@@ -88,7 +88,7 @@ def _describe_distribution(operator: OP, stats: list[dict]) -> str:
 
 def _find_decisive_stat(operator: OP, stats: list[dict]) -> str | None:
     """Return the stat by which a filter decides; None if there are several, or if the operator is not a filter."""
-    decide = decision_method(operator)
+    decide = get_decision_method(operator)
     for row in stats if decide else ():
         tracker = ReadTracker(row)
         list(decide({Fields.stats: [tracker]}))

@@ -31,10 +31,10 @@ from dj2mgm.juicer.changed_data_juicer import OP, Fields
 from dj2mgm.juicer.decisions import Ledger, Repeats, RowStream, drop_near_duplicates, keep_selected
 from dj2mgm.juicer.executors import RunChain, open_executor
 from dj2mgm.juicer.operators.declarations import (
-    batch_method,
-    decision_method,
-    declared,
-    holds_model,
+    get_batch_method,
+    get_decision_method,
+    get_declarations,
+    has_model,
     merge_reports,
     needs_all_rows,
     take_report,
@@ -42,10 +42,10 @@ from dj2mgm.juicer.operators.declarations import (
 from dj2mgm.juicer.operators.deduplicators import NearDeduplicator
 from dj2mgm.juicer.operators.selection import SelectionFilter, ShareLimits
 from dj2mgm.juicer.partitions import (
-    column_values,
     count_rows,
     import_rows,
     iterate,
+    iterate_column_values,
     iterate_tables,
     list_partitions,
     load_partitions,
@@ -102,15 +102,15 @@ def plan_passes(operators: Sequence[OP], measures: bool = False) -> list[Pass]:
         steps.clear()
 
     for number, operator in enumerate(operators, start=1):
-        step = Step(number, operator, measures and declared(operator).unreadable_stat is None)
-        if holds_model(operator) and not any(holds_model(earlier.operator) for earlier in steps):
+        step = Step(number, operator, measures and get_declarations(operator).unreadable_stat is None)
+        if has_model(operator) and not any(has_model(earlier.operator) for earlier in steps):
             end()
         if isinstance(operator, NearDeduplicator):
             steps.append(step)
             end(PassEnd.MEASURED)
             steps.append(step)
             end(PassEnd.NEAR_DUPLICATES)
-        elif declared(operator).hash_key:
+        elif get_declarations(operator).hash_key:
             steps.append(step)
             end(PassEnd.REPEATS)
         elif isinstance(operator, SelectionFilter):
@@ -166,7 +166,7 @@ class Engine:
     def run(self, data: Path) -> None:
         """Run the passes in order, and stop after a pass that leaves no row."""
         for operator in self.operators:
-            declared(operator).check_ready()
+            get_declarations(operator).check_ready()
         self.folders = [self.working / "pass-0"]
         if not self.folders[0].exists():
             import_rows(data, self.settings.image_root, self.folders[0], self.settings.columns)
@@ -199,7 +199,7 @@ class Engine:
         source = self.folders[-1]
         for step in current.steps:
             if _has_share(step.operator) and not step.measures:  # the pass before has measured all rows
-                step.operator.set_limits(json.loads(stats) for (stats,) in column_values(source, "stats"))
+                step.operator.set_limits(json.loads(stats) for (stats,) in iterate_column_values(source, "stats"))
         chain = Chain(list(current.steps))
         pending = [partition for partition in list_partitions(source) if not (target / partition.name).exists()]
         if len(pending) < len(list_partitions(source)):
@@ -253,7 +253,7 @@ class Engine:
 
     def _summarize_step(self, step: Step, rows_in: int) -> dict:
         """Return an operator's entry in summary.json."""
-        counts, operator = self.counts.get(step.number, {}), declared(step.operator)
+        counts, operator = self.counts.get(step.number, {}), get_declarations(step.operator)
         dropped = counts.get("dropped", 0)
         summary = {
             "step": step.number,
@@ -270,8 +270,8 @@ class Engine:
 
 def _read_repeats(folder: Path, step: Step) -> Repeats:
     """Return the hashes in the partitions that the pass has finished."""
-    repeats = Repeats(step, declared(step.operator).hash_key)
-    rows = column_values(folder, "id", "others")
+    repeats = Repeats(step, get_declarations(step.operator).hash_key)
+    rows = iterate_column_values(folder, "id", "others")
     repeats.first.fill((json.loads(others)[repeats.hash_key], identifier) for identifier, others in rows)
     return repeats
 
@@ -294,9 +294,9 @@ def _run_on_dataset(operator: OP, dataset: "NestedDataset", measures: bool) -> t
 
     A filter runs like in its own `run`, in two steps. If it only `measures`, the second step is left out.
     """
-    if method := batch_method(operator):
+    if method := get_batch_method(operator):
         setattr(operator, method, name_failing_row(operator._name, getattr(operator, method)))
-    decide = decision_method(operator)
+    decide = get_decision_method(operator)
     if decide is None:
         return dataset, operator.run(dataset)
     measured = operator.run(dataset, reduce=False)

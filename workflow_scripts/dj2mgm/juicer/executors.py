@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from dj2mgm.cli.messages import note
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.built_operators import missing_package
+from dj2mgm.juicer.built_operators import make_package_error
 from dj2mgm.juicer.chain import Chain
-from dj2mgm.juicer.changed_data_juicer import MissingPackage, ray_dataset_class
-from dj2mgm.juicer.partitions import batches, list_batches, read_record_batch
+from dj2mgm.juicer.changed_data_juicer import MissingPackage, load_ray_dataset_class
+from dj2mgm.juicer.partitions import iterate_batches, list_batches, read_record_batch
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.storage.streaming import map_in_order
@@ -32,19 +32,19 @@ RunChain = Callable[[Chain, list[Path]], Iterator[pa.Table]]  # outcomes of the 
 def open_executor(settings: RecipeSettings, working: Path) -> Iterator[RunChain]:
     """Open the executor of the recipe; Ray, if operators share several GPUs."""
     if settings.on_ray:
-        with ray_cluster(settings, working) as run:
+        with open_ray_executor(settings, working) as run:
             yield run
     else:
         yield lambda chain, partitions: run_locally(chain, partitions, settings.processes)
 
 
 def run_locally(chain: Chain, partitions: list[Path], processes: int) -> Iterator[pa.Table]:
-    tables = (table for partition in partitions for table in batches(partition))
+    tables = (table for partition in partitions for table in iterate_batches(partition))
     return map_in_order(chain.process, tables, 1 if chain.unforkable else processes)
 
 
 @contextmanager
-def ray_cluster(settings: RecipeSettings, working: Path) -> Iterator[RunChain]:
+def open_ray_executor(settings: RecipeSettings, working: Path) -> Iterator[RunChain]:
     """Open Data-Juicer's Ray executor.
 
     It uses the cluster at `ray_address`, or starts a cluster on this machine with as many cores as the larger of
@@ -53,7 +53,7 @@ def ray_cluster(settings: RecipeSettings, working: Path) -> Iterator[RunChain]:
     try:
         import ray.data
     except ModuleNotFoundError:
-        raise missing_package("of the executor ray", MissingPackage("ray")) from None
+        raise make_package_error("of the executor ray", MissingPackage("ray")) from None
     for name in ("ray", "ray.data"):  # after the import, which sets other levels
         logging.getLogger(name).setLevel(logging.ERROR)
     environment = {"PYTHONPATH": str(SCRIPTS), "RAY_JOB": "1"}  # Data-Juicer detects Ray by RAY_JOB
@@ -126,7 +126,7 @@ def _run_on_ray(chain: Chain, partitions: list[Path]) -> Iterator[pa.Table]:
     rows = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
         _read_batch, batch_size=1, **read_options
     )
-    dataset = ray_dataset_class()(rows, auto_op_parallelism=False)
+    dataset = load_ray_dataset_class()(rows, auto_op_parallelism=False)
     yield from dataset.process([chain]).data.iter_batches(batch_size=None, batch_format="pyarrow")
 
 

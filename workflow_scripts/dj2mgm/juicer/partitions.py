@@ -22,10 +22,10 @@ from datasets import Dataset, Features, Json, Value
 from datasets.arrow_writer import ArrowWriter
 
 from dj2mgm.data.formats import read_dj_jsonl
-from dj2mgm.data.images import absolute_path
+from dj2mgm.data.images import join_image_path
 from dj2mgm.data.instruction_rows import COLUMNS
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.changed_data_juicer import Fields, nested_dataset_class
+from dj2mgm.juicer.changed_data_juicer import Fields, load_nested_dataset_class
 from dj2mgm.storage.files import read_json, replace_folder, write_json
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def count_rows(folder: Path) -> int:
     return sum(read_counts(partition)["rows"] for partition in list_partitions(folder))
 
 
-def batches(partition: Path) -> Iterator[pa.Table]:
+def iterate_batches(partition: Path) -> Iterator[pa.Table]:
     """Yield the record batches. The file is not mapped into memory, since its pages would stay there."""
     with pa.OSFile(str(partition / FILE)) as file, pa.ipc.open_file(file) as reader:
         for number in range(reader.num_record_batches):
@@ -79,10 +79,10 @@ def read_record_batch(path: str, number: int) -> pa.Table:
         return pa.Table.from_batches([reader.get_batch(number)])
 
 
-def column_values(folder: Path, *columns: str) -> Iterator[tuple]:
+def iterate_column_values(folder: Path, *columns: str) -> Iterator[tuple]:
     """Yield the columns' values row by row."""
     for partition in list_partitions(folder):
-        for table in batches(partition):
+        for table in iterate_batches(partition):
             yield from zip(*(table[column].to_pylist() for column in columns), strict=True)
 
 
@@ -99,11 +99,11 @@ def write_partition(
     with pa.OSFile(str(folder / FILE), "wb") as file, pa.ipc.new_file(file, ROW_SCHEMA) as writer:
         writer.write_table(rows, max_chunksize=ROWS_AT_ONCE)
     for number, lines in trace.items():
-        (folder / trace_name(number)).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        (folder / format_trace_name(number)).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     write_json(folder / COUNTS, {"rows": len(rows), "operators": operators})
 
 
-def trace_name(number: int) -> str:
+def format_trace_name(number: int) -> str:
     return f"trace-{number}.jsonl"
 
 
@@ -146,7 +146,7 @@ def _build_table(rows: list[dict], image_root: Path, defaults: dict[str, object]
     columns = {
         "id": [row["id"] for row in rows],
         "text": [row["text"] for row in rows],
-        "images": [[absolute_path(image_root, image) for image in row["images"]] for row in rows],
+        "images": [[join_image_path(image_root, image) for image in row["images"]] for row in rows],
         "input_row": [json.dumps(row, ensure_ascii=False) for row in rows],
         "stats": empty,
         "meta": empty,
@@ -161,7 +161,7 @@ def join_traces(folders: list[Path], operators: int, target: Path) -> None:
         for number in range(1, operators + 1):
             for folder in folders:
                 for partition in list_partitions(folder):
-                    part = partition / trace_name(number)
+                    part = partition / format_trace_name(number)
                     if part.is_file():
                         with open(part, "rb") as lines:
                             shutil.copyfileobj(lines, output)
@@ -195,11 +195,11 @@ def load_partitions(folder: Path, working: Path) -> "NestedDataset":
     arrow = working / f"{folder.name}.arrow"
     features = Features(FEATURES | {"others": Value("string")} | {column: Json() for column in columns})
     with ArrowWriter(features=features, path=str(arrow)) as writer:
-        for row in column_values(folder, *ROW_SCHEMA.names):
+        for row in iterate_column_values(folder, *ROW_SCHEMA.names):
             row = dict(zip(ROW_SCHEMA.names, row, strict=True))
             writer.write(row | {column: json.loads(row.pop(name)) for column, name in columns.items()})
         writer.finalize()
-    return nested_dataset_class()(Dataset.from_file(str(arrow)))
+    return load_nested_dataset_class()(Dataset.from_file(str(arrow)))
 
 
 def iterate_tables(dataset: "NestedDataset") -> Iterator[pa.Table]:
@@ -213,16 +213,16 @@ def iterate_tables(dataset: "NestedDataset") -> Iterator[pa.Table]:
         yield pa.table(values, schema=ROW_SCHEMA)
 
 
-def output_rows(folder: Path, image_root: Path) -> Iterator[dict]:
+def iterate_output_rows(folder: Path, image_root: Path) -> Iterator[dict]:
     """Yield the input rows with their current text and question, and with `recaption` if it is a new caption.
 
     Raises:
         InputError: an operator has replaced an image, so its path is not a path of the dataset.
     """
     columns = ("id", "text", "images", INPUT_ROW, "meta", "others")
-    for identifier, text, images, source, meta, others in column_values(folder, *columns):
+    for identifier, text, images, source, meta, others in iterate_column_values(folder, *columns):
         row = json.loads(source)
-        if images != [absolute_path(image_root, image) for image in row["images"]]:
+        if images != [join_image_path(image_root, image) for image in row["images"]]:
             raise InputError(f"the recipe replaced the image of row {identifier!r}. Remove operators that edit images")
         if RECAPTION_RECORD in row:  # from an earlier run, whose output is this dataset
             row[f"earlier_{RECAPTION_RECORD}"] = row.pop(RECAPTION_RECORD)
@@ -232,7 +232,7 @@ def output_rows(folder: Path, image_root: Path) -> Iterator[dict]:
         yield row | {"text": text} | (record if record.get(RECAPTION_RECORD, {}).get("caption") is not None else {})
 
 
-def output_stats(folder: Path) -> Iterator[dict]:
+def iterate_output_stats(folder: Path) -> Iterator[dict]:
     """Yield the id of each row with every stat that the operators have computed."""
-    for identifier, stats in column_values(folder, "id", "stats"):
+    for identifier, stats in iterate_column_values(folder, "id", "stats"):
         yield {"id": identifier} | json.loads(stats)

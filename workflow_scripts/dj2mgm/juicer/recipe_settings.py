@@ -92,7 +92,7 @@ def read_filter_settings(path: str | Path) -> RecipeSettings:
 
 def prepare_filters(path: str | Path, settings: FilterSettings | AnalysisSettings) -> RecipeSettings:
     """Return the recipe of the filter stage or of an analysis; raises as `read_filter_settings` does."""
-    return prepare_recipe(path, settings, clip_arguments(settings.clip))
+    return prepare_recipe(path, settings, build_clip_arguments(settings.clip))
 
 
 def prepare_synthesis(
@@ -124,7 +124,7 @@ def prepare_synthesis(
         "captions_folder": settings.captions,
         "writer": settings.writer or "-".join(output_dir.resolve().parts[-3:]),
     }
-    arguments = clip_arguments(settings.clip) | {RECAPTION: {"hf_clip": settings.clip} | writer_arguments}
+    arguments = build_clip_arguments(settings.clip) | {RECAPTION: {"hf_clip": settings.clip} | writer_arguments}
     arguments |= dict.fromkeys((RATE, REPAIR), {key: value for key, value in writer_arguments.items() if key != "seed"})
     if files:
         file_arguments = {"question_file": str(files.instructions), "held_out_file": str(files.evaluation)}
@@ -150,7 +150,7 @@ def prepare_recipe(
     return RecipeSettings(root, processes, recipe.steps, arguments, *executor, recipe.rows)
 
 
-def clip_arguments(clip: str | None) -> dict[str, dict]:
+def build_clip_arguments(clip: str | None) -> dict[str, dict]:
     """Return the CLIP as the argument of each operator with a CLIP."""
     return {name: {"hf_clip": clip} for name in WITH_CLIP} if clip else {}
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from dj2mgm.data.images import BadImage
 from dj2mgm.juicer import changed_data_juicer, engine
 from dj2mgm.juicer.built_operators import check_installed
-from dj2mgm.juicer.empty_result import EmptyResult, empty_result
+from dj2mgm.juicer.empty_result import EmptyResult, make_empty_result
 from dj2mgm.juicer.engine import Engine
 from dj2mgm.juicer.operators.declarations import find_model_files
-from dj2mgm.juicer.partitions import join_traces, output_rows, output_stats
+from dj2mgm.juicer.partitions import iterate_output_rows, iterate_output_stats, join_traces
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.recipes.operator_checks import check_models_named
 from dj2mgm.recipes.recipe_files import find_recipe_files
@@ -42,15 +42,17 @@ def run_recipe(settings: RecipeSettings, data: Path, output_dir: Path, rows_file
     check_models_named(steps)
     for name in (rows_file, STATS, TRACE, SUMMARY):
         (output_dir / name).unlink(missing_ok=True)
-    with working_folder(output_dir, compute_fingerprint(steps, settings, data)) as working:
+    with open_working_folder(output_dir, compute_fingerprint(steps, settings, data)) as working:
         recipe_engine = Engine(steps, settings, working)
         recipe_engine.run(data)
         join_traces(recipe_engine.folders, len(steps), working / TRACE)
         if not recipe_engine.rows_out:
             steps_done, first = recipe_engine.summaries, recipe_engine.folders[0]
-            raise empty_result(recipe_engine.rows_in, steps_done, recipe_engine.operators, working / TRACE, first)
-        rows_kept = write_jsonl(output_dir / rows_file, output_rows(recipe_engine.folders[-1], settings.image_root))
-        write_jsonl(output_dir / STATS, output_stats(recipe_engine.folders[-1]))
+            raise make_empty_result(recipe_engine.rows_in, steps_done, recipe_engine.operators, working / TRACE, first)
+        rows_kept = write_jsonl(
+            output_dir / rows_file, iterate_output_rows(recipe_engine.folders[-1], settings.image_root)
+        )
+        write_jsonl(output_dir / STATS, iterate_output_stats(recipe_engine.folders[-1]))
         os.replace(working / TRACE, output_dir / TRACE)
         summary = _build_summary(
             data, recipe_engine.rows_in, rows_kept, recipe_engine.summaries, _count_events(output_dir / TRACE)
@@ -76,7 +78,7 @@ def compute_fingerprint(steps: Sequence[RecipeStep], settings: RecipeSettings, d
 
 
 @contextmanager
-def working_folder(output_dir: Path, fingerprint: str) -> Iterator[Path]:
+def open_working_folder(output_dir: Path, fingerprint: str) -> Iterator[Path]:
     """Make a folder inside `output_dir`, and remove it at the end.
 
     A run that fails or is killed leaves it, and the next run with the same fingerprint continues there. Folders of

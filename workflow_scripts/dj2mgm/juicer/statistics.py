@@ -64,7 +64,7 @@ class Statistic:
         return dropped
 
 
-def as_numbers(column: list) -> tuple[np.ndarray, bool] | None:
+def convert_to_numbers(column: list) -> tuple[np.ndarray, bool] | None:
     """Return a column as (N,) float64 and whether it has one number per image, or None if it is not numeric."""
     per_image = any(isinstance(value, list) for value in column)
     single = [(value[0] if len(value) == 1 else None) if isinstance(value, list) else value for value in column]

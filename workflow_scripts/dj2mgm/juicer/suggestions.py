@@ -48,7 +48,7 @@ def is_logarithmic(values: np.ndarray) -> bool:
     return bool(values.min() >= 0 and values.max() > 1)
 
 
-def separated_tail(values: np.ndarray, upper: bool) -> Tail | None:
+def find_separated_tail(values: np.ndarray, upper: bool) -> Tail | None:
     """Return the tail at the lower or upper end if a gap separates it from the rest, or None. Values are (N,) finite.
 
     A tail has 0.1 to 5 % of the rows. The gap is at least half as wide as the interquartile range (of logarithms, for
@@ -87,7 +87,7 @@ def _find_edges(ordered: np.ndarray, sign: int) -> tuple[np.ndarray, np.ndarray]
     return sign * np.log(np.maximum(sign * starts, lowest)), sign * np.log(np.maximum(sign * ends, lowest))
 
 
-def between(tail: Tail, whole: bool) -> float:
+def choose_gap_limit(tail: Tail, whole: bool) -> float:
     """Return a limit with few digits near the middle of the tail's gap (of logarithms, for values above 0).
 
     The limit is a whole number if values are.
@@ -111,7 +111,7 @@ class Valley:
     share: float  # share of the rows in the lower hump
 
 
-def valley_between_humps(values: np.ndarray) -> Valley | None:
+def find_valley(values: np.ndarray) -> Valley | None:
     """Return the valley between the two normals that fit (N,) finite values best, or None if there is one hump.
 
     There are two humps if the Bayesian information criterion prefers two normals to one by 10, and if the density
@@ -184,12 +184,12 @@ def suggest(statistic: Statistic) -> Statistic:
     if "min" in limits and limits["min"].argument in SIDE_BY_SHARE:
         return replace(statistic, suggested={side: _keep_limit(limit, statistic) for side, limit in limits.items()})
     if "min" in limits and SCORE in limits["min"].argument:
-        valley = valley_between_humps(finite)
+        valley = find_valley(finite)
         suggested = {side: _keep_limit(limit, statistic) for side, limit in limits.items()}
         if valley:
             suggested["min"] = _move_to_valley(limits["min"], valley)
         return replace(statistic, suggested=suggested, remark=TWO_HUMPS if valley else _describe_one_hump(finite))
-    tails = {side: separated_tail(finite, upper=side == "max") for side in limits}
+    tails = {side: find_separated_tail(finite, upper=side == "max") for side in limits}
     suggested = {
         side: _move_before_tail(limit, tails[side], statistic) if tails[side] else _keep_limit(limit, statistic)
         for side, limit in limits.items()
@@ -211,7 +211,7 @@ def _move_before_tail(limit: FilterLimit, tail: Tail, statistic: Statistic) -> F
     if _is_in_recipe(limit, statistic) and low < limit.value < high:
         return replace(limit, reason=f"{reason}; as in the recipe")
     whole = bool(np.all(statistic.finite == np.round(statistic.finite)))
-    return _replace_value(limit, between(tail, whole), reason)
+    return _replace_value(limit, choose_gap_limit(tail, whole), reason)
 
 
 def _keep_limit(limit: FilterLimit, statistic: Statistic) -> FilterLimit:
@@ -258,7 +258,7 @@ def format_statistic(value: float) -> str:
     return str(int(value)) if abs(value) < 1e6 and value == int(value) else f"{value:.3g}"
 
 
-def recipe_text(head: str, process: list[dict], statistics: list[Statistic], drops: dict[str, str]) -> str:
+def format_recipe(head: str, process: list[dict], statistics: list[Statistic], drops: dict[str, str]) -> str:
     """Return a recipe for config/recipes/ with the suggested limits, each with its dropped rows and its reason.
 
     Args:

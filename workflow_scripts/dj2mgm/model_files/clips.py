@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.hub_cache import cached_snapshot, names_folder
+from dj2mgm.model_files.hub_cache import find_cached_snapshot, is_folder_path
 from dj2mgm.model_files.model_folders import (
     MODEL_SUFFIXES,
     WEIGHTS,
@@ -41,7 +41,7 @@ def find_missing_clip_parts(folder: Path) -> list[str]:
 
 def find_model_folder(name: str) -> Path | None:
     """Return the folder of a model on this machine, or None for a hub id that is not in the cache."""
-    return Path(name) if names_folder(name) or Path(name).is_dir() else cached_snapshot(name, "models")
+    return Path(name) if is_folder_path(name) or Path(name).is_dir() else find_cached_snapshot(name, "models")
 
 
 def check_local_model(name: str) -> None:
@@ -64,7 +64,7 @@ def check_named_models(value: object) -> None:
             check_named_models(item)
 
 
-def clip_files(name: str) -> list[str]:
+def list_clip_files(name: str) -> list[str]:
     """Return the files of a CLIP, as inputs of stages; none for a hub id or a missing folder."""
     if MADE_HERE.fullmatch(name):
         return [f"{name.rstrip('/')}/model.safetensors"]
@@ -122,7 +122,7 @@ def check_kind(name: str, model_type: object, key: str) -> None:
         )
 
 
-def selecting_clips(recipes: dict[str, dict | None], clip: str) -> list[str]:
+def list_selecting_clips(recipes: dict[str, dict | None], clip: str) -> list[str]:
     """Return the CLIPs that recipes select captions with.
 
     Args:

@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 
 
-def names_folder(part: str) -> bool:
+def is_folder_path(part: str) -> bool:
     """Return whether a part of a model is named by a folder, not by a hub id (`owner/name` or `name`)."""
     return part.startswith((".", "/", "~", "model_zoo/")) or part.count("/") > 1
 
 
-def cached_snapshot(hub_id: str, kind: str) -> Path | None:
+def find_cached_snapshot(hub_id: str, kind: str) -> Path | None:
     """Return the folder of a repository in the hub's cache on this machine, or None if it is not there.
 
     The cache's layout is documented (https://huggingface.co/docs/huggingface_hub/guides/manage-cache). Not every
@@ -29,6 +29,6 @@ def cached_snapshot(hub_id: str, kind: str) -> Path | None:
 
 def find_model(part: str) -> str:
     """Return the folder of a model: in the hub's cache if it has the hub id, otherwise as it is named."""
-    if names_folder(part) or os.path.isdir(part):
+    if is_folder_path(part) or os.path.isdir(part):
         return part
-    return str(cached_snapshot(part, "models") or part)
+    return str(find_cached_snapshot(part, "models") or part)

@@ -8,7 +8,7 @@ from glob import escape, glob
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.hub_cache import find_model, names_folder
+from dj2mgm.model_files.hub_cache import find_model, is_folder_path
 from dj2mgm.model_files.model_folders import MODEL_SUFFIXES, DamagedWeights, find_damaged_weights
 from dj2mgm.settings.models import ModelFile, TransformersModel
 from dj2mgm.settings.string_formats import has_format
@@ -78,17 +78,22 @@ def find_downloads(model: ModelFile, missing: dict[str, str]) -> list[ModelDownl
     return list(dict.fromkeys(download for download in downloads if download))
 
 
-def model_files(folder: str) -> list[str]:
+def list_local_model_files(folder: str) -> list[str]:
     """Return the files of a model's folder that a stage may read; none for a hub id."""
     return sorted(file for suffix in MODEL_SUFFIXES for file in glob(f"{escape(folder)}/*{suffix}") if folder)
 
 
-def part_files(model: ModelFile) -> list[str]:
+def list_part_files(model: ModelFile) -> list[str]:
     """Return the files of the folders that an MGM is assembled from.
 
     Parts that the workflow makes and hub ids have none.
     """
-    return [file for part in model.parts.values() if not part.startswith("results/") for file in model_files(part)]
+    return [
+        file
+        for part in model.parts.values()
+        if not part.startswith("results/")
+        for file in list_local_model_files(part)
+    ]
 
 
 def describe_download(model: ModelFile) -> str:
@@ -146,13 +151,13 @@ def describe_missing(key: str, part: str) -> str:
     """Describe why a folder or hub id of `find_missing_models` cannot be used."""
     if damage := _find_damage(part):
         return str(damage)
-    if not names_folder(part):
+    if not is_folder_path(part):
         return f"{part} is neither a folder nor in the hub's cache on this machine"
     return f"there is no {part}/config.json" if key == WHOLE_MODEL else f"there is no folder {part}"
 
 
 def _find_download(model: ModelFile, key: str, part: str) -> ModelDownload | None:
-    if has_format("repository", part) and not names_folder(part):
+    if has_format("repository", part) and not is_folder_path(part):
         return ModelDownload(part)
     if key not in (WHOLE_MODEL, "language_model") and len(model.hub_ids) != len(PART_KEYS):
         return None

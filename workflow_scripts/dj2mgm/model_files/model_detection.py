@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.hub_cache import names_folder
+from dj2mgm.model_files.hub_cache import is_folder_path
 from dj2mgm.model_files.model_folders import check_model_folder
 from dj2mgm.settings.config_files import read_json_config
 from dj2mgm.settings.models import ModelFile, TransformersModel
@@ -14,9 +14,9 @@ MGM = "mgm"  # `model_type` of a whole MGM
 IN_A_FILE = "describe it in a config/models/<name>.yaml (docs/models.md)"
 
 
-def names_whole_model(value: str) -> bool:
+def is_model_location(value: str) -> bool:
     """Return whether a value of `model` is a folder or a hub id, not the name of a file."""
-    return os.path.isdir(value) or names_folder(value) or has_format("repository", value)
+    return os.path.isdir(value) or is_folder_path(value) or has_format("repository", value)
 
 
 def describe_model(value: str, folder: str) -> ModelFile:
@@ -32,9 +32,9 @@ def describe_model(value: str, folder: str) -> ModelFile:
     if os.path.isdir(folder):
         check_model_folder(Path(folder))
         _check_type(value, Path(folder))
-    elif names_folder(folder):
+    elif is_folder_path(folder):
         raise InputError(f"model: there is no folder {value}; correct the path")
-    hub_ids = [] if os.path.isdir(value) or names_folder(value) else [value]
+    hub_ids = [] if os.path.isdir(value) or is_folder_path(value) else [value]
     model = TransformersModel(transformers=os.path.normpath(folder), hub_ids=hub_ids)
     return model.with_name(os.path.normpath(value))
 

@@ -88,10 +88,10 @@ def check_model_folder(folder: Path) -> None:
 def _check_entry(path: Path, folder: Path) -> None:
     if stat.S_ISDIR(resolve_inside(path, folder).lstat().st_mode):
         return
-    check_plain(path, folder, None if path.suffix in WEIGHT_SUFFIXES else size_limit(path.name))
+    check_plain(path, folder, None if path.suffix in WEIGHT_SUFFIXES else compute_size_limit(path.name))
 
 
-def size_limit(name: str) -> int:
+def compute_size_limit(name: str) -> int:
     return MAX_CONFIG_BYTES if SETTINGS_FILES.fullmatch(name) else MAX_FILE_BYTES
 
 
@@ -158,7 +158,7 @@ def copy_model_files(source: Path, target: Path, names: frozenset[str]) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.iterdir()):
         if not path.is_dir() and (path.name in names or TERMS_FILES.fullmatch(path.name)):
-            copy_plain(path, source, target / path.name, size_limit(path.name))
+            copy_plain(path, source, target / path.name, compute_size_limit(path.name))
 
 
 def check_config(path: Path) -> None:

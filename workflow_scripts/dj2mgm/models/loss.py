@@ -34,12 +34,12 @@ class LanguageModelHead(nn.Linear):
     The module computes the loss itself because ZeRO-3 gathers a module's weight only around its own forward pass.
     """
 
-    softcap: float | None = None  # as in `loss_and_gradient`
+    softcap: float | None = None  # as in `compute_loss_and_gradient`
     recorded: list[TargetLikelihoods] | None = None  # filled within `recording_likelihoods`
 
     def __init__(self, hidden_size: int, vocab_size: int):
         super().__init__(hidden_size, vocab_size, bias=False)
-        self.loss_and_gradient = loss_and_gradient  # may be compiled
+        self.loss_and_gradient = compute_loss_and_gradient  # may be compiled
 
     def forward(self, hidden: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         """Compute logits or loss: hidden (…, H) → logits (…, V); hidden (n, H) and targets (n,) → scalar."""
@@ -103,7 +103,7 @@ def score_targets(logits: torch.Tensor, targets: torch.Tensor, softcap: float | 
     return logits.gather(1, targets.unsqueeze(1)).squeeze(1) - logits.logsumexp(dim=-1), hits
 
 
-def loss_and_gradient(
+def compute_loss_and_gradient(
     logits: torch.Tensor, targets: torch.Tensor, softcap: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the summed cross-entropy in float32, and its gradient (n, V) in the logits' dtype.

@@ -42,7 +42,7 @@ def check_control_tokens(texts: Iterable[str], tokens: Collection[str]) -> None:
             raise InputError(f"the text {text!r} contains the control token {token}; remove the token")
 
 
-def image_key(image: Image) -> object:
+def make_image_key(image: Image) -> object:
     return str(image) if isinstance(image, str | Path) else id(image)
 
 
@@ -61,9 +61,9 @@ def batch_questions(
         raise ValueError("questions with and without an image need separate calls")
     numbers: dict[tuple, list[int]] = {}
     groups: dict[object, list[tuple]] = {}  # by image
-    files = {image_key(image): image for image in images}
+    files = {make_image_key(image): image for image in images}
     for number, (image, question) in enumerate(zip(images, questions, strict=True)):
-        pair = image_key(image), question
+        pair = make_image_key(image), question
         if pair not in numbers:
             groups.setdefault(pair if image is None else pair[0], []).append(pair)
         numbers.setdefault(pair, []).append(number)
@@ -91,9 +91,9 @@ def batch_answers(
         The numbers of the answers of each pair in each batch, and the batches.
     """
     by_image: dict[object, dict[tuple[str, str], list[int]]] = {}
-    files = {image_key(image): image for image in images}
+    files = {make_image_key(image): image for image in images}
     for number, (image, *pair) in enumerate(zip(images, questions, answers, strict=True)):
-        by_image.setdefault(image_key(image), {}).setdefault(tuple(pair), []).append(number)
+        by_image.setdefault(make_image_key(image), {}).setdefault(tuple(pair), []).append(number)
     numbers, batches = [], []
     for part in split_into_parts(list(by_image.items()), IMAGES_AT_ONCE):
         numbers.append([group for _, pairs in part for group in pairs.values()])
@@ -110,12 +110,12 @@ def with_new_images(
     The cache may change between batches. `read` maps images to results in order; it receives the missing images of all
     batches and may work ahead.
     """
-    files = {image_key(image): image for batch in batches for image in batch.images if image is not None}
+    files = {make_image_key(image): image for batch in batches for image in batch.images if image is not None}
     pending = dict.fromkeys(key for key in files if key not in cache)
     results = read([files[key] for key in pending])
     for batch in batches:
         new = {}
-        for key in (image_key(image) for image in batch.images if image is not None):
+        for key in (make_image_key(image) for image in batch.images if image is not None):
             if key in pending:
                 del pending[key]
                 new[key] = next(results)

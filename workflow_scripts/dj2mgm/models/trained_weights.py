@@ -23,7 +23,7 @@ CONNECTOR_PREFIXES = ("projector.", "patch_info_mining.")
 CONNECTOR_PREFIXES += ("multi_modal_projector.", "image_newline", "connector.", "merger.", "deepstack_merger_list.")
 
 
-def projector_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+def find_projector_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the projector's parameters by their names without the prefixes of wrappers and enclosing modules."""
     parameters = {}
     for name, parameter in model.named_parameters():
@@ -33,7 +33,7 @@ def projector_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return parameters
 
 
-def full_shapes(parameters: dict[str, nn.Parameter]) -> dict[str, torch.Size]:
+def read_full_shapes(parameters: dict[str, nn.Parameter]) -> dict[str, torch.Size]:
     """Return the parameters' shapes before ZeRO-3 partitions them (`ds_shape`)."""
     return {name: torch.Size(getattr(p, "ds_shape", p.shape)) for name, p in parameters.items()}
 
@@ -44,7 +44,7 @@ def load_projector(
     gathered: Callable[[list[nn.Parameter]], AbstractContextManager] = nullcontext,
 ) -> None:
     """Load a `projector.safetensors` of stage 1; see `load_parameters`."""
-    load_parameters(projector_parameters(model), path, gathered)
+    load_parameters(find_projector_parameters(model), path, gathered)
 
 
 def load_parameters(
@@ -58,7 +58,7 @@ def load_parameters(
     """
     with readable(path, SafetensorError):
         weights = load_file(path)
-    shapes = full_shapes(parameters)
+    shapes = read_full_shapes(parameters)
     if set(weights) != set(shapes) or any(weights[name].shape != shapes[name] for name in shapes):
         raise InputError(f"{path} does not fit this model; it was trained with another one, so run its stage again")
     for name, parameter in parameters.items():
@@ -74,7 +74,7 @@ ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 LANGUAGE_MODEL_PARTS = ("model.language_model.", "model.text_model.", "lm_head.")
 
 
-def language_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+def find_language_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the language model's parameters by their names in a model without wrappers; tied parameters occur once."""
     return {name: parameter for name, parameter in model.named_parameters() if name.startswith(LANGUAGE_MODEL_PARTS)}
 
@@ -108,5 +108,5 @@ def load_stage_weights(model: PreTrainedModel, stage: Path) -> PreTrainedModel:
         with readable(adapter, SafetensorError, OSError, KeyError):
             return PeftModel.from_pretrained(model, adapter).merge_and_unload()
     if language_model.is_file():
-        load_parameters(language_parameters(model), language_model)
+        load_parameters(find_language_parameters(model), language_model)
     return model

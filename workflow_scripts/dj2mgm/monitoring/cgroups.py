@@ -49,7 +49,7 @@ def read_or_empty(path: Path) -> str:
         return ""
 
 
-def total_memory() -> int:
+def read_total_memory() -> int:
     """Return the bytes of the machine's memory, without regard to limits."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

@@ -47,7 +47,7 @@ def read_columns(file: Path) -> list[str]:
         return next(csv.reader(lines))
 
 
-def last_row(file: Path) -> dict[str, str] | None:
+def read_last_row(file: Path) -> dict[str, str] | None:
     """Return the newest complete row, without reading the rows before it."""
     with open(file, "rb") as lines:
         columns = lines.readline()
@@ -56,7 +56,7 @@ def last_row(file: Path) -> dict[str, str] | None:
     return next(csv.DictReader([columns.decode(), complete[-1].decode()])) if complete else None
 
 
-def joined_seconds(rows: list[dict[str, str]]) -> list[float]:
+def join_seconds(rows: list[dict[str, str]]) -> list[float]:
     """Return the seconds of each row since the start of the first attempt, without pauses between attempts."""
     seconds: list[float] = []
     for _, attempt in groupby(rows, key=lambda row: row["attempt"]):

@@ -84,7 +84,7 @@ class Reading:
 def read_memory(root: psutil.Process) -> Reading:
     machine = psutil.virtual_memory()
     return Reading(
-        job=tree_memory(root),
+        job=read_tree_memory(root),
         host=machine.total - machine.available,
         host_total=machine.total,
         cgroup=read_cgroup_memory(),
@@ -92,7 +92,7 @@ def read_memory(root: psutil.Process) -> Reading:
     )
 
 
-def tree_memory(root: psutil.Process) -> int:
+def read_tree_memory(root: psutil.Process) -> int:
     """Return the bytes held by a process and all of its descendants.
 
     It is the sum of proportional set sizes, in which a page shared by n processes counts 1/n in each. A sum of resident

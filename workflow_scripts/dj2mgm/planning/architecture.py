@@ -30,7 +30,7 @@ from transformers import (
 
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.clips import check_local_model
-from dj2mgm.model_files.hub_cache import find_model, names_folder
+from dj2mgm.model_files.hub_cache import find_model, is_folder_path
 from dj2mgm.model_files.model_folders import check_config, check_model_folder
 from dj2mgm.models.mgm import MGMConfig, MGMForConditionalGeneration
 from dj2mgm.models.mgm.modeling_mgm import select_positions
@@ -38,17 +38,17 @@ from dj2mgm.models.vision_language import IGNORE_INDEX, cast_images
 from dj2mgm.models.vlm.encoder import ProcessorEncoder
 from dj2mgm.models.vlm.vlm_family import (
     TransformersFamily,
+    build_substitute_operations,
+    has_bidirectional_images,
     make_trainable,
-    sees_images_both_ways,
     supports_sdpa,
-    values_without_data,
 )
 from dj2mgm.planning.integer_shapes import IntegersOnCPU
 from dj2mgm.planning.meta_kernels import ATTENTION, MASKED_ATTENTION
-from dj2mgm.settings.config_files import config_file, read_config
-from dj2mgm.settings.models import MgmParts, model_kind
+from dj2mgm.settings.config_files import locate_config_file, read_config
+from dj2mgm.settings.models import MgmParts, detect_model_kind
 from dj2mgm.settings.schema import build_schema
-from dj2mgm.settings.validation import validated
+from dj2mgm.settings.validation import validate_settings
 from dj2mgm.storage.files import FIX, read_json
 
 DEFAULT_IMAGE_SIZE = (640, 480)  # px, if there is no data yet
@@ -201,7 +201,7 @@ class VLMArchitecture(Architecture):
     def attention(self) -> str:
         if not supports_sdpa(self.config):
             return "eager"
-        return MASKED_ATTENTION if sees_images_both_ways(self.config.model_type) else ATTENTION
+        return MASKED_ATTENTION if has_bidirectional_images(self.config.model_type) else ATTENTION
 
     def build(self, dtype: torch.dtype) -> PreTrainedModel:
         with self._planning_errors():
@@ -215,7 +215,7 @@ class VLMArchitecture(Architecture):
         Raises:
             PlanningError: the model's code needs data.
         """
-        with self._planning_errors(), IntegersOnCPU(values_without_data(self.config.model_type)):
+        with self._planning_errors(), IntegersOnCPU(build_substitute_operations(self.config.model_type)):
             model(**inputs).loss.backward()
 
     def inputs(self, batch: MicroBatch, device: str) -> dict[str, torch.Tensor]:
@@ -258,13 +258,17 @@ def _move_pixels(value: object, device: str) -> object:
 
 def find_architecture(model: str) -> Architecture:
     """Find a model by the name of a file in config/models or config/presets, by a folder, config.json or hub id."""
-    for path in (config_file("models", f"{model}.yaml"), config_file("presets", f"{model}.yaml"), Path(model)):
+    for path in (
+        locate_config_file("models", f"{model}.yaml"),
+        locate_config_file("presets", f"{model}.yaml"),
+        Path(model),
+    ):
         if path.suffix == ".yaml" and path.is_file():
             keys = read_config(path)
             if "model" in keys:  # a preset
                 return load_architecture(path.stem, Path(keys["model"]))
-            kind = model_kind(keys)
-            file = validated(kind, read_config(path, build_schema(kind)), str(path)).with_name(path.stem)
+            kind = detect_model_kind(keys)
+            file = validate_settings(kind, read_config(path, build_schema(kind)), str(path)).with_name(path.stem)
             return load_architecture(path.stem, Path(find_model(file.config_folder)) if file.config_folder else file)
     return load_architecture(model, Path(find_model(model)))
 
@@ -310,7 +314,7 @@ def _find_part(part: str) -> Path:
     """Return a part's folder or config.json, or the entry of config/architectures if the part is not here."""
     path = Path(part)
     names = (path.name.lower(), f"{path.name.lower()}.json")
-    shipped = (file for file in (config_file("architectures", name) for name in names) if file.exists())
+    shipped = (file for file in (locate_config_file("architectures", name) for name in names) if file.exists())
     return path if path.exists() else next(shipped, path)
 
 
@@ -322,7 +326,7 @@ def _read_model_config(part: str, kind: type[PretrainedConfig] | None = None) ->
         PlanningError: the configuration cannot be found.
     """
     path = _find_part(part)
-    if not path.exists() and names_folder(part):
+    if not path.exists() and is_folder_path(part):
         remedy = "correct the path"
         if part.startswith("model_zoo/"):
             remedy = "docs/models.md names its source"

@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModel
 from transformers.utils import is_flash_attn_2_available
 
-from dj2mgm.compute import default_device, use_cpu_threads
+from dj2mgm.compute import select_device, use_cpu_threads
 from dj2mgm.models.mgm import MGMForConditionalGeneration
 from dj2mgm.settings.targets import AttentionSettings
 
@@ -73,7 +73,7 @@ def _measure_in_process(model: Path, implementation: str, length: int, settings:
 
 def measure(model: Path, implementation: str, length: int, settings: AttentionSettings) -> Measurement:
     use_cpu_threads(settings.cpu_threads)
-    device = default_device()
+    device = select_device()
     config = MGMForConditionalGeneration.config_class.from_pretrained(model).text_config
     with torch.device(device):
         decoder = AutoModel.from_config(

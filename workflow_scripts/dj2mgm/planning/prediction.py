@@ -26,7 +26,7 @@ ALLREDUCE_BUCKET = 500_000_000  # elements of gradients that ZeRO-0 flattens and
 AUTOTUNING = 4
 
 
-def page_locked_bytes(size: int) -> int:
+def compute_page_locked_bytes(size: int) -> int:
     """Return the host bytes of a page-locked buffer, which PyTorch rounds up to a power of two."""
     return 1 << (size - 1).bit_length() if size else 0
 
@@ -65,7 +65,7 @@ class ZeroConfig:
 
     def on_host(self, size: int) -> int:
         """Return the host bytes of a buffer."""
-        return page_locked_bytes(size) if self.pinned else size
+        return compute_page_locked_bytes(size) if self.pinned else size
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,9 @@ def _compute_zero0_states(zero: ZeroConfig, parameters: Parameters, weight: int,
     if mixed:
         gpu["optimizer"] += trained_elements * FLOAT32
     host = (
-        {"optimizer": AUTOTUNING * page_locked_bytes(max(parameters.trained_sizes) * weight)} if zero.adam_8bit else {}
+        {"optimizer": AUTOTUNING * compute_page_locked_bytes(max(parameters.trained_sizes) * weight)}
+        if zero.adam_8bit
+        else {}
     )
     # in mixed precision, gradients are cast one by one, then flattened
     return ModelStates(
@@ -308,7 +310,7 @@ def predict(workload: Workload, plan: TrainingPlan, machine: Machine) -> Predict
         host = {part: host.get(part, 0) + gpu.get(part, 0) for part in gpu | host}
         copies = int(CPU_COPIES * sum(host.values()))
         return Prediction({}, _to_gib({"process": PROCESS_ON_CPU} | host | {"copies": copies}))
-    images = page_locked_bytes(plan.micro_batch * workload.architecture.image_bytes(workload.precision))
+    images = compute_page_locked_bytes(plan.micro_batch * workload.architecture.image_bytes(workload.precision))
     host = {
         "process": PROCESS_ON_GPU * machine.processes_on_a_node,
         "compiler": COMPILER * machine.processes_on_a_node * workload.fused,

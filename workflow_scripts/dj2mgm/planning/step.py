@@ -13,13 +13,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dj2mgm.models.mgm.lora import wrap_with_lora
-from dj2mgm.models.trained_weights import projector_parameters
+from dj2mgm.models.trained_weights import find_projector_parameters
 from dj2mgm.models.vision_language import cast_images
 from dj2mgm.planning.architecture import Architecture, MicroBatch
 from dj2mgm.planning.live_memory import LiveMemory
 from dj2mgm.planning.meta_kernels import ATTENTION, fuse_layers, register_attention, selective_scan_without_loop
 from dj2mgm.planning.replay import replay_chunks, replay_layers
-from dj2mgm.settings.frozen_precision import takes_nf4
+from dj2mgm.settings.frozen_precision import can_use_nf4
 from dj2mgm.settings.training_stages import MAX_WORKERS, LoraSettings
 
 TUNINGS = ("stage1", "lora", "full")
@@ -80,7 +80,7 @@ def build_meta_model(workload: Workload) -> nn.Module:
     if workload.tuning == "full":
         workload.architecture.language_model(model).requires_grad_(True)
         model.get_output_embeddings().requires_grad_(True)
-    for parameter in projector_parameters(model).values():
+    for parameter in find_projector_parameters(model).values():
         parameter.requires_grad_(True)
     return model
 
@@ -116,7 +116,7 @@ def count_parameters(workload: Workload) -> Parameters:
         all_sizes=tuple(p.numel() for p in parameters),
         trained_sizes=tuple(p.numel() for p in parameters if p.requires_grad),
         tied=head.numel() if head is model.get_input_embeddings().weight else 0,
-        in_4_bits=tuple(weight.numel() for weight in frozen_weights if takes_nf4(weight.numel())),
+        in_4_bits=tuple(weight.numel() for weight in frozen_weights if can_use_nf4(weight.numel())),
     )
 
 

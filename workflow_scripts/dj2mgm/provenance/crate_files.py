@@ -96,7 +96,7 @@ MADE_HERE = "results/"
 DATASET, MODEL, RECIPE = "dataset", "model", "recipe"  # kinds of inputs
 
 
-def code_files() -> dict[str, Path]:
+def list_code_files() -> dict[str, Path]:
     """Return the clone's code files by their paths in the repository."""
     paths = [
         path for part in CODE_FILES for path in ([ROOT / part] if (ROOT / part).is_file() else (ROOT / part).rglob("*"))
@@ -105,7 +105,7 @@ def code_files() -> dict[str, Path]:
     return {path.relative_to(ROOT).as_posix(): path for path in sorted(files)}
 
 
-def config_files() -> dict[str, Path]:
+def list_config_files() -> dict[str, Path]:
     """Return the configuration files by name, `config/…`, from the current folder or else from the clone.
 
     A file that is a link out of its folder is refused, because a crate would publish its target, and so are more

@@ -21,7 +21,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.provenance.crate_files import check_config_sizes, is_config
 from dj2mgm.records.crate_records import CrateRecord
 from dj2mgm.settings.config_files import quote_value
-from dj2mgm.settings.validation import validated
+from dj2mgm.settings.validation import validate_settings
 from dj2mgm.storage.files import can_be_path
 from dj2mgm.storage.plain_files import open_plain
 
@@ -181,7 +181,7 @@ def _check(path: Path, sizes: dict[str, int], read: Read) -> Crate:
     for name, digest in digests.items():
         _read_unchanged(path, name, digest, read)
     values = _parse(path, RECORD, _read_unchanged(path, RECORD, digests[RECORD], read))
-    record = validated(CrateRecord, values, f"{path}: {RECORD}")
+    record = validate_settings(CrateRecord, values, f"{path}: {RECORD}")
     return Crate(path, record, digests, hashlib.sha256(metadata).hexdigest(), read)
 
 

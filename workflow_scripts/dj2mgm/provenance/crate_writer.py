@@ -17,13 +17,13 @@ from dj2mgm.provenance.crate_files import (
     MODEL,
     RECIPE,
     SNAKEFILE,
-    code_files,
-    config_files,
     describe_inputs,
     describe_this_machine,
     digest_images,
     find_commit,
     find_input,
+    list_code_files,
+    list_config_files,
 )
 from dj2mgm.provenance.crate_reader import RECORD
 from dj2mgm.provenance.finished_jobs import FinishedJob, find_jobs
@@ -79,13 +79,13 @@ class RunCrate:
         profiles = [self.add_entity(uri, "CreativeWork", name=n, version=v) for uri, (n, v) in PROFILES.items()]
         self.crate.root_dataset["conformsTo"] = profiles
         self.version = record.commit or "not in git"
-        code = {name: path for name, path in code_files().items() if name != SNAKEFILE}
+        code = {name: path for name, path in list_code_files().items() if name != SNAKEFILE}
         self.code = {name: self.include_file(path, name, self._describe_script(name)) for name, path in code.items()}
         self.crate.license = self.add_entity(
             LICENSE, "CreativeWork", name="Apache License 2.0, of the code", url=LICENSE
         )
-        self.workflow = self._add_workflow(code_files()[SNAKEFILE])
-        self.config = [self.include_file(path, name) for name, path in config_files().items()]
+        self.workflow = self._add_workflow(list_code_files()[SNAKEFILE])
+        self.config = [self.include_file(path, name) for name, path in list_config_files().items()]
         self.record_entity = self.include_file(record_file, record_file.name)
         self.inputs: dict[str, list] = {DATASET: [], MODEL: [], RECIPE: []}
         for entry in record.inputs:

@@ -15,10 +15,10 @@ from dj2mgm.errors import InputError
 from dj2mgm.provenance.crate_files import (
     CODE_FILES,
     DATASET,
-    code_files,
     describe_this_machine,
     find_commit,
     find_input,
+    list_code_files,
 )
 from dj2mgm.provenance.crate_reader import Crate
 from dj2mgm.provenance.project import AllowedFolders
@@ -40,7 +40,7 @@ def describe_differences(crate: Crate) -> Iterator[str]:
 
 def _compare_code(crate: Crate) -> Iterator[str]:
     crate_files = crate.files(*CODE_FILES)
-    own_files = {name: compute_sha256(path) for name, path in code_files().items()}
+    own_files = {name: compute_sha256(path) for name, path in list_code_files().items()}
     kinds = {
         "differ": [name for name in crate_files if name in own_files and own_files[name] != crate_files[name]],
         "are missing here": [name for name in crate_files if name not in own_files],

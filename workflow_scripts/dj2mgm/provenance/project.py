@@ -14,14 +14,14 @@ from contextlib import chdir, contextmanager
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.hub_cache import cached_snapshot, names_folder
+from dj2mgm.model_files.hub_cache import find_cached_snapshot, is_folder_path
 from dj2mgm.provenance.crate_files import CONFIG_SUFFIXES, MADE_HERE, ROOT, is_config, list_model_parts
 from dj2mgm.provenance.crate_reader import Crate
-from dj2mgm.runs.layers import MODEL_KEYS, command_line_layer
-from dj2mgm.runs.pages import experiments_on
+from dj2mgm.runs.layers import MODEL_KEYS, build_command_line_layer
+from dj2mgm.runs.pages import list_page_experiments
 from dj2mgm.runs.run import Runs
 from dj2mgm.settings.config_files import SHIPPED, quote_value, read_config
-from dj2mgm.settings.configuration import configuration_model
+from dj2mgm.settings.configuration import build_configuration_model
 from dj2mgm.settings.schema import build_schema
 from dj2mgm.storage.files import can_be_path, write_bytes, write_json, write_yaml
 
@@ -73,8 +73,8 @@ class AllowedFolders:
 
     def check_model(self, name: str) -> None:
         """Check that a model of the crate's run, a hub id or a checked folder, is on this machine."""
-        is_folder = names_folder(name) or not HUB_NAME.fullmatch(name) or os.path.isdir(name)
-        if not is_folder and cached_snapshot(name, "models") is None:
+        is_folder = is_folder_path(name) or not HUB_NAME.fullmatch(name) or os.path.isdir(name)
+        if not is_folder and find_cached_snapshot(name, "models") is None:
             raise InputError(
                 f"the crate names {name}, which is not on this machine, and nothing is fetched for a crate; "
                 f"`hf download {name}` fetches it"
@@ -86,7 +86,7 @@ class AllowedFolders:
             raise OutsideError(
                 f"the crate names {quote_value(file)} in {source}, which leads out of it; take another crate"
             )
-        if not (file and HUB_NAME.fullmatch(source) and cached_snapshot(source, "models")):
+        if not (file and HUB_NAME.fullmatch(source) and find_cached_snapshot(source, "models")):
             self.resolve(source)
 
 
@@ -117,8 +117,8 @@ def make_project(crate: Crate, folder: Path, allowed_folders: AllowedFolders) ->
         for name in names:
             if name.endswith(".yaml"):
                 problems += _make_file_absolute(Path(name), allowed_folders, files)
-        layer = command_line_layer(crate.record.command_line).values
-        command_line = _make_absolute(layer, build_schema(configuration_model()), allowed_folders, files)
+        layer = build_command_line_layer(crate.record.command_line).values
+        command_line = _make_absolute(layer, build_schema(build_configuration_model()), allowed_folders, files)
         # `trusted_recipes`: others wrote the recipes, so the crate's own value is ignored
         command_line |= {"trackers": TRACKERS, "trusted_recipes": False}
         with writing_to(folder):
@@ -132,7 +132,7 @@ def make_project(crate: Crate, folder: Path, allowed_folders: AllowedFolders) ->
             config = run.config.model_dump()
             for name in _list_models(config):
                 allowed_folders.check_model(name)
-            if (captioner := find_captioner(config)) and names_folder(captioner):
+            if (captioner := find_captioner(config)) and is_folder_path(captioner):
                 allowed_folders.resolve(captioner)  # not made absolute above
     return runs
 
@@ -169,7 +169,9 @@ def _clear(folder: Path) -> None:
 def _resolve_runs(crate: Crate, command_line: dict) -> Runs:
     runs = Runs(command_line)
     available = [name for name in crate.record.experiments if name in runs.experiments.files]
-    page_experiments = [name for name in experiments_on(runs, crate.record.page) if name in runs.experiments.files]
+    page_experiments = [
+        name for name in list_page_experiments(runs, crate.record.page) if name in runs.experiments.files
+    ]
     if available != page_experiments:
         raise InputError(f"the configuration compares other experiments than {crate.record.experiments}")
     runs.experiments.require(*available)
@@ -210,15 +212,15 @@ def _make_paths_absolute(path: Path, allowed_folders: AllowedFolders, files: set
     values = read_config(path)
     kind = path.parts[1]
     if kind in ("experiments", "config.yaml"):
-        values = read_config(path, build_schema(configuration_model()))
-        absolute_values = _make_absolute(values, build_schema(configuration_model()), allowed_folders, files)
+        values = read_config(path, build_schema(build_configuration_model()))
+        absolute_values = _make_absolute(values, build_schema(build_configuration_model()), allowed_folders, files)
     elif kind == "datasets":
         absolute_values = _make_keys_absolute(values, allowed_folders, ("file", "images", "questions", "path"))
     elif kind == "models":
         absolute_values = _make_keys_absolute(values, allowed_folders, MODEL_KEYS)
         if "settings" in values:
             absolute_values["settings"] = _make_absolute(
-                values["settings"], build_schema(configuration_model()), allowed_folders, files
+                values["settings"], build_schema(build_configuration_model()), allowed_folders, files
             )
     else:
         return

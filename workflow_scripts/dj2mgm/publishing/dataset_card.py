@@ -2,10 +2,18 @@
 
 from huggingface_hub import DatasetCard, DatasetCardData
 
-from dj2mgm.data.export_card import code
-from dj2mgm.publishing.run_record import RECORDS, RunRecord, command, format_section, recipes, row_counts, sources
+from dj2mgm.data.export_card import format_inline_code
+from dj2mgm.publishing.run_record import (
+    RECORDS,
+    RunRecord,
+    build_license_table,
+    build_row_count_table,
+    format_command,
+    format_recipes,
+    format_section,
+)
 from dj2mgm.records.publication_records import PublishSettings
-from dj2mgm.runs.licenses import card_license
+from dj2mgm.runs.licenses import build_license_keys
 
 LOADING_SECTION = """```python
 from datasets import load_dataset
@@ -14,10 +22,10 @@ rows = load_dataset(".", split="train")  # this folder, or the name of this repo
 ```"""
 
 
-def dataset_card(settings: PublishSettings, records: RunRecord, exported: DatasetCard) -> DatasetCard:
+def build_dataset_card(settings: PublishSettings, records: RunRecord, exported: DatasetCard) -> DatasetCard:
     """Return the card of a published dataset (runs/publication.py), from the card of the export of the same pairs."""
     data = DatasetCardData(
-        **card_license(*(license for name, license in settings.licenses.items() if _has_pairs(name, records))),
+        **build_license_keys(*(license for name, license in settings.licenses.items() if _has_pairs(name, records))),
         task_categories=["image-to-text"],
         size_categories=exported.data.size_categories,
         tags=["dj2mgm"],
@@ -30,15 +38,15 @@ def dataset_card(settings: PublishSettings, records: RunRecord, exported: Datase
         "image.",
     ]
     lines = [
-        f"# {code(settings.dataset)}, {code(settings.experiment)}",
+        f"# {format_inline_code(settings.dataset)}, {format_inline_code(settings.experiment)}",
         "",
         f"{count} image–caption pairs, processed by dj2mgm. Every number is a link to its place in `{RECORDS}/`.",
         "",
         *format_section("Use", [LOADING_SECTION]),
-        *format_section("Sources", sources(records, settings.licenses, settings.dataset)),
-        *format_section("Processing", row_counts(records, trained_on=False)),
+        *format_section("Sources", build_license_table(records, settings.licenses, settings.dataset)),
+        *format_section("Processing", build_row_count_table(records, trained_on=False)),
         *format_section("Columns", [_find_section(exported.text, "Columns")]),
-        *format_section("How to reproduce", command(settings), recipes(settings)),
+        *format_section("How to reproduce", format_command(settings), format_recipes(settings)),
         *format_section(
             "Limits",
             ["- Images and captions of a source remain under its license.", *rewriting_note],

@@ -4,21 +4,21 @@ import re
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from dj2mgm.data.export_card import code
+from dj2mgm.data.export_card import format_inline_code
 from dj2mgm.evaluation.groups import is_share
 from dj2mgm.publishing.run_record import (
     RECORDS,
     RunRecord,
-    command,
+    build_license_table,
+    build_row_count_table,
+    format_command,
+    format_recipes,
     format_section,
     make_pointer,
-    recipes,
-    row_counts,
-    sources,
 )
 from dj2mgm.publishing.stock_weights import ADAPTER_FOLDER, STAGE
 from dj2mgm.records.publication_records import PublishSettings
-from dj2mgm.runs.licenses import card_license
+from dj2mgm.runs.licenses import build_license_keys
 from dj2mgm.runs.unlearned import VERDICT
 from dj2mgm.settings.targets import OWN_GROUP
 
@@ -41,14 +41,14 @@ ANSWER = """answer = model.generate(**inputs, generation_config=model.generation
 print(processor.decode(answer[inputs["input_ids"].shape[1]:], skip_special_tokens=True).strip())"""
 
 
-def library(settings: PublishSettings) -> str:
+def find_library_name(settings: PublishSettings) -> str:
     """Return the hub's name of the library that loads the folder."""
     if settings.weights == "adapter":
         return "peft"
     return "dj2mgm" if settings.mgm else "transformers"
 
 
-def how_to_use(settings: PublishSettings, adapter: bool, chat: bool) -> list[str]:
+def describe_usage(settings: PublishSettings, adapter: bool, chat: bool) -> list[str]:
     return _use_mgm(settings, adapter) if settings.mgm else _use_transformers(settings, chat)
 
 
@@ -131,7 +131,7 @@ SHOWN_SETTINGS = (  # file of a stage, path of the value, label
 )
 
 
-def model_card(settings: PublishSettings, records: RunRecord, adapter: bool, chat: bool) -> ModelCard:
+def build_model_card(settings: PublishSettings, records: RunRecord, adapter: bool, chat: bool) -> ModelCard:
     """Return the card of a published model (runs/publication.py).
 
     Args:
@@ -139,35 +139,37 @@ def model_card(settings: PublishSettings, records: RunRecord, adapter: bool, cha
         chat: whether the processor has a chat template.
     """
     data = ModelCardData(
-        **card_license(settings.license),
+        **build_license_keys(settings.license),
         base_model=settings.base_models or None,
-        library_name=library(settings),
+        library_name=find_library_name(settings),
         pipeline_tag="image-text-to-text",
         tags=["dj2mgm", *(["lora"] if adapter else [])],
         model_name=settings.experiment,
-        eval_results=eval_results(settings, records),
+        eval_results=build_eval_results(settings, records),
     )
     lines = [
-        f"# {code(settings.experiment)}",
+        f"# {format_inline_code(settings.experiment)}",
         "",
-        f"A vision-language model, trained by dj2mgm on {code(settings.dataset)}: the experiment "
-        f"{code(settings.experiment)} of the model {code(settings.model)}. Every number in this card is a link "
-        f"to its place in `{RECORDS}/`, the record of the run.",
+        f"A vision-language model, trained by dj2mgm on {format_inline_code(settings.dataset)}: the experiment "
+        f"{format_inline_code(settings.experiment)} of the model {format_inline_code(settings.model)}. Every number in "
+        f"this card is a link to its place in `{RECORDS}/`, the record of the run.",
         "",
-        *format_section("Use", how_to_use(settings, adapter, chat)),
+        *format_section("Use", describe_usage(settings, adapter, chat)),
         *format_section("Base models and license", _describe_bases(settings)),
         *format_section(
-            "Data", sources(records, settings.licenses, settings.dataset), row_counts(records, trained_on=True)
+            "Data",
+            build_license_table(records, settings.licenses, settings.dataset),
+            build_row_count_table(records, trained_on=True),
         ),
         *format_section("Training", _build_training_table(records)),
         *format_section("Scores", _build_score_table(settings, records)),
-        *format_section("How to reproduce", _describe_reproduction(settings, records), recipes(settings)),
+        *format_section("How to reproduce", _describe_reproduction(settings, records), format_recipes(settings)),
         *format_section("Limits", _list_limits(settings, records)),
     ]
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n".join(lines))
 
 
-def eval_results(settings: PublishSettings, records: RunRecord) -> list[EvalResult]:
+def build_eval_results(settings: PublishSettings, records: RunRecord) -> list[EvalResult]:
     """Return the scores for the metadata, each with its place in the record as `args`."""
     kind = re.sub(r"[^A-Za-z0-9_.-]+", "-", settings.dataset).strip("-.") or "dataset"
     scores = records.files[TABLE][settings.experiment].get(OWN_GROUP, {})
@@ -188,11 +190,11 @@ def eval_results(settings: PublishSettings, records: RunRecord) -> list[EvalResu
 
 
 def _describe_bases(settings: PublishSettings) -> list[str]:
-    bases = ", ".join(map(code, settings.base_models))
+    bases = ", ".join(map(format_inline_code, settings.base_models))
     return [
         f"Trained from {bases}." if bases else "It was not trained from a model on the hub.",
         "",
-        f"License: {code(settings.license)}. The licenses of base models and data also apply.",
+        f"License: {format_inline_code(settings.license)}. The licenses of base models and data also apply.",
     ]
 
 
@@ -233,7 +235,7 @@ def _build_score_table(settings: PublishSettings, records: RunRecord) -> list[st
         cell = {key: records.figure(TABLE, experiment, OWN_GROUP, metric, key, unit=units[key]) for key in row}
         differs = f"{cell['difference_low']} to {cell['difference_high']}" if row["difference"] is not None else ""
         lines.append(
-            f"| {code(metric)} | {cell['value']} | {cell['low']} to {cell['high']} "
+            f"| {format_inline_code(metric)} | {cell['value']} | {cell['low']} to {cell['high']} "
             f"| {cell['difference'] if differs else ''} | {differs} | {cell['n']} | {cell['seeds']} |"
         )
     return lines
@@ -242,7 +244,7 @@ def _build_score_table(settings: PublishSettings, records: RunRecord) -> list[st
 def _describe_reproduction(settings: PublishSettings, records: RunRecord) -> list[str]:
     versions = records.files["finetune/metrics.json"].get("versions", {})
     linked_versions = [f"{name} {records.figure('finetune/metrics.json', 'versions', name)}" for name in versions]
-    return [*command(settings), "", f"Trained with {', '.join(linked_versions)}." if linked_versions else ""]
+    return [*format_command(settings), "", f"Trained with {', '.join(linked_versions)}." if linked_versions else ""]
 
 
 def _list_limits(settings: PublishSettings, records: RunRecord) -> list[str]:

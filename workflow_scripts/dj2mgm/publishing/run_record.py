@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 from safetensors import SafetensorError
 
-from dj2mgm.data.export_card import code
+from dj2mgm.data.export_card import format_inline_code
 from dj2mgm.errors import InputError
 from dj2mgm.recipes.recipe_step import INSTRUCTIONS
 from dj2mgm.records.publication_records import PublishSettings
@@ -133,18 +133,18 @@ def _parse_number(text: str) -> int | float | None:
     return int(text) if text.isdecimal() else float(text)
 
 
-def sources(records: RunRecord, licenses: dict[str, str | None], dataset: str) -> list[str]:
+def build_license_table(records: RunRecord, licenses: dict[str, str | None], dataset: str) -> list[str]:
     """Return the table of sources, with licenses by source or by split."""
-    lines = [f"The dataset is {code(dataset)}.", "", "| source | rows | license |", "|---|---|---|"]
+    lines = [f"The dataset is {format_inline_code(dataset)}.", "", "| source | rows | license |", "|---|---|---|"]
     source_summaries = records.files["dataset/summary.json"].get("sources", {})
     for name, license in licenses.items():
         path = ("sources", name, "rows") if name in source_summaries else (name or "pretrain",)
         rows = records.figure("dataset/summary.json", *path)
-        lines.append(f"| {code(name or dataset)} | {rows} | {code(license or '')} |")
+        lines.append(f"| {format_inline_code(name or dataset)} | {rows} | {format_inline_code(license or '')} |")
     return lines
 
 
-def row_counts(records: RunRecord, trained_on: bool) -> list[str]:
+def build_row_count_table(records: RunRecord, trained_on: bool) -> list[str]:
     """Return the table of rows in, dropped, rewritten and kept by operator, and by training file if `trained_on`."""
     lines = ["| step | rows in | dropped | rewritten | kept |", "|---|---|---|---|---|"]
     for stage, number, step in records.operators(pairs_only=not trained_on):
@@ -152,7 +152,7 @@ def row_counts(records: RunRecord, trained_on: bool) -> list[str]:
             records.figure(f"{stage}/summary.json", "operators", number, key) if key in step else ""
             for key in ("rows_in", "dropped", "changed", "rows_out")
         ]
-        lines.append(f"| {code(step['operator'])} | {' | '.join(counts)} |")
+        lines.append(f"| {format_inline_code(step['operator'])} | {' | '.join(counts)} |")
     training_files = records.files.get("jsonl/summary.json", {}) if trained_on else {}
     for split in ("pretrain", "finetune"):
         if training_files.get(split, {}).get("rows_out"):
@@ -161,11 +161,13 @@ def row_counts(records: RunRecord, trained_on: bool) -> list[str]:
                 f"{records.figure('jsonl/summary.json', split, 'dropped', reason)} {reason.replace('_', ' ')}"
                 for reason in training_files[split]["dropped"]
             )
-            lines.append(f"| training file of {code(split)} | {rows_in} | {dropped or 'none'} | | {rows_out} |")
+            lines.append(
+                f"| training file of {format_inline_code(split)} | {rows_in} | {dropped or 'none'} | | {rows_out} |"
+            )
     return lines
 
 
-def recipes(settings: PublishSettings) -> list[str]:
+def format_recipes(settings: PublishSettings) -> list[str]:
     lines = []
     for stage, recipe in settings.recipes:
         if recipe:
@@ -180,7 +182,7 @@ def recipes(settings: PublishSettings) -> list[str]:
     return lines
 
 
-def command(settings: PublishSettings) -> list[str]:
+def format_command(settings: PublishSettings) -> list[str]:
     return [
         "```bash",
         f"snakemake --cores 1 {settings.experiment} --config model={settings.model} dataset='{settings.dataset}'",

@@ -15,9 +15,9 @@ from torch.nn import ModuleList
 from transformers import AutoModelForImageTextToText, GenerationConfig, PreTrainedModel
 
 from dj2mgm.errors import InputError
-from dj2mgm.models.trained_weights import ADAPTER, PROJECTOR_FILE, check_stage, projector_parameters
+from dj2mgm.models.trained_weights import ADAPTER, PROJECTOR_FILE, check_stage, find_projector_parameters
 from dj2mgm.models.vision_language import Family
-from dj2mgm.models.vlm.vlm_generator import stop_tokens, stopping_criteria
+from dj2mgm.models.vlm.vlm_generator import build_stopping_criteria, list_stop_tokens
 from dj2mgm.storage.files import read_json, readable, write_json
 from dj2mgm.storage.plain_files import copy_plain
 
@@ -35,7 +35,7 @@ def write_merged(family: Family, stage: Path, max_new_tokens: int, folder: Path)
     model = family.trained(stage, dtype="auto")
     family.save_processor(folder)
     if family.has_stock_class:
-        model.generation_config = generation_settings(family, model, max_new_tokens)
+        model.generation_config = build_generation_settings(family, model, max_new_tokens)
     elif (stage / "adapter").is_dir():
         write_language_model_adapter(stage / "adapter", None, folder / ADAPTER_FOLDER)
     model.save_pretrained(folder)
@@ -54,14 +54,14 @@ def write_adapter(family: Family, stage: Path, base_model: str, max_new_tokens: 
     with torch.device("meta"):
         shapes = AutoModelForImageTextToText.from_config(family.config, trust_remote_code=False)
     if (stage / PROJECTOR_FILE).is_file():
-        modules, connector = connector_modules(shapes, load_file(stage / PROJECTOR_FILE))
+        modules, connector = find_connector_modules(shapes, load_file(stage / PROJECTOR_FILE))
         config.modules_to_save = modules
         weights |= {f"{PEFT_PREFIX}{name}": tensor for name, tensor in connector.items()}
     _save_adapter(weights, config, base_model, folder)
     family.save_processor(folder)
     if (family.folder / "generation_config.json").is_file():
         shapes.generation_config = GenerationConfig.from_pretrained(family.folder)
-    generation_settings(family, shapes, max_new_tokens).save_pretrained(folder)
+    build_generation_settings(family, shapes, max_new_tokens).save_pretrained(folder)
 
 
 def drop_code(folder: Path) -> None:
@@ -75,12 +75,12 @@ def drop_code(folder: Path) -> None:
             write_json(path, {key: value for key, value in values.items() if key not in CODE_KEYS})
 
 
-def connector_modules(model: PreTrainedModel, projector: dict[str, torch.Tensor]) -> tuple[list[str], dict]:
+def find_connector_modules(model: PreTrainedModel, projector: dict[str, torch.Tensor]) -> tuple[list[str], dict]:
     """Return the modules that connect towers and language model, and their trained weights by full names.
 
     `projector` has weights by names inside their parent module (trained_weights.py).
     """
-    short_names = {id(parameter): name for name, parameter in projector_parameters(model).items()}
+    short_names = {id(parameter): name for name, parameter in find_projector_parameters(model).items()}
     connector, modules = {}, {}
     modules_by_name = dict(model.named_modules())
     for name, parameter in model.named_parameters():
@@ -107,10 +107,12 @@ def write_language_model_adapter(adapter: Path, base_model: str | None, folder: 
     _save_adapter(weights, config, base_model, folder)
 
 
-def generation_settings(family: Family, model: PreTrainedModel, max_new_tokens: int) -> GenerationConfig:
+def build_generation_settings(family: Family, model: PreTrainedModel, max_new_tokens: int) -> GenerationConfig:
     """Return the generation settings of the workflow's own answers."""
     encoder = family.encoder("", max_length=sys.maxsize)
-    return GenerationConfig(do_sample=False, **stopping_criteria(encoder, stop_tokens(model, encoder), max_new_tokens))
+    return GenerationConfig(
+        do_sample=False, **build_stopping_criteria(encoder, list_stop_tokens(model, encoder), max_new_tokens)
+    )
 
 
 def _load_adapter(folder: Path) -> tuple[dict[str, torch.Tensor], PeftConfig]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dj2mgm.control_tokens import CONTROL
 from dj2mgm.recipes.question_rewrites import MAX_SLOTS, Rewrite
-from dj2mgm.settings.config_files import MAX_INTEGER, names_in
+from dj2mgm.settings.config_files import MAX_INTEGER, list_config_names
 
 MAX_NUMBER = 1e15
 MAX_TEXT_LENGTH, MAX_PROMPT_LENGTH, MAX_CHARACTERS, MAX_LIST_LENGTH = 200, 4000, 50, 100
@@ -47,20 +47,20 @@ class Kind:
 
 
 @cache
-def kinds_in(text: str) -> tuple[Kind, ...]:
+def parse_kinds(text: str) -> tuple[Kind, ...]:
     """Return the alternatives of an entry, such as `literal or list of literal`."""
     return tuple(_parse_kind(name) for name in text.split(" or "))
 
 
 def find_problem(text: str, value: object) -> str | None:
     """Return the expected and found values, or None if the value is of the kind."""
-    kinds = kinds_in(text)
+    kinds = parse_kinds(text)
     if any(kind.accepts(value) for kind in kinds):
         return None
     return f"must be {' or '.join(kind.expects for kind in kinds)}, found {shorten_value(value)}"
 
 
-def as_typed(text: str, value: object) -> object:
+def convert_number(text: str, value: object) -> object:
     """Return a whole number as the kind's Python type, since YAML reads 1 as an int and 3.0 as a float."""
     types = {_find_number_type(name) for name in text.split(" or ")} - {None}
     if type(value) is int and types == {"number"}:
@@ -252,7 +252,7 @@ SIMPLE: dict[str, tuple[str, Callable[[object], bool]]] = {
     ),
     "chat template": (
         "the name of a file in config/chat_templates",
-        lambda value: isinstance(value, str) and value in names_in("chat_templates"),
+        lambda value: isinstance(value, str) and value in list_config_names("chat_templates"),
     ),
     "model": ("the folder of a model", _is_path),
     "folder": ("a folder", _is_path),

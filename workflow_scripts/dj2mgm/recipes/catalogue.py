@@ -37,7 +37,7 @@ class AllowedOperator:
 
 
 @cache
-def allowed_operators() -> dict[str, AllowedOperator]:
+def read_allowed_operators() -> dict[str, AllowedOperator]:
     """Return the operators that a recipe may use, by name."""
     reviewed, installed = _read_reviewed(), _read_installed()
     operators = {}
@@ -54,7 +54,7 @@ def allowed_operators() -> dict[str, AllowedOperator]:
 
 
 @cache
-def refused_operators() -> dict[str, str]:
+def read_refused_operators() -> dict[str, str]:
     """Return the reasons why reviewed operators are not allowed, by the operator's name."""
     return {name: reason for reason, names in _read_reviewed()["refused"].items() for name in names}
 

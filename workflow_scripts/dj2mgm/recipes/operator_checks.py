@@ -11,8 +11,8 @@ from dj2mgm.recipes.argument_kinds import (
 from dj2mgm.recipes.catalogue import (
     REQUIRED,
     AllowedOperator,
-    allowed_operators,
-    refused_operators,
+    read_allowed_operators,
+    read_refused_operators,
 )
 from dj2mgm.recipes.recipe_files import is_folder_argument
 from dj2mgm.recipes.recipe_step import (
@@ -22,7 +22,7 @@ from dj2mgm.recipes.recipe_step import (
     RECAPTION,
     REPAIR,
     RecipeStep,
-    nearest,
+    find_nearest_name,
 )
 from dj2mgm.settings.endpoints import ADDRESS_RULE, VARIABLE_RULE, is_address, is_variable
 
@@ -44,7 +44,7 @@ TRUST = "If you trust the author of the recipe, set trusted_recipes: true in con
 def check_step(step: RecipeStep, folders: Collection[str] | None, trusted: bool) -> None:
     """Check an operator, and the values of its arguments."""
     _check_refused_arguments(step)
-    operator = allowed_operators().get(step.name)
+    operator = read_allowed_operators().get(step.name)
     if trusted:
         if operator:
             _check_names(step, operator, operator.arguments.keys() | operator.defaults.keys())
@@ -52,7 +52,9 @@ def check_step(step: RecipeStep, folders: Collection[str] | None, trusted: bool)
     if operator is None:
         raise _make_refusal(step)
     if step.is_captioner and not operator.writes_captions:
-        captioners = ", ".join(name for name, candidate in allowed_operators().items() if candidate.writes_captions)
+        captioners = ", ".join(
+            name for name, candidate in read_allowed_operators().items() if candidate.writes_captions
+        )
         raise InputError(f"{step.location}: {step.name} writes no captions. Use one of {captioners}")
     _check_names(step, operator, operator.arguments.keys())
     _check_values(step, operator, folders)
@@ -71,7 +73,7 @@ def check_order(steps: Collection[RecipeStep]) -> None:
                 f"first"
             )
         if step.name == INSTRUCT:
-            readers = [name for name in before if name in allowed_operators() and name not in READING_IMAGES]
+            readers = [name for name in before if name in read_allowed_operators() and name not in READING_IMAGES]
             if readers:
                 raise InputError(
                     f"{step.location}: new rows have no text yet when {readers[0]} reads them. Put {INSTRUCT} before it"
@@ -92,7 +94,7 @@ def check_models_named(steps: Collection[RecipeStep]) -> None:
         steps: steps with the arguments of the stage.
     """
     for step in (nested_step for top in steps for nested_step in top.self_and_captioner()):
-        operator = allowed_operators().get(step.name)
+        operator = read_allowed_operators().get(step.name)
         for argument, kind in operator.arguments.items() if operator else ():
             default = operator.defaults.get(argument)
             if kind == "model" and step.arguments.get(argument) is None and default not in (None, REQUIRED):
@@ -102,7 +104,7 @@ def check_models_named(steps: Collection[RecipeStep]) -> None:
                 )
 
 
-def merges_rows(location: str, name: str) -> InputError:
+def make_row_merge_error(location: str, name: str) -> InputError:
     """Return the error for an operator that makes one row of several."""
     return InputError(
         f"{location}: {name} {MERGES_ROWS}; this stage only keeps, drops or edits them. "
@@ -131,14 +133,14 @@ def _walk(value: object, key: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _make_refusal(step: RecipeStep) -> InputError:
-    reason = refused_operators().get(step.name)
+    reason = read_refused_operators().get(step.name)
     if reason == MERGES_ROWS:
-        return merges_rows(step.location, step.name)
+        return make_row_merge_error(step.location, step.name)
     if reason:
         return InputError(
             f"{step.location}: {step.name} is not allowed in a recipe, because it {reason}. Remove the step. {TRUST}"
         )
-    nearest_name = nearest(step.name, allowed_operators().keys() | refused_operators().keys())
+    nearest_name = find_nearest_name(step.name, read_allowed_operators().keys() | read_refused_operators().keys())
     return InputError(
         f"{step.location}: unknown operator {step.name!r}; the nearest known one is {nearest_name!r}. Your own "
         "operators need an entry in config/schemas/operators.yaml"
@@ -157,7 +159,7 @@ def _check_names(step: RecipeStep, operator: AllowedOperator, allowed: Collectio
             )
         raise InputError(
             f"{step.location}: {step.name} has no argument {argument!r}; the nearest one is "
-            f"{nearest(argument, allowed)!r}"
+            f"{find_nearest_name(argument, allowed)!r}"
         )
 
 

@@ -7,7 +7,7 @@ from dj2mgm.recipes.argument_kinds import (
     FOLDER_KINDS,
 )
 from dj2mgm.recipes.catalogue import (
-    allowed_operators,
+    read_allowed_operators,
 )
 from dj2mgm.recipes.recipe_step import CAPTIONER, DATASET_FILES
 
@@ -34,7 +34,7 @@ def select_file_arguments(name: str, arguments: dict) -> dict:
         name: name of the operator. If it is not in the list of allowed operators, any argument may name a file.
         arguments: arguments of the recipe and the stage.
     """
-    operator = allowed_operators().get(name)
+    operator = read_allowed_operators().get(name)
     kinds = operator.arguments if operator else {}
     return {
         key: value

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from dj2mgm.errors import InputError
 from dj2mgm.recipes.argument_kinds import (
-    as_typed,
+    convert_number,
     shorten_value,
 )
 from dj2mgm.recipes.catalogue import (
-    allowed_operators,
+    read_allowed_operators,
 )
 from dj2mgm.recipes.operator_checks import check_order, check_step
 from dj2mgm.recipes.recipe_files import is_folder_argument
@@ -103,12 +103,12 @@ def _check_top_level_keys(location: object, recipe: dict, prefix: str, trusted: 
 
 def _with_types(step: RecipeStep) -> RecipeStep:
     """Return a step with numbers of the type that its arguments take, and with `~` replaced in folders."""
-    operator = allowed_operators().get(step.name)
+    operator = read_allowed_operators().get(step.name)
     captioner = step.captioner and _with_types(step.captioner)
     arguments = dict(step.arguments)
     for key in arguments.keys() & operator.arguments.keys() if operator else ():
         kind, value = operator.arguments[key], arguments[key]
-        arguments[key] = os.path.expanduser(value) if is_folder_argument(kind, value) else as_typed(kind, value)
+        arguments[key] = os.path.expanduser(value) if is_folder_argument(kind, value) else convert_number(kind, value)
     if captioner:
         arguments[CAPTIONER] = captioner.as_dict()
     return replace(step, arguments=arguments, captioner=captioner)

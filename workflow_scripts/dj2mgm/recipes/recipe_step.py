@@ -80,7 +80,7 @@ class RecipeStep:
         return {self.name: self.arguments or None}
 
 
-def nearest(name: object, candidates: Collection[str]) -> str:
+def find_nearest_name(name: object, candidates: Collection[str]) -> str:
     """Return the candidate that is most similar to a name."""
     return difflib.get_close_matches(str(name)[:MAX_NAME_LENGTH], sorted(candidates), n=1, cutoff=0)[0]
 

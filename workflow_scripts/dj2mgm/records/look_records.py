@@ -31,7 +31,7 @@ class LookRecord(Section):
     command: str = setting(..., "the command that continues; empty if there is none")
 
 
-def affordable_seeds(
+def count_affordable_seeds(
     budget: DecideSection, finished_seeds: int, seconds: float | None, seconds_per_seed: float | None
 ) -> int:
     """Return the number of seeds of each side that a budget allows, at least `finished_seeds`.
@@ -49,7 +49,7 @@ def affordable_seeds(
     return max(finished_seeds, allowed_seeds)
 
 
-def planned_seeds(
+def count_planned_seeds(
     budget: DecideSection,
     last: LookRecord | None,
     finished_seeds: int,
@@ -62,15 +62,15 @@ def planned_seeds(
     """
     if last and last.budget == budget:
         return last.most_seeds
-    return affordable_seeds(budget, finished_seeds, seconds, seconds_per_seed)
+    return count_affordable_seeds(budget, finished_seeds, seconds, seconds_per_seed)
 
 
-def goes_on(look: LookRecord, budget: DecideSection) -> bool:
+def needs_another_seed(look: LookRecord, budget: DecideSection) -> bool:
     """Return whether another seed follows a look."""
     finished_seeds = len(look.seeds)
     spent = finished_seeds, look.seconds, look.seconds_per_seed
-    allowed_seeds = min(planned_seeds(budget, look, *spent), affordable_seeds(budget, *spent))
-    was_last = min(look.most_seeds, affordable_seeds(look.budget, *spent)) <= finished_seeds
+    allowed_seeds = min(count_planned_seeds(budget, look, *spent), count_affordable_seeds(budget, *spent))
+    was_last = min(look.most_seeds, count_affordable_seeds(look.budget, *spent)) <= finished_seeds
     # at the end of a budget, a verdict may be withheld because more seeds are needed to show that images are used
     is_open = look.kind == "undecided" or (look.kind == "withheld" and was_last)
     return is_open and allowed_seeds > finished_seeds

@@ -53,7 +53,7 @@ class BatchRecord(Section):
     @property
     def names(self) -> list[str]:
         """Names of the experiments that are trained."""
-        trials = [run_name(trial.name, self.fraction) for trial in self.trials]
+        trials = [format_run_name(trial.name, self.fraction) for trial in self.trials]
         return list(dict.fromkeys([*trials, *self.against]))
 
     @property
@@ -73,6 +73,6 @@ class BatchResult(Section):
     looks: dict[str, LookRecord] = setting({}, "verdicts on the winner, by the experiment on the other side")
 
 
-def run_name(trial: str, fraction: Number) -> str:
+def format_run_name(trial: str, fraction: Number) -> str:
     """Return the name of the experiment in which a trial is trained on a share of the rows."""
     return trial if fraction == 1 else f"{trial}-{fraction:g}"

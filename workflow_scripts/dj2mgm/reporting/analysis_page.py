@@ -11,11 +11,11 @@ import numpy as np
 
 from dj2mgm.data.formats import extract_caption
 from dj2mgm.data.images import load_image
-from dj2mgm.juicer.analysis import SUGGESTIONS, Analysis, suggested_recipe
+from dj2mgm.juicer.analysis import SUGGESTIONS, Analysis, format_suggested_recipe
 from dj2mgm.juicer.statistics import FilterLimit, Limits, Statistic
 from dj2mgm.juicer.suggestions import format_statistic
-from dj2mgm.reporting.charts import Bars, LimitMark, Scale, Tick, bin_edges, square_roots, stacked_bars
-from dj2mgm.reporting.rendering import data_uri, format_integer, list_counts, template_environment
+from dj2mgm.reporting.charts import Bars, LimitMark, Scale, Tick, compute_bin_edges, scale_to_square_roots, stack_bars
+from dj2mgm.reporting.rendering import build_template_environment, encode_shrunk_image, format_integer, list_counts
 from dj2mgm.storage.files import write_text
 
 EXAMPLES = 4
@@ -128,7 +128,7 @@ def write_card(analysis: Analysis, panels: list[StatisticPanel], folder: Path) -
 def write_analysis_page(analysis: Analysis, path: Path) -> None:
     """Write one self-contained HTML file without scripts."""
     panels = [build_panel(statistic, analysis) for statistic in analysis.statistics]
-    templates = template_environment()
+    templates = build_template_environment()
     templates.filters["share"] = partial(format_share, total=analysis.rows)
     page = templates.get_template("analysis.html.j2").render(
         data=analysis.data,
@@ -141,7 +141,7 @@ def write_analysis_page(analysis: Analysis, path: Path) -> None:
         card=write_card(analysis, panels, path.parent),
         panels=panels,
         not_measured=analysis.not_measured,
-        recipe=suggested_recipe(analysis),
+        recipe=format_suggested_recipe(analysis),
     )
     write_text(path, page)
 
@@ -171,7 +171,7 @@ def build_panel(statistic: Statistic, analysis: Analysis) -> StatisticPanel:
     )
     if is_constant:
         return StatisticPanel(**values)
-    edges, log = bin_edges(finite)
+    edges, log = compute_bin_edges(finite)
     scale = Scale(edges[0], edges[-1], log)
     return StatisticPanel(
         **values,
@@ -211,7 +211,7 @@ def _draw_bars(statistic: Statistic, edges: np.ndarray) -> list[Bars]:
     dropped = statistic.drops(statistic.suggested)[np.isfinite(statistic.values)]
     dropped_counts, kept_counts = (np.histogram(statistic.finite[rows], edges)[0] for rows in (dropped, ~dropped))
     highest = int((dropped_counts + kept_counts).max())
-    return stacked_bars(square_roots({"kept": kept_counts, "here": dropped_counts}, highest), highest)
+    return stack_bars(scale_to_square_roots({"kept": kept_counts, "here": dropped_counts}, highest), highest)
 
 
 def _list_limits(statistic: Statistic) -> Iterator[tuple[FilterLimit, str]]:
@@ -259,5 +259,5 @@ def _build_example(row: int, statistic: Statistic, analysis: Analysis) -> Exampl
     caption = extract_caption(analysis.texts[row])
     if len(caption) > MAX_CAPTION_LENGTH:
         caption = caption[:MAX_CAPTION_LENGTH] + "…"
-    image = data_uri(load_image(analysis.images[row][0]), MAX_SIDE) if statistic.of_images else ""
+    image = encode_shrunk_image(load_image(analysis.images[row][0]), MAX_SIDE) if statistic.of_images else ""
     return Example(format_statistic(statistic.values[row]), caption, image)

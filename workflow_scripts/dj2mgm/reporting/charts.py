@@ -39,7 +39,7 @@ class Scale:
     def ticks(self, count: int = 4, factor: float = 1.0, signed: bool = False) -> list[Tick]:
         """Return about `count` ticks at round values; `factor` 100 shows shares in percent."""
         if self.log:
-            values = log_values(self.low, self.high, count)
+            values = list_log_values(self.low, self.high, count)
             texts = [f"{value * factor:,.6g}".replace(",", "\u202f") for value in values]
         else:
             values, digits = round_values(self.low * factor, self.high * factor, count)
@@ -62,7 +62,7 @@ def round_values(low: float, high: float, count: int) -> tuple[list[float], int]
     raise ValueError(f"no round values between {low} and {high}")  # not reached for finite numbers
 
 
-def log_values(low: float, high: float, count: int) -> list[float]:
+def list_log_values(low: float, high: float, count: int) -> list[float]:
     """Return powers of ten in the range, and multiples by 2 and 5 (or 3) if there is room."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for bases in ((1, 2, 5), (1, 3), (1,)):
@@ -89,7 +89,7 @@ class Bars:
     path: str
 
 
-def stacked_bars(counts: dict[str, np.ndarray], highest: int, down: bool = False) -> list[Bars]:
+def stack_bars(counts: dict[str, np.ndarray], highest: int, down: bool = False) -> list[Bars]:
     """Stack the series in a drawing of 100 × HEIGHT units.
 
     Args:
@@ -120,13 +120,13 @@ def _draw_bar(left: float, width: float, start: float, height: float, down: bool
     return f"M{left + gap / 2:.2f} {top:.2f}h{width - gap:.2f}v{height:.2f}h{gap - width:.2f}z"
 
 
-def square_roots(counts: dict[str, np.ndarray], highest: int) -> dict[str, np.ndarray]:
+def scale_to_square_roots(counts: dict[str, np.ndarray], highest: int) -> dict[str, np.ndarray]:
     """Scale counts so that their sum in each bin is √(sum × highest); the series keep their shares."""
     total = np.maximum(sum(counts.values()), 1)
     return {series: numbers * np.sqrt(highest / total) for series, numbers in counts.items()}
 
 
-def bin_edges(values: np.ndarray) -> tuple[np.ndarray, bool]:
+def compute_bin_edges(values: np.ndarray) -> tuple[np.ndarray, bool]:
     """Return the edges of the bins, and whether they are logarithmic, as for values far from the median.
 
     Whole numbers get bins of equal whole width, so that all bins cover the same number of values.

@@ -6,7 +6,7 @@ from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.settings.configuration import ExperimentOnlyKeys
 
 
-def snakemake_command(experiment: ExperimentResults, target: str, /, **settings: str) -> str:
+def build_snakemake_command(experiment: ExperimentResults, target: str, /, **settings: str) -> str:
     """Return a command that continues with the results of an experiment.
 
     Args:
@@ -26,7 +26,7 @@ def snakemake_command(experiment: ExperimentResults, target: str, /, **settings:
     return " ".join(["snakemake --cores 1", target, *(["--config", *arguments] if arguments else [])])
 
 
-def keep_command(variant: ExperimentResults, study: str) -> str:
+def build_keep_command(variant: ExperimentResults, study: str) -> str:
     """Return the command that makes an experiment's file of a study's variant."""
     folder = "/".join(filter(None, ["results", _find_results_subfolder(variant), study]))
     arguments = [f"{folder}/config.yaml", variant.name, f"{study}_best"]

@@ -16,8 +16,8 @@ from dj2mgm.evaluation.seeds import (
     GroupEstimates,
     Scores,
     estimate_differences,
-    paired_difference,
-    paired_values,
+    estimate_paired_difference,
+    pair_values,
     select_metrics,
 )
 from dj2mgm.reporting.experiment import ExperimentResults
@@ -50,14 +50,14 @@ def describe_data_difference(*experiments: ExperimentResults) -> str:
 def describe_judge_difference(index: int, *experiments: ExperimentResults) -> str:
     """Describe how the first (0) or second (1) judges of the experiments differ; empty if they are the same."""
     judged_experiments = [experiment for experiment in experiments if index < len(experiment.judges)]
-    judges = list(dict.fromkeys(judge_name(experiment.judges[index]) for experiment in judged_experiments))
+    judges = list(dict.fromkeys(find_judge_name(experiment.judges[index]) for experiment in judged_experiments))
     prompts = list(dict.fromkeys(f"“{experiment.runs[0].clip['prompt']}”" for experiment in judged_experiments))
     differences = [f"by different models, {join_words(judges)}"] if len(judges) > 1 else []
     differences += [f"with different prompts before the captions, {join_words(prompts)}"] if len(prompts) > 1 else []
     return f"judged {'; and '.join(differences)}" if differences else ""
 
 
-def judge_name(judge: dict) -> str:
+def find_judge_name(judge: dict) -> str:
     return f"{judge['name']} ({judge['kind']})"
 
 
@@ -73,7 +73,9 @@ def describe_obstacles(experiment: ExperimentResults, reference: ExperimentResul
     ]
 
 
-def comparable_scores(experiment: ExperimentResults, reference: ExperimentResults) -> tuple[list[Scores], list[Scores]]:
+def select_comparable_scores(
+    experiment: ExperimentResults, reference: ExperimentResults
+) -> tuple[list[Scores], list[Scores]]:
     """Return the scores of both, each as one entry per run, reduced to the metrics that can be compared."""
     measured = {metric for metrics in experiment.groups.values() for metric in metrics}
     comparable = {metric for metric in measured if not find_obstacle(metric, experiment, reference)}
@@ -83,15 +85,15 @@ def comparable_scores(experiment: ExperimentResults, reference: ExperimentResult
     return own_scores, reference_scores
 
 
-def score_differences(experiment: ExperimentResults, reference: ExperimentResults) -> GroupEstimates:
+def compute_score_differences(experiment: ExperimentResults, reference: ExperimentResults) -> GroupEstimates:
     """Return own − reference, paired by seed and image; empty if nothing can be compared."""
-    return paired_difference(*comparable_scores(experiment, reference))
+    return estimate_paired_difference(*select_comparable_scores(experiment, reference))
 
 
-def differences_to_first(experiments: list[ExperimentResults]) -> dict[str, GroupEstimates]:
+def compare_with_first(experiments: list[ExperimentResults]) -> dict[str, GroupEstimates]:
     """Return the differences of each later experiment from the first, by name, with the seed noise of all."""
     reference, *later_experiments = experiments
-    values = [paired_values(*comparable_scores(experiment, reference)) for experiment in later_experiments]
+    values = [pair_values(*select_comparable_scores(experiment, reference)) for experiment in later_experiments]
     return dict(zip((experiment.name for experiment in later_experiments), estimate_differences(values), strict=True))
 
 
@@ -143,7 +145,7 @@ def tabulate_scores(experiments: list[ExperimentResults]) -> pd.DataFrame:
     of values per seed. Differences are empty for the first experiment, for metrics that only one experiment has, and
     for metrics that cannot be compared (`find_obstacle`). The group `<model>/difference` is own − shuffled images.
     """
-    differences = differences_to_first(experiments)
+    differences = compare_with_first(experiments)
     rows = []
     for experiment in experiments:
         for group, estimates in experiment.groups.items():
@@ -165,19 +167,19 @@ NO_DIFFERENCE = "no difference shown"
 VERDICT_CLASSES = {"better": "better", "worse": "worse", NO_DIFFERENCE: "same"}  # classes of the style sheets
 
 
-def difference_verdict(metric: str, difference: Estimate) -> str:
+def classify_difference(metric: str, difference: Estimate) -> str:
     """Return what the interval of a difference (own − reference) shows: better, worse or no difference."""
     if difference.is_above_zero or difference.is_below_zero:
         return "better" if difference.is_above_zero != (metric in LOWER_IS_BETTER) else "worse"
     return NO_DIFFERENCE
 
 
-def verdict_scope(difference: Estimate) -> str:
+def describe_verdict_scope(difference: Estimate) -> str:
     """Return the scope of "better" and "worse". With one seed it is the two trained models and not their data."""
     return " for these two models" if difference.seeds == 1 else ""
 
 
-def coverage_note(seeds: int) -> str:
+def describe_coverage(seeds: int) -> str:
     """Return a note on what the intervals of scores and differences over some seeds cover."""
     if seeds == 1:
         return (
@@ -187,7 +189,7 @@ def coverage_note(seeds: int) -> str:
     return "The 95 % intervals cover the choice of images and training noise."
 
 
-def chance_note(comparisons: int, one_seed: bool) -> str:
+def describe_chance(comparisons: int, one_seed: bool) -> str:
     """Return a note on chance findings among several intervals; empty for a single comparison.
 
     `one_seed` is true if any difference compares two single models. The share of chance findings is then unknown.
@@ -230,7 +232,7 @@ class MetricCell:
 MetricTable = tuple[list[str], list[dict]]  # titles of the columns; rows {"metric", "headline", "cells"}
 
 
-def metric_table(experiment: ExperimentResults) -> MetricTable:
+def build_metric_table(experiment: ExperimentResults) -> MetricTable:
     """Tabulate all metrics of one experiment, headline metrics first, with a column per group."""
 
     def build_cell(group: str, metric: str, estimate: Estimate) -> MetricCell:
@@ -240,13 +242,13 @@ def metric_table(experiment: ExperimentResults) -> MetricTable:
     return _tabulate(experiment.groups, build_cell)
 
 
-def difference_table(differences: GroupEstimates) -> MetricTable:
+def build_difference_table(differences: GroupEstimates) -> MetricTable:
     """Tabulate differences from the reference in the same way."""
 
     def build_cell(group: str, metric: str, difference: Estimate) -> MetricCell:
         # whether more is better is not known for metrics of lmms-eval
         has_verdict = group.endswith("/own") and not is_task_metric(metric)
-        css_class = VERDICT_CLASSES[difference_verdict(metric, difference)] if has_verdict else ""
+        css_class = VERDICT_CLASSES[classify_difference(metric, difference)] if has_verdict else ""
         interval = format_interval(metric, difference, format_difference)
         return MetricCell(format_difference(metric, difference.mean), interval, css_class)
 
@@ -271,16 +273,16 @@ def _tabulate(estimates: GroupEstimates, build_cell: Callable[[str, str, Estimat
     return [GROUP_LABELS[name] for name in groups], rows
 
 
-def title_in_sentence(metric: str) -> str:
+def lower_title(metric: str) -> str:
     """Return the title of a score inside a sentence."""
     if metric.startswith(BY_TYPE):
         return f"VQA accuracy, {metric.removeprefix(BY_TYPE)}"
     if metric.startswith(SECOND):
-        return f"{title_in_sentence(metric.removeprefix(SECOND))}, second judge"
+        return f"{lower_title(metric.removeprefix(SECOND))}, second judge"
     return SCORE_TITLES.get(metric, metric.replace("_", " "))
 
 
 def find_title(metric: str) -> str:
     """Return the title of a score at the beginning of a row."""
-    title = title_in_sentence(metric)
+    title = lower_title(metric)
     return title if is_task_metric(metric) else title[0].upper() + title[1:]

@@ -12,7 +12,7 @@ from dj2mgm.reporting.rendering import TEMPLATES
 EXPORT = re.compile(r"export\{[^}]*?(\w+) as default[^}]*\}")  # in the library's bundle, which is a module
 
 
-def library_script() -> str:
+def build_library_script() -> str:
     """Return the bundle as a script that defines the global `DataTable`."""
     text, count = EXPORT.subn(r"globalThis.DataTable=\1", _read_library_file("dt_bundle.js"))
     if count != 1 or "</script" in text.lower():
@@ -20,13 +20,13 @@ def library_script() -> str:
     return text
 
 
-def page_style(name: str) -> str:
+def build_page_style(name: str) -> str:
     """Return the styles of a page with a grid: of the library, of all pages, and of the page's own file."""
     paths = (TEMPLATES / file for file in ("base_style.css", name))
     return "".join([_read_library_file("dt_bundle.css"), *(path.read_text(encoding="utf-8") for path in paths)])
 
 
-def source_hash(text: str) -> str:
+def hash_source(text: str) -> str:
     """Return a script or style as a source of a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 

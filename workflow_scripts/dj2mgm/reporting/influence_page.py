@@ -8,7 +8,7 @@ from dj2mgm.data.formats import IMAGE_TOKEN, list_images
 from dj2mgm.data.images import BadImage, load_image
 from dj2mgm.evaluation.rank_correlation import RankCorrelation, correlate_ranks
 from dj2mgm.evaluation.served_answers import AskedQuestion
-from dj2mgm.reporting.rendering import data_uri, evenly_spread, template_environment
+from dj2mgm.reporting.rendering import build_template_environment, encode_shrunk_image, select_evenly
 from dj2mgm.storage.files import read_jsonl, write_text
 
 SHOWN_ANSWERS = 40  # answers on the page; influence.jsonl has all answers
@@ -100,8 +100,8 @@ def write_influence_page(
         answers: the traced answers.
         statistics: the statistics of the rows; empty if the rows have none.
     """
-    examples = evenly_spread(answers, SHOWN_ANSWERS)
-    template = template_environment().get_template("influence.html.j2")
+    examples = select_evenly(answers, SHOWN_ANSWERS)
+    template = build_template_environment().get_template("influence.html.j2")
     page = template.render(
         experiment=experiment, counts=counts, traced=len(answers), answers=examples, statistics=statistics
     )
@@ -110,6 +110,6 @@ def write_influence_page(
 
 def _encode_thumbnail(path: str | Path) -> str:
     try:
-        return data_uri(load_image(path), MAX_SIDE)
+        return encode_shrunk_image(load_image(path), MAX_SIDE)
     except BadImage:  # changed since the training
         return ""

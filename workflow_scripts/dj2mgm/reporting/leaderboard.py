@@ -21,9 +21,9 @@ from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.records.look_records import DECISION
 from dj2mgm.records.page_records import PageSettings, ShownExperiment, list_settings
 from dj2mgm.reporting.comparison import format_interval, format_score
-from dj2mgm.reporting.data_tables import library_script, page_style, source_hash
+from dj2mgm.reporting.data_tables import build_library_script, build_page_style, hash_source
 from dj2mgm.reporting.experiment import ExperimentResults, load_experiment
-from dj2mgm.reporting.rendering import TEMPLATES, template_environment
+from dj2mgm.reporting.rendering import TEMPLATES, build_template_environment
 from dj2mgm.reporting.sections.run_details import show_setting
 from dj2mgm.reporting.verdicts.verdict_cards import find_cost
 from dj2mgm.runs.stages import STAGES
@@ -121,7 +121,7 @@ def find_entries(results: Path, path: Path) -> tuple[list[Entry], list[Unread]]:
             unread += reasons[:1]
     experiments = [listing.experiment for group in listings.values() for listing in group]
     unread += find_unlisted(results, [*experiments, *read_decided(results)])
-    all_settings = differing_settings([experiment for experiment, *_ in loaded])
+    all_settings = list_differing_settings([experiment for experiment, *_ in loaded])
     entries = [_build_entry(*sources, path, settings) for sources, settings in zip(loaded, all_settings, strict=True)]
     return sorted(entries, key=lambda entry: entry.finished, reverse=True), unread
 
@@ -177,7 +177,7 @@ def find_unlisted(results: Path, experiments: list[ShownExperiment]) -> Iterator
         yield Unread(str(folder.relative_to(results)), f"No page lists this run yet; it has {', '.join(names)}.")
 
 
-def differing_settings(experiments: list[ExperimentResults]) -> list[dict[str, str]]:
+def list_differing_settings(experiments: list[ExperimentResults]) -> list[dict[str, str]]:
     """Return, for each experiment, its values of the settings that differ between the experiments."""
     flat = [
         {
@@ -252,12 +252,12 @@ def _describe_error(error: Exception) -> str:
 
 def build_leaderboard(entries: list[Entry], unread: list[Unread]) -> str:
     """Return the page, with the grid of DataTables inside."""
-    style = page_style("leaderboard.css")
-    library, script = library_script(), (TEMPLATES / "leaderboard.js").read_text(encoding="utf-8")
-    scripts = " ".join(map(source_hash, (library, script)))
-    policy = f"default-src 'none'; script-src {scripts}; style-src {source_hash(style)}; img-src data:; "
+    style = build_page_style("leaderboard.css")
+    library, script = build_library_script(), (TEMPLATES / "leaderboard.js").read_text(encoding="utf-8")
+    scripts = " ".join(map(hash_source, (library, script)))
+    policy = f"default-src 'none'; script-src {scripts}; style-src {hash_source(style)}; img-src data:; "
     return (
-        template_environment()
+        build_template_environment()
         .get_template("leaderboard.html.j2", globals={"format_duration": format_duration})
         .render(
             policy=policy + "base-uri 'none'; form-action 'none'",

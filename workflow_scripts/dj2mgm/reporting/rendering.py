@@ -16,7 +16,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 EXPLORER = "explorer"  # folder of the explorer's pages, next to a report
 
 
-def template_environment() -> Environment:
+def build_template_environment() -> Environment:
     """Return the templates; they escape all values, since captions come from models and web crawls."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -38,7 +38,7 @@ def template_environment() -> Environment:
     return environment
 
 
-def data_uri(image: Image.Image, longest_side: int, quality: int = 80) -> str:
+def encode_shrunk_image(image: Image.Image, longest_side: int, quality: int = 80) -> str:
     """Encode the image as a WebP data URI, shrunk in place to `longest_side` px if it is larger."""
     image.thumbnail((longest_side, longest_side))
     return encode_data_url(image, "WEBP", quality=quality)
@@ -66,22 +66,22 @@ def join_words(items: list[str]) -> str:
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
 
 
-def page_name(name: str) -> str:
+def locate_explorer_page(name: str) -> str:
     """Return the path of an experiment's or a dataset's page in the explorer, below the folder of its report."""
     return f"{EXPLORER}/{name}.html"
 
 
-def step_key(stage: str, number: int) -> str:
+def build_step_key(stage: str, number: int) -> str:
     """Return the name of an operator in links: its stage and its position in the recipe, from 1."""
     return f"{stage}-{number}"
 
 
-def rows_link(experiment: str, **filters: str) -> str:
-    """Link to rows of an experiment by operator (`drop`: `step_key`), `table`, id (`find`), or a column's value."""
-    return f"{quote(page_name(experiment))}#{urlencode(filters)}"
+def link_rows(experiment: str, **filters: str) -> str:
+    """Link to rows of an experiment by operator (`drop`), `table`, id (`find`), or a column's value."""
+    return f"{quote(locate_explorer_page(experiment))}#{urlencode(filters)}"
 
 
-def evenly_spread(rows: list[T], count: int) -> list[T]:
+def select_evenly(rows: list[T], count: int) -> list[T]:
     """Return `count` rows at equal distances, or all rows if there are fewer."""
     count = min(count, len(rows))
     return [rows[index * len(rows) // count] for index in range(count)]

@@ -4,36 +4,48 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from dj2mgm.evaluation.seeds import GroupEstimates
-from dj2mgm.reporting.commands import snakemake_command
+from dj2mgm.reporting.commands import build_snakemake_command
 from dj2mgm.reporting.comparison import (
-    chance_note,
-    coverage_note,
-    difference_table,
-    differences_to_first,
-    judge_name,
-    metric_table,
+    build_difference_table,
+    build_metric_table,
+    compare_with_first,
+    describe_chance,
+    describe_coverage,
+    find_judge_name,
 )
 from dj2mgm.reporting.experiment import ExperimentResults
-from dj2mgm.reporting.rendering import format_integer, join_words, rows_link, step_key, template_environment
-from dj2mgm.reporting.sections.flow import FlowStep, Shape, draw_flows, finetune_counts, pretrain_chain, source_table
+from dj2mgm.reporting.rendering import build_step_key, build_template_environment, format_integer, join_words, link_rows
+from dj2mgm.reporting.sections.flow import (
+    FlowStep,
+    Shape,
+    build_pretrain_steps,
+    build_source_table,
+    count_instructions,
+    draw_flows,
+)
 from dj2mgm.reporting.sections.gallery import (
     RecaptionedRow,
-    duplicate_sections,
-    gallery,
+    build_duplicate_sections,
+    build_gallery,
+    build_recaption_gallery,
+    measure_synthesis_quality,
     read_recaptions,
     read_truth,
-    recaption_gallery,
-    synthesis_quality,
 )
-from dj2mgm.reporting.sections.histograms import group_by_folder, similarity_histogram, statistic_histograms
-from dj2mgm.reporting.sections.judges import judge_agreement, judge_notes
-from dj2mgm.reporting.sections.leak_section import leak_sections
-from dj2mgm.reporting.sections.run_details import config_difference, times_table, training_table, versions
-from dj2mgm.reporting.sections.training_charts import loss_chart, memory_timeline, score_charts
-from dj2mgm.reporting.verdicts.headline_panels import LOW_COVERAGE, headline_panels, metric_verdicts
+from dj2mgm.reporting.sections.histograms import build_similarity_histogram, build_statistic_histograms, group_by_folder
+from dj2mgm.reporting.sections.judges import describe_judges, measure_judge_agreement
+from dj2mgm.reporting.sections.leak_section import build_leak_sections
+from dj2mgm.reporting.sections.run_details import (
+    build_times_table,
+    build_training_table,
+    list_config_differences,
+    list_versions,
+)
+from dj2mgm.reporting.sections.training_charts import draw_loss_chart, draw_memory_timeline, draw_score_charts
+from dj2mgm.reporting.verdicts.headline_panels import LOW_COVERAGE, build_headline_panels, build_metric_verdicts
 from dj2mgm.reporting.verdicts.headline_verdicts import find_headline, find_unlearned
 from dj2mgm.reporting.verdicts.learning_faults import describe_faults
-from dj2mgm.reporting.verdicts.training_changes import find_forgotten, training_changes
+from dj2mgm.reporting.verdicts.training_changes import find_forgotten, list_training_changes
 from dj2mgm.reporting.verdicts.verdict_cards import merge_withheld, write_verdict_cards
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.storage.files import write_text
@@ -60,10 +72,10 @@ def write_report_page(
         path: the file.
         explorers: names of experiments with a page of the explorer next to the report, to which it links.
     """
-    differences = differences_to_first(experiments)
+    differences = compare_with_first(experiments)
     recaptions = {experiment.name: read_recaptions(experiment.runs[0]) for experiment in experiments}
-    template = template_environment().get_template(
-        "report.html.j2", globals={"rows_link": rows_link, "step_key": step_key}
+    template = build_template_environment().get_template(
+        "report.html.j2", globals={"rows_link": link_rows, "step_key": build_step_key}
     )
     page = template.render(
         names=[experiment.name for experiment in experiments],
@@ -80,7 +92,7 @@ def write_report_page(
 
 def _collect_verdict_values(experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]) -> dict:
     """Return the values of the first screen: verdicts, headline panels, judges and notes on intervals."""
-    panels = headline_panels(experiments, differences)
+    panels = build_headline_panels(experiments, differences)
     estimates = [
         estimate for groups in differences.values() for metrics in groups.values() for estimate in metrics.values()
     ]
@@ -93,15 +105,15 @@ def _collect_verdict_values(experiments: list[ExperimentResults], differences: d
         "cards": merge_withheld(write_verdict_cards(experiments), experiments[0]),
         "unlearned": list(unlearned),
         "faults": describe_faults(unlearned),
-        "verdicts": metric_verdicts(experiments, differences),
+        "verdicts": build_metric_verdicts(experiments, differences),
         "compared": any(differences.values()),
         "seeds": [experiment.seeds for experiment in experiments],
-        "seeds_note": seeds_note(experiments),
-        "chance_note": chance_note(count, one_seed),
+        "seeds_note": describe_seed_coverage(experiments),
+        "chance_note": describe_chance(count, one_seed),
         "one_seed": one_seed,
-        "judge_notes": judge_notes(experiments),
-        "agreement": judge_agreement(experiments, differences),
-        "method_note": method_note(experiments),
+        "judge_notes": describe_judges(experiments),
+        "agreement": measure_judge_agreement(experiments, differences),
+        "method_note": describe_method(experiments),
         "coverage": LOW_COVERAGE,
         "several_seeds": any(len(experiment.seeds) > 1 for experiment in experiments),
         "panels": panels,
@@ -117,7 +129,7 @@ def _collect_data_values(
         "flows": _build_flows(experiments, recaptions),
         "statistics": _build_statistics(experiments, recaptions),
         "near_duplicates": list(_build_near_duplicate_parts(experiments)),
-        "leaks": list(leak_sections(experiments, path)),
+        "leaks": list(build_leak_sections(experiments, path)),
         "recaptions": list(_build_recaption_parts(experiments, recaptions)),
     }
 
@@ -130,20 +142,24 @@ def _collect_training_values(experiments: list[ExperimentResults]) -> dict:
         "changes_by_training": [
             (experiment.name, index, rows)
             for index, experiment in enumerate(experiments)
-            if (rows := training_changes(experiment, headline))
+            if (rows := list_training_changes(experiment, headline))
         ],
         "losses": [
-            (_find_stage_title(name, experiments), _describe_trained(name, experiments), loss_chart(experiments, name))
+            (
+                _find_stage_title(name, experiments),
+                _describe_trained(name, experiments),
+                draw_loss_chart(experiments, name),
+            )
             for name in TRAINED
             if all(name in run.records for experiment in experiments for run in experiment.runs)
         ],
         "scores": [
             (f"{_find_stage_title(stage, experiments)}: {chart.quantity.lower()}", chart)
             for stage in TRAINED
-            for chart in score_charts(experiments, stage)
+            for chart in draw_score_charts(experiments, stage)
         ],
         "memory": [
-            (experiment.name, index, memory_timeline(experiment)) for index, experiment in enumerate(experiments)
+            (experiment.name, index, draw_memory_timeline(experiment)) for index, experiment in enumerate(experiments)
         ],
         "planned": any(
             record.get("memory_plan") for experiment in experiments for record in experiment.runs[0].records.values()
@@ -165,13 +181,13 @@ def _collect_record_values(experiments: list[ExperimentResults]) -> dict:
     reference, *later_experiments = experiments
     return {
         "changes": [
-            {"experiment": experiment.name, "index": index, "rows": config_difference(experiment, reference)}
+            {"experiment": experiment.name, "index": index, "rows": list_config_differences(experiment, reference)}
             for index, experiment in enumerate(later_experiments, start=1)
         ],
-        "times": times_table(experiments),
-        "versions": versions(experiments),
+        "times": build_times_table(experiments),
+        "versions": list_versions(experiments),
         "training": [
-            (experiment.name, list(experiment.runs[0].records), training_table(experiment.runs[0]))
+            (experiment.name, list(experiment.runs[0].records), build_training_table(experiment.runs[0]))
             for experiment in experiments
         ],
     }
@@ -194,18 +210,18 @@ def _find_stage_title(stage: str, experiments: list[ExperimentResults]) -> str:
     return name.capitalize() if is_single_stage else f"{number}: {name}"
 
 
-def seeds_note(experiments: list[ExperimentResults]) -> str:
+def describe_seed_coverage(experiments: list[ExperimentResults]) -> str:
     """Describe what the intervals cover."""
     seeds = {experiment.name: experiment.seeds for experiment in experiments}
     if all(len(numbers) == 1 for numbers in seeds.values()):
         return (
-            f"{coverage_note(1)} To cover training noise, list more seeds in the experiments' files; five are "
+            f"{describe_coverage(1)} To cover training noise, list more seeds in the experiments' files; five are "
             "recommended."
         )
     if len({tuple(numbers) for numbers in seeds.values()}) == 1:
         numbers = next(iter(seeds.values()))
         seed_names = join_words([str(number) for number in numbers])
-        return f"{len(numbers)} seeds ({seed_names}). {coverage_note(len(numbers))}"
+        return f"{len(numbers)} seeds ({seed_names}). {describe_coverage(len(numbers))}"
     counts = join_words([f"{name} with {len(numbers)}" for name, numbers in seeds.items()])
     return (
         f"Seeds: {counts}. The 95 % intervals cover the choice of images and, with at least two seeds, training noise. "
@@ -213,7 +229,7 @@ def seeds_note(experiments: list[ExperimentResults]) -> str:
     )
 
 
-def method_note(experiments: list[ExperimentResults]) -> str:
+def describe_method(experiments: list[ExperimentResults]) -> str:
     """Describe how the intervals are computed, with their degrees of freedom."""
     groups = [group for experiment in experiments for group in experiment.groups.values()]
     images = [estimate.images for group in groups for estimate in group.values()]
@@ -237,7 +253,7 @@ def _describe_df(numbers: list[int], unit: str) -> str:
 
 def _build_flows(experiments: list[ExperimentResults], recaptions: dict[str, list[RecaptionedRow]]) -> list[dict]:
     """Draw the flow of rows for the first run of each experiment."""
-    chains = [pretrain_chain(e, e.runs[0], recaptions[e.name]) for e in experiments]
+    chains = [build_pretrain_steps(e, e.runs[0], recaptions[e.name]) for e in experiments]
     parts = zip(experiments, chains, draw_flows(chains), strict=True)
     return [_build_flow(index, *flow_parts) for index, flow_parts in enumerate(parts)]
 
@@ -250,8 +266,8 @@ def _build_flow(index: int, experiment: ExperimentResults, steps: list[FlowStep]
         "steps": list(zip(steps, drawings, strict=True)),
         "lanes": {shape.lane for shapes in drawings for shape in shapes},
         "alt": f"{experiment.name}: {start.left} rows, {end.dropped} dropped, {end.left} left for training",
-        "instructions": finetune_counts(experiment, experiment.runs[0]),
-        "sources": source_table(experiment, experiment.runs[0]),
+        "instructions": count_instructions(experiment, experiment.runs[0]),
+        "sources": build_source_table(experiment, experiment.runs[0]),
     }
 
 
@@ -265,14 +281,14 @@ def _build_statistics(experiments: list[ExperimentResults], recaptions: dict[str
                 "title": "Filter",
                 "name": "filter",
                 "experiments": [(name, by_name[name][0]) for name in names],
-                "histograms": statistic_histograms(folder, by_name[names[0]][1].recipes.filter),
+                "histograms": build_statistic_histograms(folder, by_name[names[0]][1].recipes.filter),
                 "similarities": None,
             }
         )
     for index, experiment in enumerate(experiments):
         run = experiment.runs[0]
         if run.synthesize:
-            similarities = similarity_histogram(run, recaptions[experiment.name])
+            similarities = build_similarity_histogram(run, recaptions[experiment.name])
             omitted_names = {"image_text_similarity"} if similarities else set()
             recipe = experiment.recipes.synthesize
             stages.append(
@@ -280,7 +296,7 @@ def _build_statistics(experiments: list[ExperimentResults], recaptions: dict[str
                     "title": "Synthesis",
                     "name": "synthesize",
                     "experiments": [(experiment.name, index)],
-                    "histograms": statistic_histograms(run.stages["synthesize"], recipe, omitted_names),
+                    "histograms": build_statistic_histograms(run.stages["synthesize"], recipe, omitted_names),
                     "similarities": similarities,
                 }
             )
@@ -291,7 +307,7 @@ def _build_near_duplicate_parts(experiments: list[ExperimentResults]) -> Iterato
     """Return the near-duplicates of the filter stages, each once."""
     by_name = {experiment.name: (index, experiment) for index, experiment in enumerate(experiments)}
     for _, names in group_by_folder((e.name, e.runs[0].stages["filter"]) for e in experiments):
-        for section in duplicate_sections(by_name[names[0]][1]):
+        for section in build_duplicate_sections(by_name[names[0]][1]):
             yield {"experiments": [(name, by_name[name][0]) for name in names], "section": section}
 
 
@@ -307,8 +323,8 @@ def _build_recaption_parts(
                 "index": index,
                 "count": len(rows),
                 "likelihoods": any(recaption.log_likelihood is not None for recaption in rows),
-                "quality": synthesis_quality(run, rows, truth),
-                "shown": recaption_gallery(run, rows, truth),
+                "quality": measure_synthesis_quality(run, rows, truth),
+                "shown": build_recaption_gallery(run, rows, truth),
             }
 
 
@@ -321,8 +337,8 @@ def _build_galleries(experiments: list[ExperimentResults]) -> list[dict]:
         {
             "dataset": dataset.name,
             "experiments": [(experiment.name, index) for index, experiment in group],
-            "shown": gallery(group),
-            "tracing": snakemake_command(group[-1][1], "influence", experiment=group[-1][1].name),
+            "shown": build_gallery(group),
+            "tracing": build_snakemake_command(group[-1][1], "influence", experiment=group[-1][1].name),
         }
         for dataset, group in by_dataset.items()
     ]
@@ -332,8 +348,8 @@ def _build_metrics(index: int, experiment: ExperimentResults, differences: dict[
     return {
         "experiment": experiment.name,
         "index": index,
-        "metrics": metric_table(experiment),
-        "differences": difference_table(estimates) if (estimates := differences.get(experiment.name)) else None,
+        "metrics": build_metric_table(experiment),
+        "differences": build_difference_table(estimates) if (estimates := differences.get(experiment.name)) else None,
     }
 
 
@@ -351,7 +367,7 @@ def _describe_evaluation(experiment: ExperimentResults) -> str:
     clip, counts = experiment.runs[0].clip, experiment.dataset_counts
     prompt = f", prompt “{clip['prompt']}”" if clip["prompt"] else ""
     questions = experiment.runs[0].vqa["questions"]
-    judges = join_words([judge_name(judge) for judge in experiment.judges])
+    judges = join_words([find_judge_name(judge) for judge in experiment.judges])
     return (
         f"Model: {experiment.config.model.name}. Evaluated on {format_integer(counts['evaluation'])} held-out "
         f"images of {experiment.dataset.name} with {format_integer(questions) if questions else 'no'} questions; "

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.reporting.charts import Scale
-from dj2mgm.reporting.rendering import template_environment
+from dj2mgm.reporting.rendering import build_template_environment
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, describe_faults
 from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard
 from dj2mgm.storage.files import write_text
@@ -128,5 +128,5 @@ def place_mark(scale: Scale, estimate: Estimate) -> IntervalMark:
 
 def write_variants_page(page: VariantsPage, path: str | Path) -> None:
     """Write one self-contained HTML file without scripts."""
-    template = template_environment().get_template("variants.html.j2")
+    template = build_template_environment().get_template("variants.html.j2")
     write_text(path, template.render(page=page, faults=describe_faults(page.unlearned)))

@@ -4,7 +4,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.runs.run import Run, Runs
 
 
-def challenge_settings(runs: Runs) -> dict:
+def build_challenge_settings(runs: Runs) -> dict:
     """Return the settings of the challenge's table: every seed of the experiments that the report compares.
 
     The table also contains each of their models before training.

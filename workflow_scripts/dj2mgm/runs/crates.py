@@ -1,15 +1,15 @@
 """Settings of the crate of a page."""
 
 from dj2mgm.dataset_resolution.experiment_dataset import RESULTS
-from dj2mgm.runs.pages import experiments_on, page_settings, stage_folders
+from dj2mgm.runs.pages import build_page_settings, list_page_experiments, locate_stage_folders
 from dj2mgm.runs.run import Run, Runs
 
 NOT_RECORDED = ("crate", "crate_folders", "overwrite")  # these keys belong to a command, not to a run
 
 
-def crate_settings(runs: Runs, page: str) -> dict:
-    """Return the settings of the crate of a page's experiments; raises as `page_settings` does."""
-    experiments = page_settings(runs, experiments_on(runs, page))["experiments"]
+def build_crate_settings(runs: Runs, page: str) -> dict:
+    """Return the settings of the crate of a page's experiments; raises as `build_page_settings` does."""
+    experiments = build_page_settings(runs, list_page_experiments(runs, page))["experiments"]
     models, datasets, captioners = [], {}, []
     for experiment in experiments:
         for seed in (run["seed"] for run in experiment["runs"]):
@@ -33,7 +33,7 @@ def crate_settings(runs: Runs, page: str) -> dict:
 def _find_captioner_stages(runs: Runs, run: Run) -> dict[str, str]:
     """Return the dataset of the captioner's run, and the folders of its stages up to the captioner."""
     captioner = runs.get(run.captioner, run.seed)
-    stages = stage_folders(runs, captioner)
+    stages = locate_stage_folders(runs, captioner)
     end = list(stages).index(run.choose_training_stage(captioner)) + 1
     return {
         "dataset": f"{RESULTS}/{captioner.dataset.name}",

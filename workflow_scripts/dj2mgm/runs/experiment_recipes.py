@@ -7,8 +7,8 @@ from pathlib import Path
 from dj2mgm.errors import InputError
 from dj2mgm.recipes.recipe_parsing import parse_recipe
 from dj2mgm.recipes.recipe_step import INSTRUCTIONS, WITH_CAPTIONER, WITH_CLIP
-from dj2mgm.runs.layers import named_file
-from dj2mgm.settings.config_files import read_config, read_config_text, suggestion
+from dj2mgm.runs.layers import locate_existing_file
+from dj2mgm.settings.config_files import read_config, read_config_text, suggest_name
 from dj2mgm.settings.configuration import Experiment
 
 
@@ -24,7 +24,7 @@ def read_recipes(config: Experiment) -> dict[str, dict | None]:
         "synthesize": ("synthesize.recipe", config.synthesize.recipe),
     }
     recipes = {
-        stage: _read(named_file("recipes", name, key), config) if name is not None else None
+        stage: _read(locate_existing_file("recipes", name, key), config) if name is not None else None
         for stage, (key, name) in names.items()
     }
     recipe_operators = [operator for recipe in recipes.values() if recipe for operator in _list_operators(recipe)]
@@ -33,7 +33,7 @@ def read_recipes(config: Experiment) -> dict[str, dict | None]:
             if operator not in recipe_operators:
                 raise InputError(
                     f"{key}: no recipe of this experiment has the operator {operator!r}; "
-                    f"{suggestion(operator, recipe_operators)}"
+                    f"{suggest_name(operator, recipe_operators)}"
                 )
     return {stage: recipe and _remove(recipe, config.without) for stage, recipe in recipes.items()}
 
@@ -46,7 +46,7 @@ def is_for_instructions(recipe: dict) -> bool:
     return recipe.get("rows") == INSTRUCTIONS
 
 
-def needing_captioner(recipe: dict) -> list[str]:
+def list_operators_without_captioner(recipe: dict) -> list[str]:
     """Return the operators that need a captioner and for which the recipe names none."""
     steps = [(name, arguments or {}) for step in recipe["process"] for name, arguments in step.items()]
     return [name for name, arguments in steps if name in WITH_CAPTIONER and arguments.get(WITH_CAPTIONER[name]) is None]
@@ -61,7 +61,7 @@ def needs_trust(recipe: dict) -> bool:
     return False
 
 
-def model_folders(config: Experiment) -> list[str]:
+def list_model_folders(config: Experiment) -> list[str]:
     """Return the folders that may contain a recipe's models: the results, and the run's own models."""
     model, evaluate = config.model, config.evaluate
     models = [model.whole_model, *model.parts.values(), model.clip, evaluate.judge_clip, evaluate.second_judge]
@@ -71,7 +71,7 @@ def model_folders(config: Experiment) -> list[str]:
 
 def _read(path: Path, config: Experiment) -> dict:
     # a copy, because YAML files would name equal parts of several settings by aliases
-    folders = tuple(model_folders(config))
+    folders = tuple(list_model_folders(config))
     recipe = deepcopy(_check(path, read_config_text(path), folders, config.trusted_recipes))
     changed_operators = [name for name in _list_operators(recipe) if config.arguments.get(name)]
     if duplicate := next((name for name in changed_operators if changed_operators.count(name) > 1), None):

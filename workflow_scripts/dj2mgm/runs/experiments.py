@@ -10,25 +10,25 @@ from dj2mgm.dataset_resolution.experiment_dataset import require_folder
 from dj2mgm.errors import InputError
 from dj2mgm.records.search_records import RANDOM, SearchSettings
 from dj2mgm.runs.layers import (
-    command_line_layer,
-    experiment_file,
-    experiment_names,
+    build_command_line_layer,
+    list_experiment_names,
+    locate_experiment_file,
     merge,
     merge_experiment,
     merge_shared_settings,
     read_model,
 )
 from dj2mgm.runs.studies.searches import (
+    build_search_settings,
     check_edge,
-    edge_variants,
-    known_batches,
-    search_settings,
-    trial_variants,
+    list_edge_variants,
+    list_trial_variants,
+    read_planned_batches,
 )
-from dj2mgm.runs.studies.study_designs import read_study, study_file, study_names, study_variants
-from dj2mgm.runs.studies.variants import NamedConfig, Variant, list_controls, minimal_variant, selects_rows
+from dj2mgm.runs.studies.study_designs import list_study_names, list_study_variants, locate_study_file, read_study
+from dj2mgm.runs.studies.variants import NamedConfig, Variant, can_select_rows, list_controls, make_minimal_variant
 from dj2mgm.script_modules import SCRIPTS
-from dj2mgm.settings.config_files import suggestion
+from dj2mgm.settings.config_files import suggest_name
 from dj2mgm.settings.configuration import Experiment
 from dj2mgm.settings.string_formats import check_format
 from dj2mgm.settings.study_files import SearchDesign, StudyFile
@@ -64,8 +64,8 @@ class Experiments:
         self._raw_command_line = command_line
         self._read_model = cache(read_model)
         self.shared = merge_shared_settings(command_line)
-        self.command_line = command_line_layer(command_line).values
-        self.files = sorted(experiment_names(), key=lambda name: name != REFERENCE)
+        self.command_line = build_command_line_layer(command_line).values
+        self.files = sorted(list_experiment_names(), key=lambda name: name != REFERENCE)
         self.configs: dict[str, Experiment] = {}
         self.parents: dict[str, str] = {}
         self.variants: dict[str, list[str]] = {}
@@ -118,9 +118,9 @@ class Experiments:
 
     def read(self, name: str) -> None:
         """Merge the configuration of a file."""
-        path = experiment_file(name)
+        path = locate_experiment_file(name)
         check_format(f"{path}: an experiment's file", "name", name)
-        if name.lower() in reserved_names():
+        if name.lower() in list_reserved_names():
             raise InputError(
                 f"{path}: {name} is a rule, a study or a folder of results of the workflow; rename the experiment"
             )
@@ -130,9 +130,9 @@ class Experiments:
 
     def read_study(self, name: str) -> None:
         """Read the file of a study."""
-        file = study_file(name)
+        file = locate_study_file(name)
         check_format(f"{file}: a study's file", "name", name)
-        if name.lower() in rule_names() | {REFERENCE}:
+        if name.lower() in read_rule_names() | {REFERENCE}:
             raise InputError(f"{file}: {name} is a rule or a folder of results of the workflow; rename the study")
         study = read_study(name)
         self.check_experiments([study.experiment], f"{file}: experiment")
@@ -144,15 +144,17 @@ class Experiments:
             variants = self._list_study_variants(target, study)
         elif target == MINIMAL:
             self.require(self.shared.finetune_minimal.experiment)
-            variants = [minimal_variant(self.shared.finetune_minimal)]
+            variants = [make_minimal_variant(self.shared.finetune_minimal)]
         else:
             variants = self._list_controls(target)
         for variant in variants:
             if variant.name in self.files:
-                file = experiment_file(variant.name)
+                file = locate_experiment_file(variant.name)
                 raise InputError(f"{file}: {variant.source} uses this name; rename the experiment")
             if variant.name in self.studies:
-                raise InputError(f"{study_file(variant.name)}: {variant.source} uses this name; rename the study")
+                raise InputError(
+                    f"{locate_study_file(variant.name)}: {variant.source} uses this name; rename the study"
+                )
         names = {variant.name.lower(): variant.name for variant in variants}
         if twin := next((variant.name for variant in variants if names[variant.name.lower()] != variant.name), None):
             source, other_name = variants[0].source, names[twin.lower()]
@@ -166,29 +168,30 @@ class Experiments:
         if isinstance(study.design, SearchDesign):
             variants = self._list_trials(name, study, parent)
         else:
-            variants = study_variants(name, study, parent)
-        kinds = study.controls if selects_rows(parent, self.configs[REFERENCE]) else []
+            variants = list_study_variants(name, study, parent)
+        kinds = study.controls if can_select_rows(parent, self.configs[REFERENCE]) else []
         labels = [variant.name.removeprefix(f"{study.experiment}-") for variant in variants]
         if study.page.reference not in (None, *labels):
             reference = study.page.reference
             raise InputError(
-                f"{study_file(name)}: page.reference: no variant is {reference!r}; {suggestion(reference, labels)}"
+                f"{locate_study_file(name)}: page.reference: no variant is {reference!r}; "
+                f"{suggest_name(reference, labels)}"
             )
         if name not in self.searches:
             variants = [variant for variant in variants if self._merge_variant(variant) != parent]
         return variants + list_controls(
-            self._get_named_config(study.experiment), self._get_named_config(REFERENCE), study_file(name), kinds
+            self._get_named_config(study.experiment), self._get_named_config(REFERENCE), locate_study_file(name), kinds
         )
 
     def _list_trials(self, name: str, study: StudyFile, parent: Experiment) -> list[Variant]:
         """Return the trials that a search has planned so far; before the first ones, check its space."""
         if name not in self.searches:
-            search = search_settings(name, study, parent, self.results_prefix)
-            for variant in edge_variants(name, study, search, parent):
+            search = build_search_settings(name, study, parent, self.results_prefix)
+            for variant in list_edge_variants(name, study, search, parent):
                 check_edge(name, variant, self._merge_variant(variant))
             self.searches[name] = search
-        records = list(known_batches(self.searches[name]))
-        trials = {trial.name: trial for trial in trial_variants(name, study, records, parent)}
+        records = list(read_planned_batches(self.searches[name]))
+        trials = {trial.name: trial for trial in list_trial_variants(name, study, records, parent)}
         against = {experiment for record in records for experiment in record.against}
         winners = [trial for trial in trials.values() if f"{trial.name}{RANDOM}" in against]
         return [*trials.values(), *map(self._draw_rows, winners)]
@@ -211,10 +214,10 @@ class Experiments:
         experiment, reference = self.configs[name], self.configs[REFERENCE]
         if name == REFERENCE or not experiment.controls:
             return []
-        if "random" in experiment.controls and not selects_rows(experiment, reference):
+        if "random" in experiment.controls and not can_select_rows(experiment, reference):
             raise InputError(
-                f"{experiment_file(name)}: controls: random: the recipes drop no other rows than those of {REFERENCE}, "
-                f"so a random subset of the same size is {REFERENCE} itself; remove random"
+                f"{locate_experiment_file(name)}: controls: random: the recipes drop no other rows than those of "
+                f"{REFERENCE}, so a random subset of the same size is {REFERENCE} itself; remove random"
             )
         return list_controls(
             self._get_named_config(name), self._get_named_config(REFERENCE), "controls", experiment.controls
@@ -241,21 +244,21 @@ class Experiments:
         """Raise InputError unless all names are experiments; the message begins with `key`."""
         for name in names:
             if name not in self.files:
-                raise InputError(f"{key}: there is no experiment {name!r}; {suggestion(name, self.files)}")
+                raise InputError(f"{key}: there is no experiment {name!r}; {suggest_name(name, self.files)}")
 
     def _check_results_folder(self, name: str | None) -> None:
         """Refuse a folder for results that contains other results."""
-        if name and name.lower() in {*reserved_names(), *(file.lower() for file in self.files)}:
+        if name and name.lower() in {*list_reserved_names(), *(file.lower() for file in self.files)}:
             raise InputError(f"results: results/{name} is in use by the workflow or an experiment; choose another name")
 
 
-def reserved_names() -> frozenset[str]:
+def list_reserved_names() -> frozenset[str]:
     """Return the names of rules, of studies and of folders in results/, in lower case."""
-    return rule_names() | {name.lower() for name in study_names()}
+    return read_rule_names() | {name.lower() for name in list_study_names()}
 
 
 @cache
-def rule_names() -> frozenset[str]:
+def read_rule_names() -> frozenset[str]:
     """Return the names of rules and of folders in results/ that are written in the rules, in lower case."""
     project = SCRIPTS.parent
     texts = [path.read_text(encoding="utf-8") for path in (project / "Snakefile", *(project / "rules").rglob("*.smk"))]

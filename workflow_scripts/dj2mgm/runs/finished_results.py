@@ -14,12 +14,12 @@ from pathlib import Path
 from dj2mgm.dataset_resolution.experiment_dataset import RESULTS as DATASETS
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.missing_models import check_clip_folder, check_model_folders
-from dj2mgm.runs.experiments import reserved_names
-from dj2mgm.runs.pages import experiments_on, page_folder
+from dj2mgm.runs.experiments import list_reserved_names
+from dj2mgm.runs.pages import list_page_experiments, locate_page_folder
 from dj2mgm.runs.run import Run, Runs
 from dj2mgm.runs.stages import STAGE_NOTE, STAGES, TRAINING
 from dj2mgm.runs.unlearned import VERDICT, refuse_unlearned
-from dj2mgm.settings.config_files import names_in
+from dj2mgm.settings.config_files import list_config_names
 from dj2mgm.settings.string_formats import has_format
 from dj2mgm.storage.files import read_if_whole
 
@@ -149,7 +149,7 @@ def _check_dataset(runs: Runs, name: str) -> None:
         _find_dataset_source(name, settings)
         for settings in (read_if_whole(Path(DATASETS, name, "config.yaml")), new_settings)
     )
-    if name in names_in("datasets") or not (old and new and old.exists()) or old.resolve() == new.resolve():
+    if name in list_config_names("datasets") or not (old and new and old.exists()) or old.resolve() == new.resolve():
         return
     if (Path(DATASETS, name) / "summary.json").is_file():
         raise InputError(
@@ -189,7 +189,7 @@ def _check_published(runs: Runs, targets: list[PlannedJob]) -> None:
     """Refuse models that have learned nothing according to their page; publishing makes and checks a missing page."""
     for _, folder in (pair for pair in map(_find_kind, targets) if pair and pair[0] == PUBLISHED):
         experiment = runs.by_folder(folder).experiment
-        verdict = Path("results", page_folder(runs, experiment), VERDICT)
+        verdict = Path("results", locate_page_folder(runs, experiment), VERDICT)
         if verdict.is_file():
             refuse_unlearned(experiment, verdict, runs.shared.publish.allow_unlearned)
 
@@ -211,7 +211,7 @@ def _find_kind(target: PlannedJob) -> tuple[str, str] | None:
 def _find_target(runs: Runs, folder: str) -> str:
     """Return the target of `snakemake` that makes a folder of a run or of a page."""
     on_page = Path(folder).name == "report"
-    experiment = experiments_on(runs, folder)[-1] if on_page else runs.by_folder(folder).experiment
+    experiment = list_page_experiments(runs, folder)[-1] if on_page else runs.by_folder(folder).experiment
     if experiment in runs.experiments.names:
         return experiment
     return next((target for target, names in runs.experiments.variants.items() if experiment in names), experiment)
@@ -232,7 +232,7 @@ def _find_owner_folder(stage: Path) -> Path:
 def _find_dataset_value(dataset: str) -> str:
     """Return the value of `dataset=`: the name of a file in config/datasets, otherwise the dataset's folder or file."""
     source = _find_dataset_source(dataset, read_if_whole(Path(DATASETS, dataset, "config.yaml")))
-    return dataset if dataset in names_in("datasets") or source is None else str(source)
+    return dataset if dataset in list_config_names("datasets") or source is None else str(source)
 
 
 def _find_dataset_source(dataset: str, settings: dict) -> Path | None:
@@ -249,7 +249,7 @@ def _find_dataset_source(dataset: str, settings: dict) -> Path | None:
 def _find_unused_name(runs: Runs, name: str) -> str:
     """Return an unused value of `results` for the results of a dataset or model."""
     used_names = {
-        *reserved_names(),
+        *list_reserved_names(),
         *(folder.lower() for folder in (*runs.experiments.files, *runs.experiments.configs, runs.results_prefix)),
     }
     plain = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("-")[:80] or "other"

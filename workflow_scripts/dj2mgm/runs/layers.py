@@ -9,24 +9,30 @@ from pathlib import Path
 
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.clips import check_local_model
-from dj2mgm.model_files.hub_cache import find_model, names_folder
-from dj2mgm.model_files.model_detection import describe_model, names_whole_model
+from dj2mgm.model_files.hub_cache import find_model, is_folder_path
+from dj2mgm.model_files.model_detection import describe_model, is_model_location
 from dj2mgm.settings.chat_templates import check_chat_templates
-from dj2mgm.settings.config_files import config_file, names_in, plain_values, read_config, suggestion
+from dj2mgm.settings.config_files import (
+    convert_values,
+    list_config_names,
+    locate_config_file,
+    read_config,
+    suggest_name,
+)
 from dj2mgm.settings.configuration import (
     Configuration,
     Experiment,
     ExperimentOnlyKeys,
     SharedKeys,
-    configuration_model,
-    experiment_model,
+    build_configuration_model,
+    build_experiment_model,
 )
-from dj2mgm.settings.models import MgmModel, ModelFile, TinyModel, model_kind
+from dj2mgm.settings.models import MgmModel, ModelFile, TinyModel, detect_model_kind
 from dj2mgm.settings.presets import PresetFile
 from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.string_formats import has_format
 from dj2mgm.settings.training_stages import PretrainSection
-from dj2mgm.settings.validation import Layer, validated
+from dj2mgm.settings.validation import Layer, validate_settings
 
 # present on every machine
 EMBEDDED_DEFAULTS = {key: ExperimentOnlyKeys.model_fields[key].default for key in ("dataset", "model")}
@@ -35,14 +41,14 @@ WHOLE_MODEL_KEYS = ("assembled", "transformers")  # keys of a model file that na
 MODEL_KEYS = (*WHOLE_MODEL_KEYS, "language_model", "vision_tower", "vision_tower_aux", "clip")
 
 
-def experiment_names() -> list[str]:
+def list_experiment_names() -> list[str]:
     """Return the names of the files in config/experiments; each is a target of `snakemake`."""
-    return names_in("experiments")
+    return list_config_names("experiments")
 
 
-def experiment_file(name: str) -> Path:
+def locate_experiment_file(name: str) -> Path:
     """Return the path of an experiment's file."""
-    return config_file("experiments", f"{name}.yaml")
+    return locate_config_file("experiments", f"{name}.yaml")
 
 
 def merge_experiment(
@@ -62,22 +68,24 @@ def merge_experiment(
     Raises:
         InputError: an unknown key (with the nearest known one), a wrong type, or a file that does not exist.
     """
-    defaults, file = default_layer(), _read_layer(experiment_file(name))
+    defaults, file = read_default_layer(), _read_layer(locate_experiment_file(name))
     _refuse_keys(file, SharedKeys.model_fields, "applies to all experiments; set it in config/config.yaml")
-    own_layers = [file, command_line_layer(command_line), *extra_layers]
+    own_layers = [file, build_command_line_layer(command_line), *extra_layers]
     model_name = merge([defaults, *own_layers]).get("model", ExperimentOnlyKeys.model_fields["model"].default)
     if not (isinstance(model_name, str) and has_format("path", model_name)):
-        validated(configuration_model(), merge([defaults, *own_layers]), f"experiment {name}", [defaults, *own_layers])
+        validate_settings(
+            build_configuration_model(), merge([defaults, *own_layers]), f"experiment {name}", [defaults, *own_layers]
+        )
     model, model_settings = (model_reader or read_model)(model_name)
     layers = [defaults, model_settings, *own_layers]
-    return validated(experiment_model(), merge(layers) | {"model": model}, f"experiment {name}", layers)
+    return validate_settings(build_experiment_model(), merge(layers) | {"model": model}, f"experiment {name}", layers)
 
 
 def merge_shared_settings(command_line: dict) -> Configuration:
     """Return the configuration without an experiment, for the keys of several experiments."""
-    layers = [default_layer(), command_line_layer(command_line)]
-    _refuse_keys(layers[1], names_in("studies"), "is a study; change its file in config/studies/, or copy it")
-    config = validated(configuration_model(), merge(layers), layers[1].source, layers)
+    layers = [read_default_layer(), build_command_line_layer(command_line)]
+    _refuse_keys(layers[1], list_config_names("studies"), "is a study; change its file in config/studies/, or copy it")
+    config = validate_settings(build_configuration_model(), merge(layers), layers[1].source, layers)
     files = config.benchmarks.model_dump()
     for name in config.challenge.scores.model_dump():
         if name not in files:
@@ -87,34 +95,34 @@ def merge_shared_settings(command_line: dict) -> Configuration:
     return config
 
 
-def default_layer() -> Layer:
+def read_default_layer() -> Layer:
     """Return config/config.yaml. A key that it lacks has the default of the settings' type."""
-    layer = _read_layer(config_file("config.yaml"))
+    layer = _read_layer(locate_config_file("config.yaml"))
     if not layer.values:
         raise InputError(f"{layer.source} is empty; it must state the default of every key")
     return layer
 
 
-def command_line_layer(values: dict) -> Layer:
+def build_command_line_layer(values: dict) -> Layer:
     """Return the values of --config and --configfile as a layer, with their types.
 
     Snakemake passes numbers, booleans and nulls inside braces as strings.
     """
     source = "the command line's --config"
     try:
-        return Layer(source, plain_values(values, build_schema(configuration_model())))
+        return Layer(source, convert_values(values, build_schema(build_configuration_model())))
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
 
 
-def without_defaults(values: dict, explicit_values: dict) -> dict:
+def drop_defaults(values: dict, explicit_values: dict) -> dict:
     """Return `values` without the entries that only repeat config/config.yaml.
 
     Args:
         values: a configuration, such as another workflow's.
         explicit_values: values of the command line, whose entries are kept although they equal the defaults.
     """
-    return _find_differences(command_line_layer(values).values, default_layer().values, explicit_values)
+    return _find_differences(build_command_line_layer(values).values, read_default_layer().values, explicit_values)
 
 
 def _find_differences(values: dict, defaults: dict, explicit_values: dict) -> dict:
@@ -140,7 +148,7 @@ def merge(layers: list[Layer]) -> dict:
     return result
 
 
-def named_file(folder: str, name: str, key: str) -> Path:
+def locate_existing_file(folder: str, name: str, key: str) -> Path:
     """Return config/<folder>/<name>.yaml.
 
     Args:
@@ -151,29 +159,29 @@ def named_file(folder: str, name: str, key: str) -> Path:
     Raises:
         InputError: there is no such file; the message lists the existing ones.
     """
-    path = config_file(folder, f"{name}.yaml")
-    if name not in (existing_names := names_in(folder)):
-        raise InputError(f"{key}: there is no {path}; {suggestion(name, existing_names)}")
+    path = locate_config_file(folder, f"{name}.yaml")
+    if name not in (existing_names := list_config_names(folder)):
+        raise InputError(f"{key}: there is no {path}; {suggest_name(name, existing_names)}")
     return path
 
 
 def _read_layer(path: Path) -> Layer:
-    return Layer(str(path), read_config(path, build_schema(configuration_model())))
+    return Layer(str(path), read_config(path, build_schema(build_configuration_model())))
 
 
 def read_model(name: str) -> tuple[ModelFile, Layer]:
     """Return a model, and its file's `settings`; a folder or hub id has no file, and no settings of its own."""
-    if name not in names_in("models") and names_whole_model(name):
+    if name not in list_config_names("models") and is_model_location(name):
         return describe_model(name, find_model(name)), Layer(name, {})
-    path = named_file("models", name, "model")
-    kind = model_kind(read_config(path))
-    model = validated(kind, read_config(path, build_schema(kind)), str(path))
+    path = locate_existing_file("models", name, "model")
+    kind = detect_model_kind(read_config(path))
+    model = validate_settings(kind, read_config(path, build_schema(kind)), str(path))
     check_chat_templates(str(path), {key: getattr(model, key) for key in ("pretrain_template", "template")})
     settings = Layer(f"{path}, settings", model.settings)
     updates = {
         key: os.path.normpath(find_model(getattr(model, key))) for key in WHOLE_MODEL_KEYS if hasattr(model, key)
     }
-    if not model.hub_ids and not model.is_mgm and model.whole_model and not names_folder(model.whole_model):
+    if not model.hub_ids and not model.is_mgm and model.whole_model and not is_folder_path(model.whole_model):
         updates["hub_ids"] = [model.whole_model]  # a path in the hub's cache does not contain the id
     model = model.model_copy(update=updates).with_name(name)
     for part in (model.whole_model, *model.parts.values(), model.clip):
@@ -193,7 +201,7 @@ def _read_parts(name: str, user: Path) -> MgmModel:
         name: name of its file, without suffix.
         user: file of the tiny model, for the message.
     """
-    keys = read_config(named_file("models", name, f"{user}: foundation"))
+    keys = read_config(locate_existing_file("models", name, f"{user}: foundation"))
     if not isinstance(keys.get("foundation"), dict):
         raise InputError(f"{user}: foundation: {name} is not trained here; name a model file that has a foundation")
     model, _ = read_model(name)
@@ -224,8 +232,8 @@ def read_preset(name: str) -> tuple[PresetFile, PretrainSection]:
     Raises:
         InputError: there is no such file, or a key of it is unknown or of the wrong type.
     """
-    path = named_file("presets", name, "--preset")
-    preset = validated(PresetFile, read_config(path, build_schema(PresetFile)), str(path))
-    preset_layer, defaults = Layer(f"{path}, training", preset.training), default_layer()
+    path = locate_existing_file("presets", name, "--preset")
+    preset = validate_settings(PresetFile, read_config(path, build_schema(PresetFile)), str(path))
+    preset_layer, defaults = Layer(f"{path}, training", preset.training), read_default_layer()
     layers = [Layer(defaults.source, defaults.values["pretrain"]), preset_layer]
-    return preset, validated(PretrainSection, merge(layers), preset_layer.source, layers)
+    return preset, validate_settings(PretrainSection, merge(layers), preset_layer.source, layers)

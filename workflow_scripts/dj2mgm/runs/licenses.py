@@ -4,7 +4,7 @@ A license changes no result, so it is not in the settings of stages.
 """
 
 from dj2mgm.errors import InputError
-from dj2mgm.settings.config_files import names_in
+from dj2mgm.settings.config_files import list_config_names
 from dj2mgm.settings.dataset_files import ReadableDataset, ReadableSources
 from dj2mgm.settings.string_formats import has_format, make_name
 
@@ -32,7 +32,7 @@ def check_licenses(name: str, dataset: ReadableDataset) -> None:
             group = "sources" if isinstance(dataset, ReadableSources) else ""
             key = ".".join(filter(None, [group, part, "license"]))
             remedy = f"state {key} in config/datasets/{name}.yaml (docs/publishing.md); this repeats no training"
-            if not has_format("name", name) or name not in names_in("datasets"):  # no file in config/datasets/
+            if not has_format("name", name) or name not in list_config_names("datasets"):  # no file in config/datasets/
                 new = make_name(name)
                 remedy = (
                     f"describe the folder in config/datasets/{new}.yaml with {key} (docs/publishing.md), and set "
@@ -41,7 +41,7 @@ def check_licenses(name: str, dataset: ReadableDataset) -> None:
             raise InputError(f"publish: {part or name} has no license, and nothing is published without one; {remedy}")
 
 
-def card_license(*licenses: str) -> dict[str, str]:
+def build_license_keys(*licenses: str) -> dict[str, str]:
     """Return the keys of a card for licenses.
 
     A single license that the hub knows is stated by the hub's name. Any other license, or several, are stated as

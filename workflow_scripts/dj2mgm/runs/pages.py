@@ -7,11 +7,11 @@ from dj2mgm.records.publication_records import ExportSettings, RecipeContents
 from dj2mgm.runs.divergence_check import has_diverged
 from dj2mgm.runs.experiment_recipes import read_recipes
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.leaks import leaks_folder
+from dj2mgm.runs.leaks import locate_leaks_folder
 from dj2mgm.runs.run import Run, Runs
 from dj2mgm.runs.stages import LEAKS, STAGES, TASK_PREFIXES
 from dj2mgm.runs.studies import merged_mixtures
-from dj2mgm.runs.studies.searches import full_trials, known_batches
+from dj2mgm.runs.studies.searches import list_full_trials, read_planned_batches
 from dj2mgm.runs.studies.study_designs import read_setting
 
 DATASET_FILES = ("summary.json", "pretrain.jsonl", "evaluation.jsonl")  # files of a dataset that pages read
@@ -19,7 +19,7 @@ DATASET_FILES = ("summary.json", "pretrain.jsonl", "evaluation.jsonl")  # files 
 NOT_SHOWN = {"seed", "description", "controls", "overwrite", "experiment", "decide"}
 
 
-def page_folder(runs: Runs, experiment: str) -> str:
+def locate_page_folder(runs: Runs, experiment: str) -> str:
     """Return the folder of an experiment's page, below results/.
 
     Compared experiments share results/report/. Each other experiment has a page with itself and the reference.
@@ -28,7 +28,7 @@ def page_folder(runs: Runs, experiment: str) -> str:
     return f"{runs.results_prefix}report" if compared else f"{runs.results_prefix}{experiment}/report"
 
 
-def experiments_on(runs: Runs, page: str) -> list[str]:
+def list_page_experiments(runs: Runs, page: str) -> list[str]:
     """Return the experiments of a page with their controls, beginning with the one that others are compared with."""
     page_name = page.removeprefix(runs.results_prefix)
     compared = runs.shared.report.experiments if page_name == "report" else [REFERENCE, str(Path(page_name).parent)]
@@ -36,7 +36,7 @@ def experiments_on(runs: Runs, page: str) -> list[str]:
     return list(dict.fromkeys(experiment for name in compared for experiment in (name, *variants.get(name, ()))))
 
 
-def study_experiments(runs: Runs, study: str) -> list[str]:
+def list_study_experiments(runs: Runs, study: str) -> list[str]:
     """Return the experiments on a study's page, beginning with the one that others are compared with.
 
     Raises:
@@ -48,26 +48,26 @@ def study_experiments(runs: Runs, study: str) -> list[str]:
     if settings.page.reference and (reference := f"{settings.experiment}-{settings.page.reference}") in names:
         names.insert(0, reference)
     if search := runs.experiments.searches.get(study):
-        trained = {name for record in known_batches(search) for name in record.names} - {settings.experiment}
-        shown_names = {name for name in full_trials(search) if not has_diverged(runs, name)}
+        trained = {name for record in read_planned_batches(search) for name in record.names} - {settings.experiment}
+        shown_names = {name for name in list_full_trials(search) if not has_diverged(runs, name)}
         names = [name for name in names if name not in trained or name in shown_names]
     return list(dict.fromkeys(names))
 
 
-def study_settings(runs: Runs, study: str) -> dict:
+def build_study_settings(runs: Runs, study: str) -> dict:
     """Return the settings of a study's page."""
-    names, changes = study_experiments(runs, study), runs.experiments.changes
-    settings = page_settings(runs, names)
+    names, changes = list_study_experiments(runs, study), runs.experiments.changes
+    settings = build_page_settings(runs, names)
     keys = dict.fromkeys(key for name in names for key in changes.get(name, {}))
     for experiment in settings["experiments"]:
         config = runs.experiments.configs[experiment["name"]]
         if "control" not in experiment:
             experiment["changes"] = {key: read_setting(config, experiment["recipes"], key) for key in keys}
     shown = runs.experiments.studies[study].model_dump(include={"experiment", "description", "page"})
-    return settings | {"study": shown | {"merged": merged_mixtures.scores_file(runs, study)}}
+    return settings | {"study": shown | {"merged": merged_mixtures.locate_scores_file(runs, study)}}
 
 
-def page_settings(runs: Runs, experiments: list[str], seeds: list[int] | None = None) -> dict:
+def build_page_settings(runs: Runs, experiments: list[str], seeds: list[int] | None = None) -> dict:
     """Return the settings of a page that compares experiments.
 
     References also have the seeds of all other experiments. If `seeds` is given, every experiment has these instead.
@@ -90,11 +90,11 @@ def page_settings(runs: Runs, experiments: list[str], seeds: list[int] | None = 
                 "name": name,
                 "description": runs.experiments.configs[name].description,
                 "dataset": f"{RESULTS}/{own_runs[0].dataset.name}",
-                "leaks": leaks_folder(own_runs[0].dataset),
+                "leaks": locate_leaks_folder(own_runs[0].dataset),
                 "licenses": own_runs[0].dataset.settings.licenses,
                 "config": config,
                 "recipes": read_recipes(runs.experiments.configs[name]),
-                "runs": [{"seed": run.seed, "stages": stage_folders(runs, run)} for run in own_runs],
+                "runs": [{"seed": run.seed, "stages": locate_stage_folders(runs, run)} for run in own_runs],
             }
             | _control(runs, name)
         )
@@ -110,10 +110,10 @@ def _control(runs: Runs, name: str) -> dict:
     return {"control": {"kind": variant.control, "experiment": variant.parent, "compared": compared}}
 
 
-def page_files(runs: Runs, experiments: list[str], seeds: list[int] | None = None) -> list[str]:
-    """Return all files that a page of these experiments reads; arguments and errors are those of `page_settings`."""
+def list_page_files(runs: Runs, experiments: list[str], seeds: list[int] | None = None) -> list[str]:
+    """Return all files that a page of these experiments reads, with the arguments of `build_page_settings`."""
     files = set()
-    for experiment in page_settings(runs, experiments, seeds)["experiments"]:
+    for experiment in build_page_settings(runs, experiments, seeds)["experiments"]:
         files |= {f"{experiment['dataset']}/{name}" for name in DATASET_FILES}
         files |= {f"{experiment['leaks']}/{name}" for name in LEAKS if experiment["leaks"]}
         for run in experiment["runs"]:
@@ -128,7 +128,7 @@ def find_analyzed(runs: Runs, dataset: str) -> Run:
     return next((run for run in users if run.experiment == REFERENCE), users[0])
 
 
-def export_settings(run: Run) -> ExportSettings:
+def build_export_settings(run: Run) -> ExportSettings:
     """Return the settings of an export of a run's pairs."""
     return ExportSettings(
         experiment=run.experiment,
@@ -139,7 +139,7 @@ def export_settings(run: Run) -> ExportSettings:
     )
 
 
-def stage_folders(runs: Runs, run: Run) -> dict[str, str]:
+def locate_stage_folders(runs: Runs, run: Run) -> dict[str, str]:
     """Return the folders of the stages that a page shows; benchmarks have a page of their own."""
     tasks = runs.shared.evaluations
     shown_stages = [*STAGES, *(f"{prefix}{task}" for prefix in TASK_PREFIXES for task in tasks)]

@@ -5,13 +5,13 @@ from dj2mgm.errors import InputError
 from dj2mgm.records.publication_records import PublishSettings, RecipeContents
 from dj2mgm.runs.experiment_recipes import read_recipes
 from dj2mgm.runs.licenses import check_licenses
-from dj2mgm.runs.pages import page_folder
+from dj2mgm.runs.pages import locate_page_folder
 from dj2mgm.runs.run import Run, Runs
 from dj2mgm.runs.unlearned import VERDICT
 from dj2mgm.settings.string_formats import has_format
 
 
-def publish_settings(runs: Runs, run: Run) -> PublishSettings:
+def build_publish_settings(runs: Runs, run: Run) -> PublishSettings:
     """Return the settings of model, dataset and cards.
 
     Raises:
@@ -58,7 +58,7 @@ def publish_settings(runs: Runs, run: Run) -> PublishSettings:
 
 def list_records(runs: Runs, run: Run) -> dict[str, str]:
     """Return the files whose figures the cards state, by their names next to the cards."""
-    page = f"results/{page_folder(runs, run.experiment)}"
+    page = f"results/{locate_page_folder(runs, run.experiment)}"
     records = {
         "dataset/summary.json": f"{RESULTS}/{run.dataset.name}/summary.json",
         "comparison.csv": f"{page}/comparison.csv",

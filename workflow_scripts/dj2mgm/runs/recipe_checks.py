@@ -1,11 +1,11 @@
 """Checks that the recipe of the synthesize stage fits its rows, its captioner and the dataset."""
 
 from dj2mgm.errors import InputError, UnsuitableDataset
-from dj2mgm.recipes.catalogue import allowed_operators
+from dj2mgm.recipes.catalogue import read_allowed_operators
 from dj2mgm.recipes.recipe_step import ANSWERING, INSTRUCT, MEASURING, RATE, RECAPTION, REPAIR, WITH_QUESTIONS
 from dj2mgm.runs.experiment_recipes import (
     is_for_instructions,
-    needing_captioner,
+    list_operators_without_captioner,
 )
 from dj2mgm.settings.chat_templates import read_chat_template
 from dj2mgm.settings.data import (
@@ -18,7 +18,10 @@ def check_rows(recipe: dict) -> None:
     """Check that the operators of a recipe fit its rows, which are pairs or instructions."""
     names = [name for step in recipe["process"] for name in step]
     if is_for_instructions(recipe):
-        writers = {RECAPTION, *(name for name, operator in allowed_operators().items() if operator.writes_captions)}
+        writers = {
+            RECAPTION,
+            *(name for name, operator in read_allowed_operators().items() if operator.writes_captions),
+        }
         if writer := next((name for name in names if name in writers), None):
             raise InputError(
                 f"synthesize.recipe: {writer} would replace the answers of instructions by captions; remove it (or "
@@ -30,7 +33,7 @@ def check_rows(recipe: dict) -> None:
 
 def check_captioner(recipe: dict, captioner: str) -> None:
     """Check that the captioner of the settings suits the operators without a captioner of their own."""
-    operators, settings = needing_captioner(recipe), CAPTIONERS[captioner]
+    operators, settings = list_operators_without_captioner(recipe), CAPTIONERS[captioner]
     measuring_operators = [operator for operator in operators if operator in MEASURING]
     if measuring_operators and not settings.tells_likelihood:
         raise InputError(

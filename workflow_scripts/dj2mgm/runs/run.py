@@ -19,16 +19,16 @@ from dj2mgm.dataset_resolution.experiment_dataset import (
     resolve_dataset,
 )
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.foundation import shipped_foundation
+from dj2mgm.model_files.foundation import find_shipped_foundation
 from dj2mgm.runs.experiment_recipes import is_for_instructions
 from dj2mgm.runs.experiments import MINIMAL, REFERENCE, Experiments
 from dj2mgm.runs.recipe_checks import check_without_instructions
 from dj2mgm.runs.reuse import Reuse
-from dj2mgm.runs.stages import INFLUENCE, STAGES, TRAINING, Stage, benchmark_stages, evaluation_stages
-from dj2mgm.runs.studies.study_designs import study_file, study_names
+from dj2mgm.runs.stages import INFLUENCE, STAGES, TRAINING, Stage, build_benchmark_stages, build_evaluation_stages
+from dj2mgm.runs.studies.study_designs import list_study_names, locate_study_file
 from dj2mgm.runs.studies.variants import Variant
 from dj2mgm.settings.base import StageSettings
-from dj2mgm.settings.benchmarks import declarations
+from dj2mgm.settings.benchmarks import read_declarations
 from dj2mgm.settings.configuration import Experiment
 from dj2mgm.settings.data import TrainedCaptionerSettings
 from dj2mgm.settings.models import ModelFile
@@ -106,10 +106,10 @@ class Runs:
         self.shared = self.experiments.shared
         self.results_prefix = self.experiments.results_prefix
         self.stages: dict[str, Stage] = STAGES | INFLUENCE
-        for name in declarations():
-            self.stages |= benchmark_stages(name)
+        for name in read_declarations():
+            self.stages |= build_benchmark_stages(name)
         for task in self.shared.evaluations:
-            self.stages |= evaluation_stages(task)
+            self.stages |= build_evaluation_stages(task)
         self.reuse = Reuse(self)
         self._datasets: dict[str, Dataset] = {}  # by name, filled when a run first needs one
         self._runs: dict[tuple[str, int], Run] = {}
@@ -118,9 +118,9 @@ class Runs:
             for name in self.experiments.files:
                 if name not in self.experiments.errors:
                     self._attempt(name, step, name)
-        for target in study_names():
+        for target in list_study_names():
             self._attempt(target, self.experiments.read_study, target)
-        for target in (*study_names(), MINIMAL):
+        for target in (*list_study_names(), MINIMAL):
             self._add_variants(target)
         for name in self.experiments.names:
             self._attempt(name, self._read_variants, name)
@@ -212,7 +212,7 @@ class Runs:
     @cached_property
     def shipped_foundations(self) -> dict[str, Path]:
         """Folders of trained parts that come with the workflow, by model; none if they are trained here."""
-        folders = {name: shipped_foundation(model) for name, model in self.models.items()}
+        folders = {name: find_shipped_foundation(model) for name, model in self.models.items()}
         are_used = self.shared.foundation == "shipped"
         return {name: folder for name, folder in folders.items() if folder and are_used}
 
@@ -273,7 +273,7 @@ class Runs:
         study = self.experiments.studies.get(target)
         if study and (mixture := getattr(study.design, "mixture", None)):
             run = self.first_seed(study.experiment)
-            check_mixture(study_file(target), run.dataset, mixture, self.experiments.configs[study.experiment])
+            check_mixture(locate_study_file(target), run.dataset, mixture, self.experiments.configs[study.experiment])
 
     def _add_variant(self, target: str, variant: Variant) -> None:
         self.experiments.read_variant(target, variant)

@@ -10,11 +10,11 @@ from itertools import chain
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.clips import selecting_clips
+from dj2mgm.model_files.clips import list_selecting_clips
 from dj2mgm.recipes.recipe_step import ANSWERING, INSTRUCT, MEASURING, RECAPTION
 from dj2mgm.runs.experiment_recipes import (
     is_for_instructions,
-    needing_captioner,
+    list_operators_without_captioner,
     needs_clip,
     needs_trust,
     read_recipes,
@@ -32,7 +32,7 @@ from dj2mgm.settings.data import (
     JsonlSettings,
     SynthesizeSettings,
 )
-from dj2mgm.settings.deepspeed_files import deepspeed_names, read_deepspeed
+from dj2mgm.settings.deepspeed_files import list_deepspeed_names, read_deepspeed
 from dj2mgm.settings.evaluation import (
     AnswerSettings,
     BenchmarkSettings,
@@ -41,20 +41,20 @@ from dj2mgm.settings.evaluation import (
     InfluenceSettings,
     JudgeSettings,
 )
-from dj2mgm.settings.frozen_precision import FROZEN, unpartitioned_choices
+from dj2mgm.settings.frozen_precision import FROZEN, select_unpartitioned_choices
 from dj2mgm.settings.generation_prompts import CaptionPrompt
 from dj2mgm.settings.training_stages import TrainingStageSettings
 
 CAPTIONS = "results/captions"  # answers of captioners, shared by all experiments
 
 
-def filter_settings(config: Experiment, images: dict) -> FilterSettings:
+def build_filter_settings(config: Experiment, images: dict) -> FilterSettings:
     """Return the settings of the filter stage."""
     recipe = read_recipes(config)["filter"]
     if is_for_instructions(recipe):
         raise InputError(f"recipe: {config.recipe} is for instructions; name it in synthesize.recipe")
     models = dict.fromkeys((RECAPTION, *ANSWERING), "a captioner") | dict.fromkeys(MEASURING, "a trained model")
-    for operator in needing_captioner(recipe):
+    for operator in list_operators_without_captioner(recipe):
         raise InputError(
             f"recipe: {operator} needs {models[operator]}, which the filter stage does not have; move it to the recipe "
             "that synthesize.recipe names"
@@ -63,7 +63,7 @@ def filter_settings(config: Experiment, images: dict) -> FilterSettings:
     return FilterSettings.from_sections(config.filter, **_build_recipe_values(config, images, recipe), **clip)
 
 
-def analysis_settings(config: Experiment, images: dict) -> AnalysisSettings:
+def build_analysis_settings(config: Experiment, images: dict) -> AnalysisSettings:
     """Return the settings of a dataset's analysis."""
     values = _build_recipe_values(config, images, read_recipes(config)["filter"])
     return AnalysisSettings.from_sections(
@@ -71,7 +71,7 @@ def analysis_settings(config: Experiment, images: dict) -> AnalysisSettings:
     )
 
 
-def synthesize_settings(config: Experiment, images: dict) -> SynthesizeSettings | None:
+def build_synthesize_settings(config: Experiment, images: dict) -> SynthesizeSettings | None:
     """Return the settings of the synthesize stage, or None without a recipe."""
     recipe = read_recipes(config)["synthesize"]
     if recipe is None:
@@ -80,7 +80,7 @@ def synthesize_settings(config: Experiment, images: dict) -> SynthesizeSettings 
     check_captioner(recipe, config.synthesize.captioner)
     if is_for_instructions(recipe) and config.model.is_mgm:
         check_templates(recipe, config.synthesize.captioner)
-    captioned_operators = needing_captioner(recipe)
+    captioned_operators = list_operators_without_captioner(recipe)
     seed = (
         config.seed if captioned_operators else 0
     )  # without a captioner, nothing depends on it, so all seeds share the stage
@@ -89,7 +89,7 @@ def synthesize_settings(config: Experiment, images: dict) -> SynthesizeSettings 
         **_build_recipe_values(config, images, recipe, "finetune" if is_for_instructions(recipe) else "pretrain"),
         seed=seed,
         cpu_threads=config.cpu_threads,
-        gpus=gpus_on_one_node(config),
+        gpus=count_gpus_per_node(config),
         clip=config.model.clip,
         captioner=_build_captioner(config, is_for_instructions(recipe)) if captioned_operators else None,
         captions=CAPTIONS,
@@ -115,7 +115,7 @@ def _build_recipe_values(config: Experiment, images: dict, recipe: dict, split: 
     return {"image_root": images[split], "recipe": recipe} | trust
 
 
-def jsonl_settings(config: Experiment, images: dict) -> JsonlSettings:
+def build_jsonl_settings(config: Experiment, images: dict) -> JsonlSettings:
     """Return the settings of the jsonl stage."""
     # absolute, so that a moved project folder changes them and the training files are written again
     roots = {f"{split}_images": str(Path(images[split]).resolve()) for split in images}
@@ -161,12 +161,12 @@ def _read_values(folder: str | None, name: str) -> dict:
     return values if isinstance(values, dict) else {}
 
 
-def pretrain_settings(config: Experiment, images: dict) -> TrainingStageSettings | None:
+def build_pretrain_settings(config: Experiment, images: dict) -> TrainingStageSettings | None:
     """Return the settings of stage 1, or None for a model without it."""
     return _build_training_settings(config, "pretrain", "pretrain_template") if config.model.has_stage_1 else None
 
 
-def finetune_settings(config: Experiment, images: dict) -> TrainingStageSettings:
+def build_finetune_settings(config: Experiment, images: dict) -> TrainingStageSettings:
     """Return the settings of stage 2."""
     check_lora_targets(config)
     return _build_training_settings(config, "finetune", "template")
@@ -176,10 +176,10 @@ def _build_training_settings(config: Experiment, stage: str, template: str) -> T
     gpus, nodes, section = config.gpus, config.nodes, getattr(config, stage)
     if gpus % nodes:
         raise InputError(f"gpus: {gpus} cannot be shared evenly by nodes: {nodes}; choose a multiple of {nodes}")
-    names = deepspeed_names() if section.deepspeed == AUTO else [section.deepspeed]
+    names = list_deepspeed_names() if section.deepspeed == AUTO else [section.deepspeed]
     choices = {name: read_deepspeed(name, f"{stage}.deepspeed") for name in names}
     if section.precision in FROZEN:
-        choices = unpartitioned_choices(stage, section, choices)
+        choices = select_unpartitioned_choices(stage, section, choices)
     deepspeed = {"deepspeed": None, "deepspeed_choices": choices}
     return TrainingStageSettings.from_sections(
         config,
@@ -191,7 +191,7 @@ def _build_training_settings(config: Experiment, stage: str, template: str) -> T
     )
 
 
-def generate_settings(config: Experiment, images: dict) -> GenerateSettings:
+def build_generate_settings(config: Experiment, images: dict) -> GenerateSettings:
     """Return the settings of the generate stage."""
     answer_values, question = _build_answer_values(config), config.evaluate.caption_question
     answer_prompt = CaptionPrompt.from_sections(template=answer_values["template"], question=question)
@@ -208,20 +208,20 @@ def generate_settings(config: Experiment, images: dict) -> GenerateSettings:
     )
 
 
-def evaluate_clip_settings(config: Experiment, images: dict) -> JudgeSettings:
+def build_evaluate_clip_settings(config: Experiment, images: dict) -> JudgeSettings:
     """Return the settings of the evaluate_clip stage."""
     clip = config.model.clip
     return JudgeSettings.from_sections(
         config,
         config.evaluate,
         clip=config.evaluate.judge_clip or clip,
-        selecting=selecting_clips(read_recipes(config), clip),
+        selecting=list_selecting_clips(read_recipes(config), clip),
         prompt=config.evaluate.clip_prompt,
         image_root=images["evaluation"],
     )
 
 
-def benchmark_settings(name: str, config: Experiment, images: dict) -> BenchmarkSettings | None:
+def build_benchmark_settings(name: str, config: Experiment, images: dict) -> BenchmarkSettings | None:
     """Return the settings of a benchmark, or None unless all its files are configured."""
     files = config.benchmarks.model_dump().get(name)
     if files is None or None in files.values():
@@ -229,18 +229,18 @@ def benchmark_settings(name: str, config: Experiment, images: dict) -> Benchmark
     return BenchmarkSettings.from_sections(config, benchmark=name, files=files, **_build_answer_values(config))
 
 
-def answer_settings(task: str, config: Experiment, images: dict) -> AnswerSettings | None:
+def build_answer_settings(task: str, config: Experiment, images: dict) -> AnswerSettings | None:
     """Return the settings of a task of lmms-eval, or None if `evaluations` does not list it."""
     return AnswerSettings.from_sections(config, **_build_answer_values(config)) if task in config.evaluations else None
 
 
-def base_answer_settings(task: str, config: Experiment, images: dict) -> AnswerSettings | None:
+def build_base_answer_settings(task: str, config: Experiment, images: dict) -> AnswerSettings | None:
     """Return the settings of a task of lmms-eval for the model before training, which are the same for all seeds."""
-    settings = answer_settings(task, config, images)
+    settings = build_answer_settings(task, config, images)
     return settings and settings.model_copy(update={"seed": 0})
 
 
-def influence_settings(config: Experiment, images: dict) -> InfluenceSettings:
+def build_influence_settings(config: Experiment, images: dict) -> InfluenceSettings:
     """Return the settings of the search for training rows behind wrong answers."""
     template = _read_template(config, "template")
     return InfluenceSettings.from_sections(
@@ -248,7 +248,7 @@ def influence_settings(config: Experiment, images: dict) -> InfluenceSettings:
     )
 
 
-def gpus_on_one_node(config: Experiment) -> int:
+def count_gpus_per_node(config: Experiment) -> int:
     """Return the number of GPUs of a stage that runs on one node."""
     return config.gpus // config.nodes
 
@@ -256,7 +256,7 @@ def gpus_on_one_node(config: Experiment) -> int:
 def _build_answer_values(config: Experiment) -> dict:
     """Return the values of every stage in which the trained model answers."""
     decoding, template = Decoding.from_sections(config.evaluate), _read_template(config, "template")
-    return {"gpus": gpus_on_one_node(config), "template": template, "decoding": decoding}
+    return {"gpus": count_gpus_per_node(config), "template": template, "decoding": decoding}
 
 
 def _build_captioner(config: Experiment, answers: bool) -> CaptionerSettings:

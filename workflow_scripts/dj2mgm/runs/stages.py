@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from dj2mgm.runs.stage_settings import (
-    answer_settings,
-    base_answer_settings,
-    benchmark_settings,
-    evaluate_clip_settings,
-    filter_settings,
-    finetune_settings,
-    generate_settings,
-    influence_settings,
-    jsonl_settings,
-    pretrain_settings,
-    synthesize_settings,
+    build_answer_settings,
+    build_base_answer_settings,
+    build_benchmark_settings,
+    build_evaluate_clip_settings,
+    build_filter_settings,
+    build_finetune_settings,
+    build_generate_settings,
+    build_influence_settings,
+    build_jsonl_settings,
+    build_pretrain_settings,
+    build_synthesize_settings,
 )
 from dj2mgm.settings.base import StageSettings
 from dj2mgm.settings.configuration import Experiment
@@ -64,14 +64,14 @@ STAGES = {
         "Filter",
         rule="filter_data",
         upstream=(),
-        settings=filter_settings,
+        settings=build_filter_settings,
         outputs=("filtered.jsonl", *_FILTER_OUTPUTS),
     ),
     "synthesize": Stage(
         "Captions",
         rule="synthesize_captions",
         upstream=("filter",),
-        settings=synthesize_settings,
+        settings=build_synthesize_settings,
         outputs=("config.yaml", "synthesized.jsonl", *_FILTER_OUTPUTS),
         optional=True,
     ),
@@ -79,14 +79,14 @@ STAGES = {
         "Training files",
         rule="write_jsonl",
         upstream=("filter", "synthesize"),
-        settings=jsonl_settings,
+        settings=build_jsonl_settings,
         outputs=("pretrain.jsonl", "summary.json"),
     ),
     "pretrain": Stage(
         "Stage 1: pretraining",
         rule="pretrain",
         upstream=("jsonl",),
-        settings=pretrain_settings,
+        settings=build_pretrain_settings,
         outputs=_TRAINING_OUTPUTS,
         trains=True,
         optional=True,
@@ -95,7 +95,7 @@ STAGES = {
         "Stage 2: fine-tuning",
         rule="finetune",
         upstream=("jsonl", "pretrain"),
-        settings=finetune_settings,
+        settings=build_finetune_settings,
         outputs=_TRAINING_OUTPUTS,
         trains=True,
     ),
@@ -103,14 +103,14 @@ STAGES = {
         "Answers",
         rule="generate_answers",
         upstream=("finetune",),
-        settings=generate_settings,
+        settings=build_generate_settings,
         outputs=("captions.jsonl", "answers.jsonl"),
     ),
     "evaluate_clip": Stage(
         "CLIPScore",
         rule="evaluate_clip",
         upstream=("generate",),
-        settings=evaluate_clip_settings,
+        settings=build_evaluate_clip_settings,
         outputs=("config.yaml", *_SCORE_OUTPUTS),
     ),
     "evaluate_vqa": Stage(
@@ -124,24 +124,30 @@ STAGES = {
 TRAINING = tuple(name for name, stage in STAGES.items() if stage.trains)
 
 
-def benchmark_stages(name: str) -> dict[str, Stage]:
+def build_benchmark_stages(name: str) -> dict[str, Stage]:
     """Return the stages of a benchmark by name: of the fine-tuned model, and of the model before training.
 
     The report does not show them.
     """
-    common = {"rule": "answer_benchmark", "settings": partial(benchmark_settings, name), "outputs": ("answers.jsonl",)}
+    common = {
+        "rule": "answer_benchmark",
+        "settings": partial(build_benchmark_settings, name),
+        "outputs": ("answers.jsonl",),
+    }
     return {
         f"benchmarks/{name}": Stage(name, upstream=("finetune",), **common),
         f"base_benchmarks/{name}": Stage(f"{name}, before training", upstream=(), uses_dataset=False, **common),
     }
 
 
-def evaluation_stages(task: str) -> dict[str, Stage]:
+def build_evaluation_stages(task: str) -> dict[str, Stage]:
     """Return the stages of a task of lmms-eval by name: of the fine-tuned model, and of the model before training."""
     common = {"rule": "score_evaluation", "outputs": _SCORE_OUTPUTS, "optional": True}
-    base_settings = partial(base_answer_settings, task)
+    base_settings = partial(build_base_answer_settings, task)
     return {
-        f"{EVALUATIONS}{task}": Stage(task, upstream=("finetune",), settings=partial(answer_settings, task), **common),
+        f"{EVALUATIONS}{task}": Stage(
+            task, upstream=("finetune",), settings=partial(build_answer_settings, task), **common
+        ),
         f"{BASE_EVALUATIONS}{task}": Stage(
             f"{task}, before training", upstream=(), settings=base_settings, uses_dataset=False, **common
         ),
@@ -154,7 +160,7 @@ INFLUENCE = {
         "Influence",
         rule="trace_influence",
         upstream=("generate",),
-        settings=influence_settings,
+        settings=build_influence_settings,
         outputs=("influence.jsonl", "influence.html"),
         optional=True,
     )
@@ -163,4 +169,4 @@ INFLUENCE = {
 
 def find_stage(name: str) -> Stage:
     """Return a stage of a report by its name, which may contain a task of lmms-eval."""
-    return STAGES[name] if name in STAGES else evaluation_stages(name.partition("/")[2])[name]
+    return STAGES[name] if name in STAGES else build_evaluation_stages(name.partition("/")[2])[name]

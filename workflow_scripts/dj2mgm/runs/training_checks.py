@@ -4,7 +4,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.settings.config_files import config_file, read_json_config
+from dj2mgm.settings.config_files import locate_config_file, read_json_config
 from dj2mgm.settings.configuration import Configuration, Experiment
 from dj2mgm.settings.models import ModelFile
 from dj2mgm.settings.training_stages import FLASH_ATTENTION, refuse_unknown_targets
@@ -36,7 +36,7 @@ def _find_language_model_type(model: ModelFile) -> str | None:
     if model.trained_type:
         return model.trained_type
     folder = Path(model.language_model_source)
-    for file in (folder / "config.json", config_file("architectures", f"{folder.name.lower()}.json")):
+    for file in (folder / "config.json", locate_config_file("architectures", f"{folder.name.lower()}.json")):
         try:
             values = read_json_config(file)
         except InputError:  # reported by the stage that reads the file

@@ -37,7 +37,7 @@ class Request:
     reasons: Mapping[int, str]
 
 
-def quiet_api() -> HfApi:
+def make_quiet_api() -> HfApi:
     """Return the hub's interface, whose library prints no warnings of a server unchanged."""
     logging.set_verbosity_error()
     return HfApi()

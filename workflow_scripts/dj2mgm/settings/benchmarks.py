@@ -21,7 +21,7 @@ class Declaration:
     has_submission: bool
 
 
-def declarations() -> dict[str, Declaration]:
+def read_declarations() -> dict[str, Declaration]:
     """Return the declarations by benchmark, which has the name of its module."""
     return {path.stem: _read_declaration(path) for path in sorted(MODULES.glob("[!_.]*.py"))}
 

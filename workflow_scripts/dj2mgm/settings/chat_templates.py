@@ -11,9 +11,9 @@ from pydantic import Field
 
 from dj2mgm.errors import InputError
 from dj2mgm.settings.base import Section, setting
-from dj2mgm.settings.config_files import config_file, names_in, quote_value, read_config, suggestion
+from dj2mgm.settings.config_files import list_config_names, locate_config_file, quote_value, read_config, suggest_name
 from dj2mgm.settings.schema import build_schema
-from dj2mgm.settings.validation import validated
+from dj2mgm.settings.validation import validate_settings
 
 OF_THE_TOKENIZER = "tokenizer"
 Text = Annotated[str, Field(min_length=1)]
@@ -29,9 +29,9 @@ class ChatTemplateFile(Section):
     control_tokens: list[Text] = setting(..., "no question and no answer may contain one")
 
 
-def chat_template_names() -> list[str]:
+def list_chat_template_names() -> list[str]:
     """Return all valid names of chat formats."""
-    return sorted([OF_THE_TOKENIZER, *names_in("chat_templates")])
+    return sorted([OF_THE_TOKENIZER, *list_config_names("chat_templates")])
 
 
 def read_chat_template(name: str) -> dict:
@@ -42,11 +42,11 @@ def read_chat_template(name: str) -> dict:
     Raises:
         InputError: the name is unknown, or its file has a wrong key or value.
     """
-    if name not in (names := chat_template_names()):
-        raise InputError(f"template: unknown conversation template {name!r}; {suggestion(name, names)}")
+    if name not in (names := list_chat_template_names()):
+        raise InputError(f"template: unknown conversation template {name!r}; {suggest_name(name, names)}")
     if name == OF_THE_TOKENIZER:
         return {"name": name, "asks_question": True, "chat_template": "", "stop_tokens": [], "control_tokens": []}
-    return {"name": name} | _read_content(config_file("chat_templates", f"{name}.yaml"))
+    return {"name": name} | _read_content(locate_config_file("chat_templates", f"{name}.yaml"))
 
 
 def check_chat_templates(source: str, model: dict) -> None:
@@ -58,7 +58,7 @@ def check_chat_templates(source: str, model: dict) -> None:
     for key, needs_question in (("pretrain_template", False), ("template", True)):
         if key not in model:  # the model has its own
             continue
-        names = chat_template_names()
+        names = list_chat_template_names()
         if model[key] in names and (not needs_question or read_chat_template(model[key])["asks_question"]):
             continue
         valid_names = [name for name in names if not needs_question or read_chat_template(name)["asks_question"]]
@@ -70,4 +70,6 @@ def check_chat_templates(source: str, model: dict) -> None:
 
 @cache  # every stage of every run needs it
 def _read_content(path: Path) -> dict:
-    return validated(ChatTemplateFile, read_config(path, build_schema(ChatTemplateFile)), str(path)).model_dump()
+    return validate_settings(
+        ChatTemplateFile, read_config(path, build_schema(ChatTemplateFile)), str(path)
+    ).model_dump()

@@ -63,19 +63,19 @@ class _Loader(yaml.BaseLoader):
         return node
 
 
-def config_file(*parts: str) -> Path:
+def locate_config_file(*parts: str) -> Path:
     """Return the path of a file in the current folder's config/, or in the workflow's own if only that exists."""
     here, shipped = CONFIG.joinpath(*parts), SHIPPED.joinpath(*parts)
     return shipped if shipped.exists() and not here.exists() else here
 
 
-def names_in(folder: str, suffix: str = ".yaml") -> list[str]:
+def list_config_names(folder: str, suffix: str = ".yaml") -> list[str]:
     """Return the names of the files in a folder of config/, without hidden files of editors."""
     paths = chain.from_iterable((root / folder).glob(f"*{suffix}") for root in (CONFIG, SHIPPED))
     return sorted({path.stem for path in paths if not path.name.startswith(".")})
 
 
-def suggestion(name: str, valid_names: Iterable[str]) -> str:
+def suggest_name(name: str, valid_names: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the nearest valid name, and all valid names."""
     names = sorted(valid_names)
     near = difflib.get_close_matches(name, names, n=1)
@@ -124,7 +124,7 @@ def read_json_config(path: Path) -> dict:
     return _read(path, lambda text: json.loads(text, object_pairs_hook=_refuse_duplicates), {})
 
 
-def plain_values(value: Any, schema: dict, unquoted: type = str) -> Any:
+def convert_values(value: Any, schema: dict, unquoted: type = str) -> Any:
     """Return `value` with typed scalars, as JSON can represent it.
 
     Args:
@@ -235,7 +235,7 @@ def quote_value(value: Any) -> str:
 def _read(path: Path, parse: Callable[[str], Any], schema: dict) -> dict:
     text = read_config_text(path)
     try:
-        values = plain_values(parse(text), schema, Plain)
+        values = convert_values(parse(text), schema, Plain)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""

@@ -16,7 +16,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from dj2mgm.settings.base import Number, Section, Seed, Unique, section, setting
-from dj2mgm.settings.benchmarks import declarations
+from dj2mgm.settings.benchmarks import read_declarations
 from dj2mgm.settings.data import FilterSection, JsonlSection, Shares, SynthesizeSection
 from dj2mgm.settings.evaluation import EvaluateSection, InfluenceSection
 from dj2mgm.settings.models import ModelFile
@@ -202,7 +202,7 @@ class SharedKeys(Section):
 
 
 class Configuration(SharedKeys, ModelOverridableKeys, ExperimentOnlyKeys):
-    """All keys of config/config.yaml. `configuration_model` adds the keys of each benchmark."""
+    """All keys of config/config.yaml. `build_configuration_model` adds the keys of each benchmark."""
 
 
 class Experiment(Configuration):
@@ -231,20 +231,20 @@ class _Scores(_ByBenchmark):
 
 
 @cache
-def configuration_model() -> type[Configuration]:
+def build_configuration_model() -> type[Configuration]:
     """Return `Configuration` with the files and prompt variants that the benchmarks' modules declare."""
     return create_model("Configuration", __base__=Configuration, **_build_benchmark_fields())
 
 
 @cache
-def experiment_model() -> type[Experiment]:
+def build_experiment_model() -> type[Experiment]:
     """Return `Experiment` with the keys of each benchmark."""
     return create_model("Experiment", __base__=Experiment, **_build_benchmark_fields())
 
 
 def _build_benchmark_fields() -> dict[str, tuple]:
     files, scores = {}, {}
-    declared_benchmarks, default_names = declarations(), Configuration.model_fields["benchmarks"].default
+    declared_benchmarks, default_names = read_declarations(), Configuration.model_fields["benchmarks"].default
     for name in dict.fromkeys([*default_names, *declared_benchmarks]):
         declaration = declared_benchmarks[name]
         keys = {key: (FilePath | None, setting(..., text)) for key, text in declaration.files.items()}

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from dj2mgm.settings.base import Number, Section, Seed, section, setting
 from dj2mgm.settings.string_formats import FilePath
-from dj2mgm.settings.validation import validated
+from dj2mgm.settings.validation import validate_settings
 from dj2mgm.storage.files import read_yaml
 
 RowCount = Annotated[int, Field(ge=1, le=10**8)]
@@ -184,7 +184,7 @@ class ShapesDataset(DatasetFile):
 ReadableDataset = FilesDataset | ReadableSources | ShapesDataset
 
 
-def dataset_kind(keys: dict) -> type[FilesDataset | SourcesDataset | ShapesDataset]:
+def detect_dataset_kind(keys: dict) -> type[FilesDataset | SourcesDataset | ShapesDataset]:
     """Return the class of a dataset file."""
     if "generator" in keys:
         return ShapesDataset
@@ -194,5 +194,5 @@ def dataset_kind(keys: dict) -> type[FilesDataset | SourcesDataset | ShapesDatas
 def load_dataset_settings(path: Path) -> ReadableDataset:
     """Return the dataset in the config.yaml of `make_dataset`."""
     keys = read_yaml(path)
-    kind = dataset_kind(keys)
-    return validated(ReadableSources if kind is SourcesDataset else kind, keys, str(path))
+    kind = detect_dataset_kind(keys)
+    return validate_settings(ReadableSources if kind is SourcesDataset else kind, keys, str(path))

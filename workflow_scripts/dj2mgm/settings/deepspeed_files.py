@@ -1,12 +1,12 @@
 """DeepSpeed configurations, config/deepspeed/<name>.json."""
 
 from dj2mgm.errors import InputError
-from dj2mgm.settings.config_files import config_file, names_in, read_json_config, suggestion
+from dj2mgm.settings.config_files import list_config_names, locate_config_file, read_json_config, suggest_name
 
 
-def deepspeed_names() -> list[str]:
+def list_deepspeed_names() -> list[str]:
     """Return the names of the files in config/deepspeed."""
-    return names_in("deepspeed", ".json")
+    return list_config_names("deepspeed", ".json")
 
 
 def read_deepspeed(name: str, key: str) -> dict:
@@ -16,9 +16,9 @@ def read_deepspeed(name: str, key: str) -> dict:
         name: name of the file, without suffix.
         key: the setting that names it, for the message.
     """
-    path = config_file("deepspeed", f"{name}.json")
-    if name not in (names := deepspeed_names()):
-        raise InputError(f"{key}: there is no {path}; {suggestion(name, names)}")
+    path = locate_config_file("deepspeed", f"{name}.json")
+    if name not in (names := list_deepspeed_names()):
+        raise InputError(f"{key}: there is no {path}; {suggest_name(name, names)}")
     return read_json_config(path)
 
 

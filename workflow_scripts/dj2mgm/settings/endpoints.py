@@ -29,7 +29,7 @@ def is_address(text: str) -> bool:
     return bool(is_http) and not re.search(r"[@?#\\\s{}]", text) and text.isprintable()
 
 
-def canonical_address(text: str) -> str:
+def normalize_address(text: str) -> str:
     """Return the canonical spelling of an address: scheme and host in lower case, no / at the end."""
     parts = urlsplit(text)
     return parts._replace(netloc=parts.netloc.lower()).geturl().rstrip("/")

@@ -10,12 +10,12 @@ NF4_BYTES = 0.5 + 1 / 64  # per weight: its code, and its share of a scale
 NF4_SCALES = 64 * 256  # 64 weights share a scale, and 256 scales share one
 
 
-def takes_nf4(elements: int) -> bool:
+def can_use_nf4(elements: int) -> bool:
     """Return whether a weight with this number of elements can be stored in NF4."""
     return elements % NF4_SCALES == 0
 
 
-def unpartitioned_choices(stage: str, settings: Any, choices: dict[str, dict]) -> dict[str, dict]:
+def select_unpartitioned_choices(stage: str, settings: Any, choices: dict[str, dict]) -> dict[str, dict]:
     """Return the DeepSpeed configurations that do not partition weights: quantized weights cannot be partitioned.
 
     Raises:

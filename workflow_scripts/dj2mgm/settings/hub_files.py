@@ -37,6 +37,6 @@ class HubArchive(HubFile):
 HUB_KINDS = {"benchmark": HubBenchmark, "rows": HubArchive}  # by a key that no other kind has
 
 
-def hub_file_kind(keys: dict) -> type[HubBenchmark | HubParquet | HubArchive]:
+def detect_hub_file_kind(keys: dict) -> type[HubBenchmark | HubParquet | HubArchive]:
     """Return the class of a file."""
     return next((kind for key, kind in HUB_KINDS.items() if key in keys), HubParquet)

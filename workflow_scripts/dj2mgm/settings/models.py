@@ -273,6 +273,6 @@ class TinyModel(VlmModel):
 MODEL_KINDS = {"assembled": AssembledModel, "transformers": TransformersModel, "tiny": TinyModel}
 
 
-def model_kind(keys: dict) -> type[ModelFile]:
+def detect_model_kind(keys: dict) -> type[ModelFile]:
     """Return the class of a model file."""
     return next((kind for key, kind in MODEL_KINDS.items() if key in keys), MgmModel)

@@ -39,7 +39,7 @@ class Layer:
     values: dict
 
 
-def validated(model: type[S], values: Mapping, source: str, layers: Sequence[Layer] = ()) -> S:
+def validate_settings(model: type[S], values: Mapping, source: str, layers: Sequence[Layer] = ()) -> S:
     """Return typed settings.
 
     Args:
@@ -61,10 +61,10 @@ def validated(model: type[S], values: Mapping, source: str, layers: Sequence[Lay
 
 def load_settings(model: type[S], path: str | Path) -> S:
     """Return the settings in the config.yaml of a stage; raises as `validated` does."""
-    return validated(model, read_yaml(path), str(path))
+    return validate_settings(model, read_yaml(path), str(path))
 
 
-def key_name(path: Sequence[str | int]) -> str:
+def format_key(path: Sequence[str | int]) -> str:
     """Return the dotted name of a key, escaped if it would not be legible."""
     name = ".".join(map(str, path))
     return name if name.isprintable() and len(name) <= 100 else quote_value(name)
@@ -132,7 +132,7 @@ def _locate(schema: dict, parts: Sequence[str | int]) -> tuple[tuple, dict]:
 
 
 def _describe_problem(problem: str, path: tuple, node: dict, value: object) -> str:
-    name = key_name(path)
+    name = format_key(path)
     if problem == "extra_forbidden":
         return _describe_unknown_key(path, value, sorted(node["properties"]))
     if problem == "missing":
@@ -143,15 +143,17 @@ def _describe_problem(problem: str, path: tuple, node: dict, value: object) -> s
     secret = kind is not None and kind.secret
     if problem == "format":
         return f"{name}: must {kind.rule}" + ("" if secret else f"; found {quote_value(value)}")
-    sentence = f"{name}: expected {expected(node)}" + ("" if secret else f", found {quote_value(value)}")
+    sentence = f"{name}: expected {describe_accepted_values(node)}" + (
+        "" if secret else f", found {quote_value(value)}"
+    )
     example = next(iter(node.get("properties", {})), None)
     return f"{sentence}; put them in braces, as in {{{example}: …}}" if example else sentence
 
 
-def expected(node: dict) -> str:
+def describe_accepted_values(node: dict) -> str:
     """Describe the values that a JSON schema accepts."""
     if choices := node.get("anyOf"):
-        return " or ".join(map(expected, choices))
+        return " or ".join(map(describe_accepted_values, choices))
     if words := node.get("enum"):
         *others, last = map(str, words)
         return f"{', '.join(others)} or {last}" if others else last
@@ -180,11 +182,11 @@ def _describe_unknown_key(path: tuple, values: Mapping, known_keys: list[str]) -
     first, *inner = str(unknown).split(".")
     if inner and first in known_keys:
         value = "".join(f"{{{part}: " for part in inner) + quote_value(values[unknown]).strip("'") + "}" * len(inner)
-        return f"{key_name(path)}: unknown key; write nested keys in braces: {first}: {value}"
+        return f"{format_key(path)}: unknown key; write nested keys in braces: {first}: {value}"
     first, colon, rest = str(unknown).partition(":")
     if colon and first in known_keys:  # YAML reads {margin:1} as a key without a value
-        return f"{key_name(path)}: unknown key; put a blank after the colon: {quote_value(f'{first}: {rest}')}"
+        return f"{format_key(path)}: unknown key; put a blank after the colon: {quote_value(f'{first}: {rest}')}"
     new_name = RENAMED_KEYS.get(str(unknown))
     near = [new_name] if new_name in known_keys else difflib.get_close_matches(str(unknown), known_keys, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known_keys)}"
-    return f"{key_name(path)}: unknown key; {hint}"
+    return f"{format_key(path)}: unknown key; {hint}"

@@ -76,7 +76,7 @@ def compute_image_digest(path: str | Path) -> str:
     return compute_sha256(path)
 
 
-def file_size(path: str | Path) -> int:
+def read_file_size(path: str | Path) -> int:
     """Return the size in bytes of a file, or of a member of an archive."""
     member = parse_member(path)
     return member.size if member else Path(path).stat().st_size

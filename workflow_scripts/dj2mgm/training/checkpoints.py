@@ -59,7 +59,7 @@ def find_checkpoint(folder: Path, fingerprint: str, processes: int) -> tuple[Pat
     return None, "; ".join(notes)  # a first run has no note
 
 
-def newest_before(folder: Path, step: int) -> Path | None:
+def find_checkpoint_before(folder: Path, step: int) -> Path | None:
     """Return the newest complete checkpoint that was written before a step."""
     return next((path for path in _list_newest_first(folder) if int(path.name[11:]) < step), None)
 

@@ -19,9 +19,9 @@ from deepspeed.runtime.zero.utils import is_zero_param
 from torch import nn
 from torchao.quantization import to_nf4
 
-from dj2mgm.compute import default_device
+from dj2mgm.compute import select_device
 from dj2mgm.errors import InputError
-from dj2mgm.settings.frozen_precision import FP8_CAPABILITY, takes_nf4
+from dj2mgm.settings.frozen_precision import FP8_CAPABILITY, can_use_nf4
 
 E4M3 = torch.float8_e4m3fn
 E4M3_MAX = torch.finfo(E4M3).max
@@ -54,7 +54,7 @@ class FrozenFP8Linear(nn.Module):
     def __init__(self, linear: nn.Linear):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        weight = linear.weight.detach().to(default_device())  # quantization is much faster on a GPU
+        weight = linear.weight.detach().to(select_device())  # quantization is much faster on a GPU
         for name, matrix in (("forward", weight), ("backward", weight.T)):
             values, scales = quantize_rows(matrix)
             self.register_buffer(f"{name}_values", values.contiguous().view(torch.uint8), persistent=False)
@@ -114,12 +114,12 @@ class FrozenNF4Linear(nn.Module):
 
     @staticmethod
     def supports(weight: torch.Tensor) -> bool:
-        return takes_nf4(weight.numel())
+        return can_use_nf4(weight.numel())
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        weight = to_nf4(linear.weight.detach().to(default_device()))  # quantization is much faster on a GPU
+        weight = to_nf4(linear.weight.detach().to(select_device()))  # quantization is much faster on a GPU
         # not buffers, because DeepSpeed would cast them to bf16
         self.parts = [getattr(weight, name) for name in TENSORS]
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), persistent=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from dj2mgm.cli.messages import note
-from dj2mgm.data.images import image_size
+from dj2mgm.data.images import read_image_size
 from dj2mgm.errors import InputError
 from dj2mgm.models.vision_language import Family
 from dj2mgm.models.vlm.encoder import BLANK
@@ -73,7 +73,7 @@ def build_architecture(family: Family, dataset: ConversationDataset) -> Architec
     """
     if not family.has_stock_class:
         return MGMArchitecture("the model", family.config)
-    sizes = [image_size(image) for image in dataset.largest_images] or [BLANK]
+    sizes = [read_image_size(image) for image in dataset.largest_images] or [BLANK]
     return VLMArchitecture("the model", family.config, dataset.encoder, dataset.encoder.sample(*sizes))
 
 

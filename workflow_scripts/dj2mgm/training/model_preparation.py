@@ -70,7 +70,7 @@ def compile_layers(parts: Parts) -> None:
     """Compile, in place, the layers of towers and decoder, `compiled_tower_modules`, and the loss."""
     # the default limit is too low: ConvNeXt's blocks have four widths, and a batch may have a single sample
     torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
-    towers = [layer for layer in parts.towers if is_packed(layer) or not takes_boundaries(layer)]
+    towers = [layer for layer in parts.towers if is_packed(layer) or not has_boundary_argument(layer)]
     if len(towers) < len(parts.towers):
         note("the tower's layers are not compiled: their code depends on the size of each image")
     for layer in (*towers, *parts.compiled_tower_modules):
@@ -84,7 +84,7 @@ def compile_layers(parts: Parts) -> None:
     )
 
 
-def takes_boundaries(layer: nn.Module) -> bool:
+def has_boundary_argument(layer: nn.Module) -> bool:
     """Return whether a tower's layer takes the patches of all images as one sequence."""
     return "cu_seqlens" in inspect.signature(layer.forward).parameters
 

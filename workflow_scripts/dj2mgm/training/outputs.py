@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from dj2mgm.models.trained_weights import PROJECTOR_FILE, projector_parameters
+from dj2mgm.models.trained_weights import PROJECTOR_FILE, find_projector_parameters
 from dj2mgm.storage.files import replace_file, write_json, write_jsonl
 from dj2mgm.training.deepspeed_config import describe_engine
 from dj2mgm.training.settings import TrainingSettings
@@ -63,7 +63,7 @@ def check_weights(weights: dict[str, torch.Tensor], shapes: dict[str, torch.Size
 def save_projector(model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
     """Write projector and mining, out of all trained weights, under their names inside `MGMModel`."""
     by_id = {id(parameter): name for name, parameter in model.named_parameters()}
-    projector = {name: weights[by_id[id(parameter)]] for name, parameter in projector_parameters(model).items()}
+    projector = {name: weights[by_id[id(parameter)]] for name, parameter in find_projector_parameters(model).items()}
     save_weights(projector, folder / PROJECTOR_FILE)
 
 

@@ -18,7 +18,7 @@ from torch import distributed, nn
 from torch.utils.data import DataLoader, Dataset
 
 from dj2mgm.cli.messages import note
-from dj2mgm.data.formats import DESCRIBE, build_conversation, control_problem, image_problem, read_evaluation
+from dj2mgm.data.formats import DESCRIBE, build_conversation, find_control_problem, find_image_problem, read_evaluation
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.models.loss import LanguageModelHead, recording_likelihoods
@@ -27,7 +27,7 @@ from dj2mgm.settings.generation_prompts import PromptSettings
 from dj2mgm.settings.training_stages import ScoreSettings
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.training.processes import decide_together
-from dj2mgm.training.training_data import Collator, padded_width
+from dj2mgm.training.training_data import Collator, compute_padded_width
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _select_first(rows: Iterator[dict], count: int) -> list[dict]:
 
 def _measure_length(row: dict, encoder: Encoder) -> int:
     """Return the tokens of a conversation, 0 if it cannot be scored."""
-    if image_problem(row) or control_problem(row, encoder.control_tokens):
+    if find_image_problem(row) or find_control_problem(row, encoder.control_tokens):
         return 0
     try:
         length, answers = encoder.tokens(row)
@@ -203,7 +203,7 @@ class Scorer:
             answers_by_number = {number: answer for part in parts for number, answer in part.items()}
         if count is None:
             sizes = [len(numbers) * processes for numbers in own_batches[: len(ends)]]
-            count = decide_together(lambda: min(len(answers_by_number), questions_within(sizes, ends, seconds)))
+            count = decide_together(lambda: min(len(answers_by_number), estimate_question_count(sizes, ends, seconds)))
         values = [answers_by_number[number] for number in range(count)]
         loss = -sum(value for value, _, _ in values) / sum(tokens for _, tokens, _ in values)
         correct = "".join("01"[hit] for *_, hit in values)
@@ -214,7 +214,9 @@ class Scorer:
         batches: list[list[int]] = [[]]
         for number in range(len(self.held_out) if count is None else count):
             most = self.samples if count else min(self.samples, FIRST_QUESTIONS << (len(batches) - 1) // processes)
-            widest = max(padded_width(self.held_out.lengths[index], self.longest) for index in (*batches[-1], number))
+            widest = max(
+                compute_padded_width(self.held_out.lengths[index], self.longest) for index in (*batches[-1], number)
+            )
             size = len(batches[-1]) + 1
             if batches[-1] and (size > most or size * widest > self.tokens):
                 batches.append([])
@@ -247,7 +249,7 @@ class Scorer:
             yield values[in_row].sum().item(), int(in_row.sum()), bool(hits[in_row][until_end].all())
 
 
-def questions_within(sizes: Sequence[int], ends: Sequence[float], seconds: float) -> int:
+def estimate_question_count(sizes: Sequence[int], ends: Sequence[float], seconds: float) -> int:
     """Return the number of questions that take `seconds`, at least 1.
 
     `sizes` are the questions of each micro batch, `ends` the seconds from the start to its end. The first micro batch

@@ -13,9 +13,9 @@ from dj2mgm.cli.messages import note
 from dj2mgm.compute import set_seed, use_cpu_threads
 from dj2mgm.errors import InputError
 from dj2mgm.models.families import load_family
-from dj2mgm.models.trained_weights import full_shapes
+from dj2mgm.models.trained_weights import read_full_shapes
 from dj2mgm.models.vision_language import Parts
-from dj2mgm.monitoring.memory_csv import joined_seconds, read_memory_rows
+from dj2mgm.monitoring.memory_csv import join_seconds, read_memory_rows
 from dj2mgm.monitoring.sampler import MemorySampler
 from dj2mgm.planning.architecture import PlanningError
 from dj2mgm.planning.prediction import read_free_memory
@@ -63,7 +63,7 @@ SLOW_FP8 = (
 )
 
 
-def held_out_paths(args: Namespace) -> tuple[Path, Path] | None:
+def locate_held_out_files(args: Namespace) -> tuple[Path, Path] | None:
     """Return the evaluation split and its settings, or None; `score_while_training` decides whether they are used."""
     return (args.evaluation, args.generate_config) if args.evaluation and args.generate_config else None
 
@@ -208,7 +208,7 @@ class StageRun:
             compile_layers(self.parts)
         parameters = self.model.named_parameters()
         self.trained = {name: parameter for name, parameter in parameters if parameter.requires_grad}
-        self.shapes = full_shapes(self.trained)
+        self.shapes = read_full_shapes(self.trained)
 
     def build_trainer(self) -> None:
         """Build the trainer, with scores of held-out questions and trackers."""
@@ -287,6 +287,6 @@ class StageRun:
             "activation_checkpointing": self.settings.activation_checkpointing,
         }
         if self.is_first:
-            seconds = joined_seconds(read_memory_rows(self.output_dir / "memory.csv"))
+            seconds = join_seconds(read_memory_rows(self.output_dir / "memory.csv"))
             record["train_seconds"] = round(seconds[-1], 1)
             write_metrics(self.settings, self.trainer, record, self.output_dir)

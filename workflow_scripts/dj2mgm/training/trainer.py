@@ -21,12 +21,12 @@ from transformers.trainer import SCHEDULER_NAME
 from transformers.trainer_utils import TrainOutput
 
 from dj2mgm.cli.messages import report_progress
-from dj2mgm.divergence import Diverged, check_end, check_finite, diverged, last_healthy_step
+from dj2mgm.divergence import Diverged, check_end, check_finite, find_last_healthy_step, make_divergence_error
 from dj2mgm.errors import InputError
-from dj2mgm.models.trained_weights import projector_parameters
+from dj2mgm.models.trained_weights import find_projector_parameters
 from dj2mgm.storage.files import write_json
 from dj2mgm.training.arguments import split_groups
-from dj2mgm.training.checkpoints import discard_checkpoints, mark_complete, newest_before
+from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint_before, mark_complete
 from dj2mgm.training.library_changes import change_transformers
 from dj2mgm.training.scoring import Scorer
 from dj2mgm.training.training_data import StepBatches
@@ -108,7 +108,7 @@ class ResumableTrainer(Trainer):
             if SCALE_AT_MINIMUM not in str(error):
                 raise
             step, problem = self.state.global_step, "the gradient is not finite at the lowest loss scale of fp16"
-            error = diverged(self._stage, step + 1, problem, self.args.learning_rate)
+            error = make_divergence_error(self._stage, step + 1, problem, self.args.learning_rate)
             raise self._remove_diverged_checkpoints(error) from None
         return output
 
@@ -141,7 +141,7 @@ class ResumableTrainer(Trainer):
     def _remove_diverged_checkpoints(self, error: Diverged) -> Diverged:
         """Remove checkpoints without a healthy loss after them; return the error and what the same command will do."""
         folder = Path(self.args.output_dir)
-        healthy = newest_before(folder, last_healthy_step(self._losses, self.global_batch_size))
+        healthy = find_checkpoint_before(folder, find_last_healthy_step(self._losses, self.global_batch_size))
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             discard_checkpoints(folder, newest=healthy)
@@ -282,7 +282,9 @@ class StageTrainer(ResumableTrainer):
         if self.projector_learning_rate:
             is_deepspeed = isinstance(optimizer, DummyOptim)
             groups = optimizer.params if is_deepspeed else optimizer.param_groups
-            groups = split_groups(groups, projector_parameters(self.model).values(), lr=self.projector_learning_rate)
+            groups = split_groups(
+                groups, find_projector_parameters(self.model).values(), lr=self.projector_learning_rate
+            )
             if is_deepspeed:
                 optimizer.params = groups
             else:

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset, Sampler
 from transformers import PreTrainedTokenizerBase
 
-from dj2mgm.data.formats import control_problem, image_problem, list_images, read_llava, read_texts
+from dj2mgm.data.formats import find_control_problem, find_image_problem, list_images, read_llava, read_texts
 from dj2mgm.data.json_rows import LineIndex
 from dj2mgm.errors import InputError
 from dj2mgm.models.vision_language import IGNORE_INDEX, Encoder, ImageBeyondMaxLength, cast_images
@@ -48,7 +48,7 @@ class StepBatches(Sampler[list[int | None]]):
         process: int = 0,
     ):
         longest = max(lengths)
-        self.widths = array("i", (padded_width(length, longest) for length in lengths))
+        self.widths = array("i", (compute_padded_width(length, longest) for length in lengths))
         longest = max(self.widths)
         self.tokens, self.samples = micro_batch_size * longest, micro_batch_size * MAX_CROWDING
         self.global_batch, self.seed = global_batch, seed
@@ -123,7 +123,7 @@ class StepBatches(Sampler[list[int | None]]):
         return batches[::-1] + [[None]] * blank
 
 
-def padded_width(length: int, longest: int) -> int:
+def compute_padded_width(length: int, longest: int) -> int:
     """Return a length rounded up to one of at most `MAX_WIDTHS` widths, so that kernels see few and even shapes.
 
     Widths are multiples of a power of two, except the greatest, which is `longest`. On a GPU all are multiples of
@@ -171,7 +171,7 @@ class ConversationDataset(Dataset):
         """Check and measure all rows of a file; return the pixels of the largest images so far."""
         too_long: list[ImageBeyondMaxLength] = []
         for number, row in enumerate(read_llava(path), start=1):  # rows are not kept in memory
-            if problem := image_problem(row) or control_problem(row, self.encoder.control_tokens):
+            if problem := find_image_problem(row) or find_control_problem(row, self.encoder.control_tokens):
                 raise InputError(f"{path}, row {number}: {problem}; fix or delete the row")
             try:
                 length, answer_tokens = self.encoder.tokens(row)
@@ -214,7 +214,7 @@ class ConversationDataset(Dataset):
 
 
 class Collator:
-    """Collator of items to the encoder's batch, padded to one of few widths (`padded_width`) up to `longest`.
+    """Collator of items to the encoder's batch, padded to one of few widths (`compute_padded_width`) up to `longest`.
 
     `dtype` is the dtype of the model's weights.
     """
@@ -224,7 +224,7 @@ class Collator:
 
     def __call__(self, items: list[dict]) -> dict[str, torch.Tensor]:
         longest_item = max(len(item["input_ids"]) for item in items)
-        return cast_images(self.encoder.batch(items, padded_width(longest_item, self.longest)), self.dtype)
+        return cast_images(self.encoder.batch(items, compute_padded_width(longest_item, self.longest)), self.dtype)
 
 
 class TextDataset(Dataset):

@@ -19,15 +19,15 @@ from dj2mgm.models.mgm.conversion import (
     LAST_NORM,
     MGM,
     Shard,
-    convnext_from_openclip,
-    from_mgm,
+    convert_from_mgm,
+    convert_openclip_convnext,
+    convert_projector_from_mgm,
+    convert_projector_to_mgm,
+    convert_to_mgm,
+    convert_to_safetensors,
     open_shards,
-    projector_from_mgm,
-    projector_to_mgm,
     rename,
     reverse,
-    to_mgm,
-    to_safetensors,
 )
 from dj2mgm.models.trained_weights import load_projector
 from dj2mgm.storage.files import read_json, write_json
@@ -81,9 +81,9 @@ def parts(tmp_path):
 @pytest.mark.parametrize(("shards", "pickled"), [(1, False), (3, False), (2, True)])
 def test_round_trip_of_a_published_checkpoint_keeps_all_bytes(weights, parts, tmp_path, shards, pickled):
     write_checkpoint(tmp_path / "theirs", weights, shards, pickled)
-    assert from_mgm(tmp_path / "theirs", tmp_path / "ours", parts) == len(weights)
+    assert convert_from_mgm(tmp_path / "theirs", tmp_path / "ours", parts) == len(weights)
     assert len(list((tmp_path / "ours").glob("*.safetensors"))) == shards + 1  # one tensor for the unused norm
-    assert to_mgm(tmp_path / "ours", tmp_path / "again") == len(weights)
+    assert convert_to_mgm(tmp_path / "ours", tmp_path / "again") == len(weights)
     assert have_equal_bytes(read_checkpoint(tmp_path / "again"), weights)
     assert not list(tmp_path.glob("ours/*.bin"))
 
@@ -92,8 +92,8 @@ def test_round_trip_keeps_all_bytes_except_the_unused_norm(parts, tmp_path):
     model = tiny_mgm(dtype=torch.bfloat16)
     model.save_pretrained(tmp_path / "ours")
     tiny_processor().save_pretrained(tmp_path / "ours")
-    to_mgm(tmp_path / "ours", tmp_path / "theirs")
-    from_mgm(tmp_path / "theirs", tmp_path / "again", parts)
+    convert_to_mgm(tmp_path / "ours", tmp_path / "theirs")
+    convert_from_mgm(tmp_path / "theirs", tmp_path / "again", parts)
     before, after = load_file(tmp_path / "ours/model.safetensors"), read_checkpoint(tmp_path / "again")
     norms = {name: after.pop(name) for name in [name for name in after if name.startswith(UNUSED)]}
     assert have_equal_bytes(after, {name: before[name] for name in before if not name.startswith(UNUSED)})
@@ -105,7 +105,7 @@ def test_round_trip_keeps_all_bytes_except_the_unused_norm(parts, tmp_path):
 
 def test_a_converted_folder_loads_completely_and_generates(weights, parts, tmp_path):
     write_checkpoint(tmp_path / "theirs", weights, shards=2)
-    from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
+    convert_from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
     model, info = MGMForConditionalGeneration.from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     inputs = tiny_processor().prompts(["<image>\nHow many?"])
@@ -132,8 +132,8 @@ def test_derived_tensors_of_old_versions_are_omitted(weights, parts, tmp_path):
         "model.vision_tower.vision_tower.vision_model.embeddings.position_ids": torch.arange(17)[None],
     }
     write_checkpoint(tmp_path / "theirs", weights | more, shards=2)
-    from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
-    to_mgm(tmp_path / "ours", tmp_path / "again")
+    convert_from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
+    convert_to_mgm(tmp_path / "ours", tmp_path / "again")
     assert have_equal_bytes(read_checkpoint(tmp_path / "again"), weights)
 
 
@@ -151,7 +151,7 @@ def test_invalid_tensors_are_named_and_nothing_is_written(weights, parts, tmp_pa
     changed = {name: tensor for name, tensor in (weights | change).items() if tensor is not None}
     write_checkpoint(tmp_path / "theirs", changed, shards=2)
     with pytest.raises(InputError, match=f"theirs: .*{message}"):
-        from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
+        convert_from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
     assert not (tmp_path / "ours").exists()
 
 
@@ -160,7 +160,7 @@ def test_checkpoints_with_other_settings_are_refused(weights, parts, tmp_path, k
     write_checkpoint(tmp_path / "theirs", weights)
     write_json(tmp_path / "theirs/config.json", {key: value})
     with pytest.raises(InputError, match=f"config.json: {key} is {value}"):
-        from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
+        convert_from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
 
 
 def test_unreadable_files_are_named(weights, parts, tmp_path):
@@ -168,12 +168,12 @@ def test_unreadable_files_are_named(weights, parts, tmp_path):
     second = tmp_path / "theirs/model-00002-of-00002.safetensors"
     second.write_bytes(second.read_bytes()[:1000])
     with pytest.raises(InputError, match="model-00002-of-00002.safetensors cannot be read as weights .*download"):
-        from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
+        convert_from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
     second.unlink()
     with pytest.raises(InputError, match="names model-00002-of-00002.safetensors, which is missing"):
-        from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
+        convert_from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
     with pytest.raises(InputError, match="parts contains neither model.safetensors nor pytorch_model.bin"):
-        to_safetensors(tmp_path / "parts", tmp_path / "new")
+        convert_to_safetensors(tmp_path / "parts", tmp_path / "new")
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path):
@@ -183,7 +183,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
 
     torch.save({"model.mm_projector.0.weight": Harm()}, tmp_path / "mm_projector.bin")
     with pytest.raises(InputError, match="mm_projector.bin cannot .*publisher.s safetensors") as refused:
-        projector_from_mgm(tmp_path / "mm_projector.bin", tmp_path / "pretrain")
+        convert_projector_from_mgm(tmp_path / "mm_projector.bin", tmp_path / "pretrain")
     assert "weights_only" not in str(refused.value)
 
 
@@ -206,23 +206,23 @@ def test_damaged_pickle_message_does_not_disable_the_check(tmp_path, zipped, pos
 def test_only_gemma_is_converted_to_the_published_layout(tmp_path):
     tiny_mgm("qwen2").save_pretrained(tmp_path / "ours")
     with pytest.raises(InputError, match="no MGM with the language model qwen2"):
-        to_mgm(tmp_path / "ours", tmp_path / "theirs")
+        convert_to_mgm(tmp_path / "ours", tmp_path / "theirs")
 
 
 def test_published_stage_1_round_trip_keeps_all_bytes(weights, tmp_path):
     trained = {name: tensor for name, tensor in weights.items() if "mm_projector" in name or "vlm_uni" in name}
     towers = {name: tensor for name, tensor in weights.items() if "vision_tower" in name}
     torch.save(trained | towers, tmp_path / "mm_projector.bin")
-    assert projector_from_mgm(tmp_path / "mm_projector.bin", tmp_path / "pretrain") == len(trained) == 16
+    assert convert_projector_from_mgm(tmp_path / "mm_projector.bin", tmp_path / "pretrain") == len(trained) == 16
     model = tiny_mgm(dtype=torch.bfloat16)
     load_projector(model, tmp_path / "pretrain/projector.safetensors")
     assert torch.equal(model.model.patch_info_mining.key[1].weight, weights["model.vlm_uni_aux_projector.1.weight"])
-    projector_to_mgm(tmp_path / "pretrain", tmp_path / "again.bin")
+    convert_projector_to_mgm(tmp_path / "pretrain", tmp_path / "again.bin")
     assert have_equal_bytes(torch.load(tmp_path / "again.bin", weights_only=True), trained)
     del trained["model.mm_projector.2.bias"]
     torch.save(trained, tmp_path / "less.bin")
     with pytest.raises(InputError, match="less.bin: 1 tensors are missing, the first is projector.2.bias"):
-        projector_from_mgm(tmp_path / "less.bin", tmp_path / "other")
+        convert_projector_from_mgm(tmp_path / "less.bin", tmp_path / "other")
 
 
 @pytest.mark.parametrize("pickled", [False, True])
@@ -236,7 +236,7 @@ def test_a_convnext_of_openclip_is_converted(tmp_path, pickled):
         torch.save(everything, tmp_path / "theirs/open_clip_pytorch_model.bin")
     else:
         save_file(everything, tmp_path / "theirs/open_clip_model.safetensors")
-    assert convnext_from_openclip(tmp_path / "theirs", tmp_path / "ours") == len(convnext)
+    assert convert_openclip_convnext(tmp_path / "theirs", tmp_path / "ours") == len(convnext)
     model, info = ConvNextModel.from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert (tuple(model.config.hidden_sizes), tuple(model.config.depths)) == (TINY_SIZES.widths, TINY_SIZES.depths)
@@ -251,7 +251,7 @@ def test_pickled_weights_become_safetensors(tmp_path):
     model.config.save_pretrained(pickled)
     torch.save(model.state_dict() | {"alias": model.state_dict()["layernorm.bias"]}, pickled / "pytorch_model.bin")
     (pickled / "preprocessor_config.json").write_text("{}")
-    to_safetensors(pickled, tmp_path / "new")
+    convert_to_safetensors(pickled, tmp_path / "new")
     assert {path.suffix for path in (tmp_path / "new").iterdir()} == {".json", ".safetensors"}
     assert (tmp_path / "new/preprocessor_config.json").read_text() == "{}"
     again = ConvNextModel.from_pretrained(tmp_path / "new", use_safetensors=True)
@@ -277,8 +277,8 @@ def test_the_script_converts_and_overwrites_nothing(weights, parts, tmp_path, mo
 
 def test_the_published_configuration_matches_its_gemma(parts, weights, tmp_path):
     write_checkpoint(tmp_path / "theirs", weights)
-    from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
-    to_mgm(tmp_path / "ours", tmp_path / "again")
+    convert_from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
+    convert_to_mgm(tmp_path / "ours", tmp_path / "again")
     config, text = read_json(tmp_path / "again/config.json"), text_config("gemma")
     assert (config["model_type"], config["torch_dtype"]) == ("mgm_gemma", "bfloat16")
     assert (config["hidden_size"], config["num_hidden_layers"]) == (text.hidden_size, text.num_hidden_layers)

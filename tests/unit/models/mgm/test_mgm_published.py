@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 from torch.nn import functional as F
 
 from dj2mgm.models.mgm import MGMForConditionalGeneration
-from dj2mgm.models.mgm.conversion import from_mgm
+from dj2mgm.models.mgm.conversion import convert_from_mgm
 from dj2mgm.storage.files import write_json
 from published_mgm import PublishedMGM, published_shapes, random_weights
 from tiny_models import NUM_IMAGE_TOKENS, TINY_SIZES, pixels, save_parts, tiny_parts
@@ -27,7 +27,7 @@ def model(weights, tmp_path_factory):
     write_json(root / "published/config.json", {})
     save_file(weights, root / "published/model.safetensors")
     save_parts(root)
-    from_mgm(root / "published", root / "ours", tiny_parts(root))
+    convert_from_mgm(root / "published", root / "ours", tiny_parts(root))
     return MGMForConditionalGeneration.from_pretrained(root / "ours").eval()
 
 

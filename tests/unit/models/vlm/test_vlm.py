@@ -20,7 +20,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.models.families import load_family
 from dj2mgm.models.mgm.lora import wrap_with_lora
 from dj2mgm.models.questions import GivenAnswer
-from dj2mgm.models.trained_weights import language_parameters
+from dj2mgm.models.trained_weights import find_language_parameters
 from dj2mgm.models.vision_language import IGNORE_INDEX
 from dj2mgm.models.vlm.encoder import TOKEN_FIELDS, TYPE_IDS
 from dj2mgm.models.vlm.vlm_family import use_chunked_loss
@@ -224,7 +224,7 @@ def test_stage_1_trains_the_whole_connector(folders, data, family):
     assert {name for name in rest if not name.startswith(f"{tower}.")} == trained - {
         n for n in trained if "merger" in n
     }
-    assert {id(parameter) for parameter in language_parameters(model).values()} == language
+    assert {id(parameter) for parameter in find_language_parameters(model).values()} == language
     dataset = ConversationDataset(data[family], vlm.encoder("", 512))
     batch = Collator(dataset.encoder, max(dataset.lengths))([dataset[number] for number in range(3)])
     model(**batch).loss.backward()

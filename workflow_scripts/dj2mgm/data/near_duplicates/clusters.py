@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.data.near_duplicates.codes import file_array
+from dj2mgm.data.near_duplicates.codes import allocate_file_array
 from dj2mgm.storage.streaming import DiskMap
 
 Pairs = Iterable[tuple[np.ndarray, ...]]  # (P,) each, in batches
@@ -67,7 +67,7 @@ def find_near_duplicates(
                 files[images] = _SignatureFile(folder, images)
             files[images].add(position, signatures, score)
         copies = NearDuplicates(
-            file_array(position + 1, np.int32, folder), file_array(position + 1, np.float32, folder)
+            allocate_file_array(position + 1, np.int32, folder), allocate_file_array(position + 1, np.float32, folder)
         )
         copies.copy_of[:] = -1
         for images, file in files.items():
@@ -103,8 +103,10 @@ class _SignatureFile:
         signatures = np.memmap(self.file.name, dtype=np.uint8, mode="r").reshape(self.count, self.images, -1)
         rows = np.memmap(self.rows.name, dtype=ROW, mode="r")
         positions, slots = rows["position"], rows["slot"]
-        best, rank = (file_array(self.count, np.int32, self.folder) for _ in range(2))  # row and rank of each signature
-        order = file_array(len(rows), np.int32, self.folder)
+        best, rank = (
+            allocate_file_array(self.count, np.int32, self.folder) for _ in range(2)
+        )  # row and rank of each signature
+        order = allocate_file_array(len(rows), np.int32, self.folder)
         order[:] = np.argsort(-rows["score"], kind="stable")  # best first; the earlier of equal scores
         for start in range(0, len(order), MAX_ITEMS)[::-1]:
             part = order[start : start + MAX_ITEMS][::-1]
@@ -152,8 +154,8 @@ def keep_best(near: FindNear, rank: np.ndarray, folder: Path | None = None) -> S
     Returns:
         (N,) center of each item, which is itself for a kept item, and (N,) distance to it.
     """
-    center, order = (file_array(len(rank), np.int32, folder) for _ in range(2))
-    distances = file_array(len(rank), np.float32, folder)
+    center, order = (allocate_file_array(len(rank), np.int32, folder) for _ in range(2))
+    distances = allocate_file_array(len(rank), np.float32, folder)
     center[:], order[:] = np.arange(len(rank), dtype=np.int32), np.argsort(rank)
     start, size = 0, FIRST_ITEMS
     while start < len(order):

@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike
 from PIL import Image
 
 
-def file_array(length: int, dtype: DTypeLike, folder: Path | None = None) -> np.ndarray:
+def allocate_file_array(length: int, dtype: DTypeLike, folder: Path | None = None) -> np.ndarray:
     """Return zeros of shape (length,) in a memory-mapped file, which the kernel writes out if memory is short.
 
     The file is in `folder`, or in the folder of temporary files. A full disk raises OSError.
@@ -70,7 +70,7 @@ def _is_page(pixels: np.ndarray) -> bool:
     return bool((np.ptp(pixels, axis=2) <= NEARLY_GRAY).mean() >= PAGE_SHARE and np.median(pixels) >= LIGHT)
 
 
-def distance(left: np.ndarray, right: np.ndarray, max_bits: int, max_levels: int) -> np.ndarray:
+def compute_distances(left: np.ndarray, right: np.ndarray, max_bits: int, max_levels: int) -> np.ndarray:
     """Return the number of differing bits, (P,) float64, or infinity if bits or colors differ by more than the limits.
 
     Args:
@@ -130,8 +130,8 @@ class _Table:
 
     def __init__(self, codes: np.ndarray, band: tuple[int, int], folder: Path | None):
         start, end = band
-        values, self.order = (file_array(len(codes), np.int32, folder) for _ in range(2))
-        self.starts = file_array((1 << end - start) + 1, np.int32, folder)
+        values, self.order = (allocate_file_array(len(codes), np.int32, folder) for _ in range(2))
+        self.starts = allocate_file_array((1 << end - start) + 1, np.int32, folder)
         for first in range(0, len(codes), CODES_AT_ONCE):
             part = _extract_band(codes[first : first + CODES_AT_ONCE], *band)
             values[first : first + CODES_AT_ONCE] = part

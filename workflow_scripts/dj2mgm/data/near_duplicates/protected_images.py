@@ -17,8 +17,8 @@ from dj2mgm.data.near_duplicates.codes import (
     MAX_BITS,
     MAX_LEVELS,
     SIGNATURE,
+    compute_distances,
     compute_signature,
-    distance,
     find_near_pairs,
 )
 from dj2mgm.storage.streaming import map_in_order
@@ -66,7 +66,7 @@ def find_reference_pairs(
     """
     codes, reference_codes = (np.ascontiguousarray(rows[:, :CODE_BYTES]) for rows in (signatures, references))
     for indices, reference_indices, _ in find_near_pairs(codes, reference_codes, max_bits):
-        bits = distance(signatures[indices], references[reference_indices], max_bits, max_levels)
+        bits = compute_distances(signatures[indices], references[reference_indices], max_bits, max_levels)
         near = np.isfinite(bits)
         yield from zip(
             indices[near].tolist(), reference_indices[near].tolist(), bits[near].astype(int).tolist(), strict=True

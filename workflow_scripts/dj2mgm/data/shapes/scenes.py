@@ -146,6 +146,6 @@ ANSWERS = {
 }
 
 
-def wrong_answer(kind: str, answer: str, rng: random.Random) -> str:
+def draw_wrong_answer(kind: str, answer: str, rng: random.Random) -> str:
     """Return another answer to a question of the same kind."""
     return rng.choice([other for other in ANSWERS[kind] if other != answer])

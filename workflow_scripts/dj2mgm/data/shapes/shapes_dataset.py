@@ -17,7 +17,7 @@ from dj2mgm.data.shapes.scenes import (
     draw_image,
     draw_question,
     draw_scene,
-    wrong_answer,
+    draw_wrong_answer,
 )
 from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import ShapesDataset
@@ -27,13 +27,13 @@ from dj2mgm.storage.files import write_json_list, write_jsonl
 # crawl could have delivered; `FaultRates` describes the kinds.
 
 
-def png_bytes(image: Image.Image) -> bytes:
+def encode_png(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return buffer.getvalue()
 
 
-def mismatched_caption(scene: Scene, rng: random.Random) -> str:
+def draw_mismatched_caption(scene: Scene, rng: random.Random) -> str:
     """Return the caption of another scene, which is not true of this scene or of some of its objects."""
     attributes = [item.attributes() for item in scene.objects]
     while True:
@@ -42,7 +42,7 @@ def mismatched_caption(scene: Scene, rng: random.Random) -> str:
             return describe_scene(other)
 
 
-def junk_caption(rng: random.Random) -> str:
+def draw_junk_caption(rng: random.Random) -> str:
     kind = rng.randrange(4)
     if kind == 0:
         symbols = string.ascii_letters + string.digits + "#$%&*+/=@^~|<>[]{}"
@@ -57,27 +57,27 @@ def junk_caption(rng: random.Random) -> str:
     return " ".join(f"{rng.randrange(10**6)}-{rng.randrange(100)}" for _ in range(rng.randint(6, 14)))
 
 
-def short_caption(rng: random.Random) -> str:
+def draw_short_caption(rng: random.Random) -> str:
     return rng.choice(("img", "a", "photo", "IMG 0012", "jpg", "x y", "untitled", "thing"))
 
 
-def tiny(image: Image.Image, rng: random.Random) -> Image.Image:
+def shrink_image(image: Image.Image, rng: random.Random) -> Image.Image:
     side = rng.randint(6, 24)
     return image.resize((side, side), Image.Resampling.BOX)
 
 
-def strip(image: Image.Image, rng: random.Random) -> Image.Image:
+def draw_strip(image: Image.Image, rng: random.Random) -> Image.Image:
     length = image.width * rng.randint(2, 3)
     width = round(length / rng.uniform(6, 12))
     size = (length, width) if rng.random() < 0.5 else (width, length)
     return image.resize(size, Image.Resampling.BOX)
 
 
-def truncated(data: bytes) -> bytes:
+def truncate_bytes(data: bytes) -> bytes:
     return data[: len(data) // 2]
 
 
-def error_page(rng: random.Random) -> bytes:
+def build_error_page(rng: random.Random) -> bytes:
     return f"<html><body><h1>404 Not Found</h1><p>request {rng.randrange(10**9)}</p></body></html>\n".encode()
 
 
@@ -89,12 +89,12 @@ def error_page(rng: random.Random) -> bytes:
 QUESTIONS_PER_IMAGE = 3  # instructions per fine-tuning image
 
 
-def row_rng(seed: int, split: str, index: int) -> random.Random:
+def make_row_rng(seed: int, split: str, index: int) -> random.Random:
     return random.Random(f"{seed}/{split}/{index}")
 
 
 def draw_row_scene(seed: int, split: str, index: int) -> Scene:
-    return draw_scene(row_rng(seed, split, index))
+    return draw_scene(make_row_rng(seed, split, index))
 
 
 def write_shapes(spec: ShapesDataset, folder: Path) -> dict:
@@ -137,7 +137,7 @@ def _write_pretrain(spec: ShapesDataset, faults: list[str], folder: Path) -> tup
     rows, truth = [], []
     originals = []  # (scene caption, image bytes) of clean rows, for duplicates
     for index, fault in enumerate(faults):
-        rng = row_rng(spec.seed, "pretrain", index)
+        rng = make_row_rng(spec.seed, "pretrain", index)
         scene = draw_scene(rng)
         image, true_caption = draw_image(scene), describe_scene(scene)
         if fault == "duplicate":
@@ -157,20 +157,20 @@ def _write_pretrain(spec: ShapesDataset, faults: list[str], folder: Path) -> tup
 
 def _damage(fault: str, scene: Scene, image, caption: str, rng: random.Random) -> tuple[bytes, str]:
     if fault == "mismatched":
-        return png_bytes(image), mismatched_caption(scene, rng)
+        return encode_png(image), draw_mismatched_caption(scene, rng)
     if fault == "junk_text":
-        return png_bytes(image), junk_caption(rng)
+        return encode_png(image), draw_junk_caption(rng)
     if fault == "short_text":
-        return png_bytes(image), short_caption(rng)
+        return encode_png(image), draw_short_caption(rng)
     if fault == "tiny_image":
-        return png_bytes(tiny(image, rng)), caption
+        return encode_png(shrink_image(image, rng)), caption
     if fault == "extreme_aspect":
-        return png_bytes(strip(image, rng)), caption
+        return encode_png(draw_strip(image, rng)), caption
     if fault == "truncated_image":
-        return truncated(png_bytes(image)), caption
+        return truncate_bytes(encode_png(image)), caption
     if fault == "not_an_image":
-        return error_page(rng), caption
-    return png_bytes(image), caption
+        return build_error_page(rng), caption
+    return encode_png(image), caption
 
 
 def _write_finetune(spec: ShapesDataset, folder: Path) -> tuple[list[dict], list[dict]]:
@@ -183,11 +183,11 @@ def _write_finetune(spec: ShapesDataset, folder: Path) -> tuple[list[dict], list
         path = f"images/finetune/f{image_index:06d}.png"
         scene = draw_row_scene(spec.seed, "finetune", image_index)
         if turn == 0:
-            (folder / path).write_bytes(png_bytes(draw_image(scene)))
+            (folder / path).write_bytes(encode_png(draw_image(scene)))
         kind = QUESTION_TYPES[index % len(QUESTION_TYPES)]
-        rng = row_rng(spec.seed, "question", index)
+        rng = make_row_rng(spec.seed, "question", index)
         question, answer = draw_question(scene, kind, rng)
-        row_answer = wrong_answer(kind, answer, rng) if index in wrong else answer
+        row_answer = draw_wrong_answer(kind, answer, rng) if index in wrong else answer
         rows.append(formats.build_conversation(f"f{index:06d}", path, question, row_answer))
         truth.append({"id": f"f{index:06d}", "fault": "wrong" if index in wrong else "clean", "answer": answer})
     return rows, truth
@@ -198,8 +198,8 @@ def _write_evaluation(spec: ShapesDataset, folder: Path) -> Iterator[dict]:
         scene = draw_row_scene(spec.seed, "evaluation", index)
         identifier = f"e{index:06d}"
         path = f"images/evaluation/{identifier}.png"
-        (folder / path).write_bytes(png_bytes(draw_image(scene)))
-        rng = row_rng(spec.seed, "evaluation-question", index)
+        (folder / path).write_bytes(encode_png(draw_image(scene)))
+        rng = make_row_rng(spec.seed, "evaluation-question", index)
         triples = [(kind, *draw_question(scene, kind, rng)) for kind in QUESTION_TYPES]
         questions = [{"question": question, "answer": answer, "type": kind} for kind, question, answer in triples]
         yield {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dj2mgm.data.formats import build_conversation
 from dj2mgm.data.images import BadImage, locate_image
-from dj2mgm.data.json_rows import MAX_ROW, open_input, row_too_long
+from dj2mgm.data.json_rows import MAX_ROW, make_row_size_error, open_input
 from dj2mgm.data.sources.source import Source
 from dj2mgm.errors import InputError
 
@@ -36,7 +36,7 @@ def _read_text(source: Source, file: Path, image: Path) -> str:
     try:
         with open_input(file) as text:
             if (size := file.stat().st_size) > MAX_ROW:
-                raise row_too_long(str(file), size)
+                raise make_row_size_error(str(file), size)
             return text.read().strip()
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: not UTF-8 ({error}); save the file as UTF-8") from None

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dj2mgm.data.formats import build_conversation
-from dj2mgm.data.json_rows import MAX_ROW, check_object, parse_identifier, row_too_long
+from dj2mgm.data.json_rows import MAX_ROW, check_object, make_row_size_error, parse_identifier
 from dj2mgm.data.sources.source import Source, build_conversation_row, check_single, find_column, read_cell
 from dj2mgm.errors import InputError
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
@@ -109,7 +109,7 @@ def _check_texts(batch: pa.RecordBatch, file: Path, before: int) -> None:
     if batch.nbytes > MAX_ROW:
         for number in range(len(batch)):
             if (size := _decode(batch.slice(number, 1)).nbytes) > MAX_ROW:
-                raise row_too_long(f"{file}, row {before + number + 1}", size)
+                raise make_row_size_error(f"{file}, row {before + number + 1}", size)
 
 
 def _as_list(value: object) -> list:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from dj2mgm.data.formats import build_conversation, read_list_or_lines
-from dj2mgm.data.json_rows import MAX_ROW, open_input, parse_identifier, row_too_long
+from dj2mgm.data.json_rows import MAX_ROW, make_row_size_error, open_input, parse_identifier
 from dj2mgm.data.sources.source import Source, find_column, read_cell
 from dj2mgm.dataset_resolution.file_samples import find_dialect
 from dj2mgm.errors import InputError
@@ -82,7 +82,7 @@ class _Lines:
         self.number += 1
         self.row_size += len(line)
         if self.row_size > MAX_ROW:
-            raise row_too_long(f"{self.file}, line {self.number}")
+            raise make_row_size_error(f"{self.file}, line {self.number}")
         try:
             line.encode()
         except UnicodeEncodeError as error:

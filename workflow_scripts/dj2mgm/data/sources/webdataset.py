@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 
 from dj2mgm.data.formats import build_conversation
-from dj2mgm.data.json_rows import MAX_ROW, check_object, open_input, parse_json, row_too_long
+from dj2mgm.data.json_rows import MAX_ROW, check_object, make_row_size_error, open_input, parse_json
 from dj2mgm.data.sources.source import Source, build_conversation_row, find_column, read_cell
 from dj2mgm.errors import InputError
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
@@ -103,7 +103,7 @@ def _build_row(source: Source, shard: Path, key: str, sample: list[Member]) -> d
 
 def _read_text(member: Member, location: str) -> str:
     if member.size > MAX_ROW:
-        raise row_too_long(f"{location}, {member.name}", member.size)
+        raise make_row_size_error(f"{location}, {member.name}", member.size)
     try:
         return member.read().decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:

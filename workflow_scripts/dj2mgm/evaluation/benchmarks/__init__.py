@@ -26,7 +26,7 @@ from types import ModuleType
 
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import Metrics, Rows
-from dj2mgm.settings.benchmarks import declarations
+from dj2mgm.settings.benchmarks import read_declarations
 
 
 def read_questions(name: str, files: dict[str, str]) -> Iterator[dict]:
@@ -68,6 +68,6 @@ def save_submission(name: str, rows: Rows, path: Path) -> None:
 
 
 def _import_module(name: str) -> ModuleType:
-    if name not in (names := declarations()):
+    if name not in (names := read_declarations()):
         raise InputError(f"there is no benchmark {name!r}; known benchmarks are {', '.join(names)}")
     return importlib.import_module(f"{__name__}.{name}")

@@ -154,7 +154,7 @@ def _parse_image(cell: str, location: str) -> bytes | str:
     return image
 
 
-def chosen_option(prediction: str, options: dict[str, str]) -> str | None:
+def parse_chosen_option(prediction: str, options: dict[str, str]) -> str | None:
     """Return the letter that an answer names ("B", "B.", "(B)", "B. a cat") or whose text it repeats; else None."""
     text = prediction.strip()
     match = LETTER.match(text)
@@ -180,7 +180,7 @@ def measure(rows: Rows) -> Metrics:
             if category := rotations[number][0][key]:
                 by_metric.setdefault(f"{key}/{category}", []).append(number)
     right = {
-        number: all(chosen_option(row["prediction"], row["options"]) == row["answer"] for row in group)
+        number: all(parse_chosen_option(row["prediction"], row["options"]) == row["answer"] for row in group)
         for number, group in rotations.items()
     }
     image = {number: group[0]["image_id"] for number, group in rotations.items()}
@@ -194,7 +194,7 @@ def measure(rows: Rows) -> Metrics:
 
 def count(rows: Rows) -> dict[str, int]:
     """Count as `unreadable` the answers that name no option."""
-    return {"unreadable": sum(chosen_option(row["prediction"], row["options"]) is None for row in rows)}
+    return {"unreadable": sum(parse_chosen_option(row["prediction"], row["options"]) is None for row in rows)}
 
 
 def write_submission(rows: Rows, path: Path) -> None:

@@ -178,7 +178,7 @@ def _remove_marks(text: str) -> str:
     return FULL_STOP.sub("", cleaned_text)
 
 
-def vqa_accuracy(prediction: str, answers: list[str]) -> float:
+def compute_vqa_accuracy(prediction: str, answers: list[str]) -> float:
     """Return min(1, 0.3 n) for n of ten answers equal to the prediction.
 
     This is the mean of min(1, n / 3) over the ten subsets of nine answers, with n counted within the subset, as defined
@@ -190,5 +190,5 @@ def vqa_accuracy(prediction: str, answers: list[str]) -> float:
 
 def measure(rows: Rows) -> Metrics:
     """Compute `score`, the VQA accuracy in percent of the rows of answers.jsonl, grouped by image."""
-    scores = [100 * vqa_accuracy(row["prediction"], row["answers"]) for row in rows]
+    scores = [100 * compute_vqa_accuracy(row["prediction"], row["answers"]) for row in rows]
     return {"score": Measurements.from_values(scores, [row["image_id"] for row in rows])}

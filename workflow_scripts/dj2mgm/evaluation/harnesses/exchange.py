@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from dj2mgm.data.images import as_rgb
+from dj2mgm.data.images import convert_to_rgb
 from dj2mgm.storage.files import FIX, read_json
 
 BLANK_LINE = "\n\n"  # the default `until` of lmms-eval
@@ -24,7 +24,7 @@ CUTTING_CLASSES: dict[str, frozenset[str]] = {
 
 def save_once(image: Image.Image, folder: Path) -> Path:
     """Save an image under a hash of its content, so that each image is written once, and return the file."""
-    image = as_rgb(image)
+    image = convert_to_rgb(image)
     digest = hashlib.sha256(f"{image.size}".encode() + image.tobytes()).hexdigest()[:32]
     file = folder / f"{digest}.png"
     if not file.exists():

@@ -38,10 +38,10 @@ def _sum_values(values: Values, image_ids: Sequence[str], is_mean: bool) -> Sums
             sums[image][0] += float(value)
             sums[image][1] += 1
         return sums
-    return pseudo_values(values.aggregate, values.items, images)
+    return compute_pseudo_values(values.aggregate, values.items, images)
 
 
-def pseudo_values(aggregate: Aggregate, items: list, images: Sequence[str]) -> Sums:
+def compute_pseudo_values(aggregate: Aggregate, items: list, images: Sequence[str]) -> Sums:
     """Return the sums of the pseudo-values of each image, or of each of `MAX_UNITS` groups of images.
 
     `aggregate` is the task's aggregation; `items`, its inputs, and `images` have one entry per question.

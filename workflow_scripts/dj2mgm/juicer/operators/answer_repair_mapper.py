@@ -28,7 +28,7 @@ from .declarations import merge_reports
 from .likelihood_gain_filter import NAME as GAIN_FILTER
 from .likelihood_gain_filter import STAT as GAIN
 from .mgm_captioning_mapper import NAME as TRAINED
-from .mgm_captioning_mapper import complete_arguments, model_key
+from .mgm_captioning_mapper import complete_arguments, make_model_key
 from .models.captioner import Captioner
 from .models.stored_captions import StoredAnswersOperator, StoredCaptioner, check_answerer, warn_of_unusable
 from .models.text_problems import CONTROL_TOKEN, find_text_problem
@@ -143,7 +143,7 @@ class AnswerRepairMapper(StoredAnswersOperator, Mapper):
             captions = self._stored_captioner.ask(images, [PROMPT.format(question=question) for question in questions])
             return [(caption.candidates[0].strip(), caption.problem) for caption in captions]
         arguments = complete_arguments(self.captioner[TRAINED])
-        generator = get_model(model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())
+        generator = get_model(make_model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())
         template = arguments["template"]
         control = generator.control_tokens(template)  # of this model; the model that measures may have others
         allowed = [index for index, question in enumerate(questions) if not find_control(question, control)]

@@ -33,7 +33,7 @@ from dj2mgm.data.question_texts import normalize_words
 from dj2mgm.storage.streaming import DiskMap
 
 from .batched_image_text_similarity_filter import load_clip
-from .selection import NO_GROUP, BalanceFilter, Rows, Selection, SelectionFilter, identities
+from .selection import NO_GROUP, BalanceFilter, Rows, Selection, SelectionFilter, iterate_row_ids
 
 
 @OPERATORS.register_module("length_balance_filter")
@@ -118,7 +118,7 @@ class NgramBalanceFilter(SelectionFilter):
         captions = DiskMap()  # n-gram -> captions that have it
         for part in self._iterate_ngrams(rows):
             captions.add(Counter(gram for grams in part for gram in grams).items())
-        identity, limits = identities(rows), []
+        identity, limits = iterate_row_ids(rows), []
         for part in self._iterate_ngrams(rows):
             counts = {gram: captions.get(gram) for grams in part for gram in grams}
             for grams, row in zip(part, identity, strict=False):

@@ -45,7 +45,7 @@ def load_clip(hf_clip: str, device: str):
     return ClipSimilarity(hf_clip, device)
 
 
-def text_chunks(text: str) -> Iterator[tuple[str, slice]]:
+def iterate_text_chunks(text: str) -> Iterator[tuple[str, slice]]:
     """Yield each chunk of the text that has image tokens, without special tokens, and the slice of its images."""
     start = 0
     for chunk in text.split(SpecialTokens.eoc):
@@ -161,7 +161,7 @@ class BatchedImageTextSimilarityFilter(ShareFilter):
             load_mm_bytes_from_sample(samples, index, self.image_bytes_key, row) or path
             for index, path in enumerate(paths)
         ]
-        for text, positions in text_chunks(samples[self.text_key][row]):
+        for text, positions in iterate_text_chunks(samples[self.text_key][row]):
             if not images[positions]:
                 raise ValueError(
                     f"the text has at least {positions.stop} image tokens, but the row has {len(images)} images"

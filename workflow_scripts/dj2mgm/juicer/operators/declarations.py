@@ -100,13 +100,13 @@ class ServerCaptioner(Declarations, Mapper, interface=True):
 NOTHING_DECLARED = Declarations()
 
 
-def declared(operator: OP | type[OP] | None) -> Declarations:
+def get_declarations(operator: OP | type[OP] | None) -> Declarations:
     """Return the declarations of an operator or of its class."""
     return operator if issubclass(_get_class(operator), Declarations) else NOTHING_DECLARED
 
 
 def needs_all_rows(operator: OP) -> bool:
-    declaration = declared(operator).needs_all_rows
+    declaration = get_declarations(operator).needs_all_rows
     return _get_class(operator).run not in (Filter.run, Mapper.run) if declaration is None else declaration
 
 
@@ -115,7 +115,7 @@ def keeps_or_drops_rows(operator: OP | type[OP]) -> bool:
     return issubclass(_get_class(operator), Filter | Mapper | Deduplicator | Selector)
 
 
-def holds_model(operator: OP) -> bool:
+def has_model(operator: OP) -> bool:
     return operator._accelerator == "cuda" or is_unforkable(operator)
 
 
@@ -124,7 +124,7 @@ def is_unforkable(operator: OP) -> bool:
     return operator._name in UNFORKABLE.modules
 
 
-def batch_method(operator: OP, measures: bool = False) -> str | None:
+def get_batch_method(operator: OP, measures: bool = False) -> str | None:
     """Return the name of the method for a batch of rows.
 
     A filter computes stats, a deduplicator hashes, and a mapper edits rows, or scores them if it only `measures`. A
@@ -139,14 +139,14 @@ def batch_method(operator: OP, measures: bool = False) -> str | None:
     return None
 
 
-def decision_method(operator: OP) -> Callable[[dict], Any] | None:
+def get_decision_method(operator: OP) -> Callable[[dict], Any] | None:
     """Return a filter's method that decides which rows of a measured batch are kept; None for other operators."""
     return operator.process if isinstance(operator, Filter) else None
 
 
 def take_report(operator: OP) -> dict:
     """Return the counts since the last call."""
-    if declared(operator).report_key is None:
+    if get_declarations(operator).report_key is None:
         return {}
     report, operator.report = operator.report, {}
     return report
@@ -168,14 +168,14 @@ def merge_reports(first: dict, second: dict) -> dict:
 def find_model_files(value: object) -> list[Path]:
     """Return the files of all models in a `process` list, or in a part of it."""
     if isinstance(value, str):
-        return weight_files(Path(value)) if os.path.isdir(value) else []  # Path("") would be the current folder
+        return list_weight_files(Path(value)) if os.path.isdir(value) else []  # Path("") would be the current folder
     if isinstance(value, list):
         return [file for item in value for file in find_model_files(item)]
     if not isinstance(value, dict):
         return []
     if len(value) == 1:
         [(name, arguments)] = value.items()
-        files = declared(OPERATORS.modules.get(name)).model_files(arguments or {})
+        files = get_declarations(OPERATORS.modules.get(name)).model_files(arguments or {})
         if files is not None:
             return files
         if name in OPERATORS.modules:
@@ -183,7 +183,7 @@ def find_model_files(value: object) -> list[Path]:
     return [file for _, item in sorted(value.items()) for file in find_model_files(item)]
 
 
-def weight_files(folder: Path) -> list[Path]:
+def list_weight_files(folder: Path) -> list[Path]:
     """Return a model folder's weights and configuration, sorted; none if there is no such folder."""
     return sorted(path for path in folder.glob("*") if path.suffix in WEIGHTS_AND_CONFIG)
 

@@ -34,8 +34,8 @@ from dj2mgm.data.near_duplicates.codes import (
     CODE_BYTES,
     MAX_BITS,
     MAX_LEVELS,
+    compute_distances,
     compute_signature,
-    distance,
     find_near_pairs,
 )
 from dj2mgm.errors import InputError
@@ -147,7 +147,7 @@ IMAGE_TEXT = "image_text_deduplicator"
 HASH = "__dj__image_text_hash"
 
 
-def image_text_hash(images: Sequence[str], text: str) -> str:
+def compute_image_text_hash(images: Sequence[str], text: str) -> str:
     """Return the SHA-256 over the number of images, the SHA-256 of each file, and the text."""
     digest = hashlib.sha256(len(images).to_bytes(8, "big"))
     for image in images:
@@ -164,7 +164,7 @@ class ImageTextDeduplicator(BatchedDeduplicator):
 
     def compute_hash(self, samples: dict) -> dict:
         pairs = zip(samples[self.image_key], samples[self.text_key], strict=True)
-        samples[HASH] = [image_text_hash(images or [], text) for images, text in pairs]
+        samples[HASH] = [compute_image_text_hash(images or [], text) for images, text in pairs]
         return samples
 
     def process(self, dataset, show_num: int = 0) -> tuple:
@@ -218,7 +218,7 @@ class ImageNearDeduplicator(NearDeduplicator):
 
     def distance(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """Return the number of different bits, or infinity for images that are not the same."""
-        return distance(left, right, self.max_bits, self.max_levels)
+        return compute_distances(left, right, self.max_bits, self.max_levels)
 
 
 ROUNDING = 0.01  # error of distances between unit vectors in float16

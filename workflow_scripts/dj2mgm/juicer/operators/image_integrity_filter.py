@@ -17,7 +17,7 @@ STAT = "image_integrity"
 OK = "ok"
 
 
-def image_integrity(images: list[str], image_root: str) -> str:
+def classify_image_integrity(images: list[str], image_root: str) -> str:
     """Return `ok`, or the reason (one of `BadImage.REASONS`) why the first unusable image cannot be used."""
     try:
         for image in images:
@@ -50,7 +50,7 @@ class ImageIntegrityFilter(Declarations, Filter):
 
     def compute_stats_batched(self, samples: dict) -> dict:
         for images, stats in zip(samples[self.image_key], samples[Fields.stats], strict=True):
-            stats[STAT] = image_integrity(images or [], self.image_root)
+            stats[STAT] = classify_image_integrity(images or [], self.image_root)
         return samples
 
     def process_batched(self, samples: dict) -> list[bool]:

@@ -33,7 +33,7 @@ from dj2mgm.models.questions import split_into_parts
 from dj2mgm.recipes.question_rewrites import Rewrite
 
 from .declarations import Declarations
-from .mgm_captioning_mapper import MGMCaptioningMapper, model_key
+from .mgm_captioning_mapper import MGMCaptioningMapper, make_model_key
 from .models.question_pool import NO, NUMBERS, YES
 from .selection import NO_GROUP, BalanceFilter, Rows
 
@@ -120,7 +120,7 @@ class AnswerCheck(Declarations, Filter, interface=True):
 
         It is None if the question or the answer has a control token.
         """
-        generator = get_model(model_key(self.base_model, self.stage), rank, self.use_cuda())
+        generator = get_model(make_model_key(self.base_model, self.stage), rank, self.use_cuda())
         control = generator.control_tokens(self.template)
         allowed = [index for index, (_, *texts) in enumerate(questions) if not find_control("\n".join(texts), control)]
         results: list[float | None] = [None] * len(questions)

@@ -31,7 +31,7 @@ from dj2mgm.recipes.recipe_step import INSTRUCT as NAME
 
 from .declarations import merge_reports
 from .mgm_captioning_mapper import NAME as TRAINED_CAPTIONER
-from .mgm_captioning_mapper import complete_arguments, model_key
+from .mgm_captioning_mapper import complete_arguments, make_model_key
 from .models.captioner import Captioner, Captions
 from .models.question_pool import NO, YES, QuestionPool
 from .models.stored_captions import ENOUGH_TO_JUDGE, StoredAnswersOperator, StoredCaptioner, warn_of_unusable
@@ -218,7 +218,7 @@ class InstructionSynthesisMapper(StoredAnswersOperator, Mapper):
         """Return the instruction or the problem of each row: a question of the dataset, and the model's answer."""
         results: dict[int, Instruction | str] = dict.fromkeys(rows, NO_QUESTION)
         arguments = complete_arguments(self.captioner[TRAINED_CAPTIONER])
-        generator = get_model(model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())
+        generator = get_model(make_model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())
         template = arguments["template"]
         control = generator.control_tokens(template)
         questions = {}

@@ -31,13 +31,13 @@ from dj2mgm.control_tokens import find_control
 from dj2mgm.models.questions import GivenAnswer, split_into_parts
 from dj2mgm.recipes.recipe_step import LIKELIHOOD_GAIN as NAME
 
-from .mgm_captioning_mapper import MGMCaptioningMapper, model_key
+from .mgm_captioning_mapper import MGMCaptioningMapper, make_model_key
 from .selection import ShareFilter, check_fraction, check_sides
 
 STAT = "likelihood_gain"
 
 
-def likelihood_gain(log_likelihoods: Sequence[Sequence[float]], prior_weight: float) -> float:
+def compute_likelihood_gain(log_likelihoods: Sequence[Sequence[float]], prior_weight: float) -> float:
     """Return the mean over T tokens of log p(token | own image) − α · log mean p(token | image) over M images, in nats.
 
     `log_likelihoods` are (M, T), the first row given the row's own image; `prior_weight` is α.
@@ -108,7 +108,7 @@ class LikelihoodGainFilter(ShareFilter):
         self.other_images = other_images
         self.prior_weight = prior_weight
         self.images_at_once = batch_size
-        self.model_key = model_key(base_model, stage)
+        self.model_key = make_model_key(base_model, stage)
 
     model_files = staticmethod(MGMCaptioningMapper.model_files)
 
@@ -167,7 +167,10 @@ class LikelihoodGainFilter(ShareFilter):
         return dict(
             zip(
                 rows,
-                (likelihood_gain(part, self.prior_weight) for part in split_into_parts(log_likelihoods, image_count)),
+                (
+                    compute_likelihood_gain(part, self.prior_weight)
+                    for part in split_into_parts(log_likelihoods, image_count)
+                ),
                 strict=True,
             )
         )

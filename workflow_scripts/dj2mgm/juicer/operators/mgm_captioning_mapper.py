@@ -19,7 +19,7 @@ from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.data.formats import build_dj_text
 
-from .declarations import Declarations, weight_files
+from .declarations import Declarations, list_weight_files
 from .models.captioner import CANDIDATES, LOG_LIKELIHOODS
 
 NAME = "mgm_captioning_mapper"
@@ -32,7 +32,7 @@ def load_captioner(base_model: str, stage: str, device: str):
 
 
 @cache
-def model_key(base_model: str, stage: str) -> partial:
+def make_model_key(base_model: str, stage: str) -> partial:
     """Return the key of a model for `get_model`, which is the same for all operators with this model."""
     return partial(load_captioner, base_model, stage)
 
@@ -89,14 +89,18 @@ class MGMCaptioningMapper(Declarations, Mapper):
         self.question = question
         self.num_beams = num_beams
         self.max_new_tokens = max_new_tokens
-        self.model_key = model_key(base_model, stage)
+        self.model_key = make_model_key(base_model, stage)
 
     @staticmethod
     def model_files(arguments: dict) -> list[Path]:
         """Return the files that the captions depend on; a stage's folder also has records and checkpoints."""
         base, stage = (Path(arguments.get(name, "")) for name in ("base_model", "stage"))
         trained = (stage / f"{name}.safetensors" for name in ("projector", "language_model"))
-        return [*weight_files(base), *(file for file in trained if file.is_file()), *weight_files(stage / "adapter")]
+        return [
+            *list_weight_files(base),
+            *(file for file in trained if file.is_file()),
+            *list_weight_files(stage / "adapter"),
+        ]
 
     def process_batched(self, samples: dict, rank: int | None = None) -> dict:
         rows = [row for row, images in enumerate(samples[self.image_key]) if images and len(images) == 1]

@@ -19,7 +19,7 @@ from data_juicer.ops.base_op import OPERATORS, UNFORKABLE
 
 from dj2mgm.data.images import BadImage, encode_data_url, load_image
 from dj2mgm.errors import InputError
-from dj2mgm.settings.endpoints import ADDRESS_RULE, VARIABLE_RULE, canonical_address, is_address, is_variable
+from dj2mgm.settings.endpoints import ADDRESS_RULE, VARIABLE_RULE, is_address, is_variable, normalize_address
 
 from .declarations import ServerCaptioner, merge_reports
 from .models.captioner import Captions
@@ -88,7 +88,7 @@ class OpenAICaptioningMapper(ServerCaptioner):
             raise InputError(f"{NAME}: 'key_variable' must {VARIABLE_RULE}")
         if not model:
             raise InputError(f"{NAME}: 'model' is missing. Name one of {base_url}/models")
-        self.base_url = canonical_address(base_url)
+        self.base_url = normalize_address(base_url)
         self.model = model
         self.key_variable = key_variable
         self.question = question

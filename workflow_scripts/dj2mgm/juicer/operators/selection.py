@@ -159,7 +159,7 @@ class SelectionFilter(Declarations, Filter, interface=True):
 
     def draw_rows(self, rows: Rows, *names: str) -> np.ndarray:
         """Return a draw for each row, (N,) float64."""
-        return np.fromiter((self.draw(*names, row) for row in identities(rows)), dtype=np.float64, count=len(rows))
+        return np.fromiter((self.draw(*names, row) for row in iterate_row_ids(rows)), dtype=np.float64, count=len(rows))
 
     def rows_to_keep(self, rows: int) -> int:
         """Return the number of rows to keep out of `rows`, at least 1 unless there are none."""
@@ -197,7 +197,7 @@ class BalanceFilter(SelectionFilter, interface=True):
         members = np.flatnonzero(groups != NO_GROUP)
         mask = np.ones(len(groups), dtype=bool)
         draws = self.draw_rows(rows)[members]
-        mask[members] = even_sample(groups[members], draws, self.rows_to_keep(len(members)))
+        mask[members] = sample_evenly(groups[members], draws, self.rows_to_keep(len(members)))
         sizes = np.unique(groups[members], return_counts=True)[1]
         most = np.unique(groups[members][mask[members]], return_counts=True)[1]
         self.report = {
@@ -209,7 +209,7 @@ class BalanceFilter(SelectionFilter, interface=True):
         return Selection(mask, {self.stat: groups})
 
 
-def even_sample(groups: np.ndarray, draws: np.ndarray, count: int) -> np.ndarray:
+def sample_evenly(groups: np.ndarray, draws: np.ndarray, count: int) -> np.ndarray:
     """Choose `count` of N rows so that no group gets two rows more than another group with rows left.
 
     The first row of each group comes before the second row of any group. Within a group, and among rows of equal rank,
@@ -225,7 +225,7 @@ def even_sample(groups: np.ndarray, draws: np.ndarray, count: int) -> np.ndarray
     return is_chosen
 
 
-def identities(rows: Rows) -> Iterator[str]:
+def iterate_row_ids(rows: Rows) -> Iterator[str]:
     """Yield each row's id, or its number if rows have no ids."""
     for number, row in enumerate(rows):
         yield str(row.get("id", number))

@@ -27,7 +27,7 @@ from dj2mgm.recipes.recipe_step import RATE as NAME
 
 from .declarations import merge_reports
 from .mgm_captioning_mapper import NAME as TRAINED
-from .mgm_captioning_mapper import complete_arguments, model_key
+from .mgm_captioning_mapper import complete_arguments, make_model_key
 from .models.captioner import Captioner, Captions, cut_object
 from .models.stored_captions import (
     ENOUGH_TO_JUDGE,
@@ -195,7 +195,7 @@ class VlmRatingFilter(StoredAnswersOperator, Filter):
     def _measure(self, images: list[str], quoted: list[str], rank: int | None) -> list[dict[str, float] | str]:
         """Return the mean rating of each row under the probabilities of a trained model."""
         arguments = complete_arguments(self.captioner[TRAINED])
-        generator = get_model(model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())
+        generator = get_model(make_model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())
         template = arguments["template"]
         control = generator.control_tokens(template)
         allowed = [index for index, text in enumerate(quoted) if not find_control(text, control)]

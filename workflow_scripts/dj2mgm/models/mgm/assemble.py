@@ -16,7 +16,7 @@ from transformers import (
 
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.clips import check_local_model
-from dj2mgm.model_files.hub_cache import names_folder
+from dj2mgm.model_files.hub_cache import is_folder_path
 from dj2mgm.model_files.missing_models import CONVERT_COMMAND
 from dj2mgm.models.mgm.configuration_mgm import MGMConfig
 from dj2mgm.models.mgm.modeling_mgm import MGMForConditionalGeneration
@@ -93,7 +93,7 @@ def assemble(
 
 def _load(key: str, part: str, loader, **options):
     """Return `loader.from_pretrained(part)`; raise its errors as an `InputError`."""
-    if names_folder(part) and not Path(part).is_dir():
+    if is_folder_path(part) and not Path(part).is_dir():
         raise InputError(f"{key}: the folder {part} is missing; docs/models.md says where to get it")
     check_local_model(part)
     try:

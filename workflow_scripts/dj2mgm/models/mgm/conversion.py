@@ -112,7 +112,7 @@ def rename_shards(shards: list[Shard], names: dict[str, str]) -> Iterator[dict[s
 Pairs = tuple[tuple[str, str], ...]  # (their template, our template)
 
 
-def convnext_pairs(stem: str, stages: str, ours: str = "") -> Pairs:
+def build_convnext_pairs(stem: str, stages: str, ours: str = "") -> Pairs:
     """Return the names of timm's ConvNeXt, as OpenCLIP and MGM store it, and of transformers' `ConvNextModel`.
 
     The arguments are the prefixes of timm's stem, of timm's stages, and of the `ConvNextModel`.
@@ -138,7 +138,7 @@ PROJECTOR: Pairs = (  # trained in stage 1
 )
 TOWERS: Pairs = (
     ("model.vision_tower.vision_tower.vision_model.{rest}", "model.vision_tower.{rest}"),
-    *convnext_pairs(
+    *build_convnext_pairs(
         "model.vision_tower_aux.vision_stem", "model.vision_tower_aux.vision_stages", "model.vision_tower_aux."
     ),
 )
@@ -150,7 +150,7 @@ LANGUAGE_MODEL: Pairs = (
 )
 MGM: Pairs = PROJECTOR + TOWERS + LANGUAGE_MODEL
 
-OPEN_CLIP_CONVNEXT: Pairs = convnext_pairs("visual.trunk.stem", "visual.trunk.stages")
+OPEN_CLIP_CONVNEXT: Pairs = build_convnext_pairs("visual.trunk.stem", "visual.trunk.stages")
 
 # Tensors without a counterpart.
 
@@ -246,7 +246,7 @@ COMPARED = (
 )
 
 
-def from_mgm(source: Path, output: Path, parts: dict) -> int:
+def convert_from_mgm(source: Path, output: Path, parts: dict) -> int:
     """Convert a published MGM folder to a folder for `from_pretrained`, and return the number of tensors.
 
     `parts` are the arguments of `read_config_and_processor` (assemble.py). Unknown and missing tensors, other shapes
@@ -255,7 +255,7 @@ def from_mgm(source: Path, output: Path, parts: dict) -> int:
     check_model_folder(source)
     config, processor = read_config_and_processor(**parts)
     published = read_json(source / "config.json", remedy="download the folder again")
-    _check_settings(source, published, published_config(config))
+    _check_settings(source, published, build_published_config(config))
     shards = open_shards(source)
     names = match_names(source, shards, MGM, left_out=DERIVED)
     if config.tie_word_embeddings and "lm_head.weight" in names:
@@ -274,7 +274,7 @@ def from_mgm(source: Path, output: Path, parts: dict) -> int:
     return len(names)
 
 
-def to_mgm(source: Path, output: Path) -> int:
+def convert_to_mgm(source: Path, output: Path) -> int:
     """Convert a folder of this project (assembled, converted or merged) to the published layout; count tensors."""
     check_model_folder(source)
     config = MGMConfig.from_pretrained(source)
@@ -289,12 +289,12 @@ def to_mgm(source: Path, output: Path) -> int:
     check_shapes(source, shapes, _compute_published_shapes(config))
     with replace_folder(output) as folder:
         write_shards(folder, rename_shards(shards, names), len(shards))
-        write_json(folder / "config.json", published_config(config))
+        write_json(folder / "config.json", build_published_config(config))
         MGMProcessor.from_pretrained(source).tokenizer.save_pretrained(folder)
     return len(names)
 
 
-def published_config(config: MGMConfig) -> dict:
+def build_published_config(config: MGMConfig) -> dict:
     """Return the config.json of the published code for an MGM with Gemma."""
     text = config.text_config
     text_keys = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
@@ -361,7 +361,7 @@ def _read_tensor(shards: list[Shard], name: str) -> torch.Tensor:
 MODEL_PREFIX = "model."  # prefix of the names in a whole model; projector.safetensors has no prefix
 
 
-def projector_from_mgm(source: Path, output: Path) -> int:
+def convert_projector_from_mgm(source: Path, output: Path) -> int:
     """Convert a published stage 1 (mm_projector.bin) to output/projector.safetensors; return the number of tensors."""
     shard = Shard(source)
     names = match_names(source, [shard], PROJECTOR, left_out=FROZEN_TOWERS)
@@ -371,7 +371,7 @@ def projector_from_mgm(source: Path, output: Path) -> int:
     return len(weights)
 
 
-def projector_to_mgm(source: Path, output: Path) -> int:
+def convert_projector_to_mgm(source: Path, output: Path) -> int:
     """Convert a stage's folder to the published code's mm_projector.bin; return the number of tensors."""
     path = source / "projector.safetensors"
     shard = Shard(path)
@@ -382,7 +382,7 @@ def projector_to_mgm(source: Path, output: Path) -> int:
     return len(weights)
 
 
-def convnext_from_openclip(source: Path, output: Path) -> int:
+def convert_openclip_convnext(source: Path, output: Path) -> int:
     """Convert the ConvNeXt of an OpenCLIP folder to a folder for `ConvNextModel`; return the number of tensors."""
     shards = open_shards(source, OPEN_CLIP)
     names = match_names(source, shards, OPEN_CLIP_CONVNEXT, left_out=NOT_CONVNEXT)
@@ -400,7 +400,7 @@ def convnext_from_openclip(source: Path, output: Path) -> int:
     return len(names)
 
 
-def to_safetensors(source: Path, output: Path) -> int:
+def convert_to_safetensors(source: Path, output: Path) -> int:
     """Convert a transformers folder with pickled weights to safetensors; return the number of tensors."""
     check_model_folder(source)
     shards = open_shards(source)

@@ -13,7 +13,7 @@ LOGITS_AT_ONCE = 2**27  # 512 MiB in float32
 
 
 @torch.inference_mode()
-def answer_log_likelihoods(
+def compute_answer_log_likelihoods(
     model: MGMForConditionalGeneration,
     prefix: Sequence[int],
     visual_tokens: torch.Tensor | None,

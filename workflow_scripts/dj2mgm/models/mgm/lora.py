@@ -5,7 +5,7 @@ import re
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 
-from dj2mgm.models.trained_weights import projector_parameters
+from dj2mgm.models.trained_weights import find_projector_parameters
 from dj2mgm.settings.training_stages import LoraSettings, refuse_unknown_targets
 
 
@@ -30,7 +30,7 @@ def wrap_with_lora(model: nn.Module, lora: LoraSettings, decoder: nn.Module, pro
     )
     # The adapter keeps the model's dtype. PEFT would compute in float32, of which the optimizer has a copy anyway.
     wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
-    for parameter in projector_parameters(wrapped).values():
+    for parameter in find_projector_parameters(wrapped).values():
         parameter.requires_grad_(projector)
     return wrapped
 

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import DynamicCache
 
-from dj2mgm.compute import default_device
+from dj2mgm.compute import select_device
 from dj2mgm.data.chat_template import REMEDY, ChatTemplate
 from dj2mgm.data.formats import build_conversation, build_text_conversation
 from dj2mgm.data.images import load_image
@@ -21,7 +21,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.models.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
 from dj2mgm.models.mgm.beam_search import beam_search
 from dj2mgm.models.mgm.greedy_search import TOKENS_AT_ONCE, greedy_search
-from dj2mgm.models.mgm.likelihood import answer_log_likelihoods
+from dj2mgm.models.mgm.likelihood import compute_answer_log_likelihoods
 from dj2mgm.models.mgm.shared_arrays import fill_in_order
 from dj2mgm.models.questions import (
     Candidates,
@@ -29,7 +29,7 @@ from dj2mgm.models.questions import (
     Image,
     QuestionBatch,
     check_control_tokens,
-    image_key,
+    make_image_key,
     split_into_parts,
     with_new_images,
 )
@@ -73,7 +73,7 @@ class MGMGenerator(Generator):
     """
 
     def __init__(self, base: Path, stage: Path | None, device: str | torch.device | None = None):
-        self.device = torch.device(device or default_device())
+        self.device = torch.device(device or select_device())
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.model = load_trained(base, stage, dtype).to(self.device)
         self.processor = MGMProcessor.from_pretrained(base)
@@ -90,7 +90,7 @@ class MGMGenerator(Generator):
         chat = ChatTemplate.load(template, self.processor.tokenizer)
         for batch, new in with_new_images(batches, self._cache, self._encode_in_parts):
             has_images = batch.images != [None]
-            tokens = self._get_visual_tokens(list(map(image_key, batch.images)), new) if has_images else None
+            tokens = self._get_visual_tokens(list(map(make_image_key, batch.images)), new) if has_images else None
             yield self._answer_batch(tokens, batch, chat, max_new_tokens)
 
     def control_tokens(self, template: str | dict) -> Collection[str]:
@@ -197,11 +197,11 @@ class MGMGenerator(Generator):
         begin = self._measure_shared_prefix(list(encoded.values()), chat)
         tokens = None
         if has_images:
-            files = {image_key(image): image for image in images}
+            files = {make_image_key(image): image for image in images}
             missing = [key for key in files if key not in self._cache]
             new = dict(zip(missing, self._encode_in_parts([files[key] for key in missing]), strict=True))
-            tokens = self._get_visual_tokens(list(map(image_key, images)), new)
-        return answer_log_likelihoods(
+            tokens = self._get_visual_tokens(list(map(make_image_key, images)), new)
+        return compute_answer_log_likelihoods(
             self.model,
             items[0]["input_ids"][:begin],
             tokens,
@@ -246,7 +246,7 @@ class MGMGenerator(Generator):
         """
         cores = len(os.sched_getaffinity(0)) // max(1, torch.cuda.device_count())
         processes = min(DECODING, max(2, cores - 1)) if self.device.type == "cuda" else 1
-        runs = [(next(run), 1 + sum(1 for _ in run)) for _, run in groupby(images, key=image_key)]
+        runs = [(next(run), 1 + sum(1 for _ in run)) for _, run in groupby(images, key=make_image_key)]
         parts = split_into_parts([image for image, _ in runs], DECODED_AT_ONCE)
         like = np.empty((DECODED_AT_ONCE, *self.processor.image_shape), np.uint8)
         pixels = chain.from_iterable(fill_in_order(self._decode, parts, processes, like))

@@ -14,7 +14,7 @@ from transformers import ProcessorMixin
 from dj2mgm.control_tokens import find_control
 from dj2mgm.data.chat_rendering import render_chat
 from dj2mgm.data.formats import CHAT_ROLES, IMAGE_TOKEN, build_conversation, list_images
-from dj2mgm.data.images import BadImage, image_size, load_image
+from dj2mgm.data.images import BadImage, load_image, read_image_size
 from dj2mgm.errors import InputError
 from dj2mgm.models.loss import find_answer_positions
 from dj2mgm.models.vision_language import IGNORE_INDEX, check_image_fits
@@ -44,10 +44,10 @@ class ProcessorEncoder:
         added = self.tokenizer.added_tokens_decoder
         self.special = {token.content: number for number, token in added.items() if token.special}
         self.control_tokens = self._find_control_tokens()
-        self._read_size = lru_cache(maxsize=16)(image_size)  # needed twice for each row
+        self._read_size = lru_cache(maxsize=16)(read_image_size)  # needed twice for each row
         self._get_replacements = lru_cache(maxsize=4096)(self._make_replacements)
         self._tokenize_from_special = lru_cache(maxsize=4096)(self._tokenize_alone)
-        outputs = self._process(sample_row(1), [Image.new("RGB", BLANK)])
+        outputs = self._process(make_sample_row(1), [Image.new("RGB", BLANK)])
         self._marks_images = {
             name: outputs[name].tolist() == self.processor.create_mm_token_type_ids(outputs["input_ids"].tolist())
             for name in TYPE_IDS
@@ -82,7 +82,7 @@ class ProcessorEncoder:
 
     def sample(self, *sizes: tuple[int, int]) -> dict:
         """Return the item of a question and a one-letter answer about blank images of `sizes` pixels."""
-        return self._build_item(sample_row(len(sizes)), [Image.new("RGB", size) for size in sizes])
+        return self._build_item(make_sample_row(len(sizes)), [Image.new("RGB", size) for size in sizes])
 
     def _read_sizes(self, row: dict) -> list[tuple[int, int]]:
         return [self._read_size(image) for image in list_images(row)]
@@ -372,7 +372,7 @@ class ProcessorEncoder:
         return self.processor._process_images([images], **kwargs | more)
 
 
-def sample_row(images: int) -> dict:
+def make_sample_row(images: int) -> dict:
     """Return a row with a one-letter question about `images` images and a one-letter answer."""
     row = build_conversation("", "", "a", "a")
     row["conversations"][0]["value"] = IMAGE_TOKEN * images + "a"

@@ -92,7 +92,7 @@ class TowerInputs:
         return {"position_ids": positions} | {TOWER_PREFIX + name: value for name, value in arguments.items()}
 
 
-def tower_inputs(config: PretrainedConfig) -> TowerInputs | None:
+def make_tower_inputs(config: PretrainedConfig) -> TowerInputs | None:
     """Return the computation of a tower's arguments; None for models whose tower takes each image separately."""
     return TowerInputs(config) if config.model_type in BASE_CLASSES else None
 
@@ -102,7 +102,7 @@ def _bound_length(boundaries: torch.Tensor) -> torch.Tensor:
     return torch.tensor(1 << (int(boundaries.diff().max()) - 1).bit_length())
 
 
-def on_device(name: str, value: torch.Tensor, device: torch.device) -> torch.Tensor:
+def move_to_device(name: str, value: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Move a batch's value to the device, except the grid and single numbers, which only the host reads."""
     return value if name == GRID or value.dim() == 0 else value.to(device, non_blocking=True)
 

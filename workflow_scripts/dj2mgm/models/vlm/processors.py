@@ -34,14 +34,14 @@ def _load(folder: Path, stock: type[ProcessorMixin]) -> ProcessorMixin:
     required = parameter is not None and parameter.default is inspect.Parameter.empty
     none = {VIDEO: None} if required else {}
     try:
-        return without_video(stock).from_pretrained(folder, backend="pil", trust_remote_code=False, **none)
+        return remove_video_processor(stock).from_pretrained(folder, backend="pil", trust_remote_code=False, **none)
     except TypeError:  # some processors cannot be created without a video processor
         if not is_torchvision_available():
             raise
         return AutoProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
 
 
-def without_video(stock: type[ProcessorMixin]) -> type[ProcessorMixin]:
+def remove_video_processor(stock: type[ProcessorMixin]) -> type[ProcessorMixin]:
     """Return a processor's class without its video processor, whose parts `get_attributes` lists."""
     if VIDEO not in stock.get_attributes():
         return stock

@@ -26,14 +26,14 @@ from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from dj2mgm.cli.messages import note
-from dj2mgm.compute import default_device
+from dj2mgm.compute import select_device
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.model_folders import PROCESSOR, TOKENIZER, WEIGHTS_INDEX, copy_model_files, read_shard_names
-from dj2mgm.models.loss import LanguageModelHead, compute_answer_loss, find_answer_positions, loss_and_gradient
+from dj2mgm.models.loss import LanguageModelHead, compute_answer_loss, compute_loss_and_gradient, find_answer_positions
 from dj2mgm.models.trained_weights import load_stage_weights
 from dj2mgm.models.vision_language import Parts
 from dj2mgm.models.vlm.encoder import ProcessorEncoder
-from dj2mgm.models.vlm.packed_images import on_device, tower_inputs, use_packed_attention, use_tower_inputs
+from dj2mgm.models.vlm.packed_images import make_tower_inputs, move_to_device, use_packed_attention, use_tower_inputs
 from dj2mgm.models.vlm.prefix_encoder import PrefixEncoder
 from dj2mgm.models.vlm.processors import load_processor
 from dj2mgm.models.vlm.vlm_generator import TransformersGenerator
@@ -51,18 +51,18 @@ class TransformersFamily:
         with folder_errors(folder):
             self.config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             self.processor = load_processor(folder)
-        self.tower_inputs = tower_inputs(self.config)
+        self.tower_inputs = make_tower_inputs(self.config)
 
     def encoder(self, template: str | dict, max_length: int) -> "ProcessorEncoder":
         """Return the encoder; `template` is ignored, because the processor has its own chat template."""
         with folder_errors(self.folder):
-            encoder = encoder_class(self.processor)(self.processor, self.config.image_token_id, max_length)
+            encoder = choose_encoder_class(self.processor)(self.processor, self.config.image_token_id, max_length)
             encoder.tower_inputs = self.tower_inputs
             encoder.check_processor()
         return encoder
 
     def load(self, dtype: torch.dtype, attention: str) -> PreTrainedModel:
-        if attention == "flash_attention_2" and sees_images_both_ways(self.config.model_type):
+        if attention == "flash_attention_2" and has_bidirectional_images(self.config.model_type):
             note(
                 f"models of type {self.config.model_type} need an attention mask, which FlashAttention does not "
                 "support; sdpa is used"
@@ -81,7 +81,7 @@ class TransformersFamily:
         return model if stage is None else load_stage_weights(model, stage)
 
     def generator(self, stage: Path | None, device: str | torch.device | None) -> TransformersGenerator:
-        device = torch.device(device or default_device())
+        device = torch.device(device or select_device())
         model = self.trained(stage, torch.bfloat16 if device.type == "cuda" else torch.float32)
         return TransformersGenerator(model.to(device), self.encoder("", max_length=sys.maxsize))
 
@@ -105,7 +105,7 @@ class TransformersFamily:
 
     def inputs(self, batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
         if self.tower_inputs:
-            return {name: on_device(name, value, device) for name, value in batch.items()}
+            return {name: move_to_device(name, value, device) for name, value in batch.items()}
         return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
 
     @staticmethod
@@ -123,7 +123,7 @@ class TransformersFamily:
         )
 
 
-def encoder_class(processor: ProcessorMixin) -> type[ProcessorEncoder]:
+def choose_encoder_class(processor: ProcessorMixin) -> type[ProcessorEncoder]:
     return ProcessorEncoder if processor.chat_template else PrefixEncoder
 
 
@@ -137,7 +137,7 @@ def is_whole(model: PreTrainedModel) -> bool:
     return isinstance(model.get_output_embeddings(), LanguageModelHead)
 
 
-def sees_images_both_ways(kind: str) -> bool:
+def has_bidirectional_images(kind: str) -> bool:
     """Return whether an image's tokens attend to each other in both directions.
 
     transformers ignores this without a warning under FlashAttention.
@@ -145,7 +145,7 @@ def sees_images_both_ways(kind: str) -> bool:
     return "block_sequence_ids" in read_model_code(kind)
 
 
-def values_without_data(kind: str) -> dict[OpOverloadPacket, Callable[[torch.Tensor], torch.Tensor]]:
+def build_substitute_operations(kind: str) -> dict[OpOverloadPacket, Callable[[torch.Tensor], torch.Tensor]]:
     """Return values that a model's code reads from images, by operation, for the memory plan, which has no data.
 
     SmolVLM and models with its code drop tiles that have black pixels only; they compare numbers of pixels (`!=`). The
@@ -195,7 +195,7 @@ def use_chunked_loss(model: PreTrainedModel) -> None:
         )
     head.__class__ = LanguageModelHead
     head.softcap = softcap
-    head.loss_and_gradient = lambda logits, targets: loss_and_gradient(logits, targets, softcap)
+    head.loss_and_gradient = lambda logits, targets: compute_loss_and_gradient(logits, targets, softcap)
     original_forward, take_tower_inputs = model.forward, use_tower_inputs(model)
 
     def forward(

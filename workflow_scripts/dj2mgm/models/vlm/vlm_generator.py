@@ -22,7 +22,7 @@ from dj2mgm.models.questions import (
     Image,
     QuestionBatch,
     check_control_tokens,
-    image_key,
+    make_image_key,
     split_into_parts,
     with_new_images,
 )
@@ -56,14 +56,14 @@ class EncodedImage(NamedTuple):
         return sum(part.nbytes for part in chain(self.features, *self.deepstack))
 
 
-def stop_tokens(model: PreTrainedModel, encoder: ProcessorEncoder) -> list[int]:
+def list_stop_tokens(model: PreTrainedModel, encoder: ProcessorEncoder) -> list[int]:
     """Return the tokens that end an answer for the tokenizer, the chat template or the model's generation config."""
     ends = model.generation_config.eos_token_id
     model_ends = ends if isinstance(ends, list) else [ends]
     return sorted(encoder.stops | {*model_ends} - {None})
 
 
-def stopping_criteria(encoder: ProcessorEncoder, stops: list[int], max_new_tokens: int) -> dict:
+def build_stopping_criteria(encoder: ProcessorEncoder, stops: list[int], max_new_tokens: int) -> dict:
     pad = encoder.tokenizer.pad_token_id
     return {
         "max_new_tokens": max_new_tokens,
@@ -77,7 +77,7 @@ class TransformersGenerator(Generator):
 
     def __init__(self, model: PreTrainedModel, encoder: ProcessorEncoder):
         self.model, self.encoder = model.eval(), encoder
-        self.stops = stop_tokens(model, encoder)
+        self.stops = list_stop_tokens(model, encoder)
         model.generation_config = GenerationConfig()  # answers are greedy; the folder's sampling settings are ignored
         self._cache: dict[object, EncodedImage] = {}  # by path
         self._output, self._stacked = dict, False  # type of the towers' output, and whether its features are one tensor
@@ -109,9 +109,9 @@ class TransformersGenerator(Generator):
             if batch.images == [None]:
                 encoded = [self._encode_blank()]
             else:
-                encoded = self._encode_missing(list(map(image_key, batch.images)), new)
+                encoded = self._encode_missing(list(map(make_image_key, batch.images)), new)
             inputs = self._make_prompts([encoded[number] for number in batch.about], batch.questions)
-            ends = stopping_criteria(self.encoder, self.stops, max_new_tokens)
+            ends = build_stopping_criteria(self.encoder, self.stops, max_new_tokens)
             sequences = self.model.generate(**inputs, **ends, do_sample=False, num_beams=1)
             yield self._decode(sequences[:, inputs["input_ids"].shape[1] :])
 
@@ -129,7 +129,7 @@ class TransformersGenerator(Generator):
             inputs = self._make_prompts(encoded, [question] * len(encoded))
             output = self.model.generate(
                 **inputs,
-                **stopping_criteria(self.encoder, self.stops, max_new_tokens),
+                **build_stopping_criteria(self.encoder, self.stops, max_new_tokens),
                 do_sample=False,
                 num_beams=num_beams,
                 num_return_sequences=num_beams,

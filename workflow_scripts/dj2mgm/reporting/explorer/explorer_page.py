@@ -13,11 +13,11 @@ from markupsafe import Markup
 from dj2mgm.cli.messages import note
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.errors import InputError
-from dj2mgm.reporting.data_tables import library_script, page_style, source_hash
+from dj2mgm.reporting.data_tables import build_library_script, build_page_style, hash_source
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.explorer.results import Results, read_run
 from dj2mgm.reporting.explorer.row_table import Table
-from dj2mgm.reporting.rendering import TEMPLATES, data_uri, format_integer, template_environment
+from dj2mgm.reporting.rendering import TEMPLATES, build_template_environment, encode_shrunk_image, format_integer
 from dj2mgm.storage.files import replace_folder, write_text
 
 PAGE_SCRIPTS = ("explore_model.js", "explore_source.js", "explore_recipe.js", "explore_limits.js", "explore_rows.js")
@@ -26,7 +26,7 @@ MAX_ROWS = 100_000  # a larger dataset gets no page with the report
 FIRST_IMAGES = 5  # images of each step that drops rows
 
 
-def served_page(results: Results) -> str:
+def build_served_page(results: Results) -> str:
     """Return a page that loads its rows from the server, below its own address."""
     return _build_page(results, {"base": results.name}, "connect-src 'self'; img-src 'self' data:", "", {})
 
@@ -71,12 +71,12 @@ def pack_numbers(table: Table) -> bytes:
 
 
 def _build_page(results: Results, base: dict, sources: str, note: str, data: dict[str, str]) -> str:
-    style = page_style("explore_style.css")
-    library = library_script()
+    style = build_page_style("explore_style.css")
+    library = build_library_script()
     script = "\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in PAGE_SCRIPTS)
-    scripts = " ".join(map(source_hash, (library, script)))
-    policy = f"default-src 'none'; script-src {scripts}; style-src {source_hash(style)}; {sources}; base-uri 'none'"
-    templates = template_environment()
+    scripts = " ".join(map(hash_source, (library, script)))
+    policy = f"default-src 'none'; script-src {scripts}; style-src {hash_source(style)}; {sources}; base-uri 'none'"
+    templates = build_template_environment()
     tables = [{"name": table.name, "title": table.title, "rows": len(table)} for table in results.tables]
     model = json.dumps(
         base | {"name": results.name, "tables": [_describe(table) for table in results.tables]}, ensure_ascii=False
@@ -133,4 +133,4 @@ def _encode_images(table: Table) -> Iterator[tuple[int, str]]:
             image = load_image(locate_image(table.image_root, table.texts[row]["image"]))
         except BadImage:
             continue
-        yield row, data_uri(image, IMAGE_SIDE)
+        yield row, encode_shrunk_image(image, IMAGE_SIDE)

@@ -22,8 +22,8 @@ from dj2mgm.data.formats import build_dj_text, extract_caption
 from dj2mgm.data.instruction_rows import INPUT
 from dj2mgm.errors import InputError
 from dj2mgm.records.page_records import StageRecipe, read_image_root
-from dj2mgm.reporting.explorer.row_table import Column, Table, TextFile, numbers_column, words_column
-from dj2mgm.reporting.explorer.steps import DISTANCE, ExplorerStep, apply_limits, build_steps, column_key
+from dj2mgm.reporting.explorer.row_table import Column, Table, TextFile, build_number_column, build_word_column
+from dj2mgm.reporting.explorer.steps import DISTANCE, ExplorerStep, apply_limits, build_column_key, build_steps
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, read_jsonl, readable
 from dj2mgm.storage.streaming import DiskMap
@@ -112,7 +112,7 @@ def read_stage_table(data: Path, stages: list[StageFolder]) -> Table:
         columns |= _build_columns(stage, statistics, several=len(stages) > 1)
     columns |= clusters.columns()
     if changed.any():
-        columns["caption"] = words_column("caption", [CAPTION_STATES[bool(is_changed)] for is_changed in changed])
+        columns["caption"] = build_word_column("caption", [CAPTION_STATES[bool(is_changed)] for is_changed in changed])
     texts, sources = _write_texts(data, extras)
     recipes = {stage.name: stage.recipe for stage in stages}
     return Table("pairs", "Pairs", stages[0].image_root, texts, columns | sources, steps, fate, recipes, TEMPLATE_NOTE)
@@ -169,7 +169,7 @@ def _write_texts(data: Path, extras: DiskMap) -> tuple[TextFile, dict[str, Colum
         sources.append(row.get("source"))
         texts.add({"id": row["id"], "lines": _build_lines(row, extras.get(row["id"])), "image": row["images"][0]})
     texts.finish()
-    column = words_column("source", sources)
+    column = build_word_column("source", sources)
     return texts, {"source": column} if column else {}
 
 
@@ -244,12 +244,13 @@ def _build_stage_steps(
 def _build_columns(stage: StageFolder, statistics: _Statistics, several: bool) -> dict[str, Column]:
     """Return the columns of a stage's statistics; with several stages, labels name the stage."""
     columns = {
-        name: numbers_column(_format_label(name, stage, several), values) for name, values in statistics.numbers.items()
+        name: build_number_column(_format_label(name, stage, several), values)
+        for name, values in statistics.numbers.items()
     }
     columns |= {
-        name: words_column(_format_label(name, stage, several), words) for name, words in statistics.words.items()
+        name: build_word_column(_format_label(name, stage, several), words) for name, words in statistics.words.items()
     }
-    return {column_key(stage.name, name): column for name, column in columns.items() if column is not None}
+    return {build_column_key(stage.name, name): column for name, column in columns.items() if column is not None}
 
 
 def _format_label(name: str, stage: StageFolder, several: bool) -> str:

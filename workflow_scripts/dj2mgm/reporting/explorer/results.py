@@ -20,7 +20,7 @@ from dj2mgm.reporting.explorer.pairs import (
     read_plain_table,
     read_stage_table,
 )
-from dj2mgm.reporting.explorer.row_table import Table, TextFile, numbers_column, words_column
+from dj2mgm.reporting.explorer.row_table import Table, TextFile, build_number_column, build_word_column
 from dj2mgm.runs.experiment_recipes import is_for_instructions
 from dj2mgm.runs.stages import STAGE_NOTE, STAGES
 from dj2mgm.settings.dataset_files import load_dataset_settings
@@ -96,11 +96,11 @@ def _build_table(
     texts.finish()
     if not len(texts):
         return None
-    columns = {key: words_column(key, values) for key, values in words_by_key.items()}
+    columns = {key: build_word_column(key, values) for key, values in words_by_key.items()}
     metrics = dict.fromkeys(metric for row_scores in scores_by_row for metric in row_scores)
     for metric in metrics:
         values = np.array([row_scores.get(metric, np.nan) for row_scores in scores_by_row])
-        columns[metric] = numbers_column(metric.replace("_", " "), values)
+        columns[metric] = build_number_column(metric.replace("_", " "), values)
     root = read_image_root(stages["evaluate_clip"])
     return Table(name, title, root, texts, {key: column for key, column in columns.items() if column})
 

@@ -78,13 +78,13 @@ class Table:
         return len(self.texts)
 
 
-def numbers_column(label: str, values: list | np.ndarray) -> Column | None:
+def build_number_column(label: str, values: list | np.ndarray) -> Column | None:
     """Return a column of numbers; None if no row has one."""
     numbers = np.array(values, dtype=np.float64)
     return None if np.isnan(numbers).all() else Column(label, numbers)
 
 
-def words_column(label: str, words: list[str | None]) -> Column | None:
+def build_word_column(label: str, words: list[str | None]) -> Column | None:
     """Return a column of words; None if there are no words or too many different ones."""
     vocabulary = sorted({word for word in words if word is not None})
     if not vocabulary or len(vocabulary) > MAX_WORDS:

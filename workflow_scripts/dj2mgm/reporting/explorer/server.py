@@ -22,10 +22,10 @@ import numpy as np
 
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.errors import InputError
-from dj2mgm.reporting.explorer.explorer_page import pack_numbers, served_page
+from dj2mgm.reporting.explorer.explorer_page import build_served_page, pack_numbers
 from dj2mgm.reporting.explorer.results import Results
 from dj2mgm.reporting.explorer.row_table import Table
-from dj2mgm.reporting.rendering import page_name
+from dj2mgm.reporting.rendering import locate_explorer_page
 
 HOST = "127.0.0.1"
 IMAGE_SIDES = (160, 640)  # px, longest side of an image in the table and in the details
@@ -55,7 +55,7 @@ class Explorer:
         [(name, count)] = Counter(result.name for result in results).most_common(1)
         if count > 1:
             raise InputError(f"{count} of the folders are named {name}; explore one at a time")
-        self.pages = {page_name(result.name): served_page(result).encode() for result in results}
+        self.pages = {locate_explorer_page(result.name): build_served_page(result).encode() for result in results}
         self.reports = reports
         self.tables = {result.name: {table.name: table for table in result.tables} for result in results}
         self.read_image = lru_cache(THUMBNAILS)(self._read_image)

@@ -12,9 +12,9 @@ import numpy as np
 
 from dj2mgm.data.score_limits import ORIGINAL_SIMILARITY, SIDE_BY_SHARE, UNLIMITED, compute_score_limits
 from dj2mgm.recipes.argument_kinds import RANGE
-from dj2mgm.recipes.catalogue import allowed_operators, read_defaults
+from dj2mgm.recipes.catalogue import read_allowed_operators, read_defaults
 from dj2mgm.recipes.recipe_step import RECAPTION
-from dj2mgm.reporting.rendering import step_key
+from dj2mgm.reporting.rendering import build_step_key
 from dj2mgm.reporting.sections.histograms import OPERATOR_LIMITS, parse_number
 
 STOPS = 400  # most stops of a slider; stops are values of rows, evenly spread over the rows
@@ -65,7 +65,7 @@ class ExplorerStep:
 
     @property
     def key(self) -> str:
-        return step_key(self.stage, self.number)
+        return build_step_key(self.stage, self.number)
 
     def as_dict(self) -> dict:
         """Return the step for the page's JSON."""
@@ -119,7 +119,7 @@ def _build_recaption_step(
     limit = _build_limit(
         stage, RECAPTION, ORIGINAL_SIMILARITY, "min", share or "min_similarity", arguments, numbers, bool(share)
     )
-    bound = limit_value(limit, limit.value, {limit.column: numbers[ORIGINAL_SIMILARITY]}, arrived)
+    bound = compute_limit(limit, limit.value, {limit.column: numbers[ORIGINAL_SIMILARITY]}, arrived)
     if (arrived & limit.drops(numbers[ORIGINAL_SIMILARITY], bound)).sum() != below:
         return step
     return replace(step, limits=[limit], rewritten=below)
@@ -127,7 +127,7 @@ def _build_recaption_step(
 
 def apply_limits(stage: str, recipe: dict, numbers: dict[str, np.ndarray]) -> tuple[list[ExplorerStep], np.ndarray]:
     """Return the steps of a recipe that was not run, and the index of the step that would drop each row, (N,)."""
-    by_key = {column_key(stage, name): values for name, values in numbers.items()}
+    by_key = {build_column_key(stage, name): values for name, values in numbers.items()}
     fate = np.zeros(len(next(iter(numbers.values()), ())))
     steps: list[ExplorerStep] = []
     for number, spec in enumerate(recipe["process"], start=1):
@@ -141,12 +141,12 @@ def apply_limits(stage: str, recipe: dict, numbers: dict[str, np.ndarray]) -> tu
 
 def _find_dropped(limits: list[StepLimit], by_key: dict[str, np.ndarray], arrived: np.ndarray) -> np.ndarray:
     """Return which rows, (N,), are beyond one of the limits."""
-    bounds = [limit_value(limit, limit.value, by_key, arrived) for limit in limits]
+    bounds = [compute_limit(limit, limit.value, by_key, arrived) for limit in limits]
     pairs = zip(limits, bounds, strict=True)
     return np.any([limit.drops(by_key[limit.column], bound) for limit, bound in pairs], axis=0)
 
 
-def column_key(stage: str, statistic: str) -> str:
+def build_column_key(stage: str, statistic: str) -> str:
     return f"{stage}/{statistic}"
 
 
@@ -180,14 +180,16 @@ def _build_limit(
     numbers: dict[str, np.ndarray],
     is_share: bool,
 ) -> StepLimit:
-    values, key = numbers[statistic], column_key(stage, statistic)
+    values, key = numbers[statistic], build_column_key(stage, statistic)
     value = None if settings.get(argument) is None else parse_number(str(settings[argument]))
     if is_share:
         has_original = statistic == SIMILARITY and ORIGINAL_SIMILARITY in numbers
-        scores = column_key(stage, ORIGINAL_SIMILARITY) if has_original else key
+        scores = build_column_key(stage, ORIGINAL_SIMILARITY) if has_original else key
         stops = sorted({*(round(percent / 100, 2) for percent in range(101)), value} - {0.0})
         return StepLimit(argument, side, value, True, key, scores, stops)
-    kind = allowed_operators()[operator].arguments.get(argument, "") if operator in allowed_operators() else ""
+    kind = (
+        read_allowed_operators()[operator].arguments.get(argument, "") if operator in read_allowed_operators() else ""
+    )
     value = None if value is None or abs(value) >= UNLIMITED else value
     closed = settings.get(f"{side}_closed_interval", True)
     stops, unlimited = _compute_stops(values, value), _find_unlimited_value(kind, side)
@@ -213,7 +215,9 @@ def _build_duplicate_limits(
         return []
     numbers[argument] = values = convert(distance)
     stops = _compute_stops(values, float(value))
-    return [StepLimit(argument, side, float(value), False, column_key(stage, argument), "", stops, _are_whole(values))]
+    return [
+        StepLimit(argument, side, float(value), False, build_column_key(stage, argument), "", stops, _are_whole(values))
+    ]
 
 
 def _compute_stops(values: np.ndarray, value: float | None) -> list[float]:
@@ -233,14 +237,14 @@ def _limits_reproduce_run(
     """Return whether the limits drop the rows that the run dropped, among rows that have all numbers."""
     if not limits:
         return True
-    by_key = {column_key(stage, name): values for name, values in numbers.items()}
+    by_key = {build_column_key(stage, name): values for name, values in numbers.items()}
     arrived = (fate == 0) | (fate >= index)
     has_numbers = arrived & np.all([np.isfinite(by_key[limit.column]) for limit in limits], axis=0)
     dropped = _find_dropped(limits, by_key, arrived)
     return bool((dropped[has_numbers] == (fate[has_numbers] == index)).all())
 
 
-def limit_value(
+def compute_limit(
     limit: StepLimit, value: float | None, by_key: dict[str, np.ndarray], arrived: np.ndarray
 ) -> float | None:
     """Return the limit in the unit of the numbers; a share is converted by the scores of the rows that arrive."""

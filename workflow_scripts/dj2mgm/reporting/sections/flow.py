@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
-from dj2mgm.reporting.rendering import format_integer, list_counts, step_key
+from dj2mgm.reporting.rendering import build_step_key, format_integer, list_counts
 from dj2mgm.reporting.sections.gallery import RecaptionedRow
 from dj2mgm.storage.files import read_jsonl
 
@@ -38,10 +38,12 @@ class FlowStep:
     dropped: int = 0  # rows that this step drops
     reasons: str = ""  # "undecodable 12, missing 1"; a single reason without its count; empty if none is recorded
     note: str = ""  # effects other than dropping rows
-    key: str = ""  # `step_key` of an operator, for a link to the rows that it dropped
+    key: str = ""  # `build_step_key` of an operator, for a link to the rows that it dropped
 
 
-def pretrain_chain(experiment: ExperimentResults, run: RunResults, recaptions: list[RecaptionedRow]) -> list[FlowStep]:
+def build_pretrain_steps(
+    experiment: ExperimentResults, run: RunResults, recaptions: list[RecaptionedRow]
+) -> list[FlowStep]:
     """Return the steps of the pairs: dataset, all operators of filter and synthesis, training file, samples."""
     lanes = Lanes(original=experiment.dataset_counts["pretrain"])
     steps = [FlowStep("dataset", "dataset", lanes, note="image–caption pairs")]
@@ -65,7 +67,7 @@ def pretrain_chain(experiment: ExperimentResults, run: RunResults, recaptions: l
     return [*steps, FlowStep("in the training file" if samples < rows else "trained on", "trained", lanes, note=note)]
 
 
-def finetune_counts(experiment: ExperimentResults, run: RunResults) -> list[tuple[str, int]]:
+def count_instructions(experiment: ExperimentResults, run: RunResults) -> list[tuple[str, int]]:
     """Count instructions from the dataset to the samples of stage 2.
 
     All counts before the last one add up to it, unless stage 2 also trains on the pairs.
@@ -101,7 +103,7 @@ def _count_rows_and_samples(record: dict) -> tuple[int, int]:
     return record.get("rows", record["samples"]), record["samples"]
 
 
-def source_table(experiment: ExperimentResults, run: RunResults) -> list[dict]:
+def build_source_table(experiment: ExperimentResults, run: RunResults) -> list[dict]:
     """Tabulate the rows of each source to train on; empty for a dataset without sources."""
     summary = run.jsonl["pretrain"].get("sources", {}) | run.jsonl["finetune"].get("sources", {})
     rows = []
@@ -128,7 +130,7 @@ def _move_to_dropped(lanes: Lanes, original: int = 0, recaptioned: int = 0) -> L
 
 
 def _build_operator_step(stage: str, operator: dict, lanes: Lanes, kind: str = "operator", note: str = "") -> FlowStep:
-    reasons, key = _format_reasons(operator.get("broken_images") or {}), step_key(stage, operator["step"])
+    reasons, key = _format_reasons(operator.get("broken_images") or {}), build_step_key(stage, operator["step"])
     return FlowStep(operator["operator"], kind, lanes, operator["dropped"], reasons, note, key)
 
 

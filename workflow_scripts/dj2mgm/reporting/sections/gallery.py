@@ -12,7 +12,7 @@ from dj2mgm.evaluation.caption_attributes import count_extra, is_true, judge_cap
 from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.records.page_records import read_image_root
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
-from dj2mgm.reporting.rendering import data_uri, evenly_spread, format_integer
+from dj2mgm.reporting.rendering import encode_shrunk_image, format_integer, select_evenly
 from dj2mgm.storage.files import read_jsonl
 
 ITEMS = 12
@@ -70,7 +70,7 @@ class GalleryItem:
     questions: list[GalleryQuestion]
 
 
-def gallery(experiments: list[tuple[int, ExperimentResults]], items: int = ITEMS) -> list[GalleryItem]:
+def build_gallery(experiments: list[tuple[int, ExperimentResults]], items: int = ITEMS) -> list[GalleryItem]:
     """Return images of the evaluation split that all experiments captioned.
 
     Args:
@@ -84,7 +84,7 @@ def gallery(experiments: list[tuple[int, ExperimentResults]], items: int = ITEMS
     return [
         GalleryItem(
             row["id"],
-            thumbnail(first_experiment.image_root, row["image"]),
+            load_thumbnail(first_experiment.image_root, row["image"]),
             row["captions"][0],
             [
                 ExperimentCaptions(e.name, index, _build_captions(captions[e.name][row["id"]], row))
@@ -92,7 +92,7 @@ def gallery(experiments: list[tuple[int, ExperimentResults]], items: int = ITEMS
             ],
             _build_questions([(index, e.name, answers[e.name].get(row["id"], [])) for index, e in experiments]),
         )
-        for row in evenly_spread(rows, items)
+        for row in select_evenly(rows, items)
     ]
 
 
@@ -134,13 +134,13 @@ def _build_questions(outputs: list[tuple[int, str, list[dict]]]) -> list[Gallery
     return list(questions.values())
 
 
-def thumbnail(image_root: Path, relative: str) -> str:
+def load_thumbnail(image_root: Path, relative: str) -> str:
     """Return the image as a WebP data URI, shrunk to MAX_SIDE if it is larger."""
     try:
         image = load_image(locate_image(image_root, relative))
     except BadImage as error:
         raise InputError(f"the gallery's image {error}; restore the image or remove its row") from None
-    return data_uri(image, MAX_SIDE, QUALITY)
+    return encode_shrunk_image(image, MAX_SIDE, QUALITY)
 
 
 RECAPTIONS_SHOWN = 12
@@ -204,7 +204,9 @@ class QualityFigure:
     meaning: str
 
 
-def synthesis_quality(run: RunResults, recaptions: list[RecaptionedRow], truth: dict[str, dict]) -> list[QualityFigure]:
+def measure_synthesis_quality(
+    run: RunResults, recaptions: list[RecaptionedRow], truth: dict[str, dict]
+) -> list[QualityFigure]:
     """Return the shares of mismatched and clean pairs that were replaced or dropped, and of true new captions."""
     if not recaptions or not truth:
         return []
@@ -242,11 +244,11 @@ class RecaptionItem:
     true: bool | None
 
 
-def recaption_gallery(
+def build_recaption_gallery(
     run: RunResults, recaptions: list[RecaptionedRow], truth: dict[str, dict], items: int = RECAPTIONS_SHOWN
 ) -> list[RecaptionItem]:
     """Return rows evenly spread over all recaptioned rows, sorted by id."""
-    examples = evenly_spread(recaptions, items)
+    examples = select_evenly(recaptions, items)
     if not examples:
         return []
     root = read_image_root(run.stages["synthesize"])
@@ -260,7 +262,7 @@ def recaption_gallery(
     return [
         RecaptionItem(
             recaption,
-            thumbnail(root, images[recaption.id]),
+            load_thumbnail(root, images[recaption.id]),
             judge(recaption.original, recaption.id),
             judge(recaption.caption, recaption.id),
         )
@@ -291,7 +293,7 @@ class DuplicateSection:
     largest: list[tuple[str, list[ClusterMember]]]  # number of rows, and some of them
 
 
-def duplicate_sections(experiment: ExperimentResults) -> list[DuplicateSection]:
+def build_duplicate_sections(experiment: ExperimentResults) -> list[DuplicateSection]:
     """Return a section for each near-deduplicator of the first run's filter, in their order."""
     run = experiment.runs[0]
     deduplicators = [operator for operator in run.filter["operators"] if operator.get("copies", {}).get("clusters")]
@@ -320,7 +322,7 @@ def _find_largest(experiment: ExperimentResults, folder: Path, step: int) -> lis
     shown_ids = {*shown_members, *(identifier for dropped in shown_members.values() for _, identifier in dropped)}
     root = read_image_root(folder)
     rows = read_jsonl(experiment.dataset / "pretrain.jsonl")
-    images = {row["id"]: thumbnail(root, row["images"][0]) for row in rows if row["id"] in shown_ids}
+    images = {row["id"]: load_thumbnail(root, row["images"][0]) for row in rows if row["id"] in shown_ids}
     return [
         (
             format_integer(counts[kept_id] + 1),

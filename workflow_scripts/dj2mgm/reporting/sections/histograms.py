@@ -8,7 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.reporting.charts import BINS, Bars, LimitMark, Scale, Tick, bin_edges, square_roots, stacked_bars
+from dj2mgm.reporting.charts import (
+    BINS,
+    Bars,
+    LimitMark,
+    Scale,
+    Tick,
+    compute_bin_edges,
+    scale_to_square_roots,
+    stack_bars,
+)
 from dj2mgm.reporting.experiment import RunResults
 from dj2mgm.reporting.rendering import list_counts
 from dj2mgm.reporting.sections.gallery import RecaptionedRow
@@ -72,7 +81,7 @@ class Histogram:
     number: int | None = None  # the operator's position in the recipe
 
 
-def statistic_histograms(folder: Path, recipe: dict, leave_out: Iterable[str] = ()) -> list[Histogram]:
+def build_statistic_histograms(folder: Path, recipe: dict, leave_out: Iterable[str] = ()) -> list[Histogram]:
     """Draw the statistics in a stage's stats.jsonl and dropped.jsonl, in the order of the recipe."""
     steps = [(name, step[name] or {}) for step in recipe["process"] for name in step]
     values = read_statistics(folder)
@@ -145,13 +154,13 @@ def _build_histogram(
     all_values = np.concatenate(list(arrays.values()))
     if all_values.min() == all_values.max():
         return Histogram(title, operator, text, counts, f"all {all_values[0]:g}")
-    edges, log = bin_edges(all_values)
+    edges, log = compute_bin_edges(all_values)
     scale = Scale(edges[0], edges[-1], log)
     sides = ((low, "min"), (high, "max"))
     inner_limits = [(limit, side) for limit, side in sides if limit is not None and edges[0] < limit < edges[-1]]
     limits = [LimitMark(scale.at(limit), side) for limit, side in inner_limits]
     rows_in_bins = {series: np.histogram(values, edges)[0] for series, values in arrays.items()}
-    bars = stacked_bars(rows_in_bins, highest=int(sum(rows_in_bins.values()).max()))
+    bars = stack_bars(rows_in_bins, highest=int(sum(rows_in_bins.values()).max()))
     return Histogram(title, operator, text, counts, "", bars, limits, scale.ticks(3), log)
 
 
@@ -184,7 +193,7 @@ class Similarities:
     counts: dict[str, int]
 
 
-def similarity_histogram(run: RunResults, recaptions: list[RecaptionedRow]) -> Similarities | None:
+def build_similarity_histogram(run: RunResults, recaptions: list[RecaptionedRow]) -> Similarities | None:
     """Draw the similarities; None if no row was recaptioned. Rows without a usable new caption count as replaced."""
     if not recaptions:
         return None
@@ -200,13 +209,15 @@ def similarity_histogram(run: RunResults, recaptions: list[RecaptionedRow]) -> S
     all_values = [value for numbers in values.values() for value in numbers]
     records = [operator.get("recaption") for operator in run.synthesize["operators"]]
     limit = next((record["min_similarity"] for record in records if record), None)
-    edges = bin_edges_at(min(all_values), max(all_values), limit)
+    edges = align_bin_edges(min(all_values), max(all_values), limit)
     counts = {name: np.histogram(numbers, edges)[0] for name, numbers in values.items()}
     scale = Scale(edges[0], edges[-1])
     sides = {"before": ("kept", "replaced"), "after": ("kept", "accepted", "rejected")}
     highest = max(int(sum(counts[name] for name in names).max()) for names in sides.values())
     before, after = (
-        stacked_bars(square_roots({name: counts[name] for name in names}, highest), highest, down=side == "after")
+        stack_bars(
+            scale_to_square_roots({name: counts[name] for name in names}, highest), highest, down=side == "after"
+        )
         for side, names in sides.items()
     )
     limit_position = scale.at(limit) if limit is not None and edges[0] <= limit <= edges[-1] else None
@@ -214,7 +225,7 @@ def similarity_histogram(run: RunResults, recaptions: list[RecaptionedRow]) -> S
     return Similarities(before, after, scale.ticks(5), limit_position, "" if limit is None else f"{limit:.3g}", sizes)
 
 
-def bin_edges_at(low: float, high: float, limit: float | None) -> np.ndarray:
+def align_bin_edges(low: float, high: float, limit: float | None) -> np.ndarray:
     """Return the edges of the bins; the limit is one of them, so that no bin has rows of both sides."""
     width = (high - low) / (2 * BINS) or 1.0
     start = low if limit is None else limit

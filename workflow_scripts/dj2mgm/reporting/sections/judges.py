@@ -12,19 +12,19 @@ from dj2mgm.reporting.comparison import (
     GROUP_LABELS,
     JUDGED_METRICS,
     NO_DIFFERENCE,
+    classify_difference,
     describe_judge_difference,
-    difference_verdict,
+    describe_verdict_scope,
+    find_judge_name,
     find_title,
     format_difference,
     format_interval,
-    judge_name,
-    verdict_scope,
 )
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer, join_words
 
 
-def judge_notes(experiments: list[ExperimentResults]) -> list[str]:
+def describe_judges(experiments: list[ExperimentResults]) -> list[str]:
     """Return a note on the scores of each judge, the first judge first; empty if there is nothing to note."""
     number = max(len(experiment.judges) for experiment in experiments)
     return [_describe_judge(experiments, index, with_name=number > 1) for index in range(number)]
@@ -39,7 +39,7 @@ def _describe_judge(experiments: list[ExperimentResults], index: int, with_name:
     if difference := describe_judge_difference(index, *experiments):
         sentences.append(f"{difference[0].upper()}{difference[1:]}. These scores cannot be compared.")
     elif with_name:
-        sentences.append(f"Judge: {judge_name(next(iter(judges.values())))}.")
+        sentences.append(f"Judge: {find_judge_name(next(iter(judges.values())))}.")
     if selected_names:
         sentences.append(
             f"The judge also selected the data of {join_words(selected_names)}. The captions may follow the "
@@ -87,7 +87,9 @@ class Agreement:
     contrasts: list[Contrast]
 
 
-def judge_agreement(experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]) -> Agreement | None:
+def measure_judge_agreement(
+    experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]
+) -> Agreement | None:
     """Compare both judges' scores of captions of the right images; None if there is no second judge."""
     correlations, contrasts = list(_build_correlations(experiments)), list(_build_contrasts(experiments, differences))
     return Agreement(correlations, contrasts) if correlations else None
@@ -98,13 +100,13 @@ def _build_correlations(experiments: list[ExperimentResults]) -> Iterator[Correl
         for group in _list_own_groups(experiment.groups):
             for metric in JUDGED_METRICS:
                 if SECOND + metric in experiment.groups[group]:
-                    count, correlation = rank_correlation(experiment.scores, group, metric)
+                    count, correlation = describe_rank_correlation(experiment.scores, group, metric)
                     text = "–" if pd.isna(correlation) else f"{correlation:.2f}".replace("-", "−")
                     labels = GROUP_LABELS[group], find_title(metric)
                     yield Correlation(experiment.name, index, *labels, format_integer(count), text)
 
 
-def rank_correlation(runs: list[Scores], group: str, metric: str) -> tuple[int, float]:
+def describe_rank_correlation(runs: list[Scores], group: str, metric: str) -> tuple[int, float]:
     """Return the number of captions and Spearman's correlation of their scores; NaN if a judge's scores are all equal.
 
     Several captions of one image count by their mean.
@@ -144,11 +146,11 @@ def _build_contrasts(
 
 def describe_agreement(metric: str, first: Estimate, second: Estimate) -> tuple[str, str]:
     """Describe what the intervals of both judges show, in words and as a class of the style sheet."""
-    first_verdict, second_verdict = difference_verdict(metric, first), difference_verdict(metric, second)
+    first_verdict, second_verdict = classify_difference(metric, first), classify_difference(metric, second)
     if first_verdict == second_verdict != NO_DIFFERENCE:
-        return f"both: {first_verdict}{verdict_scope(first)}", first_verdict
+        return f"both: {first_verdict}{describe_verdict_scope(first)}", first_verdict
     if NO_DIFFERENCE not in (first_verdict, second_verdict):
-        return f"contradictory: {first_verdict}, {second_verdict}{verdict_scope(first)}", ""
+        return f"contradictory: {first_verdict}, {second_verdict}{describe_verdict_scope(first)}", ""
     same_sign = (first.mean > 0) == (second.mean > 0) and (first.mean < 0) == (second.mean < 0)
     signs = f"; the signs {'agree' if same_sign else 'differ'}"
     if first_verdict == second_verdict:
@@ -156,7 +158,7 @@ def describe_agreement(metric: str, first: Estimate, second: Estimate) -> tuple[
     finding = (
         f"only the first: {first_verdict}" if second_verdict == NO_DIFFERENCE else f"only the second: {second_verdict}"
     )
-    return f"{finding}{verdict_scope(first)}{signs}", ""
+    return f"{finding}{describe_verdict_scope(first)}{signs}", ""
 
 
 def _list_own_groups(groups: dict) -> list[str]:

@@ -58,7 +58,7 @@ class LeakSection:
     scores: list[LeakScore]  # empty if no held-out image leaks
 
 
-def leak_sections(experiments: list[ExperimentResults], page: str | Path) -> Iterator[LeakSection]:
+def build_leak_sections(experiments: list[ExperimentResults], page: str | Path) -> Iterator[LeakSection]:
     """Return a section for each dataset with a leak search; links are relative to `page`."""
     by_folder: dict[Path, list[tuple[int, ExperimentResults]]] = {}
     for index, experiment in enumerate(experiments):

@@ -20,14 +20,14 @@ class SettingRow:
     same_weights: bool  # whether another value gives the same weights
 
 
-def config_difference(experiment: ExperimentResults, reference: ExperimentResults) -> list[SettingRow]:
+def list_config_differences(experiment: ExperimentResults, reference: ExperimentResults) -> list[SettingRow]:
     """Return the settings, and arguments of recipes, that differ from the reference's; "–" stands for a missing one."""
     differences = find_differences(reference.config, experiment.config)
     recipes = [
         {
             label: arguments
             for stage, recipe in results.recipes
-            for label, arguments in operators(f"{stage} recipe", (recipe or {}).get("process") or []).items()
+            for label, arguments in label_operators(f"{stage} recipe", (recipe or {}).get("process") or []).items()
         }
         for results in (reference, experiment)
     ]
@@ -35,7 +35,7 @@ def config_difference(experiment: ExperimentResults, reference: ExperimentResult
     return [SettingRow(row.name, *map(show_setting, (*row.values, row.default)), not row.retrains) for row in rows]
 
 
-def operators(recipe: str, process: list[dict]) -> dict[str, object]:
+def label_operators(recipe: str, process: list[dict]) -> dict[str, object]:
     """Return a recipe's arguments by operator; a second operator of the same name is `<name> (2)`."""
     arguments_by_label: dict[str, object] = {}
     counts: dict[str, int] = {}
@@ -82,7 +82,7 @@ def format_cell(value: object) -> str:
     return str(value)
 
 
-def training_table(run: RunResults) -> list[tuple[str, list[str]]]:
+def build_training_table(run: RunResults) -> list[tuple[str, list[str]]]:
     """Return rows (setting, [value in each training stage]) of the stages' metrics.json."""
     records = [{key: value for key, value in record.items() if key not in LEFT_OUT} for record in run.records.values()]
     flat = [flatten_record(record) for record in records]
@@ -90,7 +90,7 @@ def training_table(run: RunResults) -> list[tuple[str, list[str]]]:
     return [(key, [format_cell(stage.get(key)) for stage in flat]) for key in keys]
 
 
-def versions(experiments: list[ExperimentResults]) -> list[tuple[str, str]]:
+def list_versions(experiments: list[ExperimentResults]) -> list[tuple[str, str]]:
     """Return (package, version) as recorded by the stages; several versions if the runs differ."""
     versions_by_package: dict[str, set[str]] = {}
     for run in (run for experiment in experiments for run in experiment.runs):
@@ -101,7 +101,7 @@ def versions(experiments: list[ExperimentResults]) -> list[tuple[str, str]]:
     return [(package, " and ".join(sorted(values))) for package, values in sorted(versions_by_package.items())]
 
 
-def times_table(experiments: list[ExperimentResults]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+def build_times_table(experiments: list[ExperimentResults]) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """Return the names of the stages whose time was measured, and each experiment's mean time per run in them."""
     seconds = [[_read_seconds(run) for run in experiment.runs] for experiment in experiments]
     recorded = dict.fromkeys(stage for runs in seconds for run in runs for stage in run)

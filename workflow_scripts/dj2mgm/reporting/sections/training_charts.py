@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from dj2mgm.evaluation.vqa import is_correct
-from dj2mgm.monitoring.memory_csv import joined_seconds, read_memory_rows
+from dj2mgm.monitoring.memory_csv import join_seconds, read_memory_rows
 from dj2mgm.reporting.charts import POINTS, Line, LineChart, Scale, draw_line
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import join_words
@@ -18,7 +18,7 @@ QUANTITIES = {"loss": "Loss of held-out answers", "accuracy": "Correct held-out 
 Curve = tuple[np.ndarray, np.ndarray]  # steps and values, (N,) each
 
 
-def loss_chart(experiments: list[ExperimentResults], stage: str) -> LineChart:
+def draw_loss_chart(experiments: list[ExperimentResults], stage: str) -> LineChart:
     """Draw each run's loss, and each experiment's mean over its runs, smoothed over 1/20 of it."""
     curves = [[_read_curve(run.steps[stage], "loss") for run in experiment.runs] for experiment in experiments]
     all_curves = [curve for runs in curves for curve in runs]
@@ -28,13 +28,13 @@ def loss_chart(experiments: list[ExperimentResults], stage: str) -> LineChart:
     for index, (experiment, runs) in enumerate(zip(experiments, curves, strict=True)):
         lines += [Line("seed", draw_line(x, y, *run), index) for run in runs]
         steps, losses = align_curves(runs)
-        smooth = running_mean(losses.mean(axis=0), len(steps) // 20)
+        smooth = compute_running_mean(losses.mean(axis=0), len(steps) // 20)
         lines.append(Line("mean", draw_line(x, y, steps, smooth), index))
         ends.append((index, experiment.name, f"{smooth[-1]:.3f}"))
     return _build_training_chart("Loss", lines, x, y, ends)
 
 
-def score_charts(experiments: list[ExperimentResults], stage: str) -> list[LineChart]:
+def draw_score_charts(experiments: list[ExperimentResults], stage: str) -> list[LineChart]:
     """Draw each metric of the experiments whose runs measured it, as a mean with a band over the seeds."""
     return [
         _draw_score_chart(metric, stage, pairs)
@@ -96,7 +96,7 @@ def align_curves(curves: list[Curve]) -> Curve:
     return steps, np.stack([np.interp(steps, *curve) for curve in curves])
 
 
-def running_mean(values: np.ndarray, window: int) -> np.ndarray:
+def compute_running_mean(values: np.ndarray, window: int) -> np.ndarray:
     """Return the mean over at most `window` // 2 values on both sides, so that the result has no lag. (N,) → (N,)."""
     return pd.Series(values).rolling(2 * (window // 2) + 1, center=True, min_periods=1).mean().to_numpy()
 
@@ -184,7 +184,7 @@ def read_stage_memory(run: RunResults, stage: str) -> StageMemory:
     limits, plan = record.get("memory") or {}, record.get("memory_plan") or {}
     return StageMemory(
         stage=stage,
-        seconds=np.array(joined_seconds(rows)),
+        seconds=np.array(join_seconds(rows)),
         phases=[row["phase"] for row in rows],
         sizes=sizes,
         predicted={series: plan[f"{series}_gib"] for series in sizes if plan.get(f"{series}_gib") is not None},
@@ -192,7 +192,7 @@ def read_stage_memory(run: RunResults, stage: str) -> StageMemory:
     )
 
 
-def memory_timeline(experiment: ExperimentResults) -> Timeline:
+def draw_memory_timeline(experiment: ExperimentResults) -> Timeline:
     """Draw the memory of the experiment's first run."""
     stages = [read_stage_memory(experiment.runs[0], stage) for stage in experiment.runs[0].records]
     starts = np.cumsum([0.0, *(stage.seconds[-1] for stage in stages)])

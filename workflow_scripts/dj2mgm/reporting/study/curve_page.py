@@ -3,7 +3,7 @@
 from dataclasses import astuple
 from functools import partial
 
-from dj2mgm.evaluation.groups import score_range
+from dj2mgm.evaluation.groups import find_score_range
 from dj2mgm.evaluation.learning_curve import CURVE_LEVEL, MIN_RUNS, MIN_SIZES, Extrapolation, LearningCurve
 from dj2mgm.reporting.comparison import format_difference, format_score
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
@@ -15,7 +15,7 @@ MORE_ROWS = 1000  # additional rows of the advice; at most as many as there are
 TRAINED_SPLITS = ("pretrain", "finetune")
 
 
-def curve_table(experiments: list[ExperimentResults], headline: HeadlineScore) -> list[PlainTable]:
+def build_curve_table(experiments: list[ExperimentResults], headline: HeadlineScore) -> list[PlainTable]:
     """Return the table of all learning curves; no table without variants on shares of the rows."""
     shares = [experiment.config.jsonl.fraction for experiment in experiments]
     sources = dict.fromkeys(name for share in shares if isinstance(share, dict) for name in share)
@@ -67,7 +67,7 @@ def _row(source: str | None, points: list[tuple[int, float]], headline: Headline
     best = [value for row_count, value in points if row_count == max_rows]
     doubled = curve.score_at(2 * max_rows)
     if not headline.group.endswith("/difference"):
-        ends = score_range(headline.metric)
+        ends = find_score_range(headline.metric)
         doubled = Extrapolation(*(min(max(value, ends[0]), ends[1]) for value in astuple(doubled)))
 
     def described(show: partial, extrapolation: Extrapolation) -> str:

@@ -3,19 +3,19 @@
 from dj2mgm.records.mixture_records import MixtureScores, ScoredMixture
 from dj2mgm.reporting.comparison import find_title, format_score
 from dj2mgm.reporting.experiment import ExperimentResults
-from dj2mgm.reporting.study.proxies import full_scores, measure_agreement, merged_scores
+from dj2mgm.reporting.study.proxies import measure_agreement, read_full_scores, select_merged_scores
 from dj2mgm.reporting.variants_page import PlainTable
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore
 
 MAX_MIXTURES = 10  # rows of the table
 
 
-def mixture_table(
+def build_mixture_table(
     experiments: list[ExperimentResults], headline: HeadlineScore, merged: MixtureScores | None
 ) -> list[PlainTable]:
     """Return the best mixtures by merged models; no table unless merging orders enough pairs as training does."""
-    truth = full_scores(experiments, headline)
-    agreement = measure_agreement(merged_scores(merged), truth) if merged else None
+    truth = read_full_scores(experiments, headline)
+    agreement = measure_agreement(select_merged_scores(merged), truth) if merged else None
     if agreement is None or agreement.use != "used":
         return []
     best = sorted(merged.mixtures, key=lambda mixture: -mixture.score)[:MAX_MIXTURES]

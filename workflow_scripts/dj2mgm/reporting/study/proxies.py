@@ -88,7 +88,7 @@ def measure_agreement(proxy: Mapping[str, float], truth: Mapping[str, float]) ->
     return ProxyAgreement(int(right), pairs, float(interval.low), float(interval.high))
 
 
-def proxy_table(
+def build_proxy_table(
     experiments: list[ExperimentResults],
     headline: HeadlineScore,
     search: ShownSearch | None,
@@ -103,7 +103,7 @@ def proxy_table(
         merged: scores of merged models; None if the study merges none.
     """
     variants = list_variants(experiments)
-    truth = full_scores(experiments, headline)
+    truth = read_full_scores(experiments, headline)
     if len(truth) < MIN_VARIANTS:
         return []
     rows = []
@@ -137,14 +137,14 @@ def list_variants(experiments: list[ExperimentResults]) -> list[ExperimentResult
     return [experiment for experiment in experiments if experiment.control is None]
 
 
-def full_scores(experiments: list[ExperimentResults], headline: HeadlineScore) -> dict[str, float]:
+def read_full_scores(experiments: list[ExperimentResults], headline: HeadlineScore) -> dict[str, float]:
     """Return the headline of each fully trained variant by its name, without controls."""
     variants = list_variants(experiments)
     scores = {variant.name: read_mean(variant, headline.group, headline.metric) for variant in variants}
     return {name: score for name, score in scores.items() if score is not None}
 
 
-def merged_scores(merged: MixtureScores) -> dict[str, float]:
+def select_merged_scores(merged: MixtureScores) -> dict[str, float]:
     """Return the score of the merged model of each trained mixture, by the name of its variant."""
     return {mixture.variant: mixture.score for mixture in merged.mixtures if mixture.variant is not None}
 
@@ -152,7 +152,7 @@ def merged_scores(merged: MixtureScores) -> dict[str, float]:
 def _list_merged(merged: MixtureScores | None) -> Iterator[Proxy]:
     if merged:
         cost = f"{merged.sources} trainings for all"
-        yield Proxy("merged LoRAs of the single sources", cost, merged_scores(merged))
+        yield Proxy("merged LoRAs of the single sources", cost, select_merged_scores(merged))
 
 
 def _list_proxies(

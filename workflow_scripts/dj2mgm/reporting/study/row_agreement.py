@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
-from dj2mgm.reporting.study.proxies import full_scores
+from dj2mgm.reporting.study.proxies import read_full_scores
 from dj2mgm.reporting.variants_page import PlainTable
 from dj2mgm.reporting.verdicts.headline_verdicts import find_headline
 from dj2mgm.storage.files import read_jsonl
@@ -27,7 +27,7 @@ class RowAgreement:
 
     def __init__(self, experiments: list[ExperimentResults]):
         headline = find_headline(experiments)
-        scores = full_scores(experiments, headline)
+        scores = read_full_scores(experiments, headline)
         ranked = sorted(scores, key=scores.__getitem__, reverse=not headline.lower_is_better)
         self.best = ranked[: max(2, len(ranked) // 4)] if len(ranked) >= MIN_VARIANTS else []
         self.kept_counts: list[int] = []
@@ -64,7 +64,7 @@ def _list_files(experiment: ExperimentResults) -> tuple[Path, ...]:
     return kept_file, *(folder / "dropped.jsonl" for folder in folders[-1 if run.selects_instructions else 0 :])
 
 
-def agreement_table(agreement: RowAgreement) -> list[PlainTable]:
+def build_agreement_table(agreement: RowAgreement) -> list[PlainTable]:
     """Return how many rows all, some and none of the best recipes keep; no table without different recipes."""
     number = len(agreement.kept_counts)
     if not number:

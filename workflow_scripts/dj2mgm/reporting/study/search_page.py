@@ -20,7 +20,7 @@ MIN_TRIALS = 8  # of which a quarter is called the best
 STEPS = {"explore": "new trials", "promote": "more rows", "finals": "seeds of finalists", "confirm": "fresh seeds"}
 
 
-def confirmation_cards(search: ShownSearch, command: str = "") -> list[VerdictCard]:
+def build_confirmation_cards(search: ShownSearch, command: str = "") -> list[VerdictCard]:
     """Return the verdict on the winner, then on its difference from each experiment.
 
     Args:
@@ -53,7 +53,7 @@ def _look_card(name: str, look: LookRecord, seeds: int) -> VerdictCard:
     return VerdictCard(verdict, label, TONES.get(look.kind, "same"), "", cost, "", "")
 
 
-def cost_table(search: ShownSearch) -> list[PlainTable]:
+def build_cost_table(search: ShownSearch) -> list[PlainTable]:
     """Return expected and measured GPU times of each batch; no table if none was measured."""
     rows = []
     for number, batch in enumerate(search.batches, start=1):
@@ -80,7 +80,7 @@ def cost_table(search: ShownSearch) -> list[PlainTable]:
     return [PlainTable("Cost of each batch", note, heads, rows)] if rows else []
 
 
-def importance_table(search: ShownSearch, score_kind: HeadlineScore) -> list[PlainTable]:
+def build_importance_table(search: ShownSearch, score_kind: HeadlineScore) -> list[PlainTable]:
     """Return the importance of each setting of the space; no table for few trials.
 
     Args:
@@ -138,7 +138,9 @@ def _format_ends(axis: list | Interval) -> tuple[str, str]:
     return (str(axis[0]), str(axis[-1])) if isinstance(axis, list) else (f"{axis.low:g}", f"{axis.high:g}")
 
 
-def trial_table(search: ShownSearch, rung_kinds: list[HeadlineScore], headline: HeadlineScore) -> list[PlainTable]:
+def build_trial_table(
+    search: ShownSearch, rung_kinds: list[HeadlineScore], headline: HeadlineScore
+) -> list[PlainTable]:
     """Return the scores of all trials in each rung, best first; no table for a single rung.
 
     Args:

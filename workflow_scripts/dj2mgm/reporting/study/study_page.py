@@ -3,19 +3,19 @@
 from typing import Any
 
 from dj2mgm.cli.messages import format_duration
-from dj2mgm.evaluation.groups import score_range
+from dj2mgm.evaluation.groups import find_score_range
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.records.mixture_records import MixtureScores
 from dj2mgm.records.page_records import ShownSearch, ShownStudy
 from dj2mgm.reporting.charts import Scale
-from dj2mgm.reporting.commands import keep_command
+from dj2mgm.reporting.commands import build_keep_command
 from dj2mgm.reporting.comparison import (
     GROUP_LABELS,
     VERDICT_CLASSES,
-    chance_note,
-    coverage_note,
+    classify_difference,
+    describe_chance,
+    describe_coverage,
     describe_obstacles,
-    difference_verdict,
     find_title,
     format_difference,
     format_interval,
@@ -23,19 +23,26 @@ from dj2mgm.reporting.comparison import (
 )
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
-from dj2mgm.reporting.sections.judges import judge_notes
-from dj2mgm.reporting.study.curve_page import curve_table
-from dj2mgm.reporting.study.mixture_page import mixture_table
-from dj2mgm.reporting.study.proxies import proxy_table
-from dj2mgm.reporting.study.row_agreement import RowAgreement, agreement_table
+from dj2mgm.reporting.sections.judges import describe_judges
+from dj2mgm.reporting.study.curve_page import build_curve_table
+from dj2mgm.reporting.study.mixture_page import build_mixture_table
+from dj2mgm.reporting.study.proxies import build_proxy_table
+from dj2mgm.reporting.study.row_agreement import RowAgreement, build_agreement_table
 from dj2mgm.reporting.study.search_page import (
-    confirmation_cards,
-    cost_table,
+    build_confirmation_cards,
+    build_cost_table,
+    build_importance_table,
+    build_trial_table,
     draw_parallels,
-    importance_table,
-    trial_table,
 )
-from dj2mgm.reporting.study.study_table import COUNT_COLUMNS, FAULTS, ComparedVariant, find, format_count, shown_scores
+from dj2mgm.reporting.study.study_table import (
+    COUNT_COLUMNS,
+    FAULTS,
+    ComparedVariant,
+    find,
+    format_count,
+    select_table_scores,
+)
 from dj2mgm.reporting.study.trial_scores import find_trial_score
 from dj2mgm.reporting.variants_page import (
     CostChart,
@@ -65,7 +72,7 @@ MAX_NAMES = 3  # names for each verdict in the summary
 KEPT_TEXTS = {True: "yes", False: "no", None: "not shown"}
 
 
-def study_cards(
+def build_study_cards(
     experiments: list[ExperimentResults], rows: list[ComparedVariant], study: ShownStudy, name: str
 ) -> tuple[list[VerdictCard], str]:
     """Return the verdicts in the order of the table, and a sentence that sums them up.
@@ -74,13 +81,13 @@ def study_cards(
     """
     winner = next((trial for trial in experiments if study.search and trial.name == study.search.winner), None)
     if winner:
-        return confirmation_cards(study.search, keep_command(winner, name)), ""
+        return build_confirmation_cards(study.search, build_keep_command(winner, name)), ""
     order = [row.name for row in rows]
     cards = sorted(write_verdict_cards(experiments, name), key=lambda card: order.index(card.verdict.experiment))
     return merge_withheld(cards, experiments[0], name), _summarize(experiments, cards)
 
 
-def cut_note(cards: list[VerdictCard]) -> list[str]:
+def describe_cut(cards: list[VerdictCard]) -> list[str]:
     """Return a note if the page shows only some of the verdicts."""
     if len(cards) <= MAX_CARDS:
         return []
@@ -110,11 +117,11 @@ def _list_some(names: list[str]) -> str:
     return join_words([*names[:MAX_NAMES], f"{more} more"] if more > 0 else names)
 
 
-def page_notes(experiments: list[ExperimentResults]) -> list[str]:
+def list_page_notes(experiments: list[ExperimentResults]) -> list[str]:
     """Return sentences on scores that are not compared, and on the judge of captions."""
     reference, *variants = experiments
     obstacles = [text for variant in variants for text in describe_obstacles(variant, reference)]
-    return obstacles + judge_notes(experiments)[:1]
+    return obstacles + describe_judges(experiments)[:1]
 
 
 def build_study_page(
@@ -123,7 +130,7 @@ def build_study_page(
     """Return the page; the notes stand above the table."""
     reference, *variant_rows = rows
     experiments = [row.experiment for row in rows]
-    scores = shown_scores(rows)
+    scores = select_table_scores(rows)
     counts = [
         column for column in COUNT_COLUMNS if column == "seconds" or len({row.counts.get(column) for row in rows}) > 1
     ]
@@ -136,7 +143,7 @@ def build_study_page(
             study.description,
             study.search.progress if study.search else "",
             *_introduction(rows, study),
-            chance_note(differences, len(reference.experiment.runs) == 1),
+            describe_chance(differences, len(reference.experiment.runs) == 1),
             *notes,
         ],
         "Variant",
@@ -153,9 +160,9 @@ def build_study_page(
             for row in rows
         ],
         zero_line=True,
-        chart=cost_chart(rows),
+        chart=draw_cost_chart(rows),
         parallels=_draw_parallels(experiments, study.search),
-        tables=[*_list_tables(experiments, study), *agreement_table(agreement)],
+        tables=[*_list_tables(experiments, study), *build_agreement_table(agreement)],
     )
 
 
@@ -170,20 +177,20 @@ def _list_tables(experiments: list[ExperimentResults], study: ShownStudy) -> lis
     if search:
         rung_kinds = [find_trial_score(experiments, search.goals, share) for share in search.rungs]
         search_tables = [
-            *trial_table(search, rung_kinds, find_trial_score(experiments, search.goals, 1)),
-            *importance_table(search, rung_kinds[0]),
-            *cost_table(search),
+            *build_trial_table(search, rung_kinds, find_trial_score(experiments, search.goals, 1)),
+            *build_importance_table(search, rung_kinds[0]),
+            *build_cost_table(search),
         ]
     merged = load_settings(MixtureScores, study.merged) if study.merged else None
     return [
         *search_tables,
-        *curve_table(experiments, headline),
-        *mixture_table(experiments, headline, merged),
-        *proxy_table(experiments, headline, search, merged),
+        *build_curve_table(experiments, headline),
+        *build_mixture_table(experiments, headline, merged),
+        *build_proxy_table(experiments, headline, search, merged),
     ]
 
 
-def cost_chart(rows: list[ComparedVariant]) -> CostChart | None:
+def draw_cost_chart(rows: list[ComparedVariant]) -> CostChart | None:
     """Return the headline against the time of each variant; None for fewer than three measured ones."""
     headline = find_headline([row.experiment for row in rows])
     key = headline.group, headline.metric
@@ -194,7 +201,7 @@ def cost_chart(rows: list[ComparedVariant]) -> CostChart | None:
     times, ends = [seconds for _, seconds, _ in measured], [score.ends for _, _, score in measured]
     time_scale = Scale(0, 1.05 * max(times))
     low, high = min(low for low, _ in ends), max(high for _, high in ends)
-    lowest, highest = score_range(headline.metric)
+    lowest, highest = find_score_range(headline.metric)
     score_scale = Scale(max(lowest, low - 0.05 * (high - low)), min(highest, high + 0.05 * (high - low)))
     points = [
         CostPoint(
@@ -240,7 +247,7 @@ def _introduction(rows: list[ComparedVariant], study: ShownStudy) -> list[str]:
         if keeps
         else "",
         "Memory is the peak.",
-        coverage_note(seeds),
+        describe_coverage(seeds),
     ]
 
 
@@ -289,7 +296,7 @@ def _score(row: ComparedVariant, key: tuple[str, str], scale: Scale, keeps: floa
     text, interval = format_score(metric, estimate.mean), format_interval(metric, estimate)
     if not difference:
         return ScoreCell(text, [interval])
-    verdict = difference_verdict(metric, difference)
+    verdict = classify_difference(metric, difference)
     change, ends = format_difference(metric, difference.mean), format_interval(metric, difference, format_difference)
     kept_score = row.kept_scores.get(metric) if key[0] == OWN_GROUP else None
     lines = [f"{change}, {ends}"]

@@ -23,14 +23,14 @@ from dj2mgm.evaluation.seeds import (
     PerImage,
     Scores,
     aggregate,
-    paired_difference,
-    same_seeds,
+    estimate_paired_difference,
+    pair_runs_by_seed,
 )
 from dj2mgm.records.page_records import ShownStudy
 from dj2mgm.reporting.comparison import (
     HEADLINES,
-    comparable_scores,
-    score_differences,
+    compute_score_differences,
+    select_comparable_scores,
 )
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import format_number
@@ -101,9 +101,9 @@ def compare_variants(experiments: list[ExperimentResults], study: ShownStudy) ->
     headline = find_headline(experiments)
     rows = []
     for variant in variants:
-        differences, kept_scores = score_differences(variant, reference), {}
+        differences, kept_scores = compute_score_differences(variant, reference), {}
         if study.page.keeps:
-            kept_scores = kept_shares(variant, reference, study.page.keeps)
+            kept_scores = compute_retained_shares(variant, reference, study.page.keeps)
         rows.append(ComparedVariant(variant, count_rows_and_costs(variant), differences, kept_scores))
     keys = [(headline.group, headline.metric), *TABLE_SCORES]
     rows.sort(key=lambda row: next((estimate.mean for key in keys if (estimate := find(row.differences, key))), 0.0))
@@ -140,7 +140,7 @@ def average_faults(experiment: ExperimentResults) -> dict[str, float] | None:
     if not file.is_file():
         return None
     truth = _ground_truth(file)
-    counts = [faults_left(run, truth) for run in experiment.runs]
+    counts = [count_remaining_faults(run, truth) for run in experiment.runs]
     kinds = sorted({row["fault"] for row in truth.values()} - {"clean"})
     return {kind: float(np.mean([count[kind] for count in counts])) for kind in kinds}
 
@@ -150,7 +150,7 @@ def _ground_truth(file: Path) -> dict[str, dict]:
     return {row["id"]: row for row in read_jsonl(file)}
 
 
-def faults_left(run: RunResults, truth: dict[str, dict]) -> Counter[str]:
+def count_remaining_faults(run: RunResults, truth: dict[str, dict]) -> Counter[str]:
     """Count planted faults in the training rows of a run, by kind; a repeated row counts once.
 
     A replaced caption counts as corrected if the new one is true (evaluation/caption_attributes.py).
@@ -175,17 +175,19 @@ def _rows(path: Path, rule: str) -> list[dict]:
     return list(read_jsonl(path))
 
 
-def kept_shares(experiment: ExperimentResults, reference: ExperimentResults, minimum: float) -> dict[str, KeptScore]:
+def compute_retained_shares(
+    experiment: ExperimentResults, reference: ExperimentResults, minimum: float
+) -> dict[str, KeptScore]:
     """Return the kept share of each fine-tuned score over the shared seeds, and whether it is at least `minimum`.
 
     The interval of own − minimum · reference, paired by seed and image, decides.
     """
-    sides = comparable_scores(experiment, reference)
-    margins = paired_difference(sides[0], [scale_scores(run, minimum) for run in sides[1]]).get(OWN_GROUP, {})
+    sides = select_comparable_scores(experiment, reference)
+    margins = estimate_paired_difference(sides[0], [scale_scores(run, minimum) for run in sides[1]]).get(OWN_GROUP, {})
     if not margins:
         return {}
     own_estimates, reference_estimates = (
-        aggregate(list(runs))[OWN_GROUP] for runs in zip(*same_seeds(*sides), strict=True)
+        aggregate(list(runs))[OWN_GROUP] for runs in zip(*pair_runs_by_seed(*sides), strict=True)
     )
     shares = {}
     for metric, margin in margins.items():
@@ -211,7 +213,7 @@ def find(estimates: GroupEstimates, key: tuple[str, str]) -> Estimate | None:
     return estimates.get(key[0], {}).get(key[1])
 
 
-def shown_scores(rows: list[ComparedVariant]) -> list[tuple[str, str]]:
+def select_table_scores(rows: list[ComparedVariant]) -> list[tuple[str, str]]:
     """Return group and metric of each score in the table: first the headline, then scores that differ by variant."""
     headline = find_headline([row.experiment for row in rows])
     headline_key = headline.group, headline.metric
@@ -228,7 +230,7 @@ def tabulate(rows: list[ComparedVariant]) -> pd.DataFrame:
     Columns: experiment, seeds, each changed setting, counts, and scores `<stage>_<metric>` with `_low`, `_high`,
     `_difference`, `_difference_low`, `_difference_high` and `_kept`.
     """
-    scores, counts = shown_scores(rows), {name: None for row in rows for name in row.counts}
+    scores, counts = select_table_scores(rows), {name: None for row in rows for name in row.counts}
     records = []
     for row in rows:
         record: dict[str, Any] = {"experiment": row.name, "seeds": len(row.experiment.runs)}

@@ -3,11 +3,11 @@
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.contrasts import DecisionCost, PairedContrast, contrast_with_reference
-from dj2mgm.evaluation.seeds import estimate_difference, paired_values
-from dj2mgm.evaluation.sequential import Look, cost_after_looks, next_look, verdict_at
-from dj2mgm.records.look_records import LookRecord, affordable_seeds, planned_seeds
+from dj2mgm.evaluation.seeds import estimate_difference, pair_values
+from dj2mgm.evaluation.sequential import Look, compute_next_look, compute_verdict, find_cost_after_looks
+from dj2mgm.records.look_records import LookRecord, count_affordable_seeds, count_planned_seeds
 from dj2mgm.reporting.charts import Scale
-from dj2mgm.reporting.comparison import comparable_scores, format_difference, format_interval, format_score
+from dj2mgm.reporting.comparison import format_difference, format_interval, format_score, select_comparable_scores
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.variants_page import CountCell, IntervalMark, ScoreCell, VariantRow, VariantsPage
 from dj2mgm.reporting.verdicts.headline_verdicts import (
@@ -19,9 +19,9 @@ from dj2mgm.reporting.verdicts.headline_verdicts import (
     find_headline,
     find_unlearned,
 )
-from dj2mgm.reporting.verdicts.learning_faults import LearningFault, training_faults
+from dj2mgm.reporting.verdicts.learning_faults import LearningFault, list_training_faults
 from dj2mgm.reporting.verdicts.verdict_cards import LABELS, NOTHING_LEARNED, TONES, VerdictCard
-from dj2mgm.runs.studies.seed_times import format_hours, measured_seconds
+from dj2mgm.runs.studies.seed_times import format_hours, sum_measured_seconds
 from dj2mgm.settings.targets import DecideSection
 
 DECIDED = ("better", "worse", "equivalent")
@@ -43,22 +43,24 @@ def take_look(
     reference, experiment = experiments
     headline, seed_count = find_headline(experiments), len(experiment.seeds)
     contrast = _compute_contrast(reference, experiment, headline)
-    seconds = measured_seconds(run.stages for side in experiments for run in side.runs)
-    seconds_per_seed = measured_seconds(side.runs[-1].stages for side in experiments)
+    seconds = sum_measured_seconds(run.stages for side in experiments for run in side.runs)
+    seconds_per_seed = sum_measured_seconds(side.runs[-1].stages for side in experiments)
     last_record = earlier_records[-1] if earlier_records else None
-    most_seeds = planned_seeds(budget, last_record, seed_count, seconds, seconds_per_seed)
-    is_last = min(most_seeds, affordable_seeds(budget, seed_count, seconds, seconds_per_seed)) <= seed_count
+    most_seeds = count_planned_seeds(budget, last_record, seed_count, seconds, seconds_per_seed)
+    is_last = min(most_seeds, count_affordable_seeds(budget, seed_count, seconds, seconds_per_seed)) <= seed_count
     looks = [Look(len(record.seeds), record.most_seeds, record.level, record.spent) for record in earlier_records]
-    look = next_look(looks, seed_count, most_seeds, is_last)
-    kind = str(verdict_at(contrast, look.level, headline.margin, headline.lower_is_better))
+    look = compute_next_look(looks, seed_count, most_seeds, is_last)
+    kind = str(compute_verdict(contrast, look.level, headline.margin, headline.lower_is_better))
     command = next_step = ""
     if unlearned := find_unlearned(experiments):
         # more seeds may show that the models use their images, but not that they were trained for long enough
-        kind = "withheld" if is_last or any(map(training_faults, experiments)) else "undecided"
+        kind = "withheld" if is_last or any(map(list_training_faults, experiments)) else "undecided"
     if kind == "withheld":
         next_step = " ".join(dict.fromkeys(f"{fault.remedy}." for faults in unlearned.values() for fault in faults))
     elif kind == "undecided" and is_last:
-        next_step, more = _describe_cost(cost_after_looks(contrast, [*looks, look], headline.margin), seconds_per_seed)
+        next_step, more = _describe_cost(
+            find_cost_after_looks(contrast, [*looks, look], headline.margin), seconds_per_seed
+        )
         command = _build_budget_command(experiment, budget, more, seconds, seconds_per_seed) if more else ""
     return LookRecord(
         experiment=experiment.name,
@@ -84,7 +86,7 @@ def take_look(
 def _compute_contrast(
     reference: ExperimentResults, experiment: ExperimentResults, headline: HeadlineScore
 ) -> PairedContrast:
-    values = paired_values(*comparable_scores(experiment, reference))
+    values = pair_values(*select_comparable_scores(experiment, reference))
     key = headline.group, headline.metric
     if key not in values:
         raise InputError(f"decide: {describe_missing(headline, experiment, reference)}")
@@ -193,13 +195,13 @@ def describe_look(look: LookRecord, budget: DecideSection) -> str:
     return f"Decided after {spent}: {look.statement} ({measurement})."
 
 
-def decision_record(look: LookRecord, budget: DecideSection) -> dict[str, str]:
+def build_decision_record(look: LookRecord, budget: DecideSection) -> dict[str, str]:
     """Return the decision after the last look as other pages show it."""
     label = NOTHING_LEARNED if look.kind == "withheld" else look.kind.capitalize()
     return {"verdict": f"{label} after {len(look.seeds)} seeds", "statement": describe_decision(look, budget)}
 
 
-def decision_card(look: LookRecord, budget: DecideSection) -> VerdictCard:
+def build_decision_card(look: LookRecord, budget: DecideSection) -> VerdictCard:
     """Return the first screen of a decision's page: the verdict after the last look, its cost and the next step."""
     sure, certainty = _describe_certainty(look)
     verdict = HeadlineVerdict(look.experiment, 0, "", look.kind, describe_look(look, budget), certainty=certainty)
@@ -227,7 +229,7 @@ def _describe_certainty(look: LookRecord) -> tuple[str, str]:
     return "", ""
 
 
-def decision_page(looks: list[LookRecord], budget: DecideSection) -> VariantsPage:
+def build_decision_page(looks: list[LookRecord], budget: DecideSection) -> VariantsPage:
     """Return the page of a decision, with a row per look."""
     last = looks[-1]
     end = 1.05 * max(min(abs(look.mean) + look.half, 4 * (abs(last.mean) + last.half)) for look in looks) or 1.0
@@ -244,7 +246,7 @@ def decision_page(looks: list[LookRecord], budget: DecideSection) -> VariantsPag
         ["Confidence of the interval", "Time of all seeds"],
         [(f"Difference: {last.title}", "")],
         [_build_row(look, scale) for look in looks],
-        cards=[decision_card(last, budget)],
+        cards=[build_decision_card(last, budget)],
         zero_line=True,
     )
 

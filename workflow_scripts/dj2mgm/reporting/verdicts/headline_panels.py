@@ -10,14 +10,14 @@ from dj2mgm.reporting.charts import Scale, Tick
 from dj2mgm.reporting.comparison import (
     HEADLINES,
     VERDICT_CLASSES,
+    classify_difference,
     describe_obstacles,
-    difference_verdict,
     find_obstacle,
     find_title,
     format_difference,
     format_interval,
     format_score,
-    title_in_sentence,
+    lower_title,
 )
 from dj2mgm.reporting.experiment import ExperimentResults
 
@@ -103,7 +103,7 @@ class MetricVerdicts:
     obstacles: list[str]  # sentences on metrics that are not compared
 
 
-def metric_verdicts(
+def build_metric_verdicts(
     experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]
 ) -> list[MetricVerdicts]:
     """Return one verdict for each experiment in `differences` from the reference, the first experiment."""
@@ -127,8 +127,8 @@ def _summarize_differences(differences: GroupEstimates) -> Iterator[DifferenceSu
         seeds = max((estimate.seeds for estimate in estimates.values()), default=0)
         for metric in HEADLINES:
             if metric in estimates:
-                kind = VERDICT_CLASSES[difference_verdict(metric, estimates[metric])]
-                words = title_in_sentence(metric)
+                kind = VERDICT_CLASSES[classify_difference(metric, estimates[metric])]
+                words = lower_title(metric)
                 titles_by_kind[kind].append(
                     words if kind == "same" else f"{words} ({_format_unbroken(metric, estimates[metric])})"
                 )
@@ -140,7 +140,9 @@ def _format_unbroken(metric: str, difference: Estimate) -> str:
     return format_difference(metric, difference.mean).replace(" ", "\u00a0")
 
 
-def headline_panels(experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]) -> list[MetricPanel]:
+def build_headline_panels(
+    experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]
+) -> list[MetricPanel]:
     """Return one panel for each headline metric that any experiment measured. Axes of scores start at 0."""
     panels = []
     for metric, meaning in HEADLINES.items():
@@ -218,7 +220,7 @@ def _build_differences(
             ]
             text = format_difference(metric, estimate.mean).removesuffix(" points")
             mark = _build_mark(scale, estimate, seeds, text, format_interval(metric, estimate, format_difference))
-            yield ScoreDifference(experiment.name, index, mark, VERDICT_CLASSES[difference_verdict(metric, estimate)])
+            yield ScoreDifference(experiment.name, index, mark, VERDICT_CLASSES[classify_difference(metric, estimate)])
 
 
 def _build_mark(scale: Scale, estimate: Estimate, seeds: list[float], text: str, interval_text: str) -> ScoreMark:

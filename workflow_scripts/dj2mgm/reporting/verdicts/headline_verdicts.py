@@ -7,27 +7,27 @@ from functools import partial
 import numpy as np
 
 from dj2mgm.evaluation.contrasts import ContrastVerdict, PairedContrast, PairedValues, contrast_with_reference, decide
-from dj2mgm.evaluation.groups import score_range
+from dj2mgm.evaluation.groups import find_score_range
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.evaluation.seeds import estimate_difference, paired_values
-from dj2mgm.evaluation.sequential import smallest_budget_that_decides
-from dj2mgm.reporting.commands import snakemake_command
+from dj2mgm.evaluation.seeds import estimate_difference, pair_values
+from dj2mgm.evaluation.sequential import find_deciding_budget
+from dj2mgm.reporting.commands import build_snakemake_command
 from dj2mgm.reporting.comparison import (
     LOWER_IS_BETTER,
     SCORE_TITLES,
-    comparable_scores,
+    classify_difference,
     describe_obstacles,
-    difference_verdict,
     find_obstacle,
     format_difference,
     format_interval,
     format_score,
+    select_comparable_scores,
 )
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
-from dj2mgm.reporting.verdicts.learning_faults import LearningFault, estimate_image_gain, learning_faults
+from dj2mgm.reporting.verdicts.learning_faults import LearningFault, estimate_image_gain, find_learning_faults
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.studies.seed_times import measured_seconds
+from dj2mgm.runs.studies.seed_times import sum_measured_seconds
 from dj2mgm.settings.targets import OWN_GROUP, DecideSection
 
 MAX_LISTED = 20  # additional seeds in a command
@@ -111,7 +111,7 @@ def find_comparisons(experiments: list[ExperimentResults]) -> list[ExperimentPai
     return [ExperimentPair(by_name[pair[0]], by_name[pair[1]], subject) for subject, pair in pairs if pair]
 
 
-def headline_verdicts(experiments: list[ExperimentResults], target: str = "") -> list[HeadlineVerdict]:
+def build_headline_verdicts(experiments: list[ExperimentResults], target: str = "") -> list[HeadlineVerdict]:
     """Return the verdicts on all comparisons of a page, or the verdict on a single experiment.
 
     Args:
@@ -192,7 +192,7 @@ def _compute_contrasts(
     for reference in {comparison.reference.name: comparison.reference for comparison in comparisons}.values():
         other_experiments = [experiment for experiment in experiments if experiment.name != reference.name]
         optional_values = {
-            experiment.name: paired_values(*comparable_scores(experiment, reference)).get(key)
+            experiment.name: pair_values(*select_comparable_scores(experiment, reference)).get(key)
             for experiment in other_experiments
         }
         values = {name: value for name, value in optional_values.items() if value is not None}
@@ -208,7 +208,7 @@ def find_unlearned(experiments: list[ExperimentResults]) -> dict[str, list[Learn
     headline = find_headline(experiments)
     title = SCORE_TITLES[headline.metric]
     faults_by_name = {
-        experiment.name: learning_faults(experiment, headline.metric, title) for experiment in experiments
+        experiment.name: find_learning_faults(experiment, headline.metric, title) for experiment in experiments
     }
     return {name: faults for name, faults in faults_by_name.items() if faults}
 
@@ -269,7 +269,7 @@ def _describe_certainty(
     sample = f"{format_integer(contrast.images)} images and {seeds}"
     if contrast_verdict.kind == "undecided" and contrast_verdict.detectable is None:
         return "At least two images are needed."
-    low, high = score_range(headline.metric)
+    low, high = find_score_range(headline.metric)
     if contrast_verdict.kind == "undecided" and not contrast_verdict.detectable < high - low:
         text = f"With {sample}, even the largest possible difference is found with less than 80 % power{corrected}."
     elif contrast_verdict.kind == "undecided":
@@ -319,14 +319,14 @@ def _advise_next_step(
 ) -> tuple[str, str]:
     """Return the cost of a decision as a sentence, and the command for it; empty if nothing more is needed."""
     sentence, more = _describe_cost(
-        contrast_verdict, contrast, seconds_per_seed([comparison.experiment, comparison.reference])
+        contrast_verdict, contrast, compute_seconds_per_seed([comparison.experiment, comparison.reference])
     )
     if not more:
         return sentence, ""
     if contrast_verdict.kind == "undecided" and comparison.can_be_decided and not target:
         budget = contrast.seeds + more
         if contrast.seeds > 1:
-            budget = smallest_budget_that_decides(contrast, margin) or budget
+            budget = find_deciding_budget(contrast, margin) or budget
         budget = max(budget, DecideSection().seeds)
         advice = (
             f"This command adds seeds one by one until the verdict is decided, up to {budget} per experiment in all:"
@@ -395,7 +395,7 @@ def _build_decide_command(comparison: ExperimentPair, budget: int) -> str:
         settings["seeds"] = f"[{','.join(map(str, seeds))}]"
     if budget > DecideSection().seeds:
         settings["decide"] = f"{{seeds: {budget}}}"
-    return snakemake_command(comparison.reference, "decide", **settings)
+    return build_snakemake_command(comparison.reference, "decide", **settings)
 
 
 def _build_seeds_command(comparison: ExperimentPair, more: int, controls: list[str], target: str) -> str:
@@ -406,12 +406,12 @@ def _build_seeds_command(comparison: ExperimentPair, more: int, controls: list[s
     candidates = (seed for seed in range(len(seeds) + more + max(seeds) + 1) if seed not in seeds)
     seed_list = ",".join(str(seed) for seed in [*seeds, *(next(candidates) for _ in range(more))])
     settings = {"controls": f"[{','.join(controls)}]"} if controls else {}
-    return snakemake_command(comparison.reference, target, seeds=f"[{seed_list}]", **settings)
+    return build_snakemake_command(comparison.reference, target, seeds=f"[{seed_list}]", **settings)
 
 
-def seconds_per_seed(experiments: Iterable[ExperimentResults]) -> float | None:
+def compute_seconds_per_seed(experiments: Iterable[ExperimentResults]) -> float | None:
     """Return the time of the stages that another seed of these experiments would run, as measured; None if unknown."""
-    return measured_seconds(experiment.runs[-1].stages for experiment in experiments)
+    return sum_measured_seconds(experiment.runs[-1].stages for experiment in experiments)
 
 
 def _report_missing(experiment: ExperimentResults, index: int, reason: str) -> HeadlineVerdict:
@@ -458,7 +458,7 @@ def _judge_single(experiment: ExperimentResults, headline: HeadlineScore) -> Hea
         training = estimate_difference(contrast, OWN_GROUP, metric)
         base, change = show(groups["base/own"][metric].mean), f"({_describe_difference(metric, training)})"
         rest = f": {measurement}, compared with {base} before training {change}."
-        training_verdict = difference_verdict(metric, training)
+        training_verdict = classify_difference(metric, training)
         if training_verdict == "worse":
             emphasis, kind = "is worse than before training", "worse"
             rest = f": {title} {show(own_estimate.mean)} instead of {base} {change}."

@@ -28,14 +28,14 @@ class LearningFault:
         return f"{self.reason}. {self.remedy}."
 
 
-def learning_faults(experiment: ExperimentResults, metric: str, title: str) -> list[LearningFault]:
+def find_learning_faults(experiment: ExperimentResults, metric: str, title: str) -> list[LearningFault]:
     """Return why the experiment's models have learned nothing; empty if they have learned.
 
     Args:
         metric: headline metric, which is compared between own and shuffled images.
         title: name of the metric in sentences.
     """
-    return [*_find_image_faults(experiment, metric, title), *training_faults(experiment)]
+    return [*_find_image_faults(experiment, metric, title), *list_training_faults(experiment)]
 
 
 def describe_faults(unlearned: dict[str, list[LearningFault]]) -> list[str]:
@@ -64,7 +64,7 @@ def describe_faults(unlearned: dict[str, list[LearningFault]]) -> list[str]:
     return sentences
 
 
-def training_faults(experiment: ExperimentResults) -> list[LearningFault]:
+def list_training_faults(experiment: ExperimentResults) -> list[LearningFault]:
     """Return why the trainings of the experiment's models taught nothing."""
     return list(dict.fromkeys(fault for run in experiment.runs for fault in _find_training_faults(experiment, run)))
 
@@ -87,7 +87,7 @@ def _find_image_faults(experiment: ExperimentResults, metric: str, title: str) -
         own_score, shuffled_score = (
             format_score(metric, experiment.groups[f"finetune/{images}"][metric].mean) for images in ("own", "shuffled")
         )
-        remedy = other_model_remedy(experiment) or "Train longer, and check that images and texts belong together"
+        remedy = advise_other_model(experiment) or "Train longer, and check that images and texts belong together"
         yield LearningFault(
             f"The model is not shown to score better with the right images than with shuffled ones ({title} "
             f"{own_score} and {shuffled_score})",
@@ -95,7 +95,7 @@ def _find_image_faults(experiment: ExperimentResults, metric: str, title: str) -
         )
 
 
-def other_model_remedy(experiment: ExperimentResults) -> str:
+def advise_other_model(experiment: ExperimentResults) -> str:
     """Return the remedy if a tiny model, whose parts saw rendered scenes only, was trained on a user's data; or ""."""
     tiny = (experiment.config.model.model_extra or {}).get("foundation")
     if not tiny or experiment.config.dataset == ExperimentOnlyKeys.model_fields["dataset"].default:

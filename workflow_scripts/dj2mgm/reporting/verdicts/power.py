@@ -8,13 +8,13 @@ import numpy as np
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
-from dj2mgm.evaluation.seeds import Scores, paired_values, read_run_scores
+from dj2mgm.evaluation.seeds import Scores, pair_values, read_run_scores
 from dj2mgm.records.power_records import FinishedRun, PowerSettings
 from dj2mgm.reporting.comparison import SCORE_TITLES, format_difference
 from dj2mgm.reporting.rendering import format_integer, join_words
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.studies.power_inputs import SCORED
-from dj2mgm.runs.studies.seed_times import measured_seconds
+from dj2mgm.runs.studies.seed_times import sum_measured_seconds
 from dj2mgm.settings.targets import ReportSection
 
 # Standard deviations of the difference at one held-out image, used before there are finished runs. They were measured
@@ -50,7 +50,9 @@ def describe_power(settings: PowerSettings) -> str:
     images += "" if settings.images_are_known else " (assumed, since the dataset is not made yet)"
 
     def describe_smallest(seeds: int) -> str:
-        return format_difference(metric, planned_contrast(noise, settings.images, seeds).detectable()).lstrip("+")
+        return format_difference(metric, compute_expected_contrast(noise, settings.images, seeds).detectable()).lstrip(
+            "+"
+        )
 
     first_row, *other_rows = (f"{describe_smallest(seeds)} with {seeds} seeds" for seeds in SHOWN_SEEDS)
     rows = ", ".join([first_row, *(row.removesuffix(" seeds") for row in other_rows)])
@@ -70,7 +72,7 @@ def describe_power(settings: PowerSettings) -> str:
     return "\n".join(lines) + "\n"
 
 
-def planned_contrast(noise: Noise, images: int, seeds: int) -> PairedContrast:
+def compute_expected_contrast(noise: Noise, images: int, seeds: int) -> PairedContrast:
     """Return the expected contrast with a number of images and seeds."""
     zero = np.zeros(())  # arrays without dimensions
     seed_part = (zero, zero + np.inf) if seeds == 1 else (zero + noise.seed_noise**2 / seeds, zero + seeds - 1)
@@ -136,7 +138,7 @@ def _compute_contrasts(scores: dict[str, list[Scores]], group: str, metric: str)
         if reference_runs is None or name == REFERENCE:
             continue
         try:
-            values[name] = paired_values(runs, reference_runs)[group, metric]
+            values[name] = pair_values(runs, reference_runs)[group, metric]
         except InputError:  # no common seed, or other images
             continue
     contrasts = dict(zip(values, contrast_with_reference(list(values.values())), strict=True))
@@ -147,7 +149,7 @@ def _compute_contrasts(scores: dict[str, list[Scores]], group: str, metric: str)
 
 def _describe_time(settings: PowerSettings) -> str:
     names = [name for name in dict.fromkeys([settings.experiment, REFERENCE]) if name in settings.finished]
-    seconds = measured_seconds(settings.finished[name][-1].stages for name in names)
+    seconds = sum_measured_seconds(settings.finished[name][-1].stages for name in names)
     if seconds is None:
         return "The time of one more seed is known after a first run."
     return f"One more seed of {join_words(names)} takes about {format_duration(seconds)}, as measured in the last run."

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dj2mgm.evaluation.contrasts import holm
+from dj2mgm.evaluation.contrasts import apply_holm_correction
 from dj2mgm.evaluation.groups import BY_TYPE, is_task_metric
 from dj2mgm.evaluation.intervals import LEVEL
 from dj2mgm.evaluation.seeds import estimate_difference
@@ -36,7 +36,7 @@ class TrainingChange:
     word: str
 
 
-def training_changes(experiment: ExperimentResults, headline: HeadlineScore) -> list[TrainingChange]:
+def list_training_changes(experiment: ExperimentResults, headline: HeadlineScore) -> list[TrainingChange]:
     """Return a row for each score that was measured before and after training, the headline first.
 
     The p-values of the rows are corrected for their number (Holm 1979). Whether more is better is not known for metrics
@@ -46,7 +46,9 @@ def training_changes(experiment: ExperimentResults, headline: HeadlineScore) -> 
         [(headline.group, headline.metric), *((OWN_GROUP, metric) for metric in _list_metrics(experiment))]
     )
     measured = {key: contrast for key in keys if (contrast := change_by_training(experiment, *key))}
-    p_values = holm([float(contrast.p_value()) if contrast.images > 1 else 1.0 for contrast in measured.values()])
+    p_values = apply_holm_correction(
+        [float(contrast.p_value()) if contrast.images > 1 else 1.0 for contrast in measured.values()]
+    )
     rows = []
     for (key, contrast), p_value in zip(measured.items(), p_values, strict=True):
         group, metric = key
@@ -82,7 +84,7 @@ def find_forgotten(experiments: list[ExperimentResults]) -> dict[str, list[Train
     """Return the scores that training made worse, by experiment; only of experiments with such scores."""
     headline = find_headline(experiments)
     forgotten = {
-        experiment.name: [row for row in training_changes(experiment, headline) if row.kind == "worse"]
+        experiment.name: [row for row in list_training_changes(experiment, headline) if row.kind == "worse"]
         for experiment in experiments
     }
     return {name: rows for name, rows in forgotten.items() if rows}

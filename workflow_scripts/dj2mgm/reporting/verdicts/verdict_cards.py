@@ -4,18 +4,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dj2mgm.cli.messages import format_duration
-from dj2mgm.reporting.commands import keep_command, snakemake_command
+from dj2mgm.reporting.commands import build_keep_command, build_snakemake_command
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.verdicts.headline_verdicts import (
     ExperimentPair,
     HeadlineVerdict,
+    build_headline_verdicts,
     find_comparisons,
     find_unlearned,
-    headline_verdicts,
     is_learning_rate_control,
 )
-from dj2mgm.reporting.verdicts.learning_faults import MIN_STEPS, LearningFault, other_model_remedy
+from dj2mgm.reporting.verdicts.learning_faults import MIN_STEPS, LearningFault, advise_other_model
 from dj2mgm.reporting.verdicts.training_changes import find_forgotten
 from dj2mgm.runs.studies.seed_times import sum_seconds
 
@@ -40,7 +40,7 @@ class Remedy:
         if not settings:
             return ""
         fetch = f"snakemake fetch --config model={PHOTO_MODEL} && " if "model" in settings else ""
-        return fetch + snakemake_command(reference, target, **settings)
+        return fetch + build_snakemake_command(reference, target, **settings)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def write_verdict_cards(experiments: list[ExperimentResults], target: str = "") 
         ExperimentPair(first_experiment, first_experiment, first_experiment)
     ]
     cards: list[VerdictCard] = []
-    for verdict, comparison in zip(headline_verdicts(experiments, target), comparisons, strict=True):
+    for verdict, comparison in zip(build_headline_verdicts(experiments, target), comparisons, strict=True):
         experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
         withheld = _find_withheld(comparison, unlearned)
         seeds = len({*experiment.seeds} & {*reference.seeds})  # of the paired difference
@@ -96,7 +96,7 @@ def write_verdict_cards(experiments: list[ExperimentResults], target: str = "") 
             if verdict.kind == "better" and experiment.changes:
                 step, command = (
                     f"{step} This command makes it an experiment of its own:",
-                    keep_command(experiment, target),
+                    build_keep_command(experiment, target),
                 )
         else:
             kinds = {card.verdict.experiment: card.verdict.kind for card in cards}
@@ -159,7 +159,7 @@ def _find_withheld(comparison: ExperimentPair, unlearned: dict[str, list[Learnin
     return WithheldComparison(comparison, names, remedy)
 
 
-def verdict_records(experiments: list[ExperimentResults]) -> dict[str, dict]:
+def build_verdict_records(experiments: list[ExperimentResults]) -> dict[str, dict]:
     """Return the contents of the first screen by experiment, for verdict.json."""
     cards = {card.verdict.experiment: card for card in write_verdict_cards(experiments)}
     unlearned, forgotten = find_unlearned(experiments), find_forgotten(experiments)
@@ -220,7 +220,7 @@ def _list_folders(experiment: ExperimentResults) -> set[Path]:
 
 def _find_remedy(experiment: ExperimentResults, faults: list[LearningFault]) -> Remedy:
     """Return another model if the experiment's is too small for its data, or more steps of all training stages."""
-    if other_model := other_model_remedy(experiment):
+    if other_model := advise_other_model(experiment):
         return Remedy(f"{other_model}. This command fits a 24 GB GPU:", (("model", PHOTO_MODEL),))
     steps = {stage: record["steps"] for stage, record in experiment.runs[0].records.items() if record.get("steps")}
     settings = {}
@@ -236,7 +236,7 @@ def _train_less(experiment: ExperimentResults, reference: ExperimentResults) -> 
     """Return what to do with a model that forgot, and a command with half of the learning rate."""
     rate = f"{experiment.config.finetune.learning_rate / 2:g}"
     advice = "Train less, or mix general instructions into the data. This command trains with half the learning rate:"
-    return advice, snakemake_command(reference, experiment.name, finetune=f"{{learning_rate: {rate}}}")
+    return advice, build_snakemake_command(reference, experiment.name, finetune=f"{{learning_rate: {rate}}}")
 
 
 def _choose_variant(verdict: HeadlineVerdict, comparison: ExperimentPair) -> str:
@@ -265,7 +265,7 @@ def _advise_next_step(
     if experiment is reference:
         if verdict.kind == "better":
             advice = "Change the data, and compare. This command rewrites captions that do not fit their images:"
-            return advice, snakemake_command(reference, "dj_synth")
+            return advice, build_snakemake_command(reference, "dj_synth")
         if verdict.kind == "worse":
             return _train_less(experiment, reference)
         return "", ""
@@ -285,7 +285,7 @@ def _advise_next_step(
         warning = f"The verdict needs no more runs, but training made scores of {experiment.name} worse."
         return f"{warning} Before you publish: {advice[0].lower()}{advice[1:]}", command
     if verdict.kind == "better":
-        command = snakemake_command(reference, "publish", publish=f"{{experiment: {experiment.name}}}")
+        command = build_snakemake_command(reference, "publish", publish=f"{{experiment: {experiment.name}}}")
         return "The verdict needs no more runs. To publish model and data:", command
     if verdict.kind in ("worse", "equivalent"):
         return f"The verdict needs no more runs. Keep the data of {reference.name}.", ""

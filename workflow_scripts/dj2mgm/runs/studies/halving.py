@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import count, islice
 from pathlib import Path
 
-from dj2mgm.records.look_records import MIN_SEEDS, LookRecord, goes_on
+from dj2mgm.records.look_records import MIN_SEEDS, LookRecord, needs_another_seed
 from dj2mgm.records.search_records import RANDOM, BatchRecord, BatchResult, SearchSettings, TrialRecord
 from dj2mgm.settings.study_files import SearchDesign
 from dj2mgm.settings.targets import DecideSection
@@ -154,7 +154,7 @@ def plan_next(history: History) -> BatchRecord | None:
     return _explore(history) or _promote(history) or _repeat_finals(history) or _confirm(history)
 
 
-def rung_sizes(design: SearchDesign, candidates: int) -> list[int]:
+def compute_rung_sizes(design: SearchDesign, candidates: int) -> list[int]:
     """Return the number of trials in each rung."""
     sizes = [candidates]
     for _ in design.rungs[1:]:
@@ -163,9 +163,9 @@ def rung_sizes(design: SearchDesign, candidates: int) -> list[int]:
     return sizes
 
 
-def later_costs(design: SearchDesign, seeds: int, candidates: int) -> list[Cost]:
+def compute_later_costs(design: SearchDesign, seeds: int, candidates: int) -> list[Cost]:
     """Return upper bounds of the costs of each step after the first rung, for an experiment with `seeds` seeds."""
-    sizes = rung_sizes(design, candidates)
+    sizes = compute_rung_sizes(design, candidates)
     costs = [(fraction, size * seeds) for fraction, size in zip(design.rungs[1:], sizes[1:], strict=True)]
     if not design.finalists:
         return costs
@@ -175,20 +175,20 @@ def later_costs(design: SearchDesign, seeds: int, candidates: int) -> list[Cost]
     return [*costs, (1.0, sides * design.confirm_seeds)]
 
 
-def smallest_budget(design: SearchDesign, seeds: int) -> float:
+def compute_smallest_budget(design: SearchDesign, seeds: int) -> float:
     """Return the trainings of a search with one batch of one trial."""
-    return design.rungs[0] + sum(fraction * runs for fraction, runs in later_costs(design, seeds, 1)) / seeds
+    return design.rungs[0] + sum(fraction * runs for fraction, runs in compute_later_costs(design, seeds, 1)) / seeds
 
 
-def choosing_seeds(design: SearchDesign, seeds: list[int]) -> list[int]:
+def list_choosing_seeds(design: SearchDesign, seeds: list[int]) -> list[int]:
     """Return the seeds that choose the winner: the experiment's seeds, then the smallest unused numbers."""
     more = max(0, design.finalist_seeds - len(seeds)) if design.finalists else 0
     return [*seeds, *_choose_unused(seeds, more)]
 
 
-def confirming_seeds(design: SearchDesign, seeds: list[int], number: int) -> list[int]:
+def list_confirming_seeds(design: SearchDesign, seeds: list[int], number: int) -> list[int]:
     """Return the seeds of a look at the winner, which differ from those that chose it."""
-    return _choose_unused(choosing_seeds(design, seeds), number)
+    return _choose_unused(list_choosing_seeds(design, seeds), number)
 
 
 def _choose_unused(seeds: list[int], number: int) -> list[int]:
@@ -204,7 +204,7 @@ def _explore(history: History) -> BatchRecord | None:
     spent_runs = _count_later_runs(history)
 
     def can_afford(number: int) -> bool:
-        later = later_costs(design, seeds, tried + number)
+        later = compute_later_costs(design, seeds, tried + number)
         rest = [(fraction, max(0, runs - spent)) for (fraction, runs), spent in zip(later, spent_runs, strict=True)]
         return history.can_afford([(design.rungs[0], number * seeds), *rest])
 
@@ -213,7 +213,7 @@ def _explore(history: History) -> BatchRecord | None:
 
 
 def _count_later_runs(history: History) -> list[int]:
-    """Return the number of trainings so far, each with one seed, in each step of `later_costs`."""
+    """Return the number of trainings so far, each with one seed, in each step of `compute_later_costs`."""
     design = history.design
     finished_runs = [len(history.scores(rung)) * len(history.search.seeds) for rung in range(1, len(design.rungs))]
     steps = ("finals", "confirm") if design.finalists else ()
@@ -223,7 +223,7 @@ def _count_later_runs(history: History) -> list[int]:
 def _promote(history: History) -> BatchRecord | None:
     design, seeds = history.design, history.search.seeds
     for rung in range(1, len(design.rungs)):
-        size = rung_sizes(design, len(history.scores(0)))[rung]
+        size = compute_rung_sizes(design, len(history.scores(0)))[rung]
         scores, fraction = history.scores(rung), design.rungs[rung]
         missing = [name for name in history.rank_trials(rung - 1)[:size] if name not in scores]
         number = _find_largest(
@@ -236,7 +236,7 @@ def _promote(history: History) -> BatchRecord | None:
 
 def _repeat_finals(history: History) -> BatchRecord | None:
     design, seeds = history.design, history.search.seeds
-    more = choosing_seeds(design, seeds)[len(seeds) :]
+    more = list_choosing_seeds(design, seeds)[len(seeds) :]
     final_scores = history.final_scores
     missing = [name for name in history.finalists if name not in final_scores]
     if not more or not missing or not history.can_afford([(1.0, len(more) * len(missing))]):
@@ -258,7 +258,7 @@ def _confirm(history: History) -> BatchRecord | None:
         return None
     number = min(due_looks.values())
     against = [experiment for experiment in experiments if due_looks.get(experiment) == number]
-    confirm_seeds = confirming_seeds(design, seeds, number)
+    confirm_seeds = list_confirming_seeds(design, seeds, number)
     trials = history.trials([winner, *(experiment for experiment in against if experiment in best)])
     batch = _build_batch(
         history, "confirm", 1.0, confirm_seeds[0 if number == MIN_SEEDS else -1 :], trials, confirm_seeds, against
@@ -279,7 +279,7 @@ def _next_look(history: History, winner: str, experiment: str) -> int | None:
     if not (looks := history.looks(winner, experiment)):
         return MIN_SEEDS
     budget = DecideSection(seeds=history.design.confirm_seeds)
-    return len(looks[-1].seeds) + 1 if goes_on(looks[-1], budget) else None
+    return len(looks[-1].seeds) + 1 if needs_another_seed(looks[-1], budget) else None
 
 
 def _build_batch(

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from dj2mgm.dataset_resolution.experiment_dataset import RESULTS as DATASETS
 from dj2mgm.errors import InputError
-from dj2mgm.records.look_records import MIN_SEEDS, LookRecord, goes_on
+from dj2mgm.records.look_records import MIN_SEEDS, LookRecord, needs_another_seed
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.finished_results import check_runs
-from dj2mgm.runs.pages import page_files, page_settings
+from dj2mgm.runs.pages import build_page_settings, list_page_files
 from dj2mgm.runs.run import Run, Runs
-from dj2mgm.runs.studies.seed_times import format_hours, measured_seconds
+from dj2mgm.runs.studies.seed_times import format_hours, sum_measured_seconds
 from dj2mgm.settings.targets import ReportSection
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, read_jsonl
@@ -26,17 +26,17 @@ def choose_seeds(runs: Runs, experiment: str, number: int) -> list[int]:
     return [*configured, *(next(unused) for _ in range(number - len(configured)))][:number]
 
 
-def look_settings(runs: Runs, experiment: str, number: int) -> dict:
-    """Return the settings of the look after this number of seeds; raises as `page_settings` does."""
-    return page_settings(runs, [REFERENCE, experiment], choose_seeds(runs, experiment, number))
+def build_look_settings(runs: Runs, experiment: str, number: int) -> dict:
+    """Return the settings of the look after this number of seeds; raises as `build_page_settings` does."""
+    return build_page_settings(runs, [REFERENCE, experiment], choose_seeds(runs, experiment, number))
 
 
 def list_look_inputs(runs: Runs, experiment: str, number: int) -> list[str]:
     """Return the files of both sides that a look reads."""
-    return page_files(runs, [REFERENCE, experiment], choose_seeds(runs, experiment, number))
+    return list_page_files(runs, [REFERENCE, experiment], choose_seeds(runs, experiment, number))
 
 
-def decision_folder(runs: Runs, experiment: str) -> str:
+def locate_decision_folder(runs: Runs, experiment: str) -> str:
     """Return the folder of an experiment's decision, below results/."""
     return f"{runs.results_prefix}{experiment}/decide"
 
@@ -51,7 +51,7 @@ def list_looks(runs: Runs, file_after: Callable[[int], str]) -> list[str]:
     budget, files = runs.shared.decide, []
     for number in range(MIN_SEEDS, budget.seeds + 1):
         files.append(file_after(number))
-        if not goes_on(load_settings(LookRecord, files[-1]), budget):
+        if not needs_another_seed(load_settings(LookRecord, files[-1]), budget):
             break
     return files
 
@@ -87,12 +87,12 @@ def check_decidable(runs: Runs) -> str:
 def _check_hours(runs: Runs, experiment: str) -> None:
     """Refuse fewer hours than the first look takes, if a seed of both sides was measured."""
     hours = runs.shared.decide.hours
-    if hours is None or any(Path("results", decision_folder(runs, experiment)).glob("seeds-*/look.yaml")):
+    if hours is None or any(Path("results", locate_decision_folder(runs, experiment)).glob("seeds-*/look.yaml")):
         return
     first_runs = [runs.get(name, choose_seeds(runs, experiment, 1)[0]) for name in (REFERENCE, experiment)]
     stage_folders = [{stage: runs.stage_folder(run, stage) for stage in run.settings} for run in first_runs]
     finished = all(Path(stages["evaluate_vqa"], "metrics.json").is_file() for stages in stage_folders)
-    seconds = measured_seconds(stage_folders) if finished else None
+    seconds = sum_measured_seconds(stage_folders) if finished else None
     if seconds and MIN_SEEDS * seconds > 3600 * hours:
         raise InputError(
             f"decide.hours: {hours:g} is too little for {MIN_SEEDS} seeds; the first one of both sides took "

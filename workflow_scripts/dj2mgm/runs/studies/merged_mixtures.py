@@ -7,33 +7,33 @@ from typing import Any
 from dj2mgm.errors import InputError
 from dj2mgm.records.mixture_records import MergedMixture, MergeSettings
 from dj2mgm.runs.run import Runs
-from dj2mgm.runs.studies.mixtures import quantile_keys, shares_at
-from dj2mgm.runs.studies.study_designs import single_source_changes, study_file
+from dj2mgm.runs.studies.mixtures import compute_shares, list_quantile_keys
+from dj2mgm.runs.studies.study_designs import list_single_source_changes, locate_study_file
 from dj2mgm.settings.study_files import MixtureSpace, SampleDesign
 
 FOLDER = "merged"  # folder of the scores, below the study's results
 
 
-def merging_design(runs: Runs, study: str) -> SampleDesign | None:
+def find_merging_design(runs: Runs, study: str) -> SampleDesign | None:
     """Return the design of a study that merges LoRAs; None for other studies."""
     runs.experiments.require(study)
     design = runs.experiments.studies[study].design
     return design if isinstance(design, SampleDesign) and design.merged else None
 
 
-def merge_settings(runs: Runs, study: str) -> MergeSettings:
+def build_merge_settings(runs: Runs, study: str) -> MergeSettings:
     """Return the sources whose LoRAs are merged, and the mixtures.
 
     Raises:
         InputError: the experiment trains no LoRA, or a source has pairs, not instructions.
     """
-    design, experiment = merging_design(runs, study), runs.experiments.studies[study].experiment
-    file, dataset = study_file(study), runs.first_seed(experiment).dataset
+    design, experiment = find_merging_design(runs, study), runs.experiments.studies[study].experiment
+    file, dataset = locate_study_file(study), runs.first_seed(experiment).dataset
     if runs.experiments.configs[experiment].finetune.lora is None:
         raise InputError(f"{file}: design.merged: {experiment} trains no LoRA; set finetune.lora, or remove `merged`")
     if any(dataset.settings.sources[source].split != "finetune" for source in design.mixture.sources):
         raise InputError(f"{file}: design.merged: the sources must have instructions, not pairs; remove `merged`")
-    singles = single_source_changes(design.mixture)
+    singles = list_single_source_changes(design.mixture)
     folders = {
         source: runs.stage_folder(runs.first_seed(_variant_or_experiment(runs, experiment, label)), "finetune")
         for source, label in zip(design.mixture.sources, singles, strict=True)
@@ -61,11 +61,11 @@ def _read_shares(mixture: MixtureSpace, changes: Mapping[str, Any]) -> dict[str,
 
 def draw_mixtures(mixture: MixtureSpace, count: int, seed: int) -> list[dict[str, float]]:
     """Return the shares of at most `count` different random mixtures; all mixtures are equally likely."""
-    numbers, keys = random.Random(f"{seed} merged"), quantile_keys(mixture)
-    draws = [tuple(shares_at(mixture, {key: numbers.random() for key in keys}).values()) for _ in range(count)]
+    numbers, keys = random.Random(f"{seed} merged"), list_quantile_keys(mixture)
+    draws = [tuple(compute_shares(mixture, {key: numbers.random() for key in keys}).values()) for _ in range(count)]
     return [dict(zip(mixture.sources, shares, strict=True)) for shares in dict.fromkeys(draws)]
 
 
-def scores_file(runs: Runs, study: str) -> str | None:
+def locate_scores_file(runs: Runs, study: str) -> str | None:
     """Return the file with the scores of merged models; None if the study merges none."""
-    return f"results/{runs.results_prefix}{study}/{FOLDER}/scores.yaml" if merging_design(runs, study) else None
+    return f"results/{runs.results_prefix}{study}/{FOLDER}/scores.yaml" if find_merging_design(runs, study) else None

@@ -7,18 +7,18 @@ from dj2mgm.settings.study_files import Interval, MixtureSpace
 DIGITS = 3  # decimals of a share
 
 
-def share_axes(mixture: MixtureSpace | None) -> dict[str, Interval]:
+def build_share_axes(mixture: MixtureSpace | None) -> dict[str, Interval]:
     """Return the interval of each source's share, by dotted key."""
     sources = mixture.sources if mixture else ()
     return {f"shares.{source}": Interval(low=0.0, high=float(mixture.total)) for source in sources}
 
 
-def quantile_keys(mixture: MixtureSpace | None) -> list[str]:
+def list_quantile_keys(mixture: MixtureSpace | None) -> list[str]:
     """Return the names of the numbers that determine a mixture: one for each source but the last."""
-    return [f"quantile of {key}" for key in list(share_axes(mixture))[:-1]]
+    return [f"quantile of {key}" for key in list(build_share_axes(mixture))[:-1]]
 
 
-def shares_at(mixture: MixtureSpace | None, quantiles: Mapping[str, float]) -> dict[str, float]:
+def compute_shares(mixture: MixtureSpace | None, quantiles: Mapping[str, float]) -> dict[str, float]:
     """Return the share of each source, by dotted key.
 
     Each number is the conditional quantile of its share, given the earlier shares. So independent uniform numbers make
@@ -26,10 +26,10 @@ def shares_at(mixture: MixtureSpace | None, quantiles: Mapping[str, float]) -> d
 
     Args:
         mixture: the sources.
-        quantiles: a number from 0 to 1 for each of `quantile_keys`.
+        quantiles: a number from 0 to 1 for each of `list_quantile_keys`.
     """
-    keys = list(share_axes(mixture))
-    shares = _break_stick(mixture.total, [quantiles[key] for key in quantile_keys(mixture)]) if mixture else ()
+    keys = list(build_share_axes(mixture))
+    shares = _break_stick(mixture.total, [quantiles[key] for key in list_quantile_keys(mixture)]) if mixture else ()
     return dict(zip(keys, shares, strict=True))
 
 

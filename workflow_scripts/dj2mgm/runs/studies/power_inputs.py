@@ -12,7 +12,7 @@ from dj2mgm.storage.files import read_json
 SCORED = ("evaluate_clip", "evaluate_vqa")
 
 
-def power_settings(runs: Runs) -> dict:
+def build_power_settings(runs: Runs) -> dict:
     """Return the settings of the power analysis.
 
     It is about the experiment in the key `experiment`, or else about the first one on the report.

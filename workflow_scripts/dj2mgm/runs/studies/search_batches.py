@@ -11,11 +11,11 @@ from dj2mgm.records.page_records import ShownBatch, ShownSearch, ShownTrial
 from dj2mgm.records.search_records import BatchResult, SearchSettings
 from dj2mgm.runs.divergence_check import has_diverged
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.pages import page_files, page_settings
+from dj2mgm.runs.pages import build_page_settings, list_page_files
 from dj2mgm.runs.run import Runs
-from dj2mgm.runs.studies.halving import History, plan_next, read_history, smallest_budget
+from dj2mgm.runs.studies.halving import History, compute_smallest_budget, plan_next, read_history
 from dj2mgm.runs.studies.looks import check_headline, check_reported
-from dj2mgm.runs.studies.searches import batch_folder, read_search_batch
+from dj2mgm.runs.studies.searches import locate_batch_folder, read_search_batch
 from dj2mgm.runs.studies.seed_times import format_hours, sum_seconds
 from dj2mgm.settings.study_files import GPU_HOURS, SearchDesign
 from dj2mgm.settings.validation import load_settings
@@ -135,7 +135,7 @@ def _measure_seconds(runs: Runs, experiment: str) -> float | None:
 
 
 def _check_hours(study: str, search: SearchSettings, budget: SearchDesign, seconds_per_training: float | None) -> None:
-    minimum_seconds = (seconds_per_training or 0) * smallest_budget(budget, len(search.seeds))
+    minimum_seconds = (seconds_per_training or 0) * compute_smallest_budget(budget, len(search.seeds))
     if budget.gpu_hours is not None and minimum_seconds > 3600 * budget.gpu_hours:
         raise InputError(
             f"{study}: design.gpu_hours: {budget.gpu_hours:g} is less than one variant takes, if its trainings take as "
@@ -143,7 +143,7 @@ def _check_hours(study: str, search: SearchSettings, budget: SearchDesign, secon
         )
 
 
-def batch_runs(runs: Runs, search: SearchSettings, number: int) -> tuple[list[str], list[int] | None]:
+def list_batch_runs(runs: Runs, search: SearchSettings, number: int) -> tuple[list[str], list[int] | None]:
     """Return the experiments of a batch whose training did not diverge, and the seeds; None: each experiment's own.
 
     Batch 0 is the experiment that the trials change. If it has no score, the search stops as any experiment does.
@@ -156,28 +156,28 @@ def batch_runs(runs: Runs, search: SearchSettings, number: int) -> tuple[list[st
     return names, seeds
 
 
-def batch_settings(runs: Runs, study: str, search: SearchSettings, number: int) -> dict:
+def build_batch_settings(runs: Runs, study: str, search: SearchSettings, number: int) -> dict:
     """Return the settings of the scores of a batch."""
-    names, seeds = batch_runs(runs, search, number)
-    settings = page_settings(runs, names, seeds) if names else {"experiments": []}
+    names, seeds = list_batch_runs(runs, search, number)
+    settings = build_page_settings(runs, names, seeds) if names else {"experiments": []}
     return settings | {"goals": runs.experiments.studies[study].design.goals.weights}
 
 
-def batch_files(runs: Runs, search: SearchSettings, number: int) -> list[str]:
+def list_batch_files(runs: Runs, search: SearchSettings, number: int) -> list[str]:
     """Return the files that the scores of a batch are read from."""
-    names, seeds = batch_runs(runs, search, number)
-    return page_files(runs, names, seeds) if names else []
+    names, seeds = list_batch_runs(runs, search, number)
+    return list_page_files(runs, names, seeds) if names else []
 
 
-def score_files(search: SearchSettings, number: int) -> list[str]:
+def list_score_files(search: SearchSettings, number: int) -> list[str]:
     """Return the files of the scores of the batches before this one."""
     return [_find_score_file(search, earlier_number) for earlier_number in range(number)]
 
 
 def _find_score_file(search: SearchSettings, number: int) -> str:
-    return f"{batch_folder(search, number)}/scores.yaml"
+    return f"{locate_batch_folder(search, number)}/scores.yaml"
 
 
-def reference_rows(runs: Runs) -> str:
+def locate_reference_summary(runs: Runs) -> str:
     """Return the file with the number of rows that the baseline's recipe keeps."""
     return f"{runs.stage_folder(runs.first_seed(REFERENCE), 'jsonl')}/summary.json"

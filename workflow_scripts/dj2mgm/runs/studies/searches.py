@@ -7,16 +7,16 @@ from itertools import combinations, count
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.records.search_records import BatchRecord, SearchSettings, run_name
+from dj2mgm.records.search_records import BatchRecord, SearchSettings, format_run_name
 from dj2mgm.runs.experiment_recipes import read_recipes
-from dj2mgm.runs.studies.halving import smallest_budget
-from dj2mgm.runs.studies.mixtures import share_axes
+from dj2mgm.runs.studies.halving import compute_smallest_budget
+from dj2mgm.runs.studies.mixtures import build_share_axes
 from dj2mgm.runs.studies.study_designs import (
     RECIPE,
+    list_searchable_axes,
+    locate_study_file,
     make_variant,
     read_axis,
-    searchable_axes,
-    study_file,
     with_row_fraction,
 )
 from dj2mgm.runs.studies.variants import Variant
@@ -33,7 +33,7 @@ NOT_IN_KEY = BUDGET | {"space", "mixture"}  # the key has the axes instead
 MEASURES = ("evaluate", "score_while_training")  # decide how scores are measured, so they are the same for all trials
 
 
-def search_settings(name: str, study: StudyFile, parent: Experiment, results_prefix: str) -> SearchSettings:
+def build_search_settings(name: str, study: StudyFile, parent: Experiment, results_prefix: str) -> SearchSettings:
     """Return the settings of a study's search.
 
     Args:
@@ -42,13 +42,13 @@ def search_settings(name: str, study: StudyFile, parent: Experiment, results_pre
         parent: the merged configuration of `study.experiment`.
         results_prefix: folder of runs and pages below results/, with its slash.
     """
-    design, file = study.design, study_file(name)
-    space = design.space or ({} if design.mixture else searchable_axes(parent))
-    axes = {key: read_axis(file, key, axis, parent) for key, axis in space.items()} | share_axes(design.mixture)
+    design, file = study.design, locate_study_file(name)
+    space = design.space or ({} if design.mixture else list_searchable_axes(parent))
+    axes = {key: read_axis(file, key, axis, parent) for key, axis in space.items()} | build_share_axes(design.mixture)
     if fixed_key := next((key for key in axes if key in FIXED_KEYS or key.split(".")[0] in MEASURES), None):
         raise InputError(f"{file}: design.space.{fixed_key}: a search cannot vary it; use the design `list`")
     keys = {*ExperimentOnlyKeys.model_fields, *ModelOverridableKeys.model_fields} - NOT_SCORED
-    if (minimum := smallest_budget(design, len(parent.seeds))) > design.trainings + 1e-9:
+    if (minimum := compute_smallest_budget(design, len(parent.seeds))) > design.trainings + 1e-9:
         raise InputError(
             f"{file}: design.trainings: {design.trainings} is less than the {minimum:g} that one variant costs with "
             "its rungs, the finalists and the confirmation; raise it, or lower confirm_seeds"
@@ -80,7 +80,7 @@ def _with_first_names(config: dict) -> dict:
     return config | {"model": {first_names.get(key, key): value for key, value in config["model"].items()}}
 
 
-def edge_variants(name: str, study: StudyFile, search: SearchSettings, parent: Experiment) -> list[Variant]:
+def list_edge_variants(name: str, study: StudyFile, search: SearchSettings, parent: Experiment) -> list[Variant]:
     """Return variants at the edges of the space, which must be valid: each end of an axis, and pairs of an operator."""
     ends = {key: axis if isinstance(axis, list) else [axis.low, axis.high] for key, axis in search.axes.items()}
     points = [{key: end} for key, values in ends.items() for end in values]
@@ -96,41 +96,43 @@ def check_edge(study: str, variant: Variant, merged: Experiment) -> None:
         read_recipes(merged)
     except InputError as error:
         point = ", ".join(f"{key} {value}" for key, value in variant.settings.items())
-        raise InputError(f"{study_file(study)}: design.space: {point}: {error}") from None
+        raise InputError(f"{locate_study_file(study)}: design.space: {point}: {error}") from None
 
 
-def batch_folder(search: SearchSettings, number: int) -> str:
+def locate_batch_folder(search: SearchSettings, number: int) -> str:
     """Return the folder of a batch."""
     return f"{search.folder}/batch-{number}"
 
 
 def read_search_batch(search: SearchSettings, number: int) -> BatchRecord:
     """Return the trials of a batch after batch 0, which is the experiment itself."""
-    return load_settings(BatchRecord, f"{batch_folder(search, number)}/trials.yaml")
+    return load_settings(BatchRecord, f"{locate_batch_folder(search, number)}/trials.yaml")
 
 
-def known_batches(search: SearchSettings) -> Iterator[BatchRecord]:
+def read_planned_batches(search: SearchSettings) -> Iterator[BatchRecord]:
     """Yield the batches that were planned so far."""
     for number in count(1):
-        if not Path(batch_folder(search, number), "trials.yaml").is_file():
+        if not Path(locate_batch_folder(search, number), "trials.yaml").is_file():
             return
         yield read_search_batch(search, number)
 
 
-def full_trials(search: SearchSettings) -> list[str]:
+def list_full_trials(search: SearchSettings) -> list[str]:
     """Return the trials that are trained on all rows, with the seeds of the experiment."""
     batches = [
-        record for record in known_batches(search) if record.step in ("explore", "promote") and record.fraction == 1
+        record
+        for record in read_planned_batches(search)
+        if record.step in ("explore", "promote") and record.fraction == 1
     ]
     return [trial.name for record in batches for trial in record.trials]
 
 
-def trial_variants(name: str, study: StudyFile, records: list[BatchRecord], parent: Experiment) -> list[Variant]:
+def list_trial_variants(name: str, study: StudyFile, records: list[BatchRecord], parent: Experiment) -> list[Variant]:
     """Return the variants that a search has asked for in its batches: trials on shares of the rows."""
     variants: dict[str, Variant] = {}
     for record in records:
         for trial in record.trials:
-            run = run_name(trial.name, record.fraction)
+            run = format_run_name(trial.name, record.fraction)
             changes = (
                 trial.changes if record.fraction == 1 else with_row_fraction(parent, trial.changes, record.fraction)
             )

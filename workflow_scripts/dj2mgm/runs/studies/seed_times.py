@@ -9,7 +9,7 @@ from dj2mgm.runs.stages import BASE_EVALUATIONS
 from dj2mgm.storage.files import read_yaml
 
 
-def measured_seconds(runs: Iterable[Mapping[str, str | Path]]) -> float | None:
+def sum_measured_seconds(runs: Iterable[Mapping[str, str | Path]]) -> float | None:
     """Return the time that these runs took, without stages that all seeds share; None if nothing was measured.
 
     Args:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from dj2mgm.errors import InputError
-from dj2mgm.runs.layers import named_file
-from dj2mgm.runs.studies.mixtures import quantile_keys, shares_at
+from dj2mgm.runs.layers import locate_existing_file
+from dj2mgm.runs.studies.mixtures import compute_shares, list_quantile_keys
 from dj2mgm.runs.studies.variants import Variant
 from dj2mgm.settings.base import SEARCH, Search, Section, read_extra
-from dj2mgm.settings.config_files import names_in, read_config
+from dj2mgm.settings.config_files import list_config_names, read_config
 from dj2mgm.settings.configuration import Experiment, SharedKeys
 from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.string_formats import has_format
@@ -30,7 +30,7 @@ from dj2mgm.settings.study_files import (
     SearchDesign,
     StudyFile,
 )
-from dj2mgm.settings.validation import validated
+from dj2mgm.settings.validation import validate_settings
 
 STUDIES = "studies"
 RECIPE = "recipe."  # prefix of keys that change a recipe: recipe.<operator> or recipe.<operator>.<argument>
@@ -40,19 +40,19 @@ MIN_TRAINED = 6  # trained mixtures, whose 15 pairs can show that merging orders
 MAX_LABEL_LENGTH = 60  # characters of a variant's label; longer ones are replaced by a hash
 
 
-def study_names() -> list[str]:
+def list_study_names() -> list[str]:
     """Return the names of the files in config/studies; each is a target of `snakemake`."""
-    return names_in(STUDIES)
+    return list_config_names(STUDIES)
 
 
-def study_file(name: str) -> str:
+def locate_study_file(name: str) -> str:
     """Return the path of a study's file."""
-    return str(named_file(STUDIES, name, "study"))
+    return str(locate_existing_file(STUDIES, name, "study"))
 
 
 def read_study_file(path: Path) -> StudyFile:
     """Return the content of a study's file; raises InputError for an unknown key or a wrong type."""
-    return validated(StudyFile, read_config(path, build_schema(StudyFile)), str(path))
+    return validate_settings(StudyFile, read_config(path, build_schema(StudyFile)), str(path))
 
 
 def read_study(name: str) -> StudyFile:
@@ -61,7 +61,7 @@ def read_study(name: str) -> StudyFile:
     Raises:
         InputError: a key is unknown or of the wrong type, or two parts of the file contradict each other.
     """
-    path = named_file(STUDIES, name, "study")
+    path = locate_existing_file(STUDIES, name, "study")
     study = read_study_file(path)
     axes = getattr(study.design, "space", {})
     varied = {*axes, *(key for changes in getattr(study.design, "variants", {}).values() for key in changes)}
@@ -98,7 +98,7 @@ def read_study(name: str) -> StudyFile:
     return study
 
 
-def study_variants(name: str, study: StudyFile, parent: Experiment) -> list[Variant]:
+def list_study_variants(name: str, study: StudyFile, parent: Experiment) -> list[Variant]:
     """Return the variants of a study.
 
     Args:
@@ -114,14 +114,14 @@ def study_variants(name: str, study: StudyFile, parent: Experiment) -> list[Vari
 
 def make_variant(name: str, study: StudyFile, parent: Experiment, label: str, changes: dict[str, Any]) -> Variant:
     """Return a variant with these changes, by dotted key, and with the keys that are proportional to them."""
-    file = study_file(name)
+    file = locate_study_file(name)
     scaled = {
         key: _scale(parent, key, other_key, changes[other_key], file)
         for key, other_key in study.proportional.items()
         if other_key in changes
     }
     changes = changes | scaled
-    layer = as_layer(file, changes, parent)
+    layer = nest_changes(file, changes, parent)
     return Variant(f"{study.experiment}-{label}", study.experiment, file, layer, settings=changes)
 
 
@@ -141,7 +141,7 @@ def with_row_fraction(
     return shorter
 
 
-def as_layer(source: str, changes: Mapping[str, Any], parent: Experiment) -> dict:
+def nest_changes(source: str, changes: Mapping[str, Any], parent: Experiment) -> dict:
     """Return changes by dotted key as a layer of the configuration; `finetune.lora` applies before `finetune.lora.r`.
 
     Args:
@@ -198,7 +198,7 @@ def read_setting(config: Experiment | Section, recipes: dict[str, dict | None], 
     return value.model_dump() if isinstance(value, Section) else value
 
 
-def declared_range(key: str) -> Search | None:
+def find_search_range(key: str) -> Search | None:
     """Return the interval in which a search tries a setting; None if its type declares none."""
     kind, field = Experiment, None
     for part in key.split("."):
@@ -213,37 +213,37 @@ def declared_range(key: str) -> Search | None:
     return read_extra(field, SEARCH)
 
 
-def searchable_axes(parent: Experiment) -> dict[str, Any]:
+def list_searchable_axes(parent: Experiment) -> dict[str, Any]:
     """Return {key: "auto"} for each setting with a declared search range, in the stages that this model trains."""
     stages = ["finetune"] + (["pretrain"] if parent.model.has_stage_1 else [])
     kinds = {stage: type(getattr(parent, stage)) for stage in stages}
     keys = [f"{stage}.{key}" for stage, kind in kinds.items() for key in kind.model_fields]
     keys += [f"finetune.lora.{key}" for key in type(parent.finetune.lora).model_fields] if parent.finetune.lora else []
-    return {key: "auto" for key in keys if declared_range(key)}
+    return {key: "auto" for key in keys if find_search_range(key)}
 
 
 def read_axis(source: str, key: str, axis: Any, parent: Experiment) -> list | Interval:
     """Return the values of a key; `auto` is replaced by the interval that its setting declares."""
     if axis != "auto":
         return axis
-    declared = declared_range(key)
+    declared = find_search_range(key)
     if declared is None:
         raise InputError(f"{source}: design.space.{key}: the setting declares no range; state {{low, high}}")
     kind = int if isinstance(read_setting(parent, {}, key), int) else float
     return Interval(low=kind(declared.low), high=kind(declared.high), log=declared.log)
 
 
-def interval_value(axis: list | Interval, share: float) -> Any:
+def compute_axis_value(axis: list | Interval, share: float) -> Any:
     """Return the value at a relative place on an axis, from 0 (low) to 1 (high)."""
     if isinstance(axis, list):
         return axis[min(int(share * len(axis)), len(axis) - 1)]
     low, high = (math.log(end) if axis.log else end for end in (axis.low, axis.high))
     value = low + share * (high - low)
     value = math.exp(value) if axis.log else value
-    return round(value) if isinstance(axis.low, int) and isinstance(axis.high, int) else as_plain_number(value)
+    return round(value) if isinstance(axis.low, int) and isinstance(axis.high, int) else round_number(value)
 
 
-def as_plain_number(value: int | float) -> int | float:
+def round_number(value: int | float) -> int | float:
     """Return an integer unchanged, and a float rounded to six significant digits, so that all file formats agree."""
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
@@ -270,19 +270,19 @@ def _list_variant_changes(name: str, study: StudyFile, parent: Experiment) -> It
             changes = dict(zip(design.space, values, strict=True))
             yield _label(changes), changes
     elif isinstance(design, SampleDesign):
-        axes = {key: read_axis(study_file(name), key, axis, parent) for key, axis in design.space.items()}
-        keys = [*axes, *quantile_keys(design.mixture)]
+        axes = {key: read_axis(locate_study_file(name), key, axis, parent) for key, axis in design.space.items()}
+        keys = [*axes, *list_quantile_keys(design.mixture)]
         strata = {key: _shuffle(design.points, f"{design.seed} {key}") for key in keys}
         for point in range(design.points):
             positions = {key: (strata[key][point] + 0.5) / design.points for key in keys}
-            changes = {key: interval_value(axis, positions[key]) for key, axis in axes.items()}
-            changes |= shares_at(design.mixture, positions)
+            changes = {key: compute_axis_value(axis, positions[key]) for key, axis in axes.items()}
+            changes |= compute_shares(design.mixture, positions)
             yield hash_changes(changes), changes
         if design.merged:
-            yield from single_source_changes(design.mixture).items()
+            yield from list_single_source_changes(design.mixture).items()
 
 
-def single_source_changes(mixture: MixtureSpace) -> dict[str, dict[str, float]]:
+def list_single_source_changes(mixture: MixtureSpace) -> dict[str, dict[str, float]]:
     """Return the changes of the variants that train on one source of a mixture alone, by label."""
     variants = {}
     for source in mixture.sources:

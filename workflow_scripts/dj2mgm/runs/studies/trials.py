@@ -19,8 +19,8 @@ from sqlalchemy.exc import DBAPIError
 
 from dj2mgm.records.search_records import BatchRecord, SearchSettings, TrialRecord
 from dj2mgm.runs.studies.halving import History, plan_next
-from dj2mgm.runs.studies.mixtures import quantile_keys, share_axes, shares_at
-from dj2mgm.runs.studies.study_designs import as_plain_number, hash_changes
+from dj2mgm.runs.studies.mixtures import build_share_axes, compute_shares, list_quantile_keys
+from dj2mgm.runs.studies.study_designs import hash_changes, round_number
 from dj2mgm.settings.study_files import Interval
 
 # Scores from which a sampler chooses points. Optuna's default of 10 leaves little of a budget of a few trainings.
@@ -55,10 +55,10 @@ class Trials:
             direction="maximize",
             load_if_exists=True,
         )
-        shares = share_axes(search.mixture)
+        shares = build_share_axes(search.mixture)
         self.axes = {key: axis for key, axis in search.axes.items() if key not in shares}
         self.distributions = {key: _build_distribution(axis) for key, axis in self.axes.items()}
-        self.distributions |= dict.fromkeys(quantile_keys(search.mixture), FloatDistribution(0, 1))
+        self.distributions |= dict.fromkeys(list_quantile_keys(search.mixture), FloatDistribution(0, 1))
 
     def ask(self, batch: int, number: int) -> list[TrialRecord]:
         """Return at most `number` new trials, or the trials of this batch that were requested before a kill.
@@ -148,7 +148,7 @@ class Trials:
 
     def _read_changes(self, trial: FrozenTrial | optuna.Trial) -> dict[str, Any]:
         values = {key: _decode_value(axis, trial.params[key]) for key, axis in self.axes.items()}
-        return values | shares_at(self.search.mixture, trial.params)
+        return values | compute_shares(self.search.mixture, trial.params)
 
 
 def ask_for_batch(history: History, owner: str) -> BatchRecord:
@@ -213,4 +213,4 @@ def _build_distribution(axis: list | Interval) -> BaseDistribution:
 
 
 def _decode_value(axis: list | Interval, value: Any) -> Any:
-    return json.loads(value) if isinstance(axis, list) else as_plain_number(value)
+    return json.loads(value) if isinstance(axis, list) else round_number(value)

@@ -41,7 +41,7 @@ class NamedConfig:
     config: Experiment
 
 
-def minimal_variant(settings: FinetuneMinimalSection) -> Variant:
+def make_minimal_variant(settings: FinetuneMinimalSection) -> Variant:
     """Return the variant with a few steps of both stages."""
     steps = settings.model_dump(include={"max_steps", "save_steps"})
     changes = {"pretrain": steps, "finetune": steps}
@@ -105,7 +105,7 @@ def _halve_learning_rates(named_config: NamedConfig) -> dict:
 CONTROLS = {"random": _make_random_rows, "half_learning_rate": _make_half_learning_rate}
 
 
-def selects_rows(experiment: Experiment, reference: Experiment) -> bool:
+def can_select_rows(experiment: Experiment, reference: Experiment) -> bool:
     """Return whether an experiment's recipes may keep other rows than the reference's; mappers drop no rows."""
     own_steps, reference_steps = (list(_list_selecting_steps(config)) for config in (experiment, reference))
     return own_steps != reference_steps

@@ -20,7 +20,7 @@ from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.storage.files import compute_sha256
 
-from ..declarations import ServerCaptioner, declared, find_model_files
+from ..declarations import ServerCaptioner, find_model_files, get_declarations
 
 CANDIDATES = "caption_candidates"
 LOG_LIKELIHOODS = "caption_log_likelihoods"
@@ -54,7 +54,7 @@ class Captioner:
         self.seed = seed
         [self.operator] = load_ops([{self.name: dict(self.arguments)}])
         self.batch_size = self.operator.batch_size
-        self.draws_at_random = declared(self.operator).draws_at_random
+        self.draws_at_random = get_declarations(self.operator).draws_at_random
 
     @property
     def is_server(self) -> bool:
@@ -129,7 +129,7 @@ class Captioner:
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over all settings and files that captions depend on, but not the model's location."""
-        without_effect = declared(self.operator).without_effect
+        without_effect = get_declarations(self.operator).without_effect
         arguments = {key: value for key, value in self._read_settings().items() if key not in without_effect}
         if not self.is_server:  # a server's model is a name, even if there is a folder of that name
             arguments = {key: value for key, value in arguments.items() if not _is_folder(value)}

@@ -10,7 +10,7 @@ from loguru import logger
 from dj2mgm.cli.messages import Progress
 from dj2mgm.storage.shards import compute_image_digest
 
-from ..declarations import Declarations, declared, take_report
+from ..declarations import Declarations, get_declarations, take_report
 from .caption_store import CaptionStore, has_captions
 from .captioner import NO_ANSWER, Captioner, Captions
 
@@ -36,7 +36,7 @@ class StoredCaptioner:
 
     @property
     def in_one_process(self) -> bool:
-        return declared(self.captioner.operator).in_one_process
+        return get_declarations(self.captioner.operator).in_one_process
 
     @property
     def budget(self) -> str | None:
@@ -116,7 +116,7 @@ class StoredAnswersOperator(Declarations, interface=True):
     def _take_server_counts(self) -> dict:
         """Return the counts of the server that was asked since the last call, by their key in a report."""
         server = self._stored_captioner and take_report(self._stored_captioner.captioner.operator)
-        return {declared(self._stored_captioner.captioner.operator).report_key: server} if server else {}
+        return {get_declarations(self._stored_captioner.captioner.operator).report_key: server} if server else {}
 
 
 def warn_of_unusable(sentence: str, unusable: dict[str, int], total: int, consequence: str) -> None:
