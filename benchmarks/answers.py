@@ -60,7 +60,7 @@ def compile_layers(model: MGMForConditionalGeneration) -> None:
     Attention reads the cache, which differs from layer to layer; its code would be compiled for each layer.
     """
     torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)  # ConvNeXt has four widths
-    parts = MGMFamily.parts(model)
+    parts = MGMFamily.find_parts(model)
     for layer in parts.towers:
         _compile(layer, dimensions=1)
     for layer in parts.decoder:

@@ -122,9 +122,9 @@ def main() -> None:
     settings = settings.model_copy(update={"image_root": str(folder / settings.image_root)})
     rows = HeldOutRows(folder / "results/datasets/instructions/evaluation.jsonl", settings)
     family = load_family(folder / "results/models/tiny/mgm")
-    model = family.trained(folder / reference["pretrain"], dtype="auto")  # takes the merged weights in turn
+    model = family.load_trained_model(folder / reference["pretrain"], dtype="auto")  # takes the merged weights in turn
     base = {name: weight.clone() for name, weight in model.state_dict().items()}
-    models = [family.trained(folder / stages[name]["finetune"], dtype="auto").state_dict() for name in WRONG]
+    models = [family.load_trained_model(folder / stages[name]["finetune"], dtype="auto").state_dict() for name in WRONG]
 
     trained_scores: dict[str, float] = {}
     merged_scores: dict[str, dict[str, float]] = {"linear": {}, "TIES": {}}

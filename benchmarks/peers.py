@@ -96,7 +96,7 @@ def build_shared_arguments(row: str, output: Path, settings: dict, steps: int) -
 
 def estimate_samples_in_pack(folder: Path) -> float:
     """Return the mean number of samples in a packed sequence, estimated from their lengths."""
-    encoder = load_family(folder / "model").encoder("", PACKED_TOKENS)
+    encoder = load_family(folder / "model").make_encoder("", PACKED_TOKENS)
     lengths = ConversationDataset(folder / "data.jsonl", encoder).lengths
     return PACKED_TOKENS / (sum(lengths) / len(lengths))
 

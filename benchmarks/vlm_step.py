@@ -144,7 +144,7 @@ def train_as_peers_do(row: str, folder: Path, liger: bool) -> None:
     settings, output = read_yaml(folder / row / "config.yaml"), folder / row
     micro_batch, lora = int(re.search(r"\d+", row)[0]), settings["lora"]
     dataset = ConversationDataset(
-        folder / "data.jsonl", load_family(folder / "model").encoder("", settings["max_length"])
+        folder / "data.jsonl", load_family(folder / "model").make_encoder("", settings["max_length"])
     )
     order = StepBatches(dataset.lengths, 1, settings["global_batch_size"], settings["seed"])._shuffle_samples(0)
     attention = "sdpa" if supports_sdpa(T.AutoConfig.from_pretrained(folder / "model")) else "eager"

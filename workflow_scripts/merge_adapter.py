@@ -20,7 +20,7 @@ def main() -> None:
     if args.output_dir.exists():
         raise InputError(f"{args.output_dir} exists already; name a new folder, or delete it first")
     family = load_family(args.model)
-    model = family.trained(args.stage, dtype="auto")
+    model = family.load_trained_model(args.stage, dtype="auto")
     with replace_folder(args.output_dir) as folder:
         model.save_pretrained(folder)
         family.save_processor(folder)

@@ -76,7 +76,7 @@ def trace(
     family = load_family(base)
     model = family.load(torch.bfloat16 if device.type == "cuda" else torch.float32, "sdpa")
     model = load_stage_weights(model, stage).to(device).eval()
-    encoder, head = family.encoder(settings.template, settings.max_length), family.parts(model).head
+    encoder, head = family.make_encoder(settings.template, settings.max_length), family.find_parts(model).head
     right_answers = [
         build_conversation("", str(question.image), question.prompt, question.row["answer"]) for question in questions
     ]

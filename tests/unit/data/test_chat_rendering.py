@@ -64,7 +64,7 @@ def test_shipped_templates_render_as_in_transformers(name):
 @pytest.mark.parametrize("family", [family for family in BUILDERS if family != "paligemma"])
 def test_a_processors_template_equals_its_own_method(tmp_path, family):
     save_tiny_family(family, tmp_path)
-    encoder = load_family(tmp_path).encoder("", 512)
+    encoder = load_family(tmp_path).make_encoder("", 512)
     content = [{"type": "image"}, {"type": "text", "text": "What is shown?"}]
     messages = [{"role": "user", "content": content}]
     messages += [{"role": "assistant", "content": [{"type": "text", "text": "A boat."}]}]
@@ -137,7 +137,7 @@ def test_hostile_template_of_a_model_is_refused(tmp_path, short_limits):
     save_tiny_family("qwen3_vl", tmp_path / "model")
     (tmp_path / "model/chat_template.jinja").write_text(LOOPS)
     with pytest.raises(InputError, match="model: its chat template cannot be rendered .it takes more than"):
-        load_family(tmp_path / "model").encoder("", 512)
+        load_family(tmp_path / "model").make_encoder("", 512)
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{{ 'a' * 10**10 }}"
     with pytest.raises(InputError, match="template tokenizer: it cannot be rendered .it takes more than .* of memory"):

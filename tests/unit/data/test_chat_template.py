@@ -51,20 +51,20 @@ def readable_mask(segments, processor=None) -> str:
 
 
 def test_plain_format_is_image_caption_and_line_break():
-    segments = gemma_template("plain").segments(TURNS)
+    segments = gemma_template("plain").render_segments(TURNS)
     assert joined(segments) == "<image>two\n"
     assert answers(segments) == ["two", "\n"]
 
 
 def test_gemma_format_equals_the_published_one_of_mgm():
-    segments = gemma_template("gemma").segments(TURNS)
+    segments = gemma_template("gemma").render_segments(TURNS)
     assert joined(segments) == (
         "<start_of_turn>user\n<image>\nHow many?<end_of_turn>\n<start_of_turn>model\ntwo<end_of_turn>\n<eos>"
     )
 
 
 def test_gemma_repeats_for_every_turn():
-    segments = gemma_template("gemma").segments(TURNS + MORE)
+    segments = gemma_template("gemma").render_segments(TURNS + MORE)
     assert joined(segments) == (
         "<start_of_turn>user\n<image>\nHow many?<end_of_turn>\n<start_of_turn>model\ntwo<end_of_turn>\n<eos>"
         "<start_of_turn>user\nWhere?<end_of_turn>\n<start_of_turn>model\nleft<end_of_turn>\n<eos>"
@@ -73,8 +73,8 @@ def test_gemma_repeats_for_every_turn():
 
 
 def test_only_answer_tokens_have_labels():
-    assert readable_mask(gemma_template("plain").segments(TURNS)) == "<bos><image>*two\\n*"
-    assert readable_mask(gemma_template("gemma").segments(TURNS + MORE)) == (
+    assert readable_mask(gemma_template("plain").render_segments(TURNS)) == "<bos><image>*two\\n*"
+    assert readable_mask(gemma_template("gemma").render_segments(TURNS + MORE)) == (
         "<bos><start_of_turn>user\\n<image>\\nHow many?<end_of_turn>\\n<start_of_turn>model\\n"
         "*two<end_of_turn>\\n<eos>*"
         "<start_of_turn>user\\nWhere?<end_of_turn>\\n<start_of_turn>model\\n"
@@ -83,7 +83,7 @@ def test_only_answer_tokens_have_labels():
 
 
 def test_loss_covers_only_answers_in_qwens_format():
-    mask = readable_mask(qwen_template("chatml").segments(TURNS + MORE), tiny_qwen_processor())
+    mask = readable_mask(qwen_template("chatml").render_segments(TURNS + MORE), tiny_qwen_processor())
     assert mask == (
         "<|im_start|>user\\n<image>\\nHow many?<|im_end|>\\n<|im_start|>assistant\\n*two<|im_end|>\\n*"
         "<|im_start|>user\\nWhere?<|im_end|>\\n<|im_start|>assistant\\n*left<|im_end|>\\n*"
@@ -93,7 +93,7 @@ def test_loss_covers_only_answers_in_qwens_format():
 def test_stage_1_of_gemma_uses_the_pairs_question():
     """Stage 1 with `--version gemma` uses the pairs' questions, like the published MGM-2B."""
     turns = [{"from": "human", "value": "Give a card description.\n<image>"}, {"from": "gpt", "value": "two"}]
-    mask = readable_mask(gemma_template("gemma").segments(turns))
+    mask = readable_mask(gemma_template("gemma").render_segments(turns))
     assert mask == (
         "<bos><start_of_turn>user\\n<image>\\nGive a card description.<end_of_turn>\\n<start_of_turn>model\\n"
         "*two<end_of_turn>\\n<eos>*"
@@ -101,21 +101,21 @@ def test_stage_1_of_gemma_uses_the_pairs_question():
 
 
 def test_labels_equal_input_ids_unless_ignored():
-    encoded = tiny_processor().encode(gemma_template("gemma").segments(TURNS + MORE))
+    encoded = tiny_processor().encode(gemma_template("gemma").render_segments(TURNS + MORE))
     pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
     assert all(label in (IGNORE_INDEX, token) for token, label in pairs)
 
 
 def test_question_is_refused_by_a_format_without_questions():
     with pytest.raises(InputError, match="template plain leaves out the question 'How many"):
-        gemma_template("plain").prompt("How many?")
+        gemma_template("plain").render_prompt("How many?")
 
 
 @pytest.mark.parametrize(("template", "question"), [("plain", ""), ("gemma", "How many?"), ("gemma", "")])
 def test_a_prompt_equals_the_training_text_before_the_answer(template, question):
     human = {"from": "human", "value": f"<image>\n{question}" if question else "<image>"}
-    segments = gemma_template(template).segments([human, {"from": "gpt", "value": "two"}])
-    prompt = gemma_template(template).prompt(question)
+    segments = gemma_template(template).render_segments([human, {"from": "gpt", "value": "two"}])
+    prompt = gemma_template(template).render_prompt(question)
     assert joined(segments).removeprefix(prompt) == "".join(answers(segments))
     processor = tiny_processor()
     encoded = processor.encode(segments)
@@ -131,7 +131,7 @@ def test_a_prompt_equals_the_training_text_before_the_answer(template, question)
 )
 def test_generation_stops_at_end_tokens_of_training(name, processor):
     template = ChatTemplate.load(name, processor().tokenizer)
-    answer = "".join(answers(template.segments(TURNS)))
+    answer = "".join(answers(template.render_segments(TURNS)))
     (stop,) = template.stop_tokens
     assert answer.startswith(f"two{stop}")
     assert len(processor().tokenizer(stop, add_special_tokens=False).input_ids) == 1
@@ -152,11 +152,13 @@ def test_an_answer_begins_after_its_prompt():
     prompts_end = "{% if add_generation_prompt %}{{ 'A:' }}{% endif %}"
     once = ASKED.replace(" A: '", " ' + ('A: ' if not loop.last else '')")
     template = ChatTemplate.load(describe_template(once + prompts_end), tokenizer)
-    assert template.prompt("How many?").endswith("How many? A:")
-    assert answers(template.segments(TURNS + MORE)) == [" two<eos>", " left<eos>"]
+    assert template.render_prompt("How many?").endswith("How many? A:")
+    assert answers(template.render_segments(TURNS + MORE)) == [" two<eos>", " left<eos>"]
     # marks that begin too early, inside the prompt
     early = ASKED.replace(" A: '", " '").replace("{{ message.content + eos", "{{ 'A:' + message.content + eos")
-    assert answers(ChatTemplate.load(describe_template(early + prompts_end), tokenizer).segments(TURNS)) == ["two<eos>"]
+    assert answers(ChatTemplate.load(describe_template(early + prompts_end), tokenizer).render_segments(TURNS)) == [
+        "two<eos>"
+    ]
 
 
 def test_template_with_different_prompt_in_training_is_refused():
@@ -182,7 +184,7 @@ def test_the_final_line_break_is_a_separate_token():
     processor = MGMProcessor(tiny_processor().image_processor, tokenizer, "<|image_pad|>", NUM_IMAGE_TOKENS)
     template = ChatTemplate.load("plain", tokenizer)
     turns = [TURNS[0], {"from": "gpt", "value": "A dog."}]
-    assert processor.encode(template.segments(turns))["labels"][-1] in template.stop_ids(tokenizer)
+    assert processor.encode(template.render_segments(turns))["labels"][-1] in template.stop_ids(tokenizer)
 
 
 def test_an_unknown_template_names_the_known_ones():
@@ -252,12 +254,12 @@ def test_a_new_format_needs_only_one_file(phi3, tmp_path):
     write_jsonl(tmp_path / "data.jsonl", [row | {"conversations": row["conversations"] + MORE}])
     item = ConversationDataset(tmp_path / "data.jsonl", MGMEncoder(processor, phi3, 256))[0]
     template = ChatTemplate.load(phi3, processor.tokenizer)
-    mask = readable_mask(template.segments(row["conversations"] + MORE), processor)
+    mask = readable_mask(template.render_segments(row["conversations"] + MORE), processor)
     assert mask == (
         "<|user|>\\n<image>\\nHow many?<|end|>\\n<|assistant|>\\n*two<|end|>\\n*"
         "<|user|>\\nWhere?<|end|>\\n<|assistant|>\\n*left<|end|>\\n*"
     )
-    prompt = processor.prompts([template.prompt("How many?")])["input_ids"][0].tolist()
+    prompt = processor.encode_prompts([template.render_prompt("How many?")])["input_ids"][0].tolist()
     assert item["input_ids"][: len(prompt)] == prompt and set(item["labels"][: len(prompt)]) == {IGNORE_INDEX}
     assert item["labels"][len(prompt)] != IGNORE_INDEX
     (stop,) = template.stop_tokens
@@ -276,7 +278,7 @@ def test_control_tokens_are_refused_in_data_and_questions(tmp_path):
     with pytest.raises(InputError, match=r"row 1: its text contains the control token \[INST\]; fix or delete"):
         ConversationDataset(tmp_path / "data.jsonl", MGMEncoder(tiny_qwen_processor(), template, 256))
     with pytest.raises(InputError, match=r"contains the control token \[INST\]; remove it"):
-        ChatTemplate.load(template, tiny_qwen_tokenizer()).prompt("Q [INST]")
+        ChatTemplate.load(template, tiny_qwen_tokenizer()).render_prompt("Q [INST]")
 
 
 # The tokenizer's own chat template
@@ -295,8 +297,8 @@ UNMARKED = MARKED.replace("{%- generation %}{{", "{{-").replace("{% endgeneratio
 @pytest.mark.parametrize("source", [MARKED, UNMARKED], ids=["marked", "unmarked"])
 def test_the_tokenizers_own_template_gives_the_same_segments(source):
     own, gemma = own_template("{{- bos_token }}" + source), gemma_template("gemma")
-    assert own.segments(TURNS + MORE) == gemma.segments(TURNS + MORE)
-    assert own.prompt("How many?") == gemma.prompt("How many?")
+    assert own.render_segments(TURNS + MORE) == gemma.render_segments(TURNS + MORE)
+    assert own.render_prompt("How many?") == gemma.render_prompt("How many?")
     assert own.stop_tokens == gemma.stop_tokens
 
 
@@ -327,4 +329,6 @@ def test_the_tokenizers_template_is_saved_with_the_model(tmp_path):
     processor.tokenizer.chat_template = UNMARKED
     processor.save_pretrained(tmp_path)
     loaded = MGMProcessor.from_pretrained(tmp_path)
-    assert ChatTemplate.load("tokenizer", loaded.tokenizer).segments(TURNS) == gemma_template("gemma").segments(TURNS)
+    assert ChatTemplate.load("tokenizer", loaded.tokenizer).render_segments(TURNS) == gemma_template(
+        "gemma"
+    ).render_segments(TURNS)

@@ -28,14 +28,14 @@ def test_influence_is_the_product_of_both_gradients(kind, tmp_path, monkeypatch)
         save_tiny_family(kind, tmp_path / kind)
     family = load_family(tmp_path / kind)
     model = family.load(torch.float32, "sdpa").eval()
-    encoder, head = family.encoder("plain", 512), family.parts(model).head
+    encoder, head = family.make_encoder("plain", 512), family.find_parts(model).head
     head.weight = nn.Parameter(head.weight.detach().clone())  # without the embedding
     rows = list(read_jsonl(tmp_path / "conversations.jsonl"))
 
     def gradient(row: dict) -> torch.Tensor:
-        item = encoder.item(row)
+        item = encoder.encode_row(row)
         batch = encoder.batch([item], len(item["input_ids"]))
-        loss = model(**family.inputs(batch, CPU)).loss * len(batch["answer_positions"])
+        loss = model(**family.prepare_inputs(batch, CPU)).loss * len(batch["answer_positions"])
         return torch.autograd.grad(loss, head.weight)[0].flatten()
 
     gradients = torch.stack([gradient(row) for row in rows])

@@ -52,9 +52,9 @@ def test_their_language_model_equals_the_trained_gemma(made, parts):
 
 def test_an_image_has_one_token_per_word_of_a_board(made, tmp_path):
     family = load_family(made)
-    encoder, path = family.encoder("", 256), save_image(tmp_path / "a.png", (9, 9, 9), (128, 128))
+    encoder, path = family.make_encoder("", 256), save_image(tmp_path / "a.png", (9, 9, 9), (128, 128))
     turns = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "a red circle"}]
-    item = encoder.item({"id": "1", "image": str(path), "conversations": turns})
+    item = encoder.encode_row({"id": "1", "image": str(path), "conversations": turns})
     assert item["input_ids"].count(family.config.image_token_id) == 16
     text = encoder.tokenizer.decode([label for label in item["labels"] if label >= 0])
     assert text == "a red circle<end_of_turn>\n<eos>"

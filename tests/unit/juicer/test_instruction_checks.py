@@ -83,9 +83,9 @@ def test_rules_are_fast_on_hostile_text():
 
 def loss(family: MGMFamily, model, image, question: str, answer: str) -> float:
     """Return the training loss of an answer, summed over its tokens, without the code of likelihoods."""
-    encoder = family.encoder("gemma", 512)
-    item = encoder.item(build_conversation("1", str(image), question, answer))
-    batch = family.inputs(encoder.batch([item], len(item["input_ids"])), torch.device("cpu"))
+    encoder = family.make_encoder("gemma", 512)
+    item = encoder.encode_row(build_conversation("1", str(image), question, answer))
+    batch = family.prepare_inputs(encoder.batch([item], len(item["input_ids"])), torch.device("cpu"))
     return model(**batch).loss.item() * sum(label != -100 for label in item["labels"])
 
 
@@ -238,5 +238,5 @@ def test_a_gray_image_is_encoded_once(project, monkeypatch):  # noqa: F811
     )
     gray = BytesIO()
     Image.new("RGB", (8, 8)).save(gray, "PNG")
-    assert len(list(generator.likelihoods([gray] * 5, QUESTIONS * 2 + ["Why?"], ["a cat"] * 5, "gemma"))) == 5
+    assert len(list(generator.compute_likelihoods([gray] * 5, QUESTIONS * 2 + ["Why?"], ["a cat"] * 5, "gemma"))) == 5
     assert encoded == [1]

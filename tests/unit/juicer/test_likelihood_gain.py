@@ -84,17 +84,17 @@ def test_likelihoods_of_answers_equal_training_losses(project):
     ]
     generator, family = MGMGenerator(project / "base", project / "pretrain", "cpu"), MGMFamily(project / "base")
     values = generator.log_likelihoods(images, pairs, "gemma")
-    encoder, model = family.encoder("gemma", 512), generator.model
+    encoder, model = family.make_encoder("gemma", 512), generator.model
     for (image, question, answer), token_values in zip(pairs, values, strict=True):
-        item = encoder.item(build_conversation("1", images[image], question, answer))
-        batch = family.inputs(encoder.batch([item], len(item["input_ids"])), torch.device("cpu"))
+        item = encoder.encode_row(build_conversation("1", images[image], question, answer))
+        batch = family.prepare_inputs(encoder.batch([item], len(item["input_ids"])), torch.device("cpu"))
         assert -sum(token_values) / len(token_values) == pytest.approx(model(**batch).loss.item(), rel=1e-4)
     assert generator.log_likelihoods([], [], "plain") == []
     with pytest.raises(InputError, match="template plain leaves out the question 'What is"):
         generator.log_likelihoods(images, pairs, "plain")
-    assert list(generator.likelihoods([images[0]], ["What is it?"], ["a <|end|> cat"], "gemma")) == [[]]
+    assert list(generator.compute_likelihoods([images[0]], ["What is it?"], ["a <|end|> cat"], "gemma")) == [[]]
     about, questions, answers = zip(*pairs, strict=True)
-    in_order = generator.likelihoods([images[image] for image in about], questions, answers, "gemma")
+    in_order = generator.compute_likelihoods([images[image] for image in about], questions, answers, "gemma")
     for actual, expected in zip(in_order, values, strict=True):
         assert actual == pytest.approx(expected, rel=1e-4)
 
@@ -103,9 +103,9 @@ def test_likelihoods_without_an_image_equal_those_of_the_text(project):
     generator = MGMGenerator(project / "base", project / "pretrain", "cpu")
     chat = ChatTemplate.load("gemma", generator.processor.tokenizer)
     pairs = [("What is it?", "a cat"), ("What color is the big dog?", "brown")]
-    likelihoods = generator.likelihoods([None, None], *zip(*pairs, strict=True), "gemma")
+    likelihoods = generator.compute_likelihoods([None, None], *zip(*pairs, strict=True), "gemma")
     for pair, values in zip(pairs, likelihoods, strict=True):
-        item = generator.processor.encode(chat.segments(build_text_conversation(*pair)["conversations"]))
+        item = generator.processor.encode(chat.render_segments(build_text_conversation(*pair)["conversations"]))
         ids = torch.tensor([item["input_ids"]])
         with torch.inference_mode():
             logits = generator.model(input_ids=ids).logits[0].log_softmax(dim=-1)

@@ -131,7 +131,7 @@ def trained(tmp_path_factory):
     tiny_processor().save_pretrained(root / "base")
     randomize(base.model.projector, seed=4)
     save_projector(base, gather_weights(find_projector(base)), root / "pretrain")
-    wrapped = add_lora(base, MGMFamily.parts(base), LORA, root / "pretrain" / "projector.safetensors").eval()
+    wrapped = add_lora(base, MGMFamily.find_parts(base), LORA, root / "pretrain" / "projector.safetensors").eval()
     moved = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
     generator = torch.Generator().manual_seed(8)
     with torch.no_grad():
@@ -147,9 +147,9 @@ def find_projector(model) -> dict[str, torch.nn.Parameter]:
 
 def test_a_fine_tuned_stage_loads_with_its_trained_weights(trained):
     root, wrapped = trained
-    inputs = tiny_processor().prompts([ChatTemplate.load("gemma", tiny_processor().tokenizer).prompt("How many?")]) | {
-        "pixel_values": pixels(1)
-    }
+    inputs = tiny_processor().encode_prompts(
+        [ChatTemplate.load("gemma", tiny_processor().tokenizer).render_prompt("How many?")]
+    ) | {"pixel_values": pixels(1)}
     with torch.inference_mode():
         loaded = MGMGenerator(root / "base", root / "finetune").model(**inputs).logits
         before = MGMGenerator(root / "base", root / "pretrain").model(**inputs).logits
@@ -214,7 +214,9 @@ def test_captioned_batches_are_encoded_without_gradients(trained, tmp_path, monk
     monkeypatch.setattr(generator.model.model, "get_image_features", observed)
     images = color_images(tmp_path, 3)
     with_repeats = [*images, images[2], images[0], images[1]]
-    candidates = list(generator.candidates(with_repeats, "", "plain", num_beams=2, max_new_tokens=4, batch_size=4))
+    candidates = list(
+        generator.generate_candidates(with_repeats, "", "plain", num_beams=2, max_new_tokens=4, batch_size=4)
+    )
     assert encoded == [(4, False), (2, False)] and not generator._cache
     assert len(candidates) == 6 and [text for text, _ in candidates[3]] == [text for text, _ in candidates[2]]
 
@@ -227,7 +229,7 @@ def test_answers_without_an_image_use_the_text_only(trained):
     expected = []
     for question in questions:
         turns = [{"from": "human", "value": question}, {"from": "gpt", "value": "x"}]
-        (text, _), *_ = chat.segments(turns)
+        (text, _), *_ = chat.render_segments(turns)
         ids = torch.tensor([generator.processor.encode([(text, False)])["input_ids"]])
         generated = generator.model.generate(
             input_ids=ids,
@@ -260,8 +262,8 @@ def prompted(trained, tmp_path):
     """Return a model, six images with prompts, and stop tokens, which are the second and third generated tokens."""
     generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
     processor = generator.processor
-    inputs = processor.prompts([ChatTemplate.load("plain", processor.tokenizer).prompt("")] * 6)
-    inputs["pixel_values"] = processor.pixels([load_image(path) for path in color_images(tmp_path, 6)])
+    inputs = processor.encode_prompts([ChatTemplate.load("plain", processor.tokenizer).render_prompt("")] * 6)
+    inputs["pixel_values"] = processor.build_pixel_values([load_image(path) for path in color_images(tmp_path, 6)])
     generated = generator.model.generate(**inputs, max_new_tokens=3, do_sample=False, pad_token_id=0)[:, -2:]
     return generator.model, inputs, [generator.processor.tokenizer.eos_token_id, *generated.unique().tolist()]
 
@@ -287,8 +289,8 @@ def test_greedy_answers_equal_those_of_transformers(trained, tmp_path, template,
         [""] * 6 if template == "plain" else ["How many?", "", "What color is the circle?", "Where?", "a b c", "Who?"]
     )
     images = [color_images(tmp_path, 4)[number] for number in about]
-    inputs = processor.prompts([chat.prompt(question) for question in questions])
-    inputs["pixel_values"] = processor.pixels([load_image(path) for path in images])
+    inputs = processor.encode_prompts([chat.render_prompt(question) for question in questions])
+    inputs["pixel_values"] = processor.build_pixel_values([load_image(path) for path in images])
     first = generator.model.generate(**inputs, max_new_tokens=3, do_sample=False, pad_token_id=0)
     stops = [processor.tokenizer.eos_token_id, first[0, -1].item()]
     monkeypatch.setattr(ChatTemplate, "stop_ids", lambda chat, tokenizer: stops)
@@ -405,7 +407,7 @@ def test_one_beam_equals_greedy_search(trained, tmp_path):
     generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
     images = color_images(tmp_path, 3)
     answers = list(generator.answer(images, [""] * 3, "plain", max_new_tokens=6, batch_size=3))
-    candidates = generator.candidates(images, "", "plain", num_beams=1, max_new_tokens=6, batch_size=3)
+    candidates = generator.generate_candidates(images, "", "plain", num_beams=1, max_new_tokens=6, batch_size=3)
     assert [row[0][0] for row in candidates] == answers
 
 
@@ -413,10 +415,12 @@ def test_candidates_differ_and_do_not_depend_on_the_batch(trained, tmp_path):
     generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
     images = color_images(tmp_path, 5)
     arguments = {"question": "", "template": "plain", "num_beams": 4, "max_new_tokens": 6}
-    together = [[text for text, _ in row] for row in generator.candidates(images, batch_size=5, **arguments)]
+    together = [[text for text, _ in row] for row in generator.generate_candidates(images, batch_size=5, **arguments)]
     assert all(len(row) == len(set(row)) > 1 for row in together)
     for size in (1, 2):
-        alone = [[text for text, _ in row] for row in generator.candidates(images, batch_size=size, **arguments)]
+        alone = [
+            [text for text, _ in row] for row in generator.generate_candidates(images, batch_size=size, **arguments)
+        ]
         assert alone == together
 
 
@@ -431,9 +435,9 @@ def test_answers_of_a_merged_folder_equal_base_and_stage(trained, tmp_path, monk
     run(monkeypatch, merge_adapter, "--model", root / "base", "--stage", stage, "--output-dir", output)
     assert not [path for path in output.rglob("*") if "adapter" in path.name or path.suffix in (".bin", ".pt")]
     together, merged = MGMGenerator(root / "base", stage), MGMGenerator(output, None)
-    inputs = tiny_processor().prompts([ChatTemplate.load("gemma", tiny_processor().tokenizer).prompt("How many?")]) | {
-        "pixel_values": pixels(1)
-    }
+    inputs = tiny_processor().encode_prompts(
+        [ChatTemplate.load("gemma", tiny_processor().tokenizer).render_prompt("How many?")]
+    ) | {"pixel_values": pixels(1)}
     with torch.inference_mode():
         logits, expected = merged.model(**inputs).logits, together.model(**inputs).logits
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
@@ -504,7 +508,7 @@ def test_qwen_is_assembled_with_its_own_tokenizer_and_format(tmp_path):
     model.save_pretrained(tmp_path / "mgm")
     processor.save_pretrained(tmp_path / "mgm")
     assert model.config.image_token_id == tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    prompt = ChatTemplate.load("chatml", tokenizer).prompt("How many?")
+    prompt = ChatTemplate.load("chatml", tokenizer).render_prompt("How many?")
     ids = processor.encode([(prompt, False)])["input_ids"]
     assert ids[0] == tokenizer.convert_tokens_to_ids("<|im_start|>")  # Qwen has no beginning-of-sequence token
     generator = MGMGenerator(tmp_path / "mgm", None)

@@ -44,9 +44,9 @@ def with_data(workload: Workload, folder: Path) -> tuple[int, int]:
     """Return peak bytes and FLOPs of the same step on the CPU."""
     family = load_family(folder)
     model = family.load(torch.float32, "eager")
-    wrapped = wrap_with_lora(model, LORA, family.parts(model).decoder, projector=False).train()
+    wrapped = wrap_with_lora(model, LORA, family.find_parts(model).decoder, projector=False).train()
     model.set_attn_implementation("eager")
-    inputs = workload.architecture.inputs(workload.batch(BATCH), "cpu")
+    inputs = workload.architecture.prepare_inputs(workload.batch(BATCH), "cpu")
     memory = LiveMemory(("all",), lambda tensor: "all")
     memory.exclude([*wrapped.parameters(), *wrapped.buffers(), *inputs.values()])
     with memory:
@@ -101,7 +101,7 @@ def test_masks_of_pixels_are_planned_without_their_values(folders, monkeypatch):
     expected = trace_memory(values, 1, BATCH)
     monkeypatch.setattr("dj2mgm.planning.architecture.MAX_VALUES_OF_IMAGE", 500)  # less than the masks of small images
     trace = trace_memory(none, 1, BATCH)
-    mask = none.architecture.inputs(none.batch(BATCH), "meta")["pixel_attention_mask"]
+    mask = none.architecture.prepare_inputs(none.batch(BATCH), "meta")["pixel_attention_mask"]
     assert mask.is_meta
     assert trace.flops == expected.flops and (trace.sizes.max(axis=0) == expected.sizes.max(axis=0)).all()
     assert trace.sizes.sum(axis=1).max() == expected.sizes.sum(axis=1).max()
@@ -153,7 +153,7 @@ def test_a_stage_is_planned_with_its_largest_images(folders, tmp_path):
         if "image" not in chosen[0]:
             chosen[0]["conversations"][0]["value"] = "What?"
         write_jsonl(tmp_path / "data.jsonl", chosen)
-        dataset = ConversationDataset(tmp_path / "data.jsonl", family.encoder("", 4096))
+        dataset = ConversationDataset(tmp_path / "data.jsonl", family.make_encoder("", 4096))
         planned_for.append(build_architecture(family, dataset).item["input_ids"].count(family.config.image_token_id))
     assert planned_for == [16, 4, 4]
 

@@ -28,7 +28,7 @@ def train(base: Path, stage: Path, connector: bool = True) -> None:
     """Write the output of a fine-tuning, with weights different from the base model's."""
     family = load_family(base)
     model = family.load(torch.float32, "eager")
-    wrapped = wrap_with_lora(model, LORA, family.parts(model).decoder, projector=connector)
+    wrapped = wrap_with_lora(model, LORA, family.find_parts(model).decoder, projector=connector)
     trained = {name: parameter for name, parameter in wrapped.named_parameters() if "lora_" in name}
     torch.manual_seed(1)
     for parameter in [*trained.values(), *(find_projector_parameters(wrapped).values() if connector else ())]:
@@ -63,9 +63,9 @@ def family(request, tmp_path) -> str:
 def own_answer(family, tmp_path) -> str:
     """Return the answer of the workflow itself."""
     image = save_image(tmp_path / "photo.jpg", (200, 30, 90), (48, 40))
-    generator = load_family(tmp_path / "base").generator(tmp_path / "stage", "cpu")
+    generator = load_family(tmp_path / "base").make_generator(tmp_path / "stage", "cpu")
     [answer] = generator.answer([image], [QUESTION], "", TOKENS, 1)
-    [before] = load_family(tmp_path / "base").generator(None, "cpu").answer([image], [QUESTION], "", TOKENS, 1)
+    [before] = load_family(tmp_path / "base").make_generator(None, "cpu").answer([image], [QUESTION], "", TOKENS, 1)
     assert answer != before and answer
     return answer
 
@@ -91,7 +91,7 @@ def test_connector_of_several_modules_loads_in_peft(tmp_path):
     write_adapter(load_family(tmp_path / "base"), tmp_path / "stage", "me/base", TOKENS, tmp_path / "adapter")
     base = AutoModelForImageTextToText.from_pretrained(tmp_path / "base", dtype=torch.float32)
     merged = PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload().state_dict()
-    trained = load_family(tmp_path / "base").trained(tmp_path / "stage", torch.float32).state_dict()
+    trained = load_family(tmp_path / "base").load_trained_model(tmp_path / "stage", torch.float32).state_dict()
     assert any("deepstack_merger_list" in name for name in merged)
     torch.testing.assert_close(merged, trained, rtol=1e-5, atol=1e-5)
 
@@ -123,7 +123,7 @@ def test_adapter_of_mgms_language_model_loads_in_peft(mgm, weights):
         write_merged(load_family(base), stage, TOKENS, folder)
     else:
         write_adapter(load_family(base), stage, "me/language-model", TOKENS, folder)
-    trained = load_family(base).trained(stage, torch.float32)
+    trained = load_family(base).load_trained_model(stage, torch.float32)
     stock = GemmaForCausalLM.from_pretrained(mgm / "language")
     ids = torch.arange(5, 15)[None]
     before = stock(ids).logits
@@ -133,9 +133,9 @@ def test_adapter_of_mgms_language_model_loads_in_peft(mgm, weights):
     assert not torch.allclose(before, expected, atol=1e-2)
     # like the complete model in this project
     whole = (
-        load_family(folder).trained(None, "auto")
+        load_family(folder).load_trained_model(None, "auto")
         if weights == "merged"
-        else load_family(base).trained(folder / STAGE, "auto")
+        else load_family(base).load_trained_model(folder / STAGE, "auto")
     )
     again = dict(whole.named_parameters())
     assert all(torch.equal(again[name], parameter) for name, parameter in trained.named_parameters())

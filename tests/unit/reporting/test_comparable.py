@@ -3,7 +3,6 @@
 import shutil
 
 import pytest
-from test_report import text_of, write_report
 from test_report_judges import SIGLIP, add_second_judge, change_judges
 
 from dj2mgm.reporting.comparison import compute_score_differences, describe_obstacles, tabulate_scores
@@ -11,6 +10,7 @@ from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.sections.judges import describe_judges, measure_judge_agreement
 from dj2mgm.reporting.verdicts.headline_panels import build_headline_panels, build_metric_verdicts
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
+from report_pages import text_of, write_report
 from report_results import write_results
 
 CLIP, TASK = {"clip_score", "ref_clip_score"}, "pope/pope_accuracy"

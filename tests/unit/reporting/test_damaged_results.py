@@ -109,7 +109,7 @@ def trained(tmp_path_factory):
     (folder / "finetune").mkdir()
     save_file(projector, folder / "finetune/projector.safetensors")
     wrap_with_lora(
-        model, LoraSettings(r=2, alpha=4, dropout=0.0, targets=["q_proj"]), MGMFamily.parts(model).decoder
+        model, LoraSettings(r=2, alpha=4, dropout=0.0, targets=["q_proj"]), MGMFamily.find_parts(model).decoder
     ).save_pretrained(folder / "finetune/adapter")
     return folder
 

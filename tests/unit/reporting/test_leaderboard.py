@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-from test_report import Elements
 
 import write_leaderboard
 from dj2mgm.records.look_records import DECISION
@@ -13,6 +12,7 @@ from dj2mgm.reporting.leaderboard import find_entries
 from dj2mgm.runs.unlearned import VERDICT
 from dj2mgm.storage.files import read_json, read_yaml, write_json, write_text, write_yaml
 from evaluated_runs import entry, write_dataset, write_run
+from report_pages import Elements
 from run_main import run_main
 
 IMAGES = [f"e{number}" for number in range(20)]

@@ -1,13 +1,10 @@
 """The report of two small experiments is self-contained, shows the files' values, and has no empty sections."""
 
 import re
-import sys
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
-import compare_experiments
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import estimate_paired_difference
@@ -24,52 +21,13 @@ from dj2mgm.reporting.sections.training_charts import (
 )
 from dj2mgm.reporting.verdicts.headline_panels import build_headline_panels, build_metric_verdicts
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
+from report_pages import Elements, text_of, write_report
 from report_results import IMAGES, ODD, write_photos, write_results
 
 
 @pytest.fixture
 def root(tmp_path):
     return tmp_path / "results ünd mehr"
-
-
-def write_report(monkeypatch, config):
-    arguments = ["--config", str(config), "--output-dir", str(config.parent)]
-    monkeypatch.setattr(sys, "argv", ["compare_experiments.py", *arguments])
-    compare_experiments.main()
-    return config.parent / "report.html"
-
-
-class Elements(HTMLParser):
-    """All tags with their attributes, the text, and the open tags; tags must be closed in order."""
-
-    VOID = {"meta", "img", "br", "wbr"}
-
-    def __init__(self, page: str):
-        super().__init__()
-        self.tags, self.open, self.words = [], [], []
-        self.feed(page)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if "style" not in self.open:
-            self.words.append(data)
-
-    def attributes(self, name: str) -> list[str]:
-        return [attributes[name] for _, attributes in self.tags if name in attributes]
-
-    def text(self) -> str:
-        return re.sub(r"\s+", " ", "".join(self.words))
-
-
-def text_of(page) -> str:
-    return Elements(page.read_text(encoding="utf-8")).text()
 
 
 def test_page_is_self_contained_and_escapes_answers(monkeypatch, root):

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_report import text_of, write_report
 
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import estimate_paired_difference
@@ -16,6 +15,7 @@ from dj2mgm.reporting.sections.judges import (
     measure_judge_agreement,
 )
 from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_jsonl
+from report_pages import text_of, write_report
 from report_results import IMAGES, write_photos, write_results
 
 SIGLIP = {"name": "models/siglip", "kind": "SigLIP", "selects": [], "sees": False}

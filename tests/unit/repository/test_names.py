@@ -1,4 +1,4 @@
-"""Names say what a value is: no pronouns, and no participles as nouns."""
+"""Names say what a value is and what a function does: no pronouns, no participles as nouns, verbs for functions."""
 
 import ast
 from collections.abc import Iterator
@@ -12,6 +12,17 @@ VAGUE = {
     *("found", "kept", "known", "given", "said", "place", "places", "where", "one", "each", "stated", "named"),
     *("asked", "listed", "wanted", "told", "held", "gone"),
 }
+
+# Last words of names of results. A function with such a name begins with a verb: `build_page_settings`.
+RESULTS = {"settings", "files", "folder", "folders", "names", "table", "card", "command", "note", "config", "values"}
+VERBS = set(
+    """
+    add allow assemble build change check choose collect combine complete compute convert copy count describe detect
+    discard drop enumerate estimate export fetch find fit format get group has hash is iterate join limit list load
+    locate make match merge move name note open pair parse plan push read recognize remove replace require resolve
+    round save select set share show split sum update validate verify watch write
+    """.split()
+)
 
 
 def defined_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
@@ -36,3 +47,15 @@ def test_no_name_is_vague(folder):
         if name.strip("_") in VAGUE
     ]
     assert not vague, "name the value by what it is, such as `candidates` instead of `found`"
+
+
+def test_functions_begin_with_verbs():
+    nouns = [
+        f"{file.relative_to(PROJECT)}:{node.lineno}: {node.name}"
+        for file in sorted((PROJECT / "workflow_scripts").rglob("*.py"))
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+        and (words := node.name.strip("_").split("_"))[-1] in RESULTS
+        and words[0] not in VERBS
+    ]
+    assert not nouns, "begin with what the function does, such as `build_page_settings` instead of `page_settings`"

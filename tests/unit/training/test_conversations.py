@@ -138,7 +138,7 @@ def test_images_of_a_mixed_batch_keep_the_order_of_their_rows(dataset, tmp_path)
     centre = batch["pixel_values"][:, :, IMAGE_SIDE // 2, IMAGE_SIDE // 2]
     assert centre[0, 0] > centre[0, 2] and centre[1, 2] > centre[1, 0]
     with torch.inference_mode():
-        batch["pixel_values"] = tiny_processor().normalized(batch["pixel_values"])
+        batch["pixel_values"] = tiny_processor().normalize_pixels(batch["pixel_values"])
         assert torch.isfinite(tiny_mgm()(**batch).loss)
 
 

@@ -26,8 +26,8 @@ def test_images_stay_float32_under_a_bf16_engine():
     trainer.args = SimpleNamespace(device=torch.device("cpu"))
     trainer.is_deepspeed_enabled = True
     processor, image = tiny_processor(), Image.effect_noise((IMAGE_SIDE, IMAGE_SIDE), 80).convert("RGB")
-    trainer.prepare_inputs = mgm(processor).inputs
-    batch = {"pixel_values": processor.resized([image]), "input_ids": torch.ones(1, 2, dtype=torch.long)}
+    trainer.prepare_inputs = mgm(processor).prepare_inputs
+    batch = {"pixel_values": processor.resize_images([image]), "input_ids": torch.ones(1, 2, dtype=torch.long)}
     assert batch["pixel_values"].dtype == torch.uint8
     prepared = trainer._prepare_inputs(batch)
     assert prepared["pixel_values"].dtype == torch.float32 and prepared["input_ids"].dtype == torch.long
@@ -46,6 +46,6 @@ def test_training_with_only_warm_up_steps_is_refused(tmp_path):
 
 def test_a_batch_of_text_alone_is_prepared_without_images():
     trainer = object.__new__(StageTrainer)
-    trainer.prepare_inputs = mgm(tiny_processor()).inputs
+    trainer.prepare_inputs = mgm(tiny_processor()).prepare_inputs
     trainer.args = SimpleNamespace(device=torch.device("cpu"))
     assert set(trainer._prepare_inputs({"input_ids": torch.ones(1, 2)})) == {"input_ids"}

@@ -75,7 +75,7 @@ def test_an_unchanged_lora_is_refused():
 def test_a_new_lora_adapter_counts_as_unchanged(tmp_path):
     model = tiny_mgm()
     save_weights(gather_weights(find_projector_parameters(model)), tmp_path / "projector.safetensors")
-    wrapped = add_lora(model, MGMFamily.parts(model), LORA, tmp_path / "projector.safetensors")
+    wrapped = add_lora(model, MGMFamily.find_parts(model), LORA, tmp_path / "projector.safetensors")
     trained = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
     with pytest.raises(BrokenWeights, match="every lora_B matrix is zero"):
         check_weights(gather_weights(trained), read_full_shapes(trained), steps=2)
@@ -89,7 +89,9 @@ def test_projector_parameters_keep_their_names_in_wrappers(tmp_path):
     save_weights(gather_weights(find_projector_parameters(model)), tmp_path / "projector.safetensors")
     assert (
         set(
-            find_projector_parameters(add_lora(model, MGMFamily.parts(model), LORA, tmp_path / "projector.safetensors"))
+            find_projector_parameters(
+                add_lora(model, MGMFamily.find_parts(model), LORA, tmp_path / "projector.safetensors")
+            )
         )
         == NAMES
     )
@@ -100,7 +102,7 @@ def test_stage_1_trains_only_projector_and_mining_from_seed(tmp_path):
     for _ in range(2):
         model = tiny_mgm()
         torch.manual_seed(7)
-        models.append(train_projector_only(model, MGMFamily.parts(model)))
+        models.append(train_projector_only(model, MGMFamily.find_parts(model)))
     trained = {name for name, p in models[0].named_parameters() if p.requires_grad}
     assert trained == {f"model.{name}" for name in NAMES}
     for first, second in zip(models[0].parameters(), models[1].parameters(), strict=True):
@@ -116,7 +118,7 @@ def test_stage_1_trains_only_projector_and_mining_from_seed(tmp_path):
 def test_stage_2_trains_only_lora_and_the_projector(tmp_path):
     model = tiny_mgm()
     save_weights(gather_weights(find_projector_parameters(model)), tmp_path / "projector.safetensors")
-    wrapped = add_lora(model, MGMFamily.parts(model), LORA, tmp_path / "projector.safetensors")
+    wrapped = add_lora(model, MGMFamily.find_parts(model), LORA, tmp_path / "projector.safetensors")
     trained = {name for name, p in wrapped.named_parameters() if p.requires_grad}
     lora = {name for name in trained if "lora_" in name}
     assert all(any(name.endswith(part) for part in NAMES) for name in trained - lora)
@@ -128,7 +130,7 @@ def test_stage_2_trains_only_lora_and_the_projector(tmp_path):
 def test_an_adapter_replaces_an_earlier_full_fine_tuning(tmp_path):
     model = tiny_mgm()
     save_weights(gather_weights(find_projector_parameters(model)), tmp_path / "projector.safetensors")
-    wrapped = add_lora(model, MGMFamily.parts(model), LORA, tmp_path / "projector.safetensors")
+    wrapped = add_lora(model, MGMFamily.find_parts(model), LORA, tmp_path / "projector.safetensors")
     (tmp_path / "finetune").mkdir()
     (tmp_path / "finetune/language_model.safetensors").touch()
     trained = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
@@ -140,7 +142,7 @@ def test_full_fine_tuning_is_saved_and_loaded(tmp_path):
     model = tiny_mgm()
     model.save_pretrained(tmp_path / "base")
     save_weights(gather_weights(find_projector_parameters(model)), tmp_path / "projector.safetensors")
-    model = unfreeze_language_model(model, MGMFamily.parts(model), tmp_path / "projector.safetensors")
+    model = unfreeze_language_model(model, MGMFamily.find_parts(model), tmp_path / "projector.safetensors")
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     frozen = {name for name, _ in model.named_parameters()} - set(trained)
     assert frozen and all(name.startswith(("model.vision_tower.", "model.vision_tower_aux.")) for name in frozen)
@@ -198,16 +200,18 @@ def test_gathered_weights_are_copies():
 @pytest.mark.parametrize("family", ["gemma", "qwen"])
 def test_known_projections_equal_those_of_the_models(family):
     model = tiny_mgm(family)
-    assert set(find_projections(MGMFamily.parts(model).decoder)) == set(
+    assert set(find_projections(MGMFamily.find_parts(model).decoder)) == set(
         PROJECTIONS[model.config.text_config.model_type]
     )
     with pytest.raises(InputError, match="no projection 'q_porj'; known are q_proj, k_proj"):
-        wrap_with_lora(model, LORA.model_copy(update={"targets": ["q_proj", "q_porj"]}), MGMFamily.parts(model).decoder)
+        wrap_with_lora(
+            model, LORA.model_copy(update={"targets": ["q_proj", "q_porj"]}), MGMFamily.find_parts(model).decoder
+        )
 
 
 def test_lora_on_all_layers_excludes_the_towers():
     model = tiny_mgm("gemma")
-    decoder = MGMFamily.parts(model).decoder
+    decoder = MGMFamily.find_parts(model).decoder
     linear = [module for module in decoder.modules() if isinstance(module, torch.nn.Linear)]
     wrapped = wrap_with_lora(model, LORA.model_copy(update={"targets": "all"}), decoder)
     adapted = [module.base_layer for module in wrapped.modules() if isinstance(module, LoraLayer)]

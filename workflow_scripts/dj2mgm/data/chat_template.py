@@ -66,7 +66,7 @@ class ChatTemplate:
         if not isinstance(source, str):
             raise InputError(f"template {OF_THE_TOKENIZER}: the model's tokenizer has no chat template; {REMEDY}")
         template = cls(OF_THE_TOKENIZER, source, (), control_tokens, special_tokens)
-        text = "".join(text for text, _ in template.segments(_build_turns("question", "answer")))
+        text = "".join(text for text, _ in template.render_segments(_build_turns("question", "answer")))
         rest = tokenizer.tokenize(text.rpartition("answer")[2])
         stops = tuple(token for token in rest if token in control_tokens)[:1]
         template = cls(OF_THE_TOKENIZER, source, stops, control_tokens, special_tokens)
@@ -80,7 +80,7 @@ class ChatTemplate:
         several = [*turns, {"from": "human", "value": "question"}, turns[1]]
         for conversation in (turns, several):
             try:
-                segments = self.segments(conversation)
+                segments = self.render_segments(conversation)
             except InputError:
                 if conversation is turns:
                     raise
@@ -93,7 +93,7 @@ class ChatTemplate:
                         "stop_tokens after every answer, inside the part that the loss covers"
                     )
 
-    def segments(self, turns: list[dict]) -> Segments:
+    def render_segments(self, turns: list[dict]) -> Segments:
         """Return a conversation as segments.
 
         Joined, they are the rendered template without its beginning-of-sequence token, which `MGMProcessor.encode`
@@ -118,7 +118,7 @@ class ChatTemplate:
                 "which the model's file has as template (docs/models.md)"
             )
 
-    def prompt(self, question: str, shows_image: bool = True) -> str:
+    def render_prompt(self, question: str, shows_image: bool = True) -> str:
         """Return the text before the answer, for generation with or without an image."""
         self.check_question(question)
         if token := find_control(question, self.control_tokens):

@@ -65,12 +65,12 @@ def read_labelled_tokens(
     model: nn.Module, family: Family, encoder: Encoder, rows: Sequence[dict], device: torch.device
 ) -> Iterator[LabelledTokens]:
     """Yield the labelled tokens of `ROWS_AT_ONCE` conversations at a time, with the hidden states of the model."""
-    with _record_inputs(family.parts(model).head) as inputs:
+    with _record_inputs(family.find_parts(model).head) as inputs:
         for start in range(0, len(rows), ROWS_AT_ONCE):
-            items = [encoder.item(row) for row in rows[start : start + ROWS_AT_ONCE]]
+            items = [encoder.encode_row(row) for row in rows[start : start + ROWS_AT_ONCE]]
             width = max(len(item["input_ids"]) for item in items)
             batch = encoder.batch(items, width)
-            model(**family.inputs(batch, device))
+            model(**family.prepare_inputs(batch, device))
             hidden, targets = inputs.pop()
             yield LabelledTokens(hidden, targets, (batch["answer_positions"] // width).to(device), len(items))
 

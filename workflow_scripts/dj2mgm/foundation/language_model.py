@@ -85,7 +85,9 @@ def draw_training_example(scene: Scene, side: int, formats: dict[str, ChatTempla
         turns = description + turns if rng.random() < 0.5 else turns + description
         turns[0]["value"] = f"{IMAGE_TOKEN}\n{turns[0]['value']}"
     board = "".join(draw_board(scene, side, rng))
-    return [(text.replace(IMAGE_TOKEN, board), is_answer) for text, is_answer in formats[template].segments(turns)]
+    return [
+        (text.replace(IMAGE_TOKEN, board), is_answer) for text, is_answer in formats[template].render_segments(turns)
+    ]
 
 
 def _build_turns(question: str, answer: str) -> list[dict]:

@@ -26,7 +26,7 @@ def load_generator(base: Path, stage: Path | None, device: str | torch.device | 
         stage: Folder that a training stage wrote for it; None for the base without a stage.
         device: Device on which it runs, in bf16 on a GPU and otherwise in float32; None for the GPU if there is one.
     """
-    return load_family(base).generator(stage, device)
+    return load_family(base).make_generator(stage, device)
 
 
 @contextmanager

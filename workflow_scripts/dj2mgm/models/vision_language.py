@@ -69,13 +69,13 @@ class Encoder(Protocol):
     def stops(self) -> frozenset[int]:
         """Tokens that end an answer."""
 
-    def tokens(self, row: dict) -> tuple[int, int]:
+    def count_tokens(self, row: dict) -> tuple[int, int]:
         """Return the number of tokens of a conversation, and how many of them carry loss."""
 
-    def pixels(self, row: dict) -> int:
+    def count_pixels(self, row: dict) -> int:
         """Return the pixels of the row's images, or 0 if the model's memory does not depend on them."""
 
-    def item(self, row: dict | None) -> dict:
+    def encode_row(self, row: dict | None) -> dict:
         """Return `input_ids`, `labels` of equal length, and further inputs; None gives an item without loss."""
 
     def batch(self, items: list[dict], width: int) -> dict[str, torch.Tensor]:
@@ -120,7 +120,7 @@ class Answerer(ABC):
         numbers, batches = batch_questions(images, questions, batch_size)
         yield from restore_order(numbers, self.answer_batches(batches, template, max_new_tokens))
 
-    def likelihoods(
+    def compute_likelihoods(
         self, images: Sequence[Image], questions: Sequence[str], answers: Sequence[str], template: str | dict
     ) -> Iterator[list[float]]:
         """Yield the log-likelihoods of the tokens of each answer (nats); none if it has a control token.
@@ -156,7 +156,7 @@ class Generator(Answerer):
             yield [log_likelihoods.get(answer, []) for answer in answers]
 
     @abstractmethod
-    def candidates(
+    def generate_candidates(
         self,
         images: Sequence[str | Path],
         question: str,
@@ -199,22 +199,22 @@ class Family(Protocol):
     config: PretrainedConfig
     processor: ProcessorMixin
 
-    def encoder(self, template: str | dict, max_length: int) -> Encoder:
+    def make_encoder(self, template: str | dict, max_length: int) -> Encoder:
         """Return an encoder for a chat format (settings/chat_templates.py) that cuts rows at `max_length`."""
 
     def load(self, dtype: torch.dtype, attention: str) -> PreTrainedModel:
         """Load the model for training; `attention` is transformers' name of the language model's implementation."""
 
-    def inputs(self, batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    def prepare_inputs(self, batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
         """Return the forward pass's inputs for a batch, without waiting for a GPU."""
 
-    def parts(self, model: nn.Module) -> Parts: ...
+    def find_parts(self, model: nn.Module) -> Parts: ...
 
-    def trained(self, stage: Path | None, dtype: torch.dtype | str) -> PreTrainedModel:
+    def load_trained_model(self, stage: Path | None, dtype: torch.dtype | str) -> PreTrainedModel:
         """Load the model with the weights of a stage, an adapter merged; None for the model without a stage."""
 
     def save_processor(self, folder: Path) -> None:
         """Save the processor in a model's folder."""
 
-    def generator(self, stage: Path | None, device: str | torch.device | None) -> Generator:
+    def make_generator(self, stage: Path | None, device: str | torch.device | None) -> Generator:
         """Return a generator of `trained`, in bf16 on a GPU, otherwise in float32; None for a GPU if there is one."""

@@ -119,7 +119,7 @@ class Architecture:
         """Return the language model without its head; its attribute `layers` holds the layers."""
         return model.base_model
 
-    def inputs(self, batch: MicroBatch, device: str) -> dict[str, torch.Tensor]:
+    def prepare_inputs(self, batch: MicroBatch, device: str) -> dict[str, torch.Tensor]:
         """Return the tensors of a batch from which `compute` starts; none if it makes its own."""
         return {}
 
@@ -218,7 +218,7 @@ class VLMArchitecture(Architecture):
         with self._planning_errors(), IntegersOnCPU(build_substitute_operations(self.config.model_type)):
             model(**inputs).loss.backward()
 
-    def inputs(self, batch: MicroBatch, device: str) -> dict[str, torch.Tensor]:
+    def prepare_inputs(self, batch: MicroBatch, device: str) -> dict[str, torch.Tensor]:
         """Return the samples of a batch.
 
         Positions and numbers of tokens stay on the CPU, because shapes depend on them. All other tensors are on
@@ -306,7 +306,7 @@ def _load_folder(name: str, folder: str, text: bool) -> Architecture:
 
 def build_vlm_architecture(name: str, family: TransformersFamily) -> VLMArchitecture:
     """Build the architecture of a vision-language model, with a blank image of DEFAULT_IMAGE_SIZE in every sample."""
-    encoder = family.encoder("", sys.maxsize)
+    encoder = family.make_encoder("", sys.maxsize)
     return VLMArchitecture(name, family.config, encoder, encoder.sample(DEFAULT_IMAGE_SIZE))
 
 

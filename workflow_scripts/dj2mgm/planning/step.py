@@ -102,7 +102,7 @@ def _build_traced_model(workload: Workload) -> PreTrainedModel:
 
 @lru_cache(maxsize=1)  # a search tries a micro batch with several checkpointing intervals
 def _make_inputs(workload: Workload, micro_batch: int) -> dict[str, torch.Tensor]:
-    return cast_images(workload.architecture.inputs(workload.batch(micro_batch), "meta"), workload.precision)
+    return cast_images(workload.architecture.prepare_inputs(workload.batch(micro_batch), "meta"), workload.precision)
 
 
 @cache

@@ -32,7 +32,7 @@ PEFT_PREFIX = "base_model.model."  # PEFT's prefix of names
 
 def write_merged(family: Family, stage: Path, max_new_tokens: int, folder: Path) -> None:
     """Write a complete model, with the weights of fine-tuning, whose answers have at most `max_new_tokens`."""
-    model = family.trained(stage, dtype="auto")
+    model = family.load_trained_model(stage, dtype="auto")
     family.save_processor(folder)
     if family.has_stock_class:
         model.generation_config = build_generation_settings(family, model, max_new_tokens)
@@ -109,7 +109,7 @@ def write_language_model_adapter(adapter: Path, base_model: str | None, folder: 
 
 def build_generation_settings(family: Family, model: PreTrainedModel, max_new_tokens: int) -> GenerationConfig:
     """Return the generation settings of the workflow's own answers."""
-    encoder = family.encoder("", max_length=sys.maxsize)
+    encoder = family.make_encoder("", max_length=sys.maxsize)
     return GenerationConfig(
         do_sample=False, **build_stopping_criteria(encoder, list_stop_tokens(model, encoder), max_new_tokens)
     )

@@ -87,7 +87,7 @@ class AnalysisCard:
 
     label: str
     statement: str
-    sure: str
+    confidence: str
     cost: str
     next_step: str
     command: str
@@ -108,11 +108,15 @@ def write_card(analysis: Analysis, panels: list[StatisticPanel], folder: Path) -
     changed_titles = [section.title for section in panels if any(end.changed for end in section.ranges)]
     cost = "Nothing was trained. `snakemake --cores 1 plan` shows what a comparison needs."
     if not changed_titles:
-        sure = "No limit was found that cuts off a separate group of rows. This does not show that all rows are good."
+        confidence = (
+            "No limit was found that cuts off a separate group of rows. This does not show that all rows are good."
+        )
         step = "Add the `--config` of this analysis to this command, which trains on these rows:"
-        return AnalysisCard("Keep the limits", f"{summary}.", sure, cost, step, "snakemake --cores 1 baseline")
+        return AnalysisCard("Keep the limits", f"{summary}.", confidence, cost, step, "snakemake --cores 1 baseline")
     statement = f"{summary}, the suggested limits {suggested_count}. They differ in {', '.join(changed_titles)}."
-    sure = "Suggestions follow from the distributions only. A comparison of trained models shows whether they help."
+    confidence = (
+        "Suggestions follow from the distributions only. A comparison of trained models shows whether they help."
+    )
     commands = [
         f"cp {shlex.quote(str(folder / SUGGESTIONS))} config/recipes/suggested.yaml",
         "echo 'recipe: suggested' > config/experiments/suggested.yaml",
@@ -122,7 +126,7 @@ def write_card(analysis: Analysis, panels: list[StatisticPanel], folder: Path) -
         "Check the example rows below. Add the `--config` of this analysis to the last command, which compares the "
         "suggested limits:"
     )
-    return AnalysisCard("Other limits suggested", statement, sure, cost, step, " && ".join(commands))
+    return AnalysisCard("Other limits suggested", statement, confidence, cost, step, " && ".join(commands))
 
 
 def write_analysis_page(analysis: Analysis, path: Path) -> None:

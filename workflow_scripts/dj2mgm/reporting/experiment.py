@@ -13,13 +13,7 @@ from dj2mgm.data.formats import read_evaluation
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.seeds import GroupEstimates, Scores, aggregate, read_run_scores
 from dj2mgm.recipes.recipe_step import INSTRUCTIONS
-from dj2mgm.records.page_records import (
-    PageSettings,
-    ShownConfiguration,
-    ShownControl,
-    ShownExperiment,
-    read_image_root,
-)
+from dj2mgm.records.page_records import PageSettings, ShownConfiguration, ShownControl, ShownExperiment, read_image_root
 from dj2mgm.records.publication_records import RecipeContents
 from dj2mgm.runs.stages import LEAKS, STAGES, TASK_PREFIXES, TRAINING
 from dj2mgm.settings.validation import load_settings

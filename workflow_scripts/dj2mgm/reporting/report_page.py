@@ -43,7 +43,8 @@ from dj2mgm.reporting.sections.run_details import (
 )
 from dj2mgm.reporting.sections.training_charts import draw_loss_chart, draw_memory_timeline, draw_score_charts
 from dj2mgm.reporting.verdicts.headline_panels import LOW_COVERAGE, build_headline_panels, build_metric_verdicts
-from dj2mgm.reporting.verdicts.headline_verdicts import find_headline, find_unlearned
+from dj2mgm.reporting.verdicts.headline_scores import find_headline
+from dj2mgm.reporting.verdicts.headline_verdicts import find_unlearned
 from dj2mgm.reporting.verdicts.learning_faults import describe_faults
 from dj2mgm.reporting.verdicts.training_changes import find_forgotten, list_training_changes
 from dj2mgm.reporting.verdicts.verdict_cards import merge_withheld, write_verdict_cards

@@ -109,12 +109,13 @@ class Reuse:
 
     def _sign(self, run: "Run", stage: str, pairs_only: bool = False) -> str:
         """Return the signature of a stage, or with `pairs_only` of the part of its output that is made of pairs."""
-        parts: dict = {"settings": run.settings[stage].file_content()}
+        settings, definition = run.settings[stage], self._runs.stages[stage]
+        parts: dict = {"settings": settings.file_content()}
         if pairs_only and stage == "jsonl":
             parts["settings"] |= _find_pair_amounts(run)
-        if self._runs.stages[stage].uses_dataset:
+        if definition.uses_dataset:
             parts["dataset"] = [run.dataset.name, run.dataset.settings.file_content()]
-        if stage != "filter" or run.settings["filter"].clip:
+        if definition.uses_model(settings):
             parts["model"] = run.config.model.model_dump()
         if stage == "synthesize" and run.captioner:
             captioner = self._runs.get(run.captioner, run.seed)
@@ -125,7 +126,7 @@ class Reuse:
                 parts["same_size_as"] = self._find_signature(other_run, stage)
             elif not other_run.selects_instructions:  # otherwise the number of pairs is not changed
                 parts["same_size_as"] = self._sign(other_run, stage, pairs_only=True)
-        for upstream_stage in self._runs.stages[stage].upstream:
+        for upstream_stage in definition.upstream:
             if (
                 upstream_stage not in run.settings
                 or pairs_only
@@ -133,11 +134,9 @@ class Reuse:
                 and run.selects_instructions
             ):
                 continue  # without it, the pairs are those of the filter stage
-            # stage 1 trains on pairs only, so instructions may differ
-            only_pairs = pairs_only or stage == "pretrain"
             parts[upstream_stage] = (
                 self._sign(run, upstream_stage, pairs_only=True)
-                if only_pairs
+                if pairs_only or definition.pairs_only
                 else self._find_signature(run, upstream_stage)
             )
         return json.dumps(parts, sort_keys=True)

@@ -42,6 +42,8 @@ class Stage:
         trains: whether it is a training stage, with checkpoints, progress and memory.csv.
         optional: whether an experiment may lack it.
         uses_dataset: whether its output depends on the dataset.
+        pairs_only: whether it reads only the pairs of earlier stages, so that runs with other instructions share it.
+        uses_model: function (its settings) → whether its output depends on the model.
     """
 
     label: str
@@ -52,6 +54,8 @@ class Stage:
     trains: bool = False
     optional: bool = False
     uses_dataset: bool = True
+    pairs_only: bool = False
+    uses_model: Callable[[StageSettings], bool] = lambda settings: True
 
 
 _TRAINING_OUTPUTS = ("metrics.jsonl", "scores.jsonl", "scored.jsonl", "memory.csv", "metrics.json")
@@ -66,6 +70,7 @@ STAGES = {
         upstream=(),
         settings=build_filter_settings,
         outputs=("filtered.jsonl", *_FILTER_OUTPUTS),
+        uses_model=lambda settings: bool(settings.clip),  # the recipe measures with the model's CLIP
     ),
     "synthesize": Stage(
         "Captions",
@@ -90,6 +95,7 @@ STAGES = {
         outputs=_TRAINING_OUTPUTS,
         trains=True,
         optional=True,
+        pairs_only=True,
     ),
     "finetune": Stage(
         "Stage 2: fine-tuning",

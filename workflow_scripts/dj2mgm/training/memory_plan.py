@@ -114,7 +114,7 @@ def choose_plan(
     earlier = plan_file and _read_plan_file(plan_file)
     if earlier and earlier["request"] == request:
         plan = KeptPlan(**earlier["plan"])
-        _note(f"auto: micro batch {plan.micro_batch} and the other settings as this stage chose before")
+        _note_plan(f"auto: micro batch {plan.micro_batch} and the other settings as this stage chose before")
         return _apply(plan, settings)
     if earlier and earlier["request"]["trained"] == request["trained"]:
         name = earlier["plan"]["deepspeed"]  # the stage's checkpoints need this configuration
@@ -135,7 +135,7 @@ def choose_plan(
             f"auto: no training plan fits. Remedies: {'; '.join(suggest_remedies(workload, candidates, machine))}"
         )
     plan = best.plan
-    _note(f"auto: the fastest training plan that fits is {describe_plan(plan)}")
+    _note_plan(f"auto: the fastest training plan that fits is {describe_plan(plan)}")
     return _apply(KeptPlan(plan.deepspeed, plan.micro_batch, plan.checkpointing_interval), settings)
 
 
@@ -146,7 +146,7 @@ def require_explicit_settings(problem: PlanningError, settings: TrainingSettings
             f"auto: {problem}. Set deepspeed, micro_batch_size, gradient_accumulation_steps and "
             "activation_checkpointing to values other than auto"
         )
-    _note(f"{problem}; training goes on without a memory plan")
+    _note_plan(f"{problem}; training goes on without a memory plan")
 
 
 def keep_plan(requested: TrainingSettings, settings: TrainingSettings, workload: Workload, plan_file: Path) -> None:
@@ -223,14 +223,14 @@ def require_memory(settings: TrainingSettings, workload: Workload, machine: Mach
         raise InputError(f"precision: nf4 needs a frozen layer of a multiple of {NF4_SCALES} weights; set bf16")
     prediction = predict(workload, plan_from_settings(settings, workload), machine)
     if machine.host_gib is None or (machine.gpus and machine.gpu_gib is None):
-        _note("memory plan: the free memory of this machine cannot be read; training goes on without the check")
+        _note_plan("memory plan: the free memory of this machine cannot be read; training goes on without the check")
     if shortage := prediction.shortage(machine):
         if settings.check_memory:
             raise InputError(
                 f"this stage does not fit: {shortage}. `python workflow_scripts/plan_memory.py --help` shows how to "
                 "find settings that fit; `check_memory: false` in the stage's settings trains anyway"
             )
-        _note(f"memory plan: {shortage}; training anyway (check_memory: false)")
+        _note_plan(f"memory plan: {shortage}; training anyway (check_memory: false)")
     return _build_record(prediction, machine)
 
 
@@ -260,7 +260,7 @@ def _build_record(prediction: Prediction, machine: Machine) -> dict:
     }
 
 
-def _note(sentence: str) -> None:
+def _note_plan(sentence: str) -> None:
     if _is_first():
         note(sentence)
 

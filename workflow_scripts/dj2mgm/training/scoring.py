@@ -47,7 +47,7 @@ class HeldOutQuestions(Dataset):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict:
-        return self.encoder.item(self.rows[index])
+        return self.encoder.encode_row(self.rows[index])
 
     def describe_rows(self, correct: str) -> Iterator[dict]:
         """Yield readable rows of the first conversations, with the flags of `HeldOutScore.correct` for questions."""
@@ -119,7 +119,7 @@ def _measure_length(row: dict, encoder: Encoder) -> int:
     if find_image_problem(row) or find_control_problem(row, encoder.control_tokens):
         return 0
     try:
-        length, answers = encoder.tokens(row)
+        length, answers = encoder.count_tokens(row)
     except (InputError, OSError):
         return 0
     return length if answers else 0

@@ -128,7 +128,7 @@ class StageRun:
         self.digest = run_in_background(compute_input_digest, self.inputs)
         self.family = load_family(self.inputs["model"])
         files = [self.inputs[name] for name in ("pairs", "data") if name in self.inputs]
-        self.dataset = ConversationDataset(files, self.family.encoder(settings.template, settings.max_length))
+        self.dataset = ConversationDataset(files, self.family.make_encoder(settings.template, settings.max_length))
         self._add_epochs()
         self.questions: HeldOutQuestions | None = None
         if self.held_out and settings.score_while_training:
@@ -199,7 +199,7 @@ class StageRun:
     def load_model(self) -> None:
         """Load the model, freeze and wrap it, and compile its layers."""
         model = self.family.load(self.settings.dtype, self.attention)
-        self.parts = self.family.parts(model)
+        self.parts = self.family.find_parts(model)
         self.model = self.prepare(model, self.parts)
         gather_whole_layers(self.model, self.parts)
         if self.settings.precision in FROZEN:
@@ -217,13 +217,13 @@ class StageRun:
         if self.questions:
             loading = settings.micro_batch_size, longest, settings.workers, settings.dtype
             scoring = settings.score_while_training
-            scorer = Scorer(self.questions, scoring, self.parts.head, self.family.inputs, *loading)
+            scorer = Scorer(self.questions, scoring, self.parts.head, self.family.prepare_inputs, *loading)
         self.trainer = StageTrainer(
             model=self.model,
             args=self.arguments,
             train_dataset=self.dataset,
             data_collator=Collator(self.dataset.encoder, longest, settings.dtype),
-            prepare_inputs=self.family.inputs,
+            prepare_inputs=self.family.prepare_inputs,
             save_checked=self.save_checked,
             fingerprint=self.fingerprint,
             global_batch_size=settings.global_batch_size,

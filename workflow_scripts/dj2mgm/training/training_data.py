@@ -174,11 +174,11 @@ class ConversationDataset(Dataset):
             if problem := find_image_problem(row) or find_control_problem(row, self.encoder.control_tokens):
                 raise InputError(f"{path}, row {number}: {problem}; fix or delete the row")
             try:
-                length, answer_tokens = self.encoder.tokens(row)
+                length, answer_tokens = self.encoder.count_tokens(row)
             except ImageBeyondMaxLength as error:
                 too_long.append(error)
                 continue
-            if (images := list_images(row)) and (pixels := self.encoder.pixels(row)) > most_pixels:
+            if (images := list_images(row)) and (pixels := self.encoder.count_pixels(row)) > most_pixels:
                 self.largest_images, most_pixels = images, pixels
             self.lengths.append(length)
             self.answers.append(answer_tokens)
@@ -203,7 +203,7 @@ class ConversationDataset(Dataset):
         return len(self.lengths)
 
     def __getitem__(self, index: int | None) -> dict:
-        return self.encoder.item(None if index is None else self._read_row(index))
+        return self.encoder.encode_row(None if index is None else self._read_row(index))
 
     def _read_row(self, index: int) -> dict:
         for rows in self.files:

@@ -108,7 +108,7 @@ def test_a_converted_folder_loads_completely_and_generates(weights, parts, tmp_p
     convert_from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
     model, info = MGMForConditionalGeneration.from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    inputs = tiny_processor().prompts(["<image>\nHow many?"])
+    inputs = tiny_processor().encode_prompts(["<image>\nHow many?"])
     assert model.generate(**inputs, pixel_values=pixels(1), max_new_tokens=3, do_sample=False).shape[0] == 1
 
 

@@ -40,7 +40,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
 def logits(model, images: int = 1) -> torch.Tensor:
-    inputs = tiny_processor().prompts(["<image>\nHow many objects are there?"] * images)
+    inputs = tiny_processor().encode_prompts(["<image>\nHow many objects are there?"] * images)
     with torch.inference_mode():
         return model(**inputs, pixel_values=pixels(images, dtype=model.dtype)).logits
 
@@ -100,7 +100,7 @@ def test_a_saved_processor_loads_with_equal_outputs(tmp_path):
     segments = [("<image>\nHow many?", False), ("two\n", True)]
     assert again.encode(segments) == processor.encode(segments)
     image = Image.open(save_image(tmp_path / "a.png")).convert("RGB")
-    assert torch.equal(again.pixels([image]), processor.pixels([image]))
+    assert torch.equal(again.build_pixel_values([image]), processor.build_pixel_values([image]))
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_assembled_model_has_its_language_models_text_logits(parts, family, tmp_
 def test_the_image_processor_is_clips_at_high_resolution(parts, tmp_path):
     _, processor = assembled(parts)
     image = Image.new("RGB", (50, 20), (255, 0, 0))
-    values = processor.pixels([image])[0]
+    values = processor.build_pixel_values([image])[0]
     assert values.shape == (3, IMAGE_SIDE, IMAGE_SIDE)
     mean, std = (torch.tensor(v) for v in (processor.image_processor.image_mean, processor.image_processor.image_std))
     centre = values[:, IMAGE_SIDE // 2, IMAGE_SIDE // 2] * std + mean

@@ -29,7 +29,7 @@ def model(request):
 
 def prompts(count: int = 2) -> dict[str, torch.Tensor]:
     texts = ["<image>\nWhat color is the circle?", "<image> two", "How red is <image>"][:count]
-    return tiny_processor().prompts(texts)
+    return tiny_processor().encode_prompts(texts)
 
 
 def generate(model, inputs: dict, images: torch.Tensor, **options) -> torch.Tensor:
@@ -126,10 +126,11 @@ def test_learned_answers_are_generated(tmp_path, template, make_processor):
     images = [save_image(tmp_path / f"{n}.png", (80 * n, 30, 90), (40, 40)) for n in range(len(HARD))]
     encoder = MGMEncoder(processor, template, 64)
     items = [
-        encoder.item(build_conversation("1", str(image), "Q?", text)) for image, text in zip(images, HARD, strict=True)
+        encoder.encode_row(build_conversation("1", str(image), "Q?", text))
+        for image, text in zip(images, HARD, strict=True)
     ]
     batch = encoder.batch(items, max(len(item["input_ids"]) for item in items))
-    batch["pixel_values"] = processor.normalized(batch["pixel_values"])
+    batch["pixel_values"] = processor.normalize_pixels(batch["pixel_values"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(100):
         optimizer.zero_grad()

@@ -35,7 +35,7 @@ def losses_of_training(model, steps: int) -> list[float]:
 def trainable(model, stage_1: bool):
     torch.manual_seed(0)
     if stage_1:
-        return train_projector_only(model.train(), MGMFamily.parts(model))
+        return train_projector_only(model.train(), MGMFamily.find_parts(model))
     model.requires_grad_(True)
     for tower in (model.model.vision_tower, model.model.vision_tower_aux):
         tower.requires_grad_(False)
@@ -70,5 +70,5 @@ def test_losses_of_compiled_layers_equal_the_plain_models(every_n_layers, monkey
     plain = losses_of_training(trainable(plain_twin(model), stage_1=True), steps=4)
     model = trainable(model, stage_1=True)
     model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=every_n_layers)
-    compile_layers(MGMFamily.parts(model))
+    compile_layers(MGMFamily.find_parts(model))
     assert losses_of_training(model, steps=4) == pytest.approx(plain, rel=1e-4)

@@ -20,7 +20,7 @@ def test_images_of_any_shape_are_padded_to_squares(processor, size):
     across = size[0] >= size[1]
     half = (size[0] // 2, 0) if across else (0, size[1] // 2)
     image.paste((0, 255, 0), (*half, *size))
-    values = processor.pixels([image])
+    values = processor.build_pixel_values([image])
     assert values.shape == (1, 3, IMAGE_SIDE, IMAGE_SIDE) and values.dtype == torch.float32
     if min(size) < 3:
         return
@@ -49,7 +49,7 @@ def test_tokens_do_not_span_prompt_and_answer(processor):
 
 def test_prompts_are_padded_and_masked_on_the_left(processor):
     texts = ["<image>\nHow many objects are there?", "<image>"]
-    batch = processor.prompts(texts)
+    batch = processor.encode_prompts(texts)
     assert batch["input_ids"].dtype == batch["attention_mask"].dtype == torch.int64
     for row, text in enumerate(texts):
         ids = processor.encode([(text, False)])["input_ids"]

@@ -23,18 +23,18 @@ def folder(request, tmp_path_factory):
 @pytest.fixture
 def batch(folder, tmp_path):
     """Return a padded batch of conversations about images of several sizes."""
-    encoder, items = load_family(folder).encoder("", 512), []
+    encoder, items = load_family(folder).make_encoder("", 512), []
     for number, size in enumerate(SIZES):
         path = tmp_path / f"{number}.png"
         Image.effect_noise(size, 90).convert("RGB").save(path)
-        items.append(encoder.item(build_conversation(str(number), str(path), "What is shown?", "a red circle")))
+        items.append(encoder.encode_row(build_conversation(str(number), str(path), "What is shown?", "a red circle")))
     return encoder.batch(items, max(len(item["input_ids"]) for item in items) + 3)
 
 
 def test_losses_and_gradients_equal_those_of_the_stock_model(folder, batch):
     family, device = load_family(folder), torch.device("cpu")
     ours = family.load(torch.float32, "sdpa")
-    loss = ours(**family.inputs(batch, device)).loss
+    loss = ours(**family.prepare_inputs(batch, device)).loss
     loss.backward()
     stock = AutoModelForImageTextToText.from_pretrained(folder)
     plain = {name: value for name, value in batch.items() if not name.startswith(TOWER_PREFIX)}
@@ -58,16 +58,16 @@ def test_the_tower_does_not_compute_with_the_patch_grid(folder, batch):
         lambda module, args, kwargs: (args, kwargs | {"grid_thw": kwargs["grid_thw"].to("meta")}), with_kwargs=True
     )
     model.model.get_rope_index = None
-    assert torch.isfinite(model(**family.inputs(batch, torch.device("cpu"))).loss)
+    assert torch.isfinite(model(**family.prepare_inputs(batch, torch.device("cpu"))).loss)
     without = {name: value for name, value in batch.items() if not name.startswith(TOWER_PREFIX)}
     with pytest.raises((RuntimeError, NotImplementedError)):
-        model(**family.inputs(without, torch.device("cpu")))
+        model(**family.prepare_inputs(without, torch.device("cpu")))
 
 
 def test_arguments_of_a_batch_do_not_affect_the_next(folder, batch):
     family = load_family(folder)
     model = family.load(torch.float32, "sdpa")
-    inputs = family.inputs(batch, torch.device("cpu"))
+    inputs = family.prepare_inputs(batch, torch.device("cpu"))
     first = model(**inputs).loss
     plain = {name: value for name, value in inputs.items() if not name.startswith(TOWER_PREFIX)}
     torch.testing.assert_close(model(**plain).loss, first)

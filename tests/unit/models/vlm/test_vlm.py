@@ -76,7 +76,7 @@ def read_training_rows(data: Path) -> list[dict]:
 @pytest.mark.parametrize("family", BUILDERS)
 def test_labels_are_answers_and_lengths_need_no_decoding(folders, data, family):
     vlm = load_family(folders[family])
-    dataset = ConversationDataset(data[family], vlm.encoder("", 512))
+    dataset = ConversationDataset(data[family], vlm.make_encoder("", 512))
     items, decode = [dataset[number] for number in range(3)], vlm.processor.tokenizer.decode
     assert list(dataset.lengths) == [len(item["input_ids"]) for item in items]
     assert list(dataset.answers) == [sum(label != IGNORE_INDEX for label in item["labels"]) for item in items]
@@ -93,17 +93,19 @@ def test_labels_are_answers_and_lengths_need_no_decoding(folders, data, family):
 @pytest.mark.parametrize("answer", ["a", "A", "s", "o", "I", "", " yes.\n", "the user says: model"])
 @pytest.mark.parametrize("family", CHATTING)
 def test_labels_exclude_equal_text_of_the_template(folders, family, answer):
-    encoder = load_family(folders[family]).encoder("", 512)
+    encoder = load_family(folders[family]).make_encoder("", 512)
     turns = [{"from": "human", "value": f"Which {answer}?"}, {"from": "gpt", "value": answer}]
-    labels = [label for label in encoder.item({"id": "1", "conversations": turns})["labels"] if label != IGNORE_INDEX]
+    labels = [
+        label for label in encoder.encode_row({"id": "1", "conversations": turns})["labels"] if label != IGNORE_INDEX
+    ]
     assert encoder.tokenizer.decode(labels).strip() == answer.strip() + ENDS[family]
 
 
 @pytest.mark.parametrize("family", CHATTING)
 def test_the_blank_image_of_a_text_batch_does_not_change_loss(folders, data, family):
     vlm = load_family(folders[family])
-    dataset = ConversationDataset(data[family], vlm.encoder("", 512))
-    model = train_projector_only(vlm.load(torch.float32, "eager"), vlm.parts(vlm.load(torch.float32, "eager")))
+    dataset = ConversationDataset(data[family], vlm.make_encoder("", 512))
+    model = train_projector_only(vlm.load(torch.float32, "eager"), vlm.find_parts(vlm.load(torch.float32, "eager")))
     batch = dataset.encoder.batch([dataset[2]], len(dataset[2]["input_ids"]))
     assert len(batch["input_ids"]) == 2 and (batch["labels"][1] == IGNORE_INDEX).all()
     model(**batch).loss.backward()
@@ -130,9 +132,9 @@ def plain_loss(model, encoder, row: dict, item: dict) -> tuple[torch.Tensor, int
 def test_lora_losses_equal_transformers_and_peft(folders, data, family):
     """Compare a padded batch and the loss in chunks with the model's own loss row by row."""
     vlm, rows = load_family(folders[family]), read_training_rows(data[family])
-    dataset = ConversationDataset(data[family], vlm.encoder("", 512))
+    dataset = ConversationDataset(data[family], vlm.make_encoder("", 512))
     model = vlm.load(torch.float32, "eager")
-    wrapped_model = wrap_with_lora(model, LORA, vlm.parts(model).decoder, projector=False).train()
+    wrapped_model = wrap_with_lora(model, LORA, vlm.find_parts(model).decoder, projector=False).train()
     stock = AutoModelForImageTextToText.from_pretrained(folders[family])
     [within] = [name for name, module in stock.named_modules() if module is stock.get_decoder()]
     config = LoraConfig(r=4, lora_alpha=8, target_modules=rf"{within}\..*\.(q_proj|v_proj)")
@@ -173,7 +175,7 @@ def test_several_images_keep_their_positions(folders, tmp_path, family):
     rows = [several, build_conversation("2", paths[1], "What is shown?", "a red circle")]
     write_jsonl(tmp_path / "data.jsonl", rows)
     vlm = load_family(folders[family])
-    dataset = ConversationDataset(tmp_path / "data.jsonl", vlm.encoder("", 2048))
+    dataset = ConversationDataset(tmp_path / "data.jsonl", vlm.make_encoder("", 2048))
     items = [dataset[0], dataset[1]]
     assert list(dataset.lengths) == [len(item["input_ids"]) for item in items]
     text = vlm.processor.tokenizer.decode(items[0]["input_ids"])
@@ -188,7 +190,7 @@ def test_several_images_keep_their_positions(folders, tmp_path, family):
 @pytest.mark.parametrize("family", BUILDERS)
 def test_logits_equal_transformers(folders, data, family):
     vlm = load_family(folders[family])
-    dataset = ConversationDataset(data[family], vlm.encoder("", 512))
+    dataset = ConversationDataset(data[family], vlm.make_encoder("", 512))
     batch = Collator(dataset.encoder, max(dataset.lengths))([dataset[0]])
     inputs = {name: value for name, value in batch.items() if name not in ("labels", "answer_positions")}
     stock = AutoModelForImageTextToText.from_pretrained(folders[family]).eval()
@@ -200,7 +202,7 @@ def test_logits_equal_transformers(folders, data, family):
 @pytest.mark.parametrize("family", BUILDERS)
 def test_images_in_the_weights_dtype_do_not_change_the_loss(folders, data, family):
     vlm = load_family(folders[family])
-    dataset = ConversationDataset(data[family], vlm.encoder("", 512))
+    dataset = ConversationDataset(data[family], vlm.make_encoder("", 512))
     items, longest = [dataset[number] for number in range(3)], max(dataset.lengths)
     model = vlm.load(torch.bfloat16, "eager").eval()
     uncast, cast = (Collator(dataset.encoder, longest, dtype)(items) for dtype in (torch.float32, torch.bfloat16))
@@ -214,7 +216,7 @@ def test_stage_1_trains_the_whole_connector(folders, data, family):
     """The connector comprises everything except the towers and the language model."""
     vlm = load_family(folders[family])
     model = vlm.load(torch.float32, "eager")
-    parts = vlm.parts(model)
+    parts = vlm.find_parts(model)
     model = train_projector_only(model, parts)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     decoder = model.get_decoder()
@@ -225,7 +227,7 @@ def test_stage_1_trains_the_whole_connector(folders, data, family):
         n for n in trained if "merger" in n
     }
     assert {id(parameter) for parameter in find_language_parameters(model).values()} == language
-    dataset = ConversationDataset(data[family], vlm.encoder("", 512))
+    dataset = ConversationDataset(data[family], vlm.make_encoder("", 512))
     batch = Collator(dataset.encoder, max(dataset.lengths))([dataset[number] for number in range(3)])
     model(**batch).loss.backward()
     gradients = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
@@ -260,7 +262,7 @@ def test_killed_fine_tune_resumes_and_loads_in_peft(folders, data, forks, tmp_pa
     assert ended.ok and "resuming from step 2" in ended.printed, ended.printed[-3000:]
     assert_equal_outcomes(tmp_path / "killed", tmp_path / "undisturbed")
     stock = AutoModelForImageTextToText.from_pretrained(folders[family])
-    dataset = ConversationDataset(data[family], load_family(folders[family]).encoder("", 512))
+    dataset = ConversationDataset(data[family], load_family(folders[family]).make_encoder("", 512))
     with torch.no_grad():  # a step has all rows, one per micro batch, and one loss over all their tokens
         parts = [
             plain_loss(stock, dataset.encoder, row, dataset[n])
@@ -282,10 +284,10 @@ def test_layers_are_compiled_once_for_batches_of_any_size(folders, data, monkeyp
     # Dynamo and AOTAutograd determine the graphs; Inductor would only compile C++ for them
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     vlm, gradients = load_family(folders["qwen3_vl"]), []
-    dataset = ConversationDataset(data["qwen3_vl"], vlm.encoder("", 512))
+    dataset = ConversationDataset(data["qwen3_vl"], vlm.make_encoder("", 512))
     for compiled in (False, True):
         model = vlm.load(torch.float32, "sdpa")
-        parts = vlm.parts(model)
+        parts = vlm.find_parts(model)
         torch.manual_seed(0)
         wrapped = wrap_with_lora(model, LORA, parts.decoder, projector=False).train()
         if compiled:
@@ -318,11 +320,11 @@ def test_rows_unsuitable_for_a_prefix_model_are_refused(folders, data):
     ):
         [unsuitable] = [item for item in read_training_rows(data["llava"]) if item["id"] == row]
         with pytest.raises(InputError, match=message):
-            load_family(folders["paligemma"]).encoder("", 512).tokens(unsuitable)
+            load_family(folders["paligemma"]).make_encoder("", 512).count_tokens(unsuitable)
 
 
 def test_added_ordinary_tokens_are_not_control_tokens(folders):
-    encoder = load_family(folders["qwen2_5_vl"]).encoder("", 512)
+    encoder = load_family(folders["qwen2_5_vl"]).make_encoder("", 512)
     encoder.tokenizer.add_tokens(["\n", "<b>", "dog"])
     assert not {"\n", "<b>", "dog"} & set(encoder._find_control_tokens())
     assert {"<|im_end|>", "<|im_start|>", "<|image_pad|>"} <= set(encoder._find_control_tokens())
@@ -342,15 +344,15 @@ def test_untrainable_rows_are_refused_in_a_sentence(folders, data, tmp_path):
     seen = sum("<image>" in row["conversations"][0]["value"] for row in rows)
     problem = r"row \d+: its image ends after \d+ tokens, but max_length is 8; raise max_length"
     with pytest.raises(InputError, match=rf"images of {seen} of {len(rows)} rows do not fit. The longest: {problem}"):
-        ConversationDataset(data["llava"], load_family(folders["llava"]).encoder("", 8))
+        ConversationDataset(data["llava"], load_family(folders["llava"]).make_encoder("", 8))
     (tmp_path / "a.png").write_text("no image")
     write_jsonl(tmp_path / "bad.jsonl", [build_conversation("7", str(tmp_path / "a.png"), "What?", "a")])
     with pytest.raises(InputError, match="row 7: undecodable: .*a.png.*; replace the image, or delete the row"):
-        ConversationDataset(tmp_path / "bad.jsonl", load_family(folders["llava"]).encoder("", 512))
+        ConversationDataset(tmp_path / "bad.jsonl", load_family(folders["llava"]).make_encoder("", 512))
     row = build_conversation("9", read_training_rows(data["llava"])[0]["image"], "What?", "a <|im_start|> b")
     write_jsonl(tmp_path / "control.jsonl", [row])
     with pytest.raises(InputError, match=r"contains the control token <\|im_start\|>"):
-        ConversationDataset(tmp_path / "control.jsonl", load_family(folders["qwen3_vl"]).encoder("", 512))
+        ConversationDataset(tmp_path / "control.jsonl", load_family(folders["qwen3_vl"]).make_encoder("", 512))
 
 
 def edit_json(path: Path, **changes) -> None:
@@ -411,14 +413,14 @@ def test_an_unusable_folder_is_refused_in_a_sentence(fault, tmp_path):
     spoil(tmp_path)
     with pytest.raises(InputError, match=message):
         family = load_family(tmp_path)
-        family.encoder("", 512)
+        family.make_encoder("", 512)
         family.load(torch.float32, "eager")
 
 
 def test_invalid_questions_are_refused_in_a_sentence(folders):
-    encoder = load_family(folders["qwen2_5_vl"]).encoder("", 512)
+    encoder = load_family(folders["qwen2_5_vl"]).make_encoder("", 512)
     with pytest.raises(InputError, match=r"contains the control token <\|image_pad\|>; remove the token"):
-        encoder.prompts(["<|image_pad|>"], ["What is <|image_pad|>?"])
+        encoder.encode_prompts(["<|image_pad|>"], ["What is <|image_pad|>?"])
     with pytest.raises(InputError, match="an image of .*1, 5000.* pixels cannot be processed: .*; delete its rows"):
         encoder.process_image(Image.new("RGB", (1, 5000)))
 
@@ -436,8 +438,8 @@ def build_processor_turns(processor, image: Image.Image, question: str):
 @pytest.mark.parametrize("family", BUILDERS)
 def test_prompts_equal_those_of_the_processor(folders, tmp_path, family):
     vlm = load_family(folders[family])
-    encoder, picture = vlm.encoder("", 512), Image.new("RGB", SIZES[1])
-    prompt = encoder.prompts([encoder.process_image(picture)[1]], ["What is shown?"])
+    encoder, picture = vlm.make_encoder("", 512), Image.new("RGB", SIZES[1])
+    prompt = encoder.encode_prompts([encoder.process_image(picture)[1]], ["What is shown?"])
     expected = build_processor_turns(vlm.processor, picture, "What is shown?")
     assert {name: values.tolist() for name, values in prompt.items()} == {
         name: values.tolist() for name, values in expected.items() if name in ("input_ids", "attention_mask", *TYPE_IDS)
@@ -449,7 +451,7 @@ def test_answers_of_a_batch_equal_those_of_generate(folders, tmp_path, family):
     paths = [save_image(tmp_path / f"{n}.png", (90 * n, 30, 90), size) for n, size in enumerate(SIZES)]
     about, questions = [0, 1, 1, 2], ["What is shown?", "Which color is it?", "", "How many shapes are there?"]
     vlm = load_family(folders[family])
-    generator = vlm.generator(None, "cpu")
+    generator = vlm.make_generator(None, "cpu")
     answers = list(generator.answer([paths[n] for n in about], questions, "", max_new_tokens=6, batch_size=4))
     stock = AutoModelForImageTextToText.from_pretrained(folders[family]).eval()
     for number, question, answer in zip(about, questions, answers, strict=True):
@@ -466,7 +468,7 @@ def test_images_are_encoded_once_with_the_same_answers(folders, tmp_path, monkey
     paths = [save_image(tmp_path / f"{n}.png", (90 * n, 30, 90), size) for n, size in enumerate(SIZES[:2])]
     about, questions = [0, 1, 0, 1, 0], ["What is shown?", "Which color is it?", "How many?", "", "Where is the dog?"]
     images, processed = [paths[n] for n in about], []
-    generator = load_family(folders[family]).generator(None, "cpu")
+    generator = load_family(folders[family]).make_generator(None, "cpu")
     process_image = generator.encoder.process_image
     monkeypatch.setattr(
         generator.encoder, "process_image", lambda image: processed.append(image) or process_image(image)
@@ -476,7 +478,7 @@ def test_images_are_encoded_once_with_the_same_answers(folders, tmp_path, monkey
     assert len(processed) == len(paths)
 
     monkeypatch.setattr(type(generator.model), "_supports_mm_encoder_outputs", lambda self: False)
-    without_features = load_family(folders[family]).generator(None, "cpu")
+    without_features = load_family(folders[family]).make_generator(None, "cpu")
     assert list(without_features.answer(images, questions, "", max_new_tokens=6, batch_size=2)) == answers
 
 
@@ -484,7 +486,7 @@ def test_images_are_encoded_once_with_the_same_answers(folders, tmp_path, monkey
 def test_answers_without_an_image_equal_generate_on_text(folders, family):
     questions = ["Which color is it?", "How many shapes are there?"]
     vlm = load_family(folders[family])
-    generator, tokenizer = vlm.generator(None, "cpu"), vlm.processor.tokenizer
+    generator, tokenizer = vlm.make_generator(None, "cpu"), vlm.processor.tokenizer
     answers = list(generator.answer([None, None], questions, "", max_new_tokens=6, batch_size=2))
     stock = AutoModelForImageTextToText.from_pretrained(folders[family]).eval()
     for question, answer in zip(questions, answers, strict=True):
@@ -504,7 +506,7 @@ def test_answers_without_an_image_equal_generate_on_text(folders, family):
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_answers_end_with_the_end_tokens_of_training(folders, family):
-    generator = load_family(folders[family]).generator(None, "cpu")
+    generator = load_family(folders[family]).make_generator(None, "cpu")
     tokens = generator.encoder.tokenizer.convert_ids_to_tokens(generator.stops)
     assert ENDS[family] in tokens and len(tokens) < 4
 
@@ -513,8 +515,8 @@ def test_answers_end_with_the_end_tokens_of_training(folders, family):
 def test_candidates_have_their_log_likelihoods(folders, tmp_path, beams):
     """Compare with the log-likelihoods from the model's logits."""
     vlm = load_family(folders["qwen2_5_vl"])
-    generator, path = vlm.generator(None, "cpu"), save_image(tmp_path / "a.png", (9, 200, 90), (48, 40))
-    [candidates] = generator.candidates([path], "What is shown?", "", beams, max_new_tokens=4, batch_size=2)
+    generator, path = vlm.make_generator(None, "cpu"), save_image(tmp_path / "a.png", (9, 200, 90), (48, 40))
+    [candidates] = generator.generate_candidates([path], "What is shown?", "", beams, max_new_tokens=4, batch_size=2)
     inputs = build_processor_turns(vlm.processor, Image.open(path), "What is shown?")
     limits = {"max_new_tokens": 4, "num_beams": beams, "num_return_sequences": beams, "eos_token_id": generator.stops}
     sequences = generator.model.generate(**inputs, **limits, do_sample=False, pad_token_id=0)
@@ -530,17 +532,17 @@ def test_candidates_have_their_log_likelihoods(folders, tmp_path, beams):
 
 
 def test_likelihood_of_a_caption_ignores_longer_captions(folders, tmp_path):
-    generator = load_family(folders["qwen2_5_vl"]).generator(None, "cpu")
+    generator = load_family(folders["qwen2_5_vl"]).make_generator(None, "cpu")
     torch.manual_seed(0)
     for parameter in generator.model.parameters():  # makes captions differ
         parameter.data += 0.2 * torch.randn_like(parameter)
     paths = [save_image(tmp_path / f"{n}.png", (90 * n, 30, 90), size) for n, size in enumerate(SIZES)]
-    captions = [candidates[0][0] for candidates in generator.candidates(paths, "", "", 1, 6, 3)]
+    captions = [candidates[0][0] for candidates in generator.generate_candidates(paths, "", "", 1, 6, 3)]
     tokens = [generator.encoder.tokenizer(text)["input_ids"] for text in captions]
     generator.stops = [next(token for token in tokens[0] if token not in tokens[1])]
 
     def ask(batch_size: int) -> list[tuple[str, float]]:
-        return [candidates[0] for candidates in generator.candidates(paths, "", "", 1, 6, batch_size)]
+        return [candidates[0] for candidates in generator.generate_candidates(paths, "", "", 1, 6, batch_size)]
 
     assert len(ask(1)[0][0]) < len(captions[0])
     for (text, alone), (same, batched) in zip(ask(1), ask(3), strict=True):
@@ -549,13 +551,13 @@ def test_likelihood_of_a_caption_ignores_longer_captions(folders, tmp_path):
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_answers_are_trained_after_their_generation_prompt(folders, tmp_path, family):
-    encoder = load_family(folders[family]).encoder("", 512)
+    encoder = load_family(folders[family]).make_encoder("", 512)
     row = build_conversation(
         "1", str(save_image(tmp_path / "a.png", "red", (90, 40))), "What is shown?", "a red circle"
     )
-    item = encoder.item(row)
+    item = encoder.encode_row(row)
     begin = next(position for position, label in enumerate(item["labels"]) if label != IGNORE_INDEX)
-    prompt = encoder.prompts([encoder.process_image(load_image(row["image"]))[1]], ["What is shown?"])
+    prompt = encoder.encode_prompts([encoder.process_image(load_image(row["image"]))[1]], ["What is shown?"])
     assert item["input_ids"][:begin] == prompt["input_ids"][0].tolist()
 
 
@@ -569,10 +571,10 @@ def test_learned_answers_are_generated(folders, tmp_path, family):
         load_family(folders[family]),
         ["What is shown?", "Which color?", "How many shapes?", "Which one?"],
     )
-    encoder = vlm.encoder("", 512)
+    encoder = vlm.make_encoder("", 512)
     images = [str(save_image(tmp_path / f"{n}.png", (60 * n, 30, 90), (40, 40))) for n in range(len(HARD))]
     rows = [build_conversation(str(n), *parts) for n, parts in enumerate(zip(images, questions, HARD, strict=True))]
-    items = [encoder.item(row) for row in rows]
+    items = [encoder.encode_row(row) for row in rows]
     batch = Collator(encoder, max(len(item["input_ids"]) for item in items))(items)
     model = vlm.load(torch.float32, "sdpa").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -606,15 +608,15 @@ def test_mergeable_prompt_tokens_are_kept(folders, tmp_path, family, lead, turns
         "{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'LEAD' }}{% endif %}"
     )
     (tmp_path / "model/chat_template.jinja").write_text(template.replace("LEAD", LEADS[lead].replace("\n", "\\n")))
-    encoder = load_family(tmp_path / "model").encoder("", 512)
+    encoder = load_family(tmp_path / "model").make_encoder("", 512)
     decode, image = encoder.tokenizer.decode, str(save_image(tmp_path / "a.png", "red", (40, 40)))
     replacement = encoder.process_image(load_image(image))[1]
     for answer in ("shapes", "3", '"a"', "(b)", "system"):
         row = build_conversation("1", image, "What is shown?", answer)
         row["conversations"] += MORE[: 2 * (turns - 1)]
-        item = encoder.item(row)
+        item = encoder.encode_row(row)
         ids, labels = item["input_ids"], item["labels"]
-        prompt = encoder.prompts([replacement], ["What is shown?"])["input_ids"][0].tolist()
+        prompt = encoder.encode_prompts([replacement], ["What is shown?"])["input_ids"][0].tolist()
         assert ids[: len(prompt)] == prompt and labels[len(prompt) - 1 : len(prompt) + 1] == [
             IGNORE_INDEX,
             ids[len(prompt)],
@@ -653,11 +655,11 @@ def test_thinking_is_disabled_in_training_and_generation(tmp_path):
     save_tiny_family("qwen3_vl", tmp_path)
     switch = "{% if enable_thinking is false %}" + THOUGHTS + "{% else %}{{ '<think>\\n' }}{% endif %}"
     (tmp_path / "chat_template.jinja").write_text(THINKS.replace("SWITCH", switch))
-    encoder = load_family(tmp_path).encoder("", 512)
+    encoder = load_family(tmp_path).make_encoder("", 512)
     row = {"id": "1", "conversations": MORE}
-    item = encoder.item(row)
+    item = encoder.encode_row(row)
     begin = next(position for position, label in enumerate(item["labels"]) if label != IGNORE_INDEX)
-    prompt = encoder.prompts([None], [MORE[0]["value"]])["input_ids"][0].tolist()
+    prompt = encoder.encode_prompts([None], [MORE[0]["value"]])["input_ids"][0].tolist()
     assert item["input_ids"][:begin] == prompt
     assert encoder.tokenizer.decode(prompt).endswith("<think>\n\n</think>\n\n")
 
@@ -666,33 +668,33 @@ def test_a_model_that_always_thinks_is_refused(tmp_path):
     save_tiny_family("qwen3_vl", tmp_path)
     (tmp_path / "chat_template.jinja").write_text(THINKS.replace("SWITCH", "{{ '<think>\\n' }}"))
     with pytest.raises(InputError, match="writes .*think.* before an answer for generation, but .* in training, as"):
-        load_family(tmp_path).encoder("", 512)
+        load_family(tmp_path).make_encoder("", 512)
 
 
 def test_text_after_the_end_of_an_answer_has_no_loss(tmp_path):
     save_tiny_family("llava", tmp_path)
     file = tmp_path / "chat_template.jinja"
     file.write_text(file.read_text().replace("{% endfor %}{% if add", "{{ '</s> ' }}{% endfor %}{% if add"))
-    encoder = load_family(tmp_path).encoder("", 512)
-    labels = encoder.item({"id": "1", "conversations": MORE})["labels"]
+    encoder = load_family(tmp_path).make_encoder("", 512)
+    labels = encoder.encode_row({"id": "1", "conversations": MORE})["labels"]
     assert encoder.tokenizer.decode([label for label in labels if label != IGNORE_INDEX]).split() == ["blue", "</s>"]
 
 
 def test_missing_token_type_ids_are_not_requested(folders, monkeypatch):
     """Some processors need more inputs than tokens for them."""
-    encoder = load_family(folders["llava"]).encoder("", 512)
+    encoder = load_family(folders["llava"]).make_encoder("", 512)
     monkeypatch.delattr(ProcessorMixin, "create_mm_token_type_ids")
-    assert encoder.prompts([None], ["What is shown?"]).keys() == {"input_ids", "attention_mask"}
+    assert encoder.encode_prompts([None], ["What is shown?"]).keys() == {"input_ids", "attention_mask"}
 
 
 @pytest.mark.parametrize("family", BUILDERS)
 def test_a_text_item_has_the_tokens_of_the_complete_item(folders, tmp_path, family):
-    encoder = load_family(folders[family]).encoder("", 512)
+    encoder = load_family(folders[family]).make_encoder("", 512)
     row = build_conversation(
         "1", str(save_image(tmp_path / "a.png", "red", (90, 40))), "What is shown?", "a red circle"
     )
-    item = encoder.item(row)
-    text = encoder.text_item(row, encoder.process_image(load_image(row["image"]))[1])
+    item = encoder.encode_row(row)
+    text = encoder.encode_text(row, encoder.process_image(load_image(row["image"]))[1])
     assert text == {name: values for name, values in item.items() if name in TOKEN_FIELDS}
 
 
@@ -705,16 +707,16 @@ def test_likelihoods_of_answers_equal_training_losses(folders, tmp_path, family)
         GivenAnswer(0, "What color is the circle?", "blue"),
     ]
     images = [save_image(tmp_path / f"{w}.png", (w, 200, 90), (w, 40)) for w in (48, 90)]
-    generator = vlm.generator(None, "cpu")
+    generator = vlm.make_generator(None, "cpu")
     values = generator.log_likelihoods(images, answers, "")
-    encoder, model = vlm.encoder("", 512), vlm.load(torch.float32, "sdpa").eval()
+    encoder, model = vlm.make_encoder("", 512), vlm.load(torch.float32, "sdpa").eval()
     for (image, question, answer), log_likelihoods in zip(answers, values, strict=True):
-        item = encoder.item(build_conversation("1", str(images[image]), question, answer))
+        item = encoder.encode_row(build_conversation("1", str(images[image]), question, answer))
         batch = encoder.batch([item], len(item["input_ids"]))
         assert -sum(log_likelihoods) / len(log_likelihoods) == pytest.approx(model(**batch).loss.item(), rel=1e-4)
     if encoder.reads_text_alone:
         [blind] = generator.log_likelihoods([None], [GivenAnswer(0, "What is shown?", "a red circle")], "")
-        item = encoder.item(build_text_conversation("What is shown?", "a red circle"))
+        item = encoder.encode_row(build_text_conversation("What is shown?", "a red circle"))
         ids, labels = torch.tensor([item["input_ids"]]), torch.tensor(item["labels"])
         with torch.inference_mode():
             logits = model(input_ids=ids).logits[0].log_softmax(dim=-1)
@@ -736,16 +738,16 @@ def test_scores_in_training_equal_those_of_the_trained_model(folders, tmp_path, 
     vlm = load_family(folders[family])
     model = vlm.load(torch.float32, "sdpa").train()
     held_out = read_held_out_questions(
-        tmp_path / "evaluation.jsonl", tmp_path / "a.yaml", "lora", vlm.encoder("", 512), 512, count=9
+        tmp_path / "evaluation.jsonl", tmp_path / "a.yaml", "lora", vlm.make_encoder("", 512), 512, count=9
     )
-    parts = vlm.parts(model)
+    parts = vlm.find_parts(model)
     loading = {"micro_batch_size": 2, "longest": max(held_out.lengths), "workers": 0, "dtype": torch.float32}
-    scorer = Scorer(held_out, ScoreSettings(questions=9, share=1.0), parts.head, vlm.inputs, **loading)
+    scorer = Scorer(held_out, ScoreSettings(questions=9, share=1.0), parts.head, vlm.prepare_inputs, **loading)
     before = torch.get_rng_state()
     score = scorer.score(model, torch.device("cpu"), None, math.inf)
     assert torch.equal(torch.get_rng_state(), before) and model.training
     answers = [GivenAnswer(int(row["of"]), "What is shown?", texts[int(row["of"])]) for row in held_out.rows]
-    values = vlm.generator(None, "cpu").log_likelihoods(images, answers, "")
+    values = vlm.make_generator(None, "cpu").log_likelihoods(images, answers, "")
     tokens = [value for log_likelihoods in values for value in log_likelihoods]
     assert score.loss == pytest.approx(-sum(tokens) / len(tokens), rel=1e-4) and score.correct == "000"
 
@@ -779,7 +781,7 @@ def test_both_stages_give_a_model_that_answers(folders, data, forks, tmp_path):
     assert ended.ok, ended.printed[-3000:]
     before, after = load_file(projector), load_file(tmp_path / "finetune/projector.safetensors")
     assert before.keys() == after.keys() and not all(torch.equal(before[name], after[name]) for name in before)
-    trained = load_family(folders["llava"]).trained(tmp_path / "finetune", torch.float32)
+    trained = load_family(folders["llava"]).load_trained_model(tmp_path / "finetune", torch.float32)
     weights = dict(trained.named_parameters())
     assert all(torch.equal(weights[f"model.{name}"], tensor) for name, tensor in after.items())
     stock = AutoModelForImageTextToText.from_pretrained(folders["llava"]).state_dict()
@@ -800,7 +802,7 @@ def test_full_fine_tuning_works_without_stage_1(folders, data, forks, tmp_path):
     del command["--projector"]
     ended = forks.run("finetune.py", command | {"--model": folders["smolvlm"]})
     assert ended.ok, ended.printed[-3000:]
-    trained = load_family(folders["smolvlm"]).trained(tmp_path, torch.float32).state_dict()
+    trained = load_family(folders["smolvlm"]).load_trained_model(tmp_path, torch.float32).state_dict()
     stock = AutoModelForImageTextToText.from_pretrained(folders["smolvlm"]).state_dict()
     changed = {name for name, tensor in trained.items() if not torch.equal(tensor, stock[name])}
     assert changed == {name for name in stock if "vision_model" not in name}

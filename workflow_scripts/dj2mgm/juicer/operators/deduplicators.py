@@ -93,14 +93,14 @@ class NearDeduplicator(BatchedDeduplicator, interface=True):
         """Return the signature (a fixed number of bytes) and the number of pixels of each image."""
 
     @abstractmethod
-    def candidates(self, signatures: np.ndarray, folder: Path) -> FindNear:
+    def make_near_search(self, signatures: np.ndarray, folder: Path) -> FindNear:
         """Return a function from (Q,) positions to batches of pairs that may be near (index in Q, position).
 
         `signatures` are (N, bytes) uint8, a file mapped into memory.
         """
 
     @abstractmethod
-    def distance(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    def compute_distances(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """Return the (P,) distances of signatures (P, bytes) and (P, bytes), infinite for pairs that are not near."""
 
     def compute_hash(self, samples: dict, rank: int | None = None) -> dict:
@@ -122,9 +122,8 @@ class NearDeduplicator(BatchedDeduplicator, interface=True):
 
     def find_duplicates(self, rows: Iterable[tuple[str, dict]], folder: Path) -> NearDuplicates:
         """Find the near-duplicates among all rows, by their signatures and stats in order."""
-        return find_near_duplicates(
-            map(self._read_signed_row, rows), folder, partial(self.candidates, folder=folder), self.distance
-        )
+        search = partial(self.make_near_search, folder=folder)
+        return find_near_duplicates(map(self._read_signed_row, rows), folder, search, self.compute_distances)
 
     def _read_signed_row(self, row: tuple[str, dict]) -> tuple[int, bytes, float]:
         text, stats = row
@@ -210,13 +209,13 @@ class ImageNearDeduplicator(NearDeduplicator):
             signed.append((compute_signature(image).tobytes(), image.width * image.height))
         return signed
 
-    def candidates(self, signatures: np.ndarray, folder: Path) -> FindNear:
+    def make_near_search(self, signatures: np.ndarray, folder: Path) -> FindNear:
         codes = signatures[:, :CODE_BYTES]
         return lambda positions: (
             (query, position) for query, position, _ in find_near_pairs(codes, codes, self.max_bits, folder, positions)
         )
 
-    def distance(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    def compute_distances(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """Return the number of different bits, or infinity for images that are not the same."""
         return compute_distances(left, right, self.max_bits, self.max_levels)
 
@@ -270,7 +269,7 @@ class ImageEmbeddingDeduplicator(NearDeduplicator):
         embeddings = get_model(self.model_key, rank, self.use_cuda()).embed(images, load).astype(np.float16)
         return [(vector.tobytes(), pixels[path]) for vector, path in zip(embeddings, images, strict=True)]
 
-    def candidates(self, signatures: np.ndarray, folder: Path) -> FindNear:
+    def make_near_search(self, signatures: np.ndarray, folder: Path) -> FindNear:
         from dj2mgm.data.near_duplicates.vectors import VectorIndex
 
         vectors = signatures.view(np.float16)
@@ -278,7 +277,7 @@ class ImageEmbeddingDeduplicator(NearDeduplicator):
         index = VectorIndex(vectors, folder)
         return lambda positions: index.near(vectors[positions], reach)
 
-    def distance(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    def compute_distances(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """Return 1 − cosine, or infinity below `min_similarity`."""
         first, second = (vectors.view(np.float16).astype(np.float32) for vectors in (left, right))
         cosine = (first * second).sum(axis=1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)

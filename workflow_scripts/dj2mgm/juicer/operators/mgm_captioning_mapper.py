@@ -105,7 +105,7 @@ class MGMCaptioningMapper(Declarations, Mapper):
     def process_batched(self, samples: dict, rank: int | None = None) -> dict:
         rows = [row for row, images in enumerate(samples[self.image_key]) if images and len(images) == 1]
         generator = get_model(self.model_key, rank, self.use_cuda())
-        answers = generator.candidates(
+        answers = generator.generate_candidates(
             [samples[self.image_key][row][0] for row in rows],
             question=self.question,
             template=self.template,

@@ -27,7 +27,7 @@ class MGMFamily:
         self.processor = MGMProcessor.from_pretrained(folder)
         self.config = MGMConfig.from_pretrained(folder)
 
-    def encoder(self, template: str | dict, max_length: int) -> "MGMEncoder":
+    def make_encoder(self, template: str | dict, max_length: int) -> "MGMEncoder":
         return MGMEncoder(self.processor, template, max_length)
 
     def load(self, dtype: torch.dtype, attention: str) -> MGMForConditionalGeneration:
@@ -35,24 +35,24 @@ class MGMFamily:
             self.folder, dtype=dtype, attn_implementation={"text_config": attention}, trust_remote_code=False
         )
 
-    def inputs(self, batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    def prepare_inputs(self, batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
         """Return the batch on the device; pixels stay float32, in which the model scales images down."""
         batch = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
         if "pixel_values" in batch:
-            batch["pixel_values"] = self.processor.normalized(batch["pixel_values"])
+            batch["pixel_values"] = self.processor.normalize_pixels(batch["pixel_values"])
         return batch
 
-    def trained(self, stage: Path | None, dtype: torch.dtype | str) -> MGMForConditionalGeneration:
+    def load_trained_model(self, stage: Path | None, dtype: torch.dtype | str) -> MGMForConditionalGeneration:
         return load_trained(self.folder, stage, dtype)
 
-    def generator(self, stage: Path | None, device: str | torch.device | None) -> MGMGenerator:
+    def make_generator(self, stage: Path | None, device: str | torch.device | None) -> MGMGenerator:
         return MGMGenerator(self.folder, stage, device)
 
     def save_processor(self, folder: Path) -> None:
         self.processor.save_pretrained(folder)
 
     @staticmethod
-    def parts(model: nn.Module) -> Parts:
+    def find_parts(model: nn.Module) -> Parts:
         mgm = find_mgm(model)
         clip, convnext = mgm.model.vision_tower, mgm.model.vision_tower_aux
         blocks = [block for stage in convnext.encoder.stages for block in stage.layers]
@@ -95,21 +95,21 @@ class MGMEncoder:
     def stops(self) -> frozenset[int]:
         return frozenset(self.template.stop_ids(self.processor.tokenizer))
 
-    def tokens(self, row: dict) -> tuple[int, int]:
+    def count_tokens(self, row: dict) -> tuple[int, int]:
         labels = self._encode(row)["labels"]
         return len(labels), len(labels) - labels.count(IGNORE_INDEX)
 
-    def pixels(self, row: dict) -> int:
+    def count_pixels(self, row: dict) -> int:
         return 0  # all images are resized to the same size
 
-    def item(self, row: dict | None) -> dict:
+    def encode_row(self, row: dict | None) -> dict:
         """Return {input_ids, labels, pixel_values: (3, S', S') uint8 or None}."""
         if row is None:
             item = {"input_ids": [self.processor.tokenizer.pad_token_id], "labels": [IGNORE_INDEX]}
             return item | {"pixel_values": None}
         item = self._encode(row) | {"pixel_values": None}
         if images := list_images(row):
-            item["pixel_values"] = self.processor.resized([load_image(images[0])])[0]
+            item["pixel_values"] = self.processor.resize_images([load_image(images[0])])[0]
         return item
 
     def batch(self, items: list[dict], width: int) -> dict[str, torch.Tensor]:
@@ -135,7 +135,7 @@ class MGMEncoder:
     def _encode(self, row: dict) -> dict[str, list[int]]:
         if len(list_images(row)) > 1:
             raise InputError(f"row {row['id']}: has {len(list_images(row))} images, but MGM takes one; delete the row")
-        segments = self.template.segments(row["conversations"])
+        segments = self.template.render_segments(row["conversations"])
         item = self.processor.encode(segments)
         check_image_fits(row, item["input_ids"], self.processor.image_token_id, self.max_length)
         return {key: ids[: self.max_length] for key, ids in item.items()}

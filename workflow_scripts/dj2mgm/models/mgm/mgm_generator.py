@@ -118,7 +118,7 @@ class MGMGenerator(Generator):
         self, visual_tokens: torch.Tensor | None, batch: QuestionBatch, chat: ChatTemplate, max_new_tokens: int
     ) -> list[str]:
         has_images = visual_tokens is not None
-        prompts = (chat.prompt(question, has_images) for question in batch.questions)
+        prompts = (chat.render_prompt(question, has_images) for question in batch.questions)
         prefixes, questions = zip(*(self._split_prompt(prompt, has_images) for prompt in prompts), strict=True)
         if len(set(prefixes)) > 1:
             raise InputError(f"template {chat.name}: the text before the image depends on the question; {REMEDY}")
@@ -159,7 +159,7 @@ class MGMGenerator(Generator):
         return tuple(ids[:end]), ids[end:]
 
     @torch.inference_mode()
-    def candidates(
+    def generate_candidates(
         self,
         images: Sequence[str | Path],
         question: str,
@@ -172,7 +172,9 @@ class MGMGenerator(Generator):
         stops = chat.stop_ids(self.processor.tokenizer)
         # repeated images stay in the batches, because a batch's size changes the last bits of the results
         for batch in self._batches(images, batch_size):
-            input_ids = self.processor.prompts([chat.prompt(question)] * len(batch))["input_ids"].to(self.device)
+            input_ids = self.processor.encode_prompts([chat.render_prompt(question)] * len(batch))["input_ids"].to(
+                self.device
+            )
             visual_tokens = self._encode(batch)
             hypotheses = beam_search(self.model, input_ids, visual_tokens, num_beams, stops, max_new_tokens)
             yield from map(self._decode_captions, hypotheses)
@@ -192,7 +194,7 @@ class MGMGenerator(Generator):
         has_images = None not in images
         build = partial(build_conversation, "", "") if has_images else build_text_conversation
         conversations = {pair: build(*pair)["conversations"] for pair in question_answer_pairs}
-        encoded = {pair: self.processor.encode(chat.segments(turns)) for pair, turns in conversations.items()}
+        encoded = {pair: self.processor.encode(chat.render_segments(turns)) for pair, turns in conversations.items()}
         items = [encoded[answer.question, answer.text] for answer in answers]
         begin = self._measure_shared_prefix(list(encoded.values()), chat)
         tokens = None
@@ -257,7 +259,7 @@ class MGMGenerator(Generator):
         """Write images into an array (at least B, 3, S', S') uint8."""
         if self.device.type == "cuda":
             torch.set_num_threads(1)  # a forked process does not have OpenMP's threads
-        pixels[: len(images)] = self.processor.resized([load_image(image) for image in images]).numpy()
+        pixels[: len(images)] = self.processor.resize_images([load_image(image) for image in images]).numpy()
 
     def _encode_in_parts(self, images: Sequence[Image]) -> Iterator[torch.Tensor]:
         """Yield the visual tokens (N, H) of each image; a GPU encodes a part while the next one is decoded."""
@@ -267,7 +269,9 @@ class MGMGenerator(Generator):
 
     def _encode(self, batch: torch.Tensor) -> torch.Tensor:
         """Encode images: (B, 3, S', S') uint8 → (B, N, H)."""
-        return self.model.model.get_image_features(self.processor.normalized(batch.to(self.device, non_blocking=True)))
+        return self.model.model.get_image_features(
+            self.processor.normalize_pixels(batch.to(self.device, non_blocking=True))
+        )
 
     def _get_visual_tokens(self, keys: list, new: dict[object, torch.Tensor]) -> torch.Tensor:
         """Return the visual tokens (B, N, H) of each key; visual tokens of paths are cached, up to `VISUAL_BYTES`.

@@ -41,18 +41,18 @@ class MGMProcessor(ProcessorMixin):
         size = self.image_processor.crop_size
         return 3, size["height"], size["width"]
 
-    def pixels(self, images: list[Image.Image]) -> torch.Tensor:
+    def build_pixel_values(self, images: list[Image.Image]) -> torch.Tensor:
         """Return the model's input: RGB images of any shape → (B, 3, S', S') float32."""
-        return self.normalized(self.resized(images))
+        return self.normalize_pixels(self.resize_images(images))
 
-    def resized(self, images: list[Image.Image]) -> torch.Tensor:
+    def resize_images(self, images: list[Image.Image]) -> torch.Tensor:
         """Pad RGB images of any shape to squares with the mean color and resize them: → (B, 3, S', S') uint8."""
         color = tuple(int(255 * mean) for mean in self.image_processor.image_mean)
         squares = [_pad_to_square(image, color) for image in images]
         bytes_only = {"do_rescale": False, "do_normalize": False}
         return self.image_processor(squares, **bytes_only, return_tensors="pt")["pixel_values"]
 
-    def normalized(self, pixels: torch.Tensor) -> torch.Tensor:
+    def normalize_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
         """Normalize (B, 3, S', S') uint8 to float32 on the same device, without waiting for a GPU."""
         processor, values = self.image_processor, pixels.float()
         for channel, (mean, std) in enumerate(zip(processor.image_mean, processor.image_std, strict=True)):
@@ -70,7 +70,7 @@ class MGMProcessor(ProcessorMixin):
             labels += ids if is_answer else [IGNORE_INDEX] * len(ids)
         return {"input_ids": input_ids, "labels": labels}
 
-    def prompts(self, texts: list[str]) -> dict[str, torch.Tensor]:
+    def encode_prompts(self, texts: list[str]) -> dict[str, torch.Tensor]:
         """Return left-padded input_ids and attention_mask (B, T) of prompts for generation."""
         rows = [self.encode([(text, False)])["input_ids"] for text in texts]
         width = max(map(len, rows))

@@ -57,7 +57,7 @@ class ProcessorEncoder:
         self._blank_item = self._short_item | {"labels": [IGNORE_INDEX] * len(self._short_item["labels"])}
         self.max_length = max_length
 
-    def tokens(self, row: dict) -> tuple[int, int]:
+    def count_tokens(self, row: dict) -> tuple[int, int]:
         try:
             replacements = self._get_replacements(*self._read_sizes(row))
         except (BadImage, ValueError) as error:  # some processors reject images with an extreme aspect ratio
@@ -65,18 +65,18 @@ class ProcessorEncoder:
         item = self._encode(row, replacements)
         return len(item["input_ids"]), len(item["labels"]) - item["labels"].count(IGNORE_INDEX)
 
-    def item(self, row: dict | None) -> dict:
+    def encode_row(self, row: dict | None) -> dict:
         if row is None:
             return self._blank_item
         return self._build_item(row, list(map(load_image, list_images(row))))
 
-    def text_item(self, row: dict, *replacements: str) -> dict:
+    def encode_text(self, row: dict, *replacements: str) -> dict:
         """Return the tokens of `item`, with the strings that `process_image` returned for the row's images."""
         encoded = self._encode(row, list(replacements))
         type_ids = self._make_type_ids(torch.tensor([encoded["input_ids"]]))
         return encoded | {name: values[0].tolist() for name, values in type_ids.items()}
 
-    def pixels(self, row: dict) -> int:
+    def count_pixels(self, row: dict) -> int:
         """Return the number of pixels of all images of a conversation."""
         return sum(width * height for width, height in self._read_sizes(row))
 
@@ -113,12 +113,12 @@ class ProcessorEncoder:
             items = [*items, self._blank_item]
             width = max(width, len(self._blank_item["input_ids"]))
         image_fields = dict.fromkeys(name for item in items for name in item if name not in TOKEN_FIELDS)
-        batch = self.text_batch(items, width) | {
+        batch = self.batch_tokens(items, width) | {
             name: concatenate([item[name] for item in items if name in item]) for name in image_fields
         }
         return batch | self.tower_inputs(batch) if self.tower_inputs else batch
 
-    def text_batch(self, items: list[dict], width: int) -> dict[str, torch.Tensor]:
+    def batch_tokens(self, items: list[dict], width: int) -> dict[str, torch.Tensor]:
         """Return the token fields of `batch`."""
         fillers = self.fillers | {"input_ids": self.tokenizer.pad_token_id or 0}
         batch = {}
@@ -132,7 +132,7 @@ class ProcessorEncoder:
         if self.image_token_id not in self._short_item["input_ids"]:
             raise InputError(f"its processor never writes the image_token_id of config.json, {self.image_token_id}")
         self.batch([self._blank_item], len(self._blank_item["input_ids"]))
-        self.prompts([self.process_image(Image.new("RGB", BLANK))[1]], ["a"])
+        self.encode_prompts([self.process_image(Image.new("RGB", BLANK))[1]], ["a"])
 
     @property
     def stops(self) -> frozenset[int]:
@@ -157,7 +157,7 @@ class ProcessorEncoder:
             raise InputError(f"an image of {image.size} pixels cannot be processed: {error}; delete its rows") from None
         return {name: values for name, values in inputs.items() if isinstance(values, torch.Tensor)}, replacement
 
-    def prompts(self, replacements: list[str | None], questions: list[str]) -> dict[str, torch.Tensor]:
+    def encode_prompts(self, replacements: list[str | None], questions: list[str]) -> dict[str, torch.Tensor]:
         """Return prompts for questions about one image each, up to the answer and padded on the left.
 
         `replacements` are the texts that `process_image` returned for each question's image; None for a question

@@ -21,8 +21,8 @@ class PrefixEncoder(ProcessorEncoder):
     fillers = ProcessorEncoder.fillers | {"token_type_ids": SUFFIX}  # the prefix must not attend to padding
     reads_text_alone = False
 
-    def text_item(self, row: dict, replacement: str) -> dict:
-        item = super().text_item(row, replacement)
+    def encode_text(self, row: dict, replacement: str) -> dict:
+        item = super().encode_text(row, replacement)
         return item | {"token_type_ids": [PREFIX if label == IGNORE_INDEX else SUFFIX for label in item["labels"]]}
 
     def _encode(self, row: dict, replacements: list[str]) -> dict[str, list[int]]:

@@ -53,7 +53,7 @@ class TransformersFamily:
             self.processor = load_processor(folder)
         self.tower_inputs = make_tower_inputs(self.config)
 
-    def encoder(self, template: str | dict, max_length: int) -> "ProcessorEncoder":
+    def make_encoder(self, template: str | dict, max_length: int) -> "ProcessorEncoder":
         """Return the encoder; `template` is ignored, because the processor has its own chat template."""
         with folder_errors(self.folder):
             encoder = choose_encoder_class(self.processor)(self.processor, self.config.image_token_id, max_length)
@@ -76,14 +76,14 @@ class TransformersFamily:
             attention = "eager"
         return make_trainable(self._load_model(dtype, attn_implementation={"text_config": attention}))
 
-    def trained(self, stage: Path | None, dtype: torch.dtype | str) -> PreTrainedModel:
+    def load_trained_model(self, stage: Path | None, dtype: torch.dtype | str) -> PreTrainedModel:
         model = self._load_model(dtype)
         return model if stage is None else load_stage_weights(model, stage)
 
-    def generator(self, stage: Path | None, device: str | torch.device | None) -> TransformersGenerator:
+    def make_generator(self, stage: Path | None, device: str | torch.device | None) -> TransformersGenerator:
         device = torch.device(device or select_device())
-        model = self.trained(stage, torch.bfloat16 if device.type == "cuda" else torch.float32)
-        return TransformersGenerator(model.to(device), self.encoder("", max_length=sys.maxsize))
+        model = self.load_trained_model(stage, torch.bfloat16 if device.type == "cuda" else torch.float32)
+        return TransformersGenerator(model.to(device), self.make_encoder("", max_length=sys.maxsize))
 
     def save_processor(self, folder: Path) -> None:
         copy_processor(self.folder, folder)
@@ -103,13 +103,13 @@ class TransformersFamily:
         use_packed_attention(model)
         return model
 
-    def inputs(self, batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    def prepare_inputs(self, batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
         if self.tower_inputs:
             return {name: move_to_device(name, value, device) for name, value in batch.items()}
         return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
 
     @staticmethod
-    def parts(model: nn.Module) -> Parts:
+    def find_parts(model: nn.Module) -> Parts:
         [vlm] = [module for module in model.modules() if isinstance(module, PreTrainedModel) and is_whole(module)]
         tower = vlm.get_encoder(modality="image")
         lists = [module for module in tower.modules() if isinstance(module, nn.ModuleList)]

@@ -116,7 +116,7 @@ class TransformersGenerator(Generator):
             yield self._decode(sequences[:, inputs["input_ids"].shape[1] :])
 
     @torch.inference_mode()
-    def candidates(
+    def generate_candidates(
         self,
         images: Sequence[str | Path | BytesIO],
         question: str,
@@ -168,7 +168,7 @@ class TransformersGenerator(Generator):
         for part in split_into_parts(answers, at_once):
             answer_images = [encoded[answer.about] for answer in part]
             items = [self._make_text_item(answer, image) for answer, image in zip(part, answer_images, strict=True)]
-            batch = self.encoder.text_batch(items, max(len(item["input_ids"]) for item in items))
+            batch = self.encoder.batch_tokens(items, max(len(item["input_ids"]) for item in items))
             labels, positions = batch.pop("labels"), batch.pop("answer_positions")
             logits = self.model(**self._add_images(batch, answer_images), use_cache=False).logits
             log_probs = logits.flatten(0, 1)[positions.to(logits.device)].float().log_softmax(dim=-1)
@@ -181,12 +181,12 @@ class TransformersGenerator(Generator):
 
     def _make_text_item(self, answer: GivenAnswer, image: EncodedImage | None) -> dict:
         if image is None:
-            return self.encoder.text_item(build_text_conversation(answer.question, answer.text))
-        return self.encoder.text_item(build_conversation("", "", answer.question, answer.text), image.replacement)
+            return self.encoder.encode_text(build_text_conversation(answer.question, answer.text))
+        return self.encoder.encode_text(build_conversation("", "", answer.question, answer.text), image.replacement)
 
     def _make_prompts(self, images: list[EncodedImage] | list[None], questions: list[str]) -> dict:
         """Return the model's inputs for questions, padded on the left."""
-        tokens = self.encoder.prompts([image and image.replacement for image in images], questions)
+        tokens = self.encoder.encode_prompts([image and image.replacement for image in images], questions)
         return self._add_images(tokens, images)
 
     def _add_images(self, tokens: dict[str, torch.Tensor], images: list[EncodedImage] | list[None]) -> dict:

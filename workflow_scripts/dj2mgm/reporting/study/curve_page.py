@@ -9,7 +9,7 @@ from dj2mgm.reporting.comparison import format_difference, format_score
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.reporting.variants_page import PlainTable
-from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore
+from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
 
 MORE_ROWS = 1000  # additional rows of the advice; at most as many as there are
 TRAINED_SPLITS = ("pretrain", "finetune")

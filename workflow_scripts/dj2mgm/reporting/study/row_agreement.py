@@ -8,7 +8,7 @@ from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.reporting.study.proxies import read_full_scores
 from dj2mgm.reporting.variants_page import PlainTable
-from dj2mgm.reporting.verdicts.headline_verdicts import find_headline
+from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.storage.files import read_jsonl
 
 MIN_VARIANTS = 4  # the best quarter of them, and at least two, are called the best

@@ -10,7 +10,8 @@ from dj2mgm.reporting.comparison import format_score
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.variants_page import ParallelPlot, PlainTable, TrialLine
 from dj2mgm.reporting.verdicts.decision import describe_decision
-from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore, HeadlineVerdict
+from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
+from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict
 from dj2mgm.reporting.verdicts.verdict_cards import LABELS, NOTHING_LEARNED, TONES, VerdictCard
 from dj2mgm.runs.studies.trials import find_importances
 from dj2mgm.settings.study_files import Interval
@@ -42,10 +43,10 @@ def build_confirmation_cards(search: ShownSearch, command: str = "") -> list[Ver
     verdict = HeadlineVerdict(search.winner, 0, "", "better" if decided else "undecided", text)
     step = ("This command makes it an experiment of its own:", command) if decided and command else ("", "")
     winner_card = VerdictCard(verdict, label, tone, "", search.progress, *step)
-    return [winner_card, *(_look_card(name, look, search.confirm_seeds) for name, look in search.looks.items())]
+    return [winner_card, *(_build_look_card(name, look, search.confirm_seeds) for name, look in search.looks.items())]
 
 
-def _look_card(name: str, look: LookRecord, seeds: int) -> VerdictCard:
+def _build_look_card(name: str, look: LookRecord, seeds: int) -> VerdictCard:
     text = describe_decision(look, DecideSection(seeds=seeds))
     verdict = HeadlineVerdict(f"Compared with {name}", 0, "", look.kind, text)
     label = LABELS.get(look.kind, NOTHING_LEARNED)

@@ -55,7 +55,7 @@ from dj2mgm.reporting.variants_page import (
     VariantsPage,
     place_mark,
 )
-from dj2mgm.reporting.verdicts.headline_verdicts import find_headline
+from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard, merge_withheld, write_verdict_cards
 from dj2mgm.settings.targets import OWN_GROUP
 from dj2mgm.settings.validation import load_settings

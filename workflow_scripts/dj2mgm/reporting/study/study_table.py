@@ -27,15 +27,11 @@ from dj2mgm.evaluation.seeds import (
     pair_runs_by_seed,
 )
 from dj2mgm.records.page_records import ShownStudy
-from dj2mgm.reporting.comparison import (
-    HEADLINES,
-    compute_score_differences,
-    select_comparable_scores,
-)
+from dj2mgm.reporting.comparison import HEADLINES, compute_score_differences, select_comparable_scores
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import format_number
 from dj2mgm.reporting.sections.training_charts import read_stage_memory
-from dj2mgm.reporting.verdicts.headline_verdicts import find_headline
+from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.reporting.verdicts.verdict_cards import find_cost
 from dj2mgm.settings.targets import OWN_GROUP
 from dj2mgm.storage.files import read_jsonl

@@ -2,7 +2,7 @@
 
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.contrasts import DecisionCost, PairedContrast, contrast_with_reference
+from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
 from dj2mgm.evaluation.seeds import estimate_difference, pair_values
 from dj2mgm.evaluation.sequential import Look, compute_next_look, compute_verdict, find_cost_after_looks
 from dj2mgm.records.look_records import LookRecord, count_affordable_seeds, count_planned_seeds
@@ -10,15 +10,9 @@ from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparison import format_difference, format_interval, format_score, select_comparable_scores
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.variants_page import CountCell, IntervalMark, ScoreCell, VariantRow, VariantsPage
-from dj2mgm.reporting.verdicts.headline_verdicts import (
-    HeadlineScore,
-    HeadlineVerdict,
-    describe_images,
-    describe_missing,
-    describe_seeds,
-    find_headline,
-    find_unlearned,
-)
+from dj2mgm.reporting.verdicts.decision_cost import build_budget_command, describe_cost_after_looks
+from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore, find_headline
+from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict, describe_missing, find_unlearned
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, list_training_faults
 from dj2mgm.reporting.verdicts.verdict_cards import LABELS, NOTHING_LEARNED, TONES, VerdictCard
 from dj2mgm.runs.studies.seed_times import format_hours, sum_measured_seconds
@@ -58,10 +52,10 @@ def take_look(
     if kind == "withheld":
         next_step = " ".join(dict.fromkeys(f"{fault.remedy}." for faults in unlearned.values() for fault in faults))
     elif kind == "undecided" and is_last:
-        next_step, more = _describe_cost(
+        next_step, more = describe_cost_after_looks(
             find_cost_after_looks(contrast, [*looks, look], headline.margin), seconds_per_seed
         )
-        command = _build_budget_command(experiment, budget, more, seconds, seconds_per_seed) if more else ""
+        command = build_budget_command(experiment, budget, more, seconds, seconds_per_seed) if more else ""
     return LookRecord(
         experiment=experiment.name,
         seeds=experiment.seeds,
@@ -136,46 +130,6 @@ def _write_statement(
     return f"whether {experiment.name} is better than {reference.name} {comparison}{hint}"
 
 
-def _describe_cost(cost: DecisionCost, seconds_per_seed: float | None) -> tuple[str, int]:
-    """Return the cost of a decision as a sentence, and the number of additional seeds in it."""
-    images = describe_images(cost.images) if cost.images else ""
-    if more := cost.seeds:
-        options = describe_seeds(more, seconds_per_seed)
-        options += f" or a new decision on {images}" if images else ""
-    elif cost.both:
-        more, added = cost.both
-        options = f"a new decision on {describe_images(added)} with {more} more seeds"
-        more = 0  # other images need a new decision with its own looks
-    elif images:
-        options = f"a new decision on {images} (more seeds alone do not decide)"
-    else:
-        return "No affordable number of seeds and images decides a difference as small as this.", 0
-    return f"To decide with 80 % probability if the true difference is as measured: {options}.", more or 0
-
-
-def _build_budget_command(
-    experiment: ExperimentResults,
-    budget: DecideSection,
-    more: int,
-    seconds: float | None,
-    seconds_per_seed: float | None,
-) -> str:
-    """Return the command that continues a decision with a budget of `more` additional seeds.
-
-    Args:
-        experiment: the experiment with its finished seeds.
-        budget: the spent budget.
-        more: number of additional seeds.
-        seconds: time of the finished seeds; None if unknown.
-        seconds_per_seed: time of one more seed; None if unknown.
-    """
-    limit = f"seeds: {max(budget.seeds, len(experiment.seeds) + more)}"
-    if budget.hours is not None and seconds is not None and seconds_per_seed is not None:
-        hours = 1.05 * (seconds + more * seconds_per_seed) / 3600  # seeds do not all take the same time
-        limit += f", hours: {format_hours(hours)}"
-    return f"snakemake --cores 1 decide --config experiment={experiment.name} decide='{{{limit}}}'"
-
-
 def describe_decision(look: LookRecord, budget: DecideSection) -> str:
     """Return the verdict, its certainty and its cost as one sentence, followed by the next step."""
     return " ".join(filter(None, [describe_look(look, budget), look.next_step]))
@@ -203,13 +157,13 @@ def build_decision_record(look: LookRecord, budget: DecideSection) -> dict[str, 
 
 def build_decision_card(look: LookRecord, budget: DecideSection) -> VerdictCard:
     """Return the first screen of a decision's page: the verdict after the last look, its cost and the next step."""
-    sure, certainty = _describe_certainty(look)
+    confidence, certainty = _describe_certainty(look)
     verdict = HeadlineVerdict(look.experiment, 0, "", look.kind, describe_look(look, budget), certainty=certainty)
     cost = "Not recorded." if look.seconds is None else f"{format_duration(look.seconds)} for the seeds of both sides."
     step = look.next_step or ("The verdict needs no more runs." if look.kind in DECIDED else "")
     label = LABELS.get(look.kind, NOTHING_LEARNED)
     tone = "bad" if look.kind == "withheld" else TONES.get(look.kind, "same")
-    return VerdictCard(verdict, label, tone, sure, cost, step, look.command)
+    return VerdictCard(verdict, label, tone, confidence, cost, step, look.command)
 
 
 def _describe_certainty(look: LookRecord) -> tuple[str, str]:

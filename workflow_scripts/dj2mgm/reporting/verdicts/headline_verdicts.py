@@ -1,19 +1,13 @@
 """The verdict on each experiment by the headline score: how sure it is, what it cost, and what would decide it."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
-from dj2mgm.evaluation.contrasts import ContrastVerdict, PairedContrast, PairedValues, contrast_with_reference, decide
+from dj2mgm.evaluation.contrasts import ContrastVerdict, PairedContrast, contrast_with_reference, decide
 from dj2mgm.evaluation.groups import find_score_range
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import estimate_difference, pair_values
-from dj2mgm.evaluation.sequential import find_deciding_budget
-from dj2mgm.reporting.commands import build_snakemake_command
 from dj2mgm.reporting.comparison import (
-    LOWER_IS_BETTER,
     SCORE_TITLES,
     classify_difference,
     describe_obstacles,
@@ -25,51 +19,16 @@ from dj2mgm.reporting.comparison import (
 )
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
+from dj2mgm.reporting.verdicts.decision_cost import advise_next_step
+from dj2mgm.reporting.verdicts.experiment_pairs import (
+    ExperimentPair,
+    find_comparisons,
+    find_controls,
+    is_learning_rate_control,
+)
+from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore, change_by_training, find_headline
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, estimate_image_gain, find_learning_faults
-from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.studies.seed_times import sum_measured_seconds
-from dj2mgm.settings.targets import OWN_GROUP, DecideSection
-
-MAX_LISTED = 20  # additional seeds in a command
-FURTHER_SEEDS = 2  # additional seeds that are advised after a single one
-
-
-@dataclass(frozen=True)
-class HeadlineScore:
-    """The score that decides, declared before the results are seen."""
-
-    title: str
-    group: str
-    metric: str
-    margin: float
-
-    @property
-    def lower_is_better(self) -> bool:
-        return self.metric in LOWER_IS_BETTER
-
-
-@dataclass(frozen=True)
-class ExperimentPair:
-    """Two experiments that a page compares.
-
-    Attributes:
-        subject: `experiment`, or the control experiment that defines this comparison. The verdict is shown under its
-            name.
-    """
-
-    experiment: ExperimentResults
-    reference: ExperimentResults
-    subject: ExperimentResults
-
-    @property
-    def owner(self) -> str:
-        """The target of Snakemake whose page shows the comparison: the experiment, or the control's experiment."""
-        return self.subject.control.experiment if self.subject.control else self.experiment.name
-
-    @property
-    def can_be_decided(self) -> bool:
-        """True if `snakemake decide` makes this comparison."""
-        return self.subject.control is None and self.reference.name == REFERENCE
+from dj2mgm.settings.targets import OWN_GROUP
 
 
 @dataclass(frozen=True)
@@ -90,25 +49,6 @@ class HeadlineVerdict:
     @property
     def statement(self) -> str:
         return f"{self.lead}{self.emphasis}{self.rest}"
-
-
-def find_headline(experiments: list[ExperimentResults], share_of_rows: float = 1) -> HeadlineScore:
-    """Return the score that decides between trainings on this share of the rows (`ReportSection.locate_headline`)."""
-    settings = experiments[0].config.report
-    has_questions = any(run.vqa["questions"] for experiment in experiments for run in experiment.runs)
-    key, group, metric = settings.locate_headline(has_questions, share_of_rows)
-    return HeadlineScore(SCORE_TITLES[key], group, metric, settings.margin)
-
-
-def find_comparisons(experiments: list[ExperimentResults]) -> list[ExperimentPair]:
-    """Return the comparisons of a page: each later experiment with the first one, and the controls' comparisons."""
-    reference, *later_experiments = experiments
-    by_name = {experiment.name: experiment for experiment in experiments}
-    pairs = [
-        (experiment, experiment.control.compared if experiment.control else (experiment.name, reference.name))
-        for experiment in later_experiments
-    ]
-    return [ExperimentPair(by_name[pair[0]], by_name[pair[1]], subject) for subject, pair in pairs if pair]
 
 
 def build_headline_verdicts(experiments: list[ExperimentResults], target: str = "") -> list[HeadlineVerdict]:
@@ -133,10 +73,11 @@ def build_headline_verdicts(experiments: list[ExperimentResults], target: str = 
         experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
         index = indices[subject.name]
         if names := [name for name in (experiment.name, reference.name) if name in unlearned]:
-            verdicts.append(_withhold_verdict(subject, index, names))
+            reason = f"The verdict is withheld, because {' and '.join(names)} learned nothing."
+            verdicts.append(_give_no_verdict(subject, index, reason))
             continue
         if number not in contrasts:
-            verdicts.append(_report_missing(subject, index, describe_missing(headline, experiment, reference)))
+            verdicts.append(_give_no_verdict(subject, index, describe_missing(headline, experiment, reference)))
             continue
         contrast, contrast_verdict = contrasts[number], contrast_verdicts[number]
         beginning = ""
@@ -148,7 +89,7 @@ def build_headline_verdicts(experiments: list[ExperimentResults], target: str = 
             contrast_verdict.kind, experiment, reference, headline, difference, beginning
         )
         controls = [] if target else find_controls(experiments, comparison)
-        step, command = _advise_next_step(contrast_verdict, contrast, headline.margin, comparison, controls, target)
+        step, command = advise_next_step(contrast_verdict, contrast, headline.margin, comparison, controls, target)
         verdicts.append(
             HeadlineVerdict(
                 experiment=subject.name,
@@ -166,11 +107,6 @@ def build_headline_verdicts(experiments: list[ExperimentResults], target: str = 
             )
         )
     return verdicts
-
-
-def is_learning_rate_control(subject: ExperimentResults) -> bool:
-    """Return whether this is the control at half of the learning rates, which repeats its experiment's verdict."""
-    return subject.control is not None and subject.control.kind == "half_learning_rate"
 
 
 def describe_repetition(kind: str, repeated_kind: str) -> str:
@@ -211,11 +147,6 @@ def find_unlearned(experiments: list[ExperimentResults]) -> dict[str, list[Learn
         experiment.name: find_learning_faults(experiment, headline.metric, title) for experiment in experiments
     }
     return {name: faults for name, faults in faults_by_name.items() if faults}
-
-
-def _withhold_verdict(experiment: ExperimentResults, index: int, names: list[str]) -> HeadlineVerdict:
-    reason = f"The verdict is withheld, because {' and '.join(names)} learned nothing."
-    return HeadlineVerdict(experiment.name, index, experiment.description, lead=reason)
 
 
 def _write_statement(
@@ -299,122 +230,7 @@ def _describe_certainty(
     return text
 
 
-def find_controls(experiments: list[ExperimentResults], comparison: ExperimentPair) -> list[str]:
-    """Return the kinds of controls that a page has of a compared experiment."""
-    kinds = [
-        experiment.control.kind
-        for experiment in experiments
-        if experiment.control and experiment.control.experiment == comparison.owner
-    ]
-    return list(dict.fromkeys(kinds))
-
-
-def _advise_next_step(
-    contrast_verdict: ContrastVerdict,
-    contrast: PairedContrast,
-    margin: float,
-    comparison: ExperimentPair,
-    controls: list[str],
-    target: str,
-) -> tuple[str, str]:
-    """Return the cost of a decision as a sentence, and the command for it; empty if nothing more is needed."""
-    sentence, more = _describe_cost(
-        contrast_verdict, contrast, compute_seconds_per_seed([comparison.experiment, comparison.reference])
-    )
-    if not more:
-        return sentence, ""
-    if contrast_verdict.kind == "undecided" and comparison.can_be_decided and not target:
-        budget = contrast.seeds + more
-        if contrast.seeds > 1:
-            budget = find_deciding_budget(contrast, margin) or budget
-        budget = max(budget, DecideSection().seeds)
-        advice = (
-            f"This command adds seeds one by one until the verdict is decided, up to {budget} per experiment in all:"
-        )
-        return f"{sentence} {advice}", _build_decide_command(comparison, budget)
-    return sentence, _build_seeds_command(comparison, more, controls, target or comparison.owner)
-
-
-def _describe_cost(
-    contrast_verdict: ContrastVerdict, contrast: PairedContrast, seconds: float | None
-) -> tuple[str, int]:
-    """Return the cost of a decision as a sentence, and the number of additional seeds in it."""
-    images = ""
-    if contrast_verdict.cost.images:
-        images = describe_images(contrast_verdict.cost.images)
-    if contrast.seeds == 1:
-        more = FURTHER_SEEDS
-        text = f"With {describe_seeds(more, seconds)} the verdict is about the data, "
-        text += "not only about these two models."
-        text += f" For these two models, {images} would decide." if images else ""
-        return text, more
-    if contrast_verdict.kind != "undecided":
-        return "", 0
-    if more := contrast_verdict.cost.seeds:
-        seeds = describe_seeds(more, seconds)
-        options = f"{seeds} or {images}" if images else seeds
-        verb = "decides" if more == 1 and not images else "decide"
-        return f"{options} {verb} with 80 % probability if the true difference is as measured.", more
-    if images:
-        return (
-            f"{images} decide with 80 % probability if the true difference is as measured; more seeds alone do not.",
-            0,
-        )
-    if contrast_verdict.cost.both:
-        more, added = contrast_verdict.cost.both
-        options = f"{describe_seeds(more, seconds)} and {describe_images(added)} "
-        return f"{options}together decide with 80 % probability if the true difference is as measured.", more
-    return "No affordable number of seeds and images decides a difference as small as this.", 0
-
-
-def describe_seeds(more: int, seconds: float | None) -> str:
-    """Return a number of additional seeds, and their total time if `seconds`, the time of one seed, is known."""
-    return f"{more} more {'seed' if more == 1 else 'seeds'} of both experiments{_describe_duration(more, seconds)}"
-
-
-def describe_images(more: int) -> str:
-    """Return a number of further images, rounded up to two digits."""
-    unit = 10 ** max(0, len(str(more)) - 2)
-    return f"{format_integer(-(-more // unit) * unit)} more held-out image{'' if more == 1 else 's'}"
-
-
-def _describe_duration(seeds: int, seconds: float | None) -> str:
-    """Return the time of some seeds in seconds, minutes or hours."""
-    if seconds is None:
-        return ""
-    total = seeds * seconds
-    if total < 90:
-        return f" (about {total:.0f} seconds)"
-    return f" (about {total / 60:.0f} minutes)" if total < 120 * 60 else f" (about {total / 3600:.1f} hours)"
-
-
-def _build_decide_command(comparison: ExperimentPair, budget: int) -> str:
-    """Return the command that adds seeds until the verdict is decided or there are `budget` seeds."""
-    seeds, settings = comparison.experiment.seeds, {"experiment": comparison.experiment.name}
-    if seeds != list(range(len(seeds))):  # the budget's seeds continue those of the configuration
-        settings["seeds"] = f"[{','.join(map(str, seeds))}]"
-    if budget > DecideSection().seeds:
-        settings["decide"] = f"{{seeds: {budget}}}"
-    return build_snakemake_command(comparison.reference, "decide", **settings)
-
-
-def _build_seeds_command(comparison: ExperimentPair, more: int, controls: list[str], target: str) -> str:
-    """Return the command that adds this number of seeds to a page."""
-    if more > MAX_LISTED:
-        return ""
-    seeds = sorted({*comparison.experiment.seeds} & {*comparison.reference.seeds})
-    candidates = (seed for seed in range(len(seeds) + more + max(seeds) + 1) if seed not in seeds)
-    seed_list = ",".join(str(seed) for seed in [*seeds, *(next(candidates) for _ in range(more))])
-    settings = {"controls": f"[{','.join(controls)}]"} if controls else {}
-    return build_snakemake_command(comparison.reference, target, seeds=f"[{seed_list}]", **settings)
-
-
-def compute_seconds_per_seed(experiments: Iterable[ExperimentResults]) -> float | None:
-    """Return the time of the stages that another seed of these experiments would run, as measured; None if unknown."""
-    return sum_measured_seconds(experiment.runs[-1].stages for experiment in experiments)
-
-
-def _report_missing(experiment: ExperimentResults, index: int, reason: str) -> HeadlineVerdict:
+def _give_no_verdict(experiment: ExperimentResults, index: int, reason: str) -> HeadlineVerdict:
     return HeadlineVerdict(experiment.name, index, experiment.description, lead=reason)
 
 
@@ -443,8 +259,7 @@ def _judge_single(experiment: ExperimentResults, headline: HeadlineScore) -> Hea
     groups, metric = experiment.groups, headline.metric
     own_estimate, gain = groups.get(OWN_GROUP, {}).get(metric), estimate_image_gain(experiment, metric)
     if own_estimate is None or gain is None:
-        reason = _describe_unmeasured(headline, [experiment.name])
-        return HeadlineVerdict(experiment.name, 0, experiment.description, lead=reason)
+        return _give_no_verdict(experiment, 0, _describe_unmeasured(headline, [experiment.name]))
     title, show = SCORE_TITLES[metric], partial(format_score, metric)
     shuffled = show(groups["finetune/shuffled"][metric].mean)
     uses_images = gain.is_above_zero
@@ -475,24 +290,3 @@ def _judge_single(experiment: ExperimentResults, headline: HeadlineScore) -> Hea
 def _describe_difference(metric: str, difference: Estimate) -> str:
     interval = format_interval(metric, difference, format_difference)
     return f"{format_difference(metric, difference.mean)}; 95 % interval {interval}"
-
-
-def change_by_training(experiment: ExperimentResults, group: str, metric: str) -> PairedContrast | None:
-    """Return the difference of the fine-tuned model from the model before training, paired by image.
-
-    None if a score was not measured.
-    """
-    base_group = group_before_training(group)
-    pairs = [
-        (run.groups.get(group, {}).get(metric), run.groups.get(base_group, {}).get(metric)) for run in experiment.scores
-    ]
-    if any(None in pair for pair in pairs):
-        return None
-    changes = [tuned - base for tuned, base in pairs]
-    values = PairedValues(tuple(experiment.seeds), np.stack([change.sums for change in changes]), changes[0].counts)
-    return contrast_with_reference([values])[0]
-
-
-def group_before_training(group: str) -> str:
-    """Return the group of the model before training that corresponds to a group of the fine-tuned model."""
-    return f"base/{group.partition('/')[2]}"

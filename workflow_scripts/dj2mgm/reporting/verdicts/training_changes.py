@@ -9,7 +9,7 @@ from dj2mgm.evaluation.intervals import LEVEL
 from dj2mgm.evaluation.seeds import estimate_difference
 from dj2mgm.reporting.comparison import LOWER_IS_BETTER, find_title, format_difference, format_interval, format_score
 from dj2mgm.reporting.experiment import ExperimentResults
-from dj2mgm.reporting.verdicts.headline_verdicts import (
+from dj2mgm.reporting.verdicts.headline_scores import (
     HeadlineScore,
     change_by_training,
     find_headline,

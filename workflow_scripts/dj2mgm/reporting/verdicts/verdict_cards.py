@@ -7,14 +7,8 @@ from dj2mgm.cli.messages import format_duration
 from dj2mgm.reporting.commands import build_keep_command, build_snakemake_command
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
-from dj2mgm.reporting.verdicts.headline_verdicts import (
-    ExperimentPair,
-    HeadlineVerdict,
-    build_headline_verdicts,
-    find_comparisons,
-    find_unlearned,
-    is_learning_rate_control,
-)
+from dj2mgm.reporting.verdicts.experiment_pairs import ExperimentPair, find_comparisons, is_learning_rate_control
+from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict, build_headline_verdicts, find_unlearned
 from dj2mgm.reporting.verdicts.learning_faults import MIN_STEPS, LearningFault, advise_other_model
 from dj2mgm.reporting.verdicts.training_changes import find_forgotten
 from dj2mgm.runs.studies.seed_times import sum_seconds
@@ -59,7 +53,7 @@ class VerdictCard:
     verdict: HeadlineVerdict
     label: str  # verdict in one or two words
     tone: str  # good, bad or same
-    sure: str  # how sure the verdict is, in a few words; empty if that is not known
+    confidence: str  # how sure the verdict is, in a few words; empty if that is not known
     cost: str
     next_step: str
     command: str
@@ -101,13 +95,13 @@ def write_verdict_cards(experiments: list[ExperimentResults], target: str = "") 
         else:
             kinds = {card.verdict.experiment: card.verdict.kind for card in cards}
             step, command = _advise_next_step(verdict, comparison, kinds, experiment.name in forgotten)
-        sure = "" if withheld else _describe_confidence(verdict, seeds, bool(later_experiments))
+        confidence = "" if withheld else _describe_confidence(verdict, seeds, bool(later_experiments))
         cards.append(
             VerdictCard(
                 verdict,
                 label,
                 tone,
-                sure,
+                confidence,
                 _describe_cost([subject, reference], first_experiment),
                 step,
                 command,

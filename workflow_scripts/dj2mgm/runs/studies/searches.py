@@ -53,7 +53,7 @@ def build_search_settings(name: str, study: StudyFile, parent: Experiment, resul
             f"{file}: design.trainings: {design.trainings} is less than the {minimum:g} that one variant costs with "
             "its rungs, the finalists and the confirmation; raise it, or lower confirm_seeds"
         )
-    scored_settings = [_with_first_names(parent.model_dump(include=keys)), parent.report.headline, study.proportional]
+    scored_settings = [_add_first_names(parent.model_dump(include=keys)), parent.report.headline, study.proportional]
     scored_settings.append(design.model_dump(exclude=NOT_IN_KEY | (set() if design.goals.weights else {"goals"})))
     short_score = parent.report.locate_headline(share_of_rows=min(design.rungs))[0]
     if short_score != parent.report.headline and not design.goals.weights:
@@ -74,7 +74,7 @@ def build_search_settings(name: str, study: StudyFile, parent: Experiment, resul
     )
 
 
-def _with_first_names(config: dict) -> dict:
+def _add_first_names(config: dict) -> dict:
     """Return a configuration with the first names of renamed keys, so that searches of earlier versions continue."""
     first_names = {new: old for old, new in RENAMED_KEYS.items()}
     return config | {"model": {first_names.get(key, key): value for key, value in config["model"].items()}}

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 from scipy import stats
-from test_report import text_of, write_report
 
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.verdicts.headline_verdicts import find_headline
+from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.reporting.verdicts.training_changes import list_training_changes
 from dj2mgm.reporting.verdicts.verdict_cards import build_verdict_records
 from dj2mgm.storage.files import read_jsonl, write_jsonl, write_yaml
 from evaluated_runs import entry, write_dataset, write_run
+from report_pages import text_of, write_report
 from report_results import write_results
 
 IMAGES = [f"e{number:03d}" for number in range(60)]

@@ -2,7 +2,6 @@
 
 import pandas as pd
 import pytest
-from test_report import Elements, text_of, write_report
 
 from dj2mgm.evaluation.groups import Rows
 from dj2mgm.evaluation.intervals import Estimate
@@ -11,6 +10,7 @@ from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.sections.leak_section import build_leak_sections
 from dj2mgm.settings.targets import ChallengeSettings
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
+from report_pages import Elements, text_of, write_report
 from report_results import IMAGES, write_results
 from score_challenge import tabulate_challenge
 

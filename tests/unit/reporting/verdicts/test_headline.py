@@ -5,22 +5,18 @@ import re
 import numpy as np
 import pytest
 from scipy import stats
-from test_report import text_of, write_report
 
 from dj2mgm.reporting.comparison import compare_with_first, format_difference, format_interval
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.variants_page import VariantsPage, write_variants_page
-from dj2mgm.reporting.verdicts.headline_verdicts import (
-    HeadlineVerdict,
-    build_headline_verdicts,
-    find_headline,
-    find_unlearned,
-)
+from dj2mgm.reporting.verdicts.headline_scores import find_headline
+from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict, build_headline_verdicts, find_unlearned
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, describe_faults, estimate_image_gain
 from dj2mgm.reporting.verdicts.verdict_cards import build_verdict_records, merge_withheld, write_verdict_cards
 from dj2mgm.settings.targets import ReportSection
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_text, write_yaml
 from evaluated_runs import entry, write_dataset, write_run
+from report_pages import text_of, write_report
 from report_results import write_results
 
 IMAGES = [f"e{number:03d}" for number in range(100)]
@@ -80,7 +76,7 @@ def test_better_data_are_named_with_their_difference(page):
     assert (result.next_step, result.command) == ("", "")
     experiments = page({"baseline": 0.5, "new": 0.6}, seeds=3)
     [card] = write_verdict_cards(experiments)
-    assert (card.label, card.tone, card.sure) == ("Better", "good", "95 % confidence.")
+    assert (card.label, card.tone, card.confidence) == ("Better", "good", "95 % confidence.")
     # six stages and three seeds, three minutes each; the filter's time is 9999 s
     assert card.cost == "9 h 13 min for the stages that this experiment added."
     assert card.command == "snakemake --cores 1 publish --config 'publish={experiment: new}'"
@@ -111,7 +107,7 @@ def test_the_verdict_on_one_common_seed_is_about_two_models(page, tmp_path):
     write_yaml(tmp_path / "config.yaml", config)
     [card] = write_verdict_cards(load_experiments(tmp_path / "config.yaml"))
     assert card.verdict.statement.startswith("For these two models, new is better")
-    assert (card.label, card.sure) == (
+    assert (card.label, card.confidence) == (
         "Better, one seed",
         "95 % confidence about these two trained models, not about the data.",
     )
@@ -173,7 +169,7 @@ def test_a_page_of_variants_begins_with_verdicts(page, tmp_path):
     experiments = page({"base": 0.5, "base-lora-r8": 0.6, "base-lora-r32": 0.51}, seeds=3, spread=0.05)
     better, open_one = cards = write_verdict_cards(experiments, "lora_sweep")
     assert (better.label, better.next_step) == ("Better", "Use base-lora-r8 instead of base.")
-    assert open_one.label == "Undecided" and open_one.sure == "Not sure."
+    assert open_one.label == "Undecided" and open_one.confidence == "Not sure."
     assert not open_one.command or open_one.command.startswith("snakemake --cores 1 lora_sweep --config 'seeds=[")
     shown = VariantsPage("LoRA rank sweep", ["A note."], "Experiment", [], [], cards=cards)
     write_variants_page(shown, tmp_path / "lora_sweep.html")
@@ -375,7 +371,7 @@ def test_shared_stages_cost_nothing_and_commands_continue_runs(page, tmp_path):
     write_yaml(tmp_path / "config.yaml", config)
     [card] = write_verdict_cards(load_experiments(tmp_path / "config.yaml"))
     assert card.cost == "18 min 00 s for the stages that this experiment added."
-    assert (card.label, card.sure) == ("Undecided, one seed", "Not sure.")
+    assert (card.label, card.confidence) == ("Undecided, one seed", "Not sure.")
     assert card.command == ("snakemake --cores 1 decide --config 'dataset=../my photos' model=mgm-2b experiment=new")
 
 

@@ -6,7 +6,7 @@ from dj2mgm.evaluation.learning_curve import LearningCurve
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.reporting.study.curve_page import build_curve_table
-from dj2mgm.reporting.verdicts.headline_verdicts import find_headline
+from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.storage.files import write_json, write_yaml
 from evaluated_runs import entry, write_dataset, write_run
 

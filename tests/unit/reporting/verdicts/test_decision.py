@@ -37,5 +37,5 @@ def test_a_first_look_without_exclusions_is_described(page):
     assert "points; no difference is excluded yet)." in describe_decision(look, budget)
     decision = build_decision_page([look], budget)
     [card] = decision.cards
-    assert card.sure == "Not sure." and "every difference is still possible" in card.verdict.certainty
+    assert card.confidence == "Not sure." and "every difference is still possible" in card.verdict.certainty
     assert decision.rows[0].scores[0].lines == ["all differences possible", "undecided"]

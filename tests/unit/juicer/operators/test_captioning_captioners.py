@@ -63,7 +63,7 @@ def test_the_mappers_captions_equal_the_models(mgm, images):
     samples = {"text": ["a", "b", "c"], "images": [images[:1], [], images[1:2]], Fields.meta: [{}, {}, {}]}
     captioned = operator.process(samples)
     generator = MGMGenerator(Path(arguments["base_model"]), Path(arguments["stage"]))
-    captions = list(generator.candidates([images[0], images[1]], "", "plain", 3, 5, batch_size=2))
+    captions = list(generator.generate_candidates([images[0], images[1]], "", "plain", 3, 5, batch_size=2))
     assert captioned["text"] == [build_dj_text(captions[0][0][0]), "b", build_dj_text(captions[1][0][0])]
     for row, expected in ((0, captions[0]), (1, []), (2, captions[1])):
         meta = captioned[Fields.meta][row]

@@ -11,7 +11,7 @@ from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.study import proxies
 from dj2mgm.reporting.study.mixture_page import build_mixture_table
 from dj2mgm.reporting.study.proxies import build_proxy_table, measure_agreement
-from dj2mgm.reporting.verdicts.headline_verdicts import find_headline
+from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_jsonl, write_yaml
 from evaluated_runs import entry, write_dataset, write_run

@@ -13,7 +13,7 @@ from dj2mgm.reporting.study.search_page import (
     draw_parallels,
 )
 from dj2mgm.reporting.variants_page import VariantsPage
-from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineScore
+from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
 from dj2mgm.settings.study_files import Interval
 from dj2mgm.settings.targets import DecideSection
 

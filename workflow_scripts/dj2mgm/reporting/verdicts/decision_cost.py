@@ -1,0 +1,161 @@
+"""The cost of deciding a comparison: additional seeds and images, their time, and the commands that add them."""
+
+from collections.abc import Iterable
+
+from dj2mgm.evaluation.contrasts import ContrastVerdict, DecisionCost, PairedContrast
+from dj2mgm.evaluation.sequential import find_deciding_budget
+from dj2mgm.reporting.commands import build_snakemake_command
+from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.rendering import format_integer
+from dj2mgm.reporting.verdicts.experiment_pairs import ExperimentPair
+from dj2mgm.runs.studies.seed_times import format_hours, sum_measured_seconds
+from dj2mgm.settings.targets import DecideSection
+
+MAX_LISTED = 20  # additional seeds in a command
+FURTHER_SEEDS = 2  # additional seeds that are advised after a single one
+UNDECIDABLE = "No affordable number of seeds and images decides a difference as small as this."
+
+
+def advise_next_step(
+    contrast_verdict: ContrastVerdict,
+    contrast: PairedContrast,
+    margin: float,
+    comparison: ExperimentPair,
+    controls: list[str],
+    target: str,
+) -> tuple[str, str]:
+    """Return the cost of a decision as a sentence, and the command for it; empty if nothing more is needed."""
+    sentence, more = _describe_cost(
+        contrast_verdict, contrast, compute_seconds_per_seed([comparison.experiment, comparison.reference])
+    )
+    if not more:
+        return sentence, ""
+    if contrast_verdict.kind == "undecided" and comparison.can_be_decided and not target:
+        budget = contrast.seeds + more
+        if contrast.seeds > 1:
+            budget = find_deciding_budget(contrast, margin) or budget
+        budget = max(budget, DecideSection().seeds)
+        advice = (
+            f"This command adds seeds one by one until the verdict is decided, up to {budget} per experiment in all:"
+        )
+        return f"{sentence} {advice}", _build_decide_command(comparison, budget)
+    return sentence, _build_seeds_command(comparison, more, controls, target or comparison.owner)
+
+
+def _describe_cost(
+    contrast_verdict: ContrastVerdict, contrast: PairedContrast, seconds: float | None
+) -> tuple[str, int]:
+    """Return the cost of a decision as a sentence, and the number of additional seeds in it."""
+    images = ""
+    if contrast_verdict.cost.images:
+        images = describe_images(contrast_verdict.cost.images)
+    if contrast.seeds == 1:
+        more = FURTHER_SEEDS
+        text = f"With {describe_seeds(more, seconds)} the verdict is about the data, "
+        text += "not only about these two models."
+        text += f" For these two models, {images} would decide." if images else ""
+        return text, more
+    if contrast_verdict.kind != "undecided":
+        return "", 0
+    if more := contrast_verdict.cost.seeds:
+        seeds = describe_seeds(more, seconds)
+        options = f"{seeds} or {images}" if images else seeds
+        verb = "decides" if more == 1 and not images else "decide"
+        return f"{options} {verb} with 80 % probability if the true difference is as measured.", more
+    if images:
+        return (
+            f"{images} decide with 80 % probability if the true difference is as measured; more seeds alone do not.",
+            0,
+        )
+    if contrast_verdict.cost.both:
+        more, added = contrast_verdict.cost.both
+        options = f"{describe_seeds(more, seconds)} and {describe_images(added)} "
+        return f"{options}together decide with 80 % probability if the true difference is as measured.", more
+    return UNDECIDABLE, 0
+
+
+def describe_seeds(more: int, seconds: float | None) -> str:
+    """Return a number of additional seeds, and their total time if `seconds`, the time of one seed, is known."""
+    return f"{more} more {'seed' if more == 1 else 'seeds'} of both experiments{_describe_duration(more, seconds)}"
+
+
+def describe_images(more: int) -> str:
+    """Return a number of further images, rounded up to two digits."""
+    unit = 10 ** max(0, len(str(more)) - 2)
+    return f"{format_integer(-(-more // unit) * unit)} more held-out image{'' if more == 1 else 's'}"
+
+
+def _describe_duration(seeds: int, seconds: float | None) -> str:
+    """Return the time of some seeds in seconds, minutes or hours."""
+    if seconds is None:
+        return ""
+    total = seeds * seconds
+    if total < 90:
+        return f" (about {total:.0f} seconds)"
+    return f" (about {total / 60:.0f} minutes)" if total < 120 * 60 else f" (about {total / 3600:.1f} hours)"
+
+
+def _build_decide_command(comparison: ExperimentPair, budget: int) -> str:
+    """Return the command that adds seeds until the verdict is decided or there are `budget` seeds."""
+    seeds, settings = comparison.experiment.seeds, {"experiment": comparison.experiment.name}
+    if seeds != list(range(len(seeds))):  # the budget's seeds continue those of the configuration
+        settings["seeds"] = f"[{','.join(map(str, seeds))}]"
+    if budget > DecideSection().seeds:
+        settings["decide"] = f"{{seeds: {budget}}}"
+    return build_snakemake_command(comparison.reference, "decide", **settings)
+
+
+def _build_seeds_command(comparison: ExperimentPair, more: int, controls: list[str], target: str) -> str:
+    """Return the command that adds this number of seeds to a page."""
+    if more > MAX_LISTED:
+        return ""
+    seeds = sorted({*comparison.experiment.seeds} & {*comparison.reference.seeds})
+    candidates = (seed for seed in range(len(seeds) + more + max(seeds) + 1) if seed not in seeds)
+    seed_list = ",".join(str(seed) for seed in [*seeds, *(next(candidates) for _ in range(more))])
+    settings = {"controls": f"[{','.join(controls)}]"} if controls else {}
+    return build_snakemake_command(comparison.reference, target, seeds=f"[{seed_list}]", **settings)
+
+
+def compute_seconds_per_seed(experiments: Iterable[ExperimentResults]) -> float | None:
+    """Return the time of the stages that another seed of these experiments would run, as measured; None if unknown."""
+    return sum_measured_seconds(experiment.runs[-1].stages for experiment in experiments)
+
+
+def describe_cost_after_looks(cost: DecisionCost, seconds_per_seed: float | None) -> tuple[str, int]:
+    """Return the cost of a decision as a sentence, and the number of additional seeds in it."""
+    images = describe_images(cost.images) if cost.images else ""
+    if more := cost.seeds:
+        options = describe_seeds(more, seconds_per_seed)
+        options += f" or a new decision on {images}" if images else ""
+    elif cost.both:
+        more, added = cost.both
+        options = f"a new decision on {describe_images(added)} with {more} more seeds"
+        more = 0  # other images need a new decision with its own looks
+    elif images:
+        options = f"a new decision on {images} (more seeds alone do not decide)"
+    else:
+        return UNDECIDABLE, 0
+    return f"To decide with 80 % probability if the true difference is as measured: {options}.", more or 0
+
+
+def build_budget_command(
+    experiment: ExperimentResults,
+    budget: DecideSection,
+    more: int,
+    seconds: float | None,
+    seconds_per_seed: float | None,
+) -> str:
+    """Return the command that continues a decision with a budget of `more` additional seeds.
+
+    Args:
+        experiment: the experiment with its finished seeds.
+        budget: the spent budget.
+        more: number of additional seeds.
+        seconds: time of the finished seeds; None if unknown.
+        seconds_per_seed: time of one more seed; None if unknown.
+    """
+    limit = f"seeds: {max(budget.seeds, len(experiment.seeds) + more)}"
+    if budget.hours is not None and seconds is not None and seconds_per_seed is not None:
+        hours = 1.05 * (seconds + more * seconds_per_seed) / 3600  # seeds do not all take the same time
+        limit += f", hours: {format_hours(hours)}"
+    return f"snakemake --cores 1 decide --config experiment={experiment.name} decide='{{{limit}}}'"

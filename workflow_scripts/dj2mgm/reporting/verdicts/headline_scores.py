@@ -1,0 +1,52 @@
+"""The score that decides between experiments, declared before the results are seen."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dj2mgm.evaluation.contrasts import PairedContrast, PairedValues, contrast_with_reference
+from dj2mgm.reporting.comparison import LOWER_IS_BETTER, SCORE_TITLES
+from dj2mgm.reporting.experiment import ExperimentResults
+
+
+@dataclass(frozen=True)
+class HeadlineScore:
+    """The score that decides, declared before the results are seen."""
+
+    title: str
+    group: str
+    metric: str
+    margin: float
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.metric in LOWER_IS_BETTER
+
+
+def find_headline(experiments: list[ExperimentResults], share_of_rows: float = 1) -> HeadlineScore:
+    """Return the score that decides between trainings on this share of the rows (`ReportSection.locate_headline`)."""
+    settings = experiments[0].config.report
+    has_questions = any(run.vqa["questions"] for experiment in experiments for run in experiment.runs)
+    key, group, metric = settings.locate_headline(has_questions, share_of_rows)
+    return HeadlineScore(SCORE_TITLES[key], group, metric, settings.margin)
+
+
+def change_by_training(experiment: ExperimentResults, group: str, metric: str) -> PairedContrast | None:
+    """Return the difference of the fine-tuned model from the model before training, paired by image.
+
+    None if a score was not measured.
+    """
+    base_group = group_before_training(group)
+    pairs = [
+        (run.groups.get(group, {}).get(metric), run.groups.get(base_group, {}).get(metric)) for run in experiment.scores
+    ]
+    if any(None in pair for pair in pairs):
+        return None
+    changes = [tuned - base for tuned, base in pairs]
+    values = PairedValues(tuple(experiment.seeds), np.stack([change.sums for change in changes]), changes[0].counts)
+    return contrast_with_reference([values])[0]
+
+
+def group_before_training(group: str) -> str:
+    """Return the group of the model before training that corresponds to a group of the fine-tuned model."""
+    return f"base/{group.partition('/')[2]}"
