@@ -90,7 +90,7 @@ class Parts:
     compiled_tower_modules: Sequence[nn.Module]  # Modules of the towers, in addition to their layers, to compile
     decoder: nn.ModuleList  # Layers of the language model
     head: nn.Module  # Module from hidden states to logits or their loss (loss.py)
-    # Modules whose parameters are read outside the forward passes of the submodules that have them
+    # Modules whose parameters other modules read directly, without a call of their forward pass
     externally_read: Sequence[nn.Module]
     initialized_in_stage_1: Sequence[nn.Module]  # Modules whose weights stage 1 initializes from the run's seed
 

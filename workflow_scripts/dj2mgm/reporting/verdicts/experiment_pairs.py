@@ -11,8 +11,8 @@ class ExperimentPair:
     """Two experiments that a page compares.
 
     Attributes:
-        subject: `experiment`, or the control experiment that defines this comparison. The verdict is shown under its
-            name.
+        subject: the experiment under whose name the verdict is shown. It is `experiment`, or the control that this
+            comparison belongs to.
     """
 
     experiment: ExperimentResults
