@@ -122,12 +122,24 @@ if workflow.remote_exec or (
     os.environ.update(STAGE_OUTPUT="2")
 
 
+def lift_default_job_limit(scheduler):
+    """Lift Snakemake's default limit of 100 jobs per second.
+
+    With it, Snakemake 9 examines all ready jobs again each second, once for every job that has ended
+    (`JobScheduler._schedule_reevalutation`). After some hundred jobs this takes a whole core.
+    """
+    limit = scheduler.job_rate_limiter
+    if limit and limit.max_jobs >= 100 and limit.timespan <= 1:
+        scheduler.job_rate_limiter = None
+
+
 onstart:
     with user_errors():
         taken_over = start_run(on_cluster=workflow.non_local_exec)
     if taken_over:
         restart_snakemake(on_cluster=workflow.non_local_exec)
     limit_compiled_code()
+    lift_default_job_limit(workflow.scheduler)
 
 
 onsuccess:
