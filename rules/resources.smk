@@ -41,8 +41,8 @@ def stage_command(name, arguments, launcher=""):
     The console shows a part of the log. Without a console everything is printed, to the descriptor STAGE_OUTPUT.
 
     Args:
-        name: of the script.
-        arguments: of the script.
+        name: file of the script.
+        arguments: flags of the script.
         launcher: arguments of launch.sh, which starts the script in several processes.
     """
     start = f"bash {script_path('launch.sh')} {launcher}" if launcher else "python"

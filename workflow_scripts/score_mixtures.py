@@ -4,8 +4,8 @@ r"""Merge the LoRAs of single sources for each mixture, and score the merged mod
         --generate-config results/baseline/generate/config.yaml --model results/models/tiny/mgm \
         --evaluation results/datasets/shapes/evaluation.jsonl --output-dir results/my_mixtures/merged
 
-The configuration names a folder of stage 2 for each source, and the shares of the mixtures. Writes scores.yaml. Scores
-are also written to scored.jsonl one by one, where a repetition finds those of the same weights and questions.
+The configuration names a folder of stage 2 for each source, and the shares of the mixtures. Writes scores.yaml. Each
+score is also appended to scored.jsonl, so that a restart reuses the scores of equal weights and questions.
 """
 
 import json

@@ -83,7 +83,7 @@ class WordFrequencyFilter(ShareFilter):
         """Return the report.
 
         Raises:
-            InputError: If the model knows no word of any caption.
+            InputError: if the model knows no word of any caption.
         """
         if report["without_known_words"] == report["captions"]:
             raise InputError(f"{self.model} knows no word of any caption; name a model of the captions' language")

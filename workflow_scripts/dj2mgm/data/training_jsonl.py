@@ -49,8 +49,8 @@ class SampleRules:
     leaked: frozenset[str] = frozenset()  # absolute paths of images that duplicate evaluation images; rows are dropped
     leaked_rows: frozenset[str] = frozenset()  # ids of rows that ask evaluation questions; they are dropped
     size: int | None = None  # number of different rows to draw at random; None: all up to `max_samples`
-    selected: str = "pretrain"  # file in which the experiment with `size` rows selects its rows
-    size_before: int = 0  # number of rows of that experiment before any limit, new rows included
+    selected: str = "pretrain"  # training file whose rows the other experiment selects
+    size_before: int = 0  # rows that the other experiment had before it dropped any, including new ones
 
     @property
     def most_rows(self) -> int:
@@ -99,7 +99,8 @@ def write_training_jsonl(
                 f"; the first is row {identifier}: {bad_row.detail}" for identifier, bad_row in bad.first[:1]
             )
             raise InputError(f"no row of {output.stem} is left to train on ({reasons} of {rows_in} rows{first})")
-        if rules.size_before <= rows_in:  # otherwise that experiment has written more rows than it has dropped
+        # Skip the check if the other experiment added more rows than it dropped.
+        if rules.size_before <= rows_in:
             _check_size(usable.total(), rules, output.stem)
         used_rows, sample_counts = apportion(usable, rules, output.stem)
         words: SourceCounts = Counter()

@@ -47,10 +47,10 @@ class CaptionJudge:
     """Judge of captions of the same evaluation images, whose features are computed once for each embedder.
 
     Args:
-        rows: Evaluation rows (data/formats.py), each with its `image_id`.
-        image_root: Folder of the images.
-        embedders: The judge and optionally the second judge, whose metrics begin with `SECOND`.
-        prompt: Text before every caption.
+        rows: evaluation rows (data/formats.py), each with its `image_id`.
+        image_root: folder of the images.
+        embedders: the judge and optionally the second judge, whose metrics begin with `SECOND`.
+        prompt: text before every caption.
     """
 
     def __init__(self, rows: Rows, image_root: str | Path, embedders: Sequence[Embedder], prompt: str):

@@ -23,8 +23,8 @@ class Embedder:
     """CLIP or SigLIP that embeds images and texts as float32 unit vectors, on the GPU if there is one.
 
     Args:
-        name: Local folder or hub id with safetensors weights; remote code is never run.
-        key: Configuration key of the model, for messages.
+        name: local folder or hub id with safetensors weights; remote code is never run.
+        key: configuration key of the model, for messages.
     """
 
     def __init__(self, name: str, key: str = "clip"):

@@ -147,9 +147,9 @@ def count_leaks(
     """Count the leaks of each origin: of each benchmark, of the held-out images and of each folder.
 
     Args:
-        references: The evaluation images.
-        leaks: Results of `find_leaks`, each with its `split`.
-        rows: Split and images of each row of the training data.
+        references: the evaluation images.
+        leaks: results of `find_leaks`, each with its `split`.
+        rows: split and images of each row of the training data.
 
     Returns:
         By origin, the numbers of evaluation images (`references`), of leaked images (`leaked`) and of their

@@ -2,7 +2,7 @@
 
 The log-likelihood of an answer is the sum of ln p(token | image, question, tokens before it) over its tokens and those
 that end it. Its probability is exp of that sum. The log-likelihood of a caption is the mean over its tokens, because
-captions differ in length. Of an image's reference captions, the best one counts. docs/evaluation.md has the sources.
+captions differ in length. Only the likeliest reference caption of each image counts. Sources: docs/evaluation.md.
 """
 
 from collections.abc import Sequence

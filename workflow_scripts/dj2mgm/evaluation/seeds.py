@@ -112,7 +112,7 @@ def aggregate(runs: list[Scores]) -> GroupEstimates:
     """Return the mean over seeds of each seed's mean over values, with its 95 % interval, by group and metric.
 
     Raises:
-        InputError: The runs differ in their metrics or images.
+        InputError: the runs differ in their metrics or images.
     """
     _check_same_images(runs)
     estimates: GroupEstimates = {}
@@ -155,7 +155,7 @@ def pair_values(runs: list[Scores], reference_runs: list[Scores]) -> dict[tuple[
     is empty without a common metric.
 
     Raises:
-        InputError: There is no common seed or image, or an experiment's runs differ in their images.
+        InputError: there is no common seed or image, or an experiment's runs differ in their images.
     """
     _check_same_images(runs)
     _check_same_images(reference_runs)

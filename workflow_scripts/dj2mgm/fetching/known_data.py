@@ -124,7 +124,7 @@ class _RemoteFile(HfFileSystemFile):
         """Return the bytes of a range, which may be cut off at the end of the file.
 
         Raises:
-            ValueError: The server sends more bytes than requested, or too slowly. The library itself limits neither.
+            ValueError: the server sends more bytes than requested, or too slowly. The library itself limits neither.
         """
         for attempt in range(ATTEMPTS):
             try:

@@ -72,8 +72,8 @@ def draw_training_example(scene: Scene, side: int, formats: dict[str, ChatTempla
     """Return an example as (text, is_answer) segments: a plain caption or a conversation, with the board as image.
 
     Args:
-        side: Words along one side of the board.
-        formats: Formats from `load_chat_formats`.
+        side: words along one side of the board.
+        formats: formats from `load_chat_formats`.
     """
     if rng.random() < 0.35:
         turns, template = _build_turns(IMAGE_TOKEN, describe_scene(scene)), "plain"

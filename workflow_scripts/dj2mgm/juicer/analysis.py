@@ -83,7 +83,7 @@ def analyze(settings: RecipeSettings, clip: str | None, data: Path, output_dir: 
             has a similarity filter.
 
     Raises:
-        InputError: If a row or the recipe is invalid, an operator fails, no image can be read, or there is nothing to
+        InputError: a row or the recipe is invalid, an operator fails, no image can be read, or there is nothing to
             measure. Then there is no output, not even of an earlier run.
     """
     for name in (STATS, OVERALL, SUGGESTIONS, PAGE, SUMMARY):

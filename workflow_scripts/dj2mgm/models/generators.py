@@ -22,9 +22,9 @@ def load_generator(base: Path, stage: Path | None, device: str | torch.device | 
     """Load a generator.
 
     Args:
-        base: Folder of a whole model.
-        stage: Folder that a training stage wrote for it; None for the base without a stage.
-        device: Device on which it runs, in bf16 on a GPU and otherwise in float32; None for the GPU if there is one.
+        base: folder of a whole model.
+        stage: folder that a training stage wrote for it; None for the base without a stage.
+        device: device on which it runs, in bf16 on a GPU and otherwise in float32; None for the GPU if there is one.
     """
     return load_family(base).make_generator(stage, device)
 

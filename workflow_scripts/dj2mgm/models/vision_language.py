@@ -109,11 +109,11 @@ class Answerer(ABC):
         """Yield one answer for each pair of image and question; an empty question requests a plain caption.
 
         Args:
-            images: One image for each question, or None for all questions, which are then asked without an image
+            images: one image for each question, or None for all questions, which are then asked without an image
                 (PaliGemma receives a black one).
-            template: Name or content of a chat format (settings/chat_templates.py), for a model without its own.
-            max_new_tokens: Length at which an answer is cut.
-            batch_size: Number of questions in a batch, or "auto" for the number that fits the device's memory.
+            template: name or content of a chat format (settings/chat_templates.py), for a model without its own.
+            max_new_tokens: length at which an answer is cut.
+            batch_size: number of questions in a batch, or "auto" for the number that fits the device's memory.
         """
         if batch_size == AUTO:
             batch_size = self.batch_size(max_new_tokens)
@@ -178,8 +178,8 @@ class Generator(Answerer):
         """Return the log-likelihood in nats of each token of each answer, including the tokens that end it.
 
         Args:
-            answers: Answers; those with an empty question are plain captions.
-            template: Name or content of a chat format, for a model without its own.
+            answers: answers; those with an empty question are plain captions.
+            template: name or content of a chat format, for a model without its own.
         """
 
     @abstractmethod
@@ -217,4 +217,9 @@ class Family(Protocol):
         """Save the processor in a model's folder."""
 
     def make_generator(self, stage: Path | None, device: str | torch.device | None) -> Generator:
-        """Return a generator of `trained`, in bf16 on a GPU, otherwise in float32; None for a GPU if there is one."""
+        """Return a generator of the model with the weights of a stage.
+
+        Args:
+            stage: folder of the stage; None for the model without a stage.
+            device: a GPU, on which the model runs in bf16, or the CPU, with float32; None: a GPU if there is one.
+        """

@@ -32,7 +32,7 @@ class Rewrite:
         """Read a rule.
 
         Raises:
-            ValueError: If it is not well-formed.
+            ValueError: it is not well-formed.
         """
         left_side, arrow, right_side = rule.partition(" => ")
         question, _, answer = left_side.rpartition(" = ")

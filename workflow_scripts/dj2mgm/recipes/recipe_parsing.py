@@ -58,7 +58,7 @@ def parse_recipe(
             a Ray cluster on another machine.
 
     Raises:
-        InputError: If something is not allowed; the message has the step, the operator, the argument and the remedy.
+        InputError: something is not allowed; the message has the step, the operator, the argument and the remedy.
     """
     _check_top_level_keys(location, recipe, prefix, trusted)
     process_location = f"{location}: {prefix.removesuffix('.')}" if prefix else location

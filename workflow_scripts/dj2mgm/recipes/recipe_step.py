@@ -89,7 +89,7 @@ def parse_steps(location: object, process: object) -> list[RecipeStep]:
     """Return the steps of a `process` list after a check of their form only.
 
     Raises:
-        InputError: If a step is not well-formed.
+        InputError: a step is not well-formed.
     """
     if not isinstance(process, list) or not process:
         raise InputError(

@@ -16,7 +16,7 @@ def read_recipes(config: Experiment) -> dict[str, dict | None]:
     """Return the checked contents of config/recipes/<name>.yaml for each stage, with `arguments` and without `without`.
 
     Raises:
-        InputError: If there is no such recipe, if something in it is not allowed, if `arguments` or `without` names an
+        InputError: there is no such recipe, if something in it is not allowed, if `arguments` or `without` names an
             operator that neither recipe has, or if `without` names all operators of a recipe.
     """
     names = {

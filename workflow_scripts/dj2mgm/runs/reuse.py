@@ -108,7 +108,7 @@ class Reuse:
         return self._signatures[key]
 
     def _sign(self, run: "Run", stage: str, pairs_only: bool = False) -> str:
-        """Return the signature of a stage, or with `pairs_only` of the part of its output that is made of pairs."""
+        """Return the signature of a stage; with `pairs_only`, without everything that affects only instructions."""
         settings, definition = run.settings[stage], self._runs.stages[stage]
         parts: dict = {"settings": settings.file_content()}
         if pairs_only and stage == "jsonl":

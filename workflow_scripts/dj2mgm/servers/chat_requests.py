@@ -79,7 +79,7 @@ class ChatRequests:
         """Return the answer to one message; None if all tries fail, or if the server rejects the message.
 
         Raises:
-            InputError: If a budget is used up, or if other messages would get no answer either. All threads then stop.
+            InputError: a budget is used up, or other messages would get no answer either. All threads then stop.
         """
         try:
             return self._ask(content, settings)

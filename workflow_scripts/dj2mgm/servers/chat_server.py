@@ -152,8 +152,8 @@ class ChatServer:
         """Check that the server lists the model, or find the only one. A server without a list is accepted.
 
         Raises:
-            Failure: If the server does not answer.
-            InputError: If the server needs another key, has only other models, or is not a chat server; or if no model
+            Failure: if the server does not answer.
+            InputError: the server needs another key, has only other models, is not a chat server, or no model
                 is named, and the server does not list exactly one.
         """
         response = self._request("GET", "models")
@@ -198,8 +198,8 @@ class ChatServer:
         """Return the answer to one message of a user, whose `content` has the parts of OpenAI's chat completions.
 
         Raises:
-            Failure: If there is no answer this time.
-            InputError: If no message would get an answer.
+            Failure: if there is no answer this time.
+            InputError: no message would get an answer.
         """
         body = {"model": self.model, "messages": [{"role": "user", "content": content}], **settings}
         response = self._request("POST", "chat/completions", json=body)

@@ -176,9 +176,8 @@ def _convert_scalar(value: Any, schema: dict, path: tuple[str, ...], unquoted: t
             _parse_scalar(value, accepts_string, path) if isinstance(value, unquoted) else _check_text(value, path)
         )
         is_path = isinstance(parsed_value, str) and schema.get("format") == "path"
-        return (
-            os.path.expanduser(parsed_value) if is_path else parsed_value
-        )  # here, because every path of the configuration passes this line
+        # Expand `~` here, because all configured paths pass through this function.
+        return os.path.expanduser(parsed_value) if is_path else parsed_value
     if isinstance(value, int | float) and accepts_string:  # `--config dataset=123`
         return str(value).lower()
     if isinstance(value, bool) or value is None:

@@ -60,7 +60,7 @@ def validate_settings(model: type[S], values: Mapping, source: str, layers: Sequ
 
 
 def load_settings(model: type[S], path: str | Path) -> S:
-    """Return the settings in the config.yaml of a stage; raises as `validated` does."""
+    """Return the settings in the config.yaml of a stage; raises as `validate_settings` does."""
     return validate_settings(model, read_yaml(path), str(path))
 
 

@@ -175,7 +175,7 @@ def halve_micro_batch(plan_file: Path) -> bool:
 
 
 def _build_request(settings: TrainingSettings, workload: Workload) -> dict:
-    """Return everything that a choice depends on, except the machine. Checkpoints also depend on `trained`."""
+    """Return all inputs of the plan except the machine. A change of `trained` also invalidates checkpoints."""
     return {
         "trained": [
             workload.tuning,

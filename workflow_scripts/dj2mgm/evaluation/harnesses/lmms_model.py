@@ -23,13 +23,13 @@ class LmmsModel(lmms):
     """Model of this workflow as lmms-eval's class.
 
     Args:
-        model: Folder of a whole model.
-        finetuned: Folder that a training stage wrote for it; None for the model without a stage.
-        template: Chat format for MGM, by default the tokenizer's own.
-        max_new_tokens: Length at which an answer is cut if the task does not set one.
-        blind: Whether to ask without the images.
-        batch_size: Number of questions in a batch.
-        max_batch_size: Ignored; lmms-eval passes it.
+        model: folder of a whole model.
+        finetuned: folder that a training stage wrote for it; None for the model without a stage.
+        template: chat format for MGM, by default the tokenizer's own.
+        max_new_tokens: length at which an answer is cut if the task does not set one.
+        blind: whether to ask without the images.
+        batch_size: number of questions in a batch.
+        max_batch_size: ignored; lmms-eval passes it.
     """
 
     def __init__(

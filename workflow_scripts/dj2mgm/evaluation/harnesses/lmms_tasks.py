@@ -42,8 +42,8 @@ class LmmsTask:
     """Task of lmms-eval with questions about one image each and answers as text.
 
     Args:
-        name: Name of the task.
-        data: Folder of its data, a copy of the hub's repository or written by `save_to_disk` of `datasets`.
+        name: name of the task.
+        data: folder of its data, a copy of the hub's repository or written by `save_to_disk` of `datasets`.
 
     Raises:
         InputError: lmms-eval is not installed or has no such task, or the folder does not contain its data.

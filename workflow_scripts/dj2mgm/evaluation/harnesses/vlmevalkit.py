@@ -13,10 +13,10 @@ class VLMEvalKitModel(BaseModel):
     """Model of this workflow as VLMEvalKit's class.
 
     Args:
-        model: Folder of a whole model.
-        finetuned: Folder that a training stage wrote for it; None for the model without a stage.
-        template: Chat format for MGM.
-        max_new_tokens: Length at which an answer is cut.
+        model: folder of a whole model.
+        finetuned: folder that a training stage wrote for it; None for the model without a stage.
+        template: chat format for MGM.
+        max_new_tokens: length at which an answer is cut.
     """
 
     def __init__(

@@ -132,8 +132,8 @@ class OpenAICaptioningMapper(ServerCaptioner):
         `questions` has one question for each image (None: the question of the arguments for all images).
 
         Raises:
-            InputError: If the server no longer answers, or a budget is used up. Pending answers are kept first.
-            Exception: Any exception of `keep`. The other pending answers are passed to it first.
+            InputError: the server no longer answers, or a budget is used up. Pending answers are kept first.
+            Exception: any exception of `keep`. The other pending answers are passed to it first.
         """
         requests, counts_before = self._requests, self._requests.counts()
         failure: Exception | None = None

@@ -171,7 +171,7 @@ class VlmRatingFilter(StoredAnswersOperator, Filter):
         """Return the counts of all rows.
 
         Raises:
-            InputError: If no row could be rated.
+            InputError: no row could be rated.
         """
         unrated = report.get("unrated", {})
         if not report.get("rated") and sum(unrated.values()) >= ENOUGH_TO_JUDGE:

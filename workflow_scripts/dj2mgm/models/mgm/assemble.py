@@ -31,11 +31,11 @@ def read_config_and_processor(
     """Return MGM's configuration and processor from three local folders or hub ids, without reading weights.
 
     Args:
-        language_model: Folder or hub id of a causal language model.
-        vision_tower: Folder or hub id of a CLIP.
-        vision_tower_aux: Folder or hub id of a ConvNeXt.
-        image_size_aux: Side in pixels of the image for the high-resolution tower.
-        image_token: A token of the language model's tokenizer that no text uses.
+        language_model: folder or hub id of a causal language model.
+        vision_tower: folder or hub id of a CLIP.
+        vision_tower_aux: folder or hub id of a ConvNeXt.
+        image_size_aux: side in pixels of the image for the high-resolution tower.
+        image_token: a token of the language model's tokenizer that no text uses.
     """
     tokenizer = _load("language_model", language_model, AutoTokenizer)
     image_token_id = tokenizer.convert_tokens_to_ids(image_token)

@@ -29,8 +29,8 @@ def beam_search(
     Args:
         input_ids: (B, T) prompts of equal length, without padding.
         visual_tokens: (B, N, H) of the prompts' images.
-        stops: Tokens that end a continuation.
-        max_new_tokens: Length at which a continuation is cut.
+        stops: tokens that end a continuation.
+        max_new_tokens: length at which a continuation is cut.
     """
     batch, device = len(input_ids), input_ids.device
     ends = torch.tensor(stops, device=device)

@@ -7,13 +7,13 @@ class MGMConfig(PretrainedConfig):
     """Configuration of `MGMForConditionalGeneration`.
 
     Args:
-        text_config: Configuration of any causal language model (Gemma for MGM-2B).
-        vision_config: Configuration of the CLIP tower, whose patch grid gives the number of visual tokens.
-        vision_aux_config: Configuration of the high-resolution ConvNeXt; all of its stages are used.
-        image_size_aux: Side in pixels of the input image, which is scaled down for the CLIP tower.
-        image_token_id: Token at the image's positions in `input_ids`.
-        vision_feature_layer: Index of the CLIP tower's hidden states that are used; the class token is dropped.
-        **kwargs: Arguments of `PretrainedConfig`.
+        text_config: configuration of any causal language model (Gemma for MGM-2B).
+        vision_config: configuration of the CLIP tower, whose patch grid gives the number of visual tokens.
+        vision_aux_config: configuration of the high-resolution ConvNeXt; all of its stages are used.
+        image_size_aux: side in pixels of the input image, which is scaled down for the CLIP tower.
+        image_token_id: token at the image's positions in `input_ids`.
+        vision_feature_layer: index of the CLIP tower's hidden states that are used; the class token is dropped.
+        **kwargs: arguments of `PretrainedConfig`.
     """
 
     model_type = "mgm"

@@ -33,13 +33,13 @@ def greedy_search(
     """Return the answer to each of B questions as token ids, up to the first of `stops`.
 
     Args:
-        prefix: P tokens with which all prompts begin, including the image token.
+        prefix: p tokens with which all prompts begin, including the image token.
         visual_tokens: (I, N, H) of the images; None if the prefix contains no image.
-        images: Index of each question's image; zeros without images.
-        questions: The tokens after the prefix. Either all questions have such tokens or none has.
-        width: Length to which questions are padded. It must equal their own length if the attention window is shorter
+        images: index of each question's image; zeros without images.
+        questions: the tokens after the prefix. Either all questions have such tokens or none has.
+        width: length to which questions are padded. It must equal their own length if the attention window is shorter
             than a prompt with its answer.
-        max_new_tokens: Length at which an answer is cut.
+        max_new_tokens: length at which an answer is cut.
     """
     device, rows = model.device, torch.tensor(images, device=model.device)
     # padded on the left, between image and question, so that all questions end at the same position
@@ -70,9 +70,9 @@ class Reader:
     """Forward pass for the next token of each row, after the tokens in the cache: (B,) → logits (B, V).
 
     Args:
-        cache: Keys and values of the tokens so far.
+        cache: keys and values of the tokens so far.
         mask: (B, T) of the tokens in the cache.
-        tokens: Maximum number of tokens that will be read.
+        tokens: maximum number of tokens that will be read.
     """
 
     def __init__(self, model: MGMForConditionalGeneration, cache: Cache, mask: torch.Tensor, tokens: int):
@@ -174,7 +174,7 @@ def _read_questions(
     """Return the cache of image and question, and the logits (B, V) after them.
 
     Args:
-        prefixes: Cache of the images' prefixes.
+        prefixes: cache of the images' prefixes.
         rows: (B,) index of each question's image.
         ids: (B, S) tokens of the questions.
         mask: (B, P + S) of prefix and question.

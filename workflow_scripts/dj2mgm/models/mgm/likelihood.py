@@ -24,11 +24,11 @@ def compute_answer_log_likelihoods(
     """Return the log-likelihoods of each answer's labelled tokens in nats.
 
     Args:
-        prefix: P tokens with which all conversations begin, including the image token.
+        prefix: p tokens with which all conversations begin, including the image token.
         visual_tokens: (I, N, H) of the images; None for conversations without an image.
-        images: Index of each answer's image; 0 without images.
-        answers: The tokens after the prefix.
-        labels: The same tokens, or `IGNORE_INDEX` for tokens that do not count.
+        images: index of each answer's image; 0 without images.
+        answers: the tokens after the prefix.
+        labels: the same tokens, or `IGNORE_INDEX` for tokens that do not count.
     """
     device = model.device
     cache, first = read_images(model, torch.tensor(prefix, device=device), visual_tokens)

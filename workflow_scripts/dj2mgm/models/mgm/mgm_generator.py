@@ -49,9 +49,9 @@ def load_trained(base: Path, stage: Path | None, dtype: torch.dtype | str) -> MG
     """Load a base model with the weights that a training stage wrote: projector, and LoRA adapter or language model.
 
     Args:
-        base: Folder of an assembled, converted or merged model.
-        stage: Output folder of `pretrain` or `finetune`; None for the base without a stage.
-        dtype: Type of the weights; "auto" for the base's own.
+        base: folder of an assembled, converted or merged model.
+        stage: output folder of `pretrain` or `finetune`; None for the base without a stage.
+        dtype: type of the weights; "auto" for the base's own.
     """
     if not (base / "config.json").is_file():
         raise InputError(f"{base} contains no config.json, so it is not a model folder; name another one")

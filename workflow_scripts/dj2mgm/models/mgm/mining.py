@@ -70,7 +70,7 @@ def gather_cells(stage: torch.Tensor, patches_per_side: int, size: int) -> tuple
     Args:
         stage: (B, C_s, h_s, h_s)
         patches_per_side: √N
-        size: Side of the grid of all sub-patches.
+        size: side of the grid of all sub-patches.
 
     Returns:
         Cells (B, N, K, C_s), and interpolation weights (N, M², K) in at least float32.

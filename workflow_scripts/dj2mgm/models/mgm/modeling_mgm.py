@@ -42,8 +42,8 @@ def select_positions(layer: nn.Module, positions: torch.LongTensor | None, hidde
     """Compute the layer's MLP only at some positions, until the next call and also in activation checkpointing.
 
     Args:
-        layer: A decoder layer.
-        positions: Flat indices into B·T; None for all positions.
+        layer: a decoder layer.
+        positions: flat indices into B·T; None for all positions.
         hidden: (B, T, H), with shape, dtype and device of the output, which is zero at all other positions.
     """
     layer.mlp.selected_positions = positions
@@ -174,8 +174,8 @@ class MGMModel(MGMPreTrainedModel):
             input_ids: (B, T) with N image tokens for each image.
             pixel_values: (images, 3, S', S')
             visual_tokens: (images, N, H), instead of pixel_values if they are already computed.
-            image_positions: Flat indices of the image tokens in `input_ids`; finding them waits for the GPU.
-            read_positions: Flat indices at which hidden states are read (None: all positions); hidden states at other
+            image_positions: flat indices of the image tokens in `input_ids`; finding them waits for the GPU.
+            read_positions: flat indices at which hidden states are read (None: all positions); hidden states at other
                 positions are undefined.
         """
         if inputs_embeds is None:
@@ -248,9 +248,9 @@ class MGMForConditionalGeneration(MGMPreTrainedModel, GenerationMixin):
 
         Args:
             labels: (B, T) token ids of the answers, −100 elsewhere.
-            logits_to_keep: Number of last positions with logits; 0 for all.
-            num_items_in_batch: Number of tokens by which the summed loss is divided.
-            answer_positions: Flat indices of the tokens that predict an answer; found in `labels` if not given.
+            logits_to_keep: number of last positions with logits; 0 for all.
+            num_items_in_batch: number of tokens by which the summed loss is divided.
+            answer_positions: flat indices of the tokens that predict an answer; found in `labels` if not given.
         """
         if labels is not None:
             kwargs["use_cache"] = False

@@ -15,11 +15,11 @@ class MGMProcessor(ProcessorMixin):
     """CLIP's image preprocessing at the high resolution, and the language model's tokenizer.
 
     Args:
-        image_processor: A CLIP image processor set to `image_size_aux` pixels.
-        tokenizer: The language model's tokenizer.
-        image_token: The tokenizer's token at the image's positions.
-        num_image_tokens: Number of visual tokens of an image.
-        chat_template: Argument of transformers' processors.
+        image_processor: a CLIP image processor set to `image_size_aux` pixels.
+        tokenizer: the language model's tokenizer.
+        image_token: the tokenizer's token at the image's positions.
+        num_image_tokens: number of visual tokens of an image.
+        chat_template: argument of transformers' processors.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ def fill_in_order(
     array is valid until the next one is requested.
 
     Args:
-        like: An array of the shape and type of all results.
+        like: an array of the shape and type of all results.
     """
     count = AHEAD * processes  # `map_in_order` has at most this many items that are processed or waiting
     shared = np.frombuffer(mmap.mmap(-1, count * like.nbytes), like.dtype).reshape(count, *like.shape)

@@ -71,7 +71,7 @@ class ProcessorEncoder:
         return self._build_item(row, list(map(load_image, list_images(row))))
 
     def encode_text(self, row: dict, *replacements: str) -> dict:
-        """Return the tokens of `item`, with the strings that `process_image` returned for the row's images."""
+        """Return the tokens of `encode_row`, with the strings that `process_image` returned for the row's images."""
         encoded = self._encode(row, list(replacements))
         type_ids = self._make_type_ids(torch.tensor([encoded["input_ids"]]))
         return encoded | {name: values[0].tolist() for name, values in type_ids.items()}

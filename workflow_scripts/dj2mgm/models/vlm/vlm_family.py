@@ -146,7 +146,7 @@ def has_bidirectional_images(kind: str) -> bool:
 
 
 def build_substitute_operations(kind: str) -> dict[OpOverloadPacket, Callable[[torch.Tensor], torch.Tensor]]:
-    """Return values that a model's code reads from images, by operation, for the memory plan, which has no data.
+    """Map operations that read values of images to substitutes, because the memory plan has no images.
 
     SmolVLM and models with its code drop tiles that have black pixels only; they compare numbers of pixels (`!=`). The
     plan assumes that no tile is black.

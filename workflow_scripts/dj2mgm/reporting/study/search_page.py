@@ -17,7 +17,7 @@ from dj2mgm.runs.studies.trials import find_importances
 from dj2mgm.settings.study_files import Interval
 from dj2mgm.settings.targets import DecideSection
 
-MIN_TRIALS = 8  # of which a quarter is called the best
+MIN_TRIALS = 8  # with fewer trials, the best quarter is not marked
 STEPS = {"explore": "new trials", "promote": "more rows", "finals": "seeds of finalists", "confirm": "fresh seeds"}
 
 

@@ -62,8 +62,8 @@ class ClipSimilarity:
         """Return the similarity of text i and image i as Data-Juicer's own filter defines it: logit / 100.
 
         Args:
-            texts: N texts. Texts beyond the text tower's limit are cut and keep their end token.
-            images: N hashable names of images.
+            texts: n texts. Texts beyond the text tower's limit are cut and keep their end token.
+            images: n hashable names of images.
             load: function that returns the RGB image of a name.
 
         Returns:
