@@ -33,7 +33,7 @@ rule analyze_data:
         mem_mb=mem_with_retries(8000),
         runtime=240,
     params:
-        content=user_content(analyzed_files),
+        content=hash_user_files(analyzed_files),
     shell:
         stage_command(
             "analyze_data.py",

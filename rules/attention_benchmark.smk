@@ -29,7 +29,7 @@ rule benchmark_attention:
         mem_mb=mem_with_retries(24000),
         runtime=60,
     params:
-        content=user_content(reference_model_files),
+        content=hash_user_files(reference_model_files),
         model=lambda w: RUNS.first_seed(REFERENCE).config.model.folder,
     shell:
         stage_command(

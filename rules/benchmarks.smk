@@ -31,7 +31,7 @@ rule answer_benchmark:
         mem_mb=mem_with_retries(24000),
         runtime=240,
     params:
-        content=user_content(model_files, benchmark_files),
+        content=hash_user_files(model_files, benchmark_files),
         images=benchmark_images,
         model=model_folder,
         finetuned=finetuned_flags,

@@ -112,7 +112,7 @@ def user_files(paths):
     return paths
 
 
-def user_content(*functions):
+def hash_user_files(*functions):
     """Params function: a digest of the user's own files that these input functions return.
 
     It takes the wildcards only: Snakemake does not notice changes of params that are functions of the input.

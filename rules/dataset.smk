@@ -21,7 +21,7 @@ rule make_dataset:
         mem_mb=mem_with_retries(4000),
         runtime=60,
     params:
-        content=user_content(source_files),
+        content=hash_user_files(source_files),
         images=dataset_images,
         folder=subpath(output.summary, parent=True),
     shell:

@@ -26,7 +26,7 @@ rule generate_answers:
         mem_mb=mem_with_retries(24000),
         runtime=240,
     params:
-        content=user_content(model_files),
+        content=hash_user_files(model_files),
         model=model_folder,
         pretrained=pretrained_flags,
         finetuned=subpath(input.finetuned, parent=True),
@@ -63,7 +63,7 @@ rule evaluate_clip:
         mem_mb=mem_with_retries(16000),
         runtime=120,
     params:
-        content=user_content(clip_files("evaluate_clip"), model_files),
+        content=hash_user_files(clip_files("evaluate_clip"), model_files),
         model=model_folder,
     shell:
         stage_command(

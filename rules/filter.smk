@@ -25,7 +25,7 @@ rule filter_data:
         mem_mb=mem_with_retries(lambda w: 8000 if filter_gpus(w) else 4000),
         runtime=120,
     params:
-        content=user_content(clip_files("filter"), recipe_files("filter")),
+        content=hash_user_files(clip_files("filter"), recipe_files("filter")),
     shell:
         stage_command(
             "filter_data.py",

@@ -137,7 +137,7 @@ rule assemble_model:
         mem_mb=mem_with_retries(16000),
         runtime=60,
     params:
-        content=user_content(assembled_files),
+        content=hash_user_files(assembled_files),
     shell:
         stage_command(
             "assemble_model.py",

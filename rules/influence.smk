@@ -29,7 +29,7 @@ rule trace_influence:
         mem_mb=mem_with_retries(24000),
         runtime=240,
     params:
-        content=user_content(model_files),
+        content=hash_user_files(model_files),
         model=model_folder,
         finetuned=subpath(input.finetuned, parent=True),
         statistics=optional_flag("--statistics", "statistics"),

@@ -23,7 +23,7 @@ rule find_leaks:
         mem_mb=mem_with_retries(4000),
         runtime=120,
     params:
-        content=user_content(decontamination_files),
+        content=hash_user_files(decontamination_files),
         folder=subpath(input.pairs, parent=True),
     shell:
         stage_command(

@@ -26,7 +26,7 @@ rule read_evaluation:
         mem_mb=mem_with_retries(8000),
         runtime=120,
     params:
-        content=user_content(evaluation_data),
+        content=hash_user_files(evaluation_data),
     shell:
         stage_command(
             "read_evaluation.py",
@@ -57,7 +57,7 @@ rule answer_evaluation:
         mem_mb=mem_with_retries(24000),
         runtime=240,
     params:
-        content=user_content(model_files),
+        content=hash_user_files(model_files),
         model=model_folder,
         questions=subpath(input.questions, parent=True),
         finetuned=finetuned_flags,
@@ -89,7 +89,7 @@ rule score_evaluation:
         mem_mb=mem_with_retries(8000),
         runtime=120,
     params:
-        content=user_content(evaluation_data),
+        content=hash_user_files(evaluation_data),
     shell:
         stage_command(
             "score_evaluation.py",

@@ -21,7 +21,7 @@ rule publish_model:
         mem_mb=mem_with_retries(16000),
         runtime=120,
     params:
-        content=user_content(model_files),
+        content=hash_user_files(model_files),
         model=model_folder,
         stage=finetune_folder,
     shell:

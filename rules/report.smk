@@ -87,7 +87,7 @@ rule score_mixtures:
         mem_mb=mem_with_retries(24000),
         runtime=1440,
     params:
-        content=user_content(merged_model_files),
+        content=hash_user_files(merged_model_files),
         model=lambda w: merged_run(w).config.model.folder,
     shell:
         stage_command(

@@ -27,7 +27,7 @@ rule synthesize_captions:
         mem_mb=mem_with_retries(24000),
         runtime=720,
     params:
-        content=user_content(
+        content=hash_user_files(
             clip_files("synthesize"), recipe_files("synthesize"), captioner_files
         ),
         captioner=captioner_flags,

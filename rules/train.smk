@@ -31,7 +31,7 @@ rule pretrain:
         mem_mb=mem_with_retries(48000),
         runtime=1440,
     params:
-        content=user_content(model_files),
+        content=hash_user_files(model_files),
         gpus=training_gpus,
         nodes=NODES,
         model=model_folder,
@@ -72,7 +72,7 @@ rule finetune:
         mem_mb=mem_with_retries(48000),
         runtime=1440,
     params:
-        content=user_content(model_files),
+        content=hash_user_files(model_files),
         gpus=training_gpus,
         nodes=NODES,
         model=model_folder,

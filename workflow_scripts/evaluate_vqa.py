@@ -15,7 +15,7 @@ import numpy
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.evaluation.groups import Rows, read_paired_rows, score_rows
 from dj2mgm.evaluation.leaked_ids import HELD_OUT, read_leaked_ids
-from dj2mgm.evaluation.reference_likelihoods import measure_likelihoods, read_likelihoods
+from dj2mgm.evaluation.reference_likelihoods import measure_log_likelihoods, read_likelihoods
 from dj2mgm.evaluation.vqa import evaluate_answers, measure_accuracy, merge_metrics
 from dj2mgm.storage.files import compute_sha256, write_json, write_jsonl
 
@@ -25,10 +25,10 @@ def main() -> None:
     paths = parse_paths(__doc__, "--answers", "--output-dir", optional=("--leaks", "--likelihoods"))
     models = read_paired_rows(paths.answers, key=("id", "type", "question"))
     references = read_likelihoods(paths.likelihoods) if paths.likelihoods else {}
-    likelihoods = measure_likelihoods(references)
+    likelihoods = measure_log_likelihoods(references)
     result = evaluate_answers(models, likelihoods)
     if leaked_ids := read_leaked_ids(paths.leaks, HELD_OUT):
-        unleaked_likelihoods = measure_likelihoods(drop_leaked(leaked_ids, references))
+        unleaked_likelihoods = measure_log_likelihoods(drop_leaked(leaked_ids, references))
         result["without_leaked"] = evaluate_answers(drop_leaked(leaked_ids, models), unleaked_likelihoods)
         print(f"{result['without_leaked']['questions']} questions on images without a copy in the dataset", flush=True)
     print(f"{result['questions']} questions", flush=True)

@@ -41,7 +41,7 @@ def main() -> None:
             likelihoods += held_out.measure_likelihoods(generator, name, prompt)
             if name not in settings.captions:  # the base model before stage 1
                 continue
-            captions += held_out.write_captions(generator, name, prompt)
+            captions += held_out.caption_images(generator, name, prompt)
             if stage is None or stage != args.pretrained:  # stage 1 does not train answers
                 answers += held_out.answer_questions(generator, name)
     write_jsonl(args.output_dir / "likelihoods.jsonl", likelihoods)

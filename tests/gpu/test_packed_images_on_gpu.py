@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dj2mgm.models.vlm.packed_images import _packed_attention
+from dj2mgm.models.vlm.packed_images import _attend_within_images
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -16,7 +16,7 @@ def test_each_image_attends_to_itself(head_size):
         torch.randn(1, 4, sum(lengths), head_size, device="cuda", generator=generator).bfloat16() for _ in range(3)
     )
     boundaries = torch.tensor([0, 96, 480, 504], dtype=torch.int32, device="cuda")
-    output, _ = _packed_attention(None, query, key, value, None, boundaries, 512, head_size**-0.5)
+    output, _ = _attend_within_images(None, query, key, value, None, boundaries, 512, head_size**-0.5)
     parts = zip(*(tensor.float().split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
     expected = [torch.nn.functional.scaled_dot_product_attention(*part).transpose(1, 2) for part in parts]
     torch.testing.assert_close(output.float(), torch.cat(expected, dim=1), rtol=2e-2, atol=2e-2)

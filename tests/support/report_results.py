@@ -11,7 +11,7 @@ import numpy as np
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.shapes.scenes import describe_scene, draw_image
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
-from dj2mgm.evaluation.caption_attributes import attribute_metrics
+from dj2mgm.evaluation.caption_attributes import measure_attributes
 from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.evaluation.vqa import measure_rows
 from dj2mgm.storage.files import write_json, write_jsonl, write_yaml
@@ -301,7 +301,7 @@ def _measure_captions(captions: list[dict], rows: list[dict], model: str, images
     group_captions = [row["caption"] for row in captions if (row["model"], row["images"]) == (model, images)]
     right = np.array([caption != ODD for caption in group_captions], dtype=float)
     clip = {"clip_score": Measurements.from_values(0.5 + right, [row["id"] for row in rows])}
-    return clip | attribute_metrics(group_captions, rows)
+    return clip | measure_attributes(group_captions, rows)
 
 
 def _sum_by_image(metrics: dict[str, Measurements]) -> dict[str, dict[str, tuple[float, int]]]:

@@ -5,7 +5,7 @@ import pytest
 
 from dj2mgm.data.shapes.scenes import describe_scene
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
-from dj2mgm.evaluation.caption_attributes import attribute_metrics, count_extra, is_true, judge_caption, parse_caption
+from dj2mgm.evaluation.caption_attributes import count_extra, is_true, judge_caption, measure_attributes, parse_caption
 
 SCENES = [draw_row_scene(seed=1, split="evaluation", index=index) for index in range(300)]
 RED_AND_BLUE = [
@@ -64,7 +64,7 @@ def test_metrics_weigh_attributes_equally_and_skip_empty_rows():
         {"image_id": "2", "objects": RED_AND_BLUE[:1], "captions": ["other", "a red circle at the top left"]},
         {"image_id": "3", "objects": [], "captions": ["a cat"]},
     ]
-    metrics = attribute_metrics(["a red circle at the top left", "a red square at the top left", "a cat"], rows)
+    metrics = measure_attributes(["a red circle at the top left", "a red square at the top left", "a cat"], rows)
     means = {name: measured.values.mean() for name, measured in metrics.items()}
     # 3 of 6 attributes of the first row, 2 of 3 of the second
     assert means == pytest.approx(
@@ -83,7 +83,7 @@ def test_metrics_weigh_attributes_equally_and_skip_empty_rows():
 def test_accuracy_is_the_mean_of_its_three_kinds():
     rows = [{"image_id": str(i), "objects": attributes(scene), "captions": ["-"]} for i, scene in enumerate(SCENES)]
     captions = [describe_scene(scene) for scene in SCENES[1:] + SCENES[:1]]  # each describes the next scene
-    means = {name: measured.values.mean() for name, measured in attribute_metrics(captions, rows).items()}
+    means = {name: measured.values.mean() for name, measured in measure_attributes(captions, rows).items()}
     kinds = [means[f"{kind}_accuracy"] for kind in ("color", "shape", "position")]
     assert means["attribute_accuracy"] == pytest.approx(np.mean(kinds))
     assert means["attribute_accuracy"] < 0.5
@@ -105,4 +105,4 @@ def test_true_caption_states_only_objects_of_the_image(caption, expected):
 
 
 def test_there_are_no_metrics_without_objects():
-    assert attribute_metrics(["a cat"], [{"image_id": "1", "objects": [], "captions": ["a cat"]}]) == {}
+    assert measure_attributes(["a cat"], [{"image_id": "1", "objects": [], "captions": ["a cat"]}]) == {}

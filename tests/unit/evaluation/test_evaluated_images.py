@@ -24,7 +24,7 @@ class Fake:
         pairs = zip(images, questions, strict=True)
         return ["yes" if (int(image.stem[0]) + len(question)) % 3 else "no" for image, question in pairs]
 
-    def compute_likelihoods(self, images, questions, answers, template):
+    def compute_log_likelihoods(self, images, questions, answers, template):
         return [[-int(image.stem[0]) if image else -9, -0.5] for image in images]
 
 

@@ -10,7 +10,7 @@ from dj2mgm.evaluation.reference_likelihoods import (
     ANSWER,
     CAPTION,
     build_likelihood_row,
-    measure_likelihoods,
+    measure_log_likelihoods,
     read_likelihoods,
 )
 from dj2mgm.evaluation.seeds import aggregate, read_run_scores
@@ -35,7 +35,7 @@ def metrics(tmp_path):
 
     def measure(rows: list[dict]) -> dict:
         write_jsonl(tmp_path / "likelihoods.jsonl", rows[::-1])
-        return measure_likelihoods(read_likelihoods(tmp_path / "likelihoods.jsonl"))
+        return measure_log_likelihoods(read_likelihoods(tmp_path / "likelihoods.jsonl"))
 
     return measure
 

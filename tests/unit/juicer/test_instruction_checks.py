@@ -238,5 +238,7 @@ def test_a_gray_image_is_encoded_once(project, monkeypatch):  # noqa: F811
     )
     gray = BytesIO()
     Image.new("RGB", (8, 8)).save(gray, "PNG")
-    assert len(list(generator.compute_likelihoods([gray] * 5, QUESTIONS * 2 + ["Why?"], ["a cat"] * 5, "gemma"))) == 5
+    assert (
+        len(list(generator.compute_log_likelihoods([gray] * 5, QUESTIONS * 2 + ["Why?"], ["a cat"] * 5, "gemma"))) == 5
+    )
     assert encoded == [1]

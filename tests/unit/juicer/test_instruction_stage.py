@@ -62,7 +62,7 @@ def test_gains_are_computed_for_answers_given_questions(project, tmp_path):
     for number, answer in enumerate(ANSWERS):
         own = number // 2
         answers = [GivenAnswer((own + step) % 3, QUESTIONS[number % 2], answer) for step in range(3)]
-        gains.append(compute_likelihood_gain(generator.log_likelihoods(images, answers, "gemma"), 1.0))
+        gains.append(compute_likelihood_gain(generator.compute_answer_log_likelihoods(images, answers, "gemma"), 1.0))
         assert stats[f"i{number}"]["likelihood_gain"] == pytest.approx([gains[-1]], abs=1e-5)
     kept_rows = list(read_jsonl(tmp_path / "out" / SYNTHESIZED))
     best = sorted(sorted(range(COUNT), key=lambda number: -gains[number])[:3])

@@ -44,7 +44,7 @@ def known_likelihoods(monkeypatch):
         def control_tokens(self, template):
             return ["<image_soft_token>"]
 
-        def log_likelihoods(self, images, answers, template):
+        def compute_answer_log_likelihoods(self, images, answers, template):
             calls.append(len(images))
             return [[by_pair.get((Path(images[image]).stem, answer), -2.0)] * 3 for image, _, answer in answers]
 
@@ -83,18 +83,18 @@ def test_likelihoods_of_answers_equal_training_losses(project):
         GivenAnswer(0, "What is it?", "dog"),
     ]
     generator, family = MGMGenerator(project / "base", project / "pretrain", "cpu"), MGMFamily(project / "base")
-    values = generator.log_likelihoods(images, pairs, "gemma")
+    values = generator.compute_answer_log_likelihoods(images, pairs, "gemma")
     encoder, model = family.make_encoder("gemma", 512), generator.model
     for (image, question, answer), token_values in zip(pairs, values, strict=True):
         item = encoder.encode_row(build_conversation("1", images[image], question, answer))
         batch = family.prepare_inputs(encoder.batch([item], len(item["input_ids"])), torch.device("cpu"))
         assert -sum(token_values) / len(token_values) == pytest.approx(model(**batch).loss.item(), rel=1e-4)
-    assert generator.log_likelihoods([], [], "plain") == []
+    assert generator.compute_answer_log_likelihoods([], [], "plain") == []
     with pytest.raises(InputError, match="template plain leaves out the question 'What is"):
-        generator.log_likelihoods(images, pairs, "plain")
-    assert list(generator.compute_likelihoods([images[0]], ["What is it?"], ["a <|end|> cat"], "gemma")) == [[]]
+        generator.compute_answer_log_likelihoods(images, pairs, "plain")
+    assert list(generator.compute_log_likelihoods([images[0]], ["What is it?"], ["a <|end|> cat"], "gemma")) == [[]]
     about, questions, answers = zip(*pairs, strict=True)
-    in_order = generator.compute_likelihoods([images[image] for image in about], questions, answers, "gemma")
+    in_order = generator.compute_log_likelihoods([images[image] for image in about], questions, answers, "gemma")
     for actual, expected in zip(in_order, values, strict=True):
         assert actual == pytest.approx(expected, rel=1e-4)
 
@@ -103,7 +103,7 @@ def test_likelihoods_without_an_image_equal_those_of_the_text(project):
     generator = MGMGenerator(project / "base", project / "pretrain", "cpu")
     chat = ChatTemplate.load("gemma", generator.processor.tokenizer)
     pairs = [("What is it?", "a cat"), ("What color is the big dog?", "brown")]
-    likelihoods = generator.compute_likelihoods([None, None], *zip(*pairs, strict=True), "gemma")
+    likelihoods = generator.compute_log_likelihoods([None, None], *zip(*pairs, strict=True), "gemma")
     for pair, values in zip(pairs, likelihoods, strict=True):
         item = generator.processor.encode(chat.render_segments(build_text_conversation(*pair)["conversations"]))
         ids = torch.tensor([item["input_ids"]])
@@ -122,7 +122,7 @@ def test_images_are_encoded_once_for_all_questions(project, monkeypatch):
     )
     images = [str(project / "data/images" / f"{number}.png") for number in range(4)]
     pairs = [GivenAnswer(image, "", "a cat") for image in range(4) for _ in range(9)]
-    generator.log_likelihoods(images, pairs, "plain")
+    generator.compute_answer_log_likelihoods(images, pairs, "plain")
     assert encoded == [4]
 
 

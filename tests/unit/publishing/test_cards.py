@@ -18,7 +18,7 @@ from dj2mgm.data.export_card import build_export_card
 from dj2mgm.data.exports import Sample, write_parquet
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
 from dj2mgm.errors import InputError
-from dj2mgm.publishing.card_check import _states, check_card
+from dj2mgm.publishing.card_check import _matches_value, check_card
 from dj2mgm.publishing.model_card import build_model_card
 from dj2mgm.publishing.run_record import (
     RECORDS,
@@ -185,8 +185,12 @@ def test_a_missing_card_is_reported_in_one_sentence(published, finished):
 
 
 def test_small_numbers_are_stated_as_displayed():
-    assert _states(format_value(0.00001234), 0.00001234) and format_value(0.00001234) == "1.234e-05"
-    assert _states("nan", math.nan) and not _states("1e-05", 0.00001234) and not _states("1.5", math.nan)
+    assert _matches_value(format_value(0.00001234), 0.00001234) and format_value(0.00001234) == "1.234e-05"
+    assert (
+        _matches_value("nan", math.nan)
+        and not _matches_value("1e-05", 0.00001234)
+        and not _matches_value("1.5", math.nan)
+    )
 
 
 def test_published_dataset_loads_and_its_card_is_checked(finished, tmp_path, monkeypatch, capsys):

@@ -97,7 +97,7 @@ def _recognize_table(sample: FileSample) -> Guess:
             f"its first line is a row ({enumerate_names(sample.names)}); add a line with names of columns"
         )
     values = {name: _list_texts(row.get(name) for row in sample.rows) for name in sample.names}
-    images = [name for name, texts in values.items() if any(map(_names_image, texts))]
+    images = [name for name, texts in values.items() if any(map(_is_image_name, texts))]
     texts = [
         name for name, column_values in values.items() if name not in images and any(map(_has_words, column_values))
     ]
@@ -194,7 +194,7 @@ def _list_texts(values: Iterable[Any]) -> list[str]:
     return [text for texts in lists for text in texts if isinstance(text, str) and text]
 
 
-def _names_image(text: str) -> bool:
+def _is_image_name(text: str) -> bool:
     return text.lower().endswith(IMAGE_SUFFIXES) or ADDRESS.match(text) is not None
 
 

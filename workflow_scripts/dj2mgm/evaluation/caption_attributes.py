@@ -49,7 +49,7 @@ def is_true(caption: str, true_caption: str) -> bool:
     return bool(items) and all(item in true_items for item in items)
 
 
-def attribute_metrics(captions: list[str], rows: list[dict]) -> Metrics:
+def measure_attributes(captions: list[str], rows: list[dict]) -> Metrics:
     """Compute metrics over the evaluation rows with `objects`; {} if no row has them.
 
     `attribute_accuracy` is the share of all reference attributes that are stated correctly, `<attribute>_accuracy` the

@@ -7,7 +7,7 @@ import numpy as np
 
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.caption_attributes import attribute_metrics
+from dj2mgm.evaluation.caption_attributes import measure_attributes
 from dj2mgm.evaluation.embedder import Embedder
 from dj2mgm.evaluation.groups import REFERENCE_CAPTIONS, SECOND, Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
@@ -73,7 +73,7 @@ class CaptionJudge:
         clip_metrics: Metrics = {}
         for prefix in self.embedders:
             clip_metrics |= self._measure_scores(prefix, captions)
-        return clip_metrics | attribute_metrics(captions, self.rows)
+        return clip_metrics | measure_attributes(captions, self.rows)
 
     def _measure_scores(self, prefix: str, captions: list[str]) -> Metrics:
         images = [row["image_id"] for row in self.rows]

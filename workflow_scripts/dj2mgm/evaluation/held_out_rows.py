@@ -39,7 +39,7 @@ class HeldOutRows:
         files = [self.images["own"][index] for index, _ in own]
         prompts = [self._format_prompt(question) for _, question in own]
         answers = [question["answer"] for _, question in own]
-        likelihoods = generator.compute_likelihoods(files, prompts, answers, self.settings.template)
+        likelihoods = generator.compute_log_likelihoods(files, prompts, answers, self.settings.template)
         return (sum(values) for values in likelihoods if values)
 
     def measure_likelihoods(self, generator: Generator, model: str, prompt: CaptionPrompt) -> Iterator[dict]:
@@ -58,7 +58,7 @@ class HeldOutRows:
         for template, references in ((chat, answers), (chat, blind), (prompt.template, captions)):
             files = [self.images[images][index] if images != NO_IMAGE else None for images, index, *_ in references]
             prompts, texts = [row[3] for row in references], [row[4] for row in references]
-            likelihoods = generator.compute_likelihoods(files, prompts, texts, template)
+            likelihoods = generator.compute_log_likelihoods(files, prompts, texts, template)
             likelihoods = Progress(f"likelihoods, {model}", len(files)).follow(likelihoods)
             for (images, index, *reference), values in zip(references, likelihoods, strict=True):
                 if values:
@@ -66,7 +66,7 @@ class HeldOutRows:
                         self.ids[index] | {"model": model, "images": images} | build_likelihood_row(*reference, values)
                     )
 
-    def write_captions(self, generator: Generator, model: str, prompt: CaptionPrompt) -> Iterator[dict]:
+    def caption_images(self, generator: Generator, model: str, prompt: CaptionPrompt) -> Iterator[dict]:
         """Yield the rows of captions.jsonl of one model."""
         files = [self.images[images][index] for images, index in self.inputs]
         questions = [prompt.question] * len(files)

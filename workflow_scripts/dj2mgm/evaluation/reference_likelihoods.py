@@ -27,7 +27,7 @@ def read_likelihoods(path: str | Path) -> dict[str, dict[str, Rows]]:
     return read_paired_rows(path, key=("id", "kind", "question", "reference"))
 
 
-def measure_likelihoods(models: dict[str, dict[str, Rows]]) -> dict[str, Metrics]:
+def measure_log_likelihoods(models: dict[str, dict[str, Rows]]) -> dict[str, Metrics]:
     """Measure every model on own and shuffled images: answers, and the best caption of each image."""
     return {f"{model}/{images}": _measure(rows) for model, pair in models.items() for images, rows in pair.items()}
 

@@ -88,7 +88,7 @@ class _Pool(Answerer):
     def answer_batches(self, batches, template, max_new_tokens) -> Iterator[list[str]]:
         return self._distribute(_answer, batches, template, max_new_tokens)
 
-    def likelihood_batches(self, batches, template) -> Iterator[list[list[float]]]:
+    def compute_batch_log_likelihoods(self, batches, template) -> Iterator[list[list[float]]]:
         return self._distribute(_compute_log_likelihoods, batches, template)
 
     def _distribute(self, function: Callable[..., list], batches: list, *arguments) -> Iterator[list]:
@@ -127,4 +127,4 @@ def _answer(stage: Path | None, *arguments) -> list[list[str]]:
 
 
 def _compute_log_likelihoods(stage: Path | None, *arguments) -> list[list[list[float]]]:
-    return list(_generators.load(stage).likelihood_batches(*arguments))
+    return list(_generators.load(stage).compute_batch_log_likelihoods(*arguments))

@@ -120,7 +120,7 @@ class Answerer(ABC):
         numbers, batches = batch_questions(images, questions, batch_size)
         yield from restore_order(numbers, self.answer_batches(batches, template, max_new_tokens))
 
-    def compute_likelihoods(
+    def compute_log_likelihoods(
         self, images: Sequence[Image], questions: Sequence[str], answers: Sequence[str], template: str | dict
     ) -> Iterator[list[float]]:
         """Yield the log-likelihoods of the tokens of each answer (nats); none if it has a control token.
@@ -128,7 +128,7 @@ class Answerer(ABC):
         Images may be None for all questions, as in `answer`.
         """
         numbers, batches = batch_answers(images, questions, answers)
-        yield from restore_order(numbers, self.likelihood_batches(batches, template))
+        yield from restore_order(numbers, self.compute_batch_log_likelihoods(batches, template))
 
     @abstractmethod
     def batch_size(self, max_new_tokens: int) -> int:
@@ -141,18 +141,24 @@ class Answerer(ABC):
         """Yield the answers of each batch."""
 
     @abstractmethod
-    def likelihood_batches(self, batches: list[AnswerBatch], template: str | dict) -> Iterator[list[list[float]]]:
+    def compute_batch_log_likelihoods(
+        self, batches: list[AnswerBatch], template: str | dict
+    ) -> Iterator[list[list[float]]]:
         """Yield the log-likelihoods of each batch."""
 
 
 class Generator(Answerer):
     """Trained model in this process, which also writes captions by beam search."""
 
-    def likelihood_batches(self, batches: list[AnswerBatch], template: str | dict) -> Iterator[list[list[float]]]:
+    def compute_batch_log_likelihoods(
+        self, batches: list[AnswerBatch], template: str | dict
+    ) -> Iterator[list[list[float]]]:
         control = self.control_tokens(template)
         for images, answers in batches:
             allowed = [answer for answer in answers if not find_control(answer.text, control)]
-            log_likelihoods = dict(zip(allowed, self.log_likelihoods(images, allowed, template), strict=True))
+            log_likelihoods = dict(
+                zip(allowed, self.compute_answer_log_likelihoods(images, allowed, template), strict=True)
+            )
             yield [log_likelihoods.get(answer, []) for answer in answers]
 
     @abstractmethod
@@ -172,7 +178,7 @@ class Generator(Answerer):
         """
 
     @abstractmethod
-    def log_likelihoods(
+    def compute_answer_log_likelihoods(
         self, images: Sequence[Image], answers: Sequence[GivenAnswer], template: str | dict
     ) -> list[list[float]]:
         """Return the log-likelihood in nats of each token of each answer, including the tokens that end it.

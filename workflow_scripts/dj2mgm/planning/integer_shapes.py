@@ -38,7 +38,7 @@ class IntegersOnCPU(TorchDispatchMode):
             if operation in self.assumptions and not tensors[0].is_floating_point():
                 return self.assumptions[operation](tensors[0])
             if operation in INDEXED:
-                args = (args[0], _masks_to_positions(args[1]), *args[2:])
+                args = (args[0], _convert_masks_to_positions(args[1]), *args[2:])
             if not all(tensor.is_meta for tensor in tensors):
                 args, kwargs = tree_map_only(torch.Tensor, _move_to_meta, (args, kwargs))
             device = device and torch.device("meta")
@@ -69,7 +69,7 @@ def _move_to_meta(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
-def _masks_to_positions(indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+def _convert_masks_to_positions(indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
     """Replace masks by the positions that they select; the number of positions decides the result's shape."""
     positions = []
     for index in indices:

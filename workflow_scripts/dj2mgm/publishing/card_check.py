@@ -42,10 +42,10 @@ def check_card(folder: Path, records: dict[str, str]) -> int:
     card, record = folder / "README.md", RunRecord(folder)
     head, text = _split_card(card)
     checked = 0
-    text = _without_code(text)
+    text = _remove_code(text)
     for match in FIGURE.finditer(text):
         figure, file, pointer = match.groups()
-        if not _states(figure, record.value(file, pointer)):
+        if not _matches_value(figure, record.value(file, pointer)):
             line = head.count("\n") + text[: match.start()].count("\n") + 1
             raise InputError(
                 f"{card}, line {line}: states {figure}, but {RECORDS}/{file} {pointer} is "
@@ -94,7 +94,7 @@ def _check_scores(card: Path, record: RunRecord) -> int:
     return len(results)
 
 
-def _states(figure: str, value: object) -> bool:
+def _matches_value(figure: str, value: object) -> bool:
     """Return whether a text states the value, to the precision of its digits."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return figure == {None: "–", True: "yes", False: "no"}.get(value, str(value))
@@ -110,7 +110,7 @@ def _states(figure: str, value: object) -> bool:
     return decimal == exact if isinstance(value, int) else abs(decimal - exact) <= last_digit / 2
 
 
-def _without_code(text: str) -> str:
+def _remove_code(text: str) -> str:
     """Blank out fenced and inline code, keeping the number of lines; an unclosed fence is text."""
     lines = text.split("\n")
     begin = None

@@ -46,7 +46,7 @@ class Rewrite:
         if unknown or len(names) > MAX_SLOTS:
             problem = f"{{{unknown.pop()}}} is only on its right side" if unknown else f"more than {MAX_SLOTS} braces"
             raise ValueError(f"rewrite {rule!r}: {problem}")
-        self._pattern = re.compile(_as_pattern(f"{question}\n{answer}"), re.IGNORECASE)
+        self._pattern = re.compile(_convert_to_pattern(f"{question}\n{answer}"), re.IGNORECASE)
 
     def apply(self, question: str, answer: str) -> Rewritten | None:
         """Return the other question; None if the question has another form."""
@@ -57,7 +57,7 @@ class Rewrite:
         return Rewritten(_fill(self._question, values), _fill(self._answer, values), self._expected)
 
 
-def _as_pattern(text: str) -> str:
+def _convert_to_pattern(text: str) -> str:
     parts, end, names = [], 0, set()
     for match in SLOT.finditer(text):
         article, name = match.groups()

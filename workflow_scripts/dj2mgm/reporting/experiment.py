@@ -34,7 +34,9 @@ class RunResults:
     jsonl: dict
     records: dict[str, dict]  # by training stage: metrics.json
     steps: dict[str, list[dict]]  # by training stage: rows of metrics.jsonl
-    held_out: dict[str, list[dict]]  # by training stage: rows of scores.jsonl, empty if no questions were asked
+    checkpoint_scores: dict[
+        str, list[dict]
+    ]  # by training stage: rows of scores.jsonl, empty if no questions were asked
     clip: dict  # metrics.json of evaluate_clip
     vqa: dict  # metrics.json of evaluate_vqa
     scores: Scores  # values per image, of all evaluations
@@ -164,7 +166,7 @@ def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> RunResults
         steps={
             stage: list(read_jsonl(stages[stage] / "metrics.jsonl", may_be_empty=False)) for stage in training_stages
         },
-        held_out={stage: list(read_jsonl(stages[stage] / "scores.jsonl")) for stage in training_stages},
+        checkpoint_scores={stage: list(read_jsonl(stages[stage] / "scores.jsonl")) for stage in training_stages},
         clip=metrics["evaluate_clip"],
         vqa=metrics["evaluate_vqa"],
         scores=read_run_scores(experiment, seed, *score_files),

@@ -96,12 +96,12 @@ def build_page_settings(runs: Runs, experiments: list[str], seeds: list[int] | N
                 "recipes": read_recipes(runs.experiments.configs[name]),
                 "runs": [{"seed": run.seed, "stages": locate_stage_folders(runs, run)} for run in own_runs],
             }
-            | _control(runs, name)
+            | _describe_control(runs, name)
         )
     return {"experiments": described}
 
 
-def _control(runs: Runs, name: str) -> dict:
+def _describe_control(runs: Runs, name: str) -> dict:
     """Return the kind of a control, its experiment and its comparison; nothing for other experiments."""
     variant = runs.experiments.controls.get(name)
     if not variant:

@@ -73,14 +73,14 @@ class _FrozenProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, forward_values, forward_scales, backward_values, backward_scales):
         ctx.save_for_backward(backward_values, backward_scales)
-        return _fp8_product(x, forward_values, forward_scales)
+        return _multiply_in_fp8(x, forward_values, forward_scales)
 
     @staticmethod
     def backward(ctx, gradient):
-        return _fp8_product(gradient, *ctx.saved_tensors), None, None, None, None
+        return _multiply_in_fp8(gradient, *ctx.saved_tensors), None, None, None, None
 
 
-def _fp8_product(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def _multiply_in_fp8(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Multiply x (n, k) by values (m, k) with scales (m, 1); return x · (values · scales)ᵀ (n, m) in x's dtype."""
     rows, row_scales = quantize_rows(x)
     return torch._scaled_mm(
@@ -125,18 +125,18 @@ class FrozenNF4Linear(nn.Module):
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output = _nf4_product(x.flatten(0, -2), self.parts, self.out_features, False).unflatten(0, x.shape[:-1])
+        output = _multiply_in_nf4(x.flatten(0, -2), self.parts, self.out_features, False).unflatten(0, x.shape[:-1])
         return output if self.bias is None else output + self.bias
 
 
 @torch.library.custom_op("dj2mgm::nf4_product", mutates_args=())
-def _nf4_product(x: torch.Tensor, parts: list[torch.Tensor], rows: int, backward: bool) -> torch.Tensor:
+def _multiply_in_nf4(x: torch.Tensor, parts: list[torch.Tensor], rows: int, backward: bool) -> torch.Tensor:
     """Multiply x (n, I) · Wᵀ (I, O) → (n, O), or in the backward pass x (n, O) · W (O, I) → (n, I); `rows` is O."""
     weight = _make_dequantizer(x.device.type)(parts, rows).to(x.dtype)
     return x @ (weight if backward else weight.T)
 
 
-@_nf4_product.register_fake
+@_multiply_in_nf4.register_fake
 def _(x, parts, rows, backward):
     columns = 2 * parts[TENSORS.index("quantized_data")].numel() // rows
     return x.new_empty(x.shape[0], columns if backward else rows)
@@ -149,10 +149,10 @@ def _save_for_backward(ctx, inputs, output) -> None:
 
 def _compute_gradient(ctx, gradient: torch.Tensor) -> tuple:
     parts = list(ctx.saved_tensors)
-    return _nf4_product(gradient, parts, ctx.rows, True), [None] * len(parts), None, None
+    return _multiply_in_nf4(gradient, parts, ctx.rows, True), [None] * len(parts), None, None
 
 
-_nf4_product.register_autograd(_compute_gradient, setup_context=_save_for_backward)
+_multiply_in_nf4.register_autograd(_compute_gradient, setup_context=_save_for_backward)
 
 
 @cache

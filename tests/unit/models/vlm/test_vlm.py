@@ -588,7 +588,7 @@ def test_learned_answers_are_generated(folders, tmp_path, family):
     generator = TransformersGenerator(stock, encoder)
     assert list(generator.answer(images, questions, "", max_new_tokens=8, batch_size=4)) == HARD
     answers = [GivenAnswer(n, "What is shown?", answer) for n, answer in enumerate(HARD)]
-    values = generator.log_likelihoods(images, answers, "")
+    values = generator.compute_answer_log_likelihoods(images, answers, "")
     labels = [item["labels"] for item in items]
     assert [len(row) for row in values] == [len(row) - row.count(IGNORE_INDEX) for row in labels]
 
@@ -708,14 +708,16 @@ def test_likelihoods_of_answers_equal_training_losses(folders, tmp_path, family)
     ]
     images = [save_image(tmp_path / f"{w}.png", (w, 200, 90), (w, 40)) for w in (48, 90)]
     generator = vlm.make_generator(None, "cpu")
-    values = generator.log_likelihoods(images, answers, "")
+    values = generator.compute_answer_log_likelihoods(images, answers, "")
     encoder, model = vlm.make_encoder("", 512), vlm.load(torch.float32, "sdpa").eval()
     for (image, question, answer), log_likelihoods in zip(answers, values, strict=True):
         item = encoder.encode_row(build_conversation("1", str(images[image]), question, answer))
         batch = encoder.batch([item], len(item["input_ids"]))
         assert -sum(log_likelihoods) / len(log_likelihoods) == pytest.approx(model(**batch).loss.item(), rel=1e-4)
     if encoder.reads_text_alone:
-        [blind] = generator.log_likelihoods([None], [GivenAnswer(0, "What is shown?", "a red circle")], "")
+        [blind] = generator.compute_answer_log_likelihoods(
+            [None], [GivenAnswer(0, "What is shown?", "a red circle")], ""
+        )
         item = encoder.encode_row(build_text_conversation("What is shown?", "a red circle"))
         ids, labels = torch.tensor([item["input_ids"]]), torch.tensor(item["labels"])
         with torch.inference_mode():
@@ -747,7 +749,7 @@ def test_scores_in_training_equal_those_of_the_trained_model(folders, tmp_path, 
     score = scorer.score(model, torch.device("cpu"), None, math.inf)
     assert torch.equal(torch.get_rng_state(), before) and model.training
     answers = [GivenAnswer(int(row["of"]), "What is shown?", texts[int(row["of"])]) for row in held_out.rows]
-    values = vlm.make_generator(None, "cpu").log_likelihoods(images, answers, "")
+    values = vlm.make_generator(None, "cpu").compute_answer_log_likelihoods(images, answers, "")
     tokens = [value for log_likelihoods in values for value in log_likelihoods]
     assert score.loss == pytest.approx(-sum(tokens) / len(tokens), rel=1e-4) and score.correct == "000"
 

@@ -93,7 +93,7 @@ def test_the_verdict_on_one_seed_is_about_two_models(page):
         assert "One seed does not show how much the scores would change with another seed." in result.certainty
         # six stages of two experiments, three minutes each, for two seeds
         assert (
-            "With 2 more seeds of both experiments (about 72 minutes) the verdict is about the data, not only about "
+            "With 2 more seeds of both experiments (about 1 h 12 min) the verdict is about the data, not only about "
             "these two models." in result.next_step
         )
         assert result.command == f"snakemake --cores 1 {command}"
@@ -119,7 +119,7 @@ def test_an_undecided_verdict_states_power_and_cost(page):
     assert result.statement.startswith("Undecided whether new is better than baseline: ")
     assert result.certainty.startswith("The interval contains zero, so either side may be better. ")
     assert "With 100 images and 3 seeds, the smallest difference found with 80 % power is " in result.certainty
-    assert " more seeds of both experiments (about 3.0 hours) decide with 80 % probability" in result.next_step
+    assert " more seeds of both experiments (about 3 h 00 min) decide with 80 % probability" in result.next_step
     advice = " This command adds seeds one by one until the verdict is decided, up to 10 per experiment in all:"
     assert result.next_step.endswith(advice)
     assert result.command == "snakemake --cores 1 decide --config experiment=new"

@@ -126,7 +126,7 @@ class AnswerCheck(Declarations, Filter, interface=True):
         results: list[float | None] = [None] * len(questions)
         if allowed:
             columns = zip(*(questions[index] for index in allowed), strict=True)
-            likelihoods = generator.compute_likelihoods(*map(list, columns), self.template)
+            likelihoods = generator.compute_log_likelihoods(*map(list, columns), self.template)
             for index, tokens in zip(allowed, likelihoods, strict=True):
                 results[index] = sum(tokens) if tokens else None
         return results

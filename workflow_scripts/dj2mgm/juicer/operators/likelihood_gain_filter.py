@@ -163,7 +163,7 @@ class LikelihoodGainFilter(ShareFilter):
         answers = [
             captions[row]._replace(about=(captions[row].about + step) % len(images)) for row in rows for step in steps
         ]
-        log_likelihoods = generator.log_likelihoods(images, answers, self.template)
+        log_likelihoods = generator.compute_answer_log_likelihoods(images, answers, self.template)
         return dict(
             zip(
                 rows,

@@ -209,7 +209,7 @@ class VlmRatingFilter(StoredAnswersOperator, Filter):
                 for criterion in RATINGS.values()
                 for number in numbers
             ]
-            likelihoods = generator.compute_likelihoods(*map(list, zip(*questions, strict=True)), template)
+            likelihoods = generator.compute_log_likelihoods(*map(list, zip(*questions, strict=True)), template)
             sums = np.array([sum(tokens) for tokens in likelihoods]).reshape(len(part), len(RATINGS), len(numbers))
             weights = np.exp(sums - sums.max(axis=2, keepdims=True))  # (rows, ratings, numbers)
             means = (weights * np.arange(LOWEST, HIGHEST + 1)).sum(axis=2) / weights.sum(axis=2)

@@ -180,7 +180,7 @@ class MGMGenerator(Generator):
             yield from map(self._decode_captions, hypotheses)
 
     @torch.inference_mode()
-    def log_likelihoods(
+    def compute_answer_log_likelihoods(
         self, images: Sequence[Image], answers: Sequence[GivenAnswer], template: str | dict
     ) -> list[list[float]]:
         """Return the log-likelihoods; each image, and the text that all prompts begin with, is computed once."""

@@ -25,7 +25,7 @@ GRID = "image_grid_thw"
 TOWER_PREFIX = "tower_"  # begins the name of each entry of a batch that is an argument of the tower
 
 
-def _packed_attention(
+def _attend_within_images(
     module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -45,7 +45,7 @@ def _packed_attention(
     return output[None], None
 
 
-AttentionInterface.register(PACKED, _packed_attention)
+AttentionInterface.register(PACKED, _attend_within_images)
 
 
 class TowerInputs:

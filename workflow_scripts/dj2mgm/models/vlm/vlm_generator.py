@@ -154,7 +154,7 @@ class TransformersGenerator(Generator):
                 yield list(captions.items())
 
     @torch.inference_mode()
-    def log_likelihoods(
+    def compute_answer_log_likelihoods(
         self, images: Sequence[Image], answers: Sequence[GivenAnswer], template: str | dict
     ) -> list[list[float]]:
         """Return the log-likelihoods; `template` is ignored, because the processor has its own chat template."""

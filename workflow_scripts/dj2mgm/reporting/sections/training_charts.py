@@ -44,12 +44,14 @@ def draw_score_charts(experiments: list[ExperimentResults], stage: str) -> list[
 
 
 def _has_metric(experiment: ExperimentResults, stage: str, metric: str) -> bool:
-    return all(run.held_out.get(stage) and metric in run.held_out[stage][0] for run in experiment.runs)
+    return all(
+        run.checkpoint_scores.get(stage) and metric in run.checkpoint_scores[stage][0] for run in experiment.runs
+    )
 
 
 def _draw_score_chart(metric: str, stage: str, experiments: list[tuple[int, ExperimentResults]]) -> LineChart:
     curves = [
-        align_curves([_read_curve(run.held_out[stage], metric) for run in experiment.runs])
+        align_curves([_read_curve(run.checkpoint_scores[stage], metric) for run in experiment.runs])
         for _, experiment in experiments
     ]
     is_share = metric == "accuracy"

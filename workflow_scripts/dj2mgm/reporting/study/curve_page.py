@@ -19,8 +19,8 @@ def build_curve_table(experiments: list[ExperimentResults], headline: HeadlineSc
     """Return the table of all learning curves; no table without variants on shares of the rows."""
     shares = [experiment.config.jsonl.fraction for experiment in experiments]
     sources = dict.fromkeys(name for share in shares if isinstance(share, dict) for name in share)
-    curves = [(source, _points(experiments, headline, source)) for source in [None, *sources]]
-    rows = [_row(source, points, headline) for source, points in curves if _is_curve(points)]
+    curves = [(source, _list_points(experiments, headline, source)) for source in [None, *sources]]
+    rows = [_build_row(source, points, headline) for source, points in curves if _is_curve(points)]
     note = (
         f"A power law is fitted to the {headline.title} of runs on shares of the rows. Each share contains the smaller "
         f"ones. Intervals have a level of {100 * (1 - CURVE_LEVEL):.0f} %: “on twice as many” is that of another run's "
@@ -35,7 +35,7 @@ def _is_curve(points: list[tuple[int, float]]) -> bool:
     return len({rows for rows, _ in points}) >= MIN_SIZES and len(points) >= MIN_RUNS
 
 
-def _points(
+def _list_points(
     experiments: list[ExperimentResults], headline: HeadlineScore, source: str | None
 ) -> list[tuple[int, float]]:
     """Return rows and score of the runs on all rows, and on shares of one source's rows or of all."""
@@ -60,7 +60,7 @@ def count_trained_samples(run: RunResults, source: str | None) -> int:
     return sum(split.get("rows_out", 0) for split in counts)
 
 
-def _row(source: str | None, points: list[tuple[int, float]], headline: HeadlineScore) -> list[str]:
+def _build_row(source: str | None, points: list[tuple[int, float]], headline: HeadlineScore) -> list[str]:
     curve = LearningCurve(*zip(*points, strict=True))
     max_rows, extra_rows = int(curve.most), min(MORE_ROWS, int(curve.most))
     score, change = partial(format_score, headline.metric), partial(format_difference, headline.metric)

@@ -165,11 +165,11 @@ def _list_proxies(
             scores = {trial.name: trial.scores[index] for trial in search.trials if trial.scores[index] is not None}
             title = f"{find_trial_score(variants, search.goals, rung).title} after a short training"
             yield Proxy(title, f"{100 * rung:g} % of the rows", scores, last_scores if search.goals else None)
-    steps = [run.held_out["finetune"] for variant in variants for run in variant.runs]
+    steps = [run.checkpoint_scores["finetune"] for variant in variants for run in variant.runs]
     if steps and all(len(rows) > 1 for rows in steps):
         fraction = max(rows[0]["step"] / rows[-1]["step"] for rows in steps)
         values = {
-            variant.name: -float(np.mean([run.held_out["finetune"][0]["loss"] for run in variant.runs]))
+            variant.name: -float(np.mean([run.checkpoint_scores["finetune"][0]["loss"] for run in variant.runs]))
             for variant in variants
         }
         title = "loss on held-out answers at the first checkpoint"
@@ -178,7 +178,7 @@ def _list_proxies(
         if metric != headline.metric and not find_obstacle(metric, *variants):
             scores = {variant.name: read_mean(variant, OWN_GROUP, metric) for variant in variants}
             yield Proxy(title, "whole run", {name: score for name, score in scores.items() if score is not None})
-    kept_shares = {variant.name: _kept_share(variant) for variant in variants}
+    kept_shares = {variant.name: _compute_retained_share(variant) for variant in variants}
     yield Proxy("share of rows that the recipes keep", "no training", kept_shares)
     means = {variant.name: _mean_statistics(variant) for variant in variants}
     for statistic, title in STATISTICS.items():
@@ -186,7 +186,7 @@ def _list_proxies(
         yield Proxy(f"mean {title} of the rows that the recipes keep", "no training", statistic_means)
 
 
-def _kept_share(experiment: ExperimentResults) -> float:
+def _compute_retained_share(experiment: ExperimentResults) -> float:
     run = experiment.runs[0]
     return (run.synthesize or run.filter)["rows_kept"] / run.filter["rows_in"]
 

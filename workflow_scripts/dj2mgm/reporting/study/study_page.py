@@ -142,7 +142,7 @@ def build_study_page(
         [
             study.description,
             study.search.progress if study.search else "",
-            *_introduction(rows, study),
+            *_write_introduction(rows, study),
             describe_chance(differences, len(reference.experiment.runs) == 1),
             *notes,
         ],
@@ -228,7 +228,7 @@ def _is_better(estimate: Estimate, other_estimate: Estimate, lower_is_better: bo
     return estimate.mean < other_estimate.mean if lower_is_better else estimate.mean > other_estimate.mean
 
 
-def _introduction(rows: list[ComparedVariant], study: ShownStudy) -> list[str]:
+def _write_introduction(rows: list[ComparedVariant], study: ShownStudy) -> list[str]:
     reference, *variant_rows = rows
     seeds, keeps = len(reference.experiment.runs), study.page.keeps
     random = [row for row in variant_rows if row.experiment.control]
@@ -257,7 +257,9 @@ def describe_row(row: ComparedVariant, reference: ComparedVariant) -> str:
     changes = row.experiment.changes.items()
     texts = ["reference"] if row is reference else []
     texts += [
-        f"{key} {_word(value)}" for key, value in changes if reference_changes.get(key, ...) != value and _word(value)
+        f"{key} {_shorten_value(value)}"
+        for key, value in changes
+        if reference_changes.get(key, ...) != value and _shorten_value(value)
     ]
     faults = {
         name.removeprefix(FAULTS).replace("_", " "): (value or 0) - (reference.counts.get(name) or 0)
@@ -270,7 +272,7 @@ def describe_row(row: ComparedVariant, reference: ComparedVariant) -> str:
     return "; ".join(texts)
 
 
-def _word(value: Any) -> str:
+def _shorten_value(value: Any) -> str:
     """Return a setting's value in a few characters; empty for a whole section."""
     words = {True: "on", False: "off", None: "none"}
     if isinstance(value, dict):

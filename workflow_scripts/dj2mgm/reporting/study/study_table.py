@@ -76,7 +76,7 @@ def format_count(value: float, signed: bool = False) -> str:
     return format_number(value, 0 if value == round(value) or abs(value) >= 100 else 1, signed)
 
 
-def _gib(value: float) -> str:
+def _convert_to_gib(value: float) -> str:
     return f"{value:.2f} GiB"
 
 
@@ -86,8 +86,8 @@ COUNT_COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {  # title, forma
     "faults_left": ("Planted faults left", format_count),
     "trained_parameters": ("Parameters trained", format_count),
     "seconds": ("Time of all stages", format_duration),
-    "gpu_gib": ("Peak GPU memory", _gib),
-    "host_gib": ("Peak host memory", _gib),
+    "gpu_gib": ("Peak GPU memory", _convert_to_gib),
+    "host_gib": ("Peak host memory", _convert_to_gib),
 }
 
 
@@ -115,17 +115,17 @@ def count_rows_and_costs(experiment: ExperimentResults) -> dict[str, float | Non
     faults, records = average_faults(experiment), [run.records["finetune"] for run in runs]
     memory = [read_stage_memory(run, "finetune") for run in runs]
     return {
-        "rows_filtered": _mean([run.filter["rows_kept"] for run in runs]),
-        "rows_synthesized": _mean([run.synthesize["rows_kept"] for run in runs if run.synthesize]),
+        "rows_filtered": _compute_mean([run.filter["rows_kept"] for run in runs]),
+        "rows_synthesized": _compute_mean([run.synthesize["rows_kept"] for run in runs if run.synthesize]),
         "faults_left": None if faults is None else sum(faults.values()),
-        "trained_parameters": _mean([record.get("trained_parameters") for record in records]),
+        "trained_parameters": _compute_mean([record.get("trained_parameters") for record in records]),
         "seconds": find_cost(experiment),
         "gpu_gib": max((reading.peak("gpu") for reading in memory if "gpu" in reading.sizes), default=None),
         "host_gib": max(reading.peak("host") for reading in memory),
     } | {f"{FAULTS}{kind}": number for kind, number in (faults or {}).items()}
 
 
-def _mean(values: list[float | None]) -> float | None:
+def _compute_mean(values: list[float | None]) -> float | None:
     measured = [value for value in values if value is not None]
     return float(np.mean(measured)) if measured else None
 
@@ -135,14 +135,14 @@ def average_faults(experiment: ExperimentResults) -> dict[str, float] | None:
     file = experiment.dataset / "ground_truth.jsonl"
     if not file.is_file():
         return None
-    truth = _ground_truth(file)
+    truth = _read_ground_truth(file)
     counts = [count_remaining_faults(run, truth) for run in experiment.runs]
     kinds = sorted({row["fault"] for row in truth.values()} - {"clean"})
     return {kind: float(np.mean([count[kind] for count in counts])) for kind in kinds}
 
 
 @cache
-def _ground_truth(file: Path) -> dict[str, dict]:
+def _read_ground_truth(file: Path) -> dict[str, dict]:
     return {row["id"]: row for row in read_jsonl(file)}
 
 
@@ -151,10 +151,10 @@ def count_remaining_faults(run: RunResults, truth: dict[str, dict]) -> Counter[s
 
     A replaced caption counts as corrected if the new one is true (evaluation/caption_attributes.py).
     """
-    trained = {REPEAT.sub("", row["id"]) for row in _rows(run.stages["jsonl"] / "pretrain.jsonl", "write_jsonl")}
+    trained = {REPEAT.sub("", row["id"]) for row in _read_rows(run.stages["jsonl"] / "pretrain.jsonl", "write_jsonl")}
     recaptions = {}
     if "synthesize" in run.stages:
-        rows = _rows(run.stages["synthesize"] / "synthesized.jsonl", "synthesize_captions")
+        rows = _read_rows(run.stages["synthesize"] / "synthesized.jsonl", "synthesize_captions")
         recaptions = {row["id"]: row["recaption"]["caption"] for row in rows if "recaption" in row}
     left: Counter[str] = Counter()
     for identifier in trained & set(truth):
@@ -165,7 +165,7 @@ def count_remaining_faults(run: RunResults, truth: dict[str, dict]) -> Counter[s
     return left
 
 
-def _rows(path: Path, rule: str) -> list[dict]:
+def _read_rows(path: Path, rule: str) -> list[dict]:
     if not path.is_file():
         raise InputError(f"{path} is missing; run the rule {rule} first")
     return list(read_jsonl(path))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from dj2mgm.cli.messages import format_duration
 from dj2mgm.evaluation.contrasts import ContrastVerdict, DecisionCost, PairedContrast
 from dj2mgm.evaluation.sequential import find_deciding_budget
 from dj2mgm.reporting.commands import build_snakemake_command
@@ -9,6 +10,7 @@ from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.reporting.verdicts.experiment_pairs import ExperimentPair
 from dj2mgm.runs.studies.seed_times import format_hours, sum_measured_seconds
+from dj2mgm.runs.studies.unused_seeds import choose_unused_seeds
 from dj2mgm.settings.targets import DecideSection
 
 MAX_LISTED = 20  # additional seeds in a command
@@ -76,23 +78,14 @@ def _describe_cost(
 
 def describe_seeds(more: int, seconds: float | None) -> str:
     """Return a number of additional seeds, and their total time if `seconds`, the time of one seed, is known."""
-    return f"{more} more {'seed' if more == 1 else 'seeds'} of both experiments{_describe_duration(more, seconds)}"
+    duration = "" if seconds is None else f" (about {format_duration(more * seconds)})"
+    return f"{more} more {'seed' if more == 1 else 'seeds'} of both experiments{duration}"
 
 
 def describe_images(more: int) -> str:
     """Return a number of further images, rounded up to two digits."""
     unit = 10 ** max(0, len(str(more)) - 2)
     return f"{format_integer(-(-more // unit) * unit)} more held-out image{'' if more == 1 else 's'}"
-
-
-def _describe_duration(seeds: int, seconds: float | None) -> str:
-    """Return the time of some seeds in seconds, minutes or hours."""
-    if seconds is None:
-        return ""
-    total = seeds * seconds
-    if total < 90:
-        return f" (about {total:.0f} seconds)"
-    return f" (about {total / 60:.0f} minutes)" if total < 120 * 60 else f" (about {total / 3600:.1f} hours)"
 
 
 def _build_decide_command(comparison: ExperimentPair, budget: int) -> str:
@@ -110,8 +103,7 @@ def _build_seeds_command(comparison: ExperimentPair, more: int, controls: list[s
     if more > MAX_LISTED:
         return ""
     seeds = sorted({*comparison.experiment.seeds} & {*comparison.reference.seeds})
-    candidates = (seed for seed in range(len(seeds) + more + max(seeds) + 1) if seed not in seeds)
-    seed_list = ",".join(str(seed) for seed in [*seeds, *(next(candidates) for _ in range(more))])
+    seed_list = ",".join(map(str, [*seeds, *choose_unused_seeds(seeds, more)]))
     settings = {"controls": f"[{','.join(controls)}]"} if controls else {}
     return build_snakemake_command(comparison.reference, target, seeds=f"[{seed_list}]", **settings)
 

@@ -9,11 +9,11 @@ New trials are requested only while the budget covers all later steps, so the nu
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, islice
 from pathlib import Path
 
 from dj2mgm.records.look_records import MIN_SEEDS, LookRecord, needs_another_seed
 from dj2mgm.records.search_records import RANDOM, BatchRecord, BatchResult, SearchSettings, TrialRecord
+from dj2mgm.runs.studies.unused_seeds import choose_unused_seeds
 from dj2mgm.settings.study_files import SearchDesign
 from dj2mgm.settings.targets import DecideSection
 from dj2mgm.settings.validation import load_settings
@@ -183,16 +183,12 @@ def compute_smallest_budget(design: SearchDesign, seeds: int) -> float:
 def list_choosing_seeds(design: SearchDesign, seeds: list[int]) -> list[int]:
     """Return the seeds that choose the winner: the experiment's seeds, then the smallest unused numbers."""
     more = max(0, design.finalist_seeds - len(seeds)) if design.finalists else 0
-    return [*seeds, *_choose_unused(seeds, more)]
+    return [*seeds, *choose_unused_seeds(seeds, more)]
 
 
 def list_confirming_seeds(design: SearchDesign, seeds: list[int], number: int) -> list[int]:
     """Return the seeds of a look at the winner, which differ from those that chose it."""
-    return _choose_unused(list_choosing_seeds(design, seeds), number)
-
-
-def _choose_unused(seeds: list[int], number: int) -> list[int]:
-    return list(islice((seed for seed in count() if seed not in seeds), number))
+    return choose_unused_seeds(list_choosing_seeds(design, seeds), number)
 
 
 def _explore(history: History) -> BatchRecord | None:
@@ -252,7 +248,7 @@ def _confirm(history: History) -> BatchRecord | None:
     if any(winner in result.fewer_rows for _, result in history.finished_batches):
         experiments.append(f"{winner}{RANDOM}")
     due_looks = {
-        experiment: number for experiment in experiments if (number := _next_look(history, winner, experiment))
+        experiment: number for experiment in experiments if (number := _plan_next_look(history, winner, experiment))
     }
     if not due_looks:
         return None
@@ -267,7 +263,7 @@ def _confirm(history: History) -> BatchRecord | None:
     return batch if history.can_afford([(1.0, len(new))]) else None
 
 
-def _next_look(history: History, winner: str, experiment: str) -> int | None:
+def _plan_next_look(history: History, winner: str, experiment: str) -> int | None:
     """Return the number of seeds of the next look at a difference; None if it is decided, or cannot be taken."""
     confirmations = [
         batch

@@ -1,7 +1,6 @@
 """Looks of `snakemake decide`: their seeds and files, and the checks of its settings."""
 
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 
 from dj2mgm.dataset_resolution.experiment_dataset import RESULTS as DATASETS
@@ -12,6 +11,7 @@ from dj2mgm.runs.finished_results import check_runs
 from dj2mgm.runs.pages import build_page_settings, list_page_files
 from dj2mgm.runs.run import Run, Runs
 from dj2mgm.runs.studies.seed_times import format_hours, sum_measured_seconds
+from dj2mgm.runs.studies.unused_seeds import choose_unused_seeds
 from dj2mgm.settings.targets import ReportSection
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, read_jsonl
@@ -22,8 +22,7 @@ EXAMPLE = "`snakemake --cores 1 decide --config experiment=dj_synth`"
 def choose_seeds(runs: Runs, experiment: str, number: int) -> list[int]:
     """Return the seeds of both sides: those of the configuration, then the smallest unused numbers."""
     configured = runs.experiments.configs[experiment].seeds
-    unused = (seed for seed in count() if seed not in configured)
-    return [*configured, *(next(unused) for _ in range(number - len(configured)))][:number]
+    return [*configured, *choose_unused_seeds(configured, max(0, number - len(configured)))][:number]
 
 
 def build_look_settings(runs: Runs, experiment: str, number: int) -> dict:

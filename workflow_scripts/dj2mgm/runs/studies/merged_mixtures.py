@@ -35,7 +35,7 @@ def build_merge_settings(runs: Runs, study: str) -> MergeSettings:
         raise InputError(f"{file}: design.merged: the sources must have instructions, not pairs; remove `merged`")
     singles = list_single_source_changes(design.mixture)
     folders = {
-        source: runs.stage_folder(runs.first_seed(_variant_or_experiment(runs, experiment, label)), "finetune")
+        source: runs.stage_folder(runs.first_seed(_find_variant(runs, experiment, label)), "finetune")
         for source, label in zip(design.mixture.sources, singles, strict=True)
     }
     changes = {name: runs.experiments.changes.get(name, {}) for name in runs.experiments.variants[study]}
@@ -49,7 +49,7 @@ def build_merge_settings(runs: Runs, study: str) -> MergeSettings:
     return MergeSettings(sources=folders, mixtures=mixtures)
 
 
-def _variant_or_experiment(runs: Runs, experiment: str, label: str) -> str:
+def _find_variant(runs: Runs, experiment: str, label: str) -> str:
     """Return the variant with a label; the experiment itself if the variant changes nothing."""
     variant = f"{experiment}-{label}"
     return variant if variant in runs.experiments.configs else experiment

@@ -190,13 +190,13 @@ def _open_storage(address: str) -> optuna.storages.RDBStorage:
     """Open a database; one that another search creates at this moment is opened when it is complete."""
     for _ in range(OPENINGS):
         try:
-            return optuna.storages.RDBStorage(address, engine_kwargs=_engine_arguments(address))
+            return optuna.storages.RDBStorage(address, engine_kwargs=_build_engine_arguments(address))
         except DBAPIError:  # its tables exist in part
             time.sleep(0.5)
-    return optuna.storages.RDBStorage(address, engine_kwargs=_engine_arguments(address))
+    return optuna.storages.RDBStorage(address, engine_kwargs=_build_engine_arguments(address))
 
 
-def _engine_arguments(storage: str) -> dict:
+def _build_engine_arguments(storage: str) -> dict:
     """Let SQLite wait for other searches instead of failing."""
     return {"connect_args": {"timeout": 60}} if storage.startswith("sqlite") else {}
 
