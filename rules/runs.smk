@@ -19,7 +19,7 @@ from dj2mgm.settings.config_files import check_stated_once
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.run import Runs
 from dj2mgm.records.search_records import RANDOM
-from dj2mgm.errors import InputError, UnsuitableDataset
+from dj2mgm.errors import InputError
 from dj2mgm.cli.library_messages import SWITCHES
 from dj2mgm.cli.takeover import end_run, restart_snakemake, start_run
 from dj2mgm.torch_environment import (
@@ -97,14 +97,11 @@ if workflow.is_main_process:
             "photos, name another model (docs/models.md).",
             file=sys.stderr,
         )
-    for name in RUNS.experiments.files & RUNS.experiments.errors.keys():
-        error = RUNS.experiments.errors[name]
-        # otherwise experiments that come with the workflow would warn in every run on photos with captions
-        if not isinstance(error, UnsuitableDataset):
-            print(
-                f"warning: {escape_control(str(error))}. Other experiments are not affected.",
-                file=sys.stderr,
-            )
+    for warning in RUNS.experiments.list_warnings():
+        print(
+            f"warning: {escape_control(warning)}. Other experiments are not affected.",
+            file=sys.stderr,
+        )
 
 
 def is_stage(rule):

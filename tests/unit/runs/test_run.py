@@ -447,9 +447,13 @@ def test_a_file_with_an_invalid_name_is_refused(write, name):
 )
 def test_an_experiment_cannot_have_a_reserved_name(write, name):
     write_text(name, "description: mine")
-    assert f"config/experiments/{name}.yaml: {name} is a rule, a study or a folder" in str(
-        Runs({}).experiments.errors[name]
-    )
+    assert f"config/experiments/{name}.yaml: {name} is a rule or a folder" in str(Runs({}).experiments.errors[name])
+
+
+def test_an_error_names_a_study_with_the_name_of_an_experiment(write):
+    write_text("ablation", "description: mine")
+    expected = "config/studies/ablation.yaml: ablation is an experiment (config/experiments/ablation.yaml); rename the"
+    assert expected in Runs({}).experiments.list_warnings()[0]
 
 
 def test_experiments_that_differ_only_in_case_are_refused(write):

@@ -1,13 +1,13 @@
 """Experiments: the merged configuration of each file in config/experiments, and of variants that a target compares."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from dj2mgm.dataset_resolution.experiment_dataset import require_folder
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, UnsuitableDataset
 from dj2mgm.records.search_records import RANDOM, SearchSettings
 from dj2mgm.runs.layers import (
     build_command_line_layer,
@@ -20,8 +20,7 @@ from dj2mgm.runs.layers import (
 )
 from dj2mgm.runs.studies.searches import (
     build_search_settings,
-    check_edge,
-    list_edge_variants,
+    list_check_variants,
     list_trial_variants,
     read_planned_batches,
 )
@@ -120,10 +119,10 @@ class Experiments:
         """Merge the configuration of a file."""
         path = locate_experiment_file(name)
         check_format(f"{path}: an experiment's file", "name", name)
-        if name.lower() in list_reserved_names():
-            raise InputError(
-                f"{path}: {name} is a rule, a study or a folder of results of the workflow; rename the experiment"
-            )
+        if study := next((study for study in list_study_names() if study.lower() == name.lower()), None):
+            raise InputError(f"{locate_study_file(study)}: {name} is an experiment ({path}); rename the study")
+        if name.lower() in read_rule_names():
+            raise InputError(f"{path}: {name} is a rule or a folder of results of the workflow; rename the experiment")
         if twin := next((other_name for other_name in self.configs if other_name.lower() == name.lower()), None):
             raise InputError(f"{path}: some file systems cannot tell {name} and {twin} apart; rename one")
         self.configs[name] = self._merge(name)
@@ -137,6 +136,13 @@ class Experiments:
         study = read_study(name)
         self.check_experiments([study.experiment], f"{file}: experiment")
         self.studies[name] = study
+
+    def list_warnings(self) -> list[str]:
+        """Return errors of experiments, and of studies with the name of a rule, which no target would show."""
+        names = [*self.files, *(name for name in list_study_names() if name.lower() in read_rule_names())]
+        # otherwise experiments that come with the workflow would warn in every run on photos with captions
+        errors = [self.errors[name] for name in names if name in self.errors]
+        return [str(error) for error in errors if not isinstance(error, UnsuitableDataset)]
 
     def list_variants(self, target: str) -> list[Variant]:
         """Return the variants that a target compares, or the controls of an experiment, with names of their own."""
@@ -186,15 +192,21 @@ class Experiments:
     def _list_trials(self, name: str, study: StudyFile, parent: Experiment) -> list[Variant]:
         """Return the trials that a search has planned so far; before the first ones, check its space."""
         if name not in self.searches:
-            search = build_search_settings(name, study, parent, self.results_prefix)
-            for variant in list_edge_variants(name, study, search, parent):
-                check_edge(name, variant, self._merge_variant(variant))
-            self.searches[name] = search
+            self.searches[name] = build_search_settings(name, study, parent, self.results_prefix)
         records = list(read_planned_batches(self.searches[name]))
         trials = {trial.name: trial for trial in list_trial_variants(name, study, records, parent)}
         against = {experiment for record in records for experiment in record.against}
         winners = [trial for trial in trials.values() if f"{trial.name}{RANDOM}" in against]
         return [*trials.values(), *map(self._draw_rows, winners)]
+
+    def list_space_checks(self, name: str) -> Iterator[tuple[Variant, Experiment]]:
+        """Yield variants of a search's space with their configurations, before its first batch is planned."""
+        search = self.searches.get(name)
+        if search is None or next(read_planned_batches(search), None):
+            return
+        study = self.studies[name]
+        for variant in list_check_variants(name, study, search, self.configs[study.experiment]):
+            yield variant, self._merge_variant(variant)
 
     def _draw_rows(self, winner: Variant) -> Variant:
         """Return a variant that trains on as many rows as another variant, drawn at random."""
@@ -230,8 +242,13 @@ class Experiments:
         """Merge the configuration of a variant."""
         merged = self._merge_variant(variant)
         if self.configs.get(variant.name, merged) != merged:
+            other_target = next(name for name, names in self.variants.items() if variant.name in names)
+            if other_target == target:
+                raise InputError(f"{variant.source}: two of its variants are named {variant.name}; change their values")
+            other_source = locate_study_file(other_target) if other_target in self.studies else other_target
             raise InputError(
-                f"{variant.source}: another study has a variant {variant.name} with other settings; rename one"
+                f"{variant.source}: {other_source} has a variant {variant.name} with other settings; use the design "
+                "`list` in one of them, in which you name the variants"
             )
         self.variants[target].append(variant.name)
         self.parents[variant.name] = variant.parent

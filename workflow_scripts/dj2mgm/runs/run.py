@@ -6,6 +6,7 @@ setting `results: <name>`, these folders are in results/<name>/.
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -152,26 +153,29 @@ class Runs:
         if (experiment, seed) not in self._runs:
             if experiment not in self.experiments.configs:
                 self._find_trial(experiment)
-            config = self.experiments.configs[experiment]
             try:
-                if config.dataset not in self._datasets:  # listing a dataset's files is slow
-                    self._datasets[config.dataset] = resolve_dataset(config.dataset)
-                dataset = self._datasets[config.dataset]
-                sources = resolve_amounts(dataset, config.sources)
-                check_shares(dataset, config.shares, config.sources)
-                if isinstance(config.jsonl.fraction, dict):
-                    resolve_amounts(dataset, config.jsonl.fraction)
-                config = config.model_copy(update={"seed": seed, "sources": sources})
-                settings = {name: stage.settings(config, dataset.images) for name, stage in self.stages.items()}
-                if not dataset.settings.has_instructions:
-                    check_without_instructions(dataset.name, settings["synthesize"])
+                config, dataset, settings = self._resolve_settings(self.experiments.configs[experiment], seed)
             except InputError as error:
                 raise type(error)(f"experiment {experiment}: {error}") from None
-            settings = {stage: values for stage, values in settings.items() if values is not None}
             self._runs[experiment, seed] = Run(
                 experiment, seed, self._find_folder(experiment, seed), config, dataset, settings
             )
         return self._runs[experiment, seed]
+
+    def _resolve_settings(self, config: Experiment, seed: int) -> tuple[Experiment, Dataset, dict[str, StageSettings]]:
+        """Return a configuration with a seed and the sources' amounts, its dataset, and the settings of its stages."""
+        if config.dataset not in self._datasets:  # listing a dataset's files is slow
+            self._datasets[config.dataset] = resolve_dataset(config.dataset)
+        dataset = self._datasets[config.dataset]
+        sources = resolve_amounts(dataset, config.sources)
+        check_shares(dataset, config.shares, config.sources)
+        if isinstance(config.jsonl.fraction, dict):
+            resolve_amounts(dataset, config.jsonl.fraction)
+        config = config.model_copy(update={"seed": seed, "sources": sources})
+        settings = {name: stage.settings(config, dataset.images) for name, stage in self.stages.items()}
+        if not dataset.settings.has_instructions:
+            check_without_instructions(dataset.name, settings["synthesize"])
+        return config, dataset, {stage: values for stage, values in settings.items() if values is not None}
 
     def first_seed(self, experiment: str) -> Run:
         """Return the run of an experiment with its first seed."""
@@ -275,10 +279,15 @@ class Runs:
             run = self.first_seed(study.experiment)
             check_mixture(locate_study_file(target), run.dataset, mixture, self.experiments.configs[study.experiment])
 
+        for variant, config in self.experiments.list_space_checks(target):
+            with _naming_point(variant):
+                self._resolve_settings(config, config.seeds[0])
+
     def _add_variant(self, target: str, variant: Variant) -> None:
-        self.experiments.read_variant(target, variant)
-        self._resolve(variant.name)
-        self._check_captioner(variant.name)
+        with _naming_point(variant):
+            self.experiments.read_variant(target, variant)
+            self._resolve(variant.name)
+            self._check_captioner(variant.name)
 
     def _resolve(self, name: str) -> None:
         dataset = self.first_seed(name).dataset
@@ -330,3 +339,15 @@ class Runs:
                 )
             chain.append(run.captioner)
             run = self.first_seed(run.captioner)
+
+
+@contextmanager
+def _naming_point(variant: Variant) -> Iterator[None]:
+    """Name the study's file and the changed keys in errors about one of its variants."""
+    try:
+        yield
+    except InputError as error:
+        if not variant.settings or variant.source in str(error):
+            raise
+        changes = ", ".join(f"{key}: {value}" for key, value in variant.settings.items())
+        raise type(error)(f"{variant.source}: with {changes}: {error}") from None

@@ -20,7 +20,7 @@ class Interval(Section):
 
 
 GPU_HOURS = "gpu_hours"  # a goal of searches, next to the scores
-Weight = Annotated[Number, Field(ge=-1e6, le=1e6)]
+Weight = Annotated[Number, Field(ge=0, le=1e6)]
 Space = dict[str, Values | Interval | Literal["auto"]]
 Sampler = Literal["tpe", "gp", "random"]
 

@@ -54,7 +54,8 @@ def validate_settings(model: type[S], values: Mapping, source: str, layers: Sequ
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        path, sentence = min(_list_problems(model, values, error), key=_sort_key)
+        problems = list(_list_problems(model, values, error))
+        path, sentence = min(_drop_enclosing(problems), key=_sort_key)
     sources = [layer.source for layer in layers if _has_key(layer.values, path)]
     raise InputError(f"{sources[-1] if sources else source}: {sentence}")
 
@@ -68,6 +69,12 @@ def format_key(path: Sequence[str | int]) -> str:
     """Return the dotted name of a key, escaped if it would not be legible."""
     name = ".".join(map(str, path))
     return name if name.isprintable() and len(name) <= 100 else quote_value(name)
+
+
+def _drop_enclosing(problems: list[tuple[tuple, str]]) -> list[tuple[tuple, str]]:
+    """Drop problems of values that contain another wrong value: keys that fit one kind, but not the other kinds."""
+    enclosing = {path[:length] for path, _ in problems for length in range(len(path))}
+    return [problem for problem in problems if problem[0] not in enclosing]
 
 
 def _sort_key(problem: tuple[tuple, str]) -> tuple:
@@ -112,7 +119,10 @@ def _read_words(schema: dict, union: dict) -> list[str]:
 def _locate(schema: dict, parts: Sequence[str | int]) -> tuple[tuple, dict]:
     """Return the path of an error, without pydantic's tags of unions, and the schema of its value."""
     path: list[str | int] = []
-    for part in parts:
+    for index, part in enumerate(parts):
+        if "anyOf" in schema and parts[index + 1 :]:  # the part is pydantic's name of a kind of value
+            schema = next((member for member in schema["anyOf"] if "properties" in member), schema)
+            continue
         properties, other_schema = schema.get("properties", {}), schema.get("additionalProperties")
         if "kind" in schema:
             schema = next(member for member in schema["oneOf"] if part in _read_words(member, schema))
@@ -136,7 +146,7 @@ def _describe_problem(problem: str, path: tuple, node: dict, value: object) -> s
     if problem == "extra_forbidden":
         return _describe_unknown_key(path, value, sorted(node["properties"]))
     if problem == "missing":
-        return f"{name}: {MISSING}; see the comments in config/"
+        return f"{name}: {MISSING}; expected {describe_accepted_values(node)}"
     if problem == "repeated":
         return f"{name}: an item is repeated; keep one, found {quote_value(value)}"
     kind = FORMATS.get(node.get("format"))
@@ -167,7 +177,8 @@ def _describe_limits(node: dict) -> str:
         return " that is not empty"
     if "minItems" in node or "minProperties" in node:
         maximum = f" and at most {node['maxItems']}" if "maxItems" in node else ""
-        return f" with at least one entry{maximum}"
+        minimum = node.get("minItems", node.get("minProperties"))
+        return f" with at least {'one entry' if minimum == 1 else f'{minimum} entries'}{maximum}"
     lower = f"from {node['minimum']:.15g}" if "minimum" in node else ""
     lower = f"above {node['exclusiveMinimum']:.15g}" if "exclusiveMinimum" in node else lower
     upper = f"to {node['maximum']:.15g}" if "maximum" in node else ""

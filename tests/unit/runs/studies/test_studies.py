@@ -3,6 +3,7 @@
 import math
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from dj2mgm.runs.pages import build_page_settings, build_study_settings, list_st
 from dj2mgm.runs.run import Runs
 from dj2mgm.runs.studies.merged_mixtures import build_merge_settings
 from dj2mgm.runs.studies.search_batches import list_batch_runs
-from dj2mgm.runs.studies.study_designs import with_row_fraction
+from dj2mgm.runs.studies.study_designs import compute_axis_value, with_row_fraction
+from dj2mgm.settings.study_files import Interval
 from dj2mgm.storage.files import read_yaml, write_yaml
 from paths import PROJECT
 
@@ -271,7 +273,7 @@ def test_studies_with_equal_variants_share_their_runs(write):
     write("studies/two", design={"kind": "list", "variants": {"small": {"finetune.lora.r": 8}}})
     runs = Runs({})
     assert list_study_experiments(runs, "one") == ["baseline", "baseline-small"]
-    with pytest.raises(InputError, match="two.yaml: another study has a variant baseline-small with other settings"):
+    with pytest.raises(InputError, match="two.yaml: config/studies/one.yaml has a variant baseline-small with"):
         list_study_experiments(runs, "two")
 
 
@@ -376,6 +378,28 @@ RANKS = grid(**{"finetune.lora.r": [8]})
             "design.goals.vqa_acuracy: unknown key; did you mean 'vqa_accuracy'",
         ),
         ({"design": {"kind": "search", "goals": {"gpu_hours": 0.01}}}, "design.goals.gpu_hours: expected"),
+        ({"design": {"kind": "search", "goals": {"gpu_hours": -1}}}, "gpu_hours alone chooses the cheapest variant"),
+        (
+            {"design": {"kind": "search", "space": {"finetune.lora.r": {"low": 4, "high": 8, "step": 2}}}},
+            "design.space.finetune.lora.r.step: unknown key; known are high, log, low",
+        ),
+        (
+            {"design": {"kind": "search", "space": {"recipe.text_length_filter.max_len": {"low": 10.5, "high": 90.5}}}},
+            "with recipe.text_length_filter.max_len: 10.5: .*'max_len' must be a whole number",
+        ),
+        (
+            {"design": {"kind": "search", "space": {"jsonl.fraction.a": [0.5, 0.7]}, "rungs": [0.5, 1.0]}},
+            "jsonl.fraction.a: another change replaces fraction as a whole",
+        ),
+        (
+            {"design": {"kind": "sample", "points": 8, "space": {"finetune.lora.r": [4, 8]}}},
+            "design.points: only 2 of the 8 points differ",
+        ),
+        (
+            {"design": {"kind": "curve", "fractions": [0.5]}},
+            "design.fractions: expected a list with at least 2 entries",
+        ),
+        ({"design": {}}, "design.kind: the key is missing; expected ablation, curve, grid, list, sample or search"),
         (
             {"design": {"kind": "search", "space": {"shares.a": [0.1, 0.2]}, "mixture": {"sources": ["a", "b"]}}},
             "design.space.shares.a: `mixture` varies the shares, too; keep one of them",
@@ -523,3 +547,19 @@ def test_jobs_have_the_owners_of_their_command(write):
     write_variants(write, "two", z=with_rate(1e-3))
     names = ("baseline", "baseline-a", "baseline-b", "baseline-z")
     assert run_as_snakemake(Runs({}), *names) == run_as_snakemake(Runs({}), *names)
+
+
+def test_ends_of_integer_axes_are_as_likely_as_other_integers():
+    axis = Interval(low=1, high=3)
+    counts = Counter(compute_axis_value(axis, (number + 0.5) / 300) for number in range(300))
+    assert counts == {1: 100, 2: 100, 3: 100}
+    assert [compute_axis_value(Interval(low=4, high=64, log=True), share) for share in (0, 1)] == [4, 64]
+
+
+def test_integer_ends_of_settings_with_decimals(write):
+    space = {"finetune.learning_rate": {"low": 0, "high": 1}, "finetune.lora.r": {"low": 4, "high": 8}}
+    write("studies/mine", design={"kind": "sample", "points": 4, "space": space})
+    runs = Runs({})
+    changes = [runs.experiments.changes[name] for name in list_study_experiments(runs, "mine")[1:]]
+    assert len({change["finetune.learning_rate"] for change in changes}) == 4
+    assert all(isinstance(change["finetune.lora.r"], int) for change in changes)

@@ -10,6 +10,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 from dj2mgm.errors import InputError
 from dj2mgm.runs.layers import locate_existing_file
 from dj2mgm.runs.studies.mixtures import compute_shares, list_quantile_keys
@@ -20,6 +22,7 @@ from dj2mgm.settings.configuration import Experiment, SharedKeys
 from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.string_formats import has_format
 from dj2mgm.settings.study_files import (
+    GPU_HOURS,
     AblationDesign,
     CurveDesign,
     GridDesign,
@@ -76,6 +79,10 @@ def read_study(name: str) -> StudyFile:
         )
     if isinstance(study.design, SearchDesign) and [*sorted({*study.design.rungs} - {1}), 1] != study.design.rungs:
         raise InputError(f"{path}: design.rungs: expected rising shares up to 1, as [0.125, 0.5, 1.0]")
+    if isinstance(study.design, SearchDesign) and [*study.design.goals.weights] == [GPU_HOURS]:
+        raise InputError(
+            f"{path}: design.goals: gpu_hours alone chooses the cheapest variant; add the weight of a score"
+        )
     if isinstance(study.design, SampleDesign) and not (axes or study.design.mixture):
         raise InputError(f"{path}: design: nothing varies; state `space` or `mixture`")
     if isinstance(study.design, SampleDesign) and study.design.merged and (axes or not study.design.mixture):
@@ -89,7 +96,7 @@ def read_study(name: str) -> StudyFile:
     if shares_key and getattr(study.design, "mixture", None):
         raise InputError(f"{path}: design.space.{shares_key}: `mixture` varies the shares, too; keep one of them")
     for key, axis in axes.items():
-        if section_key := next((axis_key for axis_key in axes if key.startswith(f"{axis_key}.")), None):
+        if section_key := next((name for name in axes if key.startswith(f"{name}.") and name != "recipe"), None):
             raise InputError(f"{path}: design.space: {section_key} contains {key}; keep one of them")
         if isinstance(axis, Interval) and not axis.low < axis.high:
             raise InputError(f"{path}: design.space.{key}: low, {axis.low:g}, must be below high, {axis.high:g}")
@@ -200,6 +207,12 @@ def read_setting(config: Experiment | Section, recipes: dict[str, dict | None], 
 
 def find_search_range(key: str) -> Search | None:
     """Return the interval in which a search tries a setting; None if its type declares none."""
+    field = _find_field(key)
+    return field and read_extra(field, SEARCH)
+
+
+def _find_field(key: str) -> FieldInfo | None:
+    """Return the definition of a setting; None for a key that is no setting, such as an argument of a recipe."""
     kind, field = Experiment, None
     for part in key.split("."):
         field = kind.model_fields.get(part) if kind else None
@@ -210,7 +223,13 @@ def find_search_range(key: str) -> Search | None:
             (annotation for annotation in kinds if isinstance(annotation, type) and issubclass(annotation, Section)),
             None,
         )
-    return read_extra(field, SEARCH)
+    return field
+
+
+def _accepts_fractions(key: str) -> bool:
+    """Return whether the values of a key may have decimals: shares of sources, and settings that are numbers."""
+    field = _find_field(key)
+    return key.split(".")[0] in BY_SOURCE or field is not None and float in getattr(field.annotation, "__args__", ())
 
 
 def list_searchable_axes(parent: Experiment) -> dict[str, Any]:
@@ -224,6 +243,8 @@ def list_searchable_axes(parent: Experiment) -> dict[str, Any]:
 
 def read_axis(source: str, key: str, axis: Any, parent: Experiment) -> list | Interval:
     """Return the values of a key; `auto` is replaced by the interval that its setting declares."""
+    if isinstance(axis, Interval) and _accepts_fractions(key):
+        return axis.model_copy(update={"low": float(axis.low), "high": float(axis.high)})
     if axis != "auto":
         return axis
     declared = find_search_range(key)
@@ -237,10 +258,12 @@ def compute_axis_value(axis: list | Interval, share: float) -> Any:
     """Return the value at a relative place on an axis, from 0 (low) to 1 (high)."""
     if isinstance(axis, list):
         return axis[min(int(share * len(axis)), len(axis) - 1)]
-    low, high = (math.log(end) if axis.log else end for end in (axis.low, axis.high))
+    are_integers = isinstance(axis.low, int) and isinstance(axis.high, int)
+    margin = 0.5 if are_integers else 0  # so that the ends are as likely as other integers
+    low, high = (math.log(end) if axis.log else end for end in (axis.low - margin, axis.high + margin))
     value = low + share * (high - low)
     value = math.exp(value) if axis.log else value
-    return round(value) if isinstance(axis.low, int) and isinstance(axis.high, int) else round_number(value)
+    return min(max(round(value), axis.low), axis.high) if are_integers else round_number(value)
 
 
 def round_number(value: int | float) -> int | float:
@@ -272,12 +295,19 @@ def _list_variant_changes(name: str, study: StudyFile, parent: Experiment) -> It
     elif isinstance(design, SampleDesign):
         axes = {key: read_axis(locate_study_file(name), key, axis, parent) for key, axis in design.space.items()}
         keys = [*axes, *list_quantile_keys(design.mixture)]
+        points: dict[str, dict[str, Any]] = {}
         strata = {key: _shuffle(design.points, f"{design.seed} {key}") for key in keys}
         for point in range(design.points):
             positions = {key: (strata[key][point] + 0.5) / design.points for key in keys}
             changes = {key: compute_axis_value(axis, positions[key]) for key, axis in axes.items()}
             changes |= compute_shares(design.mixture, positions)
-            yield hash_changes(changes), changes
+            points[hash_changes(changes)] = changes
+        if len(points) < design.points:
+            raise InputError(
+                f"{locate_study_file(name)}: design.points: only {len(points)} of the {design.points} points differ; "
+                "state fewer points, or use the design `grid`"
+            )
+        yield from points.items()
         if design.merged:
             yield from list_single_source_changes(design.mixture).items()
 
