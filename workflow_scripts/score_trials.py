@@ -120,7 +120,8 @@ def look_at_winner(
     looks = {}
     for reference in record.against:
         if winner in finished and reference in finished:
-            look = take_look([finished[reference], finished[winner]], earlier_looks[reference], budget)
+            peers = [finished[name] for name in record.against if name in finished and name != reference]
+            look = take_look([finished[reference], finished[winner]], earlier_looks[reference], budget, peers)
             looks[reference] = look.model_copy(update={"command": ""})  # the search itself continues
     return looks
 

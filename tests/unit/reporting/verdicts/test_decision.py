@@ -2,8 +2,11 @@
 
 from test_headline import page  # a fixture
 
+from dj2mgm.evaluation.contrasts import contrast_with_reference
+from dj2mgm.evaluation.seeds import pair_values
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.verdicts.decision import build_decision_page, describe_decision, take_look
+from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.settings.targets import DecideSection
 from dj2mgm.storage.files import write_json
 
@@ -39,3 +42,13 @@ def test_a_first_look_without_exclusions_is_described(page):
     [card] = decision.cards
     assert card.confidence == "Not sure." and "every difference is still possible" in card.verdict.certainty
     assert decision.rows[0].scores[0].lines == ["all differences possible", "undecided"]
+
+
+def test_peers_share_the_noise_between_seeds(page):
+    reference, new, other = page({"baseline": 0.5, "new": 0.53, "other": 0.51}, seeds=2, spread=0.05)
+    budget = DecideSection(seeds=5)
+    alone, together = (take_look([reference, new], [], budget, peers) for peers in ([], [other]))
+    assert alone.mean == together.mean and alone.half != together.half
+    headline = find_headline([reference, new])
+    pairs = [pair_values(side.scores, reference.scores)[headline.group, headline.metric] for side in (new, other)]
+    assert together.half == float(contrast_with_reference(pairs)[0].half_width(together.level))

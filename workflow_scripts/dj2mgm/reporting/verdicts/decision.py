@@ -1,5 +1,7 @@
 """The looks of `snakemake decide`, and the page that shows them with the verdict."""
 
+from collections.abc import Sequence
+
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
@@ -22,7 +24,10 @@ DECIDED = ("better", "worse", "equivalent")
 
 
 def take_look(
-    experiments: list[ExperimentResults], earlier_records: list[LookRecord], budget: DecideSection
+    experiments: list[ExperimentResults],
+    earlier_records: list[LookRecord],
+    budget: DecideSection,
+    peers: Sequence[ExperimentResults] = (),
 ) -> LookRecord:
     """Return the look at the reference and an experiment after their seeds.
 
@@ -30,13 +35,15 @@ def take_look(
         experiments: the reference and the experiment, with equal seeds.
         earlier_records: the looks after fewer seeds.
         budget: the budget of this look and of later looks.
+        peers: further experiments with these seeds. The noise between seeds is estimated from all of them, as on a
+            page, because two seeds of one pair may agree by chance.
 
     Raises:
         InputError: the headline cannot be compared.
     """
     reference, experiment = experiments
     headline, seed_count = find_headline(experiments), len(experiment.seeds)
-    contrast = _compute_contrast(reference, experiment, headline)
+    contrast = _compute_contrast(reference, experiment, headline, peers)
     seconds = sum_measured_seconds(run.stages for side in experiments for run in side.runs)
     seconds_per_seed = sum_measured_seconds(side.runs[-1].stages for side in experiments)
     last_record = earlier_records[-1] if earlier_records else None
@@ -78,13 +85,16 @@ def take_look(
 
 
 def _compute_contrast(
-    reference: ExperimentResults, experiment: ExperimentResults, headline: HeadlineScore
+    reference: ExperimentResults,
+    experiment: ExperimentResults,
+    headline: HeadlineScore,
+    peers: Sequence[ExperimentResults],
 ) -> PairedContrast:
-    values = pair_values(*select_comparable_scores(experiment, reference))
     key = headline.group, headline.metric
-    if key not in values:
+    values = [pair_values(*select_comparable_scores(side, reference)).get(key) for side in (experiment, *peers)]
+    if values[0] is None:
         raise InputError(f"decide: {describe_missing(headline, experiment, reference)}")
-    [contrast] = contrast_with_reference([values[key]])
+    contrast, *_ = contrast_with_reference([value for value in values if value is not None])
     if contrast.images < 2:
         raise InputError("decide: one held-out image decides nothing; hold out more images")
     return contrast
