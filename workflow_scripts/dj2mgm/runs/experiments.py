@@ -115,8 +115,8 @@ class Experiments:
             return False
         return True
 
-    def read(self, name: str) -> None:
-        """Merge the configuration of a file."""
+    def add_experiment(self, name: str) -> None:
+        """Add the experiment of a file, with its merged configuration."""
         path = locate_experiment_file(name)
         check_format(f"{path}: an experiment's file", "name", name)
         if study := next((study for study in list_study_names() if study.lower() == name.lower()), None):
@@ -127,8 +127,8 @@ class Experiments:
             raise InputError(f"{path}: some file systems cannot tell {name} and {twin} apart; rename one")
         self.configs[name] = self._merge(name)
 
-    def read_study(self, name: str) -> None:
-        """Read the file of a study."""
+    def add_study(self, name: str) -> None:
+        """Add the study of a file."""
         file = locate_study_file(name)
         check_format(f"{file}: a study's file", "name", name)
         if name.lower() in read_rule_names() | {REFERENCE}:
@@ -238,8 +238,8 @@ class Experiments:
     def _get_named_config(self, name: str) -> NamedConfig:
         return NamedConfig(name, self.configs[name])
 
-    def read_variant(self, target: str, variant: Variant) -> None:
-        """Merge the configuration of a variant."""
+    def add_variant(self, target: str, variant: Variant) -> None:
+        """Add a variant that a target compares, with its merged configuration."""
         merged = self._merge_variant(variant)
         if self.configs.get(variant.name, merged) != merged:
             other_target = next(name for name, names in self.variants.items() if variant.name in names)

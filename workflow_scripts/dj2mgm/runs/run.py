@@ -114,13 +114,14 @@ class Runs:
         self.reuse = Reuse(self)
         self._datasets: dict[str, Dataset] = {}  # by name, filled when a run first needs one
         self._runs: dict[tuple[str, int], Run] = {}
-        for step in (self.experiments.read, self._resolve, self._check_captioner, self._check_size):
+        checks = (self._check_dataset_name, self._check_captioner, self._check_size)
+        for step in (self.experiments.add_experiment, *checks):
             self._check_number()
             for name in self.experiments.files:
                 if name not in self.experiments.errors:
                     self._attempt(name, step, name)
         for target in list_study_names():
-            self._attempt(target, self.experiments.read_study, target)
+            self._attempt(target, self.experiments.add_study, target)
         for target in (*list_study_names(), MINIMAL):
             self._add_variants(target)
         for name in self.experiments.names:
@@ -278,18 +279,17 @@ class Runs:
         if study and (mixture := getattr(study.design, "mixture", None)):
             run = self.first_seed(study.experiment)
             check_mixture(locate_study_file(target), run.dataset, mixture, self.experiments.configs[study.experiment])
-
         for variant, config in self.experiments.list_space_checks(target):
             with _naming_point(variant):
                 self._resolve_settings(config, config.seeds[0])
 
     def _add_variant(self, target: str, variant: Variant) -> None:
         with _naming_point(variant):
-            self.experiments.read_variant(target, variant)
-            self._resolve(variant.name)
+            self.experiments.add_variant(target, variant)
+            self._check_dataset_name(variant.name)
             self._check_captioner(variant.name)
 
-    def _resolve(self, name: str) -> None:
+    def _check_dataset_name(self, name: str) -> None:
         dataset = self.first_seed(name).dataset
         for run in self._runs.values():
             if run.dataset is dataset or run.dataset.name != dataset.name:
