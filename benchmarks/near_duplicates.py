@@ -96,7 +96,7 @@ def measure_recall(operator, before: list[bytes], after: list[bytes]) -> float:
         np.frombuffer(b"".join(signatures), dtype=np.uint8).reshape(len(signatures), -1)
         for signatures in (before, after)
     )
-    return float(np.isfinite(operator.distance(originals, changed)).mean())
+    return float(np.isfinite(operator.compute_distances(originals, changed)).mean())
 
 
 def count_false_positives(operator, signatures: list[bytes], contents: list[str], folder: Path) -> tuple[int, int]:

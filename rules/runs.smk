@@ -126,7 +126,7 @@ def lift_default_job_limit(scheduler):
     (`JobScheduler._schedule_reevalutation`). After some hundred jobs this takes a whole core.
     """
     limit = scheduler.job_rate_limiter
-    if limit and limit.max_jobs >= 100 and limit.timespan <= 1:
+    if limit and (limit.max_jobs, limit.timespan) == (100, 1):
         scheduler.job_rate_limiter = None
 
 

@@ -2,7 +2,7 @@
 
 Copied into workflow_scripts/dj2mgm/evaluation/caption_metrics.py; the last line of `CaptionJudge.metrics` then is
 
-        return clip_metrics | attribute_metrics(captions, self.rows) | length_metrics(captions, self.rows)
+        return clip_metrics | measure_attributes(captions, self.rows) | length_metrics(captions, self.rows)
 """
 
 from dj2mgm.evaluation.groups import Metrics, Rows

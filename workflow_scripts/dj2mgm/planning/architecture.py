@@ -124,7 +124,7 @@ class Architecture:
         return {}
 
     def compute(self, model: PreTrainedModel, inputs: dict[str, torch.Tensor], batch: MicroBatch) -> None:
-        """Run a forward and backward pass of a model on the meta device, without data, from `inputs` of this batch."""
+        """Run a forward and backward pass of a model on the meta device, from the prepared inputs of this batch."""
         self._compute_loss(model, batch).backward()
 
     def _compute_loss(self, model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
@@ -176,7 +176,7 @@ def _make_targets(hidden: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class VLMArchitecture(Architecture):
-    """A vision-language model of transformers. Every sample has the image of `item` (vision_language.Encoder)."""
+    """A vision-language model of transformers. Every sample has the image that `encode_row` makes without a row."""
 
     encoder: ProcessorEncoder
     item: dict

@@ -142,7 +142,7 @@ class Experiments:
         names = [*self.files, *(name for name in list_study_names() if name.lower() in read_rule_names())]
         # otherwise experiments that come with the workflow would warn in every run on photos with captions
         errors = [self.errors[name] for name in names if name in self.errors]
-        return [str(error) for error in errors if not isinstance(error, UnsuitableDataset)]
+        return list(dict.fromkeys(str(error) for error in errors if not isinstance(error, UnsuitableDataset)))
 
     def list_variants(self, target: str) -> list[Variant]:
         """Return the variants that a target compares, or the controls of an experiment, with names of their own."""

@@ -176,8 +176,10 @@ def _describe_limits(node: dict) -> str:
     if "minLength" in node:
         return " that is not empty"
     if "minItems" in node or "minProperties" in node:
-        maximum = f" and at most {node['maxItems']}" if "maxItems" in node else ""
         minimum = node.get("minItems", node.get("minProperties"))
+        if minimum == node.get("maxItems"):
+            return f" with {minimum} entries"
+        maximum = f" and at most {node['maxItems']}" if "maxItems" in node else ""
         return f" with at least {'one entry' if minimum == 1 else f'{minimum} entries'}{maximum}"
     lower = f"from {node['minimum']:.15g}" if "minimum" in node else ""
     lower = f"above {node['exclusiveMinimum']:.15g}" if "exclusiveMinimum" in node else lower

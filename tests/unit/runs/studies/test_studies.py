@@ -385,7 +385,7 @@ RANKS = grid(**{"finetune.lora.r": [8]})
         ),
         (
             {"design": {"kind": "search", "space": {"recipe.text_length_filter.max_len": {"low": 10.5, "high": 90.5}}}},
-            "with recipe.text_length_filter.max_len: 10.5: .*'max_len' must be a whole number",
+            r"with recipe.text_length_filter.max_len: [\d.]+: .*'max_len' must be a whole number",
         ),
         (
             {"design": {"kind": "search", "space": {"jsonl.fraction.a": [0.5, 0.7]}, "rungs": [0.5, 1.0]}},
@@ -393,7 +393,7 @@ RANKS = grid(**{"finetune.lora.r": [8]})
         ),
         (
             {"design": {"kind": "sample", "points": 8, "space": {"finetune.lora.r": [4, 8]}}},
-            "design.points: only 2 of the 8 points differ",
+            "design.points: the space has 2 points, fewer than 8; state 2",
         ),
         (
             {"design": {"kind": "curve", "fractions": [0.5]}},

@@ -4,11 +4,11 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
@@ -229,7 +229,16 @@ def _find_field(key: str) -> FieldInfo | None:
 def _accepts_fractions(key: str) -> bool:
     """Return whether the values of a key may have decimals: shares of sources, and settings that are numbers."""
     field = _find_field(key)
-    return key.split(".")[0] in BY_SOURCE or field is not None and float in getattr(field.annotation, "__args__", ())
+    of_source = key.split(".")[0] in BY_SOURCE or key.startswith("jsonl.fraction.")
+    return of_source or field is not None and _includes_float(field.annotation)
+
+
+def _includes_float(annotation: Any) -> bool:
+    return annotation is float or any(map(_includes_float, get_args(annotation)))
+
+
+def _has_integer_ends(axis: Interval) -> bool:
+    return isinstance(axis.low, int) and isinstance(axis.high, int)
 
 
 def list_searchable_axes(parent: Experiment) -> dict[str, Any]:
@@ -243,7 +252,7 @@ def list_searchable_axes(parent: Experiment) -> dict[str, Any]:
 
 def read_axis(source: str, key: str, axis: Any, parent: Experiment) -> list | Interval:
     """Return the values of a key; `auto` is replaced by the interval that its setting declares."""
-    if isinstance(axis, Interval) and _accepts_fractions(key):
+    if isinstance(axis, Interval) and _has_integer_ends(axis) and _accepts_fractions(key):
         return axis.model_copy(update={"low": float(axis.low), "high": float(axis.high)})
     if axis != "auto":
         return axis
@@ -258,7 +267,7 @@ def compute_axis_value(axis: list | Interval, share: float) -> Any:
     """Return the value at a relative place on an axis, from 0 (low) to 1 (high)."""
     if isinstance(axis, list):
         return axis[min(int(share * len(axis)), len(axis) - 1)]
-    are_integers = isinstance(axis.low, int) and isinstance(axis.high, int)
+    are_integers = _has_integer_ends(axis)
     margin = 0.5 if are_integers else 0  # so that the ends are as likely as other integers
     low, high = (math.log(end) if axis.log else end for end in (axis.low - margin, axis.high + margin))
     value = low + share * (high - low)
@@ -302,14 +311,23 @@ def _list_variant_changes(name: str, study: StudyFile, parent: Experiment) -> It
             changes = {key: compute_axis_value(axis, positions[key]) for key, axis in axes.items()}
             changes |= compute_shares(design.mixture, positions)
             points[hash_changes(changes)] = changes
-        if len(points) < design.points:
+        if (number := _count_points(axes.values())) < design.points and not design.mixture:
             raise InputError(
-                f"{locate_study_file(name)}: design.points: only {len(points)} of the {design.points} points differ; "
-                "state fewer points, or use the design `grid`"
+                f"{locate_study_file(name)}: design.points: the space has {number} points, fewer than {design.points}; "
+                f"state {number}, or use the design `grid`"
             )
         yield from points.items()
         if design.merged:
             yield from list_single_source_changes(design.mixture).items()
+
+
+def _count_points(axes: Iterable[list | Interval]) -> float:
+    """Return the number of points of a space; infinite with an interval of numbers."""
+    sizes = [
+        len(axis) if isinstance(axis, list) else axis.high - axis.low + 1 if _has_integer_ends(axis) else math.inf
+        for axis in axes
+    ]
+    return math.prod(sizes)
 
 
 def list_single_source_changes(mixture: MixtureSpace) -> dict[str, dict[str, float]]:
