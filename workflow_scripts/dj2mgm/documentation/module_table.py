@@ -23,7 +23,7 @@ def build_architecture_page() -> str:
 
 def _list_modules() -> Iterator[str]:
     project = tomllib.loads((SCRIPTS.parent / "pyproject.toml").read_text(encoding="utf-8"))
-    [contract] = project["tool"]["importlinter"]["contracts"]
+    contract, *_ = project["tool"]["importlinter"]["contracts"]
     for number, layer in enumerate(contract["layers"], start=1):
         for name in re.split(r"\W+", layer):
             folder = LIBRARY / name
