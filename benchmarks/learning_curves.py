@@ -1,0 +1,96 @@
+"""Count how often a learning curve's interval contains the score of a training on twice as many rows.
+
+    python benchmarks/learning_curves.py FOLDER           # FOLDER: a clone of the project; an hour on two cores
+    python benchmarks/learning_curves.py FOLDER --tiny    # one case, to try the script
+
+Each case has its own drawn dataset. Models are trained on shares of its rows, each share a part of the next one, and
+with every seed. The curve through all shares but the largest predicts the score of a training on all rows, as a study's
+page does for twice the rows that there are. The script prints each prediction, its interval and the score of each seed.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
+
+from mixture import run_target  # noqa: E402
+
+from dj2mgm.data.shapes.shapes_dataset import write_shapes  # noqa: E402
+from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset  # noqa: E402
+from dj2mgm.evaluation.learning_curve import LearningCurve  # noqa: E402
+from dj2mgm.storage.files import read_json, read_yaml, write_yaml  # noqa: E402
+
+CASES, SEEDS = 10, [0]
+SHARES = [0.0625, 0.125, 0.25, 0.5]  # of all rows: the default shares of a study with half of the rows
+SIZES = {"pretrain_pairs": 500, "finetune_instructions": 4000, "evaluation_images": 200}
+MIN_STEPS = 30  # of both stages: a third of the tiny model's, so that the cases take an hour
+GROUP, METRIC = "finetune/own", "answer_probability"
+
+
+def write_case(folder: Path, case: int) -> None:
+    """Write a case's dataset, experiment and study into a clone of the project."""
+    changes = SIZES | {"seed": case}
+    write_shapes(resolve_dataset("shapes").settings.model_copy(update=changes), folder / f"data/scenes_{case}")
+    sources = {
+        "pairs": {"format": "data_juicer", "path": f"data/scenes_{case}/pretrain.jsonl"},
+        "questions": {"format": "llava", "path": f"data/scenes_{case}/finetune.json", "split": "finetune"},
+    }
+    evaluation = {"file": f"data/scenes_{case}/evaluation.jsonl", "images": f"data/scenes_{case}"}
+    write_yaml(folder / f"config/datasets/scenes_{case}.yaml", {"sources": sources, "evaluation": evaluation})
+    steps = {"min_steps": MIN_STEPS}
+    experiment = {"seeds": SEEDS, "pretrain": steps, "finetune": steps}
+    write_yaml(folder / f"config/experiments/case_{case}.yaml", experiment)
+    study = {"experiment": f"case_{case}", "controls": [], "design": {"kind": "curve", "fractions": SHARES}}
+    write_yaml(folder / f"config/studies/curve_{case}.yaml", study)
+
+
+def read_scores(folder: Path, name: str) -> list[tuple[int, float]]:
+    """Return the number of rows and the score of each seed."""
+    scores = []
+    for seed in SEEDS:
+        run = folder / f"results/{name}" / (f"seed-{seed}" if seed else "")
+        note = run / "jsonl/stage.yaml"  # of a stage that the baseline has run
+        counts = read_json(
+            folder / read_yaml(note)["same_as"] / "summary.json" if note.is_file() else run / "jsonl/summary.json"
+        )
+        rows = sum(counts[split]["rows_out"] for split in ("pretrain", "finetune"))
+        scores.append((rows, read_json(run / "evaluate_vqa/metrics.json")["groups"][GROUP][METRIC]["mean"]))
+    return scores
+
+
+def predict(folder: Path, case: int) -> dict:
+    """Return the prediction for all rows, from the shares of them, and the scores."""
+    name = f"scenes_{case}/case_{case}"
+    points = [point for share in SHARES for point in read_scores(folder, f"{name}-rows-{share:g}")]
+    curve, truths = LearningCurve(*zip(*points, strict=True)), read_scores(folder, name)
+    doubled = curve.score_at(2 * curve.most)
+    inside = [doubled.low <= score <= doubled.high for _, score in truths]
+    return {
+        "case": case,
+        "curve": points,
+        "predicted": [doubled.low, doubled.median, doubled.high],
+        "scores": truths,
+        "inside": inside,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tiny", action="store_true")
+    arguments = parser.parse_args()
+    folder = arguments.folder.resolve()
+    if not (folder / "config/recipes/all.yaml").exists():
+        write_yaml(folder / "config/recipes/all.yaml", {"process": [{"image_integrity_filter": {}}]})
+    for case in range(1 if arguments.tiny else CASES):
+        if not (folder / f"config/studies/curve_{case}.yaml").exists():  # newer files would run everything again
+            write_case(folder, case)
+        run_target(folder, f"curve_{case}", f"dataset=scenes_{case}", "recipe=all", f"results=scenes_{case}")
+        print(json.dumps(predict(folder, case)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
