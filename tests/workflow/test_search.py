@@ -83,7 +83,7 @@ def test_a_search_continues_after_a_divergence(quick):
         ({"space": "{finetune.lora.r: {low: 8, high: 4}}"}, "finetune.lora.r: low, 8, must be below high, 4"),
         (
             {"space": "{recipe.words_num_filter.min_num: [4, 30], recipe.words_num_filter.max_num: [20, 40]}"},
-            "min_num 30, recipe.words_num_filter.max_num 20: ",
+            "words_num_filter: min_num 30 is above max_num 20",
         ),
         ({"space": "{model: [tiny, tiny-llava]}"}, "design.space.model: a search cannot vary it"),
         ({"trainings": 0}, "design.trainings: expected an integer from 1 to 1000, found 0"),
