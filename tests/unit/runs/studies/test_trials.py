@@ -219,4 +219,5 @@ def test_searched_mixtures_have_shares_that_sum_to_one(tmp_path, sqlite, sampler
     for trial in trials.values():
         assert list(trial.changes) == [f"shares.{source}" for source in mixture.sources]
         assert sum(trial.changes.values()) == pytest.approx(1) and min(trial.changes.values()) >= 0
-    assert sampler == "random" or max(rate(trial.changes) for trial in trials.values()) > -0.02
+    # the best of 24 random mixtures rates -0.055 on average (docs/measurements/search.md)
+    assert sampler == "random" or max(rate(trial.changes) for trial in trials.values()) > -0.035
