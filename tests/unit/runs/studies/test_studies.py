@@ -396,6 +396,15 @@ RANKS = grid(**{"finetune.lora.r": [8]})
             "design.points: the space has 2 points, fewer than 8; state 2",
         ),
         (
+            {
+                "design": {
+                    "kind": "list",
+                    "variants": {f"r{rank}": {"finetune.lora.r": rank} for rank in range(1, 1002)},
+                }
+            },
+            "design.variants: 1001 variants, but at most 1000 are possible",
+        ),
+        (
             {"design": {"kind": "curve", "fractions": [0.5]}},
             "design.fractions: expected a list with at least 2 entries",
         ),

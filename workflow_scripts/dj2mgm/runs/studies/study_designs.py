@@ -38,7 +38,7 @@ from dj2mgm.settings.validation import validate_settings
 STUDIES = "studies"
 RECIPE = "recipe."  # prefix of keys that change a recipe: recipe.<operator> or recipe.<operator>.<argument>
 BY_SOURCE = ("sources", "shares")  # sections whose keys are names of sources, which may contain dots
-MAX_VARIANTS = 1000  # most variants of a grid
+MAX_VARIANTS = 1000  # most variants of a grid or list
 MIN_TRAINED = 6  # trained mixtures, whose 15 pairs can show that merging orders more than 75 % as training does
 MAX_LABEL_LENGTH = 60  # characters of a variant's label; longer ones are replaced by a hash
 
@@ -77,6 +77,8 @@ def read_study(name: str) -> StudyFile:
             f"{path}: design.space: the grid has {number} variants, but at most {MAX_VARIANTS} are possible; use the "
             "design `sample` or `search`"
         )
+    if isinstance(study.design, ListDesign) and (number := len(study.design.variants)) > MAX_VARIANTS:
+        raise InputError(f"{path}: design.variants: {number} variants, but at most {MAX_VARIANTS} are possible")
     if isinstance(study.design, SearchDesign) and [*sorted({*study.design.rungs} - {1}), 1] != study.design.rungs:
         raise InputError(f"{path}: design.rungs: expected rising shares up to 1, as [0.125, 0.5, 1.0]")
     if isinstance(study.design, SearchDesign) and [*study.design.goals.weights] == [GPU_HOURS]:
