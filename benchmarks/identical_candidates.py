@@ -9,7 +9,6 @@ tries all candidates on a quarter of the rows, trains the best on all of them, g
 compares the winner with the experiment and with the runner-up on fresh seeds. The script prints the verdicts.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -17,10 +16,8 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
 
-from mixture import run_target  # noqa: E402
+from mixture import parse_folder, run_target, write_scenes  # noqa: E402
 
-from dj2mgm.data.shapes.shapes_dataset import write_shapes  # noqa: E402
-from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset  # noqa: E402
 from dj2mgm.settings.dataset_files import FaultRates  # noqa: E402
 from dj2mgm.storage.files import read_yaml, write_yaml  # noqa: E402
 
@@ -33,14 +30,7 @@ EXPERIMENT = "share"
 
 def write_inputs(folder: Path, searches: int, candidates: int) -> None:
     """Write the dataset, the experiment and the studies into a clone of the project."""
-    changes = SIZES | {"fault_rates": FaultRates()}
-    write_shapes(resolve_dataset("shapes").settings.model_copy(update=changes), folder / "data/scenes")
-    sources = {
-        "pairs": {"format": "data_juicer", "path": "data/scenes/pretrain.jsonl"},
-        "questions": {"format": "llava", "path": "data/scenes/finetune.json", "split": "finetune"},
-    }
-    evaluation = {"file": "data/scenes/evaluation.jsonl", "images": "data/scenes"}
-    write_yaml(folder / "config/datasets/scenes.yaml", {"sources": sources, "evaluation": evaluation})
+    write_scenes(folder, "scenes", SIZES | {"fault_rates": FaultRates()})
     write_yaml(folder / "config/recipes/all.yaml", {"process": [{"image_integrity_filter": {}}]})
     experiment = {"sources": {"questions": round((LOW + HIGH) / 2, 5)}, "finetune": {"min_steps": MIN_STEPS}}
     write_yaml(folder / f"config/experiments/{EXPERIMENT}.yaml", experiment)
@@ -63,12 +53,8 @@ def read_verdicts(folder: Path, study: str) -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--tiny", action="store_true")
-    arguments = parser.parse_args()
-    folder = arguments.folder.resolve()
-    searches, candidates = (1, 4) if arguments.tiny else (SEARCHES, CANDIDATES)
+    folder, is_tiny = parse_folder(__doc__)
+    searches, candidates = (1, 4) if is_tiny else (SEARCHES, CANDIDATES)
     if not (folder / f"config/experiments/{EXPERIMENT}.yaml").exists():  # newer files would run everything again
         write_inputs(folder, searches, candidates)
     for search in range(searches):

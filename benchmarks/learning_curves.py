@@ -8,7 +8,6 @@ with every seed. The curve through all shares but the largest predicts the score
 page does for twice the rows that there are. The script prints each prediction, its interval and the score of each seed.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -16,10 +15,8 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
 
-from mixture import run_target  # noqa: E402
+from mixture import parse_folder, run_target, write_scenes  # noqa: E402
 
-from dj2mgm.data.shapes.shapes_dataset import write_shapes  # noqa: E402
-from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset  # noqa: E402
 from dj2mgm.evaluation.learning_curve import LearningCurve  # noqa: E402
 from dj2mgm.storage.files import read_json, read_yaml, write_yaml  # noqa: E402
 
@@ -32,14 +29,7 @@ GROUP, METRIC = "finetune/own", "answer_probability"
 
 def write_case(folder: Path, case: int) -> None:
     """Write a case's dataset, experiment and study into a clone of the project."""
-    changes = SIZES | {"seed": case}
-    write_shapes(resolve_dataset("shapes").settings.model_copy(update=changes), folder / f"data/scenes_{case}")
-    sources = {
-        "pairs": {"format": "data_juicer", "path": f"data/scenes_{case}/pretrain.jsonl"},
-        "questions": {"format": "llava", "path": f"data/scenes_{case}/finetune.json", "split": "finetune"},
-    }
-    evaluation = {"file": f"data/scenes_{case}/evaluation.jsonl", "images": f"data/scenes_{case}"}
-    write_yaml(folder / f"config/datasets/scenes_{case}.yaml", {"sources": sources, "evaluation": evaluation})
+    write_scenes(folder, f"scenes_{case}", SIZES | {"seed": case})
     steps = {"min_steps": MIN_STEPS}
     experiment = {"seeds": SEEDS, "pretrain": steps, "finetune": steps}
     write_yaml(folder / f"config/experiments/case_{case}.yaml", experiment)
@@ -78,14 +68,10 @@ def predict(folder: Path, case: int) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--tiny", action="store_true")
-    arguments = parser.parse_args()
-    folder = arguments.folder.resolve()
+    folder, is_tiny = parse_folder(__doc__)
     if not (folder / "config/recipes/all.yaml").exists():
         write_yaml(folder / "config/recipes/all.yaml", {"process": [{"image_integrity_filter": {}}]})
-    for case in range(1 if arguments.tiny else CASES):
+    for case in range(1 if is_tiny else CASES):
         if not (folder / f"config/studies/curve_{case}.yaml").exists():  # newer files would run everything again
             write_case(folder, case)
         run_target(folder, f"curve_{case}", f"dataset=scenes_{case}", "recipe=all", f"results=scenes_{case}")

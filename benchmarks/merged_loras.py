@@ -10,7 +10,6 @@ weights of the four models are merged: linearly, weighted by the shares, and by 
 95 % interval, and the share of pairs of mixtures that merging orders as training does.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from scipy import stats
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
 
-from mixture import NOISE, run_target  # noqa: E402
+from mixture import NOISE, parse_folder, run_target  # noqa: E402
 
 from dj2mgm.data.shapes.shapes_dataset import write_shapes  # noqa: E402
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset  # noqa: E402
@@ -105,14 +104,10 @@ def measure_headline(model: Path, rows: HeldOutRows) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--tiny", action="store_true")
-    arguments = parser.parse_args()
-    folder = arguments.folder.resolve()
-    mixtures = draw_mixtures(2 if arguments.tiny else MIXTURES)
+    folder, is_tiny = parse_folder(__doc__)
+    mixtures = draw_mixtures(2 if is_tiny else MIXTURES)
     if not (folder / f"config/studies/{STUDY}.yaml").exists():  # newer files would run everything again
-        write_inputs(folder, mixtures, *((100, 200) if arguments.tiny else (PAIRS, INSTRUCTIONS)))
+        write_inputs(folder, mixtures, *((100, 200) if is_tiny else (PAIRS, INSTRUCTIONS)))
     run_target(folder, STUDY, "dataset=instructions", "recipe=all")
 
     experiments = read_yaml(folder / f"results/{STUDY}/config.yaml")["experiments"]

@@ -38,6 +38,26 @@ def write_sources(folder: Path) -> None:
     write_yaml(folder / "config/datasets/mixture.yaml", {"sources": sources, "evaluation": evaluation})
 
 
+def parse_folder(doc: str) -> tuple[Path, bool]:
+    """Return the clone of the project, and whether --tiny is given."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tiny", action="store_true")
+    arguments = parser.parse_args()
+    return arguments.folder.resolve(), arguments.tiny
+
+
+def write_scenes(folder: Path, name: str, changes: dict) -> None:
+    """Draw scenes with changed settings into a clone of the project, as its dataset `name` of pairs and questions."""
+    write_shapes(resolve_dataset("shapes").settings.model_copy(update=changes), folder / "data" / name)
+    sources = {
+        "pairs": {"format": "data_juicer", "path": f"data/{name}/pretrain.jsonl"},
+        "questions": {"format": "llava", "path": f"data/{name}/finetune.json", "split": "finetune"},
+    }
+    evaluation = {"file": f"data/{name}/evaluation.jsonl", "images": f"data/{name}"}
+    write_yaml(folder / f"config/datasets/{name}.yaml", {"sources": sources, "evaluation": evaluation})
+
+
 def run_target(folder: Path, target: str, *config: str) -> None:
     subprocess.run(["snakemake", "--cores", "1", target, "--config", *config], cwd=folder, check=True)
 
