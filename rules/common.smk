@@ -29,7 +29,7 @@ def target_files(target, *files):
 
     def checked_files(wildcards):
         with user_errors():
-            RUNS.experiments.require(target)
+            RUNS.require_target(target)
         # Checked here, before there are results: Snakemake takes old files for the results of a rule that cannot run.
         for name in {target, REFERENCE} & RUNS.experiments.configs.keys():
             complete_model_files(RUNS.experiments.configs[name].model)

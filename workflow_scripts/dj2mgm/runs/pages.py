@@ -42,7 +42,7 @@ def list_study_experiments(runs: Runs, study: str) -> list[str]:
     Raises:
         InputError: the study is not valid.
     """
-    runs.experiments.require(study)
+    runs.require_target(study)
     settings, variants = runs.experiments.studies[study], runs.experiments.variants[study]
     names = [settings.experiment, *variants]
     if settings.page.reference and (reference := f"{settings.experiment}-{settings.page.reference}") in names:

@@ -114,6 +114,7 @@ class Runs:
         self.reuse = Reuse(self)
         self._datasets: dict[str, Dataset] = {}  # by name, filled when a run first needs one
         self._runs: dict[tuple[str, int], Run] = {}
+        self._checked_spaces: set[str] = set()  # names of studies
         checks = (self._check_dataset_name, self._check_captioner, self._check_size)
         for step in (self.experiments.add_experiment, *checks):
             self._check_number()
@@ -233,6 +234,18 @@ class Runs:
             raise InputError("experiments state different numbers of `nodes`; run them one after another")
         return numbers.pop()
 
+    def require_target(self, name: str) -> None:
+        """Raise the InputError of a target that cannot run, or of a search whose space has invalid points.
+
+        A space is checked when its search is requested, so that other targets start without delay.
+        """
+        self.experiments.require(name)
+        if name not in self._checked_spaces:
+            for variant, config in self.experiments.list_space_checks(name):
+                with _naming_point(variant):
+                    self._resolve_settings(config, config.seeds[0])
+            self._checked_spaces.add(name)
+
     def add_trials(self, study: str) -> None:
         """Add the trials that a search has asked for since it was read."""
         earlier_variants = set(self.experiments.variants[study])
@@ -279,9 +292,6 @@ class Runs:
         if study and (mixture := getattr(study.design, "mixture", None)):
             run = self.first_seed(study.experiment)
             check_mixture(locate_study_file(target), run.dataset, mixture, self.experiments.configs[study.experiment])
-        for variant, config in self.experiments.list_space_checks(target):
-            with _naming_point(variant):
-                self._resolve_settings(config, config.seeds[0])
 
     def _add_variant(self, target: str, variant: Variant) -> None:
         with _naming_point(variant):

@@ -18,6 +18,11 @@ class Interval(Section):
     high: Number = setting(..., "largest value")
     log: bool = setting(False, "whether values are spread evenly by their logarithm")
 
+    @property
+    def has_integers(self) -> bool:
+        """True if only integers lie in the interval."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
 
 GPU_HOURS = "gpu_hours"  # a goal of searches, next to the scores
 Weight = Annotated[Number, Field(ge=0, le=1e6)]

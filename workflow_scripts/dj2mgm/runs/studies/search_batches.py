@@ -23,7 +23,7 @@ from dj2mgm.settings.validation import load_settings
 
 def find_search(runs: Runs, study: str) -> SearchSettings | None:
     """Return the search of a study; None for another design. Raises InputError for a study that is not valid."""
-    runs.experiments.require(study)
+    runs.require_target(study)
     return runs.experiments.searches.get(study)
 
 

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from itertools import combinations, count
 from pathlib import Path
@@ -23,7 +23,7 @@ from dj2mgm.runs.studies.study_designs import (
 )
 from dj2mgm.runs.studies.variants import Variant
 from dj2mgm.settings.configuration import Experiment, ExperimentOnlyKeys, ModelOverridableKeys
-from dj2mgm.settings.study_files import SearchDesign, StudyFile
+from dj2mgm.settings.study_files import Interval, MixtureSpace, StudyFile
 from dj2mgm.settings.validation import RENAMED_KEYS, load_settings
 
 # keys that change no score
@@ -89,15 +89,16 @@ def list_check_variants(name: str, study: StudyFile, search: SearchSettings, par
     They are random points, one of these with each end of an axis, and with pairs of ends of an operator. With rungs, a
     point is also trained on a share of the rows.
     """
-    points = list(_draw_points(study.design, search))
-    points += [points[0] | edge for edge in _list_edges(search)]
+    shares = build_share_axes(search.mixture)
+    axes = {key: axis for key, axis in search.axes.items() if key not in shares}
+    points = list(_draw_points(axes, search.mixture))
+    points += [points[0] | edge for edge in _list_edges(axes)]
     if (share := min(study.design.rungs)) < 1:
         points += [with_row_fraction(parent, point, share) for point in points[-1:]]
     return [make_variant(name, study, parent, "check", point) for point in points]
 
 
-def _list_edges(search: SearchSettings) -> list[dict[str, Any]]:
-    axes = {key: axis for key, axis in search.axes.items() if key not in build_share_axes(search.mixture)}
+def _list_edges(axes: Mapping[str, list | Interval]) -> list[dict[str, Any]]:
     ends = {key: axis if isinstance(axis, list) else [axis.low, axis.high] for key, axis in axes.items()}
     points = [{key: end} for key, values in ends.items() for end in values]
     for key, other_key in combinations(ends, 2):
@@ -106,12 +107,11 @@ def _list_edges(search: SearchSettings) -> list[dict[str, Any]]:
     return points
 
 
-def _draw_points(design: SearchDesign, search: SearchSettings) -> Iterator[dict[str, Any]]:
+def _draw_points(axes: Mapping[str, list | Interval], mixture: MixtureSpace | None) -> Iterator[dict[str, Any]]:
     """Yield random points of the space, the same ones at each start."""
     rng = random.Random(0)
     for _ in range(CHECKED_POINTS):
-        shares = compute_shares(design.mixture, {key: rng.random() for key in list_quantile_keys(design.mixture)})
-        axes = {key: axis for key, axis in search.axes.items() if key not in shares}
+        shares = compute_shares(mixture, {key: rng.random() for key in list_quantile_keys(mixture)})
         yield {key: compute_axis_value(axis, rng.random()) for key, axis in axes.items()} | shares
 
 

@@ -239,10 +239,6 @@ def _includes_float(annotation: Any) -> bool:
     return annotation is float or any(map(_includes_float, get_args(annotation)))
 
 
-def _has_integer_ends(axis: Interval) -> bool:
-    return isinstance(axis.low, int) and isinstance(axis.high, int)
-
-
 def list_searchable_axes(parent: Experiment) -> dict[str, Any]:
     """Return {key: "auto"} for each setting with a declared search range, in the stages that this model trains."""
     stages = ["finetune"] + (["pretrain"] if parent.model.has_stage_1 else [])
@@ -254,7 +250,7 @@ def list_searchable_axes(parent: Experiment) -> dict[str, Any]:
 
 def read_axis(source: str, key: str, axis: Any, parent: Experiment) -> list | Interval:
     """Return the values of a key; `auto` is replaced by the interval that its setting declares."""
-    if isinstance(axis, Interval) and _has_integer_ends(axis) and _accepts_fractions(key):
+    if isinstance(axis, Interval) and axis.has_integers and _accepts_fractions(key):
         return axis.model_copy(update={"low": float(axis.low), "high": float(axis.high)})
     if axis != "auto":
         return axis
@@ -269,12 +265,11 @@ def compute_axis_value(axis: list | Interval, share: float) -> Any:
     """Return the value at a relative place on an axis, from 0 (low) to 1 (high)."""
     if isinstance(axis, list):
         return axis[min(int(share * len(axis)), len(axis) - 1)]
-    are_integers = _has_integer_ends(axis)
-    margin = 0.5 if are_integers else 0  # so that the ends are as likely as other integers
+    margin = 0.5 if axis.has_integers else 0  # so that the ends are as likely as other integers
     low, high = (math.log(end) if axis.log else end for end in (axis.low - margin, axis.high + margin))
     value = low + share * (high - low)
     value = math.exp(value) if axis.log else value
-    return min(max(round(value), axis.low), axis.high) if are_integers else round_number(value)
+    return min(max(round(value), axis.low), axis.high) if axis.has_integers else round_number(value)
 
 
 def round_number(value: int | float) -> int | float:
@@ -326,7 +321,7 @@ def _list_variant_changes(name: str, study: StudyFile, parent: Experiment) -> It
 def _count_points(axes: Iterable[list | Interval]) -> float:
     """Return the number of points of a space; infinite with an interval of numbers."""
     sizes = [
-        len(axis) if isinstance(axis, list) else axis.high - axis.low + 1 if _has_integer_ends(axis) else math.inf
+        len(axis) if isinstance(axis, list) else axis.high - axis.low + 1 if axis.has_integers else math.inf
         for axis in axes
     ]
     return math.prod(sizes)

@@ -208,8 +208,7 @@ def _compute_age(trial: FrozenTrial) -> timedelta:
 def _build_distribution(axis: list | Interval) -> BaseDistribution:
     if isinstance(axis, list):
         return CategoricalDistribution([json.dumps(value) for value in axis])
-    is_integer = isinstance(axis.low, int) and isinstance(axis.high, int)
-    return (IntDistribution if is_integer else FloatDistribution)(axis.low, axis.high, log=axis.log)
+    return (IntDistribution if axis.has_integers else FloatDistribution)(axis.low, axis.high, log=axis.log)
 
 
 def _decode_value(axis: list | Interval, value: Any) -> Any:

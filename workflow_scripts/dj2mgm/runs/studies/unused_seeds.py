@@ -1,4 +1,4 @@
-"""Seeds in addition to those that an experiment has."""
+"""Choice of further seeds for an experiment."""
 
 from collections.abc import Collection
 from itertools import count, islice
