@@ -47,10 +47,8 @@ class Experiments:
         studies: the valid files in config/studies, by name.
         searches: settings of the searches among them, by name.
         configs: merged configurations by experiment or variant.
-        parents: the experiment of each variant.
-        variants: names of the variants by study or target, and of the controls by experiment.
-        changes: the changes of each variant of a study, by dotted key.
-        controls: the controls among the variants.
+        variants: the variants, by name.
+        variant_names: names of the variants by study or target, and of the controls by experiment.
         errors: reasons why experiments or targets cannot run, by their names.
     """
 
@@ -66,10 +64,8 @@ class Experiments:
         self.command_line = build_command_line_layer(command_line).values
         self.files = sorted(list_experiment_names(), key=lambda name: name != REFERENCE)
         self.configs: dict[str, Experiment] = {}
-        self.parents: dict[str, str] = {}
-        self.variants: dict[str, list[str]] = {}
-        self.controls: dict[str, Variant] = {}
-        self.changes: dict[str, dict[str, Any]] = {}
+        self.variants: dict[str, Variant] = {}
+        self.variant_names: dict[str, list[str]] = {}
         self.studies: dict[str, StudyFile] = {}
         self.searches: dict[str, SearchSettings] = {}
         self.errors: dict[str, InputError] = {}
@@ -242,7 +238,7 @@ class Experiments:
         """Add a variant that a target compares, with its merged configuration."""
         merged = self._merge_variant(variant)
         if self.configs.get(variant.name, merged) != merged:
-            other_target = next(name for name, names in self.variants.items() if variant.name in names)
+            other_target = next(name for name, names in self.variant_names.items() if variant.name in names)
             if other_target == target:
                 raise InputError(f"{variant.source}: two of its variants are named {variant.name}; change their values")
             other_source = locate_study_file(other_target) if other_target in self.studies else other_target
@@ -250,11 +246,8 @@ class Experiments:
                 f"{variant.source}: {other_source} has a variant {variant.name} with other settings; use the design "
                 "`list` in one of them, in which you name the variants"
             )
-        self.variants[target].append(variant.name)
-        self.parents[variant.name] = variant.parent
-        self.changes[variant.name] = variant.settings
-        if variant.control:
-            self.controls[variant.name] = variant
+        self.variant_names[target].append(variant.name)
+        self.variants[variant.name] = variant
         self.configs[variant.name] = merged
 
     def check_experiments(self, names: list[str], key: str) -> None:

@@ -214,7 +214,7 @@ def _find_target(runs: Runs, folder: str) -> str:
     experiment = list_page_experiments(runs, folder)[-1] if on_page else runs.by_folder(folder).experiment
     if experiment in runs.experiments.names:
         return experiment
-    return next((target for target, names in runs.experiments.variants.items() if experiment in names), experiment)
+    return next((target for target, names in runs.experiments.variant_names.items() if experiment in names), experiment)
 
 
 def _list_stage_folders(runs: Runs, job: PlannedJob) -> Iterator[str]:

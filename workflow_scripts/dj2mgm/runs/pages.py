@@ -32,8 +32,8 @@ def list_page_experiments(runs: Runs, page: str) -> list[str]:
     """Return the experiments of a page with their controls, beginning with the one that others are compared with."""
     page_name = page.removeprefix(runs.results_prefix)
     compared = runs.shared.report.experiments if page_name == "report" else [REFERENCE, str(Path(page_name).parent)]
-    variants = runs.experiments.variants
-    return list(dict.fromkeys(experiment for name in compared for experiment in (name, *variants.get(name, ()))))
+    variant_names = runs.experiments.variant_names
+    return list(dict.fromkeys(experiment for name in compared for experiment in (name, *variant_names.get(name, ()))))
 
 
 def list_study_experiments(runs: Runs, study: str) -> list[str]:
@@ -43,8 +43,8 @@ def list_study_experiments(runs: Runs, study: str) -> list[str]:
         InputError: the study is not valid.
     """
     runs.require_target(study)
-    settings, variants = runs.experiments.studies[study], runs.experiments.variants[study]
-    names = [settings.experiment, *variants]
+    settings = runs.experiments.studies[study]
+    names = [settings.experiment, *runs.experiments.variant_names[study]]
     if settings.page.reference and (reference := f"{settings.experiment}-{settings.page.reference}") in names:
         names.insert(0, reference)
     if search := runs.experiments.searches.get(study):
@@ -56,9 +56,9 @@ def list_study_experiments(runs: Runs, study: str) -> list[str]:
 
 def build_study_settings(runs: Runs, study: str) -> dict:
     """Return the settings of a study's page."""
-    names, changes = list_study_experiments(runs, study), runs.experiments.changes
+    names, variants = list_study_experiments(runs, study), runs.experiments.variants
     settings = build_page_settings(runs, names)
-    keys = dict.fromkeys(key for name in names for key in changes.get(name, {}))
+    keys = dict.fromkeys(key for name in names if name in variants for key in variants[name].settings)
     for experiment in settings["experiments"]:
         config = runs.experiments.configs[experiment["name"]]
         if "control" not in experiment:
@@ -78,8 +78,8 @@ def build_page_settings(runs: Runs, experiments: list[str], seeds: list[int] | N
     runs.experiments.require(*experiments)
     configured_seeds = {name: runs.experiments.configs[name].seeds for name in experiments}
     all_seeds = list(dict.fromkeys(seed for own_seeds in configured_seeds.values() for seed in own_seeds))
-    controls = [runs.experiments.controls[name] for name in experiments if name in runs.experiments.controls]
-    references = {experiments[0], *(control.compared[1] for control in controls if control.compared)}
+    variants = [runs.experiments.variants[name] for name in experiments if name in runs.experiments.variants]
+    references = {experiments[0], *(variant.compared[1] for variant in variants if variant.compared)}
     described = []
     for name in experiments:
         page_seeds = seeds or (all_seeds if name in references else configured_seeds[name])
@@ -103,8 +103,8 @@ def build_page_settings(runs: Runs, experiments: list[str], seeds: list[int] | N
 
 def _describe_control(runs: Runs, name: str) -> dict:
     """Return the kind of a control, its experiment and its comparison; nothing for other experiments."""
-    variant = runs.experiments.controls.get(name)
-    if not variant:
+    variant = runs.experiments.variants.get(name)
+    if variant is None or variant.control is None:
         return {}
     compared = list(variant.compared) if variant.compared else None
     return {"control": {"kind": variant.control, "experiment": variant.parent, "compared": compared}}

@@ -45,7 +45,8 @@ class Reuse:
 
     def _find_owner(self, run: "Run", stage: str) -> "Run":
         experiments, signature = self._runs.experiments, self._find_signature(run, stage)
-        parent = experiments.parents.get(run.experiment)
+        variant = experiments.variants.get(run.experiment)
+        parent = variant and variant.parent
         for name in (REFERENCE, parent or run.experiment):
             for candidate in self._find_runs(name, stage, run.seed):
                 if self._find_signature(candidate, stage) == signature:
@@ -54,8 +55,8 @@ class Reuse:
             return run
         key = parent, stage, run.seed, signature
         if key not in self._shared:
-            variants = self._group_variants(parent, stage, run.seed)[signature]
-            self._shared[key] = next((variant for variant in variants if self._has_run(variant, stage)), variants[0])
+            candidates = self._group_variants(parent, stage, run.seed)[signature]
+            self._shared[key] = next((one for one in candidates if self._has_run(one, stage)), candidates[0])
         return self._shared[key]
 
     def _has_run(self, run: "Run", stage: str) -> bool:
@@ -80,11 +81,11 @@ class Reuse:
 
     def _group_variants(self, parent: str, stage: str, seed: int) -> dict[str, list["Run"]]:
         """Return the runs of a parent's variants by their signature of a stage; a search adds variants meanwhile."""
-        parents = self._runs.experiments.parents
-        key = parent, stage, seed, len(parents)
+        variants = self._runs.experiments.variants
+        key = parent, stage, seed, len(variants)
         if key not in self._variants:
             runs_by_signature = self._variants[key] = {}
-            for name in [name for name, variant_parent in parents.items() if variant_parent == parent]:
+            for name in [variant.name for variant in variants.values() if variant.parent == parent]:
                 for run in self._find_runs(name, stage, seed):
                     runs_by_signature.setdefault(self._find_signature(run, stage), []).append(run)
         return self._variants[key]

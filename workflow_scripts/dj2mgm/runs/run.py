@@ -248,7 +248,7 @@ class Runs:
 
     def add_trials(self, study: str) -> None:
         """Add the trials that a search has asked for since it was read."""
-        earlier_variants = set(self.experiments.variants[study])
+        earlier_variants = set(self.experiments.variant_names[study])
         for variant in self.experiments.list_variants(study):
             if variant.name not in earlier_variants:
                 self._add_variant(study, variant)
@@ -273,19 +273,19 @@ class Runs:
         self._runs = {key: run for key, run in self._runs.items() if run.experiment != name}
 
     def _add_variants(self, target: str) -> None:
-        variants = self.experiments.variants
+        variant_names = self.experiments.variant_names
         if target not in self.experiments.errors:
             self._attempt(target, self._read_variants, target)
         if target in self.experiments.errors:
-            failed_variants = variants.pop(target, [])
-            other_names = {name for names in variants.values() for name in names}
+            failed_variants = variant_names.pop(target, [])
+            other_names = {name for names in variant_names.values() for name in names}
             for variant in failed_variants:
                 if variant not in other_names:
                     self._forget(variant)
-            variants[target] = [target]  # a request for its page then raises the target's error
+            variant_names[target] = [target]  # a request for its page then raises the target's error
 
     def _read_variants(self, target: str) -> None:
-        self.experiments.variants.setdefault(target, [])
+        self.experiments.variant_names.setdefault(target, [])
         for variant in self.experiments.list_variants(target):
             self._add_variant(target, variant)
         study = self.experiments.studies.get(target)

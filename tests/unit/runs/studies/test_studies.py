@@ -148,14 +148,14 @@ def test_the_order_of_changes_of_a_variant_has_no_effect(write):
     first, second = (runs.experiments.configs[f"baseline-{name}"] for name in variants)
     assert first == second and (first.finetune.lora.r, first.finetune.lora.alpha) == (4, 3)
     assert first.without == ["words_num_filter", "text_length_filter"]
-    assert runs.experiments.changes["baseline-one"]["finetune.lora"] == {"r": 4}
+    assert runs.experiments.variants["baseline-one"].settings["finetune.lora"] == {"r": 4}
 
 
 def test_variants_share_stages_with_each_other(write):
     space = {"recipe.words_num_filter.max_num": [12, 14], "finetune.lora.r": [4, 8]}
     write("studies/mine", design=grid(**space))
     runs = Runs({})
-    first, second = runs.experiments.variants["mine"][:2]
+    first, second = runs.experiments.variant_names["mine"][:2]
     shared = owners(runs, second)
     assert (shared["filter"], shared["pretrain"], shared["finetune"]) == (first, first, second)
 
@@ -179,14 +179,14 @@ def test_a_sample_covers_each_axis_evenly(write):
     }
     write("studies/mine", design={"kind": "sample", "space": space, "points": 8})
     runs = Runs({})
-    points = [runs.experiments.changes[name] for name in runs.experiments.variants["mine"]]
-    assert len(points) == 8 == len({*runs.experiments.variants["mine"]})
+    points = [runs.experiments.variants[name].settings for name in runs.experiments.variant_names["mine"]]
+    assert len(points) == 8 == len({*runs.experiments.variant_names["mine"]})
     strata = [math.floor(8 * math.log(point["finetune.learning_rate"] / 1e-5) / math.log(100)) for point in points]
     assert sorted(strata) == list(range(8)), "one point in each eighth of the axis"
     ranks = [point["finetune.lora.r"] for point in points]
     assert all(isinstance(rank, int) and 4 <= rank <= 64 for rank in ranks)
     assert [point["finetune.lr_scheduler"] for point in points].count("linear") == 4
-    assert [runs.experiments.changes[name] for name in Runs({}).experiments.variants["mine"]] == points
+    assert [runs.experiments.variants[name].settings for name in Runs({}).experiments.variant_names["mine"]] == points
 
 
 def test_a_mixture_varies_shares_of_one_split(write, tmp_path):
@@ -196,11 +196,11 @@ def test_a_mixture_varies_shares_of_one_split(write, tmp_path):
     write("datasets/mixed", sources=sources)
     write("studies/mine", design={"kind": "sample", "points": 8, "mixture": {"sources": ["a", "b.c"], "total": 0.6}})
     runs = Runs({"dataset": "mixed"})
-    changes = [runs.experiments.changes[name] for name in runs.experiments.variants["mine"]]
+    changes = [runs.experiments.variants[name].settings for name in runs.experiments.variant_names["mine"]]
     shares = sorted(changed["shares.a"] for changed in changes)
     assert shares == pytest.approx([0.6 * (stratum + 0.5) / 8 for stratum in range(8)], abs=6e-4)
     assert all(sum(changed.values()) == pytest.approx(0.6) for changed in changes)
-    name = runs.experiments.variants["mine"][0]
+    name = runs.experiments.variant_names["mine"][0]
     assert runs.by_folder(name).settings["jsonl"].shares == {
         "a": changes[0]["shares.a"],
         "b.c": changes[0]["shares.b.c"],
@@ -234,7 +234,7 @@ def test_merged_mixtures_have_a_training_for_each_source(write, tmp_path):
     mixture = {"sources": ["a", "b.c"], "total": 0.6}
     write("studies/mine", design={"kind": "sample", "points": 6, "mixture": mixture, "merged": 50})
     runs = Runs({"dataset": "mixed"})
-    *mixed, only_a, only_b = runs.experiments.variants["mine"]
+    *mixed, only_a, only_b = runs.experiments.variant_names["mine"]
     assert (only_a, only_b) == ("baseline-only-a", "baseline-only-b.c")
     assert runs.by_folder(only_b).settings["jsonl"].shares == {"a": 0.0, "b.c": 0.6}
     settings = build_merge_settings(runs, "mine")
@@ -569,6 +569,6 @@ def test_integer_ends_of_settings_with_decimals(write):
     space = {"finetune.learning_rate": {"low": 0, "high": 1}, "finetune.lora.r": {"low": 4, "high": 8}}
     write("studies/mine", design={"kind": "sample", "points": 4, "space": space})
     runs = Runs({})
-    changes = [runs.experiments.changes[name] for name in list_study_experiments(runs, "mine")[1:]]
+    changes = [runs.experiments.variants[name].settings for name in list_study_experiments(runs, "mine")[1:]]
     assert len({change["finetune.learning_rate"] for change in changes}) == 4
     assert all(isinstance(change["finetune.lora.r"], int) for change in changes)

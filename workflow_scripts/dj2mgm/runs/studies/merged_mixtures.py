@@ -38,7 +38,8 @@ def build_merge_settings(runs: Runs, study: str) -> MergeSettings:
         source: runs.stage_folder(runs.first_seed(_find_variant(runs, experiment, label)), "finetune")
         for source, label in zip(design.mixture.sources, singles, strict=True)
     }
-    changes = {name: runs.experiments.changes.get(name, {}) for name in runs.experiments.variants[study]}
+    variants = runs.experiments.variants
+    changes = {name: variants[name].settings for name in runs.experiments.variant_names[study]}
     trained = {name: _read_shares(design.mixture, values) for name, values in changes.items() if values}
     single_shares = [_read_shares(design.mixture, values) for values in singles.values()]
     mixtures = [

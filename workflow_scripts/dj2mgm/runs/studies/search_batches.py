@@ -57,7 +57,7 @@ def take_batches(
     while plan_next(history) is not None:
         trials_file(search, len(files))
         record = read_search_batch(search, len(files))
-        if not {search.experiment, *runs.experiments.variants[study]} >= {*record.names}:
+        if not {search.experiment, *runs.experiments.variant_names[study]} >= {*record.names}:
             runs.add_trials(study)
         files.append(scores_file(search, len(files)))
         # `with_batch` reads each file only once per start of Snakemake
