@@ -17,7 +17,8 @@ sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
 
 from mixture import parse_folder, run_target, write_scenes  # noqa: E402
 
-from dj2mgm.evaluation.learning_curve import LearningCurve  # noqa: E402
+from dj2mgm.evaluation.learning_curve import LearningCurve, estimate_least_noise  # noqa: E402
+from dj2mgm.evaluation.seeds import PerImage, read_run_scores  # noqa: E402
 from dj2mgm.storage.files import read_json, read_yaml, write_yaml  # noqa: E402
 
 CASES, SEEDS = 10, [0]
@@ -37,8 +38,8 @@ def write_case(folder: Path, case: int) -> None:
     write_yaml(folder / f"config/studies/curve_{case}.yaml", study)
 
 
-def read_scores(folder: Path, name: str) -> list[tuple[int, float]]:
-    """Return the number of rows and the score of each seed."""
+def read_scores(folder: Path, name: str) -> list[tuple[int, PerImage]]:
+    """Return the number of rows and the scores of each seed."""
     scores = []
     for seed in SEEDS:
         run = folder / f"results/{name}" / (f"seed-{seed}" if seed else "")
@@ -47,7 +48,7 @@ def read_scores(folder: Path, name: str) -> list[tuple[int, float]]:
             folder / read_yaml(note)["same_as"] / "summary.json" if note.is_file() else run / "jsonl/summary.json"
         )
         rows = sum(counts[split]["rows_out"] for split in ("pretrain", "finetune"))
-        scores.append((rows, read_json(run / "evaluate_vqa/metrics.json")["groups"][GROUP][METRIC]["mean"]))
+        scores.append((rows, read_run_scores(name, seed, run / "evaluate_vqa/scores.jsonl").groups[GROUP][METRIC]))
     return scores
 
 
@@ -55,12 +56,15 @@ def predict(folder: Path, case: int) -> dict:
     """Return the prediction for all rows, from the shares of them, and the scores."""
     name = f"scenes_{case}/case_{case}"
     points = [point for share in SHARES for point in read_scores(folder, f"{name}-rows-{share:g}")]
-    curve, truths = LearningCurve(*zip(*points, strict=True)), read_scores(folder, name)
+    (row_counts, values), truths = zip(*points, strict=True), [scores.mean for _, scores in read_scores(folder, name)]
+    means, least_noise = [scores.mean for scores in values], estimate_least_noise(values)
+    curve = LearningCurve(row_counts, means, least_noise)
     doubled = curve.score_at(2 * curve.most)
-    inside = [doubled.low <= score <= doubled.high for _, score in truths]
+    inside = [doubled.low <= truth <= doubled.high for truth in truths]
     return {
         "case": case,
-        "curve": points,
+        "curve": list(zip(row_counts, means, strict=True)),
+        "least_noise": least_noise,
         "predicted": [doubled.low, doubled.median, doubled.high],
         "scores": truths,
         "inside": inside,

@@ -1,10 +1,13 @@
 """Power laws: exact laws are extrapolated, and intervals have their nominal coverage of new runs."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy.optimize import curve_fit
 
-from dj2mgm.evaluation.learning_curve import LearningCurve
+from dj2mgm.evaluation.learning_curve import LearningCurve, estimate_least_noise
+from dj2mgm.evaluation.seeds import PerImage
 
 SHARES = np.array([0.125, 0.25, 0.5, 1.0])
 
@@ -32,6 +35,35 @@ def test_intervals_contain_80_percent_of_new_runs(seeds):
         prediction = LearningCurve(1000 * shares[:-1], scores[:-1]).score_at(2000)
         inside.append(prediction.low <= scores[-1] <= prediction.high)
     assert 0.71 <= np.mean(inside) <= 0.89, "noise of 100 cases"
+
+
+def test_intervals_allow_for_runs_on_a_law_by_chance():
+    """Seeds have no noise here: a run's errors on different images are independent."""
+    rng, inside, exact = np.random.default_rng(1), [], []
+    for _ in range(60):
+        shares = np.array([*SHARES, 2.0])
+        images = 0.7 - 0.1 * shares[:, None] ** -0.5 + 0.1 * rng.standard_normal((5, 100))
+        scores, runs = images.mean(axis=1), [make_run(values) for values in images[:-1]]
+        prediction = LearningCurve(1000 * SHARES, scores[:-1], estimate_least_noise(runs)).score_at(2000)
+        inside.append(prediction.low <= scores[-1] <= prediction.high)
+        shorter = LearningCurve(1000 * SHARES, scores[:-1]).score_at(2000)
+        exact.append(shorter.low <= scores[-1] <= shorter.high)
+    assert np.mean(inside) >= 0.75 and np.mean(inside) > np.mean(exact), "noise of 60 cases"
+
+
+def test_least_noise_equals_the_two_way_analysis_of_variance():
+    rng = np.random.default_rng(2)
+    images = rng.standard_normal((4, 1)) + rng.standard_normal((1, 30)) + 0.1 * rng.standard_normal((4, 30))
+    residuals = images - images.mean(axis=0) - images.mean(axis=1, keepdims=True) + images.mean()
+    expected = np.sqrt((residuals**2).sum() / (3 * 29) / 30)
+    assert estimate_least_noise([make_run(values) for values in images]) == pytest.approx(expected, rel=1e-9)
+    assert estimate_least_noise([make_run(values) for values in images[:, :1]]) == 0
+
+
+def make_run(values):
+    """Return a run with one value for each image."""
+    ids = np.array([f"e{number:03}" for number in range(len(values))])
+    return PerImage(ids, np.asarray(values), np.ones(len(values)), Path("scores.jsonl"))
 
 
 def test_constant_scores_predict_no_gain():

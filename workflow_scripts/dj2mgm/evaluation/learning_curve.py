@@ -2,21 +2,30 @@
 
 score(x) = a − b · u(x), u(x) = ((x / x_max)^(−c) − 1) / ((x_min / x_max)^(−c) − 1), plus normal noise
 
-a is the score on all rows and b the gain from the fewest to all of them. For a given exponent c this is a linear model,
-whose prediction with flat priors of a, b and log σ has a Student distribution with N − 2 degrees of freedom. Exponents
-are averaged over a grid of even logarithms, weighted by their marginal likelihood (Gelman et al., Bayesian Data
-Analysis, 14.2). A least-squares fit of all three parameters, with its covariance, is too sure of the exponent.
+a is the score on all rows and b the gain from the fewest to all of them. For a given exponent c and standard deviation
+σ of the noise this is a linear model, with flat priors of a and b. Exponents and σ are averaged over grids of even
+logarithms, weighted by their marginal likelihood (Gelman et al., Bayesian Data Analysis, 14.2). A least-squares fit of
+all parameters, with its covariance, is too sure of the exponent.
+
+A few runs may lie on a power law by chance. So σ has a lower bound: the noise of a mean over images, if a run's errors
+on different images are independent. Noise between seeds that all images share comes on top.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import stdtr
+from scipy.special import ndtr
+
+from dj2mgm.evaluation.intervals import compute_image_variance
+from dj2mgm.evaluation.seeds import PerImage
 
 CURVE_LEVEL = 0.2  # 1 − the confidence of intervals
 EXPONENTS = np.geomspace(0.05, 2.0, 150)  # published exponents (arXiv 1712.00409, 2001.08361), and larger ones
+# σ, relative to the residuals of the best and of the worst exponent; other values have no weight
+DEVIATIONS = 0.1, 1000.0
 MIN_SIZES, MIN_RUNS = 3, 4
 
 
@@ -32,28 +41,31 @@ class Extrapolation:
 class LearningCurve:
     """A power law through the scores of runs on different numbers of rows."""
 
-    def __init__(self, rows: Sequence[float], scores: Sequence[float]):
+    def __init__(self, rows: Sequence[float], scores: Sequence[float], least_noise: float = 0.0):
         """Fit the law.
 
         Args:
             rows: (N,) numbers of rows; at least `MIN_SIZES` different ones, and `MIN_RUNS` runs.
             scores: (N,) of the runs.
+            least_noise: lower bound of the noise's standard deviation, such as `estimate_least_noise` returns.
         """
         self.most, self.fewest = float(max(rows)), float(min(rows))
         sizes, values = np.asarray(rows, dtype=float), np.asarray(scores, dtype=float)
         if len(set(rows)) < MIN_SIZES or len(rows) < MIN_RUNS:
             raise ValueError(f"{len(rows)} runs on {len(set(rows))} numbers of rows are too few for a power law")
-        self.df = len(sizes) - 2  # degrees of freedom
-        weights, self.laws = [], []
-        tiny = 1e-12 * (1 + np.ptp(values)) ** 2  # equal scores have no noise
-        for exponent in EXPONENTS:
-            design = np.stack([np.ones_like(sizes), -self._compute_u(sizes, exponent)], axis=1)
-            covariance = np.linalg.inv(design.T @ design)
-            coefficients = covariance @ design.T @ values
-            squares = float(((values - design @ coefficients) ** 2).sum()) + tiny
-            self.laws.append((exponent, coefficients, covariance * squares / self.df, squares / self.df))
-            weights.append(0.5 * np.linalg.slogdet(covariance)[1] - 0.5 * self.df * np.log(squares))
-        self.weights = np.exp(np.array(weights) - max(weights))
+        df = len(sizes) - 2  # degrees of freedom
+        u = self._compute_u(sizes[:, None], EXPONENTS)
+        designs = np.stack([np.ones_like(u), -u], axis=-1).swapaxes(0, 1)  # (exponents, N, 2)
+        self.covariances = np.linalg.inv(designs.swapaxes(1, 2) @ designs)  # of a and b, for σ = 1
+        self.coefficients = (self.covariances @ designs.swapaxes(1, 2) @ values[:, None])[..., 0]
+        squares = ((values - (designs @ self.coefficients[..., None])[..., 0]) ** 2).sum(axis=1)
+        squares += 1e-12 * (1 + np.ptp(values)) ** 2  # equal scores have no noise
+        residual = np.sqrt(squares / df)
+        low = max(least_noise, DEVIATIONS[0] * residual.min())
+        self.deviations = np.geomspace(low, DEVIATIONS[1] * max(low, residual.max()), 100)
+        logs = 0.5 * np.linalg.slogdet(self.covariances)[1][:, None] - df * np.log(self.deviations)
+        logs = logs - 0.5 * squares[:, None] / self.deviations**2
+        self.weights = np.exp(logs - logs.max())  # (exponents, deviations)
         self.weights /= self.weights.sum()
 
     def score_at(self, rows: float) -> Extrapolation:
@@ -64,24 +76,39 @@ class LearningCurve:
         """Return the change of the score from all rows of the curve to another number, without a run's noise."""
         return self._predict(rows, base=0.0, noise=False)
 
-    def _compute_u(self, rows: np.ndarray, exponent: float) -> np.ndarray:
-        """Return u of the rows."""
-        return np.expm1(-exponent * np.log(rows / self.most)) / np.expm1(-exponent * np.log(self.fewest / self.most))
+    def _compute_u(self, rows: np.ndarray | float, exponents: np.ndarray) -> np.ndarray:
+        """Return u of the rows for each exponent."""
+        return np.expm1(-exponents * np.log(rows / self.most)) / np.expm1(-exponents * np.log(self.fewest / self.most))
 
     def _predict(self, rows: float, base: float, noise: bool) -> Extrapolation:
-        """Return the quantiles of the mixture of Student distributions."""
-        means, scales = [], []
-        for exponent, coefficients, covariance, variance in self.laws:
-            predictors = np.array([base, -float(self._compute_u(np.array(rows), exponent))])
-            means.append(predictors @ coefficients)
-            scales.append(np.sqrt(predictors @ covariance @ predictors + noise * variance))
-        centers, widths = np.array(means), np.array(scales)
+        """Return the quantiles of the mixture of normal distributions."""
+        u = self._compute_u(rows, EXPONENTS)
+        predictors = np.stack([np.full_like(u, base), -u], axis=1)
+        centers = (predictors * self.coefficients).sum(axis=1)[:, None]
+        factors = np.einsum("ei,eij,ej->e", predictors, self.covariances, predictors) + noise
+        widths = np.sqrt(factors)[:, None] * self.deviations
 
         def quantile(share: float) -> float:
             def excess(value: float) -> float:
-                return float(self.weights @ stdtr(self.df, (value - centers) / widths)) - share
+                return float((self.weights * ndtr((value - centers) / widths)).sum()) - share
 
-            far = 1e4 * widths.max()
+            far = 10 * widths.max()
             return float(brentq(excess, centers.min() - far, centers.max() + far, xtol=1e-9))
 
         return Extrapolation(*(quantile(share) for share in (0.5, CURVE_LEVEL / 2, 1 - CURVE_LEVEL / 2)))
+
+
+def estimate_least_noise(runs: Sequence[PerImage]) -> float:
+    """Return the standard deviation of a run's mean by errors that are independent between images; 0 for one image.
+
+    It is the root of half of the mean variance of all differences of two runs.
+
+    Args:
+        runs: values of two or more runs on the same images.
+
+    Raises:
+        InputError: an image has different numbers of values.
+    """
+    differences = [run - other_run for run, other_run in combinations(runs, 2)]
+    variances = [compute_image_variance(difference.sums[None], difference.counts)[0] for difference in differences]
+    return float(np.sqrt(np.nan_to_num(np.mean(variances)) / 2))

@@ -4,7 +4,15 @@ from dataclasses import astuple
 from functools import partial
 
 from dj2mgm.evaluation.groups import find_score_range
-from dj2mgm.evaluation.learning_curve import CURVE_LEVEL, MIN_RUNS, MIN_SIZES, Extrapolation, LearningCurve
+from dj2mgm.evaluation.learning_curve import (
+    CURVE_LEVEL,
+    MIN_RUNS,
+    MIN_SIZES,
+    Extrapolation,
+    LearningCurve,
+    estimate_least_noise,
+)
+from dj2mgm.evaluation.seeds import PerImage
 from dj2mgm.reporting.comparison import format_difference, format_score
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import format_integer
@@ -31,14 +39,14 @@ def build_curve_table(experiments: list[ExperimentResults], headline: HeadlineSc
     return [PlainTable("Learning curve", note, heads, rows)] if rows else []
 
 
-def _is_curve(points: list[tuple[int, float]]) -> bool:
+def _is_curve(points: list[tuple[int, PerImage]]) -> bool:
     return len({rows for rows, _ in points}) >= MIN_SIZES and len(points) >= MIN_RUNS
 
 
 def _list_points(
     experiments: list[ExperimentResults], headline: HeadlineScore, source: str | None
-) -> list[tuple[int, float]]:
-    """Return rows and score of the runs on all rows, and on shares of one source's rows or of all."""
+) -> list[tuple[int, PerImage]]:
+    """Return rows and scores of the runs on all rows, and on shares of one source's rows or of all."""
     points = []
     for experiment in experiments:
         share = experiment.config.jsonl.fraction
@@ -48,7 +56,7 @@ def _list_points(
         for run in experiment.runs:
             values = run.scores.groups.get(headline.group, {}).get(headline.metric)
             if values is not None and (rows := count_trained_samples(run, source)):
-                points.append((rows, values.mean))
+                points.append((rows, values))
     return points
 
 
@@ -60,11 +68,12 @@ def count_trained_samples(run: RunResults, source: str | None) -> int:
     return sum(split.get("rows_out", 0) for split in counts)
 
 
-def _build_row(source: str | None, points: list[tuple[int, float]], headline: HeadlineScore) -> list[str]:
-    curve = LearningCurve(*zip(*points, strict=True))
+def _build_row(source: str | None, points: list[tuple[int, PerImage]], headline: HeadlineScore) -> list[str]:
+    row_counts, values = zip(*points, strict=True)
+    curve = LearningCurve(row_counts, [value.mean for value in values], estimate_least_noise(values))
     max_rows, extra_rows = int(curve.most), min(MORE_ROWS, int(curve.most))
     score, change = partial(format_score, headline.metric), partial(format_difference, headline.metric)
-    best = [value for row_count, value in points if row_count == max_rows]
+    best = [value.mean for row_count, value in points if row_count == max_rows]
     doubled = curve.score_at(2 * max_rows)
     if not headline.group.endswith("/difference"):
         ends = find_score_range(headline.metric)
