@@ -56,7 +56,7 @@ class Reuse:
         key = parent, stage, run.seed, signature
         if key not in self._shared:
             candidates = self._group_variants(parent, stage, run.seed)[signature]
-            self._shared[key] = next((one for one in candidates if self._has_run(one, stage)), candidates[0])
+            self._shared[key] = next((run for run in candidates if self._has_run(run, stage)), candidates[0])
         return self._shared[key]
 
     def _has_run(self, run: "Run", stage: str) -> bool:
