@@ -11,6 +11,7 @@ from pathlib import Path
 from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.errors import InputError
 from dj2mgm.records.page_records import PageSettings
+from dj2mgm.reporting.commands import build_snakemake_command
 from dj2mgm.runs.experiments import list_reserved_names
 from dj2mgm.runs.layers import locate_experiment_file, merge
 from dj2mgm.runs.studies.study_designs import nest_changes
@@ -38,7 +39,8 @@ def main() -> None:
     if file.exists() or args.name.lower() in list_reserved_names() | names:
         raise InputError(f"{args.name}: this name is in use; choose another one")
     write_yaml(file, describe_variant(settings, args.variant, args.page))
-    print(f"wrote {file}; next: snakemake --cores 1 decide --config experiment={args.name}", flush=True)
+    command = build_snakemake_command(settings.experiments[0], "decide", experiment=args.name)
+    print(f"wrote {file}; next: {command}", flush=True)
 
 
 def describe_variant(settings: PageSettings, variant: str, page: Path) -> dict:

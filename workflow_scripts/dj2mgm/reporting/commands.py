@@ -1,16 +1,18 @@
 """Commands of Snakemake that a page advises, with the settings that name its dataset, model and folder."""
 
 import shlex
+from pathlib import Path
 
+from dj2mgm.records.page_records import ShownExperiment
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.settings.configuration import ExperimentOnlyKeys
 
 
-def build_snakemake_command(experiment: ExperimentResults, target: str, /, **settings: str) -> str:
+def build_snakemake_command(experiment: ExperimentResults | ShownExperiment, target: str, /, **settings: str) -> str:
     """Return a command that continues with the results of an experiment.
 
     Args:
-        experiment: the reference of the page, whose folder has its own name.
+        experiment: an experiment whose folder has its own name, such as the reference of a page.
         target: target of Snakemake.
         settings: further settings of the command line, in YAML.
     """
@@ -33,7 +35,7 @@ def build_keep_command(variant: ExperimentResults, study: str) -> str:
     return " ".join(["python workflow_scripts/keep_variant.py", *map(shlex.quote, arguments)])
 
 
-def _find_results_subfolder(experiment: ExperimentResults) -> str:
+def _find_results_subfolder(experiment: ExperimentResults | ShownExperiment) -> str:
     """Return the value of `results`: the folder below results/ that contains the experiment's folder."""
-    parts = experiment.runs[0].stages["finetune"].parts
+    parts = Path(experiment.runs[0].stages["finetune"]).parts
     return parts[1] if parts[0] == "results" and parts[2:3] == (experiment.name,) else ""

@@ -8,7 +8,7 @@ from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.verdicts.decision import build_decision_page, describe_decision, take_look
 from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.settings.targets import DecideSection
-from dj2mgm.storage.files import write_json
+from dj2mgm.storage.files import read_yaml, write_json, write_yaml
 
 __all__ = ["page"]
 
@@ -31,6 +31,17 @@ def test_a_page_of_looks_begins_with_the_cost(page):
     assert card.verdict.statement.startswith("Undecided after 3 of at most 3 seeds whether new is better than baseline")
     assert card.next_step == look.next_step and ",." not in look.next_step
     assert card.cost == "1 h 48 min for the seeds of both sides."
+
+
+def test_the_command_continues_the_decision_on_its_dataset(page, tmp_path):
+    page({"baseline": 0.5, "new": 0.53}, seeds=3, spread=0.05)
+    config = read_yaml(tmp_path / "config.yaml")
+    for experiment in config["experiments"]:
+        experiment["config"] |= {"dataset": "../my photos", "model": {"name": "mgm-2b"}}
+    write_yaml(tmp_path / "config.yaml", config)
+    command = take_look(load_experiments(tmp_path / "config.yaml"), [], DecideSection(seeds=3)).command
+    start = "snakemake --cores 1 decide --config 'dataset=../my photos' model=mgm-2b experiment=new 'decide={seeds: "
+    assert command.startswith(start)
 
 
 def test_a_first_look_without_exclusions_is_described(page):

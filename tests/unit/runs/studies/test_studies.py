@@ -468,7 +468,7 @@ def test_settings_of_a_study_are_refused_on_the_command_line(write):
 
 
 @pytest.mark.parametrize("variant", ["mine-strict", "mine-full", "mine-on"])
-def test_a_kept_variant_has_its_settings_and_fresh_seeds(write, monkeypatch, variant):
+def test_a_kept_variant_has_its_settings_and_fresh_seeds(write, monkeypatch, capsys, variant):
     write("experiments/mine", finetune={"epochs": 2}, without=["words_num_filter"])
     variants = {
         "strict": {
@@ -481,7 +481,7 @@ def test_a_kept_variant_has_its_settings_and_fresh_seeds(write, monkeypatch, var
     }
     ties = {"finetune.lora.alpha": "finetune.lora.r"}
     write("studies/kinds", experiment="mine", design={"kind": "list", "variants": variants}, proportional=ties)
-    runs = Runs({"seeds": [0, 4]})
+    runs = Runs({"seeds": [0, 4], "results": "second_try"})
     write_yaml("results/kinds/config.yaml", build_study_settings(runs, "kinds"))
     if variant == "mine-on":  # as if the study's winner had been confirmed with seeds 5 and 6
         page = read_yaml("results/kinds/config.yaml")
@@ -490,6 +490,9 @@ def test_a_kept_variant_has_its_settings_and_fresh_seeds(write, monkeypatch, var
         write_yaml("results/kinds/config.yaml", page)
     monkeypatch.setattr(sys, "argv", ["keep_variant.py", "results/kinds/config.yaml", variant, "kept"])
     keep_variant.main()
+    assert capsys.readouterr().out.endswith(
+        "next: snakemake --cores 1 decide --config results=second_try experiment=kept\n"
+    )
     config, own = (Runs({}).experiments.configs[name].model_dump() for name in ("kept", variant))
     assert config.pop("seeds") == ([7, 8] if variant == "mine-on" else [5, 6])
     assert "of the study kinds" in config.pop("description")

@@ -150,4 +150,4 @@ def build_budget_command(
     if budget.hours is not None and seconds is not None and seconds_per_seed is not None:
         hours = 1.05 * (seconds + more * seconds_per_seed) / 3600  # seeds do not all take the same time
         limit += f", hours: {format_hours(hours)}"
-    return f"snakemake --cores 1 decide --config experiment={experiment.name} decide='{{{limit}}}'"
+    return build_snakemake_command(experiment, "decide", experiment=experiment.name, decide=f"{{{limit}}}")
