@@ -26,7 +26,7 @@ with torch_imports():
     from torch import nn
 
     from dj2mgm.errors import InputError
-    from dj2mgm.models.mgm.lora import wrap_with_lora
+    from dj2mgm.models.lora import wrap_with_lora
     from dj2mgm.models.trained_weights import (
         LANGUAGE_MODEL_FILE,
         find_language_parameters,

@@ -11,7 +11,7 @@ from transformers import AutoModelForImageTextToText, GemmaForCausalLM
 
 from dj2mgm.errors import InputError
 from dj2mgm.models.families import load_family
-from dj2mgm.models.mgm.lora import wrap_with_lora
+from dj2mgm.models.lora import wrap_with_lora
 from dj2mgm.models.trained_weights import find_projector_parameters
 from dj2mgm.publishing.model_card import describe_usage
 from dj2mgm.publishing.stock_weights import ADAPTER_FOLDER, STAGE, write_adapter, write_merged

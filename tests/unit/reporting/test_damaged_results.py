@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import compare_experiments
 from dj2mgm.data.json_rows import LineIndex
 from dj2mgm.errors import InputError
-from dj2mgm.models.mgm.lora import wrap_with_lora
+from dj2mgm.models.lora import wrap_with_lora
 from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.mgm.mgm_generator import load_trained
 from dj2mgm.models.trained_weights import find_projector_parameters, load_projector

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from dj2mgm.models.mgm.lora import wrap_with_lora
+from dj2mgm.models.lora import wrap_with_lora
 from dj2mgm.models.trained_weights import find_projector_parameters
 from dj2mgm.models.vision_language import cast_images
 from dj2mgm.planning.architecture import Architecture, MicroBatch

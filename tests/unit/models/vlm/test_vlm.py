@@ -18,7 +18,7 @@ from dj2mgm.data.formats import build_conversation, build_text_conversation, lis
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.models.families import load_family
-from dj2mgm.models.mgm.lora import wrap_with_lora
+from dj2mgm.models.lora import wrap_with_lora
 from dj2mgm.models.questions import GivenAnswer
 from dj2mgm.models.trained_weights import find_language_parameters
 from dj2mgm.models.vision_language import IGNORE_INDEX
