@@ -196,11 +196,10 @@ def train(configuration: TrainingCase, folder: Path, output: Path) -> None:
         lora=LoraSettings(r=16, alpha=32, dropout=configuration.dropout, targets=["q_proj", "v_proj", "o_proj"]),
     )
     projector = folder / "projector.safetensors"
-    prepare = {
-        "stage1": pretrain.train_projector_only,
-        "lora": partial(finetune.add_lora, lora=settings.lora, projector=projector),
-        "full": partial(finetune.unfreeze_language_model, projector=projector),
-    }[configuration.tuning]
+    lora = settings.lora if configuration.tuning == "lora" else None
+    prepare = partial(finetune.prepare_stage_2, lora=lora, projector=projector)
+    if configuration.tuning == "stage1":
+        prepare = pretrain.train_projector_only
     inputs = {"data": folder / configuration.data, "model": folder / "mgm"}
     stage = dj2mgm.training.stage.StageRun(configuration.tuning, settings, inputs, output, prepare, lambda *_: None)
     stage.run()

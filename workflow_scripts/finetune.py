@@ -26,13 +26,13 @@ with torch_imports():
     from torch import nn
 
     from dj2mgm.errors import InputError
-    from dj2mgm.models.lora import wrap_with_lora
     from dj2mgm.models.trained_weights import (
         LANGUAGE_MODEL_FILE,
         find_language_parameters,
         find_projector_parameters,
         load_projector,
     )
+    from dj2mgm.models.tuning import choose_tuning, select_trained_parameters
     from dj2mgm.models.vision_language import Parts
     from dj2mgm.settings.training_stages import LoraSettings
     from dj2mgm.settings.validation import load_settings
@@ -51,10 +51,11 @@ def load_stage_1(model: nn.Module, parts: Parts, projector: Path | None) -> None
         load_projector(model, projector, gathered=partial(deepspeed.zero.GatheredParameters, modifier_rank=0))
 
 
-def add_lora(model: nn.Module, parts: Parts, lora: LoraSettings, projector: Path | None) -> PeftModel:
-    """Add LoRA to the language model's projections, and train the projector of stage 1; freeze everything else."""
+def prepare_stage_2(model: nn.Module, parts: Parts, lora: LoraSettings | None, projector: Path | None) -> nn.Module:
+    """Load the projector of stage 1, and freeze everything that LoRA or full fine-tuning does not train."""
     load_stage_1(model, parts, projector)
-    return wrap_with_lora(model, lora, parts.decoder, projector=projector is not None)
+    tuning = choose_tuning("finetune", lora)
+    return select_trained_parameters(model, parts.decoder, tuning, lora, projector=projector is not None)
 
 
 def save_adapter_and_projector(model: PeftModel, weights: dict[str, torch.Tensor], folder: Path) -> None:
@@ -64,18 +65,6 @@ def save_adapter_and_projector(model: PeftModel, weights: dict[str, torch.Tensor
     lora = {name: tensor for name, tensor in weights.items() if "lora_" in name}
     with replace_folder(folder / "adapter") as adapter:
         model.save_pretrained(adapter, state_dict=lora, save_embedding_layers=False)
-
-
-def unfreeze_language_model(model: nn.Module, parts: Parts, projector: Path | None) -> nn.Module:
-    """Train the projector and the whole language model; freeze the towers."""
-    load_stage_1(model, parts, projector)
-    model.requires_grad_(False)
-    connector = find_projector_parameters(model)
-    if not connector:
-        raise InputError("no known module connects this model's towers and language model; train LoRA instead")
-    for parameter in (*connector.values(), *find_language_parameters(model).values()):
-        parameter.requires_grad_(True)
-    return model
 
 
 def save_language_model_and_projector(model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
@@ -93,12 +82,9 @@ def main() -> None:
     settings = load_settings(TrainingSettings, args.config)
     inputs = {"data": args.data, "model": args.model}
     inputs |= {name: path for name in ("projector", "pairs") if (path := getattr(args, name))}
-    if settings.lora:
-        tuning, save = "lora", save_adapter_and_projector
-        prepare = partial(add_lora, lora=settings.lora, projector=args.projector)
-    else:
-        tuning, save = "full", save_language_model_and_projector
-        prepare = partial(unfreeze_language_model, projector=args.projector)
+    tuning = choose_tuning("finetune", settings.lora)
+    prepare = partial(prepare_stage_2, lora=settings.lora, projector=args.projector)
+    save = save_adapter_and_projector if settings.lora else save_language_model_and_projector
     StageRun(tuning, settings, inputs, args.output_dir, prepare, save, locate_held_out_files(args)).run()
 
 

@@ -23,11 +23,12 @@ with quiet_imports():
     from rich.console import Console
 
     from dj2mgm.errors import InputError
+    from dj2mgm.models.tuning import TUNINGS, Tuning
     from dj2mgm.planning.architecture import DEFAULT_IMAGE_SIZE, Architecture, VLMArchitecture, find_architecture
     from dj2mgm.planning.plan_table import print_plans
     from dj2mgm.planning.prediction import Machine, read_free_memory
     from dj2mgm.planning.search import Candidate, list_candidates
-    from dj2mgm.planning.step import TUNINGS, Workload
+    from dj2mgm.planning.step import Workload
     from dj2mgm.settings.config_files import read_json_config
     from dj2mgm.settings.deepspeed_files import list_deepspeed_names, read_deepspeed
     from dj2mgm.settings.training_stages import LoraSettings
@@ -131,7 +132,7 @@ def _search(number: int) -> list[Candidate]:
 
 
 def build_planned_workload(
-    architecture: Architecture, tuning: str, args: argparse.Namespace, machine: Machine
+    architecture: Architecture, tuning: Tuning, args: argparse.Namespace, machine: Machine
 ) -> Workload:
     if tuning != "full" and not architecture.image_tokens:
         raise InputError(f"--tuning {tuning}: {architecture.name} is a text model, whose only tuning is full")

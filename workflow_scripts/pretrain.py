@@ -18,8 +18,7 @@ with torch_imports():
     import deepspeed
     from torch import nn
 
-    from dj2mgm.errors import InputError
-    from dj2mgm.models.trained_weights import find_projector_parameters
+    from dj2mgm.models.tuning import select_trained_parameters
     from dj2mgm.models.vision_language import Parts
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.training.library_changes import apply_library_changes
@@ -30,18 +29,12 @@ with torch_imports():
 
 def train_projector_only(model: nn.Module, parts: Parts) -> nn.Module:
     """Freeze all other parameters, and initialize the projector from the run's seed."""
-    model.requires_grad_(False)
     for module in parts.initialized_in_stage_1:
         with deepspeed.zero.GatheredParameters(list(module.parameters()), modifier_rank=0):
             for layer in module.modules():
                 if hasattr(layer, "reset_parameters"):
                     layer.reset_parameters()
-    projector = find_projector_parameters(model)
-    if not projector:
-        raise InputError("no known module connects this model's towers and language model; remove `pretrain`")
-    for parameter in projector.values():
-        parameter.requires_grad_(True)
-    return model
+    return select_trained_parameters(model, parts.decoder, "stage1")
 
 
 @command_line

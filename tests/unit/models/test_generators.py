@@ -34,7 +34,7 @@ from dj2mgm.models.questions import batch_questions, restore_order
 from dj2mgm.settings.training_stages import LoraSettings
 from dj2mgm.storage.shards import compute_image_digest, read_file, read_members
 from dj2mgm.training.outputs import gather_weights, save_projector
-from finetune import add_lora, save_adapter_and_projector
+from finetune import prepare_stage_2, save_adapter_and_projector
 from tiny_models import (
     NUM_IMAGE_TOKENS,
     pixels,
@@ -131,7 +131,9 @@ def trained(tmp_path_factory):
     tiny_processor().save_pretrained(root / "base")
     randomize(base.model.projector, seed=4)
     save_projector(base, gather_weights(find_projector(base)), root / "pretrain")
-    wrapped = add_lora(base, MGMFamily.find_parts(base), LORA, root / "pretrain" / "projector.safetensors").eval()
+    wrapped = prepare_stage_2(
+        base, MGMFamily.find_parts(base), LORA, root / "pretrain" / "projector.safetensors"
+    ).eval()
     moved = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
     generator = torch.Generator().manual_seed(8)
     with torch.no_grad():

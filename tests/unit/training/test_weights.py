@@ -14,10 +14,9 @@ from dj2mgm.runs.training_checks import PROJECTIONS
 from dj2mgm.settings.training_stages import LoraSettings
 from dj2mgm.training.outputs import BrokenWeights, check_weights, gather_weights, save_projector, save_weights
 from finetune import (
-    add_lora,
+    prepare_stage_2,
     save_adapter_and_projector,
     save_language_model_and_projector,
-    unfreeze_language_model,
 )
 from pretrain import train_projector_only
 from tiny_models import randomize, tiny_mgm
@@ -75,7 +74,7 @@ def test_an_unchanged_lora_is_refused():
 def test_a_new_lora_adapter_counts_as_unchanged(tmp_path):
     model = tiny_mgm()
     save_weights(gather_weights(find_projector_parameters(model)), tmp_path / "projector.safetensors")
-    wrapped = add_lora(model, MGMFamily.find_parts(model), LORA, tmp_path / "projector.safetensors")
+    wrapped = prepare_stage_2(model, MGMFamily.find_parts(model), LORA, tmp_path / "projector.safetensors")
     trained = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
     with pytest.raises(BrokenWeights, match="every lora_B matrix is zero"):
         check_weights(gather_weights(trained), read_full_shapes(trained), steps=2)
@@ -90,7 +89,7 @@ def test_projector_parameters_keep_their_names_in_wrappers(tmp_path):
     assert (
         set(
             find_projector_parameters(
-                add_lora(model, MGMFamily.find_parts(model), LORA, tmp_path / "projector.safetensors")
+                prepare_stage_2(model, MGMFamily.find_parts(model), LORA, tmp_path / "projector.safetensors")
             )
         )
         == NAMES
@@ -118,7 +117,7 @@ def test_stage_1_trains_only_projector_and_mining_from_seed(tmp_path):
 def test_stage_2_trains_only_lora_and_the_projector(tmp_path):
     model = tiny_mgm()
     save_weights(gather_weights(find_projector_parameters(model)), tmp_path / "projector.safetensors")
-    wrapped = add_lora(model, MGMFamily.find_parts(model), LORA, tmp_path / "projector.safetensors")
+    wrapped = prepare_stage_2(model, MGMFamily.find_parts(model), LORA, tmp_path / "projector.safetensors")
     trained = {name for name, p in wrapped.named_parameters() if p.requires_grad}
     lora = {name for name in trained if "lora_" in name}
     assert all(any(name.endswith(part) for part in NAMES) for name in trained - lora)
@@ -130,7 +129,7 @@ def test_stage_2_trains_only_lora_and_the_projector(tmp_path):
 def test_an_adapter_replaces_an_earlier_full_fine_tuning(tmp_path):
     model = tiny_mgm()
     save_weights(gather_weights(find_projector_parameters(model)), tmp_path / "projector.safetensors")
-    wrapped = add_lora(model, MGMFamily.find_parts(model), LORA, tmp_path / "projector.safetensors")
+    wrapped = prepare_stage_2(model, MGMFamily.find_parts(model), LORA, tmp_path / "projector.safetensors")
     (tmp_path / "finetune").mkdir()
     (tmp_path / "finetune/language_model.safetensors").touch()
     trained = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
@@ -142,7 +141,7 @@ def test_full_fine_tuning_is_saved_and_loaded(tmp_path):
     model = tiny_mgm()
     model.save_pretrained(tmp_path / "base")
     save_weights(gather_weights(find_projector_parameters(model)), tmp_path / "projector.safetensors")
-    model = unfreeze_language_model(model, MGMFamily.find_parts(model), tmp_path / "projector.safetensors")
+    model = prepare_stage_2(model, MGMFamily.find_parts(model), None, tmp_path / "projector.safetensors")
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     frozen = {name for name, _ in model.named_parameters()} - set(trained)
     assert frozen and all(name.startswith(("model.vision_tower.", "model.vision_tower_aux.")) for name in frozen)

@@ -16,6 +16,7 @@ from dj2mgm.model_files.missing_models import (
     find_downloads,
     find_missing_models,
 )
+from dj2mgm.models.tuning import choose_tuning
 from dj2mgm.planning.architecture import DEFAULT_IMAGE_SIZE, PlanningError, VLMArchitecture, find_architecture
 from dj2mgm.planning.prediction import Machine, predict
 from dj2mgm.planning.search import MICRO_BATCHES, describe_plan, find_fastest, list_candidates
@@ -202,7 +203,7 @@ def build_largest_workload(run: Run, stage: str, settings: TrainingSettings) -> 
         PlanningError: the model's architecture is not known yet, or `max_length` leaves no room for text.
     """
     architecture = find_architecture(run.config.model.name)
-    tuning = "stage1" if stage == "pretrain" else "lora" if settings.lora else "full"
+    tuning = choose_tuning(stage, settings.lora)
     length = settings.max_length
     answers = length - architecture.image_tokens
     if answers <= 0:

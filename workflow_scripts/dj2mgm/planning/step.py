@@ -12,8 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from dj2mgm.models.lora import wrap_with_lora
-from dj2mgm.models.trained_weights import find_projector_parameters
+from dj2mgm.models.tuning import Tuning, select_trained_parameters
 from dj2mgm.models.vision_language import cast_images
 from dj2mgm.planning.architecture import Architecture, MicroBatch
 from dj2mgm.planning.live_memory import LiveMemory
@@ -22,7 +21,6 @@ from dj2mgm.planning.replay import replay_chunks, replay_layers
 from dj2mgm.settings.frozen_precision import can_use_nf4
 from dj2mgm.settings.training_stages import MAX_WORKERS, LoraSettings
 
-TUNINGS = ("stage1", "lora", "full")
 MEMORY_KINDS = ("activations", "logits", "gradients")
 
 
@@ -31,7 +29,7 @@ class Workload:
     """Model, trained parameters and samples of a training stage."""
 
     architecture: Architecture
-    tuning: str  # stage1 (projector and mining), lora (also LoRA matrices) or full (also the language model)
+    tuning: Tuning
     sequence_length: int  # tokens of a sample, including the tokens of its image
     answer_tokens: int  # tokens of a sample that carry loss
     precision: torch.dtype = torch.bfloat16  # torch dtype of the weights
@@ -71,18 +69,12 @@ class MemoryTrace:
 def build_meta_model(workload: Workload) -> nn.Module:
     """Return the model on the meta device; exactly the trained parameters require gradients."""
     model = workload.architecture.build(workload.precision)
-    model.requires_grad_(False)
-    if workload.tuning == "lora":
-        decoder = workload.architecture.language_model(model).layers
-        with torch.device("meta"):
-            wrapped = wrap_with_lora(model, workload.lora, decoder, projector=workload.projector)
-        return wrapped.to(workload.precision)
-    if workload.tuning == "full":
-        workload.architecture.language_model(model).requires_grad_(True)
-        model.get_output_embeddings().requires_grad_(True)
-    for parameter in find_projector_parameters(model).values():
-        parameter.requires_grad_(True)
-    return model
+    if not workload.architecture.image_tokens:  # a text model trains all its parameters
+        return model
+    decoder = workload.architecture.language_model(model).layers
+    with torch.device("meta"):
+        model = select_trained_parameters(model, decoder, workload.tuning, workload.lora, workload.projector)
+    return model.to(workload.precision)
 
 
 @lru_cache(maxsize=1)  # a search uses one workload many times, and building takes as long as tracing

@@ -10,6 +10,7 @@ import torch
 from dj2mgm.cli.messages import note
 from dj2mgm.data.images import read_image_size
 from dj2mgm.errors import InputError
+from dj2mgm.models.tuning import Tuning
 from dj2mgm.models.vision_language import Family
 from dj2mgm.models.vlm.encoder import BLANK
 from dj2mgm.planning.architecture import Architecture, MGMArchitecture, PlanningError, VLMArchitecture
@@ -43,7 +44,7 @@ class KeptPlan:
 
 
 def build_workload(
-    tuning: str,
+    tuning: Tuning,
     settings: TrainingSettings,
     architecture: Architecture,
     dataset: ConversationDataset,
@@ -54,7 +55,7 @@ def build_workload(
     The workload has as many images as a micro batch of short conversations with one image each would have.
 
     Args:
-        tuning: one of planning.step.TUNINGS.
+        tuning: which parameters are trained.
         settings: the stage's settings.
         architecture: the model's shape.
         dataset: the training data.
@@ -78,7 +79,7 @@ def build_architecture(family: Family, dataset: ConversationDataset) -> Architec
 
 
 def build_workload_at(
-    tuning: str,
+    tuning: Tuning,
     settings: TrainingSettings,
     architecture: Architecture,
     sequence_length: int,

@@ -22,6 +22,7 @@ from dj2mgm.data.formats import DESCRIBE, build_conversation, find_control_probl
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.models.loss import LanguageModelHead, recording_likelihoods
+from dj2mgm.models.tuning import Tuning
 from dj2mgm.models.vision_language import Encoder
 from dj2mgm.settings.generation_prompts import PromptSettings
 from dj2mgm.settings.training_stages import ScoreSettings
@@ -57,14 +58,14 @@ class HeldOutQuestions(Dataset):
 
 
 def read_held_out_questions(
-    evaluation: Path, generate_config: Path, tuning: str, encoder: Encoder, max_length: int, count: int
+    evaluation: Path, generate_config: Path, tuning: Tuning, encoder: Encoder, max_length: int, count: int
 ) -> HeldOutQuestions | None:
     """Read at most `count` questions of the evaluation split; None if there are none for the stage.
 
     Args:
         evaluation: the held-out split.
         generate_config: settings of the stage `generate`, with the image folder and the prompts.
-        tuning: one of planning.step.TUNINGS.
+        tuning: which parameters are trained.
         encoder: encoder of the conversations.
         max_length: tokens at which training truncates conversations. Conversations of this length are left out.
         count: maximum number of questions.

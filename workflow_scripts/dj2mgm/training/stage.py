@@ -14,6 +14,7 @@ from dj2mgm.compute import set_seed, use_cpu_threads
 from dj2mgm.errors import InputError
 from dj2mgm.models.families import load_family
 from dj2mgm.models.trained_weights import read_full_shapes
+from dj2mgm.models.tuning import Tuning
 from dj2mgm.models.vision_language import Parts
 from dj2mgm.monitoring.memory_csv import join_seconds, read_memory_rows
 from dj2mgm.monitoring.sampler import MemorySampler
@@ -72,7 +73,7 @@ class StageRun:
     """A training stage, from its settings to its declared outputs, which are written last.
 
     Args:
-        tuning: kind of tuning, one of planning.step.TUNINGS.
+        tuning: which parameters are trained.
         settings: settings of the stage, possibly with "auto".
         inputs: `data` (jsonl), `model` (folder), possibly `pairs` (jsonl), and other files that decide the result.
         output_dir: folder of the outputs.
@@ -84,7 +85,7 @@ class StageRun:
 
     def __init__(
         self,
-        tuning: str,
+        tuning: Tuning,
         settings: TrainingSettings,
         inputs: dict[str, Path],
         output_dir: Path,

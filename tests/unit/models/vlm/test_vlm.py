@@ -31,7 +31,7 @@ from dj2mgm.storage.files import read_json, write_jsonl, write_yaml
 from dj2mgm.training.model_preparation import compile_layers
 from dj2mgm.training.scoring import Scorer, read_held_out_questions
 from dj2mgm.training.training_data import Collator, ConversationDataset
-from finetune import unfreeze_language_model
+from finetune import prepare_stage_2
 from pretrain import train_projector_only
 from tiny_families import BUILDERS, LORA, save_tiny_families, save_tiny_family
 from tiny_models import save_image
@@ -646,9 +646,9 @@ def test_a_saved_processor_keeps_files_for_videos(tmp_path):
 
 def test_stage_1_needs_a_known_connector():
     model = torch.nn.ModuleDict({"aligner": torch.nn.Linear(2, 2), "language_model": torch.nn.Linear(2, 2)})
-    parts = SimpleNamespace(initialized_in_stage_1=[])
+    parts = SimpleNamespace(initialized_in_stage_1=[], decoder=model)
     with pytest.raises(InputError, match="no known module connects .*; train LoRA instead"):
-        unfreeze_language_model(model, parts, None)
+        prepare_stage_2(model, parts, None, None)
 
 
 def test_thinking_is_disabled_in_training_and_generation(tmp_path):

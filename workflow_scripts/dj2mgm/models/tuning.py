@@ -1,0 +1,51 @@
+"""Tunings of the training stages: which parameters each one trains, in training and in the memory plan."""
+
+from typing import Literal, get_args
+
+from torch import nn
+
+from dj2mgm.errors import InputError
+from dj2mgm.models.lora import wrap_with_lora
+from dj2mgm.models.trained_weights import find_language_parameters, find_projector_parameters
+from dj2mgm.settings.training_stages import LoraSettings
+
+# stage1 trains the projector, which includes MGM's patch info mining; lora also LoRA matrices of the language model;
+# full also the language model itself
+Tuning = Literal["stage1", "lora", "full"]
+TUNINGS: tuple[Tuning, ...] = get_args(Tuning)
+
+
+def choose_tuning(stage: str, lora: LoraSettings | None) -> Tuning:
+    """Return the tuning of the stage pretrain or finetune."""
+    if stage == "pretrain":
+        return "stage1"
+    return "lora" if lora else "full"
+
+
+def select_trained_parameters(
+    model: nn.Module, decoder: nn.Module, tuning: Tuning, lora: LoraSettings | None = None, projector: bool = True
+) -> nn.Module:
+    """Freeze everything that a tuning does not train; return the model, which LoRA wraps.
+
+    Args:
+        model: the base model.
+        decoder: its module with the layers of the language model.
+        tuning: decides which parameters require gradients afterwards.
+        lora: settings of the tuning `lora`.
+        projector: whether LoRA also trains the projector; the other tunings always do.
+
+    Raises:
+        InputError: the model has no known module between towers and language model, or no projection that `lora` names.
+    """
+    if tuning == "lora":
+        return wrap_with_lora(model, lora, decoder, projector=projector)
+    model.requires_grad_(False)
+    trained = find_projector_parameters(model)
+    if not trained:
+        remedy = "remove `pretrain`" if tuning == "stage1" else "train LoRA instead"
+        raise InputError(f"no known module connects this model's towers and language model; {remedy}")
+    if tuning == "full":
+        trained |= find_language_parameters(model)
+    for parameter in trained.values():
+        parameter.requires_grad_(True)
+    return model
