@@ -110,9 +110,13 @@ def _compile_forward(layer: nn.Module, dimensions: int) -> Callable:
     batches of several widths fail with "Node add_431 was invalid, but is output" (PyTorch 2.11). Non-reentrant
     checkpointing needs the same compiled code in both passes, but autograd's thread may select other code. The first
     `dimensions` dimensions of the layer's input differ from batch to batch.
+
+    Reentrant checkpointing sees only positional arguments. A layer that also takes tensors with gradients by keyword,
+    or an object in which layers share keys and values, is checkpointed without compilation.
     """
     forward, threads, packed = type(layer).forward, torch.get_num_threads(), is_packed(layer)
-    compiled = torch.compile(getattr(forward, "__wrapped__", forward).__get__(layer))
+    uncompiled = getattr(forward, "__wrapped__", forward).__get__(layer)
+    compiled = torch.compile(uncompiled)
 
     def run_compiled(*args, **kwargs) -> torch.Tensor:
         # Compiled code is valid for one number of threads. The thread that pins batches sets another number, which
@@ -125,8 +129,19 @@ def _compile_forward(layer: nn.Module, dimensions: int) -> Callable:
         return compiled(*_mark_dynamic(args, sizes), **keywords)
 
     def run_layer(*args, **kwargs) -> torch.Tensor:
-        if layer.training and getattr(layer, "gradient_checkpointing", False) and args[0].requires_grad:
-            return checkpoint(partial(run_compiled, **kwargs), *args, use_reentrant=True)
-        return run_compiled(*args, **kwargs)
+        if not (layer.training and getattr(layer, "gradient_checkpointing", False) and args[0].requires_grad):
+            return run_compiled(*args, **kwargs)
+        if any(map(_may_carry_gradients, kwargs.values())):
+            return checkpoint(partial(uncompiled, **kwargs), *args, use_reentrant=False)
+        return checkpoint(partial(run_compiled, **kwargs), *args, use_reentrant=True)
 
     return run_layer
+
+
+def _may_carry_gradients(value: object) -> bool:
+    """Return whether gradients may flow through an argument: a tensor, or an object in which layers keep tensors."""
+    if isinstance(value, tuple | list):
+        return any(map(_may_carry_gradients, value))
+    if isinstance(value, torch.Tensor):
+        return value.requires_grad
+    return not (value is None or isinstance(value, bool | int | float | str))
