@@ -69,6 +69,14 @@ def test_only_frozen_layers_of_even_sizes_are_replaced():
     }
 
 
+def test_routers_of_experts_keep_their_precision():
+    router = nn.ModuleDict({"norm": nn.LayerNorm(32), "proj": nn.Linear(32, 16)})
+    layer = nn.ModuleDict({"router": router, "gate": nn.Linear(32, 16), "gate_proj": nn.Linear(32, 16)})
+    replace_frozen_layers(nn.ModuleList([layer]).requires_grad_(False), "fp8")
+    assert type(layer["gate_proj"]).__name__ == "FrozenFP8Linear"
+    assert type(router["proj"]) is type(layer["gate"]) is nn.Linear
+
+
 def test_trained_layers_and_zero_3_are_refused(linear):
     with pytest.raises(InputError, match="supports the size of no frozen layer"):
         replace_frozen_layers(nn.ModuleList([linear.requires_grad_(True)]), "fp8")

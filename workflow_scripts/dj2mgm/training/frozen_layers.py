@@ -169,17 +169,21 @@ def _dequantize(parts: list[torch.Tensor], rows: int) -> torch.Tensor:
     return (values * scales.view(blocks, 1)).view(rows, -1)
 
 
+ROUTERS = {"router", "gate"}  # names of routers, or of the modules that contain them
 FROZEN_LAYERS = {"fp8": FrozenFP8Linear, "nf4": FrozenNF4Linear}
 
 
 def replace_frozen_layers(model: nn.Module, precision: str) -> None:
-    """Replace, in place, all frozen linear layers of `model` whose size the format supports."""
+    """Replace, in place, all frozen linear layers of `model` whose size the format supports.
+
+    Routers of experts keep their precision, because rounding would choose other experts.
+    """
     replacement = FROZEN_LAYERS[precision]
     layers = [
         (parent, name, child)
-        for parent in model.modules()
+        for path, parent in model.named_modules()
         for name, child in parent.named_children()
-        if type(child) is nn.Linear and not child.weight.requires_grad
+        if type(child) is nn.Linear and not child.weight.requires_grad and not ROUTERS & {*path.split("."), name}
     ]
     if any(is_zero_param(child.weight) for *_, child in layers):
         raise InputError(f"precision: {precision} needs whole weights, but ZeRO-3 splits them; set deepspeed: zero2")
