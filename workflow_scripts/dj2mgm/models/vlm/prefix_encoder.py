@@ -45,7 +45,7 @@ class PrefixEncoder(ProcessorEncoder):
         return {name: values for name, values in output.items() if name not in ("attention_mask", "labels")}
 
     def _render_prompt(self, replacement: str, question: str) -> str:
-        return f"{replacement}{self.tokenizer.bos_token}{question}\n"
+        return f"{replacement}{self.tokenizer.bos_token}{question.strip()}\n"
 
     def _find_control_tokens(self) -> tuple[str, ...]:
         return tuple(sorted(token for token in set(self.special) - {IMAGE_TOKEN} if token.strip()))
