@@ -151,3 +151,8 @@ def restore_order(batches: list[list[list[int]]], answers: Iterable[list[T]]) ->
         while number in pending:
             yield pending.pop(number)
             number += 1
+
+
+def cut_at_stop(tokens: list[int], stops: Container[int]) -> list[int]:
+    """Return the tokens before the first stop token."""
+    return tokens[: next((position for position, token in enumerate(tokens) if token in stops), len(tokens))]

@@ -545,6 +545,8 @@ def test_likelihood_of_a_caption_ignores_longer_captions(folders, tmp_path):
         return [candidates[0] for candidates in generator.generate_candidates(paths, "", "", 1, 6, batch_size)]
 
     assert len(ask(1)[0][0]) < len(captions[0])
+    end = generator.encoder.tokenizer.decode(generator.stops).strip()
+    assert end and not ask(1)[0][0].endswith(end), "the token that ends a caption is no part of it"
     for (text, alone), (same, batched) in zip(ask(1), ask(3), strict=True):
         assert text == same and batched == pytest.approx(alone, abs=1e-4)
 
@@ -553,11 +555,11 @@ def test_likelihood_of_a_caption_ignores_longer_captions(folders, tmp_path):
 def test_answers_are_trained_after_their_generation_prompt(folders, tmp_path, family):
     encoder = load_family(folders[family]).make_encoder("", 512)
     row = build_conversation(
-        "1", str(save_image(tmp_path / "a.png", "red", (90, 40))), "What is shown?", "a red circle"
+        "1", str(save_image(tmp_path / "a.png", "red", (90, 40))), " What is shown?\n", "a red circle"
     )
     item = encoder.encode_row(row)
     begin = next(position for position, label in enumerate(item["labels"]) if label != IGNORE_INDEX)
-    prompt = encoder.encode_prompts([encoder.process_image(load_image(row["image"]))[1]], ["What is shown?"])
+    prompt = encoder.encode_prompts([encoder.process_image(load_image(row["image"]))[1]], [" What is shown?\n"])
     assert item["input_ids"][:begin] == prompt["input_ids"][0].tolist()
 
 

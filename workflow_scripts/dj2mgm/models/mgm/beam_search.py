@@ -8,8 +8,8 @@ Gemma's vocabulary of 256 000, and it encodes every image once for each beam.
 import torch
 from torch.nn.functional import log_softmax
 
-from dj2mgm.models.mgm.greedy_search import cut_at_stop
 from dj2mgm.models.mgm.modeling_mgm import MGMForConditionalGeneration
+from dj2mgm.models.questions import cut_at_stop
 
 # token ids before the stop token, and the log-likelihood in nats including the stop token
 Hypothesis = tuple[list[int], float]

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from transformers import Cache, DynamicLayer, StaticLayer
 
 from dj2mgm.models.mgm.modeling_mgm import MGMForConditionalGeneration
+from dj2mgm.models.questions import cut_at_stop
 
 TOKENS_AT_ONCE = 2**14  # in one forward pass; enough to keep a GPU busy, while activations stay small
 # Answers of at least this many tokens are decoded with a CUDA graph. Kernels for one token per row are so small that
@@ -220,8 +221,3 @@ def _concatenate_caches(caches: list[Cache]) -> Cache:
             for layer in layers[1:]:
                 setattr(layer, name, None)
     return first
-
-
-def cut_at_stop(tokens: list[int], ends: set[int]) -> list[int]:
-    """Return the tokens before the first stop token."""
-    return tokens[: next((position for position, token in enumerate(tokens) if token in ends), len(tokens))]

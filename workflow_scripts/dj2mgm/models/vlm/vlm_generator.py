@@ -22,6 +22,7 @@ from dj2mgm.models.questions import (
     Image,
     QuestionBatch,
     check_control_tokens,
+    cut_at_stop,
     make_image_key,
     split_into_parts,
     with_new_images,
@@ -271,7 +272,9 @@ class TransformersGenerator(Generator):
         return values.to(self.model.device, self.model.dtype if values.is_floating_point() else None)
 
     def _decode(self, tokens: torch.Tensor) -> list[str]:
-        return [text.strip() for text in self.encoder.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
+        """Return the texts of answers without their stop tokens, some of which may not be special tokens."""
+        answers = [cut_at_stop(answer, self.stops) for answer in tokens.tolist()]
+        return [text.strip() for text in self.encoder.tokenizer.batch_decode(answers, skip_special_tokens=True)]
 
 
 def _concatenate_fields(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
