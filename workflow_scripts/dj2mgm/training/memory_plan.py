@@ -55,7 +55,7 @@ def build_workload(
     The workload has as many images as a micro batch of short conversations with one image each would have.
 
     Args:
-        tuning: which parameters are trained.
+        tuning: kind of training, which decides what is trained.
         settings: the stage's settings.
         architecture: the model's shape.
         dataset: the training data.

@@ -73,7 +73,7 @@ class StageRun:
     """A training stage, from its settings to its declared outputs, which are written last.
 
     Args:
-        tuning: which parameters are trained.
+        tuning: kind of training, which decides what is trained.
         settings: settings of the stage, possibly with "auto".
         inputs: `data` (jsonl), `model` (folder), possibly `pairs` (jsonl), and other files that decide the result.
         output_dir: folder of the outputs.
