@@ -31,7 +31,6 @@ from dj2mgm.training.checkpoints import discard_finished
 
 # stages inherit them
 set_torch_environment()
-share_compiled_code()
 
 
 @contextmanager
@@ -75,6 +74,7 @@ def explicit_settings(config):
 
 # no `configfile:` directive: `config` is then exactly the command line's layer
 with user_errors():
+    share_compiled_code()
     check_stated_once(workflow.config_settings.config_args or [])
     RUNS = Runs(explicit_settings(config))
 EXPERIMENTS = RUNS.experiments.names

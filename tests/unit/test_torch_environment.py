@@ -2,15 +2,18 @@
 
 import os
 
+import pytest
+
 from dj2mgm import torch_environment
+from dj2mgm.errors import InputError
 from dj2mgm.torch_environment import COMPILED_CODE, limit_compiled_code, share_compiled_code
 
 
 def test_stages_share_compiled_code_unless_user_sets_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "mine"))
     share_compiled_code()
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "mine")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     share_compiled_code()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / COMPILED_CODE)
@@ -26,3 +29,26 @@ def test_too_large_compiled_code_is_deleted(tmp_path, monkeypatch):
     monkeypatch.setattr(torch_environment, "COMPILED_CODE_BYTES", 99)
     limit_compiled_code()
     assert not COMPILED_CODE.exists()
+
+
+def test_a_linked_folder_is_not_emptied(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch_environment, "COMPILED_CODE_BYTES", 99)
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others/file").write_bytes(bytes(100))
+    COMPILED_CODE.parent.mkdir()
+    COMPILED_CODE.symlink_to(tmp_path / "others")
+    limit_compiled_code()
+    assert (tmp_path / "others/file").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/dev/null")
+    with pytest.raises(InputError, match="TORCHINDUCTOR_CACHE_DIR: /dev/null cannot be made"):
+        share_compiled_code()
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    COMPILED_CODE.parent.mkdir()
+    COMPILED_CODE.touch()
+    with pytest.raises(InputError, match="is not a folder; delete it"):
+        share_compiled_code()

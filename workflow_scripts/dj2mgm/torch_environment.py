@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dj2mgm.errors import InputError
+
 COMPILED_CODE = Path(".snakemake/compiled")  # cache of torch.compile, in the folder in which Snakemake runs
 COMPILED_CODE_BYTES = 2 * 2**30  # MGM-2B's fine-tuning takes 32 MB
 
@@ -26,16 +28,35 @@ def set_torch_environment() -> None:
 def share_compiled_code() -> None:
     """Let all stages of this folder share compiled code, unless the user has set another folder for it.
 
-    PyTorch's own choice is a folder in /tmp, which is lost at a restart, and which each node has for itself.
+    PyTorch's default is a folder in /tmp: each node has its own, and a restart deletes it.
+
+    Raises:
+        InputError: the folder cannot be made, or is a file.
     """
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(COMPILED_CODE.absolute()))
+    folder = Path(os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(COMPILED_CODE.absolute())))
+    if folder == COMPILED_CODE.absolute():
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{COMPILED_CODE} is not a folder; delete it, so that compiled code can be kept there")
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"the environment variable TORCHINDUCTOR_CACHE_DIR: {folder} cannot be made ({error.strerror}); unset it, "
+            "or name a writable folder"
+        ) from None
 
 
 def limit_compiled_code() -> None:
-    """Delete the folder's compiled code if it is larger than COMPILED_CODE_BYTES; no stage may be running."""
+    """Delete the folder's compiled code if it is larger than COMPILED_CODE_BYTES; no stage may be running.
+
+    A link to another folder has no limit, because it may lead to files of others.
+    """
+    if COMPILED_CODE.is_symlink():
+        return
     sizes = (file.lstat().st_size for file in COMPILED_CODE.rglob("*"))
     if sum(sizes) > COMPILED_CODE_BYTES:
-        shutil.rmtree(COMPILED_CODE)
+        shutil.rmtree(COMPILED_CODE, ignore_errors=True)  # what cannot be deleted stays, and is used
 
 
 @contextmanager
