@@ -158,6 +158,17 @@ def test_a_stage_is_planned_with_its_largest_images(folders, tmp_path):
     assert planned_for == [16, 4, 4]
 
 
+def test_tiles_decide_which_images_are_the_largest(folders, tmp_path):
+    """The wide image has more pixels, but the processor divides the square one into more tiles."""
+    sizes = [(600, 30), (120, 120)]
+    images = [str(save_image(tmp_path / f"{width}.png", (9, 9, 9), (width, height))) for width, height in sizes]
+    write_jsonl(tmp_path / "data.jsonl", [build_conversation(image, image, "What?", "blue") for image in images])
+    family = load_family(folders["smolvlm"])
+    dataset = ConversationDataset(tmp_path / "data.jsonl", family.make_encoder("", 4096))
+    tiles = [item["pixel_values"].shape[1] for item in (dataset[0], dataset[1])]
+    assert build_architecture(family, dataset).item["pixel_values"].shape[1] == tiles[1] == max(tiles) > tiles[0]
+
+
 def test_the_doctor_reports_images_that_leave_no_room(folders, monkeypatch):
     architecture = load_architecture("tiny", folders["qwen3_vl"])
     monkeypatch.setattr("dj2mgm.health.project_checks.find_architecture", lambda name: architecture)

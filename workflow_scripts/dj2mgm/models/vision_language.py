@@ -72,8 +72,11 @@ class Encoder(Protocol):
     def count_tokens(self, row: dict) -> tuple[int, int]:
         """Return the number of tokens of a conversation, and how many of them carry loss."""
 
-    def count_pixels(self, row: dict) -> int:
-        """Return the pixels of the row's images, or 0 if the model's memory does not depend on them."""
+    def count_image_tokens(self, row: dict) -> int:
+        """Return the tokens of the row's images, to which their memory is proportional; 0 if all images take as many.
+
+        Pixels of a file do not tell: processors scale images, and divide them into tiles by their aspect ratio.
+        """
 
     def encode_row(self, row: dict | None) -> dict:
         """Return `input_ids`, `labels` of equal length, and further inputs; None gives an item without loss."""

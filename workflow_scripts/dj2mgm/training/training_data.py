@@ -147,7 +147,7 @@ class ConversationDataset(Dataset):
     Attributes:
         lengths: (N,) tokens of each conversation.
         answers: (N,) tokens of each conversation that carry loss.
-        largest_images: images of the conversation whose images have the most pixels.
+        largest_images: images of the conversation whose images have the most tokens.
     """
 
     def __init__(self, paths: str | Path | Sequence[Path], encoder: Encoder):
@@ -155,9 +155,9 @@ class ConversationDataset(Dataset):
         self.lengths, self.answers = array("i"), array("i")
         self.largest_images: list[str] = []
         paths = [paths] if isinstance(paths, str | Path) else paths
-        most_pixels = -1
+        most_tokens = -1
         for path in paths:
-            most_pixels = self._measure(path, most_pixels)
+            most_tokens = self._measure(path, most_tokens)
         if not self.lengths:
             raise InputError(f"{' and '.join(map(str, paths))}: there are no conversations to train on")
         if not any(self.answers):
@@ -167,8 +167,8 @@ class ConversationDataset(Dataset):
             )
         self.files = [LineIndex(path) for path in paths]
 
-    def _measure(self, path: str | Path, most_pixels: int) -> int:
-        """Check and measure all rows of a file; return the pixels of the largest images so far."""
+    def _measure(self, path: str | Path, most_tokens: int) -> int:
+        """Check and measure all rows of a file; return the tokens of the largest images so far."""
         too_long: list[ImageBeyondMaxLength] = []
         for number, row in enumerate(read_llava(path), start=1):  # rows are not kept in memory
             if problem := find_image_problem(row) or find_control_problem(row, self.encoder.control_tokens):
@@ -178,8 +178,8 @@ class ConversationDataset(Dataset):
             except ImageBeyondMaxLength as error:
                 too_long.append(error)
                 continue
-            if (images := list_images(row)) and (pixels := self.encoder.count_pixels(row)) > most_pixels:
-                self.largest_images, most_pixels = images, pixels
+            if (images := list_images(row)) and (tokens := self.encoder.count_image_tokens(row)) > most_tokens:
+                self.largest_images, most_tokens = images, tokens
             self.lengths.append(length)
             self.answers.append(answer_tokens)
         if too_long:
@@ -187,7 +187,7 @@ class ConversationDataset(Dataset):
             raise InputError(
                 f"{path}: the images of {len(too_long)} of {number} rows do not fit. The longest: {longest}"
             )
-        return most_pixels
+        return most_tokens
 
     def truncation_note(self, max_length: int) -> str | None:
         """Return a note about conversations that are truncated at `max_length` tokens; None if there are none."""

@@ -99,7 +99,7 @@ class MGMEncoder:
         labels = self._encode(row)["labels"]
         return len(labels), len(labels) - labels.count(IGNORE_INDEX)
 
-    def count_pixels(self, row: dict) -> int:
+    def count_image_tokens(self, row: dict) -> int:
         return 0  # all images are resized to the same size
 
     def encode_row(self, row: dict | None) -> dict:

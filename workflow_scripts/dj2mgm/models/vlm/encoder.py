@@ -76,9 +76,9 @@ class ProcessorEncoder:
         type_ids = self._make_type_ids(torch.tensor([encoded["input_ids"]]))
         return encoded | {name: values[0].tolist() for name, values in type_ids.items()}
 
-    def count_pixels(self, row: dict) -> int:
-        """Return the number of pixels of all images of a conversation."""
-        return sum(width * height for width, height in self._read_sizes(row))
+    def count_image_tokens(self, row: dict) -> int:
+        image_token = self.tokenizer.convert_ids_to_tokens(self.image_token_id)
+        return sum(replacement.count(image_token) for replacement in self._get_replacements(*self._read_sizes(row)))
 
     def sample(self, *sizes: tuple[int, int]) -> dict:
         """Return the item of a question and a one-letter answer about blank images of `sizes` pixels."""
