@@ -43,6 +43,10 @@ class Conversations:
 
     lengths, answers = [30, 40], [12, 8]
 
+    @property
+    def longest(self):
+        return max(self.lengths)
+
 
 def settings(**changes) -> TrainingSettings:
     values = SETTINGS | {"gpus": 1, "global_batch_size": 16, "deepspeed": CHOICES["zero3_offload"]} | changes

@@ -66,6 +66,10 @@ class Encoder(Protocol):
     control_tokens: tuple[str, ...]  # no text may contain one
 
     @property
+    def blank_tokens(self) -> int:
+        """Tokens that a micro batch without images has in addition."""
+
+    @property
     def stops(self) -> frozenset[int]:
         """Tokens that end an answer."""
 

@@ -61,7 +61,7 @@ def build_workload(
         dataset: the training data.
         projector: whether LoRA also trains the projector.
     """
-    longest = max(dataset.lengths)
+    longest = dataset.longest
     workload = build_workload_at(tuning, settings, architecture, longest, max(dataset.answers), projector)
     shortest = max(min(dataset.lengths), workload.architecture.image_tokens)
     return replace(workload, images_per_sample=min(MAX_CROWDING, longest / shortest))

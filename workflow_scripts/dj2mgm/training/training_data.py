@@ -147,13 +147,14 @@ class ConversationDataset(Dataset):
     Attributes:
         lengths: (N,) tokens of each conversation.
         answers: (N,) tokens of each conversation that carry loss.
+        longest: tokens of the longest conversation, with the blank image of a micro batch without images.
         largest_images: images of the conversation whose images have the most tokens.
     """
 
     def __init__(self, paths: str | Path | Sequence[Path], encoder: Encoder):
         self.encoder = encoder
         self.lengths, self.answers = array("i"), array("i")
-        self.largest_images: list[str] = []
+        self.longest, self.largest_images = 0, []
         paths = [paths] if isinstance(paths, str | Path) else paths
         most_tokens = -1
         for path in paths:
@@ -180,6 +181,7 @@ class ConversationDataset(Dataset):
                 continue
             if (images := list_images(row)) and (tokens := self.encoder.count_image_tokens(row)) > most_tokens:
                 self.largest_images, most_tokens = images, tokens
+            self.longest = max(self.longest, length if images else length + self.encoder.blank_tokens)
             self.lengths.append(length)
             self.answers.append(answer_tokens)
         if too_long:

@@ -106,8 +106,10 @@ def test_the_blank_image_of_a_text_batch_does_not_change_loss(folders, data, fam
     vlm = load_family(folders[family])
     dataset = ConversationDataset(data[family], vlm.make_encoder("", 512))
     model = train_projector_only(vlm.load(torch.float32, "eager"), vlm.find_parts(vlm.load(torch.float32, "eager")))
-    batch = dataset.encoder.batch([dataset[2]], len(dataset[2]["input_ids"]))
-    assert len(batch["input_ids"]) == 2 and (batch["labels"][1] == IGNORE_INDEX).all()
+    length = len(dataset[2]["input_ids"])
+    batch = dataset.encoder.batch([dataset[2]], length)
+    assert batch["input_ids"].shape == (1, length + dataset.encoder.blank_tokens)
+    assert dataset.longest >= length + dataset.encoder.blank_tokens and (batch["labels"][0, length:] < 0).all()
     model(**batch).loss.backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
     assert gradients and not any(gradient.any() for gradient in gradients)

@@ -92,6 +92,10 @@ class MGMEncoder:
         self.max_length = max_length
 
     @property
+    def blank_tokens(self) -> int:
+        return 0
+
+    @property
     def stops(self) -> frozenset[int]:
         return frozenset(self.template.stop_ids(self.processor.tokenizer))
 

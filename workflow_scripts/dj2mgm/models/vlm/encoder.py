@@ -57,6 +57,11 @@ class ProcessorEncoder:
         self._blank_item = self._short_item | {"labels": [IGNORE_INDEX] * len(self._short_item["labels"])}
         self.max_length = max_length
 
+    @property
+    def blank_tokens(self) -> int:
+        """Return the tokens that a blank image adds to a batch of texts."""
+        return len(self._blank_item["input_ids"])
+
     def count_tokens(self, row: dict) -> tuple[int, int]:
         try:
             replacements = self._get_replacements(*self._read_sizes(row))
@@ -105,18 +110,28 @@ class ProcessorEncoder:
     def batch(self, items: list[dict], width: int) -> dict[str, torch.Tensor]:
         """Return a right-padded batch without an attention mask, which causal attention does not need.
 
-        If no item has an image, an item with a blank image and without loss is added. The parameters that stage 1
-        trains must have a gradient in every micro batch, and under ZeRO-3 all processes gather the towers' weights
-        together.
+        If no item has an image, a blank image without loss follows the tokens of the shortest item, which causal
+        attention hides from them. The parameters that stage 1 trains must have a gradient in every micro batch, and
+        under ZeRO-3 all processes gather the towers' weights together.
         """
         if not any(item.keys() - {"labels", *TOKEN_FIELDS} for item in items):
-            items = [*items, self._blank_item]
-            width = max(width, len(self._blank_item["input_ids"]))
+            shortest = min(range(len(items)), key=lambda number: len(items[number]["input_ids"]))
+            joined = self._append_blank_image(items[shortest])
+            items = [*items[:shortest], joined, *items[shortest + 1 :]]
+            width = max(width, len(joined["input_ids"]))
         image_fields = dict.fromkeys(name for item in items for name in item if name not in TOKEN_FIELDS)
         batch = self.batch_tokens(items, width) | {
             name: concatenate([item[name] for item in items if name in item]) for name in image_fields
         }
         return batch | self.tower_inputs(batch) if self.tower_inputs else batch
+
+    def _append_blank_image(self, item: dict) -> dict:
+        """Return a text with a blank image after it, without loss."""
+        blank, length = self._blank_item, len(item["input_ids"])
+        fields = {
+            name: item.get(name, [self.fillers[name]] * length) + blank[name] for name in TOKEN_FIELDS if name in blank
+        }
+        return {name: values for name, values in blank.items() if name not in TOKEN_FIELDS} | fields
 
     def batch_tokens(self, items: list[dict], width: int) -> dict[str, torch.Tensor]:
         """Return the token fields of `batch`."""
