@@ -216,7 +216,7 @@ def describe_seed_coverage(experiments: list[ExperimentResults]) -> str:
     seeds = {experiment.name: experiment.seeds for experiment in experiments}
     if all(len(numbers) == 1 for numbers in seeds.values()):
         return (
-            f"{describe_coverage(1)} To cover training noise, list more seeds in the experiments' files; five are "
+            f"{describe_coverage(1)} To cover this change too, list more seeds in the experiments' files; five are "
             "recommended."
         )
     if len({tuple(numbers) for numbers in seeds.values()}) == 1:
