@@ -68,11 +68,11 @@ def test_better_data_are_named_with_their_difference(page):
     result = verdict(page({"baseline": 0.5, "new": 0.6}, seeds=3))
     assert result.kind == "better" and result.statement.startswith("new is better than baseline: probability of the ")
     assert " % instead of " in result.statement and "(+" in result.statement and "95 % interval" in result.statement
-    share, statement = re.fullmatch(r"If the data were equally good, (\d\.\d+) % (.*)", result.certainty).groups()
-    assert (
-        statement == "of repetitions with 100 images and 3 seeds would find a difference this large."
-        and 0 < float(share) < 5
+    pattern = (
+        r"If the data were equally good, a difference at least this large would occur in (\d\.\d+) % of repetitions "
+        r"with 100 images and 3 seeds\."
     )
+    assert 0 < float(re.fullmatch(pattern, result.certainty)[1]) < 5
     assert (result.next_step, result.command) == ("", "")
     experiments = page({"baseline": 0.5, "new": 0.6}, seeds=3)
     [card] = write_verdict_cards(experiments)
@@ -88,8 +88,11 @@ def test_the_verdict_on_one_seed_is_about_two_models(page):
     for level, command in commands.items():
         result = verdict(page({"baseline": 0.5, "new": level}, seeds=1, spread=0.1))
         assert "or these two models" in result.statement
-        likely = "If the models were equally good, less than 0.1 % of samples of 100 images would show"
-        assert level != 0.6 or result.certainty.startswith(likely)
+        chance = (
+            "If the models were equally good, a difference at least this large would occur in less than 0.1 % of "
+            "samples of 100 images."
+        )
+        assert level != 0.6 or result.certainty.startswith(chance)
         assert "One seed does not show how much the scores would change with another seed." in result.certainty
         # six stages of two experiments, three minutes each, for two seeds
         assert (
@@ -116,7 +119,7 @@ def test_the_verdict_on_one_common_seed_is_about_two_models(page, tmp_path):
 def test_an_undecided_verdict_states_power_and_cost(page):
     result = verdict(page({"baseline": 0.5, "new": 0.53}, seeds=3, spread=0.05))
     assert result.kind == "undecided"
-    assert result.statement.startswith("Undecided whether new is better than baseline: ")
+    assert result.statement.startswith("It is undecided whether new is better than baseline: ")
     assert result.certainty.startswith("The interval contains zero, so either side may be better. ")
     assert "With 100 images and 3 seeds, the smallest difference found with 80 % power is " in result.certainty
     assert " more seeds of both experiments (about 3 h 00 min) decide with 80 % probability" in result.next_step
@@ -446,6 +449,6 @@ def test_publishing_is_not_advised_for_a_model_that_forgot(page, tmp_path):
 def test_statements_stay_within_the_range_of_a_share(page):
     result = verdict(page({"baseline": 0.5, "new": 0.6}, seeds=2, spread=0.8))
     assert result.kind == "undecided"
-    assert "even the largest possible difference is found with less than 80 % power" in result.certainty
+    assert "not even the largest possible difference would be found with 80 % power" in result.certainty
     points = [float(number.replace("−", "-")) for number in re.findall(r"[+−]\d+\.\d", result.statement)]
     assert len(points) == 3 and max(map(abs, points)) <= 100

@@ -165,6 +165,7 @@ def _write_statement(
     scores = [format_score(metric, side.groups[headline.group][metric].mean) for side in (experiment, reference)]
     measurement = _describe_difference(metric, difference)
     start = beginning + (("for" if beginning else "For") + " these two models, " if one_seed else "")
+    pronoun = "it" if start else "It"
     if kind in ("better", "worse"):
         rest = f" than {reference.name}: {headline.title} {scores[0]} instead of {scores[1]} ({measurement})."
         return f"{start}{experiment.name} is ", kind, rest
@@ -172,10 +173,9 @@ def _write_statement(
         margin = format_difference(metric, headline.margin).lstrip("+")
         rest = f": {headline.title} {scores[0]} and {scores[1]} ({measurement}), within the margin of {margin}."
         return f"{start}{experiment.name} and {reference.name} are ", kind, rest
-    scope = " for these two models" if one_seed else ""
-    question = f"{scope} whether {experiment.name} is better than {reference.name}"
-    emphasis = "undecided" if beginning else "Undecided"
-    return beginning, emphasis, f"{question}: {headline.title} {scores[0]} compared with {scores[1]} ({measurement})."
+    question = f"whether {experiment.name} is better than {reference.name}"
+    rest = f" {question}: {headline.title} {scores[0]} compared with {scores[1]} ({measurement})."
+    return f"{start}{pronoun} is ", "undecided", rest
 
 
 def _describe_certainty(
@@ -194,15 +194,15 @@ def _describe_certainty(
         comparisons: number of comparisons that the p-values are corrected for.
         pooled_experiments: number of experiments that share the noise between seeds, without the reference.
     """
-    qualifier = "the corrected" if comparisons > 1 else "its"
-    corrected = f", corrected for {comparisons} comparisons" if comparisons > 1 else ""
+    qualifier = "the corrected" if comparisons > 1 else "the"
+    corrected = f" (corrected for {comparisons} comparisons)" if comparisons > 1 else ""
     seeds = f"{contrast.seeds} seeds" if contrast.seeds > 1 else "one seed"
     sample = f"{format_integer(contrast.images)} images and {seeds}"
     if contrast_verdict.kind == "undecided" and contrast_verdict.detectable is None:
         return "At least two images are needed."
     low, high = find_score_range(headline.metric)
     if contrast_verdict.kind == "undecided" and not contrast_verdict.detectable < high - low:
-        text = f"With {sample}, even the largest possible difference is found with less than 80 % power{corrected}."
+        text = f"With {sample}, not even the largest possible difference would be found with 80 % power{corrected}."
     elif contrast_verdict.kind == "undecided":
         change = format_difference(headline.metric, contrast_verdict.detectable).lstrip("+")
         text = f"With {sample}, the smallest difference found with 80 % power is {change}{corrected}."
@@ -213,17 +213,17 @@ def _describe_certainty(
     else:
         share = "less than 0.1" if contrast_verdict.p_value < 0.001 else f"{100 * contrast_verdict.p_value:.2g}"
         if contrast.seeds == 1:
-            images = format_integer(contrast.images)
-            chance = f"If the models were equally good, {share} % of samples of {images} images would show"
+            sides, studies = "models", f"samples of {format_integer(contrast.images)} images"
         else:
-            chance = f"If the data were equally good, {share} % of repetitions with {sample} would find"
-        text = f"{chance} a difference this large{corrected}."
+            sides, studies = "data", f"repetitions with {sample}"
+        text = f"If the {sides} were equally good, a difference at least this large would occur in {share} % of "
+        text += f"{studies}{corrected}."
     if contrast_verdict.kind == "undecided" and abs(contrast.mean) <= contrast.half_width():
         text = f"The interval contains zero, so either side may be better. {text}"
     if contrast.seeds == 1:
         text += " One seed does not show how much the scores would change with another seed."
     elif pooled_experiments > 1:
-        source = "from this experiment alone, because it is larger than in the others"
+        source = "from this experiment alone, because its noise is larger than that of the others"
         text += (
             f" The noise between seeds is estimated {source if contrast.noisy else 'from all experiments of the page'}."
         )
@@ -245,9 +245,10 @@ def describe_missing(headline: HeadlineScore, experiment: ExperimentResults, ref
 
 
 def _describe_unmeasured(headline: HeadlineScore, names: list[str]) -> str:
+    experiments = "experiment" if len(names) == 1 else "experiments"
     return (
         f"There is no verdict: the {headline.title} of {' and '.join(names)} was not measured. Results of an earlier "
-        "version lack it; run their target again, or choose another report.headline."
+        f"version do not contain it. Run the {experiments} again, or choose another report.headline."
     )
 
 
