@@ -25,5 +25,5 @@ def test_a_decision_takes_two_looks_as_jobs(slurm_runs, tmp_path):
     looks = [read_yaml(folder / f"seeds-{number}/look.yaml") for number in (2, 3)]
     assert [(look["seeds"], look["kind"]) for look in looks] == [([0, 1], "undecided"), ([0, 1, 2], "undecided")]
     assert (job_counts["take_look"], job_counts["finetune"], job_counts["evaluate_vqa"]) == (2, 6, 6)
-    assert "Undecided after 3 of at most 3 seeds whether alike is better than baseline" in printed
+    assert "After 3 of at most 3 seeds, it is undecided whether alike is better than baseline" in printed
     assert read_json(folder / "decision.json")["verdict"] == "Undecided after 3 seeds"

@@ -50,10 +50,8 @@ def test_a_killed_decision_continues_until_it_is_decided(quick):
     ran = [call for call in calls(quick) if call.startswith("finetune ")]
     assert len(ran) == len({*ran}) + 1, "only the killed training runs again"
     assert set(ran) == {f"finetune {side} {seed}" for side in ("baseline", "other") for seed in last["seeds"]}
-    decided = (
-        f"Decided after {len(last['seeds'])} of at most 10 seeds: other is better than baseline (probability of the "
-    )
-    assert decided in printed and "; 95 % interval over all looks " in printed
+    decided = f"After {len(last['seeds'])} of at most 10 seeds, other is better than baseline: probability of the "
+    assert decided in printed and ", corrected for all looks)." in printed
     page = (quick.folder / "results/other/decide/decision.html").read_text(encoding="utf-8").replace("\u00a0", " ")
     assert decided in page and page.count("<tr") == 1 + len(looks)
     record = read_json(quick.folder / "results/other/decide/decision.json")
@@ -67,7 +65,7 @@ def test_a_spent_budget_shows_the_cost_and_can_be_increased(quick):
     write_text(quick.folder / "config/experiments/alike.yaml", "finetune: {learning_rate: 3.0e-3}\n")
     config = ("experiment=alike", "report={margin: 0.0}")
     printed = quick.run("decide", config=(*config, "decide={seeds: 3}"))
-    assert "Undecided after 3 of at most 3 seeds whether alike is better than baseline" in printed
+    assert "After 3 of at most 3 seeds, it is undecided whether alike is better than baseline" in printed
     assert "To decide with 80 % probability if the true difference is as measured: " in printed
     looks = quick.folder / "results/alike/decide"
     before = {number: (looks / f"seeds-{number}/look.yaml").read_bytes() for number in (2, 3)}
@@ -76,7 +74,7 @@ def test_a_spent_budget_shows_the_cost_and_can_be_increased(quick):
     third, fourth = (read_yaml(looks / f"seeds-{number}/look.yaml") for number in (3, 4))
     assert third["spent"] == pytest.approx(0.045) and fourth["spent"] == pytest.approx(0.0495)
     hours = quick.run("decide", config=("experiment=alike", "report={margin: 0.0}", "decide={seeds: 9, hours: 1.0e-7}"))
-    assert "Undecided after 2 of at most 9 seeds and " in hours and " of at most 1e-07 hours whether" in hours
+    assert "After 2 of at most 9 seeds and " in hours and " of at most 1e-07 hours, it is undecided whether" in hours
 
 
 def test_a_budget_of_the_configured_seeds_gives_one_look(quick):

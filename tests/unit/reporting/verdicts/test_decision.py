@@ -28,7 +28,8 @@ def test_a_page_of_looks_begins_with_the_cost(page):
     look = take_look(page({"baseline": 0.5, "new": 0.53}, seeds=3, spread=0.05), [], budget)
     [card] = build_decision_page([look], budget).cards
     assert (card.label, card.command) == ("Undecided", look.command) and look.command
-    assert card.verdict.statement.startswith("Undecided after 3 of at most 3 seeds whether new is better than baseline")
+    beginning = "After 3 of at most 3 seeds, it is undecided whether new is better than baseline: "
+    assert card.verdict.statement.startswith(beginning)
     assert card.next_step == look.next_step and ",." not in look.next_step
     assert card.cost == "1 h 48 min for the seeds of both sides."
 
@@ -48,11 +49,11 @@ def test_a_first_look_without_exclusions_is_described(page):
     budget = DecideSection(seeds=10)
     look = take_look(page({"baseline": 0.5, "new": 0.53}, seeds=2, spread=0.1), [], budget)
     assert look.kind == "undecided" and look.half > 1 and look.interval == ""
-    assert "points; no difference is excluded yet)." in describe_decision(look, budget)
+    assert "points; all differences are still possible)." in describe_decision(look, budget)
     decision = build_decision_page([look], budget)
     [card] = decision.cards
-    assert card.confidence == "Not sure." and "every difference is still possible" in card.verdict.certainty
-    assert decision.rows[0].scores[0].lines == ["all differences possible", "undecided"]
+    assert card.confidence == "Not sure." and "all differences are still possible" in card.verdict.certainty
+    assert decision.rows[0].scores[0].lines == ["all differences are still possible", "undecided"]
 
 
 def test_peers_share_the_noise_between_seeds(page):

@@ -21,6 +21,7 @@ from dj2mgm.runs.studies.seed_times import format_hours, sum_measured_seconds
 from dj2mgm.settings.targets import DecideSection
 
 DECIDED = ("better", "worse", "equivalent")
+NOTHING_EXCLUDED = "all differences are still possible"
 
 
 def take_look(
@@ -123,21 +124,17 @@ def _write_statement(
         for side in (experiment, reference)
     ]
     if kind in ("better", "worse"):
-        return (
-            f"{experiment.name} is {kind} than {reference.name} ({headline.title}: {scores[0]} instead of {scores[1]})"
-        )
+        return f"{experiment.name} is {kind} than {reference.name}: {headline.title} {' instead of '.join(scores)}"
     if kind == "equivalent":
         margin = format_difference(headline.metric, headline.margin).lstrip("+")
         scope = f"within the margin of {margin}"
-        return (
-            f"{experiment.name} and {reference.name} are equivalent {scope} ({headline.title}: {' and '.join(scores)})"
-        )
+        return f"{experiment.name} and {reference.name} are equivalent {scope}: {headline.title} {' and '.join(scores)}"
     hint = ""
     if unlearned:
         verb, pronoun = ("is", "its") if len(unlearned) == 1 else ("are", "their")
-        hint = f"; {' and '.join(unlearned)} {verb} not yet shown to use {pronoun} images"
-    comparison = f"({headline.title}: {' compared with '.join(scores)})"
-    return f"whether {experiment.name} is better than {reference.name} {comparison}{hint}"
+        hint = f" ({' and '.join(unlearned)} {verb} not yet shown to use {pronoun} images)"
+    comparison = f"{headline.title} {' compared with '.join(scores)}"
+    return f"it is undecided whether {experiment.name} is better than {reference.name}{hint}: {comparison}"
 
 
 def describe_decision(look: LookRecord, budget: DecideSection) -> str:
@@ -150,13 +147,9 @@ def describe_look(look: LookRecord, budget: DecideSection) -> str:
     spent = f"{len(look.seeds)} of at most {budget.seeds} seeds"
     if budget.hours is not None and look.seconds is not None:
         spent += f" and {format_hours(look.seconds / 3600)} of at most {budget.hours:g} hours"
-    interval = f"95 % interval over all looks {look.interval}" if look.interval else "no difference is excluded yet"
+    interval = f"95 % interval {look.interval}, corrected for all looks" if look.interval else NOTHING_EXCLUDED
     measurement = f"{look.difference}; {interval}"
-    if look.kind == "withheld":
-        return f"After {spent}, {look.statement}."
-    if look.kind == "undecided":
-        return f"Undecided after {spent} {look.statement} ({measurement})."
-    return f"Decided after {spent}: {look.statement} ({measurement})."
+    return f"After {spent}, {look.statement}{'' if look.kind == 'withheld' else f' ({measurement})'}."
 
 
 def build_decision_record(look: LookRecord, budget: DecideSection) -> dict[str, str]:
@@ -185,8 +178,8 @@ def _describe_certainty(look: LookRecord) -> tuple[str, str]:
         )
     if look.kind == "undecided" and not look.interval:
         return "Not sure.", (
-            f"With {len(look.seeds)} seeds, so little is known about the noise between seeds that every difference is "
-            "still possible. Later looks have much shorter intervals."
+            f"With {len(look.seeds)} seeds, so little is known about the noise between seeds that "
+            f"{NOTHING_EXCLUDED}. Later looks have much shorter intervals."
         )
     if look.kind == "undecided" and abs(look.mean) <= look.half:
         return "Not sure.", "The interval contains zero, so either side may be better."
@@ -220,7 +213,7 @@ def _build_row(look: LookRecord, scale: Scale) -> VariantRow:
     time = "–" if look.seconds is None else format_duration(look.seconds)
     counts = [CountCell(f"{100 * (1 - look.level):.4g} %"), CountCell(time)]
     css_class = {"better": "better", "worse": "worse"}.get(look.kind, "same")
-    interval = look.interval or "all differences possible"
+    interval = look.interval or NOTHING_EXCLUDED
     text = f"{look.kind}: {look.difference}, interval: {interval}"
     score = ScoreCell(look.difference, [interval, look.kind], css_class, IntervalMark(mean, low, high), text)
     return VariantRow(str(len(look.seeds)), counts, [score], "seeds " + ", ".join(map(str, look.seeds)))
