@@ -122,12 +122,13 @@ def test_an_undecided_verdict_states_power_and_cost(page):
     assert result.statement.startswith("It is undecided whether new is better than baseline: ")
     assert result.certainty.startswith("The interval contains zero, so either side may be better. ")
     assert "With 100 images and 3 seeds, the smallest difference found with 80 % power is " in result.certainty
-    assert " more seeds of both experiments (about 3 h 00 min) decide with 80 % probability" in result.next_step
+    assert result.next_step.startswith("If the true difference equals the measured one, ")
+    assert " more seeds of both experiments (about 3 h 00 min) would decide with 80 % probability." in result.next_step
     advice = " This command adds seeds one by one until the verdict is decided, up to 10 per experiment in all:"
     assert result.next_step.endswith(advice)
     assert result.command == "snakemake --cores 1 decide --config experiment=new"
     result = verdict(page({"baseline": 0.5, "new": 0.52}, seeds=3, spread=0.05))
-    assert "more held-out images together decide" in result.next_step
+    assert "more held-out images together would decide" in result.next_step
 
 
 def test_a_difference_within_the_margin_is_equivalent(page):

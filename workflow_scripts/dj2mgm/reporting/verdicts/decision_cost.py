@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from dj2mgm.cli.messages import format_duration
-from dj2mgm.evaluation.contrasts import ContrastVerdict, DecisionCost, PairedContrast
+from dj2mgm.evaluation.contrasts import MAX_IMAGES, MAX_SEEDS, ContrastVerdict, DecisionCost, PairedContrast
 from dj2mgm.evaluation.sequential import find_deciding_budget
 from dj2mgm.reporting.commands import build_snakemake_command
 from dj2mgm.reporting.experiment import ExperimentResults
@@ -15,7 +15,10 @@ from dj2mgm.settings.targets import DecideSection
 
 MAX_LISTED = 20  # additional seeds in a command
 FURTHER_SEEDS = 2  # additional seeds that are advised after a single one
-UNDECIDABLE = "No affordable number of seeds and images decides a difference as small as this."
+UNDECIDABLE = (
+    f"Neither {MAX_SEEDS} more seeds nor {format_integer(MAX_IMAGES)} more held-out images would decide so small a "
+    "difference with 80 % probability."
+)
 
 
 def advise_next_step(
@@ -61,19 +64,24 @@ def _describe_cost(
         return "", 0
     if more := contrast_verdict.cost.seeds:
         seeds = describe_seeds(more, seconds)
-        options = f"{seeds} or {images}" if images else seeds
-        verb = "decides" if more == 1 and not images else "decide"
-        return f"{options} {verb} with 80 % probability if the true difference is as measured.", more
+        return _state_cost(f"{seeds} or {images}" if images else seeds), more
     if images:
-        return (
-            f"{images} decide with 80 % probability if the true difference is as measured; more seeds alone do not.",
-            0,
-        )
+        return _state_cost(images, images_only=True), 0
     if contrast_verdict.cost.both:
         more, added = contrast_verdict.cost.both
-        options = f"{describe_seeds(more, seconds)} and {describe_images(added)} "
-        return f"{options}together decide with 80 % probability if the true difference is as measured.", more
+        return _state_cost(f"{describe_seeds(more, seconds)} and {describe_images(added)} together"), more
     return UNDECIDABLE, 0
+
+
+def _state_cost(options: str, *, images_only: bool = False) -> str:
+    """Return the sentence on seeds and images that would decide a difference.
+
+    Args:
+        options: the seeds and images.
+        images_only: whether only more images would decide.
+    """
+    ending = "; more seeds alone would not" if images_only else ""
+    return f"If the true difference equals the measured one, {options} would decide with 80 % probability{ending}."
 
 
 def describe_seeds(more: int, seconds: float | None) -> str:
@@ -118,16 +126,16 @@ def describe_cost_after_looks(cost: DecisionCost, seconds_per_seed: float | None
     images = describe_images(cost.images) if cost.images else ""
     if more := cost.seeds:
         options = describe_seeds(more, seconds_per_seed)
-        options += f" or a new decision on {images}" if images else ""
+        options += f" or a new decision with {images}" if images else ""
     elif cost.both:
         more, added = cost.both
-        options = f"a new decision on {describe_images(added)} with {more} more seeds"
+        options = f"a new decision with {describe_images(added)} and {more} more seeds"
         more = 0  # other images need a new decision with its own looks
     elif images:
-        options = f"a new decision on {images} (more seeds alone do not decide)"
+        options = f"a new decision with {images}"
     else:
         return UNDECIDABLE, 0
-    return f"To decide with 80 % probability if the true difference is as measured: {options}.", more or 0
+    return _state_cost(options, images_only=not (cost.seeds or cost.both)), more or 0
 
 
 def build_budget_command(
