@@ -67,8 +67,9 @@ def test_stated_difference_is_shown_in_four_of_five_studies():
 
 def test_plan_states_power_and_the_time_of_a_seed(tmp_path):
     text = describe_power(settings(finished(tmp_path, {"baseline": 0.5, "other": 0.6}, seeds=3)))
-    assert text.startswith("Power: on 200 held-out images, the smallest true difference in the ")
-    assert " points with 2 seeds, " in text and " with 10.\n" in text and "With one seed, as configured: " in text
+    assert text.startswith("Power: on 200 held-out images, a true difference in the ")
+    assert " points (2 seeds), " in text and " points (10).\n" in text
+    assert "With one seed, as configured, it must be at least " in text
     assert "One more seed of other and baseline takes about 20 min 00 s, as measured" in text
     one_seed = describe_power(settings(finished(tmp_path / "one", {"other": 0.6}, seeds=1)))
     assert "One more seed of other takes about 10 min 00 s, as measured" in one_seed, (
@@ -76,7 +77,7 @@ def test_plan_states_power_and_the_time_of_a_seed(tmp_path):
     )
     first = describe_power(settings({}, images=500, images_are_known=False, seeds=4))
     assert "500 held-out images (assumed, since the dataset is not made yet)" in first
-    assert "With 4 seeds, as configured: " in first and "is known after a first run" in first
+    assert "With 4 seeds, as configured, it must be " in first and "is known after a first run" in first
     assert describe_power(settings({}, headline="clip_score")) == (
         "Power: the noise of the CLIPScore is not known before a first run.\n"
     )

@@ -54,19 +54,20 @@ def describe_power(settings: PowerSettings) -> str:
             "+"
         )
 
-    first_row, *other_rows = (f"{describe_smallest(seeds)} with {seeds} seeds" for seeds in SHOWN_SEEDS)
-    rows = ", ".join([first_row, *(row.removesuffix(" seeds") for row in other_rows)])
+    unit = {SHOWN_SEEDS[0]: " seeds"}
+    *sizes, last_size = (f"{describe_smallest(seeds)} ({seeds}{unit.get(seeds, '')})" for seeds in SHOWN_SEEDS)
     lines = [
-        f"Power: on {images}, the smallest true difference in the {title} that is found with 80 % probability is "
-        f"{rows}."
+        f"Power: on {images}, a true difference in the {title} is found with 80 % probability if it is at least "
+        f"{', '.join(sizes)} or {last_size}."
     ]
     if settings.seeds == 1:
         lines.append(
-            f"With one seed, as configured: {describe_smallest(1)}. Such a comparison is between the two trained "
-            "models, not their data, because another seed changes the models."
+            f"With one seed, as configured, it must be at least {describe_smallest(1)}. Such a comparison is between "
+            "the two trained models, not their data, because another seed changes the models."
         )
     elif settings.seeds not in SHOWN_SEEDS:
-        lines.append(f"With {settings.seeds} seeds, as configured: {describe_smallest(settings.seeds)}.")
+        smallest = describe_smallest(settings.seeds)
+        lines.append(f"With {settings.seeds} seeds, as configured, it must be at least {smallest}.")
     lines.append(f"Noise: {join_words(list(noise.sources))}.")
     lines.append(_describe_time(settings))
     return "\n".join(lines) + "\n"
