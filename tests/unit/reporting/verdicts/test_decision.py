@@ -20,7 +20,7 @@ def test_the_verdict_on_unlearned_models_is_withheld(page, tmp_path):
     look = take_look(load_experiments(tmp_path / "config.yaml"), [], budget)
     assert look.kind == "withheld"
     assert describe_decision(look, budget).endswith("or lower finetune.global_batch_size.")
-    assert "because new learned nothing. The stage finetune took 6 optimizer steps" in look.statement
+    assert "because new learned nothing. The stage finetune changed weights in 6 optimizer steps" in look.statement
 
 
 def test_a_page_of_looks_begins_with_the_cost(page):

@@ -89,8 +89,8 @@ def _find_image_faults(experiment: ExperimentResults, metric: str, title: str) -
         )
         remedy = advise_other_model(experiment) or "Train longer, and check that images and texts belong together"
         yield LearningFault(
-            f"The model is not shown to score better with the right images than with shuffled ones ({title} "
-            f"{own_score} and {shuffled_score})",
+            "The model does not measurably score better with the right images than with shuffled ones "
+            f"({title} {own_score} and {shuffled_score})",
             remedy,
         )
 
@@ -110,8 +110,7 @@ def _find_training_faults(experiment: ExperimentResults, run: RunResults) -> Ite
             has_limit = getattr(experiment.config, stage).max_steps
             keys = f"{stage}.min_steps or {stage}.epochs, or lower {stage}.global_batch_size"
             yield LearningFault(
-                f"The stage {stage} took {steps} optimizer steps that changed weights; fewer than {MIN_STEPS} "
-                "change little",
+                f"The stage {stage} changed weights in {steps} optimizer steps only; at least {MIN_STEPS} are needed",
                 f"Raise {f'{stage}.max_steps' if has_limit else keys}",
             )
         losses = [row["loss"] for row in run.steps[stage] if "loss" in row]
