@@ -111,7 +111,7 @@ def write_card(analysis: Analysis, panels: list[StatisticPanel], folder: Path) -
         confidence = (
             "No limit was found that cuts off a separate group of rows. This does not show that all rows are good."
         )
-        step = "Add the `--config` of this analysis to this command, which trains on these rows:"
+        step = "This command trains on these rows. Add the same `--config` as for this analysis:"
         return AnalysisCard("Keep the limits", f"{summary}.", confidence, cost, step, "snakemake --cores 1 baseline")
     statement = f"{summary}, the suggested limits {suggested_count}. They differ in {', '.join(changed_titles)}."
     confidence = (
@@ -123,8 +123,8 @@ def write_card(analysis: Analysis, panels: list[StatisticPanel], folder: Path) -
         "snakemake --cores 1 suggested",
     ]
     step = (
-        "Check the example rows below. Add the `--config` of this analysis to the last command, which compares the "
-        "suggested limits:"
+        "Check the example rows below. The last command compares the suggested limits. Add the same `--config` as for "
+        "this analysis:"
     )
     return AnalysisCard("Other limits suggested", statement, confidence, cost, step, " && ".join(commands))
 
