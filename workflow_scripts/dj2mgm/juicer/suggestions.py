@@ -206,7 +206,7 @@ def _move_to_valley(limit: FilterLimit, valley: Valley) -> FilterLimit:
 def _move_before_tail(limit: FilterLimit, tail: Tail, statistic: Statistic) -> FilterLimit:
     first, last = sorted([tail.outermost, tail.innermost])
     group = format_statistic(first) if first == last else f"{format_statistic(first)} to {format_statistic(last)}"
-    reason = f"a group of its own: {group}, then none {'down' if tail.upper else 'up'} to {format_statistic(tail.rest)}"
+    reason = f"a separate group ({group}); no values between it and {format_statistic(tail.rest)}"
     low, high = sorted([tail.innermost, tail.rest])
     if _is_in_recipe(limit, statistic) and low < limit.value < high:
         return replace(limit, reason=f"{reason}; as in the recipe")
