@@ -31,9 +31,9 @@ def build_curve_table(experiments: list[ExperimentResults], headline: HeadlineSc
     rows = [_build_row(source, points, headline) for source, points in curves if _is_curve(points)]
     note = (
         f"A power law is fitted to the {headline.title} of runs on shares of the rows. Each share contains the smaller "
-        f"ones. Intervals have a level of {100 * (1 - CURVE_LEVEL):.0f} %: “on twice as many” is that of another run's "
-        "score, “change” that of the mean change. In the row of a source, only the rows of this source grow. The "
-        "extrapolation holds only for further rows of the same kind."
+        f"ones. All intervals have a level of {100 * (1 - CURVE_LEVEL):.0f} %. “On twice as many” predicts the score "
+        "of one more run, and “change by more rows” the change of the mean score. In the row of a source, only the "
+        "rows of this source grow. The extrapolation holds only for further rows of the same kind."
     )
     heads = ["Source", "Samples", "Score on all of them", "On twice as many", "Change by more rows"]
     return [PlainTable("Learning curve", note, heads, rows)] if rows else []
