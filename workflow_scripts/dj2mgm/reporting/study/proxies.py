@@ -123,10 +123,11 @@ def build_proxy_table(
                 ]
             )
     note = (
-        f"The share of pairs of variants that a cheap proxy orders as the {headline.title} after full trainings "
-        "does, with its 95 % interval, which treats pairs as independent. A proxy is used only if the interval is "
-        f"above {100 * MIN_ORDERED:.0f} %. If the true share is {100 * MIN_ORDERED:.0f} %, this happens in 3 % of "
-        "studies with 6 variants, and in 14 % with 20. Variants without a full training are excluded."
+        f"The table states how many pairs of variants each proxy puts in the same order as the {headline.title} after "
+        "full training, with a 95 % interval of their share. The interval treats pairs as independent. A proxy is "
+        f"used only if the interval is above {100 * MIN_ORDERED:.0f} %. A proxy whose true share is only "
+        f"{100 * MIN_ORDERED:.0f} % is still used in 3 % of studies with 6 variants, and in 14 % with 20. Variants "
+        "without a full training are excluded."
     )
     heads = ["Proxy", "Cost", "Pairs in the right order", "Share", "95 % interval", "Verdict"]
     return [PlainTable("Cheap proxies", note, heads, rows)] if rows else []
