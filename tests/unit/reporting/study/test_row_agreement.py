@@ -36,7 +36,7 @@ def test_rows_are_counted_by_the_best_recipes_that_keep_them(load):
     assert agreement.counts == {"a": 2, "b": 1, "c": 1} and agreement.kept_counts == [2, 2]
     [table] = build_agreement_table(agreement)
     assert table.rows == [["all of them", "1", "25 %"], ["some of them", "2", "50 %"], ["none of them", "1", "25 %"]]
-    assert "would all keep about 1." in table.note
+    assert "all of them would agree on about 1." in table.note
     assert list_rows(agreement) == [{"id": "a", "recipes": 2}, {"id": "b", "recipes": 1}, {"id": "c", "recipes": 1}]
 
 

@@ -75,9 +75,9 @@ def build_agreement_table(agreement: RowAgreement) -> list[PlainTable]:
     by_chance = agreement.total * prod(count / agreement.total for count in agreement.kept_counts)
     note = (
         f"The best variants by the headline are {', '.join(agreement.best)}. The table counts the rows that their "
-        f"{number} different recipes keep. Recipes that drew as many rows at random would all keep about "
-        f"{format_integer(round(by_chance))}. The file *_rows.jsonl lists the ids of the rows that at least one recipe "
-        "keeps, with the number of recipes."
+        f"{number} different recipes keep. If the recipes kept as many rows at random, all of them would agree on "
+        f"about {format_integer(round(by_chance))}. The file *_rows.jsonl lists the ids of the rows that at least one "
+        "recipe keeps, with the number of recipes."
     )
     cells = [[title, format_integer(count), f"{100 * count / agreement.total:.0f} %"] for title, count in rows.items()]
     return [PlainTable("Rows that the best recipes agree on", note, ["Kept by", "Rows", "Share"], cells)]
