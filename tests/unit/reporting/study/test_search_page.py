@@ -63,7 +63,9 @@ def test_each_trial_is_a_line_through_its_settings_and_score():
 def test_all_trials_are_listed_with_the_winner_first():
     [table] = build_trial_table(search(), [GAIN, HEADLINE], HEADLINE)
     assert len(table.rows) == 24 and table.rows[0][:3][0] == "t0" and table.rows[0][2] == "70.0 %"
-    assert table.note.startswith("The VQA accuracy. Trainings on 25 % of the rows have the gain over a shuffled image")
+    assert table.note.startswith(
+        "Scores are the VQA accuracy. Trainings on 25 % of the rows are scored by the gain over a shuffled image"
+    )
     later = [float(row[1]) for row in table.rows[1:]]
     assert later == sorted(later, reverse=True)
     assert build_trial_table(search(rungs=[1.0], winner=None), [HEADLINE], HEADLINE) == []

@@ -74,8 +74,9 @@ def build_cost_table(search: ShownSearch) -> list[PlainTable]:
                 ]
             )
     note = (
-        "The GPU time of a training with one seed, as expected when the batch was planned, and as measured. The "
-        "expectation is the time of earlier trainings on equally many rows, or the scaled time of full trainings."
+        "The table compares the expected with the measured GPU time of a training with one seed. When the batch was "
+        "planned, the time of earlier trainings on equally many rows was expected, or the scaled time of full "
+        "trainings."
     )
     heads = ["Batch", "Rows", "Trainings", "Expected", "Measured", "Measured / expected"]
     return [PlainTable("Cost of each batch", note, heads, rows)] if rows else []
@@ -101,9 +102,9 @@ def build_importance_table(search: ShownSearch, score_kind: HeadlineScore) -> li
             common = f"{min(values):.3g} to {max(values):.3g}"
         rows.append([key, f"{100 * share:.0f} %", common])
     note = (
-        f"Share of each setting in what separates the best quarter of {len(scored)} trials from the others "
-        f"(PED-ANOVA), by the {score_kind.title} in the first rung (the smallest share of the rows). The last "
-        f"column has the values among the best {len(best)}."
+        "The column “Share” states how much each setting explains the difference between the best quarter of "
+        f"{len(scored)} trials and the others (PED-ANOVA), by the {score_kind.title} in the first rung (the smallest "
+        f"share of the rows). The last column has the values among the best {len(best)}."
     )
     return [PlainTable("Importance of the settings", note, ["Setting", "Share", "Among the best"], rows)]
 
@@ -166,7 +167,8 @@ def build_trial_table(
         rows.append([trial.name, *scores, "; ".join(f"{key} {value}" for key, value in trial.changes.items())])
     note = (
         f"{_describe_scores(search, rung_kinds, headline)} Only the best trials of a rung are trained on more rows. "
-        "Scores by which trials were chosen are too high on average; the winner's fresh seeds chose nothing."
+        "Scores by which trials were chosen are too high on average; the winner's fresh seeds were not used to "
+        "choose it."
     )
     return [PlainTable("Trials", note, heads, rows)]
 
@@ -175,8 +177,8 @@ def _describe_scores(search: ShownSearch, rung_kinds: list[HeadlineScore], headl
     """Return which score each rung has, in one or two sentences."""
     shares = [f"{100 * share:g} %" for share, kind in zip(search.rungs, rung_kinds, strict=True) if kind != headline]
     if not shares:
-        return f"The {headline.title} in each rung."
+        return f"Scores are the {headline.title}."
     return (
-        f"The {headline.title}. Trainings on {join_words(shares)} of the rows have the {rung_kinds[0].title} instead "
-        "(docs/studies.md)."
+        f"Scores are the {headline.title}. Trainings on {join_words(shares)} of the rows are scored by the "
+        f"{rung_kinds[0].title} instead (docs/studies.md)."
     )
