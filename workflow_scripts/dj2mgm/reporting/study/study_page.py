@@ -242,11 +242,11 @@ def _write_introduction(rows: list[ComparedVariant], study: ShownStudy) -> list[
             "rows that the baseline's recipe keeps."
             for row in random
         ),
-        f"A variant keeps {100 * keeps:g} % if the interval of (its score − {100 * keeps:g} % of the reference's "
-        "score) is above 0; “not shown” means that the interval contains 0."
+        f"“At least {100 * keeps:g} %: yes” means that the 95 % interval of (the variant's score − {100 * keeps:g} % "
+        "of the reference's score) is above 0, “no” that it is below 0, and “not shown” that it contains 0."
         if keeps
         else "",
-        "Memory is the peak.",
+        "Memory columns show the peak.",
         describe_coverage(seeds),
     ]
 
