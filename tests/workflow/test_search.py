@@ -50,7 +50,8 @@ def test_a_search_continues_until_its_budget_is_spent(quick):
     assert table["finetune_answer_probability"][1:].is_monotonic_decreasing
     page = (quick.folder / "results/mine/mine.html").read_text(encoding="utf-8")
     assert (
-        "The search has tried 3 variants for 3 of at most 3 trainings in " in page and page.count('class="point') == 4
+        "The search has tried 3 variants. It spent 3 of at most 3 trainings and " in page
+        and page.count('class="point') == 4
     )
     before = calls(quick)
     assert "Nothing to be done" in quick.run("mine") and calls(quick) == before

@@ -120,8 +120,8 @@ def _describe_progress(history: History) -> str:
     goal = f" The trials are ranked by the sum of {', '.join(terms)}." if terms else ""
     warning = "" if budget.finalists else " The best of many scores is too high by chance; confirm it with other seeds."
     return (
-        f"The search has tried {len(scores)} variants for {history.trainings:.4g} of at most {budget.trainings} "
-        f"trainings in {format_hours(history.seconds / 3600)} GPU hours{limit}.{goal}{diverged}{warning}"
+        f"The search has tried {len(scores)} variants. It spent {history.trainings:.4g} of at most {budget.trainings} "
+        f"trainings and {format_hours(history.seconds / 3600)}{limit} GPU hours.{goal}{diverged}{warning}"
     )
 
 
