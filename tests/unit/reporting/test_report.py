@@ -244,8 +244,8 @@ def test_verdict_states_that_there_is_one_seed(monkeypatch, root):
 
 def test_page_describes_the_intervals(monkeypatch, root):
     text = text_of(write_report(monkeypatch, write_results(root)))
-    assert "over images (14 degrees of freedom for 15 images, fewer" in text
-    assert "over seeds (1 degree of freedom for 2 seeds)" in text and "five are recommended" in text
+    assert "The variance over images has 14 degrees of freedom for 15 images, and fewer if" in text
+    assert "The variance over seeds has 1 degree of freedom for 2 seeds." in text and "five are recommended" in text
     differences = len(re.findall(r"dj_synth − baseline, after", (root / "report/report.html").read_text()))
     assert f"The {differences} intervals are not corrected for their number" in text
     assert "When the intervals are too narrow" in text

@@ -236,12 +236,15 @@ def describe_method(experiments: list[ExperimentResults]) -> str:
     images = [estimate.images for group in groups for estimate in group.values()]
     if max(images) == 1:
         return "There is no interval for one image."
-    image_part = f"over images ({_describe_df(images, 'images')}, fewer if images have different numbers of questions)"
+    method = (
+        f"The intervals use Student's t. The variance over images has {_describe_df(images, 'images')}, and fewer if "
+        "images have different numbers of questions."
+    )
     if max(seeds := [len(experiment.seeds) for experiment in experiments]) == 1:
-        return f"The intervals use Student's t {image_part}."
+        return method
     return (
-        f"The intervals use Student's t, with separate degrees of freedom for the variance {image_part} and over seeds "
-        f"({_describe_df(seeds, 'seeds')}). Few seeds make them wide; five are recommended."
+        f"{method} The variance over seeds has {_describe_df(seeds, 'seeds')}. Few seeds make the intervals wide; five "
+        "are recommended."
     )
 
 
