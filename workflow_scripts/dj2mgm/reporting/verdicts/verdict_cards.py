@@ -266,7 +266,8 @@ def _advise_next_step(
     if is_learning_rate_control(subject):
         if verdict.kind == kinds.get(subject.control.experiment):
             return "The verdict holds at both learning rates.", ""
-        return "The verdict depends on the learning rates. Choose them for both sides before you choose the data.", ""
+        advice = "First find good learning rates for both experiments; then compare the data."
+        return f"The verdict depends on the learning rates. {advice}", ""
     if reference.control:
         advice = {
             "better": "The selected rows are better than as many random ones. The verdict needs no more runs.",
