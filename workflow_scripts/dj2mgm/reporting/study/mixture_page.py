@@ -13,7 +13,10 @@ MAX_MIXTURES = 10  # rows of the table
 def build_mixture_table(
     experiments: list[ExperimentResults], headline: HeadlineScore, merged: MixtureScores | None
 ) -> list[PlainTable]:
-    """Return the best mixtures by merged models; no table unless merging orders enough pairs as training does."""
+    """Return the best mixtures by merged models.
+
+    The list is empty unless merged and trained models put enough pairs in the same order.
+    """
     truth = read_full_scores(experiments, headline)
     agreement = measure_agreement(select_merged_scores(merged), truth) if merged else None
     if agreement is None or agreement.use != "used":
