@@ -39,7 +39,7 @@ def main() -> None:
     settings = load_settings(TrainingSettings, args.config)
     if settings.precision in FROZEN:
         raise InputError(
-            f"precision: {settings.precision} is for frozen layers, but a text model has none in training; set bf16"
+            f"precision: {settings.precision} applies to frozen layers, but a text model trains all layers; set bf16"
         )
     use_cpu_threads(settings.cpu_threads)
     set_seed(settings.seed)
