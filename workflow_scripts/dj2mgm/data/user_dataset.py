@@ -1,8 +1,9 @@
 """Converts a user's dataset to the workflow's three files: pairs, instructions, a held-out split.
 
-If the user has no held-out split, some of the pairs' images become one. No held-out image is trained on: rows about it
-or a copy of it are left out of pairs and instructions. Caption rows that Data-Juicer converted from a LLaVA file lack
-its questions. If the user names that file too, each row gets its question back. Rows are never in memory all at once.
+If the user has no held-out split, some of the pairs' images become one. Held-out images are never trained on. Rows
+about them or their copies are left out of pairs and instructions. Caption rows that Data-Juicer converted from a LLaVA
+file lack its questions. If the user names that file too, each row gets its question back. Rows are never in memory all
+at once.
 """
 
 import os
@@ -34,8 +35,8 @@ def write_user_dataset(settings: FilesDataset, output_dir: Path) -> dict:
     which are known only after filtering (`write_jsonl.py`).
 
     Returns:
-        Numbers of rows by split. `left_out` counts the rows about held-out images, `left_out_copies` the
-        rows among them whose image matches by bytes only.
+        Numbers of rows by split. `left_out` counts the rows about held-out images, `left_out_copies` those
+        whose image has another path but the same bytes.
     """
     pretrain, instructions = settings.pretrain, settings.finetune
     if instructions and next(read_llava(instructions.file, number_ids=True), None) is None:
@@ -153,7 +154,7 @@ def select_held_out(source: str, root: str, size: int, unreadable: UnreadableIma
     """Select readable images at random (always the same) as evaluation rows.
 
     Each row has the captions of its image, at most 50. No two rows have images with the same bytes. Each image gets a
-    random number, and the images with the highest numbers are selected. Images with too low numbers are not opened.
+    random number, and the images with the highest numbers are selected. Images whose number is too low are not opened.
 
     Args:
         source: file of pairs.
