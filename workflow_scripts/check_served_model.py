@@ -37,7 +37,10 @@ def main() -> None:
     experiment = shared.publish.experiment
     run = runs.first_seed(experiment)
     if run.config.model.is_mgm:
-        raise InputError(f"serve_check: no server has MGM's class, which {experiment} trains; choose another model")
+        raise InputError(
+            f"serve_check: {experiment} trains an MGM, which no server supports; choose an experiment with another "
+            "model"
+        )
     folder = Path(runs.stage_folder(run, "generate"))
     if not (folder / "answers.jsonl").is_file():
         raise InputError(f"serve_check: {experiment} is not finished; run `snakemake {experiment}` first")
