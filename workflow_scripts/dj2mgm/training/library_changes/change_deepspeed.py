@@ -15,6 +15,6 @@ def load_into_host_memory(engine) -> None:
 
 
 def restore_bias_corrections(engine) -> None:
-    """Restore the bias corrections of DeepSpeed's Adam on the CPU, which are not in its state."""
+    """Restore the bias corrections of DeepSpeed's CPU Adam, which checkpoints do not contain."""
     if isinstance(engine.basic_optimizer, DeepSpeedCPUAdam):
         repeat_products_of_betas(engine.basic_optimizer)
