@@ -12,12 +12,12 @@ from dj2mgm.recipes.catalogue import (
 from dj2mgm.recipes.recipe_step import CAPTIONER, DATASET_FILES
 
 FOLDER_FILES = (".json", ".txt", ".safetensors")  # in a folder of models or word lists
-# arguments that the stage adds; they name files and folders that are no inputs of a recipe
+# arguments set by the stage; their files are not inputs of the recipe
 STAGE_PATHS = {"image_root", "captions_folder", *DATASET_FILES}
 
 
 def find_recipe_files(recipe: dict | list | None) -> list[str]:
-    """Return the files that a recipe reads in addition to its data, in the folders that its arguments name.
+    """Return the files that a recipe's arguments name, and the files of named folders.
 
     Args:
         recipe: a checked recipe, its `process` list, or None.
@@ -51,7 +51,7 @@ def _list_step_files(name: str, arguments: dict) -> list[str]:
 
 
 def _list_files_in(value: object) -> list[str]:
-    """Return the files that a value names at any depth, and the files of folders that it names."""
+    """Return the files that a value names at any depth, and the files of named folders."""
     if isinstance(value, str):
         path = re.sub("/+", "/", value)  # Snakemake does not find paths with `//`
         if os.path.isdir(path):
