@@ -354,7 +354,7 @@ def test_patterns_must_not_have_quotes():
         ),
         (
             [{"blind_answer_filter": {}}, {"answer_repair_mapper": {}}, {"blind_answer_filter": {}}],
-            "blind_answer_filter measures each row once",
+            "each row is measured once, so the blind_answer_filter after",
         ),
     ],
 )

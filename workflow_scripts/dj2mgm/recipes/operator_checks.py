@@ -63,7 +63,11 @@ def check_step(step: RecipeStep, folders: Collection[str] | None, trusted: bool)
 
 
 def check_order(steps: Collection[RecipeStep]) -> None:
-    """Raise InputError for a step that would measure texts which a later mapper writes."""
+    """Raise InputError for an order in which a step cannot work as intended.
+
+    Such a step reads texts that do not exist yet, writes the same rows again, or measures texts that are rewritten
+    later.
+    """
     names = [step.name for step in steps]
     for number, step in enumerate(steps):
         before, after = names[:number], names[number + 1 :]
@@ -82,13 +86,15 @@ def check_order(steps: Collection[RecipeStep]) -> None:
             repeated = [name for name in before if name in MEASURED_ON_INPUT_TEXT and name in after]
             if repeated:
                 raise InputError(
-                    f"{step.location}: {repeated[0]} measures each row once, so the {repeated[0]} before {step.name} "
-                    f"would keep it from measuring the new texts. Remove the first {repeated[0]}"
+                    f"{step.location}: each row is measured once, so the {repeated[0]} after {step.name} would not "
+                    f"measure the new texts. Remove the first {repeated[0]}"
                 )
 
 
 def check_models_named(steps: Collection[RecipeStep]) -> None:
-    """Raise InputError for an operator whose model is its default, a hub id; only named models are downloaded.
+    """Raise InputError for an operator without a named model, whose default is on the hub.
+
+    Only named models are downloaded.
 
     Args:
         steps: steps with the arguments of the stage.
@@ -212,7 +218,7 @@ def _check_rules(step: RecipeStep, operator: AllowedOperator) -> None:
 
 
 def _read_number(step: RecipeStep, operator: AllowedOperator, argument: str) -> float | None:
-    """Return an argument or its default as a number; a size in bytes."""
+    """Return an argument or its default as a number; sizes become bytes."""
     value = step.arguments.get(argument, operator.defaults.get(argument))
     if operator.arguments.get(argument) == "size" and isinstance(value, str):
         return parse_argument_size(value)
