@@ -36,7 +36,7 @@ class Workload:
     # whether layers and loss are compiled, so that elementwise operations keep no intermediate tensors
     fused: bool = False
     lora: LoraSettings | None = None  # settings of the tuning `lora`
-    # images per `sequence_length` tokens; above 1 if several shorter samples replace one of this length
+    # images in `sequence_length` tokens; above 1 if several short samples fill this length
     images_per_sample: float = 1.0
     projector: bool = True  # whether LoRA also trains the projector between towers and language model
     nf4: bool = False  # whether frozen layers of the language model are in 4 bits
