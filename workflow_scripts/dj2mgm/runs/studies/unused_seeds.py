@@ -5,5 +5,5 @@ from itertools import count, islice
 
 
 def choose_unused_seeds(seeds: Collection[int], number: int) -> list[int]:
-    """Return the smallest numbers that are not among the seeds."""
+    """Return the `number` smallest seeds that are not in `seeds`."""
     return list(islice((seed for seed in count() if seed not in seeds), number))
