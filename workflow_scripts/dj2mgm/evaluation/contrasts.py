@@ -39,7 +39,7 @@ NODES += 0.5
 ROUNDING = 1e-12  # relative error of sums
 MIN_LOG_LEVEL = -230.0  # p-values below 1e-100 are not distinguished
 
-VerdictKind = Literal["better", "worse", "equivalent", "undecided"]
+ContrastKind = Literal["better", "worse", "equivalent", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class ContrastVerdict:
         cost: cost of a decision; empty if the difference is decided.
     """
 
-    kind: VerdictKind
+    kind: ContrastKind
     p_value: float
     detectable: float | None
     cost: DecisionCost
@@ -396,7 +396,7 @@ def find_decision_cost(contrast: PairedContrast, goal_after: Callable[[int], Goa
     return DecisionCost()
 
 
-def _judge(contrast: PairedContrast, margin: float, lower_is_better: bool, p: float, p_beyond: float) -> VerdictKind:
+def _judge(contrast: PairedContrast, margin: float, lower_is_better: bool, p: float, p_beyond: float) -> ContrastKind:
     if p_beyond <= LEVEL and abs(contrast.mean) + contrast.half_width() <= margin:
         return "equivalent"
     if p > LEVEL:

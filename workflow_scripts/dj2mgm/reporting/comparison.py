@@ -22,6 +22,7 @@ from dj2mgm.evaluation.seeds import (
 )
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_number, join_words
+from dj2mgm.reporting.verdicts.verdict_kinds import VerdictKind
 from dj2mgm.settings.targets import OWN_GROUP
 from dj2mgm.storage.files import replace_file
 
@@ -163,15 +164,12 @@ def write_table(table: pd.DataFrame, path: str | Path) -> None:
         table.round(6).to_csv(file, index=False, lineterminator="\n")
 
 
-NO_DIFFERENCE = "no difference shown"
-VERDICT_CLASSES = {"better": "better", "worse": "worse", NO_DIFFERENCE: "same"}  # classes of the style sheets
-
-
-def classify_difference(metric: str, difference: Estimate) -> str:
+def classify_difference(metric: str, difference: Estimate) -> VerdictKind:
     """Return what the interval of a difference (own − reference) shows: better, worse or no difference."""
     if difference.is_above_zero or difference.is_below_zero:
-        return "better" if difference.is_above_zero != (metric in LOWER_IS_BETTER) else "worse"
-    return NO_DIFFERENCE
+        is_better = difference.is_above_zero != (metric in LOWER_IS_BETTER)
+        return VerdictKind.BETTER if is_better else VerdictKind.WORSE
+    return VerdictKind.NO_DIFFERENCE
 
 
 def describe_verdict_scope(difference: Estimate) -> str:
@@ -248,7 +246,7 @@ def build_difference_table(differences: GroupEstimates) -> MetricTable:
     def build_cell(group: str, metric: str, difference: Estimate) -> MetricCell:
         # whether more is better is not known for metrics of lmms-eval
         has_verdict = group.endswith("/own") and not is_task_metric(metric)
-        css_class = VERDICT_CLASSES[classify_difference(metric, difference)] if has_verdict else ""
+        css_class = classify_difference(metric, difference).css_class if has_verdict else ""
         interval = format_interval(metric, difference, format_difference)
         return MetricCell(format_difference(metric, difference.mean), interval, css_class)
 

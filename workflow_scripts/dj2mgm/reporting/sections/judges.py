@@ -11,7 +11,6 @@ from dj2mgm.evaluation.seeds import GroupEstimates, Scores
 from dj2mgm.reporting.comparison import (
     GROUP_LABELS,
     JUDGED_METRICS,
-    NO_DIFFERENCE,
     classify_difference,
     describe_judge_difference,
     describe_verdict_scope,
@@ -22,6 +21,7 @@ from dj2mgm.reporting.comparison import (
 )
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer, join_words
+from dj2mgm.reporting.verdicts.verdict_kinds import VerdictKind
 
 
 def describe_judges(experiments: list[ExperimentResults]) -> list[str]:
@@ -147,17 +147,17 @@ def _build_contrasts(
 def describe_agreement(metric: str, first: Estimate, second: Estimate) -> tuple[str, str]:
     """Describe what the intervals of both judges show, in words and as a class of the style sheet."""
     first_verdict, second_verdict = classify_difference(metric, first), classify_difference(metric, second)
-    if first_verdict == second_verdict != NO_DIFFERENCE:
-        return f"both: {first_verdict}{describe_verdict_scope(first)}", first_verdict
-    if NO_DIFFERENCE not in (first_verdict, second_verdict):
+    if first_verdict == second_verdict != VerdictKind.NO_DIFFERENCE:
+        return f"both: {first_verdict}{describe_verdict_scope(first)}", first_verdict.css_class
+    if VerdictKind.NO_DIFFERENCE not in (first_verdict, second_verdict):
         return f"contradictory: {first_verdict}, {second_verdict}{describe_verdict_scope(first)}", ""
     same_sign = (first.mean > 0) == (second.mean > 0) and (first.mean < 0) == (second.mean < 0)
     signs = f"; the signs {'agree' if same_sign else 'differ'}"
     if first_verdict == second_verdict:
         return f"neither shows a difference{signs}", "same"
-    finding = (
-        f"only the first: {first_verdict}" if second_verdict == NO_DIFFERENCE else f"only the second: {second_verdict}"
-    )
+    finding = f"only the first: {first_verdict}"
+    if first_verdict == VerdictKind.NO_DIFFERENCE:
+        finding = f"only the second: {second_verdict}"
     return f"{finding}{describe_verdict_scope(first)}{signs}", ""
 
 

@@ -11,7 +11,6 @@ from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.commands import build_keep_command
 from dj2mgm.reporting.comparison import (
     GROUP_LABELS,
-    VERDICT_CLASSES,
     classify_difference,
     describe_chance,
     describe_coverage,
@@ -57,16 +56,17 @@ from dj2mgm.reporting.variants_page import (
 )
 from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard, merge_withheld, write_verdict_cards
+from dj2mgm.reporting.verdicts.verdict_kinds import VerdictKind
 from dj2mgm.settings.targets import OWN_GROUP
 from dj2mgm.settings.validation import load_settings
 
-VERDICTS = {  # in the order of the summary
-    "better": "better",
-    "equivalent": "equivalent",
-    "worse": "worse",
-    "undecided": "undecided",
-    "": "without a verdict",
-}
+SUMMARY_ORDER = (
+    VerdictKind.BETTER,
+    VerdictKind.EQUIVALENT,
+    VerdictKind.WORSE,
+    VerdictKind.UNDECIDED,
+    VerdictKind.NONE,
+)
 MAX_CARDS = 8  # maximum number of verdicts above the table
 MAX_NAMES = 3  # names for each verdict in the summary
 KEPT_TEXTS = {True: "yes", False: "no", None: "not shown"}
@@ -98,12 +98,12 @@ def _summarize(experiments: list[ExperimentResults], cards: list[VerdictCard]) -
     """Return how many variants have which verdict, with the names of a few; empty for fewer than two variants."""
     reference, *compared_experiments = experiments
     variants = {experiment.name for experiment in compared_experiments if not experiment.control}
-    names: dict[str, list[str]] = {kind: [] for kind in VERDICTS}
+    names: dict[VerdictKind, list[str]] = {kind: [] for kind in SUMMARY_ORDER}
     for card in cards:
         if card.verdict.experiment in variants:
             names[card.verdict.kind].append(card.verdict.experiment)
     counts = [
-        f"{len(variant_names)} {VERDICTS[kind]} ({_list_some(variant_names)})"
+        f"{len(variant_names)} {kind or 'without a verdict'} ({_list_some(variant_names)})"
         for kind, variant_names in names.items()
         if variant_names
     ]
@@ -306,7 +306,7 @@ def _score(row: ComparedVariant, key: tuple[str, str], scale: Scale, keeps: floa
         kept_text = KEPT_TEXTS[kept_score.enough]
         lines.append(f"{100 * kept_score.share:.1f} % kept, at least {100 * keeps:g} %: {kept_text}")
     label = f"{verdict}: {change}, 95 % interval: {ends}"
-    return ScoreCell(text, lines, VERDICT_CLASSES[verdict], place_mark(scale, difference), label)
+    return ScoreCell(text, lines, verdict.css_class, place_mark(scale, difference), label)
 
 
 def _scale(rows: list[ComparedVariant], key: tuple[str, str]) -> Scale:

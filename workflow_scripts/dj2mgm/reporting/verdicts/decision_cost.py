@@ -9,6 +9,7 @@ from dj2mgm.reporting.commands import build_snakemake_command
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.reporting.verdicts.experiment_pairs import ExperimentPair
+from dj2mgm.reporting.verdicts.verdict_kinds import VerdictKind
 from dj2mgm.runs.studies.seed_times import format_hours, sum_measured_seconds
 from dj2mgm.runs.studies.unused_seeds import choose_unused_seeds
 from dj2mgm.settings.targets import DecideSection
@@ -35,7 +36,7 @@ def advise_next_step(
     )
     if not more:
         return sentence, ""
-    if contrast_verdict.kind == "undecided" and comparison.can_be_decided and not target:
+    if contrast_verdict.kind == VerdictKind.UNDECIDED and comparison.can_be_decided and not target:
         budget = contrast.seeds + more
         if contrast.seeds > 1:
             budget = find_deciding_budget(contrast, margin) or budget
@@ -60,7 +61,7 @@ def _describe_cost(
         text += "not only about these two models."
         text += f" For these two models, {images} would decide." if images else ""
         return text, more
-    if contrast_verdict.kind != "undecided":
+    if contrast_verdict.kind != VerdictKind.UNDECIDED:
         return "", 0
     if more := contrast_verdict.cost.seeds:
         seeds = describe_seeds(more, seconds)

@@ -9,7 +9,6 @@ from dj2mgm.evaluation.seeds import GroupEstimates
 from dj2mgm.reporting.charts import Scale, Tick
 from dj2mgm.reporting.comparison import (
     HEADLINES,
-    VERDICT_CLASSES,
     classify_difference,
     describe_obstacles,
     find_obstacle,
@@ -127,7 +126,7 @@ def _summarize_differences(differences: GroupEstimates) -> Iterator[DifferenceSu
         seeds = max((estimate.seeds for estimate in estimates.values()), default=0)
         for metric in HEADLINES:
             if metric in estimates:
-                kind = VERDICT_CLASSES[classify_difference(metric, estimates[metric])]
+                kind = classify_difference(metric, estimates[metric]).css_class
                 words = lower_title(metric)
                 titles_by_kind[kind].append(
                     words if kind == "same" else f"{words} ({_format_unbroken(metric, estimates[metric])})"
@@ -220,7 +219,7 @@ def _build_differences(
             ]
             text = format_difference(metric, estimate.mean).removesuffix(" points")
             mark = _build_mark(scale, estimate, seeds, text, format_interval(metric, estimate, format_difference))
-            yield ScoreDifference(experiment.name, index, mark, VERDICT_CLASSES[classify_difference(metric, estimate)])
+            yield ScoreDifference(experiment.name, index, mark, classify_difference(metric, estimate).css_class)
 
 
 def _build_mark(scale: Scale, estimate: Estimate, seeds: list[float], text: str, interval_text: str) -> ScoreMark:

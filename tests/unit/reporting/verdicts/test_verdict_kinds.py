@@ -1,0 +1,24 @@
+"""Kinds of verdicts: those of records and comparisons have labels, tones and classes."""
+
+from typing import get_args
+
+from dj2mgm.evaluation.contrasts import ContrastKind
+from dj2mgm.records.look_records import LookRecord
+from dj2mgm.reporting.verdicts.verdict_kinds import VerdictKind
+
+
+def test_kinds_of_records_and_comparisons_are_known():
+    recorded = get_args(LookRecord.model_fields["kind"].annotation)
+    assert {*get_args(ContrastKind)} == {*recorded} - {"withheld"}
+    assert {VerdictKind(kind) for kind in recorded} == {*VerdictKind} - {VerdictKind.NO_DIFFERENCE, VerdictKind.NONE}
+
+
+def test_kinds_are_shown_by_label_tone_and_class():
+    shown = {kind: (kind.label, kind.tone, kind.css_class, kind.is_decided) for kind in VerdictKind}
+    assert shown["better"] == ("Better", "good", "better", True)
+    assert shown["worse"] == ("Worse", "bad", "worse", True)
+    assert shown["equivalent"] == ("Equivalent", "same", "same", True)
+    assert shown["undecided"] == ("Undecided", "same", "same", False)
+    assert shown["withheld"] == ("Nothing learned", "bad", "same", False)
+    assert shown[""] == ("No verdict", "same", "same", False)
+    assert not VerdictKind.NONE and f"{VerdictKind.BETTER}" == "better"
