@@ -134,8 +134,7 @@ def test_an_undecided_verdict_states_power_and_cost(page):
 def test_a_difference_within_the_margin_is_equivalent(page):
     result = verdict(page({"baseline": 0.5, "new": 0.501}, seeds=5, spread=0.01, margin=0.05))
     assert result.kind == "equivalent"
-    assert result.statement.startswith("new and baseline are equivalent: ")
-    assert result.statement.endswith(", within the margin of 5.0 points.")
+    assert result.statement.startswith("new and baseline are equivalent within the margin of 5.0 points: probability")
 
 
 def test_several_experiments_are_corrected_and_share_noise(page):

@@ -9,10 +9,12 @@ from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparison import format_score
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.variants_page import ParallelPlot, PlainTable, TrialLine
-from dj2mgm.reporting.verdicts.decision import describe_decision
+from dj2mgm.reporting.verdicts.decision import describe_decision, describe_look_cost
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict
-from dj2mgm.reporting.verdicts.verdict_cards import LABELS, NOTHING_LEARNED, TONES, VerdictCard
+from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard
+from dj2mgm.reporting.verdicts.verdict_kinds import VerdictKind
+from dj2mgm.reporting.verdicts.verdict_sentences import ADVICE_TO_KEEP
 from dj2mgm.runs.studies.trials import find_importances
 from dj2mgm.settings.study_files import Interval
 from dj2mgm.settings.targets import DecideSection
@@ -31,7 +33,7 @@ def build_confirmation_cards(search: ShownSearch, command: str = "") -> list[Ver
     if not search.winner:
         return []
     kinds = {name: look.kind for name, look in search.looks.items()}
-    decided = bool(kinds) and {*kinds.values()} == {"better"}
+    decided = bool(kinds) and {*kinds.values()} == {VerdictKind.BETTER}
     names = join_words(list(kinds))
     if decided:
         text = f"The winner is better than {names}."
@@ -39,19 +41,18 @@ def build_confirmation_cards(search: ShownSearch, command: str = "") -> list[Ver
         text = "The budget was spent before the winner could be compared on fresh seeds."
     else:
         text = f"It is not shown that the winner is better than {names}."
-    label, tone = ("Winner", "good") if decided else ("Undecided", "same")
-    verdict = HeadlineVerdict(search.winner, 0, "", "better" if decided else "undecided", text)
-    step = ("This command makes it an experiment of its own:", command) if decided and command else ("", "")
-    winner_card = VerdictCard(verdict, label, tone, "", search.progress, *step)
+    kind = VerdictKind.BETTER if decided else VerdictKind.UNDECIDED
+    verdict = HeadlineVerdict(search.winner, 0, "", kind, text)
+    step = (ADVICE_TO_KEEP, command) if decided and command else ("", "")
+    winner_card = VerdictCard(verdict, "Winner" if decided else kind.label, kind.tone, "", search.progress, *step)
     return [winner_card, *(_build_look_card(name, look, search.confirm_seeds) for name, look in search.looks.items())]
 
 
 def _build_look_card(name: str, look: LookRecord, seeds: int) -> VerdictCard:
     text = describe_decision(look, DecideSection(seeds=seeds))
-    verdict = HeadlineVerdict(f"Compared with {name}", 0, "", look.kind, text)
-    label = LABELS.get(look.kind, NOTHING_LEARNED)
-    cost = "Not recorded." if look.seconds is None else f"{format_duration(look.seconds)} for the seeds of both."
-    return VerdictCard(verdict, label, TONES.get(look.kind, "same"), "", cost, "", "")
+    kind = VerdictKind(look.kind)
+    verdict = HeadlineVerdict(f"Compared with {name}", 0, "", kind, text)
+    return VerdictCard(verdict, kind.label, kind.tone, "", describe_look_cost(look), "", "")
 
 
 def build_cost_table(search: ShownSearch) -> list[PlainTable]:

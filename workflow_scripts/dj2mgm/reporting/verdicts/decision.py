@@ -9,18 +9,28 @@ from dj2mgm.evaluation.seeds import estimate_difference, pair_values
 from dj2mgm.evaluation.sequential import Look, compute_next_look, compute_verdict, find_cost_after_looks
 from dj2mgm.records.look_records import LookRecord, count_affordable_seeds, count_planned_seeds
 from dj2mgm.reporting.charts import Scale
-from dj2mgm.reporting.comparison import format_difference, format_interval, format_score, select_comparable_scores
+from dj2mgm.reporting.comparison import format_difference, format_interval, select_comparable_scores
 from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.variants_page import CountCell, IntervalMark, ScoreCell, VariantRow, VariantsPage
 from dj2mgm.reporting.verdicts.decision_cost import build_budget_command, describe_cost_after_looks
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore, find_headline
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict, describe_missing, find_unlearned
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, list_training_faults
-from dj2mgm.reporting.verdicts.verdict_cards import LABELS, NOTHING_LEARNED, TONES, VerdictCard
+from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard
+from dj2mgm.reporting.verdicts.verdict_kinds import VerdictKind
+from dj2mgm.reporting.verdicts.verdict_sentences import (
+    EITHER_MAY_BE_BETTER,
+    NO_MORE_RUNS,
+    NOT_RECORDED,
+    NOT_SURE,
+    SURE,
+    explain_withheld,
+    write_statement,
+)
 from dj2mgm.runs.studies.seed_times import format_hours, sum_measured_seconds
 from dj2mgm.settings.targets import DecideSection
 
-DECIDED = ("better", "worse", "equivalent")
 NOTHING_EXCLUDED = "all differences are still possible"
 
 
@@ -52,14 +62,15 @@ def take_look(
     is_last = min(most_seeds, count_affordable_seeds(budget, seed_count, seconds, seconds_per_seed)) <= seed_count
     looks = [Look(len(record.seeds), record.most_seeds, record.level, record.spent) for record in earlier_records]
     look = compute_next_look(looks, seed_count, most_seeds, is_last)
-    kind = str(compute_verdict(contrast, look.level, headline.margin, headline.lower_is_better))
+    kind = VerdictKind(str(compute_verdict(contrast, look.level, headline.margin, headline.lower_is_better)))
     command = next_step = ""
     if unlearned := find_unlearned(experiments):
         # more seeds may show that the models use their images, but not that they were trained for long enough
-        kind = "withheld" if is_last or any(map(list_training_faults, experiments)) else "undecided"
-    if kind == "withheld":
+        is_final = is_last or any(map(list_training_faults, experiments))
+        kind = VerdictKind.WITHHELD if is_final else VerdictKind.UNDECIDED
+    if kind == VerdictKind.WITHHELD:
         next_step = " ".join(dict.fromkeys(f"{fault.remedy}." for faults in unlearned.values() for fault in faults))
-    elif kind == "undecided" and is_last:
+    elif kind == VerdictKind.UNDECIDED and is_last:
         next_step, more = describe_cost_after_looks(
             find_cost_after_looks(contrast, [*looks, look], headline.margin), seconds_per_seed
         )
@@ -67,7 +78,7 @@ def take_look(
     return LookRecord(
         experiment=experiment.name,
         seeds=experiment.seeds,
-        kind=kind,
+        kind=kind.value,
         mean=float(contrast.mean),
         half=float(contrast.half_width(look.level)),
         level=look.level,
@@ -112,29 +123,21 @@ def _format_ends(contrast: PairedContrast, headline: HeadlineScore, level: float
 
 
 def _write_statement(
-    kind: str, experiments: list[ExperimentResults], headline: HeadlineScore, unlearned: dict[str, list[LearningFault]]
+    kind: VerdictKind,
+    experiments: list[ExperimentResults],
+    headline: HeadlineScore,
+    unlearned: dict[str, list[LearningFault]],
 ) -> str:
     """Return the verdict as the end of a sentence, without its period."""
-    reference, experiment = experiments
-    if kind == "withheld":
+    if kind == VerdictKind.WITHHELD:
         reasons = ". ".join(dict.fromkeys(fault.reason for faults in unlearned.values() for fault in faults))
-        return f"the verdict is withheld, because {' and '.join(unlearned)} learned nothing. {reasons}"
-    scores = [
-        format_score(headline.metric, side.groups[headline.group][headline.metric].mean)
-        for side in (experiment, reference)
-    ]
-    if kind in ("better", "worse"):
-        return f"{experiment.name} is {kind} than {reference.name}: {headline.title} {' instead of '.join(scores)}"
-    if kind == "equivalent":
-        margin = format_difference(headline.metric, headline.margin).lstrip("+")
-        scope = f"within the margin of {margin}"
-        return f"{experiment.name} and {reference.name} are equivalent {scope}: {headline.title} {' and '.join(scores)}"
+        return f"{explain_withheld(unlearned)}. {reasons}"
     hint = ""
     if unlearned:
         verb, pronoun = ("is", "its") if len(unlearned) == 1 else ("are", "their")
-        hint = f" ({' and '.join(unlearned)} {verb} not yet shown to use {pronoun} images)"
-    comparison = f"{headline.title} {' compared with '.join(scores)}"
-    return f"it is undecided whether {experiment.name} is better than {reference.name}{hint}: {comparison}"
+        hint = f" ({join_words([*unlearned])} {verb} not yet shown to use {pronoun} images)"
+    reference, experiment = experiments
+    return "".join(write_statement(kind, [experiment, reference], headline, hint))
 
 
 def describe_decision(look: LookRecord, budget: DecideSection) -> str:
@@ -148,41 +151,47 @@ def describe_look(look: LookRecord, budget: DecideSection) -> str:
     if budget.hours is not None and look.seconds is not None:
         spent += f" and {format_hours(look.seconds / 3600)} of at most {budget.hours:g} hours"
     interval = f"95 % interval {look.interval}, corrected for all looks" if look.interval else NOTHING_EXCLUDED
-    measurement = f"{look.difference}; {interval}"
-    return f"After {spent}, {look.statement}{'' if look.kind == 'withheld' else f' ({measurement})'}."
+    measurement = "" if look.kind == VerdictKind.WITHHELD else f" ({look.difference}; {interval})"
+    return f"After {spent}, {look.statement}{measurement}."
 
 
 def build_decision_record(look: LookRecord, budget: DecideSection) -> dict[str, str]:
     """Return the decision after the last look as other pages show it."""
-    label = NOTHING_LEARNED if look.kind == "withheld" else look.kind.capitalize()
+    label = VerdictKind(look.kind).label
     return {"verdict": f"{label} after {len(look.seeds)} seeds", "statement": describe_decision(look, budget)}
 
 
 def build_decision_card(look: LookRecord, budget: DecideSection) -> VerdictCard:
     """Return the first screen of a decision's page: the verdict after the last look, its cost and the next step."""
     confidence, certainty = _describe_certainty(look)
-    verdict = HeadlineVerdict(look.experiment, 0, "", look.kind, describe_look(look, budget), certainty=certainty)
-    cost = "Not recorded." if look.seconds is None else f"{format_duration(look.seconds)} for the seeds of both sides."
-    step = look.next_step or ("The verdict needs no more runs." if look.kind in DECIDED else "")
-    label = LABELS.get(look.kind, NOTHING_LEARNED)
-    tone = "bad" if look.kind == "withheld" else TONES.get(look.kind, "same")
-    return VerdictCard(verdict, label, tone, confidence, cost, step, look.command)
+    kind = VerdictKind(look.kind)
+    verdict = HeadlineVerdict(look.experiment, 0, "", kind, describe_look(look, budget), certainty=certainty)
+    step = look.next_step or (f"{NO_MORE_RUNS}." if kind.is_decided else "")
+    return VerdictCard(verdict, kind.label, kind.tone, confidence, describe_look_cost(look), step, look.command)
+
+
+def describe_look_cost(look: LookRecord) -> str:
+    """Return the time of all seeds of a look."""
+    if look.seconds is None:
+        return NOT_RECORDED
+    return f"{format_duration(look.seconds)} for the seeds of both sides."
 
 
 def _describe_certainty(look: LookRecord) -> tuple[str, str]:
     """Return how sure the verdict after a look is, in a few words and in a sentence."""
-    if look.kind in DECIDED:
-        return "95 % confidence.", (
+    kind = VerdictKind(look.kind)
+    if kind.is_decided:
+        return SURE, (
             "All intervals together contain the true difference with a probability of 95 %, even though the difference "
             "was tested after each seed."
         )
-    if look.kind == "undecided" and not look.interval:
-        return "Not sure.", (
+    if kind == VerdictKind.UNDECIDED and not look.interval:
+        return NOT_SURE, (
             f"With {len(look.seeds)} seeds, so little is known about the noise between seeds that "
             f"{NOTHING_EXCLUDED}. Later looks have much shorter intervals."
         )
-    if look.kind == "undecided" and abs(look.mean) <= look.half:
-        return "Not sure.", "The interval contains zero, so either side may be better."
+    if kind == VerdictKind.UNDECIDED and abs(look.mean) <= look.half:
+        return NOT_SURE, EITHER_MAY_BE_BETTER
     return "", ""
 
 
@@ -212,7 +221,7 @@ def _build_row(look: LookRecord, scale: Scale) -> VariantRow:
     low, mean, high = (scale.at(value) for value in (look.mean - look.half, look.mean, look.mean + look.half))
     time = "–" if look.seconds is None else format_duration(look.seconds)
     counts = [CountCell(f"{100 * (1 - look.level):.4g} %"), CountCell(time)]
-    css_class = {"better": "better", "worse": "worse"}.get(look.kind, "same")
+    css_class = VerdictKind(look.kind).css_class
     interval = look.interval or NOTHING_EXCLUDED
     text = f"{look.kind}: {look.difference}, interval: {interval}"
     score = ScoreCell(look.difference, [interval, look.kind], css_class, IntervalMark(mean, low, high), text)

@@ -28,6 +28,13 @@ from dj2mgm.reporting.verdicts.experiment_pairs import (
 )
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore, change_by_training, find_headline
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, estimate_image_gain, find_learning_faults
+from dj2mgm.reporting.verdicts.verdict_kinds import VerdictKind
+from dj2mgm.reporting.verdicts.verdict_sentences import (
+    EITHER_MAY_BE_BETTER,
+    capitalize,
+    explain_withheld,
+    write_statement,
+)
 from dj2mgm.settings.targets import OWN_GROUP
 
 
@@ -38,7 +45,7 @@ class HeadlineVerdict:
     experiment: str
     index: int  # the experiment's position on the page, for its color
     description: str
-    kind: str = ""  # better, worse, equivalent or undecided; empty without a verdict
+    kind: VerdictKind = VerdictKind.NONE
     lead: str = ""  # statement in three parts; the second part is emphasized
     emphasis: str = ""
     rest: str = ""
@@ -73,21 +80,19 @@ def build_headline_verdicts(experiments: list[ExperimentResults], target: str = 
         experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
         index = indices[subject.name]
         if names := [name for name in (experiment.name, reference.name) if name in unlearned]:
-            reason = f"The verdict is withheld, because {' and '.join(names)} learned nothing."
-            verdicts.append(_give_no_verdict(subject, index, reason))
+            verdicts.append(_give_no_verdict(subject, index, f"{capitalize(explain_withheld(names))}."))
             continue
         if number not in contrasts:
             verdicts.append(_give_no_verdict(subject, index, describe_missing(headline, experiment, reference)))
             continue
         contrast, contrast_verdict = contrasts[number], contrast_verdicts[number]
+        kind = VerdictKind(contrast_verdict.kind)
         beginning = ""
         if is_learning_rate_control(subject):
             kinds = {verdict.experiment: verdict.kind for verdict in verdicts}
-            beginning = describe_repetition(kinds.get(subject.control.experiment, ""), contrast_verdict.kind)
+            beginning = describe_repetition(kinds.get(subject.control.experiment, VerdictKind.NONE), kind)
         difference = estimate_difference(contrast, *key)
-        lead, emphasis, rest = _write_statement(
-            contrast_verdict.kind, experiment, reference, headline, difference, beginning
-        )
+        lead, emphasis, rest = _write_sentence(kind, [experiment, reference], headline, difference, beginning)
         controls = [] if target else find_controls(experiments, comparison)
         step, command = advise_next_step(contrast_verdict, contrast, headline.margin, comparison, controls, target)
         verdicts.append(
@@ -95,7 +100,7 @@ def build_headline_verdicts(experiments: list[ExperimentResults], target: str = 
                 experiment=subject.name,
                 index=index,
                 description=subject.description,
-                kind=contrast_verdict.kind,
+                kind=kind,
                 lead=lead,
                 emphasis=emphasis,
                 rest=rest,
@@ -109,9 +114,9 @@ def build_headline_verdicts(experiments: list[ExperimentResults], target: str = 
     return verdicts
 
 
-def describe_repetition(kind: str, repeated_kind: str) -> str:
+def describe_repetition(kind: VerdictKind, repeated_kind: VerdictKind) -> str:
     """Return the beginning of a statement at half of the learning rates: whether the verdict is the same."""
-    if not kind:
+    if kind == VerdictKind.NONE:
         return "At half of the learning rates, "
     outcome = "is the same" if kind == repeated_kind else f"changes (no longer “{kind}”)"
     return f"At half of the learning rates, the verdict {outcome}: "
@@ -149,33 +154,24 @@ def find_unlearned(experiments: list[ExperimentResults]) -> dict[str, list[Learn
     return {name: faults for name, faults in faults_by_name.items() if faults}
 
 
-def _write_statement(
-    kind: str,
-    experiment: ExperimentResults,
-    reference: ExperimentResults,
+def _write_sentence(
+    kind: VerdictKind,
+    sides: list[ExperimentResults],
     headline: HeadlineScore,
     difference: Estimate,
     beginning: str = "",
 ) -> tuple[str, str, str]:
-    """Return the statement of a verdict in three parts; the second part is emphasized.
+    """Return the sentence of a verdict in three parts; the second part is emphasized.
 
     `beginning` is the beginning of the sentence if the verdict repeats another verdict.
     """
-    metric, one_seed = headline.metric, difference.seeds == 1
-    scores = [format_score(metric, side.groups[headline.group][metric].mean) for side in (experiment, reference)]
-    measurement = _describe_difference(metric, difference)
-    start = beginning + (("for" if beginning else "For") + " these two models, " if one_seed else "")
-    pronoun = "it" if start else "It"
-    if kind in ("better", "worse"):
-        rest = f" than {reference.name}: {headline.title} {scores[0]} instead of {scores[1]} ({measurement})."
-        return f"{start}{experiment.name} is ", kind, rest
-    if kind == "equivalent":
-        margin = format_difference(metric, headline.margin).lstrip("+")
-        rest = f": {headline.title} {scores[0]} and {scores[1]} ({measurement}), within the margin of {margin}."
-        return f"{start}{experiment.name} and {reference.name} are ", kind, rest
-    question = f"whether {experiment.name} is better than {reference.name}"
-    rest = f" {question}: {headline.title} {scores[0]} compared with {scores[1]} ({measurement})."
-    return f"{start}{pronoun} is ", "undecided", rest
+    start = beginning
+    if difference.seeds == 1:
+        start += ("for" if beginning else "For") + " these two models, "
+    lead, emphasis, rest = write_statement(kind, sides, headline)
+    if kind == VerdictKind.UNDECIDED and not start:
+        lead = capitalize(lead)
+    return f"{start}{lead}", emphasis, f"{rest} ({_describe_difference(headline.metric, difference)})."
 
 
 def _describe_certainty(
@@ -198,17 +194,18 @@ def _describe_certainty(
     corrected = f" (corrected for {comparisons} comparisons)" if comparisons > 1 else ""
     seeds = f"{contrast.seeds} seeds" if contrast.seeds > 1 else "one seed"
     sample = f"{format_integer(contrast.images)} images and {seeds}"
-    if contrast_verdict.kind == "undecided" and contrast_verdict.detectable is None:
+    kind = VerdictKind(contrast_verdict.kind)
+    if kind == VerdictKind.UNDECIDED and contrast_verdict.detectable is None:
         return "At least two images are needed."
     low, high = find_score_range(headline.metric)
-    if contrast_verdict.kind == "undecided" and not contrast_verdict.detectable < high - low:
+    if kind == VerdictKind.UNDECIDED and not contrast_verdict.detectable < high - low:
         text = f"With {sample}, not even the largest possible difference would be found with 80 % power{corrected}."
-    elif contrast_verdict.kind == "undecided":
+    elif kind == VerdictKind.UNDECIDED:
         change = format_difference(headline.metric, contrast_verdict.detectable).lstrip("+")
         text = f"With {sample}, the smallest difference found with 80 % power is {change}{corrected}."
         if abs(contrast.mean) > contrast.half_width():
             text += f" The interval excludes zero, but {qualifier} p-value is {contrast_verdict.p_value:.2g}."
-    elif contrast_verdict.kind == "equivalent":
+    elif kind == VerdictKind.EQUIVALENT:
         text = f"Measured with {sample}."
     else:
         share = "less than 0.1" if contrast_verdict.p_value < 0.001 else f"{100 * contrast_verdict.p_value:.2g}"
@@ -218,8 +215,8 @@ def _describe_certainty(
             sides, studies = "data", f"repetitions with {sample}"
         text = f"If the {sides} were equally good, a difference at least this large would occur in {share} % of "
         text += f"{studies}{corrected}."
-    if contrast_verdict.kind == "undecided" and abs(contrast.mean) <= contrast.half_width():
-        text = f"The interval contains zero, so either side may be better. {text}"
+    if kind == VerdictKind.UNDECIDED and abs(contrast.mean) <= contrast.half_width():
+        text = f"{EITHER_MAY_BE_BETTER} {text}"
     if contrast.seeds == 1:
         text += " One seed does not show how much the scores would change with another seed."
     elif pooled_experiments > 1:
@@ -268,18 +265,21 @@ def _judge_single(experiment: ExperimentResults, headline: HeadlineScore) -> Hea
         f"{title} {show(own_estimate.mean)} instead of {shuffled} with shuffled images "
         f"({_describe_difference(metric, gain)})"
     )
-    emphasis, kind = ("uses its images", "better") if uses_images else ("is not shown to use its images", "undecided")
+    emphasis, kind = "is not shown to use its images", VerdictKind.UNDECIDED
+    if uses_images:
+        emphasis, kind = "uses its images", VerdictKind.BETTER
     rest = f": {measurement}."
     if contrast := change_by_training(experiment, OWN_GROUP, metric):
         training = estimate_difference(contrast, OWN_GROUP, metric)
         base, change = show(groups["base/own"][metric].mean), f"({_describe_difference(metric, training)})"
         rest = f": {measurement}, compared with {base} before training {change}."
         training_verdict = classify_difference(metric, training)
-        if training_verdict == "worse":
-            emphasis, kind = "is worse than before training", "worse"
+        if training_verdict == VerdictKind.WORSE:
+            emphasis, kind = "is worse than before training", VerdictKind.WORSE
             rest = f": {title} {show(own_estimate.mean)} instead of {base} {change}."
         elif uses_images:
-            relation = "is better than" if training_verdict == "better" else "is not shown to differ from"
+            is_better = training_verdict == VerdictKind.BETTER
+            relation = "is better than" if is_better else "is not shown to differ from"
             rest = f", and {relation} before training{rest}"
     seeds = "one seed" if own_estimate.seeds == 1 else f"{own_estimate.seeds} seeds"
     certainty = f"Measured on {format_integer(own_estimate.images)} held-out images with {seeds}."

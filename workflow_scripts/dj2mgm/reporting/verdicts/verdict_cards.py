@@ -11,12 +11,18 @@ from dj2mgm.reporting.verdicts.experiment_pairs import ExperimentPair, find_comp
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict, build_headline_verdicts, find_unlearned
 from dj2mgm.reporting.verdicts.learning_faults import MIN_STEPS, LearningFault, advise_other_model
 from dj2mgm.reporting.verdicts.training_changes import find_forgotten
+from dj2mgm.reporting.verdicts.verdict_kinds import VerdictKind
+from dj2mgm.reporting.verdicts.verdict_sentences import (
+    ADVICE_TO_KEEP,
+    NO_MORE_RUNS,
+    NOT_RECORDED,
+    NOT_SURE,
+    SURE,
+    capitalize,
+    explain_withheld,
+)
 from dj2mgm.runs.studies.seed_times import sum_seconds
 
-LABELS = {"better": "Better", "worse": "Worse", "equivalent": "Equivalent", "undecided": "Undecided"}
-NOTHING_LEARNED = "Nothing learned"
-TONES = {"better": "good", "worse": "bad"}
-LEARNED = {"better": "Learned", "worse": "Forgot", "undecided": "Not shown"}  # labels of a model that is not compared
 PHOTO_MODEL = "qwen3-vl-2b"  # advised instead of a tiny model
 LONGER = 3  # after a training that taught nothing, advise this multiple of its steps or of MIN_STEPS
 
@@ -87,11 +93,8 @@ def write_verdict_cards(experiments: list[ExperimentResults], target: str = "") 
             step, command = verdict.next_step, verdict.command
         elif target:
             step, command = _choose_variant(verdict, comparison), ""
-            if verdict.kind == "better" and experiment.changes:
-                step, command = (
-                    f"{step} This command makes it an experiment of its own:",
-                    build_keep_command(experiment, target),
-                )
+            if verdict.kind == VerdictKind.BETTER and experiment.changes:
+                step, command = f"{step} {ADVICE_TO_KEEP}", build_keep_command(experiment, target)
         else:
             kinds = {card.verdict.experiment: card.verdict.kind for card in cards}
             step, command = _advise_next_step(verdict, comparison, kinds, experiment.name in forgotten)
@@ -134,13 +137,13 @@ def _merge_cards(cards: list[VerdictCard], reference: ExperimentResults, target:
         verdicts[0],
         experiment=join_words([verdict.experiment for verdict in verdicts]),
         description=" ".join(descriptions),
-        lead=f"The verdicts are withheld, because {join_words(unlearned)} learned nothing.",
+        lead=f"{capitalize(explain_withheld(unlearned, len(cards)))}.",
     )
     sides = [side for reason in withheld for side in (reason.comparison.subject, reason.comparison.reference)]
     targets = dict.fromkeys(reason.unlearned[0] for reason in withheld)
     command = withheld[0].remedy.command(reference, target or " ".join(targets))
     cost = _describe_cost(sides, reference).replace("this experiment", "these experiments")
-    return replace(cards[0], verdict=verdict, label=NOTHING_LEARNED, cost=cost, command=command)
+    return replace(cards[0], verdict=verdict, label=VerdictKind.WITHHELD.label, cost=cost, command=command)
 
 
 def _find_withheld(comparison: ExperimentPair, unlearned: dict[str, list[LearningFault]]) -> WithheldComparison | None:
@@ -170,21 +173,19 @@ def build_verdict_records(experiments: list[ExperimentResults]) -> dict[str, dic
 
 
 def _choose_label(verdict: HeadlineVerdict, is_comparison: bool, is_withheld: bool, seeds: int) -> tuple[str, str]:
-    tone = TONES.get(verdict.kind, "same")
-    if is_withheld:
-        return NOTHING_LEARNED, "bad"
-    if not verdict.kind:
-        return "No verdict", "same"
-    label = (LABELS if is_comparison else LEARNED)[verdict.kind]
-    return f"{label}, one seed" if is_comparison and seeds == 1 else label, tone
+    kind = VerdictKind.WITHHELD if is_withheld else verdict.kind
+    if kind in (VerdictKind.WITHHELD, VerdictKind.NONE):
+        return kind.label, kind.tone
+    label = kind.label if is_comparison else kind.learning_label
+    return f"{label}, one seed" if is_comparison and seeds == 1 else label, kind.tone
 
 
 def _describe_confidence(verdict: HeadlineVerdict, seeds: int, is_comparison: bool) -> str:
     """Return how sure a verdict is, in a few words."""
-    if verdict.kind in ("", "undecided"):
-        return "Not sure." if verdict.kind else ""
+    if not verdict.kind.is_decided:
+        return NOT_SURE if verdict.kind == VerdictKind.UNDECIDED else ""
     if seeds > 1:
-        return "95 % confidence."
+        return SURE
     return (
         "95 % confidence about these two trained models, not about the data."
         if is_comparison
@@ -198,7 +199,7 @@ def _describe_cost(experiments: list[ExperimentResults], reference: ExperimentRe
     reference_folders = set() if is_reference_only else _list_folders(reference)
     seconds = sum_seconds(set().union(*map(_list_folders, experiments)) - reference_folders)
     if seconds is None:
-        return "Not recorded."
+        return NOT_RECORDED
     stages = "all stages" if is_reference_only else "the stages that this experiment added"
     return f"{format_duration(seconds)} for {stages}."
 
@@ -237,15 +238,15 @@ def _choose_variant(verdict: HeadlineVerdict, comparison: ExperimentPair) -> str
     """Return which of two variants to use after a verdict."""
     experiment, reference = comparison.experiment.name, comparison.reference.name
     advice = {
-        "better": f"Use {experiment} instead of {reference}.",
-        "worse": f"Keep {reference}.",
-        "equivalent": f"Use the cheaper of {experiment} and {reference}.",
+        VerdictKind.BETTER: f"Use {experiment} instead of {reference}.",
+        VerdictKind.WORSE: f"Keep {reference}.",
+        VerdictKind.EQUIVALENT: f"Use the cheaper of {experiment} and {reference}.",
     }
     return advice.get(verdict.kind, "")
 
 
 def _advise_next_step(
-    verdict: HeadlineVerdict, comparison: ExperimentPair, kinds: dict[str, str], forgot: bool
+    verdict: HeadlineVerdict, comparison: ExperimentPair, kinds: dict[str, VerdictKind], forgot: bool
 ) -> tuple[str, str]:
     """Return what to do with a decided experiment, or with a model that is not compared.
 
@@ -257,10 +258,10 @@ def _advise_next_step(
     """
     experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
     if experiment is reference:
-        if verdict.kind == "better":
+        if verdict.kind == VerdictKind.BETTER:
             advice = "Change the data, and compare. This command rewrites captions that do not fit their images:"
             return advice, build_snakemake_command(reference, "dj_synth")
-        if verdict.kind == "worse":
+        if verdict.kind == VerdictKind.WORSE:
             return _train_less(experiment, reference)
         return "", ""
     if is_learning_rate_control(subject):
@@ -270,18 +271,19 @@ def _advise_next_step(
         return f"The verdict depends on the learning rates. {advice}", ""
     if reference.control:
         advice = {
-            "better": "The selected rows are better than as many random ones. The verdict needs no more runs.",
-            "worse": "Random rows are better. Change the selection.",
-            "equivalent": "Random rows are as good. Change the selection, or leave it out.",
+            VerdictKind.BETTER: f"The selected rows are better than as many random ones. {NO_MORE_RUNS}.",
+            VerdictKind.WORSE: "Random rows are better. Change the selection.",
+            VerdictKind.EQUIVALENT: "Random rows are as good. Change the selection, or leave it out.",
         }
         return advice.get(verdict.kind, ""), ""
-    if verdict.kind == "better" and forgot:  # better data, but the model lost scores that it had before training
+    # the data are better, but the model lost scores that it had before training
+    if verdict.kind == VerdictKind.BETTER and forgot:
         advice, command = _train_less(experiment, reference)
-        warning = f"The verdict needs no more runs, but training made scores of {experiment.name} worse."
+        warning = f"{NO_MORE_RUNS}, but training made scores of {experiment.name} worse."
         return f"{warning} Before you publish: {advice[0].lower()}{advice[1:]}", command
-    if verdict.kind == "better":
+    if verdict.kind == VerdictKind.BETTER:
         command = build_snakemake_command(reference, "publish", publish=f"{{experiment: {experiment.name}}}")
-        return "The verdict needs no more runs. To publish model and data:", command
-    if verdict.kind in ("worse", "equivalent"):
-        return f"The verdict needs no more runs. Keep the data of {reference.name}.", ""
+        return f"{NO_MORE_RUNS}. To publish model and data:", command
+    if verdict.kind in (VerdictKind.WORSE, VerdictKind.EQUIVALENT):
+        return f"{NO_MORE_RUNS}. Keep the data of {reference.name}.", ""
     return "", ""
