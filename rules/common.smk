@@ -16,7 +16,7 @@ from dj2mgm.runs import challenge, pages
 from dj2mgm.runs.evaluations import find_evaluation_data
 from dj2mgm.runs.leaks import locate_leaks_folder
 from dj2mgm.runs.stages import TRAINING
-from dj2mgm.runs.training_checks import require_flash_attention
+from dj2mgm.runs.training_checks import require_flash_attention, require_fp8_device
 from dj2mgm.script_modules import find_modules
 from dj2mgm.settings.string_formats import check_format
 from dj2mgm.storage.fingerprints import Fingerprints
@@ -34,7 +34,7 @@ def target_files(target, *files):
         for name in {target, REFERENCE} & RUNS.experiments.configs.keys():
             complete_model_files(RUNS.experiments.configs[name].model)
             check_clips(RUNS.experiments.configs[name])
-            check_attention(RUNS.experiments.configs[name])
+            check_training(RUNS.experiments.configs[name])
             with user_errors():
                 check_files(RUNS.first_seed(name).dataset.settings)
         return list(files)
@@ -173,10 +173,15 @@ def check_clips(config):
                 check_made(name, key, trained)
 
 
-def check_attention(config):
-    """Fail if FlashAttention is set without its package, unless stages have environments of their own."""
-    if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
-        with user_errors():
+def check_training(config):
+    """Fail if training needs a GPU for FP8, or FlashAttention's package, and this machine has none.
+
+    Stages on a cluster, and in environments of their own, check it themselves. A dry run may be for a cluster.
+    """
+    with user_errors():
+        if not workflow.non_local_exec_or_dryrun:
+            require_fp8_device(config)
+        if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
             require_flash_attention(config)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from dj2mgm.errors import InputError
 from dj2mgm.models.mgm import MGMForConditionalGeneration
-from dj2mgm.runs.training_checks import require_flash_attention
+from dj2mgm.runs.training_checks import require_flash_attention, require_fp8_device
 from dj2mgm.settings.configuration import Configuration
 from dj2mgm.training.model_preparation import choose_attention
 from tiny_models import tiny_mgm
@@ -62,3 +62,14 @@ def test_the_setting_applies_to_the_language_model_only(tmp_path):
     model = MGMForConditionalGeneration.from_pretrained(tmp_path, attn_implementation={"text_config": "eager"})
     assert model.model.language_model.config._attn_implementation == "eager"
     assert model.model.vision_tower.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
+def test_fp8_without_a_gpu_is_refused_before_anything_runs(monkeypatch, tmp_path, stage):
+    requested = Configuration(**{stage: {"precision": "fp8"}})
+    monkeypatch.setattr("dj2mgm.runs.training_checks.DEVICES", [tmp_path / "nvidia0"])
+    with pytest.raises(InputError, match=f"{stage}.precision: fp8 needs an NVIDIA GPU, and this machine has none"):
+        require_fp8_device(requested)
+    require_fp8_device(Configuration())
+    (tmp_path / "nvidia0").touch()
+    require_fp8_device(requested)

@@ -1,5 +1,6 @@
-"""Checks training settings when Snakemake starts: FlashAttention, LoRA targets."""
+"""Checks of training settings when Snakemake starts: FlashAttention, FP8, LoRA targets."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from dj2mgm.settings.configuration import Configuration, Experiment
 from dj2mgm.settings.models import ModelFile
 from dj2mgm.settings.training_stages import FLASH_ATTENTION, refuse_unknown_targets
 
+DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 GATED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 # by transformers' model type; for other types, the stage reads the model itself (trained_weights.py)
 PROJECTIONS = dict.fromkeys(("gemma", "gemma2", "llama", "mistral", "qwen2", "qwen3"), GATED)
@@ -22,6 +24,16 @@ def require_flash_attention(config: Configuration) -> None:
                 f"{stage}.attn_implementation: {FLASH_ATTENTION} needs the package flash-attn, which is not installed; "
                 "install it, or set auto, which uses it if it is installed"
             )
+
+
+def require_fp8_device(config: Configuration) -> None:
+    """Raise InputError if a stage computes in FP8 and this machine has no NVIDIA GPU; the stage checks its generation.
+
+    The device files are those of Linux and of WSL.
+    """
+    for stage in ("pretrain", "finetune"):
+        if getattr(config, stage).precision == "fp8" and not any(map(os.path.exists, DEVICES)):
+            raise InputError(f"{stage}.precision: fp8 needs an NVIDIA GPU, and this machine has none; set bf16 or auto")
 
 
 def check_lora_targets(config: Experiment) -> None:
