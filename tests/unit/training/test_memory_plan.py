@@ -224,7 +224,7 @@ def test_a_resumed_stage_keeps_its_plan(start, tmp_path, capsys):
 def test_another_model_or_no_checkpoint_needs_a_new_plan(start, tmp_path):
     assert start(SMALL).micro_batch_size < start(ROOM).micro_batch_size == 16
     save_checkpoint(tmp_path)
-    assert start(SMALL).micro_batch_size == 16
+    assert start(SMALL).micro_batch_size < 16, "a plan that does not fit is not kept"
     lora = LoraSettings(**LORA | {"r": 2})
     other = TrainingSettings(**vars(settings(**ALL_AUTO)) | {"lora": lora})
     workload = replace(build_workload("lora", other, MGMArchitecture("a", mgm_config()), Conversations()), lora=lora)

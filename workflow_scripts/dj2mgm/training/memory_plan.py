@@ -114,9 +114,10 @@ def choose_plan(
     choices = settings.deepspeed_choices or {CONFIGURED: settings.deepspeed}
     earlier = plan_file and _read_plan_file(plan_file)
     if earlier and earlier["request"] == request:
-        plan = KeptPlan(**earlier["plan"])
-        _note_plan(f"auto: micro batch {plan.micro_batch} and the other settings as this stage chose before")
-        return _apply(plan, settings)
+        kept = _apply(KeptPlan(**earlier["plan"]), settings)
+        if not predict(workload, plan_from_settings(kept, workload), machine).shortage(machine):
+            _note_plan(f"auto: micro batch {kept.micro_batch_size} and the other settings as this stage chose before")
+            return kept
     if earlier and earlier["request"]["trained"] == request["trained"]:
         name = earlier["plan"]["deepspeed"]  # the stage's checkpoints need this configuration
         choices = {name: choices[name]} if name in choices else choices
