@@ -1,6 +1,9 @@
 # Measure a whole dataset with Data-Juicer's statistics, and suggest limits.
 
 
+include: "inputs/analyze.smk"
+
+
 rule analyze_data:
     input:
         analyzed_files,

@@ -1,6 +1,9 @@
 # Time and memory of eager attention, SDPA and FlashAttention, with the baseline's language model.
 
 
+include: "inputs/attention_benchmark.smk"
+
+
 rule benchmark_attention:
     input:
         reference_model_files,

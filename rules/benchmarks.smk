@@ -1,6 +1,9 @@
 # Published benchmarks, from the user's files, and the challenge's score.
 
 
+include: "inputs/benchmarks.smk"
+
+
 WITH_SUBMISSION = [
     name for name, declared in read_declarations().items() if declared.has_submission
 ]

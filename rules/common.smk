@@ -1,5 +1,4 @@
 # Input functions that rules of several files use.
-import json
 from glob import escape, glob
 from itertools import chain
 
@@ -42,11 +41,6 @@ def target_files(target, *files):
     return checked_files
 
 
-def config_as_json(wildcards):
-    """Params function: the values of --config; a function, so that braces in them are not read as wildcards."""
-    return json.dumps(config)
-
-
 def script_files(*scripts):
     """Return scripts and the modules that they import, as inputs: a rule re-runs when its own code changes."""
     files = {module for script in scripts for module in find_modules(SCRIPTS / script)}
@@ -85,6 +79,16 @@ def pairs_file(wildcards):
         ("synthesize", "synthesized") if synthesizes else ("filter", "filtered")
     )
     return f"{RUNS.stage_folder(run, stage)}/{name}.jsonl"
+
+
+def instruction_output(file):
+    """Return the input function of a file that the synthesize stage writes, if its recipe is for instructions."""
+
+    def path(wildcards):
+        selects = RUNS.by_folder(wildcards.run).selects_instructions
+        return stage_output("synthesize", file)(wildcards) if selects else []
+
+    return path
 
 
 def leaks_file(wildcards):
@@ -227,6 +231,21 @@ def weights_of_stage_2(run):
     return names + (
         ["projector.safetensors"] if "pretrain" in run.settings or not lora else []
     )
+
+
+def answering_weights(wildcards):
+    """Input function: the weights that answer a benchmark or a task of lmms-eval; none before training."""
+    folder = wildcards.get("benchmarks") or wildcards.evaluations
+    if folder.startswith("base_"):
+        return []
+    metrics = stage_output("finetune", "metrics.json")(wildcards)
+    return [*finetuned_files(wildcards), metrics]
+
+
+def finetuned_flags(wildcards):
+    """Params function: the flag for stage 2's folder; none before training."""
+    weights = answering_weights(wildcards)
+    return [f"--finetuned={os.path.dirname(weights[-1])}"] if weights else []
 
 
 def used_dataset(wildcards):

@@ -1,6 +1,9 @@
 # Writes the provenance of a page's figures as an RO-Crate, and reproduces the run of a crate.
 
 
+include: "inputs/crate.smk"
+
+
 rule write_crate:
     input:
         lambda w: page_files(pages.list_page_experiments(RUNS, w.page)),

@@ -1,6 +1,9 @@
 # Makes the dataset: generated (config/datasets/shapes.yaml) or the user's, in the workflow's formats.
 
 
+include: "inputs/dataset.smk"
+
+
 rule make_dataset:
     input:
         source_files,

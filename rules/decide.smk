@@ -1,6 +1,11 @@
 # More seeds of an experiment and of the reference until the verdict is decided: `snakemake decide --config
 # experiment=dj_synth`. Seeds are ordinary runs. A look after each of them is a checkpoint, which tells whether another
 # seed is needed.
+
+
+include: "inputs/decide.smk"
+
+
 DECISION = f"results/{RESULTS_PREFIX}{{decided}}/decide"
 LOOK = f"{DECISION}/seeds-{{number}}"
 

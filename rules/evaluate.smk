@@ -1,6 +1,9 @@
 # Captions and answers of the model about held-out images, and their scores with controls.
 
 
+include: "inputs/evaluate.smk"
+
+
 rule generate_answers:
     input:
         model_files,

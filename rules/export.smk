@@ -1,6 +1,9 @@
 # Exports the pairs that an experiment trains on as a dataset: `snakemake export --config format=webdataset`.
 
 
+include: "inputs/export.smk"
+
+
 rule export_data:
     input:
         pairs=pairs_file,

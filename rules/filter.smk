@@ -1,6 +1,9 @@
 # Filter the pairs with the recipe; list every dropped row with the operator that dropped it.
 
 
+include: "inputs/filter.smk"
+
+
 rule filter_data:
     input:
         clip_files("filter"),

@@ -1,6 +1,9 @@
 # Base models: tiny ones, shipped or trained here, or folders and hub ids, assembled into one folder.
 
 
+include: "inputs/foundation.smk"
+
+
 rule unpack_foundation:
     input:
         lambda w: shipped_foundation_files(w.model),

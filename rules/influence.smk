@@ -1,6 +1,9 @@
 # The training rows behind wrong answers: `snakemake influence --config experiment=dj_synth`.
 
 
+include: "inputs/influence.smk"
+
+
 rule trace_influence:
     input:
         model_files,

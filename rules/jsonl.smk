@@ -1,6 +1,9 @@
 # Writes the training files: LLaVA conversations with absolute image paths, every image opened and verified.
 
 
+include: "inputs/jsonl.smk"
+
+
 rule write_jsonl:
     input:
         config="results/{run}/jsonl/config.yaml",

@@ -2,6 +2,9 @@
 # drawn in the same way as its training scenes.
 
 
+include: "inputs/leaks.smk"
+
+
 rule find_leaks:
     input:
         decontamination_files,

@@ -2,6 +2,9 @@
 # scored by their own metrics.
 
 
+include: "inputs/lmms_eval.smk"
+
+
 wildcard_constraints:
     evaluations="(base_)?evaluations",
 

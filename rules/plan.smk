@@ -1,5 +1,10 @@
 # The memory plan for this machine, and DeepSpeed configurations for other numbers of GPUs, both for the reference's
 # model.
+
+
+include: "inputs/plan.smk"
+
+
 PLANNED = RUNS.experiments.configs[REFERENCE].model
 
 

@@ -1,6 +1,9 @@
 # Publishes a model and its pairs, with cards: `snakemake publish --config publish='{experiment: dj_synth}'`.
 
 
+include: "inputs/publish.smk"
+
+
 rule publish_model:
     input:
         model_files,

@@ -1,6 +1,9 @@
 # Pages that compare experiments: the report, and those of studies.
 
 
+include: "inputs/report.smk"
+
+
 rule compare_experiments:
     input:
         lambda w: page_files(pages.list_page_experiments(RUNS, w.page)),

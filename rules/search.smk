@@ -1,5 +1,10 @@
 # Adaptive studies: Optuna proposes a batch of trials, which are ordinary runs, and learns from their scores. Each batch is a
 # checkpoint, after which Snakemake knows the runs of the batch, and whether another one follows.
+
+
+include: "inputs/search.smk"
+
+
 SEARCH = f"results/{RESULTS_PREFIX}{{study}}/search/{{key}}"
 BATCH = f"{SEARCH}/batch-{{number}}"
 

@@ -1,84 +1,7 @@
 # Every stage receives its settings as one file, from which it can also be run by hand.
-from snakemake import __version__ as SNAKEMAKE
-
-from dj2mgm.runs import crates
-from dj2mgm.runs.leaks import build_leak_settings
-from dj2mgm.runs.studies.power_inputs import build_power_settings
-from dj2mgm.runs.publication import build_publish_settings
-from dj2mgm.settings.targets import AttentionSettings
-from dj2mgm.runs.stage_settings import build_analysis_settings
-from dj2mgm.storage.files import format_yaml
 
 
-def crate_settings(page):
-    """Return the settings of a page's crate."""
-    with user_errors():
-        return crates.build_crate_settings(RUNS, page) | {"snakemake": SNAKEMAKE}
-
-
-def page_settings(experiments):
-    """Return the settings of a page that compares experiments."""
-    with user_errors():
-        return pages.build_page_settings(RUNS, experiments)
-
-
-def stage_settings(wildcards):
-    """Return the settings of a stage of a run."""
-    run = RUNS.by_folder(wildcards.run)
-    # runs with other labels share a stage: its output does not depend on them
-    labels = {"labels": run.labels} if wildcards.stage in TRAINING else {}
-    return run.settings[wildcards.stage].file_content() | labels
-
-
-def attention_settings(wildcards):
-    """Return the settings of `attention_benchmark`."""
-    config = RUNS.first_seed(REFERENCE).config
-    return AttentionSettings.from_sections(
-        config, RUNS.shared.attention_benchmark
-    ).file_content()
-
-
-def study_settings(wildcards):
-    """Return the settings of a study's page."""
-    with user_errors():
-        settings = pages.build_study_settings(RUNS, wildcards.study)
-        if search := search_batches.show_search(RUNS, wildcards.study):
-            settings["study"]["search"] = search.model_dump()
-    return settings
-
-
-def mixture_settings(study):
-    """Return the settings of the mixtures that a study merges."""
-    with user_errors():
-        return merged_mixtures.build_merge_settings(RUNS, study).model_dump()
-
-
-def batch_settings(wildcards):
-    """Return the settings of the scores of a batch of trials."""
-    with user_errors():
-        return search_batches.build_batch_settings(
-            RUNS, wildcards.study, requested_search(wildcards), int(wildcards.number)
-        )
-
-
-def look_settings(wildcards):
-    """Return the settings of a look at an experiment after a number of seeds."""
-    with user_errors():
-        return looks.build_look_settings(RUNS, wildcards.decided, int(wildcards.number))
-
-
-def analyzed_settings(wildcards):
-    """Return the settings of a dataset's analysis."""
-    run = pages.find_analyzed(RUNS, wildcards.dataset)
-    return build_analysis_settings(run.config, run.dataset.images).file_content()
-
-
-def publishing_settings(wildcards):
-    """Return the settings of a published run."""
-    with user_errors():
-        return build_publish_settings(
-            RUNS, RUNS.by_folder(wildcards.run)
-        ).file_content()
+include: "inputs/settings.smk"
 
 
 # by rule: the file, and the function that returns its content
@@ -165,11 +88,6 @@ SETTINGS = {
 
 # by rule: the results on which its settings depend
 NEEDED_RESULTS = {"configure_study": lambda w: all_scores(w.study)(w)}
-
-
-def in_yaml(find_settings):
-    """Params function: the settings that a function of the wildcards returns, as YAML."""
-    return lambda wildcards: format_yaml(find_settings(wildcards))
 
 
 # Snakemake renders the template in its own process, without a job.

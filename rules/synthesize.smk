@@ -1,6 +1,9 @@
 # Rewrite captions that do not fit their image, or select instructions. New captions are also kept in results/captions.
 
 
+include: "inputs/synthesize.smk"
+
+
 rule synthesize_captions:
     input:
         clip_files("synthesize"),

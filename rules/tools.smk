@@ -1,6 +1,9 @@
 # Single commands, which run at every request.
 
 
+include: "inputs/tools.smk"
+
+
 # Checks whether this machine can run the workflow, in the environment that trains, and prints the result.
 rule doctor:
     log:

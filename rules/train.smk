@@ -1,6 +1,9 @@
 # Both training stages, started by workflow_scripts/launch.sh. Each resumes from the checkpoints in its folder.
 
 
+include: "inputs/train.smk"
+
+
 ADAPTER = multiext(
     "results/{run}/finetune/adapter/",
     "adapter_config.json",

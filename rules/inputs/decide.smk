@@ -1,4 +1,4 @@
-# Input functions of `decide`.
+# Input functions of rules/decide.smk.
 from dj2mgm.runs.studies import looks
 
 

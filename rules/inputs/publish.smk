@@ -1,4 +1,4 @@
-# Input functions of the rules that publish, and that write and read crates.
+# Input functions of rules/publish.smk.
 from dj2mgm.runs.publication import list_records
 
 
@@ -43,12 +43,3 @@ def publication_files(wildcards):
 def finetune_folder(wildcards):
     """Params function: the folder of stage 2."""
     return RUNS.stage_folder(RUNS.by_folder(wildcards.run), "finetune")
-
-
-def crate_to_reproduce(wildcards):
-    """Params function: the crate that the command line names."""
-    if RUNS.shared.crate is None:
-        raise UserError(
-            "crate is not set: `snakemake --cores 1 reproduce --config crate=path/to/run.crate.zip`"
-        )
-    return RUNS.shared.crate

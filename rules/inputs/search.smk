@@ -1,5 +1,5 @@
-# Input functions of searches.
-from dj2mgm.runs.studies import merged_mixtures, search_batches
+# Input functions of rules/search.smk.
+from dj2mgm.runs.studies import search_batches
 from dj2mgm.runs.studies.study_designs import locate_study_file
 
 
@@ -74,50 +74,3 @@ def all_scores(study):
             )
 
     return scores
-
-
-def compared_files(wildcards):
-    """Input function: the files that a study's page reads."""
-    scores = all_scores(wildcards.study)(wildcards)
-    return [
-        *scores,
-        *page_files(study_experiments(wildcards.study)),
-        *merged_scores(wildcards.study),
-    ]
-
-
-def merged_scores(study):
-    """Return the file with the scores of a study's merged models; none for other studies."""
-    with user_errors():
-        file = merged_mixtures.locate_scores_file(RUNS, study)
-        if file is None:
-            return []
-        # its errors are shown before anything runs
-        merged_mixtures.build_merge_settings(RUNS, study)
-        return [file]
-
-
-def merged_run(wildcards):
-    """Return the first run of the experiment whose mixtures are merged."""
-    return RUNS.first_seed(RUNS.experiments.studies[wildcards.study].experiment)
-
-
-def merged_model_files(wildcards):
-    """Input function: the model that the merged LoRAs were trained from."""
-    return complete_model_files(merged_run(wildcards).config.model)
-
-
-def merged_adapters(wildcards):
-    """Input function: the weights of stage 2 of each source alone."""
-    with user_errors():
-        folders = merged_mixtures.build_merge_settings(
-            RUNS, wildcards.study
-        ).sources.values()
-    names = weights_of_stage_2(merged_run(wildcards))
-    return [f"{folder}/{name}" for folder in folders for name in names]
-
-
-def study_experiments(study):
-    """Return the experiments on a study's page."""
-    with user_errors():
-        return pages.list_study_experiments(RUNS, study)

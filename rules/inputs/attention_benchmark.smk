@@ -1,0 +1,6 @@
+# Input functions of rules/attention_benchmark.smk.
+
+
+def reference_model_files(wildcards):
+    """Input function: the reference's model."""
+    return complete_model_files(RUNS.first_seed(REFERENCE).config.model)

@@ -1,0 +1,29 @@
+# Input functions of rules/jsonl.smk.
+
+
+def dropped_leaks(wildcards):
+    """Input function: near-duplicates of evaluation images, if their rows are left out."""
+    drops = RUNS.by_folder(wildcards.run).config.jsonl.leaks == "drop"
+    return leaks_file(wildcards) if drops else []
+
+
+def reference_summary(wildcards):
+    """Input function: the reference's number of samples; none for the reference itself."""
+    run = RUNS.by_folder(wildcards.run)
+    reference = RUNS.get(REFERENCE, run.seed)
+    return (
+        []
+        if run.experiment == REFERENCE
+        else f"{RUNS.stage_folder(reference, 'jsonl')}/summary.json"
+    )
+
+
+def counted_summary(wildcards):
+    """Input function: the number of rows to draw at random; none if all rows are used."""
+    run = RUNS.by_folder(wildcards.run)
+    experiment = run.config.jsonl.same_size_as
+    return (
+        f"{RUNS.stage_folder(RUNS.get(experiment, run.seed), 'jsonl')}/summary.json"
+        if experiment
+        else []
+    )

@@ -1,0 +1,8 @@
+# Input functions of rules/leaks.smk.
+from dj2mgm.runs.leaks import list_decontamination_files
+
+
+def decontamination_files(wildcards):
+    """Input function: the user's own files that training images are compared with."""
+    with user_errors():
+        return user_files(list_decontamination_files(RUNS))

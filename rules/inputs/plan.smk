@@ -1,0 +1,46 @@
+# Input functions of rules/plan.smk.
+from dj2mgm.settings.batch_sizes import describe_steps
+from dj2mgm.storage.files import read_json
+
+
+def plan_flags(wildcards):
+    """Params function: the reference's settings of stage 2 that decide about memory; sequences of the greatest length."""
+    config = RUNS.first_seed(REFERENCE).config
+    finetune, lora = config.finetune, config.finetune.lora
+    flags = [f"--model={config.model.name}", f"--sequence={finetune.max_length}"]
+    if lora:
+        targets = [lora.targets] if lora.targets == "all" else lora.targets
+        flags += [f"--lora-target={target}" for target in targets]
+        flags.append(f"--lora-rank={lora.r}")
+    else:
+        flags.append("--tuning=full")
+    if config.gpus > 1:
+        flags += [f"--gpus={config.gpus}", f"--nodes={config.nodes}"]
+    if finetune.compile:
+        flags.append("--fused")
+    if finetune.global_batch_size:
+        flags.append(f"--global-batch={finetune.global_batch_size}")
+    return flags + [f"--note={note}" for note in steps_notes()]
+
+
+def steps_notes():
+    """Return sentences about stages of the reference that add epochs, if the numbers of their rows are known."""
+    run = RUNS.first_seed(REFERENCE)
+    jsonl_summary = Path(RUNS.stage_folder(run, "jsonl"), "summary.json")
+    dataset_summary = Path("results/datasets", run.dataset.name, "summary.json")
+    rows = {}
+    with user_errors():
+        if jsonl_summary.is_file():
+            summary = read_json(jsonl_summary)
+            rows = {stage: summary[stage]["rows_out"] for stage in TRAINING}
+        elif dataset_summary.is_file():
+            counts = read_json(dataset_summary)
+            # without instructions, stage 2 trains on the pairs
+            rows = {stage: counts[stage] or counts["pretrain"] for stage in TRAINING}
+    if len(run.trains) == 1:
+        rows = {"finetune": sum(rows.values())} if rows else {}  # one stage, on both
+    notes = [
+        describe_steps(stage, run.settings[stage], number)
+        for stage, number in rows.items()
+    ]
+    return [f"{note[0].upper()}{note[1:]}." for note in notes if note]

@@ -1,0 +1,69 @@
+"""Files of rules: input functions are next to the rules that use them."""
+
+import ast
+import io
+import re
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from paths import PROJECT
+
+FILES = [PROJECT / "Snakefile", *sorted((PROJECT / "rules").rglob("*.smk"))]
+INPUTS = PROJECT / "rules/inputs"
+COMMON = PROJECT / "rules/common.smk"
+DEFINITION = re.compile(r"^def (\w+)", re.MULTILINE)
+RULE = re.compile(r"^ *(use )?(rule|checkpoint)\b.*:$", re.MULTILINE)
+
+
+def used_names(path: Path) -> Iterator[str]:
+    """Yield the names that a file of rules reads or calls, also in f-strings; each as often as it occurs."""
+    tokens = list(tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline))
+    for before, token in zip(tokens, tokens[1:], strict=False):
+        if token.type == tokenize.NAME and before.string not in (".", "def", "rule", "checkpoint", "as", "import"):
+            yield token.string
+        elif token.type == tokenize.STRING and "f" in token.string.split(token.string[-1])[0].lower():
+            yield from (node.id for node in ast.walk(ast.parse(token.string)) if isinstance(node, ast.Name))
+
+
+def defined_functions(path: Path) -> list[str]:
+    return DEFINITION.findall(path.read_text(encoding="utf-8"))
+
+
+def users() -> dict[str, set[Path]]:
+    """Return the files that use each name."""
+    files = defaultdict(set)
+    for path in FILES:
+        for name in used_names(path):
+            files[name].add(path)
+    return files
+
+
+def test_input_functions_are_in_the_file_of_their_rules():
+    using_files = users()
+    misplaced = [
+        f"{path.name}: {name}"
+        for path in INPUTS.glob("*.smk")
+        for name in defined_functions(path)
+        if not using_files[name] & {path, PROJECT / "rules" / path.name} and len(using_files[name]) < 2
+    ]
+    assert not misplaced, "move it into the file in rules/inputs with the name of the rule file that uses it"
+
+
+def test_common_functions_serve_several_rule_files():
+    using_files = users()
+    single = [
+        name
+        for name in defined_functions(COMMON)
+        if COMMON not in using_files[name] and len({path.name for path in using_files[name]}) < 2
+    ]
+    assert not single, "move it into the file in rules/inputs with the name of the rule file that uses it"
+
+
+def test_rule_files_include_their_input_functions():
+    for path in sorted((PROJECT / "rules").glob("*.smk")):
+        text = path.read_text(encoding="utf-8")
+        assert f'include: "inputs/{path.name}"' in text or not (INPUTS / path.name).exists(), path.name
+        assert not (RULE.search(text) and DEFINITION.search(text)), path.name
+    assert {path.name for path in INPUTS.iterdir()} <= {path.name for path in COMMON.parent.iterdir()}
