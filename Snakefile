@@ -34,6 +34,10 @@ include: "rules/publish.smk"
 include: "rules/crate.smk"
 
 
+# after rules/runs.smk, which adds the library to sys.path
+from dj2mgm.runs import pages
+from dj2mgm.runs.experiments import REFERENCE
+
 for name in EXPERIMENTS:
 
     rule:

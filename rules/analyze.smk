@@ -1,4 +1,5 @@
 # Measure a whole dataset with Data-Juicer's statistics, and suggest limits.
+from dj2mgm.runs.experiments import REFERENCE
 
 
 include: "inputs/analyze.smk"

@@ -1,4 +1,5 @@
 # Time and memory of eager attention, SDPA and FlashAttention, with the baseline's language model.
+from dj2mgm.runs.experiments import REFERENCE
 
 
 include: "inputs/attention_benchmark.smk"

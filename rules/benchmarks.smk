@@ -1,4 +1,5 @@
 # Published benchmarks, from the user's files, and the challenge's score.
+from dj2mgm.settings.benchmarks import read_declarations
 
 
 include: "inputs/benchmarks.smk"

@@ -1,20 +1,24 @@
 # Input functions that rules of several files use.
+import os
 from glob import escape, glob
 from itertools import chain
+from pathlib import Path
 
 from snakemake.settings.types import DeploymentMethod
 
+from dj2mgm.cli.console import UserError
 from dj2mgm.dataset_resolution.experiment_dataset import check_files
-from dj2mgm.model_files.clips import check_judge, check_made
-from dj2mgm.model_files.clips import list_clip_files
+from dj2mgm.model_files.clips import check_judge, check_made, list_clip_files
 from dj2mgm.model_files.foundation import FOUNDATION_PARTS
-from dj2mgm.model_files.missing_models import check_model_folders
-from dj2mgm.model_files.missing_models import list_local_model_files
+from dj2mgm.model_files.missing_models import (
+    check_model_folders,
+    list_local_model_files,
+)
 from dj2mgm.recipes.recipe_files import find_recipe_files
 from dj2mgm.runs import challenge, pages
 from dj2mgm.runs.evaluations import find_evaluation_data
+from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.leaks import locate_leaks_folder
-from dj2mgm.runs.stages import TRAINING
 from dj2mgm.runs.training_checks import require_flash_attention, require_fp8_device
 from dj2mgm.script_modules import find_modules
 from dj2mgm.settings.string_formats import check_format

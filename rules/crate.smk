@@ -1,4 +1,7 @@
 # Writes the provenance of a page's figures as an RO-Crate, and reproduces the run of a crate.
+import sys
+
+from dj2mgm.runs import pages
 
 
 include: "inputs/crate.smk"

@@ -1,4 +1,5 @@
 # Base models: tiny ones, shipped or trained here, or folders and hub ids, assembled into one folder.
+import os
 
 
 include: "inputs/foundation.smk"

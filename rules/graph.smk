@@ -1,8 +1,11 @@
 # Checks of a command's jobs before the first one starts. Included last, when all rules are known.
 import difflib
+import os
+from pathlib import Path
 
-from snakemake.exceptions import MissingRuleException
+from snakemake.exceptions import MissingRuleException, WorkflowError
 
+from dj2mgm.cli.console import UserError
 from dj2mgm.runs.finished_results import PlannedJob, check_jobs
 
 

@@ -1,5 +1,6 @@
 # The memory plan for this machine, and DeepSpeed configurations for other numbers of GPUs, both for the reference's
 # model.
+from dj2mgm.runs.experiments import REFERENCE
 
 
 include: "inputs/plan.smk"

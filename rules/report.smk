@@ -1,4 +1,6 @@
 # Pages that compare experiments: the report, and those of studies.
+from dj2mgm.runs import pages
+from dj2mgm.runs.stage_settings import count_gpus_per_node
 
 
 include: "inputs/report.smk"

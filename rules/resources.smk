@@ -1,4 +1,5 @@
 # Resources of jobs, and their shell commands.
+import os
 import shlex
 
 from dj2mgm.runs.stage_settings import count_gpus_per_node

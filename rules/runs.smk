@@ -5,8 +5,6 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-from snakemake.exceptions import WorkflowError
-
 SCRIPTS = Path(workflow.current_basedir).parent / "workflow_scripts"
 sys.path.insert(0, str(SCRIPTS))
 
@@ -16,7 +14,6 @@ from dj2mgm.cli.command_line import escape_control
 from dj2mgm.settings.benchmarks import read_declarations
 from dj2mgm.runs.layers import EMBEDDED_DEFAULTS, drop_defaults
 from dj2mgm.settings.config_files import check_stated_once
-from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.run import Runs
 from dj2mgm.records.search_records import RANDOM
 from dj2mgm.errors import InputError

@@ -1,4 +1,10 @@
 # Every stage receives its settings as one file, from which it can also be run by hand.
+import os
+from pathlib import Path
+
+from dj2mgm.runs import pages
+from dj2mgm.runs.leaks import build_leak_settings
+from dj2mgm.runs.studies.power_inputs import build_power_settings
 
 
 include: "inputs/settings.smk"

@@ -1,4 +1,7 @@
 # Input functions of rules/analyze.smk.
+from dj2mgm.model_files.clips import list_clip_files
+from dj2mgm.recipes.recipe_files import find_recipe_files
+from dj2mgm.runs import pages
 
 
 def analyzed_files(wildcards):

@@ -1,4 +1,5 @@
 # Input functions of rules/attention_benchmark.smk.
+from dj2mgm.runs.experiments import REFERENCE
 
 
 def reference_model_files(wildcards):

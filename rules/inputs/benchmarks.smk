@@ -1,4 +1,5 @@
 # Input functions of rules/benchmarks.smk.
+from dj2mgm.cli.console import UserError
 
 
 def benchmark_files(wildcards):

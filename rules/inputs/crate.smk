@@ -1,4 +1,5 @@
 # Input functions of rules/crate.smk.
+from dj2mgm.cli.console import UserError
 
 
 def crate_to_reproduce(wildcards):

@@ -1,4 +1,5 @@
 # Input functions of rules/evaluate.smk.
+import os
 
 
 def pretrained_flags(wildcards):

@@ -1,4 +1,7 @@
 # Input functions of rules/export.smk.
+import os
+
+from dj2mgm.cli.console import UserError
 
 
 def filter_folders(wildcards):

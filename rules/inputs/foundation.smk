@@ -1,4 +1,7 @@
 # Input functions of rules/foundation.smk.
+import os
+from glob import escape, glob
+
 from dj2mgm.model_files.missing_models import list_part_files
 from dj2mgm.settings.config_files import locate_config_file
 

@@ -1,4 +1,5 @@
 # Input functions of rules/influence.smk.
+from dj2mgm.runs.experiments import REFERENCE
 
 
 def influence_page(wildcards):

@@ -1,4 +1,5 @@
 # Input functions of rules/jsonl.smk.
+from dj2mgm.runs.experiments import REFERENCE
 
 
 def dropped_leaks(wildcards):

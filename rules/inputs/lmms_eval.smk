@@ -1,4 +1,7 @@
 # Input functions of rules/lmms_eval.smk.
+from snakemake.settings.types import DeploymentMethod
+
+from dj2mgm.cli.console import UserError
 from dj2mgm.runs.evaluations import DATA_SUFFIXES, check_lmms_eval
 from dj2mgm.storage.files import find_files
 

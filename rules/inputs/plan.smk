@@ -1,4 +1,8 @@
 # Input functions of rules/plan.smk.
+from pathlib import Path
+
+from dj2mgm.runs.experiments import REFERENCE
+from dj2mgm.runs.stages import TRAINING
 from dj2mgm.settings.batch_sizes import describe_steps
 from dj2mgm.storage.files import read_json
 

@@ -1,5 +1,5 @@
 # Input functions of rules/publish.smk.
-from dj2mgm.runs.publication import list_records
+from dj2mgm.runs.publication import build_publish_settings, list_records
 
 
 def record_files(*names):

@@ -1,4 +1,5 @@
 # Input functions of rules/report.smk.
+from dj2mgm.runs import pages
 from dj2mgm.runs.studies import merged_mixtures
 
 

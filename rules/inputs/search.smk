@@ -1,4 +1,5 @@
 # Input functions of rules/search.smk.
+from dj2mgm.errors import InputError
 from dj2mgm.runs.studies import search_batches
 from dj2mgm.runs.studies.study_designs import locate_study_file
 

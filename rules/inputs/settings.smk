@@ -1,12 +1,13 @@
 # Input functions of rules/settings.smk.
 from snakemake import __version__ as SNAKEMAKE
 
-from dj2mgm.runs import crates
-from dj2mgm.runs.leaks import build_leak_settings
-from dj2mgm.runs.studies.power_inputs import build_power_settings
+from dj2mgm.runs import crates, pages
+from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.publication import build_publish_settings
-from dj2mgm.settings.targets import AttentionSettings
 from dj2mgm.runs.stage_settings import build_analysis_settings
+from dj2mgm.runs.stages import TRAINING
+from dj2mgm.runs.studies import looks, merged_mixtures, search_batches
+from dj2mgm.settings.targets import AttentionSettings
 from dj2mgm.storage.files import format_yaml
 
 

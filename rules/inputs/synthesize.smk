@@ -1,4 +1,7 @@
 # Input functions of rules/synthesize.smk.
+import os
+
+from dj2mgm.model_files.missing_models import list_local_model_files
 
 
 def captioner_files(wildcards):

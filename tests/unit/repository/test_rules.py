@@ -1,4 +1,4 @@
-"""Files of rules: input functions are next to the rules that use them."""
+"""Files of rules: input functions are next to the rules that use them, and each file imports the names that it uses."""
 
 import ast
 import io
@@ -14,21 +14,29 @@ FILES = [PROJECT / "Snakefile", *sorted((PROJECT / "rules").rglob("*.smk"))]
 INPUTS = PROJECT / "rules/inputs"
 COMMON = PROJECT / "rules/common.smk"
 DEFINITION = re.compile(r"^def (\w+)", re.MULTILINE)
+IMPORT = re.compile(r"^(?:from [\w.]+ )?import (?:\([^)]*\)|.*)$", re.MULTILINE)
 RULE = re.compile(r"^ *(use )?(rule|checkpoint)\b.*:$", re.MULTILINE)
 
 
 def used_names(path: Path) -> Iterator[str]:
     """Yield the names that a file of rules reads or calls, also in f-strings; each as often as it occurs."""
-    tokens = list(tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline))
-    for before, token in zip(tokens, tokens[1:], strict=False):
-        if token.type == tokenize.NAME and before.string not in (".", "def", "rule", "checkpoint", "as", "import"):
-            yield token.string
+    text = IMPORT.sub("", path.read_text(encoding="utf-8"))
+    tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    for before, token, after in zip(tokens, tokens[1:], tokens[2:], strict=False):
+        if token.type == tokenize.NAME:
+            if before.string not in (".", "def", "rule", "checkpoint", "as") and after.string != "=":
+                yield token.string
         elif token.type == tokenize.STRING and "f" in token.string.split(token.string[-1])[0].lower():
             yield from (node.id for node in ast.walk(ast.parse(token.string)) if isinstance(node, ast.Name))
 
 
 def defined_functions(path: Path) -> list[str]:
     return DEFINITION.findall(path.read_text(encoding="utf-8"))
+
+
+def imported_names(path: Path) -> set[str]:
+    statements = "\n".join(IMPORT.findall(path.read_text(encoding="utf-8")))
+    return {alias.asname or alias.name for statement in ast.parse(statements).body for alias in statement.names}
 
 
 def users() -> dict[str, set[Path]]:
@@ -67,3 +75,11 @@ def test_rule_files_include_their_input_functions():
         assert f'include: "inputs/{path.name}"' in text or not (INPUTS / path.name).exists(), path.name
         assert not (RULE.search(text) and DEFINITION.search(text)), path.name
     assert {path.name for path in INPUTS.iterdir()} <= {path.name for path in COMMON.parent.iterdir()}
+
+
+def test_each_file_imports_the_names_that_it_uses():
+    """All files share their global names, so Snakemake does not notice a missing import."""
+    imported = {path: imported_names(path) for path in FILES}
+    importable = set().union(*imported.values())
+    for path in FILES:
+        assert imported[path] == importable & set(used_names(path)), path.relative_to(PROJECT)
