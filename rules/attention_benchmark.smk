@@ -30,7 +30,7 @@ rule benchmark_attention:
     threads: GPU_STAGE_THREADS
     resources:
         gpu=1,
-        mem_mb=mem_with_retries(24000),
+        mem_mb=mem_with_retries(MODEL_STAGE_MB),
         runtime=60,
     params:
         content=hash_user_files(reference_model_files),

@@ -32,7 +32,7 @@ rule answer_benchmark:
     threads: GPU_STAGE_THREADS
     resources:
         gpu=single_node_gpus,
-        mem_mb=mem_with_retries(24000),
+        mem_mb=mem_with_retries(MODEL_STAGE_MB),
         runtime=240,
     params:
         content=hash_user_files(model_files, benchmark_files),
@@ -62,7 +62,7 @@ rule score_benchmark:
     conda:
         "../envs/evaluate.yaml"
     resources:
-        mem_mb=mem_with_retries(4000),
+        mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=30,
     params:
         leaks=optional_flag("--leaks", "leaks"),
@@ -89,7 +89,7 @@ rule write_submission:
     conda:
         "../envs/evaluate.yaml"
     resources:
-        mem_mb=mem_with_retries(4000),
+        mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=30,
     shell:
         stage_command(
@@ -118,7 +118,7 @@ rule score_challenge:
     conda:
         "../envs/report.yaml"
     resources:
-        mem_mb=mem_with_retries(4000),
+        mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=30,
     shell:
         stage_command(

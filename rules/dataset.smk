@@ -21,7 +21,7 @@ rule make_dataset:
     conda:
         "../envs/dataset.yaml"
     resources:
-        mem_mb=mem_with_retries(4000),
+        mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=60,
     params:
         content=hash_user_files(source_files),

@@ -27,7 +27,7 @@ checkpoint take_look:
     conda:
         "../envs/report.yaml"
     resources:
-        mem_mb=mem_with_retries(4000),
+        mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=30,
     params:
         earlier=optional_flag("--earlier", "earlier"),

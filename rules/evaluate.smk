@@ -26,7 +26,7 @@ rule generate_answers:
     threads: GPU_STAGE_THREADS
     resources:
         gpu=single_node_gpus,
-        mem_mb=mem_with_retries(24000),
+        mem_mb=mem_with_retries(MODEL_STAGE_MB),
         runtime=240,
     params:
         content=hash_user_files(model_files),
@@ -92,7 +92,7 @@ rule evaluate_vqa:
     conda:
         "../envs/evaluate.yaml"
     resources:
-        mem_mb=mem_with_retries(4000),
+        mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=30,
     params:
         leaks=optional_flag("--leaks", "leaks"),

@@ -26,7 +26,7 @@ rule export_data:
     conda:
         "../envs/dataset.yaml"
     resources:
-        mem_mb=mem_with_retries(4000),
+        mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=120,
     params:
         stages=filter_folders,

@@ -171,7 +171,7 @@ rule make_tiny_vlm:
     conda:
         "../envs/train.yaml"
     resources:
-        mem_mb=mem_with_retries(4000),
+        mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=10,
     shell:
         stage_command(

@@ -29,7 +29,7 @@ rule trace_influence:
     threads: GPU_STAGE_THREADS
     resources:
         gpu=1,
-        mem_mb=mem_with_retries(24000),
+        mem_mb=mem_with_retries(MODEL_STAGE_MB),
         runtime=240,
     params:
         content=hash_user_files(model_files),

@@ -26,7 +26,7 @@ rule write_jsonl:
     conda:
         "../envs/jsonl.yaml"
     resources:
-        mem_mb=mem_with_retries(4000),
+        mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=60,
     params:
         leaks=optional_flag("--leaks", "leaks"),

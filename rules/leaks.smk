@@ -23,7 +23,7 @@ rule find_leaks:
     conda:
         "../envs/evaluate.yaml"
     resources:
-        mem_mb=mem_with_retries(4000),
+        mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=120,
     params:
         content=hash_user_files(decontamination_files),

@@ -57,7 +57,7 @@ rule answer_evaluation:
     threads: GPU_STAGE_THREADS
     resources:
         gpu=single_node_gpus,
-        mem_mb=mem_with_retries(24000),
+        mem_mb=mem_with_retries(MODEL_STAGE_MB),
         runtime=240,
     params:
         content=hash_user_files(model_files),

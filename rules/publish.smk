@@ -50,7 +50,7 @@ rule publish_dataset:
     conda:
         "../envs/evaluate.yaml"
     resources:
-        mem_mb=mem_with_retries(4000),
+        mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=120,
     params:
         exported=subpath(input.exported, parent=True),

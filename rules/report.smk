@@ -29,7 +29,7 @@ rule compare_experiments:
     conda:
         "../envs/report.yaml"
     resources:
-        mem_mb=mem_with_retries(4000),
+        mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=30,
     shell:
         stage_command(
@@ -60,7 +60,7 @@ rule compare_study:
     conda:
         "../envs/report.yaml"
     resources:
-        mem_mb=mem_with_retries(4000),
+        mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=30,
     shell:
         stage_command(
@@ -89,7 +89,7 @@ rule score_mixtures:
     threads: GPU_STAGE_THREADS
     resources:
         gpu=lambda w: count_gpus_per_node(merged_run(w).config),
-        mem_mb=mem_with_retries(24000),
+        mem_mb=mem_with_retries(MODEL_STAGE_MB),
         runtime=1440,
     params:
         content=hash_user_files(merged_model_files),

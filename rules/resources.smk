@@ -10,6 +10,17 @@ GPU_STAGE_THREADS = max(8, workflow.resource_settings.cores or 1)
 with user_errors():
     NODES = RUNS.nodes
 
+# Main memory of a job's first attempt in MB. These are estimates from the first version, not fitted to measurements. A job
+# that runs out of memory gets more at its next attempt.
+# Stages without a large model: data, scores and pages. Data stages take at most 1.3 GiB for 1 000 000 rows
+# (docs/measurements/data_stages.md).
+SMALL_STAGE_MB = 4000
+# Stages that load a model to use it. Not measured; the largest model in config/models has 9 GB of weights (docs/models.md).
+MODEL_STAGE_MB = 24000
+# Trainings. At most 14 GiB for stage 1, LoRA and `adamw_8bit` with MGM-2B (docs/measurements/training.md). Full fine-tuning
+# with its optimizer on the host takes 71 GiB (docs/measurements/memory.md), which only the third attempt has.
+TRAINING_STAGE_MB = 48000
+
 
 def mem_with_retries(mem_mb):
     """Resource function: half as much memory again at each further attempt, for jobs that ran out of it.

@@ -54,7 +54,7 @@ checkpoint score_trials:
     conda:
         "../envs/report.yaml"
     resources:
-        mem_mb=mem_with_retries(4000),
+        mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=30,
     params:
         trials=trials_flag,

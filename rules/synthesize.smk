@@ -27,7 +27,7 @@ rule synthesize_captions:
     threads: GPU_STAGE_THREADS
     resources:
         gpu=single_node_gpus,
-        mem_mb=mem_with_retries(24000),
+        mem_mb=mem_with_retries(MODEL_STAGE_MB),
         runtime=720,
     params:
         content=hash_user_files(

@@ -31,7 +31,7 @@ rule pretrain:
     resources:
         **several_nodes(),
         gpu=training_gpus,
-        mem_mb=mem_with_retries(48000),
+        mem_mb=mem_with_retries(TRAINING_STAGE_MB),
         runtime=1440,
     params:
         content=hash_user_files(model_files),
@@ -72,7 +72,7 @@ rule finetune:
     resources:
         **several_nodes(),
         gpu=training_gpus,
-        mem_mb=mem_with_retries(48000),
+        mem_mb=mem_with_retries(TRAINING_STAGE_MB),
         runtime=1440,
     params:
         content=hash_user_files(model_files),

@@ -57,7 +57,7 @@ def run(slurm_runs, tmp_path_factory) -> Iterator[ClusterRun]:
     project = copy_project(tmp_path_factory.mktemp("on slurm"))
     rule = project.folder / "rules/dataset.smk"
     rule.write_text(
-        rule.read_text().replace("mem_mb=mem_with_retries(4000)", f"mem_mb=mem_with_retries({TOO_LITTLE_MB})")
+        rule.read_text().replace("mem_mb=mem_with_retries(SMALL_STAGE_MB)", f"mem_mb=mem_with_retries({TOO_LITTLE_MB})")
     )
     with closing(ClusterRun(project, (*TARGETS, *SLURM_PROFILE))) as run:
         run.start()
