@@ -5,29 +5,26 @@ import os
 include: "inputs/foundation.smk"
 
 
+# files of a model's folder, as transformers writes them
+WEIGHTS = ("config.json", "model.safetensors")
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+WHOLE_MODEL = (*WEIGHTS, "processor_config.json", *TOKENIZER)
+
+CLIP = multiext("results/foundation/{model}/clip/", *WHOLE_MODEL)
+CONVNEXT = multiext("results/foundation/{model}/convnext/", *WEIGHTS)
+LANGUAGE_MODEL = multiext(
+    "results/foundation/{model}/language_model/", *WEIGHTS, *TOKENIZER
+)
+
+
 rule unpack_foundation:
     input:
         lambda w: shipped_foundation_files(w.model),
         code=script_files("unpack_foundation.py"),
     output:
-        clip=multiext(
-            "results/foundation/{model}/clip/",
-            "config.json",
-            "model.safetensors",
-            "processor_config.json",
-            "tokenizer.json",
-            "tokenizer_config.json",
-        ),
-        convnext=multiext(
-            "results/foundation/{model}/convnext/", "config.json", "model.safetensors"
-        ),
-        language_model=multiext(
-            "results/foundation/{model}/language_model/",
-            "config.json",
-            "model.safetensors",
-            "tokenizer.json",
-            "tokenizer_config.json",
-        ),
+        clip=CLIP,
+        convnext=CONVNEXT,
+        language_model=LANGUAGE_MODEL,
     log:
         "results/foundation/{model}/unpack_foundation.log",
     wildcard_constraints:
@@ -52,17 +49,8 @@ rule train_clip:
         config="results/foundation/{model}/clip.yaml",
         code=script_files("train_clip.py"),
     output:
-        clip=multiext(
-            "results/foundation/{model}/clip/",
-            "config.json",
-            "model.safetensors",
-            "processor_config.json",
-            "tokenizer.json",
-            "tokenizer_config.json",
-        ),
-        convnext=multiext(
-            "results/foundation/{model}/convnext/", "config.json", "model.safetensors"
-        ),
+        clip=CLIP,
+        convnext=CONVNEXT,
     log:
         "results/foundation/{model}/train_clip.log",
     benchmark:
@@ -89,13 +77,7 @@ rule train_language_model:
         chat_templates=chat_templates("gemma", "plain"),
         code=script_files("train_language_model.py"),
     output:
-        multiext(
-            "results/foundation/{model}/language_model/",
-            "config.json",
-            "model.safetensors",
-            "tokenizer.json",
-            "tokenizer_config.json",
-        ),
+        LANGUAGE_MODEL,
     log:
         "results/foundation/{model}/train_language_model.log",
     benchmark:
@@ -123,14 +105,7 @@ rule assemble_model:
         config="results/models/{model}/config.yaml",
         code=script_files("assemble_model.py"),
     output:
-        multiext(
-            "results/models/{model}/mgm/",
-            "config.json",
-            "model.safetensors",
-            "processor_config.json",
-            "tokenizer.json",
-            "tokenizer_config.json",
-        ),
+        multiext("results/models/{model}/mgm/", *WHOLE_MODEL),
     log:
         "results/models/{model}/assemble_model.log",
     benchmark:
@@ -156,14 +131,7 @@ rule make_tiny_vlm:
         config="results/models/{model}/config.yaml",
         code=script_files("make_tiny_vlm.py"),
     output:
-        multiext(
-            "results/models/{model}/vlm/",
-            "config.json",
-            "model.safetensors",
-            "processor_config.json",
-            "tokenizer.json",
-            "tokenizer_config.json",
-        ),
+        multiext("results/models/{model}/vlm/", *WHOLE_MODEL),
     log:
         "results/models/{model}/make_tiny_vlm.log",
     benchmark:
