@@ -1,6 +1,7 @@
 # The memory plan for this machine, and DeepSpeed configurations for other numbers of GPUs, both for the reference's
 # model.
 from dj2mgm.runs.experiments import REFERENCE
+from dj2mgm.settings.deepspeed_files import list_written_files
 
 
 include: "inputs/plan.smk"
@@ -14,15 +15,7 @@ rule deepspeed_configs:
         foundation_files(PLANNED.name),
         code=script_files("write_deepspeed_configs.py"),
     output:
-        expand(
-            "results/deepspeed_configs/deepspeed_{gpus}gpu.json", gpus=[1, 2, 4, 6, 8]
-        ),
-        multiext(
-            "results/deepspeed_configs/",
-            "zero2_offload.json",
-            "zero3.json",
-            "zero3_offload.json",
-        ),
+        multiext("results/deepspeed_configs/", *list_written_files()),
     log:
         "results/deepspeed_configs/write_deepspeed_configs.log",
     localrule: True

@@ -26,11 +26,11 @@ with project_imports():  # sets variables that torch reads on import
     from dj2mgm.runs.layers import read_preset
     from dj2mgm.script_modules import SCRIPTS
     from dj2mgm.settings.batch_sizes import AUTO, solve_batch
+    from dj2mgm.settings.deepspeed_files import BY_GPU_COUNT
     from dj2mgm.settings.presets import PresetFile
     from dj2mgm.settings.training_stages import PretrainSection
     from dj2mgm.storage.files import write_yaml
     from dj2mgm.training.deepspeed_config import (
-        BY_GPU_COUNT,
         build_config_for_gpus,
         complete_deepspeed_config,
         with_batch,

@@ -12,11 +12,14 @@ from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
     from dj2mgm.planning.architecture import load_architecture
-    from dj2mgm.settings.deepspeed_files import read_deepspeed
+    from dj2mgm.settings.deepspeed_files import (
+        BY_GPU_COUNT,
+        WITHOUT_BATCH,
+        name_config_for_gpus,
+        read_deepspeed,
+    )
     from dj2mgm.storage.files import write_json
-    from dj2mgm.training.deepspeed_config import BY_GPU_COUNT, build_config_for_gpus, complete_deepspeed_config
-
-WITHOUT_BATCH = ("zero2_offload", "zero3", "zero3_offload")  # without batch sizes, for any number of GPUs
+    from dj2mgm.training.deepspeed_config import build_config_for_gpus, complete_deepspeed_config
 
 
 @command_line
@@ -24,7 +27,7 @@ def main() -> None:
     args = parse_paths(__doc__, "--model", "--output-dir")
     hidden_size = load_architecture(args.model.name, args.model, text=True).hidden_size
     for gpus in BY_GPU_COUNT:
-        write_json(args.output_dir / f"deepspeed_{gpus}gpu.json", build_config_for_gpus(gpus, hidden_size))
+        write_json(args.output_dir / f"{name_config_for_gpus(gpus)}.json", build_config_for_gpus(gpus, hidden_size))
     for name in WITHOUT_BATCH:
         config = complete_deepspeed_config(read_deepspeed(name, "config"), hidden_size)
         write_json(args.output_dir / f"{name}.json", config)

@@ -8,17 +8,7 @@ import copy
 from collections.abc import Mapping
 
 from dj2mgm.settings.batch_sizes import solve_batch
-from dj2mgm.settings.deepspeed_files import read_deepspeed
-
-# For each number of GPUs: micro batch, accumulation, and the file in config/deepspeed. The global batch is 32 if the
-# number divides it; from 6 GPUs on, the weights are partitioned too.
-BY_GPU_COUNT = {
-    1: (1, 32, "zero2_offload"),
-    2: (1, 16, "zero2_offload"),
-    4: (1, 8, "zero2_offload"),
-    6: (1, 8, "zero3_offload"),
-    8: (1, 4, "zero3_offload"),
-}
+from dj2mgm.settings.deepspeed_files import BY_GPU_COUNT, read_deepspeed
 
 
 def complete_deepspeed_config(config: dict, hidden_size: int) -> dict:
