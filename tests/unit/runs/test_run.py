@@ -19,6 +19,7 @@ from dj2mgm.runs.challenge import build_challenge_settings
 from dj2mgm.runs.experiments import list_reserved_names
 from dj2mgm.runs.layers import Layer
 from dj2mgm.runs.pages import build_page_settings, list_page_experiments, list_page_files
+from dj2mgm.runs.reserved_names import FOLDERS, RESERVED_NAMES, RULES
 from dj2mgm.runs.run import Runs
 from dj2mgm.runs.stages import INFLUENCE, STAGES
 from dj2mgm.storage.files import read_yaml, write_yaml
@@ -468,21 +469,18 @@ def test_other_names_are_accepted(write, name):
     assert not runs.experiments.errors and runs.by_folder(name).config.description == "mine"
 
 
-def test_every_rule_and_folder_of_results_is_reserved():
-    """Compare with Snakemake's own list."""
+def test_the_rules_of_the_parsed_workflow_are_reserved():
     command = [sys.executable, "-m", "snakemake", "--list-rules"]
     rules = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout.split()
-    own = {"baseline", "dj_synth", "dj_synth_instructions", "better_synth_10k"}
-    assert set(rules) - own <= list_reserved_names() and not own & list_reserved_names()
-    assert {
-        "datasets",
-        "models",
-        "foundation",
-        "captions",
-        "report",
-        "deepspeed_configs",
-        "plan",
-    } <= list_reserved_names()
+    targets = {path.stem for kind in ("experiments", "studies") for path in (PROJECT / "config" / kind).glob("*.yaml")}
+    assert set(rules) - targets == RULES and not targets & RESERVED_NAMES
+
+
+def test_the_folders_of_results_in_rules_are_reserved():
+    files = [PROJECT / "Snakefile", *(PROJECT / "rules").rglob("*.smk")]
+    texts = "".join(path.read_text(encoding="utf-8") for path in files)
+    assert {*re.findall(r"results/(?:\{RESULTS_PREFIX\})?(\w+)", texts)} - RULES == FOLDERS
+    assert RESERVED_NAMES < list_reserved_names() and all(name.islower() for name in RESERVED_NAMES)
 
 
 def test_hidden_files_of_editors_are_not_experiments(write):

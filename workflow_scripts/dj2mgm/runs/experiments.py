@@ -1,6 +1,5 @@
 """Experiments: the merged configuration of each file in config/experiments, and of variants that a target compares."""
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -18,6 +17,7 @@ from dj2mgm.runs.layers import (
     merge_shared_settings,
     read_model,
 )
+from dj2mgm.runs.reserved_names import RESERVED_NAMES
 from dj2mgm.runs.studies.searches import (
     build_search_settings,
     list_check_variants,
@@ -26,7 +26,6 @@ from dj2mgm.runs.studies.searches import (
 )
 from dj2mgm.runs.studies.study_designs import list_study_names, list_study_variants, locate_study_file, read_study
 from dj2mgm.runs.studies.variants import NamedConfig, Variant, can_select_rows, list_controls, make_minimal_variant
-from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.settings.config_files import suggest_name
 from dj2mgm.settings.configuration import Experiment
 from dj2mgm.settings.string_formats import check_format
@@ -117,7 +116,7 @@ class Experiments:
         check_format(f"{path}: an experiment's file", "name", name)
         if study := next((study for study in list_study_names() if study.lower() == name.lower()), None):
             raise InputError(f"{locate_study_file(study)}: {name} is an experiment ({path}); rename the study")
-        if name.lower() in read_rule_names():
+        if name.lower() in RESERVED_NAMES:
             raise InputError(f"{path}: {name} is a rule or a folder of results of the workflow; rename the experiment")
         if twin := next((other_name for other_name in self.configs if other_name.lower() == name.lower()), None):
             raise InputError(f"{path}: some file systems cannot tell {name} and {twin} apart; rename one")
@@ -127,7 +126,7 @@ class Experiments:
         """Add the study of a file."""
         file = locate_study_file(name)
         check_format(f"{file}: a study's file", "name", name)
-        if name.lower() in read_rule_names() | {REFERENCE}:
+        if name.lower() in RESERVED_NAMES | {REFERENCE}:
             raise InputError(f"{file}: {name} is a rule or a folder of results of the workflow; rename the study")
         study = read_study(name)
         self.check_experiments([study.experiment], f"{file}: experiment")
@@ -135,7 +134,7 @@ class Experiments:
 
     def list_warnings(self) -> list[str]:
         """Return errors of experiments, and of studies with the name of a rule, which no target would show."""
-        names = [*self.files, *(name for name in list_study_names() if name.lower() in read_rule_names())]
+        names = [*self.files, *(name for name in list_study_names() if name.lower() in RESERVED_NAMES)]
         # otherwise experiments that come with the workflow would warn in every run on photos with captions
         errors = [self.errors[name] for name in names if name in self.errors]
         return list(dict.fromkeys(str(error) for error in errors if not isinstance(error, UnsuitableDataset)))
@@ -264,14 +263,4 @@ class Experiments:
 
 def list_reserved_names() -> frozenset[str]:
     """Return the names of rules, of studies and of folders in results/, in lower case."""
-    return read_rule_names() | {name.lower() for name in list_study_names()}
-
-
-@cache
-def read_rule_names() -> frozenset[str]:
-    """Return the names of rules and of folders in results/ that are written in the rules, in lower case."""
-    project = SCRIPTS.parent
-    texts = [path.read_text(encoding="utf-8") for path in (project / "Snakefile", *(project / "rules").rglob("*.smk"))]
-    rules = r'^(?:(?:use )?rule|checkpoint) (?:\w+ as )?(\w+)|^    "(\w+)": \(|results/(\w+)'
-    matched_names = [name for text in texts for names in re.findall(rules, text, re.M) for name in names if name]
-    return frozenset({"captions", "report", *map(str.lower, matched_names)})
+    return RESERVED_NAMES | {name.lower() for name in list_study_names()}
