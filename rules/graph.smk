@@ -6,6 +6,7 @@ from pathlib import Path
 from snakemake.exceptions import MissingRuleException, WorkflowError
 
 from dj2mgm.cli.console import UserError
+from dj2mgm.cli.snakemake_changes import replace_graph_builder
 from dj2mgm.runs.finished_results import PlannedJob, check_jobs
 
 
@@ -47,10 +48,7 @@ def unknown_target(name):
     return f"{name}: nothing makes this target; {hint}"
 
 
-build_graph = workflow._build_dag
-
-
-def build_and_check_graph():
+def build_and_check_graph(build_graph):
     """Build the graph as Snakemake does, with messages about mistakes, and refuse jobs that must not run."""
     if FETCHES and set(workflow.dag_settings.targets) != {"fetch"}:
         raise UserError(
@@ -81,5 +79,4 @@ def build_and_check_graph():
 
 
 if workflow.is_main_process:
-    # Snakemake has no hook between its graph and the first job that dry runs reach, too
-    workflow._build_dag = build_and_check_graph
+    replace_graph_builder(workflow, build_and_check_graph)

@@ -18,6 +18,7 @@ from dj2mgm.runs.run import Runs
 from dj2mgm.records.search_records import RANDOM
 from dj2mgm.errors import InputError
 from dj2mgm.cli.library_messages import SWITCHES
+from dj2mgm.cli.snakemake_changes import lift_default_job_limit
 from dj2mgm.cli.takeover import end_run, restart_snakemake, start_run
 from dj2mgm.torch_environment import (
     limit_compiled_code,
@@ -114,17 +115,6 @@ if workflow.remote_exec or (
     workflow.is_main_process and not console.attach(workflow.output_settings, is_stage)
 ):
     os.environ.update(STAGE_OUTPUT="2")
-
-
-def lift_default_job_limit(scheduler):
-    """Lift Snakemake's default limit of 100 jobs per second.
-
-    With it, Snakemake 9 examines all ready jobs again each second, once for every job that has ended
-    (`JobScheduler._schedule_reevalutation`). After some hundred jobs this takes a whole core.
-    """
-    limit = scheduler.job_rate_limiter
-    if limit and (limit.max_jobs, limit.timespan) == (100, 1):
-        scheduler.job_rate_limiter = None
 
 
 onstart:

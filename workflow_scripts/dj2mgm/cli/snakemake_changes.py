@@ -1,0 +1,31 @@
+"""Changes to Snakemake (tested with Snakemake 9.27.1).
+
+Nothing changes on import. rules/graph.smk and rules/runs.smk apply them.
+
+- `replace_graph_builder` replaces `snakemake.workflow.Workflow._build_dag`. Snakemake has no hook between its graph and
+  the first job that dry runs reach, too: they do not call `onstart`. An issue requests such a signal
+  (https://github.com/snakemake/snakemake/issues/3967).
+- `lift_default_job_limit` removes the limit of `snakemake.scheduling.job_scheduler.JobScheduler` that costs a core. No
+  upstream issue was found.
+
+training/library_changes names the modules with changes to other libraries.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+
+def replace_graph_builder(workflow, build: Callable[[Callable[[], None]], None]) -> None:
+    """Let Snakemake call `build` with its own builder of the graph of jobs, instead of this builder."""
+    workflow._build_dag = partial(build, workflow._build_dag)
+
+
+def lift_default_job_limit(scheduler) -> None:
+    """Lift Snakemake's default limit of 100 jobs per second.
+
+    With it, Snakemake 9 examines all ready jobs again each second, once for every job that has ended
+    (`JobScheduler._schedule_reevalutation`). After some hundred jobs this takes a whole core.
+    """
+    limit = scheduler.job_rate_limiter
+    if limit and (limit.max_jobs, limit.timespan) == (100, 1):
+        scheduler.job_rate_limiter = None
