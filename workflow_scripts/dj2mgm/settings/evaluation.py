@@ -25,7 +25,9 @@ class Decoding(Section):
     """Keys of every stage in which the trained model answers."""
 
     batch_size: BatchSize | Literal["auto"] = setting(
-        "auto", "questions that are answered together; auto: the number that fits the GPU's memory"
+        "auto",
+        "questions that are answered together; auto: for MGM, as many as fit half of the GPU's free memory, at most "
+        "256 (64 on a CPU); for other models, 32 (16 on a CPU)",
     )
     max_new_tokens: Tokens = setting(64, "maximum length of an answer")
 

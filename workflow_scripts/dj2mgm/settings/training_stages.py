@@ -41,7 +41,8 @@ class TrainingSection(Section):
     )
     micro_batch_size: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] | None = setting(
         "auto",
-        "samples of max_length in a micro batch; more fit if they are shorter, up to the same number of tokens",
+        "samples of the data's greatest length in a micro batch; of shorter samples up to twice as many, with at most "
+        "the same number of tokens",
         retrains=False,
     )
     gradient_accumulation_steps: GlobalBatch | Literal["auto"] | None = setting(
