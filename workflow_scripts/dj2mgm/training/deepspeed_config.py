@@ -51,7 +51,7 @@ def with_batch(config: dict, sizes: Mapping[str, int]) -> dict:
 def describe_engine(engine, global_batch_size: int) -> dict:
     """Return the properties of a running DeepSpeed engine for the run's record.
 
-    The engine's own global batch counts full micro batches only.
+    The engine computes its global batch from full micro batches, so the real size is an argument.
     """
     offload_optimizer, offload_param = engine.zero_offload_optimizer(), engine.zero_offload_param()
     return {

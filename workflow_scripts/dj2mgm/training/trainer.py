@@ -77,8 +77,8 @@ class ResumableTrainer(Trainer):
     A checkpoint is marked complete, with the fingerprint of settings, inputs and code, when every process has written
     its part, and only then are older ones removed. If the checkpoint of the last step is resumed, nothing is trained.
 
-    A diverging training is stopped on every process, and checkpoints with diverged weights are removed. The norm of all
-    gradients is on the host at every step anyway, and equal on all processes, so the check does not wait.
+    A diverging training is stopped on every process, and checkpoints with diverged weights are removed. The check costs
+    no wait for the GPU, because the gradient norm is already on the host, and equal on all processes.
 
     The entry point must call `apply_library_changes` before.
 

@@ -17,17 +17,18 @@ from dj2mgm.models.vision_language import IGNORE_INDEX, Encoder, ImageBeyondMaxL
 
 MAX_WIDTHS = 32  # widths of micro batches: a GPU's kernels are planned once for each width
 ALIGNED = 8  # tokens
-MAX_CROWDING = 2  # most samples in a micro batch, in `micro_batch_size`; limited because each image takes memory
+# a micro batch has at most this many times `micro_batch_size` samples, because each image takes memory
+MAX_CROWDING = 2
 
 
 class StepBatches(Sampler[list[int | None]]):
     """Micro batches of one process in an epoch, as lists of row numbers; an epoch has every sample once.
 
-    A step takes the next `global_batch` samples of the shuffled epoch, for any number of processes. Its loss is a sum
-    over their tokens, so samples of similar length can share a micro batch. A micro batch has at most as many tokens,
-    including padding, as `micro_batch_size` samples of the greatest length, and at most `MAX_CROWDING` times as many
-    samples. All processes have equally many micro batches in a step, of about the same lengths. A process without
-    samples left takes `[None]`, which carries no loss.
+    A step takes the next `global_batch` samples of the shuffled epoch, for any number of processes. Because its loss is
+    one sum over all its tokens, the split into micro batches does not change it, and samples of similar length can
+    share a micro batch. A micro batch has at most as many tokens, including padding, as `micro_batch_size` samples of
+    the greatest length, and at most `MAX_CROWDING` times as many samples. All processes have equally many micro batches
+    in a step, of about the same lengths. A process without samples left takes `[None]`, which carries no loss.
 
     Args:
         lengths: (N,) tokens of each sample.
@@ -102,8 +103,7 @@ class StepBatches(Sampler[list[int | None]]):
     def _split(self, samples: list[int], count: int) -> list[list[int | None]]:
         """Split samples, the longest first, into `count` micro batches with the least padding.
 
-        A micro batch of one sample costs as much as one of two, so that it is avoided if possible: PyTorch compiles
-        layers again for a batch of one.
+        In this choice a single sample counts as two, because PyTorch compiles layers again for a batch of one.
         """
         widths, blank = [self.widths[sample] for sample in samples], max(0, count - len(samples))
         # tokens[end]: tokens of the first `end` samples in the micro batches so far; begins: start of the last of these
@@ -126,7 +126,7 @@ class StepBatches(Sampler[list[int | None]]):
 def compute_padded_width(length: int, longest: int) -> int:
     """Return a length rounded up to one of at most `MAX_WIDTHS` widths, so that kernels see few and even shapes.
 
-    Widths are multiples of a power of two, except the greatest, which is `longest`. On a GPU all are multiples of
+    Widths are multiples of a power of two, except the greatest. It is `longest`, on a GPU rounded up to a multiple of
     `ALIGNED`, because inductor compiles layers again for other widths.
     """
     aligned = ALIGNED if _has_gpu() else 1
