@@ -55,7 +55,7 @@ def batch_questions(
     all questions or none have an image.
 
     Returns:
-        The numbers of the questions of each answer in each batch, and the batches.
+        For each answer of each batch, the numbers of the questions that it answers; and the batches.
     """
     if None in images and any(image is not None for image in images):
         raise ValueError("questions with and without an image need separate calls")

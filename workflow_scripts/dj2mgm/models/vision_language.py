@@ -52,9 +52,9 @@ def check_image_fits(row: dict, input_ids: Sequence[int], image_token_id: int, m
 def cast_images(batch: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Return a batch whose pixel values have the dtype of the weights, unless they are bytes.
 
-    Every model also casts its pixel values to this dtype. Gemma 4 computes with them before it casts them, so its
-    results may change. All other models cast them first, so their results do not change. In bf16, the images that the
-    loader holds for the next step take half of the memory.
+    Models cast pixel values themselves, nearly all as their first operation, so casting here changes nothing. Gemma 4
+    computes with them first, so its results may change. In bf16, the images that the loader holds for the next step
+    take half of the memory.
     """
     pixels = batch.get(PIXELS)
     return batch if pixels is None or not pixels.is_floating_point() else batch | {PIXELS: pixels.to(dtype)}

@@ -98,7 +98,10 @@ def make_tower_inputs(config: PretrainedConfig) -> TowerInputs | None:
 
 
 def _bound_length(boundaries: torch.Tensor) -> torch.Tensor:
-    """Return a power of two, (), that no sequence exceeds; compiled code is specialized to the value."""
+    """Return, as a scalar tensor, the least power of two that is at least the longest sequence.
+
+    Code is compiled for each value, so few values mean few compilations.
+    """
     return torch.tensor(1 << (int(boundaries.diff().max()) - 1).bit_length())
 
 
