@@ -22,8 +22,8 @@ class IntegersOnCPU(TorchDispatchMode):
     Counts and indices stay on the CPU, with their values. The result of an operation with a meta tensor has no values.
 
     Args:
-        assumptions: assumed values, which the model's code would read from data. For each operation on integers
-            without values, a function from the first tensor to the result.
+        assumptions: functions by operation on integers that have no values here, from the operation's first tensor to
+            the assumed result. The model's code would read these values from data.
     """
 
     def __init__(self, assumptions: Mapping[OpOverloadPacket, Callable[[torch.Tensor], torch.Tensor]]):

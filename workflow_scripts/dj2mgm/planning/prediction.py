@@ -74,7 +74,7 @@ class ModelStates:
 
     gpu: dict[str, int]  # bytes by part on the GPU
     host: dict[str, int]  # bytes by part on the host
-    gradients: int = 0  # additional GPU bytes from the first complete gradient of a backward pass on
+    gradients: int = 0  # GPU bytes that are added as soon as the first gradient of a backward pass is complete
     in_transit: int = 0  # additional GPU bytes for each element of the gradient that is being moved
     at_step: int = 0  # additional GPU bytes during the optimizer step
     at_start: int = 0  # additional GPU bytes while DeepSpeed initializes

@@ -98,8 +98,8 @@ class _ReplayedLayer:
 
     Args:
         recordings: recordings of all layers of the model; None for a layer that cannot be recorded.
-        is_inner: whether the layer is part of another layer. A recording cannot contain the backward pass of another
-            recording.
+        is_inner: whether the layer is part of another layer. Its backward pass is then recorded with the outer layer,
+            not on its own.
     """
 
     def __init__(

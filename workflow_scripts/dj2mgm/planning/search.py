@@ -10,7 +10,7 @@ from dj2mgm.planning.step import Workload, trace_memory
 from dj2mgm.settings.batch_sizes import AUTO, count_micro_batches
 from dj2mgm.settings.deepspeed_files import find_fixed_sizes
 
-MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # sizes between two of these sizes are tried if they can be the fastest
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # sizes in between are also tried if they can be the fastest
 CHECKPOINTING_INTERVALS = (0, 16, 8, 5, 3, 2, 1)  # checkpoint every n-th layer, fewest layers first; 0: none
 ACCUMULATION = 16  # micro batches of a step if no global batch size is given
 

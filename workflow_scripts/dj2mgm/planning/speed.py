@@ -25,7 +25,7 @@ def estimate_speed(
     """Return samples per second over all GPUs.
 
     Args:
-        samples: samples of a step, whose last micro batch may have fewer than the others; None: all are full.
+        samples: samples of a step (the last micro batch may be smaller); None: all micro batches are full.
         flops: floating point operations of a micro batch; None: they are traced.
     """
     parameters, zero = count_parameters(workload), plan.zero
