@@ -114,10 +114,12 @@ def choose_plan(
     choices = settings.deepspeed_choices or {CONFIGURED: settings.deepspeed}
     earlier = plan_file and _read_plan_file(plan_file)
     if earlier and earlier["request"] == request:
-        kept = _apply(KeptPlan(**earlier["plan"]), settings)
-        if not predict(workload, plan_from_settings(kept, workload), machine).shortage(machine):
-            _note_plan(f"auto: micro batch {kept.micro_batch_size} and the other settings as this stage chose before")
-            return kept
+        kept_settings = _apply(KeptPlan(**earlier["plan"]), settings)
+        if not predict(workload, plan_from_settings(kept_settings, workload), machine).shortage(machine):
+            _note_plan(
+                f"auto: micro batch {kept_settings.micro_batch_size} and the other settings as this stage chose before"
+            )
+            return kept_settings
     if earlier and earlier["request"]["trained"] == request["trained"]:
         name = earlier["plan"]["deepspeed"]  # the stage's checkpoints need this configuration
         choices = {name: choices[name]} if name in choices else choices
