@@ -22,7 +22,7 @@ CHANNELS = ("red", "green", "blue")
 
 @OPERATORS.register_module(NAME)
 class ColorCaptioningMapper(Declarations, Mapper):
-    """Replaces each text by a caption of the row's one image, such as "a mostly red picture"."""
+    """A mapper that replaces each text by a caption of the row's one image, such as "a mostly red picture"."""
 
     _batched_op = True  # Data-Juicer's: the method below takes a batch of rows
     draws_at_random = False  # the same image always gets the same caption

@@ -1,4 +1,4 @@
-"""Checks the number of processor cores.
+"""Check of the number of processor cores.
 
 Copied into workflow_scripts/dj2mgm/health/host_checks.py; `examine` in health/examination.py then lists
 `host_checks.check_cores(host)`.

@@ -1,4 +1,4 @@
-"""Writes a report, and reads its elements and its text."""
+"""Writer of a report, and readers of its elements and its text."""
 
 import re
 import sys

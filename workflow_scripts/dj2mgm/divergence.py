@@ -1,4 +1,4 @@
-"""Detects diverged trainings: loss or gradient not finite, or a final loss far above the first one."""
+"""Detection of diverged trainings: loss or gradient not finite, or a final loss far above the first one."""
 
 import math
 import statistics

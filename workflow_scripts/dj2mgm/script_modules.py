@@ -1,4 +1,4 @@
-"""Finds the project's modules that a script imports, so that a rule re-runs if one of them changes."""
+"""Search for the project's modules that a script imports, so that a rule re-runs if one of them changes."""
 
 import ast
 import re

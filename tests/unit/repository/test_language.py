@@ -16,6 +16,13 @@ FRAGMENT = re.compile(
     r"(Of|What|Where|Which|Whether|Who|As|In|At|With|From|How|By|To|On|So|Beside|Behind|Until|Than|Because|Since|That|"
     r"Those)\b"
 )
+# first words of docstrings of modules and classes that are not noun phrases, and verbs that are nouns before some words
+VERB_IN_THIRD_PERSON = re.compile(
+    r"(?:Chooses|Compares|Composes|Converts|Describes|Detects|Finds|Keeps|Locates|Merges|Opens|Prepares|Prints|Reads|"
+    r"Recognizes|Refuses|Renders|Replaces|Shows|Silences|Tells|Writes|Checks (?:that|whether)|"
+    r"(?:Checks|Clusters|Downloads|Exports|Marks|Measures|Numbers|Probes|Pushes|Runs|Scores|Searches)"
+    r"(?! (?:about|after|against|and|at|by|for|from|in|of|on|that|to|with|without)\b|[,.:;]))\b"
+)
 # first words of entries of Args and Attributes that are not noun phrases
 PARTIAL_ENTRY = re.compile(
     r"(of|in|for|as|with|by|from|to|at|on|like|where|which|what|has|have|is|are|does|takes|returns|begins|gives|"
@@ -107,6 +114,18 @@ def test_docstrings_begin_with_a_sentence_or_a_noun_phrase(trees):
         for path, tree in trees.items()
         for line, summary in docstrings(tree)
         if FRAGMENT.match(summary) or not re.search(r"[.?!:]$|\.\)$", summary)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_modules_and_classes_are_described_by_noun_phrases(trees):
+    wrong = [
+        f"{path}:{getattr(node, 'lineno', 1)}: {summary}"
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef)
+        if (summary := (ast.get_docstring(node) or "").partition("\n")[0])
+        if VERB_IN_THIRD_PERSON.match(summary)
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -1,4 +1,4 @@
-"""Shows the stages of a Snakemake run, their progress, and the final report.
+"""Console with the stages of a Snakemake run, their progress, and the final report.
 
 The console is a handler of Snakemake's log and receives the events of logger plugins. It is not a plugin itself:
 Snakemake looks for plugins before it reads the Snakefile, only among installed packages, and rejects a profile that

@@ -1,4 +1,4 @@
-"""Silences irrelevant messages of libraries, by the switches that each library documents.
+"""Switches that silence irrelevant messages of libraries, as each library documents them.
 
 The switches are environment variables, because most of these messages are printed on import. Snakemake sets them for
 all jobs; a stage that is run by hand prints everything. Scripts whose output a person reads silence all but errors.

@@ -1,4 +1,4 @@
-"""Prints notes, warnings and progress of a stage, each as one marked line of its log.
+"""Notes, warnings and progress of a stage, each printed as one marked line of its log.
 
 The console (console.py) shows the marked lines while a stage runs. All other output of stages and libraries is only in
 the log.

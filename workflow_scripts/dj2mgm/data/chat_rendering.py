@@ -1,4 +1,4 @@
-"""Renders chat templates of model folders in a process with limits of time and memory.
+"""Renderer of model folders' chat templates, in a process with limits of time and memory.
 
 Each process that renders starts its own renderer, which ends with it. A template is compiled there too: Jinja computes
 constant expressions, such as `'a' * 10**10`, when it compiles.

@@ -1,4 +1,4 @@
-"""Exports rows with images and scores into a folder of their own, in formats of other tools."""
+"""Writers of exported rows with images and scores, into a folder of their own, in formats of other tools."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Locates and opens images of a dataset; errors have a named reason."""
+"""Functions that locate and open images of a dataset; errors have a named reason."""
 
 import base64
 import os

@@ -1,4 +1,4 @@
-"""Reads JSON and jsonl row by row, with errors that name the file and the line."""
+"""Readers of JSON and jsonl row by row, with errors that name the file and the line."""
 
 import codecs
 import json
@@ -202,7 +202,7 @@ class UniqueIds:
 
 
 class NumberedIds:
-    """Numbers repeated ids: the second row of id `7` gets `7~2`, or the next number that no earlier row has.
+    """Unique ids for repeated ones: the second row of id `7` gets `7~2`, or the next number that no earlier row has.
 
     `mark` separates id and number.
     """

@@ -1,4 +1,4 @@
-"""Merges the rows of several sources into one dataset in the workflow's formats.
+"""Merge of several sources' rows into one dataset in the workflow's formats.
 
 Ids and image paths begin with the source's name, so that no two sources share one, and each row has its `source`.
 """

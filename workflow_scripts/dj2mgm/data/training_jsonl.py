@@ -1,4 +1,4 @@
-"""Writes the training files: LLaVA rows with absolute image paths, every image opened and verified once."""
+"""Writer of the training files: LLaVA rows with absolute image paths, every image opened and verified once."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Converts a user's dataset to the workflow's three files: pairs, instructions, a held-out split.
+"""Conversion of a user's dataset to the workflow's three files: pairs, instructions, a held-out split.
 
 If the user has no held-out split, some of the pairs' images become one. Held-out images are never trained on. Rows
 about them or their copies are left out of pairs and instructions. Caption rows that Data-Juicer converted from a LLaVA

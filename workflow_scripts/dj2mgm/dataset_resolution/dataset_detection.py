@@ -1,4 +1,4 @@
-"""Describes a folder or file of rows and images as a file in config/datasets would.
+"""Detection of datasets: a folder or file of rows and images, described as a file in config/datasets would.
 
 File names and the first rows decide; nothing is read whole. If two descriptions are possible, the user chooses.
 """

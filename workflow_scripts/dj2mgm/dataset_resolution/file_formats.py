@@ -1,4 +1,4 @@
-"""Recognizes the format of a file of rows by its beginning; `FORMATS` has one entry per format."""
+"""Recognition of the format of a file of rows by its beginning; `FORMATS` has one entry per format."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -48,7 +48,7 @@ class Guess:
 
 
 class NotRecognized(Exception):
-    """The file has no rows of the format; the message is a sentence without the file's name."""
+    """Error for a file without rows of the format; the message is a sentence without the file's name."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Converts benchmarks of the hub, as parquet, to the files that `benchmarks` names in the configuration."""
+"""Conversion of the hub's benchmarks from parquet to the files that `benchmarks` names in the configuration."""
 
 import base64
 import csv

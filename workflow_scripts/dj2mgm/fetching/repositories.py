@@ -1,4 +1,4 @@
-"""Downloads models and datasets from the Hugging Face hub, and compares every file with the hub's checksum.
+"""Downloads of models and datasets from the Hugging Face hub; every file is compared with the hub's checksum.
 
 Only files with known names are downloaded: weights as safetensors, configurations and tokenizers of models, rows and
 images of datasets. Code is never downloaded. Pickled weights are downloaded only for a conversion to safetensors.

@@ -1,1 +1,1 @@
-"""Checks whether this machine can train, and finds the cause of a failed stage in its log."""
+"""Checks of this machine before a training, and the search for a failed stage's cause in its log."""

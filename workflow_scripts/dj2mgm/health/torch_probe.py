@@ -1,4 +1,4 @@
-"""Probes torch, or DeepSpeed's CPU optimizer, and prints the result as JSON.
+"""Probe of torch, or of DeepSpeed's CPU optimizer, with the result as JSON.
 
 python -m dj2mgm.health.torch_probe torch      # how torch was built; multiplies matrices and communicates once
 python -m dj2mgm.health.torch_probe deepspeed  # compiles (if needed) and loads the CPU optimizer; prints its seconds

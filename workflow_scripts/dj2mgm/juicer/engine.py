@@ -136,7 +136,7 @@ def _has_share(operator: OP) -> bool:
 
 
 class Engine:
-    """Runs one recipe on one dataset, in one folder.
+    """Engine that runs one recipe on one dataset, in one folder.
 
     Attributes:
         folders: the dataset before the first pass, and after each pass.

@@ -1,4 +1,4 @@
-"""Runs a stage's recipe on a dataset; writes kept rows, their stats, a trace, and a summary that adds up."""
+"""Run of a stage's recipe on a dataset, with the kept rows, their stats, a trace, and a summary that adds up."""
 
 import hashlib
 import json

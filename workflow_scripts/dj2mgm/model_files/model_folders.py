@@ -1,4 +1,4 @@
-"""Checks model folders, which are untrusted input, and copies their files of known names."""
+"""Checks of model folders, which are untrusted input, and copies of their files of known names."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Reads and extends memory.csv, and formats and parses sizes. Needs the standard library only."""
+"""Functions that read and extend memory.csv, and format and parse sizes. They need the standard library only."""
 
 import csv
 import math

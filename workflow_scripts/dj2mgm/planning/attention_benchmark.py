@@ -1,4 +1,4 @@
-"""Measures time and memory of a language model's forward and backward pass with each attention implementation.
+"""Time and memory of a language model's forward and backward pass, measured with each attention implementation.
 
 Weights are random and frozen, as under LoRA, and there is no head, so that two rows differ in attention only. Each
 configuration is measured in its own process, free of memory that another configuration left.

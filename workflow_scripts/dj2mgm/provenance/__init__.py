@@ -1,1 +1,1 @@
-"""Writes finished runs as RO-Crates, and reads, checks and reproduces crates."""
+"""Finished runs as RO-Crates: written, read, checked and reproduced."""

@@ -1,4 +1,4 @@
-"""Reads an untrusted crate as data; nothing in it runs.
+"""Reader of an untrusted crate as data; nothing in it runs.
 
 Files are read one by one from the zip file or the folder, without unpacking. Names that leave the crate, links, files
 that the metadata does not list, wrong digests and excessive sizes are refused.

@@ -1,4 +1,4 @@
-"""Writes the record of a finished run (run.json) and its RO-Crate.
+"""Writer of a finished run's record (run.json) and its RO-Crate.
 
 The crate follows the Workflow Run RO-Crate profile: https://w3id.org/ro/wfrun/provenance/0.5. It contains code,
 configuration and small results. Weights, images and large files are described by path, size and digest.

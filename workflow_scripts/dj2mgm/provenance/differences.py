@@ -1,4 +1,4 @@
-"""Compares this machine with the machine of a crate's run: code, packages, processor and GPUs, inputs, scores."""
+"""Comparison of this machine with the machine of a crate's run: code, packages, processor and GPUs, inputs, scores."""
 
 import csv
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""Prepares the folder in which a crate's run is reproduced, with the crate's configuration and this clone's code.
+"""Preparation of the folder that reproduces a crate's run, with the crate's configuration and this clone's code.
 
 Nothing else of the crate is used. Its configuration is validated, and may not name a server: a server's answers cannot
 be reproduced, and the crate's author would receive images and keys. It may name only files in the user's folders, and

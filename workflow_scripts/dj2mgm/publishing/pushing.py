@@ -1,4 +1,4 @@
-"""Pushes a folder to the Hugging Face hub in one commit, so a repository holds the whole folder or stays as it was.
+"""Upload of a folder to the Hugging Face hub in one commit, so a repository holds the whole folder or stays as it was.
 
 The token comes from HF_TOKEN or `hf auth login`, through huggingface_hub, and is never shown.
 """

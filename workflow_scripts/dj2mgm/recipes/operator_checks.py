@@ -1,4 +1,4 @@
-"""Checks the operators of a recipe against the catalogue: names, values, limits and order."""
+"""Checks of a recipe's operators against the catalogue: names, values, limits and order."""
 
 from collections.abc import Collection, Iterator
 

@@ -1,4 +1,4 @@
-"""Finds diverged trainings, which would diverge again."""
+"""Search for diverged trainings, which would diverge again."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""Merge the layers of a configuration: defaults ← the model's settings ← the experiment ← the command line.
+"""Merge of a configuration's layers: defaults ← the model's settings ← the experiment ← the command line.
 
-Also reads model files and the presets of train_deepspeed.py.
+The module also reads model files and the presets of train_deepspeed.py.
 """
 
 import os

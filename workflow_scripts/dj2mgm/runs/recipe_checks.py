@@ -1,4 +1,4 @@
-"""Checks that the recipe of the synthesize stage fits its rows, its captioner and the dataset."""
+"""Checks of the synthesize stage's recipe, which must fit its rows, its captioner and the dataset."""
 
 from dj2mgm.errors import InputError, UnsuitableDataset
 from dj2mgm.recipes.catalogue import read_allowed_operators

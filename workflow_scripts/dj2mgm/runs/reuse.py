@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Reuse:
-    """Finds the run that owns a stage's output."""
+    """Search for the run that owns a stage's output."""
 
     def __init__(self, runs: "Runs"):
         """Find owners among `runs`."""

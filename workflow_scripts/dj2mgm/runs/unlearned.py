@@ -1,4 +1,4 @@
-"""Refuses to publish a model that has learned nothing according to the verdicts on its page."""
+"""Refusal to publish a model that has learned nothing according to the verdicts on its page."""
 
 from pathlib import Path
 

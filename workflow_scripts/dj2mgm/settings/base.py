@@ -66,7 +66,7 @@ class Search:
 
 
 class Unique:
-    """Marks a list whose items must differ."""
+    """Mark of a list whose items must differ."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         return core_schema.no_info_after_validator_function(_refuse_repeated, handler(source))

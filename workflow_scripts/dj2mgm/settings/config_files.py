@@ -44,7 +44,7 @@ class Plain(str):
 
 
 class _Loader(yaml.BaseLoader):
-    """Composes nodes, and leaves scalars as they are written."""
+    """Loader that composes nodes and leaves scalars as they are written."""
 
     depth = node_count = 0
 

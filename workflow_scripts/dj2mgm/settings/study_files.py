@@ -42,7 +42,7 @@ class MixtureSpace(Section):
 
 
 class AblationDesign(Section):
-    """Leave out one operator at a time."""
+    """Variants that each leave out one operator."""
 
     kind: Literal["ablation"] = setting("ablation", "the design")
     operators: Annotated[list[Name], Unique(), Field(min_length=1)] = setting(
@@ -51,21 +51,21 @@ class AblationDesign(Section):
 
 
 class GridDesign(Section):
-    """Try every combination of values."""
+    """Variants with every combination of values."""
 
     kind: Literal["grid"] = setting("grid", "the design")
     space: Annotated[dict[str, Values], Field(min_length=1)] = setting(..., "values of each key")
 
 
 class ListDesign(Section):
-    """Try the listed variants."""
+    """Listed variants."""
 
     kind: Literal["list"] = setting("list", "the design")
     variants: Annotated[dict[Name, Changes], Field(min_length=1)] = setting(..., "changed keys of each variant")
 
 
 class SampleDesign(Section):
-    """Try points that fill the space evenly: a Latin hypercube."""
+    """Variants at points that fill the space evenly: a Latin hypercube."""
 
     kind: Literal["sample"] = setting("sample", "the design")
     space: Space = setting(
@@ -86,7 +86,7 @@ Share = Annotated[Number, Field(gt=0, lt=1)]
 
 
 class CurveDesign(Section):
-    """Train on shares of the rows, each of which is a part of the next one."""
+    """Trainings on shares of the rows; each share is a part of the next one."""
 
     kind: Literal["curve"] = setting("curve", "the design")
     fractions: Annotated[list[Share], Unique(), Field(min_length=2)] = setting(
@@ -119,7 +119,7 @@ class Goals(Section):
 
 
 class SearchDesign(Section):
-    """Let Optuna choose the variants by the scores of earlier ones."""
+    """Variants that Optuna chooses by the scores of earlier ones."""
 
     kind: Literal["search"] = setting("search", "the design")
     space: Space = setting(

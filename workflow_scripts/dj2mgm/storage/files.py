@@ -1,4 +1,4 @@
-"""Writes complete files, and reads small structured ones.
+"""Writers of complete files, and readers of small structured ones.
 
 Every output of the workflow is written to a temporary file in the same folder and renamed, so that a killed stage never
 leaves an incomplete file under the final name.

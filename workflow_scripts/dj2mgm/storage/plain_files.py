@@ -1,4 +1,4 @@
-"""Opens and copies untrusted files only if they are regular files of limited size inside their folder.
+"""Functions that open and copy untrusted files only if they are regular files of limited size inside their folder.
 
 An untrusted folder may contain links to the user's own files, which a copy would publish, and pipes or devices, which
 block a reader forever.

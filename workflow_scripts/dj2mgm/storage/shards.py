@@ -1,4 +1,4 @@
-"""Reads images inside tar files without unpacking them.
+"""Reader of images inside tar files without unpacking them.
 
 `<archive>.tar/<offset>+<bytes>/<member>` is used as a path, with the offset and size of the member's bytes in the
 archive. So every stage finds an image with one seek, in any order, and no stage unpacks or lists an archive again.

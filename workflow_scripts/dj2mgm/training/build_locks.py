@@ -1,4 +1,4 @@
-"""Remove locks that killed processes left in PyTorch's build folders, on which later runs would wait forever.
+"""Removal of locks that killed processes left in PyTorch's build folders, on which later runs would wait forever.
 
 DeepSpeed's extensions are compiled and loaded through torch.utils.cpp_extension, whose lock is an empty file. Its owner
 keeps it open, so a lock that no process of this machine has open is stale. In a folder that is shared with other

@@ -1,4 +1,4 @@
-"""Resume checkpoints: find, mark, verify and discard them.
+"""Checkpoints from which a training resumes: how they are found, marked, verified and discarded.
 
 They are in `<output>/checkpoints/`, outside the declared outputs, because Snakemake deletes a failed job's outputs. A
 checkpoint counts once it has `complete.json`, which is written last, after the weights were checked and every file was

@@ -1,4 +1,4 @@
-"""Complete a config/deepspeed file for one model.
+"""Completion of a config/deepspeed file for one model.
 
 Values that transformers fills in from the training arguments (batch sizes, precision, optimizer) stay "auto". Bucket
 sizes are filled in here, as integers: transformers' own value, 0.9·hidden², is a float, which DeepSpeed refuses.

@@ -1,4 +1,4 @@
-"""Chooses a training stage's `auto` settings by the memory plan, and refuses one that cannot fit before it loads."""
+"""Choice of a stage's `auto` settings by the memory plan; a training that cannot fit is refused before it loads."""
 
 import os
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Prepare a model for training: whole layers under ZeRO-3, attention kernels, compiled layers."""
+"""Preparation of a model for training: whole layers under ZeRO-3, attention kernels, compiled layers."""
 
 import inspect
 from collections.abc import Callable, Sequence

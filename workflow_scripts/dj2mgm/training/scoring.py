@@ -1,4 +1,4 @@
-"""Score a model in training on held-out questions, without generating answers.
+"""Score of a model in training on held-out questions, computed without generating answers.
 
 One forward pass over a question with its reference answer gives the answer's likelihood and tells whether greedy search
 would give this answer. It does if, at each token of the answer up to its end token, no token is likelier than
@@ -145,7 +145,7 @@ Answered = tuple[float, int, bool]  # log-likelihood in nats, tokens, whether gr
 
 
 class Scorer:
-    """Scores the engine in training on held-out questions, on all processes together and without gradients.
+    """Scorer of the engine in training on held-out questions, on all processes together and without gradients.
 
     Micro batches have at most as many samples and tokens as in training. Compiled layers run uncompiled, because
     they would have to be compiled again.

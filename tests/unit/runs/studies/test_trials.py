@@ -1,4 +1,4 @@
-"""Searches lose or repeat no trial after kills, and several searches can share one storage."""
+"""Trials of a search: none is lost or repeated after a kill, and several searches can share one storage."""
 
 import multiprocessing
 import os

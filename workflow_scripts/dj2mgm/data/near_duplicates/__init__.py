@@ -1,1 +1,1 @@
-"""Searches for near-duplicate images: signatures, codes and vectors within a distance, clusters."""
+"""Search for near-duplicate images: signatures, codes and vectors within a distance, clusters."""

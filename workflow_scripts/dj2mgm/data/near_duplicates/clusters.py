@@ -1,4 +1,4 @@
-"""Clusters near-duplicates and keeps the row with the best score of each cluster.
+"""Clusters of near-duplicates, and the choice of the row with the best score in each cluster.
 
 Each cluster is a star: every duplicate is near the kept row in its center, and no two kept rows are near each other.
 A cluster of rows that are each near the next one could contain rows that do not resemble the kept one.

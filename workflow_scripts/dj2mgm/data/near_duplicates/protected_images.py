@@ -1,4 +1,4 @@
-"""Finds images that are near-duplicates of the images of another set, such as a benchmark.
+"""Search for images that are near-duplicates of the images of another set, such as a benchmark.
 
 references = ReferenceImages(benchmark_images, processes=2)
 for image, reference, bits in references.matches(training_images, processes=2):

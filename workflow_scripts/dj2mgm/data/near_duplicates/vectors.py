@@ -1,4 +1,4 @@
-"""Finds vectors within a distance of query vectors, with an inverted file of Faiss.
+"""Search for vectors within a distance of query vectors, with an inverted file of Faiss.
 
 Each vector belongs to the cell of its nearest centroid. A query is compared with all vectors of its nearest cells only.
 The vectors are in a file, as float16, so that they take no memory.

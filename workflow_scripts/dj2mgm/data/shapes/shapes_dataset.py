@@ -1,4 +1,4 @@
-"""Writes the embedded dataset: three splits in the workflow's formats, planted faults, and the truth about them."""
+"""Writer of the embedded dataset: three splits in the workflow's formats, planted faults, and the truth about them."""
 
 import io
 import random

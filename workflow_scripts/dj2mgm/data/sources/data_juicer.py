@@ -1,4 +1,4 @@
-"""Reads pairs from Data-Juicer's jsonl."""
+"""Reader of pairs in Data-Juicer's jsonl."""
 
 from collections.abc import Iterator
 

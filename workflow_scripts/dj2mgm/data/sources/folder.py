@@ -1,4 +1,4 @@
-"""Reads a folder of images with one text file of the same name each."""
+"""Reader of a folder of images with one text file of the same name each."""
 
 from collections.abc import Iterator
 from pathlib import Path

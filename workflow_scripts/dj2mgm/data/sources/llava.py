@@ -1,4 +1,4 @@
-"""Reads LLaVA's conversations, a JSON list or one object per line."""
+"""Reader of LLaVA's conversations, a JSON list or one object per line."""
 
 from collections.abc import Iterator
 

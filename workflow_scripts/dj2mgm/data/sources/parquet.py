@@ -1,4 +1,4 @@
-"""Reads parquet in the layout of Hugging Face datasets, with images as bytes in a column.
+"""Reader of parquet in the layout of Hugging Face datasets, with images as bytes in a column.
 
 Bytes in a compressed column cannot be read in any order; one image means decompressing a row group. So images are
 copied unchanged into tar files in the dataset's folder, equal bytes only once, and read there.

@@ -1,4 +1,4 @@
-"""Reads ShareGPT's and OpenAI's conversations, a JSON list or one object per line.
+"""Reader of ShareGPT's and OpenAI's conversations, a JSON list or one object per line.
 
 Turns are in `conversations` or `messages`, image paths in `images` or `image`.
 """

@@ -1,4 +1,4 @@
-"""Reads tables of paths and captions: `.csv`, `.tsv`, or JSON objects. Their separator follows from the first line.
+"""Reader of tables of paths and captions: `.csv`, `.tsv`, or JSON objects. Their separator follows from the first line.
 
 Cells of .csv and .tsv are plain strings: `nan`, `NULL` and `NA`, which some readers take for missing values, are words.
 """

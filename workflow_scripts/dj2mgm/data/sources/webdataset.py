@@ -1,4 +1,4 @@
-"""Reads WebDataset's tar shards, in which files with the same base name form a sample; images are read in place.
+"""Reader of WebDataset's tar shards, in which files with the same base name form a sample; images are read in place.
 
 A caption is in `<key>.txt`, or in `<key>.json` under a usual column name; a conversation is in the json.
 """

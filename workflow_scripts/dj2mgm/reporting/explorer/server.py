@@ -45,7 +45,7 @@ Response = tuple[str, bytes]  # content type and content
 
 
 class NotFoundError(Exception):
-    """No page, and no row of a table, has the requested address."""
+    """Error for an address that no page and no row of a table has."""
 
 
 class Explorer:
