@@ -49,6 +49,7 @@ def main() -> None:
 
 
 def read_samples(pairs: Path, root: str, names: list[str], scores: DiskMap) -> Iterator[Sample]:
+    """Yield the rows of an export with their images; `names` are the exported statistics."""
     for row in read_dj_jsonl(pairs):
         try:
             image = locate_image(root, row["images"][0])

@@ -57,6 +57,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
+    """Parse the flags; without `--deepspeed`, all configurations of the project are compared."""
     parser = make_parser(__doc__)
     add = parser.add_argument
     add("--model", required=True, help="name in config/models or config/presets, folder, config.json or hub id")
@@ -134,6 +135,7 @@ def _search(number: int) -> list[Candidate]:
 def build_planned_workload(
     architecture: Architecture, tuning: Tuning, args: argparse.Namespace, machine: Machine
 ) -> Workload:
+    """Return the workload of the flags; raise InputError if the samples have no room for text."""
     if tuning != "full" and not architecture.image_tokens:
         raise InputError(f"--tuning {tuning}: {architecture.name} is a text model, whose only tuning is full")
     text = args.sequence - architecture.image_tokens

@@ -64,6 +64,7 @@ def check_is_elsewhere(crate: Path) -> None:
 
 
 def reproduce(crate: Crate, snakemake: list[str], allowed_folders: AllowedFolders) -> None:
+    """Run the crate's jobs again in a folder of its own, and print the difference of every score."""
     table = f"results/{crate.record.page}/comparison.csv"
     crate_scores = parse_comparison(crate.read(table), f"crate: {crate.path}: {table}")
     differences = [f"differs: {sentence}" for sentence in describe_differences(crate)]

@@ -27,6 +27,7 @@ def find_modules(script: Path) -> list[Path]:
 
 @cache
 def _find_imported_files(path: Path) -> list[Path]:
+    """Return the project's modules that a file imports itself, also those that it imports by name."""
     source = path.read_text(encoding="utf-8")
     files: list[Path] = []
     for statement in _find_imports(source):

@@ -47,6 +47,7 @@ LIBRARY_FILES = {  # of DeepSpeed
     "runtime/zero/stage3.py",
     "runtime/zero/stage_1_and_2.py",
 }
+LONG_FUNCTION = 16  # lines; `main` is described by its script's docstring, `__init__` by its class's
 MESSAGES = {"InputError", "warn", "note", "progress", "Finding", "RuntimeError", "ValueError"}
 
 
@@ -56,6 +57,15 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             if text := ast.get_docstring(node):
                 yield getattr(node, "lineno", 1), text.split("\n\n")[0].replace("\n", " ")
+
+
+def outer_functions(node: ast.AST) -> Iterator[ast.FunctionDef]:
+    """Yield the functions and methods of a module, without functions inside of functions."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield child
+        else:
+            yield from outer_functions(child)
 
 
 def described_entries(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -128,6 +138,18 @@ def test_modules_and_classes_are_described_by_noun_phrases(trees):
         if VERB_IN_THIRD_PERSON.match(summary)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_long_functions_have_docstrings(trees):
+    undescribed = [
+        f"{path}:{node.lineno}: {node.name}"
+        for path, tree in trees.items()
+        if path.startswith("workflow_scripts/")
+        for node in outer_functions(tree)
+        if node.end_lineno - node.lineno + 1 >= LONG_FUNCTION and node.name not in {"main", "__init__"}
+        if not ast.get_docstring(node)
+    ]
+    assert not undescribed, "\n".join(undescribed)
 
 
 def test_entries_of_arguments_are_noun_phrases(trees):

@@ -146,6 +146,7 @@ class Console(logging.Handler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Show an event of Snakemake; an error while showing it never ends the run."""
         events = {
             LogEvent.RUN_INFO: self._read_run_info,
             LogEvent.JOB_INFO: self._show_job_info,

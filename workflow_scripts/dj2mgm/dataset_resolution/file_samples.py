@@ -57,6 +57,7 @@ def read_sample(path: Path, folder: Path) -> FileSample:
 
 
 def _read_lines(path: Path, folder: Path) -> FileSample:
+    """Sample the first rows of a jsonl file; only a damaged first line raises InputError."""
     text, is_whole = _read_text(path, folder)
     lines = text.split("\n")
     if not is_whole and len(lines) == 1:
@@ -77,6 +78,7 @@ def _read_lines(path: Path, folder: Path) -> FileSample:
 
 
 def _read_list(path: Path, folder: Path) -> FileSample:
+    """Sample the first rows of a JSON list, read up to MIB bytes; only a damaged first row raises InputError."""
     text, is_whole = _read_text(path, folder)
     start = _skip_space(text, 0)
     if text[start : start + 1] == "{":
@@ -117,6 +119,7 @@ def _sample_rows(rows: list[Any], path: Path) -> FileSample:
 
 
 def _read_table(path: Path, folder: Path) -> FileSample:
+    """Sample the column names and the first rows of a table, read up to MIB bytes."""
     text, is_whole = _read_text(path, folder)
     lines = text if is_whole else text[: text.rfind("\n") + 1]
     rows: list[list[str]] = []
@@ -161,6 +164,7 @@ def _get_reason(error: ValueError) -> str:
 
 
 def _read_tar(path: Path, folder: Path) -> FileSample:
+    """Sample the suffixes of a tar's first members, and the first JSON object among them."""
     suffixes: dict[str, None] = {}
     metadata: dict[str, Any] = {}
     try:

@@ -33,6 +33,7 @@ def measure_log_likelihoods(models: dict[str, dict[str, Rows]]) -> dict[str, Met
 
 
 def _measure(rows: Rows) -> Metrics:
+    """Return means by image: probability and log-likelihood (nats) of answers; nats per token of the best caption."""
     metrics = {}
     if answers := [row for row in rows if row["kind"] == ANSWER]:
         units = [row["image_id"] for row in answers]

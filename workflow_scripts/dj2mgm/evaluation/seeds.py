@@ -198,6 +198,7 @@ def _list_keys(run: Scores) -> Iterator[tuple[str, str]]:
 
 
 def _check_same_images(runs: list[Scores]) -> None:
+    """Raise InputError unless all runs have the same metrics, measured on the same images."""
     first_run, *other_runs = runs
     for other_run in other_runs:
         if unshared := set(_list_keys(first_run)) ^ set(_list_keys(other_run)):

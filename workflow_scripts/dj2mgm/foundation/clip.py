@@ -31,6 +31,7 @@ MEAN = STD = (0.5, 0.5, 0.5)  # pixels go from [0, 1] to [-1, 1]
 
 
 def build_clip(spec: ClipRecipe, tokenizer: CLIPTokenizer) -> CLIPModel:
+    """Return an untrained CLIP whose two towers have the same width and depth."""
     tower = {
         "hidden_size": spec.hidden_size,
         "intermediate_size": 4 * spec.hidden_size,

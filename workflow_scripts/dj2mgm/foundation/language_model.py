@@ -121,6 +121,7 @@ def build_tokenizer(seed: int, scenes: int = 2000) -> GemmaTokenizer:
 
 
 def build_tiny_model(spec: LanguageModelRecipe, tokenizer: GemmaTokenizer) -> torch.nn.Module:
+    """Return an untrained Gemma whose vocabulary is padded to a multiple of 64."""
     head_dim = spec.hidden_size // spec.num_heads
     config = GemmaConfig(
         vocab_size=math.ceil(len(tokenizer) / 64) * 64,

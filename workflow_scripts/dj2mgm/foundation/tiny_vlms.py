@@ -78,6 +78,7 @@ def convert_language_weights(gemma: GemmaForCausalLM) -> dict[str, torch.Tensor]
 
 
 def build_llava(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedModel, ProcessorMixin]:
+    """Return an untrained LLaVA with the weights of a trained CLIP tower, and its processor."""
     clip = CLIPModel.from_pretrained(vision_tower, dtype=torch.float32).vision_model
     pixels = T.CLIPImageProcessorPil.from_pretrained(vision_tower)
     config = T.LlavaConfig(
@@ -106,6 +107,7 @@ def build_llava(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedMo
 
 
 def build_qwen2_5_vl(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedModel, ProcessorMixin]:
+    """Return an untrained Qwen2.5-VL, whose processor needs no torchvision; `vision_tower` is not used."""
     half = text["head_dim"] // 2
     rope = text["rope_parameters"] | {"mrope_section": [half // 2, half // 4, half - half // 2 - half // 4]}
     image = tokenizer.convert_tokens_to_ids(GEMMA_IMAGE_TOKEN)
@@ -129,6 +131,7 @@ def build_qwen2_5_vl(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrai
 
 
 def build_smolvlm(text: dict, tokenizer, vision_tower: Path) -> tuple[PreTrainedModel, ProcessorMixin]:
+    """Return an untrained SmolVLM, whose processor needs no num2words; `vision_tower` is not used."""
     vision = {"hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN, "num_hidden_layers": LAYERS}
     config = T.SmolVLMConfig(
         vision_config=vision | {"num_attention_heads": HEADS, "image_size": IMAGE_SIDE, "patch_size": 8},

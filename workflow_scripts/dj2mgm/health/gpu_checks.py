@@ -30,6 +30,7 @@ def check_driver(driver: DriverProbe) -> Finding:
 
 
 def check_torch(torch: Outcome, driver: DriverProbe) -> Finding:
+    """Compare torch's build with the GPUs and the driver; without a GPU, any build passes."""
     name = "torch"
     if torch.values is None:
         return Finding(name, "fail", f"torch cannot be imported: {_join_last_lines(torch.printed)}", "make install")

@@ -57,6 +57,7 @@ def explain_fragments(evidence: Evidence) -> Explanation | None:
 
 
 def explain_out_of_memory(evidence: Evidence) -> Explanation:
+    """State who held the GPU's memory, and which tensor was requested."""
     requested, numbers = _parse_request(evidence)
     cause = f"the GPU was full: {evidence.match['requested']} were requested"
     if "total" in numbers and "free" in numbers:

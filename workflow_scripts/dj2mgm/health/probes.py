@@ -87,6 +87,7 @@ class HostProbe:
 
 
 def probe_host(results: Path) -> HostProbe:
+    """Measure memory, disk and limits in bytes; the disk is the one of the nearest existing folder above `results`."""
     memory = psutil.virtual_memory()
     folder = next(path for path in (results.resolve(), *results.resolve().parents) if path.is_dir())
     return HostProbe(
@@ -205,6 +206,7 @@ class DriverProbe:
 
 
 def probe_driver() -> DriverProbe:
+    """Ask the driver by NVML; an error of NVML is stored in the result instead of raised."""
     cards = count_cards()
     try:
         pynvml.nvmlInit()

@@ -136,6 +136,7 @@ def check_plans(runs: Runs, machine: Machine) -> Iterator[Finding]:
 
 
 def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
+    """Predict the stage's memory with its largest samples, and compare it with the machine's."""
     name, settings = f"memory of {stage}", TrainingSettings.from_sections(run.settings[stage])
     try:
         workload = build_largest_workload(run, stage, settings)

@@ -31,6 +31,7 @@ class TorchProbe:
 
 
 def probe_torch() -> TorchProbe:
+    """Return torch's versions and abilities; each test on the GPU stores its error instead of raising it."""
     import torch  # imported here, so that TorchProbe can be used without loading torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -172,6 +172,7 @@ def _describe(analysis: Analysis, engine: Engine, stats: list[dict], trace: list
 
 
 def _describe_operators(analysis: Analysis, engine: Engine, stats: list[dict], trace: list[dict]) -> None:
+    """Add the statistics of filters, the repeated rows of deduplicators, and the operators without a measurement."""
     filters, number = [], 0
     for step in analysis.steps:
         name = step.name
@@ -251,6 +252,8 @@ def summarize_analysis(analysis: Analysis, clip: str | None) -> dict:
 
 
 def _summarize(statistic: Statistic) -> dict:
+    """Return limits with the number of rows that each drops, as JSON values."""
+
     def summarize_limits(limits: Limits) -> dict:
         return {
             limit.argument: {"limit": limit.written, "drops": int(limit.drops(statistic.values).sum())}

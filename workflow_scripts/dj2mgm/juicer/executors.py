@@ -105,6 +105,7 @@ def _prepare_own_cluster(cores: int, working: Path) -> dict:
 
 
 def _run_on_ray(chain: Chain, partitions: list[Path]) -> Iterator[pa.Table]:
+    """Yield a table of outcomes per batch; if a model needs GPUs, each actor takes a core and a GPU."""
     import ray
 
     if chain.in_one_process:

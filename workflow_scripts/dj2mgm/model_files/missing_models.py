@@ -157,6 +157,7 @@ def describe_missing(key: str, part: str) -> str:
 
 
 def _find_download(model: ModelFile, key: str, part: str) -> ModelDownload | None:
+    """Return the download that fills the part `key` of a model; None if the model's file names no source for it."""
     if has_format("repository", part) and not is_folder_path(part):
         return ModelDownload(part)
     if key not in (WHOLE_MODEL, "language_model") and len(model.hub_ids) != len(PART_KEYS):

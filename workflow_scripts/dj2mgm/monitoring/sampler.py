@@ -67,6 +67,7 @@ class MemorySampler:
         }
 
     def _sample(self) -> None:
+        """Write readings until `finish` is called, and one at the end; reading takes a limited share of the time."""
         process = find_job_process()
         columns = [*LEADING, *read_memory(process).columns()]
         attempt = start_file(self.file, columns, self.resumed)

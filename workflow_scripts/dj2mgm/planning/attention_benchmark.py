@@ -72,6 +72,7 @@ def _measure_in_process(model: Path, implementation: str, length: int, settings:
 
 
 def measure(model: Path, implementation: str, length: int, settings: AttentionSettings) -> Measurement:
+    """Return the median seconds and the peak GiB of a pass on random inputs; `length` counts tokens."""
     use_cpu_threads(settings.cpu_threads)
     device = select_device()
     config = MGMForConditionalGeneration.config_class.from_pretrained(model).text_config

@@ -31,6 +31,7 @@ class IntegersOnCPU(TorchDispatchMode):
         self.assumptions = assumptions
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        """Run an operation on the CPU if it makes integers without a meta tensor, otherwise on the meta device."""
         args, kwargs, operation = tuple(args), dict(kwargs or {}), function.overloadpacket
         tensors = list(find_tensors((*args, *kwargs.values())))
         device = kwargs.get("device")

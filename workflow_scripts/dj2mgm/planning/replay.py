@@ -211,6 +211,7 @@ class _LayerAlone:
         return recording if (self.memory.live == position.live).all() else None
 
     def _record_passes(self, forward: Callable, args: tuple, kwargs: dict) -> Recording | None:
+        """Record both passes of a layer alone; None if a replay could not repeat their memory or their result."""
         memory = self.memory
         args, kwargs = self._copy(args, kwargs)
         copies = list(find_tensors((*args, *kwargs.values())))

@@ -158,6 +158,7 @@ def _list_sizes(path: Path) -> dict[str, int]:
 
 
 def _check(path: Path, sizes: dict[str, int], read: Read) -> Crate:
+    """Return the crate; raise InputError unless it has only the listed files with their digests and allowed sizes."""
     if METADATA not in sizes:
         raise InputError(f"crate: {path} has no {METADATA}; name a crate that `snakemake crate` wrote")
     if len(sizes) > MAX_FILES or sum(sizes.values()) > MAX_BYTES or max(sizes.values()) > MAX_FILE_BYTES:

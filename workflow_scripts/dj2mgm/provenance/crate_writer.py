@@ -95,6 +95,7 @@ class RunCrate:
         self._add_jobs()
 
     def _add_jobs(self) -> None:
+        """Add jobs with inputs and results, the steps of the workflow, and the run that controls them."""
         jobs = self.jobs
         results: dict[Path, list] = {}
         for job in jobs:
@@ -163,6 +164,7 @@ class RunCrate:
         return entity
 
     def _add_workflow(self, path: Path) -> Any:
+        """Add the Snakefile as the crate's main workflow, with the type and the profile that Bioschemas demands."""
         workflow = self.crate.add_workflow(
             path,
             SNAKEFILE,
@@ -197,6 +199,7 @@ class RunCrate:
         )
 
     def _add_action(self, job: FinishedJob, inputs: list) -> Any:
+        """Add a job with its times, memory and packages; `inputs` are entities, which may be repeated."""
         name = f"#{job.folder}/{job.script}"
         values: dict = {"startTime": job.started.isoformat()} if job.started else {}
         if job.used:

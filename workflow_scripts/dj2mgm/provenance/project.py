@@ -209,6 +209,7 @@ def _make_file_absolute(path: Path, allowed_folders: AllowedFolders, files: set[
 
 
 def _make_paths_absolute(path: Path, allowed_folders: AllowedFolders, files: set[str]) -> None:
+    """Write a configuration file's paths as absolute ones; raise InputError for a path outside the allowed folders."""
     values = read_config(path)
     kind = path.parts[1]
     if kind in ("experiments", "config.yaml"):

@@ -53,6 +53,7 @@ def describe_usage(settings: PublishSettings, adapter: bool, chat: bool) -> list
 
 
 def _use_transformers(settings: PublishSettings, chat: bool) -> list[str]:
+    """Return the section with Python code for transformers; without a chat template, the question is a prefix."""
     load, with_peft = (ADAPTED, " with PEFT") if settings.weights == "adapter" else (MERGED, "")
     return [
         f"Transformers loads it{with_peft}, without running code from this repository.",
@@ -221,6 +222,7 @@ def _has_value(records: RunRecord, stage: str, file: str, path: tuple[str, ...])
 
 
 def _build_score_table(settings: PublishSettings, records: RunRecord) -> list[str]:
+    """Return the table of the first screen's scores, each figure with its place in the records."""
     experiment = settings.experiment
     lines = [
         "On held-out images, with `95 %` intervals. Differences from the baseline are paired by image. Controls, such "
@@ -248,6 +250,7 @@ def _describe_reproduction(settings: PublishSettings, records: RunRecord) -> lis
 
 
 def _list_limits(settings: PublishSettings, records: RunRecord) -> list[str]:
+    """Return the limits of the model, with the warning first if it has learned nothing."""
     seed = records.figure("finetune/metrics.json", "seed")
     lines = [
         f"- The weights are from seed {seed}; scores are means over all seeds. With one seed, the interval covers the "

@@ -193,6 +193,7 @@ def _check_limits(step: RecipeStep, operator: AllowedOperator) -> None:
 
 
 def _check_rules(step: RecipeStep, operator: AllowedOperator) -> None:
+    """Raise InputError for arguments that are valid alone but not together."""
     location = f"{step.location}: {step.name}"
     for group in operator.rules.get("at_least_one", ()):
         if not any(step.arguments.get(name) is not None for name in group):

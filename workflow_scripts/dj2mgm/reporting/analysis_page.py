@@ -158,6 +158,7 @@ def format_share(rows: int, total: int) -> str:
 
 
 def build_panel(statistic: Statistic, analysis: Analysis) -> StatisticPanel:
+    """Return the section of a statistic; without a histogram if all rows have the same value."""
     finite = statistic.finite
     is_constant = finite.min() == finite.max()
     values = dict(

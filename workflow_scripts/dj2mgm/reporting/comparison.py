@@ -254,6 +254,7 @@ def build_difference_table(differences: GroupEstimates) -> MetricTable:
 
 
 def _tabulate(estimates: GroupEstimates, build_cell: Callable[[str, str, Estimate], MetricCell]) -> MetricTable:
+    """Return the titles of the groups, and a row per metric, the headline metrics first."""
     groups = [name for name in GROUP_LABELS if name in estimates]
     measured = dict.fromkeys(metric for name in groups for metric in estimates[name])
     metrics = [name for name in HEADLINES if name in measured] + [name for name in measured if name not in HEADLINES]

@@ -144,6 +144,7 @@ def load_experiment(entry: ShownExperiment) -> ExperimentResults:
 
 
 def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> RunResults:
+    """Read the results of one seed; raise InputError if a file of a stage is missing or empty."""
     stages = {stage: Path(folder) for stage, folder in folders.items()}
     for name, rule in FILE_RULES.items():
         stage, file = name.split("/")

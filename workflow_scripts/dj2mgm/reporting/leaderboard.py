@@ -195,6 +195,7 @@ def list_differing_settings(experiments: list[ExperimentResults]) -> list[dict[s
 def _build_entry(
     experiment: ExperimentResults, listing: Listing, listings: list[Listing], path: Path, settings: dict[str, str]
 ) -> Entry:
+    """Return the experiment's scores, with the verdict of its decision or else of the newest page that has one."""
     page, record = _find_verdict(experiment.name, listing, listings)
     record = read_decision(experiment, listing.parent_folder) or record
     report = page / f"{page.name}.html"

@@ -173,6 +173,7 @@ def build_finetune_settings(config: Experiment, images: dict) -> TrainingStageSe
 
 
 def _build_training_settings(config: Experiment, stage: str, template: str) -> TrainingStageSettings:
+    """Return the settings of a training stage, with batch sizes solved and DeepSpeed's files read."""
     gpus, nodes, section = config.gpus, config.nodes, getattr(config, stage)
     if gpus % nodes:
         raise InputError(f"gpus: {gpus} cannot be shared evenly by nodes: {nodes}; choose a multiple of {nodes}")

@@ -88,6 +88,7 @@ class ChatRequests:
             raise
 
     def _ask(self, content: list[dict], settings: dict) -> ChatAnswer | None:
+        """Return the server's answer after retries; None if the message failed for good or a budget is spent."""
         tries = failed = 0
         answers = self._answers
         while self._may_go_on():

@@ -222,6 +222,7 @@ class ChatServer:
         return replace(answer, text=answer.text[:KEPT_CHARACTERS]) if len(answer.text) > MAX_TEXT_LENGTH else answer
 
     def _request(self, method: str, path: str, **body) -> httpx.Response:
+        """Return a whole response of at most MAX_BYTES; raise Failure for a late, large, compressed or broken one."""
         content, whole_s = bytearray(), TIMEOUT_FACTOR * self._timeout_s
         self._deadlines.start(whole_s, head_s=self._timeout_s)
         try:

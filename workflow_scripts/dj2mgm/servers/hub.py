@@ -79,6 +79,7 @@ def _find_cause(error: BaseException) -> BaseException:
 
 
 def _describe(request: Request, error: BaseException) -> str:
+    """Return one sentence about a failed request, with its remedy and without the token."""
     repository, again = request.repository, request.again
     if isinstance(error, HfHubHTTPError) and error.response is not None:
         status, message = error.response.status_code, _shorten(str(error.server_message or ""))

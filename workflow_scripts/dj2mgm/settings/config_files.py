@@ -146,6 +146,7 @@ class _Typing:
         self.unquoted, self.value_count = unquoted, 0
 
     def value(self, value: Any, schema: dict, path: tuple[str, ...]) -> Any:
+        """Return a value with scalars of its schema's types; raise InputError for too many values or too deep ones."""
         self.value_count += 1
         if self.value_count > MAX_VALUES or len(path) > MAX_NESTING:
             raise InputError(
@@ -169,6 +170,7 @@ class _Typing:
 
 
 def _convert_scalar(value: Any, schema: dict, path: tuple[str, ...], unquoted: type) -> Any:
+    """Return a scalar of a type that its schema accepts; quoted scalars stay strings, and `~` in paths is expanded."""
     types = schema.get("type", ())
     accepts_string = "string" in ([types] if isinstance(types, str) else types)
     if isinstance(value, str):
@@ -232,6 +234,7 @@ def quote_value(value: Any) -> str:
 
 
 def _read(path: Path, parse: Callable[[str], Any], schema: dict) -> dict:
+    """Return the values of a file; every error becomes an InputError with the file and, if known, the line."""
     text = read_config_text(path)
     try:
         values = convert_values(parse(text), schema, Plain)

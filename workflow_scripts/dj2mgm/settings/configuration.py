@@ -243,6 +243,7 @@ def build_experiment_model() -> type[Experiment]:
 
 
 def _build_benchmark_fields() -> dict[str, tuple]:
+    """Return the fields `benchmarks` and `challenge`, whose keys are the benchmarks that the project declares."""
     files, scores = {}, {}
     declared_benchmarks, default_names = read_declarations(), Configuration.model_fields["benchmarks"].default
     for name in dict.fromkeys([*default_names, *declared_benchmarks]):

@@ -21,6 +21,7 @@ def build_schema(model: type[BaseModel]) -> dict:
 
 
 def _resolve_references(schema: Any, definitions: dict) -> Any:
+    """Return a schema without references, with renamed limits; `kind` names the key that selects a union's class."""
     if isinstance(schema, list):
         return [_resolve_references(item, definitions) for item in schema]
     if not isinstance(schema, dict):

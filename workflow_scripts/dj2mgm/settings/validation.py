@@ -142,6 +142,7 @@ def _locate(schema: dict, parts: Sequence[str | int]) -> tuple[tuple, dict]:
 
 
 def _describe_problem(problem: str, path: tuple, node: dict, value: object) -> str:
+    """Return a sentence about an invalid value; a secret value is not quoted."""
     name = format_key(path)
     if problem == "extra_forbidden":
         return _describe_unknown_key(path, value, sorted(node["properties"]))
@@ -173,6 +174,7 @@ def describe_accepted_values(node: dict) -> str:
 
 
 def _describe_limits(node: dict) -> str:
+    """Return the limits of a value in words, with a space before them; empty without limits."""
     if "minLength" in node:
         return " that is not empty"
     if "minItems" in node or "minProperties" in node:

@@ -115,6 +115,7 @@ def read_members(archive: str | Path) -> Iterator[Member]:
 
 
 def _read_members(tar: tarfile.TarFile, archive: str) -> Iterator[Member]:
+    """Yield regular files; raise ReadError for links, for damaged sizes, and for a missing end of the archive."""
     previous_offset = -1
     while (info := tar.next()) is not None:
         tar.members = []  # tarfile would keep all

@@ -78,6 +78,7 @@ def choose_optimizer(settings: TrainingSettings) -> tuple[type, dict] | None:
 
 
 def _make_adamw_8bit(seed: int) -> type[torch.optim.Optimizer]:
+    """Return torchao's AdamW with 8-bit states, whose rounding depends on the seed and the step only."""
     from torchao import optim  # imported here, because it is slow and few runs need it
 
     class AdamW8bit(optim.AdamW8bit):

@@ -88,6 +88,7 @@ class Trackers:
             tracker.config.update(self.labels, allow_val_change=True)
 
     def _set_environment(self) -> None:
+        """Set the trackers' variables, except those that the user has set; the state keeps ids across restarts."""
         folder, text = self._find_folder(), {key: str(value) for key, value in self.labels.items()}
         values = TIMEOUTS | {
             "WANDB_PROJECT": PROJECT,

@@ -48,6 +48,7 @@ class ProgressLines(TrainerCallback):
             )
 
     def on_log(self, args, state, control, logs=None, **kwargs):
+        """Report the loss, the learning rate and the seconds left, in the first process only."""
         if not state.is_world_process_zero or "loss" not in logs:
             return
         seconds = time.monotonic() - self.start

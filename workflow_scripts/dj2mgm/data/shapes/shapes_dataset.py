@@ -134,6 +134,7 @@ def assign_faults(spec: ShapesDataset) -> list[str]:
 
 
 def _write_pretrain(spec: ShapesDataset, faults: list[str], folder: Path) -> tuple[list[dict], list[dict]]:
+    """Write the images of noisy pairs, and return their rows and the truth about each."""
     rows, truth = [], []
     originals = []  # (scene caption, image bytes) of clean rows, for duplicates
     for index, fault in enumerate(faults):
@@ -156,6 +157,7 @@ def _write_pretrain(spec: ShapesDataset, faults: list[str], folder: Path) -> tup
 
 
 def _damage(fault: str, scene: Scene, image, caption: str, rng: random.Random) -> tuple[bytes, str]:
+    """Return the bytes of an image file and a caption, one of them damaged as `fault` says."""
     if fault == "mismatched":
         return encode_png(image), draw_mismatched_caption(scene, rng)
     if fault == "junk_text":
@@ -194,6 +196,7 @@ def _write_finetune(spec: ShapesDataset, folder: Path) -> tuple[list[dict], list
 
 
 def _write_evaluation(spec: ShapesDataset, folder: Path) -> Iterator[dict]:
+    """Write the clean held-out images, and yield a row for each with caption, objects and a question of each type."""
     for index in range(spec.evaluation_images):
         scene = draw_row_scene(spec.seed, "evaluation", index)
         identifier = f"e{index:06d}"

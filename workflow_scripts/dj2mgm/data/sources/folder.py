@@ -22,6 +22,7 @@ def read(source: Source) -> Iterator[dict]:
 
 
 def _read_text(source: Source, file: Path, image: Path) -> str:
+    """Return the caption in a UTF-8 file, which must be inside the image folder and have at most MAX_ROW bytes."""
     if not file.is_file():
         raise InputError(
             f"{image} has no caption; write it to {file.name} in the same folder, or move the image elsewhere"

@@ -40,6 +40,7 @@ def read(source: Source) -> Iterator[dict]:
 
 
 def _read_file(source: Source, file: Path, number: int, copied: DiskMap) -> Iterator[dict]:
+    """Yield the rows of parquet file `number`; `copied` has the paths of images that earlier files share."""
     with pq.ParquetFile(file) as table, TarWriter(source.output, number, copied) as images:
         column_names = table.schema_arrow.names
         image = find_column(file, column_names, "image", source)

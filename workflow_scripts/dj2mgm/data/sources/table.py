@@ -40,6 +40,7 @@ def _read_objects(source: Source, file: Path) -> Iterator[dict]:
 
 
 def _read_lines(source: Source, file: Path) -> Iterator[dict]:
+    """Yield a pair per row of a table whose first line names its columns; blank rows are skipped."""
     csv.field_size_limit(MAX_ROW)
     with open_input(file, "rb") as raw:
         dialect = find_dialect(file, raw.read(MIB).decode(errors="replace"))
@@ -76,6 +77,7 @@ class _Lines:
         return self
 
     def __next__(self) -> str:
+        """Return the next line; raise InputError if it is not UTF-8 or makes its row longer than MAX_ROW characters."""
         line = self.text.readline(MAX_ROW + 1)
         if not line:
             raise StopIteration

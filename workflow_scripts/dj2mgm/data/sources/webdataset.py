@@ -21,6 +21,7 @@ KEEP_TOGETHER = "the files of a sample must be neighbors in the archive; write i
 
 
 def read(source: Source) -> Iterator[dict]:
+    """Yield a row per sample of all shards; a key that occurs in two places raises InputError."""
     shards = DiskMap()  # shard of each key
     for shard in source.files:
         try:
@@ -69,6 +70,7 @@ def _get_key(member: Member) -> str:
 
 
 def _build_row(source: Source, shard: Path, key: str, sample: list[Member]) -> dict:
+    """Return a conversation or a captioned image; files with other suffixes are counted as unread."""
     location = f"{shard}, key {key!r}"
     parts = {member.name[len(key) :].lower(): member for member in sample}
     if len(parts) < len(sample):

@@ -105,6 +105,7 @@ def _read_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _parse_row(cells: dict[str, str], location: str) -> dict:
+    """Check the cells of a question, and return its row with prompt and image (bytes, or another row's id)."""
     if not cells["index"].isdecimal():
         raise InputError(f"{location}: 'index' must be a whole number, found {cells['index']!r}")
     if not cells["question"].strip():

@@ -107,6 +107,7 @@ def _check_image(root: str | Path, relative: str, location: str) -> Path:
 
 
 def _read_answers(path: Path) -> dict[Key, dict]:
+    """Return the rows of the file with answers by image and question, which has ten answers for each."""
     content = read_json_file(path)
     if not isinstance(content, dict) or not isinstance(content.get("data"), list) or not content["data"]:
         raise InputError(f"{path}: expected TextVQA's {{'data': [questions with answers]}}")

@@ -57,6 +57,7 @@ class LmmsModel(lmms):
         return answers
 
     def _answer(self, requests: list[Instance], max_new_tokens: int) -> list[str]:
+        """Answer in the order of the requests; each answer ends before the first of its request's stop texts."""
         with TemporaryDirectory() as folder:
             images = [self._save_image(request, Path(folder)) for request in requests]
             prompts = [request.args[0].replace(IMAGE_TOKEN, " ").strip() for request in requests]

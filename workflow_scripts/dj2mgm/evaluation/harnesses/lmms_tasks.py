@@ -172,6 +172,7 @@ def _load_task_manager(folder: Path | None):
 
 
 def _read_config(name: str) -> dict:
+    """Return lmms-eval's configuration of a task; raise InputError unless the task is single and generates text."""
     manager = _load_task_manager(_find_folder(name))
     if name not in manager.all_tasks:
         suggestions = get_close_matches(name, manager.all_tasks, n=3)

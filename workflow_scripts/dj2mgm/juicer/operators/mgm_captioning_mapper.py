@@ -103,6 +103,7 @@ class MGMCaptioningMapper(Declarations, Mapper):
         ]
 
     def process_batched(self, samples: dict, rank: int | None = None) -> dict:
+        """Replace the texts of rows with one image; other rows have no candidates."""
         rows = [row for row, images in enumerate(samples[self.image_key]) if images and len(images) == 1]
         generator = get_model(self.model_key, rank, self.use_cuda())
         answers = generator.generate_candidates(

@@ -117,6 +117,7 @@ class MGMGenerator(Generator):
     def _answer_batch(
         self, visual_tokens: torch.Tensor | None, batch: QuestionBatch, chat: ChatTemplate, max_new_tokens: int
     ) -> list[str]:
+        """Answer questions of equal padded width together; `visual_tokens` are None for questions without an image."""
         has_images = visual_tokens is not None
         prompts = (chat.render_prompt(question, has_images) for question in batch.questions)
         prefixes, questions = zip(*(self._split_prompt(prompt, has_images) for prompt in prompts), strict=True)
@@ -168,6 +169,7 @@ class MGMGenerator(Generator):
         max_new_tokens: int,
         batch_size: int,
     ) -> Iterator[Candidates]:
+        """Search captions of `batch_size` images at a time; equal images are not merged."""
         chat = ChatTemplate.load(template, self.processor.tokenizer)
         stops = chat.stop_ids(self.processor.tokenizer)
         # repeated images stay in the batches, because a batch's size changes the last bits of the results

@@ -126,6 +126,7 @@ class TransformersGenerator(Generator):
         max_new_tokens: int,
         batch_size: int,
     ) -> Iterator[Candidates]:
+        """Sum the log-likelihoods of tokens up to a caption's first stop token; later positions count nothing."""
         for encoded in self._encode_in_parts(images, batch_size):
             inputs = self._make_prompts(encoded, [question] * len(encoded))
             output = self.model.generate(
@@ -234,6 +235,7 @@ class TransformersGenerator(Generator):
             yield self._encode_missing(keys, {key: next(processed) for key in keys})
 
     def _encode(self, images: dict[object, ProcessedImage]) -> dict[object, EncodedImage]:
+        """Compute the features of images together; a model that takes no features gets each image's inputs instead."""
         parts = [{name: torch.from_numpy(values) for name, values in image.inputs.items()} for image in images.values()]
         texts = [image.replacement for image in images.values()]
         if not self._takes_features:

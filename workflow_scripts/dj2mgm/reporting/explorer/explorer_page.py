@@ -71,6 +71,7 @@ def pack_numbers(table: Table) -> bytes:
 
 
 def _build_page(results: Results, base: dict, sources: str, note: str, data: dict[str, str]) -> str:
+    """Return the page, whose policy allows only its own scripts and styles, and images from `sources`."""
     style = build_page_style("explore_style.css")
     library = build_library_script()
     script = "\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in PAGE_SCRIPTS)

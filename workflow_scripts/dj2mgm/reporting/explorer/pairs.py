@@ -226,6 +226,7 @@ def _build_lines(row: dict, extra: str | None) -> list[list[str]]:
 def _build_stage_steps(
     stage: StageFolder, statistics: _Statistics, fate: np.ndarray, first_index: int, clusters: "_Clusters"
 ) -> list[ExplorerStep]:
+    """Return the stage's steps; raise InputError if dropped.jsonl and summary.json count other rows for one of them."""
     numbers = statistics.numbers
     if clusters.has_rows:
         numbers[DISTANCE] = clusters.distance

@@ -85,6 +85,7 @@ def _build_table(
     words: dict[str, Callable[[dict], str]],
     scores: Values,
 ) -> Table | None:
+    """Return a table of rows with their words and the scores of their images; None without a row."""
     texts = TextFile()
     words_by_key: dict[str, list[str | None]] = {key: [] for key in words}
     scores_by_row: list[dict[str, float]] = []

@@ -177,6 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().handle_one_request()
 
     def do_GET(self) -> None:
+        """Answer only requests with this server's host and token, so that no other web page can read the data."""
         self.server.mark_request_received(self.connection)
         if self.headers.get("Host") != f"{HOST}:{self.server.server_port}":
             return self._refuse(HTTPStatus.FORBIDDEN)

@@ -151,6 +151,7 @@ def build_column_key(stage: str, statistic: str) -> str:
 
 
 def _build_limits(stage: str, operator: str, arguments: dict, numbers: dict[str, np.ndarray]) -> list[StepLimit]:
+    """Return both ends of each range of an operator, as shares if the recipe states shares."""
     if arguments.get("reversed_range"):
         return []
     limits, settings = [], read_defaults(operator) | arguments
@@ -180,6 +181,7 @@ def _build_limit(
     numbers: dict[str, np.ndarray],
     is_share: bool,
 ) -> StepLimit:
+    """Return one end of a range, with the positions of its slider; the slider of a share moves in percent."""
     values, key = numbers[statistic], build_column_key(stage, statistic)
     value = None if settings.get(argument) is None else parse_number(str(settings[argument]))
     if is_share:

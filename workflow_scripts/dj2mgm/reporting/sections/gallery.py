@@ -312,6 +312,7 @@ def _build_section(experiment: ExperimentResults, folder: Path, operator: dict) 
 
 
 def _find_largest(experiment: ExperimentResults, folder: Path, step: int) -> list[tuple[str, list[ClusterMember]]]:
+    """Return the largest clusters of an operator, each with its size and its nearest rows, the kept row first."""
     counts = Counter(row["copy_of"] for row in _read_dropped(folder, step))
     largest = heapq.nsmallest(CLUSTERS, counts, key=lambda kept_id: (-counts[kept_id], kept_id))
     members: dict[str, list[tuple[float, str]]] = {kept_id: [] for kept_id in largest}

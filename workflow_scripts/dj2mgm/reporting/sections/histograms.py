@@ -143,6 +143,7 @@ def parse_number(text: str) -> float | None:
 def _build_histogram(
     name: str, rows: list[tuple[str, object]], operator: str, low: float | None, high: float | None, text: str
 ) -> Histogram:
+    """Return bars and limits; texts and constant values have counts instead."""
     title = name.replace("_", " ")
     groups: dict[str, list] = {series: [] for series in SERIES}
     for dropped_by, value in rows:

@@ -31,6 +31,7 @@ def describe_judges(experiments: list[ExperimentResults]) -> list[str]:
 
 
 def _describe_judge(experiments: list[ExperimentResults], index: int, with_name: bool) -> str:
+    """Return sentences about judge `index`: its differences between experiments, and what it shares with the models."""
     judges = {experiment.name: experiment.judges[index] for experiment in experiments if index < len(experiment.judges)}
     kinds = " or ".join(dict.fromkeys(judge["kind"] for judge in judges.values()))
     selected_names = [name for name, judge in judges.items() if judge["selects"]]
@@ -122,6 +123,7 @@ def describe_rank_correlation(runs: list[Scores], group: str, metric: str) -> tu
 def _build_contrasts(
     experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]
 ) -> Iterator[Contrast]:
+    """Yield the differences that both judges have measured."""
     for index, experiment in enumerate(experiments):
         estimates = differences.get(experiment.name, {})
         for group in _list_own_groups(estimates):

@@ -50,6 +50,7 @@ def _has_metric(experiment: ExperimentResults, stage: str, metric: str) -> bool:
 
 
 def _draw_score_chart(metric: str, stage: str, experiments: list[tuple[int, ExperimentResults]]) -> LineChart:
+    """Return the mean curve of each experiment over its seeds, with a band from the lowest to the highest seed."""
     curves = [
         align_curves([_read_curve(run.checkpoint_scores[stage], metric) for run in experiment.runs])
         for _, experiment in experiments

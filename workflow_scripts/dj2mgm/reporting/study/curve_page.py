@@ -69,6 +69,7 @@ def count_trained_samples(run: RunResults, source: str | None) -> int:
 
 
 def _build_row(source: str | None, points: list[tuple[int, PerImage]], headline: HeadlineScore) -> list[str]:
+    """Return the cells of a learning curve: rows, score, and extrapolations, limited to scores that are possible."""
     row_counts, values = zip(*points, strict=True)
     curve = LearningCurve(row_counts, [value.mean for value in values], estimate_least_noise(values))
     max_rows, extra_rows = int(curve.most), min(MORE_ROWS, int(curve.most))

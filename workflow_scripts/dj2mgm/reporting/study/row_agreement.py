@@ -39,6 +39,7 @@ class RowAgreement:
             self._count(best)
 
     def _count(self, best: list[ExperimentResults]) -> None:
+        """Count the recipes that keep each row; without two different recipes, nothing is counted."""
         recipes: set[int] = set()  # hashes of ids, so that one recipe's ids are in memory at a time
         inputs: set[str] = set()
         for files in dict.fromkeys(map(_list_files, best)):

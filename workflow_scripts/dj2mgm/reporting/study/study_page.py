@@ -171,6 +171,7 @@ def _draw_parallels(experiments: list[ExperimentResults], search: ShownSearch | 
 
 
 def _list_tables(experiments: list[ExperimentResults], study: ShownStudy) -> list[PlainTable]:
+    """Return the tables below the variants, in the page's order; tables without content are missing."""
     headline = find_headline(experiments)
     search = study.search
     search_tables = []
@@ -229,6 +230,7 @@ def _is_better(estimate: Estimate, other_estimate: Estimate, lower_is_better: bo
 
 
 def _write_introduction(rows: list[ComparedVariant], study: ShownStudy) -> list[str]:
+    """Return the paragraphs that explain the table; some are empty."""
     reference, *variant_rows = rows
     seeds, keeps = len(reference.experiment.runs), study.page.keeps
     random = [row for row in variant_rows if row.experiment.control]

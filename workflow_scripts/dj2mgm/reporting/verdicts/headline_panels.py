@@ -207,6 +207,7 @@ def _build_levels(experiments: list[ExperimentResults], model: str, metric: str,
 def _build_differences(
     experiments: list[ExperimentResults], differences: dict[str, GroupEstimates], model: str, metric: str, scale: Scale
 ) -> Iterator[ScoreDifference]:
+    """Yield the difference of each experiment after a training stage, with the differences of single seeds."""
     reference = {run.seed: run.scores for run in experiments[0].runs}
     group = f"{model}/own"
     for index, experiment in enumerate(experiments):

@@ -104,6 +104,7 @@ def advise_other_model(experiment: ExperimentResults) -> str:
 
 
 def _find_training_faults(experiment: ExperimentResults, run: RunResults) -> Iterator[LearningFault]:
+    """Yield a fault for too few steps that changed weights, and for a loss that did not fall, by stage."""
     for stage, record in run.records.items():
         steps = _count_effective_steps(record, run.steps[stage])
         if steps is not None and steps < MIN_STEPS:

@@ -129,6 +129,7 @@ def merge_withheld(cards: list[VerdictCard], reference: ExperimentResults, targe
 
 
 def _merge_cards(cards: list[VerdictCard], reference: ExperimentResults, target: str) -> VerdictCard:
+    """Return one card for experiments whose verdicts are withheld for the same reason."""
     verdicts = [card.verdict for card in cards]
     withheld = [card.withheld for card in cards if card.withheld]
     unlearned = list(dict.fromkeys(name for reason in withheld for name in reason.unlearned))

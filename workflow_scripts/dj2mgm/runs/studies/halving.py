@@ -241,6 +241,7 @@ def _repeat_finals(history: History) -> BatchRecord | None:
 
 
 def _confirm(history: History) -> BatchRecord | None:
+    """Return the batch that the next look at the winner needs; None if no look is due or the budget is spent."""
     design, seeds = history.design, history.search.seeds
     if not (best := history.finalists[:2]):
         return None
@@ -287,6 +288,7 @@ def _build_batch(
     scored_seeds: list[int] | None = None,
     against: Sequence[str] = (),
 ) -> BatchRecord:
+    """Return a record with the search's budget and the expected GPU seconds of a training on this share of the rows."""
     return BatchRecord(
         step=step,
         fraction=fraction,
