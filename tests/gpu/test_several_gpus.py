@@ -23,10 +23,8 @@ pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two
 SCRIPTS = PROJECT / "workflow_scripts"
 TEXT_TOKENS = 40
 TEMPLATES = {"pretrain": "plain", "finetune": "gemma"}
-DEEPSPEED = {
-    "pretrain": "zero1",
-    "finetune": "zero3",
-}  # without DeepSpeed's CPU optimizer, which takes a minute to compile
+# without DeepSpeed's CPU optimizer, which takes a minute to compile
+DEEPSPEED = {"pretrain": "zero1", "finetune": "zero3"}
 GPUS = (1, 2)
 
 

@@ -27,11 +27,8 @@ def test_losses_on_two_nodes_equal_those_on_one(slurm_runs, tmp_path):
     project = copy_project(tmp_path)
     project.run(STAGE)
     one_node_losses = read_losses(project)
-    two_node_flags = (
-        "--set-resources",
-        "pretrain:slurm_partition=both",
-        "pretrain:cpus_per_task=8",
-    )  # replaces the profile's
+    # These resources replace the profile's.
+    two_node_flags = ("--set-resources", "pretrain:slurm_partition=both", "pretrain:cpus_per_task=8")
     with closing(ClusterRun(project, (STAGE, *SLURM_PROFILE, *two_node_flags), TWO_NODES)) as run:
         run.start()
         run.finish()

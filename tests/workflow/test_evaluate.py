@@ -38,11 +38,8 @@ def test_missing_inputs_are_reported_before_anything_runs(fresh, config, sentenc
 def test_each_task_is_run_for_every_run_and_once_for_the_base(fresh):
     config = with_data(fresh, "pope", "mmstar")
     counts = fresh.job_counts("evaluate", config=(*config, "seeds=[0,1]"))
-    assert (counts["read_evaluation"], counts["answer_evaluation"], counts["score_evaluation"]) == (
-        2,
-        6,
-        6,
-    )  # two seeds and the model before training
+    # two seeds and the model before training
+    assert [counts[f"{verb}_evaluation"] for verb in ("read", "answer", "score")] == [2, 6, 6]
     assert (counts["finetune"], counts["compare_experiments"]) == (2, 1)
 
 

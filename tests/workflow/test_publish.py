@@ -18,9 +18,8 @@ def publish(project: Project, hub: HubServer, **variables: str) -> tuple[int, st
         "HF_HUB_DISABLE_XET": "1",
         "HF_HOME": str(project.folder / "home"),
     }
-    environment = (
-        project.environment() | hub_variables | variables
-    )  # push_to_hub.py reads the address and is not forked
+    # push_to_hub.py reads the address and is not forked
+    environment = project.environment() | hub_variables | variables
     process = run_snakemake(project.arguments("publish", config=(f"publish={PUBLISH}",)), project.folder, environment)
     assert TOKEN not in process.stdout + process.stderr
     return process.returncode, process.stdout + process.stderr

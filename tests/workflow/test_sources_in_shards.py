@@ -32,9 +32,8 @@ def test_exported_shards_train_a_model_in_requested_amounts(synthesized, tmp_pat
         "parquet": {"format": "parquet", "path": str(exported / "parquet")},
         "again": {"format": "webdataset", "path": str(exported / "webdataset"), "split": "finetune", "amount": 0.5},
     }
-    project = Project(
-        shutil.copytree(synthesized.folder, tmp_path / "copy")
-    )  # the baseline of this project has other data
+    # the baseline of this project has other data
+    project = Project(shutil.copytree(synthesized.folder, tmp_path / "copy"))
     write_yaml(project.folder / "config/datasets/mixed.yaml", {"sources": sources})
     write_yaml(project.folder / "config/experiments/mixed.yaml", {"sources": {"shards": 2.0, "parquet": 20}})
     project.run("results/mixed/generate/answers.jsonl", config=MIXED)

@@ -137,9 +137,8 @@ def test_logits_are_recognized_by_model_and_settings(tmp_path, monkeypatch):
     model.mkdir(parents=True)
     (stage / "config.yaml").write_text("micro_batch_size: 3\nmax_length: 341\n")
     (model / "config.json").write_text('{"text_config": {"vocab_size": 151936}}')
-    text = (
-        logged("cuda-out-of-memory").replace("500.00", "298.00").replace("341.87 MiB", "41.87 MiB")
-    )  # 3 × 341 × 151936 × 2, in blocks of 2 MiB
+    # 3 × 341 × 151936 × 2, in blocks of 2 MiB
+    text = logged("cuda-out-of-memory").replace("500.00", "298.00").replace("341.87 MiB", "41.87 MiB")
     (stage / "finetune.log").write_text(text)
     explanation = find_cause(read_log(stage / "finetune.log")).explanation
     assert "1023 × 151936 (this model's vocabulary) × 2 bytes (bf16)" in explanation.cause

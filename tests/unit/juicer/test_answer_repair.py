@@ -88,9 +88,8 @@ def test_the_captioner_answers_while_another_model_measures(project, tmp_path): 
     save_file({name: -2 * tensor for name, tensor in weights.items()}, other / "projector.safetensors")
     answering = {"mgm_captioning_mapper": {"base_model": str(project / "base"), "stage": str(other)}}
     process = [{NAME: measuring(project) | {"min_gain": 100.0, "template": "gemma", "captioner": answering}}]
-    with pytest.raises(
-        InputError, match="template plain leaves out the question"
-    ):  # the default template of the captioner
+    # the default template of the captioner
+    with pytest.raises(InputError, match="template plain leaves out the question"):
         select(project, tmp_path, process, **trusted(process))
     answering["mgm_captioning_mapper"]["template"] = "gemma"
     select(project, tmp_path, process, **trusted(process))

@@ -84,9 +84,8 @@ def test_every_row_is_kept_or_listed_with_its_operator(tmp_path):
     ]
     assert dropped[0]["stats"] == {"image_integrity": "missing"}
     assert dropped[2]["stats"] == {"image_integrity": "ok", "text_len": len(build_dj_text("no"))}
-    assert (
-        read_rows(tmp_path / "out/filtered.jsonl") == read_rows(data)[:1]
-    )  # relative path and other keys do not change
+    # relative path and other keys do not change
+    assert read_rows(tmp_path / "out/filtered.jsonl") == read_rows(data)[:1]
     assert read_rows(tmp_path / "out/stats.jsonl") == [
         {"id": "r0", "image_integrity": "ok", "text_len": len(build_dj_text(CAPTIONS[0]))}
     ]

@@ -66,10 +66,8 @@ def test_operators_start_no_processes_and_never_skip_errors(tmp_path):
     integrity, words = build(process, tmp_path)
     assert [op.skip_op_error for op in (integrity, words)] == [False, False]
     assert [op.runtime_np() for op in (integrity, words)] == [None, None]
-    assert process == [
-        {"image_integrity_filter": None},
-        {"words_num_filter": {"min_num": 2}},
-    ]  # the caller's value does not change
+    # the caller's value does not change
+    assert process == [{"image_integrity_filter": None}, {"words_num_filter": {"min_num": 2}}]
 
 
 def test_arguments_of_the_stage_do_not_replace_the_recipes():

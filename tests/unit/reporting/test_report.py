@@ -283,9 +283,8 @@ def test_score_curves_have_a_band_over_the_seeds(root):
     assert loss.ends == [(0, "baseline", f"{4.5 / 29:.3f}"), (1, "dj_synth", f"{4.5 / 29:.3f}")]
     assert [(line.kind, line.index) for line in accuracy.lines] == [("band", 0), ("band", 1), ("mean", 0), ("mean", 1)]
     heights = [100 - float(point.split()[1]) for point in re.findall(r"[\d.]+ [\d.]+", accuracy.lines[0].path)]
-    assert heights == pytest.approx(
-        [25, 50, 72.5, 82.5, 60, 35]
-    )  # along the seeds' minima, then back along their maxima
+    # along the seeds' minima, then back along their maxima
+    assert heights == pytest.approx([25, 50, 72.5, 82.5, 60, 35])
     assert "2.0 % of the stage's time" in loss.note
     # 15 questions, two seeds; dj_synth answers six more, and both judge the first question differently
     notes = [draw_score_charts([experiment], "finetune")[1].note for experiment in experiments]

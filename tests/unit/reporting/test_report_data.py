@@ -198,9 +198,8 @@ def test_a_row_is_counted_at_the_operator_that_dropped_it(experiments):
     histograms = {histogram.title: histogram for histogram in build_statistic_histograms(folder, recipe)}
     length = histograms["text len"]
     assert length.counts == {"kept": LEFT, "here": TOO_SHORT, "elsewhere": TOO_SIMILAR}
-    assert length.limits_text == "38 to 528" and [limit.kind for limit in length.limits] == [
-        "min"
-    ]  # 528 is off the axis
+    # 528 is off the axis
+    assert length.limits_text == "38 to 528" and [limit.kind for limit in length.limits] == ["min"]
     assert histograms["image integrity"].words == f"ok {PAIRS}" and not histograms["image integrity"].bars
     assert histograms["image width"].words == "all 128"
     ratios = histograms["aspect ratios"]  # a NaN and an empty list are no values

@@ -102,9 +102,8 @@ def test_rank_correlation_equals_spearmans(config):
     scores = runs[0].groups["finetune/own"]
     scores["clip_score"].sums[:] = np.random.default_rng(0).permutation(IMAGES)
     first_scores, second_scores = (scores[name].sums for name in ("clip_score", "second_clip_score"))
-    by_formula = 1 - 6 * ((first_scores - second_scores) ** 2).sum() / (
-        IMAGES * (IMAGES**2 - 1)
-    )  # of ranks without ties
+    # of ranks without ties
+    by_formula = 1 - 6 * ((first_scores - second_scores) ** 2).sum() / (IMAGES * (IMAGES**2 - 1))
     assert describe_rank_correlation(runs, "finetune/own", "clip_score") == (IMAGES, pytest.approx(by_formula))
     for name in ("clip_score", "second_clip_score"):
         scores[name].counts[0] *= 3  # three captions of the first image, with the same mean score

@@ -68,9 +68,8 @@ def test_worker_processes_end_with_their_parent(tmp_path):
 
 
 def test_a_process_with_a_dead_parent_ends():
-    status = os.waitpid(_forked(lambda: end_with_parent(parent=os.getpid())), 0)[
-        1
-    ]  # the process's parent has another id
+    # the process's parent has another id
+    status = os.waitpid(_forked(lambda: end_with_parent(parent=os.getpid())), 0)[1]
     assert os.waitstatus_to_exitcode(status) == 1
     parent = os.getpid()
     assert os.waitstatus_to_exitcode(os.waitpid(_forked(lambda: end_with_parent(parent)), 0)[1]) == 0

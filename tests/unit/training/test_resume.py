@@ -49,9 +49,8 @@ def test_a_killed_run_resumes_with_the_same_weights(folder, forks, tmp_path, con
     changed = {"deepspeed": read_deepspeed(configuration, stage), "precision": "bf16"}
     ended = forks.run(f"{stage}.py", flags(folder, tmp_path / "undisturbed", tuning, **changed))
     assert ended.ok, ended.printed[-3000:]
-    assert (
-        "step 0" not in ended.printed and "checkpoint found" not in ended.printed
-    )  # a first start expects no checkpoint
+    # a first start expects no checkpoint
+    assert "step 0" not in ended.printed and "checkpoint found" not in ended.printed
     killed = flags(folder, tmp_path / "killed", tuning, **changed)
     ended = forks.run(f"{stage}.py", killed, kill_at=KILLED_AT)
     assert ended.statuses == [-9], ended.printed[-3000:]

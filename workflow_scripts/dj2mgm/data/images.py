@@ -196,9 +196,8 @@ def load_image(source: str | Path | bytes | BinaryIO, longest_side: int | None =
                 scale = 2 * longest_side / max(image.size)
                 image.draft(None, tuple(ceil(scale * side) for side in image.size))
             pixels = convert_to_rgb(image)
-            turn = _find_turn(
-                image
-            )  # after decoding: a PNG may store EXIF after its pixels, and Pillow turns TIFF itself
+            # after decoding: a PNG may store EXIF after its pixels, and Pillow turns TIFF itself
+            turn = _find_turn(image)
     except UnidentifiedImageError:
         raise BadImage(
             "undecodable",

@@ -7,11 +7,8 @@ import numpy as np
 UNLIMITED = 2.0**40  # Data-Juicer's defaults for "no limit" are at least this
 ORIGINAL_SIMILARITY = "original_image_text_similarity"  # statistic: similarity of the caption that the row had at first
 TIE = 1e-6  # larger than the difference of equal rows' scores in different batches
-SIDE_BY_SHARE = {
-    "keep_fraction": "min",
-    "lower_quantile": "min",
-    "upper_quantile": "max",
-}  # end of the range that each argument limits
+# end of the range that each argument limits
+SIDE_BY_SHARE = {"keep_fraction": "min", "lower_quantile": "min", "upper_quantile": "max"}
 
 
 def compute_score_limits(

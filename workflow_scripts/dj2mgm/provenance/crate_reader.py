@@ -33,10 +33,8 @@ MAX_JSON_BYTES = 48 << 20  # bytes of metadata and record, which are parsed; eac
 MAX_CONFIG_BYTES = 1 << 20  # bytes of a file in config/, which is parsed
 MAX_DIRECTORY_BYTES = 8 << 20  # bytes of a zip file's directory, which zipfile reads at once
 MAX_NAME_LENGTH = 1000  # characters
-COMPRESSIONS = (
-    zipfile.ZIP_STORED,
-    zipfile.ZIP_DEFLATED,
-)  # compression methods that Python unpacks in pieces, independently of the stated size
+# compression methods that Python unpacks in pieces, independently of the stated size
+COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 PIECE = 1 << 20  # bytes
 COPY_REMEDY = "use an unchanged copy"
 Read = Callable[[str], bytes]

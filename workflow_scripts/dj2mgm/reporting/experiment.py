@@ -34,9 +34,8 @@ class RunResults:
     jsonl: dict
     records: dict[str, dict]  # by training stage: metrics.json
     steps: dict[str, list[dict]]  # by training stage: rows of metrics.jsonl
-    checkpoint_scores: dict[
-        str, list[dict]
-    ]  # by training stage: rows of scores.jsonl, empty if no questions were asked
+    # by training stage: rows of scores.jsonl, empty if no questions were asked
+    checkpoint_scores: dict[str, list[dict]]
     clip: dict  # metrics.json of evaluate_clip
     vqa: dict  # metrics.json of evaluate_vqa
     scores: Scores  # values per image, of all evaluations

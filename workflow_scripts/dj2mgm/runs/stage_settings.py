@@ -81,9 +81,8 @@ def build_synthesize_settings(config: Experiment, images: dict) -> SynthesizeSet
     if is_for_instructions(recipe) and config.model.is_mgm:
         check_templates(recipe, config.synthesize.captioner)
     captioned_operators = list_operators_without_captioner(recipe)
-    seed = (
-        config.seed if captioned_operators else 0
-    )  # without a captioner, nothing depends on it, so all seeds share the stage
+    # without a captioner, nothing depends on it, so all seeds share the stage
+    seed = config.seed if captioned_operators else 0
     return SynthesizeSettings.from_sections(
         config.filter,
         **_build_recipe_values(config, images, recipe, "finetune" if is_for_instructions(recipe) else "pretrain"),

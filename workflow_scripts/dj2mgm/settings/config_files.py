@@ -248,10 +248,8 @@ def _read(path: Path, parse: Callable[[str], Any], schema: dict) -> dict:
         raise InputError(f"{path}, {line}: the character {chr(error.character)!r} is not allowed") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{path}, line {error.lineno}: not valid JSON: {error.msg}") from None
-    except (
-        ValueError,
-        OverflowError,
-    ):  # raised by Python for an escape such as "\\UFFFFFFFF" or of thousands of digits
+    except (ValueError, OverflowError):
+        # raised by Python for an escape such as "\\UFFFFFFFF" or of thousands of digits
         raise InputError(f"{path}: it holds a number or an escape that is too large; correct it") from None
     except RecursionError:
         raise InputError(f"{path}: nested more than {MAX_NESTING} levels deep; write it flat") from None

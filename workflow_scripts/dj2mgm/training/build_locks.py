@@ -14,6 +14,7 @@ import psutil
 
 from dj2mgm.cli.messages import note
 
+# types of file systems
 NETWORK_FILE_SYSTEMS = (
     "nfs",
     "nfs4",
@@ -25,7 +26,7 @@ NETWORK_FILE_SYSTEMS = (
     "smb3",
     "9p",
     "fuse.",
-)  # types of file systems
+)
 MAX_BUILD_S = 1800
 
 

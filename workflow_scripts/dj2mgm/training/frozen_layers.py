@@ -100,13 +100,8 @@ def quantize_rows(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (matrix / scales).to(E4M3), scales
 
 
-TENSORS = (
-    "quantized_scalers",
-    "quantization_factor",
-    "scaler_mean",
-    "quantized_data",
-    "nf4",
-)  # tensors of an NF4Tensor
+# tensors of an NF4Tensor
+TENSORS = ("quantized_scalers", "quantization_factor", "scaler_mean", "quantized_data", "nf4")
 
 
 class FrozenNF4Linear(nn.Module):

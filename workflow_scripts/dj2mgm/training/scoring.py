@@ -244,9 +244,8 @@ class Scorer:
         ends = torch.isin(labels.flatten()[positions + 1], self.stops)
         for row in range(len(labels)):
             in_row = rows == row
-            until_end = (
-                ends[in_row].long().cumsum(0) - ends[in_row].long() == 0
-            )  # up to and including the first end token
+            # up to and including the first end token
+            until_end = ends[in_row].long().cumsum(0) - ends[in_row].long() == 0
             yield values[in_row].sum().item(), int(in_row.sum()), bool(hits[in_row][until_end].all())
 
 

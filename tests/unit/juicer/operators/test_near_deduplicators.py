@@ -153,9 +153,8 @@ def test_an_interrupted_run_resumes_without_another_search(data, tmp_path, small
     with pytest.raises(KeyboardInterrupt):
         run(data, tmp_path / "out", process)
     monkeypatch.setattr(decisions, "write_partition", write)
-    monkeypatch.setattr(
-        "dj2mgm.juicer.operators.deduplicators.find_near_duplicates", None
-    )  # the search is not called again
+    # the search is not called again
+    monkeypatch.setattr("dj2mgm.juicer.operators.deduplicators.find_near_duplicates", None)
     resumed = run(data, tmp_path / "out", process)
     for name in FILES:
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

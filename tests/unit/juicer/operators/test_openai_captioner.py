@@ -188,9 +188,8 @@ def test_retry_after_applies_to_all_requests(images, date):
     def busy_at_first(request):
         times.append(time.monotonic())
         if request.number == 1:
-            after = (
-                formatdate(time.time() + 2, usegmt=True) if date else "0.4"
-            )  # an HTTP date has no fractional seconds
+            # an HTTP date has no fractional seconds
+            after = formatdate(time.time() + 2, usegmt=True) if date else "0.4"
             return Reply(429, "slow down", {"Retry-After": after})
         if request.number == 2:
             time.sleep(0.1)

@@ -149,9 +149,8 @@ def test_random_captions_depend_on_seed_and_images_only(clip, rows, monkeypatch,
     calls = DrawingCaptioningMapper.calls
     assert drawn("shared", min_similarity=EVERYTHING) == alone and DrawingCaptioningMapper.calls == calls
     [file] = (tmp_path / "alone").rglob("*.jsonl")
-    file.write_bytes(
-        b"".join(file.read_bytes().splitlines(keepends=True)[:3])
-    )  # like after a kill in the middle of a batch
+    # like after a kill in the middle of a batch
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:3]))
     assert drawn("alone", min_similarity=EVERYTHING) == alone and DrawingCaptioningMapper.calls == calls + 2
 
 

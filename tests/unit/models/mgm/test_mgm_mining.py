@@ -167,9 +167,8 @@ def test_stages_equal_transformers_convnext(model):
 
 
 def test_clip_encodes_the_small_image_per_patch(model):
-    flat = torch.full(
-        (1, 3, IMAGE_SIDE, IMAGE_SIDE), 0.7, dtype=torch.float64
-    )  # a constant image is equal at any resolution
+    # a constant image is equal at any resolution
+    flat = torch.full((1, 3, IMAGE_SIDE, IMAGE_SIDE), 0.7, dtype=torch.float64)
     small = torch.full((1, 3, 8 * PATCHES, 8 * PATCHES), 0.7, dtype=torch.float64)
     with torch.inference_mode():
         features = model.clip_features(flat)

@@ -195,9 +195,8 @@ def test_page_is_self_contained_and_shows_the_table(monkeypatch, results):
     for text in (*expected, "recipe.mapper off"):
         assert text in page.text
     assert len(re.findall(r'class="dot"', html)) == 2 * 5
-    positions = [
-        float(position) for position in re.findall(r"left: ([-0-9.]+)%", html)[1:]
-    ]  # after the values of the style sheet
+    # after the values of the style sheet
+    positions = [float(position) for position in re.findall(r"left: ([-0-9.]+)%", html)[1:]]
     assert positions and all(0 <= position <= 100 for position in positions)
 
 

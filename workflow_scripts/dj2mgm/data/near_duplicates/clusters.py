@@ -103,9 +103,8 @@ class _SignatureFile:
         signatures = np.memmap(self.file.name, dtype=np.uint8, mode="r").reshape(self.count, self.images, -1)
         rows = np.memmap(self.rows.name, dtype=ROW, mode="r")
         positions, slots = rows["position"], rows["slot"]
-        best, rank = (
-            allocate_file_array(self.count, np.int32, self.folder) for _ in range(2)
-        )  # row and rank of each signature
+        # row and rank of each signature
+        best, rank = (allocate_file_array(self.count, np.int32, self.folder) for _ in range(2))
         order = allocate_file_array(len(rows), np.int32, self.folder)
         order[:] = np.argsort(-rows["score"], kind="stable")  # best first; the earlier of equal scores
         for start in range(0, len(order), MAX_ITEMS)[::-1]:
