@@ -131,7 +131,7 @@ onsuccess:
     discard_finished(
         Path(RUNS.stage_folder(run, stage))
         for run in RUNS.with_results()
-        for stage in run.trains
+        for stage in run.training_stages
     )
     RUNS.reuse.write_notes()
 

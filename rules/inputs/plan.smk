@@ -41,7 +41,7 @@ def steps_notes():
             counts = read_json(dataset_summary)
             # without instructions, stage 2 trains on the pairs
             rows = {stage: counts[stage] or counts["pretrain"] for stage in TRAINING}
-    if len(run.trains) == 1:
+    if len(run.training_stages) == 1:
         rows = {"finetune": sum(rows.values())} if rows else {}  # one stage, on both
     notes = [
         describe_steps(stage, run.settings[stage], number)

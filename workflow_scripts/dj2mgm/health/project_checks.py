@@ -53,14 +53,14 @@ def read_runs(command_line: dict) -> tuple[Runs | None, Finding]:
 
 def list_fp8_stages(runs: Runs | None) -> set[str]:
     all_runs = runs or ()
-    return {stage for run in all_runs for stage in run.trains if run.settings[stage].precision == "fp8"}
+    return {stage for run in all_runs for stage in run.training_stages if run.settings[stage].precision == "fp8"}
 
 
 def count_loader_workers(runs: Runs | None) -> int:
     """Return the largest number of data loader processes of any stage."""
     if runs is None:
         return 0
-    return max(run.settings[stage].workers for run in runs for stage in run.trains)
+    return max(run.settings[stage].workers for run in runs for stage in run.training_stages)
 
 
 def check_data(runs: Runs) -> Iterator[Finding]:
@@ -131,7 +131,7 @@ MEMORY_REMEDY = (
 def check_plans(runs: Runs, machine: Machine) -> Iterator[Finding]:
     """Yield a finding for each training stage of the reference, at the longest conversations that it accepts."""
     run = runs.first_seed(REFERENCE)
-    for stage in run.trains:
+    for stage in run.training_stages:
         yield check_plan(run, stage, machine)
 
 
@@ -164,7 +164,7 @@ def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = DOCTOR_F
     The global batch size stays. Yield a sentence about each file written, or the reason why none was.
     """
     run = runs.first_seed(REFERENCE)
-    for stage in run.trains:
+    for stage in run.training_stages:
         settings = TrainingSettings.from_sections(run.settings[stage])
         try:
             workload = build_largest_workload(run, stage, settings)
@@ -212,4 +212,5 @@ def build_largest_workload(run: Run, stage: str, settings: TrainingSettings) -> 
             f"{stage}.max_length {length} leaves no room for text after the {architecture.image_tokens} tokens of an "
             f"image of {DEFAULT_IMAGE_SIZE[0]}×{DEFAULT_IMAGE_SIZE[1]} pixels; raise it, unless all images are smaller"
         )
-    return build_workload_at(tuning, settings, architecture, length, answers, projector="pretrain" in run.trains)
+    has_pretraining = "pretrain" in run.training_stages
+    return build_workload_at(tuning, settings, architecture, length, answers, projector=has_pretraining)

@@ -64,8 +64,8 @@ def list_records(runs: Runs, run: Run) -> dict[str, str]:
         "comparison.csv": f"{page}/comparison.csv",
         VERDICT: f"{page}/{VERDICT}",
     }
-    for stage in ("filter", "synthesize", "jsonl", *run.trains):
-        names = ("metrics.json", "config.yaml") if stage in run.trains else ("summary.json",)
+    for stage in ("filter", "synthesize", "jsonl", *run.training_stages):
+        names = ("metrics.json", "config.yaml") if stage in run.training_stages else ("summary.json",)
         if stage in run.settings:
             records |= {f"{stage}/{name}": f"{runs.stage_folder(run, stage)}/{name}" for name in names}
     return records

@@ -56,8 +56,8 @@ class Run:
     settings: dict[str, StageSettings]
 
     @property
-    def trains(self) -> list[str]:
-        """Training stages."""
+    def training_stages(self) -> list[str]:
+        """Names of the run's training stages, in their order."""
         return [stage for stage in TRAINING if stage in self.settings]
 
     @property
@@ -77,7 +77,7 @@ class Run:
 
     def choose_training_stage(self, captioner: "Run") -> str:
         """Return the stage of the captioner's run whose model is used: the first for captions, the last for answers."""
-        return captioner.trains[-1 if self.selects_instructions else 0]
+        return captioner.training_stages[-1 if self.selects_instructions else 0]
 
     @property
     def selects_instructions(self) -> bool:

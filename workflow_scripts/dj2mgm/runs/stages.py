@@ -39,7 +39,7 @@ class Stage:
         settings: function (merged configuration, image folders) → the stage's config.yaml; None if the experiment
             does not have the stage.
         outputs: the files that pages read; the rule may write more. The stage is complete if the last one exists.
-        trains: whether it is a training stage, with checkpoints, progress and memory.csv.
+        is_training: whether it is a training stage, with checkpoints, progress and memory.csv.
         optional: whether an experiment may lack it.
         uses_dataset: whether its output depends on the dataset.
         pairs_only: whether it reads only the pairs of earlier stages, so that runs with other instructions share it.
@@ -51,7 +51,7 @@ class Stage:
     upstream: tuple[str, ...]
     settings: Settings
     outputs: tuple[str, ...]
-    trains: bool = False
+    is_training: bool = False
     optional: bool = False
     uses_dataset: bool = True
     pairs_only: bool = False
@@ -93,7 +93,7 @@ STAGES = {
         upstream=("jsonl",),
         settings=build_pretrain_settings,
         outputs=_TRAINING_OUTPUTS,
-        trains=True,
+        is_training=True,
         optional=True,
         pairs_only=True,
     ),
@@ -103,7 +103,7 @@ STAGES = {
         upstream=("jsonl", "pretrain"),
         settings=build_finetune_settings,
         outputs=_TRAINING_OUTPUTS,
-        trains=True,
+        is_training=True,
     ),
     "generate": Stage(
         "Answers",
@@ -127,7 +127,7 @@ STAGES = {
         outputs=_SCORE_OUTPUTS,
     ),
 }
-TRAINING = tuple(name for name, stage in STAGES.items() if stage.trains)
+TRAINING = tuple(name for name, stage in STAGES.items() if stage.is_training)
 
 
 def build_benchmark_stages(name: str) -> dict[str, Stage]:
