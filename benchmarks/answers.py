@@ -96,7 +96,7 @@ def measure(folder: Path, count: int) -> None:
         for _ in generator.answer(images, batch_questions, "gemma", tokens, "auto"):
             pass
 
-    sizes = {tokens: generator.batch_size(tokens) for tokens in (ANSWER_TOKENS, CAPTION_TOKENS)}
+    sizes = {tokens: generator.choose_batch_size(tokens) for tokens in (ANSWER_TOKENS, CAPTION_TOKENS)}
     print(json.dumps({"batch_sizes": sizes}))
     few_images = image_files[: min(count, 112)]
     answer(few_images, questions[: len(few_images)], ANSWER_TOKENS)  # kernels are loaded

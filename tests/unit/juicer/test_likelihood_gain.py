@@ -41,7 +41,7 @@ def known_likelihoods(monkeypatch):
     calls: list[int] = []
 
     class Known:
-        def control_tokens(self, template):
+        def list_control_tokens(self, template):
             return ["<image_soft_token>"]
 
         def compute_answer_log_likelihoods(self, images, answers, template):

@@ -337,7 +337,7 @@ def test_the_batch_size_follows_free_gpu_memory(free, size, trained, monkeypatch
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free * 2**30) - reserved, 80 * 2**30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 * reserved)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 * reserved)
-    assert generator.batch_size(max_new_tokens=64) == size
+    assert generator.choose_batch_size(max_new_tokens=64) == size
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 20])

@@ -82,7 +82,7 @@ class _Pool(Answerer):
         self.processes = processes
         self.stage = stage
 
-    def batch_size(self, max_new_tokens: int) -> int:
+    def choose_batch_size(self, max_new_tokens: int) -> int:
         return self.pool.submit(_choose_batch_size, self.stage, max_new_tokens).result()
 
     def answer_batches(self, batches, template, max_new_tokens) -> Iterator[list[str]]:
@@ -119,7 +119,7 @@ def _end_with_parent() -> None:
 
 
 def _choose_batch_size(stage: Path | None, max_new_tokens: int) -> int:
-    return _generators.load(stage).batch_size(max_new_tokens)
+    return _generators.load(stage).choose_batch_size(max_new_tokens)
 
 
 def _answer(stage: Path | None, *arguments) -> list[list[str]]:

@@ -123,7 +123,7 @@ class Answerer(ABC):
             batch_size: number of questions in a batch, or "auto" for the number that fits the device's memory.
         """
         if batch_size == AUTO:
-            batch_size = self.batch_size(max_new_tokens)
+            batch_size = self.choose_batch_size(max_new_tokens)
         numbers, batches = batch_questions(images, questions, batch_size)
         yield from restore_order(numbers, self.answer_batches(batches, template, max_new_tokens))
 
@@ -138,7 +138,7 @@ class Answerer(ABC):
         yield from restore_order(numbers, self.compute_batch_log_likelihoods(batches, template))
 
     @abstractmethod
-    def batch_size(self, max_new_tokens: int) -> int:
+    def choose_batch_size(self, max_new_tokens: int) -> int:
         """Return the batch size for "auto"."""
 
     @abstractmethod
@@ -160,7 +160,7 @@ class Generator(Answerer):
     def compute_batch_log_likelihoods(
         self, batches: list[AnswerBatch], template: str | dict
     ) -> Iterator[list[list[float]]]:
-        control = self.control_tokens(template)
+        control = self.list_control_tokens(template)
         for images, answers in batches:
             allowed = [answer for answer in answers if not find_control(answer.text, control)]
             log_likelihoods = dict(
@@ -196,7 +196,7 @@ class Generator(Answerer):
         """
 
     @abstractmethod
-    def control_tokens(self, template: str | dict) -> Collection[str]:
+    def list_control_tokens(self, template: str | dict) -> Collection[str]:
         """Return the format's control tokens, in addition to the tokens of all formats (control_tokens.py)."""
 
     @abstractmethod

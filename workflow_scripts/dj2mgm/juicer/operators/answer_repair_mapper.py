@@ -145,7 +145,7 @@ class AnswerRepairMapper(StoredAnswersOperator, Mapper):
         arguments = complete_arguments(self.captioner[TRAINED])
         generator = get_model(make_model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())
         template = arguments["template"]
-        control = generator.control_tokens(template)  # of this model; the model that measures may have others
+        control = generator.list_control_tokens(template)  # of this model; the model that measures may have others
         allowed = [index for index, question in enumerate(questions) if not find_control(question, control)]
         allowed_images, allowed_questions = ([column[index] for index in allowed] for column in (images, questions))
         answers = generator.answer(

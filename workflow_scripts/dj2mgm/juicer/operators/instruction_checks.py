@@ -121,7 +121,7 @@ class AnswerCheck(Declarations, Filter, interface=True):
         It is None if the question or the answer has a control token.
         """
         generator = get_model(make_model_key(self.base_model, self.stage), rank, self.use_cuda())
-        control = generator.control_tokens(self.template)
+        control = generator.list_control_tokens(self.template)
         allowed = [index for index, (_, *texts) in enumerate(questions) if not find_control("\n".join(texts), control)]
         results: list[float | None] = [None] * len(questions)
         if allowed:

@@ -220,7 +220,7 @@ class InstructionSynthesisMapper(StoredAnswersOperator, Mapper):
         arguments = complete_arguments(self.captioner[TRAINED_CAPTIONER])
         generator = get_model(make_model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())
         template = arguments["template"]
-        control = generator.control_tokens(template)
+        control = generator.list_control_tokens(template)
         questions = {}
         for row, question in ((row, self._choose_question(samples, row)) for row in rows):
             if question and find_control(question, control):

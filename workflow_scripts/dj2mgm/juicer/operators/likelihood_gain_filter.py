@@ -156,7 +156,7 @@ class LikelihoodGainFilter(ShareFilter):
         # evenly spread, since neighbors may be similar
         steps = [step * len(images) // image_count for step in range(image_count)]
         generator = get_model(self.model_key, rank, self.use_cuda())
-        control = generator.control_tokens(self.template)
+        control = generator.list_control_tokens(self.template)
         rows = [
             row for row, (_, question, text) in captions.items() if not find_control(f"{question}\n{text}", control)
         ]

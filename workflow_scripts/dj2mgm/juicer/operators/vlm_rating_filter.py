@@ -197,7 +197,7 @@ class VlmRatingFilter(StoredAnswersOperator, Filter):
         arguments = complete_arguments(self.captioner[TRAINED])
         generator = get_model(make_model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())
         template = arguments["template"]
-        control = generator.control_tokens(template)
+        control = generator.list_control_tokens(template)
         allowed = [index for index, text in enumerate(quoted) if not find_control(text, control)]
         results: list[dict[str, float] | str] = [CONTROL_TOKEN] * len(quoted)
         numbers = [str(number) for number in range(LOWEST, HIGHEST + 1)]

@@ -93,10 +93,10 @@ class MGMGenerator(Generator):
             tokens = self._get_visual_tokens(list(map(make_image_key, batch.images)), new) if has_images else None
             yield self._answer_batch(tokens, batch, chat, max_new_tokens)
 
-    def control_tokens(self, template: str | dict) -> Collection[str]:
+    def list_control_tokens(self, template: str | dict) -> Collection[str]:
         return ChatTemplate.load(template, self.processor.tokenizer).control_tokens
 
-    def batch_size(self, max_new_tokens: int) -> int:
+    def choose_batch_size(self, max_new_tokens: int) -> int:
         """Return the number of questions whose keys, values and logits take half of a GPU's free memory.
 
         The other half is for the activations.
@@ -188,7 +188,7 @@ class MGMGenerator(Generator):
         """Return the log-likelihoods; each image, and the text that all prompts begin with, is computed once."""
         if not answers:
             return []
-        check_control_tokens((answer.text for answer in answers), self.control_tokens(template))
+        check_control_tokens((answer.text for answer in answers), self.list_control_tokens(template))
         chat = ChatTemplate.load(template, self.processor.tokenizer)
         question_answer_pairs = {(answer.question, answer.text) for answer in answers}
         for question, _ in question_answer_pairs:

@@ -95,10 +95,10 @@ class TransformersGenerator(Generator):
         del self.model
         self._cache.clear()
 
-    def control_tokens(self, template: str | dict) -> Collection[str]:
+    def list_control_tokens(self, template: str | dict) -> Collection[str]:
         return self.encoder.control_tokens
 
-    def batch_size(self, max_new_tokens: int = 0) -> int:
+    def choose_batch_size(self, max_new_tokens: int = 0) -> int:
         return ON_GPU if self.model.device.type == "cuda" else ON_CPU
 
     @torch.inference_mode()
@@ -160,9 +160,9 @@ class TransformersGenerator(Generator):
         self, images: Sequence[Image], answers: Sequence[GivenAnswer], template: str | dict
     ) -> list[list[float]]:
         """Return the log-likelihoods; `template` is ignored, because the processor has its own chat template."""
-        check_control_tokens((answer.text for answer in answers), self.control_tokens(template))
+        check_control_tokens((answer.text for answer in answers), self.list_control_tokens(template))
         log_likelihoods: list[list[float]] = []
-        at_once = self.batch_size()
+        at_once = self.choose_batch_size()
         has_images = None not in images
         encoded = (
             list(chain.from_iterable(self._encode_in_parts(images, at_once))) if has_images else [self._encode_blank()]
