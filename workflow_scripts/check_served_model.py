@@ -14,7 +14,7 @@ from dj2mgm.cli.command_line import command_line, make_parser, project_imports
 with project_imports():
     from dj2mgm.cli.messages import Progress
     from dj2mgm.errors import InputError
-    from dj2mgm.evaluation.served_answers import SCORE, ask_server, compare_answers, read_questions
+    from dj2mgm.evaluation.served_answers import SCORE, ask_server, compare_answers, read_served_questions
     from dj2mgm.runs.run import Runs
     from dj2mgm.servers.chat_requests import ChatRequests
     from dj2mgm.servers.chat_server import ChatServer
@@ -45,7 +45,7 @@ def main() -> None:
     if not (folder / "answers.jsonl").is_file():
         raise InputError(f"serve_check: {experiment} is not finished; run `snakemake {experiment}` first")
     generate = load_settings(GenerateSettings, folder / "config.yaml")
-    questions = read_questions(Path(f"results/datasets/{run.dataset.name}/evaluation.jsonl"), folder, generate)
+    questions = read_served_questions(Path(f"results/datasets/{run.dataset.name}/evaluation.jsonl"), folder, generate)
 
     server = ChatServer(
         normalize_address(shared.endpoint),

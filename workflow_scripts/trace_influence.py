@@ -25,7 +25,7 @@ with torch_imports():
     from dj2mgm.data.training_jsonl import drop_repeats
     from dj2mgm.errors import InputError
     from dj2mgm.evaluation.influence import ExtremeRows, LabelledTokens, measure_influence, read_labelled_tokens
-    from dj2mgm.evaluation.served_answers import AskedQuestion, read_questions
+    from dj2mgm.evaluation.served_answers import AskedQuestion, read_served_questions
     from dj2mgm.evaluation.vqa import is_correct
     from dj2mgm.models.families import load_family
     from dj2mgm.models.trained_weights import load_stage_weights
@@ -51,7 +51,7 @@ def main() -> None:
     args = parse_paths(__doc__, *required, optional=("--statistics",))
     settings = load_settings(InfluenceSettings, args.config)
     use_cpu_threads(settings.cpu_threads)
-    questions = read_questions(
+    questions = read_served_questions(
         args.evaluation, args.answers.parent, load_settings(GenerateSettings, args.generate_config)
     )
     wrong_questions = [question for question in questions if question.is_question and not is_correct(question.row)]

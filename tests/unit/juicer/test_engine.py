@@ -19,7 +19,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.juicer.changed_data_juicer import OPERATORS, Fields, Filter, Mapper
 from dj2mgm.juicer.operators.declarations import Declarations
 from dj2mgm.juicer.recipe_settings import RecipeSettings
-from dj2mgm.juicer.run_recipe import FILTERED, WORKING_FOLDER_PREFIX, compute_fingerprint, run_recipe
+from dj2mgm.juicer.run_recipe import FILTERED, WORKING_FOLDER_PREFIX, compute_recipe_fingerprint, run_recipe
 from dj2mgm.recipes.recipe_step import RecipeStep, parse_steps
 from dj2mgm.storage.files import compute_sha256, read_jsonl, write_jsonl, write_yaml
 from forked_python import forked_python
@@ -442,10 +442,10 @@ def test_only_changes_of_used_code_discard_stored_work(tmp_path, monkeypatch):
     data, settings = write_dataset(tmp_path), RecipeSettings(tmp_path, 1, [])
 
     def changed(module: str) -> bool:
-        before = compute_fingerprint(parse_steps("recipe", [LENGTH]), settings, data)
+        before = compute_recipe_fingerprint(parse_steps("recipe", [LENGTH]), settings, data)
         with open(scripts / module, "a", encoding="utf-8") as file:
             file.write("# changed\n")
-        return compute_fingerprint(parse_steps("recipe", [LENGTH]), settings, data) != before
+        return compute_recipe_fingerprint(parse_steps("recipe", [LENGTH]), settings, data) != before
 
     others = (
         "dj2mgm/reporting/report_page.py",
@@ -474,21 +474,21 @@ def test_work_continues_only_with_same_recipe_data_and_models(tmp_path, monkeypa
         {"batched_image_text_similarity_filter": {"hf_clip": str(model), "words": [str(words)], "a": ""}},
     ]
     steps = parse_steps("recipe", process)
-    before = compute_fingerprint(steps, settings, data)
+    before = compute_recipe_fingerprint(steps, settings, data)
     (tmp_path / "snakemake.txt").write_text("what is in the current folder is no model's")
-    assert compute_fingerprint(steps, settings, data) == before
-    assert compute_fingerprint(steps, replace(settings, processes=4, executor="ray"), data) == before
-    assert compute_fingerprint(steps[:1], settings, data) != before
+    assert compute_recipe_fingerprint(steps, settings, data) == before
+    assert compute_recipe_fingerprint(steps, replace(settings, processes=4, executor="ray"), data) == before
+    assert compute_recipe_fingerprint(steps[:1], settings, data) != before
     (model / "model.safetensors").write_bytes(b"2")
-    other_model = compute_fingerprint(steps, settings, data)
+    other_model = compute_recipe_fingerprint(steps, settings, data)
     data.write_bytes(data.read_bytes() + b" ")
-    other_data = compute_fingerprint(steps, settings, data)
+    other_data = compute_recipe_fingerprint(steps, settings, data)
     words.write_text("dog")
-    assert len({before, other_model, other_data, compute_fingerprint(steps, settings, data)}) == 4
+    assert len({before, other_model, other_data, compute_recipe_fingerprint(steps, settings, data)}) == 4
     steps = [RecipeStep("recipe", "instruction_synthesis_mapper", {"held_out_file": str(words)})]
-    before = compute_fingerprint(steps, settings, data)
+    before = compute_recipe_fingerprint(steps, settings, data)
     words.write_text("other questions")
-    assert compute_fingerprint(steps, settings, data) != before
+    assert compute_recipe_fingerprint(steps, settings, data) != before
 
 
 def test_a_ray_address_without_a_cluster_is_named(tmp_path):

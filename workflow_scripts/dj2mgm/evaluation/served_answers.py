@@ -38,7 +38,7 @@ class AskedQuestion:
         return "answer" in self.row
 
 
-def read_questions(evaluation: Path, generated: Path, settings: GenerateSettings) -> list[AskedQuestion]:
+def read_served_questions(evaluation: Path, generated: Path, settings: GenerateSettings) -> list[AskedQuestion]:
     """Return the held-out questions; if there are none, the requests for captions.
 
     Args:

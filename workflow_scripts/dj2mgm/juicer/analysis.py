@@ -29,7 +29,7 @@ from dj2mgm.juicer.operators.image_integrity_filter import NAME as INTEGRITY
 from dj2mgm.juicer.operators.selection import SelectionFilter
 from dj2mgm.juicer.partitions import iterate_column_values, iterate_output_stats, join_traces
 from dj2mgm.juicer.recipe_settings import SIMILARITY_FILTERS, RecipeSettings
-from dj2mgm.juicer.run_recipe import compute_fingerprint, open_working_folder
+from dj2mgm.juicer.run_recipe import compute_recipe_fingerprint, open_working_folder
 from dj2mgm.juicer.statistics import Limits, Statistic, convert_to_numbers, find_share_limits, read_statistic_limits
 from dj2mgm.juicer.suggestions import format_recipe, suggest
 from dj2mgm.recipes.recipe_step import RecipeStep
@@ -91,7 +91,7 @@ def analyze(settings: RecipeSettings, clip: str | None, data: Path, output_dir: 
     check_installed(settings.steps)
     steps = _add_needed(settings.steps, clip)
     measuring_steps = settings.complete(step for step in steps if _measures_rows(step))
-    with open_working_folder(output_dir, compute_fingerprint(measuring_steps, settings, data)) as working:
+    with open_working_folder(output_dir, compute_recipe_fingerprint(measuring_steps, settings, data)) as working:
         engine = Engine(measuring_steps, replace(settings, executor="default", gpus=1), working, measures=True)
         _run(engine, clip, data)
         join_traces(engine.folders, len(measuring_steps), working / TRACE)

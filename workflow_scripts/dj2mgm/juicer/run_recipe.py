@@ -42,7 +42,7 @@ def run_recipe(settings: RecipeSettings, data: Path, output_dir: Path, rows_file
     check_models_named(steps)
     for name in (rows_file, STATS, TRACE, SUMMARY):
         (output_dir / name).unlink(missing_ok=True)
-    with open_working_folder(output_dir, compute_fingerprint(steps, settings, data)) as working:
+    with open_working_folder(output_dir, compute_recipe_fingerprint(steps, settings, data)) as working:
         recipe_engine = Engine(steps, settings, working)
         recipe_engine.run(data)
         join_traces(recipe_engine.folders, len(steps), working / TRACE)
@@ -62,7 +62,7 @@ def run_recipe(settings: RecipeSettings, data: Path, output_dir: Path, rows_file
     return summary
 
 
-def compute_fingerprint(steps: Sequence[RecipeStep], settings: RecipeSettings, data: Path) -> str:
+def compute_recipe_fingerprint(steps: Sequence[RecipeStep], settings: RecipeSettings, data: Path) -> str:
     """Return a digest of everything that a stage's unfinished work depends on.
 
     These are data, files of the dataset, recipe, models, and the code of the engine and the modules that it imports,

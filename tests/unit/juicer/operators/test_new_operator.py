@@ -81,13 +81,13 @@ def test_a_new_operators_file_and_model_are_inputs_of_the_work(scripts, model, t
         "assert 'data_juicer' not in sys.modules\n"
         "scripts = Path(sys.argv[4])\n"
         "assert scripts / f'dj2mgm/juicer/operators/{name}.py' in find_modules(scripts / 'filter_data.py')\n"
-        "from dj2mgm.juicer.run_recipe import compute_fingerprint\n"
+        "from dj2mgm.juicer.run_recipe import compute_recipe_fingerprint\n"
         "from dj2mgm.juicer.recipe_settings import RecipeSettings\n"
         "steps = parse_steps('recipe', [{name: {'model': str(model)}}])\n"
         "settings = RecipeSettings(data.parent, 1, steps)\n"
-        "before = compute_fingerprint(steps, settings, data)\n"
+        "before = compute_recipe_fingerprint(steps, settings, data)\n"
         "(model / 'frequencies.json').write_text('{}')\n"
-        "assert compute_fingerprint(steps, settings, data) != before\n"
+        "assert compute_recipe_fingerprint(steps, settings, data) != before\n"
     )
     arguments = [forked_python(), "-c", code, NAME, model, tmp_path / "pairs.jsonl", scripts]
     environment = os.environ | {"PYTHONPATH": str(scripts)}

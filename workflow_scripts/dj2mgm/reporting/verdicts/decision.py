@@ -15,7 +15,7 @@ from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.variants_page import CountCell, IntervalMark, ScoreCell, VariantRow, VariantsPage
 from dj2mgm.reporting.verdicts.decision_cost import build_budget_command, describe_cost_after_looks
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore, find_headline
-from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict, describe_missing, find_unlearned
+from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict, describe_missing_score, find_unlearned
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, list_training_faults
 from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard
 from dj2mgm.reporting.verdicts.verdict_kinds import VerdictKind
@@ -105,7 +105,7 @@ def _compute_contrast(
     key = headline.group, headline.metric
     values = [pair_values(*select_comparable_scores(side, reference)).get(key) for side in (experiment, *peers)]
     if values[0] is None:
-        raise InputError(f"decide: {describe_missing(headline, experiment, reference)}")
+        raise InputError(f"decide: {describe_missing_score(headline, experiment, reference)}")
     contrast, *_ = contrast_with_reference([value for value in values if value is not None])
     if contrast.images < 2:
         raise InputError("decide: one held-out image decides nothing; hold out more images")

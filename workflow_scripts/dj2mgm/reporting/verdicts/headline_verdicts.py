@@ -83,7 +83,7 @@ def build_headline_verdicts(experiments: list[ExperimentResults], target: str = 
             verdicts.append(_give_no_verdict(subject, index, f"{capitalize(explain_withheld(names))}."))
             continue
         if number not in contrasts:
-            verdicts.append(_give_no_verdict(subject, index, describe_missing(headline, experiment, reference)))
+            verdicts.append(_give_no_verdict(subject, index, describe_missing_score(headline, experiment, reference)))
             continue
         contrast, contrast_verdict = contrasts[number], contrast_verdicts[number]
         kind = VerdictKind(contrast_verdict.kind)
@@ -231,7 +231,7 @@ def _give_no_verdict(experiment: ExperimentResults, index: int, reason: str) -> 
     return HeadlineVerdict(experiment.name, index, experiment.description, lead=reason)
 
 
-def describe_missing(headline: HeadlineScore, experiment: ExperimentResults, reference: ExperimentResults) -> str:
+def describe_missing_score(headline: HeadlineScore, experiment: ExperimentResults, reference: ExperimentResults) -> str:
     """Return why two experiments cannot be compared by the headline."""
     if find_obstacle(headline.metric, experiment, reference):
         return " ".join(["There is no verdict.", *describe_obstacles(experiment, reference)])
