@@ -17,7 +17,7 @@ from dj2mgm.settings.base import Section, StageSettings
 from dj2mgm.settings.data import FilterSection, FilterSettings, JsonlKeys, JsonlSettings
 from dj2mgm.settings.evaluation import GenerateSettings, JudgeKeys, JudgeSettings
 from dj2mgm.settings.generation_prompts import PromptKeys
-from dj2mgm.settings.training_stages import FinetuneSection, LoraSettings, TrainingStageSettings
+from dj2mgm.settings.training_stages import FinetuneSection, LoraSettings, TrainingStageSettings, TuningSection
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_yaml
 from paths import PROJECT
@@ -36,11 +36,15 @@ STAGE_SCRIPTS += ("find_leaks", "benchmark_attention", "score_challenge", "train
         (JsonlKeys, JsonlSettings),
         (PromptKeys, GenerateSettings),
         (JudgeKeys, JudgeSettings),
-        (FinetuneSection, TrainingStageSettings),
+        (TuningSection, TrainingStageSettings),
     ],
 )
 def test_every_key_of_a_section_is_a_key_of_its_stage(section, settings):
     assert issubclass(settings, section) and settings.model_fields.keys() >= section.model_fields.keys()
+
+
+def test_both_trainings_have_the_settings_of_stage_2():
+    assert FinetuneSection.model_fields.keys() == TuningSection.model_fields.keys()
 
 
 LOADED = """

@@ -64,7 +64,7 @@ class EvaluateSection(JudgeKeys, JudgeChoice, PromptKeys, CaptionQuestion, Decod
     """Generation and CLIPScore."""
 
 
-class _Asking(SeedSettings):
+class GenerateRunSettings(SeedSettings):
     """Values of the run in the settings of the generate stage, before the keys of the configuration."""
 
     gpus: int = setting(ge=1)
@@ -72,7 +72,7 @@ class _Asking(SeedSettings):
     template: Template = setting(..., "chat template for questions")
 
 
-class GenerateSettings(PromptSettings, _Asking):
+class GenerateSettings(PromptSettings, GenerateRunSettings):
     """The generate stage."""
 
     model_config = ConfigDict(extra="forbid")
@@ -80,13 +80,13 @@ class GenerateSettings(PromptSettings, _Asking):
     decoding: Decoding = setting()
 
 
-class _Judge(ThreadSettings):
+class JudgeRunSettings(ThreadSettings):
     """Values of the run in the settings of the evaluate_clip stage, before the keys of the configuration."""
 
     clip: str = setting(..., "folder or hub id of the first judge")
 
 
-class JudgeSettings(JudgeKeys, _Judge):
+class JudgeSettings(JudgeKeys, JudgeRunSettings):
     """The evaluate_clip stage."""
 
     selecting: list[str] = setting(..., "CLIPs that selected the data")

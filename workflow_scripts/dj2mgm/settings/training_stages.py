@@ -95,8 +95,8 @@ class PretrainSection(TrainingSection):
     """Stage 1."""
 
 
-class FinetuneSection(TrainingSection):
-    """Stage 2."""
+class TuningSection(TrainingSection):
+    """Keys of a training that may train the language model, too."""
 
     global_batch_size: GlobalBatch | None = setting(128, "as in pretrain")
     learning_rate: LearningRate = setting(2.0e-4, "peak of the schedule", search=Search(1e-5, 1e-3, log=True))
@@ -104,6 +104,10 @@ class FinetuneSection(TrainingSection):
         None, "learning rate of projector and patch info mining; null: learning_rate. LLaVA uses 2.0e-5 with LoRA"
     )
     lora: LoraSettings | None = section(LoraSettings, "null: full fine-tuning of the language model")
+
+
+class FinetuneSection(TuningSection):
+    """Stage 2."""
 
 
 class ScoreSettings(Section):
@@ -115,7 +119,7 @@ class ScoreSettings(Section):
     )
 
 
-class _Run(StageSettings):
+class TrainingRunSettings(StageSettings):
     """Values of the run that precede the keys of a training stage."""
 
     seed: int = setting()
@@ -124,7 +128,7 @@ class _Run(StageSettings):
     nodes: int = setting(1, "nodes of the GPUs", retrains=False)
 
 
-class TrainingStageSettings(FinetuneSection, _Run):
+class TrainingStageSettings(TuningSection, TrainingRunSettings):
     """Settings of `pretrain` or `finetune`. Batch sizes count samples.
 
     Stage 1 and text models have no `lora` and no `projector_learning_rate`. The memory plan chooses the values of
