@@ -25,13 +25,7 @@ from dj2mgm.juicer.changed_data_juicer import (
     change_data_juicer,
     list_valid_arguments,
 )
-from dj2mgm.recipes.catalogue import (
-    INSTALLED,
-    NOT_PLAIN,
-    REQUIRED,
-    read_allowed_operators,
-    read_refused_operators,
-)
+from dj2mgm.recipes.catalogue import INSTALLED, NOT_PLAIN, REQUIRED, read_allowed_operators, read_refused_operators
 from dj2mgm.storage.files import write_text
 
 DATA_JUICER = Path(data_juicer.__file__).parent

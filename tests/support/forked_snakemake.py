@@ -89,9 +89,9 @@ def import_everything() -> None:
     import requests  # noqa: F401
     import smart_open  # noqa: F401
     import snakemake.cli
-    import snakemake.profiles
-    import snakemake.report
-    import snakemake.storage
+    import snakemake.profiles  # noqa: F401
+    import snakemake.report  # noqa: F401
+    import snakemake.storage  # noqa: F401
 
     snakemake.cli.get_argument_parser()  # imports plugins
     gc.collect()

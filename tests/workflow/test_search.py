@@ -56,9 +56,7 @@ def test_a_search_continues_until_its_budget_is_spent(quick):
     before = calls(quick)
     assert "Nothing to be done" in quick.run("mine") and calls(quick) == before
     filtered = [call.split()[1] for call in calls(quick) if call.startswith("filter_data")]
-    limits = {
-        read_yaml(file)["recipe"]["process"].__str__() for file in quick.folder.glob("results/*/filter/config.yaml")
-    }
+    limits = {str(read_yaml(file)["recipe"]["process"]) for file in quick.folder.glob("results/*/filter/config.yaml")}
     assert len(filtered) == len(limits), "trials share equal filters"
 
 

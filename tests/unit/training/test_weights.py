@@ -13,11 +13,7 @@ from dj2mgm.models.trained_weights import find_projector_parameters, load_projec
 from dj2mgm.runs.training_checks import PROJECTIONS
 from dj2mgm.settings.training_stages import LoraSettings
 from dj2mgm.training.outputs import BrokenWeights, check_weights, gather_weights, save_projector, save_weights
-from finetune import (
-    prepare_stage_2,
-    save_adapter_and_projector,
-    save_language_model_and_projector,
-)
+from finetune import prepare_stage_2, save_adapter_and_projector, save_language_model_and_projector
 from pretrain import train_projector_only
 from tiny_models import randomize, tiny_mgm
 

@@ -91,7 +91,7 @@ def write_training_jsonl(
             more = " …" if bad.count > NAMED_ROWS else ""
             raise InputError(
                 f"{bad.count} of {rows_in} rows of {output.stem} cannot be trained on: {details}{more}. "
-                f"Fix them, or set jsonl.on_bad_row: drop to drop them"
+                "Fix them, or set jsonl.on_bad_row: drop to drop them"
             )
         if rows_in and not usable:
             reasons = ", ".join(f"{count} {reason}" for reason, count in (bad.reasons + leaked).most_common())

@@ -7,13 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dj2mgm.planning.prediction import Machine
-from dj2mgm.planning.search import (
-    Candidate,
-    describe_checkpointing,
-    find_fastest,
-    find_nearest,
-    suggest_remedies,
-)
+from dj2mgm.planning.search import Candidate, describe_checkpointing, find_fastest, find_nearest, suggest_remedies
 from dj2mgm.planning.step import Workload, count_parameters
 
 NARROW = 110  # columns below which the table of plans has no lines between columns

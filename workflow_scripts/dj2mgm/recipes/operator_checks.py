@@ -3,17 +3,8 @@
 from collections.abc import Collection, Iterator
 
 from dj2mgm.errors import InputError
-from dj2mgm.recipes.argument_kinds import (
-    find_folder_problem,
-    find_problem,
-    parse_argument_size,
-)
-from dj2mgm.recipes.catalogue import (
-    REQUIRED,
-    AllowedOperator,
-    read_allowed_operators,
-    read_refused_operators,
-)
+from dj2mgm.recipes.argument_kinds import find_folder_problem, find_problem, parse_argument_size
+from dj2mgm.recipes.catalogue import REQUIRED, AllowedOperator, read_allowed_operators, read_refused_operators
 from dj2mgm.recipes.recipe_files import is_folder_argument
 from dj2mgm.recipes.recipe_step import (
     INSTRUCT,
@@ -74,7 +65,7 @@ def check_order(steps: Collection[RecipeStep]) -> None:
         if step.name == INSTRUCT and INSTRUCT in before:
             raise InputError(
                 f"{step.location}: {INSTRUCT} would write the same rows again. Remove it, or raise per_image of the "
-                f"first"
+                "first"
             )
         if step.name == INSTRUCT:
             readers = [name for name in before if name in read_allowed_operators() and name not in READING_IMAGES]

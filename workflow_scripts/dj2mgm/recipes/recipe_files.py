@@ -3,12 +3,8 @@
 import os
 import re
 
-from dj2mgm.recipes.argument_kinds import (
-    FOLDER_KINDS,
-)
-from dj2mgm.recipes.catalogue import (
-    read_allowed_operators,
-)
+from dj2mgm.recipes.argument_kinds import FOLDER_KINDS
+from dj2mgm.recipes.catalogue import read_allowed_operators
 from dj2mgm.recipes.recipe_step import CAPTIONER, DATASET_FILES
 
 FOLDER_FILES = (".json", ".txt", ".safetensors")  # in a folder of models or word lists

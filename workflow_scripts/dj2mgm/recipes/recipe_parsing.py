@@ -11,13 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from dj2mgm.errors import InputError
-from dj2mgm.recipes.argument_kinds import (
-    convert_number,
-    shorten_value,
-)
-from dj2mgm.recipes.catalogue import (
-    read_allowed_operators,
-)
+from dj2mgm.recipes.argument_kinds import convert_number, shorten_value
+from dj2mgm.recipes.catalogue import read_allowed_operators
 from dj2mgm.recipes.operator_checks import check_order, check_step
 from dj2mgm.recipes.recipe_files import is_folder_argument
 from dj2mgm.recipes.recipe_step import CAPTIONER, MAX_NAME_LENGTH, PAIRS, ROW_KINDS, RecipeStep, parse_steps

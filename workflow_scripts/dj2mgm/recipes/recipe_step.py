@@ -6,9 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from dj2mgm.errors import InputError
-from dj2mgm.recipes.argument_kinds import (
-    shorten_value,
-)
+from dj2mgm.recipes.argument_kinds import shorten_value
 
 PAIRS, INSTRUCTIONS = "pairs", "instructions"
 ROW_KINDS = (PAIRS, INSTRUCTIONS)

@@ -3,15 +3,9 @@
 from dj2mgm.errors import InputError, UnsuitableDataset
 from dj2mgm.recipes.catalogue import read_allowed_operators
 from dj2mgm.recipes.recipe_step import ANSWERING, INSTRUCT, MEASURING, RATE, RECAPTION, REPAIR, WITH_QUESTIONS
-from dj2mgm.runs.experiment_recipes import (
-    is_for_instructions,
-    list_operators_without_captioner,
-)
+from dj2mgm.runs.experiment_recipes import is_for_instructions, list_operators_without_captioner
 from dj2mgm.settings.chat_templates import read_chat_template
-from dj2mgm.settings.data import (
-    CAPTIONERS,
-    SynthesizeSettings,
-)
+from dj2mgm.settings.data import CAPTIONERS, SynthesizeSettings
 
 
 def check_rows(recipe: dict) -> None:

@@ -7,15 +7,7 @@ from typing import Literal
 
 from pydantic import ConfigDict
 
-from dj2mgm.settings.base import (
-    Processes,
-    Section,
-    SeedSettings,
-    StageSettings,
-    Template,
-    ThreadSettings,
-    setting,
-)
+from dj2mgm.settings.base import Processes, Section, SeedSettings, StageSettings, Template, ThreadSettings, setting
 from dj2mgm.settings.data import BatchSize, ImageFolders, Tokens
 from dj2mgm.settings.generation_prompts import PromptKeys, PromptSettings
 from dj2mgm.settings.string_formats import FilePath, Question

@@ -7,15 +7,7 @@ from dj2mgm.data.formats import build_conversation
 from dj2mgm.models.mgm import MGMForConditionalGeneration
 from dj2mgm.models.mgm.mgm_family import MGMEncoder
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
-from tiny_models import (
-    NUM_IMAGE_TOKENS,
-    mgm_config,
-    pixels,
-    save_image,
-    tiny_mgm,
-    tiny_processor,
-    tiny_qwen_processor,
-)
+from tiny_models import NUM_IMAGE_TOKENS, mgm_config, pixels, save_image, tiny_mgm, tiny_processor, tiny_qwen_processor
 
 STEPS = 8
 
