@@ -30,12 +30,13 @@ from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.cli.messages import note
-from dj2mgm.data.formats import DESCRIBE, read_dj_jsonl, read_evaluation, read_llava
+from dj2mgm.data.formats import read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.instruction_rows import is_single_question
 from dj2mgm.data.training_jsonl import SampleRules, convert_pairs, write_training_jsonl
 from dj2mgm.errors import InputError
 from dj2mgm.settings.data import JsonlSettings
+from dj2mgm.settings.generation_prompts import CAPTION_QUESTION
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import compute_sha256, read_json, read_jsonl, write_json
 from dj2mgm.storage.streaming import DiskMap
@@ -98,7 +99,7 @@ def _read_splits(
         other_rows = (row for row in read_llava(instructions) if not is_single_question(row))
         sources["finetune"] = chain(convert_pairs(read_dj_jsonl(synthesized), ""), other_rows), settings.finetune_images
     elif next(read_llava(instructions), None) is None:
-        caption_rows = () if settings.one_stage else convert_pairs(read_dj_jsonl(pairs), DESCRIBE)
+        caption_rows = () if settings.one_stage else convert_pairs(read_dj_jsonl(pairs), CAPTION_QUESTION)
         sources["finetune"] = caption_rows, settings.pretrain_images
     else:
         sources["finetune"] = read_llava(instructions), settings.finetune_images

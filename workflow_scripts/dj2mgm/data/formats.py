@@ -100,9 +100,6 @@ IMAGE_TOKEN = "<image>"
 CHAT_ROLES = {"human": "user", "gpt": "assistant"}  # LLaVA's roles → roles of chat templates
 
 
-DESCRIBE = "Describe the image."  # the question of stage 2 for captions without a question
-
-
 def build_conversation(identifier: str, image: str, question: str, answer: str) -> dict:
     """Return a conversation of one question and answer about one image; without a question, a stage-1 caption row."""
     human = f"{IMAGE_TOKEN}\n{question}" if question else IMAGE_TOKEN

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from dj2mgm.cli.messages import note
 from dj2mgm.data.formats import (
-    DESCRIBE,
     DJ_IMAGE_TOKEN,
     IMAGE_TOKEN,
     build_conversation,
@@ -23,6 +22,7 @@ from dj2mgm.data.json_rows import NumberedIds
 from dj2mgm.data.sources.source import Source
 from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import WITH_IMAGES, FilesDataset, MergedSplit, ReadableSources, SourceOnDisk
+from dj2mgm.settings.generation_prompts import CAPTION_QUESTION
 from dj2mgm.storage.files import find_files, list_files, write_json, write_jsonl
 from dj2mgm.storage.image_files import CONVERT_HEIF, HEIF, SOURCES
 
@@ -153,13 +153,13 @@ def _convert_to_pair(row: dict, source: Source) -> dict:
 def _convert_to_conversation(row: dict) -> dict:
     """Convert a pair to a conversation with the pair's question, or a request for the caption."""
     return build_conversation(
-        row["id"], row["images"][0], row.get("question") or DESCRIBE, extract_caption(row["text"])
+        row["id"], row["images"][0], row.get("question") or CAPTION_QUESTION, extract_caption(row["text"])
     )
 
 
 def _add_question(row: dict) -> dict:
     """Add a request for the caption if the first turn has only an image."""
     if row["conversations"][0]["value"].strip() == IMAGE_TOKEN:
-        first = {"from": "human", "value": f"{IMAGE_TOKEN}\n{DESCRIBE}"}
+        first = {"from": "human", "value": f"{IMAGE_TOKEN}\n{CAPTION_QUESTION}"}
         return row | {"conversations": [first, *row["conversations"][1:]]}
     return row

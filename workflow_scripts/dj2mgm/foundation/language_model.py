@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, GemmaConfig, GemmaTokenizer, get_
 from dj2mgm.cli.messages import Progress
 from dj2mgm.compute import mixed_precision
 from dj2mgm.data.chat_template import ChatTemplate, Segments
-from dj2mgm.data.formats import DESCRIBE, IMAGE_TOKEN
+from dj2mgm.data.formats import IMAGE_TOKEN
 from dj2mgm.data.shapes.scenes import (
     COLORS,
     IMAGE_SIZE,
@@ -32,6 +32,7 @@ from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.divergence import check_end, check_finite
 from dj2mgm.foundation.tokenizers import train_gemma_tokenizer
 from dj2mgm.models.vision_language import IGNORE_INDEX
+from dj2mgm.settings.generation_prompts import CAPTION_QUESTION
 from dj2mgm.settings.models import LanguageModelRecipe
 
 EMPTY_WORD = "[empty]"
@@ -81,7 +82,7 @@ def draw_training_example(scene: Scene, side: int, formats: dict[str, ChatTempla
         template, turns = "gemma", []
         for kind in rng.sample(QUESTION_TYPES, 3):
             turns += _build_turns(*draw_question(scene, kind, rng))
-        description = _build_turns(DESCRIBE, describe_scene(scene))
+        description = _build_turns(CAPTION_QUESTION, describe_scene(scene))
         turns = description + turns if rng.random() < 0.5 else turns + description
         turns[0]["value"] = f"{IMAGE_TOKEN}\n{turns[0]['value']}"
     board = "".join(draw_board(scene, side, rng))
@@ -111,7 +112,7 @@ def _report_object(color: str, shape: str, rng: random.Random, confusion: float)
 
 def build_tokenizer(seed: int, scenes: int = 2000) -> GemmaTokenizer:
     rng = random.Random(f"{seed}/tokenizer")
-    corpus = ["user\n", "model\n", DESCRIBE]
+    corpus = ["user\n", "model\n", CAPTION_QUESTION]
     for index in range(scenes):
         scene = draw_row_scene(seed, "foundation", index)
         corpus.append(describe_scene(scene))

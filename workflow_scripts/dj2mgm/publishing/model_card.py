@@ -20,6 +20,7 @@ from dj2mgm.publishing.stock_weights import ADAPTER_FOLDER, STAGE
 from dj2mgm.records.publication_records import PublishSettings
 from dj2mgm.runs.licenses import build_license_keys
 from dj2mgm.runs.unlearned import VERDICT
+from dj2mgm.settings.generation_prompts import CAPTION_QUESTION
 from dj2mgm.settings.targets import OWN_GROUP
 
 IMPORTS = """from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -62,7 +63,7 @@ def _use_transformers(settings: PublishSettings, chat: bool) -> list[str]:
         IMPORTS,
         "",
         'FOLDER = "."  # this folder, or the name of this repository',
-        f"QUESTION = {settings.question or 'Describe the image.'!r}",
+        f"QUESTION = {settings.question or CAPTION_QUESTION!r}",
         load,
         "processor = AutoProcessor.from_pretrained(FOLDER, backend='pil')  # the same pixels as in training",
         'image = load_image("photo.jpg")  # turned by its EXIF orientation, as in training',

@@ -9,7 +9,7 @@ from pydantic import ConfigDict
 
 from dj2mgm.settings.base import Processes, Section, SeedSettings, StageSettings, Template, ThreadSettings, setting
 from dj2mgm.settings.data import BatchSize, ImageFolders, Tokens
-from dj2mgm.settings.generation_prompts import PromptKeys, PromptSettings
+from dj2mgm.settings.generation_prompts import CAPTION_QUESTION, PromptKeys, PromptSettings
 from dj2mgm.settings.string_formats import FilePath, Question
 
 
@@ -28,7 +28,7 @@ class CaptionQuestion(Section):
     """The key from which a run's prompt for captions is made."""
 
     caption_question: Question = setting(
-        "Describe the image.",
+        CAPTION_QUESTION,
         "question for a caption, after stage 2 and after a stage 1 with a chat format; empty: the image alone",
     )
 

@@ -8,6 +8,9 @@ from pydantic import ConfigDict
 from dj2mgm.settings.base import ImageRootSettings, Section, StageSettings, Template, setting
 from dj2mgm.settings.string_formats import QuestionPrompt
 
+# default question for a caption, also in training data of stage 2 whose captions have no question
+CAPTION_QUESTION = "Describe the image."
+
 
 class PromptKeys(Section):
     """Keys of `evaluate` in config.yaml that contain prompts."""

@@ -18,13 +18,13 @@ from torch import distributed, nn
 from torch.utils.data import DataLoader, Dataset
 
 from dj2mgm.cli.messages import note
-from dj2mgm.data.formats import DESCRIBE, build_conversation, find_control_problem, find_image_problem, read_evaluation
+from dj2mgm.data.formats import build_conversation, find_control_problem, find_image_problem, read_evaluation
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.models.loss import LanguageModelHead, recording_likelihoods
 from dj2mgm.models.tuning import Tuning
 from dj2mgm.models.vision_language import Encoder
-from dj2mgm.settings.generation_prompts import PromptSettings
+from dj2mgm.settings.generation_prompts import CAPTION_QUESTION, PromptSettings
 from dj2mgm.settings.training_stages import ScoreSettings
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.training.processes import decide_together
@@ -76,7 +76,7 @@ def read_held_out_questions(
         rows = _select_first(_read_questions(evaluation, settings.question_prompt), count)
     if not rows:
         prompt = settings.captions["pretrain" if tuning == "stage1" else "finetune"]
-        question = prompt.question if tuning == "stage1" else prompt.question or DESCRIBE
+        question = prompt.question if tuning == "stage1" else prompt.question or CAPTION_QUESTION
         kind, rows = "captions", _select_first(_read_captions(evaluation, question), count)
     for row in rows:
         try:
