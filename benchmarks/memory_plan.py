@@ -10,17 +10,15 @@ resident memory of the process without pages of files, which the kernel can drop
 GPU's peak and 15 % of the host's, and must not accept a configuration that runs out of memory.
 """
 
-import argparse
 import json
 import os
 import re
-import tempfile
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from train_step import PROJECT, TrainingCase, launch, make_inputs, train
+from train_step import PROJECT, TrainingCase, launch, run_benchmark, train
 
 from dj2mgm.planning.prediction import OUTSIDE_ALLOCATIONS
 from dj2mgm.storage.files import write_json
@@ -62,6 +60,7 @@ def plan_and_train(configuration: TrainingCase, folder: Path, output: Path) -> N
     import dj2mgm.training.stage
     from plain_mgm import PlainArchitecture
 
+    os.chdir(PROJECT)  # the folder of config/
     original_build = dj2mgm.training.stage.build_workload
 
     def build_workload(tuning, settings, architecture, dataset, projector):
@@ -147,36 +146,5 @@ def print_table(rows: list[dict]) -> None:
         print(*compare(row))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(CONFIGURATIONS)} (default: all)")
-    parser.add_argument("--shape", choices=["mgm-2b", "tiny"], default="mgm-2b")
-    parser.add_argument("--output", type=Path, help="JSON file for the rows")
-    parser.add_argument("--folder", type=Path, help="keep all files in this folder, and use existing ones")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # from DeepSpeed's launcher
-    arguments = parser.parse_args()
-    cases = list_configurations(arguments.shape)
-    if arguments.child:
-        os.chdir(PROJECT)  # the folder of config/
-        [name] = arguments.names
-        configuration = TrainingCase(**json.loads(arguments.child))
-        plan_and_train(configuration, arguments.folder, arguments.folder / "output" / name)
-        return
-    if unknown := sorted(set(arguments.names) - set(cases)):
-        parser.error(f"there is no configuration {unknown[0]}; known are {', '.join(cases)}")
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = (arguments.folder or Path(temporary)).resolve()
-        if not (folder / "lengths.json").exists():
-            make_inputs(arguments.shape, folder, list(cases.values()))
-        rows = []
-        for name in arguments.names or cases:
-            rows.append(measure(name, cases[name], folder))
-            print(json.dumps({key: value for key, value in rows[-1].items() if key != "log"}), flush=True)
-        print_table(rows)
-        if arguments.output:
-            arguments.output.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    run_benchmark(__doc__, list_configurations, plan_and_train, measure, print_table)

@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -271,9 +272,25 @@ def print_table(rows: list[dict]) -> None:
             print(f"{other} against {reference}: losses differ by at most {largest_difference:.2e} of their value")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(CONFIGURATIONS)} (default: all)")
+def run_benchmark(
+    description: str,
+    list_cases: Callable[[str], dict[str, TrainingCase]],
+    run_case: Callable[[TrainingCase, Path, Path], None],
+    measure_case: Callable[[str, TrainingCase, Path], dict],
+    print_rows: Callable[[list[dict]], None],
+) -> None:
+    """Measure the configurations that the command line names, and print and write their rows.
+
+    Args:
+        description: text of --help.
+        list_cases: function (shape) → configurations by name.
+        run_case: function (configuration, folder of inputs, folder of outputs), which runs in processes of its own.
+        measure_case: function (name, configuration, folder) → row; it starts these processes by `launch`.
+        print_rows: function that prints the table of all rows.
+    """
+    names = list(list_cases("mgm-2b"))
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(names)} (default: all)")
     parser.add_argument("--shape", choices=["mgm-2b", "tiny"], default="mgm-2b")
     parser.add_argument("--output", type=Path, help="JSON file for the rows")
     parser.add_argument("--folder", type=Path, help="keep all files in this folder, and use existing ones")
@@ -282,23 +299,23 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.child:
         [name] = arguments.names
-        train(TrainingCase(**json.loads(arguments.child)), arguments.folder, arguments.folder / "output" / name)
+        run_case(TrainingCase(**json.loads(arguments.child)), arguments.folder, arguments.folder / "output" / name)
         return
-    if unknown := sorted(set(arguments.names) - set(CONFIGURATIONS)):
-        parser.error(f"there is no configuration {unknown[0]}; known are {', '.join(CONFIGURATIONS)}")
+    if unknown := sorted(set(arguments.names) - set(names)):
+        parser.error(f"there is no configuration {unknown[0]}; known are {', '.join(names)}")
     with tempfile.TemporaryDirectory() as temporary:
-        folder = arguments.folder or Path(temporary)
-        cases = list_configurations(arguments.shape)
+        folder = (arguments.folder or Path(temporary)).resolve()
+        cases = list_cases(arguments.shape)
         if not (folder / "lengths.json").exists():
             make_inputs(arguments.shape, folder, list(cases.values()))
         rows = []
         for name in arguments.names or cases:
-            rows.append(measure(name, cases[name], folder))
-            print(json.dumps(rows[-1]), flush=True)
-        print_table(rows)
+            rows.append(measure_case(name, cases[name], folder))
+            print(json.dumps({key: value for key, value in rows[-1].items() if key != "log"}), flush=True)
+        print_rows(rows)
         if arguments.output:
             arguments.output.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(__doc__, list_configurations, train, measure, print_table)
