@@ -17,6 +17,9 @@ from io import BytesIO
 
 from PIL import Image
 
+from dj2mgm.storage.files import read_yaml
+from paths import PROJECT
+
 MODEL = "tiny"
 
 
@@ -173,3 +176,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         """Log nothing."""
+
+
+def make_server_captioner(url: str, **changes) -> dict:
+    defaults = read_yaml(PROJECT / "config/config.yaml")["synthesize"]["openai"]
+    return {"name": "openai"} | defaults | {"base_url": url, "model": MODEL, "concurrency": 4, "retries": 1} | changes
+
+
+def read_text(request: CaptionRequest) -> str:
+    return request.body["messages"][0]["content"][1]["text"]

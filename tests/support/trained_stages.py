@@ -88,3 +88,13 @@ def assert_equal_outcomes(first: Path, second: Path) -> None:
     assert rows == expected_rows
     assert weights.keys() == expected.keys()
     assert [name for name in expected if not torch.equal(weights[name], expected[name])] == []
+
+
+def shared(
+    folder: Path, output: Path, processes: int, micro: int, total: int, tuning: str = "stage 1", **changed
+) -> dict:
+    """Return the command line of a stage on 83 samples, whose last step is incomplete."""
+    sizes = {"global_batch_size": total, "micro_batch_size": micro, "gpus": processes}
+    sizes["gradient_accumulation_steps"] = total // micro // processes
+    settings = sizes | {"max_steps": None, "epochs": 2, "save_steps": 100} | changed
+    return flags(folder, output, tuning, **settings) | {"--data": folder / "many.jsonl"}

@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from test_kill_and_resume import kill_midway
 
 from dj2mgm.storage.files import read_json, read_yaml, write_text
+from killed_runs import kill_midway
 from quick_stages import calls, replace_stages
 from small_project import copy_project
 

@@ -2,9 +2,9 @@
 
 import pandas
 import pytest
-from test_rerun import edited
 
 from dj2mgm.storage.files import read_json, read_jsonl
+from edited_files import edited
 
 DJ_SYNTH_RULES = {
     "synthesize_captions",

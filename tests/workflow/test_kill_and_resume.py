@@ -4,7 +4,6 @@ These tests run last on the finished run (tests/conftest.py), because they remov
 """
 
 import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,47 +15,11 @@ from safetensors.torch import load_file
 from dj2mgm.monitoring.memory_csv import read_memory_rows
 from dj2mgm.storage.files import read_json, read_jsonl
 from dj2mgm.training.build_locks import build_root
+from killed_runs import TIMEOUT_S, kill_midway
 
-TIMEOUT_S = 600  # seconds, sufficient on a busy machine
 # A constant added to every key cancels in the softmax over sub-patches. These biases have only rounding errors as
 # gradients, which Adam scales to full steps, and do not change the model's results.
 CANCELLED = {"patch_info_mining.key.0.bias", "patch_info_mining.key.1.bias"}
-
-
-def kill_midway(
-    project,
-    until: Callable[[], bool],
-    *arguments: str,
-    config: tuple[str, ...] = (),
-    whole_tree: bool = False,
-    snakemake_alone: bool = False,
-    forked: bool = True,
-) -> None:
-    """Start Snakemake, wait until the stage is running, and kill it with SIGKILL (with or without Snakemake itself).
-
-    A `forked` stage is a child of another process and ends with the `python` of Snakemake's job.
-    """
-    with open(project.folder / "killed.log", "w") as log:
-        environment = project.environment(forked=forked)
-        process = subprocess.Popen(
-            project.command(*arguments, config=config), cwd=project.folder, env=environment, stdout=log, stderr=log
-        )
-        deadline = time.monotonic() + TIMEOUT_S
-        while not until():
-            assert process.poll() is None, (project.folder / "killed.log").read_text()[-3000:]
-            assert time.monotonic() < deadline, "the stage was never killed, because the condition was not met"
-            time.sleep(0.02)
-        tree = psutil.Process(process.pid).children(recursive=True)
-        if snakemake_alone:
-            tree.clear()
-        if whole_tree or snakemake_alone:
-            tree.append(psutil.Process(process.pid))
-        for victim in tree:
-            try:
-                victim.kill()
-            except psutil.NoSuchProcess:
-                pass
-        assert process.wait(TIMEOUT_S) != 0
 
 
 def make_running_check(script: str, folder, seconds: float) -> Callable[[], bool]:

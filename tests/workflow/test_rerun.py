@@ -1,8 +1,8 @@
 """A change reruns its stage and all later stages, but no earlier one."""
 
 import shutil
-from contextlib import contextmanager
 
+from edited_files import edited
 from small_project import Project
 from tiny_clip import save_tiny_clip
 
@@ -12,20 +12,6 @@ FINETUNE = {"finetune"} | EVALUATE
 PRETRAIN = {"pretrain"} | FINETUNE
 JSONL = {"write_jsonl"} | PRETRAIN
 FILTER = {"filter_data"} | JSONL
-
-
-@contextmanager
-def edited(path, old, new):
-    """Replace one string in the file, and restore contents and time stamp afterwards."""
-    backup = path.with_name(path.name + ".backup")
-    shutil.copy2(path, backup)
-    text = path.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new, 1), encoding="utf-8")
-    try:
-        yield
-    finally:
-        shutil.move(backup, path)
 
 
 def test_a_finished_run_needs_no_jobs(finished):

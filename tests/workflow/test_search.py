@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from test_kill_and_resume import kill_midway
 
 from dj2mgm.storage.files import read_yaml, write_text
+from killed_runs import kill_midway
 from quick_stages import calls, replace_stages
 from small_project import Project, copy_project
 

@@ -1,9 +1,9 @@
 """Repair of answers that do not depend on their image."""
 
+from pathlib import Path
+
 import pytest
 from safetensors.torch import load_file, save_file
-from test_instruction_stage import ANSWERS, COUNT, QUESTIONS, project, select  # noqa: F401 (a fixture)
-from test_rating_filter import make_server_captioner, read_text
 
 from dj2mgm.data.formats import build_dj_text, extract_caption
 from dj2mgm.errors import InputError
@@ -15,10 +15,16 @@ from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
 from dj2mgm.servers import chat_requests
 from dj2mgm.settings.chat_templates import read_chat_template
 from dj2mgm.storage.files import read_jsonl
-from scripted_server import ScriptedServer, caption
+from instructions import ANSWERS, COUNT, QUESTIONS, save_instructions, select
+from scripted_server import ScriptedServer, caption, make_server_captioner, read_text
 
 NAME = "answer_repair_mapper"
 GAIN = {"likelihood_gain_filter": {"min_gain": -100.0, "other_images": 2}}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    return save_instructions(tmp_path_factory.mktemp("project"))
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +33,7 @@ def quick(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
-def measuring(project) -> dict:  # noqa: F811
+def measuring(project) -> dict:
     return {"base_model": str(project / "base"), "stage": str(project / "pretrain"), "other_images": 2}
 
 
@@ -36,7 +42,7 @@ def trusted(process: list[dict]) -> dict:
     return {"recipe": {"process": process, "rows": "instructions"}, "trusted_recipes": True}
 
 
-def test_answers_with_low_gain_are_replaced_by_the_models(project, tmp_path):  # noqa: F811
+def test_answers_with_low_gain_are_replaced_by_the_models(project, tmp_path):
     select(project, tmp_path / "before", [GAIN])
     gains = {row["id"]: row["likelihood_gain"][0] for row in read_jsonl(tmp_path / "before/out/stats.jsonl")}
     limit = sorted(gains.values())[3]
@@ -60,7 +66,7 @@ def test_answers_with_low_gain_are_replaced_by_the_models(project, tmp_path):  #
     assert summary["operators"][0]["changed"] == report["repaired"] == changed
 
 
-def test_a_server_repairs_answers_and_both_are_shown(project, tmp_path):  # noqa: F811
+def test_a_server_repairs_answers_and_both_are_shown(project, tmp_path):
     def reply(request):
         return caption("<b>two</b>" if "Is it" in read_text(request) else "a boat")
 
@@ -81,7 +87,7 @@ def test_a_server_repairs_answers_and_both_are_shown(project, tmp_path):  # noqa
     ]
 
 
-def test_the_captioner_answers_while_another_model_measures(project, tmp_path):  # noqa: F811
+def test_the_captioner_answers_while_another_model_measures(project, tmp_path):
     other = tmp_path / "pretrain"
     other.mkdir()
     weights = load_file(project / "pretrain/projector.safetensors")
@@ -113,7 +119,7 @@ def test_a_server_needs_a_model_that_measures():
 @pytest.mark.parametrize(
     ("old", "new", "count"), [("a cat", " A cat.", "same answer"), ("5", "-5", "repaired"), ("C++", "C#", "repaired")]
 )
-def test_answers_that_differ_in_one_symbol_are_different(project, old, new, count, monkeypatch):  # noqa: F811
+def test_answers_that_differ_in_one_symbol_are_different(project, old, new, count, monkeypatch):
     own = {"base_model": str(project / "base"), "stage": str(project / "pretrain"), "template": "gemma"}
     captioner = {"mgm_captioning_mapper": own}
     [operator] = load_ops([{NAME: {"captioner": captioner, "min_gain": 100.0, "other_images": 2}}])

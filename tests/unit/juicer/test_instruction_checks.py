@@ -2,14 +2,13 @@
 
 import random
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from test_instruction_stage import ANSWERS, QUESTIONS, project, select  # noqa: F401 (a fixture)
 
-from dj2mgm.data.formats import build_conversation, build_dj_text
+from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.shapes.scenes import draw_question, draw_scene
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
 from dj2mgm.juicer.operators.instruction_checks import VERIFY
@@ -19,10 +18,16 @@ from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.recipes.question_rewrites import Rewrite, Rewritten
 from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
 from dj2mgm.storage.files import read_jsonl, read_yaml
+from instructions import ANSWERS, QUESTIONS, loss, save_instructions, select
 from paths import PROJECT
 
 COLOR = "What color is the {shape}? = {color} => Is there a {color} {shape}? = yes"
 ABSENT = "Is there a {color} {shape}? = no => What color is the {shape}? != {color}"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    return save_instructions(tmp_path_factory.mktemp("project"))
 
 
 def test_a_rewritten_question_has_the_same_topic():
@@ -81,15 +86,7 @@ def test_rules_are_fast_on_hostile_text():
     assert rule.apply("The " + "a " * 50_000, "no") is None
 
 
-def loss(family: MGMFamily, model, image, question: str, answer: str) -> float:
-    """Return the training loss of an answer, summed over its tokens, without the code of likelihoods."""
-    encoder = family.make_encoder("gemma", 512)
-    item = encoder.encode_row(build_conversation("1", str(image), question, answer))
-    batch = family.prepare_inputs(encoder.batch([item], len(item["input_ids"])), torch.device("cpu"))
-    return model(**batch).loss.item() * sum(label != -100 for label in item["labels"])
-
-
-def test_probabilities_equal_training_losses(project, tmp_path):  # noqa: F811
+def test_probabilities_equal_training_losses(project, tmp_path):
     rewrites = ["What is it? = {thing} => Is it {thing}? = yes", "Is it a cat? = no => What is it? != a cat"]
     process = [
         {"blind_answer_filter": {"max_likelihood": 1.0}},
@@ -110,7 +107,7 @@ def test_probabilities_equal_training_losses(project, tmp_path):  # noqa: F811
         assert row["round_trip_agreement"] == pytest.approx(agreement, rel=1e-3)
 
 
-def test_both_spellings_of_yes_count(project, tmp_path):  # noqa: F811
+def test_both_spellings_of_yes_count(project, tmp_path):
     """Compare with the losses of four answers: the probability of yes, given that the model answers yes or no."""
     select(project, tmp_path, [{"round_trip_filter": {"min_agreement": 0.0}}])
     model, family = MGMGenerator(project / "base", project / "pretrain", "cpu").model, MGMFamily(project / "base")
@@ -146,7 +143,7 @@ def test_checks_have_the_common_arguments_of_filters(name, arguments, stat, valu
     assert decide(reversed_range=True)[::2] == [False, True], "rows without the statistic are kept in any case"
 
 
-def test_limits_drop_rows_and_are_movable_in_the_explorer(project, tmp_path):  # noqa: F811
+def test_limits_drop_rows_and_are_movable_in_the_explorer(project, tmp_path):
     select(project, tmp_path, [{"round_trip_filter": {"min_agreement": 0.0}}, {"blind_answer_filter": {}}])
     agreement = [row["round_trip_agreement"][0] for row in read_jsonl(tmp_path / "out/stats.jsonl")]
     limit = float(np.median(agreement))
@@ -157,7 +154,7 @@ def test_limits_drop_rows_and_are_movable_in_the_explorer(project, tmp_path):  #
 
 
 @pytest.mark.parametrize("name", ["blind_answer_filter", "round_trip_filter"])
-def test_rows_without_a_usable_question_are_kept(project, name):  # noqa: F811
+def test_rows_without_a_usable_question_are_kept(project, name):
     folders = {"base_model": str(project / "base"), "stage": str(project / "pretrain"), "template": "gemma"}
     [operator] = load_ops([{name: folders}])
     image = str(project / "data/images/0.png")
@@ -169,7 +166,7 @@ def test_rows_without_a_usable_question_are_kept(project, name):  # noqa: F811
     assert list(operator.process(measured))[:3] == [True] * 3
 
 
-def test_new_only_skips_rows_of_the_dataset(project):  # noqa: F811
+def test_new_only_skips_rows_of_the_dataset(project):
     folders = {"base_model": str(project / "base"), "stage": str(project / "pretrain"), "template": "gemma"}
     [operator] = load_ops([{"round_trip_filter": folders | {"new_only": True}}])
     images = [[str(project / "data/images/0.png")]] * 2
@@ -229,7 +226,7 @@ def test_answers_are_balanced_in_other_languages():
     assert mask[:2].sum() == 1 and mask[2:].all()
 
 
-def test_a_gray_image_is_encoded_once(project, monkeypatch):  # noqa: F811
+def test_a_gray_image_is_encoded_once(project, monkeypatch):
     """All rows of a batch share one gray image, because its encoding is expensive."""
     generator = MGMGenerator(project / "base", project / "pretrain", "cpu")
     encoded, encode = [], generator.model.model.get_image_features

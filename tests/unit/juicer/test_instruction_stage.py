@@ -1,53 +1,22 @@
 """The synthesize stage with a recipe for instructions: rows, statistics, and the explorer's table."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from dj2mgm.data.formats import build_conversation, extract_caption
-from dj2mgm.data.instruction_rows import INPUT, convert_instructions
+from dj2mgm.data.formats import extract_caption
 from dj2mgm.juicer.operators.likelihood_gain_filter import compute_likelihood_gain
-from dj2mgm.juicer.recipe_settings import CaptionerModel
-from dj2mgm.juicer.run_recipe import SYNTHESIZED, run_recipe
+from dj2mgm.juicer.run_recipe import SYNTHESIZED
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.models.questions import GivenAnswer
 from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
-from dj2mgm.settings.chat_templates import read_chat_template
-from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_yaml
-from synthesis import read_synthesize_settings, synthesis_settings
-from tiny_captioners import save_project
-
-COUNT = 6
-QUESTIONS = ["What is it?", "Is it a cat?"]
-ANSWERS = ["a cat", "yes", "a dog", "no", "the sea", "no"]
+from dj2mgm.storage.files import read_json, read_jsonl
+from instructions import ANSWERS, COUNT, QUESTIONS, save_instructions, select
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory) -> Path:
-    """Write a project of random models, with two questions about each of three images."""
-    folder = save_project(tmp_path_factory.mktemp("project"), ["a picture"] * COUNT)
-    rows = [
-        build_conversation(f"i{number}", f"images/{number // 2}.png", QUESTIONS[number % 2], answer)
-        for number, answer in enumerate(ANSWERS)
-    ]
-    (folder / "data/finetune.json").write_text(json.dumps(rows))
-    return folder
-
-
-def select(project: Path, folder: Path, process: list[dict], **changes) -> dict:
-    """Run the stage on the instructions like synthesize_captions.py, and return its summary."""
-    captioner = {"name": "mgm", "template": read_chat_template("gemma"), "question": "", "num_beams": 2}
-    settings = synthesis_settings(project, folder, process, captioner | {"batch_size": 4, "max_new_tokens": 5})
-    settings["recipe"]["rows"] = "instructions"
-    folder.mkdir(exist_ok=True)
-    (folder / "out").mkdir(exist_ok=True)
-    write_yaml(folder / "out/config.yaml", settings | changes)
-    rows = convert_instructions(json.loads((project / "data/finetune.json").read_text()))
-    write_jsonl(folder / "out" / INPUT, rows)
-    model = CaptionerModel(project / "base", project / "pretrain")
-    recipe = read_synthesize_settings(folder / "out/config.yaml", folder / "out", model)
-    return run_recipe(recipe, folder / "out" / INPUT, folder / "out", SYNTHESIZED)
+    return save_instructions(tmp_path_factory.mktemp("project"))
 
 
 def test_gains_are_computed_for_answers_given_questions(project, tmp_path):

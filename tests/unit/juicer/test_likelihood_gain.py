@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from test_synthesize_stage import CAPTIONS, OUTPUTS, command, model_of, rows_of, settings_of, synthesize
 
+from captioned_pairs import CAPTIONS, command, model_of, rows_of, settings_of, synthesize
 from dj2mgm.data.chat_template import ChatTemplate
 from dj2mgm.data.formats import build_conversation, build_dj_text, build_text_conversation
 from dj2mgm.errors import InputError
@@ -23,7 +23,7 @@ from dj2mgm.runs.layers import merge_experiment
 from dj2mgm.runs.stage_settings import build_filter_settings, build_synthesize_settings
 from dj2mgm.storage.files import read_jsonl
 from paths import PROJECT
-from synthesis import read_synthesize_settings
+from synthesis import OUTPUTS, read_synthesize_settings
 from tiny_captioners import save_project
 
 NAME = "likelihood_gain_filter"

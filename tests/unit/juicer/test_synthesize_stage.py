@@ -11,22 +11,21 @@ import numpy as np
 import pytest
 import yaml
 
+from captioned_pairs import CAPTIONS, command, model_of, rows_of, settings_of, synthesize
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.built_operators import build_operators, check_installed
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
 from dj2mgm.juicer.recipe_settings import CaptionerModel, read_filter_settings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
-from dj2mgm.settings.chat_templates import read_chat_template
 from dj2mgm.storage.files import read_jsonl, write_yaml
 from forked_python import forked_python
 from paths import PROJECT
-from synthesis import OUTPUTS, read_synthesize_settings, run_synthesis, synthesis_command, synthesis_settings
+from synthesis import OUTPUTS, read_synthesize_settings
 from tiny_captioners import save_project
 from tiny_clip import save_tiny_clip
 
 RECIPE = PROJECT / "config/recipes/dj_synth.yaml"
-CAPTIONS = [f"picture {number} of a {word}" for number, word in enumerate(["cat", "dog", "sea", "road", "tree"] * 4)]
 
 
 @pytest.fixture(scope="module")
@@ -56,30 +55,6 @@ def make_process(min_similarity: float, min_score: float, min_log_likelihood: fl
         {"batched_image_text_similarity_filter": {"min_score": min_score, "max_score": max(min_score, 1.0)}},
         {"caption_log_likelihood_filter": {"min_log_likelihood": min_log_likelihood}},
     ]
-
-
-def settings_of(project: Path, folder: Path, process: list[dict]) -> dict:
-    captioner = {"name": "mgm", "template": read_chat_template("plain"), "question": ""}
-    sizes = {"num_beams": 3, "batch_size": 4, "max_new_tokens": 5}
-    return synthesis_settings(project, folder, process, captioner | sizes)
-
-
-def model_of(project: Path) -> CaptionerModel:
-    return CaptionerModel(project / "base", project / "pretrain")
-
-
-def synthesize(project: Path, folder: Path, settings: dict) -> dict:
-    return run_synthesis(project, folder, settings, model_of(project))
-
-
-def command(project: Path, folder: Path, settings: dict, captioner: bool = True) -> list[str]:
-    write_yaml(folder / "config.yaml", settings)
-    model = ["--captioner-model", project / "base", "--captioner-stage", project / "pretrain"] if captioner else []
-    return synthesis_command(project, folder, *model)
-
-
-def rows_of(path: Path) -> dict[str, dict]:
-    return {row["id"]: row for row in read_jsonl(path)}
 
 
 def test_rows_add_up_and_new_captions_have_a_record(project, limit, tmp_path):

@@ -3,7 +3,6 @@
 import shutil
 
 import pytest
-from test_report_judges import SIGLIP, add_second_judge, change_judges
 
 from dj2mgm.reporting.comparison import compute_score_differences, describe_obstacles, tabulate_scores
 from dj2mgm.reporting.experiment import load_experiments
@@ -12,6 +11,7 @@ from dj2mgm.reporting.verdicts.headline_panels import build_headline_panels, bui
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
 from report_pages import text_of, write_report
 from report_results import write_results
+from second_judges import SIGLIP, add_second_judge, change_judges
 
 CLIP, TASK = {"clip_score", "ref_clip_score"}, "pope/pope_accuracy"
 

@@ -14,35 +14,14 @@ from dj2mgm.reporting.sections.judges import (
     describe_rank_correlation,
     measure_judge_agreement,
 )
-from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_jsonl
 from report_pages import text_of, write_report
 from report_results import IMAGES, write_photos, write_results
-
-SIGLIP = {"name": "models/siglip", "kind": "SigLIP", "selects": [], "sees": False}
+from second_judges import add_second_judge, change_judges
 
 
 @pytest.fixture
 def config(tmp_path):
     return write_results(tmp_path)
-
-
-def change_judges(config, name: str, judges) -> None:
-    """Replace the judges of all runs of an experiment by `judges(judges)`."""
-    for file in config.parent.parent.glob(f"{name}/**/evaluate_clip/metrics.json"):
-        metrics = read_json(file)
-        write_json(file, metrics | {"judges": judges(metrics["judges"])})
-
-
-def add_second_judge(config, score) -> None:
-    """Add a second judge with the scores `score(first judge's score, row)`."""
-    for name in ("baseline", "dj_synth"):
-        change_judges(config, name, lambda judges: [*judges, SIGLIP])
-        for file in config.parent.parent.glob(f"{name}/**/evaluate_clip/scores.jsonl"):
-            rows = list(read_jsonl(file))
-            for row in rows:
-                value, count = row["values"]["clip_score"]
-                row["values"]["second_clip_score"] = [score(value, row), count]
-            write_jsonl(file, rows)
 
 
 def test_a_note_names_a_judge_that_selected_the_data(monkeypatch, config, tmp_path):

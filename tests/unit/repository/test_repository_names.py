@@ -39,3 +39,16 @@ def test_no_two_modules_share_a_name():
 def test_names_of_tests_are_short():
     names = [name for path in TESTS for name in definitions(path, ast.FunctionDef) if name.startswith("test_")]
     assert [name for name in names if len(name) > LONGEST] == []
+
+
+def test_no_test_imports_another_test():
+    """What several tests use is in tests/support."""
+    importing = [
+        f"{path.relative_to(PROJECT)}:{node.lineno}: {name}"
+        for path in sorted((PROJECT / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+        if name.startswith("test_")
+    ]
+    assert importing == []

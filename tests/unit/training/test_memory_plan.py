@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_training_settings import LORA, SETTINGS
 
 from dj2mgm.errors import InputError
 from dj2mgm.planning.architecture import MGMArchitecture
@@ -32,6 +31,7 @@ from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.training_data import MAX_CROWDING
 from paths import PROJECT
 from tiny_models import mgm_config
+from training_values import LORA, SETTINGS
 
 NAMES = ("zero2", "zero2_offload", "zero3", "zero3_offload")
 CHOICES = {name: read_json(PROJECT / f"config/deepspeed/{name}.json") for name in NAMES}

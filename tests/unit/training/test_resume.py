@@ -21,6 +21,7 @@ from trained_stages import (
     flags,
     make_inputs,
     outcome,
+    shared,
 )
 
 # checkpoints as in zero2_offload (ZeRO 0 to 2) and zero3_offload; other tests also kill zero2
@@ -58,16 +59,6 @@ def test_a_killed_run_resumes_with_the_same_weights(folder, forks, tmp_path, con
     assert ended.ok and f"resuming from step {SAVED_AT}" in ended.printed, ended.printed[-3000:]
     assert read_json(tmp_path / "killed/metrics.json")["resumed_from"] == f"checkpoint-{SAVED_AT}"
     assert_equal_outcomes(tmp_path / "killed", tmp_path / "undisturbed")
-
-
-def shared(
-    folder: Path, output: Path, processes: int, micro: int, total: int, tuning: str = "stage 1", **changed
-) -> dict:
-    """Return the command line of a stage on 83 samples, whose last step is incomplete."""
-    sizes = {"global_batch_size": total, "micro_batch_size": micro, "gpus": processes}
-    sizes["gradient_accumulation_steps"] = total // micro // processes
-    settings = sizes | {"max_steps": None, "epochs": 2, "save_steps": 100} | changed
-    return flags(folder, output, tuning, **settings) | {"--data": folder / "many.jsonl"}
 
 
 def assert_same_training(stage: Path, reference: Path, start_file: Path) -> None:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from test_resume import shared
 
 from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.models.generators import load_generator
@@ -12,7 +11,7 @@ from dj2mgm.settings.deepspeed_files import read_deepspeed
 from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.training.scoring import estimate_question_count
 from tiny_models import save_image
-from trained_stages import KILLED_AT, SAVED_AT, STEPS, TUNINGS, assert_equal_outcomes, flags, make_inputs
+from trained_stages import KILLED_AT, SAVED_AT, STEPS, TUNINGS, assert_equal_outcomes, flags, make_inputs, shared
 
 WORDS = "red circle at the top left two".split()
 ALWAYS = 100.0  # share of the time that suffices for all questions even on a busy machine

@@ -1,6 +1,8 @@
 """The page of looks of `snakemake decide`."""
 
-from test_headline import page  # a fixture
+from functools import partial
+
+import pytest
 
 from dj2mgm.evaluation.contrasts import contrast_with_reference
 from dj2mgm.evaluation.seeds import pair_values
@@ -9,8 +11,12 @@ from dj2mgm.reporting.verdicts.decision import build_decision_page, describe_dec
 from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.settings.targets import DecideSection
 from dj2mgm.storage.files import read_yaml, write_json, write_yaml
+from headline_pages import write_levels
 
-__all__ = ["page"]
+
+@pytest.fixture
+def page(tmp_path):
+    return partial(write_levels, tmp_path)
 
 
 def test_the_verdict_on_unlearned_models_is_withheld(page, tmp_path):

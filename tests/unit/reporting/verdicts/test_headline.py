@@ -1,6 +1,7 @@
 """The verdict on the first screen of a page."""
 
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,54 +15,21 @@ from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict, build_h
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, describe_faults, estimate_image_gain
 from dj2mgm.reporting.verdicts.verdict_cards import build_verdict_records, merge_withheld, write_verdict_cards
 from dj2mgm.settings.targets import ReportSection
-from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_text, write_yaml
-from evaluated_runs import entry, write_dataset, write_run
+from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
+from evaluated_runs import write_run
+from headline_pages import scores, write_levels
 from report_pages import text_of, write_report
 from report_results import write_results
-
-IMAGES = [f"e{number:03d}" for number in range(100)]
-MINUTES = 3  # seconds of each stage except the filter
-
-
-def scores(level: float, seed: int, spread: float) -> dict:
-    """Return probabilities of the right answer around `level` on own images, and lower ones on shuffled images."""
-    rng = np.random.default_rng([seed, int(10000 * level)])
-    level += spread * rng.normal() / 4  # the effect of the seed
-    own = np.clip(level + spread * rng.standard_normal(len(IMAGES)), 0, 1)
-    measured = {"own": own, "shuffled": own / 2}
-    return {
-        f"finetune/{images}": {
-            "answer_probability": {name: (float(value), 1) for name, value in zip(IMAGES, values, strict=True)},
-            "answer_log_likelihood": {name: (float(value) - 1, 1) for name, value in zip(IMAGES, values, strict=True)},
-        }
-        for images, values in measured.items()
-    }
-
-
-@pytest.fixture
-def page(tmp_path):
-    """Write experiments with their levels and seeds; return the page's configuration."""
-
-    def write(levels: dict[str, float], seeds: int, spread: float = 0.02, **report) -> dict:
-        dataset = write_dataset(tmp_path / "dataset")
-        entries = []
-        for name, level in levels.items():
-            runs = {}
-            for seed in range(seeds):
-                runs[seed] = write_run(tmp_path / name / str(seed), {}, scores(level, seed, spread))
-                for stage, folder in runs[seed].items():
-                    seconds = 60 * MINUTES if stage != "filter" else 9999
-                    write_text(tmp_path / folder / f"{stage}.benchmark.tsv", f"s\th:m:s\n{seconds}\t0:03:00\n")
-            entries.append(entry(name, dataset, runs, report=report))
-        write_yaml(tmp_path / "config.yaml", {"experiments": entries})
-        return load_experiments(tmp_path / "config.yaml")
-
-    return write
 
 
 def verdict(experiments) -> HeadlineVerdict:
     [single_verdict] = build_headline_verdicts(experiments)
     return single_verdict
+
+
+@pytest.fixture
+def page(tmp_path):
+    return partial(write_levels, tmp_path)
 
 
 def test_better_data_are_named_with_their_difference(page):

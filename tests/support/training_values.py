@@ -1,0 +1,30 @@
+"""Settings of a training stage as plain values."""
+
+SETTINGS = {
+    "seed": 0,
+    "gpus": 2,
+    "cpu_threads": None,
+    "template": "gemma",
+    "global_batch_size": 32,
+    "micro_batch_size": 4,
+    "gradient_accumulation_steps": 4,
+    "epochs": 1,
+    "max_steps": None,
+    "min_steps": 30,
+    "learning_rate": 1.0e-3,
+    "lr_scheduler": "cosine",
+    "warmup_ratio": 0.03,
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "max_length": 2048,
+    "precision": "auto",
+    "activation_checkpointing": True,
+    "attn_implementation": "auto",
+    "compile": True,
+    "save_steps": 100,
+    "log_steps": 1,
+    "loader_workers": 4,
+    "check_memory": True,
+    "deepspeed": {"zero_optimization": {"stage": 2}},
+}
+LORA = {"r": 16, "alpha": 32, "dropout": 0.1, "targets": ["q_proj", "v_proj"]}
