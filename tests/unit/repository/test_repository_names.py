@@ -42,7 +42,7 @@ def test_names_of_tests_are_short():
 
 
 def test_no_test_imports_another_test():
-    """What several tests use is in tests/support."""
+    """Helpers of several tests are in tests/support."""
     importing = [
         f"{path.relative_to(PROJECT)}:{node.lineno}: {name}"
         for path in sorted((PROJECT / "tests").rglob("*.py"))
