@@ -52,6 +52,18 @@ ROWS = "rows.jsonl"  # file of measurements in the folder
 QUESTIONS_PER_IMAGE = 3166 / 5000  # TextVQA's validation images and questions
 
 
+def parse_count(text: str, minimum: int = 1) -> int:
+    """Parse a whole number that is not below the minimum; argparse reports the error of another text."""
+    if not text.isdecimal() or int(text) < minimum:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least {minimum}, found {text}")
+    return int(text)
+
+
+def parse_max_steps(text: str) -> int:
+    """Parse the steps of a training, whose first and last step are measured."""
+    return parse_count(text, 2)
+
+
 @contextmanager
 def limit_gpu_memory(gib: float | None) -> Iterator[None]:
     """Leave only this much of each GPU's memory free, as on smaller cards; this process holds the rest."""
@@ -199,10 +211,10 @@ def measure(phase: Phase, run: Run, folder: Path, gpus: int, max_steps: int | No
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=COUNTS, default="mgm-2b")
-    parser.add_argument("--gpus", type=int, default=1, help="number of GPUs (default: 1)")
+    parser.add_argument("--gpus", type=parse_count, default=1, help="number of GPUs (default: 1)")
     parser.add_argument("--gpu-gib", type=float, default=22.0, help="GiB of GPU memory left free (default: 22)")
     parser.add_argument("--folder", type=Path, help="keep all files in this folder, and use existing ones")
-    parser.add_argument("--max-steps", type=int, help="steps of each training (default: one epoch)")
+    parser.add_argument("--max-steps", type=parse_max_steps, help="steps of each training (default: one epoch)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (arguments.folder or Path(temporary)).resolve()

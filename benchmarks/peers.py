@@ -27,7 +27,7 @@ sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
 
 import torch  # noqa: E402
 from loop import limit_gpu_memory  # noqa: E402
-from vlm_step import make_inputs, measure, read_stage_settings, run_row  # noqa: E402
+from vlm_step import ROW, make_inputs, measure, parse_steps, read_stage_settings, run_row  # noqa: E402
 
 from dj2mgm.models.families import load_family  # noqa: E402
 from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_jsonl  # noqa: E402
@@ -39,7 +39,25 @@ PACKED_TOKENS = 4096  # length of a packed sequence
 VIDEO = {"video_processor_type": "Qwen3VLVideoProcessor", "patch_size": 16, "temporal_patch_size": 2, "merge_size": 2}
 ROWS = ("auto", "llamafactory_8_liger", "llamafactory_16_liger_recomputed", "llamafactory_packed_liger")
 ROWS += ("ms-swift_8_liger", "ms-swift_16_liger_recomputed", "ms-swift_packed_liger")
+PEER_ROW = re.compile("(llamafactory|ms-swift)_([1-9][0-9]*|packed)(_liger)?(_recomputed)?")
 OFFLINE = ("HF_HUB_OFFLINE=1", "USE_HF=1")  # environment variables, so that no package searches a hub
+
+
+def parse_row(text: str) -> str:
+    """Parse the name of a row; argparse reports the error of an unknown name."""
+    if not ROW.fullmatch(text) and not PEER_ROW.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            "expected a row of vlm_step.py, or llamafactory or ms-swift with _N or _packed, to which _liger and "
+            f"_recomputed may be added; found {text}"
+        )
+    return text
+
+
+def parse_python(text: str) -> str:
+    """Parse the Python of an environment and return its full path; argparse reports the error of a missing file."""
+    if not (program := shutil.which(text)):
+        raise argparse.ArgumentTypeError(f"there is no program {text}; name the Python of the package's environment")
+    return os.path.abspath(program)
 
 
 def write_peers_inputs(folder: Path, settings: dict) -> None:
@@ -209,10 +227,11 @@ def format_table(rows: list[dict]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", nargs="?", choices=SHAPES, default=SHAPES[0])
-    parser.add_argument("--llamafactory", metavar="PYTHON", help="Python of an environment with LLaMA-Factory")
-    parser.add_argument("--ms-swift", metavar="PYTHON", help="Python of an environment with ms-swift")
-    parser.add_argument("--rows", nargs="+", default=ROWS, help=f"default: {' '.join(ROWS)}")
-    parser.add_argument("--steps", type=int, default=STEPS)
+    for flag, package in (("--llamafactory", "LLaMA-Factory"), ("--ms-swift", "ms-swift")):
+        python_help = f"Python of an environment with {package}"
+        parser.add_argument(flag, type=parse_python, metavar="PYTHON", help=python_help)
+    parser.add_argument("--rows", nargs="+", type=parse_row, default=ROWS, help=f"default: {' '.join(ROWS)}")
+    parser.add_argument("--steps", type=parse_steps, default=STEPS)
     parser.add_argument("--gpu-gib", type=float, default=22.0, help="GiB of GPU memory left free (default: 22)")
     parser.add_argument("--seconds", type=float, default=120.0, help="limit of a peer's row (default: 120)")
     parser.add_argument(

@@ -5,8 +5,8 @@
 This module imports nothing of the workflow, because `peers.py` runs it in the environments of other packages.
 """
 
+import argparse
 import json
-import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -66,5 +66,14 @@ def train_with(package: str, folder: Path, rows: int) -> None:
         sft_main([word for name, values in flags for word in (f"--{name}", *map(str, values))])
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("package", choices=("llamafactory", "ms-swift"))
+    parser.add_argument("folder", type=Path, help="folder of arguments.json, to which the steps are written")
+    parser.add_argument("rows", type=int, help="rows of the data")
+    arguments = parser.parse_args()
+    train_with(arguments.package, arguments.folder, arguments.rows)
+
+
 if __name__ == "__main__":
-    train_with(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    main()

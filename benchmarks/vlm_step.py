@@ -34,7 +34,7 @@ os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 import torch  # noqa: E402
 import transformers as T  # noqa: E402
-from loop import limit_gpu_memory  # noqa: E402
+from loop import limit_gpu_memory, parse_count  # noqa: E402
 from peft import LoraConfig, get_peft_model  # noqa: E402
 from random_vlm import SHAPES  # noqa: E402
 from trainer_steps import Steps  # noqa: E402
@@ -51,6 +51,22 @@ STEPS = 14
 ONE_EPOCH = {"epochs": 1, "min_steps": 0, "save_steps": 1_000_000}  # no checkpoint is written
 SHIPPED = {"internvl3_5-2b-hf": "internvl3.5-2b"}  # files in config/models that state settings of a shape's model
 ROWS = ("auto", "auto_fp8", "peer_4", "peer_8", "peer_8_recomputed", "peer_16_recomputed")
+ROW = re.compile("auto(_fp8|_nf4)?|peer_[1-9][0-9]*(_recomputed)?(_grouped)?")
+MIN_STEPS = 2  # a rate is the time between two steps
+
+
+def parse_row(text: str) -> str:
+    """Parse the name of a row; argparse reports the error of an unknown name."""
+    if not ROW.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            f"expected auto, auto_fp8, auto_nf4 or peer_N, to which _recomputed and _grouped may be added; found {text}"
+        )
+    return text
+
+
+def parse_steps(text: str) -> int:
+    """Parse a number of steps that is enough to measure; argparse reports the error of another text."""
+    return parse_count(text, MIN_STEPS)
 
 
 def make_inputs(shape: str, folder: Path, steps: int) -> None:
@@ -193,8 +209,8 @@ def collate(encoder, items: list[dict]) -> dict[str, torch.Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", nargs="?", choices=SHAPES)
-    parser.add_argument("--rows", nargs="+", default=ROWS, help=f"default: {' '.join(ROWS)}")
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--rows", nargs="+", type=parse_row, default=ROWS, help=f"default: {' '.join(ROWS)}")
+    parser.add_argument("--steps", type=parse_steps, default=STEPS)
     parser.add_argument("--gpu-gib", type=float, default=22.0, help="GiB of GPU memory left free (default: 22)")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--peer", help=argparse.SUPPRESS)
@@ -204,6 +220,8 @@ def main() -> None:
         liger = has_liger() and not arguments.without_liger
         train_as_peers_do(arguments.peer, arguments.folder, liger)
         return
+    if arguments.shape is None:
+        parser.error(f"name a shape: {', '.join(SHAPES)}")
     with tempfile.TemporaryDirectory() as temporary:
         make_inputs(arguments.shape, Path(temporary), arguments.steps)
         with limit_gpu_memory(arguments.gpu_gib):
