@@ -4,8 +4,8 @@
     python workflow_scripts/plan_memory.py --model mgm-2b --gpus 1 --gpu-memory 23.63 --host-memory 62.6 --tuning lora
     python workflow_scripts/plan_memory.py --model 7b_mamba --gpus 6 --gpu-memory 32 --host-memory 512
 
-Memory is in GiB. Flags that are left out take this machine's memory. The model runs without weights and data. If no
-plan fits, remedies are printed.
+Memory is in GiB. Flags that are left out take this machine's memory. The model runs without weights and data, and is
+compiled on GPUs unless `--no-compile` is given. If no plan fits, remedies are printed.
 """
 
 import argparse
@@ -72,7 +72,8 @@ def parse_arguments() -> argparse.Namespace:
     add("--deepspeed", action="append", help="name in config/deepspeed or JSON file; repeatable (default: all)")
     add("--lora-rank", type=whole_number, default=16)
     add("--lora-target", action="append", help="layer, or all; repeatable (default: q_proj, v_proj, o_proj)")
-    add("--fused", action="store_true", help="norms, gated MLPs and loss as fused kernels (compile: true)")
+    add("--no-compile", dest="compile", action="store_false", help="plan for compile: false (default: compile: true)")
+    add("--fused", action="store_true", help=argparse.SUPPRESS)  # older commands have it; it is the default now
     add("--power", type=Path, help="text to print after the plans: output of plan_power.py")
     add("--note", action="append", default=[], help="sentence to print after the plans; repeatable")
     args = parser.parse_args()
@@ -145,7 +146,8 @@ def build_planned_workload(
         raise InputError(
             f"--sequence {args.sequence}: an image alone takes {architecture.image_tokens} tokens{size_note}; raise it"
         )
-    precision, fused = (torch.bfloat16, args.fused) if machine.gpus else (torch.float32, False)  # a CPU has no kernels
+    # a CPU has no kernels
+    precision, fused = (torch.bfloat16, args.compile) if machine.gpus else (torch.float32, False)
     lora = None
     if tuning == "lora":
         targets = "all" if "all" in args.lora_target else args.lora_target
