@@ -11,6 +11,7 @@ compiled on GPUs unless `--no-compile` is given. If no plan fits, remedies are p
 import argparse
 import math
 import os
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -23,6 +24,7 @@ with quiet_imports():
     from rich.console import Console
 
     from dj2mgm.errors import InputError
+    from dj2mgm.models.lora import find_projections
     from dj2mgm.models.tuning import TUNINGS, Tuning
     from dj2mgm.planning.architecture import DEFAULT_IMAGE_SIZE, Architecture, VLMArchitecture, find_architecture
     from dj2mgm.planning.plan_table import print_plans
@@ -30,8 +32,10 @@ with quiet_imports():
     from dj2mgm.planning.search import Candidate, list_candidates
     from dj2mgm.planning.step import Workload
     from dj2mgm.settings.config_files import read_json_config
+    from dj2mgm.settings.configuration import Configuration
     from dj2mgm.settings.deepspeed_files import list_deepspeed_names, read_deepspeed
-    from dj2mgm.settings.training_stages import LoraSettings
+    from dj2mgm.settings.schema import find_maximum
+    from dj2mgm.settings.training_stages import FinetuneSection, LoraSettings, refuse_unknown_targets
     from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 
 
@@ -57,45 +61,67 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Parse the flags; without `--deepspeed`, all configurations of the project are compared."""
+    """Parse the flags; numbers have the limits of the settings that they stand for."""
     parser = make_parser(__doc__)
     add = parser.add_argument
+
+    def add_number(flag: str, section: type, key: str, minimum: int = 1, **options) -> None:
+        add(flag, type=number_parser(flag, minimum, find_maximum(section, key)), **options)
+
     add("--model", required=True, help="name in config/models or config/presets, folder, config.json or hub id")
     add("--tuning", action="append", choices=TUNINGS, help="kind of tuning; repeatable (default: all that apply)")
-    add("--gpus", type=none_or_more, help="GPUs of the machine; 0 plans for its CPU")
-    add("--nodes", type=whole_number, default=1, help="nodes with equally many GPUs; --host-memory is that of one node")
-    add("--gpu-memory", type=positive, help="usable GiB of each GPU")
-    add("--host-memory", type=positive, help="usable GiB of main memory")
-    add("--sequence", type=whole_number, default=1024, help="tokens of a sample with its image (default 1024)")
-    add("--micro-batch", type=whole_number, help="samples of a micro batch (default: powers of two are compared)")
-    add("--global-batch", type=whole_number, help="samples of a step (default: 16 micro batches on every GPU)")
+    add_number("--gpus", Configuration, "gpus", 0, help="GPUs of the machine; 0 plans for its CPU")
+    nodes_help = "nodes with equally many GPUs; --host-memory is that of one node"
+    add_number("--nodes", Configuration, "nodes", default=1, help=nodes_help)
+    add("--gpu-memory", type=memory_parser("--gpu-memory"), help="usable GiB of each GPU")
+    add("--host-memory", type=memory_parser("--host-memory"), help="usable GiB of main memory")
+    sequence_help = "tokens of a sample with its image (default 1024)"
+    add_number("--sequence", FinetuneSection, "max_length", default=1024, help=sequence_help)
+    micro_batch_help = "samples of a micro batch (default: powers of two are compared)"
+    add_number("--micro-batch", FinetuneSection, "micro_batch_size", help=micro_batch_help)
+    global_batch_help = "samples of a step (default: 16 micro batches on every GPU)"
+    add_number("--global-batch", FinetuneSection, "global_batch_size", help=global_batch_help)
     add("--deepspeed", action="append", help="name in config/deepspeed or JSON file; repeatable (default: all)")
-    add("--lora-rank", type=whole_number, default=16)
+    add_number("--lora-rank", LoraSettings, "r", default=16)
     add("--lora-target", action="append", help="layer, or all; repeatable (default: q_proj, v_proj, o_proj)")
     add("--no-compile", dest="compile", action="store_false", help="plan for compile: false (default: compile: true)")
     add("--fused", action="store_true", help=argparse.SUPPRESS)  # older commands have it; it is the default now
     add("--power", type=Path, help="text to print after the plans: output of plan_power.py")
     add("--note", action="append", default=[], help="sentence to print after the plans; repeatable")
     args = parser.parse_args()
+    if args.gpus == 0 and args.gpu_memory is not None:
+        raise InputError("--gpu-memory: --gpus 0 plans for the CPU; leave out one of the two flags")
     args.deepspeed = args.deepspeed or list_deepspeed_names()
     args.lora_target = args.lora_target or ["q_proj", "v_proj", "o_proj"]
     return args
 
 
-def positive(text: str) -> float:
-    """Parse a number above 0; argparse reports the ValueError of another text."""
-    if not 0 < float(text) < math.inf:
-        raise ValueError
-    return float(text)
+def memory_parser(flag: str) -> Callable[[str], float]:
+    """Return a function that parses a flag's GiB, and raises InputError for any text but a number above 0."""
+
+    def parse(text: str) -> float:
+        try:
+            size = float(text)
+        except ValueError:
+            size = math.nan
+        if not 0 < size < math.inf:
+            raise InputError(f"{flag}: expected GiB above 0, such as 23.63; found {text}")
+        return size
+
+    return parse
 
 
-def whole_number(text: str) -> int:
-    """Parse a whole number above 0; argparse reports the ValueError of another text."""
-    return int(positive(str(int(text))))
+def number_parser(flag: str, minimum: int, maximum: int) -> Callable[[str], int]:
+    """Return a function that parses a flag's whole number, and raises InputError for any other text."""
 
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit()) or int(text[:20]) < minimum:
+            raise InputError(f"{flag}: expected a whole number of at least {minimum}, found {text}")
+        if int(text[:20]) > maximum:
+            raise InputError(f"{flag}: at most {maximum}, found {text}")
+        return int(text[:20])
 
-def none_or_more(text: str) -> int:
-    return 0 if int(text) == 0 else whole_number(text)
+    return parse
 
 
 def find_machine_to_plan(args: argparse.Namespace) -> Machine:
@@ -151,6 +177,9 @@ def build_planned_workload(
     lora = None
     if tuning == "lora":
         targets = "all" if "all" in args.lora_target else args.lora_target
+        if targets != "all":
+            decoder = architecture.language_model(architecture.build(precision)).layers
+            refuse_unknown_targets(targets, find_projections(decoder), "--lora-target")
         lora = LoraSettings(r=args.lora_rank, alpha=2 * args.lora_rank, dropout=0.1, targets=targets)
     return Workload(architecture, tuning, args.sequence, text, precision, fused, lora)
 

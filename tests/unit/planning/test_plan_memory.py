@@ -70,16 +70,25 @@ def test_remedies_are_printed_if_nothing_fits(plan):
     ("flags", "message"),
     [
         (("--sequence", "10"), "--sequence 10: an image alone takes 16 tokens; raise it"),
-        (("--micro-batch", "-3"), "argument --micro-batch: invalid whole_number value: '-3'"),
-        (("--global-batch", "0"), "argument --global-batch: invalid whole_number value: '0'"),
-        (("--gpus", "-1"), "argument --gpus"),
+        (("--micro-batch", "-3"), "--micro-batch: expected a whole number of at least 1, found -3"),
+        (("--global-batch", "0"), "--global-batch: expected a whole number of at least 1, found 0"),
+        (("--gpus", "-1"), "--gpus: expected a whole number of at least 0, found -1"),
+        (("--lora-rank", "99999999"), "--lora-rank: at most 65536, found 99999999"),
+        (("--sequence", "99999999999"), "--sequence: at most 16777216, found 99999999999"),
+        (("--micro-batch", "100000000"), "--micro-batch: at most 65536, found 100000000"),
+        (("--gpus", "0", "--gpu-memory", "22"), "--gpu-memory: --gpus 0 plans for the CPU; leave out one"),
+        *(
+            (("--gpu-memory", size), f"--gpu-memory: expected GiB above 0, such as 23.63; found {size}")
+            for size in ("-5", "0", "nan", "24GB")
+        ),
+        (("--lora-target", "q_projj"), "--lora-target: the language model has no projection 'q_projj'; known are"),
         (("--deepspeed", "zero9"), "--deepspeed: there is no config/deepspeed/zero9.json"),
-        (("--gpus", "1", "--gpu-memory", "24", "--global-batch", "1"), "choose a multiple of 2"),
+        (("--gpus", "1", "--gpu-memory", "24", "--global-batch", "1"), "a global batch of 1 on 1 GPUs cannot be"),
     ],
 )
 def test_an_error_is_reported_in_one_sentence(plan, flags, message):
     done = plan(*flags)
-    assert done.status == 2 and message in done.stderr
+    assert done.status == 2 and done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -164,11 +164,12 @@ class TrainingStageSettings(TuningSection, TrainingRunSettings):
         return self.global_batch_size and count_micro_batches(self.global_batch_size, micro_batch, self.gpus)
 
 
-def refuse_unknown_targets(targets: Iterable[str], projections: tuple[str, ...]) -> None:
-    """Raise InputError if a LoRA target is not among the projections of the model."""
+def refuse_unknown_targets(
+    targets: Iterable[str], projections: tuple[str, ...], key: str = "finetune.lora.targets"
+) -> None:
+    """Raise InputError if a LoRA target, which the setting or flag `key` names, is not a projection of the model."""
     for target in targets:
         if target not in projections:
             raise InputError(
-                f"finetune.lora.targets: the language model has no projection {target!r}; known are "
-                f"{', '.join(projections)}"
+                f"{key}: the language model has no projection {target!r}; known are {', '.join(projections)}"
             )
