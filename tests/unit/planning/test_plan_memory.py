@@ -40,6 +40,7 @@ def test_one_screen_shows_all_tunings_and_configurations(plan):
         rows = [line for line in done.stdout.splitlines() if line.startswith(f"│ {tuning} ")]
         assert len(rows) == len(list((PROJECT / "config/deepspeed").glob("*.json")))
         assert sum("fastest that fits" in row for row in rows) == 1
+        assert any("│ zero3_offload_resident │" in row for row in rows)
     assert done.stdout.count("  GPU ") == done.stdout.count("  host ") == 3
     assert len(done.stdout.splitlines()) < 60
 

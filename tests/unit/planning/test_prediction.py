@@ -135,6 +135,20 @@ def test_remedies_name_sufficient_amounts(mgm_2b):
     assert find_fastest(list_candidates(case, enough, configs, 128, [1, 2], [0, 1]))
 
 
+def test_remedies_name_nf4_if_it_is_enough(mgm_2b):
+    case, configs = workload(mgm_2b, "lora", 1024, 448), {"zero2": deepspeed("zero2"), "zero3": deepspeed("zero3")}
+    remedies = {}
+    for gib in (2.0, 9.0):
+        machine = Machine(gpus=1, gpu_gib=gib, host_gib=62.6)
+        candidates = list_candidates(case, machine, configs, 128, [1], [1])
+        assert find_fastest(candidates) is None
+        remedies[gib] = suggest_remedies(case, candidates, machine)
+        # a plan that is in 4 bits already gets no such advice
+        assert not any("nf4" in remedy for remedy in suggest_remedies(replace(case, nf4=True), candidates, machine))
+    assert not any("nf4" in remedy for remedy in remedies[2.0])
+    assert any("precision: nf4" in remedy and "enough for zero2" in remedy for remedy in remedies[9.0]), remedies
+
+
 @pytest.fixture(scope="module")
 def mamba_on_six_gpus():
     machine = Machine(gpus=6, gpu_gib=32.0, host_gib=512.0)

@@ -10,6 +10,7 @@ from dj2mgm.planning.prediction import Machine
 from dj2mgm.planning.search import Candidate, describe_checkpointing, find_fastest, find_nearest, suggest_remedies
 from dj2mgm.planning.step import Workload, count_parameters
 
+MIN_WIDTH_OF_NAMES = 80  # columns from which the names of DeepSpeed configurations stand on one line
 NARROW = 110  # columns below which the table of plans has no lines between columns
 
 
@@ -27,7 +28,8 @@ def print_plans(console: Console, searches: Sequence[tuple[Workload, list[Candid
         "speed",
         "verdict",
     ):
-        table.add_column(column, overflow="fold")  # names are whole in a narrow terminal, too
+        no_wrap = column == "DeepSpeed" and console.width >= MIN_WIDTH_OF_NAMES
+        table.add_column(column, overflow="fold", no_wrap=no_wrap)  # fold: all is legible in a narrow terminal, too
     for workload, candidates in searches:
         best = find_fastest(candidates)
         for name in dict.fromkeys(candidate.plan.deepspeed for candidate in candidates):

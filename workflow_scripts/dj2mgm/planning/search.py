@@ -179,6 +179,10 @@ def suggest_remedies(workload: Workload, candidates: Sequence[Candidate], machin
     advice = []
     if workload.tuning == "full":
         advice.append("train LoRA instead of the whole language model")
+    if nf4 := _find_nf4_plan(workload, candidates, machine):
+        advice.append(
+            f"precision: nf4, which holds frozen layers in 4 bits, would be enough for {describe_plan(nf4.plan)}"
+        )
     needs = [
         ("the GPU", machine.gpu_gib, lambda candidate: candidate.prediction.gpu_gib),
         ("the host", machine.host_gib, lambda candidate: candidate.prediction.host_gib * (1 + HOST_MARGIN)),
@@ -195,6 +199,22 @@ def suggest_remedies(workload: Workload, candidates: Sequence[Candidate], machin
     hardware = f"more GPUs than {machine.gpus}" if machine.gpus else "a GPU"
     advice.append(f"shorter sequences than {workload.sequence_length} tokens, or {hardware}")
     return advice
+
+
+def _find_nf4_plan(workload: Workload, candidates: Sequence[Candidate], machine: Machine) -> Candidate | None:
+    """Return a plan that would fit with frozen layers in 4 bits, or None.
+
+    ZeRO-3 is left out, because quantized weights cannot be partitioned. Of each DeepSpeed configuration, the plan that
+    needs the least GPU memory is tried.
+    """
+    if workload.tuning != "lora" or workload.nf4:
+        return None
+    smallest: dict[str, Candidate] = {}
+    for candidate in sorted(candidates, key=lambda candidate: candidate.prediction.gpu_gib):
+        if candidate.plan.zero.stage < 3:
+            smallest.setdefault(candidate.plan.deepspeed, candidate)
+    quantized = replace(workload, nf4=True)
+    return find_fastest([rate_plan(quantized, candidate.plan, machine) for candidate in smallest.values()])
 
 
 def describe_plan(plan: TrainingPlan) -> str:
