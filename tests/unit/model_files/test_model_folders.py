@@ -204,6 +204,26 @@ def test_nested_and_too_long_numbers_are_refused(base, text):
         load_family(base)
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"text_config": {"hidden_size": -2048}}, "text_config.hidden_size is -2048; at least 1 is expected"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0; at least 1"),
+        ({"vision_config": {"depths": [3, -3]}}, "vision_config.depths is -3; at least 1"),
+    ],
+)
+def test_sizes_below_one_are_refused_by_key(tmp_path, config, message):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=message):
+        check_config(tmp_path / "config.json")
+
+
+def test_other_numbers_may_be_negative(tmp_path):
+    config = {"vision_feature_layer": -2, "pad_token_id": -1, "num_local_experts": 0, "head_dim": 0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    check_config(tmp_path / "config.json")
+
+
 def test_models_of_transformers_are_within_the_limits(tmp_path):
     kinds = [kind for kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if kind in CONFIG_MAPPING]
     for kind in kinds[::4]:

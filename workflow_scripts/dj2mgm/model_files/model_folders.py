@@ -63,6 +63,12 @@ NUMBER_LIMITS = (
     (re.compile(r".*(vocab|position_embeddings|positions).*"), 1 << 24),
 )
 OTHER_NUMBERS = 1 << 20
+# numbers without which there is no model; other numbers may be 0 or negative, such as `vision_feature_layer`
+POSITIVE_NUMBERS = re.compile(
+    "hidden_sizes?|intermediate_size|vocab_size|image_size|patch_size|(temporal_patch|spatial_merge|merge)_size|"
+    "num_(hidden_layers|attention_heads|key_value_heads|heads|channels)|embed_dim|depths?|in_channels|d_model|"
+    "n_(embd|layer|head)"
+)
 SIDE_KEYS = re.compile(r".*(edge|height|width|size)")  # keys of processors, in pixels
 AREAS = re.compile(r"(min|max)_pixels")
 MAX_SIDE, MAX_AREA = 1 << 13, 1 << 25
@@ -168,6 +174,8 @@ def check_config(path: Path) -> None:
         for key_path, key, number, has_areas in _find_numbers(read_json(path, remedy=FIX)):
             if abs(number) > (limit := find_limit(key, has_areas)):
                 raise InputError(f"{path}: {key_path} is {str(number)[:40]}; at most {limit} is allowed. {FIX}")
+            if number < 1 and POSITIVE_NUMBERS.fullmatch(key):
+                raise InputError(f"{path}: {key_path} is {number}; at least 1 is expected. {FIX}")
     except (RecursionError, OverflowError, ValueError):  # ValueError: a number with thousands of digits
         raise InputError(f"{path}: it is nested too deeply, or has a number that is too large. {FIX}") from None
 
