@@ -31,9 +31,8 @@ with quiet_imports():
     from dj2mgm.planning.prediction import Machine, read_free_memory
     from dj2mgm.planning.search import Candidate, list_candidates
     from dj2mgm.planning.step import Workload
-    from dj2mgm.settings.config_files import read_json_config
     from dj2mgm.settings.configuration import Configuration
-    from dj2mgm.settings.deepspeed_files import list_deepspeed_names, read_deepspeed
+    from dj2mgm.settings.deepspeed_files import list_deepspeed_names, read_deepspeed, read_deepspeed_file
     from dj2mgm.settings.schema import find_maximum
     from dj2mgm.settings.training_stages import FinetuneSection, LoraSettings, refuse_unknown_targets
     from dj2mgm.training.deepspeed_config import complete_deepspeed_config
@@ -186,7 +185,7 @@ def build_planned_workload(
 
 def read_deepspeed_config(name: str, hidden_size: int) -> dict:
     """Read a DeepSpeed configuration by its name in config/deepspeed, or from a file."""
-    config = read_json_config(Path(name)) if Path(name).is_file() else read_deepspeed(name, "--deepspeed")
+    config = read_deepspeed_file(Path(name)) if Path(name).is_file() else read_deepspeed(name, "--deepspeed")
     return complete_deepspeed_config(config, hidden_size)
 
 

@@ -18,7 +18,6 @@ with project_imports():  # sets variables that torch reads on import
     import torch
 
     from dj2mgm.data.formats import read_texts
-    from dj2mgm.data.json_rows import read_json_file
     from dj2mgm.errors import InputError
     from dj2mgm.planning.architecture import Architecture, load_architecture
     from dj2mgm.planning.prediction import Machine, read_free_memory
@@ -26,7 +25,7 @@ with project_imports():  # sets variables that torch reads on import
     from dj2mgm.runs.layers import read_preset
     from dj2mgm.script_modules import SCRIPTS
     from dj2mgm.settings.batch_sizes import AUTO, solve_batch
-    from dj2mgm.settings.deepspeed_files import BY_GPU_COUNT
+    from dj2mgm.settings.deepspeed_files import BY_GPU_COUNT, read_deepspeed_file
     from dj2mgm.settings.presets import PresetFile
     from dj2mgm.settings.training_stages import PretrainSection
     from dj2mgm.storage.files import write_yaml
@@ -71,7 +70,7 @@ def resolve_settings(
 ) -> TrainingSettings:
     """Return the preset's settings with batch sizes and the content of its DeepSpeed configuration."""
     if args.deepspeed_config:
-        config = complete_deepspeed_config(read_json_file(args.deepspeed_config), architecture.hidden_size)
+        config = complete_deepspeed_config(read_deepspeed_file(args.deepspeed_config), architecture.hidden_size)
     elif args.num_gpus in BY_GPU_COUNT:
         config = build_config_for_gpus(args.num_gpus, architecture.hidden_size)
     else:

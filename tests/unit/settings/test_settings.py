@@ -337,6 +337,42 @@ def test_a_deepspeed_file_is_read_strictly(project):
     assert ".#mine" not in list_deepspeed_names()
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"zero_optimization": {"stage": 7}}, "zero_optimization.stage: expected 0, 1, 2 or 3, found 7"),
+        ({"zero_optimization": {}}, "zero_optimization.stage: expected 0, 1, 2 or 3, found null"),
+        ({"bf16": {"enabled": True}}, 'bf16.enabled: found true; set "auto"'),
+        ({"bf16": {}}, 'bf16.enabled: found null; set "auto"'),
+        ({"fp16": {"enabled": True}}, "fp16.enabled: found true; remove fp16"),
+        ({"train_batch_size": 0}, 'train_batch_size: expected "auto" or an integer from 1, found 0'),
+        ({"train_batch_size": 32}, 'train_batch_size is 32, but finetune.global_batch_size is 16; set .*: "auto"'),
+        (
+            {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2},
+            "global_batch_size 16 is not micro_batch_size 4 × gradient_accumulation_steps 2 × gpus 1 = 8",
+        ),
+    ],
+)
+def test_a_deepspeed_file_is_checked_before_the_stage(project, changed, message):
+    content = read_deepspeed("zero2", "finetune.deepspeed") | changed
+    (project / "config/deepspeed/mine.json").write_text(json.dumps(content), encoding="utf-8")
+    automatic = dict.fromkeys(("micro_batch_size", "gradient_accumulation_steps"), "auto")
+    config = merge_experiment("baseline", {"finetune": {"deepspeed": "mine", "global_batch_size": 16} | automatic})
+    images = dict.fromkeys(("pretrain", "finetune", "evaluation"), ".")
+    with pytest.raises(InputError, match=f"config/deepspeed/mine.json: {message}"):
+        STAGES["finetune"].settings(config, images)
+
+
+def test_a_deepspeed_file_may_fix_the_sizes_of_the_settings(project):
+    fixed = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4}
+    content = read_deepspeed("zero2", "finetune.deepspeed") | fixed
+    (project / "config/deepspeed/mine.json").write_text(json.dumps(content), encoding="utf-8")
+    sizes = {"global_batch_size": 16, "micro_batch_size": "auto", "gradient_accumulation_steps": 4}
+    config = merge_experiment("baseline", {"finetune": {"deepspeed": "mine"} | sizes})
+    images = dict.fromkeys(("pretrain", "finetune", "evaluation"), ".")
+    assert STAGES["finetune"].settings(config, images).deepspeed == content
+
+
 def test_a_folder_with_braces_cannot_be_a_dataset(project, monkeypatch):
     folder = project / "a{b}"
     folder.mkdir()

@@ -32,7 +32,7 @@ from dj2mgm.settings.data import (
     JsonlSettings,
     SynthesizeSettings,
 )
-from dj2mgm.settings.deepspeed_files import list_deepspeed_names, read_deepspeed
+from dj2mgm.settings.deepspeed_files import check_batch_sizes, list_deepspeed_names, read_deepspeed
 from dj2mgm.settings.evaluation import (
     AnswerSettings,
     BenchmarkSettings,
@@ -180,13 +180,16 @@ def _build_training_settings(config: Experiment, stage: str, template: str) -> T
     choices = {name: read_deepspeed(name, f"{stage}.deepspeed") for name in names}
     if section.precision in FROZEN:
         choices = select_unpartitioned_choices(stage, section, choices)
+    sizes = dict(section) | {"gpus": gpus}
+    if section.deepspeed != AUTO:
+        check_batch_sizes(section.deepspeed, choices[section.deepspeed], stage, sizes)
     deepspeed = {"deepspeed": None, "deepspeed_choices": choices}
     return TrainingStageSettings.from_sections(
         config,
         section,
         score_while_training=config.score_while_training if config.score_while_training.questions else None,
         template=_read_template(config, template),
-        **solve_training_batch(stage, dict(section) | {"gpus": gpus}),
+        **solve_training_batch(stage, sizes),
         **deepspeed if section.deepspeed == AUTO else {"deepspeed": choices[section.deepspeed]},
     )
 
