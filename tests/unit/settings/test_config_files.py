@@ -147,6 +147,12 @@ def test_multiplying_merged_keys_stay_small(read):
     assert read(MERGE_BOMB)["a29"] == {"k": 1}
 
 
+def test_an_infinite_number_is_refused_as_other_numbers_are():
+    schema = {"properties": {"a": {"type": "number", "exclusiveMinimum": 0}}}
+    with pytest.raises(InputError, match=r"'a': expected a number above 0, found -\.inf"):
+        convert_values({"a": float("-inf")}, schema)
+
+
 def test_a_folder_or_missing_file_is_named(tmp_path):
     with pytest.raises(InputError, match=f"{tmp_path} cannot be read: Is a directory"):
         read_config(tmp_path)

@@ -118,6 +118,11 @@ def test_a_new_experiment_needs_only_a_file(project):
         ("finetune: {epochs:2}", "finetune.epochs:2: unknown key; put a blank after the colon: 'epochs: 2'"),
         ("sedes: [1]", "sedes: unknown key; did you mean 'seeds'?"),
         ("report: {experiments: [mine]}", "'report' applies to all experiments; set it in config/config.yaml"),
+        ("finetune: {learning_rate: .inf}", "'finetune.learning_rate': expected a number above 0, found .inf"),
+        ("finetune: {epochs: -.INF}", "'finetune.epochs': expected a number above 0 and up to 100000, found -.INF"),
+        ("finetune: {precision: 8}", "finetune.precision: expected auto, bf16, fp8, nf4 or fp32, found 8"),
+        ("finetune: {precision: half}", "finetune.precision: expected auto, bf16, fp8, nf4 or fp32, found 'half'"),
+        ("finetune: {micro_batch_size: '8'}", "an integer from 1 to 65536 or auto or null, found '8'"),
         ("finetune: {epochs: two}", "finetune.epochs: expected a number above 0 and up to 100000, found 'two'"),
         ("jsonl: {on_bad_row: ignore}", "jsonl.on_bad_row: expected refuse or drop, found 'ignore'"),
         ("gpus: 0", "gpus"),
@@ -361,6 +366,13 @@ def test_a_deepspeed_file_is_checked_before_the_stage(project, changed, message)
     images = dict.fromkeys(("pretrain", "finetune", "evaluation"), ".")
     with pytest.raises(InputError, match=f"config/deepspeed/mine.json: {message}"):
         STAGES["finetune"].settings(config, images)
+
+
+def test_a_deepspeed_name_with_suffix_is_refused(project):
+    with pytest.raises(InputError, match=r"found zero2.json; set finetune.deepspeed: zero2, without .json"):
+        read_deepspeed("zero2.json", "finetune.deepspeed")
+    with pytest.raises(InputError, match="there is no config/deepspeed/zero9.json.json"):
+        read_deepspeed("zero9.json", "finetune.deepspeed")
 
 
 def test_a_deepspeed_file_may_fix_the_sizes_of_the_settings(project):

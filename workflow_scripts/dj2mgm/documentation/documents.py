@@ -24,9 +24,8 @@ from dj2mgm.settings.configuration import (
 from dj2mgm.settings.dataset_files import FilesDataset, ShapesDataset, SourcesDataset
 from dj2mgm.settings.models import AssembledModel, MgmModel, TinyModel, TransformersModel
 from dj2mgm.settings.presets import PresetFile
-from dj2mgm.settings.schema import DIALECT, build_schema
+from dj2mgm.settings.schema import DIALECT, build_schema, describe_accepted_values
 from dj2mgm.settings.study_files import StudyFile
-from dj2mgm.settings.validation import describe_accepted_values
 
 COMMAND = "python workflow_scripts/write_configuration.py"
 WIDTH = 120

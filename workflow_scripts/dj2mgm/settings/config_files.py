@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
 from dj2mgm.errors import InputError
 from dj2mgm.script_modules import SCRIPTS
+from dj2mgm.settings.schema import describe_accepted_values
 from dj2mgm.storage.files import MAX_NESTING
 
 CONFIG = Path("config")  # in the current folder; missing files come from SHIPPED
@@ -174,9 +175,8 @@ def _convert_scalar(value: Any, schema: dict, path: tuple[str, ...], unquoted: t
     types = schema.get("type", ())
     accepts_string = "string" in ([types] if isinstance(types, str) else types)
     if isinstance(value, str):
-        parsed_value = (
-            _parse_scalar(value, accepts_string, path) if isinstance(value, unquoted) else _check_text(value, path)
-        )
+        is_unquoted = isinstance(value, unquoted)
+        parsed_value = _parse_scalar(value, accepts_string, schema, path) if is_unquoted else _check_text(value, path)
         is_path = isinstance(parsed_value, str) and schema.get("format") == "path"
         # Expand `~` here, because all configured paths pass through this function.
         return os.path.expanduser(parsed_value) if is_path else parsed_value
@@ -185,11 +185,13 @@ def _convert_scalar(value: Any, schema: dict, path: tuple[str, ...], unquoted: t
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int | float):
+        if not math.isfinite(value):
+            _refuse_infinite(str(value).replace("inf", ".inf").replace("nan", ".nan"), schema, path)
         return _check_number(value, path)
     raise InputError(f"{_format_path(path)}found a {type(value).__name__}; put it in quotes if it is a string")
 
 
-def _parse_scalar(plain: str, accepts_string: bool, path: tuple[str, ...]) -> Any:
+def _parse_scalar(plain: str, accepts_string: bool, schema: dict, path: tuple[str, ...]) -> Any:
     """Return the value that a scalar without quotes stands for."""
     if NULL.fullmatch(plain):
         return None
@@ -204,11 +206,19 @@ def _parse_scalar(plain: str, accepts_string: bool, path: tuple[str, ...]) -> An
     if FLOAT.fullmatch(plain):
         return _check_number(float(plain), path)
     if NOT_FINITE.fullmatch(plain):
-        return _check_number(math.inf, path)
+        _refuse_infinite(plain, schema, path)
     if AMBIGUOUS.fullmatch(plain):
         remedy = "write a decimal number, true or false, or put a string in quotes"
         raise InputError(f"{_format_path(path)}YAML's versions disagree about {plain}; {remedy}")
     return _check_text(plain, path)
+
+
+def _refuse_infinite(text: str, schema: dict, path: tuple[str, ...]) -> NoReturn:
+    """Raise InputError for .inf or .nan; the message describes the accepted values if the schema states them."""
+    problem = "must be a finite number"
+    if "type" in schema or "anyOf" in schema:
+        problem = f"expected {describe_accepted_values(schema)}"
+    raise InputError(f"{_format_path(path)}{problem}, found {text}")
 
 
 def _check_number(number: float, path: tuple[str, ...]) -> float:

@@ -55,7 +55,10 @@ def read_deepspeed(name: str, key: str) -> dict:
         key: the setting that names it, for the message.
     """
     path = locate_config_file("deepspeed", f"{name}.json")
-    if name not in (names := list_deepspeed_names()):
+    names = list_deepspeed_names()
+    if (stem := name.removesuffix(".json")) != name and stem in names and name not in names:
+        raise InputError(f"{key}: found {name}; set {key}: {stem}, without .json")
+    if name not in names:
         raise InputError(f"{key}: there is no {path}; {suggest_name(name, names)}")
     return read_deepspeed_file(path)
 

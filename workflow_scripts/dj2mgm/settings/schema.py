@@ -1,4 +1,7 @@
-"""JSON schemas of typed settings without references. They also tell the reader of YAML the type of each scalar."""
+"""JSON schemas of typed settings without references, and their description in messages and documentation.
+
+The schemas also tell the reader of YAML the type of each scalar.
+"""
 
 from functools import cache
 from typing import Any
@@ -7,6 +10,16 @@ from pydantic import BaseModel
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 LIMITS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
+WORDS = {
+    "array": "a list",
+    "boolean": "true or false",
+    "integer": "an integer",
+    "null": "null",
+    "number": "a number",
+    "object": "keys and values",
+    "string": "a string",
+}
+STRINGS = {"address": "an address", "name": "a name", "path": "a path", "repository": "<owner>/<name>"}  # by format
 LEFT_OUT = ("title", "default", "search", "retrains", "discriminator")
 
 
@@ -63,3 +76,33 @@ def _join_choices(schema: dict, choices: list[dict]) -> dict:
     nullable = len(choices) > 1 and {"type": "null"} in choices
     kind = {"type": [choice["type"], "null"]} if nullable else {}
     return choice | kind | other_keys
+
+
+def describe_accepted_values(node: dict) -> str:
+    """Describe the values that a JSON schema accepts."""
+    if choices := node.get("anyOf"):
+        return " or ".join(map(describe_accepted_values, choices))
+    if words := node.get("enum"):
+        *others, last = map(str, words)
+        return f"{', '.join(others)} or {last}" if others else last
+    kind, *others = node["type"] if isinstance(node["type"], list) else [node["type"]]
+    word = STRINGS.get(node.get("format"), WORDS[kind])
+    return " or ".join([word + _describe_limits(node), *(WORDS[other] for other in others)])
+
+
+def _describe_limits(node: dict) -> str:
+    if "minLength" in node:
+        return " that is not empty"
+    if "minItems" in node or "minProperties" in node:
+        minimum = node.get("minItems", node.get("minProperties"))
+        if minimum == node.get("maxItems"):
+            return f" with {minimum} entries"
+        maximum = f" and at most {node['maxItems']}" if "maxItems" in node else ""
+        return f" with at least {'one entry' if minimum == 1 else f'{minimum} entries'}{maximum}"
+    lower = f"from {node['minimum']:.15g}" if "minimum" in node else ""
+    lower = f"above {node['exclusiveMinimum']:.15g}" if "exclusiveMinimum" in node else lower
+    upper = f"to {node['maximum']:.15g}" if "maximum" in node else ""
+    upper = f"below {node['exclusiveMaximum']:.15g}" if "exclusiveMaximum" in node else upper
+    if lower.startswith("above") and upper:
+        return f" {lower} and {upper.replace('to ', 'up to ')}"
+    return "".join(f" {limit}" for limit in (lower, upper) if limit)

@@ -10,23 +10,13 @@ from pydantic import ValidationError
 
 from dj2mgm.errors import InputError
 from dj2mgm.settings.base import Section
-from dj2mgm.settings.config_files import quote_value
-from dj2mgm.settings.schema import build_schema
+from dj2mgm.settings.config_files import FLOAT, INTEGER, quote_value
+from dj2mgm.settings.schema import build_schema, describe_accepted_values
 from dj2mgm.settings.string_formats import FORMATS
 from dj2mgm.storage.files import read_yaml
 
 S = TypeVar("S", bound=Section)
 MISSING = "the key is missing"
-WORDS = {
-    "array": "a list",
-    "boolean": "true or false",
-    "integer": "an integer",
-    "null": "null",
-    "number": "a number",
-    "object": "keys and values",
-    "string": "a string",
-}
-STRINGS = {"address": "an address", "name": "a name", "path": "a path", "repository": "<owner>/<name>"}  # by format
 
 RENAMED_KEYS = {"anyway": "allow_unlearned", "clip_score": "clip"}  # in publish, and in a model's file
 
@@ -154,42 +144,11 @@ def _describe_problem(problem: str, path: tuple, node: dict, value: object) -> s
     secret = kind is not None and kind.secret
     if problem == "format":
         return f"{name}: must {kind.rule}" + ("" if secret else f"; found {quote_value(value)}")
-    sentence = f"{name}: expected {describe_accepted_values(node)}" + (
-        "" if secret else f", found {quote_value(value)}"
-    )
+    is_number = "enum" in node and isinstance(value, str) and (INTEGER.fullmatch(value) or FLOAT.fullmatch(value))
+    found = value if is_number else quote_value(value)  # the reader of YAML makes a string of it
+    sentence = f"{name}: expected {describe_accepted_values(node)}" + ("" if secret else f", found {found}")
     example = next(iter(node.get("properties", {})), None)
     return f"{sentence}; put them in braces, as in {{{example}: …}}" if example else sentence
-
-
-def describe_accepted_values(node: dict) -> str:
-    """Describe the values that a JSON schema accepts."""
-    if choices := node.get("anyOf"):
-        return " or ".join(map(describe_accepted_values, choices))
-    if words := node.get("enum"):
-        *others, last = map(str, words)
-        return f"{', '.join(others)} or {last}" if others else last
-    kind, *others = node["type"] if isinstance(node["type"], list) else [node["type"]]
-    word = STRINGS.get(node.get("format"), WORDS[kind])
-    return " or ".join([word + _describe_limits(node), *(WORDS[other] for other in others)])
-
-
-def _describe_limits(node: dict) -> str:
-    """Return the limits of a value in words, with a space before them; empty without limits."""
-    if "minLength" in node:
-        return " that is not empty"
-    if "minItems" in node or "minProperties" in node:
-        minimum = node.get("minItems", node.get("minProperties"))
-        if minimum == node.get("maxItems"):
-            return f" with {minimum} entries"
-        maximum = f" and at most {node['maxItems']}" if "maxItems" in node else ""
-        return f" with at least {'one entry' if minimum == 1 else f'{minimum} entries'}{maximum}"
-    lower = f"from {node['minimum']:.15g}" if "minimum" in node else ""
-    lower = f"above {node['exclusiveMinimum']:.15g}" if "exclusiveMinimum" in node else lower
-    upper = f"to {node['maximum']:.15g}" if "maximum" in node else ""
-    upper = f"below {node['exclusiveMaximum']:.15g}" if "exclusiveMaximum" in node else upper
-    if lower.startswith("above") and upper:
-        return f" {lower} and {upper.replace('to ', 'up to ')}"
-    return "".join(f" {limit}" for limit in (lower, upper) if limit)
 
 
 def _describe_unknown_key(path: tuple, values: Mapping, known_keys: list[str]) -> str:
