@@ -1,13 +1,14 @@
 """Batch sizes, settings files, and the number of steps of a training."""
 
 import itertools
+import math
 import re
 
 import pytest
 import yaml
 
 from dj2mgm.errors import InputError
-from dj2mgm.settings.batch_sizes import count_steps, describe_steps, find_steps, solve_batch
+from dj2mgm.settings.batch_sizes import count_steps, describe_steps, find_steps, solve_batch, solve_training_batch
 from dj2mgm.settings.training_stages import LoraSettings
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.training.settings import TrainingSettings
@@ -58,6 +59,19 @@ def test_messages_suggest_the_nearest_global_batches():
     assert refusal(32, 4, None, 6).endswith("with micro_batch_size 4 × gpus 6, choose a global_batch_size of 24 or 48")
 
 
+def test_the_advice_for_four_stated_sizes_works():
+    sizes = dict(zip(FACTORS, (128, 7, 3, 1), strict=True))
+    with pytest.raises(InputError) as error:
+        solve_training_batch("finetune", sizes)
+    assert str(error.value) == (
+        "finetune: global_batch_size 128 is not micro_batch_size 7 × gradient_accumulation_steps 3 × gpus 1 = 21; "
+        "set global_batch_size: 21, or set gradient_accumulation_steps: auto"
+    )
+    assert solve_training_batch("finetune", sizes | {"global_batch_size": 21})["gradient_accumulation_steps"] == 3
+    assert solve_training_batch("finetune", sizes | {"gradient_accumulation_steps": "auto"})
+    assert refusal(128, 7, 3, 1).endswith("set global_batch_size: 21")
+
+
 def test_two_open_sizes_are_refused_by_name():
     assert "micro_batch_size and gradient_accumulation_steps are null" in refusal(32, None, None, 1)
 
@@ -72,17 +86,11 @@ def test_auto_leaves_batch_to_plan_and_checks_given_sizes():
     assert "global_batch_size is null while micro_batch_size is auto" in refusal(None, "auto", "auto", 4)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "nearest"),
-    [((100, 8, 12, 1), "96 or 104"), ((7, 2, 1, 2), "4 or 8"), ((3, 8, 1, 1), "8"), ((250, 16, 1, 2), "224 or 256")],
-)
-def test_impossible_global_batch_names_nearest_possible_sizes(sizes, nearest):
-    message = refusal(*sizes)
+@pytest.mark.parametrize("sizes", [(100, 8, 12, 1), (7, 2, 1, 2), (3, 8, 1, 1), (250, 16, 1, 2)])
+def test_an_impossible_global_batch_is_corrected_to_the_product_of_the_other_sizes(sizes):
+    message, product = refusal(*sizes), math.prod(sizes[1:])
     assert message.startswith(f"here: global_batch_size {sizes[0]} is not micro_batch_size {sizes[1]} × ")
-    assert message.endswith(f"choose a global_batch_size of {nearest}")
-    for choice in map(int, re.findall(r"\d+", message.split("global_batch_size of")[1])):
-        micro, gpus = sizes[1], sizes[3]
-        assert refusal(choice, micro, choice // (micro * gpus), gpus) is None
+    assert message.endswith(f"set global_batch_size: {product}") and refusal(product, *sizes[1:]) is None
 
 
 def test_a_settings_file_loads_with_and_without_lora(tmp_path):

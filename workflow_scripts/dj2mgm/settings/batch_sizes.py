@@ -10,7 +10,7 @@ FACTORS = ("micro_batch_size", "gradient_accumulation_steps", "gpus")  # their p
 AUTO = "auto"  # the memory plan decides
 
 
-def solve_batch(location: str, settings: Mapping) -> dict[str, int | str]:
+def solve_batch(location: str, settings: Mapping, alternative: str = "") -> dict[str, int | str]:
     """Return `global_batch_size`, in samples per step, and its three factors, with the null one computed.
 
     If the micro batch is "auto" and the accumulation is "auto" or null, both are "auto": the memory plan chooses them.
@@ -18,9 +18,10 @@ def solve_batch(location: str, settings: Mapping) -> dict[str, int | str]:
     Args:
         location: beginning of the message.
         settings: values with the four keys.
+        alternative: another remedy for sizes whose product is wrong, as in "set a: 1".
 
     Raises:
-        InputError: more than one is null, or the product is wrong; the message names the nearest possible sizes.
+        InputError: more than one is null, or the product is wrong; the message names sizes that are possible.
     """
     sizes = {key: settings[key] for key in ("global_batch_size", *FACTORS)}
     planned_sizes = {"micro_batch_size": AUTO, "gradient_accumulation_steps": AUTO}
@@ -44,6 +45,8 @@ def solve_batch(location: str, settings: Mapping) -> dict[str, int | str]:
         return solved_sizes
     if batch_size % unit == 0:
         remedy = f"set {key}: {solved_sizes[key]}"
+    elif not open_keys:
+        remedy = f"set global_batch_size: {_multiply(sizes, FACTORS)}" + (f", or {alternative}" if alternative else "")
     else:
         nearest = sorted({max(1, batch_size // unit) * unit, (batch_size // unit + 1) * unit})
         factors = " × ".join(f"{factor} {sizes[factor]}" for factor in other_factors)
@@ -62,11 +65,13 @@ def solve_training_batch(location: str, settings: Mapping) -> dict[str, int | st
     """Return sizes as `solve_batch` does, and accept those of a training plan (`count_micro_batches`)."""
     sizes = {key: settings[key] for key in ("global_batch_size", *FACTORS)}
     batch_size, micro, accumulation, gpus = sizes.values()
+    alternative = ""
     if isinstance(micro, int) and batch_size and batch_size % gpus == 0 and micro <= batch_size // gpus:
         needed_batches = count_micro_batches(batch_size, micro, gpus)
         if accumulation in (AUTO, needed_batches):
             return sizes | {"gradient_accumulation_steps": needed_batches}
-    return solve_batch(location, settings)
+        alternative = f"set gradient_accumulation_steps: {AUTO}"
+    return solve_batch(location, settings, alternative)
 
 
 def count_steps(settings: Any, rows: int) -> int:
