@@ -84,7 +84,6 @@ def parse_arguments() -> argparse.Namespace:
     add_number("--lora-rank", LoraSettings, "r", default=16)
     add("--lora-target", action="append", help="layer, or all; repeatable (default: q_proj, v_proj, o_proj)")
     add("--no-compile", dest="compile", action="store_false", help="plan for compile: false (default: compile: true)")
-    add("--fused", action="store_true", help=argparse.SUPPRESS)  # older commands have it; it is the default now
     add("--power", type=Path, help="text to print after the plans: output of plan_power.py")
     add("--note", action="append", default=[], help="sentence to print after the plans; repeatable")
     args = parser.parse_args()

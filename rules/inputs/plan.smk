@@ -20,8 +20,8 @@ def plan_flags(wildcards):
         flags.append("--tuning=full")
     if config.gpus > 1:
         flags += [f"--gpus={config.gpus}", f"--nodes={config.nodes}"]
-    if finetune.compile:
-        flags.append("--fused")
+    if not finetune.compile:
+        flags.append("--no-compile")
     if finetune.global_batch_size:
         flags.append(f"--global-batch={finetune.global_batch_size}")
     return flags + [f"--note={note}" for note in steps_notes()]
