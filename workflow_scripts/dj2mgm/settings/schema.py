@@ -91,6 +91,7 @@ def describe_accepted_values(node: dict) -> str:
 
 
 def _describe_limits(node: dict) -> str:
+    """Return the limits of a value in words, with a space before them; empty without limits."""
     if "minLength" in node:
         return " that is not empty"
     if "minItems" in node or "minProperties" in node:
