@@ -90,6 +90,7 @@ class TransformersGenerator(Generator):
             )
         reader = model.base_model.get_image_features if self._takes_features else model.forward
         self._input_names = inspect.signature(reader).parameters.keys()
+        self._selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def close(self) -> None:
         del self.model
@@ -172,14 +173,25 @@ class TransformersGenerator(Generator):
             items = [self._make_text_item(answer, image) for answer, image in zip(part, answer_images, strict=True)]
             batch = self.encoder.batch_tokens(items, max(len(item["input_ids"]) for item in items))
             labels, positions = batch.pop("labels"), batch.pop("answer_positions")
-            logits = self.model(**self._add_images(batch, answer_images), use_cache=False).logits
-            log_probs = logits.flatten(0, 1)[positions.to(logits.device)].float().log_softmax(dim=-1)
-            targets = labels.flatten()[positions + 1].to(logits.device)
+            log_probs = self._compute_log_probs(self._add_images(batch, answer_images), positions)
+            targets = labels.flatten()[positions + 1].to(log_probs.device)
             values = iter(log_probs.gather(1, targets.unsqueeze(1)).squeeze(1).tolist())
             log_likelihoods += [
                 [next(values) for label in item["labels"][1:] if label != IGNORE_INDEX] for item in items
             ]
         return log_likelihoods
+
+    def _compute_log_probs(self, inputs: dict[str, torch.Tensor], positions: torch.Tensor) -> torch.Tensor:
+        """Return the log-probabilities (n, V) at positions (n,) of the flattened batch.
+
+        Logits are computed for columns with such a position only: those of all columns would take gigabytes.
+        """
+        width = inputs["input_ids"].shape[1]
+        columns = torch.unique(positions % width) if self._selects_logits else torch.arange(width)
+        selection = {"logits_to_keep": self._move(columns)} if self._selects_logits else {}
+        logits = self.model(**inputs, **selection, use_cache=False).logits
+        indices = positions // width, torch.searchsorted(columns, positions % width)
+        return logits[indices].float().log_softmax(dim=-1)
 
     def _make_text_item(self, answer: GivenAnswer, image: EncodedImage | None) -> dict:
         if image is None:
