@@ -53,7 +53,7 @@ def test_each_of_two_nodes_has_half_of_the_processes(plan):
     assert float(host_of_two) == pytest.approx(float(host_of_one) / 2, rel=0.01)
 
 
-def test_layers_are_compiled_unless_the_plan_is_for_compile_false(plan):
+def test_layers_are_compiled_unless_the_plan_says_otherwise(plan):
     flags = ["--gpus", "1", "--gpu-memory", "24", "--host-memory", "64", "--tuning", "full", "--deepspeed", "zero2"]
     default, plain = plan(*flags), plan(*flags, "--no-compile")
     assert "compiler" in default.stdout and plain.status == 0 and "compiler" not in plain.stdout

@@ -87,7 +87,7 @@ def test_auto_leaves_batch_to_plan_and_checks_given_sizes():
 
 
 @pytest.mark.parametrize("sizes", [(100, 8, 12, 1), (7, 2, 1, 2), (3, 8, 1, 1), (250, 16, 1, 2)])
-def test_an_impossible_global_batch_is_corrected_to_the_product_of_the_other_sizes(sizes):
+def test_an_impossible_global_batch_is_corrected_to_the_product(sizes):
     message, product = refusal(*sizes), math.prod(sizes[1:])
     assert message.startswith(f"here: global_batch_size {sizes[0]} is not micro_batch_size {sizes[1]} × ")
     assert message.endswith(f"set global_batch_size: {product}") and refusal(product, *sizes[1:]) is None

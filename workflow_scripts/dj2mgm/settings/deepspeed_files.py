@@ -71,8 +71,8 @@ def read_deepspeed_file(path: Path) -> dict:
         raise InputError(f"{path}: zero_optimization.stage: expected 0, 1, 2 or 3, found {quote_value(stage)}")
     enabled = _read_key(config, "bf16", "enabled")
     if enabled is not False and enabled != AUTO:
-        found = quote_value(enabled)
-        raise InputError(f'{path}: bf16.enabled: found {found}; set "auto", because the setting precision decides it')
+        value = quote_value(enabled)
+        raise InputError(f'{path}: bf16.enabled: found {value}; set "auto", because the setting precision decides it')
     enabled = _read_key(config, "fp16", "enabled")
     if enabled not in (None, False, AUTO):
         raise InputError(f"{path}: fp16.enabled: found {quote_value(enabled)}; remove fp16, which no stage trains in")

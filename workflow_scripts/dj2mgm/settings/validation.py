@@ -145,8 +145,8 @@ def _describe_problem(problem: str, path: tuple, node: dict, value: object) -> s
     if problem == "format":
         return f"{name}: must {kind.rule}" + ("" if secret else f"; found {quote_value(value)}")
     is_number = "enum" in node and isinstance(value, str) and (INTEGER.fullmatch(value) or FLOAT.fullmatch(value))
-    found = value if is_number else quote_value(value)  # the reader of YAML makes a string of it
-    sentence = f"{name}: expected {describe_accepted_values(node)}" + ("" if secret else f", found {found}")
+    text = value if is_number else quote_value(value)  # the reader of YAML makes a string of it
+    sentence = f"{name}: expected {describe_accepted_values(node)}" + ("" if secret else f", found {text}")
     example = next(iter(node.get("properties", {})), None)
     return f"{sentence}; put them in braces, as in {{{example}: …}}" if example else sentence
 
