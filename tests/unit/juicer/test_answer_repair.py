@@ -1,7 +1,5 @@
 """Repair of answers that do not depend on their image."""
 
-from pathlib import Path
-
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -12,25 +10,16 @@ from dj2mgm.juicer.operators.models.text_problems import find_text_problem
 from dj2mgm.juicer.run_recipe import SYNTHESIZED
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
-from dj2mgm.servers import chat_requests
 from dj2mgm.settings.chat_templates import read_chat_template
 from dj2mgm.storage.files import read_jsonl
-from instructions import ANSWERS, COUNT, QUESTIONS, save_instructions, select
+from instructions import ANSWERS, COUNT, QUESTIONS, select
 from scripted_server import ScriptedServer, caption, make_server_captioner, read_text
 
 NAME = "answer_repair_mapper"
 GAIN = {"likelihood_gain_filter": {"min_gain": -100.0, "other_images": 2}}
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory) -> Path:
-    return save_instructions(tmp_path_factory.mktemp("project"))
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(chat_requests, "FIRST_WAIT_S", 0.002)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+pytestmark = pytest.mark.usefixtures("quick_requests")
 
 
 def measuring(project) -> dict:

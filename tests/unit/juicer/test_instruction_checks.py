@@ -2,7 +2,6 @@
 
 import random
 from io import BytesIO
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,16 +17,11 @@ from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.recipes.question_rewrites import Rewrite, Rewritten
 from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
 from dj2mgm.storage.files import read_jsonl, read_yaml
-from instructions import ANSWERS, QUESTIONS, loss, save_instructions, select
+from instructions import ANSWERS, QUESTIONS, loss, select
 from paths import PROJECT
 
 COLOR = "What color is the {shape}? = {color} => Is there a {color} {shape}? = yes"
 ABSENT = "Is there a {color} {shape}? = no => What color is the {shape}? != {color}"
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory) -> Path:
-    return save_instructions(tmp_path_factory.mktemp("project"))
 
 
 def test_a_rewritten_question_has_the_same_topic():

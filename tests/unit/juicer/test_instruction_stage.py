@@ -1,7 +1,5 @@
 """The synthesize stage with a recipe for instructions: rows, statistics, and the explorer's table."""
 
-from pathlib import Path
-
 import pytest
 
 from dj2mgm.data.formats import extract_caption
@@ -11,12 +9,7 @@ from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.models.questions import GivenAnswer
 from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
 from dj2mgm.storage.files import read_json, read_jsonl
-from instructions import ANSWERS, COUNT, QUESTIONS, save_instructions, select
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory) -> Path:
-    return save_instructions(tmp_path_factory.mktemp("project"))
+from instructions import ANSWERS, COUNT, QUESTIONS, select
 
 
 def test_gains_are_computed_for_answers_given_questions(project, tmp_path):

@@ -16,7 +16,6 @@ from dj2mgm.juicer.chain import Chain
 from dj2mgm.juicer.partitions import import_rows, list_partitions
 from dj2mgm.recipes.recipe_step import parse_steps
 from dj2mgm.runs.layers import merge_experiment
-from dj2mgm.servers import chat_requests
 from dj2mgm.storage.files import read_jsonl, read_yaml, write_yaml
 from paths import PROJECT
 from scripted_server import MODEL, CaptionRequest, Reply, ScriptedServer, caption
@@ -29,10 +28,7 @@ CAPTIONS = [f"picture {number}" for number in range(COUNT)]
 KEY, VARIABLE = "sk-Secret_123", "TEST_CHAT_KEY"
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(chat_requests, "FIRST_WAIT_S", 0.002)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+pytestmark = pytest.mark.usefixtures("quick_requests")
 
 
 @pytest.fixture(scope="module")

@@ -13,24 +13,15 @@ from dj2mgm.juicer.operators.vlm_rating_filter import RATINGS
 from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
-from dj2mgm.servers import chat_requests
 from dj2mgm.storage.files import read_json, read_jsonl
-from instructions import ANSWERS, COUNT, QUESTIONS, loss, save_instructions, select
+from instructions import ANSWERS, COUNT, QUESTIONS, loss, select
 from scripted_server import CaptionRequest, Reply, ScriptedServer, caption, make_server_captioner, read_text
 from synthesis import run_synthesis, synthesis_settings
 
 NAME = "vlm_rating_filter"
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory) -> Path:
-    return save_instructions(tmp_path_factory.mktemp("project"))
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(chat_requests, "FIRST_WAIT_S", 0.002)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+pytestmark = pytest.mark.usefixtures("quick_requests")
 
 
 def ratings(**changes: object) -> str:

@@ -36,7 +36,6 @@ from dj2mgm.juicer.operators.models.written_instructions import (
 from dj2mgm.juicer.operators.selection import draw
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
-from dj2mgm.servers import chat_requests
 from dj2mgm.settings.chat_templates import read_chat_template
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_jsonl, write_yaml
 from forked_python import forked_python
@@ -51,10 +50,7 @@ NAME = "instruction_synthesis_mapper"
 PAIRS = 8
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(chat_requests, "FIRST_WAIT_S", 0.002)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+pytestmark = pytest.mark.usefixtures("quick_requests")
 
 
 @pytest.fixture(scope="module")

@@ -26,10 +26,8 @@ KEY, VARIABLE = "sk-Secret_123", "TEST_CHAT_KEY"
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(chat_requests, "FIRST_WAIT_S", 0.002)
+def quick(monkeypatch, quick_requests):
     monkeypatch.setattr(chat_requests, "MAX_WAIT_S", 0.01)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
 @pytest.fixture(scope="module")
