@@ -55,7 +55,7 @@ def build_workload(
     The workload has as many images as a micro batch of short conversations with one image each would have.
 
     Args:
-        tuning: kind of training, which decides what is trained.
+        tuning: tuning of the stage (models/tuning.py).
         settings: the stage's settings.
         architecture: the model's shape.
         dataset: the training data.

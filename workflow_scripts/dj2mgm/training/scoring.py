@@ -65,7 +65,7 @@ def read_held_out_questions(
     Args:
         evaluation: the held-out split.
         generate_config: settings of the stage `generate`, with the image folder and the prompts.
-        tuning: kind of training, which decides what is trained.
+        tuning: tuning of the stage (models/tuning.py).
         encoder: encoder of the conversations.
         max_length: tokens at which training truncates conversations. Conversations of this length are left out.
         count: maximum number of questions.
