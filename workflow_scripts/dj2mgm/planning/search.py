@@ -119,7 +119,7 @@ def _list_intermediates(
 
 def _leaves_batches(config: dict) -> bool:
     """Return whether a configuration leaves all batch sizes to the plan."""
-    return config.get("train_batch_size", AUTO) == AUTO and not find_fixed_sizes(config)
+    return not find_fixed_sizes(config)
 
 
 def _list_batches(

@@ -100,18 +100,15 @@ def check_batch_sizes(name: str, config: dict, stage: str, settings: Mapping) ->
     """
     path = locate_config_file("deepspeed", f"{name}.json")
     fixed_sizes = {}
-    for key, setting in BATCH_SIZES.items():
-        size, stated_size = config.get(key, AUTO), settings[setting]
-        if size == AUTO:
-            continue
-        if stated_size not in (AUTO, None, size):
+    for key, size in find_fixed_sizes(config).items():
+        setting = BATCH_SIZES[key]
+        if (stated_size := settings[setting]) not in (AUTO, None, size):
             raise InputError(f'{path}: {key} is {size}, but {stage}.{setting} is {stated_size}; set {key}: "auto"')
         fixed_sizes[setting] = size
     if fixed_sizes:
         solve_batch(str(path), dict(settings) | fixed_sizes)
 
 
-def find_fixed_sizes(config: dict) -> list[str]:
-    """Return the keys by which a configuration fixes the micro batch."""
-    keys = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    return [key for key in keys if config.get(key, "auto") != "auto"]
+def find_fixed_sizes(config: dict) -> dict[str, int]:
+    """Return the batch sizes that a configuration fixes, by its keys."""
+    return {key: config[key] for key in BATCH_SIZES if config.get(key, AUTO) != AUTO}

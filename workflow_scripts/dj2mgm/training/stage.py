@@ -73,7 +73,7 @@ class StageRun:
     """A training stage, from its settings to its declared outputs, which are written last.
 
     Args:
-        tuning: kind of training, which decides what is trained.
+        tuning: tuning of the stage (models/tuning.py).
         settings: settings of the stage, possibly with "auto".
         inputs: `data` (jsonl), `model` (folder), possibly `pairs` (jsonl), and other files that decide the result.
         output_dir: folder of the outputs.
@@ -261,7 +261,8 @@ class StageRun:
 
     def _halve_micro_batch(self) -> None:
         """Halve the micro batch for the next start; start again at once if this process trains alone."""
-        if fixed := find_fixed_sizes(self.settings.deepspeed):
+        fixed_sizes = find_fixed_sizes(self.settings.deepspeed)
+        if fixed := [key for key in fixed_sizes if key != "train_batch_size"]:
             note(
                 f"the GPU ran out of memory, and the DeepSpeed file fixes {' and '.join(fixed)}. Set auto there, so "
                 "that the stage can resume with half of the micro batch, or set a smaller micro batch"
