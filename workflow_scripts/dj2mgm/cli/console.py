@@ -26,6 +26,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from dj2mgm.cli.messages import NOTE, PROGRESS, WARNING, format_duration
 
 POLL_S = 1.0
+INTERRUPTION_S = 1.0  # Ctrl-C also ends the jobs, and Snakemake may report their errors before the interruption
 BETWEEN_LINES_S = 30.0  # pause between lines of progress that cannot be overwritten, as in a pipe
 LAST_LINES = 10
 DONE, FAILED, STOPPED, WARNED = "green", "bold red", "yellow", "yellow"  # colors in a terminal
@@ -117,6 +118,7 @@ class Job:
         self.inputs = [str(path) for path in getattr(record, "input", ())]
         self.is_target = not (record.output or record.log or record.shellcmd)
         self.started = time.monotonic()
+        self.ended: float | None = None
         self.progress = ""
         self.printed_at = self.started  # time of the last printed line
 
@@ -126,7 +128,7 @@ class Job:
 
     @property
     def elapsed(self) -> str:
-        return format_duration(time.monotonic() - self.started)
+        return format_duration((self.ended or time.monotonic()) - self.started)
 
 
 class Console(logging.Handler):
@@ -138,10 +140,11 @@ class Console(logging.Handler):
         self.screen = screen
         self.started = time.monotonic()
         self.jobs: dict[int, Job] = {}
+        self.ended_jobs: list[tuple[Job, logging.LogRecord]] = []  # with an error, not shown yet
         self.stages_begun = self.stages_done = self.stages = 0
         self.failed = self.interrupted = False
         self.last_message = ""
-        self._closed = threading.Event()
+        self._ending = threading.Event()
         self._thread = threading.Thread(target=self._poll, daemon=True)
         self._thread.start()
 
@@ -164,19 +167,21 @@ class Console(logging.Handler):
             self.handleError(record)
 
     def close(self) -> None:
-        self._closed.set()
+        self._ending.set()
         self._thread.join()  # otherwise it may print a traceback while Python ends
         with self.lock:
+            self._show_ended_jobs()
             self.screen.close()
         super().close()
 
     def _poll(self) -> None:
-        while not self._closed.wait(POLL_S):
+        while not self._ending.wait(POLL_S):
             if not self.lock.acquire(timeout=POLL_S):  # logging closes handlers while holding their locks
                 continue
             try:
                 with suppress(OSError):  # a log may be deleted while it is read
                     self._update()
+                self._show_ended_jobs(least_age=INTERRUPTION_S)
             finally:
                 self.lock.release()
 
@@ -198,6 +203,7 @@ class Console(logging.Handler):
         self.stages = sum(count for rule, count in record.stats.items() if self.is_stage(rule))
 
     def _show_job_info(self, record: logging.LogRecord) -> None:
+        self._show_ended_jobs()
         number = None
         if self.is_stage(record.rule_name):
             self.stages_begun += 1
@@ -222,9 +228,21 @@ class Console(logging.Handler):
     def _show_job_error(self, record: logging.LogRecord) -> None:
         self._update()
         job = self.jobs.pop(record.jobid, None) or Job(record, None)
-        if self.interrupted:  # the log contains no cause of an interruption
-            self.screen.say(f"{job.title}: stopped after {job.elapsed}", STOPPED)
-            return
+        job.ended = time.monotonic()
+        self.ended_jobs.append((job, record))
+        if self.interrupted:
+            self._show_ended_jobs()
+
+    def _show_ended_jobs(self, least_age: float = 0.0) -> None:
+        """Show jobs that ended with an error at least `least_age` seconds ago as stopped or failed."""
+        while self.ended_jobs and time.monotonic() - self.ended_jobs[0][0].ended >= least_age:
+            job, record = self.ended_jobs.pop(0)
+            if self.interrupted:  # the log contains no cause of an interruption
+                self.screen.say(f"{job.title}: stopped after {job.elapsed}", STOPPED)
+            else:
+                self._show_failure(job, record)
+
+    def _show_failure(self, job: Job, record: logging.LogRecord) -> None:
         self.failed, self.last_message = True, ""
         self.screen.say(f"{job.title}: failed after {job.elapsed}", FAILED)
         for name, value in record.aux.items():
@@ -235,10 +253,13 @@ class Console(logging.Handler):
     def _show_message(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         if text.startswith(INTERRUPTED):
-            self.interrupted, text = True, "interrupted; the same command continues"
-        if text.startswith("Complete log") and not self.failed:
-            return
-        if record.levelno >= logging.INFO and text != self.last_message and not ROUTINE.match(text):
+            self.interrupted = True
+            self.screen.say("interrupted; the same command continues", STOPPED)
+            self._show_ended_jobs()
+        elif record.levelno >= logging.INFO and text != self.last_message and not ROUTINE.match(text):
+            self._show_ended_jobs()
+            if text.startswith("Complete log") and not self.failed:
+                return
             self.last_message = text  # Snakemake repeats some while it waits
             self.screen.say(text, STOPPED if self.interrupted else "")
 
