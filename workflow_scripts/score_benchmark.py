@@ -13,7 +13,7 @@ import numpy
 
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.benchmarks import count_answers, drop_questions, measure_benchmark
+from dj2mgm.evaluation.benchmarks import load_benchmark
 from dj2mgm.evaluation.groups import estimate_metrics
 from dj2mgm.evaluation.leaked_ids import read_leaked_ids
 from dj2mgm.storage.files import compute_sha256, read_jsonl, write_json
@@ -25,29 +25,30 @@ def main() -> None:
     if not paths.answers.is_file():
         raise InputError(f"{paths.answers} does not exist; run the rule answer_benchmark first")
     rows = list(read_jsonl(paths.answers))
-    benchmark, variant = rows[0]["benchmark"], rows[0]["variant"]
-    estimates = estimate_metrics(measure_benchmark(benchmark, rows))
-    print(f"{benchmark}, {variant}, {len(rows)} answers", flush=True)
+    name, variant = rows[0]["benchmark"], rows[0]["variant"]
+    benchmark = load_benchmark(name)
+    estimates = estimate_metrics(benchmark.measure(rows))
+    print(f"{name}, {variant}, {len(rows)} answers", flush=True)
     blind = [row | {"prediction": row["blind_prediction"]} for row in rows]
-    without_image = estimate_metrics(measure_benchmark(benchmark, blind))
+    without_image = estimate_metrics(benchmark.measure(blind))
     printed_estimates = estimates | ({"score without the image": without_image["score"]} if without_image else {})
-    for name, value in printed_estimates.items():
+    for metric, value in printed_estimates.items():
         interval = "no interval" if value.low is None else f"[{value.low:.2f}, {value.high:.2f}]"
-        print(f"{name:40} {value.mean:6.2f}  {interval}", flush=True)
+        print(f"{metric:40} {value.mean:6.2f}  {interval}", flush=True)
     if not estimates:
         print("the benchmark withholds its right answers; its server scores submission.xlsx", flush=True)
     record = {
         "versions": {"python": platform.python_version(), "numpy": numpy.__version__},
         "inputs": {"answers": compute_sha256(paths.answers)},
     }
-    counts = count_answers(benchmark, rows)
-    metrics = {"benchmark": benchmark, "variant": variant, "counts": counts, "estimates": estimates}
+    counts = benchmark.count_answers(rows)
+    metrics = {"benchmark": name, "variant": variant, "counts": counts, "estimates": estimates}
     metrics["without_image"] = {"estimates": without_image}
-    if leaked_ids := read_leaked_ids(paths.leaks, benchmark):
-        unleaked_rows = drop_questions(benchmark, rows, leaked_ids)
+    if leaked_ids := read_leaked_ids(paths.leaks, name):
+        unleaked_rows = benchmark.drop_questions(rows, leaked_ids)
         metrics["without_leaked"] = {
-            "counts": count_answers(benchmark, unleaked_rows),
-            "estimates": estimate_metrics(measure_benchmark(benchmark, unleaked_rows)) if unleaked_rows else {},
+            "counts": benchmark.count_answers(unleaked_rows),
+            "estimates": estimate_metrics(benchmark.measure(unleaked_rows)) if unleaked_rows else {},
         }
         print(
             f"{len(unleaked_rows)} answers to questions whose image and text are not in the training data", flush=True

@@ -7,7 +7,8 @@ The benchmark's module in evaluation/benchmarks describes the content of submiss
 """
 
 from dj2mgm.cli.command_line import command_line, parse_paths
-from dj2mgm.evaluation.benchmarks import save_submission
+from dj2mgm.errors import InputError
+from dj2mgm.evaluation.benchmarks import load_benchmark
 from dj2mgm.storage.files import read_jsonl
 
 
@@ -15,7 +16,10 @@ from dj2mgm.storage.files import read_jsonl
 def main() -> None:
     paths = parse_paths(__doc__, "--answers", "--output-dir")
     rows = list(read_jsonl(paths.answers))
-    save_submission(rows[0]["benchmark"], rows, paths.output_dir / "submission.xlsx")
+    benchmark = load_benchmark(name := rows[0]["benchmark"])
+    if not benchmark.write_submission:
+        raise InputError(f"the benchmark {name} has no submission")
+    benchmark.write_submission(rows, paths.output_dir / "submission.xlsx")
 
 
 if __name__ == "__main__":

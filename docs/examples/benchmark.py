@@ -18,11 +18,10 @@ from dj2mgm.data.formats import check_no_control
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.data.json_rows import UniqueIds, read_objects
 from dj2mgm.errors import InputError
+from dj2mgm.evaluation.benchmarks import Benchmark
 from dj2mgm.evaluation.groups import Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
 
-FILES = {"questions": "jsonl of questions and answers", "images": "folder of their images"}
-VARIANTS = ("one_word",)
 INSTRUCTION = "Answer the question using a single word, yes or no."
 ANSWERS = ("yes", "no")
 
@@ -45,7 +44,7 @@ def read(questions: str, images: str) -> Iterator[dict]:
         prompt = f"{row['question']}\n{INSTRUCTION}"
         check_no_control(prompt, location)
         yield {
-            "variant": VARIANTS[0],
+            "variant": "one_word",
             "id": row["id"],
             "image": _verify_image(images, row["image"], location),
             "image_id": row["image"],
@@ -54,7 +53,7 @@ def read(questions: str, images: str) -> Iterator[dict]:
         }
 
 
-def text(row: dict) -> tuple[str, list[str]]:
+def get_text(row: dict) -> tuple[str, list[str]]:
     return row["prompt"].split("\n")[0], [row["answer"]]
 
 
@@ -80,3 +79,13 @@ def _verify_image(folder: str, relative: str, location: str) -> Path:
     except BadImage as error:
         raise InputError(f"{location}: image {error}; check the key 'images'") from None
     return path
+
+
+BENCHMARK = Benchmark(
+    files={"questions": "jsonl of questions and answers", "images": "folder of their images"},
+    variants=("one_word",),
+    read=read,
+    measure=measure,
+    count=count,
+    get_text=get_text,
+)

@@ -265,6 +265,18 @@ def test_a_new_benchmark_can_lack_a_submission(monkeypatch, tmp_path, yes_no, ca
     assert "the benchmark yes_no has no submission" in capsys.readouterr().err
 
 
+def test_a_misspelt_attribute_of_a_benchmark_is_an_error(yes_no):
+    path = declared.MODULES / "yes_no.py"
+    source = path.read_text(encoding="utf-8")
+    path.write_text(source.replace("count=count", "cuont=count"), encoding="utf-8")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'cuont'"):
+        benchmarks.load_benchmark("yes_no")
+    path = path.rename(path.with_name("misspelt.py"))
+    path.write_text(source.replace("files=", "file="), encoding="utf-8")
+    with pytest.raises(InputError, match=r"misspelt.py: BENCHMARK = Benchmark\(files=…, variants=…, …\) is missing"):
+        declared.read_declarations()
+
+
 def test_the_configuration_has_keys_of_a_new_benchmark(yes_no):
     def check(files: dict) -> None:
         merge_shared_settings({"benchmarks": {"yes_no": files}})

@@ -17,7 +17,7 @@ from PIL import Image
 
 from benchmark_files import mmbench_row, textvqa_question, textvqa_truth, write_mmbench, write_rows
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.benchmarks import measure_benchmark, read_questions
+from dj2mgm.evaluation.benchmarks import load_benchmark, read_questions
 from dj2mgm.evaluation.groups import estimate_metrics
 from dj2mgm.evaluation.harnesses.exchange import CUTTING_CLASSES, cut_answer, find_stop_texts, save_once
 from dj2mgm.evaluation.harnesses.task_scores import MAX_UNITS, compute_pseudo_values
@@ -152,7 +152,7 @@ def evaluated(tmp_path_factory) -> Path:
     for benchmark, (task, files, predictions) in ours.items():
         rows = list(read_questions(benchmark, files))
         answered = [row | {"prediction": text} for row, text in zip(rows, predictions, strict=True)]
-        write_json(root / task / "ours.json", estimate_metrics(measure_benchmark(benchmark, answered))["score"])
+        write_json(root / task / "ours.json", estimate_metrics(load_benchmark(benchmark).measure(answered))["score"])
         questions = [{"id": str(number), "image": "one.png"} for number in range(len(rows))]
         write_jsonl(root / task / "answers.jsonl", make_answer_rows(questions, predictions))
     settings = {"seed": 3, "template": "gemma", "gpus": 1, "cpu_threads": 1}

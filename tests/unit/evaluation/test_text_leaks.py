@@ -1,6 +1,7 @@
 """Search for specific questions of benchmarks in training conversations."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -24,7 +25,8 @@ INSTRUCTION = "Answer the question using a single word or phrase."
 @pytest.fixture
 def ask(monkeypatch):
     """Return a function from questions (id, image, question, answers) and turns to the leaked ids."""
-    monkeypatch.setattr(leak_search, "read_question_text", lambda name, row: (row["question"], row["answers"]))
+    benchmark = SimpleNamespace(get_text=lambda row: (row["question"], row["answers"]))
+    monkeypatch.setattr(leak_search, "load_benchmark", lambda name: benchmark)
 
     def find_ids(questions, *turns) -> list[str]:
         references = ReferenceTexts()

@@ -18,7 +18,7 @@ from dj2mgm.data.sources.source import Source
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
 from dj2mgm.dataset_resolution.hub_data import find_hub_benchmark, find_hub_dataset
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.benchmarks import measure_benchmark, read_questions
+from dj2mgm.evaluation.benchmarks import load_benchmark, read_questions
 from dj2mgm.fetching.known_data import _read_entry, _write_parquet
 from dj2mgm.settings.config_files import list_config_names
 from fetch_command import run_fetch
@@ -272,7 +272,7 @@ def test_the_evaluation_reads_fetched_benchmarks(hub, fetch, tmp_path):
     images = sorted((folder / "images").iterdir())
     assert [path.suffix for path in images] == [".jpg", ".webp", ".jpg", ".webp"]
     answered = [row | {"prediction": "nous les gosses"} for row in questions]
-    assert measure_benchmark("textvqa", answered)["score"].values == pytest.approx(100)
+    assert load_benchmark("textvqa").measure(answered)["score"].values == pytest.approx(100)
 
     table = tmp_path / "downloads/mmbench/questions.tsv"
     questions = list(read_questions("mmbench", {"questions": table}))
@@ -281,7 +281,7 @@ def test_the_evaluation_reads_fetched_benchmarks(hub, fetch, tmp_path):
         "A": "right",
         "B": "wrong",
     }
-    assert measure_benchmark("mmbench", [row | {"prediction": row["answer"]} for row in questions])[
+    assert load_benchmark("mmbench").measure([row | {"prediction": row["answer"]} for row in questions])[
         "score"
     ].values == pytest.approx(100)
     with open(table, newline="") as file:

@@ -27,7 +27,7 @@ from dj2mgm.data.near_duplicates.codes import SIGNATURE, compute_signature
 from dj2mgm.data.near_duplicates.protected_images import IMAGES_AT_ONCE, find_reference_pairs
 from dj2mgm.data.question_texts import MIN_WORDS, normalize_lines, normalize_words
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.benchmarks import read_question_text
+from dj2mgm.evaluation.benchmarks import load_benchmark
 from dj2mgm.evaluation.groups import locate_row_images
 from dj2mgm.evaluation.leaked_ids import HELD_OUT
 from dj2mgm.storage.files import find_files, list_files
@@ -197,8 +197,8 @@ class ReferenceTexts:
     def collect(self, questions: Iterable[dict]) -> Iterator[dict]:
         """Yield the questions of a benchmark unchanged, and store their texts if the benchmark provides them."""
         for row in questions:
-            if text := read_question_text(row["benchmark"], row):
-                self._add(row, *text)
+            if get_text := load_benchmark(row["benchmark"]).get_text:
+                self._add(row, *get_text(row))
             yield row
 
     def _add(self, row: dict, question: str, answers: list[str]) -> None:

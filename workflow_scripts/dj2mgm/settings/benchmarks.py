@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from dj2mgm.errors import InputError
+
 MODULES = Path(__file__).resolve().parents[1] / "evaluation" / "benchmarks"
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """Constants and functions of a benchmark's module (evaluation/benchmarks/__init__.py)."""
+    """Arguments of a benchmark's declaration (evaluation/benchmarks/__init__.py)."""
 
     files: dict[str, str]  # keys of `benchmarks.<name>`, with their descriptions
     variants: tuple[str, ...]  # names of its prompts
@@ -28,11 +30,11 @@ def read_declarations() -> dict[str, Declaration]:
 
 @cache
 def _read_declaration(path: Path) -> Declaration:
-    constants, functions = {}, set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            constants[node.targets[0].id] = node.value
-        elif isinstance(node, ast.FunctionDef):
-            functions.add(node.name)
-    files, variants = (ast.literal_eval(constants[name]) for name in ("FILES", "VARIANTS"))
-    return Declaration(dict(files), tuple(variants), "write_submission" in functions)
+        match node:
+            case ast.Assign(targets=[ast.Name(id="BENCHMARK")], value=ast.Call(keywords=keywords)):
+                arguments = {keyword.arg: keyword.value for keyword in keywords}
+                if {"files", "variants"} <= set(arguments):
+                    files, variants = (ast.literal_eval(arguments[name]) for name in ("files", "variants"))
+                    return Declaration(files, variants, "write_submission" in arguments)
+    raise InputError(f"{path}: BENCHMARK = Benchmark(files=…, variants=…, …) is missing; see docs/extending.md")

@@ -25,12 +25,10 @@ from dj2mgm.data.formats import check_no_control
 from dj2mgm.data.images import BadImage, load_image
 from dj2mgm.data.json_rows import UniqueIds, open_input
 from dj2mgm.errors import InputError
+from dj2mgm.evaluation.benchmarks import Benchmark
 from dj2mgm.evaluation.groups import Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.storage.files import replace_file
-
-FILES = {"questions": "a tab-separated table with images, such as mmbench_dev_20230712.tsv"}
-VARIANTS = ("circular", "single")  # options rotated or not
 
 REQUIRED = ("index", "question", "A", "B", "category", "image")
 LETTERS = "ABCD"
@@ -72,12 +70,12 @@ def read(questions: str | Path) -> Iterator[dict]:
         yield {"variant": variant, "image_id": first_ids.setdefault(row["image"], row["id"])} | row
 
 
-def question(row: dict) -> int:
-    """Return a question's number, which its rotations share."""
+def get_question_number(row: dict) -> int:
+    """Return the number that a question shares with its rotations."""
     return row["index"] % ROTATION_STEP
 
 
-def text(row: dict) -> tuple[str, list[str]]:
+def get_text(row: dict) -> tuple[str, list[str]]:
     answer = row["answer"]
     return row["question"], [] if answer is None else [answer, row["options"][answer]]
 
@@ -174,7 +172,7 @@ def measure(rows: Rows) -> Metrics:
         return {}
     rotations: dict[int, Rows] = {}
     for row in rows:
-        rotations.setdefault(question(row), []).append(row)
+        rotations.setdefault(get_question_number(row), []).append(row)
     by_metric: dict[str, list[int]] = {"score": list(rotations)}
     for key in ("l2_category", "category"):
         for number in sorted(rotations, key=lambda number: rotations[number][0][key]):
@@ -220,3 +218,15 @@ def build_workbook(rows: Rows) -> Workbook:
 def _make_printable(value: object) -> object:
     """Remove the control characters of an answer that a spreadsheet cannot contain."""
     return ILLEGAL_CHARACTERS_RE.sub("", value) if isinstance(value, str) else value
+
+
+BENCHMARK = Benchmark(
+    files={"questions": "a tab-separated table with images, such as mmbench_dev_20230712.tsv"},
+    variants=("circular", "single"),  # options rotated or not
+    read=read,
+    measure=measure,
+    count=count,
+    get_key=get_question_number,
+    get_text=get_text,
+    write_submission=write_submission,
+)

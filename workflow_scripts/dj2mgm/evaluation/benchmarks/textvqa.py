@@ -22,16 +22,10 @@ from dj2mgm.data.formats import check_no_control
 from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.data.json_rows import check_object, read_json_file, read_objects
 from dj2mgm.errors import InputError
+from dj2mgm.evaluation.benchmarks import Benchmark
 from dj2mgm.evaluation.groups import Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.evaluation.vqa import ARTICLES
-
-FILES = {
-    "questions": "LLaVA's llava_textvqa_val_v051_ocr.jsonl",
-    "answers": "TextVQA_0.5.1_val.json",
-    "images": "folder of the validation images",
-}
-VARIANTS = ("ocr_tokens", "no_ocr_tokens")  # prompts with or without the tokens that an OCR system read
 
 OCR_LINE = "Reference OCR token"
 ANSWER_COUNT = 10  # answers per question, by ten people
@@ -79,7 +73,7 @@ def read(questions: str | Path, answers: str | Path, images: str | Path) -> Iter
         )
 
 
-def text(row: dict) -> tuple[str, list[str]]:
+def get_text(row: dict) -> tuple[str, list[str]]:
     """Return the question and its answers, which the search for leaks compares with the training rows."""
     return row["prompt"].split("\n")[0], row["answers"]
 
@@ -193,3 +187,16 @@ def measure(rows: Rows) -> Metrics:
     """Compute `score`, the VQA accuracy in percent of the rows of answers.jsonl, grouped by image."""
     scores = [100 * compute_vqa_accuracy(row["prediction"], row["answers"]) for row in rows]
     return {"score": Measurements.from_values(scores, [row["image_id"] for row in rows])}
+
+
+BENCHMARK = Benchmark(
+    files={
+        "questions": "LLaVA's llava_textvqa_val_v051_ocr.jsonl",
+        "answers": "TextVQA_0.5.1_val.json",
+        "images": "folder of the validation images",
+    },
+    variants=("ocr_tokens", "no_ocr_tokens"),  # prompts with or without the tokens that an OCR system read
+    read=read,
+    measure=measure,
+    get_text=get_text,
+)
