@@ -13,6 +13,7 @@ from dj2mgm.settings.training_stages import LoraSettings
 # full also the language model itself
 Tuning = Literal["stage1", "lora", "full"]
 TUNINGS: tuple[Tuning, ...] = get_args(Tuning)
+ROUTERS = {"router", "gate"}  # names of routers, or of the modules that contain them
 
 
 def choose_tuning(stage: str, lora: LoraSettings | None) -> Tuning:
@@ -49,3 +50,16 @@ def select_trained_parameters(
     for parameter in trained.values():
         parameter.requires_grad_(True)
     return model
+
+
+def list_frozen_layers(decoder: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
+    """Return the frozen linear layers that may be quantized, each with its parent module and its name there.
+
+    Routers of experts keep their precision, because rounding would choose other experts.
+    """
+    return [
+        (parent, name, child)
+        for path, parent in decoder.named_modules()
+        for name, child in parent.named_children()
+        if type(child) is nn.Linear and not child.weight.requires_grad and not ROUTERS & {*path.split("."), name}
+    ]

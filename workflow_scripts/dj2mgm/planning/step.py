@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from dj2mgm.models.tuning import Tuning, select_trained_parameters
+from dj2mgm.models.tuning import Tuning, list_frozen_layers, select_trained_parameters
 from dj2mgm.models.vision_language import cast_images
 from dj2mgm.planning.architecture import Architecture, MicroBatch
 from dj2mgm.planning.live_memory import LiveMemory
@@ -102,8 +102,8 @@ def count_parameters(workload: Workload) -> Parameters:
     model = _build_traced_model(workload)
     parameters = list(model.parameters())
     head = model.get_output_embeddings().weight
-    layers = workload.architecture.language_model(model).layers.modules() if workload.nf4 else ()
-    frozen_weights = [layer.weight for layer in layers if type(layer) is nn.Linear and not layer.weight.requires_grad]
+    decoder = workload.architecture.language_model(model).layers
+    frozen_weights = [layer.weight for *_, layer in list_frozen_layers(decoder)] if workload.nf4 else []
     return Parameters(
         all_sizes=tuple(p.numel() for p in parameters),
         trained_sizes=tuple(p.numel() for p in parameters if p.requires_grad),

@@ -21,6 +21,7 @@ from torchao.quantization import to_nf4
 
 from dj2mgm.compute import select_device
 from dj2mgm.errors import InputError
+from dj2mgm.models.tuning import list_frozen_layers
 from dj2mgm.settings.frozen_precision import FP8_CAPABILITY, can_use_nf4
 
 E4M3 = torch.float8_e4m3fn
@@ -164,22 +165,13 @@ def _dequantize(parts: list[torch.Tensor], rows: int) -> torch.Tensor:
     return (values * scales.view(blocks, 1)).view(rows, -1)
 
 
-ROUTERS = {"router", "gate"}  # names of routers, or of the modules that contain them
 FROZEN_LAYERS = {"fp8": FrozenFP8Linear, "nf4": FrozenNF4Linear}
 
 
-def replace_frozen_layers(model: nn.Module, precision: str) -> None:
-    """Replace, in place, all frozen linear layers of `model` whose size the format supports.
-
-    Routers of experts keep their precision, because rounding would choose other experts.
-    """
+def replace_frozen_layers(decoder: nn.Module, precision: str) -> None:
+    """Replace, in place, all frozen linear layers of `decoder` whose size the format supports."""
     replacement = FROZEN_LAYERS[precision]
-    layers = [
-        (parent, name, child)
-        for path, parent in model.named_modules()
-        for name, child in parent.named_children()
-        if type(child) is nn.Linear and not child.weight.requires_grad and not ROUTERS & {*path.split("."), name}
-    ]
+    layers = list_frozen_layers(decoder)
     if any(is_zero_param(child.weight) for *_, child in layers):
         raise InputError(f"precision: {precision} needs whole weights, but ZeRO-3 splits them; set deepspeed: zero2")
     layers = [(parent, name, child) for parent, name, child in layers if replacement.supports(child.weight)]
