@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import get_args
 
 from dj2mgm.cli.command_line import make_parser, quiet_command_line, quiet_imports
 
@@ -33,8 +34,9 @@ with quiet_imports():
     from dj2mgm.planning.step import Workload
     from dj2mgm.settings.configuration import Configuration
     from dj2mgm.settings.deepspeed_files import list_deepspeed_names, read_deepspeed, read_deepspeed_file
+    from dj2mgm.settings.frozen_precision import FROZEN, select_whole_weights
     from dj2mgm.settings.schema import find_maximum
-    from dj2mgm.settings.training_stages import FinetuneSection, LoraSettings, refuse_unknown_targets
+    from dj2mgm.settings.training_stages import FinetuneSection, LoraSettings, Precision, refuse_unknown_targets
     from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 
 
@@ -46,6 +48,14 @@ def main() -> None:
     configs = {Path(name).stem: read_deepspeed_config(name, architecture.hidden_size) for name in args.deepspeed}
     micro_batches = [args.micro_batch] if args.micro_batch else None
     tunings = args.tuning or (TUNINGS if architecture.image_tokens else ["full"])
+    if args.precision in FROZEN:
+        setting = f"--precision {args.precision}"
+        configs = select_whole_weights(configs, setting, "use --deepspeed zero2")
+        if "full" in (args.tuning or ()) or not architecture.image_tokens:
+            raise InputError(
+                f"{setting} is for frozen layers, and the tuning full trains them all; use --precision bf16"
+            )
+        tunings = [tuning for tuning in tunings if tuning != "full"]
     workloads = [build_planned_workload(architecture, tuning, args, machine) for tuning in tunings]
     console = Console()
     if not console.is_terminal:
@@ -83,6 +93,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--deepspeed", action="append", help="name in config/deepspeed or JSON file; repeatable (default: all)")
     add_number("--lora-rank", LoraSettings, "r", default=16)
     add("--lora-target", action="append", help="layer, or all; repeatable (default: q_proj, v_proj, o_proj)")
+    add("--precision", choices=get_args(Precision), default="auto", help="precision of the stage (default: auto)")
     add("--no-compile", dest="compile", action="store_false", help="plan for compile: false (default: compile: true)")
     add("--power", type=Path, help="text to print after the plans: output of plan_power.py")
     add("--note", action="append", default=[], help="sentence to print after the plans; repeatable")
@@ -170,8 +181,9 @@ def build_planned_workload(
         raise InputError(
             f"--sequence {args.sequence}: an image alone takes {architecture.image_tokens} tokens{size_note}; raise it"
         )
-    # a CPU has no kernels
-    precision, fused = (torch.bfloat16, args.compile) if machine.gpus else (torch.float32, False)
+    in_bf16 = args.precision == "bf16" or (args.precision != "fp32" and machine.gpus)
+    precision = torch.bfloat16 if in_bf16 else torch.float32
+    fused = args.compile and machine.gpus > 0  # a CPU has no kernels
     lora = None
     if tuning == "lora":
         targets = "all" if "all" in args.lora_target else args.lora_target
@@ -179,7 +191,7 @@ def build_planned_workload(
             decoder = architecture.language_model(architecture.build(precision)).layers
             refuse_unknown_targets(targets, find_projections(decoder), "--lora-target")
         lora = LoraSettings(r=args.lora_rank, alpha=2 * args.lora_rank, dropout=0.1, targets=targets)
-    return Workload(architecture, tuning, args.sequence, text, precision, fused, lora)
+    return Workload(architecture, tuning, args.sequence, text, precision, fused, lora, nf4=args.precision == "nf4")
 
 
 def read_deepspeed_config(name: str, hidden_size: int) -> dict:

@@ -11,7 +11,11 @@ def plan_flags(wildcards):
     """Params function: the reference's settings of stage 2 that decide about memory; sequences of the greatest length."""
     config = RUNS.first_seed(REFERENCE).config
     finetune, lora = config.finetune, config.finetune.lora
-    flags = [f"--model={config.model.name}", f"--sequence={finetune.max_length}"]
+    flags = [
+        f"--model={config.model.name}",
+        f"--sequence={finetune.max_length}",
+        f"--precision={finetune.precision}",
+    ]
     if lora:
         targets = [lora.targets] if lora.targets == "all" else lora.targets
         flags += [f"--lora-target={target}" for target in targets]

@@ -59,6 +59,16 @@ def test_layers_are_compiled_unless_the_plan_says_otherwise(plan):
     assert "compiler" in default.stdout and plain.status == 0 and "compiler" not in plain.stdout
 
 
+def test_frozen_layers_in_4_bits_need_less_memory(plan):
+    flags = ["--model", "mgm-2b", "--sequence", "1024", "--gpus", "1", "--gpu-memory", "80", "--host-memory", "64"]
+    flags += ["--tuning", "lora", "--deepspeed", "zero2"]
+    default, nf4, fp32 = plan(*flags), plan(*flags, "--precision", "nf4"), plan(*flags, "--precision", "fp32")
+    [used_by_default], [used_by_nf4], [used_by_fp32] = (
+        [float(size) for size in re.findall(r"  GPU ([\d.]+) GiB", done.stdout)] for done in (default, nf4, fp32)
+    )
+    assert used_by_nf4 < used_by_default < used_by_fp32
+
+
 def test_remedies_are_printed_if_nothing_fits(plan):
     done = plan("--gpus", "1", "--gpu-memory", "0.1", "--host-memory", "64", "--tuning", "lora")
     assert "Nothing fits. What would help:" in done.stdout
@@ -75,6 +85,14 @@ def test_remedies_are_printed_if_nothing_fits(plan):
         (("--lora-rank", "99999999"), "--lora-rank: at most 65536, found 99999999"),
         (("--sequence", "99999999999"), "--sequence: at most 16777216, found 99999999999"),
         (("--micro-batch", "100000000"), "--micro-batch: at most 65536, found 100000000"),
+        (
+            ("--precision", "nf4", "--deepspeed", "zero3_offload"),
+            "--precision nf4 needs whole weights, but zero3_offload partitions them; use --deepspeed zero2",
+        ),
+        (
+            ("--precision", "fp8", "--tuning", "full"),
+            "--precision fp8 is for frozen layers, and the tuning full trains",
+        ),
         (("--gpus", "0", "--gpu-memory", "22"), "--gpu-memory: --gpus 0 plans for the CPU; leave out one"),
         *(
             (("--gpu-memory", size), f"--gpu-memory: expected GiB above 0, such as 23.63; found {size}")

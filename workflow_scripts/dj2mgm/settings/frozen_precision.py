@@ -27,12 +27,14 @@ def select_unpartitioned_choices(stage: str, settings: Any, choices: dict[str, d
             f"{stage}.precision: {precision} is for frozen layers, and lora: null trains them all; "
             f"set {stage}.precision: bf16"
         )
+    return select_whole_weights(choices, f"{stage}.precision: {precision}", f"set {stage}.deepspeed: zero2")
+
+
+def select_whole_weights(choices: dict[str, dict], setting: str, remedy: str) -> dict[str, dict]:
+    """Return the DeepSpeed configurations that do not partition weights; InputError if there is none."""
     whole_weight_choices = {
         name: config for name, config in choices.items() if config["zero_optimization"]["stage"] < 3
     }
     if not whole_weight_choices:
-        raise InputError(
-            f"{stage}.precision: {precision} needs whole weights, but {', '.join(choices)} partitions them; "
-            f"set {stage}.deepspeed: zero2"
-        )
+        raise InputError(f"{setting} needs whole weights, but {', '.join(choices)} partitions them; {remedy}")
     return whole_weight_choices

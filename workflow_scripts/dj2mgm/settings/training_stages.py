@@ -15,6 +15,7 @@ FLASH_ATTENTION = "flash_attention_2"  # value of `attn_implementation`
 Steps = Annotated[int, Field(ge=1, le=10**9)]
 GlobalBatch = Annotated[int, Field(ge=1, le=2**20)]
 LearningRate = Annotated[Number, Field(gt=0)]
+Precision = Literal["auto", "bf16", "fp8", "nf4", "fp32"]
 MIN_WORKERS, MAX_WORKERS = 4, 8
 
 
@@ -65,9 +66,7 @@ class TrainingSection(Section):
     weight_decay: Number = setting(0.0, "not applied to norms and biases", ge=0, search=Search(0, 0.1))
     max_grad_norm: Number = setting(1.0, "gradients are scaled down to this norm", gt=0)
     max_length: int = setting(2048, "tokens, image included; longer conversations are cut", ge=1, le=2**24)
-    precision: Literal["auto", "bf16", "fp8", "nf4", "fp32"] = setting(
-        "auto", "auto: bf16 on a GPU, fp32 on a CPU; fp8, nf4: frozen layers in 8 or 4 bits"
-    )
+    precision: Precision = setting("auto", "auto: bf16 on a GPU, fp32 on a CPU; fp8, nf4: frozen layers in 8 or 4 bits")
     activation_checkpointing: bool | Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = setting(
         "auto",
         "recompute activations in the backward pass, which saves memory; n: of every n-th layer only",
