@@ -178,9 +178,14 @@ def test_job_on_local_scratch_resumes_a_killed_one(slurm_runs, tmp_path):
     dataset = project.folder / "results/datasets/small/summary.json"
     summary = project.result("filter") / "summary.json"
     first = submit()
-    # Snakemake makes a dataset again that it has not recorded as complete, so wait for the next stage
+    # Snakemake makes a dataset again that it has not recorded as complete, so wait for the next stage. The dataset
+    # comes after the record, because copies follow the alphabet
     filtered = str(summary.relative_to(project.folder))
-    wait_until(lambda: filtered in incomplete_outputs(project.folder), "the filter's start", STAGE_TIMEOUT_S)
+
+    def has_started_filter() -> bool:
+        return filtered in incomplete_outputs(project.folder) and dataset.exists()
+
+    wait_until(has_started_filter, "the filter's start", STAGE_TIMEOUT_S)
     modified = dataset.stat().st_mtime_ns
     slurm("scancel", first)
     wait_until(lambda: first not in slurm("squeue", "--noheader", "--format=%i"), "the end of the killed job")
