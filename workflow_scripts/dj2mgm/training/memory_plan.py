@@ -1,6 +1,5 @@
 """Choice of a stage's `auto` settings by the memory plan; a training that cannot fit is refused before it loads."""
 
-import os
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -28,6 +27,7 @@ from dj2mgm.settings.frozen_precision import NF4_SCALES
 from dj2mgm.storage.files import read_json, write_json
 from dj2mgm.training.checkpoints import COMPLETE_FILE
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
+from dj2mgm.training.processes import is_first_process
 from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.training_data import MAX_CROWDING, ConversationDataset
 
@@ -265,9 +265,5 @@ def _build_record(prediction: Prediction, machine: Machine) -> dict:
 
 
 def _note_plan(sentence: str) -> None:
-    if _is_first():
+    if is_first_process():
         note(sentence)
-
-
-def _is_first() -> bool:
-    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"

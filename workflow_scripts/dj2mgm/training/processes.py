@@ -21,6 +21,10 @@ T = TypeVar("T")
 BUFFER = "/dev/shm/deepspeed_allreduce_buffer_{user}_{address}_{port}_{rank}"  # deepspeed/ops/csrc/cpu/comm/shm.cpp
 
 
+def is_first_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
 def join_process_group() -> None:
     """Initialize DeepSpeed's process group, which ZeRO-3 needs before a model is made.
 
@@ -56,7 +60,7 @@ def gather_early(values: list[float | None]) -> list[list[float | None]]:
 def decide_together(decide: Callable[[], T]) -> T:
     """Return the first process's decision on all processes; an `InputError` is raised on all of them."""
     answer: list = [None]
-    if not distributed.is_initialized() or distributed.get_rank() == 0:
+    if is_first_process():
         try:
             answer = [decide()]
         except InputError as error:

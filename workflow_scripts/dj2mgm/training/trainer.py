@@ -245,8 +245,8 @@ class StageTrainer(ResumableTrainer):
 
     Args:
         prepare_inputs: function that converts a batch of the loader to the model's inputs on the device.
-        save_checked: function that writes the trained weights into a checkpoint folder, on every rank, and raises if
-            they are not valid.
+        save_checked: function (folder, steps) that writes the trained weights into a checkpoint folder, on every rank,
+            and raises if they are not valid after this number of steps.
         progress_file: file of the newest progress, for watch.py.
         projector_learning_rate: learning rate of projector and mining, under the same schedule; None: the learning rate
             of the other parameters.
@@ -257,7 +257,7 @@ class StageTrainer(ResumableTrainer):
         self,
         *args,
         prepare_inputs: Callable[[dict[str, torch.Tensor], torch.device], dict[str, torch.Tensor]],
-        save_checked: Callable[[Path], None],
+        save_checked: Callable[[Path, int], None],
         progress_file: Path,
         projector_learning_rate: float | None = None,
         scorer: Scorer | None = None,
@@ -348,7 +348,7 @@ class StageTrainer(ResumableTrainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        self.save_checked(folder)
+        self.save_checked(folder, self.state.global_step)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         self.model_wrapped.save_checkpoint(output_dir, exclude_frozen_parameters=True)
