@@ -2,7 +2,6 @@
 
 import sys
 from bisect import bisect_left
-from collections.abc import Callable
 from functools import lru_cache
 from itertools import chain
 
@@ -18,6 +17,7 @@ from dj2mgm.data.images import BadImage, load_image, read_image_size
 from dj2mgm.errors import InputError
 from dj2mgm.models.loss import find_answer_positions
 from dj2mgm.models.vision_language import IGNORE_INDEX, check_image_fits
+from dj2mgm.models.vlm.packed_images import TowerInputs
 
 TYPE_IDS = ("token_type_ids", "mm_token_type_ids")
 TOKEN_FIELDS = ("input_ids", "labels", *TYPE_IDS)  # (1, T); all other fields of an item belong to its images
@@ -29,17 +29,21 @@ LINE_BREAK = "\n"
 
 
 class ProcessorEncoder:
-    """Encoder of conversations with any number of images, formatted by the processor's own chat template."""
+    """Encoder of conversations with any number of images, formatted by the processor's own chat template.
+
+    `tower_inputs` computes further values from a batch, for towers that read more than pixels.
+    """
 
     fillers = dict.fromkeys(TOKEN_FIELDS, 0) | {"labels": IGNORE_INDEX}
     reads_text_alone = True
-    tower_inputs: Callable[[dict], dict] | None = None  # computed from a batch, for towers that read more than pixels
 
-    def __init__(self, processor: ProcessorMixin, image_token_id: int, max_length: int):
+    def __init__(
+        self, processor: ProcessorMixin, image_token_id: int, max_length: int, tower_inputs: TowerInputs | None
+    ):
         self.processor, self.tokenizer = processor, processor.tokenizer
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-        self.image_token_id = image_token_id
+        self.image_token_id, self.tower_inputs = image_token_id, tower_inputs
         self.max_length = sys.maxsize
         added = self.tokenizer.added_tokens_decoder
         self.special = {token.content: number for number, token in added.items() if token.special}
@@ -56,6 +60,7 @@ class ProcessorEncoder:
         self._short_item = self.sample(BLANK)
         self._blank_item = self._short_item | {"labels": [IGNORE_INDEX] * len(self._short_item["labels"])}
         self.max_length = max_length
+        self._check_processor()
 
     @property
     def blank_tokens(self) -> int:
@@ -142,7 +147,7 @@ class ProcessorEncoder:
             batch[name] = torch.tensor([row + [fillers[name]] * (width - len(row)) for row in rows])
         return batch | {"answer_positions": find_answer_positions(batch["labels"])}
 
-    def check_processor(self) -> None:
+    def _check_processor(self) -> None:
         """Encode a blank image, which fails if the template or the processor cannot be used at all."""
         if self.image_token_id not in self._short_item["input_ids"]:
             raise InputError(f"its processor never writes the image_token_id of config.json, {self.image_token_id}")

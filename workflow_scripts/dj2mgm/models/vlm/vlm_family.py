@@ -20,7 +20,6 @@ from transformers import (
     AutoModelForImageTextToText,
     PretrainedConfig,
     PreTrainedModel,
-    ProcessorMixin,
 )
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
@@ -55,11 +54,9 @@ class TransformersFamily:
 
     def make_encoder(self, template: str | dict, max_length: int) -> "ProcessorEncoder":
         """Return the encoder; `template` is ignored, because the processor has its own chat template."""
+        encoder_class = ProcessorEncoder if self.processor.chat_template else PrefixEncoder
         with folder_errors(self.folder):
-            encoder = choose_encoder_class(self.processor)(self.processor, self.config.image_token_id, max_length)
-            encoder.tower_inputs = self.tower_inputs
-            encoder.check_processor()
-        return encoder
+            return encoder_class(self.processor, self.config.image_token_id, max_length, self.tower_inputs)
 
     def load(self, dtype: torch.dtype, attention: str) -> PreTrainedModel:
         if attention == "flash_attention_2" and has_bidirectional_images(self.config.model_type):
@@ -121,10 +118,6 @@ class TransformersFamily:
             externally_read=[],
             initialized_in_stage_1=[],
         )
-
-
-def choose_encoder_class(processor: ProcessorMixin) -> type[ProcessorEncoder]:
-    return ProcessorEncoder if processor.chat_template else PrefixEncoder
 
 
 def supports_sdpa(config: PretrainedConfig) -> bool:
