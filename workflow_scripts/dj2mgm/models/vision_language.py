@@ -64,6 +64,7 @@ class Encoder(Protocol):
     """Encoder of conversations into tensors in one chat format."""
 
     control_tokens: tuple[str, ...]  # no text may contain one
+    max_length: int  # tokens at which conversations are truncated
 
     @property
     def blank_tokens(self) -> int:

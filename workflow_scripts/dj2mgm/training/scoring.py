@@ -58,7 +58,7 @@ class HeldOutQuestions(Dataset):
 
 
 def read_held_out_questions(
-    evaluation: Path, generate_config: Path, tuning: Tuning, encoder: Encoder, max_length: int, count: int
+    evaluation: Path, generate_config: Path, tuning: Tuning, encoder: Encoder, count: int
 ) -> HeldOutQuestions | None:
     """Read at most `count` questions of the evaluation split; None if there are none for the stage.
 
@@ -66,8 +66,7 @@ def read_held_out_questions(
         evaluation: the held-out split.
         generate_config: settings of the stage `generate`, with the image folder and the prompts.
         tuning: tuning of the stage (models/tuning.py).
-        encoder: encoder of the conversations.
-        max_length: tokens at which training truncates conversations. Conversations of this length are left out.
+        encoder: encoder of the conversations. Conversations of its maximum length are left out.
         count: maximum number of questions.
     """
     settings = load_settings(PromptSettings, generate_config)
@@ -84,7 +83,7 @@ def read_held_out_questions(
         except BadImage as error:
             raise InputError(f"{evaluation}, row {row['of']}: {error}; restore the image or delete the row") from None
     lengths = [_measure_length(row, encoder) for row in rows]
-    scored_rows = [(row, length) for row, length in zip(rows, lengths, strict=True) if 0 < length < max_length]
+    scored_rows = [(row, length) for row, length in zip(rows, lengths, strict=True) if 0 < length < encoder.max_length]
     if len(scored_rows) < len(rows):
         left_out = f"{len(rows) - len(scored_rows)} of {len(rows)} held-out {kind}"
         note(f"{left_out} are not scored in training: too long or damaged")

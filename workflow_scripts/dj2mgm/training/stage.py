@@ -188,9 +188,7 @@ class StageRun:
         questions = None
         if self.held_out and settings.score_while_training:
             count = settings.score_while_training.questions
-            questions = read_held_out_questions(
-                *self.held_out, self.tuning, dataset.encoder, settings.max_length, count
-            )
+            questions = read_held_out_questions(*self.held_out, self.tuning, dataset.encoder, count)
         return StageData(family, dataset, questions)
 
     def plan_memory(self, data: StageData) -> StagePlan:
@@ -226,7 +224,7 @@ class StageRun:
 
     def print_notes(self, data: StageData, checkpoint_note: str, attention_note: str | None) -> None:
         """Print notes about the choices of the stage and about its data."""
-        truncation = data.dataset.truncation_note(self.requested.max_length)
+        truncation = data.dataset.truncation_note()
         steps = describe_steps(self.output_dir.name, self.requested, len(data.dataset))
         slow = SLOW_FP8 if self.requested.precision == "fp8" and data.family.has_stock_class else None
         for sentence in filter(None, (checkpoint_note, attention_note, truncation, steps, slow)):

@@ -191,8 +191,9 @@ class ConversationDataset(Dataset):
             )
         return most_tokens
 
-    def truncation_note(self, max_length: int) -> str | None:
-        """Return a note about conversations that are truncated at `max_length` tokens; None if there are none."""
+    def truncation_note(self) -> str | None:
+        """Return a note about conversations that the encoder truncates; None if there are none."""
+        max_length = self.encoder.max_length
         whole = sum(length < max_length for length in self.lengths)
         if whole == len(self):
             return None

@@ -744,7 +744,7 @@ def test_scores_in_training_equal_those_of_the_trained_model(folders, tmp_path, 
     vlm = load_family(folders[family])
     model = vlm.load(torch.float32, "sdpa").train()
     held_out = read_held_out_questions(
-        tmp_path / "evaluation.jsonl", tmp_path / "a.yaml", "lora", vlm.make_encoder("", 512), 512, count=9
+        tmp_path / "evaluation.jsonl", tmp_path / "a.yaml", "lora", vlm.make_encoder("", 512), count=9
     )
     parts = vlm.find_parts(model)
     loading = {"micro_batch_size": 2, "longest": max(held_out.lengths), "workers": 0, "dtype": torch.float32}
