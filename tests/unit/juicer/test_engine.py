@@ -456,7 +456,7 @@ def test_only_changes_of_used_code_discard_stored_work(tmp_path, monkeypatch):
     )
     assert not any(map(changed, others))
     own = ("dj2mgm/juicer/chain.py", "dj2mgm/data/images.py", "dj2mgm/juicer/operators/image_integrity_filter.py")
-    helpers = ("dj2mgm/juicer/operators/selection.py", "dj2mgm/juicer/operators/models/captioner.py")
+    helpers = ("dj2mgm/juicer/operators/selection.py", "dj2mgm/juicer/operators/text_generation/captioner.py")
     assert all(map(changed, own + helpers))
 
 

@@ -97,7 +97,7 @@ def test_a_killed_captioning_run_resumes_with_the_same_bytes(project, tmp_path):
     dies_in_third_batch = (
         "import os, signal, sys\n"
         "sys.path.insert(0, sys.argv.pop(1))\n"
-        "from dj2mgm.juicer.operators.models.captioner import Captioner\n"
+        "from dj2mgm.juicer.operators.text_generation.captioner import Captioner\n"
         "say, batches = Captioner.__call__, []\n"
         "def dying(self, *arguments):\n"
         "    batches.append(1)\n"

@@ -24,16 +24,16 @@ from dj2mgm.data.question_texts import normalize_words
 from dj2mgm.data.shapes.scenes import QUESTION_TYPES, describe_scene, draw_question, draw_scene
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.changed_data_juicer import load_ops
-from dj2mgm.juicer.operators.models.question_pool import QuestionPool
-from dj2mgm.juicer.operators.models.text_problems import find_text_problem
-from dj2mgm.juicer.operators.models.written_instructions import (
+from dj2mgm.juicer.operators.selection import draw
+from dj2mgm.juicer.operators.text_generation.question_pool import QuestionPool
+from dj2mgm.juicer.operators.text_generation.text_problems import find_text_problem
+from dj2mgm.juicer.operators.text_generation.written_instructions import (
     QUESTION_KINDS,
     WRONG_SCHEMA,
     Instruction,
     build_prompt,
     parse_instructions,
 )
-from dj2mgm.juicer.operators.selection import draw
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
 from dj2mgm.settings.chat_templates import read_chat_template

@@ -2,7 +2,8 @@
 
 Each module of this folder is imported, and registers its operators in Data-Juicer. A new operator is one new file here.
 `declarations` lists the possible declarations in addition to Data-Juicer's own attributes; docs/examples/operator.py
-is a complete example. Slow imports, such as torch, belong into `models/`, which an operator imports at first use.
+is a complete example. Code with slow imports, such as torch, belongs outside of this folder, in a module such as
+`juicer/clip_similarity.py`, which an operator imports at first use.
 
 The operators also work in a plain Data-Juicer run (which needs Ray), with the workflow's library on the path:
 

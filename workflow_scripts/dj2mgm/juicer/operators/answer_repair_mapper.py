@@ -29,10 +29,10 @@ from .likelihood_gain_filter import NAME as GAIN_FILTER
 from .likelihood_gain_filter import STAT as GAIN
 from .mgm_captioning_mapper import NAME as TRAINED
 from .mgm_captioning_mapper import complete_arguments, make_model_key
-from .models.captioner import Captioner
-from .models.stored_captions import StoredAnswersOperator, StoredCaptioner, check_answerer, warn_of_unusable
-from .models.text_problems import CONTROL_TOKEN, find_text_problem
 from .openai_captioning_mapper import NAME as SERVER
+from .text_generation.captioner import Captioner
+from .text_generation.stored_captions import StoredAnswersOperator, StoredCaptioner, check_answerer, warn_of_unusable
+from .text_generation.text_problems import CONTROL_TOKEN, find_text_problem
 
 ORIGINAL_GAIN = "original_likelihood_gain"
 PROMPT = "Answer the question about the image with as few words as possible, and nothing else.\nQuestion: {question}"

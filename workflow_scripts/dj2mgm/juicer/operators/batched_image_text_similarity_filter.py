@@ -40,7 +40,7 @@ COMBINE = {"any": any, "all": all}
 
 
 def load_clip(hf_clip: str, device: str):
-    from .models.clip_similarity import ClipSimilarity  # here because it imports torch and transformers
+    from dj2mgm.juicer.clip_similarity import ClipSimilarity  # here because it imports torch and transformers
 
     return ClipSimilarity(hf_clip, device)
 

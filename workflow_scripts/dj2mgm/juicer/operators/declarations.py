@@ -18,7 +18,7 @@ from data_juicer.ops.base_op import OP, OPERATORS, UNFORKABLE, Deduplicator, Fil
 from dj2mgm.recipes.recipe_files import select_file_arguments
 
 if TYPE_CHECKING:
-    from .models.captioner import Captions
+    from .text_generation.captioner import Captions
 
 WEIGHTS_AND_CONFIG = {".safetensors", ".bin", ".json", ".model", ".txt", ".jinja"}
 

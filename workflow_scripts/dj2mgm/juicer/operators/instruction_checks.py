@@ -34,8 +34,8 @@ from dj2mgm.recipes.question_rewrites import Rewrite
 
 from .declarations import Declarations
 from .mgm_captioning_mapper import MGMCaptioningMapper, make_model_key
-from .models.question_pool import NO, NUMBERS, YES
 from .selection import NO_GROUP, BalanceFilter, Rows
+from .text_generation.question_pool import NO, NUMBERS, YES
 
 BLIND, BLIND_STAT = "blind_answer_filter", "blind_likelihood"
 ROUND_TRIP, ROUND_TRIP_STAT = "round_trip_filter", "round_trip_agreement"

@@ -32,11 +32,13 @@ from dj2mgm.recipes.recipe_step import INSTRUCT as NAME
 from .declarations import merge_reports
 from .mgm_captioning_mapper import NAME as TRAINED_CAPTIONER
 from .mgm_captioning_mapper import complete_arguments, make_model_key
-from .models.captioner import Captioner, Captions
-from .models.question_pool import NO, YES, QuestionPool
-from .models.stored_captions import ENOUGH_TO_JUDGE, StoredAnswersOperator, StoredCaptioner, warn_of_unusable
-from .models.text_problems import CONTROL_TOKEN, find_text_problem
-from .models.written_instructions import (
+from .openai_captioning_mapper import NAME as SERVER_CAPTIONER
+from .selection import draw
+from .text_generation.captioner import Captioner, Captions
+from .text_generation.question_pool import NO, YES, QuestionPool
+from .text_generation.stored_captions import ENOUGH_TO_JUDGE, StoredAnswersOperator, StoredCaptioner, warn_of_unusable
+from .text_generation.text_problems import CONTROL_TOKEN, find_text_problem
+from .text_generation.written_instructions import (
     NO_QUESTION,
     QUESTION_KINDS,
     WRONG_SCHEMA,
@@ -44,8 +46,6 @@ from .models.written_instructions import (
     build_prompt,
     parse_instructions,
 )
-from .openai_captioning_mapper import NAME as SERVER_CAPTIONER
-from .selection import draw
 
 STAT = "instruction"
 GIVEN, WRITTEN = "given", "written"

@@ -20,7 +20,7 @@ from data_juicer.utils.model_utils import get_model
 from dj2mgm.data.formats import build_dj_text
 
 from .declarations import Declarations, list_weight_files
-from .models.captioner import CANDIDATES, LOG_LIKELIHOODS
+from .text_generation.captioner import CANDIDATES, LOG_LIKELIHOODS
 
 NAME = "mgm_captioning_mapper"
 

@@ -22,7 +22,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.settings.endpoints import ADDRESS_RULE, VARIABLE_RULE, is_address, is_variable, normalize_address
 
 from .declarations import ServerCaptioner, merge_reports
-from .models.captioner import Captions
+from .text_generation.captioner import Captions
 
 if TYPE_CHECKING:
     from dj2mgm.servers.chat_requests import ChatRequests

@@ -28,17 +28,17 @@ from dj2mgm.recipes.recipe_step import RATE as NAME
 from .declarations import merge_reports
 from .mgm_captioning_mapper import NAME as TRAINED
 from .mgm_captioning_mapper import complete_arguments, make_model_key
-from .models.captioner import Captioner, Captions, cut_object
-from .models.stored_captions import (
+from .openai_captioning_mapper import NAME as SERVER
+from .text_generation.captioner import Captioner, Captions, cut_object
+from .text_generation.stored_captions import (
     ENOUGH_TO_JUDGE,
     StoredAnswersOperator,
     StoredCaptioner,
     check_answerer,
     warn_of_unusable,
 )
-from .models.text_problems import CONTROL_TOKEN
-from .models.written_instructions import WRONG_SCHEMA
-from .openai_captioning_mapper import NAME as SERVER
+from .text_generation.text_problems import CONTROL_TOKEN
+from .text_generation.written_instructions import WRONG_SCHEMA
 
 LOWEST, HIGHEST = 1, 5
 RATINGS = {

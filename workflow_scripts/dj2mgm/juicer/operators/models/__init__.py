@@ -1,1 +1,0 @@
-"""Models that operators use, and the files of their captions."""
