@@ -18,9 +18,10 @@ with torch_imports():
     from dj2mgm.cli.messages import Progress
     from dj2mgm.compute import use_cpu_threads
     from dj2mgm.errors import InputError
-    from dj2mgm.evaluation.groups import NO_IMAGE, draw_control_paths, locate_row_images
+    from dj2mgm.evaluation.groups import draw_control_paths, locate_row_images
     from dj2mgm.evaluation.harnesses.exchange import cut_answer, find_stop_texts
     from dj2mgm.models.generators import open_generators
+    from dj2mgm.score_groups import FINETUNED, NO_IMAGE, OWN, SHUFFLED, UNTRAINED
     from dj2mgm.settings.evaluation import AnswerSettings
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl
@@ -41,10 +42,10 @@ def main() -> None:
         raise InputError(
             f"{args.questions} has {len(set(paths))} different images; at least 2 are needed for the shuffled control"
         )
-    image_sets = {"own": paths}
+    image_sets = {OWN: paths}
     if args.finetuned:
-        image_sets |= {"shuffled": draw_control_paths(paths, settings.seed), NO_IMAGE: [None] * len(rows)}
-    model = "finetune" if args.finetuned else "base"
+        image_sets |= {SHUFFLED: draw_control_paths(paths, settings.seed), NO_IMAGE: [None] * len(rows)}
+    model = FINETUNED if args.finetuned else UNTRAINED
     prompts = [row["prompt"] for row in rows]
     answer_rows = []
     with open_generators(args.model, settings.gpus) as load:

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, make_parser, project_imports
+from dj2mgm.score_groups import DIFFERENCE, OWN
 
 with project_imports():
     from dj2mgm.cli.messages import Progress
@@ -71,12 +72,12 @@ def main() -> None:
 
 def format_result(result: dict, server: str, experiment: str) -> list[str]:
     """Return the result as lines."""
-    kind = "answers" if "own" in result else "captions"
+    kind = "answers" if OWN in result else "captions"
     lines = [
         f"{server}: {100 * result['identical']:.1f} % of {result['answers']} {kind} are identical to {experiment}'s"
     ]
-    if "own" in result:
-        own_score, served_score, difference = (result[name][SCORE] for name in ("own", "served", "difference"))
+    if OWN in result:
+        own_score, served_score, difference = (result[name][SCORE] for name in (OWN, "served", DIFFERENCE))
         interval = ""
         if difference.low is not None:
             interval = f" (95 % interval {100 * difference.low:+.1f} to {100 * difference.high:+.1f})"

@@ -17,6 +17,7 @@ from dj2mgm.evaluation.groups import Rows, read_paired_rows, score_rows
 from dj2mgm.evaluation.leaked_ids import HELD_OUT, read_leaked_ids
 from dj2mgm.evaluation.reference_likelihoods import measure_log_likelihoods, read_likelihoods
 from dj2mgm.evaluation.vqa import evaluate_answers, measure_accuracy, merge_metrics
+from dj2mgm.score_groups import OWN
 from dj2mgm.storage.files import compute_sha256, write_json, write_jsonl
 
 
@@ -51,7 +52,7 @@ def drop_leaked(leaked_ids: set[str], models: dict[str, dict[str, Rows]]) -> dic
         model: {images: [row for row in rows if row["id"] not in leaked_ids] for images, rows in pair.items()}
         for model, pair in models.items()
     }
-    return {model: pair for model, pair in remaining.items() if pair["own"]}
+    return {model: pair for model, pair in remaining.items() if pair[OWN]}
 
 
 if __name__ == "__main__":

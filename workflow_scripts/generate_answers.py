@@ -18,6 +18,7 @@ with torch_imports():
     from dj2mgm.compute import set_seed, use_cpu_threads
     from dj2mgm.evaluation.held_out_rows import HeldOutRows
     from dj2mgm.models.generators import open_generators
+    from dj2mgm.score_groups import PRETRAINED, UNTRAINED
     from dj2mgm.settings.evaluation import GenerateSettings
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.storage.files import write_jsonl
@@ -35,8 +36,8 @@ def main() -> None:
     captions, answers, likelihoods = [], [], []
     with open_generators(args.model, settings.gpus) as load:
         for stage in dict.fromkeys((None, args.pretrained, args.finetuned)):
-            name = stage.name if stage else "base"
-            prompt = settings.captions.get(name, settings.captions.get("pretrain"))
+            name = stage.name if stage else UNTRAINED
+            prompt = settings.captions.get(name, settings.captions.get(PRETRAINED))
             generator = load(stage)
             likelihoods += held_out.measure_likelihoods(generator, name, prompt)
             if name not in settings.captions:  # the base model before stage 1

@@ -17,6 +17,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.harnesses.lmms_tasks import LmmsTask
 from dj2mgm.evaluation.harnesses.task_scores import score_answers
 from dj2mgm.evaluation.seeds import aggregate, read_run_scores
+from dj2mgm.score_groups import OWN
 from dj2mgm.settings.evaluation import TaskSettings
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import compute_sha256, read_jsonl, write_json, write_jsonl
@@ -42,7 +43,7 @@ def main() -> None:
     }
     counts = {
         "questions": len(task.docs),
-        "empty": sum(not row["prediction"] for row in rows if row["images"] == "own"),
+        "empty": sum(not row["prediction"] for row in rows if row["images"] == OWN),
     }
     write_json(paths.output_dir / "metrics.json", {"task": task.name, "counts": counts, "groups": groups} | record)
 

@@ -9,8 +9,9 @@ from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.caption_attributes import measure_attributes
 from dj2mgm.evaluation.embedder import Embedder
-from dj2mgm.evaluation.groups import REFERENCE_CAPTIONS, SECOND, Metrics, Rows
+from dj2mgm.evaluation.groups import SECOND, Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
+from dj2mgm.score_groups import OWN, REFERENCE_CAPTIONS
 
 # CLIPScore and RefCLIPScore (Hessel et al. 2021, arXiv:2104.08718, section 3) with any CLIP or SigLIP of transformers.
 # Both use cosines, which a SigLIP has as well. Its scale, bias and sigmoid, which turn cosines into probabilities, are
@@ -118,7 +119,7 @@ def measure_captions(
 def select_captioned(models: dict[str, dict[str, Rows]], evaluation: Rows) -> Rows:
     """Return the evaluation rows with captions, sorted by id, with their `image_id`."""
     by_id = {row["id"]: row for row in evaluation}
-    per_model = {model: [(row["id"], row["image_id"]) for row in pair["own"]] for model, pair in models.items()}
+    per_model = {model: [(row["id"], row["image_id"]) for row in pair[OWN]] for model, pair in models.items()}
     remedy = "delete captions.jsonl and run the rule generate_answers again"
     if not per_model or not all(per_model.values()):
         raise InputError(f"there are no captions to evaluate; {remedy}")

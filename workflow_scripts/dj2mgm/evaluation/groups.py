@@ -10,6 +10,7 @@ import numpy as np
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.intervals import Estimate, Measurements, estimate
+from dj2mgm.score_groups import DIFFERENCE, NO_IMAGE, OWN, REFERENCE_CAPTIONS, SHUFFLED, name_group, split_group
 from dj2mgm.storage.files import read_jsonl
 from dj2mgm.storage.shards import compute_image_digest
 
@@ -20,8 +21,6 @@ Metrics = dict[str, Measurements]  # by metric name
 Estimates = dict[str, Estimate]  # by metric name
 BY_TYPE = "vqa_accuracy_"  # prefix of the accuracies by question type; users name types, such as "yes/no"
 SECOND = "second_"  # prefix of the second judge's metrics
-REFERENCE_CAPTIONS = "reference"  # control that repeats the reference captions; it has no shuffled images
-NO_IMAGE = "none"  # control without an image; its group is <model>/none
 
 
 def read_paired_rows(path: str | Path, key: tuple[str, ...]) -> dict[str, dict[str, Rows]]:
@@ -34,13 +33,11 @@ def read_paired_rows(path: str | Path, key: tuple[str, ...]) -> dict[str, dict[s
         raise InputError(f"{path} does not exist; run the rule generate_answers first")
     models: dict[str, dict[str, Rows]] = {}
     for row in read_jsonl(path):
-        models.setdefault(row["model"], {"own": [], "shuffled": []}).setdefault(row["images"], []).append(row)
+        models.setdefault(row["model"], {OWN: [], SHUFFLED: []}).setdefault(row["images"], []).append(row)
     for model, pair in models.items():
         for rows in pair.values():
             rows.sort(key=lambda row: [row[name] for name in key])
-        own_keys, shuffled_keys = (
-            [[row[name] for name in key] for row in pair[images]] for images in ("own", "shuffled")
-        )
+        own_keys, shuffled_keys = ([[row[name] for name in key] for row in pair[images]] for images in (OWN, SHUFFLED))
         if own_keys != shuffled_keys:
             raise InputError(
                 f"{path}: {model} has {len(own_keys)} rows on own images and {len(shuffled_keys)} on shuffled ones, "
@@ -67,17 +64,17 @@ def estimate_metric(name: str, sums: np.ndarray, counts: np.ndarray, paired: boo
 def estimate_pair(model: str, own_metrics: Metrics, shuffled_metrics: Metrics) -> dict[str, Estimates]:
     """Estimate `<model>/own`, `<model>/shuffled` and `<model>/difference` (own − shuffled, paired)."""
     difference = {name: own_metrics[name] - shuffled_metrics[name] for name in own_metrics}
-    groups = {"own": own_metrics, "shuffled": shuffled_metrics, "difference": difference}
-    return {f"{model}/{name}": estimate_metrics(metrics, name == "difference") for name, metrics in groups.items()}
+    groups = {OWN: own_metrics, SHUFFLED: shuffled_metrics, DIFFERENCE: difference}
+    return {name_group(model, name): estimate_metrics(metrics, name == DIFFERENCE) for name, metrics in groups.items()}
 
 
 def estimate_groups(measured: dict[str, Metrics]) -> dict[str, Estimates]:
     """Estimate the groups `<model>/own`, `<model>/shuffled`, `<model>/difference`, `<model>/none` and `reference`."""
     groups: dict[str, Estimates] = {}
     for group, metrics in measured.items():
-        model, _, images = group.partition("/")
-        if images == "own":
-            groups |= estimate_pair(model, metrics, measured[f"{model}/shuffled"])
+        model, images = split_group(group)
+        if images == OWN:
+            groups |= estimate_pair(model, metrics, measured[name_group(model, SHUFFLED)])
         elif model == REFERENCE_CAPTIONS or images == NO_IMAGE:
             groups[group] = estimate_metrics(metrics)
     return groups
@@ -91,14 +88,14 @@ def score_rows(measured: dict[str, Metrics]) -> Iterator[dict]:
     `images` "own".
     """
     for group, metrics in measured.items():
-        model, _, images = group.partition("/")
+        model, images = split_group(group)
         by_image: dict[str, dict[str, list[float]]] = {}
         for metric, measurements in metrics.items():
             columns = (column.tolist() for column in measurements.per_unit())
             for identifier, total, count in zip(*columns, strict=True):
                 by_image.setdefault(identifier, {})[metric] = [total, count]
         for identifier in sorted(by_image):
-            yield {"model": model, "images": images or "own", "id": identifier, "values": by_image[identifier]}
+            yield {"model": model, "images": images or OWN, "id": identifier, "values": by_image[identifier]}
 
 
 def is_task_metric(metric: str) -> bool:
@@ -128,7 +125,7 @@ def find_score_range(metric: str) -> tuple[float, float]:
 
 def format_group_name(row: dict) -> str:
     """Return the name of the group of a row of scores.jsonl."""
-    return REFERENCE_CAPTIONS if row["model"] == REFERENCE_CAPTIONS else f"{row['model']}/{row['images']}"
+    return REFERENCE_CAPTIONS if row["model"] == REFERENCE_CAPTIONS else name_group(row["model"], row["images"])
 
 
 def draw_other_images(count: int, seed: int) -> list[int]:

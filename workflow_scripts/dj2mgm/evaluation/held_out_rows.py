@@ -6,9 +6,10 @@ from pathlib import Path
 from dj2mgm.cli.messages import Progress
 from dj2mgm.data.formats import read_evaluation
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.groups import NO_IMAGE, assign_image_ids, draw_control_paths, locate_row_images
+from dj2mgm.evaluation.groups import assign_image_ids, draw_control_paths, locate_row_images
 from dj2mgm.evaluation.reference_likelihoods import ANSWER, CAPTION, build_likelihood_row
 from dj2mgm.models.vision_language import Generator
+from dj2mgm.score_groups import NO_IMAGE, OWN, SHUFFLED
 from dj2mgm.settings.evaluation import GenerateSettings
 from dj2mgm.settings.generation_prompts import CaptionPrompt
 
@@ -24,7 +25,7 @@ class HeldOutRows:
             raise InputError(
                 f"{file} has {len(set(paths))} different images; at least 2 are needed for the shuffled control"
             )
-        self.images = {"own": paths, "shuffled": draw_control_paths(paths, settings.seed)}
+        self.images = {OWN: paths, SHUFFLED: draw_control_paths(paths, settings.seed)}
         ids = zip(self.rows, assign_image_ids(self.rows, paths), strict=True)
         self.ids = [{"id": row["id"], "image_id": image} for row, image in ids]
         # own and other images are in one call, so that each image is encoded once and its caption is used for both
@@ -35,8 +36,8 @@ class HeldOutRows:
 
     def measure_answers(self, generator: Generator) -> Iterator[float]:
         """Yield the log-likelihood of each reference answer, in nats, with the question's own image."""
-        own = [(index, question) for images, index, question in self.questions if images == "own"]
-        files = [self.images["own"][index] for index, _ in own]
+        own = [(index, question) for images, index, question in self.questions if images == OWN]
+        files = [self.images[OWN][index] for index, _ in own]
         prompts = [self._format_prompt(question) for _, question in own]
         answers = [question["answer"] for _, question in own]
         likelihoods = generator.compute_log_likelihoods(files, prompts, answers, self.settings.template)
@@ -48,7 +49,7 @@ class HeldOutRows:
             (images, index, ANSWER, self._format_prompt(question), question["answer"])
             for images, index, question in self.questions
         ]
-        blind = [(NO_IMAGE, *answer[1:]) for answer in answers if answer[0] == "own"]
+        blind = [(NO_IMAGE, *answer[1:]) for answer in answers if answer[0] == OWN]
         captions = [
             (images, index, CAPTION, prompt.question, caption)
             for images, index in self.inputs

@@ -15,6 +15,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.contrasts import PairedContrast, PairedValues, contrast_with_reference
 from dj2mgm.evaluation.groups import estimate_metric, find_score_range, format_group_name
 from dj2mgm.evaluation.intervals import LEVEL, Estimate
+from dj2mgm.score_groups import DIFFERENCE, OWN, SHUFFLED, name_group, split_group
 from dj2mgm.storage.files import read_jsonl
 
 GroupEstimates = dict[str, dict[str, Estimate]]  # by group and metric
@@ -69,10 +70,10 @@ def read_run_scores(experiment: str, seed: int, *paths: str | Path) -> Scores:
     groups: dict[str, dict[str, PerImage]] = {}
     for group, metrics in rows_by_metric.items():
         groups[group] = {metric: _build_per_image(path, metric, rows) for metric, (path, rows) in metrics.items()}
-        model = group.removesuffix("/shuffled")
-        if model != group and (own_metrics := groups.get(f"{model}/own")):
+        model, images = split_group(group)
+        if images == SHUFFLED and (own_metrics := groups.get(name_group(model, OWN))):
             shuffled_metrics = groups[group]
-            groups[f"{model}/difference"] = {
+            groups[name_group(model, DIFFERENCE)] = {
                 name: own_metrics[name] - shuffled_metrics[name] for name in own_metrics if name in shuffled_metrics
             }
     return Scores(experiment, seed, groups)
@@ -118,7 +119,7 @@ def aggregate(runs: list[Scores]) -> GroupEstimates:
     estimates: GroupEstimates = {}
     for group, metric in _list_keys(runs[0]):
         seeds = [run.groups[group][metric] for run in runs]
-        sums, paired = np.stack([seed.sums for seed in seeds]), group.endswith("/difference")
+        sums, paired = np.stack([seed.sums for seed in seeds]), split_group(group)[1] == DIFFERENCE
         estimates.setdefault(group, {})[metric] = estimate_metric(metric, sums, seeds[0].counts, paired)
     return estimates
 
@@ -142,7 +143,7 @@ def estimate_differences(experiments: list[dict[tuple[str, str], PairedValues]])
 def estimate_difference(contrast: PairedContrast, group: str, metric: str, level: float = LEVEL) -> Estimate:
     """Return the mean of a difference with its interval at `level`, within the range of the metric's differences."""
     low, high = find_score_range(metric)
-    largest = (high - low) * (2 if group.endswith("/difference") else 1)
+    largest = (high - low) * (2 if split_group(group)[1] == DIFFERENCE else 1)
     mean, half_width = float(contrast.mean), float(contrast.half_width(level))
     ends = (None, None) if contrast.images == 1 else (mean - half_width, mean + half_width)
     return Estimate(contrast.values, contrast.images, contrast.seeds, mean, *ends).within(-largest, largest)

@@ -10,11 +10,11 @@ from dj2mgm.data.images import encode_data_url, load_image
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import Rows, estimate_metrics, locate_row_images
 from dj2mgm.evaluation.vqa import measure_rows
+from dj2mgm.score_groups import DIFFERENCE, FINETUNED, OWN, PRETRAINED
 from dj2mgm.servers.chat_requests import ChatRequests
 from dj2mgm.settings.evaluation import GenerateSettings
 from dj2mgm.storage.files import read_jsonl
 
-FINETUNED = "finetune"  # name of the fine-tuned model's rows
 SCORE = "vqa_accuracy"
 
 
@@ -60,7 +60,7 @@ def read_served_questions(evaluation: Path, generated: Path, settings: GenerateS
     ]
     if questions:
         return questions
-    caption = settings.captions.get(FINETUNED, settings.captions.get("pretrain"))
+    caption = settings.captions.get(FINETUNED, settings.captions.get(PRETRAINED))
     return [
         AskedQuestion(images[row["id"]], caption.question, row["caption"], row)
         for row in _read_own_rows(generated / "captions.jsonl")
@@ -68,7 +68,7 @@ def read_served_questions(evaluation: Path, generated: Path, settings: GenerateS
 
 
 def _read_own_rows(path: Path) -> Iterator[dict]:
-    return (row for row in read_jsonl(path) if row["model"] == FINETUNED and row["images"] == "own")
+    return (row for row in read_jsonl(path) if row["model"] == FINETUNED and row["images"] == OWN)
 
 
 def ask_server(
@@ -113,11 +113,11 @@ def compare_answers(questions: list[AskedQuestion], served_answers: Iterable[str
         _measure_score(side_rows) for side_rows in ([question.row for question in questions], rows)
     )
     scores = {
-        "own": own_scores,
+        OWN: own_scores,
         "served": served_scores,
-        "difference": {SCORE: served_scores[SCORE] - own_scores[SCORE]},
+        DIFFERENCE: {SCORE: served_scores[SCORE] - own_scores[SCORE]},
     }
-    return result | {name: estimate_metrics(metrics, name == "difference") for name, metrics in scores.items()}
+    return result | {name: estimate_metrics(metrics, name == DIFFERENCE) for name, metrics in scores.items()}
 
 
 def _measure_score(rows: Rows) -> dict:

@@ -2,6 +2,7 @@
 
 from dj2mgm.evaluation.groups import BY_TYPE, Metrics, Rows, estimate_groups
 from dj2mgm.evaluation.intervals import Measurements
+from dj2mgm.score_groups import OWN
 
 ARTICLES = {"a", "an", "the"}
 
@@ -53,7 +54,7 @@ def evaluate_answers(models: dict[str, dict[str, Rows]], likelihoods: dict[str, 
         for images, rows in pair.items()
     }
     return {
-        "questions": max((len(pair["own"]) for pair in models.values()), default=0),
+        "questions": max((len(pair[OWN]) for pair in models.values()), default=0),
         "groups": estimate_groups(merge_metrics(measure_accuracy(models), likelihoods)),
         "counts": counts,
     }

@@ -20,8 +20,8 @@ from dj2mgm.publishing.stock_weights import ADAPTER_FOLDER, STAGE
 from dj2mgm.records.publication_records import PublishSettings
 from dj2mgm.runs.licenses import build_license_keys
 from dj2mgm.runs.unlearned import VERDICT
+from dj2mgm.score_groups import OWN_GROUP
 from dj2mgm.settings.generation_prompts import CAPTION_QUESTION
-from dj2mgm.settings.targets import OWN_GROUP
 
 IMPORTS = """from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.image_utils import load_image"""

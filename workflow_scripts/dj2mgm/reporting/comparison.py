@@ -23,7 +23,18 @@ from dj2mgm.evaluation.seeds import (
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_number, join_words
 from dj2mgm.reporting.verdicts.verdict_kinds import VerdictKind
-from dj2mgm.settings.targets import OWN_GROUP
+from dj2mgm.score_groups import (
+    DIFFERENCE,
+    FINETUNED,
+    NO_IMAGE,
+    OWN,
+    PRETRAINED,
+    REFERENCE_CAPTIONS,
+    SHUFFLED,
+    UNTRAINED,
+    name_group,
+    split_group,
+)
 from dj2mgm.storage.files import replace_file
 
 JUDGED_METRICS = ("clip_score", "ref_clip_score")  # measured by both judges
@@ -122,21 +133,13 @@ HEADLINES = {  # metrics with a card in the report, and their meaning
     "second_clip_score": "how well captions fit their images, by the second judge",
     "second_ref_clip_score": "how well captions fit images and reference captions, by the second judge",
 }
+MODEL_LABELS = {FINETUNED: "Fine-tuned", PRETRAINED: "Pretrained", UNTRAINED: "Before training"}
+IMAGE_LABELS = {OWN: "", SHUFFLED: ", shuffled images", DIFFERENCE: " − shuffled images", NO_IMAGE: ", no image"}
 GROUP_LABELS = {
-    OWN_GROUP: "Fine-tuned",
-    "finetune/shuffled": "Fine-tuned, shuffled images",
-    "finetune/difference": "Fine-tuned − shuffled images",
-    "finetune/none": "Fine-tuned, no image",
-    "pretrain/own": "Pretrained",
-    "pretrain/shuffled": "Pretrained, shuffled images",
-    "pretrain/difference": "Pretrained − shuffled images",
-    "pretrain/none": "Pretrained, no image",
-    "base/own": "Before training",
-    "base/shuffled": "Before training, shuffled images",
-    "base/difference": "Before training − shuffled images",
-    "base/none": "Before training, no image",
-    "reference": "Reference captions",
-}
+    name_group(model, images): model_label + image_label
+    for model, model_label in MODEL_LABELS.items()
+    for images, image_label in IMAGE_LABELS.items()
+} | {REFERENCE_CAPTIONS: "Reference captions"}
 
 
 def tabulate_scores(experiments: list[ExperimentResults]) -> pd.DataFrame:
@@ -234,7 +237,7 @@ def build_metric_table(experiment: ExperimentResults) -> MetricTable:
     """Tabulate all metrics of one experiment, headline metrics first, with a column per group."""
 
     def build_cell(group: str, metric: str, estimate: Estimate) -> MetricCell:
-        show = format_difference if group.endswith("/difference") else format_score
+        show = format_difference if split_group(group)[1] == DIFFERENCE else format_score
         return MetricCell(show(metric, estimate.mean), format_interval(metric, estimate))
 
     return _tabulate(experiment.groups, build_cell)
@@ -245,12 +248,12 @@ def build_difference_table(differences: GroupEstimates) -> MetricTable:
 
     def build_cell(group: str, metric: str, difference: Estimate) -> MetricCell:
         # whether more is better is not known for metrics of lmms-eval
-        has_verdict = group.endswith("/own") and not is_task_metric(metric)
+        has_verdict = split_group(group)[1] == OWN and not is_task_metric(metric)
         css_class = classify_difference(metric, difference).css_class if has_verdict else ""
         interval = format_interval(metric, difference, format_difference)
         return MetricCell(format_difference(metric, difference.mean), interval, css_class)
 
-    return _tabulate({name: metrics for name, metrics in differences.items() if name != "reference"}, build_cell)
+    return _tabulate({name: metrics for name, metrics in differences.items() if name != REFERENCE_CAPTIONS}, build_cell)
 
 
 def _tabulate(estimates: GroupEstimates, build_cell: Callable[[str, str, Estimate], MetricCell]) -> MetricTable:

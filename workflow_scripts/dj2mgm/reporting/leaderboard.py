@@ -28,7 +28,7 @@ from dj2mgm.reporting.sections.run_details import show_setting
 from dj2mgm.reporting.verdicts.verdict_cards import find_cost
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.runs.unlearned import VERDICT
-from dj2mgm.settings.targets import OWN_GROUP
+from dj2mgm.score_groups import GAIN_GROUP, OWN_GROUP
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, write_text
 
@@ -39,7 +39,7 @@ SCORE_COLUMNS = {  # group and metric by the title of the column
     "log-likelihood of captions": (OWN_GROUP, "caption_log_likelihood"),
     "VQA accuracy": (OWN_GROUP, "vqa_accuracy"),
     "CLIPScore": (OWN_GROUP, "clip_score"),
-    "gain over a shuffled image": ("finetune/difference", "answer_log_likelihood"),
+    "gain over a shuffled image": (GAIN_GROUP, "answer_log_likelihood"),
 }
 OWN_COLUMNS = ("dataset", "model", "seeds", "description")  # settings with a column of their own, or without effect
 DAMAGED = (InputError, OSError, ValueError, LookupError, TypeError, AttributeError)  # errors of incomplete files

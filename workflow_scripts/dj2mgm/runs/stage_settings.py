@@ -21,6 +21,7 @@ from dj2mgm.runs.experiment_recipes import (
 )
 from dj2mgm.runs.recipe_checks import check_captioner, check_rows, check_templates
 from dj2mgm.runs.training_checks import check_lora_targets
+from dj2mgm.score_groups import FINETUNED, PRETRAINED, UNTRAINED
 from dj2mgm.settings.batch_sizes import AUTO, solve_training_batch
 from dj2mgm.settings.chat_templates import WITHOUT_CHAT, read_chat_template
 from dj2mgm.settings.configuration import Experiment
@@ -198,7 +199,7 @@ def build_generate_settings(config: Experiment, images: dict) -> GenerateSetting
     """Return the settings of the generate stage."""
     answer_values, question = _build_answer_values(config), config.evaluate.caption_question
     answer_prompt = CaptionPrompt.from_sections(template=answer_values["template"], question=question)
-    stage_1 = "pretrain" if config.model.has_stage_1 else "base"
+    stage_1 = PRETRAINED if config.model.has_stage_1 else UNTRAINED
     return GenerateSettings.from_sections(
         config,
         config.evaluate,
@@ -206,7 +207,7 @@ def build_generate_settings(config: Experiment, images: dict) -> GenerateSetting
         image_root=images["evaluation"],
         captions={
             stage_1: _build_caption_prompt(config),
-            "finetune": answer_prompt if question else _build_caption_prompt(config),
+            FINETUNED: answer_prompt if question else _build_caption_prompt(config),
         },
     )
 

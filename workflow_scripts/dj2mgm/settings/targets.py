@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from dj2mgm.score_groups import GAIN_GROUP, OWN_GROUP
 from dj2mgm.settings.base import Number, Section, StageSettings, ThreadSettings, Unique, setting
 from dj2mgm.settings.data import BatchSize
 from dj2mgm.settings.string_formats import FilePath, Name, Repository, Variable
@@ -22,7 +23,6 @@ Headline = Literal[
 ]
 ANSWER_HEADLINES = ("answer_probability", "answer_log_likelihood", "likelihood_gain", "vqa_accuracy")
 CAPTION_FALLBACK = "caption_log_likelihood"  # headline of a dataset whose held-out images have no questions
-OWN_GROUP = "finetune/own"  # scores of the fine-tuned model, each question with its own image
 Control = Literal["random", "half_learning_rate"]
 Margin = Annotated[Number, Field(ge=0, le=1e6)]
 
@@ -73,7 +73,7 @@ class ReportSection(Section):
             short = share_of_rows < 1
             key = CAPTION_FALLBACK if not has_questions else "likelihood_gain" if short else key
         if key == "likelihood_gain":
-            return key, "finetune/difference", "answer_log_likelihood"
+            return key, GAIN_GROUP, "answer_log_likelihood"
         return key, OWN_GROUP, key
 
 

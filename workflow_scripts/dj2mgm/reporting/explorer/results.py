@@ -23,10 +23,10 @@ from dj2mgm.reporting.explorer.pairs import (
 from dj2mgm.reporting.explorer.row_table import Table, TextFile, build_number_column, build_word_column
 from dj2mgm.runs.experiment_recipes import is_for_instructions
 from dj2mgm.runs.stages import STAGE_NOTE, STAGES
+from dj2mgm.score_groups import OWN, REFERENCE_CAPTIONS
 from dj2mgm.settings.dataset_files import load_dataset_settings
 from dj2mgm.storage.files import read_jsonl, read_yaml
 
-OWN_IMAGES = "own"  # the right image, not a shuffled one
 RIGHT, WRONG = "right", "wrong"
 Values = dict[tuple[str, str], dict[str, float]]
 
@@ -36,7 +36,10 @@ def read_captions(stages: dict[str, Path], evaluation: Path) -> Table | None:
     references = {row["id"]: row["captions"][0] for row in read_jsonl(evaluation)}
 
     def build_lines(row: dict) -> list[list[str]]:
-        return [["reference", references.get(row["id"], "")], [row["model"], row["caption"].strip() or "(empty)"]]
+        return [
+            [REFERENCE_CAPTIONS, references.get(row["id"], "")],
+            [row["model"], row["caption"].strip() or "(empty)"],
+        ]
 
     rows = _read_own_rows(stages["generate"] / "captions.jsonl")
     words = {"model": lambda row: row["model"]}
@@ -64,7 +67,7 @@ def read_answers(stages: dict[str, Path], evaluation: Path) -> Table | None:
 
 
 def _read_own_rows(file: Path) -> Iterator[dict]:
-    return (row for row in read_jsonl(file) if row["images"] == OWN_IMAGES)
+    return (row for row in read_jsonl(file) if row["images"] == OWN)
 
 
 def _read_scores(folder: Path) -> Values:
@@ -72,7 +75,7 @@ def _read_scores(folder: Path) -> Values:
     return {
         (row["model"], row["id"]): {name: total / count for name, (total, count) in row["values"].items() if count}
         for row in read_jsonl(folder / "scores.jsonl")
-        if row.get("images") == OWN_IMAGES
+        if row.get("images") == OWN
     }
 
 

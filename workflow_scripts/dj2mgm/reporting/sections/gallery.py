@@ -11,14 +11,15 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.caption_attributes import count_extra, is_true, judge_caption
 from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.records.page_records import read_image_root
+from dj2mgm.reporting.comparison import MODEL_LABELS
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import encode_shrunk_image, format_integer, select_evenly
+from dj2mgm.score_groups import OWN
 from dj2mgm.storage.files import read_jsonl
 
 ITEMS = 12
 MAX_SIDE = 320  # px, of embedded images
 QUALITY = 85
-MODEL_LABELS = {"finetune": "fine-tuned", "pretrain": "pretrained", "base": "before training"}
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def _read_outputs(experiment: ExperimentResults, file: str, may_be_empty: bool) 
     """Return the outputs of the first run's models for the right images (no shuffled images), by image."""
     outputs: dict[str, list[dict]] = {}
     for row in read_jsonl(experiment.runs[0].stages["generate"] / file, may_be_empty):
-        if row["images"] == "own":
+        if row["images"] == OWN:
             outputs.setdefault(row["id"], []).append(row)
     return outputs
 
@@ -108,7 +109,7 @@ def _read_outputs(experiment: ExperimentResults, file: str, may_be_empty: bool) 
 def _build_captions(outputs: list[dict], row: dict) -> list[GalleryCaption]:
     by_model = {caption["model"]: caption["caption"] for caption in outputs}
     return [
-        _build_caption(label, by_model[model], row["objects"])
+        _build_caption(label.lower(), by_model[model], row["objects"])
         for model, label in MODEL_LABELS.items()
         if model in by_model
     ]

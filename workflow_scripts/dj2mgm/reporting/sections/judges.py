@@ -22,6 +22,7 @@ from dj2mgm.reporting.comparison import (
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer, join_words
 from dj2mgm.reporting.verdicts.verdict_kinds import VerdictKind
+from dj2mgm.score_groups import OWN, split_group
 
 
 def describe_judges(experiments: list[ExperimentResults]) -> list[str]:
@@ -164,4 +165,4 @@ def describe_agreement(metric: str, first: Estimate, second: Estimate) -> tuple[
 
 
 def _list_own_groups(groups: dict) -> list[str]:
-    return [group for group in GROUP_LABELS if group.endswith("/own") and group in groups]
+    return [group for group in GROUP_LABELS if split_group(group)[1] == OWN and group in groups]

@@ -11,6 +11,7 @@ from dj2mgm.evaluation.seeds import aggregate, drop_images
 from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, find_title, format_interval, format_score
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
+from dj2mgm.score_groups import OWN, split_group
 from dj2mgm.storage.files import read_json
 
 # columns of the table; the last three count texts, which are compared for benchmarks only
@@ -107,7 +108,7 @@ def _compare_scores(index: int, experiment: ExperimentResults, leaked_ids: set[s
     """Return the headline metrics with and without the leaked images; controls are left out."""
     rest = aggregate([drop_images(run, leaked_ids) for run in experiment.scores])
     for group, label in GROUP_LABELS.items():
-        if group.endswith("/own"):
+        if split_group(group)[1] == OWN:
             for metric in HEADLINES:
                 if every := experiment.groups.get(group, {}).get(metric):
                     pair = every, rest.get(group, {}).get(metric)

@@ -12,6 +12,7 @@ from dj2mgm.monitoring.memory_csv import join_seconds, read_memory_rows
 from dj2mgm.reporting.charts import POINTS, Line, LineChart, Scale, draw_line
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import join_words
+from dj2mgm.score_groups import FINETUNED, OWN
 from dj2mgm.storage.files import read_jsonl
 
 QUANTITIES = {"loss": "Loss of held-out answers", "accuracy": "Correct held-out answers"}
@@ -128,7 +129,7 @@ def _compare_with_evaluation(run: RunResults) -> list[bool]:
     """Return whether training and evaluation agree, for each question that both asked the last checkpoint."""
     correct = {_build_key(row): row["correct"] for row in read_jsonl(run.stages["finetune"] / "scored.jsonl")}
     answers = read_jsonl(run.stages["generate"] / "answers.jsonl")
-    own_rows = (row for row in answers if row["model"] == "finetune" and row["images"] == "own")
+    own_rows = (row for row in answers if row["model"] == FINETUNED and row["images"] == OWN)
     return [correct[_build_key(row)] == is_correct(row) for row in own_rows if _build_key(row) in correct]
 
 

@@ -18,6 +18,7 @@ from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.reporting.variants_page import PlainTable
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
+from dj2mgm.score_groups import DIFFERENCE, split_group
 
 MORE_ROWS = 1000  # additional rows of the advice; at most as many as there are
 TRAINED_SPLITS = ("pretrain", "finetune")
@@ -76,7 +77,7 @@ def _build_row(source: str | None, points: list[tuple[int, PerImage]], headline:
     score, change = partial(format_score, headline.metric), partial(format_difference, headline.metric)
     best = [value.mean for row_count, value in points if row_count == max_rows]
     doubled = curve.score_at(2 * max_rows)
-    if not headline.group.endswith("/difference"):
+    if split_group(headline.group)[1] != DIFFERENCE:
         ends = find_score_range(headline.metric)
         doubled = Extrapolation(*(min(max(value, ends[0]), ends[1]) for value in astuple(doubled)))
 

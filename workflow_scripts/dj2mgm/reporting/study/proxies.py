@@ -18,7 +18,7 @@ from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.study.trial_scores import find_trial_score, read_mean
 from dj2mgm.reporting.variants_page import PlainTable
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
-from dj2mgm.settings.targets import OWN_GROUP
+from dj2mgm.score_groups import OWN_GROUP
 from dj2mgm.storage.files import read_jsonl
 
 MIN_ORDERED = 0.75  # share of pairs that a proxy must order rightly

@@ -33,16 +33,17 @@ from dj2mgm.reporting.rendering import format_number
 from dj2mgm.reporting.sections.training_charts import read_stage_memory
 from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.reporting.verdicts.verdict_cards import find_cost
-from dj2mgm.settings.targets import OWN_GROUP
+from dj2mgm.score_groups import OWN, OWN_GROUP, PRETRAINED, name_group
 from dj2mgm.storage.files import read_jsonl
 
+PRETRAINED_GROUP = name_group(PRETRAINED, OWN)
 # (group, metric) of the scores in the table, after the headline
 TABLE_SCORES = [
     (OWN_GROUP, "attribute_accuracy"),
     (OWN_GROUP, "clip_score"),
     (OWN_GROUP, "vqa_accuracy"),
-    ("pretrain/own", "attribute_accuracy"),
-    ("pretrain/own", "clip_score"),
+    (PRETRAINED_GROUP, "attribute_accuracy"),
+    (PRETRAINED_GROUP, "clip_score"),
 ]
 CAPTION_FAULTS = {"mismatched", "junk_text", "short_text"}  # faults that a new caption can correct
 REPEAT = re.compile(r"#\d+$")  # data/training_jsonl.py adds it to the ids of repeated rows
@@ -217,7 +218,7 @@ def select_table_scores(rows: list[ComparedVariant]) -> list[tuple[str, str]]:
         key: [estimate.mean for row in rows if (estimate := find(row.experiment.groups, key))]
         for key in dict.fromkeys([headline_key, *TABLE_SCORES])
     }
-    return [key for key, means in means_by_key.items() if len({*means}) > 1 or (means and key[0] != "pretrain/own")]
+    return [key for key, means in means_by_key.items() if len({*means}) > 1 or (means and key[0] != PRETRAINED_GROUP)]
 
 
 def tabulate(rows: list[ComparedVariant]) -> pd.DataFrame:
@@ -232,7 +233,7 @@ def tabulate(rows: list[ComparedVariant]) -> pd.DataFrame:
         record: dict[str, Any] = {"experiment": row.name, "seeds": len(row.experiment.runs)}
         record |= row.experiment.changes | {name: row.counts.get(name) for name in counts}
         for group, metric in scores:
-            name = f"{group.replace('/own', '').replace('/', '_')}_{metric}"
+            name = f"{group.removesuffix(f'/{OWN}').replace('/', '_')}_{metric}"
             for suffix, estimates in (("", row.experiment.groups), ("_difference", row.differences)):
                 estimate = find(estimates, (group, metric))
                 figures = (estimate.mean, estimate.low, estimate.high) if estimate else (None,) * 3

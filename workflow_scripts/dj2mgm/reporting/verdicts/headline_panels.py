@@ -19,6 +19,7 @@ from dj2mgm.reporting.comparison import (
     lower_title,
 )
 from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.score_groups import OWN, REFERENCE_CAPTIONS, SHUFFLED, name_group
 
 TRAINING_NAMES = {"pretrain": "pretraining", "finetune": "fine-tuning"}
 
@@ -121,7 +122,7 @@ def build_metric_verdicts(
 
 def _summarize_differences(differences: GroupEstimates) -> Iterator[DifferenceSummary]:
     for model, stage in TRAINING_NAMES.items():
-        estimates = differences.get(f"{model}/own", {})
+        estimates = differences.get(name_group(model, OWN), {})
         titles_by_kind: dict[str, list[str]] = {"better": [], "worse": [], "same": []}
         seeds = max((estimate.seeds for estimate in estimates.values()), default=0)
         for metric in HEADLINES:
@@ -159,7 +160,7 @@ def build_headline_panels(
                 )
         if models:
             comparable = not find_obstacle(metric, *experiments)
-            ceiling = experiments[0].groups.get("reference", {}).get(metric) if comparable else None
+            ceiling = experiments[0].groups.get(REFERENCE_CAPTIONS, {}).get(metric) if comparable else None
             factor = 100 if is_share(metric) else 1
             panels.append(
                 MetricPanel(
@@ -188,7 +189,7 @@ def _find_difference_scale(differences: dict[str, GroupEstimates], metric: str) 
     values = [0.0]
     for estimates in differences.values():
         for model in TRAINING_NAMES:
-            if estimate := estimates.get(f"{model}/own", {}).get(metric):
+            if estimate := estimates.get(name_group(model, OWN), {}).get(metric):
                 values += estimate.ends
     margin = 0.15 * (max(values) - min(values)) or 0.01
     return Scale(min(values) - margin, max(values) + margin)
@@ -196,10 +197,10 @@ def _find_difference_scale(differences: dict[str, GroupEstimates], metric: str) 
 
 def _build_levels(experiments: list[ExperimentResults], model: str, metric: str, scale: Scale) -> Iterator[ScoreLevel]:
     for index, experiment in enumerate(experiments):
-        estimate = experiment.groups.get(f"{model}/own", {}).get(metric)
+        estimate = experiment.groups.get(name_group(model, OWN), {}).get(metric)
         if estimate:
             texts = format_score(metric, estimate.mean), format_interval(metric, estimate)
-            shuffled = experiment.groups.get(f"{model}/shuffled", {}).get(metric)
+            shuffled = experiment.groups.get(name_group(model, SHUFFLED), {}).get(metric)
             position, text = (scale.at(shuffled.mean), format_score(metric, shuffled.mean)) if shuffled else (None, "")
             yield ScoreLevel(experiment.name, index, _build_mark(scale, estimate, [], *texts), position, text)
 
@@ -209,7 +210,7 @@ def _build_differences(
 ) -> Iterator[ScoreDifference]:
     """Yield the difference of each experiment after a training stage, with the differences of single seeds."""
     reference = {run.seed: run.scores for run in experiments[0].runs}
-    group = f"{model}/own"
+    group = name_group(model, OWN)
     for index, experiment in enumerate(experiments):
         estimate = differences.get(experiment.name, {}).get(group, {}).get(metric)
         if estimate:

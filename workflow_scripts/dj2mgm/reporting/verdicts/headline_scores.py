@@ -7,6 +7,7 @@ import numpy as np
 from dj2mgm.evaluation.contrasts import PairedContrast, PairedValues, contrast_with_reference
 from dj2mgm.reporting.comparison import LOWER_IS_BETTER, SCORE_TITLES
 from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.score_groups import UNTRAINED, name_group, split_group
 
 
 @dataclass(frozen=True)
@@ -49,4 +50,4 @@ def change_by_training(experiment: ExperimentResults, group: str, metric: str) -
 
 def group_before_training(group: str) -> str:
     """Return the group of the model before training that corresponds to a group of the fine-tuned model."""
-    return f"base/{group.partition('/')[2]}"
+    return name_group(UNTRAINED, split_group(group)[1])

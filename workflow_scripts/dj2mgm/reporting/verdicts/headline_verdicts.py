@@ -35,7 +35,7 @@ from dj2mgm.reporting.verdicts.verdict_sentences import (
     explain_withheld,
     write_statement,
 )
-from dj2mgm.settings.targets import OWN_GROUP
+from dj2mgm.score_groups import FINETUNED, OWN, OWN_GROUP, SHUFFLED, UNTRAINED, name_group
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ def _judge_single(experiment: ExperimentResults, headline: HeadlineScore) -> Hea
     if own_estimate is None or gain is None:
         return _give_no_verdict(experiment, 0, _describe_unmeasured(headline, [experiment.name]))
     title, show = SCORE_TITLES[metric], partial(format_score, metric)
-    shuffled = show(groups["finetune/shuffled"][metric].mean)
+    shuffled = show(groups[name_group(FINETUNED, SHUFFLED)][metric].mean)
     uses_images = gain.is_above_zero
     measurement = (
         f"{title} {show(own_estimate.mean)} instead of {shuffled} with shuffled images "
@@ -271,7 +271,8 @@ def _judge_single(experiment: ExperimentResults, headline: HeadlineScore) -> Hea
     rest = f": {measurement}."
     if contrast := change_by_training(experiment, OWN_GROUP, metric):
         training = estimate_difference(contrast, OWN_GROUP, metric)
-        base, change = show(groups["base/own"][metric].mean), f"({_describe_difference(metric, training)})"
+        base = show(groups[name_group(UNTRAINED, OWN)][metric].mean)
+        change = f"({_describe_difference(metric, training)})"
         rest = f": {measurement}, compared with {base} before training {change}."
         training_verdict = classify_difference(metric, training)
         if training_verdict == VerdictKind.WORSE:

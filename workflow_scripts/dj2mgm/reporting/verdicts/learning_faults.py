@@ -11,6 +11,7 @@ from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.reporting.comparison import format_score
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import join_words
+from dj2mgm.score_groups import FINETUNED, GAIN_GROUP, OWN, SHUFFLED, name_group
 from dj2mgm.settings.configuration import ExperimentOnlyKeys
 
 MIN_STEPS = 20  # optimizer steps of a training stage; fewer change little
@@ -74,7 +75,7 @@ def estimate_image_gain(experiment: ExperimentResults, metric: str) -> Estimate 
 
     The interval covers the choice of images only. Whether these models have learned does not depend on other seeds.
     """
-    gains = [run.groups.get("finetune/difference", {}).get(metric) for run in experiment.scores]
+    gains = [run.groups.get(GAIN_GROUP, {}).get(metric) for run in experiment.scores]
     if None in gains:
         return None
     sums = np.mean([gain.sums for gain in gains], axis=0, keepdims=True)
@@ -85,7 +86,8 @@ def _find_image_faults(experiment: ExperimentResults, metric: str, title: str) -
     gain = estimate_image_gain(experiment, metric)
     if gain and gain.low is not None and gain.low <= 0:
         own_score, shuffled_score = (
-            format_score(metric, experiment.groups[f"finetune/{images}"][metric].mean) for images in ("own", "shuffled")
+            format_score(metric, experiment.groups[name_group(FINETUNED, images)][metric].mean)
+            for images in (OWN, SHUFFLED)
         )
         remedy = advise_other_model(experiment) or "Train longer, and check that images and texts belong together"
         yield LearningFault(

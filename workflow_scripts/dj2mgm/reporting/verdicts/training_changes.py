@@ -15,7 +15,7 @@ from dj2mgm.reporting.verdicts.headline_scores import (
     find_headline,
     group_before_training,
 )
-from dj2mgm.settings.targets import OWN_GROUP
+from dj2mgm.score_groups import DIFFERENCE, OWN_GROUP, split_group
 
 HELD_OUT_METRICS = ("answer_probability", "answer_log_likelihood", "caption_log_likelihood", "vqa_accuracy")
 NO_CHANGE = "no change shown"
@@ -54,7 +54,7 @@ def list_training_changes(experiment: ExperimentResults, headline: HeadlineScore
         group, metric = key
         before, after = (experiment.groups[name][metric] for name in (group_before_training(group), group))
         difference = estimate_difference(contrast, group, metric)
-        show = format_difference if group.endswith("/difference") else format_score
+        show = format_difference if split_group(group)[1] == DIFFERENCE else format_score
         rows.append(
             TrainingChange(
                 find_title(headline.title if key == (headline.group, headline.metric) else metric),
