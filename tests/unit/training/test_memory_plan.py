@@ -18,11 +18,11 @@ from dj2mgm.settings.training_stages import LoraSettings
 from dj2mgm.storage.files import read_json
 from dj2mgm.training.checkpoints import COMPLETE_FILE
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
-from dj2mgm.training.gpu_memory import is_out_of_memory
 from dj2mgm.training.memory_plan import (
     build_workload,
     choose_plan,
     halve_micro_batch,
+    is_out_of_memory,
     keep_plan,
     plan_from_settings,
     require_memory,

@@ -1,4 +1,7 @@
-"""Choice of a stage's `auto` settings by the memory plan; a training that cannot fit is refused before it loads."""
+"""Choice of a stage's `auto` settings by the memory plan, and recognition of a full GPU.
+
+A training that cannot fit is refused before it loads.
+"""
 
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -13,7 +16,7 @@ from dj2mgm.models.tuning import Tuning
 from dj2mgm.models.vision_language import Family
 from dj2mgm.models.vlm.encoder import BLANK
 from dj2mgm.planning.architecture import Architecture, MGMArchitecture, PlanningError, VLMArchitecture
-from dj2mgm.planning.prediction import Machine, Prediction, TrainingPlan, ZeroConfig, predict
+from dj2mgm.planning.prediction import NCCL_AND_KERNELS, Machine, Prediction, TrainingPlan, ZeroConfig, predict
 from dj2mgm.planning.search import (
     CHECKPOINTING_INTERVALS,
     describe_plan,
@@ -32,6 +35,13 @@ from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.training_data import MAX_CROWDING, ConversationDataset
 
 CONFIGURED = "the configured DeepSpeed file"
+# Messages of CUDA libraries that allocate memory outside of PyTorch.
+FULL_GPU_MESSAGES = (
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",
+    "Cuda failure 'out of",
+)
 
 
 @dataclass(frozen=True)
@@ -163,6 +173,21 @@ def keep_plan(requested: TrainingSettings, settings: TrainingSettings, workload:
     [name] = [name for name, config in choices.items() if config == settings.deepspeed][:1]
     plan = KeptPlan(name, settings.micro_batch_size, int(settings.activation_checkpointing))
     write_json(plan_file, {"request": request, "plan": vars(plan), "halved": False})
+
+
+def reserve_memory_for_kernels() -> None:
+    """Keep PyTorch from reserving the GPU's last memory for its cache.
+
+    cuBLAS, NCCL and kernels that are loaded during the run allocate from the driver, and fail if nothing is left.
+    """
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        tensors = max(0, free - NCCL_AND_KERNELS)
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + tensors) / total)
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or any(message in str(error) for message in FULL_GPU_MESSAGES)
 
 
 def halve_micro_batch(plan_file: Path) -> bool:

@@ -31,15 +31,16 @@ from dj2mgm.training.build_locks import remove_stale_locks
 from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
 from dj2mgm.training.fingerprint import compute_fingerprint, compute_input_digest, run_in_background
 from dj2mgm.training.frozen_layers import replace_frozen_layers, require_fp8
-from dj2mgm.training.gpu_memory import is_out_of_memory, reserve_memory_for_kernels
 from dj2mgm.training.memory_plan import (
     build_architecture,
     build_workload,
     choose_plan,
     halve_micro_batch,
+    is_out_of_memory,
     keep_plan,
     require_explicit_settings,
     require_memory,
+    reserve_memory_for_kernels,
 )
 from dj2mgm.training.model_preparation import (
     choose_attention,
