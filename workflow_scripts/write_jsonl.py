@@ -33,7 +33,8 @@ from dj2mgm.cli.messages import note
 from dj2mgm.data.formats import read_dj_jsonl, read_evaluation, read_llava
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.instruction_rows import is_single_question
-from dj2mgm.data.training_jsonl import SampleRules, convert_pairs, write_training_jsonl
+from dj2mgm.data.sample_counts import SampleRules
+from dj2mgm.data.training_jsonl import convert_pairs, write_training_jsonl
 from dj2mgm.errors import InputError
 from dj2mgm.settings.data import JsonlSettings
 from dj2mgm.settings.generation_prompts import CAPTION_QUESTION
