@@ -21,7 +21,7 @@ with project_imports():
     from rich.text import Text
 
     from dj2mgm.cli.messages import format_duration
-    from dj2mgm.cli.takeover import is_run_in_progress
+    from dj2mgm.cli.run_lock import is_run_in_progress
     from dj2mgm.errors import InputError
     from dj2mgm.monitoring.memory_csv import GIB, read_last_row
     from dj2mgm.monitoring.readings import read_memory

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from dj2mgm.cli import takeover
-from dj2mgm.cli.takeover import LOCK, OWNER, end_run, is_run_in_progress, list_jobs, start_run
+from dj2mgm.cli import run_lock
+from dj2mgm.cli.run_lock import LOCK, OWNER, end_run, is_run_in_progress, list_jobs, start_run
 from dj2mgm.errors import InputError
 from paths import PROJECT
 
@@ -24,8 +24,8 @@ def folder(tmp_path, monkeypatch):
 
 def _let_go() -> None:
     """Release the lock like the end of the process."""
-    if takeover._lock:
-        takeover._lock.close()
+    if run_lock._lock:
+        run_lock._lock.close()
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_an_invalid_owner_file_is_ignored(folder, note):
     assert is_run_in_progress() and json.loads(OWNER.read_text())["pid"] == os.getpid()
 
 
-RUN = "import sys; from dj2mgm.cli.takeover import *; start_run(False); print('running', flush=True); sys.stdin.read()"
+RUN = "import sys; from dj2mgm.cli.run_lock import *; start_run(False); print('running', flush=True); sys.stdin.read()"
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def other_run(folder):
 
 
 def test_two_runs_in_one_folder_exclude_each_other(other_run, monkeypatch):
-    monkeypatch.setattr("dj2mgm.cli.takeover.ATTEMPTS", 1)
+    monkeypatch.setattr("dj2mgm.cli.run_lock.ATTEMPTS", 1)
     assert is_run_in_progress()
     with pytest.raises(InputError, match=rf"in progress in this folder on .* \(process {other_run.pid}\); wait for it"):
         start_run(on_cluster=False)
@@ -137,7 +137,7 @@ def test_owner_file_suffices_without_file_system_locks(other_run, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", unsupported)
-    monkeypatch.setattr("dj2mgm.cli.takeover.ATTEMPTS", 1)
+    monkeypatch.setattr("dj2mgm.cli.run_lock.ATTEMPTS", 1)
     assert is_run_in_progress()
     with pytest.raises(InputError, match="another run is in progress"):
         start_run(on_cluster=False)
