@@ -8,8 +8,7 @@ import numpy as np
 
 from dj2mgm.data.score_limits import SIDE_BY_SHARE, UNLIMITED, compute_score_limits
 from dj2mgm.juicer.changed_data_juicer import Filter
-
-PREFIXES = {"min": "min_", "max": "max_"}  # names of Data-Juicer's arguments for the ends of a range begin with these
+from dj2mgm.recipes.statistic_limits import find_limit_arguments
 
 
 @dataclass(frozen=True)
@@ -79,8 +78,7 @@ def read_statistic_limits(operator: Filter, arguments: dict | None, statistic: s
     """Return the range that an operator keeps of a statistic by side, from its arguments min_… and max_….
 
     It is empty if the operator has no such arguments or keeps values outside of its range. Arguments that the recipe
-    does not state have the operator's defaults. `alone` means that the operator has no other statistic. Otherwise the
-    name of an argument without its prefix is part of the statistic's name (min_width, image_width).
+    does not state have the operator's defaults. `alone` means that the operator has no other statistic.
     """
     if operator.reversed_range:
         return {}
@@ -99,14 +97,8 @@ def find_share_limits(values: np.ndarray, arguments: dict) -> Limits:
 
 def _find_limits(operator: Filter, arguments: dict, statistic: str, alone: bool) -> Iterator[FilterLimit]:
     parameters = inspect.signature(type(operator).__init__).parameters
-    ranges = {name[len(prefix) :] for name in parameters for prefix in PREFIXES.values() if name.startswith(prefix)}
-    words = ranges if alone and len(ranges) == 1 else {word for word in ranges if word in statistic}
-    if len(words) != 1:
-        return
-    [word] = words
-    for side, prefix in PREFIXES.items():
-        name = prefix + word
+    for side, name in find_limit_arguments(parameters, statistic, alone).items():
         value = getattr(operator, name, None)
-        if name in parameters and isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(value, int | float) and not isinstance(value, bool):
             default = parameters[name].default
             yield FilterLimit(side, name, float(value), arguments.get(name, value if default is None else default))

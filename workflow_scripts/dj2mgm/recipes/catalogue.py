@@ -65,6 +65,11 @@ def read_defaults(name: str) -> dict[str, object]:
     return {key: value for key, value in defaults.items() if value not in (REQUIRED, NOT_PLAIN)}
 
 
+def list_arguments(name: str) -> list[str]:
+    """Return the names of an operator's own arguments; none if it was not reviewed."""
+    return list(_read_installed()["arguments"].get(name, {}))
+
+
 @cache
 def _read_reviewed() -> dict:
     return read_config(REVIEWED)

@@ -15,8 +15,8 @@ from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.recipes.catalogue import read_defaults
 from dj2mgm.recipes.recipe_step import parse_steps
+from dj2mgm.recipes.statistic_limits import read_statistic_operators
 from dj2mgm.reporting.explorer.results import read_results
-from dj2mgm.reporting.sections.histograms import OPERATOR_LIMITS
 from dj2mgm.storage.files import write_jsonl, write_yaml
 
 ROWS = 120
@@ -63,10 +63,13 @@ def test_movable_limits_agree_with_the_operators(tmp_path, monkeypatch):
     assert pairs.steps[-2].dropped > 0
 
 
-@pytest.mark.parametrize("operator", sorted({operator for operator, *_ in OPERATOR_LIMITS.values()}))
+@pytest.mark.parametrize("operator", sorted({operator for operator, _ in read_statistic_operators().values()}))
 def test_defaults_from_the_source_code_equal_the_classes(operator):
     limit_arguments = {
-        argument for name, *arguments in OPERATOR_LIMITS.values() if name == operator for argument in arguments
+        argument
+        for name, arguments in read_statistic_operators().values()
+        if name == operator
+        for argument in arguments.values()
     }
     for name in {operator, f"batched_{operator}"} & set(OPERATORS.modules):
         parameters = inspect.signature(OPERATORS.modules[name].__init__).parameters

@@ -14,8 +14,9 @@ from dj2mgm.data.score_limits import ORIGINAL_SIMILARITY, SIDE_BY_SHARE, UNLIMIT
 from dj2mgm.recipes.argument_kinds import RANGE
 from dj2mgm.recipes.catalogue import read_allowed_operators, read_defaults
 from dj2mgm.recipes.recipe_step import RECAPTION
+from dj2mgm.recipes.statistic_limits import read_statistic_operators
 from dj2mgm.reporting.rendering import build_step_key
-from dj2mgm.reporting.sections.histograms import OPERATOR_LIMITS, parse_number
+from dj2mgm.reporting.sections.histograms import parse_number
 
 STOPS = 400  # most stops of a slider; stops are values of rows, evenly spread over the rows
 SIMILARITY = "image_text_similarity"
@@ -155,12 +156,10 @@ def _build_limits(stage: str, operator: str, arguments: dict, numbers: dict[str,
     if arguments.get("reversed_range"):
         return []
     limits, settings = [], read_defaults(operator) | arguments
-    for statistic, (name, *limit_arguments) in OPERATOR_LIMITS.items():
+    for statistic, (name, limit_arguments) in read_statistic_operators().items():
         if statistic not in numbers or operator.removeprefix("batched_") != name:
             continue
-        for side, argument in zip(("min", "max"), limit_arguments, strict=True):
-            if argument is None:
-                continue
+        for side, argument in limit_arguments.items():
             share = next(
                 (name for name, end in SIDE_BY_SHARE.items() if end == side and settings.get(name) is not None), None
             )

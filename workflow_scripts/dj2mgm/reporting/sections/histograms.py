@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dj2mgm.recipes.statistic_limits import read_statistic_operators
 from dj2mgm.reporting.charts import (
     BINS,
     Bars,
@@ -23,44 +24,6 @@ from dj2mgm.reporting.rendering import list_counts
 from dj2mgm.reporting.sections.gallery import RecaptionedRow
 from dj2mgm.storage.files import read_jsonl
 
-# arguments of Data-Juicer's operators that limit a statistic: {statistic: (operator, lower, upper)}
-OPERATOR_LIMITS = {
-    "text_len": ("text_length_filter", "min_len", "max_len"),
-    "num_words": ("words_num_filter", "min_num", "max_num"),
-    "num_token": ("token_num_filter", "min_num", "max_num"),
-    "alnum_ratio": ("alphanumeric_filter", "min_ratio", "max_ratio"),
-    "special_char_ratio": ("special_characters_filter", "min_ratio", "max_ratio"),
-    "word_rep_ratio": ("word_repetition_filter", "min_ratio", "max_ratio"),
-    "char_rep_ratio": ("character_repetition_filter", "min_ratio", "max_ratio"),
-    "avg_line_length": ("average_line_length_filter", "min_len", "max_len"),
-    "max_line_length": ("maximum_line_length_filter", "min_len", "max_len"),
-    "stopwords_ratio": ("stopwords_filter", "min_ratio", None),
-    "flagged_words_ratio": ("flagged_words_filter", None, "max_ratio"),
-    "lang_score": ("language_id_score_filter", "min_score", None),
-    "perplexity": ("perplexity_filter", None, "max_ppl"),
-    "num_action": ("text_action_filter", "min_action_num", None),
-    "image_width": ("image_shape_filter", "min_width", "max_width"),
-    "image_height": ("image_shape_filter", "min_height", "max_height"),
-    "aspect_ratios": ("image_aspect_ratio_filter", "min_ratio", "max_ratio"),
-    "image_sizes": ("image_size_filter", "min_size", "max_size"),
-    "face_ratios": ("image_face_ratio_filter", "min_ratio", "max_ratio"),
-    "face_counts": ("image_face_count_filter", "min_face_count", "max_face_count"),
-    "image_aesthetics_scores": ("image_aesthetics_filter", "min_score", "max_score"),
-    "image_nsfw_score": ("image_nsfw_filter", None, "max_score"),
-    "image_watermark_prob": ("image_watermark_filter", None, "prob_threshold"),
-    "image_text_similarity": ("image_text_similarity_filter", "min_score", "max_score"),
-    "image_text_matching_score": ("image_text_matching_filter", "min_score", "max_score"),
-    "phrase_grounding_recall": ("phrase_grounding_recall_filter", "min_recall", "max_recall"),
-    "caption_log_likelihood": ("caption_log_likelihood_filter", "min_log_likelihood", None),
-    "likelihood_gain": ("likelihood_gain_filter", "min_gain", None),
-    "rating_relevance": ("vlm_rating_filter", "min_relevance", None),
-    "rating_visual_dependency": ("vlm_rating_filter", "min_visual_dependency", None),
-    "rating_formatting": ("vlm_rating_filter", "min_formatting", None),
-    "rating_image_correspondence": ("vlm_rating_filter", "min_image_correspondence", None),
-    "caption_agreement": ("caption_agreement_filter", "min_agreement", None),
-    "blind_likelihood": ("blind_answer_filter", None, "max_likelihood"),
-    "round_trip_agreement": ("round_trip_filter", "min_agreement", None),
-}
 BYTES = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40}
 SERIES = ("kept", "here", "elsewhere")  # from the bottom: kept, dropped by this operator, dropped by another one
 
@@ -117,11 +80,14 @@ def read_statistics(folder: Path) -> dict[str, list[tuple[str, object]]]:
 
 def _find_limits(statistic: str, steps: list[tuple[str, dict]]) -> tuple[str, float | None, float | None, str]:
     """Return (operator, lower limit, upper limit, both as text) of the recipe's last operator on the statistic."""
-    operator, *names = OPERATOR_LIMITS.get(statistic, (statistic.removesuffix("_score") + "_filter", None, None))
+    operator, limit_arguments = read_statistic_operators().get(
+        statistic, (statistic.removesuffix("_score") + "_filter", {})
+    )
     operator_steps = [(name, arguments) for name, arguments in steps if name.removeprefix("batched_") == operator]
     if not operator_steps:
         return operator, None, None, ""
     operator, arguments = operator_steps[-1]
+    names = [limit_arguments.get(side) for side in ("min", "max")]
     texts = [str(arguments[name]) if name in arguments else None for name in names]
     low, high = (None if text is None else parse_number(text) for text in texts)
     if texts == [None, None]:

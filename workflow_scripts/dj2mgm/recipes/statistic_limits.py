@@ -1,0 +1,75 @@
+"""Statistics of filters, and the arguments that limit them."""
+
+from collections.abc import Collection
+from functools import cache
+
+from dj2mgm.recipes.catalogue import list_arguments
+
+PREFIXES = {"min": "min_", "max": "max_"}  # names of arguments for the ends of a range begin with these
+STATISTICS = {  # by operator
+    "text_length_filter": ("text_len",),
+    "words_num_filter": ("num_words",),
+    "token_num_filter": ("num_token",),
+    "alphanumeric_filter": ("alnum_ratio",),
+    "special_characters_filter": ("special_char_ratio",),
+    "word_repetition_filter": ("word_rep_ratio",),
+    "character_repetition_filter": ("char_rep_ratio",),
+    "average_line_length_filter": ("avg_line_length",),
+    "maximum_line_length_filter": ("max_line_length",),
+    "stopwords_filter": ("stopwords_ratio",),
+    "flagged_words_filter": ("flagged_words_ratio",),
+    "language_id_score_filter": ("lang_score",),
+    "perplexity_filter": ("perplexity",),
+    "text_action_filter": ("num_action",),
+    "image_shape_filter": ("image_width", "image_height"),
+    "image_aspect_ratio_filter": ("aspect_ratios",),
+    "image_size_filter": ("image_sizes",),
+    "image_face_ratio_filter": ("face_ratios",),
+    "image_face_count_filter": ("face_counts",),
+    "image_aesthetics_filter": ("image_aesthetics_scores",),
+    "image_nsfw_filter": ("image_nsfw_score",),
+    "image_text_similarity_filter": ("image_text_similarity",),
+    "image_text_matching_filter": ("image_text_matching_score",),
+    "phrase_grounding_recall_filter": ("phrase_grounding_recall",),
+    "caption_log_likelihood_filter": ("caption_log_likelihood",),
+    "likelihood_gain_filter": ("likelihood_gain",),
+    "vlm_rating_filter": (
+        "rating_relevance",
+        "rating_visual_dependency",
+        "rating_formatting",
+        "rating_image_correspondence",
+    ),
+    "caption_agreement_filter": ("caption_agreement",),
+    "blind_answer_filter": ("blind_likelihood",),
+    "round_trip_filter": ("round_trip_agreement",),
+}
+
+
+def find_limit_arguments(arguments: Collection[str], statistic: str, alone: bool) -> dict[str, str]:
+    """Return the names of the arguments that limit a statistic, by side.
+
+    It is empty if the operator has no such arguments.
+
+    Args:
+        arguments: names of the operator's arguments.
+        statistic: name of one of its statistics.
+        alone: whether the operator has no other statistic. Otherwise the name of an argument without its prefix is
+            part of the statistic's name (min_width, image_width).
+    """
+    ranges = {name[len(prefix) :] for name in arguments for prefix in PREFIXES.values() if name.startswith(prefix)}
+    words = ranges if alone and len(ranges) == 1 else {word for word in ranges if word in statistic}
+    if len(words) != 1:
+        return {}
+    [word] = words
+    return {side: prefix + word for side, prefix in PREFIXES.items() if prefix + word in arguments}
+
+
+@cache
+def read_statistic_operators() -> dict[str, tuple[str, dict[str, str]]]:
+    """Return the operator of each statistic of `STATISTICS`, and the arguments that limit it by side."""
+    limits = {
+        statistic: (operator, find_limit_arguments(list_arguments(operator), statistic, len(statistics) == 1))
+        for operator, statistics in STATISTICS.items()
+        for statistic in statistics
+    }
+    return limits | {"image_watermark_prob": ("image_watermark_filter", {"max": "prob_threshold"})}  # without a prefix
