@@ -1,7 +1,7 @@
 """Building blocks of typed settings: sections, their fields and common types."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NoReturn, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -73,6 +73,11 @@ class Unique:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict:
         return handler(schema) | {"uniqueItems": True}
+
+
+def refuse_contradiction(problem: str, *path: str) -> NoReturn:
+    """Raise a validator's error about the key at `path`, relative to the validated section."""
+    raise PydanticCustomError("contradiction", "{problem}", {"problem": problem, "path": path})
 
 
 def setting(

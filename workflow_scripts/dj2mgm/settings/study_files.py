@@ -1,10 +1,12 @@
 """Content of a study's file: variants of an experiment, and the page that compares them."""
 
-from typing import Annotated, Any, Literal
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from dj2mgm.settings.base import Number, Section, Seed, Unique, section, setting
+from dj2mgm.settings.base import Number, Section, Seed, Unique, refuse_contradiction, section, setting
 from dj2mgm.settings.string_formats import Name
 
 Changes = Annotated[dict[str, Any], Field(min_length=1)]  # by dotted key, such as finetune.lora.r
@@ -24,6 +26,8 @@ class Interval(Section):
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
+MAX_VARIANTS = 1000  # most variants of a grid or list
+MIN_TRAINED = 6  # trained mixtures, whose 15 pairs can show that merging orders more than 75 % as training does
 GPU_HOURS = "gpu_hours"  # a goal of searches, next to the scores
 Weight = Annotated[Number, Field(ge=0, le=1e6)]
 Space = dict[str, Values | Interval | Literal["auto"]]
@@ -41,6 +45,19 @@ class MixtureSpace(Section):
     )
 
 
+def _check_space(space: Mapping[str, Any], mixture: MixtureSpace | None = None) -> None:
+    shares_key = next((key for key in space if key.split(".")[0] == "shares"), None)
+    if shares_key and mixture:
+        refuse_contradiction("`mixture` varies the shares, too; keep one of them", "space", shares_key)
+    for key, axis in space.items():
+        if section_key := next((name for name in space if key.startswith(f"{name}.") and name != "recipe"), None):
+            refuse_contradiction(f"{section_key} contains {key}; keep one of them", "space")
+        if isinstance(axis, Interval) and not axis.low < axis.high:
+            refuse_contradiction(f"low, {axis.low:g}, must be below high, {axis.high:g}", "space", key)
+        if isinstance(axis, Interval) and axis.log and axis.low <= 0:
+            refuse_contradiction(f"log needs a low above 0, found {axis.low:g}", "space", key)
+
+
 class AblationDesign(Section):
     """Variants that each leave out one operator."""
 
@@ -56,12 +73,29 @@ class GridDesign(Section):
     kind: Literal["grid"] = setting("grid", "the design")
     space: Annotated[dict[str, Values], Field(min_length=1)] = setting(..., "values of each key")
 
+    @model_validator(mode="after")
+    def _check_grid(self) -> Self:
+        if (number := math.prod(map(len, self.space.values()))) > MAX_VARIANTS:
+            refuse_contradiction(
+                f"the grid has {number} variants, but at most {MAX_VARIANTS} are possible; use the design `sample` or "
+                "`search`",
+                "space",
+            )
+        _check_space(self.space)
+        return self
+
 
 class ListDesign(Section):
     """Listed variants."""
 
     kind: Literal["list"] = setting("list", "the design")
     variants: Annotated[dict[Name, Changes], Field(min_length=1)] = setting(..., "changed keys of each variant")
+
+    @model_validator(mode="after")
+    def _check_number(self) -> Self:
+        if (number := len(self.variants)) > MAX_VARIANTS:
+            refuse_contradiction(f"{number} variants, but at most {MAX_VARIANTS} are possible", "variants")
+        return self
 
 
 class SampleDesign(Section):
@@ -80,6 +114,21 @@ class SampleDesign(Section):
         ge=0,
         le=10000,
     )
+
+    @model_validator(mode="after")
+    def _check_points(self) -> Self:
+        if not (self.space or self.mixture):
+            refuse_contradiction("nothing varies; state `space` or `mixture`")
+        if self.merged and (self.space or not self.mixture):
+            refuse_contradiction("models are merged for mixtures; state `mixture` without `space`", "merged")
+        if self.merged and self.points < MIN_TRAINED:
+            refuse_contradiction(
+                f"{self.points} trained mixtures cannot show that merging orders mixtures as training does; state at "
+                f"least {MIN_TRAINED}, or remove `merged`",
+                "points",
+            )
+        _check_space(self.space, self.mixture)
+        return self
 
 
 Share = Annotated[Number, Field(gt=0, lt=1)]
@@ -162,6 +211,15 @@ class SearchDesign(Section):
         None, "SQLAlchemy's address of a database that several searches share; null: a SQLite file with the results"
     )
 
+    @model_validator(mode="after")
+    def _check_search(self) -> Self:
+        if [*sorted({*self.rungs} - {1}), 1] != self.rungs:
+            refuse_contradiction("expected rising shares up to 1, as [0.125, 0.5, 1.0]", "rungs")
+        if [*self.goals.weights] == [GPU_HOURS]:
+            refuse_contradiction("gpu_hours alone chooses the cheapest variant; add the weight of a score", "goals")
+        _check_space(self.space, self.mixture)
+        return self
+
 
 class StudyPage(Section):
     """The page that compares the variants."""
@@ -194,3 +252,13 @@ class StudyFile(Section):
         [], "further variants, as in an experiment's `controls`; random is skipped if the recipes drop no rows"
     )
     page: StudyPage = section(StudyPage, "the page that compares the variants")
+
+    @model_validator(mode="after")
+    def _check_proportional(self) -> Self:
+        variants = getattr(self.design, "variants", {}).values()
+        varied = {*getattr(self.design, "space", {}), *(key for changes in variants for key in changes)}
+        for key, other_key in self.proportional.items():
+            if key in varied or other_key not in varied:
+                problem = f"the variants set {key}" if key in varied else f"no variant sets {other_key}"
+                refuse_contradiction(f"{problem}; remove this entry", "proportional", key)
+        return self

@@ -91,6 +91,10 @@ def _list_problems(model: type[Section], values: Mapping, error: ValidationError
             key_schema = {"type": "string", "format": problem["ctx"]["kind"]}
             yield path, _describe_problem(error_type, path, key_schema, path[-1])
             continue
+        if error_type == "contradiction":
+            path = (*path, *problem["ctx"]["path"])
+            yield path, f"{format_key(path)}: {problem['ctx']['problem']}"
+            continue
         if error_type.startswith("union_tag"):  # the key that decides the kind of the object
             words = [word for member in node["oneOf"] for word in _read_words(member, node)]
             path, node = (*path, node["kind"]), {"enum": words}

@@ -22,7 +22,6 @@ from dj2mgm.settings.configuration import Experiment, SharedKeys
 from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.string_formats import has_format
 from dj2mgm.settings.study_files import (
-    GPU_HOURS,
     AblationDesign,
     CurveDesign,
     GridDesign,
@@ -30,7 +29,6 @@ from dj2mgm.settings.study_files import (
     ListDesign,
     MixtureSpace,
     SampleDesign,
-    SearchDesign,
     StudyFile,
 )
 from dj2mgm.settings.validation import validate_settings
@@ -38,8 +36,6 @@ from dj2mgm.settings.validation import validate_settings
 STUDIES = "studies"
 RECIPE = "recipe."  # prefix of keys that change a recipe: recipe.<operator> or recipe.<operator>.<argument>
 BY_SOURCE = ("sources", "shares")  # sections whose keys are names of sources, which may contain dots
-MAX_VARIANTS = 1000  # most variants of a grid or list
-MIN_TRAINED = 6  # trained mixtures, whose 15 pairs can show that merging orders more than 75 % as training does
 MAX_LABEL_LENGTH = 60  # characters of a variant's label; longer ones are replaced by a hash
 
 
@@ -54,57 +50,16 @@ def locate_study_file(name: str) -> str:
 
 
 def read_study_file(path: Path) -> StudyFile:
-    """Return the content of a study's file; raises InputError for an unknown key or a wrong type."""
-    return validate_settings(StudyFile, read_config(path, build_schema(StudyFile)), str(path))
-
-
-def read_study(name: str) -> StudyFile:
-    """Return a study.
+    """Return the content of a study's file.
 
     Raises:
         InputError: a key is unknown or of the wrong type, or two parts of the file contradict each other.
     """
-    path = locate_existing_file(STUDIES, name, "study")
-    study = read_study_file(path)
-    axes = getattr(study.design, "space", {})
-    varied = {*axes, *(key for changes in getattr(study.design, "variants", {}).values() for key in changes)}
-    for key, other_key in study.proportional.items():
-        if key in varied or other_key not in varied:
-            problem = f"the variants set {key}" if key in varied else f"no variant sets {other_key}"
-            raise InputError(f"{path}: proportional.{key}: {problem}; remove this entry")
-    if isinstance(study.design, GridDesign) and (number := math.prod(map(len, axes.values()))) > MAX_VARIANTS:
-        raise InputError(
-            f"{path}: design.space: the grid has {number} variants, but at most {MAX_VARIANTS} are possible; use the "
-            "design `sample` or `search`"
-        )
-    if isinstance(study.design, ListDesign) and (number := len(study.design.variants)) > MAX_VARIANTS:
-        raise InputError(f"{path}: design.variants: {number} variants, but at most {MAX_VARIANTS} are possible")
-    if isinstance(study.design, SearchDesign) and [*sorted({*study.design.rungs} - {1}), 1] != study.design.rungs:
-        raise InputError(f"{path}: design.rungs: expected rising shares up to 1, as [0.125, 0.5, 1.0]")
-    if isinstance(study.design, SearchDesign) and [*study.design.goals.weights] == [GPU_HOURS]:
-        raise InputError(
-            f"{path}: design.goals: gpu_hours alone chooses the cheapest variant; add the weight of a score"
-        )
-    if isinstance(study.design, SampleDesign) and not (axes or study.design.mixture):
-        raise InputError(f"{path}: design: nothing varies; state `space` or `mixture`")
-    if isinstance(study.design, SampleDesign) and study.design.merged and (axes or not study.design.mixture):
-        raise InputError(f"{path}: design.merged: models are merged for mixtures; state `mixture` without `space`")
-    if isinstance(study.design, SampleDesign) and study.design.merged and study.design.points < MIN_TRAINED:
-        raise InputError(
-            f"{path}: design.points: {study.design.points} trained mixtures cannot show that merging orders mixtures "
-            f"as training does; state at least {MIN_TRAINED}, or remove `merged`"
-        )
-    shares_key = next((key for key in axes if key.split(".")[0] == "shares"), None)
-    if shares_key and getattr(study.design, "mixture", None):
-        raise InputError(f"{path}: design.space.{shares_key}: `mixture` varies the shares, too; keep one of them")
-    for key, axis in axes.items():
-        if section_key := next((name for name in axes if key.startswith(f"{name}.") and name != "recipe"), None):
-            raise InputError(f"{path}: design.space: {section_key} contains {key}; keep one of them")
-        if isinstance(axis, Interval) and not axis.low < axis.high:
-            raise InputError(f"{path}: design.space.{key}: low, {axis.low:g}, must be below high, {axis.high:g}")
-        if isinstance(axis, Interval) and axis.log and axis.low <= 0:
-            raise InputError(f"{path}: design.space.{key}: log needs a low above 0, found {axis.low:g}")
-    return study
+    return validate_settings(StudyFile, read_config(path, build_schema(StudyFile)), str(path))
+
+
+def read_study(name: str) -> StudyFile:
+    return read_study_file(locate_existing_file(STUDIES, name, "study"))
 
 
 def list_study_variants(name: str, study: StudyFile, parent: Experiment) -> list[Variant]:
