@@ -19,7 +19,8 @@ from mixture import parse_folder, run_target, write_scenes  # noqa: E402
 
 from dj2mgm.evaluation.learning_curve import LearningCurve, estimate_least_noise  # noqa: E402
 from dj2mgm.evaluation.seeds import PerImage, read_run_scores  # noqa: E402
-from dj2mgm.storage.files import read_json, read_yaml, write_yaml  # noqa: E402
+from dj2mgm.records.jsonl_summary import read_jsonl_summary  # noqa: E402
+from dj2mgm.storage.files import read_yaml, write_yaml  # noqa: E402
 
 CASES, SEEDS = 10, [0]
 SHARES = [0.0625, 0.125, 0.25, 0.5]  # of all rows: the default shares of a study with half of the rows
@@ -44,10 +45,10 @@ def read_scores(folder: Path, name: str) -> list[tuple[int, PerImage]]:
     for seed in SEEDS:
         run = folder / f"results/{name}" / (f"seed-{seed}" if seed else "")
         note = run / "jsonl/stage.yaml"  # of a stage that the baseline has run
-        counts = read_json(
+        summary = read_jsonl_summary(
             folder / read_yaml(note)["same_as"] / "summary.json" if note.is_file() else run / "jsonl/summary.json"
         )
-        rows = sum(counts[split]["rows_out"] for split in ("pretrain", "finetune"))
+        rows = sum(counts.rows_out for counts in summary.files.values())
         scores.append((rows, read_run_scores(name, seed, run / "evaluate_vqa/scores.jsonl").groups[GROUP][METRIC]))
     return scores
 

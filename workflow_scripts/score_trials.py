@@ -13,6 +13,7 @@ their sequence.
 from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, make_parser
+from dj2mgm.records.jsonl_summary import JsonlSummary, read_jsonl_summary
 from dj2mgm.records.look_records import LookRecord
 from dj2mgm.records.page_records import BatchSettings
 from dj2mgm.records.search_records import BatchRecord, BatchResult, format_run_name
@@ -24,7 +25,7 @@ from dj2mgm.runs.studies.seed_times import sum_seconds
 from dj2mgm.runs.studies.study_designs import read_study_file
 from dj2mgm.settings.targets import DecideSection
 from dj2mgm.settings.validation import load_settings
-from dj2mgm.storage.files import read_json, write_yaml
+from dj2mgm.storage.files import write_yaml
 
 
 @command_line
@@ -57,7 +58,7 @@ def main() -> None:
     experiment_seeds = list(zip(experiments, new_seeds, strict=True))
     seconds = [sum_gpu_seconds(experiment, seeds) for experiment, seeds in experiment_seeds]
     fixed_seconds = [sum_gpu_seconds(experiment, seeds, without=TRAINING) for experiment, seeds in experiment_seeds]
-    rows = read_json(args.rows)
+    rows = read_jsonl_summary(args.rows)
     full_size_trials = trials if record and record.fraction == 1 else ()
     result = BatchResult(
         scores=scores,
@@ -86,20 +87,17 @@ def sum_gpu_seconds(experiment: ExperimentResults, seeds: list[int], without: tu
     return None if seconds is None else seconds * experiment.config.gpus
 
 
-def has_fewer_rows(own_summary: dict, reference_summary: dict) -> bool:
+def has_fewer_rows(own_summary: JsonlSummary, reference_summary: JsonlSummary) -> bool:
     """Return whether a run has fewer different rows in the file that it filters, and not more rows in the other file.
 
     Args:
-        own_summary: summary.json of the run's training files.
-        reference_summary: summary.json of the reference.
+        own_summary: numbers of the run.
+        reference_summary: numbers of the reference.
     """
-    selected = "finetune" if "synthesized" in own_summary.get("inputs", ()) else "pretrain"
+    selected = "finetune" if "synthesized" in own_summary.inputs else "pretrain"
     rows = {
-        name: [
-            summary[name].get("rows_out", 0) - summary[name].get("repeated", 0)
-            for summary in (own_summary, reference_summary)
-        ]
-        for name in ("pretrain", "finetune")
+        name: [summary.files[name].different_rows for summary in (own_summary, reference_summary)]
+        for name in own_summary.files
     }
     return rows[selected][0] < rows[selected][1] and all(
         own_rows <= reference_rows for own_rows, reference_rows in rows.values()

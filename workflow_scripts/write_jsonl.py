@@ -36,10 +36,11 @@ from dj2mgm.data.instruction_rows import is_single_question
 from dj2mgm.data.sample_counts import SampleRules
 from dj2mgm.data.training_jsonl import convert_pairs, write_training_jsonl
 from dj2mgm.errors import InputError
+from dj2mgm.records.jsonl_summary import JsonlSummary, SourceSamples, TrainingFileCounts, read_jsonl_summary
 from dj2mgm.settings.data import JsonlSettings
 from dj2mgm.settings.generation_prompts import CAPTION_QUESTION
 from dj2mgm.settings.validation import load_settings
-from dj2mgm.storage.files import compute_sha256, read_json, read_jsonl, write_json
+from dj2mgm.storage.files import compute_sha256, read_jsonl, write_json
 from dj2mgm.storage.streaming import DiskMap
 
 FEW_ROWS = 10  # a smaller integer as the amount of a source may be meant as a weight
@@ -51,17 +52,17 @@ def main() -> None:
     args = parse_paths(__doc__, *required, optional=("--same-samples-as", "--same-rows-as", "--leaks", "--synthesized"))
     settings = load_settings(JsonlSettings, args.config)
     processes = settings.cpu_threads or len(os.sched_getaffinity(0))
-    budgets = read_json(args.same_samples_as) if args.same_samples_as else None
-    sizes = read_json(args.same_rows_as) if args.same_rows_as else None
+    budgets = read_jsonl_summary(args.same_samples_as).files if args.same_samples_as else None
+    sizes = read_jsonl_summary(args.same_rows_as) if args.same_rows_as else None
     leaked_images, leaked_rows = _read_leaks(args.leaks)
-    selected_split = "finetune" if sizes and "synthesized" in sizes["inputs"] else "pretrain"
+    selected_split = "finetune" if sizes and "synthesized" in sizes.inputs else "pretrain"
     held_out = HeldOutImages(read_evaluation(args.evaluation), settings.evaluation_images)
-    summary: dict = {}
+    files: dict[str, TrainingFileCounts] = {}
     checks: defaultdict[str, DiskMap] = defaultdict(DiskMap)  # by image folder; both files may have the same images
     for name, (rows, root) in _read_splits(settings, args.pairs, args.instructions, args.synthesized).items():
         output = args.output_dir / f"{name}.jsonl"
-        budget = budgets and budgets[name]["rows_out"]
-        size = sizes and sizes[name]["rows_out"] - sizes[name]["repeated"]
+        budget = budgets and budgets[name].rows_out
+        size = sizes and sizes.files[name].different_rows
         rules = SampleRules(
             settings,
             budget,
@@ -69,20 +70,20 @@ def main() -> None:
             leaked_rows if name == "finetune" else frozenset(),
             size,
             selected_split,
-            size_before=sizes[name]["rows_in"] if sizes else 0,
+            size_before=sizes.files[name].rows_in if sizes else 0,
         )
-        counts = summary[name] = write_training_jsonl(rows, root, held_out, output, rules, processes, checks[root])
-        repeats = f" ({counts['repeated']} of them repeated)" if counts["repeated"] else ""
-        note_amounts(name, counts.get("sources", {}), settings.sources)
-        print(f"{name}: {counts['rows_out']} samples{repeats} from {counts['rows_in']} rows, in {output}", flush=True)
+        counts = files[name] = write_training_jsonl(rows, root, held_out, output, rules, processes, checks[root])
+        repeats = f" ({counts.repeated} of them repeated)" if counts.repeated else ""
+        note_amounts(name, counts.sources, settings.sources)
+        print(f"{name}: {counts.rows_out} samples{repeats} from {counts.rows_in} rows, in {output}", flush=True)
     for source, amount in settings.sources.items():
-        usable = any(source in counts.get("sources", {}) for counts in summary.values())
+        usable = any(source in counts.sources for counts in files.values())
         if isinstance(amount, int) and amount and not usable:
             raise InputError(f"sources.{source}: {amount} rows are requested, but none can be trained on; set it to 0")
-    files = {"pairs": args.pairs, "instructions": args.instructions, "evaluation": args.evaluation}
-    files |= {"synthesized": args.synthesized} if args.synthesized else {}
-    summary["inputs"] = {name: compute_sha256(file) for name, file in files.items()}
-    write_json(args.output_dir / "summary.json", summary)
+    inputs = {"pairs": args.pairs, "instructions": args.instructions, "evaluation": args.evaluation}
+    inputs |= {"synthesized": args.synthesized} if args.synthesized else {}
+    summary = JsonlSummary(files, {name: compute_sha256(file) for name, file in inputs.items()})
+    write_json(args.output_dir / "summary.json", summary.as_dict())
 
 
 def _read_leaks(file: Path | None) -> tuple[frozenset[str], frozenset[str]]:
@@ -107,13 +108,13 @@ def _read_splits(
     return sources
 
 
-def note_amounts(stage: str, counts: dict[str, dict], amounts: dict[str, float]) -> None:
+def note_amounts(stage: str, counts: dict[str, SourceSamples], amounts: dict[str, float]) -> None:
     """Print notes about amounts that may be mistakes: a source without samples, an integer that looks like a weight."""
     for source, count in counts.items():
-        amount, usable = amounts.get(source, 1.0), f"{count['usable']} rows of {stage}"
-        if amount and not count["rows_out"]:
+        amount, usable = amounts.get(source, 1.0), f"{count.usable} rows of {stage}"
+        if amount and not count.rows_out:
             note(f"sources.{source}: none of its {usable} is used; raise its amount ({amount}), or lower the others")
-        elif isinstance(amount, int) and 0 < amount < min(FEW_ROWS, count["usable"]):
+        elif isinstance(amount, int) and 0 < amount < min(FEW_ROWS, count.usable):
             verb = "is" if amount == 1 else "are"
             note(f"sources.{source}: {amount} of its {usable} {verb} used; for a weight per row, write {amount}.0")
 

@@ -47,7 +47,8 @@ def write_run(folder: Path, clip: Values, vqa: Values, filtered: int = 80, synth
     for stage in stages.keys() & {"filter", "synthesize"}:
         for name in (name for name in STAGES[stage].outputs if name.endswith(".jsonl")):
             write_jsonl(folder / stage / name, [])
-    write_json(folder / "jsonl/summary.json", {"pretrain": {}, "finetune": {}})
+    counts = {"rows_in": 0, "rows_out": 0, "dropped": {}}
+    write_json(folder / "jsonl/summary.json", {"pretrain": counts, "finetune": counts})
     write_jsonl(folder / "jsonl/pretrain.jsonl", [])
     for stage in ("pretrain", "finetune"):
         write_json(folder / stage / "metrics.json", {"seed": 0})

@@ -51,7 +51,8 @@ metrics = {"seed": seed, "steps": 40, "groups": groups, "judges": judges, "quest
 metrics["train_seconds"] = 60.0
 write("metrics.json", value=metrics)
 row_count = 9 if experiment == "baseline" else 8
-rows = {"pretrain": {"rows_out": row_count, "repeated": 0}, "finetune": {}}
+rows = {"pretrain": {"rows_in": 9, "rows_out": row_count, "dropped": {}, "repeated": 0}}
+rows["finetune"] = {"rows_in": 0, "rows_out": 0, "dropped": {}, "repeated": 0}
 counts = rows if stage == "write_jsonl" else {"evaluation": 1}
 write("summary.json", value=counts | {"rows_in": 1, "rows_kept": 1, "operators": []})
 write("memory.csv", value="")

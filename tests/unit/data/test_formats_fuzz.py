@@ -210,10 +210,10 @@ def test_write_jsonl_accepts_output_of_make_dataset(chain, captions, texts_of_tu
     for split, split_rows in rows.items():
         rules = sample_rules(budget, on_bad_row="drop", max_samples=4)
         try:
-            summary = write_training_jsonl(split_rows, chain, held_out, chain / "written.jsonl", rules, processes=1)
+            written = write_training_jsonl(split_rows, chain, held_out, chain / "written.jsonl", rules, processes=1)
         except InputError as error:  # all rows are invalid
             assert f"of {counts[split]} rows" in str(error) and "no row of written is left" in str(error)
             continue
-        assert summary["rows_in"] == counts[split] and "held_out" not in summary["dropped"]
-        assert summary["rows_in"] == summary["rows_out"] - summary["repeated"] + sum(summary["dropped"].values())
-        assert len(list(read_llava(chain / "written.jsonl"))) == summary["rows_out"]
+        assert written.rows_in == counts[split] and "held_out" not in written.dropped
+        assert written.rows_in == written.different_rows + sum(written.dropped.values())
+        assert len(list(read_llava(chain / "written.jsonl"))) == written.rows_out

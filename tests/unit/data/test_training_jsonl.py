@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -19,7 +20,8 @@ from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.sample_counts import apportion
 from dj2mgm.data.training_jsonl import _repeat_rows, convert_pairs, drop_repeats, write_training_jsonl
 from dj2mgm.errors import InputError
-from dj2mgm.storage.files import compute_sha256, read_json, read_jsonl
+from dj2mgm.records.jsonl_summary import JsonlSummary, SourceSamples, TrainingFileCounts
+from dj2mgm.storage.files import compute_sha256, read_json, read_jsonl, write_json
 from dj2mgm.storage.files import write_jsonl as write_rows
 from sample_rules import sample_rules
 from tiny_models import save_image
@@ -49,7 +51,11 @@ def write(
     rows, root, output, on_bad_row="refuse", max_samples=1000, budget=None, seed=0, held_out=None, **takes: bool
 ) -> dict:
     rules = sample_rules(budget, on_bad_row=on_bad_row, max_samples=max_samples, seed=seed, **takes)
-    return write_training_jsonl(rows, root, held_out or HeldOutImages(), output, rules, processes=2)
+    return write_training_jsonl(rows, root, held_out or HeldOutImages(), output, rules, processes=2).as_dict()
+
+
+def write_summary(path, pretrain: TrainingFileCounts, finetune: TrainingFileCounts, **inputs: str) -> None:
+    write_json(path, JsonlSummary({"pretrain": pretrain, "finetune": finetune}, inputs).as_dict())
 
 
 def check_sum(summary: dict) -> bool:
@@ -199,8 +205,7 @@ def test_script_writes_both_files_and_a_consistent_summary(run, tmp_path):
 
 
 def test_the_number_of_samples_can_match_another_experiment(run, tmp_path):
-    budgets = {"pretrain": {"rows_out": 3}, "finetune": {"rows_out": 2}}
-    (tmp_path / "summary.json").write_text(json.dumps(budgets))
+    write_summary(tmp_path / "summary.json", TrainingFileCounts(3, 3, {}), TrainingFileCounts(2, 2, {}))
     out = run(rows_about("a.png"), "--same-samples-as", str(tmp_path / "summary.json"))
     assert [row["id"] for row in read_llava(out / "pretrain.jsonl")] == ["p", "p#2", "p#3"]
     assert [row["id"] for row in read_llava(out / "finetune.jsonl")] == ["r0", "r0#2"]
@@ -208,12 +213,8 @@ def test_the_number_of_samples_can_match_another_experiment(run, tmp_path):
 
 
 def test_the_number_of_rows_can_match_another_experiment(run, tmp_path, capsys):
-    sizes = {
-        "pretrain": {"rows_in": 3, "rows_out": 5, "repeated": 2},
-        "finetune": {"rows_in": 1, "rows_out": 1, "repeated": 0},
-    }
-    (tmp_path / "size.json").write_text(json.dumps(sizes | {"inputs": {}}))
-    (tmp_path / "budget.json").write_text(json.dumps({name: {"rows_out": 7} for name in sizes}))
+    write_summary(tmp_path / "size.json", TrainingFileCounts(3, 5, {}, repeated=2), TrainingFileCounts(1, 1, {}))
+    write_summary(tmp_path / "budget.json", TrainingFileCounts(7, 7, {}), TrainingFileCounts(7, 7, {}))
     pairs = [{"id": f"p{number}", "text": build_dj_text("a circle"), "images": ["a.png"]} for number in range(10)]
     size = ("--same-rows-as", str(tmp_path / "size.json"))
     budget = ("--same-samples-as", str(tmp_path / "budget.json"))
@@ -527,7 +528,7 @@ def test_1_means_one_row_and_1_0_means_each_row_once(root, tmp_path, amount, dro
 
 
 def test_probably_unintended_amounts_are_noted(capsys):
-    counts = {name: {"usable": 50, "rows_out": rows} for name, rows in (("a", 1), ("b", 0), ("c", 9), ("d", 0))}
+    counts = {name: SourceSamples(50, rows) for name, rows in (("a", 1), ("b", 0), ("c", 9), ("d", 0))}
     write_jsonl.note_amounts("pretrain", counts, {"a": 1, "b": 0.5, "c": 1e300, "d": 0})
     assert capsys.readouterr().err.splitlines() == [
         "note: sources.a: 1 of its 50 rows of pretrain is used; for a weight per row, write 1.0",
@@ -562,16 +563,15 @@ def test_synthesized_instructions_replace_single_questions(run, tmp_path):
 
 
 def test_a_random_subset_of_instructions_keeps_all_pairs(run, tmp_path, capsys):
-    counts = {"rows_in": 1, "rows_out": 1, "repeated": 0}
-    sizes = {"pretrain": counts, "finetune": counts}
-    (tmp_path / "size.json").write_text(json.dumps(sizes | {"inputs": {"synthesized": "a digest"}}))
+    counts = TrainingFileCounts(1, 1, {})
+    write_summary(tmp_path / "size.json", counts, counts, synthesized="a digest")
     size = ("--same-rows-as", str(tmp_path / "size.json"))
     out = run(rows_about("a.png", "b.png"), *size)
-    assert [len(list(read_llava(out / f"{name}.jsonl"))) for name in sizes] == [1, 1]
+    assert [len(list(read_llava(out / f"{name}.jsonl"))) for name in ("pretrain", "finetune")] == [1, 1]
     with pytest.raises(SystemExit):
         run(rows_about("a.png"), *size)
     assert "1 rows is no smaller than the 1 rows of finetune" in capsys.readouterr().err
-    sizes["finetune"] = counts | {"rows_in": 3}  # it wrote two rows and left out two of three
-    (tmp_path / "size.json").write_text(json.dumps(sizes | {"inputs": {"synthesized": "a digest"}}))
+    # it wrote two rows and left out two of three
+    write_summary(tmp_path / "size.json", counts, replace(counts, rows_in=3), synthesized="a digest")
     out = run(rows_about("a.png"), *size)
-    assert [len(list(read_llava(out / f"{name}.jsonl"))) for name in sizes] == [1, 1]
+    assert [len(list(read_llava(out / f"{name}.jsonl"))) for name in ("pretrain", "finetune")] == [1, 1]

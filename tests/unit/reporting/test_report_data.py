@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dj2mgm.records.jsonl_summary import JsonlSummary, SourceSamples
 from dj2mgm.records.page_records import find_differences
 from dj2mgm.reporting.charts import HEIGHT, Scale, compute_bin_edges, stack_bars
 from dj2mgm.reporting.experiment import load_experiments
@@ -113,7 +114,7 @@ def test_samples_count_uses_and_not_rows_of_the_file(experiments, epochs, betwee
 
 def test_instructions_made_from_pairs_are_counted(experiments):
     none = replace(experiments[0], dataset_counts=experiments[0].dataset_counts | {"finetune": 0})
-    rows_in = none.runs[0].jsonl["finetune"]["rows_in"]
+    rows_in = none.runs[0].jsonl.files["finetune"].rows_in
     assert count_instructions(none, none.runs[0])[0] == ("made from the pairs", rows_in)
 
 
@@ -124,8 +125,9 @@ def test_source_table_counts_rows_and_samples(experiments):
     read["held"] = {"rows": 40, "format": "folder", "split": "evaluation"}  # not trained on
     mixed = replace(experiments[0], dataset_counts=experiments[0].dataset_counts | {"sources": read})
     mixed = replace(mixed, licenses={"a": "CC0", "b": None})
-    written = {"a": {"usable": 8, "rows_out": 4, "words": 30}}
-    run = replace(mixed.runs[0], jsonl={"pretrain": {"sources": written}, "finetune": {}})
+    files = mixed.runs[0].jsonl.files
+    pretrain = replace(files["pretrain"], sources={"a": SourceSamples(usable=8, rows_out=4, words=30)})
+    run = replace(mixed.runs[0], jsonl=JsonlSummary(files | {"pretrain": pretrain}, {}))
     first, second = build_source_table(mixed, run)
     assert (first["name"], first["rows"], first["rows_out"], first["times"], first["license"]) == (
         "a",

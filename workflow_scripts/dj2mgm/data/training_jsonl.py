@@ -19,6 +19,7 @@ from dj2mgm.data.images import BadImage, load_image, locate_image
 from dj2mgm.data.json_rows import NumberedIds
 from dj2mgm.data.sample_counts import SampleRules, SourceCounts, apportion, check_subset_size, count_drop_reasons
 from dj2mgm.errors import InputError
+from dj2mgm.records.jsonl_summary import SourceSamples, TrainingFileCounts
 from dj2mgm.storage.files import write_jsonl
 from dj2mgm.storage.streaming import DiskMap, map_in_order
 
@@ -43,7 +44,7 @@ def write_training_jsonl(
     rules: SampleRules,
     processes: int,
     checked: DiskMap | None = None,
-) -> dict:
+) -> TrainingFileCounts:
     """Verify every row and image and write LLaVA rows with absolute paths; return counts that add up.
 
     Rows pass through `processes` processes and a temporary file in the folder of `output`; memory does not grow with
@@ -86,18 +87,17 @@ def write_training_jsonl(
             output, _count_words(_repeat_rows(good, usable, used_rows, sample_counts, rules), words, rules)
         )
     left_out = sum(usable[source] - min(used_rows[source], sample_counts[source]) for source in usable)
-    counts = {
-        "rows_in": rows_in,
-        "rows_out": rows_out,
-        "dropped": dict(sorted((bad.reasons + count_drop_reasons(left_out, usable, rules) + leaked).items())),
-        "repeated": rows_out + left_out - usable.total(),
-    }
     usable_by_source = {source: rows for source, rows in usable.items() if source is not None}
-    by_source = {
-        source: {"usable": rows, "rows_out": sample_counts[source], "words": words[source]}
-        for source, rows in sorted(usable_by_source.items())
-    }
-    return counts | ({"sources": by_source} if by_source else {})
+    return TrainingFileCounts(
+        rows_in,
+        rows_out,
+        dropped=dict(sorted((bad.reasons + count_drop_reasons(left_out, usable, rules) + leaked).items())),
+        repeated=rows_out + left_out - usable.total(),
+        sources={
+            source: SourceSamples(rows, sample_counts[source], words[source])
+            for source, rows in sorted(usable_by_source.items())
+        },
+    )
 
 
 @dataclass

@@ -13,6 +13,7 @@ from dj2mgm.data.formats import read_evaluation
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.seeds import GroupEstimates, Scores, aggregate, read_run_scores
 from dj2mgm.recipes.recipe_step import INSTRUCTIONS
+from dj2mgm.records.jsonl_summary import JsonlSummary, read_jsonl_summary
 from dj2mgm.records.page_records import PageSettings, ShownConfiguration, ShownControl, ShownExperiment, read_image_root
 from dj2mgm.records.publication_records import RecipeContents
 from dj2mgm.runs.stages import LEAKS, STAGES, TASK_PREFIXES, TRAINING
@@ -29,9 +30,9 @@ class RunResults:
     """An experiment with one seed."""
 
     seed: int
-    filter: dict  # summary.json, like the next two
+    filter: dict  # summary.json, like the next one
     synthesize: dict | None  # None: the experiment has no such stage
-    jsonl: dict
+    jsonl: JsonlSummary
     records: dict[str, dict]  # by training stage: metrics.json
     steps: dict[str, list[dict]]  # by training stage: rows of metrics.jsonl
     # by training stage: rows of scores.jsonl, empty if no questions were asked
@@ -149,10 +150,6 @@ def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> RunResults
         stage, file = name.split("/")
         if stage in stages:
             _check_file(stages[stage] / file, f"{experiment} with seed {seed}", rule)
-    summaries = {
-        stage: read_json(stages[stage] / "summary.json") if stage in stages else None
-        for stage in ("filter", "synthesize", "jsonl")
-    }
     training_stages = [stage for stage in TRAINING if stage in stages]
     metrics = {stage: read_json(stages[stage] / "metrics.json") for stage in ("evaluate_clip", "evaluate_vqa")}
     metrics |= {stage: read_json(stages[stage] / "metrics.json") for stage in stages if stage.startswith(TASK_PREFIXES)}
@@ -161,7 +158,9 @@ def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> RunResults
         next(read_jsonl(path, may_be_empty=not groups), None)
     return RunResults(
         seed=seed,
-        **summaries,
+        filter=read_json(stages["filter"] / "summary.json"),
+        synthesize=read_json(stages["synthesize"] / "summary.json") if "synthesize" in stages else None,
+        jsonl=read_jsonl_summary(stages["jsonl"] / "summary.json"),
         records={stage: read_json(stages[stage] / "metrics.json") for stage in training_stages},
         steps={
             stage: list(read_jsonl(stages[stage] / "metrics.jsonl", may_be_empty=False)) for stage in training_stages

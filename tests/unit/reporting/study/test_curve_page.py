@@ -22,9 +22,10 @@ def test_all_rows_and_each_source_have_a_curve(tmp_path):
         score = 0.9 - 0.1 * parts["b"] ** -0.5
         vqa = {"finetune/own": {"answer_probability": {f"e{n}": (score, 1) for n in range(4)}}}
         run = write_run(tmp_path / f"v{number}", {}, vqa)
-        sources = {name: {"rows_out": int(800 * part)} for name, part in parts.items()}
+        sources = {name: {"usable": 800, "rows_out": int(800 * part), "words": 0} for name, part in parts.items()}
         total = sum(source["rows_out"] for source in sources.values())
-        summary = {"pretrain": {"rows_out": total, "sources": sources}, "finetune": {"rows_out": 0}}
+        counts = {"rows_in": 1600, "rows_out": total, "dropped": {}, "sources": sources}
+        summary = {"pretrain": counts, "finetune": {"rows_in": 0, "rows_out": 0, "dropped": {}}}
         write_json(tmp_path / f"v{number}/jsonl/summary.json", summary)
         entries.append(entry(f"v{number}", dataset, {0: run}, jsonl={"fraction": share}))
     write_yaml(tmp_path / "config.yaml", {"experiments": entries})

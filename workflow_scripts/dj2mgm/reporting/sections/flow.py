@@ -6,8 +6,9 @@ caption, `repeated` the repetitions up to the number of samples, `dropped` all d
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
+from dj2mgm.records.jsonl_summary import SourceSamples
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import build_step_key, format_integer, list_counts
 from dj2mgm.reporting.sections.gallery import RecaptionedRow
@@ -63,7 +64,7 @@ def build_pretrain_steps(
         if record.get("planned_steps", record["steps"]) < record["steps"]:
             note += f", because one epoch has only {format_integer(record['planned_steps'])} steps"
     elif "pretrain" not in run.records:
-        note += f", including {format_integer(run.jsonl['finetune']['rows_out'])} instructions"
+        note += f", including {format_integer(run.jsonl.files['finetune'].rows_out)} instructions"
     return [*steps, FlowStep("in the training file" if samples < rows else "trained on", "trained", lanes, note=note)]
 
 
@@ -72,22 +73,22 @@ def count_instructions(experiment: ExperimentResults, run: RunResults) -> list[t
 
     All counts before the last one add up to it, unless stage 2 also trains on the pairs.
     """
-    summary = run.jsonl["finetune"]
+    file_counts = run.jsonl.files["finetune"]
     dataset_count = experiment.dataset_counts["finetune"]
-    label = "made from the pairs" if summary["rows_in"] else "none"
-    counts = [("in the dataset", dataset_count) if dataset_count else (label, summary["rows_in"])]
+    label = "made from the pairs" if file_counts.rows_in else "none"
+    counts = [("in the dataset", dataset_count) if dataset_count else (label, file_counts.rows_in)]
     if run.selects_instructions:
         operators = [(operator["operator"], operator["dropped"]) for operator in run.synthesize["operators"]]
-        new_count = summary["rows_in"] + sum(number for _, number in operators) - dataset_count
+        new_count = file_counts.rows_in + sum(number for _, number in operators) - dataset_count
         counts = [
             ("in the dataset", dataset_count),
             *([("new instructions about images of the pairs", new_count)] if new_count else []),
         ]
         counts += [(f"dropped by {name}", -number) for name, number in operators if number]
-    dropped = {reason.replace("_", " "): number for reason, number in summary["dropped"].items() if number}
+    dropped = {reason.replace("_", " "): number for reason, number in file_counts.dropped.items() if number}
     counts += [(f"dropped ({reason})", -number) for reason, number in dropped.items()]
-    if repeated := summary.get("repeated"):
-        counts.append(("repeated", repeated))
+    if file_counts.repeated:
+        counts.append(("repeated", file_counts.repeated))
     rows, samples = _count_rows_and_samples(run.records["finetune"])
     if "pretrain" not in run.records:
         return [*counts, ("trained on, with the pairs", samples)]
@@ -105,7 +106,7 @@ def _count_rows_and_samples(record: dict) -> tuple[int, int]:
 
 def build_source_table(experiment: ExperimentResults, run: RunResults) -> list[dict]:
     """Tabulate the rows of each source to train on; empty for a dataset without sources."""
-    summary = run.jsonl["pretrain"].get("sources", {}) | run.jsonl["finetune"].get("sources", {})
+    samples = run.jsonl.files["pretrain"].sources | run.jsonl.files["finetune"].sources
     rows = []
     training_sources = {
         name: source
@@ -113,10 +114,10 @@ def build_source_table(experiment: ExperimentResults, run: RunResults) -> list[d
         if source.get("split") != "evaluation"
     }
     for name, source in training_sources.items():
-        counts = summary.get(name, {"usable": 0, "rows_out": 0, "words": 0})
-        times = counts["rows_out"] / counts["usable"] if counts["usable"] else 0.0
+        counts = samples.get(name, SourceSamples())
+        times = counts.rows_out / counts.usable if counts.usable else 0.0
         license = experiment.licenses.get(name) or ""
-        rows.append({"name": name, "license": license, **source, **counts, "times": times})
+        rows.append({"name": name, "license": license, **source, **asdict(counts), "times": times})
     return rows
 
 
@@ -158,19 +159,18 @@ def _build_synthesis_steps(run: RunResults, lanes: Lanes, recaptions: list[Recap
 
 
 def _build_file_steps(run: RunResults, lanes: Lanes, accepted_ids: set[str]) -> Iterator[FlowStep]:
-    summary = run.jsonl["pretrain"]
-    dropped = sum(summary["dropped"].values())
+    counts = run.jsonl.files["pretrain"]
+    dropped = sum(counts.dropped.values())
     if dropped:
         recaptioned = 0
         if lanes.recaptioned:  # repetitions have the id `<id>#<number>`, so they are not counted
             ids = {row["id"] for row in read_jsonl(run.stages["jsonl"] / "pretrain.jsonl")}
             recaptioned = lanes.recaptioned - len(accepted_ids & ids)
         lanes = _move_to_dropped(lanes, dropped - recaptioned, recaptioned)
-    yield FlowStep("training file", "file", lanes, dropped, _format_reasons(summary["dropped"]))
-    if repeated := summary.get("repeated", 0):
-        yield FlowStep(
-            "repeat rows", "repeat", replace(lanes, repeated=repeated), note=f"{format_integer(repeated)} repeated"
-        )
+    yield FlowStep("training file", "file", lanes, dropped, _format_reasons(counts.dropped))
+    if counts.repeated:
+        note = f"{format_integer(counts.repeated)} repeated"
+        yield FlowStep("repeat rows", "repeat", replace(lanes, repeated=counts.repeated), note=note)
 
 
 # In the flow diagram, each step is a drawing of WIDTH × HEIGHT units. The page stretches it to the height of the step's

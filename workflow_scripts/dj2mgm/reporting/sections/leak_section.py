@@ -96,10 +96,10 @@ def _format_count(number: int | None) -> str:
 def _describe_treatment(experiment: ExperimentResults) -> str:
     if experiment.config.jsonl.leaks == "keep":
         return "was trained on these rows"
-    summary = experiment.runs[0].jsonl
+    files = experiment.runs[0].jsonl.files
     pairs, instructions = (
-        format_integer(counts.get("leaked", 0) + counts.get("leaked_text", 0))
-        for counts in (summary[split]["dropped"] for split in ("pretrain", "finetune"))
+        format_integer(dropped.get("leaked", 0) + dropped.get("leaked_text", 0))
+        for dropped in (files[split].dropped for split in ("pretrain", "finetune"))
     )
     return f"dropped {pairs} pairs (after the filters) and {instructions} instructions"
 

@@ -21,7 +21,6 @@ from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
 from dj2mgm.score_groups import DIFFERENCE, split_group
 
 MORE_ROWS = 1000  # additional rows of the advice; at most as many as there are
-TRAINED_SPLITS = ("pretrain", "finetune")
 
 
 def build_curve_table(experiments: list[ExperimentResults], headline: HeadlineScore) -> list[PlainTable]:
@@ -63,10 +62,10 @@ def _list_points(
 
 def count_trained_samples(run: RunResults, source: str | None) -> int:
     """Return the number of samples that a run trains on in both stages; of one source, or of all."""
-    counts = [run.jsonl[file] for file in TRAINED_SPLITS]
+    counts = run.jsonl.files.values()
     if source is not None:
-        return sum(split.get("sources", {}).get(source, {}).get("rows_out", 0) for split in counts)
-    return sum(split.get("rows_out", 0) for split in counts)
+        return sum(file.sources[source].rows_out for file in counts if source in file.sources)
+    return sum(file.rows_out for file in counts)
 
 
 def _build_row(source: str | None, points: list[tuple[int, PerImage]], headline: HeadlineScore) -> list[str]:
