@@ -1,4 +1,4 @@
-"""Order of the console's lines, whatever the order of Snakemake's events."""
+"""Order of the console's lines, for any order of Snakemake's events."""
 
 import logging
 
