@@ -13,8 +13,9 @@ from data_juicer.utils.lazy_loader import LazyLoader
 from dj2mgm.data.formats import build_dj_text, extract_caption
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.changed_data_juicer import Fields, load_nested_dataset_class, load_ops
+from dj2mgm.juicer.operators.declarations import Captions
 from dj2mgm.juicer.operators.text_generation.caption_store import CaptionStore
-from dj2mgm.juicer.operators.text_generation.captioner import CANDIDATES, LOG_LIKELIHOODS, Captioner, Captions
+from dj2mgm.juicer.operators.text_generation.captioner import CANDIDATES, LOG_LIKELIHOODS, Captioner
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.storage.files import read_jsonl
 from forked_python import forked_python

@@ -2,23 +2,21 @@
 
 An operator of this workflow inherits from `Declarations`, or from one of the classes with more to declare:
 `ShareFilter`, `ShareLimits` and `SelectionFilter` (selection.py), `NearDeduplicator` (deduplicators.py) and
-`ServerCaptioner`. The engine never reads the name or class of a single operator. Data-Juicer's own operators have the
-defaults.
+`ServerCaptioner` with its `Captions`. The engine never reads the name or class of a single operator. Data-Juicer's own
+operators have the defaults.
 """
 
 import difflib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from data_juicer.ops.base_op import OP, OPERATORS, UNFORKABLE, Deduplicator, Filter, Mapper, Selector
 
 from dj2mgm.recipes.recipe_files import select_file_arguments
-
-if TYPE_CHECKING:
-    from .text_generation.captioner import Captions
 
 WEIGHTS_AND_CONFIG = {".safetensors", ".bin", ".json", ".model", ".txt", ".jinja"}
 
@@ -83,6 +81,16 @@ class Declarations(ABC):
         return report
 
 
+@dataclass(frozen=True)
+class Captions:
+    """A captioner's captions of one image, best first."""
+
+    candidates: list[str]
+    log_likelihoods: list[float] | None  # log-likelihood of each caption in nats; None if the captioner reports none
+    problem: str | None = None  # reason why none of them can be used, if the captioner reports one
+    tokens: int | None = None  # their cost on a server
+
+
 class ServerCaptioner(Declarations, Mapper, interface=True):
     """A captioner that requests captions from a server, which may cost money."""
 
@@ -92,7 +100,7 @@ class ServerCaptioner(Declarations, Mapper, interface=True):
 
     @abstractmethod
     def request_captions(
-        self, images: Sequence[str], keep: "Callable[[int, Captions], None]", questions: Sequence[str] | None = None
+        self, images: Sequence[str], keep: Callable[[int, Captions], None], questions: Sequence[str] | None = None
     ) -> None:
         """Pass the index of each answered image, and its captions, to `keep` as they arrive."""
 

@@ -29,12 +29,12 @@ from dj2mgm.data.question_texts import EvaluationQuestions, normalize_words
 from dj2mgm.errors import InputError
 from dj2mgm.recipes.recipe_step import INSTRUCT as NAME
 
-from .declarations import merge_reports
+from .declarations import Captions, merge_reports
 from .mgm_captioning_mapper import NAME as TRAINED_CAPTIONER
 from .mgm_captioning_mapper import complete_arguments, make_model_key
 from .openai_captioning_mapper import NAME as SERVER_CAPTIONER
 from .selection import draw
-from .text_generation.captioner import Captioner, Captions
+from .text_generation.captioner import Captioner
 from .text_generation.question_pool import NO, YES, QuestionPool
 from .text_generation.stored_captions import ENOUGH_TO_JUDGE, StoredAnswersOperator, StoredCaptioner, warn_of_unusable
 from .text_generation.text_problems import CONTROL_TOKEN, find_text_problem

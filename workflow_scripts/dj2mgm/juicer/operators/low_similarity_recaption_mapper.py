@@ -29,9 +29,9 @@ from dj2mgm.recipes.recipe_step import RECAPTION as NAME
 
 from .batched_image_text_similarity_filter import NAME as SIMILARITY_FILTER
 from .caption_log_likelihood_filter import STAT as LOG_LIKELIHOOD
-from .declarations import merge_reports
+from .declarations import Captions, merge_reports
 from .selection import ShareMapper, check_fraction
-from .text_generation.captioner import Captioner, Captions
+from .text_generation.captioner import Captioner
 from .text_generation.stored_captions import ENOUGH_TO_JUDGE, TOO_MANY_UNUSABLE, StoredAnswersOperator, StoredCaptioner
 from .text_generation.text_problems import find_text_problem
 

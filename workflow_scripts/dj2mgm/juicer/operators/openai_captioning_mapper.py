@@ -21,8 +21,7 @@ from dj2mgm.data.images import BadImage, encode_data_url, load_image
 from dj2mgm.errors import InputError
 from dj2mgm.settings.endpoints import ADDRESS_RULE, VARIABLE_RULE, is_address, is_variable, normalize_address
 
-from .declarations import ServerCaptioner, merge_reports
-from .text_generation.captioner import Captions
+from .declarations import Captions, ServerCaptioner, merge_reports
 
 if TYPE_CHECKING:
     from dj2mgm.servers.chat_requests import ChatRequests

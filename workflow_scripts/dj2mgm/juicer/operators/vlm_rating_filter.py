@@ -25,11 +25,11 @@ from dj2mgm.control_tokens import find_control
 from dj2mgm.errors import InputError
 from dj2mgm.recipes.recipe_step import RATE as NAME
 
-from .declarations import merge_reports
+from .declarations import Captions, merge_reports
 from .mgm_captioning_mapper import NAME as TRAINED
 from .mgm_captioning_mapper import complete_arguments, make_model_key
 from .openai_captioning_mapper import NAME as SERVER
-from .text_generation.captioner import Captioner, Captions, cut_object
+from .text_generation.captioner import Captioner, cut_object
 from .text_generation.stored_captions import (
     ENOUGH_TO_JUDGE,
     StoredAnswersOperator,

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass
 from inspect import signature
 
 from data_juicer.ops import load_ops
@@ -20,20 +19,10 @@ from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.storage.files import compute_sha256
 
-from ..declarations import ServerCaptioner, find_model_files, get_declarations
+from ..declarations import Captions, ServerCaptioner, find_model_files, get_declarations
 
 CANDIDATES = "caption_candidates"
 LOG_LIKELIHOODS = "caption_log_likelihoods"
-
-
-@dataclass(frozen=True)
-class Captions:
-    """A captioner's captions of one image, best first."""
-
-    candidates: list[str]
-    log_likelihoods: list[float] | None  # log-likelihood of each caption in nats; None if the captioner reports none
-    problem: str | None = None  # reason why none of them can be used, if the captioner reports one
-    tokens: int | None = None  # their cost on a server
 
 
 NO_ANSWER = Captions([""], None, "no answer")

@@ -10,9 +10,9 @@ from loguru import logger
 from dj2mgm.cli.messages import Progress
 from dj2mgm.storage.shards import compute_image_digest
 
-from ..declarations import Declarations, get_declarations, take_report
+from ..declarations import Captions, Declarations, get_declarations, take_report
 from .caption_store import CaptionStore, has_captions
-from .captioner import NO_ANSWER, Captioner, Captions
+from .captioner import NO_ANSWER, Captioner
 
 ENOUGH_TO_JUDGE = 5  # rows; one or two without a usable text do not prove that a model is broken
 TOO_MANY_UNUSABLE = 0.1
