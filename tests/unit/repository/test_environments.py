@@ -50,7 +50,8 @@ def pins(lines: list[str]) -> dict[str, str]:
 
 def listed_versions() -> dict[str, str]:
     """Return the versions that pyproject.toml states."""
-    return pins(tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"])
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
+    return pins(project["project"]["dependencies"] + project["dependency-groups"]["dev"])
 
 
 def uv_lock() -> dict[str, dict]:
