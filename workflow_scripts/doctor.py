@@ -19,7 +19,7 @@ with quiet_imports():
     from rich.table import Table
     from rich.text import Text
 
-    from dj2mgm.health.examination import examine
+    from dj2mgm.health.doctor_checks import run_checks
     from dj2mgm.health.gpu_checks import PATH
     from dj2mgm.health.probes import Finding
 
@@ -37,10 +37,10 @@ def print_findings(findings: list[Finding]) -> None:
     Console().print(table)
 
 
-def examine_visibly(config: dict, fix: bool, end_stray: bool) -> list[Finding]:
+def run_visible_checks(config: dict, fix: bool, end_stray: bool) -> list[Finding]:
     """Run all checks, and show in a terminal which one is running."""
     with Console().status("Checking …") as status:
-        return examine(config, fix, end_stray, lambda part: status.update(f"Checking {part} …"))
+        return run_checks(config, fix, end_stray, lambda part: status.update(f"Checking {part} …"))
 
 
 @quiet_command_line
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--fix", action="store_true", help=f"write {PATH} and DeepSpeed configurations")
     parser.add_argument("--end-stray", action="store_true", help="end your orphaned processes on a GPU")
     args = parser.parse_args()
-    findings = examine_visibly(args.config, args.fix, args.end_stray)
+    findings = run_visible_checks(args.config, args.fix, args.end_stray)
     if args.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
     else:

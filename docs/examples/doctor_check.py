@@ -1,6 +1,6 @@
 """Check of the number of processor cores.
 
-Copied into workflow_scripts/dj2mgm/health/host_checks.py; `examine` in health/examination.py then lists
+Copied into workflow_scripts/dj2mgm/health/host_checks.py; `run_checks` in health/doctor_checks.py then lists
 `host_checks.check_cores(host)`.
 """
 

@@ -15,7 +15,7 @@ TORCH_LIMIT_S = 180
 COMPILE_LIMIT_S = 900
 
 
-def examine(config: dict, fix: bool, end_stray: bool, begin: Callable[[str], None]) -> list[Finding]:
+def run_checks(config: dict, fix: bool, end_stray: bool, begin: Callable[[str], None]) -> list[Finding]:
     """Probe the machine once and run all checks; `begin` is called with the name of each long part."""
     begin("driver, CUDA and host")
     driver, cuda, host = probe_driver(), probe_cuda(), probe_host(Path("results"))
