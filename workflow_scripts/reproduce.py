@@ -25,7 +25,7 @@ from dj2mgm.provenance.differences import (
     parse_comparison,
     write_comparisons,
 )
-from dj2mgm.provenance.project import COMMAND_LINE, AllowedFolders, make_project, writing_to
+from dj2mgm.provenance.reproduction_folder import COMMAND_LINE, AllowedFolders, make_project, writing_to
 from dj2mgm.records.crate_records import CrateImages
 
 RESULTS = Path("results/reproduced")

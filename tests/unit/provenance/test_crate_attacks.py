@@ -14,7 +14,7 @@ from dj2mgm.provenance import crate_files, crate_reader
 from dj2mgm.provenance.crate_reader import open_crate
 from dj2mgm.provenance.crate_writer import write_crate
 from dj2mgm.provenance.differences import check_inputs, check_recorded, parse_comparison
-from dj2mgm.provenance.project import AllowedFolders, make_project
+from dj2mgm.provenance.reproduction_folder import AllowedFolders, make_project
 from dj2mgm.records.crate_records import CrateRecord
 from dj2mgm.runs import run as runs_module
 from dj2mgm.runs.run import Runs

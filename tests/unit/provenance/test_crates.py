@@ -41,7 +41,7 @@ from dj2mgm.provenance.differences import (
     parse_comparison,
 )
 from dj2mgm.provenance.finished_jobs import find_jobs
-from dj2mgm.provenance.project import AllowedFolders, make_project
+from dj2mgm.provenance.reproduction_folder import AllowedFolders, make_project
 from dj2mgm.runs.run import Runs
 from dj2mgm.storage.files import write_json
 

@@ -21,7 +21,7 @@ from dj2mgm.provenance.crate_files import (
     list_code_files,
 )
 from dj2mgm.provenance.crate_reader import Crate
-from dj2mgm.provenance.project import AllowedFolders
+from dj2mgm.provenance.reproduction_folder import AllowedFolders
 from dj2mgm.records.crate_records import CrateInput, CrateRecord
 from dj2mgm.storage.files import compute_sha256, replace_file
 
