@@ -24,7 +24,7 @@ SCRIPTS = PROJECT / "workflow_scripts"
 sys.path[:0] = [str(SCRIPTS), str(PROJECT / "tests/support")]
 
 from dj2mgm.storage.files import read_json, write_yaml  # noqa: E402
-from mgm_stages import TEXT_TOKENS, answer, training_settings  # noqa: E402
+from mgm_stages import TEXT_TOKENS, answer, build_training_settings  # noqa: E402
 from random_mgm import make_random_mgm, write_conversations  # noqa: E402
 
 SAMPLES = 96
@@ -83,7 +83,7 @@ def main() -> None:
         image_tokens = make_random_mgm(arguments.shape, folder)
         write_conversations(data, [(8, TEXT_TOKENS)] * SAMPLES)
         for stage, template in (("pretrain", "plain"), ("finetune", "gemma")):
-            write_yaml(folder / f"{stage}.yaml", training_settings(stage, template, image_tokens))
+            write_yaml(folder / f"{stage}.yaml", build_training_settings(stage, template, image_tokens))
         shared_inputs = ["--data", data, "--model", model]
         print(json.dumps(train("pretrain", folder, *shared_inputs)), flush=True)
         projector = ["--projector", folder / "pretrain" / "projector.safetensors"]

@@ -40,7 +40,7 @@ from dj2mgm.runs.experiments import REFERENCE  # noqa: E402
 from dj2mgm.runs.run import Run, Runs  # noqa: E402
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml  # noqa: E402
 from dj2mgm.torch_environment import COMPILED_CODE  # noqa: E402
-from random_mgm import IMAGES, WORDS, instruction_lengths, make_random_mgm, write_conversations  # noqa: E402
+from random_mgm import IMAGES, WORDS, make_random_mgm, measure_instruction_lengths, write_conversations  # noqa: E402
 
 COUNTS = {  # number of rows or questions of each kind
     "mgm-2b": {"pairs": 10_000, "instructions": 12_000, "held_out": 500, "textvqa": 5000, "mmbench": 4000},
@@ -81,7 +81,7 @@ def make_inputs(shape: str, folder: Path, gpus: int) -> Run:
     make_random_mgm(shape, folder)
     captions = [(0, int(words)) for words in random.integers(*CAPTION_WORDS, counts["pairs"])]
     write_conversations(folder / "pairs.jsonl", captions)
-    write_conversations(folder / "instructions.jsonl", instruction_lengths(counts["instructions"]))
+    write_conversations(folder / "instructions.jsonl", measure_instruction_lengths(counts["instructions"]))
     words = iter(lambda: " ".join(random.choice(WORDS, 6)), None)
     question = {"type": "word", "question": next(words), "answer": WORDS[0]}
     held_out = [

@@ -208,7 +208,7 @@ def train(configuration: TrainingCase, folder: Path, output: Path) -> None:
 
 def make_inputs(shape: str, folder: Path, cases: list[TrainingCase]) -> None:
     from dj2mgm.storage.files import write_json
-    from random_mgm import instruction_lengths, make_random_mgm, write_conversations
+    from random_mgm import make_random_mgm, measure_instruction_lengths, write_conversations
 
     image_tokens = make_random_mgm(shape, folder)
     text_lengths = {stage: (length - 576, question_words) for stage, (length, question_words) in SEQUENCES.items()}
@@ -217,7 +217,7 @@ def make_inputs(shape: str, folder: Path, cases: list[TrainingCase]) -> None:
         answer_words, question_words = text_lengths[configuration.stage]  # truncated at the sequence's end
         lengths = [(question_words, answer_words)] * configuration.samples
         if configuration.real_lengths:
-            lengths = instruction_lengths(configuration.samples)
+            lengths = measure_instruction_lengths(configuration.samples)
         write_conversations(folder / configuration.data, lengths)
 
 

@@ -45,7 +45,7 @@ from dj2mgm.runs.experiments import REFERENCE  # noqa: E402
 from dj2mgm.runs.run import Runs  # noqa: E402
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_yaml  # noqa: E402
 from dj2mgm.training.training_data import ConversationDataset, StepBatches  # noqa: E402
-from random_mgm import instruction_lengths, write_conversations  # noqa: E402
+from random_mgm import measure_instruction_lengths, write_conversations  # noqa: E402
 
 STEPS = 14
 ONE_EPOCH = {"epochs": 1, "min_steps": 0, "save_steps": 1_000_000}  # no checkpoint is written
@@ -78,7 +78,7 @@ def make_inputs(shape: str, folder: Path, steps: int) -> None:
     split = {"file": "captions.jsonl", "images": "images"}
     write_yaml(folder / "config/datasets/random.yaml", dict.fromkeys(("pretrain", "finetune", "evaluation"), split))
     settings = read_stage_settings(folder)
-    write_conversations(folder / "data.jsonl", instruction_lengths(steps * settings["global_batch_size"]))
+    write_conversations(folder / "data.jsonl", measure_instruction_lengths(steps * settings["global_batch_size"]))
 
 
 def read_stage_settings(folder: Path, gpus: int = 1) -> dict:

@@ -14,7 +14,7 @@ import torch
 
 from dj2mgm.settings.deepspeed_files import read_deepspeed
 from dj2mgm.storage.files import read_json, read_jsonl, write_yaml
-from mgm_stages import answer, training_settings
+from mgm_stages import answer, build_training_settings
 from paths import PROJECT
 from random_mgm import make_random_mgm, write_conversations
 
@@ -36,7 +36,7 @@ def inputs(tmp_path_factory):
     write_conversations(folder / "conversations.jsonl", [(8, TEXT_TOKENS)] * 96)
     for stage, template in TEMPLATES.items():
         for gpus in GPUS:
-            settings = training_settings(stage, template, image_tokens)
+            settings = build_training_settings(stage, template, image_tokens)
             settings |= {"gpus": gpus, "gradient_accumulation_steps": 8 // gpus, "compile": False}
             settings["deepspeed"] = read_deepspeed(DEEPSPEED[stage], stage)
             if stage == "finetune":

@@ -14,13 +14,13 @@ MMBENCH_COLUMNS = "index question hint A B C D answer category image source l2-c
 INSTRUCTION = "Answer the question using a single word or phrase."
 
 
-def textvqa_question(image: str, question: str, ocr: str | None = "red, TWO") -> dict:
+def make_textvqa_question(image: str, question: str, ocr: str | None = "red, TWO") -> dict:
     """Return a row of LLaVA's file, with a capitalized question and the image's id as question id."""
     lines = [question.capitalize(), *([] if ocr is None else [f"Reference OCR token: {ocr}"]), INSTRUCTION]
     return {"question_id": image, "image": f"{image}.png", "text": "\n".join(lines), "category": "default"}
 
 
-def textvqa_truth(number: int, image: str, question: str, answers: list[str]) -> dict:
+def make_textvqa_truth(number: int, image: str, question: str, answers: list[str]) -> dict:
     return {"question_id": number, "image_id": image, "question": question, "answers": answers, "set_name": "val"}
 
 
@@ -30,8 +30,8 @@ def write_textvqa(folder: Path, ocr: str | None = "red, TWO") -> dict[str, str]:
     answers = [["red"] * 10, ["two"] * 2 + ["2"] + ["three"] * 7, ["blue"] + ["teal"] * 9]
     for image, color in (("im1", (200, 30, 30)), ("im2", (30, 40, 200))):
         save_image(folder / f"{image}.png", color)
-    write_rows(folder / "questions.jsonl", [textvqa_question(*pair, ocr=ocr) for pair in questions])
-    truth = [textvqa_truth(34600 + i, *pair, answers[i]) for i, pair in enumerate(questions)]
+    write_rows(folder / "questions.jsonl", [make_textvqa_question(*pair, ocr=ocr) for pair in questions])
+    truth = [make_textvqa_truth(34600 + i, *pair, answers[i]) for i, pair in enumerate(questions)]
     (folder / "answers.json").write_text(json.dumps({"dataset_type": "val", "data": truth}), encoding="utf-8")
     return {"questions": f"{folder}/questions.jsonl", "answers": f"{folder}/answers.json", "images": str(folder)}
 
@@ -46,7 +46,7 @@ def png_in_base64(color: tuple[int, int, int] = (200, 30, 30)) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def mmbench_row(index: int, answer: str = "B", **changes: str) -> dict[str, str]:
+def make_mmbench_row(index: int, answer: str = "B", **changes: str) -> dict[str, str]:
     row = dict.fromkeys(MMBENCH_COLUMNS, "") | {
         "index": str(index),
         "question": "What color is the circle?",
@@ -70,12 +70,12 @@ def write_mmbench(path: Path, rows: list[dict[str, str]]) -> dict[str, str]:
     return {"questions": str(path)}
 
 
-def circular_rows() -> list[dict[str, str]]:
+def make_circular_rows() -> list[dict[str, str]]:
     """Return two questions and their rotations, which refer to the first one's image."""
     rotated = {"A": "red", "B": "blue", "answer": "A"}
     return [
-        mmbench_row(241, hint="Look at the\nmiddle."),
-        mmbench_row(252, question='Which is "red"?', category="image_style", image=png_in_base64((9, 9, 200))),
-        mmbench_row(1_000_241, **rotated, image="241", hint="Look at the\nmiddle."),
-        mmbench_row(1_000_252, **rotated, question='Which is "red"?', category="image_style", image="252"),
+        make_mmbench_row(241, hint="Look at the\nmiddle."),
+        make_mmbench_row(252, question='Which is "red"?', category="image_style", image=png_in_base64((9, 9, 200))),
+        make_mmbench_row(1_000_241, **rotated, image="241", hint="Look at the\nmiddle."),
+        make_mmbench_row(1_000_252, **rotated, question='Which is "red"?', category="image_style", image="252"),
     ]

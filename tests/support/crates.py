@@ -16,7 +16,7 @@ from dj2mgm.provenance.crate_writer import write_crate
 from dj2mgm.records.crate_records import CrateSettings
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.storage.files import write_json, write_jsonl, write_text
-from evaluated_runs import entry, write_run
+from evaluated_runs import build_entry, write_run
 
 PAGE = "baseline/report"
 ENDED = 1_700_000_000  # of every job, as a file's time
@@ -32,7 +32,7 @@ def write_log(folder: Path, rule: str) -> None:
     os.utime(folder / f"{rule}.benchmark.tsv", (ENDED, ENDED))
 
 
-def png(shade: int) -> bytes:
+def encode_png(shade: int) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (8, 8), (shade, 0, 0)).save(file, "PNG")
     return file.getvalue()
@@ -43,7 +43,7 @@ def write_page() -> CrateSettings:
     photos, dataset = Path("my phötos"), Path("results/datasets/photos")
     (photos / "images").mkdir(parents=True)
     for number in range(3):
-        (photos / f"images/{number}.png").write_bytes(png(number))
+        (photos / f"images/{number}.png").write_bytes(encode_png(number))
     rows = [{"id": str(n), "text": build_dj_text("a boat"), "images": [f"images/{n}.png"]} for n in (0, 1, 7)]
     for path in (photos / "captions.jsonl", dataset / "pretrain.jsonl"):
         write_jsonl(path, rows)
@@ -63,7 +63,7 @@ def write_page() -> CrateSettings:
     images = dict.fromkeys(("pretrain", "finetune", "evaluation"), str(photos))
     keys = {
         "page": PAGE,
-        "experiments": [entry("baseline", dataset, {0: stages})],
+        "experiments": [build_entry("baseline", dataset, {0: stages})],
         "datasets": {"photos": {"settings": settings, "images": images}},
         "models": [],
         "captioners": [],
@@ -87,7 +87,7 @@ def read_graph(crate: Path) -> dict[str, dict]:
         return {entity["@id"]: entity for entity in json.loads(archive.read("ro-crate-metadata.json"))["@graph"]}
 
 
-def contents(crate: Path) -> dict[str, bytes]:
+def read_contents(crate: Path) -> dict[str, bytes]:
     with zipfile.ZipFile(crate) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
@@ -99,9 +99,9 @@ def write_zip(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
-def forged(crate: Path, path: Path, changes: dict[str, bytes]) -> Path:
+def forge_crate(crate: Path, path: Path, changes: dict[str, bytes]) -> Path:
     """Change files of a crate, with metadata that matches the changed files."""
-    files = contents(crate) | changes
+    files = read_contents(crate) | changes
     metadata = json.loads(files["ro-crate-metadata.json"])
     entities = {entity["@id"]: entity for entity in metadata["@graph"]}
     for name, content in changes.items():

@@ -3,7 +3,7 @@
 from dj2mgm.settings.dataset_files import FaultRates, ShapesDataset
 
 
-def drawn_dataset(seed: int, pairs: int, instructions: int, images: int, **rates: float) -> ShapesDataset:
+def draw_dataset(seed: int, pairs: int, instructions: int, images: int, **rates: float) -> ShapesDataset:
     """Return the settings of an embedded dataset; `rates` are shares of pairs by fault."""
     return ShapesDataset(
         generator="shapes",

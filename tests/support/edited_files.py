@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def edited(path, old, new):
+def edit_file(path, old, new):
     """Replace one string in the file, and restore contents and time stamp afterwards."""
     backup = path.with_name(path.name + ".backup")
     shutil.copy2(path, backup)

@@ -75,7 +75,7 @@ def write_memory(path: Path, host: list[float], gpu: list[float] | None = None) 
     write_text(path, "\n".join(lines) + "\n")
 
 
-def entry(name: str, dataset: Path, runs: dict[int, dict], **config: object) -> dict:
+def build_entry(name: str, dataset: Path, runs: dict[int, dict], **config: object) -> dict:
     """Return an experiment's entry in the configuration, from its stages by seed."""
     fields = {"name": name, "description": f"What {name} is for.", "dataset": str(dataset), "leaks": None}
     fields["licenses"] = {"pretrain": None}

@@ -10,7 +10,7 @@ TEXT = Value("string")
 TASKS = {"mmstar": "val", "ai2d": "test", "ocrbench": "test", "pope": "test"}  # split with the questions, by task
 
 
-def picture(number: int) -> Pictures.Image:
+def draw_picture(number: int) -> Pictures.Image:
     """Return a different image for each number, with the color of `color`."""
     image = Pictures.new("RGB", (40, 30), COLORS[color(number)])
     image.putpixel((number % 40, number // 40), (255, 255, 255))
@@ -48,7 +48,7 @@ def _pope(images: int) -> tuple[list[dict], dict]:
             "question": f"Is there a {object_color} surface in the image?",
             "answer": "yes" if object_color == color(number) else "no",
             "image_source": f"image_{number}",
-            "image": picture(number),
+            "image": draw_picture(number),
             "category": "adversarial",
         }
         for index, (number, object_color) in enumerate(questions)
@@ -62,7 +62,7 @@ def _mmstar(images: int) -> tuple[list[dict], dict]:
         {
             "index": number,
             "question": "What color is it?\nOptions: A: red, B: blue, C: green, D: gray",
-            "image": picture(number),
+            "image": draw_picture(number),
             "answer": "ABCD"[number % 4],
             "category": categories[number % 3][0],
             "l2_category": categories[number % 3][1],
@@ -74,7 +74,7 @@ def _mmstar(images: int) -> tuple[list[dict], dict]:
 
 def _ai2d(images: int) -> tuple[list[dict], dict]:
     rows = [
-        {"question": "What color?", "options": list(COLORS), "answer": str(number % 4), "image": picture(number)}
+        {"question": "What color?", "options": list(COLORS), "answer": str(number % 4), "image": draw_picture(number)}
         for number in range(images)
     ]
     return rows, {"question": TEXT, "answer": TEXT, "options": Sequence(TEXT)}
@@ -87,7 +87,7 @@ def _ocrbench(images: int) -> tuple[list[dict], dict]:
             "question": "what is written in the image?",
             "question_type": "Regular Text Recognition",
             "answer": [color(number)],
-            "image": picture(number),
+            "image": draw_picture(number),
         }
         for number in range(images)
     ]

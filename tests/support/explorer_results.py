@@ -44,7 +44,7 @@ def write_run(results: Path, rows: int, seed: int = 0, several: bool = True) -> 
     return results / "run"
 
 
-def row_id(row: int) -> str:
+def format_row_id(row: int) -> str:
     return f"r{row:07d}"
 
 
@@ -59,7 +59,7 @@ def _write_dataset(folder: Path, rows: int, rng: random.Random) -> Path:
         for row in range(rows):
             caption = MARKUP if row == 1 else " ".join(rng.choices(words, k=rng.randint(3, 20)))
             image = "images/gone.jpg" if row == 2 else f"images/{row % PICTURES}.jpg"
-            yield {"id": row_id(row), "text": build_dj_text(caption), "images": [image]}
+            yield {"id": format_row_id(row), "text": build_dj_text(caption), "images": [image]}
 
     write_jsonl(folder / "pretrain.jsonl", generate_pairs())
     evaluation = ({"id": f"e{n}", "image": f"images/{n}.jpg", "captions": ["a boat"]} for n in range(HELD_OUT))
@@ -105,7 +105,7 @@ def _write_filter(folder: Path, dataset: Path, rows: int, rng: random.Random) ->
     stats, dropped, kept_rows = [], {step: [] for step in range(1, len(FILTER) + 1)}, []
     for row in range(rows):
         row_stats = {"image_integrity": "missing" if row == 2 else "ok"}
-        event = {"id": row_id(row), "event": "dropped"}
+        event = {"id": format_row_id(row), "event": "dropped"}
         if row == 2:
             dropped[1].append(event | {"stats": row_stats})
             continue
@@ -120,13 +120,13 @@ def _write_filter(folder: Path, dataset: Path, rows: int, rng: random.Random) ->
                 break
         else:
             if len(kept_rows) > 2 and row != 1 and rng.random() < 0.05:
-                copy = {"copy_of": row_id(rng.choice(kept_rows[1:3])), "distance": float(rng.randint(0, 8))}
+                copy = {"copy_of": format_row_id(rng.choice(kept_rows[1:3])), "distance": float(rng.randint(0, 8))}
                 dropped[7].append(event | {"stats": row_stats} | copy)
             elif len(kept_rows) > 2 and row != 1 and rng.random() < 0.02:
                 dropped[8].append(event | {"stats": row_stats})
             else:
                 kept_rows.append(row)
-                stats.append({"id": row_id(row)} | row_stats)
+                stats.append({"id": format_row_id(row)} | row_stats)
     _write_stage(folder, "filtered.jsonl", FILTER, rows, stats, dropped, dataset)
     return kept_rows
 
@@ -144,19 +144,19 @@ def _write_synthesis(folder: Path, rows: list[int], rng: random.Random) -> None:
             stats["image_text_similarity"] = [rng.uniform(0.05, 0.3)]
             stats["caption_log_likelihood"] = [-3.0 if rng.random() < 0.1 else rng.uniform(-6, -1)]
             record = {"recaption": {"original": "old", "caption": f"new caption {row}", "problem": None}}
-            change = {"id": row_id(row), "event": "changed", "text_before": "", "step": 1}
+            change = {"id": format_row_id(row), "event": "changed", "text_before": "", "step": 1}
             changes.append(
                 change
                 | {"text_after": build_dj_text(f"new caption {row}")}
                 | {"operator": _read_operator(SYNTHESIZE[0])}
             )
-        event = {"id": row_id(row), "event": "dropped", "stats": stats} | record
+        event = {"id": format_row_id(row), "event": "dropped", "stats": stats} | record
         if stats["image_text_similarity"][0] < limit:
             dropped[2].append(event)
         elif any(value < -3.0 for value in stats["caption_log_likelihood"]):
             dropped[3].append(event)
         else:
-            kept_rows.append({"id": row_id(row)} | stats)
+            kept_rows.append({"id": format_row_id(row)} | stats)
     _write_stage(folder, "synthesized.jsonl", SYNTHESIZE, len(rows), kept_rows, dropped, None, changes)
     summary = read_json(folder / "summary.json")
     summary["operators"][0]["recaption"] = {"below": len(changes)}

@@ -12,7 +12,7 @@ from dj2mgm.juicer.run_recipe import SYNTHESIZED, run_recipe
 from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.settings.chat_templates import read_chat_template
 from dj2mgm.storage.files import write_jsonl, write_yaml
-from synthesis import read_synthesize_settings, synthesis_settings
+from synthesis import build_synthesis_settings, read_synthesize_settings
 from tiny_captioners import save_project
 
 COUNT = 6
@@ -34,7 +34,7 @@ def save_instructions(folder: Path) -> Path:
 def select(project: Path, folder: Path, process: list[dict], **changes) -> dict:
     """Run the stage on the instructions like synthesize_captions.py, and return its summary."""
     captioner = {"name": "mgm", "template": read_chat_template("gemma"), "question": "", "num_beams": 2}
-    settings = synthesis_settings(project, folder, process, captioner | {"batch_size": 4, "max_new_tokens": 5})
+    settings = build_synthesis_settings(project, folder, process, captioner | {"batch_size": 4, "max_new_tokens": 5})
     settings["recipe"]["rows"] = "instructions"
     folder.mkdir(exist_ok=True)
     (folder / "out").mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ SMALL = {"global_batch_size": 16, "micro_batch_size": 2, "gradient_accumulation_
 DEEPSPEED = {"pretrain": "zero2_offload", "finetune": "zero3_offload"}
 
 
-def training_settings(stage: str, template: str, image_tokens: int) -> dict:
+def build_training_settings(stage: str, template: str, image_tokens: int) -> dict:
     settings = read_yaml(PROJECT / "config" / "config.yaml")[stage] | SMALL
     settings |= {"seed": 0, "gpus": 1, "cpu_threads": None, "template": template}
     settings["max_length"] = image_tokens + TEXT_TOKENS

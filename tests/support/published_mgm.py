@@ -52,7 +52,7 @@ MGM_2B = Sizes(
 )
 
 
-def published_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
+def list_published_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
     shapes = {"model.embed_tokens.weight": (sizes.vocab, sizes.hidden), "model.norm.weight": (sizes.hidden,)}
     for layer in range(sizes.layers):
         at, queries, keys = f"model.layers.{layer}", sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
@@ -83,7 +83,7 @@ def published_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
             f"{at}.mlp.fc2", c, sizes.clip_intermediate
         )
         shapes |= _affine(f"{at}.layer_norm1", c) | _affine(f"{at}.layer_norm2", c)
-    shapes |= convnext_shapes(sizes, "model.vision_tower_aux.vision_stem", "model.vision_tower_aux.vision_stages")
+    shapes |= list_convnext_shapes(sizes, "model.vision_tower_aux.vision_stem", "model.vision_tower_aux.vision_stages")
     for name, channels in (("query", c), ("aux", sum(sizes.widths)), ("val", sum(sizes.widths))):
         at = f"model.vlm_uni_{name}_projector"
         shapes |= _affine(f"{at}.0", channels) | _affine(f"{at}.1", c, channels)
@@ -94,7 +94,7 @@ def published_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
     )
 
 
-def convnext_shapes(sizes: Sizes, stem: str, stages: str) -> dict[str, tuple[int, ...]]:
+def list_convnext_shapes(sizes: Sizes, stem: str, stages: str) -> dict[str, tuple[int, ...]]:
     """Return shapes by timm's names after the prefixes of OpenCLIP and MGM."""
     shapes = _affine(f"{stem}.0", sizes.widths[0], 3, 4, 4) | _affine(f"{stem}.1", sizes.widths[0])
     for stage, (width, depth) in enumerate(zip(sizes.widths, sizes.depths, strict=True)):
@@ -115,7 +115,9 @@ def _affine(name: str, *shape: int) -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
 
 
-def random_weights(shapes: dict[str, tuple[int, ...]], seed: int = 0, dtype=torch.float32) -> dict[str, torch.Tensor]:
+def make_random_weights(
+    shapes: dict[str, tuple[int, ...]], seed: int = 0, dtype=torch.float32
+) -> dict[str, torch.Tensor]:
     """Return random weights, large enough that every tensor changes the results."""
     generator = torch.Generator().manual_seed(seed)
     return {name: (0.3 * torch.randn(shape, generator=generator)).to(dtype) for name, shape in shapes.items()}

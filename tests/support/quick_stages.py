@@ -75,7 +75,7 @@ def replace_stages(project: Project, levels: dict[str, float], spread: float) ->
         (project.folder / "workflow_scripts" / f"{stage}.py").write_text(text, encoding="utf-8")
 
 
-def calls(project: Project) -> list[str]:
+def read_calls(project: Project) -> list[str]:
     """Return "<stage> <experiment> <seed>" of each stage that ran."""
     file = project.folder / "calls.txt"
     return file.read_text(encoding="utf-8").splitlines() if file.exists() else []

@@ -79,7 +79,7 @@ def save_random_mgm(shape: str, folder: Path) -> None:
     MGMProcessor(image_processor, tokenizer, GEMMA_IMAGE_TOKEN, config.num_image_tokens).save_pretrained(folder / "mgm")
 
 
-def instruction_lengths(rows: int) -> list[tuple[int, int]]:
+def measure_instruction_lengths(rows: int) -> list[tuple[int, int]]:
     """Return numbers of words of questions (5 to 60) and answers (log-normal around 60 with σ 1)."""
     random = np.random.default_rng(1)
     answer_words = random.lognormal(np.log(60), 1.0, rows).clip(1, 430)

@@ -59,7 +59,7 @@ BEFORE = [{"text_length_filter": {"min_len": 0}}]
 WITH_MODEL = ("model", "captioner or null")
 
 
-def hostile_values(decoys: Path) -> list[object]:
+def list_hostile_values(decoys: Path) -> list[object]:
     """Return an attacker's values, with files and folders in `decoys` as targets."""
     file, touch = decoys / "model.pt", f"__import__('os').system('touch {decoys}/ran')"
     code = f"lambda s: [{touch}]"
@@ -204,7 +204,7 @@ def generate_cases(decoys: Path, full: bool = True) -> Iterator[tuple[str, str, 
         decoys: folder that the values name.
         full: whether forbidden arguments get every value, not only one.
     """
-    values = hostile_values(decoys)
+    values = list_hostile_values(decoys)
     for operator in read_allowed_operators().values():
         for argument in dict.fromkeys((*operator.arguments, *operator.defaults, "trust_remote_code", "captioner")):
             for value in values if full or argument in operator.arguments else values[:1]:

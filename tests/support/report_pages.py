@@ -43,5 +43,5 @@ class Elements(HTMLParser):
         return re.sub(r"\s+", " ", "".join(self.words))
 
 
-def text_of(page) -> str:
+def read_page_text(page) -> str:
     return Elements(page.read_text(encoding="utf-8")).text()

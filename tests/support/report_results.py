@@ -15,7 +15,7 @@ from dj2mgm.evaluation.caption_attributes import measure_attributes
 from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.evaluation.vqa import measure_rows
 from dj2mgm.storage.files import write_json, write_jsonl, write_yaml
-from evaluated_runs import entry, write_memory, write_scores
+from evaluated_runs import build_entry, write_memory, write_scores
 
 IMAGES, PAIRS = 15, 60
 TOO_SHORT, TOO_SIMILAR = 6, 2  # rows dropped by the two filters
@@ -53,8 +53,8 @@ def write_results(root: Path, seeds: tuple[int, ...] = (0, 1)) -> Path:
     synthesis = {"recipe": "dj_synth", "captioner": "mgm", "mgm": {"num_beams": 8}}
     config = {"recipe": "baseline", "seeds": list(seeds), "pretrain": {"learning_rate": 0.003}}
     entries = [
-        entry("baseline", dataset, runs["baseline"], **config),
-        entry("dj_synth", dataset, runs["dj_synth"], **config, synthesize=synthesis, finetune={"save_steps": 5}),
+        build_entry("baseline", dataset, runs["baseline"], **config),
+        build_entry("dj_synth", dataset, runs["dj_synth"], **config, synthesize=synthesis, finetune={"save_steps": 5}),
     ]
     for item, recipe in zip(entries, (None, SYNTHESIS_RECIPE), strict=True):
         item["recipes"] = {"filter": FILTER_RECIPE, "synthesize": recipe}
@@ -67,7 +67,7 @@ def write_photos(root: Path) -> Path:
     dataset = _write_dataset(root / "datasets/photos", has_truth=False)
     _write_filter(root / "photos/filter")
     stages = _write_run(root / "photos", root / "photos/filter", dataset, 7, 0)
-    item = entry("photos", dataset, {7: stages}) | {"recipes": {"filter": FILTER_RECIPE, "synthesize": None}}
+    item = build_entry("photos", dataset, {7: stages}) | {"recipes": {"filter": FILTER_RECIPE, "synthesize": None}}
     write_yaml(root / "photos-page/config.yaml", {"experiments": [item]})
     return root / "photos-page/config.yaml"
 
@@ -76,14 +76,14 @@ def pair_ids(count: int = PAIRS) -> list[str]:
     return [f"p{index:03d}" for index in range(count)]
 
 
-def scene(split: str, index: int):
+def draw_scene(split: str, index: int):
     return draw_row_scene(seed=0, split=split, index=index)
 
 
 def _write_dataset(folder: Path, has_truth: bool) -> Path:
     rows = []
     for index in range(IMAGES):
-        drawn_scene = scene("evaluation", index)
+        drawn_scene = draw_scene("evaluation", index)
         _draw_scene(drawn_scene, folder / f"images/e{index:02d}.png")
         row = {"id": f"e{index:02d}", "image": f"images/e{index:02d}.png", "captions": [describe_scene(drawn_scene)]}
         rows.append(row | {"objects": [item.attributes() for item in drawn_scene.objects] if has_truth else []})
@@ -95,13 +95,13 @@ def _write_dataset(folder: Path, has_truth: bool) -> Path:
             {
                 "id": name,
                 "fault": "mismatched" if name in low_ids else "clean",
-                "caption": describe_scene(scene("pretrain", index)),
+                "caption": describe_scene(draw_scene("pretrain", index)),
             }
             for index, name in enumerate(pair_ids())
         ]
         write_jsonl(folder / "ground_truth.jsonl", truth)
     for index, name in enumerate(pair_ids()):
-        _draw_scene(scene("pretrain", index), folder / f"images/{name}.png")
+        _draw_scene(draw_scene("pretrain", index), folder / f"images/{name}.png")
     return folder
 
 
@@ -169,7 +169,7 @@ def _write_synthesis(folder: Path, image_root: Path) -> list[str]:
             stats.append({"id": name, "image_text_similarity": [0.2 + index / 1000], "caption_log_likelihood": []})
             continue
         record = {"original": "a red circle", "original_similarity": 0.01 * (index % 10)}
-        new_caption = describe_scene(scene("pretrain", int(name[1:]))) if index % 5 else ODD
+        new_caption = describe_scene(draw_scene("pretrain", int(name[1:]))) if index % 5 else ODD
         outcome = 0 if index < UNUSABLE else 1 if index < UNUSABLE + UNLIKE else 2
         if index < UNUSABLE:
             record |= {"caption": None, "similarity": None, "log_likelihood": None, "problem": "empty"}
@@ -263,10 +263,10 @@ def _write_evaluation(folder: Path, dataset: Path, seed: int, better: int) -> No
         {
             "id": f"e{index:02d}",
             "image": f"images/e{index:02d}.png",
-            "captions": [describe_scene(scene("evaluation", index))],
+            "captions": [describe_scene(draw_scene("evaluation", index))],
         }
         | {"image_id": f"e{index:02d}"}
-        | {"objects": [item.attributes() for item in scene("evaluation", index).objects] if has_truth else []}
+        | {"objects": [item.attributes() for item in draw_scene("evaluation", index).objects] if has_truth else []}
         for index in range(IMAGES)
     ]
     captions, answers = [], []

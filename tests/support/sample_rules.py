@@ -6,6 +6,6 @@ from dj2mgm.data.sample_counts import SampleRules
 from dj2mgm.settings.data import JsonlSection, JsonlSettings
 
 
-def sample_rules(budget: int | None = None, leaked: frozenset[str] = frozenset(), **settings: Any) -> SampleRules:
+def build_sample_rules(budget: int | None = None, leaked: frozenset[str] = frozenset(), **settings: Any) -> SampleRules:
     values = {"seed": 0, "sources": {}, "control_tokens": []} | settings
     return SampleRules(JsonlSettings.from_sections(JsonlSection(), **values), budget, leaked)

@@ -13,7 +13,7 @@ from paths import PROJECT
 OUTPUTS = ("synthesized.jsonl", "stats.jsonl", "dropped.jsonl")
 
 
-def synthesis_settings(project: Path, folder: Path, process: list[dict], captioner: dict) -> dict:
+def build_synthesis_settings(project: Path, folder: Path, process: list[dict], captioner: dict) -> dict:
     return {
         "image_root": str(project / "data"),
         "processes": 1,
@@ -39,7 +39,7 @@ def run_synthesis(project: Path, folder: Path, settings: dict, model: CaptionerM
     return run_recipe(recipe, project / "data/pairs.jsonl", folder / "out", SYNTHESIZED)
 
 
-def synthesis_command(project: Path, folder: Path, *flags: object) -> list[str]:
+def build_synthesis_command(project: Path, folder: Path, *flags: object) -> list[str]:
     """Return the stage's command for the `config.yaml` in the folder."""
     script = PROJECT / "workflow_scripts/synthesize_captions.py"
     data, output = project / "data/pairs.jsonl", folder / "out"

@@ -9,7 +9,7 @@ from dj2mgm.models.mgm import MGMForConditionalGeneration
 from dj2mgm.models.trained_weights import find_projector_parameters
 from dj2mgm.settings.deepspeed_files import read_deepspeed
 from dj2mgm.storage.files import read_jsonl, write_jsonl, write_yaml
-from mgm_stages import training_settings
+from mgm_stages import build_training_settings
 from tiny_models import mgm_config, randomize, save_image, tiny_processor
 
 STEPS, SAVED_AT, KILLED_AT, SAMPLES, MANY = 4, 2, 3, 5, 83
@@ -28,12 +28,12 @@ def make_inputs(folder: Path) -> Path:
     projector = {name: parameter.detach().contiguous() for name, parameter in find_projector_parameters(model).items()}
     save_file(projector, folder / "projector.safetensors")
     images = [save_image(folder / f"{i}.png", (40 * i, 30, 200 - 40 * i), (16, 16)) for i in range(SAMPLES)]
-    write_jsonl(folder / "conversations.jsonl", [conversation(index, images[index]) for index in range(SAMPLES)])
-    write_jsonl(folder / "many.jsonl", [conversation(index, images[index % SAMPLES]) for index in range(MANY)])
+    write_jsonl(folder / "conversations.jsonl", [make_conversation(index, images[index]) for index in range(SAMPLES)])
+    write_jsonl(folder / "many.jsonl", [make_conversation(index, images[index % SAMPLES]) for index in range(MANY)])
     return folder
 
 
-def conversation(index: int, image: Path) -> dict:
+def make_conversation(index: int, image: Path) -> dict:
     answer = WORDS[index % len(WORDS) :] + WORDS[: index % 7]
     turns = [("human", "<image>\n" + WORDS[index % 3]), ("gpt", " ".join(answer))]
     return {
@@ -43,10 +43,10 @@ def conversation(index: int, image: Path) -> dict:
     }
 
 
-def flags(folder: Path, output: Path, tuning: str, **changes) -> dict:
+def build_flags(folder: Path, output: Path, tuning: str, **changes) -> dict:
     """Write the settings of a stage and return its command line."""
     stage = TUNINGS[tuning]
-    settings = training_settings(stage, "plain", 16) | {
+    settings = build_training_settings(stage, "plain", 16) | {
         "deepspeed": read_deepspeed("zero2", stage),
         "global_batch_size": 2,
         "micro_batch_size": 1,
@@ -75,7 +75,7 @@ def flags(folder: Path, output: Path, tuning: str, **changes) -> dict:
     return arguments | ({"--projector": folder / "projector.safetensors"} if stage == "finetune" else {})
 
 
-def outcome(output: Path) -> tuple[dict[str, torch.Tensor], list[dict]]:
+def read_outcome(output: Path) -> tuple[dict[str, torch.Tensor], list[dict]]:
     """Return all trained tensors, and the log rows of every step."""
     files = sorted([*output.glob("*.safetensors"), *output.glob("adapter/*.safetensors")])
     weights = {f"{file.name}/{name}": tensor for file in files for name, tensor in load_file(file).items()}
@@ -84,7 +84,7 @@ def outcome(output: Path) -> tuple[dict[str, torch.Tensor], list[dict]]:
 
 
 def assert_equal_outcomes(first: Path, second: Path) -> None:
-    (weights, rows), (expected, expected_rows) = outcome(first), outcome(second)
+    (weights, rows), (expected, expected_rows) = read_outcome(first), read_outcome(second)
     assert rows == expected_rows
     assert weights.keys() == expected.keys()
     assert [name for name in expected if not torch.equal(weights[name], expected[name])] == []
@@ -97,4 +97,4 @@ def shared(
     sizes = {"global_batch_size": total, "micro_batch_size": micro, "gpus": processes}
     sizes["gradient_accumulation_steps"] = total // micro // processes
     settings = sizes | {"max_steps": None, "epochs": 2, "save_steps": 100} | changed
-    return flags(folder, output, tuning, **settings) | {"--data": folder / "many.jsonl"}
+    return build_flags(folder, output, tuning, **settings) | {"--data": folder / "many.jsonl"}

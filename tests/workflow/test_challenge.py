@@ -2,14 +2,14 @@
 
 import pandas
 
-from benchmark_files import circular_rows, write_mmbench, write_textvqa
+from benchmark_files import make_circular_rows, write_mmbench, write_textvqa
 from small_project import Project
 
 
 def write_benchmark_files(project: Project) -> str:
     """Write both benchmarks' files to the project, and return the setting that names them."""
     textvqa = write_textvqa(project.folder / "textvqa")
-    mmbench = write_mmbench(project.folder / "mmbench.tsv", circular_rows())
+    mmbench = write_mmbench(project.folder / "mmbench.tsv", make_circular_rows())
     return f"benchmarks={{textvqa: {textvqa}, mmbench: {mmbench}}}".replace("'", '"')
 
 

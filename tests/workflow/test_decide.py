@@ -6,7 +6,7 @@ import pytest
 
 from dj2mgm.storage.files import read_json, read_yaml, write_text
 from killed_runs import kill_midway
-from quick_stages import calls, replace_stages
+from quick_stages import read_calls, replace_stages
 from small_project import copy_project
 
 OTHER = "finetune: {learning_rate: 2.0e-3}\n"
@@ -36,7 +36,7 @@ def test_a_killed_decision_continues_until_it_is_decided(quick):
     (quick.folder / "finetune-2.wait").touch()
     last = {"finetune baseline 2", "finetune other 2"}
     kill_midway(
-        quick, lambda: not last.isdisjoint(calls(quick)), "decide", config=("experiment=other",), whole_tree=True
+        quick, lambda: not last.isdisjoint(read_calls(quick)), "decide", config=("experiment=other",), whole_tree=True
     )
     first = read_looks(quick)
     assert list(first) == [2] and first[2]["kind"] == "undecided"
@@ -47,7 +47,7 @@ def test_a_killed_decision_continues_until_it_is_decided(quick):
     assert looks[2] == first[2] and list(looks) == list(range(2, 2 + len(looks))) and len(looks) >= 2
     assert {look["kind"] for look in open_looks} == {"undecided"} and last["kind"] == "better"
     assert [look["spent"] for look in looks.values()] == sorted(look["spent"] for look in looks.values())
-    ran = [call for call in calls(quick) if call.startswith("finetune ")]
+    ran = [call for call in read_calls(quick) if call.startswith("finetune ")]
     assert len(ran) == len({*ran}) + 1, "only the killed training runs again"
     assert set(ran) == {f"finetune {side} {seed}" for side in ("baseline", "other") for seed in last["seeds"]}
     decided = f"After {len(last['seeds'])} of at most 10 seeds, other is better than baseline: probability of the "
@@ -56,8 +56,8 @@ def test_a_killed_decision_continues_until_it_is_decided(quick):
     assert decided in page and page.count("<tr") == 1 + len(looks)
     record = read_json(quick.folder / "results/other/decide/decision.json")
     assert record["verdict"] == f"Better after {len(last['seeds'])} seeds" and decided in record["statement"]
-    before = calls(quick)
-    assert decided in decide(quick) and calls(quick) == before, "the same command only prints"
+    before = read_calls(quick)
+    assert decided in decide(quick) and read_calls(quick) == before, "the same command only prints"
 
 
 def test_a_spent_budget_shows_the_cost_and_can_be_increased(quick):

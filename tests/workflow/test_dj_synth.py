@@ -4,7 +4,7 @@ import pandas
 import pytest
 
 from dj2mgm.storage.files import read_json, read_jsonl
-from edited_files import edited
+from edited_files import edit_file
 
 DJ_SYNTH_RULES = {
     "synthesize_captions",
@@ -97,11 +97,11 @@ def test_another_threshold_captions_only_new_rows(synthesized):
     first = {name: (folder / name).read_bytes() for name in ("synthesized.jsonl", "dropped.jsonl", "stats.jsonl")}
     below = read_json(folder / "summary.json")["operators"][0]["recaption"]["below"]
 
-    with edited(recipe, "keep_fraction: &kept 0.5", "keep_fraction: &kept 0.6"):
+    with edit_file(recipe, "keep_fraction: &kept 0.5", "keep_fraction: &kept 0.6"):
         synthesized.run(SUMMARY)
         higher = read_json(folder / "summary.json")["operators"][0]["recaption"]
         assert higher["captioned"] == 0 and 0 < higher["cached"] == higher["below"] < below
-    with edited(recipe, "keep_fraction: &kept 0.5", "keep_fraction: &kept 0.4"):
+    with edit_file(recipe, "keep_fraction: &kept 0.5", "keep_fraction: &kept 0.4"):
         synthesized.run(SUMMARY)
         lower = read_json(folder / "summary.json")["operators"][0]["recaption"]
         assert lower["cached"] >= below and lower["captioned"] == lower["below"] - lower["cached"] > 0

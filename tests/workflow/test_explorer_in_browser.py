@@ -16,7 +16,7 @@ from dj2mgm.reporting.explorer.results import Results, read_results
 from dj2mgm.reporting.explorer.server import Explorer, Server
 from dj2mgm.reporting.rendering import locate_explorer_page
 from dj2mgm.storage.files import read_json, read_yaml
-from explorer_results import row_id, write_run
+from explorer_results import format_row_id, write_run
 
 ROWS = 2000
 READY = """new Promise(done => { const look = () => document.querySelector("#rows tbody td:nth-child(2)")?.textContent
@@ -85,7 +85,7 @@ def check_silence(page: Page) -> None:
 
 def test_markup_in_a_caption_is_shown_as_text(page):
     page.evaluate('location.hash = "find=onerror"')
-    wait(page, f'document.querySelector("#rows tbody td:nth-child(2)")?.textContent === "{row_id(1)}"')
+    wait(page, f'document.querySelector("#rows tbody td:nth-child(2)")?.textContent === "{format_row_id(1)}"')
     cell = page.evaluate('document.querySelector("#rows tbody td:nth-child(3)").textContent')
     assert cell.startswith('<img src=x onerror="document.title=1"><script>')
     assert page.evaluate('document.querySelectorAll("#rows tbody td:nth-child(3) :not(div, p, small)").length') == 0
@@ -163,7 +163,7 @@ def read_focus(page: Page) -> str:
 
 def has_focus(row: int) -> str:
     """Return the condition that this row has the focus."""
-    focus = f'document.querySelector("td.focus")?.textContent === "{row_id(row)}"'
+    focus = f'document.querySelector("td.focus")?.textContent === "{format_row_id(row)}"'
     return f'!document.querySelector("dialog[open]") && explorer.grid().keys.enabled() && {focus}'
 
 
@@ -178,14 +178,14 @@ def test_the_keyboard_can_reach_and_open_rows(page):
         press(page, "ArrowDown", 40)
     wait(page, has_focus(3))
     press(page, "Enter", 13)
-    wait(page, f'document.querySelector("dialog[open] h2")?.textContent === "{row_id(3)}"')
+    wait(page, f'document.querySelector("dialog[open] h2")?.textContent === "{format_row_id(3)}"')
     assert read_focus(page) == "Close"
     press(page, "Escape", 27)
     wait(page, has_focus(3))
     press(page, "ArrowDown", 40)
     wait(page, has_focus(4))
     press(page, "Enter", 13)
-    wait(page, f'document.querySelector("dialog[open] h2")?.textContent === "{row_id(4)}"')
+    wait(page, f'document.querySelector("dialog[open] h2")?.textContent === "{format_row_id(4)}"')
     press(page, "Enter", 13)  # the focus is on the button Close
     wait(page, has_focus(4))
     check_silence(page)
@@ -208,13 +208,13 @@ def test_the_keyboard_can_move_a_slider(page):
 
 def test_rows_are_found_while_the_user_types(page):
     page.evaluate('document.querySelector("#search input").focus()')
-    for length, key in enumerate(row_id(7), start=1):
+    for length, key in enumerate(format_row_id(7), start=1):
         page.send("Input.insertText", text=key)
         if length == 3:
-            wait(page, f'!{COUNTS}.endsWith(" {ROWS} shown.")' if key not in row_id(0) else "true")
+            wait(page, f'!{COUNTS}.endsWith(" {ROWS} shown.")' if key not in format_row_id(0) else "true")
     wait(page, f'{COUNTS}.endsWith(" 1 shown.")')
     assert page.evaluate('document.activeElement.value === document.querySelector("#search input").value')
-    wait(page, f'document.querySelector("#rows tbody td:nth-child(2)")?.textContent === "{row_id(7)}"')
+    wait(page, f'document.querySelector("#rows tbody td:nth-child(2)")?.textContent === "{format_row_id(7)}"')
 
 
 def test_chosen_limits_are_saved_as_a_recipe(page, run, tmp_path):
@@ -293,7 +293,8 @@ def test_a_name_that_needs_quoting_in_urls_is_opened(browser, results):
 
 def test_all_rows_can_be_reached_by_scrolling(page):
     """The page contains only the rows in view and estimates the height of the others until the end is near."""
-    last = f'[...document.querySelectorAll("#rows tbody td:nth-child(2)")].at(-1)?.textContent === "{row_id(ROWS - 1)}"'
+    cells = '[...document.querySelectorAll("#rows tbody td:nth-child(2)")]'
+    last = f'{cells}.at(-1)?.textContent === "{format_row_id(ROWS - 1)}"'
     bottom = 'document.querySelector(".dt-scroll-body").scrollTop = 1e9'
     wait(page, f"({bottom}, {last})")
     assert page.evaluate('document.querySelectorAll("#rows tbody tr").length') < 100

@@ -2,7 +2,7 @@
 
 import shutil
 
-from edited_files import edited
+from edited_files import edit_file
 from small_project import Project
 from tiny_clip import save_tiny_clip
 
@@ -19,54 +19,54 @@ def test_a_finished_run_needs_no_jobs(finished):
 
 
 def test_lora_rank_reruns_finetune_onwards(finished):
-    with edited(finished.folder / "config/config.yaml", "    r: 16", "    r: 8"):
+    with edit_file(finished.folder / "config/config.yaml", "    r: 16", "    r: 8"):
         assert finished.jobs() == FINETUNE
 
 
 def test_recipe_threshold_reruns_filter_onwards(finished):
-    with edited(finished.folder / "config/recipes/baseline.yaml", "max_ratio: 4.0", "max_ratio: 3.5"):
+    with edit_file(finished.folder / "config/recipes/baseline.yaml", "max_ratio: 4.0", "max_ratio: 3.5"):
         assert finished.jobs() == FILTER
 
 
 def test_comments_in_configuration_rerun_nothing(finished):
     folder = finished.folder / "config"
-    with edited(folder / "config.yaml", "seeds: [0]", "seeds: [0] # a comment"):
-        with edited(folder / "recipes/baseline.yaml", "process:", "# a comment\nprocess:"):
+    with edit_file(folder / "config.yaml", "seeds: [0]", "seeds: [0] # a comment"):
+        with edit_file(folder / "recipes/baseline.yaml", "process:", "# a comment\nprocess:"):
             assert finished.jobs() == set()
 
 
 def test_stage_one_learning_rate_reruns_pretrain_onwards(finished):
-    with edited(finished.folder / "config/models/small.yaml", "learning_rate: 3.0e-3", "learning_rate: 2.0e-3"):
+    with edit_file(finished.folder / "config/models/small.yaml", "learning_rate: 3.0e-3", "learning_rate: 2.0e-3"):
         assert finished.jobs() == PRETRAIN
 
 
 def test_evaluation_settings_rerun_evaluation_only(finished):
-    with edited(finished.folder / "config/models/small.yaml", "max_new_tokens: 12", "max_new_tokens: 13"):
+    with edit_file(finished.folder / "config/models/small.yaml", "max_new_tokens: 12", "max_new_tokens: 13"):
         assert finished.jobs() == EVALUATE
 
 
 def test_another_judge_reruns_its_scores_and_the_report_only(finished, tmp_path):
     for key in ("judge_clip", "second_judge"):
         judge = save_tiny_clip(tmp_path / key)
-        with edited(finished.folder / "config/config.yaml", f"  {key}: null", f"  {key}: {judge}"):
+        with edit_file(finished.folder / "config/config.yaml", f"  {key}: null", f"  {key}: {judge}"):
             assert finished.jobs() == {"evaluate_clip"} | REPORT
 
 
 def test_the_question_prompt_reruns_no_training(finished):
     """Held-out questions are also scored during training."""
-    with edited(
+    with edit_file(
         finished.folder / "config/config.yaml", 'question_prompt: "{question}"', "question_prompt: '{question}?'"
     ):
         assert finished.jobs() == EVALUATE
 
 
 def test_disabling_scores_during_training_reruns_it(finished):
-    with edited(finished.folder / "config/config.yaml", "  questions: 300", "  questions: 0"):
+    with edit_file(finished.folder / "config/config.yaml", "  questions: 300", "  questions: 0"):
         assert finished.jobs() == PRETRAIN
 
 
 def test_a_module_of_the_trainer_reruns_training_onwards(finished):
-    with edited(
+    with edit_file(
         finished.folder / "workflow_scripts/dj2mgm/training/checkpoints.py", "import shutil", "import shutil  # touched"
     ):
         assert finished.jobs() == PRETRAIN
@@ -74,7 +74,7 @@ def test_a_module_of_the_trainer_reruns_training_onwards(finished):
 
 def test_a_module_of_data_juicers_stage_reruns_filter_onwards(finished):
     module = finished.folder / "workflow_scripts/dj2mgm/juicer/operators/deduplicators.py"
-    with edited(module, '"""', '"""Touched. '):
+    with edit_file(module, '"""', '"""Touched. '):
         assert finished.jobs() == FILTER
 
 
@@ -86,7 +86,7 @@ def test_files_of_a_recipe_are_inputs_of_its_stage(fresh):
         ("image_text_similarity_filter: {hf_clip: results/clip}", "results/clip/model.safetensors", ()),
         ("text_length_filter: {text_key: words.txt}", "words.txt", ("trusted_recipes=true",)),
     ):
-        with edited(fresh.folder / "config/recipes/baseline.yaml", "process:", f"process:\n  - {argument}"):
+        with edit_file(fresh.folder / "config/recipes/baseline.yaml", "process:", f"process:\n  - {argument}"):
             printed = fresh.run("baseline", "--dry-run", config=config)
         assert file in printed.split("rule filter_data:")[1].split("output:")[0]
 

@@ -8,7 +8,7 @@ import pytest
 
 from dj2mgm.storage.files import read_yaml, write_text
 from killed_runs import kill_midway
-from quick_stages import calls, replace_stages
+from quick_stages import read_calls, replace_stages
 from small_project import Project, copy_project
 
 SPACE = "{finetune.learning_rate: auto, recipe.words_num_filter.max_num: [12, 14, 20]}"
@@ -32,7 +32,7 @@ def quick_project(folder: Path) -> Project:
 
 
 def list_trainings(project) -> list[str]:
-    return [call.split()[1] for call in calls(project) if call.startswith("finetune ")]
+    return [call.split()[1] for call in read_calls(project) if call.startswith("finetune ")]
 
 
 def list_trials(project, study="mine") -> list[str]:
@@ -53,9 +53,9 @@ def test_a_search_continues_until_its_budget_is_spent(quick):
         "The search has tried 3 variants. It spent 3 of at most 3 trainings and " in page
         and page.count('class="point') == 4
     )
-    before = calls(quick)
-    assert "Nothing to be done" in quick.run("mine") and calls(quick) == before
-    filtered = [call.split()[1] for call in calls(quick) if call.startswith("filter_data")]
+    before = read_calls(quick)
+    assert "Nothing to be done" in quick.run("mine") and read_calls(quick) == before
+    filtered = [call.split()[1] for call in read_calls(quick) if call.startswith("filter_data")]
     limits = {str(read_yaml(file)["recipe"]["process"]) for file in quick.folder.glob("results/*/filter/config.yaml")}
     assert len(filtered) == len(limits), "trials share equal filters"
 
@@ -96,10 +96,10 @@ def test_a_search_continues_after_a_divergence(quick):
 )
 def test_invalid_searches_are_refused_before_anything_runs(quick, design, sentence):
     write_study(quick, "other", **design)
-    before = calls(quick)
+    before = read_calls(quick)
     printed = re.sub(r"\s+", " ", quick.run("other", ok=False))
     (quick.folder / "config/studies/other.yaml").unlink()
-    assert sentence in printed and "Traceback" not in printed and calls(quick) == before
+    assert sentence in printed and "Traceback" not in printed and read_calls(quick) == before
 
 
 def test_a_metric_that_no_run_reports_is_refused(quick):
@@ -146,7 +146,7 @@ def test_halving_ends_with_looks_at_the_winner_on_fresh_seeds(quick):
     expected = [f"{name}-0.5 0" for name in explored] + [f"{name} 0" for name in promoted]
     expected += [f"{trial['name']} 1" for trial in batches[-2]["trials"]]
     expected += [f"{name} {seed}" for name in {winner, *batches[-1]["against"]} for seed in (2, 3)]
-    runs = [" ".join(call.split()[1:]) for call in calls(quick) if call.startswith("finetune ")]
+    runs = [" ".join(call.split()[1:]) for call in read_calls(quick) if call.startswith("finetune ")]
     new_runs = [run for run in runs if "-0.5 " in run or not run.endswith(" 0")]  # without the jobs of the tests above
     assert sorted(new_runs) == sorted(run for run in expected if "-0.5 " in run or not run.endswith(" 0"))
     assert {*expected} <= {*runs} and len(explored) == 4 >= 2 * len(promoted)

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_jsonl, write_yaml
-from mgm_stages import training_settings
+from mgm_stages import build_training_settings
 from paths import PROJECT
 from random_mgm import make_random_mgm, write_conversations
 from small_project import Project, copy_project
@@ -31,7 +31,7 @@ def inputs(tmp_path_factory):
     write_conversations(folder / "conversations.jsonl", [(8, TEXT_TOKENS)] * SAMPLES)
     for stage, template in TEMPLATES.items():
         for processes in (1, 2):
-            settings = training_settings(stage, template, image_tokens) | {
+            settings = build_training_settings(stage, template, image_tokens) | {
                 "gpus": processes,
                 "gradient_accumulation_steps": 8 // processes,
                 "max_length": image_tokens + TEXT_TOKENS,

@@ -19,7 +19,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import FilesDataset
 from dj2mgm.storage.files import write_jsonl
 from fuzzing import fuzzed
-from sample_rules import sample_rules
+from sample_rules import build_sample_rules
 
 pytestmark = pytest.mark.fuzz  # for tests with a drawn inner function
 
@@ -208,7 +208,7 @@ def test_write_jsonl_accepts_output_of_make_dataset(chain, captions, texts_of_tu
     rows = {"pretrain": convert_pairs(read_dj_jsonl(chain / "out/pretrain.jsonl"), "")}
     rows["finetune"] = read_llava(chain / "out/finetune.json")
     for split, split_rows in rows.items():
-        rules = sample_rules(budget, on_bad_row="drop", max_samples=4)
+        rules = build_sample_rules(budget, on_bad_row="drop", max_samples=4)
         try:
             written = write_training_jsonl(split_rows, chain, held_out, chain / "written.jsonl", rules, processes=1)
         except InputError as error:  # all rows are invalid

@@ -25,7 +25,7 @@ from dj2mgm.data.shapes.scenes import (
 from dj2mgm.data.shapes.shapes_dataset import assign_faults, count_faults, draw_mismatched_caption, write_shapes
 from dj2mgm.errors import InputError
 from dj2mgm.storage.files import read_jsonl
-from drawn_datasets import drawn_dataset
+from drawn_datasets import draw_dataset
 
 RATES = {
     "mismatched": 0.4,
@@ -37,7 +37,7 @@ RATES = {
     "truncated_image": 0.05,
     "not_an_image": 0.05,
 }
-SPEC = drawn_dataset(5, 200, 60, 20, **RATES)
+SPEC = draw_dataset(5, 200, 60, 20, **RATES)
 PART = re.compile(rf"an? ({'|'.join(COLORS)}) ({'|'.join(SHAPES)}) at the ({'|'.join(POSITIONS)})")
 
 
@@ -93,14 +93,14 @@ def opened(data: bytes) -> Image.Image:
 def test_dataset_bytes_depend_on_the_seed_only(shapes, tmp_path):
     write_shapes(SPEC, tmp_path / "again")
     assert tree_hash(tmp_path / "again") == tree_hash(shapes)
-    write_shapes(drawn_dataset(6, 20, 3, 2), tmp_path / "other")
-    write_shapes(drawn_dataset(5, 20, 3, 2), tmp_path / "same seed")
+    write_shapes(draw_dataset(6, 20, 3, 2), tmp_path / "other")
+    write_shapes(draw_dataset(5, 20, 3, 2), tmp_path / "same seed")
     assert tree_hash(tmp_path / "other") != tree_hash(tmp_path / "same seed")
 
 
 def test_a_larger_dataset_begins_with_the_same_clean_pairs(shapes, tmp_path):
     """Each row has its own generator, so it does not depend on the number of rows."""
-    write_shapes(drawn_dataset(5, 10, 6, 2), tmp_path)
+    write_shapes(draw_dataset(5, 10, 6, 2), tmp_path)
     assert (tmp_path / "evaluation.jsonl").read_bytes() in (shapes / "evaluation.jsonl").read_bytes()
     for name in ("images/evaluation/e000001.png", "images/finetune/f000001.png"):
         assert (tmp_path / name).read_bytes() == (shapes / name).read_bytes()
@@ -297,10 +297,10 @@ def test_an_object_is_drawn_at_its_captions_position():
 )
 def test_impossible_fault_rates_are_refused(rates, says):
     with pytest.raises(InputError) as error:
-        assign_faults(drawn_dataset(0, 10, 1, 2, **rates))
+        assign_faults(draw_dataset(0, 10, 1, 2, **rates))
     assert says in str(error.value)
 
 
 def test_nearly_all_rows_may_be_faulty(tmp_path):
-    write_shapes(drawn_dataset(0, 10, 1, 2, duplicate=0.9), tmp_path)
+    write_shapes(draw_dataset(0, 10, 1, 2, duplicate=0.9), tmp_path)
     assert len({(tmp_path / row["images"][0]).read_bytes() for row in read_dj_jsonl(tmp_path / "pretrain.jsonl")}) == 1

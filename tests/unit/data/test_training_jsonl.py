@@ -23,7 +23,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.records.jsonl_summary import JsonlSummary, SourceSamples, TrainingFileCounts
 from dj2mgm.storage.files import compute_sha256, read_json, read_jsonl, write_json
 from dj2mgm.storage.files import write_jsonl as write_rows
-from sample_rules import sample_rules
+from sample_rules import build_sample_rules
 from tiny_models import save_image
 
 TEXT_ONLY = {"id": "text", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]}
@@ -50,7 +50,7 @@ def rows_about(*images: str) -> list[dict]:
 def write(
     rows, root, output, on_bad_row="refuse", max_samples=1000, budget=None, seed=0, held_out=None, **takes: bool
 ) -> dict:
-    rules = sample_rules(budget, on_bad_row=on_bad_row, max_samples=max_samples, seed=seed, **takes)
+    rules = build_sample_rules(budget, on_bad_row=on_bad_row, max_samples=max_samples, seed=seed, **takes)
     return write_training_jsonl(rows, root, held_out or HeldOutImages(), output, rules, processes=2).as_dict()
 
 
@@ -407,7 +407,7 @@ def test_all_rows_are_used_equally_often(sizes, repeats):
     used = Counter(
         row["id"].split("#")[0]
         for seed in range(seeds)
-        for row in _repeat_rows(good, usable, capped, sample_counts, sample_rules(seed=seed))
+        for row in _repeat_rows(good, usable, capped, sample_counts, build_sample_rules(seed=seed))
     )
     mean = (sizes[-1] + repeats) / sizes[0]
     assert all(abs(used[str(n)] / seeds - mean) < 5 * (mean / seeds) ** 0.5 for n in range(sizes[0]))
@@ -436,7 +436,7 @@ AMOUNTS = st.one_of(st.floats(0.1, 3.0), st.integers(0, 20))
 def test_samples_of_sources_keep_their_proportions(sources, data):
     usable = Counter({source: rows for source, (rows, _) in sources.items()})
     amounts = {source: amount for source, (_, amount) in sources.items()}
-    rules = partial(sample_rules, sources=amounts)
+    rules = partial(build_sample_rules, sources=amounts)
     requested = {s: a if isinstance(a, int) else round(a * usable[s]) for s, a in amounts.items()}
     assume(sum(requested.values()))
     if any(isinstance(a, int) and a > usable[s] for s, a in amounts.items()):
@@ -478,11 +478,13 @@ def test_smaller_shares_are_subsets_of_larger_ones(sources, data):
     drawn = []
     for share in [*shares, 1.0]:
         alone = data.draw(st.sampled_from([None, "a"]))
-        rules = sample_rules(budget, sources=dict.fromkeys(usable, 1.0), used_fraction={"a": share} if alone else share)
+        rules = build_sample_rules(
+            budget, sources=dict.fromkeys(usable, 1.0), used_fraction={"a": share} if alone else share
+        )
         used, sample_counts = apportion(usable, rules, "pretrain")
         rows = [row["id"].split("#")[0] for row in _repeat_rows(io.StringIO(good), usable, used, sample_counts, rules)]
         drawn.append({source: {row for row in rows if row[0] == source} for source in usable})
-        full = apportion(usable, sample_rules(budget, sources=dict.fromkeys(usable, 1.0)), "pretrain")[1]
+        full = apportion(usable, build_sample_rules(budget, sources=dict.fromkeys(usable, 1.0)), "pretrain")[1]
         for source in usable:
             fraction = share if source == "a" or not alone else 1.0
             expected = max(min(1, full[source]), round(fraction * full[source]))
@@ -502,7 +504,7 @@ def test_sources_without_a_share_divide_the_rest(sources, budget):
     shares = {source: share / 100 for source, (_, share) in sources.items() if share is not None}
     total, others = sum(shares.values()), {source: rows for source, rows in usable.items() if source not in shares}
     assume(total > 0 and total <= 1)
-    rules = sample_rules(budget, sources=dict.fromkeys(usable, 1.0), shares=shares | {"of another stage": 0.9})
+    rules = build_sample_rules(budget, sources=dict.fromkeys(usable, 1.0), shares=shares | {"of another stage": 0.9})
     used, sample_counts = apportion(usable, rules, "pretrain")
     assert sample_counts.total() == budget and all(used[source] <= usable[source] for source in usable)
     divided = 1 - total if others and total < 1 else 0
@@ -515,7 +517,7 @@ def test_sources_without_a_share_divide_the_rest(sources, budget):
 
 
 def test_amounts_without_any_rows_name_stage_and_sources():
-    rules = sample_rules(sources={"a": 0, "b": 0.01})
+    rules = build_sample_rules(sources={"a": 0, "b": 0.01})
     with pytest.raises(InputError, match=r"no row of finetune to train on \(a: 0 of 12 rows, b: 0.01 of 8 rows\)"):
         apportion(Counter(a=12, b=8), rules, "finetune")
 

@@ -12,7 +12,7 @@ import answer_benchmark
 import score_benchmark
 import score_challenge
 import write_submission
-from benchmark_files import circular_rows, mmbench_row, write_mmbench, write_rows, write_textvqa
+from benchmark_files import make_circular_rows, make_mmbench_row, write_mmbench, write_rows, write_textvqa
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation import benchmarks
 from dj2mgm.evaluation.benchmarks.mmbench import build_workbook
@@ -94,7 +94,7 @@ def test_textvqa_from_files_to_score(monkeypatch, model, tmp_path):
 
 
 def test_mmbench_from_file_to_score_and_submission(monkeypatch, model, tmp_path, capsys):
-    files = write_mmbench(tmp_path / "mmbench.tsv", circular_rows())
+    files = write_mmbench(tmp_path / "mmbench.tsv", make_circular_rows())
     rows = answer(monkeypatch, model, "mmbench", files, tmp_path / "out")
     assert [row["id"] for row in rows] == ["241", "252", "1000241", "1000252"]
     assert rows[0]["prediction"] and rows[0]["prediction"] != rows[1]["prediction"], "images matter to the random model"
@@ -132,7 +132,7 @@ def test_a_submission_omits_invalid_spreadsheet_characters():
 
 
 def test_questions_without_answers_are_submitted_unscored(monkeypatch, model, tmp_path, capsys):
-    files = write_mmbench(tmp_path / "mmbench.tsv", [mmbench_row(1, answer="")])
+    files = write_mmbench(tmp_path / "mmbench.tsv", [make_mmbench_row(1, answer="")])
     answer(monkeypatch, model, "mmbench", files, tmp_path)
     metrics = score(monkeypatch, tmp_path)
     assert metrics["estimates"] == {} and metrics["counts"]["answers"] == 1
@@ -142,7 +142,7 @@ def test_questions_without_answers_are_submitted_unscored(monkeypatch, model, tm
 
 
 def test_an_invalid_row_is_reported_before_the_model_loads(monkeypatch, tmp_path, capsys):
-    files = write_mmbench(tmp_path / "mmbench.tsv", [mmbench_row(1), mmbench_row(1)])
+    files = write_mmbench(tmp_path / "mmbench.tsv", [make_mmbench_row(1), make_mmbench_row(1)])
     with pytest.raises(SystemExit) as stop:
         answer(monkeypatch, (tmp_path / "no model", tmp_path / "none"), "mmbench", files, tmp_path)
     assert stop.value.code == 2 and "row 2: id '1' is already the id of row 1" in capsys.readouterr().err

@@ -15,7 +15,7 @@ import pytest
 from datasets import Sequence, Value
 from PIL import Image
 
-from benchmark_files import mmbench_row, textvqa_question, textvqa_truth, write_mmbench, write_rows
+from benchmark_files import make_mmbench_row, make_textvqa_question, make_textvqa_truth, write_mmbench, write_rows
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import load_benchmark, read_questions
 from dj2mgm.evaluation.groups import estimate_metrics
@@ -25,7 +25,7 @@ from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.runs.evaluations import LMMS_EVAL, find_evaluation_data
 from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_jsonl, write_yaml
 from dj2mgm.training.outputs import gather_weights, save_projector
-from evaluation_files import TASKS, TEXT, color, picture, write_evaluations, write_task
+from evaluation_files import TASKS, TEXT, color, draw_picture, write_evaluations, write_task
 from paths import PROJECT
 from tiny_families import BUILDERS
 from tiny_models import save_image, tiny_mgm, tiny_processor
@@ -80,9 +80,9 @@ def write_textvqa_twice(folder: Path, data: Path, rng: random.Random) -> tuple[d
         answers = [vary_answer(right, rng) if rng.random() < 0.4 else rng.choice(WORDS) for _ in range(10)]
         predictions.append(vary_answer(rng.choice([right, right, *WORDS]), rng))
         save_image(folder / f"{image}.png")
-        questions.append(textvqa_question(image, question, ocr=None))
-        truth.append(textvqa_truth(number, image, question, answers))
-        row = {"question_id": str(number), "image_id": image, "question": question, "image": picture(number % 20)}
+        questions.append(make_textvqa_question(image, question, ocr=None))
+        truth.append(make_textvqa_truth(number, image, question, answers))
+        row = {"question_id": str(number), "image_id": image, "question": question, "image": draw_picture(number % 20)}
         rows.append(row | {"answers": answers, "ocr_tokens": [], "answer": answers[0]})
     write_rows(folder / "questions.jsonl", questions)
     (folder / "answers.json").write_text(json.dumps({"data": truth}), encoding="utf-8")
@@ -98,7 +98,7 @@ def write_mmbench_twice(folder: Path, data: Path, rng: random.Random) -> tuple[d
         for number in range(QUESTIONS // 2):
             answer = rng.choice("AB")
             options = {"A": "blue", "B": "red"} if number % 2 else {"A": "a cat", "B": "two dogs"}
-            table.append(mmbench_row(number + turn, answer, **options, category=f"category {number % 3}"))
+            table.append(make_mmbench_row(number + turn, answer, **options, category=f"category {number % 3}"))
             choice = answer if rng.random() < 0.7 else rng.choice("AB")
             text = options[choice]
             predictions.append(
@@ -106,7 +106,7 @@ def write_mmbench_twice(folder: Path, data: Path, rng: random.Random) -> tuple[d
             )
     keys = {"l2-category": "L2-category"}
     rows = [{keys.get(key, key): value or "nan" for key, value in row.items()} for row in table]
-    rows = [row | {"index": int(row["index"]), "image": picture(0)} for row in rows]
+    rows = [row | {"index": int(row["index"]), "image": draw_picture(0)} for row in rows]
     features = dict.fromkeys(rows[0].keys() - {"index", "image"}, TEXT)
     write_task(data, "dev", rows, features | {"index": Value("int64")})
     return write_mmbench(folder / "mmbench.tsv", table), predictions

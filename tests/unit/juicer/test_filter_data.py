@@ -17,7 +17,7 @@ from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.recipes.recipe_step import parse_steps
 from dj2mgm.storage.files import read_jsonl, write_yaml
-from drawn_datasets import drawn_dataset
+from drawn_datasets import draw_dataset
 from forked_python import forked_python
 from paths import PROJECT
 
@@ -30,7 +30,7 @@ def shapes(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "Größe und 形"
     rates = {"mismatched": 0.1, "junk_text": 0.06, "short_text": 0.04, "duplicate": 0.04, "tiny_image": 0.04}
     rates |= {"extreme_aspect": 0.04, "truncated_image": 0.04, "not_an_image": 0.04}
-    write_shapes(drawn_dataset(7, 300, 3, 2, **rates), folder)
+    write_shapes(draw_dataset(7, 300, 3, 2, **rates), folder)
     return folder
 
 

@@ -8,7 +8,14 @@ import pytest
 import torch
 import yaml
 
-from captioned_pairs import CAPTIONS, command, model_of, rows_of, settings_of, synthesize
+from captioned_pairs import (
+    CAPTIONS,
+    build_captioner_model,
+    build_captioner_settings,
+    build_command,
+    read_rows,
+    synthesize,
+)
 from dj2mgm.data.chat_template import ChatTemplate
 from dj2mgm.data.formats import build_conversation, build_dj_text, build_text_conversation
 from dj2mgm.errors import InputError
@@ -182,14 +189,16 @@ def test_invalid_arguments_are_refused(arguments, message):
 
 
 def test_the_stage_uses_its_model_and_keeps_the_share(project, tmp_path):
-    settings = settings_of(project, tmp_path, [{NAME: {"keep_fraction": 0.5, "prior_weight": 0.5}}])
+    settings = build_captioner_settings(project, tmp_path, [{NAME: {"keep_fraction": 0.5, "prior_weight": 0.5}}])
     summary = synthesize(project, tmp_path, settings)
     assert (summary["rows_in"], summary["rows_kept"], summary["rows_dropped"]) == (20, 10, 10)
     kept_gains = [row[STAT][0] for row in read_jsonl(tmp_path / "out/stats.jsonl")]
     dropped = [row["stats"][STAT][0] for row in read_jsonl(tmp_path / "out/dropped.jsonl")]
     assert min(kept_gains) > max(dropped)
-    assert list(rows_of(tmp_path / "out/synthesized.jsonl").values())[0].keys() == {"id", "text", "images"}
-    arguments = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, model_of(project)).arguments[NAME]
+    assert list(read_rows(tmp_path / "out/synthesized.jsonl").values())[0].keys() == {"id", "text", "images"}
+    arguments = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, build_captioner_model(project)).arguments[
+        NAME
+    ]
     assert arguments["stage"] == str(project / "pretrain") and arguments["template"]["name"] == "plain"
 
 
@@ -206,7 +215,10 @@ def test_the_stage_uses_its_model_and_keeps_the_share(project, tmp_path):
 )
 def test_recipes_run_with_the_stages_arguments(project, tmp_path, name, row_count):
     recipe = yaml.safe_load((PROJECT / f"config/recipes/{name}.yaml").read_text(encoding="utf-8"))
-    assert synthesize(project, tmp_path, settings_of(project, tmp_path, recipe["process"]))["rows_kept"] == row_count
+    assert (
+        synthesize(project, tmp_path, build_captioner_settings(project, tmp_path, recipe["process"]))["rows_kept"]
+        == row_count
+    )
 
 
 def test_a_missing_trained_model_is_an_immediate_error():
@@ -225,8 +237,8 @@ def test_a_missing_trained_model_is_an_immediate_error():
 def test_ray_computes_the_same_gains(project, tmp_path):
     for name, gpus in (("default", 1), ("ray", 2)):
         (tmp_path / name).mkdir()
-        settings = settings_of(project, tmp_path / name, [{NAME: {"keep_fraction": 0.5}}]) | {"gpus": gpus}
-        done = subprocess.run(command(project, tmp_path / name, settings), capture_output=True, text=True)
+        settings = build_captioner_settings(project, tmp_path / name, [{NAME: {"keep_fraction": 0.5}}]) | {"gpus": gpus}
+        done = subprocess.run(build_command(project, tmp_path / name, settings), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     for name in OUTPUTS:
         assert (tmp_path / "default/out" / name).read_bytes() == (tmp_path / "ray/out" / name).read_bytes()

@@ -19,7 +19,13 @@ from dj2mgm.runs.layers import merge_experiment
 from dj2mgm.storage.files import read_jsonl, read_yaml, write_yaml
 from paths import PROJECT
 from scripted_server import MODEL, CaptionRequest, Reply, ScriptedServer, caption
-from synthesis import OUTPUTS, read_synthesize_settings, run_synthesis, synthesis_command, synthesis_settings
+from synthesis import (
+    OUTPUTS,
+    build_synthesis_command,
+    build_synthesis_settings,
+    read_synthesize_settings,
+    run_synthesis,
+)
 from tiny_captioners import write_pairs
 from tiny_clip import save_tiny_clip
 
@@ -54,7 +60,7 @@ def make_settings(project: Path, folder: Path, url: str, **changes) -> dict:
     defaults = read_yaml(PROJECT / "config/config.yaml")["synthesize"]["openai"]
     server_keys = {"base_url": url, "model": MODEL, "concurrency": 4, "retries": 1}
     captioner = {"name": "openai"} | defaults | server_keys | changes
-    return synthesis_settings(project, folder, process, captioner)
+    return build_synthesis_settings(project, folder, process, captioner)
 
 
 def write_settings(project: Path, folder: Path, url: str, **changes) -> None:
@@ -102,7 +108,7 @@ def test_a_killed_stage_requests_only_missing_answers(project, tmp_path):
         lambda request: describe_image(request) if request.number <= 8 else Reply(action="hang")
     ) as server:
         write_settings(project, tmp_path, server.url)
-        killed = subprocess.Popen(synthesis_command(project, tmp_path), stderr=subprocess.DEVNULL)
+        killed = subprocess.Popen(build_synthesis_command(project, tmp_path), stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
         while len(kept_captions(tmp_path)) < 8 or server.in_flight < 4 and server.requests < 12:
             assert time.monotonic() < deadline and killed.poll() is None
@@ -112,7 +118,7 @@ def test_a_killed_stage_requests_only_missing_answers(project, tmp_path):
         assert not [name for name in OUTPUTS if (tmp_path / "out" / name).exists()]
         assert len(kept_captions(tmp_path)) == server.caption_counts.total() == 8 and server.requests == 12
         server.reply = describe_image
-        done = subprocess.run(synthesis_command(project, tmp_path), capture_output=True, text=True)
+        done = subprocess.run(build_synthesis_command(project, tmp_path), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert server.requests == 12 + COUNT - 8
         assert len(server.caption_counts) == COUNT and set(server.caption_counts.values()) == {1}
@@ -135,7 +141,7 @@ def test_two_concurrent_stages_request_each_image_once(project, tmp_path):
             (tmp_path / name).mkdir()
             settings = make_settings(project, tmp_path, server.url)
             write_yaml(tmp_path / name / "config.yaml", settings)
-        runs = [subprocess.Popen(synthesis_command(project, tmp_path / name)) for name in ("one", "two")]
+        runs = [subprocess.Popen(build_synthesis_command(project, tmp_path / name)) for name in ("one", "two")]
         assert [run.wait() for run in runs] == [0, 0]
     assert server.requests == COUNT and set(server.request_counts.values()) == {1}
     outputs = {(tmp_path / name / "out/synthesized.jsonl").read_bytes() for name in ("one", "two")}
@@ -225,9 +231,11 @@ def test_a_missing_server_stops_the_stage_before_other_work(project, tmp_path):
 def test_the_key_is_in_no_file_and_no_printed_line(project, tmp_path):
     with ScriptedServer(describe_image, key=KEY) as server:
         write_settings(project, tmp_path, server.url, key_variable=VARIABLE)
-        without = subprocess.run(synthesis_command(project, tmp_path), capture_output=True, text=True)
+        without = subprocess.run(build_synthesis_command(project, tmp_path), capture_output=True, text=True)
         environment = os.environ | {VARIABLE: KEY}
-        done = subprocess.run(synthesis_command(project, tmp_path), capture_output=True, text=True, env=environment)
+        done = subprocess.run(
+            build_synthesis_command(project, tmp_path), capture_output=True, text=True, env=environment
+        )
     assert without.returncode == 2 and f"the server needs a key (401). Put one into {VARIABLE}" in without.stderr
     assert done.returncode == 0 and server.requests == COUNT
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -16,7 +16,7 @@ from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
 from dj2mgm.storage.files import read_json, read_jsonl
 from instructions import ANSWERS, COUNT, QUESTIONS, loss, select
 from scripted_server import CaptionRequest, Reply, ScriptedServer, caption, make_server_captioner, read_text
-from synthesis import run_synthesis, synthesis_settings
+from synthesis import build_synthesis_settings, run_synthesis
 
 NAME = "vlm_rating_filter"
 
@@ -53,7 +53,7 @@ def test_a_server_rates_questions_and_each_limit_drops_rows(project, tmp_path):
 def test_a_server_rates_captions(project, tmp_path):
     texts = []
     with ScriptedServer(lambda request: texts.append(read_text(request)) or caption(ratings())) as server:
-        settings = synthesis_settings(
+        settings = build_synthesis_settings(
             project, tmp_path, [{NAME: {"min_relevance": 4}}], make_server_captioner(server.url)
         )
         summary = run_synthesis(project, tmp_path, settings)

@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 import yaml
 
-from captioned_pairs import CAPTIONS, command, model_of, rows_of, settings_of, synthesize
+from captioned_pairs import (
+    CAPTIONS,
+    build_captioner_model,
+    build_captioner_settings,
+    build_command,
+    read_rows,
+    synthesize,
+)
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.built_operators import build_operators, check_installed
@@ -58,12 +65,14 @@ def make_process(min_similarity: float, min_score: float, min_log_likelihood: fl
 
 
 def test_rows_add_up_and_new_captions_have_a_record(project, limit, tmp_path):
-    synthesize(project, tmp_path, settings_of(project, tmp_path, make_process(limit, -10.0, -1000.0)))
+    synthesize(project, tmp_path, build_captioner_settings(project, tmp_path, make_process(limit, -10.0, -1000.0)))
     recaptions = [row["recaption"] for row in read_jsonl(tmp_path / "out/synthesized.jsonl") if "recaption" in row]
     likely = float(np.median([record["log_likelihood"] for record in recaptions]))
-    summary = synthesize(project, tmp_path, settings_of(project, tmp_path, make_process(limit, -10.0, likely)))
+    summary = synthesize(
+        project, tmp_path, build_captioner_settings(project, tmp_path, make_process(limit, -10.0, likely))
+    )
 
-    kept_rows, stats = rows_of(tmp_path / "out/synthesized.jsonl"), rows_of(tmp_path / "out/stats.jsonl")
+    kept_rows, stats = read_rows(tmp_path / "out/synthesized.jsonl"), read_rows(tmp_path / "out/stats.jsonl")
     trace = list(read_jsonl(tmp_path / "out/dropped.jsonl"))
     dropped = {row["id"]: row for row in trace if row["event"] == "dropped"}
     assert list(kept_rows) == list(stats) == [f"r{i}" for i in range(20) if f"r{i}" not in dropped]
@@ -93,7 +102,7 @@ def test_rows_add_up_and_new_captions_have_a_record(project, limit, tmp_path):
 
 
 def test_a_killed_captioning_run_resumes_with_the_same_bytes(project, tmp_path):
-    settings = settings_of(project, tmp_path, make_process(10.0, -10.0, -1000.0))
+    settings = build_captioner_settings(project, tmp_path, make_process(10.0, -10.0, -1000.0))
     dies_in_third_batch = (
         "import os, signal, sys\n"
         "sys.path.insert(0, sys.argv.pop(1))\n"
@@ -106,7 +115,7 @@ def test_a_killed_captioning_run_resumes_with_the_same_bytes(project, tmp_path):
         "Captioner.__call__ = dying\n"
         "from synthesize_captions import main; main()\n"
     )
-    arguments = command(project, tmp_path, settings)
+    arguments = build_command(project, tmp_path, settings)
     killed = subprocess.run([forked_python(), "-c", dies_in_third_batch, PROJECT / "workflow_scripts", *arguments[2:]])
     assert killed.returncode == -signal.SIGKILL
     assert not [name for name in OUTPUTS if (tmp_path / "out" / name).exists()]
@@ -122,7 +131,9 @@ def test_a_killed_captioning_run_resumes_with_the_same_bytes(project, tmp_path):
     assert sorted(os.listdir(tmp_path / "out")) == sorted([*OUTPUTS, "summary.json"])
     (tmp_path / "whole").mkdir()
     synthesize(
-        project, tmp_path / "whole", settings_of(project, tmp_path / "whole", make_process(10.0, -10.0, -1000.0))
+        project,
+        tmp_path / "whole",
+        build_captioner_settings(project, tmp_path / "whole", make_process(10.0, -10.0, -1000.0)),
     )
     for name in OUTPUTS:
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole/out" / name).read_bytes()
@@ -136,8 +147,8 @@ def test_captions_of_two_ray_processes_equal_those_of_one(project, tmp_path):
     summaries = {}
     for name, gpus in (("default", 1), ("ray", 2)):
         (tmp_path / name).mkdir()
-        settings = settings_of(project, tmp_path / name, process) | {"gpus": gpus}
-        done = subprocess.run(command(project, tmp_path / name, settings), capture_output=True, text=True)
+        settings = build_captioner_settings(project, tmp_path / name, process) | {"gpus": gpus}
+        done = subprocess.run(build_command(project, tmp_path / name, settings), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         summaries[name] = json.loads((tmp_path / name / "out/summary.json").read_text())
     for name in OUTPUTS:
@@ -150,13 +161,13 @@ def test_a_second_run_gives_the_same_bytes(project, limit, tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         process = make_process(limit, -10.0, -1000.0)
-        synthesize(project, tmp_path / name, settings_of(project, tmp_path / name, process))
+        synthesize(project, tmp_path / name, build_captioner_settings(project, tmp_path / name, process))
     for name in OUTPUTS:
         assert (tmp_path / "one/out" / name).read_bytes() == (tmp_path / "two/out" / name).read_bytes()
 
 
 def test_a_threshold_that_keeps_nothing_suggests_others(project, tmp_path):
-    settings = settings_of(project, tmp_path, make_process(5.0, 5.0, -1000.0))
+    settings = build_captioner_settings(project, tmp_path, make_process(5.0, 5.0, -1000.0))
     with pytest.raises(InputError) as caught:
         synthesize(project, tmp_path, settings)
     message = str(caught.value)
@@ -165,7 +176,7 @@ def test_a_threshold_that_keeps_nothing_suggests_others(project, tmp_path):
         assert word in message
     share, limit = suggestion(message, 1)
     (tmp_path / "wider").mkdir()
-    wider = settings_of(project, tmp_path, make_process(5.0, limit, -1000.0))
+    wider = build_captioner_settings(project, tmp_path, make_process(5.0, limit, -1000.0))
     assert synthesize(project, tmp_path / "wider", wider)["rows_kept"] == round(20 * share / 100)
 
 
@@ -211,15 +222,17 @@ def base_settings(project: Path) -> dict:
 def test_the_missing_part_of_a_clip_folder_is_named(project, tmp_path, file, message):
     save_tiny_clip(tmp_path / "broken")
     (tmp_path / "broken" / file).unlink()
-    settings = settings_of(project, tmp_path, make_process(0.1, -1.0, -9.0)) | {"clip": str(tmp_path / "broken")}
+    settings = build_captioner_settings(project, tmp_path, make_process(0.1, -1.0, -9.0)) | {
+        "clip": str(tmp_path / "broken")
+    }
     with pytest.raises(InputError, match=message) as caught:
         synthesize(project, tmp_path, settings)
     assert "\n" not in str(caught.value)
 
 
 def test_the_captioner_mgm_needs_its_folders(project, tmp_path):
-    settings = settings_of(project, tmp_path, make_process(0.1, -1.0, -9.0))
-    done = subprocess.run(command(project, tmp_path, settings, captioner=False), capture_output=True, text=True)
+    settings = build_captioner_settings(project, tmp_path, make_process(0.1, -1.0, -9.0))
+    done = subprocess.run(build_command(project, tmp_path, settings, captioner=False), capture_output=True, text=True)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert "the captioner mgm is a model" in line and "--captioner-model" in line and "--captioner-stage" in line
@@ -240,20 +253,22 @@ def test_the_captioner_mgm_needs_its_folders(project, tmp_path):
     ],
 )
 def test_messages_about_invalid_settings_name_file_and_key(project, tmp_path, change, message):
-    write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, PROCESS) | change)
+    write_yaml(tmp_path / "config.yaml", build_captioner_settings(project, tmp_path, PROCESS) | change)
     with pytest.raises(InputError, match=re.escape(f"config.yaml: {message}")):
-        read_synthesize_settings(tmp_path / "config.yaml", tmp_path, model_of(project))
+        read_synthesize_settings(tmp_path / "config.yaml", tmp_path, build_captioner_model(project))
 
 
 def test_a_recipes_own_captioner_needs_no_settings(project, tmp_path):
-    write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, PROCESS) | {"captioner": None})
+    write_yaml(tmp_path / "config.yaml", build_captioner_settings(project, tmp_path, PROCESS) | {"captioner": None})
     settings = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, None)
     assert settings.arguments["low_similarity_recaption_mapper"]["captioner"] is None
 
 
 def test_blip2_becomes_data_juicers_operator(project, tmp_path):
     captioner = {"name": "blip2", "model": "Salesforce/blip2-opt-2.7b", "batch_size": 8}
-    write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, PROCESS) | {"captioner": captioner})
+    write_yaml(
+        tmp_path / "config.yaml", build_captioner_settings(project, tmp_path, PROCESS) | {"captioner": captioner}
+    )
     settings = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, None)
     assert settings.arguments["low_similarity_recaption_mapper"]["captioner"] == {
         "image_captioning_mapper": {
@@ -266,9 +281,11 @@ def test_blip2_becomes_data_juicers_operator(project, tmp_path):
 
 
 def test_two_runs_never_write_the_same_file_of_captions(project, tmp_path):
-    write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, PROCESS))
+    write_yaml(tmp_path / "config.yaml", build_captioner_settings(project, tmp_path, PROCESS))
     writers = [
-        read_synthesize_settings(tmp_path / "config.yaml", Path("results") / run / "synthesize", model_of(project))
+        read_synthesize_settings(
+            tmp_path / "config.yaml", Path("results") / run / "synthesize", build_captioner_model(project)
+        )
         for run in ("dj_synth", "dj_synth/seed-1", "other")
     ]
     assert len({settings.arguments["low_similarity_recaption_mapper"]["writer"] for settings in writers}) == 3
@@ -276,8 +293,8 @@ def test_two_runs_never_write_the_same_file_of_captions(project, tmp_path):
 
 def test_the_recipe_of_dj_synth_builds(project, tmp_path):
     recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
-    write_yaml(tmp_path / "config.yaml", settings_of(project, tmp_path, recipe["process"]))
-    settings = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, model_of(project))
+    write_yaml(tmp_path / "config.yaml", build_captioner_settings(project, tmp_path, recipe["process"]))
+    settings = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, build_captioner_model(project))
     steps = settings.complete(settings.steps)
     check_installed(steps)
     mapper, similarity, likelihood = build_operators(steps, tmp_path)

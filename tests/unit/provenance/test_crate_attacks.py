@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import reproduce
-from crates import TABLE, contents, forged, write_page, write_page_with_crate, write_zip
+from crates import TABLE, forge_crate, read_contents, write_page, write_page_with_crate, write_zip
 from dj2mgm.errors import InputError
 from dj2mgm.provenance import crate_files, crate_reader
 from dj2mgm.provenance.crate_reader import open_crate
@@ -36,7 +36,7 @@ def crate(page, monkeypatch) -> Path:
 
 
 def read_run_json(crate: Path) -> dict:
-    return json.loads(contents(crate)["run.json"])
+    return json.loads(read_contents(crate)["run.json"])
 
 
 def read_record(crate: Path) -> CrateRecord:
@@ -77,30 +77,30 @@ def test_a_record_cannot_flood_the_terminal_or_reach_a_shell(crate, tmp_path, va
         if key == "inputs":
             value = [record["inputs"][0] | value[0]]
         record[key] = value
-    message = refusal(forged(crate, tmp_path / "x.zip", {"run.json": json.dumps(record).encode()}))
+    message = refusal(forge_crate(crate, tmp_path / "x.zip", {"run.json": json.dumps(record).encode()}))
     assert "run.json" in message
 
 
 def test_crate_of_a_large_folder_of_images_is_read(crate, tmp_path):
     record = read_run_json(crate)
     record["inputs"] = [record["inputs"][0] | {"given": f"/data/{number}.jpg"} for number in range(100_000)]
-    changed = forged(crate, tmp_path / "large.zip", {"run.json": json.dumps(record, indent=2).encode()})
+    changed = forge_crate(crate, tmp_path / "large.zip", {"run.json": json.dumps(record, indent=2).encode()})
     with open_crate(changed) as opened:
         assert len(opened.record.inputs) == 100_000
 
 
 @pytest.mark.parametrize("name", ["a" * 300, "a/" * 600 + "x", "ä" * 130])
 def test_a_name_that_no_file_system_accepts_is_refused(crate, tmp_path, name):
-    message = refusal(forged(crate, tmp_path / "x.zip", {f"config/{name}.yaml": b"{}"}))
+    message = refusal(forge_crate(crate, tmp_path / "x.zip", {f"config/{name}.yaml": b"{}"}))
     assert "is not a valid file name in a crate" in message
 
 
 def test_too_many_configuration_files_or_bytes_are_refused(crate, tmp_path, monkeypatch):
     monkeypatch.setattr(crate_files, "MAX_CONFIGS", 100)
     many = {f"config/experiments/e{number}.yaml": b"" for number in range(101)}
-    assert "at most 100 files" in refusal(forged(crate, tmp_path / "many.zip", many))
+    assert "at most 100 files" in refusal(forge_crate(crate, tmp_path / "many.zip", many))
     large = {f"config/datasets/d{number}.yaml": b"#" * 1_000_000 for number in range(5)}
-    assert "4194304 bytes" in refusal(forged(crate, tmp_path / "large.zip", large))
+    assert "4194304 bytes" in refusal(forge_crate(crate, tmp_path / "large.zip", large))
 
 
 def test_an_unreadable_crate_is_not_written(monkeypatch):
@@ -111,7 +111,7 @@ def test_an_unreadable_crate_is_not_written(monkeypatch):
 
 def test_too_large_metadata_is_not_parsed(crate, tmp_path):
     large = {"ro-crate-metadata.json": b'{"a": [' + b"[]," * (crate_reader.MAX_JSON_BYTES // 3) + b"1]}"}
-    assert "ro-crate-metadata.json is larger" in refusal(write_zip(tmp_path / "x.zip", contents(crate) | large))
+    assert "ro-crate-metadata.json is larger" in refusal(write_zip(tmp_path / "x.zip", read_contents(crate) | large))
 
 
 def test_a_too_long_list_of_members_is_not_read(tmp_path, monkeypatch):
@@ -182,7 +182,7 @@ def test_a_setting_with_an_impossible_path_is_refused(crate, tmp_path, key):
         values = read_config(PROJECT / "config" / name) | {"clip": "ä" * 200}
     changes = {f"config/{name}": json.dumps(values).encode()}
     changes["run.json"] = json.dumps(read_run_json(crate) | {"command_line": {}}).encode()
-    with open_crate(forged(crate, tmp_path / "x.zip", changes)) as opened:
+    with open_crate(forge_crate(crate, tmp_path / "x.zip", changes)) as opened:
         with pytest.raises(InputError, match=r"names '.*…a*.*, which is not a path of a file"):
             make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
     with pytest.raises(InputError, match="of names of up to 255 bytes"):
@@ -233,7 +233,7 @@ def test_more_runs_than_can_be_resolved_are_refused(monkeypatch):
 
 @pytest.mark.parametrize("lacking", ["config/config.yaml", "config/experiments/baseline.yaml"])
 def test_the_clones_configuration_does_not_replace_the_crates(crate, tmp_path, lacking):
-    files = contents(crate)
+    files = read_contents(crate)
     del files[lacking]
     metadata = json.loads(files["ro-crate-metadata.json"])
     metadata["@graph"] = [entity for entity in metadata["@graph"] if entity["@id"] != lacking]
@@ -245,7 +245,7 @@ def test_the_clones_configuration_does_not_replace_the_crates(crate, tmp_path, l
 
 def test_recorded_experiment_without_configuration_is_refused(crate, tmp_path):
     record = json.dumps(read_run_json(crate) | {"experiments": ["baseline", "gone"]}).encode()
-    with open_crate(forged(crate, tmp_path / "x.zip", {"run.json": record})) as opened:
+    with open_crate(forge_crate(crate, tmp_path / "x.zip", {"run.json": record})) as opened:
         with pytest.raises(InputError, match="the crate holds no config/experiments/gone.yaml"):
             make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
 
@@ -329,7 +329,7 @@ def test_an_inconsistent_table_is_refused(content, problem):
 def test_a_crate_without_a_table_of_scores_is_refused_early(crate, tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "run_targets", lambda *_: pytest.fail("it ran"))
     table = {"results/baseline/report/comparison.csv": TABLE.replace("0.5,", "nan,").encode()}
-    with open_crate(forged(crate, tmp_path / "x.zip", table)) as opened:
+    with open_crate(forge_crate(crate, tmp_path / "x.zip", table)) as opened:
         with pytest.raises(InputError, match="x.zip: results/baseline/report/comparison.csv is not a table of scores"):
             reproduce.reproduce(opened, [], AllowedFolders(Path.cwd()))
 

@@ -19,9 +19,9 @@ from crates import (
     PAGE,
     SECONDS,
     TABLE,
-    contents,
-    forged,
-    png,
+    encode_png,
+    forge_crate,
+    read_contents,
     read_graph,
     write_log,
     write_page,
@@ -70,15 +70,15 @@ def select_type(graph: dict[str, dict], kind: str) -> list[dict]:
 
 
 def read_run_json(crate: Path) -> dict:
-    return json.loads(contents(crate)["run.json"])
+    return json.loads(read_contents(crate)["run.json"])
 
 
 def with_record(crate: Path, path: Path, **values: object) -> Path:
-    return forged(crate, path, {"run.json": json.dumps(read_run_json(crate) | values).encode()})
+    return forge_crate(crate, path, {"run.json": json.dumps(read_run_json(crate) | values).encode()})
 
 
 def test_each_file_has_the_recomputed_digest_and_size(crate):
-    archive_files, outside = contents(crate), 0
+    archive_files, outside = read_contents(crate), 0
     for entity in select_type(read_graph(crate), "File"):
         name = unquote(entity["@id"])
         if name.startswith("file:"):
@@ -91,7 +91,7 @@ def test_each_file_has_the_recomputed_digest_and_size(crate):
 
 
 def test_weights_and_the_users_data_are_not_in_a_crate(crate):
-    names = contents(crate)
+    names = read_contents(crate)
     assert not [name for name in names if name.endswith((".safetensors", ".png")) or "phötos" in name]
     assert {"Snakefile", "rules/crate.smk", "workflow_scripts/finetune.py", "envs/train.yaml"} <= set(names)
     assert {"config/config.yaml", "config/recipes/baseline.yaml", f"results/{PAGE}/comparison.csv"} <= set(names)
@@ -155,14 +155,14 @@ def test_digest_of_images_does_not_depend_on_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     roots = write_page().datasets["photos"].images
     digest = digest_images(Path("results/datasets/photos"), roots)
-    lines = [*(hashlib.sha256(png(n)).hexdigest() for n in (0, 1)), "missing"]
-    lines += [hashlib.sha256(png(n)).hexdigest() for n in (0, 2)]  # images of instructions, and held-out images
+    lines = [*(hashlib.sha256(encode_png(n)).hexdigest() for n in (0, 1)), "missing"]
+    lines += [hashlib.sha256(encode_png(n)).hexdigest() for n in (0, 2)]  # images of instructions, and held-out images
     expected = hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
     assert digest == {"count": 5, "sha256": expected}
     shutil.move("my phötos", "moved")
     moved = dict.fromkeys(roots, "moved")
     assert digest_images(Path("results/datasets/photos"), moved) == digest
-    Path("moved/images/2.png").write_bytes(png(200))
+    Path("moved/images/2.png").write_bytes(encode_png(200))
     assert digest_images(Path("results/datasets/photos"), moved)["sha256"] != expected
 
 
@@ -192,7 +192,7 @@ def test_a_folder_is_read_like_its_zip_file(crate, tmp_path):
     ],
 )
 def test_a_changed_crate_is_noticed(crate, tmp_path, change, sentence):
-    files = contents(crate)
+    files = read_contents(crate)
     change(files)
     with pytest.raises(InputError, match=sentence), open_crate(write_zip(tmp_path / "changed.zip", files)):
         pass
@@ -204,7 +204,7 @@ def test_a_changed_crate_is_noticed(crate, tmp_path, change, sentence):
 def test_a_name_outside_of_the_crate_is_refused(crate, tmp_path, name):
     with (
         pytest.raises(InputError, match="is not a valid file name"),
-        open_crate(forged(crate, tmp_path / "x.zip", {name: b""})),
+        open_crate(forge_crate(crate, tmp_path / "x.zip", {name: b""})),
     ):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["x.zip"]
@@ -256,7 +256,7 @@ def test_only_streamable_compression_is_accepted(crate, tmp_path, kind):
 
 
 def test_a_forged_size_does_not_exhaust_memory(crate, tmp_path):
-    path, files = tmp_path / "forged.zip", contents(crate)
+    path, files = tmp_path / "forged.zip", read_contents(crate)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("ro-crate-metadata.json", bytes(256 << 20))
         archive.getinfo("ro-crate-metadata.json").file_size = 10  # in the directory at the end, which readers use
@@ -273,7 +273,7 @@ def test_a_forged_size_does_not_exhaust_memory(crate, tmp_path):
 def test_a_too_large_configuration_is_refused(crate, tmp_path):
     large = {"config/recipes/baseline.yaml": b"#" * ((1 << 20) + 1)}
     with pytest.raises(InputError, match="recipes/baseline.yaml' is larger than a configuration may be"):
-        with open_crate(forged(crate, tmp_path / "x.zip", large)):
+        with open_crate(forge_crate(crate, tmp_path / "x.zip", large)):
             pass
 
 
@@ -286,7 +286,7 @@ def test_an_invalid_record_is_refused(crate, tmp_path, values):
 
 
 def test_differences_from_the_crates_machine_are_listed(crate, tmp_path, monkeypatch):
-    with open_crate(forged(crate, tmp_path / "x.zip", {"rules/crate.smk": b"", "rules/gone.smk": b""})) as other:
+    with open_crate(forge_crate(crate, tmp_path / "x.zip", {"rules/crate.smk": b"", "rules/gone.smk": b""})) as other:
         monkeypatch.setattr(
             differences, "describe_this_machine", lambda: other.record.machine.model_copy(update={"gpus": ["H100"]})
         )
@@ -328,7 +328,7 @@ def test_code_weights_and_deepspeed_of_a_crate_are_ignored(crate, tmp_path):
         "config/foundation/tiny/settings.json",
         "config/schemas/x.yaml",
     ]
-    with open_crate(forged(crate, tmp_path / "x.zip", dict.fromkeys(names, b"{}"))) as opened:
+    with open_crate(forge_crate(crate, tmp_path / "x.zip", dict.fromkeys(names, b"{}"))) as opened:
         make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
     assert not [name for name in names if (tmp_path / "made" / name).exists()]
 
@@ -354,7 +354,7 @@ CODE = b"process: [python_lambda_mapper: {lambda_str: 'lambda x: x'}]"
 def test_a_forbidden_configuration_is_refused(crate, tmp_path, name, content, sentence):
     page = {"page": "report", "experiments": ["baseline", "dj_synth"]}
     path = with_record(crate, tmp_path / "page.zip", **page)
-    with open_crate(forged(path, tmp_path / "x.zip", {f"config/{name}": content})) as opened:
+    with open_crate(forge_crate(path, tmp_path / "x.zip", {f"config/{name}": content})) as opened:
         with pytest.raises(InputError, match=sentence):
             make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
 
@@ -382,12 +382,12 @@ SYSTEM = "a file of the system; a crate may not read it"
 )
 def test_a_crate_cannot_name_outside_folders_or_downloads(crate, tmp_path, monkeypatch, name, values, sentence):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    files = contents(crate)
+    files = read_contents(crate)
     crate_values = yaml.safe_load(files.get(f"config/{name}", b"{}")) or {}
     if "dataset" in values:  # otherwise the command line's value applies
         crate = with_record(crate, tmp_path / "page.zip", command_line={})
     changed = {f"config/{name}": yaml.safe_dump(merged(crate_values, values)).encode()}
-    with open_crate(forged(crate, tmp_path / "x.zip", changed)) as opened:
+    with open_crate(forge_crate(crate, tmp_path / "x.zip", changed)) as opened:
         with pytest.raises(InputError, match=re.escape(sentence)):
             make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
 
@@ -412,11 +412,11 @@ def test_folders_named_by_the_user_are_accepted(crate, tmp_path, monkeypatch):
 def test_an_unused_file_with_an_outside_path_is_omitted(crate, tmp_path):
     values = {"pretrain": {"file": "/srv/decoy/x.jsonl", "images": "/srv/decoy"}}
     changed = {"config/datasets/unused.yaml": yaml.safe_dump(values).encode()}
-    with open_crate(forged(crate, tmp_path / "x.zip", changed)) as opened:
+    with open_crate(forge_crate(crate, tmp_path / "x.zip", changed)) as opened:
         make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
     assert not (tmp_path / "made/config/datasets/unused.yaml").exists()
     path = with_record(crate, tmp_path / "page.zip", command_line={"dataset": "unused"})
-    with open_crate(forged(path, tmp_path / "y.zip", changed)) as opened:
+    with open_crate(forge_crate(path, tmp_path / "y.zip", changed)) as opened:
         with pytest.raises(InputError, match=f"unused.*names /srv/decoy/x.jsonl, {OUTSIDE}"):
             make_project(opened, tmp_path / "again", AllowedFolders(Path.cwd()))
 
@@ -456,9 +456,9 @@ def test_a_crates_recipes_are_never_trusted(crate, tmp_path, by):
         command_line = read_run_json(crate)["command_line"] | {"trusted_recipes": True}
         path = with_record(crate, tmp_path / "page.zip", command_line=command_line)
     else:
-        config = yaml.safe_load(contents(crate)["config/config.yaml"]) | {"trusted_recipes": True}
+        config = yaml.safe_load(read_contents(crate)["config/config.yaml"]) | {"trusted_recipes": True}
         changes["config/config.yaml"] = yaml.safe_dump(config).encode()
-    with open_crate(forged(path, tmp_path / "x.zip", changes)) as opened:
+    with open_crate(forge_crate(path, tmp_path / "x.zip", changes)) as opened:
         with pytest.raises(InputError, match="python_lambda_mapper is not allowed in a recipe, because it runs code"):
             make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
 
@@ -471,12 +471,12 @@ def test_a_crate_does_not_enable_trackers(crate, tmp_path, monkeypatch, by):
         command_line = read_run_json(crate)["command_line"] | {"trackers": trackers}
         path = with_record(crate, tmp_path / "page.zip", command_line=command_line)
     elif by == "model":
-        model = yaml.safe_load(contents(crate)["config/models/tiny.yaml"])
+        model = yaml.safe_load(read_contents(crate)["config/models/tiny.yaml"])
         changes["config/models/tiny.yaml"] = model | {"settings": model.get("settings", {}) | {"trackers": trackers}}
     else:
         changes["config/experiments/baseline.yaml"] = {"trackers": trackers}
     changes = {name: yaml.safe_dump(values).encode() for name, values in changes.items()}
-    with open_crate(forged(path, tmp_path / "x.zip", changes)) as opened:
+    with open_crate(forge_crate(path, tmp_path / "x.zip", changes)) as opened:
         runs = make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
     monkeypatch.chdir(tmp_path / "made")
     again = Runs(json.loads((tmp_path / "made/command_line.json").read_text()))  # settings passed to Snakemake

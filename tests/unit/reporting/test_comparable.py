@@ -9,7 +9,7 @@ from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.sections.judges import describe_judges, measure_judge_agreement
 from dj2mgm.reporting.verdicts.headline_panels import build_headline_panels, build_metric_verdicts
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
-from report_pages import text_of, write_report
+from report_pages import read_page_text, write_report
 from report_results import write_results
 from second_judges import SIGLIP, add_second_judge, change_judges
 
@@ -87,7 +87,7 @@ def test_scores_of_another_judge_or_prompt_are_not_compared(monkeypatch, config,
     assert before >= CLIP | {"vqa_accuracy"} and describe_obstacles(*load_experiments(config)[::-1]) == []
     change(config)
     assert compared(config) == before - CLIP
-    text = text_of(write_report(monkeypatch, config))
+    text = read_page_text(write_report(monkeypatch, config))
     assert f"Captions of dj_synth and baseline were {why}. CLIPScore and RefCLIPScore cannot be compared." in text
     [note] = describe_judges(load_experiments(config))
     assert note.startswith("Judged ") and ". These scores cannot be compared." in note
@@ -114,7 +114,7 @@ def test_scores_stay_comparable_with_another_second_judge(config):
 def test_other_images_with_equal_ids_are_not_compared(monkeypatch, config, change):
     move_to_a_copy(config, lambda row: change)
     assert compared(config) == set()
-    text = text_of(write_report(monkeypatch, config))
+    text = read_page_text(write_report(monkeypatch, config))
     why = "dj_synth and baseline were evaluated on different images or questions (of other and of shapes)."
     assert text.count(f"{why} Their scores cannot be compared.") == 1
     assert "paired by image" not in text and "is shown in" not in text and "dj_synth − baseline" not in text

@@ -22,7 +22,7 @@ from dj2mgm.reporting.comparison import (
 from dj2mgm.reporting.experiment import FILE_RULES, load_experiments
 from dj2mgm.reporting.verdicts.headline_panels import build_headline_panels, build_metric_verdicts
 from dj2mgm.storage.files import read_yaml, write_yaml
-from evaluated_runs import entry, write_dataset, write_run
+from evaluated_runs import build_entry, write_dataset, write_run
 
 IMAGES = [f"e{number}" for number in range(30)]
 
@@ -50,7 +50,7 @@ def results(tmp_path):
     for stages in better.values():
         shutil.rmtree(stages["filter"])
         stages["filter"] = baseline[0]["filter"]
-    entries = [entry("baseline", dataset, baseline), entry("better", dataset, better)]
+    entries = [build_entry("baseline", dataset, baseline), build_entry("better", dataset, better)]
     write_yaml(root / "config.yaml", {"experiments": entries})
     return root
 
@@ -58,8 +58,8 @@ def results(tmp_path):
 def changed(results, change) -> str:
     """Return the error message for a changed configuration."""
     experiments = [
-        entry("baseline", results / "datasets/shapes", {0: write_run(results / "one", *values(0.0, 0))}),
-        entry("other", results / "datasets/shapes", {0: write_run(results / "two", *values(0.0, 1))}),
+        build_entry("baseline", results / "datasets/shapes", {0: write_run(results / "one", *values(0.0, 0))}),
+        build_entry("other", results / "datasets/shapes", {0: write_run(results / "two", *values(0.0, 1))}),
     ]
     config = {"experiments": experiments}
     change(config)
@@ -127,7 +127,7 @@ def test_one_image_has_no_interval_and_shows_no_difference(tmp_path):
     for name, level in (("baseline", 1.0), ("better", 2.0)):
         clip = {"finetune/own": {"clip_score": {"e0": (level, 1)}}}
         entries.append(
-            entry(name, dataset, {seed: write_run(tmp_path / name / str(seed), clip, {}) for seed in (0, 1)})
+            build_entry(name, dataset, {seed: write_run(tmp_path / name / str(seed), clip, {}) for seed in (0, 1)})
         )
     write_yaml(tmp_path / "config.yaml", {"experiments": entries})
     experiments = load_experiments(tmp_path / "config.yaml")

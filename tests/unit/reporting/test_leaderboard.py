@@ -11,7 +11,7 @@ from dj2mgm.records.look_records import DECISION
 from dj2mgm.reporting.leaderboard import find_entries
 from dj2mgm.runs.unlearned import VERDICT
 from dj2mgm.storage.files import read_json, read_yaml, write_json, write_text, write_yaml
-from evaluated_runs import entry, write_dataset, write_run
+from evaluated_runs import build_entry, write_dataset, write_run
 from report_pages import Elements
 from run_main import run_main
 
@@ -32,7 +32,7 @@ def write_page(root: Path, page: str, levels: dict[str, float], seeds: int = 1, 
     for name, level in levels.items():
         folders = [parent_folder / name, *(parent_folder / name / f"seed-{seed}" for seed in range(1, seeds))]
         runs = {seed: write_run(folder, {}, scores(level)) for seed, folder in enumerate(folders)}
-        entries.append(entry(name, dataset, runs, **config))
+        entries.append(build_entry(name, dataset, runs, **config))
     write_yaml(root / page / "config.yaml", {"experiments": entries})
     write_text(root / page / "report.html", "a report")
     write_json(root / page / VERDICT, {name: {"verdict": "Better", "statement": ODD} for name in [*levels][1:]})

@@ -21,7 +21,7 @@ from dj2mgm.reporting.sections.training_charts import (
 )
 from dj2mgm.reporting.verdicts.headline_panels import build_headline_panels, build_metric_verdicts
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
-from report_pages import Elements, text_of, write_report
+from report_pages import Elements, read_page_text, write_report
 from report_results import IMAGES, ODD, write_photos, write_results
 
 
@@ -53,7 +53,7 @@ def test_page_is_self_contained_and_escapes_answers(monkeypatch, root):
 
 
 def test_page_shows_the_values_of_the_files(monkeypatch, root):
-    text = text_of(write_report(monkeypatch, write_results(root)))
+    text = read_page_text(write_report(monkeypatch, write_results(root)))
     for expected in (
         "After fine-tuning, dj_synth is better than baseline in VQA accuracy (+40.0 points)",
         "2 seeds (0 and 1)",
@@ -72,7 +72,7 @@ def test_page_shows_the_values_of_the_files(monkeypatch, root):
 
 def test_memory_is_drawn_with_peaks_and_predictions(monkeypatch, root):
     config = write_results(root)
-    text = text_of(write_report(monkeypatch, config))
+    text = read_page_text(write_report(monkeypatch, config))
     assert "finetuneGPU22.50 GiB21.00 GiB−7 %23.6 GiB" in text
     assert "finetunehost8.50 GiB9.00 GiB+6 %62.6 GiB" in text
     baseline, dj_synth = (draw_memory_timeline(experiment) for experiment in load_experiments(config))
@@ -102,7 +102,7 @@ def test_memory_keeps_the_highest_reading_and_joins_attempts(root):
 
 
 def test_single_experiment_without_ground_truth(monkeypatch, root):
-    text = text_of(write_report(monkeypatch, write_photos(root)))
+    text = read_page_text(write_report(monkeypatch, write_photos(root)))
     assert "With one seed, the 95 % intervals cover the choice of images only. Another seed" in text
     assert "CLIPScore" in text and "What photos is for." in text
     for absent in (
@@ -123,7 +123,7 @@ def test_captions_without_likelihoods_are_shown(monkeypatch, root):
     for file in (root / "dj_synth/synthesize").glob("*.jsonl"):
         text = re.sub(r'"log_likelihood": [-\d.]+', '"log_likelihood": null', file.read_text(encoding="utf-8"))
         file.write_text(re.sub(r'"caption_log_likelihood": \[[-\d.]+\]', '"caption_log_likelihood": []', text))
-    text = text_of(write_report(monkeypatch, config))
+    text = read_page_text(write_report(monkeypatch, config))
     assert "19 recaptioned" in text and "log-likelihood" not in text
 
 
@@ -137,7 +137,7 @@ def test_experiments_on_other_images_have_own_galleries(monkeypatch, root):
     page = read_yaml(config)
     page["experiments"] += read_yaml(other)["experiments"]
     write_yaml(config, page)
-    text = text_of(write_report(monkeypatch, config))
+    text = read_page_text(write_report(monkeypatch, config))
     assert "held-out images of shapes, evenly" in text and "held-out images of photos, evenly" in text
 
 
@@ -200,7 +200,7 @@ def test_gallery_marks_captions_and_answers(root):
 
 def test_near_duplicate_clusters_are_counted_and_shown(monkeypatch, root):
     config = write_results(root)
-    assert "ear-duplicate images" not in text_of(write_report(monkeypatch, config))
+    assert "ear-duplicate images" not in read_page_text(write_report(monkeypatch, config))
     folder, dataset = root / "baseline/filter", root / "datasets/shapes"
     names = [f"p{number:03d}" for number in range(60)]
     write_jsonl(dataset / "pretrain.jsonl", [{"id": name, "images": [f"images/{name}.png"]} for name in names])
@@ -233,7 +233,7 @@ def test_an_unreadable_gallery_image_is_named(monkeypatch, root, capsys):
 
 
 def test_verdict_states_that_there_is_one_seed(monkeypatch, root):
-    single, two = (text_of(write_report(monkeypatch, write_results(root / str(n), range(n)))) for n in (1, 2))
+    single, two = (read_page_text(write_report(monkeypatch, write_results(root / str(n), range(n)))) for n in (1, 2))
     assert single.count(", with one seed.") == 2  # after pretraining and after fine-tuning
     assert ", with one seed." not in two and "for these two models" not in two and "not the data" not in two
     statements = re.findall(r"[^.;|]*\b(?:better|worse)\b[^.;|]*", single)
@@ -243,7 +243,7 @@ def test_verdict_states_that_there_is_one_seed(monkeypatch, root):
 
 
 def test_page_describes_the_intervals(monkeypatch, root):
-    text = text_of(write_report(monkeypatch, write_results(root)))
+    text = read_page_text(write_report(monkeypatch, write_results(root)))
     assert "The variance over images has 14 degrees of freedom for 15 images, and fewer if" in text
     assert "The variance over seeds has 1 degree of freedom for 2 seeds." in text and "five are recommended" in text
     differences = len(re.findall(r"dj_synth − baseline, after", (root / "report/report.html").read_text()))

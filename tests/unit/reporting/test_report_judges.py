@@ -14,7 +14,7 @@ from dj2mgm.reporting.sections.judges import (
     describe_rank_correlation,
     measure_judge_agreement,
 )
-from report_pages import text_of, write_report
+from report_pages import read_page_text, write_report
 from report_results import IMAGES, write_photos, write_results
 from second_judges import add_second_judge, change_judges
 
@@ -26,11 +26,11 @@ def config(tmp_path):
 
 def test_a_note_names_a_judge_that_selected_the_data(monkeypatch, config, tmp_path):
     title = "The judge also selected the data of dj_synth."
-    assert text_of(write_report(monkeypatch, config)).count(title) == 1  # one panel is of CLIP scores
+    assert read_page_text(write_report(monkeypatch, config)).count(title) == 1  # one panel is of CLIP scores
     change_judges(config, "dj_synth", lambda judges: [judge | {"selects": []} for judge in judges])
-    text = text_of(write_report(monkeypatch, config))
+    text = read_page_text(write_report(monkeypatch, config))
     assert "The judge also" not in text and describe_judges(load_experiments(config)) == [""]
-    assert "The judge also" not in text_of(write_report(monkeypatch, write_photos(tmp_path / "photos")))
+    assert "The judge also" not in read_page_text(write_report(monkeypatch, write_photos(tmp_path / "photos")))
 
 
 def test_a_note_names_a_judge_that_shares_its_image_tower(config):
@@ -41,13 +41,13 @@ def test_a_note_names_a_judge_that_shares_its_image_tower(config):
 
 
 def test_no_section_without_a_second_judge(monkeypatch, config):
-    text = text_of(write_report(monkeypatch, config))
+    text = read_page_text(write_report(monkeypatch, config))
     assert "Agreement of the judges" not in text and "second judge" not in text and "Judge: " not in text
 
 
 def test_second_judge_has_scores_and_agreement(monkeypatch, config):
     add_second_judge(config, lambda value, row: value / 10)
-    text = text_of(write_report(monkeypatch, config))
+    text = read_page_text(write_report(monkeypatch, config))
     assert "CLIPScore, second judge" in text and "Judge: models/siglip (SigLIP)." in text
     assert "captions judged by models/clip (CLIP) and models/siglip (SigLIP)" in text
     experiments = load_experiments(config)

@@ -25,7 +25,7 @@ from dj2mgm.settings.dataset_files import FilesDataset
 from dj2mgm.storage.files import write_json_list, write_jsonl
 from dj2mgm.storage.streaming import AHEAD, DiskMap, end_with_parent, map_in_order
 from paths import PROJECT
-from sample_rules import sample_rules
+from sample_rules import build_sample_rules
 from tiny_models import save_image
 
 
@@ -114,7 +114,7 @@ def filtered(data: Path) -> None:
 
 
 def written(data: Path) -> None:
-    rules = sample_rules(max_samples=10**9)
+    rules = build_sample_rules(max_samples=10**9)
     rows = convert_pairs(read_dj_jsonl(data), "")
     write_training_jsonl(rows, data.parent, HeldOutImages(), data.parent / "out/pretrain.jsonl", rules, processes=1)
 

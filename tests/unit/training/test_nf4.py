@@ -19,7 +19,7 @@ from dj2mgm.storage.files import read_jsonl, write_jsonl
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from dj2mgm.training.frozen_layers import FrozenNF4Linear, replace_frozen_layers
 from tiny_models import mgm_config, save_image
-from trained_stages import flags
+from trained_stages import build_flags
 
 LEVELS = to_nf4(torch.eye(256)).nf4
 
@@ -93,7 +93,7 @@ def test_a_stage_in_4_bits_equals_one_with_restored_weights(forks, tmp_path, mon
     settings |= {"global_batch_size": 4, "gradient_accumulation_steps": 4, "projector_learning_rate": None}
     settings["lora"] = {"r": 4, "alpha": 8, "dropout": 0.0, "targets": ["q_proj", "up_proj"]}
     for model, precision in (("model", "nf4"), ("restored", "fp32")):
-        command = flags(tmp_path / model, tmp_path / precision, "LoRA", **settings | {"precision": precision})
+        command = build_flags(tmp_path / model, tmp_path / precision, "LoRA", **settings | {"precision": precision})
         command |= {"--data": tmp_path / "data.jsonl", "--model": tmp_path / model}
         del command["--projector"]
         ended = forks.run("finetune.py", command)

@@ -18,9 +18,9 @@ from trained_stages import (
     SAVED_AT,
     TUNINGS,
     assert_equal_outcomes,
-    flags,
+    build_flags,
     make_inputs,
-    outcome,
+    read_outcome,
     shared,
 )
 
@@ -48,11 +48,11 @@ def each_combination() -> Iterator:
 def test_a_killed_run_resumes_with_the_same_weights(folder, forks, tmp_path, configuration, tuning):
     stage = TUNINGS[tuning]
     changed = {"deepspeed": read_deepspeed(configuration, stage), "precision": "bf16"}
-    ended = forks.run(f"{stage}.py", flags(folder, tmp_path / "undisturbed", tuning, **changed))
+    ended = forks.run(f"{stage}.py", build_flags(folder, tmp_path / "undisturbed", tuning, **changed))
     assert ended.ok, ended.printed[-3000:]
     # a first start expects no checkpoint
     assert "step 0" not in ended.printed and "checkpoint found" not in ended.printed
-    killed = flags(folder, tmp_path / "killed", tuning, **changed)
+    killed = build_flags(folder, tmp_path / "killed", tuning, **changed)
     ended = forks.run(f"{stage}.py", killed, kill_at=KILLED_AT)
     assert ended.statuses == [-9], ended.printed[-3000:]
     ended = forks.run(f"{stage}.py", killed)
@@ -63,7 +63,7 @@ def test_a_killed_run_resumes_with_the_same_weights(folder, forks, tmp_path, con
 
 def assert_same_training(stage: Path, reference: Path, start_file: Path) -> None:
     """Assert equality up to the effect of another order of summation."""
-    (weights, rows), (expected, expected_rows) = outcome(stage), outcome(reference)
+    (weights, rows), (expected, expected_rows) = read_outcome(stage), read_outcome(reference)
     for key in ("step", "learning_rate"):
         assert [row[key] for row in rows] == [row[key] for row in expected_rows]
     for key in ("loss", "grad_norm"):
@@ -88,7 +88,7 @@ def test_an_incomplete_last_step_is_equal_on_two_processes(folder, forks, tmp_pa
             "pretrain.py", shared(folder, tmp_path / name, processes, size, total, max_steps=steps), processes
         )
         assert ended.ok, ended.printed[-3000:]
-    assert len(outcome(tmp_path / "two")[1]) == (steps or 2 * -(-MANY // total))
+    assert len(read_outcome(tmp_path / "two")[1]) == (steps or 2 * -(-MANY // total))
     assert_same_training(tmp_path / "one", tmp_path / "whole", folder / "projector.safetensors")
     assert_same_training(tmp_path / "two", tmp_path / "whole", folder / "projector.safetensors")
 
@@ -143,13 +143,13 @@ def test_two_killed_processes_resume_bit_for_bit(folder, forks, tmp_path, tuning
 def test_logged_rows_are_the_same_after_a_resume(folder, forks, tmp_path, processes):
     """Steps 1 and 4 are logged, 2 and 4 saved, so that the second row covers steps before and after the resume."""
     undisturbed, killed = (
-        flags(folder, tmp_path / name, "stage 1", gpus=processes, global_batch_size=2 * processes, log_steps=4)
+        build_flags(folder, tmp_path / name, "stage 1", gpus=processes, global_batch_size=2 * processes, log_steps=4)
         for name in ("undisturbed", "killed")
     )
     assert forks.run("pretrain.py", undisturbed, processes).ok
     assert not forks.run("pretrain.py", killed, processes, kill_at=KILLED_AT).ok
     assert forks.run("pretrain.py", killed, processes).ok
-    assert [row["step"] for row in outcome(tmp_path / "killed")[1]] == [1, 4]
+    assert [row["step"] for row in read_outcome(tmp_path / "killed")[1]] == [1, 4]
     assert_equal_outcomes(tmp_path / "killed", tmp_path / "undisturbed")
 
 
@@ -164,10 +164,10 @@ def test_the_projectors_rate_scales_only_its_update(folder, forks, tmp_path, con
     for rate in (None, 1e-2, 1e-3):
         output = tmp_path / str(rate)
         ended = forks.run(
-            "finetune.py", flags(folder, output, "LoRA", **settings, max_steps=1, projector_learning_rate=rate)
+            "finetune.py", build_flags(folder, output, "LoRA", **settings, max_steps=1, projector_learning_rate=rate)
         )
         assert ended.ok, ended.printed[-3000:]
-        weights, [row] = outcome(output)
+        weights, [row] = read_outcome(output)
         assert row["learning_rate"] == pytest.approx(1e-2)
         assert row.get("projector_learning_rate") == pytest.approx(rate)
         projector = load_file(output / "projector.safetensors")
@@ -196,7 +196,7 @@ def test_weight_decay_spares_norms_and_biases(folder, forks, tmp_path, configura
     for weight_decay in (0.0, decay):
         output = tmp_path / str(weight_decay)
         ended = forks.run(
-            "finetune.py", flags(folder, output, "LoRA", **settings, max_steps=1, weight_decay=weight_decay)
+            "finetune.py", build_flags(folder, output, "LoRA", **settings, max_steps=1, weight_decay=weight_decay)
         )
         assert ended.ok, ended.printed[-3000:]
         ends.append(load_file(output / "projector.safetensors"))
@@ -206,9 +206,9 @@ def test_weight_decay_spares_norms_and_biases(folder, forks, tmp_path, configura
 
 
 def test_small_datasets_are_trained_for_enough_steps(folder, forks, tmp_path):
-    ended = forks.run("pretrain.py", flags(folder, tmp_path, "stage 1", max_steps=None, epochs=1, min_steps=12))
+    ended = forks.run("pretrain.py", build_flags(folder, tmp_path, "stage 1", max_steps=None, epochs=1, min_steps=12))
     assert ended.ok, ended.printed[-3000:]
-    record, (_, rows) = read_json(tmp_path / "metrics.json"), outcome(tmp_path)
+    record, (_, rows) = read_json(tmp_path / "metrics.json"), read_outcome(tmp_path)
     assert record["planned_steps"] < 12 and sum(row["learning_rate"] > 0 for row in rows) == 12
     assert f"{SAMPLES} samples give {record['planned_steps']} step" in ended.printed
     assert f"adds epochs and takes 13 ({tmp_path.name}.min_steps: 12)" in ended.printed
@@ -216,9 +216,9 @@ def test_small_datasets_are_trained_for_enough_steps(folder, forks, tmp_path):
 
 def test_the_projectors_rate_follows_the_schedule_of_the_others(folder, forks, tmp_path):
     settings = {"projector_learning_rate": 1e-3, "max_steps": 4}
-    ended = forks.run("finetune.py", flags(folder, tmp_path, "LoRA", **settings))
+    ended = forks.run("finetune.py", build_flags(folder, tmp_path, "LoRA", **settings))
     assert ended.ok, ended.printed[-3000:]
-    rows = outcome(tmp_path)[1]
+    rows = read_outcome(tmp_path)[1]
     assert [10 * row["projector_learning_rate"] for row in rows] == pytest.approx(
         [row["learning_rate"] for row in rows]
     )
@@ -252,7 +252,7 @@ def diverging(folder: Path, output: Path, tuning: str, configuration: str, **cha
     stage = TUNINGS[tuning]
     settings = {"learning_rate": 1e12, "epochs": 10, "max_steps": 8, "save_steps": 1, "projector_learning_rate": None}
     settings["deepspeed"] = read_deepspeed(configuration, stage)
-    return flags(folder, output / stage, tuning, **settings | changed)
+    return build_flags(folder, output / stage, tuning, **settings | changed)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_a_loss_that_ends_far_above_its_start_is_refused(folder, forks, tmp_path
 
 
 def test_a_diverging_text_model_is_stopped(folder, forks, tmp_path):
-    settings = read_yaml(flags(folder, tmp_path / "stage", "stage 1")["--config"])
+    settings = read_yaml(build_flags(folder, tmp_path / "stage", "stage 1")["--config"])
     settings |= {"learning_rate": 1e12, "max_length": 8, "save_steps": 1, "precision": "fp32"}
     write_yaml(tmp_path / "config.yaml", settings)
     (tmp_path / "corpus.jsonl").write_text('{"text": "What color is the circle? a red circle at the top left"}\n' * 40)

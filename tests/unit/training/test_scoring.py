@@ -11,7 +11,7 @@ from dj2mgm.settings.deepspeed_files import read_deepspeed
 from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_yaml
 from dj2mgm.training.scoring import estimate_question_count
 from tiny_models import save_image
-from trained_stages import KILLED_AT, SAVED_AT, STEPS, TUNINGS, assert_equal_outcomes, flags, make_inputs, shared
+from trained_stages import KILLED_AT, SAVED_AT, STEPS, TUNINGS, assert_equal_outcomes, build_flags, make_inputs, shared
 
 WORDS = "red circle at the top left two".split()
 ALWAYS = 100.0  # share of the time that suffices for all questions even on a busy machine
@@ -54,11 +54,11 @@ def test_scores_do_not_change_training_or_repeat_after_a_kill(folder, forks, tmp
     """Weights, losses and rates are equal bit for bit, dropout included."""
     script = f"{TUNINGS[tuning]}.py"
     changed = {"deepspeed": read_deepspeed(configuration, TUNINGS[tuning]), "precision": "bf16"}
-    plain = flags(folder, tmp_path / "plain", tuning, **changed)
+    plain = build_flags(folder, tmp_path / "plain", tuning, **changed)
     assert forks.run(script, plain).ok
     assert scores(tmp_path / "plain") == []
     scored, killed = (
-        add_questions(folder, flags(folder, tmp_path / name, tuning, **changed, score_while_training=SCORES))
+        add_questions(folder, build_flags(folder, tmp_path / name, tuning, **changed, score_while_training=SCORES))
         for name in ("scored", "killed")
     )
     ended = forks.run(script, scored)
@@ -128,7 +128,7 @@ def learned(folder: Path, tmp_path: Path) -> Path:
 
 def test_other_questions_score_the_last_weights_without_training(folder, forks, tmp_path):
     output = tmp_path / "stage"
-    arguments = add_questions(folder, flags(folder, output, "LoRA", score_while_training=SCORES))
+    arguments = add_questions(folder, build_flags(folder, output, "LoRA", score_while_training=SCORES))
     assert forks.run("finetune.py", arguments).ok
     rows = list(read_jsonl(folder / "evaluation.jsonl"))[:4]
     write_jsonl(tmp_path / "fewer.jsonl", rows)
@@ -138,7 +138,7 @@ def test_other_questions_score_the_last_weights_without_training(folder, forks, 
 
 
 def test_fewer_questions_are_scored_in_short_time(folder, forks, tmp_path):
-    arguments = flags(folder, tmp_path / "stage", "LoRA", score_while_training={"questions": 14, "share": 1e-6})
+    arguments = build_flags(folder, tmp_path / "stage", "LoRA", score_while_training={"questions": 14, "share": 1e-6})
     assert forks.run("finetune.py", add_questions(folder, arguments)).ok
     assert [row["questions"] for row in scores(tmp_path / "stage")] == [1, 1]  # one micro batch
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmark_files import textvqa_question, textvqa_truth, write_rows, write_textvqa
+from benchmark_files import make_textvqa_question, make_textvqa_truth, write_rows, write_textvqa
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks.textvqa import read as read_textvqa
 from dj2mgm.storage.files import read_json, read_jsonl
@@ -54,9 +54,9 @@ def test_the_variant_depends_on_ocr_tokens_in_prompts(tmp_path, ocr, variant):
     [
         (lambda rows: rows.append(rows[1]), "row 4 repeats the question of row 2"),
         (lambda rows: rows.pop(), "1 of the 3 questions in .* are missing"),
-        (lambda rows: rows[1].update(textvqa_question("im1", "who?")), "row 2: .* has no answers to 'who\\?'"),
+        (lambda rows: rows[1].update(make_textvqa_question("im1", "who?")), "row 2: .* has no answers to 'who\\?'"),
         (
-            lambda rows: rows[1].update(textvqa_question("im1", "how many objects are there?", None)),
+            lambda rows: rows[1].update(make_textvqa_question("im1", "how many objects are there?", None)),
             "row 2 has",
         ),
         (lambda rows: rows[2].update(image="../im2.png"), "row 3: image outside"),
@@ -80,7 +80,10 @@ def test_an_invalid_question_is_named(files, change, message):
         (lambda rows: rows[1]["answers"].pop(), "row 2: 'answers' must contain 10 strings"),
         (lambda rows: rows[1].pop("answers"), "row 2: 'answers' must contain 10 strings; the test split has none"),
         (lambda rows: rows[1]["answers"].__setitem__(3, None), "row 2: 'answers' must contain 10 strings"),
-        (lambda rows: rows.append(textvqa_truth(9, "im2", "What color?", ["x"] * 10)), "row 4 repeats the question"),
+        (
+            lambda rows: rows.append(make_textvqa_truth(9, "im2", "What color?", ["x"] * 10)),
+            "row 4 repeats the question",
+        ),
         (lambda rows: rows[0].pop("image_id"), "row 1: 'image_id' and 'question' must be strings"),
         (lambda rows: rows[0].pop("question_id"), "row 1: 'question_id' must be a number"),
         (list.clear, "expected TextVQA's"),

@@ -42,7 +42,7 @@ from forked_python import forked_python
 from paths import PROJECT
 from scripted_server import MODEL, CaptionRequest, Reply, ScriptedServer, caption
 from served_llava import TransformersServe, save_llava_that_answers
-from synthesis import synthesis_settings
+from synthesis import build_synthesis_settings
 from tiny_captioners import save_project
 
 KEY, VARIABLE = "sk-Secret_123", "TEST_CHAT_KEY"
@@ -70,7 +70,9 @@ def project(tmp_path_factory) -> Path:
 
 def make_settings(project: Path, folder: Path, captioner: dict, **arguments) -> dict:
     process = [{NAME: {"per_image": 2} | arguments}]
-    settings = synthesis_settings(project, folder, process, captioner) | {"evaluation_images": str(project / "data")}
+    settings = build_synthesis_settings(project, folder, process, captioner) | {
+        "evaluation_images": str(project / "data")
+    }
     settings["recipe"]["rows"] = "instructions"
     return settings
 

@@ -32,7 +32,7 @@ from dj2mgm.models.mgm.conversion import (
 from dj2mgm.models.trained_weights import load_projector
 from dj2mgm.storage.files import read_json, write_json
 from fuzzing import fuzzed
-from published_mgm import MGM_2B, convnext_shapes, published_shapes, random_weights
+from published_mgm import MGM_2B, list_convnext_shapes, list_published_shapes, make_random_weights
 from tiny_models import TINY_SIZES, mgm_config, pixels, save_parts, text_config, tiny_mgm, tiny_parts, tiny_processor
 
 UNUSED = CONVNEXT + LAST_NORM
@@ -69,7 +69,7 @@ def have_equal_bytes(left: dict[str, torch.Tensor], right: dict[str, torch.Tenso
 
 @pytest.fixture(scope="module")
 def weights():
-    return random_weights(published_shapes(TINY_SIZES), dtype=torch.bfloat16)
+    return make_random_weights(list_published_shapes(TINY_SIZES), dtype=torch.bfloat16)
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_all_names_of_the_released_mgm_2b_are_known():
     with torch.device("meta"):
         model = MGMForConditionalGeneration(mgm_config(sizes=MGM_2B, image_side=768))
     ours = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    theirs = published_shapes(MGM_2B)
+    theirs = list_published_shapes(MGM_2B)
     assert len(theirs) == 911
     assert {rename(name, MGM): shape for name, shape in theirs.items()} == {
         name: shape for name, shape in ours.items() if not name.startswith(UNUSED)
@@ -227,7 +227,7 @@ def test_published_stage_1_round_trip_keeps_all_bytes(weights, tmp_path):
 
 @pytest.mark.parametrize("pickled", [False, True])
 def test_a_convnext_of_openclip_is_converted(tmp_path, pickled):
-    convnext = random_weights(convnext_shapes(TINY_SIZES, "visual.trunk.stem", "visual.trunk.stages"))
+    convnext = make_random_weights(list_convnext_shapes(TINY_SIZES, "visual.trunk.stem", "visual.trunk.stages"))
     other_parts = {"visual.trunk.head.norm.weight", "visual.head.mlp.fc1.weight", "logit_scale", "text_projection"}
     other_parts |= {"transformer.resblocks.0.ln_1.weight", "token_embedding.weight", "positional_embedding"}
     everything = convnext | {name: torch.ones(2) for name in other_parts}

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from dj2mgm.models.mgm import MGMForConditionalGeneration
 from dj2mgm.models.mgm.conversion import convert_from_mgm
 from dj2mgm.storage.files import write_json
-from published_mgm import PublishedMGM, published_shapes, random_weights
+from published_mgm import PublishedMGM, list_published_shapes, make_random_weights
 from tiny_models import NUM_IMAGE_TOKENS, TINY_SIZES, pixels, save_parts, tiny_parts
 
 TEXT = [2, 9, 30, 31]  # before and after the image
@@ -17,7 +17,7 @@ QUESTION, ANSWER = [40, 41, 42], [50, 51, 52, 53]
 
 @pytest.fixture(scope="module")
 def weights():
-    return random_weights(published_shapes(TINY_SIZES))
+    return make_random_weights(list_published_shapes(TINY_SIZES))
 
 
 @pytest.fixture(scope="module")

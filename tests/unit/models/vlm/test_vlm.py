@@ -35,7 +35,7 @@ from finetune import prepare_stage_2
 from pretrain import train_projector_only
 from tiny_families import BUILDERS, LORA, save_tiny_families, save_tiny_family
 from tiny_models import save_image
-from trained_stages import assert_equal_outcomes, flags
+from trained_stages import assert_equal_outcomes, build_flags
 
 MORE = [{"from": "human", "value": "Which color?"}, {"from": "gpt", "value": "blue"}]
 SIZES = [(48, 40), (90, 60), (33, 77)]
@@ -251,7 +251,7 @@ def test_killed_fine_tune_resumes_and_loads_in_peft(folders, data, forks, tmp_pa
     settings |= {"projector_learning_rate": None, "global_batch_size": 3, "gradient_accumulation_steps": 3}
 
     def command(output: Path) -> dict:
-        flagged = flags(folders[family], output, "LoRA", **settings) | {
+        flagged = build_flags(folders[family], output, "LoRA", **settings) | {
             "--data": data[family],
             "--model": folders[family],
         }
@@ -769,7 +769,7 @@ def test_both_stages_give_a_model_that_answers(folders, data, forks, tmp_path):
     settings |= {"global_batch_size": 3, "gradient_accumulation_steps": 3, "projector_learning_rate": None}
 
     def command(tuning: str, output: Path, **more) -> dict:
-        flagged = flags(folders["llava"], output, tuning, **settings, **more)
+        flagged = build_flags(folders["llava"], output, tuning, **settings, **more)
         return flagged | {"--data": data["llava"], "--model": folders["llava"]}
 
     first = command("stage 1", tmp_path / "undisturbed")
@@ -804,7 +804,7 @@ def test_full_fine_tuning_works_without_stage_1(folders, data, forks, tmp_path):
         "epochs": 2,
     }
     settings |= {"global_batch_size": 3, "gradient_accumulation_steps": 3}
-    command = flags(folders["smolvlm"], tmp_path, "full", **settings) | {"--data": data["smolvlm"]}
+    command = build_flags(folders["smolvlm"], tmp_path, "full", **settings) | {"--data": data["smolvlm"]}
     del command["--projector"]
     ended = forks.run("finetune.py", command | {"--model": folders["smolvlm"]})
     assert ended.ok, ended.printed[-3000:]

@@ -26,8 +26,8 @@ from dj2mgm.reporting.explorer.steps import compute_limit
 from dj2mgm.reporting.rendering import build_step_key, locate_explorer_page
 from dj2mgm.reporting.report_page import write_report_page
 from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_jsonl, write_yaml
-from drawn_datasets import drawn_dataset
-from explorer_results import MARKUP, row_id, write_run
+from drawn_datasets import draw_dataset
+from explorer_results import MARKUP, format_row_id, write_run
 from paths import PROJECT
 from report_results import FILTER_RECIPE, SYNTHESIS_RECIPE, write_results
 
@@ -160,7 +160,7 @@ def test_an_unshowable_row_is_named(tmp_path, change, message):
     dataset.mkdir(parents=True)
     row = {"id": "1", "text": "a boat", "images": ["1.png"]}
     (dataset / "pretrain.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(row | change)}\n")
-    write_yaml(dataset / "config.yaml", drawn_dataset(0, 2, 1, 2).file_content())
+    write_yaml(dataset / "config.yaml", draw_dataset(0, 2, 1, 2).file_content())
     with pytest.raises(InputError, match=f"pretrain.jsonl, line 2, is damaged .*{message}"):
         read_results(dataset)
 
@@ -182,10 +182,10 @@ def test_a_page_is_written_to_an_existing_folder(run, tmp_path):
 def test_a_dataset_is_explored_with_and_without_analysis(tmp_path):
     run = write_run(tmp_path / "results", 300, several=False)
     dataset = run.parent / "datasets/drawn"
-    write_yaml(dataset / "config.yaml", drawn_dataset(0, 2, 1, 2).file_content())
+    write_yaml(dataset / "config.yaml", draw_dataset(0, 2, 1, 2).file_content())
     [plain] = read_results(dataset).tables
     assert (len(plain), plain.steps, plain.image_root) == (300, [], dataset)
-    stats = [{"id": row_id(row), "text_len": 30 + row % 50} for row in range(300)]
+    stats = [{"id": format_row_id(row), "text_len": 30 + row % 50} for row in range(300)]
     write_jsonl(dataset / "analyze/stats.jsonl", stats)
     write_json(dataset / "analyze/summary.json", {})
     recipe = {"process": [{"image_integrity_filter": None}, {"text_length_filter": {"min_len": 40, "max_len": 60}}]}
@@ -297,8 +297,10 @@ def test_images_are_scaled_and_a_missing_one_is_explained(server):
 
 def test_requests_for_rows_and_searches_are_answered(server):
     [row] = json.loads(request_page(server, "run/pairs/rows?at=1")[1])
-    assert row["id"] == row_id(1) and row["lines"][0][1] == MARKUP
-    matches = np.frombuffer(request_page(server, f"run/pairs/find?words={row_id(7)[:-1].upper()}")[1], dtype=np.uint8)
+    assert row["id"] == format_row_id(1) and row["lines"][0][1] == MARKUP
+    matches = np.frombuffer(
+        request_page(server, f"run/pairs/find?words={format_row_id(7)[:-1].upper()}")[1], dtype=np.uint8
+    )
     assert np.flatnonzero(matches)[:10].tolist() == list(range(10))  # and their near-duplicates
     assert request_page(server, "report.html")[1] == b"<p>report"
     policy = request_page(server, "report.html")[2]["Content-Security-Policy"]

@@ -10,7 +10,7 @@ from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.sections.leak_section import build_leak_sections
 from dj2mgm.settings.targets import ChallengeSettings
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
-from report_pages import Elements, text_of, write_report
+from report_pages import Elements, read_page_text, write_report
 from report_results import IMAGES, write_results
 from score_challenge import tabulate_challenge
 
@@ -85,13 +85,13 @@ def test_section_states_that_no_leaks_were_found(monkeypatch, config, tmp_path):
     write_jsonl(folder / "leaks.jsonl", [])
     summary = read_json(folder / "summary.json")
     write_json(folder / "summary.json", {of: dict.fromkeys(counts, 0) for of, counts in summary.items()})
-    text = text_of(write_report(monkeypatch, config))
+    text = read_page_text(write_report(monkeypatch, config))
     assert "No leaks were found." in text
     assert "without images that leak" not in text and "was trained on them" not in text
 
 
 def test_no_section_without_a_leak_search(monkeypatch, tmp_path):
-    assert "eaks" not in text_of(write_report(monkeypatch, write_results(tmp_path, seeds=(0,))))
+    assert "eaks" not in read_page_text(write_report(monkeypatch, write_results(tmp_path, seeds=(0,))))
 
 
 def test_challenge_table_has_scores_without_leaks(tmp_path):

@@ -8,7 +8,7 @@ from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.reporting.study.curve_page import build_curve_table
 from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.storage.files import write_json, write_yaml
-from evaluated_runs import entry, write_dataset, write_run
+from evaluated_runs import build_entry, write_dataset, write_run
 
 FRACTIONS = (1.0, 0.125, 0.25, 0.5)
 
@@ -27,7 +27,7 @@ def test_all_rows_and_each_source_have_a_curve(tmp_path):
         counts = {"rows_in": 1600, "rows_out": total, "dropped": {}, "sources": sources}
         summary = {"pretrain": counts, "finetune": {"rows_in": 0, "rows_out": 0, "dropped": {}}}
         write_json(tmp_path / f"v{number}/jsonl/summary.json", summary)
-        entries.append(entry(f"v{number}", dataset, {0: run}, jsonl={"fraction": share}))
+        entries.append(build_entry(f"v{number}", dataset, {0: run}, jsonl={"fraction": share}))
     write_yaml(tmp_path / "config.yaml", {"experiments": entries})
     variants = load_experiments(tmp_path / "config.yaml")
     [table] = build_curve_table(variants, find_headline(variants))

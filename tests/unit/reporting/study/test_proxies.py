@@ -14,7 +14,7 @@ from dj2mgm.reporting.study.proxies import build_proxy_table, measure_agreement
 from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_jsonl, write_yaml
-from evaluated_runs import entry, write_dataset, write_run
+from evaluated_runs import build_entry, write_dataset, write_run
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2, 1.0, 5.0])
@@ -59,7 +59,7 @@ def variants(tmp_path):
         events = [{"id": "a", "event": "changed"}, {"id": "b", "event": "dropped"}]
         write_jsonl(tmp_path / f"v{index}/filter/dropped.jsonl", events)
         write_jsonl(tmp_path / f"v{index}/finetune/scores.jsonl", [{"step": 1, "loss": -index}, {"step": 4, "loss": 0}])
-        entries.append(entry(f"v{index}", dataset, {0: run}))
+        entries.append(build_entry(f"v{index}", dataset, {0: run}))
     write_yaml(tmp_path / "config.yaml", {"experiments": entries})
     assert load_settings(PageSettings, tmp_path / "config.yaml")
     return load_experiments(tmp_path / "config.yaml")

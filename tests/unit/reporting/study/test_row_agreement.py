@@ -5,7 +5,7 @@ import pytest
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.study.row_agreement import RowAgreement, build_agreement_table, list_rows
 from dj2mgm.storage.files import write_jsonl, write_yaml
-from evaluated_runs import entry, write_dataset, write_run
+from evaluated_runs import build_entry, write_dataset, write_run
 
 KEPT = [["a", "b", "c", "d"], ["a", "b", "c"], ["a", "c"], ["a", "b"]]  # rows of each variant; later ones are better
 
@@ -23,7 +23,7 @@ def load(tmp_path):
             write_jsonl(tmp_path / f"v{index}/filter/filtered.jsonl", [{"id": identifier} for identifier in ids])
             dropped = [{"id": identifier, "event": "dropped"} for identifier in "abcd" if identifier not in ids]
             write_jsonl(tmp_path / f"v{index}/filter/dropped.jsonl", dropped)
-            entries.append(entry(f"v{index}", dataset, {0: run}))
+            entries.append(build_entry(f"v{index}", dataset, {0: run}))
         write_yaml(tmp_path / "config.yaml", {"experiments": entries})
         return RowAgreement(load_experiments(tmp_path / "config.yaml"))
 

@@ -15,7 +15,7 @@ from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.study.study_table import ComparedVariant, compare_variants, count_remaining_faults, format_count
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, read_yaml, write_json, write_jsonl, write_text, write_yaml
-from evaluated_runs import JUDGE, entry, write_dataset, write_memory, write_run
+from evaluated_runs import JUDGE, build_entry, write_dataset, write_memory, write_run
 
 IMAGES = [f"e{number}" for number in range(40)]
 TRUE = "a red circle at the top left and a blue star at the bottom right"
@@ -70,10 +70,10 @@ def results(tmp_path):
     for stages in no_mapper.values():
         train_on(stages, ["p0", "p1", "p2", "p3", "p6"], {})
     entries = [
-        entry("all", dataset, complete) | {"changes": {"recipe.<b>filter": True, "recipe.mapper": True}},
-        entry("all-without-<b>filter", dataset, no_filter)
+        build_entry("all", dataset, complete) | {"changes": {"recipe.<b>filter": True, "recipe.mapper": True}},
+        build_entry("all-without-<b>filter", dataset, no_filter)
         | {"changes": {"recipe.<b>filter": False, "recipe.mapper": True}},
-        entry("all-without-mapper", dataset, no_mapper)
+        build_entry("all-without-mapper", dataset, no_mapper)
         | {"changes": {"recipe.<b>filter": True, "recipe.mapper": False}},
     ]
     write_yaml(tmp_path / "config.yaml", {"experiments": entries, "study": study("Operator ablation")})
@@ -278,7 +278,7 @@ def write_tuning(root: Path, name: str, level: float, noise: float = 0.01, **cos
     write_json(folder / "finetune/metrics.json", record)
     gpu = [1.0, costs["gpu"], 1.0] if "gpu" in costs else None
     write_memory(folder / "finetune/memory.csv", [1.0, costs["host"], 1.0], gpu)
-    return entry(name, root / "dataset", {0: stages})
+    return build_entry(name, root / "dataset", {0: stages})
 
 
 @pytest.fixture

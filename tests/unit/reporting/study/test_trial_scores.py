@@ -6,7 +6,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.study.trial_scores import GOAL, find_trial_score, measure_trial
 from dj2mgm.storage.files import read_json, write_json, write_yaml
-from evaluated_runs import entry, write_dataset, write_run
+from evaluated_runs import build_entry, write_dataset, write_run
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def trial(tmp_path):
     for stage in ("pretrain", "finetune"):
         file = tmp_path / f"trial/{stage}/metrics.json"
         write_json(file, read_json(file) | {"train_seconds": 1800.0})
-    entries = [entry("trial", write_dataset(tmp_path / "datasets/shapes"), {0: run})]
+    entries = [build_entry("trial", write_dataset(tmp_path / "datasets/shapes"), {0: run})]
     write_yaml(tmp_path / "config.yaml", {"experiments": entries})
     [experiment] = load_experiments(tmp_path / "config.yaml")
     return experiment

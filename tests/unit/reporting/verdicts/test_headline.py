@@ -17,8 +17,8 @@ from dj2mgm.reporting.verdicts.verdict_cards import build_verdict_records, merge
 from dj2mgm.settings.targets import ReportSection
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
 from evaluated_runs import write_run
-from headline_pages import scores, write_levels
-from report_pages import text_of, write_report
+from headline_pages import make_scores, write_levels
+from report_pages import read_page_text, write_report
 from report_results import write_results
 
 
@@ -226,7 +226,7 @@ def test_a_model_that_ignores_images_has_a_banner(monkeypatch, tmp_path, capsys)
         rows = [row | {"values": row["values"] | {"answer_probability": row["values"]["vqa_accuracy"]}} for row in
                 read_jsonl(file)]  # fmt: skip
         write_jsonl(file, rows)
-    text = text_of(write_report(monkeypatch, config))
+    text = read_page_text(write_report(monkeypatch, config))
     first = text[: text.index("Headline metrics")]
     assert "dj_synth has learned nothing measurable." in first
     assert "(probability of the right answer 25.0 % and 25.0 %)" in first
@@ -239,7 +239,7 @@ def test_shared_reasons_and_the_next_step_are_stated_once(monkeypatch, tmp_path)
     for file in tmp_path.glob("*/**/evaluate_vqa/scores.jsonl"):
         rows = [row | {"values": row["values"] | {"answer_probability": [0.25, 1]}} for row in read_jsonl(file)]
         write_jsonl(file, rows)
-    text = text_of(write_report(monkeypatch, config))
+    text = read_page_text(write_report(monkeypatch, config))
     first = text[: text.index("Headline metrics")]
     assert first.count("baseline and dj_synth have learned nothing measurable.") == 1
     assert first.count("The model does not measurably score better with the right images than with shuffled ones") == 1
@@ -305,7 +305,7 @@ def test_few_steps_and_a_loss_that_stays_are_named(page, tmp_path):
 
 
 def test_older_results_have_a_sentence_instead_of_a_verdict(monkeypatch, tmp_path):
-    text = text_of(write_report(monkeypatch, write_results(tmp_path)))
+    text = read_page_text(write_report(monkeypatch, write_results(tmp_path)))
     assert "There is no verdict: the probability of the right answer of dj_synth and baseline was not measured." in text
 
 
@@ -325,7 +325,7 @@ def test_the_first_screen_precedes_everything_else(monkeypatch, tmp_path):
             row["values"] |= {"answer_probability": row["values"]["vqa_accuracy"]}
         write_jsonl(file, rows)
     assert read_yaml(config)["experiments"][1]["name"] == "dj_synth"
-    text = text_of(write_report(monkeypatch, config))
+    text = read_page_text(write_report(monkeypatch, config))
     first = text[: text.index("Headline metrics")]
     assert (
         "dj_synth is better than baseline: probability of the right answer" in first
@@ -390,8 +390,8 @@ def test_a_higher_max_steps_is_advised_if_it_limits_steps(page, tmp_path):
 def test_training_is_compared_with_the_model_before_it(page, tmp_path, base, label, statement):
     page({"baseline": 0.5}, seeds=1)
     before = {f"base/{images}": values for images, values in
-              zip(("own", "shuffled"), scores(base, 1, 0.02).values(), strict=True)}  # fmt: skip
-    stages = write_run(tmp_path / "baseline/0", {}, scores(0.5, 0, 0.02) | before)
+              zip(("own", "shuffled"), make_scores(base, 1, 0.02).values(), strict=True)}  # fmt: skip
+    stages = write_run(tmp_path / "baseline/0", {}, make_scores(0.5, 0, 0.02) | before)
     assert stages
     [card] = write_verdict_cards(load_experiments(tmp_path / "config.yaml"))
     assert card.label == label and card.verdict.statement.startswith(statement)
@@ -403,8 +403,8 @@ def test_publishing_is_not_advised_for_a_model_that_forgot(page, tmp_path):
     assert " publish " in write_verdict_cards(load_experiments(tmp_path / "config.yaml"))[0].command
     for seed in range(3):
         before = {f"base/{images}": values for images, values in
-                  zip(("own", "shuffled"), scores(0.7, seed, 0.02).values(), strict=True)}  # fmt: skip
-        write_run(tmp_path / f"new/{seed}", {}, scores(0.6, seed, 0.02) | before)
+                  zip(("own", "shuffled"), make_scores(0.7, seed, 0.02).values(), strict=True)}  # fmt: skip
+        write_run(tmp_path / f"new/{seed}", {}, make_scores(0.6, seed, 0.02) | before)
     [card] = write_verdict_cards(load_experiments(tmp_path / "config.yaml"))
     assert card.label == "Better"
     assert card.next_step == (

@@ -9,8 +9,8 @@ from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.reporting.verdicts.training_changes import list_training_changes
 from dj2mgm.reporting.verdicts.verdict_cards import build_verdict_records
 from dj2mgm.storage.files import read_jsonl, write_jsonl, write_yaml
-from evaluated_runs import entry, write_dataset, write_run
-from report_pages import text_of, write_report
+from evaluated_runs import build_entry, write_dataset, write_run
+from report_pages import read_page_text, write_report
 from report_results import write_results
 
 IMAGES = [f"e{number:03d}" for number in range(60)]
@@ -41,7 +41,9 @@ def experiments(tmp_path, drawn):
                 by_image = {name: (float(scale * value), 1) for name, value in zip(IMAGES, own, strict=True)}
                 values.setdefault(f"{model}/{images}", {})[metric] = by_image
     runs = {0: write_run(tmp_path / "baseline/0", {}, values)}
-    write_yaml(tmp_path / "config.yaml", {"experiments": [entry("baseline", write_dataset(tmp_path / "data"), runs)]})
+    write_yaml(
+        tmp_path / "config.yaml", {"experiments": [build_entry("baseline", write_dataset(tmp_path / "data"), runs)]}
+    )
     return load_experiments(tmp_path / "config.yaml")
 
 
@@ -82,7 +84,7 @@ def test_the_first_screen_names_forgotten_metrics(monkeypatch, tmp_path):
     records = build_verdict_records(load_experiments(config))
     [lost] = records["baseline"]["forgotten"]
     assert lost["title"] == "VQA accuracy" and records["dj_synth"]["forgotten"] == []
-    text = text_of(write_report(monkeypatch, config))
+    text = read_page_text(write_report(monkeypatch, config))
     first, rest = text.split("Headline metrics", 1)
     assert "baseline forgot: training made this score worse." in first and "dj_synth forgot" not in first
     assert f"VQA accuracy: {lost['tuned']} instead of 100.0 %" in first
