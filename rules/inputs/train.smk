@@ -14,7 +14,7 @@ def training_records(stage):
 
 
 def several_nodes():
-    """Return resources for which Snakemake's Slurm plugin starts a command once, and leaves the nodes to its srun."""
+    """Return resources that make the Slurm plugin start a command once; its own srun starts the nodes."""
     return (
         {}
         if NODES == 1
@@ -40,7 +40,7 @@ def experiments_tuned(lora, stages=None):
 def held_out_files(wildcards):
     """Input function: held-out questions to a model while it is trained, and the settings of the prompts.
 
-    They are `ancient`: the weights do not depend on them, so a change does not train again.
+    They are `ancient`: the weights do not depend on them, so their change does not repeat the training.
     """
     run = RUNS.by_folder(wildcards.run)
     if not run.config.score_while_training.questions:

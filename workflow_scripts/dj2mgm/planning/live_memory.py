@@ -164,7 +164,7 @@ class LiveMemory(TorchDispatchMode):
         self.count += 1
 
     def mark(self, number: int) -> None:
-        """Record this moment with a number."""
+        """Record this moment under a number that names the event for the caller."""
         self.record()
         self.marks.append((self.count - 1, number))
 

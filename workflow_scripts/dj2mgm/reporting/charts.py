@@ -127,9 +127,10 @@ def scale_to_square_roots(counts: dict[str, np.ndarray], highest: int) -> dict[s
 
 
 def compute_bin_edges(values: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Return the edges of the bins, and whether they are logarithmic, as for values far from the median.
+    """Return the edges of the bins, and whether they are logarithmic.
 
-    Whole numbers get bins of equal whole width, so that all bins cover the same number of values.
+    They are if the values extend to more than twelve times the median, or to less than a twelfth of it. Whole numbers
+    get bins of equal whole width, so that all bins cover the same number of values.
     """
     low, high = float(values.min()), float(values.max())
     if low > 0 and high / float(np.median(values)) > 12 or low > 0 and float(np.median(values)) / low > 12:

@@ -71,7 +71,7 @@ def write_report_page(
     Args:
         experiments: the first one is the reference.
         path: the file.
-        explorers: names of experiments with a page of the explorer next to the report, to which it links.
+        explorers: names of experiments whose explorer page the report links to.
     """
     differences = compare_with_first(experiments)
     recaptions = {experiment.name: read_recaptions(experiment.runs[0]) for experiment in experiments}
@@ -276,7 +276,7 @@ def _build_flow(index: int, experiment: ExperimentResults, steps: list[FlowStep]
 
 
 def _build_statistics(experiments: list[ExperimentResults], recaptions: dict[str, list[RecaptionedRow]]) -> list[dict]:
-    """Return the histograms of the filter stages, each once, then of the synthesis of each experiment."""
+    """Return the histograms of each distinct filter stage, then those of each experiment's synthesis."""
     by_name = {experiment.name: (index, experiment) for index, experiment in enumerate(experiments)}
     stages = []
     for folder, names in group_by_folder((e.name, e.runs[0].stages["filter"]) for e in experiments):
@@ -308,7 +308,7 @@ def _build_statistics(experiments: list[ExperimentResults], recaptions: dict[str
 
 
 def _build_near_duplicate_parts(experiments: list[ExperimentResults]) -> Iterator[dict]:
-    """Return the near-duplicates of the filter stages, each once."""
+    """Yield the near-duplicates of each distinct filter stage."""
     by_name = {experiment.name: (index, experiment) for index, experiment in enumerate(experiments)}
     for _, names in group_by_folder((e.name, e.runs[0].stages["filter"]) for e in experiments):
         for section in build_duplicate_sections(by_name[names[0]][1]):

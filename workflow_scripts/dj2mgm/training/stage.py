@@ -99,7 +99,7 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class StageModel:
-    """Loaded model of which the stage trains some parameters."""
+    """Loaded model, and the parameters that the stage trains."""
 
     model: nn.Module
     parts: Parts
@@ -116,7 +116,7 @@ class StageRun:
         requested: settings of the stage, possibly with "auto".
         inputs: `data` (jsonl), `model` (folder), possibly `pairs` (jsonl), and other files that decide the result.
         output_dir: folder of the outputs.
-        prepare: function that freezes and wraps the base model: only trained parameters require gradients afterwards.
+        prepare: function that freezes and wraps the base model, after which only trained parameters require gradients.
         save: function that writes the trained weights (whole tensors by name) of a model into a folder, on the first
             process.
         held_out: the evaluation split and the settings of the stage `generate`; the weights do not depend on them.
@@ -305,7 +305,7 @@ class StageRun:
             if is_out_of_memory(error) and self.requested.micro_batch_size == AUTO:
                 self._halve_micro_batch(settings, trainer.args.world_size)
             raise
-        trainer.score()  # missing if the last checkpoint was scored on other questions
+        trainer.score()  # no score yet if the resumed checkpoint was scored on other questions
 
     def _halve_micro_batch(self, settings: TrainingSettings, processes: int) -> None:
         """Halve the micro batch for the next start; start again at once if this process trains alone."""

@@ -4,7 +4,7 @@
     process:
       - instruction_synthesis_mapper: {per_image: 3, kinds: [count, position, yes_no]}
 
-The stage adds `per_image` empty rows about each image of the pairs, and passes the captioner of
+The stage adds `per_image` empty rows for each image of the pairs, and sets `captioner` to
 `synthesize.captioner`. The column `slot` of a row is 0 for a row of the dataset, and k for the k-th new row about an
 image. With `questions: model`, the captioner's model, which may be on a server, writes questions and answers as JSON.
 With `questions: dataset`, questions are taken from the dataset if they fit the caption, and the workflow's own model
@@ -215,7 +215,10 @@ class InstructionSynthesisMapper(StoredAnswersOperator, Mapper):
         return "held-out question" if self._held_out.has(item.question, item.answer) else None
 
     def _answer(self, samples: dict, rows: list[int], rank: int | None) -> list[Instruction | str]:
-        """Return the instruction or the problem of each row: a question of the dataset, and the model's answer."""
+        """Choose a dataset question for each row and let the model answer it.
+
+        Return each row's instruction, or the reason why it has none.
+        """
         results: dict[int, Instruction | str] = dict.fromkeys(rows, NO_QUESTION)
         arguments = complete_arguments(self.captioner[TRAINED_CAPTIONER])
         generator = get_model(make_model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())
@@ -235,7 +238,10 @@ class InstructionSynthesisMapper(StoredAnswersOperator, Mapper):
         return list(results.values())
 
     def _choose_question(self, samples: dict, row: int) -> str | None:
-        """Return the question of an empty row, which depends on the rows about the same image with a lower `slot`."""
+        """Return the question of an empty row.
+
+        The draws of lower slots are repeated first, so that no image gets a question twice.
+        """
         pair = samples["id"][row].rpartition("+")[0]
         used_questions, question = set(samples["asked"][row]), None
         for slot in range(1, samples["slot"][row] + 1):

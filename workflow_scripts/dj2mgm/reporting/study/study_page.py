@@ -77,7 +77,7 @@ def build_study_cards(
 ) -> tuple[list[VerdictCard], str]:
     """Return the verdicts in the order of the table, and a sentence that sums them up.
 
-    The page of a search with a winner has the comparisons of the winner on fresh seeds, without the sentence.
+    If a search has a winner, return only the winner's comparisons on fresh seeds, and an empty sentence.
     """
     winner = next((trial for trial in experiments if study.search and trial.name == study.search.winner), None)
     if winner:
@@ -192,7 +192,7 @@ def _list_tables(experiments: list[ExperimentResults], study: ShownStudy) -> lis
 
 
 def draw_cost_chart(rows: list[ComparedVariant]) -> CostChart | None:
-    """Return the headline against the time of each variant; None for fewer than three measured ones."""
+    """Return a chart of headline score against time; None if fewer than three variants were measured."""
     headline = find_headline([row.experiment for row in rows])
     key = headline.group, headline.metric
     candidates = [(row, row.counts.get("seconds"), find(row.experiment.groups, key)) for row in rows]
@@ -254,7 +254,11 @@ def _write_introduction(rows: list[ComparedVariant], study: ShownStudy) -> list[
 
 
 def describe_row(row: ComparedVariant, reference: ComparedVariant) -> str:
-    """Describe the settings of the reference, or those in which a variant differs from it, and its change of faults."""
+    """Describe a row of the table.
+
+    That is the reference's own changes, or the variant's settings that differ from the reference, then the change in
+    the number of faults.
+    """
     reference_changes = {} if row is reference else reference.experiment.changes
     changes = row.experiment.changes.items()
     texts = ["reference"] if row is reference else []
@@ -283,7 +287,7 @@ def _shorten_value(value: Any) -> str:
 
 
 def _count(row: ComparedVariant, reference: ComparedVariant, name: str) -> CountCell:
-    """Return a count or cost; below a count its difference from the reference's."""
+    """Return a cell with a count or cost. A count also shows its difference from the reference."""
     own_count, reference_count, show = row.counts.get(name), reference.counts.get(name), COUNT_COLUMNS[name][1]
     if own_count is None:
         return CountCell("–")

@@ -46,8 +46,8 @@ def take_look(
         experiments: the reference and the experiment, with equal seeds.
         earlier_records: the looks after fewer seeds.
         budget: the budget of this look and of later looks.
-        peers: further experiments with these seeds. The noise between seeds is estimated from all of them, as on a
-            page, because two seeds of one pair may agree by chance.
+        peers: further experiments with these seeds. The noise between seeds is estimated from all experiments,
+            because two seeds of one pair may agree by chance. The report does the same.
 
     Raises:
         InputError: the headline cannot be compared.
