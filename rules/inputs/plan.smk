@@ -1,6 +1,7 @@
 # Input functions of rules/plan.smk.
 from pathlib import Path
 
+from dj2mgm.records.jsonl_summary import read_jsonl_summary
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.stages import TRAINING
 from dj2mgm.settings.batch_sizes import describe_steps
@@ -39,8 +40,8 @@ def steps_notes():
     rows = {}
     with user_errors():
         if jsonl_summary.is_file():
-            summary = read_json(jsonl_summary)
-            rows = {stage: summary[stage]["rows_out"] for stage in TRAINING}
+            files = read_jsonl_summary(jsonl_summary).files
+            rows = {stage: files[stage].rows_out for stage in TRAINING}
         elif dataset_summary.is_file():
             counts = read_json(dataset_summary)
             # without instructions, stage 2 trains on the pairs
