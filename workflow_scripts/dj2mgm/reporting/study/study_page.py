@@ -38,7 +38,7 @@ from dj2mgm.reporting.study.study_table import (
     COUNT_COLUMNS,
     FAULTS,
     ComparedVariant,
-    find,
+    find_estimate,
     format_count,
     select_table_scores,
 )
@@ -135,8 +135,8 @@ def build_study_page(
         column for column in COUNT_COLUMNS if column == "seconds" or len({row.counts.get(column) for row in rows}) > 1
     ]
     counts = [column for column in counts if any(row.counts.get(column) is not None for row in rows)]
-    scales = {key: _scale(variant_rows, key) for key in scores}
-    differences = sum(bool(find(row.differences, key)) for row in variant_rows for key in scores)
+    scales = {key: _build_scale(variant_rows, key) for key in scores}
+    differences = sum(bool(find_estimate(row.differences, key)) for row in variant_rows for key in scores)
     return VariantsPage(
         study.page.title or name.replace("_", " "),
         [
@@ -152,8 +152,8 @@ def build_study_page(
         [
             VariantRow(
                 row.name,
-                [_count(row, reference, column) for column in counts],
-                [_score(row, key, scales[key], study.page.keeps) for key in scores],
+                [_build_count_cell(row, reference, column) for column in counts],
+                [_build_score_cell(row, key, scales[key], study.page.keeps) for key in scores],
                 describe_row(row, reference),
                 reference=row is reference,
             )
@@ -195,7 +195,7 @@ def draw_cost_chart(rows: list[ComparedVariant]) -> CostChart | None:
     """Return a chart of headline score against time; None if fewer than three variants were measured."""
     headline = find_headline([row.experiment for row in rows])
     key = headline.group, headline.metric
-    candidates = [(row, row.counts.get("seconds"), find(row.experiment.groups, key)) for row in rows]
+    candidates = [(row, row.counts.get("seconds"), find_estimate(row.experiment.groups, key)) for row in rows]
     measured = [(row, seconds, score) for row, seconds, score in candidates if seconds and score]
     if len(measured) < 3:
         return None
@@ -286,7 +286,7 @@ def _shorten_value(value: Any) -> str:
     return words[value] if value is None or isinstance(value, bool) else str(value)
 
 
-def _count(row: ComparedVariant, reference: ComparedVariant, name: str) -> CountCell:
+def _build_count_cell(row: ComparedVariant, reference: ComparedVariant, name: str) -> CountCell:
     """Return a cell with a count or cost. A count also shows its difference from the reference."""
     own_count, reference_count, show = row.counts.get(name), reference.counts.get(name), COUNT_COLUMNS[name][1]
     if own_count is None:
@@ -295,9 +295,11 @@ def _count(row: ComparedVariant, reference: ComparedVariant, name: str) -> Count
     return CountCell(show(own_count), format_count(own_count - reference_count, signed=True) if changed else "")
 
 
-def _score(row: ComparedVariant, key: tuple[str, str], scale: Scale, keeps: float | None) -> ScoreCell | None:
+def _build_score_cell(
+    row: ComparedVariant, key: tuple[str, str], scale: Scale, keeps: float | None
+) -> ScoreCell | None:
     """Return a score with its difference from the reference, on an axis that all variants share."""
-    estimate, difference = find(row.experiment.groups, key), find(row.differences, key)
+    estimate, difference = find_estimate(row.experiment.groups, key), find_estimate(row.differences, key)
     if not estimate:
         return None
     metric = key[1]
@@ -315,8 +317,8 @@ def _score(row: ComparedVariant, key: tuple[str, str], scale: Scale, keeps: floa
     return ScoreCell(text, lines, verdict.css_class, place_mark(scale, difference), label)
 
 
-def _scale(rows: list[ComparedVariant], key: tuple[str, str]) -> Scale:
+def _build_scale(rows: list[ComparedVariant], key: tuple[str, str]) -> Scale:
     """Return the axis of a score's differences, with 0 in the middle."""
-    differences = [difference for row in rows if (difference := find(row.differences, key))]
+    differences = [difference for row in rows if (difference := find_estimate(row.differences, key))]
     end = 1.05 * max((abs(limit) for difference in differences for limit in difference.ends), default=0.0) or 1.0
     return Scale(-end, end)

@@ -103,7 +103,9 @@ def compare_variants(experiments: list[ExperimentResults], study: ShownStudy) ->
             kept_scores = compute_retained_shares(variant, reference, study.page.keeps)
         rows.append(ComparedVariant(variant, count_rows_and_costs(variant), differences, kept_scores))
     keys = [(headline.group, headline.metric), *TABLE_SCORES]
-    rows.sort(key=lambda row: next((estimate.mean for key in keys if (estimate := find(row.differences, key))), 0.0))
+    rows.sort(
+        key=lambda row: next((estimate.mean for key in keys if (estimate := find_estimate(row.differences, key))), 0.0)
+    )
     return [
         ComparedVariant(reference, count_rows_and_costs(reference)),
         *(rows if headline.lower_is_better else reversed(rows)),
@@ -205,7 +207,7 @@ def scale_scores(run: Scores, factor: float) -> Scores:
     return replace(run, groups=groups)
 
 
-def find(estimates: GroupEstimates, key: tuple[str, str]) -> Estimate | None:
+def find_estimate(estimates: GroupEstimates, key: tuple[str, str]) -> Estimate | None:
     """Return the estimate of a group and metric; None if it was not measured."""
     return estimates.get(key[0], {}).get(key[1])
 
@@ -215,7 +217,7 @@ def select_table_scores(rows: list[ComparedVariant]) -> list[tuple[str, str]]:
     headline = find_headline([row.experiment for row in rows])
     headline_key = headline.group, headline.metric
     means_by_key = {
-        key: [estimate.mean for row in rows if (estimate := find(row.experiment.groups, key))]
+        key: [estimate.mean for row in rows if (estimate := find_estimate(row.experiment.groups, key))]
         for key in dict.fromkeys([headline_key, *TABLE_SCORES])
     }
     return [key for key, means in means_by_key.items() if len({*means}) > 1 or (means and key[0] != PRETRAINED_GROUP)]
@@ -235,7 +237,7 @@ def tabulate(rows: list[ComparedVariant]) -> pd.DataFrame:
         for group, metric in scores:
             name = f"{group.removesuffix(f'/{OWN}').replace('/', '_')}_{metric}"
             for suffix, estimates in (("", row.experiment.groups), ("_difference", row.differences)):
-                estimate = find(estimates, (group, metric))
+                estimate = find_estimate(estimates, (group, metric))
                 figures = (estimate.mean, estimate.low, estimate.high) if estimate else (None,) * 3
                 record |= zip((f"{name}{suffix}{end}" for end in ("", "_low", "_high")), figures, strict=True)
             record[f"{name}_kept"] = (
