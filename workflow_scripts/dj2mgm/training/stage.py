@@ -204,7 +204,8 @@ class StageRun:
         # all processes must make the same choice, so they plan for the least free memory of all processes
         free_gib = zip(*gather_early([own_memory.gpu_gib, own_memory.host_gib]), strict=True)
         gpu_gib, host_gib = (None if None in gib else min(gib) for gib in free_gib)
-        free, memory = replace(own_memory, gpu_gib=gpu_gib, host_gib=host_gib), None
+        free = replace(own_memory, gpu_gib=gpu_gib, host_gib=host_gib)
+        memory = None
         try:
             settings = choose_plan(settings, workload, free, self.plan_file)
             memory = require_memory(settings, workload, free)
@@ -263,9 +264,16 @@ class StageRun:
         """Build the trainer, with scores of held-out questions."""
         scorer = None
         if data.questions:
-            loading = settings.micro_batch_size, data.longest, settings.workers, settings.dtype
-            scoring = settings.score_while_training
-            scorer = Scorer(data.questions, scoring, model.parts.head, data.family.prepare_inputs, *loading)
+            scorer = Scorer(
+                held_out=data.questions,
+                settings=settings.score_while_training,
+                head=model.parts.head,
+                prepare_inputs=data.family.prepare_inputs,
+                micro_batch_size=settings.micro_batch_size,
+                longest=data.longest,
+                workers=settings.workers,
+                dtype=settings.dtype,
+            )
         return StageTrainer(
             model=model.model,
             args=arguments,
