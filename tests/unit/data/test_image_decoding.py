@@ -25,7 +25,7 @@ from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.recipes.recipe_step import parse_steps
-from dj2mgm.reporting.sections.gallery import load_thumbnail
+from dj2mgm.reporting.rendering import load_thumbnail
 from dj2mgm.storage.files import write_jsonl
 from paths import PROJECT
 from tiny_models import tiny_processor

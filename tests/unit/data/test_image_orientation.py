@@ -28,7 +28,7 @@ from dj2mgm.juicer.run_recipe import FILTERED, STATS, run_recipe
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.recipes.recipe_step import parse_steps
 from dj2mgm.reporting.explorer.server import Explorer
-from dj2mgm.reporting.sections.gallery import load_thumbnail
+from dj2mgm.reporting.rendering import load_thumbnail
 from dj2mgm.storage.files import read_jsonl, write_jsonl
 from dj2mgm.storage.shards import read_members
 from tiny_models import tiny_processor

@@ -11,6 +11,7 @@ from dj2mgm.records.jsonl_summary import JsonlSummary, SourceSamples
 from dj2mgm.records.page_records import find_differences
 from dj2mgm.reporting.charts import HEIGHT, Scale, compute_bin_edges, stack_bars
 from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.recaptions import read_recaptions
 from dj2mgm.reporting.rendering import format_integer, list_counts
 from dj2mgm.reporting.sections.flow import (
     WIDTH,
@@ -21,12 +22,6 @@ from dj2mgm.reporting.sections.flow import (
     count_instructions,
     draw_flows,
 )
-from dj2mgm.reporting.sections.gallery import (
-    build_recaption_gallery,
-    measure_synthesis_quality,
-    read_recaptions,
-    read_truth,
-)
 from dj2mgm.reporting.sections.histograms import (
     align_bin_edges,
     build_similarity_histogram,
@@ -34,6 +29,7 @@ from dj2mgm.reporting.sections.histograms import (
     parse_number,
     read_statistics,
 )
+from dj2mgm.reporting.sections.recaption_section import build_recaption_gallery, measure_synthesis_quality, read_truth
 from dj2mgm.reporting.sections.run_details import SettingRow, label_operators, list_config_differences
 from dj2mgm.storage.files import write_jsonl
 from report_results import (

@@ -9,11 +9,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from PIL import Image
 
-from dj2mgm.data.images import encode_data_url
+from dj2mgm.data.images import BadImage, encode_data_url, load_image, locate_image
+from dj2mgm.errors import InputError
 
 T = TypeVar("T")
 TEMPLATES = Path(__file__).parent / "templates"
 EXPLORER = "explorer"  # folder of the explorer's pages, next to a report
+THUMBNAIL_SIDE = 320  # px
+THUMBNAIL_QUALITY = 85
 
 
 def build_template_environment() -> Environment:
@@ -36,6 +39,15 @@ def build_template_environment() -> Environment:
         "listed": join_words,
     }
     return environment
+
+
+def load_thumbnail(image_root: Path, relative: str) -> str:
+    """Return the image as a WebP data URI, shrunk to THUMBNAIL_SIDE if it is larger."""
+    try:
+        image = load_image(locate_image(image_root, relative))
+    except BadImage as error:
+        raise InputError(f"the gallery's image {error}; restore the image or remove its row") from None
+    return encode_shrunk_image(image, THUMBNAIL_SIDE, THUMBNAIL_QUALITY)
 
 
 def encode_shrunk_image(image: Image.Image, longest_side: int, quality: int = 80) -> str:

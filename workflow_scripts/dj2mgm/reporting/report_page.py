@@ -14,7 +14,9 @@ from dj2mgm.reporting.comparison import (
     find_judge_name,
 )
 from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.recaptions import RecaptionedRow, read_recaptions
 from dj2mgm.reporting.rendering import build_step_key, build_template_environment, format_integer, join_words, link_rows
+from dj2mgm.reporting.sections.duplicate_section import build_duplicate_sections
 from dj2mgm.reporting.sections.flow import (
     FlowStep,
     Shape,
@@ -23,18 +25,11 @@ from dj2mgm.reporting.sections.flow import (
     count_instructions,
     draw_flows,
 )
-from dj2mgm.reporting.sections.gallery import (
-    RecaptionedRow,
-    build_duplicate_sections,
-    build_gallery,
-    build_recaption_gallery,
-    measure_synthesis_quality,
-    read_recaptions,
-    read_truth,
-)
+from dj2mgm.reporting.sections.gallery import build_gallery
 from dj2mgm.reporting.sections.histograms import build_similarity_histogram, build_statistic_histograms, group_by_folder
 from dj2mgm.reporting.sections.judges import describe_judges, measure_judge_agreement
 from dj2mgm.reporting.sections.leak_section import build_leak_sections
+from dj2mgm.reporting.sections.recaption_section import build_recaption_gallery, measure_synthesis_quality, read_truth
 from dj2mgm.reporting.sections.run_details import (
     build_times_table,
     build_training_table,
