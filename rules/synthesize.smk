@@ -34,16 +34,7 @@ rule synthesize_captions:
             clip_files("synthesize"), recipe_files("synthesize"), captioner_files
         ),
         captioner=captioner_flags,
-        of_dataset=lambda w, input: (
-            [
-                "--instructions",
-                input.of_dataset[0],
-                "--evaluation",
-                input.of_dataset[1],
-            ]
-            if input.of_dataset
-            else []
-        ),
+        of_dataset=instruction_flags,
     shell:
         stage_command(
             "synthesize_captions.py",

@@ -33,3 +33,9 @@ def captioner_flags(wildcards):
     return (
         [f"--captioner-model={model}", f"--captioner-stage={folder}"] if folder else []
     )
+
+
+def instruction_flags(wildcards, input):
+    """Params function: the flags for instructions and evaluation file, if the recipe is for instructions."""
+    files = input.of_dataset
+    return ["--instructions", files[0], "--evaluation", files[1]] if files else []
