@@ -106,7 +106,7 @@ class PairedContrast:
 
     @property
     def smallest_p_value(self) -> float:
-        """P-value of the sign test, used if all differences are equal, where no t-test is possible."""
+        """P-value of the sign test, used if all differences are equal: a t-test is impossible then."""
         return 2.0 ** (1 - self.images)
 
     def p_value(self, null: float = 0.0) -> np.ndarray:

@@ -48,7 +48,7 @@ class Benchmark:
         return counts | self.count(rows)
 
     def drop_questions(self, rows: Rows, ids: set[str]) -> Rows:
-        """Return the answers except those to some questions and those that are scored together with them."""
+        """Return the answers without those to questions of these ids, or to questions that are scored with them."""
         dropped_keys = {self.get_key(row) for row in rows if row["id"] in ids}
         return [row for row in rows if self.get_key(row) not in dropped_keys]
 
