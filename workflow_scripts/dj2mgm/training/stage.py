@@ -233,7 +233,7 @@ class StageRun:
             note(sentence)
 
     def prepare_checkpoints(self, plan: StagePlan, checkpoint: Path | None) -> None:
-        """Discard all checkpoints except those that a resumed stage may need, and keep the plan for later starts."""
+        """Discard checkpoints that a resumed stage cannot need, and write the plan for later starts."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         discard_checkpoints(self.checkpoints, newest=checkpoint)
         keep_plan(self.requested, plan.settings, plan.workload, self.plan_file)
