@@ -36,7 +36,13 @@ with quiet_imports():
     from dj2mgm.settings.deepspeed_files import list_deepspeed_names, read_deepspeed, read_deepspeed_file
     from dj2mgm.settings.frozen_precision import FROZEN, select_whole_weights
     from dj2mgm.settings.schema import find_maximum
-    from dj2mgm.settings.training_stages import FinetuneSection, LoraSettings, Precision, refuse_unknown_targets
+    from dj2mgm.settings.training_stages import (
+        FinetuneSection,
+        LoraSettings,
+        Precision,
+        is_bf16,
+        refuse_unknown_targets,
+    )
     from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 
 
@@ -181,8 +187,7 @@ def build_planned_workload(
         raise InputError(
             f"--sequence {args.sequence}: an image alone takes {architecture.image_tokens} tokens{size_note}; raise it"
         )
-    in_bf16 = args.precision == "bf16" or (args.precision != "fp32" and machine.gpus)
-    precision = torch.bfloat16 if in_bf16 else torch.float32
+    precision = torch.bfloat16 if is_bf16(args.precision, machine.gpus > 0) else torch.float32
     fused = args.compile and machine.gpus > 0  # a CPU has no kernels
     lora = None
     if tuning == "lora":

@@ -19,6 +19,11 @@ Precision = Literal["auto", "bf16", "fp8", "nf4", "fp32"]
 MIN_WORKERS, MAX_WORKERS = 4, 8
 
 
+def is_bf16(precision: Precision, on_gpu: bool) -> bool:
+    """Return whether training computes in bfloat16; otherwise it computes in float32."""
+    return precision == "bf16" or (precision != "fp32" and on_gpu)
+
+
 LoraTargets = Annotated[list[str], Unique(), Field(min_length=1)] | Literal["all"]
 
 

@@ -5,7 +5,7 @@ from typing import Self
 import torch
 
 from dj2mgm.settings.batch_sizes import AUTO, count_steps, find_steps
-from dj2mgm.settings.training_stages import TrainingStageSettings
+from dj2mgm.settings.training_stages import TrainingStageSettings, is_bf16
 
 
 class TrainingSettings(TrainingStageSettings):
@@ -19,7 +19,7 @@ class TrainingSettings(TrainingStageSettings):
     @property
     def bf16(self) -> bool:
         """True if training computes in bfloat16."""
-        return self.precision == "bf16" or (self.precision != "fp32" and torch.cuda.is_available())
+        return is_bf16(self.precision, torch.cuda.is_available())
 
     @property
     def dtype(self) -> torch.dtype:
