@@ -20,7 +20,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.model_files.hub_cache import find_model
 from dj2mgm.model_files.model_folders import MODEL_SUFFIXES
 from dj2mgm.recipes.recipe_files import find_recipe_files
-from dj2mgm.records.crate_records import CrateInput, CrateMachine, CrateSettings
+from dj2mgm.records.crate_records import CrateInput, CrateMachine, CrateSettings, InputKind
 from dj2mgm.runs.layers import MODEL_KEYS
 from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.settings.config_files import CONFIG, SHIPPED
@@ -93,7 +93,6 @@ MAX_CONFIGS, MAX_CONFIG_BYTES = 1000, 4 << 20  # limits of a crate's files in co
 FOUNDATION = "foundation"  # folder in config/ with weights, which count as inputs
 CONFIG_SUFFIXES = (".yaml", ".json", ".jinja")
 MADE_HERE = "results/"
-DATASET, MODEL, RECIPE = "dataset", "model", "recipe"  # kinds of inputs
 
 
 def list_code_files() -> dict[str, Path]:
@@ -140,20 +139,20 @@ def is_config(name: str) -> bool:
 def describe_inputs(settings: CrateSettings) -> list[CrateInput]:
     """Describe the user's files and the trained parts of the workflow, each once."""
     entries = [
-        (DATASET, file, "") for dataset in settings.datasets.values() for file in list_dataset_files(dataset.settings)
+        ("dataset", file, "") for dataset in settings.datasets.values() for file in list_dataset_files(dataset.settings)
     ]
     for name, folder in settings.foundations.items():
         files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
-        entries += [(MODEL, f"config/{FOUNDATION}/{name}", path.relative_to(folder).as_posix()) for path in files]
+        entries += [("model", f"config/{FOUNDATION}/{name}", path.relative_to(folder).as_posix()) for path in files]
     for experiment in settings.experiments:
-        entries += [(RECIPE, file, "") for _, recipe in experiment.recipes for file in find_recipe_files(recipe)]
+        entries += [("recipe", file, "") for _, recipe in experiment.recipes for file in find_recipe_files(recipe)]
         parts = list_model_parts(experiment.config.model.model_dump())
-        entries += [(MODEL, *pair) for part in parts for pair in _list_model_files(part)]
+        entries += [("model", *pair) for part in parts for pair in _list_model_files(part)]
     user_entries = (entry for entry in dict.fromkeys(entries) if not entry[1].startswith(MADE_HERE))
     return [_describe_input(*entry) for entry in user_entries]
 
 
-def _describe_input(kind: str, source: str, file: str) -> CrateInput:
+def _describe_input(kind: InputKind, source: str, file: str) -> CrateInput:
     path = find_input(source, file)
     return CrateInput.from_sections(
         kind=kind,

@@ -7,15 +7,12 @@ configuration and small results. Weights, images and large files are described b
 import tempfile
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rocrate.model import ContextEntity
 from rocrate.rocrate import ROCrate
 
 from dj2mgm.provenance.crate_files import (
-    DATASET,
-    MODEL,
-    RECIPE,
     SNAKEFILE,
     describe_inputs,
     describe_this_machine,
@@ -27,7 +24,7 @@ from dj2mgm.provenance.crate_files import (
 )
 from dj2mgm.provenance.crate_reader import RECORD
 from dj2mgm.provenance.finished_jobs import FinishedJob, find_jobs
-from dj2mgm.records.crate_records import CrateDataset, CrateImages, CrateInput, CrateRecord, CrateSettings
+from dj2mgm.records.crate_records import CrateDataset, CrateImages, CrateInput, CrateRecord, CrateSettings, InputKind
 from dj2mgm.storage.files import compute_sha256, replace_file, write_json
 
 MAX_INCLUDED_BYTES = 1 << 20  # bytes; larger files are only described
@@ -87,10 +84,10 @@ class RunCrate:
         self.workflow = self._add_workflow(list_code_files()[SNAKEFILE])
         self.config = [self.include_file(path, name) for name, path in list_config_files().items()]
         self.record_entity = self.include_file(record_file, record_file.name)
-        self.inputs: dict[str, list] = {DATASET: [], MODEL: [], RECIPE: []}
+        self.inputs: dict[InputKind, list] = {kind: [] for kind in get_args(InputKind)}
         for entry in record.inputs:
             self.inputs[entry.kind].append(self._add_input(entry))
-        self.inputs[DATASET] += [self._add_images(entry) for entry in record.images]
+        self.inputs["dataset"] += [self._add_images(entry) for entry in record.images]
         self.user = self.add_entity("#user", "Person", name="the user who ran the workflow")
         self._add_jobs()
 

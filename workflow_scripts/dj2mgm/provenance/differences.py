@@ -14,7 +14,6 @@ from dj2mgm.dataset_resolution.experiment_dataset import Dataset, list_dataset_f
 from dj2mgm.errors import InputError
 from dj2mgm.provenance.crate_files import (
     CODE_FILES,
-    DATASET,
     describe_this_machine,
     find_commit,
     find_input,
@@ -80,7 +79,7 @@ def _format_value(value: object) -> str:
 def check_recorded(record: CrateRecord, datasets: dict[str, Dataset], allowed_folders: AllowedFolders) -> None:
     """Check that the crate has a digest of every input of its datasets; without a digest, nothing can be compared."""
     images = {entry.dataset for entry in record.images}
-    files = {str(allowed_folders.resolve(entry.configured_path)) for entry in record.inputs if entry.kind == DATASET}
+    files = {str(allowed_folders.resolve(entry.configured_path)) for entry in record.inputs if entry.kind == "dataset"}
     for name, dataset in datasets.items():
         missing = [] if name in images else [f"the images of the dataset {name}"]
         missing += [file for file in list_dataset_files(dataset.settings) if file not in files]

@@ -12,25 +12,13 @@ from pathlib import Path
 
 from dj2mgm.data.instruction_rows import INPUT
 from dj2mgm.errors import InputError
-from dj2mgm.provenance.crate_files import DATASET, MODEL, RECIPE
-from dj2mgm.records.crate_records import CrateSettings
-from dj2mgm.runs.stages import TASK_PREFIXES, find_stage
+from dj2mgm.records.crate_records import CrateSettings, InputKind
+from dj2mgm.runs.stages import find_stage
 from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.storage.files import read_json
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 from dj2mgm.storage.plain_files import check_plain
 
-# inputs of stages in addition to the results of earlier stages
-READS = {
-    "filter": (DATASET, RECIPE),
-    "synthesize": (MODEL, RECIPE),
-    "jsonl": (DATASET,),
-    "pretrain": (MODEL,),
-    "finetune": (MODEL,),
-    "generate": (DATASET, MODEL),
-    "evaluate_clip": (DATASET, MODEL),
-    "evaluate_vqa": (DATASET,),
-}
 NOT_RESULTS = ("config.yaml", "stage.yaml", ".log", ".benchmark.tsv", *IMAGE_SUFFIXES)
 # scripts that share a folder, with their subfolders of results
 SHARED_FOLDERS = {"train_clip": ("clip", "convnext"), "train_language_model": ("language_model",)}
@@ -46,7 +34,7 @@ class FinishedJob:
     ended: datetime
     used: dict[str, float]
     reads: tuple[Path, ...]  # folders of other jobs
-    inputs: tuple[str, ...] = ()  # kinds of the user's files that it reads
+    inputs: tuple[InputKind, ...] = ()  # kinds of the user's files that it reads
 
     @property
     def label(self) -> str:
@@ -98,17 +86,17 @@ def find_jobs(settings: CrateSettings) -> list[FinishedJob]:
     jobs = [
         job
         for folder in models
-        for job in _read_jobs(folder, foundations if folder not in foundations else (), (MODEL,))
+        for job in _read_jobs(folder, foundations if folder not in foundations else (), ("model",))
     ]
-    jobs += [job for folder in dict.fromkeys(datasets) for job in _read_jobs(folder, (), (DATASET,))]
+    jobs += [job for folder in dict.fromkeys(datasets) for job in _read_jobs(folder, (), ("dataset",))]
     stages: dict[Path, FinishedJob] = {}
     for dataset, run in _list_runs(settings):
-        roots = {DATASET: (dataset,), MODEL: tuple(models)}
+        roots = {"dataset": (dataset,), "model": tuple(models)}
         for stage, folder in run.items():
             if Path(folder) not in stages:
                 upstream_folders = [Path(run[name]) for name in find_stage(stage).upstream if name in run]
-                kinds = (MODEL,) if stage.startswith(TASK_PREFIXES) else READS.get(stage, ())
-                kinds += (DATASET,) if stage == "synthesize" and Path(folder, INPUT).is_file() else ()
+                kinds = find_stage(stage).reads
+                kinds += ("dataset",) if stage == "synthesize" and Path(folder, INPUT).is_file() else ()
                 input_folders = [root for kind in kinds for root in roots.get(kind, ())]
                 stage_jobs = _read_jobs(
                     Path(folder), [*upstream_folders, *input_folders], [kind for kind in kinds if not roots.get(kind)]

@@ -14,6 +14,7 @@ Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Text = Annotated[str, Field(max_length=500)]
 Version = Annotated[str, Field(max_length=200)]
 RecordedPath = Annotated[str, Field(max_length=5000)]
+InputKind = Literal["dataset", "model", "recipe"]
 
 
 class CrateDataset(Section):
@@ -57,7 +58,7 @@ class CrateMachine(Section):
 class CrateInput(Section):
     """A file of the user's, or of trained parts that come with the workflow."""
 
-    kind: Literal["dataset", "model", "recipe"] = setting(alias="of")
+    kind: InputKind = setting(alias="of")
     configured_path: RecordedPath = setting(
         ..., "the file itself, or the folder or hub id that contains `file`", min_length=1, alias="given"
     )

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from dj2mgm.records.crate_records import InputKind
 from dj2mgm.runs.stage_settings import (
     build_answer_settings,
     build_base_answer_settings,
@@ -39,6 +40,7 @@ class Stage:
         settings: function (merged configuration, image folders) → the stage's config.yaml; None if the experiment
             does not have the stage.
         outputs: the files that pages read; the rule may write more. The stage is complete if the last one exists.
+        reads: the kinds of the user's files that it reads, in addition to the outputs of stages before it.
         is_training: whether it is a training stage, with checkpoints, progress and memory.csv.
         optional: whether an experiment may lack it.
         uses_dataset: whether its output depends on the dataset.
@@ -51,6 +53,7 @@ class Stage:
     upstream: tuple[str, ...]
     settings: Settings
     outputs: tuple[str, ...]
+    reads: tuple[InputKind, ...] = ()
     is_training: bool = False
     optional: bool = False
     uses_dataset: bool = True
@@ -70,6 +73,7 @@ STAGES = {
         upstream=(),
         settings=build_filter_settings,
         outputs=("filtered.jsonl", *_FILTER_OUTPUTS),
+        reads=("dataset", "recipe"),
         uses_model=lambda settings: bool(settings.clip),  # the recipe measures with the model's CLIP
     ),
     "synthesize": Stage(
@@ -78,6 +82,7 @@ STAGES = {
         upstream=("filter",),
         settings=build_synthesize_settings,
         outputs=("config.yaml", "synthesized.jsonl", *_FILTER_OUTPUTS),
+        reads=("model", "recipe"),
         optional=True,
     ),
     "jsonl": Stage(
@@ -86,6 +91,7 @@ STAGES = {
         upstream=("filter", "synthesize"),
         settings=build_jsonl_settings,
         outputs=("pretrain.jsonl", "summary.json"),
+        reads=("dataset",),
     ),
     "pretrain": Stage(
         "Stage 1: pretraining",
@@ -93,6 +99,7 @@ STAGES = {
         upstream=("jsonl",),
         settings=build_pretrain_settings,
         outputs=_TRAINING_OUTPUTS,
+        reads=("model",),
         is_training=True,
         optional=True,
         pairs_only=True,
@@ -103,6 +110,7 @@ STAGES = {
         upstream=("jsonl", "pretrain"),
         settings=build_finetune_settings,
         outputs=_TRAINING_OUTPUTS,
+        reads=("model",),
         is_training=True,
     ),
     "generate": Stage(
@@ -111,6 +119,7 @@ STAGES = {
         upstream=("finetune",),
         settings=build_generate_settings,
         outputs=("captions.jsonl", "answers.jsonl"),
+        reads=("dataset", "model"),
     ),
     "evaluate_clip": Stage(
         "CLIPScore",
@@ -118,6 +127,7 @@ STAGES = {
         upstream=("generate",),
         settings=build_evaluate_clip_settings,
         outputs=("config.yaml", *_SCORE_OUTPUTS),
+        reads=("dataset", "model"),
     ),
     "evaluate_vqa": Stage(
         "VQA accuracy",
@@ -125,6 +135,7 @@ STAGES = {
         upstream=("generate",),
         settings=lambda config, images: StageSettings(),  # answers are compared without a judge
         outputs=_SCORE_OUTPUTS,
+        reads=("dataset",),
     ),
 }
 TRAINING = tuple(name for name, stage in STAGES.items() if stage.is_training)
@@ -148,7 +159,7 @@ def build_benchmark_stages(name: str) -> dict[str, Stage]:
 
 def build_evaluation_stages(task: str) -> dict[str, Stage]:
     """Return the stages of a task of lmms-eval by name: of the fine-tuned model, and of the model before training."""
-    common = {"rule": "score_evaluation", "outputs": _SCORE_OUTPUTS, "optional": True}
+    common = {"rule": "score_evaluation", "outputs": _SCORE_OUTPUTS, "reads": ("model",), "optional": True}
     base_settings = partial(build_base_answer_settings, task)
     return {
         f"{EVALUATIONS}{task}": Stage(
