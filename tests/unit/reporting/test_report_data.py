@@ -13,15 +13,8 @@ from dj2mgm.reporting.charts import HEIGHT, Scale, compute_bin_edges, stack_bars
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.recaptions import read_recaptions
 from dj2mgm.reporting.rendering import format_integer, list_counts
-from dj2mgm.reporting.sections.flow import (
-    WIDTH,
-    FlowStep,
-    Lanes,
-    build_pretrain_steps,
-    build_source_table,
-    count_instructions,
-    draw_flows,
-)
+from dj2mgm.reporting.row_flow import FlowStep, Lanes, build_pretrain_steps, build_source_table, count_instructions
+from dj2mgm.reporting.sections.flow_diagram import WIDTH, draw_flows
 from dj2mgm.reporting.sections.histograms import (
     align_bin_edges,
     build_similarity_histogram,
