@@ -8,6 +8,7 @@ from snakemake.settings.types import DeploymentMethod
 
 from dj2mgm.cli.console import UserError
 from dj2mgm.dataset_resolution.experiment_dataset import check_files
+from dj2mgm.errors import InputError
 from dj2mgm.model_files.clips import check_judge, check_made, list_clip_files
 from dj2mgm.model_files.foundation import FOUNDATION_PARTS
 from dj2mgm.model_files.missing_models import (
@@ -19,6 +20,7 @@ from dj2mgm.runs import challenge, pages
 from dj2mgm.runs.evaluations import find_evaluation_data
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.leaks import locate_leaks_folder
+from dj2mgm.runs.studies import search_batches
 from dj2mgm.runs.training_checks import require_flash_attention, require_fp8_device
 from dj2mgm.script_modules import find_modules
 from dj2mgm.settings.string_formats import check_format
@@ -278,3 +280,35 @@ def page_files(experiments):
     """Return all files that a page reads."""
     with user_errors():
         return pages.list_page_files(RUNS, experiments)
+
+
+def requested_search(wildcards):
+    """Return the search of a study, whose files have the key of its settings."""
+    with user_errors():
+        search = search_batches.find_search(RUNS, wildcards.study)
+        if search is None or search.key != wildcards.key:
+            raise InputError(
+                f"{wildcards.study}: its search has other settings now, so these files are not made again"
+            )
+    return search
+
+
+def all_scores(study):
+    """Input function: the scores of all batches of a study's search; none for other designs.
+
+    The target needs them, too: Snakemake makes no missing file of a page that is newer than its other inputs.
+    """
+
+    def get(checkpoint, search, number):
+        return checkpoint.get(study=study, key=search.key, number=number).output[0]
+
+    def scores(wildcards):
+        with user_errors():
+            return search_batches.take_batches(
+                RUNS,
+                study,
+                lambda *batch: get(checkpoints.ask_trials, *batch),
+                lambda *batch: get(checkpoints.score_trials, *batch),
+            )
+
+    return scores

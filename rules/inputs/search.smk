@@ -1,18 +1,6 @@
 # Input functions of rules/search.smk.
-from dj2mgm.errors import InputError
 from dj2mgm.runs.studies import search_batches
 from dj2mgm.runs.studies.study_designs import locate_study_file
-
-
-def requested_search(wildcards):
-    """Return the search of a study, whose files have the key of its settings."""
-    with user_errors():
-        search = search_batches.find_search(RUNS, wildcards.study)
-        if search is None or search.key != wildcards.key:
-            raise InputError(
-                f"{wildcards.study}: its search has other settings now, so these files are not made again"
-            )
-    return search
 
 
 def study_budget_file(wildcards):
@@ -54,24 +42,3 @@ def scored_files(wildcards):
         return search_batches.list_batch_files(
             RUNS, requested_search(wildcards), int(wildcards.number)
         )
-
-
-def all_scores(study):
-    """Input function: the scores of all batches of a study's search; none for other designs.
-
-    The target needs them, too: Snakemake makes no missing file of a page that is newer than its other inputs.
-    """
-
-    def get(checkpoint, search, number):
-        return checkpoint.get(study=study, key=search.key, number=number).output[0]
-
-    def scores(wildcards):
-        with user_errors():
-            return search_batches.take_batches(
-                RUNS,
-                study,
-                lambda *batch: get(checkpoints.ask_trials, *batch),
-                lambda *batch: get(checkpoints.score_trials, *batch),
-            )
-
-    return scores
