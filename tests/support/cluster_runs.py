@@ -65,7 +65,9 @@ class ClusterRun:
                 process.kill()
 
     def finish(self, timeout_s: float = STAGE_TIMEOUT_S) -> None:
-        assert self.process.wait(timeout_s) == 0, self.printed()[-4000:]
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout_s)
+        assert self.process.poll() == 0, self.printed()[-4000:]
 
     def wait_for_checkpoint(self, stage: str, experiment: str) -> str:
         """Wait for a stage's first checkpoint and return the number of its training job."""
