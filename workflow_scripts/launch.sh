@@ -12,8 +12,23 @@ if (($# < 3)); then
 fi
 gpus=$1 nodes=$2
 shift 2
-# a free port, so that two trainings on one node do not share one
-port=$(python -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
+# A free port, so that two trainings on one node do not share one. It is below the ports of outgoing connections, one of
+# which could take it before the processes listen.
+port=$(
+    python - << 'PYTHON'
+import random, socket
+
+for port in random.sample(range(20000, 32000), 100):
+    try:
+        socket.create_server(("", port)).close()
+    except OSError:
+        continue
+    print(port)
+    break
+else:
+    raise SystemExit("error: no port between 20000 and 32000 is free")
+PYTHON
+)
 
 if ((gpus == 1 && nodes == 1)); then
     # the variables that DeepSpeed's launcher would set, without the seconds in which it imports DeepSpeed
