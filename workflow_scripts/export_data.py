@@ -20,6 +20,7 @@ from dj2mgm.data.formats import extract_caption, read_dj_jsonl
 from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.records.publication_records import ExportSettings
+from dj2mgm.records.recipe_summary import read_recipe_summary
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, read_jsonl, replace_folder, write_text
 from dj2mgm.storage.streaming import DiskMap
@@ -37,7 +38,7 @@ def main() -> None:
     args = parser.parse_args()
     settings = load_settings(ExportSettings, args.config)
     names, scores = read_row_statistics([stage / "stats.jsonl" for stage in args.stages])
-    summaries = {stage.name: read_json(stage / "summary.json") for stage in args.stages}
+    summaries = {stage.name: read_recipe_summary(stage / "summary.json") for stage in args.stages}
     rewritten_counts: Counter = Counter()
     rows = count_rewritten(read_samples(args.pairs, settings.image_root, names, scores), rewritten_counts)
     with replace_folder(args.output_dir) as folder:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.storage.files import write_json, write_jsonl, write_text, write_yaml
+from recipe_summaries import write_recipe_summary
 
 JUDGE = {"name": "models/clip", "kind": "CLIP", "selects": [], "sees": False}
 # {group: {metric: {image id: (sum, count)}}}
@@ -39,10 +40,10 @@ def write_run(folder: Path, clip: Values, vqa: Values, filtered: int = 80, synth
     """Write a run's results; return its stages for the configuration. `filtered` and `synthesized` are rows kept."""
     names = ["filter", "jsonl", "pretrain", "finetune", "generate", "evaluate_clip", "evaluate_vqa"]
     stages = {name: folder / name for name in names}
-    write_json(folder / "filter/summary.json", {"rows_in": 100, "rows_kept": filtered, "operators": []})
+    write_recipe_summary(folder / "filter", 100, filtered)
     if synthesized is not None:
         stages["synthesize"] = folder / "synthesize"
-        write_json(folder / "synthesize/summary.json", {"rows_in": filtered, "rows_kept": synthesized})
+        write_recipe_summary(folder / "synthesize", filtered, synthesized)
         write_yaml(folder / "synthesize/config.yaml", {})
     for stage in stages.keys() & {"filter", "synthesize"}:
         for name in (name for name in STAGES[stage].outputs if name.endswith(".jsonl")):

@@ -7,6 +7,7 @@ from PIL import Image
 
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.storage.files import read_json, write_json, write_jsonl, write_yaml
+from recipe_summaries import summarize_operator, write_recipe_summary
 
 MARKUP = '<img src=x onerror="document.title=1"><script>document.title=1</script><b>bold</b>'
 PICTURES = 40
@@ -180,14 +181,7 @@ def _write_stage(
     operators, rows_left = [], rows
     for step, spec in enumerate(process, start=1):
         dropped_count = len(dropped[step])
-        counts = {
-            "rows_in": rows_left,
-            "rows_out": rows_left - dropped_count,
-            "dropped": dropped_count,
-            "changed": 0,
-            "seconds": 0.1,
-        }
-        operators.append({"step": step, "operator": _read_operator(spec)} | counts)
+        operators.append(summarize_operator(step, _read_operator(spec), rows_left, dropped_count))
         rows_left -= dropped_count
     write_jsonl(folder / "stats.jsonl", stats)
     write_jsonl(folder / rows_file, ({"id": row["id"]} for row in stats))
@@ -197,11 +191,8 @@ def _write_stage(
         for event in step_events
     )
     write_jsonl(folder / "dropped.jsonl", [*changes, *events])
-    summary = {"rows_in": rows, "rows_kept": rows_left, "rows_dropped": rows - rows_left, "operators": operators}
-    write_json(
-        folder / "summary.json",
-        summary | ({"input": {"path": f"{_make_relative(dataset)}/pretrain.jsonl"}} if dataset else {}),
-    )
+    data = [f"{_make_relative(dataset)}/pretrain.jsonl"] if dataset else []
+    write_recipe_summary(folder, rows, rows_left, operators, *data)
     write_yaml(folder / "config.yaml", {"image_root": "results/datasets/drawn", "recipe": {"process": process}})
 
 

@@ -43,7 +43,7 @@ def select(project: Path, folder: Path, process: list[dict], **changes) -> dict:
     write_jsonl(folder / "out" / INPUT, rows)
     model = CaptionerModel(project / "base", project / "pretrain")
     recipe = read_synthesize_settings(folder / "out/config.yaml", folder / "out", model)
-    return run_recipe(recipe, folder / "out" / INPUT, folder / "out", SYNTHESIZED)
+    return run_recipe(recipe, folder / "out" / INPUT, folder / "out", SYNTHESIZED).as_dict()
 
 
 def loss(family: MGMFamily, model, image, question: str, answer: str) -> float:

@@ -54,7 +54,9 @@ row_count = 9 if experiment == "baseline" else 8
 rows = {"pretrain": {"rows_in": 9, "rows_out": row_count, "dropped": {}, "repeated": 0}}
 rows["finetune"] = {"rows_in": 0, "rows_out": 0, "dropped": {}, "repeated": 0}
 counts = rows if stage == "write_jsonl" else {"evaluation": 1}
-write("summary.json", value=counts | {"rows_in": 1, "rows_kept": 1, "operators": []})
+recipe_counts = {"rows_in": 1, "rows_kept": 1, "broken_images": {}}
+recipe_summary = recipe_counts | {"operators": [], "data_juicer": "1.6.1", "input": {}}
+write("summary.json", value=counts | recipe_summary)
 write("memory.csv", value="")
 columns = "attempt,time,seconds,phase,job_gib,host_gib,cgroup_gib"
 (folder / "memory.csv").write_text(f"{columns}\\n1,2026-01-01T00:00:00+00:00,0,training,1.0,9.0,\\n")

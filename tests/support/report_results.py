@@ -16,6 +16,7 @@ from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.evaluation.vqa import measure_rows
 from dj2mgm.storage.files import write_json, write_jsonl, write_yaml
 from evaluated_runs import build_entry, write_memory, write_scores
+from recipe_summaries import summarize_operator, write_recipe_summary
 
 IMAGES, PAIRS = 15, 60
 TOO_SHORT, TOO_SIMILAR = 6, 2  # rows dropped by the two filters
@@ -136,23 +137,15 @@ def _write_filter(folder: Path) -> None:
     ]
     row_stats[0]["aspect_ratios"] = [math.nan]
     row_stats[1]["aspect_ratios"] = []
-    counts = [(0, {}), (TOO_SHORT, {}), (0, {}), (TOO_SIMILAR, {})]
+    counts = (0, TOO_SHORT, 0, TOO_SIMILAR)
     operators, rows_left = [], PAIRS
-    for step, (operator, (dropped_count, further_counts)) in enumerate(
-        zip(FILTER_RECIPE["process"], counts, strict=True), start=1
-    ):
-        operators.append(_describe_operator(step, next(iter(operator)), rows_left, dropped_count) | further_counts)
+    for step, (operator, dropped_count) in enumerate(zip(FILTER_RECIPE["process"], counts, strict=True), start=1):
+        operators.append(summarize_operator(step, next(iter(operator)), rows_left, dropped_count))
         rows_left -= dropped_count
     write_jsonl(folder / "filtered.jsonl", rows)
     write_jsonl(folder / "stats.jsonl", row_stats)
     write_jsonl(folder / "dropped.jsonl", dropped)
-    summary = {"rows_in": PAIRS, "rows_kept": rows_left, "operators": operators, "data_juicer": "1.6.1"}
-    write_json(folder / "summary.json", summary)
-
-
-def _describe_operator(step: int, name: str, rows_in: int, dropped: int) -> dict:
-    counts = {"rows_in": rows_in, "rows_out": rows_in - dropped, "dropped": dropped, "changed": 0}
-    return {"step": step, "operator": name} | counts | {"seconds": 1.5}
+    write_recipe_summary(folder, PAIRS, rows_left, operators)
 
 
 def _write_synthesis(folder: Path, image_root: Path) -> list[str]:
@@ -193,14 +186,15 @@ def _write_synthesis(folder: Path, image_root: Path) -> list[str]:
         "min_similarity": SIMILARITY,
     }
     rows_in = len(names)
-    operators = [_describe_operator(1, "low_similarity_recaption_mapper", rows_in, 0) | {"recaption": report}]
-    operators.append(_describe_operator(2, rejecting_operators[1], rows_in, UNUSABLE + UNLIKE))
-    operators.append(_describe_operator(3, rejecting_operators[2], rows_in - UNUSABLE - UNLIKE, UNLIKELY))
+    operators = [
+        summarize_operator(1, "low_similarity_recaption_mapper", rows_in, 0, {"recaption": report}),
+        summarize_operator(2, rejecting_operators[1], rows_in, UNUSABLE + UNLIKE),
+        summarize_operator(3, rejecting_operators[2], rows_in - UNUSABLE - UNLIKE, UNLIKELY),
+    ]
     write_jsonl(folder / "synthesized.jsonl", kept_rows)
     write_jsonl(folder / "stats.jsonl", stats)
     write_jsonl(folder / "dropped.jsonl", dropped)
-    summary = {"rows_in": rows_in, "rows_kept": len(kept_rows), "operators": operators, "data_juicer": "1.6.1"}
-    write_json(folder / "summary.json", summary)
+    write_recipe_summary(folder, rows_in, len(kept_rows), operators)
     write_yaml(folder / "config.yaml", {"image_root": str(image_root)})
     return [row["id"] for row in kept_rows]
 

@@ -36,7 +36,7 @@ def run_synthesis(project: Path, folder: Path, settings: dict, model: CaptionerM
     folder.mkdir(exist_ok=True)
     write_yaml(folder / "config.yaml", settings)
     recipe = read_synthesize_settings(folder / "config.yaml", folder / "out", model)
-    return run_recipe(recipe, project / "data/pairs.jsonl", folder / "out", SYNTHESIZED)
+    return run_recipe(recipe, project / "data/pairs.jsonl", folder / "out", SYNTHESIZED).as_dict()
 
 
 def build_synthesis_command(project: Path, folder: Path, *flags: object) -> list[str]:

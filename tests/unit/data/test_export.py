@@ -17,6 +17,7 @@ from dj2mgm.data.mixture import write_mixture
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
 from dj2mgm.storage.files import write_json, write_jsonl, write_yaml
 from dj2mgm.storage.shards import read_file
+from recipe_summaries import summarize_operator, write_recipe_summary
 from run_main import run_main
 
 ROWS = {f"web/{number}": f"caption {number} with an ü, a | and a\nbreak" for number in range(5)}
@@ -43,10 +44,10 @@ def export(tmp_path, monkeypatch, capsys):
     stats = [
         {"id": row["id"], "image_integrity": "ok", "score": [0.5 + at], "words": at} for at, row in enumerate(rows)
     ]
-    step = {"operator": "words_filter", "rows_in": 9, "dropped": 4, "rows_out": 5}
+    operator = summarize_operator(1, "words_filter", rows_in=9, dropped=4)
     for stage, own in (("filter", stats), ("synthesize", [{"id": "web/0", "score": [2.0]}])):
         write_jsonl(tmp_path / stage / "stats.jsonl", own)
-        write_json(tmp_path / stage / "summary.json", {"operators": [step]})
+        write_recipe_summary(tmp_path / stage, 9, 5, [operator])
     write_json(tmp_path / "summary.json", {"pretrain": 9, "left_out": {"pretrain": 3}, "sources": SOURCES})
     recipes = {"filter": {"process": [{"words_filter": {"min_num": 3}}]}, "synthesize": None}
     names = {"experiment": "mine", "dataset": "photos", "licenses": {"web": "CC-BY-4.0"}}

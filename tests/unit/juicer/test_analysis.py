@@ -102,7 +102,7 @@ def test_the_filter_stage_keeps_as_many_rows_as_predicted(which, data, analyzed,
     process = yaml.safe_load((output / "suggestions.yaml").read_text(encoding="utf-8"))["process"]
     if which == "current":
         process = [{"image_integrity_filter": None}, *RECIPE, {"image_text_deduplicator": None}]
-    summary = run_recipe(settings(data, process), data, tmp_path, FILTERED)
+    summary = run_recipe(settings(data, process), data, tmp_path, FILTERED).as_dict()
     assert summary["rows_kept"] == summarize_analysis(analysis, None)["kept"][which] > 0
 
 

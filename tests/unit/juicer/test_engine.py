@@ -43,7 +43,7 @@ def run(data: Path, output: Path, process: list, processes: int = 1) -> dict:
     settings = RecipeSettings(
         root, processes, parse_steps("recipe", process), {"image_integrity_filter": {"image_root": str(root)}}
     )
-    return run_recipe(settings, data, output, FILTERED)
+    return run_recipe(settings, data, output, FILTERED).as_dict()
 
 
 def read_rows(path: Path) -> list[dict]:

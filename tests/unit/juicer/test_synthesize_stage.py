@@ -203,7 +203,7 @@ def test_the_filter_stage_adds_its_clip(project, tmp_path):
     summary = run_recipe(
         read_filter_settings(tmp_path / "config.yaml"), project / "data/pairs.jsonl", tmp_path, FILTERED
     )
-    assert summary["rows_kept"] == 20
+    assert summary.rows_kept == 20
 
 
 def base_settings(project: Path) -> dict:

@@ -176,7 +176,7 @@ def test_a_folder_is_read_like_its_zip_file(crate, tmp_path):
             unpacked.identity,
         )
         assert zipped.record.model_dump(by_alias=True) == read_run_json(crate)
-        assert zipped.record.versions == {"torch": ["0.0.1"]}
+        assert zipped.record.versions == {"torch": ["0.0.1"], "py-data-juicer": ["1.6.1"]}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import yaml
 
 from dj2mgm.records.publication_records import ExportSettings
+from dj2mgm.records.recipe_summary import RecipeSummary
 
 LOADING_CODE = {
     "parquet": "from datasets import load_dataset\n\nrows = load_dataset(FOLDER, split='train')",
@@ -27,7 +28,7 @@ def build_export_card(
     rewritten: int,
     scores: list[str],
     dataset: dict,
-    stages: dict[str, dict],
+    stages: dict[str, RecipeSummary],
 ) -> str:
     """Return the card of an exported dataset.
 
@@ -37,7 +38,7 @@ def build_export_card(
         rewritten: number of pairs with a caption that synthesis wrote.
         scores: names of the statistics.
         dataset: summary.json of the dataset.
-        stages: summary.json of filters and synthesis, by stage.
+        stages: numbers of rows at each step of filters and synthesis, by stage.
     """
     sources = {name: source for name, source in dataset.get("sources", {}).items() if source["split"] == "pretrain"}
     licenses = {name: settings.licenses.get(name) for name in sources or settings.licenses}
@@ -83,13 +84,13 @@ def _list_sources(sources: dict[str, dict], licenses: dict[str, str | None], pai
     return ["| source | format | license | rows |", "|---|---|---|---|", *rows]
 
 
-def _list_steps(dataset: dict, stages: dict[str, dict]) -> list[str]:
+def _list_steps(dataset: dict, stages: dict[str, RecipeSummary]) -> list[str]:
     pairs, held_out = dataset["pretrain"], dataset.get("left_out", {}).get("pretrain", 0)
-    steps = [step for summary in stages.values() for step in summary["operators"]]
+    steps = [step for summary in stages.values() for step in summary.operators]
     return [
         *("| step | rows in | dropped | rows out |", "|---|---|---|---|"),
         *([f"| held out for evaluation | {pairs + held_out} | {held_out} | {pairs} |"] if held_out else []),
-        *(f"| `{step['operator']}` | {step['rows_in']} | {step['dropped']} | {step['rows_out']} |" for step in steps),
+        *(f"| `{step.operator}` | {step.rows_in} | {step.dropped} | {step.rows_out} |" for step in steps),
     ]
 
 

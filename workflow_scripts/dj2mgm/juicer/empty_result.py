@@ -14,6 +14,7 @@ from dj2mgm.juicer.changed_data_juicer import OP, Fields
 from dj2mgm.juicer.operators.declarations import get_decision_method, get_declarations
 from dj2mgm.juicer.partitions import iterate_column_values
 from dj2mgm.juicer.statistics import read_statistic_limits
+from dj2mgm.records.recipe_summary import OperatorSummary
 from dj2mgm.storage.files import read_jsonl
 
 
@@ -37,22 +38,24 @@ class ReadTracker(dict):
         return super().__getitem__(key)
 
 
-def make_empty_result(rows_in: int, steps: list[dict], operators: list[OP], trace: Path, rows: Path) -> EmptyResult:
-    """Return the error to raise if the last of the finished steps kept no row.
+def make_empty_result(
+    rows_in: int, summaries: list[OperatorSummary], operators: list[OP], trace: Path, rows: Path
+) -> EmptyResult:
+    """Return the error to raise if the last finished operator kept no row.
 
     `trace` is the jsonl of dropped rows, here of every input row; `rows` are the partitions of the stage's input.
     """
-    worst = max(steps, key=lambda step: step["dropped"])
-    if stat := get_declarations(operators[worst["step"] - 1]).unreadable_stat:
+    worst = max(summaries, key=lambda summary: summary.dropped)
+    if stat := get_declarations(operators[worst.step - 1]).unreadable_stat:
         return EmptyResult(
-            f"the recipe kept none of {rows_in} rows; the images of {worst['dropped']} cannot be read "
-            f"({_count_unreadable(stat, worst['step'], trace, rows)}). Correct the paths, or the folder that they are "
+            f"the recipe kept none of {rows_in} rows; the images of {worst.dropped} cannot be read "
+            f"({_count_unreadable(stat, worst.step, trace, rows)}). Correct the paths, or the folder that they are "
             "relative to"
         )
     return EmptyResult(
-        f"the recipe kept none of {rows_in} rows; {worst['operator']} (step {worst['step']}) dropped the most rows "
-        f"({worst['dropped']} of {worst['rows_in']})"
-        f"{_describe_distribution(operators[worst['step'] - 1], _read_stats_at(trace, worst['step']))}. "
+        f"the recipe kept none of {rows_in} rows; {worst.operator} (step {worst.step}) dropped the most rows "
+        f"({worst.dropped} of {worst.rows_in})"
+        f"{_describe_distribution(operators[worst.step - 1], _read_stats_at(trace, worst.step))}. "
         "Widen its limits in the recipe, or correct the data"
     )
 

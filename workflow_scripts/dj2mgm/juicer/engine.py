@@ -57,6 +57,7 @@ from dj2mgm.juicer.partitions import (
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.model_files.clips import check_named_models
 from dj2mgm.recipes.recipe_step import RecipeStep
+from dj2mgm.records.recipe_summary import OperatorSummary
 from dj2mgm.storage.files import replace_folder
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class Engine:
         self.settings = settings
         self.working = working
         self.folders: list[Path] = []
-        self.summaries: list[dict] = []
+        self.summaries: list[OperatorSummary] = []
         self.counts: dict[int, dict] = {}
 
     def run(self, data: Path) -> None:
@@ -241,31 +242,30 @@ class Engine:
             for number, counts in read_counts(partition)["operators"].items():
                 self.counts[int(number)] = merge_reports(self.counts.get(int(number), {}), counts)
         for step in current.finished_steps:
-            rows_in = self.summaries[-1]["rows_out"] if self.summaries else self.rows_in
+            rows_in = self.summaries[-1].rows_out if self.summaries else self.rows_in
             summary = self._summarize_step(step, rows_in)
             self.summaries.append(summary)
             logger.info(
-                f"[{step.number}/{len(self.operators)}] {step.name}: {rows_in} rows in, {summary['rows_out']} out, "
-                f"{summary['dropped']} dropped, {summary['changed']} changed, {summary['seconds']:.1f} s"
+                f"[{step.number}/{len(self.operators)}] {step.name}: {rows_in} rows in, {summary.rows_out} out, "
+                f"{summary.dropped} dropped, {summary.changed} changed, {summary.seconds:.1f} s"
             )
-            if not summary["rows_out"]:
+            if not summary.rows_out:
                 return
 
-    def _summarize_step(self, step: Step, rows_in: int) -> dict:
-        """Return an operator's entry in summary.json."""
+    def _summarize_step(self, step: Step, rows_in: int) -> OperatorSummary:
         counts, operator = self.counts.get(step.number, {}), get_declarations(step.operator)
         dropped = counts.get("dropped", 0)
-        summary = {
-            "step": step.number,
-            "operator": step.name,
-            "rows_in": rows_in,
-            "rows_out": rows_in - dropped,
-            "dropped": dropped,
-            "changed": counts.get("changed", 0),
-            "seconds": round(counts.get("seconds", 0.0), 3),
-        }
         report = operator.finish_report(counts.get("report", {}))
-        return summary | ({operator.report_key: report} if report else {})
+        return OperatorSummary(
+            step=step.number,
+            operator=step.name,
+            rows_in=rows_in,
+            rows_out=rows_in - dropped,
+            dropped=dropped,
+            changed=counts.get("changed", 0),
+            seconds=round(counts.get("seconds", 0.0), 3),
+            reports={operator.report_key: report} if report else {},
+        )
 
 
 def _read_repeats(folder: Path, step: Step) -> Repeats:

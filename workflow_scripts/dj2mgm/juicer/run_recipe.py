@@ -20,6 +20,7 @@ from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.recipes.operator_checks import check_models_named
 from dj2mgm.recipes.recipe_files import find_recipe_files
 from dj2mgm.recipes.recipe_step import DATASET_FILES, INSTRUCTIONS, RecipeStep
+from dj2mgm.records.recipe_summary import OperatorSummary, RecipeSummary
 from dj2mgm.script_modules import find_modules
 from dj2mgm.storage.files import compute_sha256, write_json, write_jsonl
 
@@ -28,7 +29,7 @@ STATS, TRACE, SUMMARY = "stats.jsonl", "dropped.jsonl", "summary.json"
 WORKING_FOLDER_PREFIX = ".data_juicer-"
 
 
-def run_recipe(settings: RecipeSettings, data: Path, output_dir: Path, rows_file: str) -> dict:
+def run_recipe(settings: RecipeSettings, data: Path, output_dir: Path, rows_file: str) -> RecipeSummary:
     """Run the recipe on `data` and write the four outputs into `output_dir`; return the summary.
 
     A folder inside `output_dir` keeps finished partitions while the stage runs. After a kill, the next run continues
@@ -54,11 +55,17 @@ def run_recipe(settings: RecipeSettings, data: Path, output_dir: Path, rows_file
         )
         write_jsonl(output_dir / STATS, iterate_output_stats(recipe_engine.folders[-1]))
         os.replace(working / TRACE, output_dir / TRACE)
-        summary = _build_summary(
-            data, recipe_engine.rows_in, rows_kept, recipe_engine.summaries, _count_events(output_dir / TRACE)
+        _check_counts(recipe_engine.rows_in, rows_kept, recipe_engine.summaries, _count_events(output_dir / TRACE))
+        summary = RecipeSummary(
+            rows_in=recipe_engine.rows_in,
+            rows_kept=rows_kept,
+            broken_images=_count_broken_images(recipe_engine.summaries),
+            operators=recipe_engine.summaries,
+            data_juicer=changed_data_juicer.__version__,
+            input={"path": str(data), "sha256": compute_sha256(data)},
+            rows=settings.rows if settings.rows == INSTRUCTIONS else None,
         )
-        summary |= {"rows": settings.rows} if settings.rows == INSTRUCTIONS else {}
-    write_json(output_dir / SUMMARY, summary)
+    write_json(output_dir / SUMMARY, summary.as_dict())
     return summary
 
 
@@ -108,25 +115,20 @@ def _count_events(trace: Path) -> Counter:
         return Counter((row["step"], row["event"]) for row in map(json.loads, lines))
 
 
-def _build_summary(data: Path, rows_in: int, rows_kept: int, steps: list[dict], events: Counter) -> dict:
-    """Return the summary; raise RuntimeError unless every input row is kept or dropped by one operator in the trace."""
-    broken = Counter()
+def _check_counts(rows_in: int, rows_kept: int, operators: list[OperatorSummary], events: Counter) -> None:
+    """Raise RuntimeError unless every input row is kept or dropped by one operator in the trace."""
     expected = rows_in
-    for step in steps:
-        in_trace = events[step["step"], "dropped"]
-        if step["rows_in"] != expected or step["rows_out"] != expected - in_trace:
-            raise RuntimeError(f"the rows of step {step} do not add up with {in_trace} dropped rows in the trace")
-        expected = step["rows_out"]
-        broken.update(step.get("broken_images", {}))
+    for operator in operators:
+        in_trace = events[operator.step, "dropped"]
+        if operator.rows_in != expected or operator.rows_out != expected - in_trace:
+            raise RuntimeError(f"the rows of step {operator} do not add up with {in_trace} dropped rows in the trace")
+        expected = operator.rows_out
     if rows_kept != expected:
         raise RuntimeError(f"{rows_kept} rows were written, the operators kept {expected}")
-    return {
-        "rows_in": rows_in,
-        "rows_kept": rows_kept,
-        "rows_dropped": rows_in - rows_kept,
-        "errors": 0,
-        "broken_images": {reason: broken[reason] for reason in BadImage.REASONS},
-        "operators": steps,
-        "data_juicer": changed_data_juicer.__version__,
-        "input": {"path": str(data), "sha256": compute_sha256(data)},
-    }
+
+
+def _count_broken_images(operators: list[OperatorSummary]) -> dict[str, int]:
+    broken = Counter()
+    for operator in operators:
+        broken.update(operator.reports.get("broken_images", {}))
+    return {reason: broken[reason] for reason in BadImage.REASONS}

@@ -16,6 +16,7 @@ from dj2mgm.recipes.recipe_step import INSTRUCTIONS
 from dj2mgm.records.jsonl_summary import JsonlSummary, read_jsonl_summary
 from dj2mgm.records.page_records import PageSettings, ShownConfiguration, ShownControl, ShownExperiment, read_image_root
 from dj2mgm.records.publication_records import RecipeContents
+from dj2mgm.records.recipe_summary import RecipeSummary, read_recipe_summary
 from dj2mgm.runs.stages import LEAKS, STAGES, TASK_PREFIXES, TRAINING
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, read_jsonl
@@ -30,8 +31,8 @@ class RunResults:
     """An experiment with one seed."""
 
     seed: int
-    filter: dict  # summary.json, like the next one
-    synthesize: dict | None  # None: the experiment has no such stage
+    filter: RecipeSummary
+    synthesize: RecipeSummary | None  # None: the experiment has no such stage
     jsonl: JsonlSummary
     records: dict[str, dict]  # by training stage: metrics.json
     steps: dict[str, list[dict]]  # by training stage: rows of metrics.jsonl
@@ -45,7 +46,7 @@ class RunResults:
     @property
     def selects_instructions(self) -> bool:
         """True if the stage synthesize works on instructions and not on pairs."""
-        return bool(self.synthesize) and self.synthesize.get("rows") == INSTRUCTIONS
+        return self.synthesize is not None and self.synthesize.rows == INSTRUCTIONS
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,8 @@ def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> RunResults
         next(read_jsonl(path, may_be_empty=not groups), None)
     return RunResults(
         seed=seed,
-        filter=read_json(stages["filter"] / "summary.json"),
-        synthesize=read_json(stages["synthesize"] / "summary.json") if "synthesize" in stages else None,
+        filter=read_recipe_summary(stages["filter"] / "summary.json"),
+        synthesize=read_recipe_summary(stages["synthesize"] / "summary.json") if "synthesize" in stages else None,
         jsonl=read_jsonl_summary(stages["jsonl"] / "summary.json"),
         records={stage: read_json(stages[stage] / "metrics.json") for stage in training_stages},
         steps={

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 from dj2mgm.records.jsonl_summary import SourceSamples
+from dj2mgm.records.recipe_summary import OperatorSummary
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.recaptions import RecaptionedRow
 from dj2mgm.reporting.rendering import build_step_key, format_integer, list_counts
@@ -48,8 +49,8 @@ def build_pretrain_steps(
     """Return the steps of the pairs: dataset, all operators of filter and synthesis, training file, samples."""
     lanes = Lanes(original=experiment.dataset_counts["pretrain"])
     steps = [FlowStep("dataset", "dataset", lanes, note="image–caption pairs")]
-    for operator in run.filter["operators"]:
-        lanes = _move_to_dropped(lanes, original=operator["dropped"])
+    for operator in run.filter.operators:
+        lanes = _move_to_dropped(lanes, original=operator.dropped)
         steps.append(_build_operator_step("filter", operator, lanes))
     if run.synthesize and not run.selects_instructions:
         steps += _build_synthesis_steps(
@@ -78,7 +79,7 @@ def count_instructions(experiment: ExperimentResults, run: RunResults) -> list[t
     label = "made from the pairs" if file_counts.rows_in else "none"
     counts = [("in the dataset", dataset_count) if dataset_count else (label, file_counts.rows_in)]
     if run.selects_instructions:
-        operators = [(operator["operator"], operator["dropped"]) for operator in run.synthesize["operators"]]
+        operators = [(operator.operator, operator.dropped) for operator in run.synthesize.operators]
         new_count = file_counts.rows_in + sum(number for _, number in operators) - dataset_count
         counts = [
             ("in the dataset", dataset_count),
@@ -130,9 +131,13 @@ def _move_to_dropped(lanes: Lanes, original: int = 0, recaptioned: int = 0) -> L
     )
 
 
-def _build_operator_step(stage: str, operator: dict, lanes: Lanes, kind: str = "operator", note: str = "") -> FlowStep:
-    reasons, key = _format_reasons(operator.get("broken_images") or {}), build_step_key(stage, operator["step"])
-    return FlowStep(operator["operator"], kind, lanes, operator["dropped"], reasons, note, key)
+def _build_operator_step(
+    stage: str, operator: OperatorSummary, lanes: Lanes, kind: str = "operator", note: str = ""
+) -> FlowStep:
+    reasons = _format_reasons(operator.reports.get("broken_images", {}))
+    return FlowStep(
+        operator.operator, kind, lanes, operator.dropped, reasons, note, build_step_key(stage, operator.step)
+    )
 
 
 def _format_reasons(counts: dict[str, int]) -> str:
@@ -143,17 +148,17 @@ def _format_reasons(counts: dict[str, int]) -> str:
 def _build_synthesis_steps(run: RunResults, lanes: Lanes, recaptions: list[RecaptionedRow]) -> Iterator[FlowStep]:
     """Return the steps of the synthesis; each dropped row is subtracted from its own lane."""
     dropped = Counter(recaption.dropped_in_step for recaption in recaptions)
-    for operator in run.synthesize["operators"]:
-        if "recaption" in operator and not lanes.recaptioned:
+    for operator in run.synthesize.operators:
+        if "recaption" in operator.reports and not lanes.recaptioned:
             lanes = replace(lanes, original=lanes.original - len(recaptions), recaptioned=len(recaptions))
-            unusable = list_counts(operator["recaption"]["unusable"])
+            unusable = list_counts(operator.reports["recaption"]["unusable"])
             note = f"{format_integer(len(recaptions))} recaptioned" + (
                 f"; unusable captions: {unusable}" if unusable else ""
             )
             yield _build_operator_step("synthesize", operator, lanes, "recaption", note)
         else:
-            recaptioned = dropped[operator["step"]]
-            lanes = _move_to_dropped(lanes, operator["dropped"] - recaptioned, recaptioned)
+            recaptioned = dropped[operator.step]
+            lanes = _move_to_dropped(lanes, operator.dropped - recaptioned, recaptioned)
             note = f"{format_integer(recaptioned)} of them recaptioned" if recaptioned else ""
             yield _build_operator_step("synthesize", operator, lanes, note=note)
 

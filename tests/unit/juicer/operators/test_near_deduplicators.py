@@ -58,7 +58,7 @@ def make_settings(data: Path, process: list, processes: int = 1) -> RecipeSettin
 
 
 def run(data: Path, output: Path, process: list, processes: int = 1) -> dict:
-    return run_recipe(make_settings(data, process, processes), data, output, FILTERED)
+    return run_recipe(make_settings(data, process, processes), data, output, FILTERED).as_dict()
 
 
 def read_duplicates(output: Path) -> dict[str, str]:

@@ -54,7 +54,9 @@ def test_movable_limits_agree_with_the_operators(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = write_data(Path("results/datasets/boats"))
     output = Path("results/boats/filter")
-    summary = run_recipe(RecipeSettings(data.parent, 1, parse_steps("recipe", PROCESS)), data, output, FILTERED)
+    summary = run_recipe(
+        RecipeSettings(data.parent, 1, parse_steps("recipe", PROCESS)), data, output, FILTERED
+    ).as_dict()
     write_yaml(output / "config.yaml", {"image_root": "results/datasets/boats", "recipe": {"process": PROCESS}})
     [pairs] = read_results(Path("results/boats")).tables
     assert [step.dropped for step in pairs.steps] == [operator["dropped"] for operator in summary["operators"]]

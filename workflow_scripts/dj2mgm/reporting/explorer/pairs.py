@@ -22,10 +22,11 @@ from dj2mgm.data.formats import build_dj_text, extract_caption
 from dj2mgm.data.instruction_rows import INPUT
 from dj2mgm.errors import InputError
 from dj2mgm.records.page_records import StageRecipe, read_image_root
+from dj2mgm.records.recipe_summary import RecipeSummary, read_recipe_summary
 from dj2mgm.reporting.explorer.row_table import Column, Table, TextFile, build_number_column, build_word_column
 from dj2mgm.reporting.explorer.steps import DISTANCE, ExplorerStep, apply_limits, build_column_key, build_steps
 from dj2mgm.settings.validation import load_settings
-from dj2mgm.storage.files import read_json, read_jsonl, readable
+from dj2mgm.storage.files import read_jsonl, readable
 from dj2mgm.storage.streaming import DiskMap
 
 TEMPLATE = build_dj_text("")
@@ -53,8 +54,8 @@ class StageFolder:
         return read_image_root(self.folder)
 
     @property
-    def summary(self) -> dict:
-        return read_json(self.folder / "summary.json")
+    def summary(self) -> RecipeSummary:
+        return read_recipe_summary(self.folder / "summary.json")
 
 
 class _Statistics:

@@ -167,7 +167,7 @@ def read_run(name: str, stages: dict[str, Path]) -> Results:
     selection_stages = [stage for stage in ("filter", "synthesize") if stage == "filter" or stage in stages]
     for stage in selection_stages:
         _check_file(stages[stage] / STAGES[stage].outputs[-1], STAGES[stage].rule)
-    dataset = Path(StageFolder("filter", stages["filter"]).summary["input"]["path"]).parent
+    dataset = Path(StageFolder("filter", stages["filter"]).summary.input["path"]).parent
     _check_file(dataset / "pretrain.jsonl", "make_dataset")
     folders = [StageFolder(stage, stages[stage]) for stage in selection_stages]
     instructions = [folder for folder in folders if is_for_instructions(folder.recipe)]

@@ -15,6 +15,7 @@ from dj2mgm.recipes.argument_kinds import RANGE
 from dj2mgm.recipes.catalogue import read_allowed_operators, read_defaults
 from dj2mgm.recipes.recipe_step import RECAPTION
 from dj2mgm.recipes.statistic_limits import read_statistic_operators
+from dj2mgm.records.recipe_summary import OperatorSummary, RecipeSummary
 from dj2mgm.reporting.rendering import build_step_key
 from dj2mgm.reporting.sections.histograms import parse_number
 
@@ -74,46 +75,44 @@ class ExplorerStep:
 
 
 def build_steps(
-    stage: str, recipe: dict, summary: dict, numbers: dict[str, np.ndarray], fate: np.ndarray, first_index: int
+    stage: str, recipe: dict, summary: RecipeSummary, numbers: dict[str, np.ndarray], fate: np.ndarray, first_index: int
 ) -> list[ExplorerStep]:
     """Return the steps of a stage.
 
     Args:
         stage: name of the stage.
         recipe: recipe of the stage.
-        summary: summary.json of the stage.
+        summary: numbers of rows at each step of the stage.
         numbers: (N,) by statistic, and the `DISTANCE` of near-duplicates; the deduplicators' limited numbers are added.
         fate: (N,) index of the step that dropped each row, 0 for kept rows, over all stages.
         first_index: index of the stage's first step.
     """
     steps = []
     specs = [next(iter(step.items())) for step in recipe["process"]]
-    for index, (operator, (_, arguments)) in enumerate(
-        zip(summary["operators"], specs, strict=False), start=first_index
-    ):
-        if operator["operator"] == RECAPTION:
+    for index, (operator, (_, arguments)) in enumerate(zip(summary.operators, specs, strict=False), start=first_index):
+        if operator.operator == RECAPTION:
             steps.append(
                 _build_recaption_step(stage, operator, arguments or {}, numbers, (fate == 0) | (fate >= index))
             )
             continue
-        if operator["operator"] in DEDUPLICATOR_LIMITS:
+        if operator.operator in DEDUPLICATOR_LIMITS:
             distance = np.where(fate == index, numbers.get(DISTANCE, np.nan), np.nan)
-            limits = _build_duplicate_limits(stage, operator["operator"], arguments or {}, numbers, distance)
+            limits = _build_duplicate_limits(stage, operator.operator, arguments or {}, numbers, distance)
         else:
-            limits = _build_limits(stage, operator["operator"], arguments or {}, numbers)
+            limits = _build_limits(stage, operator.operator, arguments or {}, numbers)
         if not _limits_reproduce_run(limits, stage, numbers, fate, index):
             limits = []
-        step = ExplorerStep(stage, operator["step"], operator["operator"], operator["dropped"], limits)
+        step = ExplorerStep(stage, operator.step, operator.operator, operator.dropped, limits)
         steps.append(step)
     return steps
 
 
 def _build_recaption_step(
-    stage: str, operator: dict, arguments: dict, numbers: dict[str, np.ndarray], arrived: np.ndarray
+    stage: str, operator: OperatorSummary, arguments: dict, numbers: dict[str, np.ndarray], arrived: np.ndarray
 ) -> ExplorerStep:
     """Return a step that rewrites captions, with its limit if the limit reproduces the number of rewritten captions."""
-    step = ExplorerStep(stage, operator["step"], operator["operator"], operator["dropped"], [])
-    below = operator.get("recaption", {}).get("below")
+    step = ExplorerStep(stage, operator.step, operator.operator, operator.dropped, [])
+    below = operator.reports.get("recaption", {}).get("below")
     if below is None or ORIGINAL_SIMILARITY not in numbers:
         return step
     share = "keep_fraction" if arguments.get("keep_fraction") is not None else ""

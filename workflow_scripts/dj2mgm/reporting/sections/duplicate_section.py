@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.records.page_records import read_image_root
+from dj2mgm.records.recipe_summary import OperatorSummary
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer, load_thumbnail
 from dj2mgm.storage.files import read_jsonl
@@ -37,18 +38,20 @@ class DuplicateSection:
 def build_duplicate_sections(experiment: ExperimentResults) -> list[DuplicateSection]:
     """Return a section for each near-deduplicator of the first run's filter, in their order."""
     run = experiment.runs[0]
-    deduplicators = [operator for operator in run.filter["operators"] if operator.get("copies", {}).get("clusters")]
+    deduplicators = [
+        operator for operator in run.filter.operators if operator.reports.get("copies", {}).get("clusters")
+    ]
     return [_build_section(experiment, run.stages["filter"], operator) for operator in deduplicators]
 
 
-def _build_section(experiment: ExperimentResults, folder: Path, operator: dict) -> DuplicateSection:
-    sizes = {int(size): count for size, count in operator["copies"]["clusters"].items()}
+def _build_section(experiment: ExperimentResults, folder: Path, operator: OperatorSummary) -> DuplicateSection:
+    sizes = {int(size): count for size, count in operator.reports["copies"]["clusters"].items()}
     return DuplicateSection(
-        operator["operator"],
+        operator.operator,
         format_integer(sum(sizes.values())),
-        format_integer(operator["dropped"]),
+        format_integer(operator.dropped),
         ", ".join(f"{format_integer(sizes[size])} with {size} rows" for size in sorted(sizes)[:8]),
-        _find_largest(experiment, folder, operator["step"]),
+        _find_largest(experiment, folder, operator.step),
     )
 
 

@@ -174,7 +174,7 @@ def build_similarity_histogram(run: RunResults, recaptions: list[RecaptionedRow]
         "rejected": [r.similarity for r in recaptions if r.similarity is not None and not r.accepted],
     }
     all_values = [value for numbers in values.values() for value in numbers]
-    records = [operator.get("recaption") for operator in run.synthesize["operators"]]
+    records = [operator.reports.get("recaption") for operator in run.synthesize.operators]
     limit = next((record["min_similarity"] for record in records if record), None)
     edges = align_bin_edges(min(all_values), max(all_values), limit)
     counts = {name: np.histogram(numbers, edges)[0] for name, numbers in values.items()}

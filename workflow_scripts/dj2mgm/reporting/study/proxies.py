@@ -189,7 +189,7 @@ def _list_proxies(
 
 def _compute_retained_share(experiment: ExperimentResults) -> float:
     run = experiment.runs[0]
-    return (run.synthesize or run.filter)["rows_kept"] / run.filter["rows_in"]
+    return (run.synthesize or run.filter).rows_kept / run.filter.rows_in
 
 
 def _mean_statistics(experiment: ExperimentResults) -> dict[str, float]:

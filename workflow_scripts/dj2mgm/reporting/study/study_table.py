@@ -118,8 +118,8 @@ def count_rows_and_costs(experiment: ExperimentResults) -> dict[str, float | Non
     faults, records = average_faults(experiment), [run.records["finetune"] for run in runs]
     memory = [read_stage_memory(run, "finetune") for run in runs]
     return {
-        "rows_filtered": _compute_mean([run.filter["rows_kept"] for run in runs]),
-        "rows_synthesized": _compute_mean([run.synthesize["rows_kept"] for run in runs if run.synthesize]),
+        "rows_filtered": _compute_mean([run.filter.rows_kept for run in runs]),
+        "rows_synthesized": _compute_mean([run.synthesize.rows_kept for run in runs if run.synthesize]),
         "faults_left": None if faults is None else sum(faults.values()),
         "trained_parameters": _compute_mean([record.get("trained_parameters") for record in records]),
         "seconds": find_cost(experiment),
