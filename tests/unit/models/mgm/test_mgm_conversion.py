@@ -15,21 +15,16 @@ from dj2mgm.errors import InputError
 from dj2mgm.model_files.model_folders import WEIGHTS_INDEX
 from dj2mgm.models.mgm import MGMForConditionalGeneration
 from dj2mgm.models.mgm.conversion import (
-    CONVNEXT,
-    LAST_NORM,
-    MGM,
-    Shard,
     convert_from_mgm,
     convert_openclip_convnext,
     convert_projector_from_mgm,
     convert_projector_to_mgm,
     convert_to_mgm,
     convert_to_safetensors,
-    open_shards,
-    rename,
-    reverse,
 )
+from dj2mgm.models.mgm.tensor_names import CONVNEXT, LAST_NORM, MGM_NAMES, rename_tensor, reverse_pairs
 from dj2mgm.models.trained_weights import load_projector
+from dj2mgm.models.weight_shards import Shard, open_shards
 from dj2mgm.storage.files import read_json, write_json
 from fuzzing import fuzzed
 from published_mgm import MGM_2B, list_convnext_shapes, list_published_shapes, make_random_weights
@@ -119,10 +114,10 @@ def test_all_names_of_the_released_mgm_2b_are_known():
     ours = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     theirs = list_published_shapes(MGM_2B)
     assert len(theirs) == 911
-    assert {rename(name, MGM): shape for name, shape in theirs.items()} == {
+    assert {rename_tensor(name, MGM_NAMES): shape for name, shape in theirs.items()} == {
         name: shape for name, shape in ours.items() if not name.startswith(UNUSED)
     }
-    assert [rename(rename(name, MGM), reverse(MGM)) for name in theirs] == list(theirs)
+    assert [rename_tensor(rename_tensor(name, MGM_NAMES), reverse_pairs(MGM_NAMES)) for name in theirs] == list(theirs)
 
 
 def test_derived_tensors_of_old_versions_are_omitted(weights, parts, tmp_path):
