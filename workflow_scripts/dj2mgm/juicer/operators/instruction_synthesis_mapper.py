@@ -43,6 +43,7 @@ from .text_generation.written_instructions import (
     QUESTION_KINDS,
     WRONG_SCHEMA,
     Instruction,
+    Rejection,
     build_prompt,
     parse_instructions,
 )
@@ -159,50 +160,53 @@ class InstructionSynthesisMapper(StoredAnswersOperator, Mapper):
         results = dict(zip(empty, write(samples, empty, rank), strict=True)) if empty else {}
         samples = {key: list(values) for key, values in samples.items()}
         for row, stats in enumerate(samples[Fields.stats]):
-            instruction = results.get(row, GIVEN)
-            stats[STAT] = instruction if isinstance(instruction, str) else WRITTEN
-            if isinstance(instruction, Instruction):
-                samples["question"][row] = instruction.question
-                samples[self.text_key][row] = build_dj_text(instruction.answer)
+            match results.get(row):
+                case None:
+                    stats[STAT] = GIVEN
+                case Rejection(reason):
+                    stats[STAT] = reason
+                case Instruction() as instruction:
+                    stats[STAT] = WRITTEN
+                    samples["question"][row] = instruction.question
+                    samples[self.text_key][row] = build_dj_text(instruction.answer)
         self._count(results, len(samples["slot"]) - len(empty))
-        remaining_rows = [row for row in range(len(samples["slot"])) if not isinstance(results.get(row), str)]
+        remaining_rows = [row for row in range(len(samples["slot"])) if not isinstance(results.get(row), Rejection)]
         return {key: [values[row] for row in remaining_rows] for key, values in samples.items()}
 
-    def _count(self, results: dict[int, Instruction | str], dataset_rows: int) -> None:
+    def _count(self, results: dict[int, Instruction | Rejection], dataset_rows: int) -> None:
         instructions = [item for item in results.values() if isinstance(item, Instruction)]
         answers = Counter(normalize_words(item.answer) for item in instructions)
         counts = {GIVEN: dataset_rows, WRITTEN: len(instructions), "answers": {key: answers[key] for key in (YES, NO)}}
-        counts["dropped"] = dict(Counter(item for item in results.values() if isinstance(item, str)))
+        counts["dropped"] = dict(Counter(item.reason for item in results.values() if isinstance(item, Rejection)))
         self.report = merge_reports(self.report, counts | self._take_server_counts())
 
-    def _write(self, samples: dict, rows: list[int], rank: int | None) -> list[Instruction | str]:
-        """Return the instruction or the problem of each row, from one answer of the model about each image."""
+    def _write(self, samples: dict, rows: list[int], rank: int | None) -> list[Instruction | Rejection]:
+        """Return the instruction or the rejection of each row, from one answer of the model about each image."""
         images = list(dict.fromkeys(samples[self.image_key][row][0] for row in rows))
         answers, _ = self._stored_captioner.caption(images)
         by_image = dict(zip(images, answers, strict=True))
         results = []
         for row in rows:
-            usable, problems = self._read_answer(by_image[samples[self.image_key][row][0]], samples["asked"][row])
-            # the k-th new row about an image gets the k-th usable instruction, and further rows get the problems
-            index = samples["slot"][row] - 1
-            results.append((usable + problems)[index] if index < len(usable + problems) else NO_QUESTION)
+            outcomes = self._read_answer(by_image[samples[self.image_key][row][0]], samples["asked"][row])
+            index = samples["slot"][row] - 1  # the k-th new row about an image gets the k-th outcome
+            results.append(outcomes[index] if index < len(outcomes) else Rejection(NO_QUESTION))
         return results
 
-    def _read_answer(self, answer: Captions, dataset_questions: list[str]) -> tuple[list[Instruction], list[str]]:
-        """Return the usable instructions in a model's answer, and the problems of the others."""
+    def _read_answer(self, answer: Captions, dataset_questions: list[str]) -> list[Instruction | Rejection]:
+        """Return the usable instructions in a model's answer, followed by the rejections of the others."""
         items = parse_instructions(answer.candidates[0], self.kinds)
         if answer.problem or items is None:
-            return [], [answer.problem or WRONG_SCHEMA] * self.per_image
+            return [Rejection(answer.problem or WRONG_SCHEMA)] * self.per_image
         used_questions = set(dataset_questions)
-        usable, problems = [], []
+        usable, rejections = [], []
         for item in items:
             problem = self._find_problem(item, used_questions) if item else WRONG_SCHEMA
             if problem:
-                problems.append(problem)
+                rejections.append(Rejection(problem))
             else:
                 used_questions.add(normalize_words(item.question))
                 usable.append(item)
-        return usable, problems
+        return usable + rejections
 
     def _find_problem(self, item: Instruction, used_questions: set[str]) -> str | None:
         problem = find_text_problem(item.question, self.max_question_length)
@@ -214,12 +218,9 @@ class InstructionSynthesisMapper(StoredAnswersOperator, Mapper):
             return "duplicate" if words else "empty"
         return "held-out question" if self._held_out.has(item.question, item.answer) else None
 
-    def _answer(self, samples: dict, rows: list[int], rank: int | None) -> list[Instruction | str]:
-        """Choose a dataset question for each row and let the model answer it.
-
-        Return each row's instruction, or the reason why it has none.
-        """
-        results: dict[int, Instruction | str] = dict.fromkeys(rows, NO_QUESTION)
+    def _answer(self, samples: dict, rows: list[int], rank: int | None) -> list[Instruction | Rejection]:
+        """Choose a dataset question for each row, let the model answer it, and return the row's instruction."""
+        results: dict[int, Instruction | Rejection] = dict.fromkeys(rows, Rejection(NO_QUESTION))
         arguments = complete_arguments(self.captioner[TRAINED_CAPTIONER])
         generator = get_model(make_model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())
         template = arguments["template"]
@@ -227,14 +228,15 @@ class InstructionSynthesisMapper(StoredAnswersOperator, Mapper):
         questions = {}
         for row, question in ((row, self._choose_question(samples, row)) for row in rows):
             if question and find_control(question, control):
-                results[row] = CONTROL_TOKEN
+                results[row] = Rejection(CONTROL_TOKEN)
             elif question:
                 questions[row] = question
         images = [samples[self.image_key][row][0] for row in questions]
         answers = generator.answer(images, list(questions.values()), template, self.max_tokens, arguments["batch_size"])
         for (row, question), answer in zip(questions.items(), answers, strict=True):
             item = Instruction(kind=self._pool.find_kind(question), question=question, answer=answer.strip())
-            results[row] = self._find_problem(item, set()) or item
+            problem = self._find_problem(item, set())
+            results[row] = Rejection(problem) if problem else item
         return list(results.values())
 
     def _choose_question(self, samples: dict, row: int) -> str | None:

@@ -1,6 +1,7 @@
 """Questions and answers that a model writes about an image: prompt and schema of untrusted answers."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -32,6 +33,13 @@ class Instruction(BaseModel):
     kind: str
     question: str
     answer: str
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """The reason why a row gets no instruction."""
+
+    reason: str
 
 
 class _Answer(BaseModel):
