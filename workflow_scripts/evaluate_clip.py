@@ -12,6 +12,7 @@ model has it, too.
 
 import platform
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, parse_paths
@@ -27,6 +28,7 @@ with torch_imports():
     from dj2mgm.evaluation.caption_metrics import CaptionJudge, measure_captions, select_captioned
     from dj2mgm.evaluation.embedder import Embedder, has_same_image_tower
     from dj2mgm.evaluation.groups import estimate_groups, read_paired_rows, score_rows
+    from dj2mgm.records.judges import Judge
     from dj2mgm.settings.evaluation import JudgeSettings
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.storage.files import compute_sha256, write_json, write_jsonl
@@ -51,7 +53,7 @@ def main() -> None:
         figures = "  ".join(f"{name} {value.mean:.3f}" for name, value in estimates.items())
         print(f"{group:20} {figures}", flush=True)
     record = {
-        "judges": [describe_judge(embedder, settings.selecting, paths.model) for embedder in embedders],
+        "judges": [asdict(describe_judge(embedder, settings.selecting, paths.model)) for embedder in embedders],
         "prompt": settings.prompt,
         "device": str(embedders[0].device),
         "seconds": round(time.monotonic() - start, 2),
@@ -67,13 +69,13 @@ def main() -> None:
     write_json(paths.output_dir / "metrics.json", {"groups": groups, "counts": counts} | record)
 
 
-def describe_judge(judge: Embedder, selecting_clips: list[str], model: Path) -> dict:
-    return {
-        "name": judge.name,
-        "kind": judge.kind,
-        "selects": [clip for clip in selecting_clips if has_same_image_tower(judge.name, clip)],
-        "sees": has_same_image_tower(judge.name, str(model)),
-    }
+def describe_judge(judge: Embedder, selecting_clips: list[str], model: Path) -> Judge:
+    return Judge(
+        name=judge.name,
+        kind=judge.kind,
+        selects=[clip for clip in selecting_clips if has_same_image_tower(judge.name, clip)],
+        sees=has_same_image_tower(judge.name, str(model)),
+    )
 
 
 if __name__ == "__main__":

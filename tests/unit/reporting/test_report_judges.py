@@ -8,7 +8,7 @@ import pytest
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import estimate_paired_difference
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.sections.judges import (
+from dj2mgm.reporting.sections.judge_section import (
     describe_agreement,
     describe_judges,
     describe_rank_correlation,

@@ -62,15 +62,11 @@ def describe_data_difference(*experiments: ExperimentResults) -> str:
 def describe_judge_difference(index: int, *experiments: ExperimentResults) -> str:
     """Describe how the first (0) or second (1) judges of the experiments differ; empty if they are the same."""
     judged_experiments = [experiment for experiment in experiments if index < len(experiment.judges)]
-    judges = list(dict.fromkeys(find_judge_name(experiment.judges[index]) for experiment in judged_experiments))
-    prompts = list(dict.fromkeys(f"“{experiment.runs[0].clip['prompt']}”" for experiment in judged_experiments))
+    judges = list(dict.fromkeys(experiment.judges[index].title for experiment in judged_experiments))
+    prompts = list(dict.fromkeys(f"“{experiment.runs[0].prompt}”" for experiment in judged_experiments))
     differences = [f"by different models, {join_words(judges)}"] if len(judges) > 1 else []
     differences += [f"with different prompts before the captions, {join_words(prompts)}"] if len(prompts) > 1 else []
     return f"judged {'; and '.join(differences)}" if differences else ""
-
-
-def find_judge_name(judge: dict) -> str:
-    return f"{judge['name']} ({judge['kind']})"
 
 
 def describe_obstacles(experiment: ExperimentResults, reference: ExperimentResults) -> list[str]:

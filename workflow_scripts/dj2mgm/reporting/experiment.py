@@ -14,6 +14,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.seeds import GroupEstimates, Scores, aggregate, read_run_scores
 from dj2mgm.recipes.recipe_step import INSTRUCTIONS
 from dj2mgm.records.jsonl_summary import JsonlSummary, read_jsonl_summary
+from dj2mgm.records.judges import Judge
 from dj2mgm.records.page_records import PageSettings, ShownConfiguration, ShownControl, ShownExperiment, read_image_root
 from dj2mgm.records.publication_records import RecipeContents
 from dj2mgm.records.recipe_summary import RecipeSummary, read_recipe_summary
@@ -38,8 +39,10 @@ class RunResults:
     steps: dict[str, list[dict]]  # by training stage: rows of metrics.jsonl
     # by training stage: rows of scores.jsonl, empty if no questions were asked
     checkpoint_scores: dict[str, list[dict]]
-    clip: dict  # metrics.json of evaluate_clip
-    vqa: dict  # metrics.json of evaluate_vqa
+    judges: list[Judge]  # the first and, if there is one, the second
+    prompt: str  # text before each caption that a judge reads
+    question_count: int  # about held-out images
+    versions: list[dict[str, str]]  # versions of packages, as each stage recorded them
     scores: Scores  # values per image, of all evaluations
     stages: dict[str, Path]  # folder of every stage, for files that are read on demand
 
@@ -76,13 +79,8 @@ class ExperimentResults:
         return [run.scores for run in self.runs]
 
     @property
-    def judges(self) -> list[dict]:
-        """The judges of captions: the first and, if there is one, the second.
-
-        Keys: `name`, `kind`, `selects` (the CLIPs that selected the data and share the judge's image tower), `sees`
-        (whether the trained model uses that image tower).
-        """
-        return self.runs[0].clip["judges"]
+    def judges(self) -> list[Judge]:
+        return self.runs[0].judges
 
     @cached_property
     def groups(self) -> GroupEstimates:
@@ -157,18 +155,24 @@ def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> RunResults
     score_files = [stages[stage] / "scores.jsonl" for stage in metrics]
     for path, groups in zip(score_files, (values["groups"] for values in metrics.values()), strict=True):
         next(read_jsonl(path, may_be_empty=not groups), None)
+    filter_summary = read_recipe_summary(stages["filter"] / "summary.json")
+    records = {stage: read_json(stages[stage] / "metrics.json") for stage in training_stages}
+    recorded = (*records.values(), metrics["evaluate_clip"], metrics["evaluate_vqa"])
+    versions = [record.get("versions", {}) for record in recorded]
     return RunResults(
         seed=seed,
-        filter=read_recipe_summary(stages["filter"] / "summary.json"),
+        filter=filter_summary,
         synthesize=read_recipe_summary(stages["synthesize"] / "summary.json") if "synthesize" in stages else None,
         jsonl=read_jsonl_summary(stages["jsonl"] / "summary.json"),
-        records={stage: read_json(stages[stage] / "metrics.json") for stage in training_stages},
+        records=records,
         steps={
             stage: list(read_jsonl(stages[stage] / "metrics.jsonl", may_be_empty=False)) for stage in training_stages
         },
         checkpoint_scores={stage: list(read_jsonl(stages[stage] / "scores.jsonl")) for stage in training_stages},
-        clip=metrics["evaluate_clip"],
-        vqa=metrics["evaluate_vqa"],
+        judges=[Judge(**judge) for judge in metrics["evaluate_clip"]["judges"]],
+        prompt=metrics["evaluate_clip"]["prompt"],
+        question_count=metrics["evaluate_vqa"]["questions"],
+        versions=[*versions, {"data-juicer": filter_summary.data_juicer}],
         scores=read_run_scores(experiment, seed, *score_files),
         stages=stages,
     )

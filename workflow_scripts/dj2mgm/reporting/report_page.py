@@ -11,7 +11,6 @@ from dj2mgm.reporting.comparison import (
     compare_with_first,
     describe_chance,
     describe_coverage,
-    find_judge_name,
 )
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.recaptions import RecaptionedRow, read_recaptions
@@ -21,7 +20,7 @@ from dj2mgm.reporting.sections.duplicate_section import build_duplicate_sections
 from dj2mgm.reporting.sections.flow_diagram import Shape, draw_flows
 from dj2mgm.reporting.sections.gallery import build_gallery
 from dj2mgm.reporting.sections.histograms import build_similarity_histogram, build_statistic_histograms, group_by_folder
-from dj2mgm.reporting.sections.judges import describe_judges, measure_judge_agreement
+from dj2mgm.reporting.sections.judge_section import describe_judges, measure_judge_agreement
 from dj2mgm.reporting.sections.leak_section import build_leak_sections
 from dj2mgm.reporting.sections.recaption_section import build_recaption_gallery, measure_synthesis_quality, read_truth
 from dj2mgm.reporting.sections.run_details import (
@@ -357,12 +356,12 @@ def _describe_evaluations(experiments: list[ExperimentResults]) -> str:
 
 
 def _describe_evaluation(experiment: ExperimentResults) -> str:
-    clip, counts = experiment.runs[0].clip, experiment.dataset_counts
-    prompt = f", prompt “{clip['prompt']}”" if clip["prompt"] else ""
-    questions = experiment.runs[0].vqa["questions"]
-    judges = join_words([find_judge_name(judge) for judge in experiment.judges])
+    run = experiment.runs[0]
+    prompt = f", prompt “{run.prompt}”" if run.prompt else ""
+    questions = format_integer(run.question_count) if run.question_count else "no"
+    judges = join_words([judge.title for judge in experiment.judges])
     return (
-        f"Model: {experiment.config.model.name}. Evaluated on {format_integer(counts['evaluation'])} held-out "
-        f"images of {experiment.dataset.name} with {format_integer(questions) if questions else 'no'} questions; "
-        f"captions judged by {judges}{prompt}."
+        f"Model: {experiment.config.model.name}. Evaluated on "
+        f"{format_integer(experiment.dataset_counts['evaluation'])} held-out images of {experiment.dataset.name} with "
+        f"{questions} questions; captions judged by {judges}{prompt}."
     )

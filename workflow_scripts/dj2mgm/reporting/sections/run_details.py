@@ -94,9 +94,8 @@ def list_versions(experiments: list[ExperimentResults]) -> list[tuple[str, str]]
     """Return (package, version) as recorded by the stages; several versions if the runs differ."""
     versions_by_package: dict[str, set[str]] = {}
     for run in (run for experiment in experiments for run in experiment.runs):
-        records = [*run.records.values(), run.clip, run.vqa, {"versions": {"data-juicer": run.filter.data_juicer}}]
-        for record in records:
-            for package, version in record.get("versions", {}).items():
+        for versions in run.versions:
+            for package, version in versions.items():
                 versions_by_package.setdefault(package, set()).add(str(version))
     return [(package, " and ".join(sorted(values))) for package, values in sorted(versions_by_package.items())]
 

@@ -22,7 +22,7 @@ from dj2mgm.reporting.comparison import (
 )
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
-from dj2mgm.reporting.sections.judges import describe_judges
+from dj2mgm.reporting.sections.judge_section import describe_judges
 from dj2mgm.reporting.study.curve_page import build_curve_table
 from dj2mgm.reporting.study.mixture_page import build_mixture_table
 from dj2mgm.reporting.study.proxies import build_proxy_table

@@ -14,7 +14,6 @@ from dj2mgm.reporting.comparison import (
     classify_difference,
     describe_judge_difference,
     describe_verdict_scope,
-    find_judge_name,
     find_title,
     format_difference,
     format_interval,
@@ -34,14 +33,14 @@ def describe_judges(experiments: list[ExperimentResults]) -> list[str]:
 def _describe_judge(experiments: list[ExperimentResults], index: int, with_name: bool) -> str:
     """Return sentences about judge `index`: its differences between experiments, and what it shares with the models."""
     judges = {experiment.name: experiment.judges[index] for experiment in experiments if index < len(experiment.judges)}
-    kinds = " or ".join(dict.fromkeys(judge["kind"] for judge in judges.values()))
-    selected_names = [name for name, judge in judges.items() if judge["selects"]]
-    sharing_names = [name for name, judge in judges.items() if judge["sees"]]
+    kinds = " or ".join(dict.fromkeys(judge.kind for judge in judges.values()))
+    selected_names = [name for name, judge in judges.items() if judge.selects]
+    sharing_names = [name for name, judge in judges.items() if judge.sees]
     sentences = []
     if difference := describe_judge_difference(index, *experiments):
         sentences.append(f"{difference[0].upper()}{difference[1:]}. These scores cannot be compared.")
     elif with_name:
-        sentences.append(f"Judge: {find_judge_name(next(iter(judges.values())))}.")
+        sentences.append(f"Judge: {next(iter(judges.values())).title}.")
     if selected_names:
         sentences.append(
             f"The judge also selected the data of {join_words(selected_names)}. The captions may follow the "
