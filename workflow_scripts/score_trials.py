@@ -19,7 +19,7 @@ from dj2mgm.records.page_records import BatchSettings
 from dj2mgm.records.search_records import BatchRecord, BatchResult, format_run_name
 from dj2mgm.reporting.experiment import ExperimentResults, load_experiments
 from dj2mgm.reporting.study.trial_scores import find_trial_score, measure_trial
-from dj2mgm.reporting.verdicts.decision import take_look
+from dj2mgm.reporting.verdicts.look_verdict import take_look
 from dj2mgm.runs.stages import TRAINING
 from dj2mgm.runs.studies.seed_times import sum_seconds
 from dj2mgm.runs.studies.study_designs import read_study_file

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.records.look_records import DECISION, LookRecord
+from dj2mgm.reporting.decision_page import build_decision_page, build_decision_record, describe_decision
 from dj2mgm.reporting.variants_page import write_variants_page
-from dj2mgm.reporting.verdicts.decision import build_decision_page, build_decision_record, describe_decision
 from dj2mgm.settings.targets import DecideSection
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_json

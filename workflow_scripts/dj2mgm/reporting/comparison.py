@@ -22,7 +22,7 @@ from dj2mgm.evaluation.seeds import (
 )
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_number, join_words
-from dj2mgm.reporting.verdicts.verdict_kinds import VerdictKind
+from dj2mgm.reporting.verdict_kinds import VerdictKind
 from dj2mgm.score_groups import (
     DIFFERENCE,
     FINETUNED,

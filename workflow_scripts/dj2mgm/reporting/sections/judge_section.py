@@ -20,7 +20,7 @@ from dj2mgm.reporting.comparison import (
 )
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer, join_words
-from dj2mgm.reporting.verdicts.verdict_kinds import VerdictKind
+from dj2mgm.reporting.verdict_kinds import VerdictKind
 from dj2mgm.score_groups import OWN, split_group
 
 

@@ -7,13 +7,13 @@ from dj2mgm.records.look_records import LookRecord
 from dj2mgm.records.page_records import ShownSearch, ShownTrial
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparison import format_score
+from dj2mgm.reporting.decision_page import describe_decision, describe_look_cost
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.variants_page import ParallelPlot, PlainTable, TrialLine
-from dj2mgm.reporting.verdicts.decision import describe_decision, describe_look_cost
+from dj2mgm.reporting.verdict_kinds import VerdictKind
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict
 from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard
-from dj2mgm.reporting.verdicts.verdict_kinds import VerdictKind
 from dj2mgm.reporting.verdicts.verdict_sentences import ADVICE_TO_KEEP
 from dj2mgm.runs.studies.trials import find_importances
 from dj2mgm.settings.study_files import Interval

@@ -19,6 +19,7 @@ from dj2mgm.reporting.comparison import (
 )
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
+from dj2mgm.reporting.verdict_kinds import VerdictKind
 from dj2mgm.reporting.verdicts.decision_cost import advise_next_step
 from dj2mgm.reporting.verdicts.experiment_pairs import (
     ExperimentPair,
@@ -28,7 +29,6 @@ from dj2mgm.reporting.verdicts.experiment_pairs import (
 )
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore, change_by_training, find_headline
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, estimate_image_gain, find_learning_faults
-from dj2mgm.reporting.verdicts.verdict_kinds import VerdictKind
 from dj2mgm.reporting.verdicts.verdict_sentences import (
     EITHER_MAY_BE_BETTER,
     capitalize,

@@ -7,11 +7,11 @@ from dj2mgm.cli.messages import format_duration
 from dj2mgm.reporting.commands import build_keep_command, build_snakemake_command
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
+from dj2mgm.reporting.verdict_kinds import VerdictKind
 from dj2mgm.reporting.verdicts.experiment_pairs import ExperimentPair, find_comparisons, is_learning_rate_control
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict, build_headline_verdicts, find_unlearned
 from dj2mgm.reporting.verdicts.learning_faults import MIN_STEPS, LearningFault, advise_other_model
 from dj2mgm.reporting.verdicts.training_changes import find_forgotten
-from dj2mgm.reporting.verdicts.verdict_kinds import VerdictKind
 from dj2mgm.reporting.verdicts.verdict_sentences import (
     ADVICE_TO_KEEP,
     NO_MORE_RUNS,

@@ -4,7 +4,7 @@ from typing import get_args
 
 from dj2mgm.evaluation.contrasts import ContrastKind
 from dj2mgm.records.look_records import LookRecord
-from dj2mgm.reporting.verdicts.verdict_kinds import VerdictKind
+from dj2mgm.reporting.verdict_kinds import VerdictKind
 
 
 def test_kinds_of_records_and_comparisons_are_known():

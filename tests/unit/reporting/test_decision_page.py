@@ -6,9 +6,10 @@ import pytest
 
 from dj2mgm.evaluation.contrasts import contrast_with_reference
 from dj2mgm.evaluation.seeds import pair_values
+from dj2mgm.reporting.decision_page import build_decision_page, describe_decision
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.verdicts.decision import build_decision_page, describe_decision, take_look
 from dj2mgm.reporting.verdicts.headline_scores import find_headline
+from dj2mgm.reporting.verdicts.look_verdict import take_look
 from dj2mgm.settings.targets import DecideSection
 from dj2mgm.storage.files import read_yaml, write_json, write_yaml
 from headline_pages import write_levels

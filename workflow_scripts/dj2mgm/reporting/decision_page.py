@@ -1,0 +1,108 @@
+"""The page of `snakemake decide`, which shows each look and the verdict, and its sentences for the console."""
+
+from dj2mgm.cli.messages import format_duration
+from dj2mgm.records.look_records import LookRecord
+from dj2mgm.reporting.charts import Scale
+from dj2mgm.reporting.variants_page import CountCell, IntervalMark, ScoreCell, VariantRow, VariantsPage
+from dj2mgm.reporting.verdict_kinds import VerdictKind
+from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict
+from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard
+from dj2mgm.reporting.verdicts.verdict_sentences import (
+    EITHER_MAY_BE_BETTER,
+    NO_MORE_RUNS,
+    NOT_RECORDED,
+    NOT_SURE,
+    SURE,
+)
+from dj2mgm.runs.studies.seed_times import format_hours
+from dj2mgm.settings.targets import DecideSection
+
+NOTHING_EXCLUDED = "all differences are still possible"
+
+
+def describe_decision(look: LookRecord, budget: DecideSection) -> str:
+    """Return the verdict, its certainty and its cost as one sentence, followed by the next step."""
+    return " ".join(filter(None, [describe_look(look, budget), look.next_step]))
+
+
+def describe_look(look: LookRecord, budget: DecideSection) -> str:
+    """Return the verdict and its interval in a sentence."""
+    spent = f"{len(look.seeds)} of at most {budget.seeds} seeds"
+    if budget.hours is not None and look.seconds is not None:
+        spent += f" and {format_hours(look.seconds / 3600)} of at most {budget.hours:g} hours"
+    interval = f"95 % interval {look.interval}, corrected for all looks" if look.interval else NOTHING_EXCLUDED
+    measurement = "" if look.kind == VerdictKind.WITHHELD else f" ({look.difference}; {interval})"
+    return f"After {spent}, {look.statement}{measurement}."
+
+
+def build_decision_record(look: LookRecord, budget: DecideSection) -> dict[str, str]:
+    """Return the decision after the last look as other pages show it."""
+    label = VerdictKind(look.kind).label
+    return {"verdict": f"{label} after {len(look.seeds)} seeds", "statement": describe_decision(look, budget)}
+
+
+def build_decision_card(look: LookRecord, budget: DecideSection) -> VerdictCard:
+    """Return the first screen of a decision's page: the verdict after the last look, its cost and the next step."""
+    confidence, certainty = _describe_certainty(look)
+    kind = VerdictKind(look.kind)
+    verdict = HeadlineVerdict(look.experiment, 0, "", kind, describe_look(look, budget), certainty=certainty)
+    step = look.next_step or (f"{NO_MORE_RUNS}." if kind.is_decided else "")
+    return VerdictCard(verdict, kind.label, kind.tone, confidence, describe_look_cost(look), step, look.command)
+
+
+def describe_look_cost(look: LookRecord) -> str:
+    """Return the time of all seeds of a look."""
+    if look.seconds is None:
+        return NOT_RECORDED
+    return f"{format_duration(look.seconds)} for the seeds of both sides."
+
+
+def _describe_certainty(look: LookRecord) -> tuple[str, str]:
+    """Return how sure the verdict after a look is, in a few words and in a sentence."""
+    kind = VerdictKind(look.kind)
+    if kind.is_decided:
+        return SURE, (
+            "All intervals together contain the true difference with a probability of 95 %, even though the difference "
+            "was tested after each seed."
+        )
+    if kind == VerdictKind.UNDECIDED and not look.interval:
+        return NOT_SURE, (
+            f"With {len(look.seeds)} seeds, so little is known about the noise between seeds that "
+            f"{NOTHING_EXCLUDED}. Later looks have much shorter intervals."
+        )
+    if kind == VerdictKind.UNDECIDED and abs(look.mean) <= look.half:
+        return NOT_SURE, EITHER_MAY_BE_BETTER
+    return "", ""
+
+
+def build_decision_page(looks: list[LookRecord], budget: DecideSection) -> VariantsPage:
+    """Return the page of a decision, with a row per look."""
+    last = looks[-1]
+    end = 1.05 * max(min(abs(look.mean) + look.half, 4 * (abs(last.mean) + last.half)) for look in looks) or 1.0
+    scale = Scale(-end, end)
+    return VariantsPage(
+        f"Decision about {last.experiment}",
+        [
+            "Each row is a look at the difference from the baseline, paired by seed and image. The intervals are "
+            "longer than those of a single look. All of them together contain the true difference with a probability "
+            "of 95 %. The first ones are long even if seeds agree, because two or three seeds tell little about the "
+            "noise between seeds. A dashed interval goes beyond its axis.",
+        ],
+        "Seeds",
+        ["Confidence of the interval", "Time of all seeds"],
+        [(f"Difference: {last.title}", "")],
+        [_build_row(look, scale) for look in looks],
+        cards=[build_decision_card(last, budget)],
+        zero_line=True,
+    )
+
+
+def _build_row(look: LookRecord, scale: Scale) -> VariantRow:
+    low, mean, high = (scale.at(value) for value in (look.mean - look.half, look.mean, look.mean + look.half))
+    time = "–" if look.seconds is None else format_duration(look.seconds)
+    counts = [CountCell(f"{100 * (1 - look.level):.4g} %"), CountCell(time)]
+    css_class = VerdictKind(look.kind).css_class
+    interval = look.interval or NOTHING_EXCLUDED
+    text = f"{look.kind}: {look.difference}, interval: {interval}"
+    score = ScoreCell(look.difference, [interval, look.kind], css_class, IntervalMark(mean, low, high), text)
+    return VariantRow(str(len(look.seeds)), counts, [score], "seeds " + ", ".join(map(str, look.seeds)))
