@@ -39,7 +39,7 @@ def verdict(winner: np.ndarray, baseline: np.ndarray, looks: list[Look]) -> str:
     for look in looks:
         values = (winner - baseline)[: look.seeds]
         [contrast] = contrast_with_reference([PairedValues(tuple(range(look.seeds)), values, np.ones(IMAGES))])
-        if (kind := str(compute_verdict(contrast, look.level, 0.0))) != "undecided":
+        if (kind := compute_verdict(contrast, look.level, 0.0)) != "undecided":
             return kind
     return "undecided"
 

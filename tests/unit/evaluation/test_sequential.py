@@ -13,6 +13,7 @@ from dj2mgm.evaluation.sequential import (
     compute_further_looks,
     compute_next_look,
     compute_verdict,
+    compute_verdicts,
     find_cost_after_looks,
     find_deciding_budget,
     plan_looks,
@@ -48,7 +49,7 @@ def decide(values: np.ndarray, looks: list[Look], margin: float = 0.0) -> Decisi
     kinds = np.full(len(values), "undecided", dtype="<U10")
     seeds = np.full(len(values), looks[-1].seeds)
     for look in looks:
-        verdicts = compute_verdict(make_contrast(values, look.seeds), look.level, margin)
+        verdicts = compute_verdicts(make_contrast(values, look.seeds), look.level, margin)
         decided = (kinds == "undecided") & (verdicts != "undecided")
         kinds[decided], seeds[decided] = verdicts[decided], look.seeds
     return Decisions(kinds, seeds)

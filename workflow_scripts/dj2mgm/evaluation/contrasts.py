@@ -20,7 +20,6 @@ page. Power is computed for normal scores and integrated over the estimates of b
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 from scipy.optimize import brentq
@@ -28,6 +27,7 @@ from scipy.optimize.elementwise import find_root
 from scipy.special import chdtri, fdtrc, ndtr
 
 from dj2mgm.evaluation.intervals import LEVEL, compute_image_variance, compute_student_quantile
+from dj2mgm.verdict_kinds import VerdictKind
 
 # Level of the test for larger seed noise. At 0.05, false alarms lengthen intervals of two seeds by 10 %.
 POOLING_LEVEL = 0.02
@@ -38,8 +38,6 @@ NODES, WEIGHTS = (part / 2 for part in np.polynomial.legendre.leggauss(40))
 NODES += 0.5
 ROUNDING = 1e-12  # relative error of sums
 MIN_LOG_LEVEL = -230.0  # p-values below 1e-100 are not distinguished
-
-ContrastKind = Literal["better", "worse", "equivalent", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -218,7 +216,7 @@ class ContrastVerdict:
         cost: cost of a decision; empty if the difference is decided.
     """
 
-    kind: ContrastKind
+    kind: VerdictKind
     p_value: float
     detectable: float | None
     cost: DecisionCost
@@ -364,7 +362,7 @@ def decide(contrasts: Sequence[PairedContrast], margin: float, lower_is_better: 
     verdicts = []
     for contrast, kind, (p, _) in zip(contrasts, kinds, p_values, strict=True):
         detectable = contrast.detectable(goal.level) if contrast.images > 1 else None
-        cost = find_decision_cost(contrast, lambda seeds: goal) if kind == "undecided" else DecisionCost()
+        cost = find_decision_cost(contrast, lambda seeds: goal) if kind == VerdictKind.UNDECIDED else DecisionCost()
         verdicts.append(ContrastVerdict(kind, p, detectable, cost))
     return verdicts
 
@@ -396,12 +394,12 @@ def find_decision_cost(contrast: PairedContrast, goal_after: Callable[[int], Goa
     return DecisionCost()
 
 
-def _judge(contrast: PairedContrast, margin: float, lower_is_better: bool, p: float, p_beyond: float) -> ContrastKind:
+def _judge(contrast: PairedContrast, margin: float, lower_is_better: bool, p: float, p_beyond: float) -> VerdictKind:
     if p_beyond <= LEVEL and abs(contrast.mean) + contrast.half_width() <= margin:
-        return "equivalent"
+        return VerdictKind.EQUIVALENT
     if p > LEVEL:
-        return "undecided"
-    return "better" if (contrast.mean > 0) != lower_is_better else "worse"
+        return VerdictKind.UNDECIDED
+    return VerdictKind.BETTER if (contrast.mean > 0) != lower_is_better else VerdictKind.WORSE
 
 
 def _compute_p_beyond(contrast: PairedContrast, margin: float) -> float:

@@ -28,6 +28,7 @@ from scipy.special import stdtr
 from dj2mgm.evaluation.contrasts import DecisionCost, Goal, PairedContrast, find_decision_cost
 from dj2mgm.evaluation.intervals import LEVEL, compute_student_quantile
 from dj2mgm.records.look_records import MIN_SEEDS
+from dj2mgm.verdict_kinds import VerdictKind
 
 SPENT_SHARE = 0.9  # share of the remaining error probability that a budget spends
 EXPONENT = 2.0
@@ -125,14 +126,26 @@ def compute_further_looks(
     return looks
 
 
-def compute_verdict(contrast: PairedContrast, level: float, margin: float, lower_is_better: bool = False) -> np.ndarray:
-    """Return the verdict that the interval at `level` allows, as an array of strings with the shape of the contrast."""
+def compute_verdict(
+    contrast: PairedContrast, level: float, margin: float, lower_is_better: bool = False
+) -> VerdictKind:
+    """Return the verdict that the interval at `level` allows."""
+    return VerdictKind(str(compute_verdicts(contrast, level, margin, lower_is_better)))
+
+
+def compute_verdicts(
+    contrast: PairedContrast, level: float, margin: float, lower_is_better: bool = False
+) -> np.ndarray:
+    """Return the verdicts on an array of contrasts, as strings of `VerdictKind`, in the shape of the array."""
     half_width, mean = contrast.half_width(level), contrast.mean
-    positive, negative = ("worse", "better") if lower_is_better else ("better", "worse")
+    positive, negative = VerdictKind.BETTER, VerdictKind.WORSE
+    if lower_is_better:
+        positive, negative = negative, positive
     if level < contrast.smallest_p_value:  # there are too few images for a verdict on equal differences
         half_width = np.where(contrast.varies, half_width, np.inf)
     cases = [np.abs(mean) + half_width <= margin, mean - half_width > 0, mean + half_width < 0]
-    return np.select(cases, ["equivalent", positive, negative], "undecided")
+    choices = [VerdictKind.EQUIVALENT.value, positive.value, negative.value]
+    return np.select(cases, choices, VerdictKind.UNDECIDED.value)
 
 
 def find_deciding_budget(contrast: PairedContrast, margin: float) -> int | None:

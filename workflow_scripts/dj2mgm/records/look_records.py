@@ -4,6 +4,7 @@ from typing import Literal
 
 from dj2mgm.settings.base import Section, Seed, setting
 from dj2mgm.settings.targets import DecideSection
+from dj2mgm.verdict_kinds import VerdictKind
 
 MIN_SEEDS = 2  # seeds at the first look, because one seed shows no noise between seeds
 DECISION = "decision.json"  # next to the looks: verdict and statement of the last one
@@ -29,6 +30,10 @@ class LookRecord(Section):
     statement: str = setting(..., "the verdict as the end of a sentence")
     next_step: str = setting(..., "the price of a decision or, without a verdict, the remedy; empty if it is decided")
     command: str = setting(..., "the command that continues; empty if there is none")
+
+    @property
+    def verdict(self) -> VerdictKind:
+        return VerdictKind(self.kind)
 
 
 def count_affordable_seeds(
@@ -72,5 +77,5 @@ def needs_another_seed(look: LookRecord, budget: DecideSection) -> bool:
     allowed_seeds = min(count_planned_seeds(budget, look, *spent), count_affordable_seeds(budget, *spent))
     was_last = min(look.most_seeds, count_affordable_seeds(look.budget, *spent)) <= finished_seeds
     # at the end of a budget, a verdict may be withheld because more seeds are needed to show that images are used
-    is_open = look.kind == "undecided" or (look.kind == "withheld" and was_last)
+    is_open = look.verdict == VerdictKind.UNDECIDED or (look.verdict == VerdictKind.WITHHELD and was_last)
     return is_open and allowed_seeds > finished_seeds

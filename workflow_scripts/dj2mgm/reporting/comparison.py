@@ -22,7 +22,6 @@ from dj2mgm.evaluation.seeds import (
 )
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_number, join_words
-from dj2mgm.reporting.verdict_kinds import VerdictKind
 from dj2mgm.score_groups import (
     DIFFERENCE,
     FINETUNED,
@@ -36,6 +35,7 @@ from dj2mgm.score_groups import (
     split_group,
 )
 from dj2mgm.storage.files import replace_file
+from dj2mgm.verdict_kinds import VerdictKind
 
 JUDGED_METRICS = ("clip_score", "ref_clip_score")  # measured by both judges
 

@@ -4,7 +4,6 @@ from dj2mgm.cli.messages import format_duration
 from dj2mgm.records.look_records import LookRecord
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.variants_page import CountCell, IntervalMark, ScoreCell, VariantRow, VariantsPage
-from dj2mgm.reporting.verdict_kinds import VerdictKind
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict
 from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard
 from dj2mgm.reporting.verdicts.verdict_sentences import (
@@ -16,6 +15,7 @@ from dj2mgm.reporting.verdicts.verdict_sentences import (
 )
 from dj2mgm.runs.studies.seed_times import format_hours
 from dj2mgm.settings.targets import DecideSection
+from dj2mgm.verdict_kinds import VerdictKind
 
 NOTHING_EXCLUDED = "all differences are still possible"
 
@@ -31,20 +31,20 @@ def describe_look(look: LookRecord, budget: DecideSection) -> str:
     if budget.hours is not None and look.seconds is not None:
         spent += f" and {format_hours(look.seconds / 3600)} of at most {budget.hours:g} hours"
     interval = f"95 % interval {look.interval}, corrected for all looks" if look.interval else NOTHING_EXCLUDED
-    measurement = "" if look.kind == VerdictKind.WITHHELD else f" ({look.difference}; {interval})"
+    measurement = "" if look.verdict == VerdictKind.WITHHELD else f" ({look.difference}; {interval})"
     return f"After {spent}, {look.statement}{measurement}."
 
 
 def build_decision_record(look: LookRecord, budget: DecideSection) -> dict[str, str]:
     """Return the decision after the last look as other pages show it."""
-    label = VerdictKind(look.kind).label
+    label = look.verdict.label
     return {"verdict": f"{label} after {len(look.seeds)} seeds", "statement": describe_decision(look, budget)}
 
 
 def build_decision_card(look: LookRecord, budget: DecideSection) -> VerdictCard:
     """Return the first screen of a decision's page: the verdict after the last look, its cost and the next step."""
     confidence, certainty = _describe_certainty(look)
-    kind = VerdictKind(look.kind)
+    kind = look.verdict
     verdict = HeadlineVerdict(look.experiment, 0, "", kind, describe_look(look, budget), certainty=certainty)
     step = look.next_step or (f"{NO_MORE_RUNS}." if kind.is_decided else "")
     return VerdictCard(verdict, kind.label, kind.tone, confidence, describe_look_cost(look), step, look.command)
@@ -59,7 +59,7 @@ def describe_look_cost(look: LookRecord) -> str:
 
 def _describe_certainty(look: LookRecord) -> tuple[str, str]:
     """Return how sure the verdict after a look is, in a few words and in a sentence."""
-    kind = VerdictKind(look.kind)
+    kind = look.verdict
     if kind.is_decided:
         return SURE, (
             "All intervals together contain the true difference with a probability of 95 %, even though the difference "
@@ -101,7 +101,7 @@ def _build_row(look: LookRecord, scale: Scale) -> VariantRow:
     low, mean, high = (scale.at(value) for value in (look.mean - look.half, look.mean, look.mean + look.half))
     time = "–" if look.seconds is None else format_duration(look.seconds)
     counts = [CountCell(f"{100 * (1 - look.level):.4g} %"), CountCell(time)]
-    css_class = VerdictKind(look.kind).css_class
+    css_class = look.verdict.css_class
     interval = look.interval or NOTHING_EXCLUDED
     text = f"{look.kind}: {look.difference}, interval: {interval}"
     score = ScoreCell(look.difference, [interval, look.kind], css_class, IntervalMark(mean, low, high), text)

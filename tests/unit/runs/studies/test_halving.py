@@ -88,7 +88,7 @@ class Simulation:
         return LookRecord(
             experiment=winner,
             seeds=seeds,
-            kind=str(compute_verdict(contrast, look.level, 0.0)),
+            kind=compute_verdict(contrast, look.level, 0.0).value,
             mean=float(contrast.mean),
             half=float(contrast.half_width(look.level)),
             level=look.level,

@@ -20,8 +20,8 @@ from dj2mgm.reporting.comparison import (
 )
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer, join_words
-from dj2mgm.reporting.verdict_kinds import VerdictKind
 from dj2mgm.score_groups import OWN, split_group
+from dj2mgm.verdict_kinds import VerdictKind
 
 
 def describe_judges(experiments: list[ExperimentResults]) -> list[str]:

@@ -10,7 +10,6 @@ from dj2mgm.reporting.comparison import format_score
 from dj2mgm.reporting.decision_page import describe_decision, describe_look_cost
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.variants_page import ParallelPlot, PlainTable, TrialLine
-from dj2mgm.reporting.verdict_kinds import VerdictKind
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict
 from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard
@@ -18,6 +17,7 @@ from dj2mgm.reporting.verdicts.verdict_sentences import ADVICE_TO_KEEP
 from dj2mgm.runs.studies.trials import find_importances
 from dj2mgm.settings.study_files import Interval
 from dj2mgm.settings.targets import DecideSection
+from dj2mgm.verdict_kinds import VerdictKind
 
 MIN_TRIALS = 8  # with fewer trials, the best quarter is not marked
 STEPS = {"explore": "new trials", "promote": "more rows", "finals": "seeds of finalists", "confirm": "fresh seeds"}
@@ -32,7 +32,7 @@ def build_confirmation_cards(search: ShownSearch, command: str = "") -> list[Ver
     """
     if not search.winner:
         return []
-    kinds = {name: look.kind for name, look in search.looks.items()}
+    kinds = {name: look.verdict for name, look in search.looks.items()}
     decided = bool(kinds) and {*kinds.values()} == {VerdictKind.BETTER}
     names = join_words(list(kinds))
     if decided:
@@ -50,7 +50,7 @@ def build_confirmation_cards(search: ShownSearch, command: str = "") -> list[Ver
 
 def _build_look_card(name: str, look: LookRecord, seeds: int) -> VerdictCard:
     text = describe_decision(look, DecideSection(seeds=seeds))
-    kind = VerdictKind(look.kind)
+    kind = look.verdict
     verdict = HeadlineVerdict(f"Compared with {name}", 0, "", kind, text)
     return VerdictCard(verdict, kind.label, kind.tone, "", describe_look_cost(look), "", "")
 

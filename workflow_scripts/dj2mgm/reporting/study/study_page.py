@@ -54,11 +54,11 @@ from dj2mgm.reporting.variants_page import (
     VariantsPage,
     place_mark,
 )
-from dj2mgm.reporting.verdict_kinds import VerdictKind
 from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard, merge_withheld, write_verdict_cards
 from dj2mgm.score_groups import OWN_GROUP
 from dj2mgm.settings.validation import load_settings
+from dj2mgm.verdict_kinds import VerdictKind
 
 SUMMARY_ORDER = (
     VerdictKind.BETTER,

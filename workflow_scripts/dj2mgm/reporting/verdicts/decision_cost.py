@@ -8,11 +8,11 @@ from dj2mgm.evaluation.sequential import find_deciding_budget
 from dj2mgm.reporting.commands import build_snakemake_command
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
-from dj2mgm.reporting.verdict_kinds import VerdictKind
 from dj2mgm.reporting.verdicts.experiment_pairs import ExperimentPair
 from dj2mgm.runs.studies.seed_times import format_hours, sum_measured_seconds
 from dj2mgm.runs.studies.unused_seeds import choose_unused_seeds
 from dj2mgm.settings.targets import DecideSection
+from dj2mgm.verdict_kinds import VerdictKind
 
 MAX_LISTED = 20  # additional seeds in a command
 FURTHER_SEEDS = 2  # additional seeds that are advised after a single one

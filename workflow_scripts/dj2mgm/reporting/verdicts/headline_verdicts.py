@@ -19,7 +19,6 @@ from dj2mgm.reporting.comparison import (
 )
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
-from dj2mgm.reporting.verdict_kinds import VerdictKind
 from dj2mgm.reporting.verdicts.decision_cost import advise_next_step
 from dj2mgm.reporting.verdicts.experiment_pairs import (
     ExperimentPair,
@@ -36,6 +35,7 @@ from dj2mgm.reporting.verdicts.verdict_sentences import (
     write_statement,
 )
 from dj2mgm.score_groups import FINETUNED, OWN, OWN_GROUP, SHUFFLED, UNTRAINED, name_group
+from dj2mgm.verdict_kinds import VerdictKind
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def build_headline_verdicts(experiments: list[ExperimentResults], target: str = 
             verdicts.append(_give_no_verdict(subject, index, describe_missing_score(headline, experiment, reference)))
             continue
         contrast, contrast_verdict = contrasts[number], contrast_verdicts[number]
-        kind = VerdictKind(contrast_verdict.kind)
+        kind = contrast_verdict.kind
         beginning = ""
         if is_learning_rate_control(subject):
             kinds = {verdict.experiment: verdict.kind for verdict in verdicts}
@@ -194,7 +194,7 @@ def _describe_certainty(
     corrected = f" (corrected for {comparisons} comparisons)" if comparisons > 1 else ""
     seeds = f"{contrast.seeds} seeds" if contrast.seeds > 1 else "one seed"
     sample = f"{format_integer(contrast.images)} images and {seeds}"
-    kind = VerdictKind(contrast_verdict.kind)
+    kind = contrast_verdict.kind
     if kind == VerdictKind.UNDECIDED and contrast_verdict.detectable is None:
         return "At least two images are needed."
     low, high = find_score_range(headline.metric)

@@ -10,7 +10,6 @@ from dj2mgm.records.look_records import LookRecord, count_affordable_seeds, coun
 from dj2mgm.reporting.comparison import format_difference, format_interval, select_comparable_scores
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
-from dj2mgm.reporting.verdict_kinds import VerdictKind
 from dj2mgm.reporting.verdicts.decision_cost import build_budget_command, describe_cost_after_looks
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore, find_headline
 from dj2mgm.reporting.verdicts.headline_verdicts import describe_missing_score, find_unlearned
@@ -21,6 +20,7 @@ from dj2mgm.reporting.verdicts.verdict_sentences import (
 )
 from dj2mgm.runs.studies.seed_times import sum_measured_seconds
 from dj2mgm.settings.targets import DecideSection
+from dj2mgm.verdict_kinds import VerdictKind
 
 NOTHING_EXCLUDED = "all differences are still possible"
 
@@ -53,7 +53,7 @@ def take_look(
     is_last = min(most_seeds, count_affordable_seeds(budget, seed_count, seconds, seconds_per_seed)) <= seed_count
     looks = [Look(len(record.seeds), record.most_seeds, record.level, record.spent) for record in earlier_records]
     look = compute_next_look(looks, seed_count, most_seeds, is_last)
-    kind = VerdictKind(str(compute_verdict(contrast, look.level, headline.margin, headline.lower_is_better)))
+    kind = compute_verdict(contrast, look.level, headline.margin, headline.lower_is_better)
     command = next_step = ""
     if unlearned := find_unlearned(experiments):
         # more seeds may show that the models use their images, but not that they were trained for long enough

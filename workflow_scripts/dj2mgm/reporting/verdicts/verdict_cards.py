@@ -7,7 +7,6 @@ from dj2mgm.cli.messages import format_duration
 from dj2mgm.reporting.commands import build_keep_command, build_snakemake_command
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
-from dj2mgm.reporting.verdict_kinds import VerdictKind
 from dj2mgm.reporting.verdicts.experiment_pairs import ExperimentPair, find_comparisons, is_learning_rate_control
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict, build_headline_verdicts, find_unlearned
 from dj2mgm.reporting.verdicts.learning_faults import MIN_STEPS, LearningFault, advise_other_model
@@ -22,6 +21,7 @@ from dj2mgm.reporting.verdicts.verdict_sentences import (
     explain_withheld,
 )
 from dj2mgm.runs.studies.seed_times import sum_seconds
+from dj2mgm.verdict_kinds import VerdictKind
 
 PHOTO_MODEL = "qwen3-vl-2b"  # advised instead of a tiny model
 LONGER = 3  # after a training that taught nothing, advise this multiple of its steps or of MIN_STEPS

@@ -5,8 +5,8 @@ from collections.abc import Collection, Sequence
 from dj2mgm.reporting.comparison import format_difference, format_score
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
-from dj2mgm.reporting.verdict_kinds import VerdictKind
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
+from dj2mgm.verdict_kinds import VerdictKind
 
 SURE, NOT_SURE = "95 % confidence.", "Not sure."
 EITHER_MAY_BE_BETTER = "The interval contains zero, so either side may be better."
