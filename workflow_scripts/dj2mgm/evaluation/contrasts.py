@@ -246,22 +246,21 @@ def estimate_seed_noise(experiments: Sequence[PairedValues]) -> list[tuple[np.nd
         np.var(experiment.means, axis=-1, ddof=1) if len(experiment.seeds) > 1 else zero for experiment in experiments
     ]
     pool = _select_distinct([experiment for experiment in experiments if len(experiment.seeds) > 1])
-    if len(pool) > 1:
-        variance, degrees_of_freedom, noisy_reference, noisy = _pool(pool)
+    pooled = _pool_noise(pool) if len(pool) > 1 else None
     noise = []
     for values, own_variance in zip(experiments, own_variances, strict=True):
         own_df = len(values.seeds) - 1
         index = next((number for number, experiment in enumerate(pool) if _are_equal(experiment, values)), None)
         if not own_df:
             noise.append((zero, zero + np.inf, zero > 0))
-        elif len(pool) < 2 or index is None:
+        elif pooled is None or index is None:
             noise.append((own_variance, zero + own_df, zero > 0))
         else:
             own_square = compute_student_quantile(own_df) ** 2 * own_variance  # of half the interval's length
-            is_noisy = own_square > compute_student_quantile(degrees_of_freedom) ** 2 * variance
-            is_noisy &= noisy[index] | noisy_reference
-            larger_variance = np.where(is_noisy, own_variance, variance)
-            noise.append((larger_variance, np.where(is_noisy, own_df, degrees_of_freedom), is_noisy))
+            is_noisy = own_square > compute_student_quantile(pooled.degrees_of_freedom) ** 2 * pooled.variance
+            is_noisy &= pooled.noisy[index] | pooled.noisy_reference
+            larger_variance = np.where(is_noisy, own_variance, pooled.variance)
+            noise.append((larger_variance, np.where(is_noisy, own_df, pooled.degrees_of_freedom), is_noisy))
     return noise
 
 
@@ -280,13 +279,25 @@ def _are_equal(values: PairedValues, other_values: PairedValues) -> bool:
     )
 
 
-def _pool(experiments: list[PairedValues]) -> tuple[np.ndarray, int, np.ndarray, list[np.ndarray]]:
-    """Pool the seed noise of several experiments.
+@dataclass(frozen=True)
+class _PooledNoise:
+    """Noise between seeds that several experiments share, as arrays with the shape of the contrasts.
 
-    Returns:
-        The pooled variance of a difference, its degrees of freedom, whether the reference is noisy, and whether each
-        experiment is noisy.
+    Attributes:
+        variance: variance of a difference.
+        degrees_of_freedom: degrees of freedom of the variance.
+        noisy_reference: whether the reference is noisier than the experiments.
+        noisy: whether each experiment is noisier than the others.
     """
+
+    variance: np.ndarray
+    degrees_of_freedom: int
+    noisy_reference: np.ndarray
+    noisy: list[np.ndarray]
+
+
+def _pool_noise(experiments: list[PairedValues]) -> _PooledNoise:
+    """Pool the seed noise of several experiments."""
     seeds = sorted({seed for experiment in experiments for seed in experiment.seeds})
     rows = [(0, seed) for seed in seeds]  # the reference, whose difference is zero
     rows += [(number, seed) for number, experiment in enumerate(experiments, start=1) for seed in experiment.seeds]
@@ -312,7 +323,7 @@ def _pool(experiments: list[PairedValues]) -> tuple[np.ndarray, int, np.ndarray,
             ratio = ((squares - other_squares) / own_df) / (other_squares / other_df)
         p = fdtrc(own_df, other_df, np.nan_to_num(ratio)) * (len(experiments) + 1)
         noisy.append(p < POOLING_LEVEL)
-    return variance, degrees_of_freedom, noisy[0], noisy[1:]
+    return _PooledNoise(variance, degrees_of_freedom, noisy[0], noisy[1:])
 
 
 def _sum_residual_squares(rows: list[tuple[int, int]], values: np.ndarray) -> tuple[np.ndarray, int]:

@@ -1,6 +1,6 @@
 """Settings that concern several experiments: pages, exports, publications, comparisons and benchmarks."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -47,6 +47,14 @@ class ServeCheckSection(Section):
     )
 
 
+class LocatedHeadline(NamedTuple):
+    """The score that decides: its key in the configuration, and its group and metric in metrics.json."""
+
+    key: str
+    group: str
+    metric: str
+
+
 class ReportSection(Section):
     """Report of several experiments, in results/report/."""
 
@@ -61,10 +69,9 @@ class ReportSection(Section):
         0.01, "smallest difference of the headline that matters, in its unit: 0.01 is one percentage point"
     )
 
-    def locate_headline(self, has_questions: bool = True, share_of_rows: Number = 1) -> tuple[str, str, str]:
-        """Return key, group and metric of the score that decides.
+    def locate_headline(self, has_questions: bool = True, share_of_rows: Number = 1) -> LocatedHeadline:
+        """Return the headline, or a likelihood of captions if the headline needs held-out questions and there are none.
 
-        It is the headline, or a likelihood of captions if the headline needs held-out questions and there are none.
         Trainings on a share of the rows are ranked by the likelihood gain instead of another score of answers, because
         it ordered more pairs of them as the full trainings did (docs/measurements/search.md).
         """
@@ -73,8 +80,8 @@ class ReportSection(Section):
             short = share_of_rows < 1
             key = CAPTION_FALLBACK if not has_questions else "likelihood_gain" if short else key
         if key == "likelihood_gain":
-            return key, GAIN_GROUP, "answer_log_likelihood"
-        return key, OWN_GROUP, key
+            return LocatedHeadline(key, GAIN_GROUP, "answer_log_likelihood")
+        return LocatedHeadline(key, OWN_GROUP, key)
 
 
 class DecideSection(Section):

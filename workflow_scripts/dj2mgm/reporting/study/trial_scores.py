@@ -38,8 +38,8 @@ def measure_trial(experiment: ExperimentResults, kind: HeadlineScore, goals: Goa
         if key == GPU_HOURS:
             total += weight * _measure_gpu_hours(experiment) / share_of_rows
         else:
-            _, group, metric = ReportSection(headline=key).locate_headline()
-            total += weight * _require_mean(experiment, key, group, metric, "design.goals")
+            headline = ReportSection(headline=key).locate_headline()
+            total += weight * _require_mean(experiment, key, headline.group, headline.metric, "design.goals")
     return total
 
 

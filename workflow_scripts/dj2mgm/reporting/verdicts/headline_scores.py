@@ -28,8 +28,8 @@ def find_headline(experiments: list[ExperimentResults], share_of_rows: float = 1
     """Return the score that decides between trainings on this share of the rows (`ReportSection.locate_headline`)."""
     settings = experiments[0].config.report
     has_questions = any(run.question_count for experiment in experiments for run in experiment.runs)
-    key, group, metric = settings.locate_headline(has_questions, share_of_rows)
-    return HeadlineScore(SCORE_TITLES[key], group, metric, settings.margin)
+    headline = settings.locate_headline(has_questions, share_of_rows)
+    return HeadlineScore(SCORE_TITLES[headline.key], headline.group, headline.metric, settings.margin)
 
 
 def change_by_training(experiment: ExperimentResults, group: str, metric: str) -> PairedContrast | None:

@@ -30,6 +30,7 @@ from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore, change_by_t
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, estimate_image_gain, find_learning_faults
 from dj2mgm.reporting.verdicts.verdict_sentences import (
     EITHER_MAY_BE_BETTER,
+    Statement,
     capitalize,
     explain_withheld,
     write_statement,
@@ -92,7 +93,7 @@ def build_headline_verdicts(experiments: list[ExperimentResults], target: str = 
             kinds = {verdict.experiment: verdict.kind for verdict in verdicts}
             beginning = describe_repetition(kinds.get(subject.control.experiment, VerdictKind.NONE), kind)
         difference = estimate_difference(contrast, *key)
-        lead, emphasis, rest = _write_sentence(kind, [experiment, reference], headline, difference, beginning)
+        sentence = _write_sentence(kind, [experiment, reference], headline, difference, beginning)
         controls = [] if target else find_controls(experiments, comparison)
         step, command = advise_next_step(contrast_verdict, contrast, headline.margin, comparison, controls, target)
         verdicts.append(
@@ -101,9 +102,9 @@ def build_headline_verdicts(experiments: list[ExperimentResults], target: str = 
                 index=index,
                 description=subject.description,
                 kind=kind,
-                lead=lead,
-                emphasis=emphasis,
-                rest=rest,
+                lead=sentence.lead,
+                emphasis=sentence.emphasis,
+                rest=sentence.rest,
                 certainty=_describe_certainty(
                     contrast_verdict, contrast, headline, len(contrasts), pooled_experiments[number]
                 ),
@@ -160,18 +161,20 @@ def _write_sentence(
     headline: HeadlineScore,
     difference: Estimate,
     beginning: str = "",
-) -> tuple[str, str, str]:
-    """Return the sentence of a verdict in three parts; the second part is emphasized.
+) -> Statement:
+    """Return the sentence of a verdict.
 
     `beginning` is the beginning of the sentence if the verdict repeats another verdict.
     """
     start = beginning
     if difference.seeds == 1:
         start += ("for" if beginning else "For") + " these two models, "
-    lead, emphasis, rest = write_statement(kind, sides, headline)
+    statement = write_statement(kind, sides, headline)
+    lead = statement.lead
     if kind == VerdictKind.UNDECIDED and not start:
         lead = capitalize(lead)
-    return f"{start}{lead}", emphasis, f"{rest} ({_describe_difference(headline.metric, difference)})."
+    rest = f"{statement.rest} ({_describe_difference(headline.metric, difference)})."
+    return Statement(f"{start}{lead}", statement.emphasis, rest)
 
 
 def _describe_certainty(

@@ -83,8 +83,8 @@ def compute_expected_contrast(noise: Noise, images: int, seeds: int) -> PairedCo
 
 def _locate_score(settings: PowerSettings) -> tuple[str, str]:
     """Return the group and the metric of the headline."""
-    _, group, metric = ReportSection(headline=settings.headline).locate_headline()
-    return group, metric
+    headline = ReportSection(headline=settings.headline).locate_headline()
+    return headline.group, headline.metric
 
 
 def find_noise(settings: PowerSettings, group: str, metric: str) -> Noise | None:

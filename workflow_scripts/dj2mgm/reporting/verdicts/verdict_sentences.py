@@ -1,6 +1,7 @@
 """Sentences that several pages with verdicts share."""
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from dj2mgm.reporting.comparison import format_difference, format_score
 from dj2mgm.reporting.experiment import ExperimentResults
@@ -15,10 +16,18 @@ ADVICE_TO_KEEP = "This command makes it an experiment of its own:"
 NOT_RECORDED = "Not recorded."  # of times
 
 
+class Statement(NamedTuple):
+    """A sentence, or a part of a sentence, whose second part is emphasized."""
+
+    lead: str
+    emphasis: str
+    rest: str
+
+
 def write_statement(
     kind: VerdictKind, sides: Sequence[ExperimentResults], headline: HeadlineScore, hint: str = ""
-) -> tuple[str, str, str]:
-    """Return a verdict and its scores as a part of a sentence, in three parts; the second part is emphasized.
+) -> Statement:
+    """Return a verdict and its scores as a part of a sentence.
 
     Args:
         kind: a verdict on a measured comparison.
@@ -31,11 +40,12 @@ def write_statement(
     if kind == VerdictKind.EQUIVALENT:
         margin = format_difference(headline.metric, headline.margin).lstrip("+")
         rest = f" within the margin of {margin}: {headline.title} {' and '.join(scores)}"
-        return f"{experiment} and {reference} are ", kind, rest
+        return Statement(f"{experiment} and {reference} are ", kind, rest)
     if kind == VerdictKind.UNDECIDED:
         question = f" whether {experiment} is better than {reference}{hint}"
-        return "it is ", kind, f"{question}: {headline.title} {' compared with '.join(scores)}"
-    return f"{experiment} is ", kind, f" than {reference}: {headline.title} {' instead of '.join(scores)}"
+        return Statement("it is ", kind, f"{question}: {headline.title} {' compared with '.join(scores)}")
+    rest = f" than {reference}: {headline.title} {' instead of '.join(scores)}"
+    return Statement(f"{experiment} is ", kind, rest)
 
 
 def explain_withheld(unlearned: Collection[str], verdicts: int = 1) -> str:

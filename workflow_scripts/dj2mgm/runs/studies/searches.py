@@ -58,7 +58,7 @@ def build_search_settings(name: str, study: StudyFile, parent: Experiment, resul
         )
     scored_settings = [_add_first_names(parent.model_dump(include=keys)), parent.report.headline, study.proportional]
     scored_settings.append(design.model_dump(exclude=NOT_IN_KEY | (set() if design.goals.weights else {"goals"})))
-    short_score = parent.report.locate_headline(share_of_rows=min(design.rungs))[0]
+    short_score = parent.report.locate_headline(share_of_rows=min(design.rungs)).key
     if short_score != parent.report.headline and not design.goals.weights:
         scored_settings.append(short_score)  # earlier versions ranked trainings on a share of the rows by the headline
     axis_values = {key: axis if isinstance(axis, list) else axis.model_dump() for key, axis in axes.items()}
