@@ -105,9 +105,9 @@ def open_input(path: str | Path, mode: str = "r", newline: str | None = None) ->
     """Open a user's file, as bytes or as UTF-8 with or without a byte order mark."""
     remedy = "check the paths in config/datasets/, under `benchmarks`, or on the command line"
     try:
-        kind = os.stat(path).st_mode
-        if not stat.S_ISREG(kind):
-            raise InputError(f"{path} is {'a folder' if stat.S_ISDIR(kind) else 'not a regular file'}; {remedy}")
+        file_mode = os.stat(path).st_mode
+        if not stat.S_ISREG(file_mode):
+            raise InputError(f"{path} is {'a folder' if stat.S_ISDIR(file_mode) else 'not a regular file'}; {remedy}")
         with open(path, mode, encoding=None if "b" in mode else "utf-8-sig", newline=newline) as file:
             yield file
     except (FileNotFoundError, NotADirectoryError):

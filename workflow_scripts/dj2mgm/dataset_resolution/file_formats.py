@@ -81,12 +81,12 @@ def _recognize_sharegpt(sample: FileSample) -> Guess:
     return _recognize_conversations("sharegpt", sample)
 
 
-def _recognize_conversations(kind: str, sample: FileSample) -> Guess:
+def _recognize_conversations(format_name: str, sample: FileSample) -> Guess:
     rows = [row for row in sample.rows if _list_turns(row)]
-    if not rows or kind != ("llava" if all(map(_is_llava, rows)) else "sharegpt"):
+    if not rows or format_name != ("llava" if all(map(_is_llava, rows)) else "sharegpt"):
         raise NotRecognized(_describe_keys(sample))
     are_pairs = all(_counts_as_pair(row) for row in rows)
-    return Guess(kind, {}, "pretrain" if are_pairs else "finetune", True, _list_images(rows))
+    return Guess(format_name, {}, "pretrain" if are_pairs else "finetune", True, _list_images(rows))
 
 
 def _recognize_table(sample: FileSample) -> Guess:
@@ -107,15 +107,17 @@ def _recognize_table(sample: FileSample) -> Guess:
 
 
 def _recognize_parquet(sample: FileSample) -> Guess:
-    kinds = sample.kinds
-    images = tuple(name for name, kind in kinds.items() if kind == "image")
+    column_types = sample.kinds
+    images = tuple(name for name, column_type in column_types.items() if column_type == "image")
     if not images:
         raise NotRecognized(f"it has no column of images as bytes; its columns are {enumerate_names(sample.names)}")
-    turns = _find_names("conversations", sample.names, lambda name: kinds[name] == "turns")
+    turns = _find_names("conversations", sample.names, lambda name: column_types[name] == "turns")
     if turns:
         image = _find_names("image", sample.names, lambda name: name in images) or images
         return Guess("parquet", {"image": image, "conversations": turns}, is_conversation=True)
-    columns = _find_columns(sample.names, lambda name: name in images, lambda name: kinds[name] == "text", images)
+    columns = _find_columns(
+        sample.names, lambda name: name in images, lambda name: column_types[name] == "text", images
+    )
     return Guess("parquet", columns)
 
 
@@ -132,7 +134,7 @@ def _recognize_webdataset(sample: FileSample) -> Guess:
     if not metadata:
         raise NotRecognized(f"its images have neither .txt nor .json; the endings are {enumerate_names(suffixes)}")
     columns = _find_columns(tuple(metadata), lambda name: False, lambda name: _is_text(metadata[name]), ("",))
-    return Guess("webdataset", {kind: names for kind, names in columns.items() if kind != "image"})
+    return Guess("webdataset", {role: names for role, names in columns.items() if role != "image"})
 
 
 def _recognize_captioned(sample: FileSample) -> Guess:
@@ -155,10 +157,10 @@ FORMATS = {
 def recognize_file(file: Path, folder: Path) -> Guess | str:
     """Return the guess about a file, or a sentence with the reason why there is none."""
     sample, problem = read_sample(file, folder), ""
-    for kind in FORMATS.values():
-        if file.suffix.lower() in kind.suffixes:
+    for source_format in FORMATS.values():
+        if file.suffix.lower() in source_format.suffixes:
             try:
-                return kind.recognize(sample)
+                return source_format.recognize(sample)
             except NotRecognized as error:
                 problem = str(error)
     return problem
@@ -234,20 +236,20 @@ def _find_columns(
         text = tuple(name for name in texts if name not in (*image, *question))
         if len(text) == 1 and ABOUT_ROWS & split_words(text[0]):
             text = ()
-    for kind, columns in (("image", image), ("text", text)):
+    for role, columns in (("image", image), ("text", text)):
         if not columns:
             raise NotRecognized(
-                f"no column is recognized as the {CONTENTS[kind]}; the columns are {enumerate_names(names)}"
+                f"no column is recognized as the {CONTENTS[role]}; the columns are {enumerate_names(names)}"
             )
     return {"image": image, "text": text} | ({"question": question} if question else {})
 
 
-def _find_names(kind: str, names: Sequence[str], fits: Callable[[str], Any]) -> tuple[str, ...]:
-    """Return the columns that may be of a kind: columns with usual names, or else with a word of `HINTS` in names."""
-    usual = tuple(name for name in NAMES[kind] if name in names)
+def _find_names(role: str, names: Sequence[str], fits: Callable[[str], Any]) -> tuple[str, ...]:
+    """Return the columns that may have a role: columns with usual names, or else with a word of `HINTS` in names."""
+    usual = tuple(name for name in NAMES[role] if name in names)
     if len(usual) > 1:
         usual = tuple(filter(fits, usual)) or usual
-    return usual or tuple(name for name in names if HINTS[kind] & split_words(name) and fits(name))
+    return usual or tuple(name for name in names if HINTS[role] & split_words(name) and fits(name))
 
 
 def split_words(name: str) -> set[str]:

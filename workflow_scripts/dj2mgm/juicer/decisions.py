@@ -77,8 +77,8 @@ class Ledger:
                 value = json.loads(others)[repeats.hash_key]
                 first.append(repeats.first.setdefault(value, identifier) == identifier)
                 if not first[-1]:
-                    kind = "repeated" if step.measures else "dropped"
-                    event = {"id": identifier, "event": kind, "step": step.number, "operator": step.name}
+                    event_name = "repeated" if step.measures else "dropped"
+                    event = {"id": identifier, "event": event_name, "step": step.number, "operator": step.name}
                     self.add_event(event | {"stats": json.loads(stats)})
             if not step.measures:
                 self.tables[index] = table.filter(pa.array(first, pa.bool_()))
@@ -218,11 +218,12 @@ class _NearDuplicateAccounts:
 
     def add_up(self, partition: Path, first: int) -> Ledger:
         """Account for the rows of a partition; its first row has the number `first` among all rows."""
-        ledger, kind = Ledger(), "repeated" if self.step.measures else "dropped"
+        ledger = Ledger()
+        event_name = "repeated" if self.step.measures else "dropped"
         for table in iterate_batches(partition):
             copy_of = self.copies.copy_of[first : first + len(table)]
             for index in np.flatnonzero(copy_of >= 0):
-                event = {"id": table["id"][index].as_py(), "event": kind, "step": self.step.number}
+                event = {"id": table["id"][index].as_py(), "event": event_name, "step": self.step.number}
                 event |= {"operator": self.step.name, "stats": json.loads(table["stats"][index].as_py())}
                 event |= {"copy_of": self.ids.get(str(copy_of[index]))}
                 ledger.add_event(event | {"distance": round(float(self.copies.distance[first + index]), 4)})

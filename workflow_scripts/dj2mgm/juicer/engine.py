@@ -314,10 +314,10 @@ def _list_events(
     )
     check_ids(step.name, {identifier for (identifier,) in iterate(before, "id")}, columns)
     remaining_ids, step_keys = set(columns["id"]), {"step": step.number, "operator": step.name}
-    kind = "repeated" if step.measures else "dropped"
+    event_name = "repeated" if step.measures else "dropped"
     for identifier, stats, meta in iterate(measured, "id", Fields.stats, Fields.meta):
         if identifier not in remaining_ids:
-            yield {"id": identifier, "event": kind} | step_keys | {"stats": stats or {}} | read_recaption(meta)
+            yield {"id": identifier, "event": event_name} | step_keys | {"stats": stats or {}} | read_recaption(meta)
     texts = dict(iterate(before, "id", "text"))
     for identifier, text in iterate(kept_rows, "id", "text"):
         if text != texts[identifier]:

@@ -102,9 +102,9 @@ def setting(
     return Field(default, description=description, json_schema_extra=extras, **limits)
 
 
-def section(kind: type[Section], description: str = "") -> Any:
+def section(section_type: type[Section], description: str = "") -> Any:
     """Return a field with keys of its own; see `setting`."""
-    return Field(default_factory=kind, description=description)
+    return Field(default_factory=section_type, description=description)
 
 
 def read_extra(field: Any, key: str, default: Any = None) -> Any:

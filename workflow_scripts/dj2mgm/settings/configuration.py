@@ -264,7 +264,9 @@ def _build_benchmark_fields() -> dict[str, tuple]:
     }
 
 
-def _change_type(model: type[Section], key: str, kind: type[Section]) -> tuple:
+def _change_type(model: type[Section], key: str, section_type: type[Section]) -> tuple:
     """Return a field of a mapping with another type, which validates its default."""
     field = model.model_fields[key]
-    return kind, Field(default_factory=lambda: kind.model_validate(field.default), description=field.description)
+    return section_type, Field(
+        default_factory=lambda: section_type.model_validate(field.default), description=field.description
+    )

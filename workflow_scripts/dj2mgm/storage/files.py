@@ -171,14 +171,16 @@ def readable(location: str | Path, *errors: type[Exception], remedy: str = MAKE_
         raise InputError(f"{location} is damaged ({reason}): {remedy}") from None
 
 
-def read_json(path: str | Path, kind: type = dict, remedy: str = MAKE_AGAIN) -> Any:
-    """Read a JSON file with an object, or with a value of type `kind`.
+def read_json(path: str | Path, expected_type: type = dict, remedy: str = MAKE_AGAIN) -> Any:
+    """Read a JSON file with an object, or with a value of type `expected_type`.
 
     Raises:
         InputError: the content is something else. A missing key of an object raises it later, on access.
     """
     with open(path, encoding="utf-8") as file, readable(path, remedy=remedy):
-        return _require_type(kind, json.load(file, object_hook=lambda values: _make_record(values, path, remedy)))
+        return _require_type(
+            expected_type, json.load(file, object_hook=lambda values: _make_record(values, path, remedy))
+        )
 
 
 def read_jsonl(path: str | Path, may_be_empty: bool = True) -> Iterator[dict]:
@@ -228,10 +230,10 @@ def _make_record(values: dict, location: str | Path, remedy: str = MAKE_AGAIN) -
     return record
 
 
-def _require_type(kind: type, value: Any) -> Any:
-    if not isinstance(value, kind):
+def _require_type(expected_type: type, value: Any) -> Any:
+    if not isinstance(value, expected_type):
         names = {dict: "an object", list: "a list"}
-        raise ValueError(f"expected {names[kind]}, found {json.dumps(value, default=str)[:40]}")
+        raise ValueError(f"expected {names[expected_type]}, found {json.dumps(value, default=str)[:40]}")
     return value
 
 
