@@ -36,6 +36,23 @@ class BadRow:
     detail: str
 
 
+@dataclass
+class BadRows:
+    """Counts of bad rows by reason, and the first few with their ids."""
+
+    reasons: Counter = field(default_factory=Counter)
+    first: list[tuple[str, BadRow]] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return self.reasons.total()
+
+    def add(self, identifier: str, bad_row: BadRow) -> None:
+        self.reasons[bad_row.reason] += 1
+        if len(self.first) < NAMED_ROWS:
+            self.first.append((identifier, bad_row))
+
+
 def write_training_jsonl(
     rows: Iterable[dict],
     root: str | Path,
@@ -66,18 +83,9 @@ def write_training_jsonl(
         usable, bad, leaked = _write_good(outcomes, good, rules)
         rows_in = usable.total() + bad.count + leaked.total()
         if bad.count and rules.settings.on_bad_row == "refuse":
-            details = "; ".join(f"row {identifier}: {bad_row.detail}" for identifier, bad_row in bad.first)
-            more = " …" if bad.count > NAMED_ROWS else ""
-            raise InputError(
-                f"{bad.count} of {rows_in} rows of {output.stem} cannot be trained on: {details}{more}. "
-                "Fix them, or set jsonl.on_bad_row: drop to drop them"
-            )
+            raise _make_bad_rows_error(bad, rows_in, output.stem)
         if rows_in and not usable:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in (bad.reasons + leaked).most_common())
-            first = "".join(
-                f"; the first is row {identifier}: {bad_row.detail}" for identifier, bad_row in bad.first[:1]
-            )
-            raise InputError(f"no row of {output.stem} is left to train on ({reasons} of {rows_in} rows{first})")
+            raise _make_no_row_error(bad, leaked, rows_in, output.stem)
         # Skip the check if the other experiment added more rows than it dropped.
         if rules.size_before <= rows_in:
             check_subset_size(usable.total(), rules, output.stem)
@@ -100,21 +108,19 @@ def write_training_jsonl(
     )
 
 
-@dataclass
-class BadRows:
-    """Counts of bad rows by reason, and the first few with their ids."""
+def _make_bad_rows_error(bad: BadRows, rows_in: int, split: str) -> InputError:
+    details = "; ".join(f"row {identifier}: {bad_row.detail}" for identifier, bad_row in bad.first)
+    more = " …" if bad.count > NAMED_ROWS else ""
+    return InputError(
+        f"{bad.count} of {rows_in} rows of {split} cannot be trained on: {details}{more}. "
+        "Fix them, or set jsonl.on_bad_row: drop to drop them"
+    )
 
-    reasons: Counter = field(default_factory=Counter)
-    first: list[tuple[str, BadRow]] = field(default_factory=list)
 
-    @property
-    def count(self) -> int:
-        return self.reasons.total()
-
-    def add(self, identifier: str, bad_row: BadRow) -> None:
-        self.reasons[bad_row.reason] += 1
-        if len(self.first) < NAMED_ROWS:
-            self.first.append((identifier, bad_row))
+def _make_no_row_error(bad: BadRows, leaked: Counter, rows_in: int, split: str) -> InputError:
+    reasons = ", ".join(f"{count} {reason}" for reason, count in (bad.reasons + leaked).most_common())
+    first = "".join(f"; the first is row {identifier}: {bad_row.detail}" for identifier, bad_row in bad.first[:1])
+    return InputError(f"no row of {split} is left to train on ({reasons} of {rows_in} rows{first})")
 
 
 def _write_good(

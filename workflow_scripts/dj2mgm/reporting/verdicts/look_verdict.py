@@ -53,12 +53,12 @@ def take_look(
     is_last = min(most_seeds, count_affordable_seeds(budget, seed_count, seconds, seconds_per_seed)) <= seed_count
     looks = [Look(len(record.seeds), record.most_seeds, record.level, record.spent) for record in earlier_records]
     look = compute_next_look(looks, seed_count, most_seeds, is_last)
-    kind = compute_verdict(contrast, look.level, headline.margin, headline.lower_is_better)
+    unlearned = find_unlearned(experiments)
+    if unlearned:
+        kind = _choose_kind_without_learning(experiments, is_last)
+    else:
+        kind = compute_verdict(contrast, look.level, headline.margin, headline.lower_is_better)
     command = next_step = ""
-    if unlearned := find_unlearned(experiments):
-        # more seeds may show that the models use their images, but not that they were trained for long enough
-        is_final = is_last or any(map(list_training_faults, experiments))
-        kind = VerdictKind.WITHHELD if is_final else VerdictKind.UNDECIDED
     if kind == VerdictKind.WITHHELD:
         next_step = " ".join(dict.fromkeys(f"{fault.remedy}." for faults in unlearned.values() for fault in faults))
     elif kind == VerdictKind.UNDECIDED and is_last:
@@ -85,6 +85,15 @@ def take_look(
         next_step=next_step,
         command=command,
     )
+
+
+def _choose_kind_without_learning(experiments: list[ExperimentResults], is_last: bool) -> VerdictKind:
+    """Return the verdict if a model learned nothing.
+
+    More seeds may show that the models use their images, but not that they were trained for long enough.
+    """
+    is_final = is_last or any(map(list_training_faults, experiments))
+    return VerdictKind.WITHHELD if is_final else VerdictKind.UNDECIDED
 
 
 def _compute_contrast(
