@@ -1,0 +1,130 @@
+"""Score and cost of the trials of a batch, and the next look at the winner."""
+
+from pathlib import Path
+
+from dj2mgm.records.jsonl_summary import JsonlSummary
+from dj2mgm.records.look_records import LookRecord
+from dj2mgm.records.search_records import BatchRecord, BatchResult, format_run_name
+from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.study.trial_scores import Goals, find_trial_score, measure_trial
+from dj2mgm.reporting.verdicts.look_verdict import take_look
+from dj2mgm.runs.stages import TRAINING
+from dj2mgm.runs.studies.seed_times import sum_seconds
+from dj2mgm.runs.studies.study_designs import read_study_file
+from dj2mgm.settings.targets import DecideSection
+from dj2mgm.settings.validation import load_settings
+
+
+def build_batch_result(
+    experiments: list[ExperimentResults],
+    record: BatchRecord | None,
+    goals: Goals,
+    earlier: list[Path],
+    reference_summary: JsonlSummary,
+) -> BatchResult:
+    """Return scores and costs of a batch, without looks.
+
+    Args:
+        experiments: the finished trials.
+        record: the batch (None: batch 0, the experiment that the trials change).
+        goals: weights of several goals (none: the headline decides).
+        earlier: the scores of earlier batches.
+        reference_summary: numbers of rows of the baseline's training files.
+    """
+    finished = {experiment.name: experiment for experiment in experiments}
+    fraction = record.fraction if record else 1
+    if record:
+        run_names = {trial.name: format_run_name(trial.name, fraction) for trial in record.trials}
+    else:
+        run_names = {name: name for name in finished}
+    full_size_trials = run_names if record and fraction == 1 else ()
+    return BatchResult(
+        scores=_measure_trials(finished, run_names, goals, fraction),
+        fewer_rows=[
+            name
+            for name in full_size_trials
+            if name in finished and has_fewer_rows(finished[name].runs[0].jsonl, reference_summary)
+        ],
+        **_measure_cost(experiments, record, earlier),
+    )
+
+
+def _measure_trials(
+    finished: dict[str, ExperimentResults], run_names: dict[str, str], goals: Goals, fraction: float
+) -> dict[str, float | None]:
+    """Return the score of each trial; None for a trial whose training diverged."""
+    if not finished:
+        return dict.fromkeys(run_names)
+    score = find_trial_score([*finished.values()], goals, fraction)
+    return {
+        name: measure_trial(finished[run], score, goals, fraction) if run in finished else None
+        for name, run in run_names.items()
+    }
+
+
+def _measure_cost(experiments: list[ExperimentResults], record: BatchRecord | None, earlier: list[Path]) -> dict:
+    """Return the number of new trainings and their GPU seconds, in total and without training."""
+    all_runs = {(experiment.name, seed) for experiment in experiments for seed in experiment.seeds}
+    new_runs = find_new_runs(record, earlier) if record else all_runs
+    seconds, fixed_seconds = [], []
+    for experiment in experiments:
+        seeds = [seed for name, seed in new_runs if name == experiment.name]
+        seconds.append(sum_gpu_seconds(experiment, seeds))
+        fixed_seconds.append(sum_gpu_seconds(experiment, seeds, without=TRAINING))
+    return {
+        "runs": len(new_runs),
+        "seconds": sum(filter(None, seconds)) if any(seconds) else None,
+        "fixed_seconds": sum(filter(None, fixed_seconds)),
+    }
+
+
+def find_new_runs(record: BatchRecord, earlier: list[Path]) -> set[tuple[str, int]]:
+    """Return experiment and seed of the trainings that no earlier batch has; batch 0 has no trials."""
+    batches = [load_settings(BatchRecord, file.with_name("trials.yaml")) for file in earlier[1:]]
+    return record.runs.difference(*(batch.runs for batch in batches))
+
+
+def sum_gpu_seconds(experiment: ExperimentResults, seeds: list[int], without: tuple[str, ...] = ()) -> float | None:
+    """Return the GPU seconds of the stages in an experiment's own folder for these seeds, without shared stages."""
+    stages = [item for run in experiment.runs if run.seed in seeds for item in run.stages.items()]
+    folders = {folder for stage, folder in stages if experiment.name in folder.parts and stage not in without}
+    seconds = sum_seconds(folders) if folders else 0.0
+    return None if seconds is None else seconds * experiment.config.gpus
+
+
+def has_fewer_rows(own_summary: JsonlSummary, reference_summary: JsonlSummary) -> bool:
+    """Return whether a run has fewer different rows in the file that it filters, and not more rows in the other file.
+
+    Args:
+        own_summary: numbers of the run.
+        reference_summary: numbers of the reference.
+    """
+    selected = "finetune" if "synthesized" in own_summary.inputs else "pretrain"
+    rows = {
+        name: [summary.files[name].different_rows for summary in (own_summary, reference_summary)]
+        for name in own_summary.files
+    }
+    return rows[selected][0] < rows[selected][1] and all(
+        own_rows <= reference_rows for own_rows, reference_rows in rows.values()
+    )
+
+
+def look_at_winner(
+    experiments: list[ExperimentResults], record: BatchRecord, earlier: list[Path], study: Path
+) -> dict[str, LookRecord]:
+    """Return the look at the winner against each experiment; experiments whose training diverged are omitted."""
+    finished = {experiment.name: experiment for experiment in experiments}
+    design = read_study_file(study).design
+    budget, winner = DecideSection(seeds=design.confirm_seeds), record.trials[0].name
+    earlier_looks: dict[str, list[LookRecord]] = {reference: [] for reference in record.against}
+    for file in earlier:
+        for reference, look in load_settings(BatchResult, file).looks.items():
+            if reference in earlier_looks and look.experiment == winner:
+                earlier_looks[reference].append(look)
+    looks = {}
+    for reference in record.against:
+        if winner in finished and reference in finished:
+            peers = [finished[name] for name in record.against if name in finished and name != reference]
+            look = take_look([finished[reference], finished[winner]], earlier_looks[reference], budget, peers)
+            looks[reference] = look.model_copy(update={"command": ""})  # the search itself continues
+    return looks
