@@ -296,7 +296,8 @@ def requested_search(wildcards):
 def all_scores(study):
     """Input function: the scores of all batches of a study's search; none for other designs.
 
-    The target needs them, too: Snakemake makes no missing file of a page that is newer than its other inputs.
+    Snakemake does not create a missing input if the page is newer than the other inputs, so the target requests these
+    files itself.
     """
 
     def get(checkpoint, search, number):

@@ -9,7 +9,7 @@ from dj2mgm.storage.files import read_json
 
 
 def plan_flags(wildcards):
-    """Params function: the reference's settings of stage 2 that decide about memory; sequences of the greatest length."""
+    """Params function: flags for the memory plan of the reference's stage 2, with sequences of `max_length` tokens."""
     config = RUNS.first_seed(REFERENCE).config
     finetune, lora = config.finetune, config.finetune.lora
     flags = [

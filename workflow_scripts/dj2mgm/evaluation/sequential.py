@@ -78,7 +78,8 @@ def _compute_spent(earlier_looks: Sequence[Look], seeds: int, budget: int, is_la
     """Return the error probability that is spent after a number of seeds."""
     start_look = Look(0, 0, 1.0, 0.0)
     for look in earlier_looks:
-        # a budget is also spent if its hours end before its seeds; more hours are then another budget of as many seeds
+        # If the hours end first, the budget counts as spent. A later run with more hours starts a new budget with the
+        # same number of seeds.
         if look.budget != budget or look.spent > _compute_spent_at_end(start_look) - 1e-9:
             start_look = look
     share = 1.0 if is_last else min(1.0, (seeds - start_look.seeds) / max(1, budget - start_look.seeds))

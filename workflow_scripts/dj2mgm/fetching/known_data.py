@@ -1,7 +1,7 @@
 """Downloads of datasets and benchmarks that config/hub describes, into folders that the workflow reads.
 
-Parquet files are downloaded whole, as few files as have the rows. Of a zip file, only the images of the chosen rows are
-read, by ranges, and compared with the zip file's checksums.
+Parquet files are downloaded whole: the smallest number of files that contain the rows. Of a zip file, only the images
+of the chosen rows are read, by ranges, and compared with the zip file's checksums.
 """
 
 import fnmatch

@@ -34,7 +34,7 @@ class Reuse:
         1. the reference,
         2. the parent of the variant,
         3. the variant itself, if it has begun the stage; so a new study runs nothing again,
-        4. one of its parent's other variants, the same one for all of them.
+        4. another variant of the same parent; all variants that share the stage get the same owner.
 
         Owners are remembered, because results that appear during a run must not change them.
         """

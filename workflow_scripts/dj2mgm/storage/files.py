@@ -297,7 +297,7 @@ def list_files(folder: str | Path) -> list[Path]:
 
 @cache
 def _is_circular(folder: Path) -> bool:
-    """Return whether a link in the path leads back to a parent folder, so that all its files have other names too."""
+    """Return whether a link in the path leads back to a parent folder: a shorter path also reaches its files."""
     parents = folder.parents
     leads_back = folder.is_symlink() and os.path.realpath(folder) in map(os.path.realpath, parents)
     return leads_back or (bool(parents) and _is_circular(folder.parent))

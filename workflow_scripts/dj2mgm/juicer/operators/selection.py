@@ -4,8 +4,8 @@ A share sets a limit (`ShareLimits`: `keep_fraction` and quantiles in place of l
 (`SelectionFilter`).
 
 Of rows that rank equally, the earlier one is kept. Draws depend on the seed, the filter's name and the row's id, and
-not on other rows: adding or removing a row does not change the draws of the others. Two filters of a recipe draw
-differently. Otherwise the second would prefer rows of the groups that the first has cut.
+not on other rows: adding or removing a row does not change the draws of the others. The filter's name is part of the
+draw. With equal draws, the second filter would favor groups that the first has reduced.
 """
 
 import hashlib

@@ -93,7 +93,7 @@ def sum_gpu_seconds(experiment: ExperimentResults, seeds: list[int], without: tu
 
 
 def has_fewer_rows(own_summary: JsonlSummary, reference_summary: JsonlSummary) -> bool:
-    """Return whether a run has fewer different rows in the file that it filters, and not more rows in the other file.
+    """Return whether the recipe reduced the distinct rows of its own training file, without more rows in the other.
 
     Args:
         own_summary: numbers of the run.
