@@ -33,7 +33,7 @@ from dj2mgm.data.shapes.shapes_dataset import draw_row_scene  # noqa: E402
 from dj2mgm.foundation.clip import train_clip  # noqa: E402
 from dj2mgm.foundation.language_model import (  # noqa: E402
     draw_training_example,
-    load_chat_formats,
+    load_chat_templates,
     train_language_model,
 )
 from dj2mgm.model_files.foundation import FOUNDATION_SETTINGS  # noqa: E402
@@ -79,11 +79,11 @@ def measure_language_model(folder: Path, side: int) -> float:
     """Return the share of tokens of captions and answers that the language model finds most likely."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    formats, rng = load_chat_formats(tokenizer), random.Random(UNSEEN)
+    templates, rng = load_chat_templates(tokenizer), random.Random(UNSEEN)
     correct = total = 0
     for index in range(SCENES):
         ids, labels = [tokenizer.bos_token_id], [IGNORE_INDEX]
-        for text, is_answer in draw_training_example(draw_row_scene(UNSEEN, "foundation", index), side, formats, rng):
+        for text, is_answer in draw_training_example(draw_row_scene(UNSEEN, "foundation", index), side, templates, rng):
             tokens = tokenizer(text, add_special_tokens=False).input_ids
             ids += tokens
             labels += tokens if is_answer else [IGNORE_INDEX] * len(tokens)

@@ -18,6 +18,6 @@ def assembled_files(wildcards):
 
 
 def chat_templates(*names):
-    """Return chat formats that a script reads by name, as inputs."""
+    """Return chat templates that a script reads by name, as inputs."""
     files = (locate_config_file("chat_templates", f"{name}.yaml") for name in names)
     return [os.path.relpath(file) for file in files]

@@ -29,7 +29,7 @@ PATH = RUN + " ' ; touch X ; ' \" ; touch X ; \" \\ "  # a hostile but valid fol
 TEXTS = {"path": PATH, "question_prompt": PATH + "\ntouch X\n{question}", "question": VALUE}
 TEXTS |= {"name": None, "address": None, "variable": None, "repository": None}
 STUBS = ("python", "bash", "tee", "touch", "X")
-# keys that name a chat format, a dataset, an operator, or a module of the language model
+# keys that name a chat template, a dataset, an operator, or a module of the language model
 TEMPLATES = {"pretrain_template": "plain", "template": "gemma"}
 NAMES = {"dataset", "model", "without", "targets"}
 

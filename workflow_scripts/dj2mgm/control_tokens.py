@@ -7,7 +7,7 @@ CONTROL = re.compile(r"<\|[^|<>]*\|>|</?(?:s|bos|eos|pad|unk|mask|image|start_of
 
 
 def find_control(text: str, tokens: Collection[str] = ()) -> str | None:
-    """Return the first control token in a text, of all formats or of the format in use (`tokens`), or None."""
+    """Return the first control token in a text, of all templates or of the template in use (`tokens`), or None."""
     if match := CONTROL.search(text):
         return match.group()
     return next((token for token in tokens if token in text), None)

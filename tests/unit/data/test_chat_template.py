@@ -1,4 +1,4 @@
-"""Chat formats: labels, prompts, stop tokens, control tokens, and the tokenizer's own template."""
+"""Chat templates: labels, prompts, stop tokens, control tokens, and the tokenizer's own template."""
 
 import shutil
 from copy import deepcopy
@@ -82,7 +82,7 @@ def test_only_answer_tokens_have_labels():
     )
 
 
-def test_loss_covers_only_answers_in_qwens_format():
+def test_loss_covers_only_answers_in_qwens_template():
     mask = readable_mask(qwen_template("chatml").render_segments(TURNS + MORE), tiny_qwen_processor())
     assert mask == (
         "<|im_start|>user\\n<image>\\nHow many?<|im_end|>\\n<|im_start|>assistant\\n*two<|im_end|>\\n*"
@@ -106,7 +106,7 @@ def test_labels_equal_input_ids_unless_ignored():
     assert all(label in (IGNORE_INDEX, token) for token, label in pairs)
 
 
-def test_question_is_refused_by_a_format_without_questions():
+def test_question_is_refused_by_a_template_without_questions():
     with pytest.raises(InputError, match="template plain leaves out the question 'How many"):
         gemma_template("plain").render_prompt("How many?")
 
@@ -192,7 +192,7 @@ def test_an_unknown_template_names_the_known_ones():
         gemma_template("vicuna")
 
 
-def test_a_model_file_needs_known_formats_with_questions():
+def test_a_model_file_needs_known_templates_with_questions():
     model = {"pretrain_template": "plain", "template": "gemma"}
     check_chat_templates("m.yaml", model)
     names = "chatml, gemma, plain, tokenizer, found 'vicuna'; a file in config/chat_templates"
@@ -202,7 +202,7 @@ def test_a_model_file_needs_known_formats_with_questions():
         check_chat_templates("m.yaml", model | {"template": "plain"})
 
 
-def test_control_tokens_of_every_format_are_refused_in_data():
+def test_control_tokens_of_every_template_are_refused_in_data():
     for name in list_chat_template_names():
         content = read_chat_template(name)
         assert all(CONTROL.fullmatch(token) for token in content["control_tokens"])
@@ -219,7 +219,7 @@ def test_control_tokens_of_every_format_are_refused_in_data():
         ("asks_question: true\nchat_template: x\nstop_tokens: []", "control_tokens: the key is missing"),
     ],
 )
-def test_an_error_in_a_format_file_names_the_key(tmp_path, monkeypatch, line, problem):
+def test_an_error_in_a_template_file_names_the_key(tmp_path, monkeypatch, line, problem):
     folder = tmp_path / "config/chat_templates"
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text(line, encoding="utf-8")
@@ -229,7 +229,7 @@ def test_an_error_in_a_format_file_names_the_key(tmp_path, monkeypatch, line, pr
     assert "mine.yaml" in str(error.value) and problem in str(error.value)
 
 
-# A fourth format
+# A fourth template
 
 
 def phi3_processor() -> MGMProcessor:
@@ -248,7 +248,7 @@ def phi3(tmp_path, monkeypatch) -> str:
     return "phi3"
 
 
-def test_a_new_format_needs_only_one_file(phi3, tmp_path):
+def test_a_new_template_needs_only_one_file(phi3, tmp_path):
     processor = phi3_processor()
     row = build_conversation("1", str(save_image(tmp_path / "a.png")), "How many?", "two")
     write_jsonl(tmp_path / "data.jsonl", [row | {"conversations": row["conversations"] + MORE}])
@@ -267,7 +267,7 @@ def test_a_new_format_needs_only_one_file(phi3, tmp_path):
     check_chat_templates("m.yaml", {"pretrain_template": phi3, "template": phi3})
 
 
-def test_a_stage_accepts_a_formats_content_for_its_name(phi3):
+def test_a_stage_accepts_a_templates_content_for_its_name(phi3):
     tokenizer = phi3_processor().tokenizer
     assert ChatTemplate.load(read_chat_template(phi3), tokenizer) == ChatTemplate.load(phi3, tokenizer)
 
@@ -304,14 +304,14 @@ def test_the_tokenizers_own_template_gives_the_same_segments(source):
 
 def test_unmarked_answers_of_a_template_have_a_remedy():
     for source in ("{{ messages | length }}", "{{ messages[-1].content }}"):
-        with pytest.raises(InputError, match="beginning of an answer cannot be determined; write the format as a file"):
+        with pytest.raises(InputError, match="an answer cannot be determined; write the template as a file"):
             own_template(source)
-    with pytest.raises(InputError, match="marks no answer; write the format as a file"):
+    with pytest.raises(InputError, match="marks no answer; write the template as a file"):
         own_template("{% if false %}{% generation %}{% endgeneration %}{% endif %}")
 
 
 def test_a_tokenizer_without_a_template_has_a_remedy():
-    with pytest.raises(InputError, match="the model's tokenizer has no chat template; write the format as a file"):
+    with pytest.raises(InputError, match="the model's tokenizer has no chat template; write the template as a file"):
         own_template(None)
 
 

@@ -9,17 +9,17 @@ from dj2mgm.foundation.language_model import (
     draw_board,
     draw_training_example,
     list_scene_words,
-    load_chat_formats,
+    load_chat_templates,
 )
 from tiny_models import tiny_tokenizer
 
 
 def examples(count=60):
-    formats = load_chat_formats(tiny_tokenizer())
+    templates = load_chat_templates(tiny_tokenizer())
     for index in range(count):
         yield (
             draw_row_scene(0, "test", index),
-            draw_training_example(draw_row_scene(0, "test", index), 4, formats, random.Random(index)),
+            draw_training_example(draw_row_scene(0, "test", index), 4, templates, random.Random(index)),
         )
 
 

@@ -178,7 +178,7 @@ def test_properties_of_a_model_do_not_rerun_stages(cache):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"model_type": "mgm"}, "is a whole MGM, whose chat format no file states"),
+        ({"model_type": "mgm"}, "is a whole MGM, whose chat template no file states"),
         ({"vision_config": None}, ""),
         ({"num_hidden_layers": 10**6}, "num_hidden_layers"),
     ],

@@ -1,6 +1,6 @@
 """Examples in docs/examples run as documented in docs/extending.md, and the pages name existing files.
 
-Operator, benchmark and chat format have separate tests, which docs/extending.md names.
+Operator, benchmark and chat template have separate tests, which docs/extending.md names.
 """
 
 import importlib.util
@@ -183,7 +183,7 @@ def test_the_signature_is_found_in_a_log_and_explained(tmp_path, monkeypatch):
 def test_the_model_file_has_known_keys_and_values():
     model = yaml.safe_load((EXAMPLES / "model.yaml").read_text(encoding="utf-8"))
     assert model["template"] == model["pretrain_template"] == "phi3"
-    # tests/unit/data/test_chat_template.py tests the chat format
+    # tests/unit/data/test_chat_template.py tests the chat template
     validate_settings(MgmModel, model | {"template": "gemma", "pretrain_template": "gemma"}, "model.yaml")
     validate_settings(build_configuration_model(), model["settings"], "model.yaml, settings")
 

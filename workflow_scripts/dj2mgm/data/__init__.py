@@ -1,1 +1,1 @@
-"""Rows, images, file formats, held-out images, chat formats."""
+"""Rows, images, file formats, held-out images, chat templates."""

@@ -1,8 +1,7 @@
 """Chat templates: conversations as the text that the language model reads, with the spans of answers.
 
-A chat format is a Jinja chat template, rendered as in transformers, but in a process with limits, since a template may
-come with a model's folder. config/chat_templates contains the formats of the published MGM (`plain`, `gemma`) and of
-Qwen (`chatml`).
+A template is Jinja, rendered as in transformers, but in a process with limits, since it may come with a model's folder.
+config/chat_templates contains the templates of the published MGM (`plain`, `gemma`) and of Qwen (`chatml`).
 """
 
 import re
@@ -22,12 +21,12 @@ Segments = list[tuple[str, bool]]  # text, and whether it is an answer, which th
 
 GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
 SEPARATOR = "\ue000"  # separates answers in a check; a character of Unicode's private use area
-REMEDY = "write the format as a file in config/chat_templates and set its name (docs/models.md)"
+REMEDY = "write the template as a file in config/chat_templates and set its name (docs/models.md)"
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """Chat format for one tokenizer."""
+    """Chat template for one tokenizer."""
 
     name: str
     # Jinja template. If it does not mark answers with `{% generation %}`, an answer is the text that a turn of the
@@ -39,7 +38,7 @@ class ChatTemplate:
     # the stop tokens that are plain text to the tokenizer, such as a line break. They are tokenized separately from the
     # answer, because a tokenizer may merge both (Qwen's has a token for a full stop with a line break)
     plain_stops: tuple[str, ...] = ()
-    asks_question: bool = True  # whether the format contains the question
+    asks_question: bool = True  # whether the template contains the question
 
     @classmethod
     def load(cls, template: str | dict, tokenizer: PreTrainedTokenizerBase) -> Self:
@@ -84,7 +83,7 @@ class ChatTemplate:
             except InputError:
                 if conversation is turns:
                     raise
-                break  # the format allows one question only; rows with more are refused
+                break  # the template allows one question only; rows with more are refused
             answers = "".join(text if is_answer else SEPARATOR for text, is_answer in segments)
             for answer in filter(None, answers.split(SEPARATOR)):
                 if not any(end in answer.partition("answer")[2] for end in ends):
@@ -111,10 +110,10 @@ class ChatTemplate:
         return list(self._split_ends(self._remove_bos(segments)))
 
     def check_question(self, question: str) -> None:
-        """Check that the format does not leave the question out, since the model would then answer without it."""
+        """Check that the template does not leave the question out, since the model would then answer without it."""
         if question and not self.asks_question:
             raise InputError(
-                f"template {self.name} leaves out the question {question[:80]!r}; name the chat format of stage 2, "
+                f"template {self.name} leaves out the question {question[:80]!r}; name the chat template of stage 2, "
                 "which the model's file has as template (docs/models.md)"
             )
 

@@ -64,17 +64,17 @@ def _reaches(item: SceneObject, center: tuple[float, float], half: float) -> boo
     return sum(gap**2 for gap in gaps) < (0.8 * item.radius) ** 2
 
 
-def load_chat_formats(tokenizer: GemmaTokenizer) -> dict[str, ChatTemplate]:
-    """Return the chat formats of the tiny model's two stages by name."""
+def load_chat_templates(tokenizer: GemmaTokenizer) -> dict[str, ChatTemplate]:
+    """Return the chat templates of the tiny model's two stages by name."""
     return {name: ChatTemplate.load(name, tokenizer) for name in ("plain", "gemma")}
 
 
-def draw_training_example(scene: Scene, side: int, formats: dict[str, ChatTemplate], rng: random.Random) -> Segments:
+def draw_training_example(scene: Scene, side: int, templates: dict[str, ChatTemplate], rng: random.Random) -> Segments:
     """Return an example as (text, is_answer) segments: a plain caption or a conversation, with the board as image.
 
     Args:
         side: words along one side of the board.
-        formats: formats from `load_chat_formats`.
+        templates: templates from `load_chat_templates`.
     """
     if rng.random() < 0.35:
         turns, template = _build_turns(IMAGE_TOKEN, describe_scene(scene)), "plain"
@@ -87,7 +87,7 @@ def draw_training_example(scene: Scene, side: int, formats: dict[str, ChatTempla
         turns[0]["value"] = f"{IMAGE_TOKEN}\n{turns[0]['value']}"
     board = "".join(draw_board(scene, side, rng))
     return [
-        (text.replace(IMAGE_TOKEN, board), is_answer) for text, is_answer in formats[template].render_segments(turns)
+        (text.replace(IMAGE_TOKEN, board), is_answer) for text, is_answer in templates[template].render_segments(turns)
     ]
 
 
@@ -143,11 +143,11 @@ def build_tiny_model(spec: LanguageModelRecipe, tokenizer: GemmaTokenizer) -> to
 
 def encode_batch(spec: LanguageModelRecipe, tokenizer: GemmaTokenizer, step: int) -> dict[str, torch.Tensor]:
     """Return a right-padded batch of `batch_size` examples: input_ids, attention_mask, labels (B, T) int64."""
-    rows, formats = [], load_chat_formats(tokenizer)
+    rows, templates = [], load_chat_templates(tokenizer)
     for index in range(step * spec.batch_size, (step + 1) * spec.batch_size):
         scene, rng = draw_row_scene(spec.seed, "foundation", index), random.Random(f"{spec.seed}/text/{index}")
         ids, labels = [tokenizer.bos_token_id], [IGNORE_INDEX]
-        for text, is_answer in draw_training_example(scene, spec.patches_per_side, formats, rng):
+        for text, is_answer in draw_training_example(scene, spec.patches_per_side, templates, rng):
             tokens = tokenizer(text, add_special_tokens=False).input_ids
             ids += tokens
             labels += tokens if is_answer else [IGNORE_INDEX] * len(tokens)

@@ -46,7 +46,7 @@ def _check_type(value: str, folder: Path) -> None:
     config = read_json_config(file)
     kind = config.get("model_type")
     if kind == MGM:
-        raise InputError(f"model: {value} is a whole MGM, whose chat format no file states; {IN_A_FILE}")
+        raise InputError(f"model: {value} is a whole MGM, whose chat template no file states; {IN_A_FILE}")
     if "vision_config" not in config:
         raise InputError(
             f"model: {value} (model_type {kind}) has no vision_config, so it takes no images; name a vision-language "

@@ -61,7 +61,7 @@ def cast_images(batch: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str,
 
 
 class Encoder(Protocol):
-    """Encoder of conversations into tensors in one chat format."""
+    """Encoder of conversations into tensors with one chat template."""
 
     control_tokens: tuple[str, ...]  # no text may contain one
     max_length: int  # tokens at which conversations are truncated
@@ -119,7 +119,7 @@ class Answerer(ABC):
         Args:
             images: one image for each question, or None for all questions, which are then asked without an image
                 (PaliGemma receives a black one).
-            template: name or content of a chat format (settings/chat_templates.py), for a model without its own.
+            template: name or content of a chat template (settings/chat_templates.py), for a model without its own.
             max_new_tokens: length at which an answer is cut.
             batch_size: number of questions in a batch, or "auto" for the number that fits the device's memory.
         """
@@ -193,12 +193,12 @@ class Generator(Answerer):
 
         Args:
             answers: answers; those with an empty question are plain captions.
-            template: name or content of a chat format, for a model without its own.
+            template: name or content of a chat template, for a model without its own.
         """
 
     @abstractmethod
     def list_control_tokens(self, template: str | dict) -> Collection[str]:
-        """Return the format's control tokens, in addition to the tokens of all formats (control_tokens.py)."""
+        """Return the template's control tokens, in addition to the tokens of all templates (control_tokens.py)."""
 
     @abstractmethod
     def close(self) -> None:
@@ -214,7 +214,7 @@ class Family(Protocol):
     processor: ProcessorMixin
 
     def make_encoder(self, template: str | dict, max_length: int) -> Encoder:
-        """Return an encoder for a chat format (settings/chat_templates.py) that cuts rows at `max_length`."""
+        """Return an encoder for a chat template (settings/chat_templates.py) that cuts rows at `max_length`."""
 
     def load(self, dtype: torch.dtype, attention: str) -> PreTrainedModel:
         """Load the model for training; `attention` is transformers' name of the language model's implementation."""

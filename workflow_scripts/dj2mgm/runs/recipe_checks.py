@@ -62,14 +62,14 @@ def check_captioner(recipe: dict, captioner: str) -> None:
 
 
 def check_templates(recipe: dict, captioner: str) -> None:
-    """Check that operators with an MGM of their own name a chat format that has a place for questions."""
+    """Check that operators with an MGM of their own name a chat template that has a place for questions."""
     for name, arguments in (item for step in recipe["process"] for item in step.items()):
         step_arguments = arguments or {}
         template = step_arguments.get("template", "plain" if not CAPTIONERS[captioner].tells_likelihood else None)
         own_model = name in (*MEASURING, REPAIR) and step_arguments.get("base_model") is not None
         if own_model and isinstance(template, str) and not read_chat_template(template)["asks_question"]:
             raise InputError(
-                f"synthesize.recipe: {name}: template {template} leaves questions out; name the chat format of the "
+                f"synthesize.recipe: {name}: template {template} leaves questions out; name the chat template of the "
                 "model's stage 2, which its file in config/models/ has as template"
             )
 

@@ -1,7 +1,7 @@
 """The settings that each stage receives as its config.yaml.
 
 A stage re-runs when its settings change, so they hold only the values that it uses. Recipes, DeepSpeed configurations
-and chat formats are passed by content, so that a comment in them re-runs nothing.
+and chat templates are passed by content, so that a comment in them re-runs nothing.
 """
 
 import json
@@ -274,12 +274,12 @@ def _build_captioner(config: Experiment, answers: bool) -> CaptionerSettings:
 
 
 def _build_caption_prompt(config: Experiment) -> CaptionPrompt:
-    """Return the prompt for a caption after stage 1; some chat formats have no place for a question."""
+    """Return the prompt for a caption after stage 1; some chat templates have no place for a question."""
     template = _read_template(config, "pretrain_template")
     question = config.evaluate.caption_question if template["asks_question"] else ""
     return CaptionPrompt.from_sections(template=template, question=question)
 
 
 def _read_template(config: Experiment, key: str) -> dict:
-    """Return the content of the chat format that the model names under `key`."""
+    """Return the content of the chat template that the model names under `key`."""
     return read_chat_template(getattr(config.model, key))

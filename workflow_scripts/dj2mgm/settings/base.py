@@ -9,7 +9,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 SEARCH, RETRAINS = "search", "retrains"  # keys of a field's extras
 Number = int | float  # strict: no booleans, and 1 stays 1
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
-Template = str | dict  # name or content of a chat format (settings/chat_templates.py)
+Template = str | dict  # name or content of a chat template (settings/chat_templates.py)
 Processes = Annotated[int, Field(ge=1, le=4096)]
 
 

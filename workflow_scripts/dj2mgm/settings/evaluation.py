@@ -29,7 +29,7 @@ class CaptionQuestion(Section):
 
     caption_question: Question = setting(
         CAPTION_QUESTION,
-        "question for a caption, after stage 2 and after a stage 1 with a chat format; empty: the image alone",
+        "question for a caption, after stage 2 and after a stage 1 with a chat template; empty: the image alone",
     )
 
 

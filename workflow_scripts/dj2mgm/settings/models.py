@@ -193,7 +193,7 @@ class AssembledModel(ModelFile):
 
 
 class VlmModel(ModelFile):
-    """A vision-language model of transformers, whose processor has the chat format."""
+    """A vision-language model of transformers, whose processor has the chat template."""
 
     pretrain: Literal["connector"] = setting(None, "what stage 1 trains; without the key, there is no stage 1")
     template: ClassVar[str] = OF_THE_TOKENIZER

@@ -25,7 +25,7 @@ class LmmsModel(lmms):
     Args:
         model: folder of a whole model.
         finetuned: folder that a training stage wrote for it; None for the model without a stage.
-        template: chat format for MGM, by default the tokenizer's own.
+        template: chat template for MGM, by default the tokenizer's own.
         max_new_tokens: length at which an answer is cut if the task does not set one.
         blind: whether to ask without the images.
         batch_size: number of questions in a batch.

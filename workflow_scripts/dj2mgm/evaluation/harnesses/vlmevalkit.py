@@ -15,7 +15,7 @@ class VLMEvalKitModel(BaseModel):
     Args:
         model: folder of a whole model.
         finetuned: folder that a training stage wrote for it; None for the model without a stage.
-        template: chat format for MGM.
+        template: chat template for MGM.
         max_new_tokens: length at which an answer is cut.
     """
 

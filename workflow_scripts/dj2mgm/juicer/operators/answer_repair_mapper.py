@@ -73,7 +73,7 @@ class AnswerRepairMapper(StoredAnswersOperator, Mapper):
             base_model: folder of the assembled model that measures the gain (None: the captioner's model; the same
                 holds for `stage` and `template`).
             stage: output folder of `finetune`.
-            template: chat format of the stage, as a name in config/chat_templates or the content of such a file.
+            template: chat template of the stage, as a name in config/chat_templates or the content of such a file.
             min_gain: answers with a lower gain, in nats per token, are replaced.
             other_images: the argument of `likelihood_gain_filter`.
             max_tokens: number of tokens at which a new answer is cut.

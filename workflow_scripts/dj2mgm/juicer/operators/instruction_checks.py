@@ -177,7 +177,7 @@ class BlindAnswerFilter(AnswerCheck):
         Args:
             base_model: folder of the assembled model.
             stage: output folder of `finetune`.
-            template: chat format of the stage, as a name in config/chat_templates or the content of such a file.
+            template: chat template of the stage, as a name in config/chat_templates or the content of such a file.
             max_likelihood: highest probability to keep.
             new_only: whether only new instructions are measured.
         """
@@ -228,7 +228,7 @@ class RoundTripFilter(AnswerCheck):
         Args:
             base_model: folder of the assembled model.
             stage: output folder of `finetune`.
-            template: chat format of the stage, as a name in config/chat_templates or the content of such a file.
+            template: chat template of the stage, as a name in config/chat_templates or the content of such a file.
             min_agreement: lowest probability to keep.
             rewrites: rules that make other questions, 'question = answer => question = answer' with names in braces
                 (None: the model is asked whether the answer is right).

@@ -83,7 +83,7 @@ class LikelihoodGainFilter(ShareFilter):
         Args:
             base_model: folder of the assembled model.
             stage: output folder of `pretrain` or `finetune`.
-            template: chat format of the stage, as a name in config/chat_templates or the content of such a file.
+            template: chat template of the stage, as a name in config/chat_templates or the content of such a file.
             question: question for rows without a question. The template `plain` has none.
             min_gain: lowest gain to keep, in nats per token. The default is 0.
             keep_fraction: share of the rows to keep, highest gain first, in place of `min_gain`.

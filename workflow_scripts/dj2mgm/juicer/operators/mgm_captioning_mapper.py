@@ -76,7 +76,7 @@ class MGMCaptioningMapper(Declarations, Mapper):
         Args:
             base_model: folder of the assembled model.
             stage: output folder of `pretrain` or `finetune`.
-            template: chat format of the stage, as a name in config/chat_templates or the content of such a file.
+            template: chat template of the stage, as a name in config/chat_templates or the content of such a file.
             question: question for the model. The template `plain` has none.
             num_beams: number of beams, and of captions for each image.
             batch_size: images captioned together.

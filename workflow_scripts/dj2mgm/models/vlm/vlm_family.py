@@ -1,6 +1,6 @@
 """Family of the vision-language models that transformers loads; implements `dj2mgm/models/vision_language.py`.
 
-Chat format, image tokens and parts come from the model's own processor, configuration and class.
+Chat template, image tokens and parts come from the model's own processor, configuration and class.
 """
 
 import inspect
