@@ -84,7 +84,7 @@ def _compile(module: nn.Module, dimensions: int) -> None:
 
 def measure(folder: Path, count: int) -> None:
     random, generator = np.random.default_rng(0), MGMGenerator(folder / "mgm", None)
-    image_files = []  # one image file for each question
+    image_files = []  # of each question
     for number in range(count):
         path = folder / "images" / f"copy-{number}.jpg"
         path.hardlink_to(folder / "images" / f"{number % IMAGES}.jpg")

@@ -29,7 +29,7 @@ from explorer_results import write_run  # noqa: E402
 
 TITLES = "rows form read,s moves paint,ms ready move 95% longest CPU longest jump".split()
 FILTERED = "#outcome=kept&order=-filter/text_len"
-MOVES = 8  # moves of each slider
+MOVES = 8  # of each slider
 READY = """new Promise(done => { const look = () => document.querySelector("#rows tbody td:nth-child(2)")?.textContent
     ? done(performance.now()) : setTimeout(look, 5); look(); })"""
 PAINT = 'performance.getEntriesByName("first-paint")[0].startTime'

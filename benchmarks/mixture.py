@@ -23,7 +23,7 @@ from dj2mgm.storage.files import write_yaml  # noqa: E402
 
 NOISE = {"clean": 0.0, "fair": 0.3, "poor": 0.6, "junk": 0.9}
 FAVOURED = {"clean": 2.5, "fair": 1.0, "poor": 0.4, "junk": 0.1}
-PAIRS = 2500  # pairs of each source
+PAIRS = 2500  # of each source
 
 
 def write_sources(folder: Path) -> None:

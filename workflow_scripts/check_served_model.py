@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def format_result(result: dict, server: str, experiment: str) -> list[str]:
-    """Return the result as lines."""
+    """Return the share of identical outputs; for answers, also both scores and their difference."""
     kind = "answers" if OWN in result else "captions"
     lines = [
         f"{server}: {100 * result['identical']:.1f} % of {result['answers']} {kind} are identical to {experiment}'s"

@@ -20,7 +20,7 @@ from evaluated_runs import build_entry, write_run
 
 PAGE = "baseline/report"
 ENDED = 1_700_000_000  # of every job, as a file's time
-SECONDS = 30  # seconds of each job
+SECONDS = 30  # of each job
 VALUES = {"finetune/own": {"clip_score": {"e0": (1.0, 1)}}}
 TABLE = "experiment,seeds,group,metric,value,low,high,n\nbaseline,1,finetune/own,clip_score,0.5,0.4,0.6,1\n"
 

@@ -34,8 +34,8 @@ class Estimate:
     """A mean over images and seeds with its interval; `low` and `high` are None for a single image."""
 
     n: int  # values per seed
-    images: int  # number of images
-    seeds: int  # number of seeds
+    images: int
+    seeds: int
     mean: float
     low: float | None
     high: float | None

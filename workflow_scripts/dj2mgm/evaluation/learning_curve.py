@@ -77,7 +77,7 @@ class LearningCurve:
         return self._predict(rows, base=0.0, noise=False)
 
     def _compute_u(self, rows: np.ndarray | float, exponents: np.ndarray) -> np.ndarray:
-        """Return u of the rows for each exponent."""
+        """Return the law's falling term for each exponent: 1 at the fewest rows, 0 at the most."""
         return np.expm1(-exponents * np.log(rows / self.most)) / np.expm1(-exponents * np.log(self.fewest / self.most))
 
     def _predict(self, rows: float, base: float, noise: bool) -> Extrapolation:

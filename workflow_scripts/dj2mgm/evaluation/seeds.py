@@ -183,7 +183,7 @@ def pair_values(runs: list[Scores], reference_runs: list[Scores]) -> dict[tuple[
 
 
 def pair_runs_by_seed(runs: list[Scores], reference_runs: list[Scores]) -> list[tuple[Scores, Scores]]:
-    """Return the pairs of runs with the same seed."""
+    """Pair each run with the reference run of its seed; raise InputError if they share no seed."""
     by_seed = {run.seed: run for run in reference_runs}
     if pairs := [(run, by_seed[run.seed]) for run in runs if run.seed in by_seed]:
         return pairs

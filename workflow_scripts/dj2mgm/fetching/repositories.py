@@ -40,7 +40,7 @@ IMAGE_FILES = tuple(f"*{suffix}" for suffix in IMAGE_SUFFIXES)
 RESUME = "run the same command again, which continues the download"
 RESERVE = 2**30  # bytes that stay free on the disk
 COMMIT = re.compile("[0-9a-f]{40}")
-MAX_FILE_BYTES = 2**50  # bytes of a file
+MAX_FILE_BYTES = 2**50
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ class Toolkit:
     """CUDA toolkit in a folder."""
 
     home: str
-    version: str  # version of nvcc, as "12.4"
+    version: str  # of nvcc, as "12.4"
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def check_installed(steps: Sequence[RecipeStep]) -> None:
 
 
 def build_operators(steps: Sequence[RecipeStep], working: Path) -> list[OP]:
-    """Build the operators of a recipe."""
+    """Return a recipe's operators; refuse two that would send the same requests."""
     operators = [_build(step, working) for step in steps]
     spenders: dict[str, int] = {}
     for number, operator in enumerate(operators, start=1):

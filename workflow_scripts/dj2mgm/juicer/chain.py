@@ -146,7 +146,7 @@ class RowBatch:
         self.events.setdefault(event["id"], []).append(event)
 
     def build_error_table(self, error: InputError) -> pa.Table:
-        """Return one row with the error."""
+        """Return a table whose only row reports the error."""
         columns = {name: [None] for name in OUTCOMES.names}
         return pa.table(columns | {"report": [_dump({ERROR: str(error)})]}, schema=OUTCOMES)
 

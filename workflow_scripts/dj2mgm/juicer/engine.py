@@ -84,7 +84,7 @@ class Pass:
 
     @property
     def finished_steps(self) -> tuple[Step, ...]:
-        """The steps that are finished with all rows."""
+        """Steps that have finished all rows at the end of the pass; a measured step still lacks its decision."""
         return self.steps[:-1] if self.decision is PassEnd.MEASURED else self.steps
 
 

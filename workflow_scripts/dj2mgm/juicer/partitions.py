@@ -48,7 +48,6 @@ FILE, COUNTS = "rows.arrow", "counts.json"
 
 
 def list_partitions(folder: Path) -> list[Path]:
-    """Return the partitions in their order."""
     return sorted(folder.glob("[0-9]*"))
 
 

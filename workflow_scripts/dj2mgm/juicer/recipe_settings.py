@@ -40,7 +40,7 @@ class RecipeSettings:
 
     image_root: Path  # absolute folder that the rows' image paths are relative to
     processes: int  # number of processes that share an operator's rows
-    steps: Sequence[RecipeStep]  # checked steps of the recipe
+    steps: Sequence[RecipeStep]  # already checked
     # arguments of the stage by operator; arguments in the recipe have precedence
     arguments: dict[str, dict] = field(default_factory=dict)
     executor: str = "default"  # `default` (this machine) or `ray`
@@ -86,12 +86,11 @@ class InstructionFiles:
 
 
 def read_filter_settings(path: str | Path) -> RecipeSettings:
-    """Read the settings of the filter stage."""
     return prepare_filters(path, load_settings(FilterSettings, path))
 
 
 def prepare_filters(path: str | Path, settings: FilterSettings | AnalysisSettings) -> RecipeSettings:
-    """Return the recipe of the filter stage or of an analysis; raises as `read_filter_settings` does."""
+    """Return the recipe of the filter stage or of an analysis."""
     return prepare_recipe(path, settings, build_clip_arguments(settings.clip))
 
 

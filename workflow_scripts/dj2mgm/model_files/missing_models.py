@@ -18,7 +18,7 @@ CLIP_KEY = "clip"
 # in the order of a model file's `hub_ids`
 PART_KEYS = ("language_model", "vision_tower", "vision_tower_aux")
 CONVERT_COMMAND = "python workflow_scripts/convert_mgm_checkpoint.py"
-CONVERSIONS = {"vision_tower": "safetensors", "vision_tower_aux": "convnext"}  # subcommand for each tower
+CONVERSIONS = {"vision_tower": "safetensors", "vision_tower_aux": "convnext"}  # arguments of CONVERT_COMMAND
 
 
 @dataclass(frozen=True)

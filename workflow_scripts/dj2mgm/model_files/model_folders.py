@@ -41,7 +41,7 @@ TOKENIZER = frozenset(
         "vocab.txt",
     }
 )
-TERMS_FILES = re.compile(r"(license|notice|use_policy)([-_.][\w.-]*)?", re.I)  # files with the terms of use
+TERMS_FILES = re.compile(r"(license|notice|use_policy)([-_.][\w.-]*)?", re.I)
 FIX = "Correct the file, or download it again"
 # weights, configuration, chat template and tokenizer, in the formats that this workflow loads
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")

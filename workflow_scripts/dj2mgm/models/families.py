@@ -14,7 +14,7 @@ from dj2mgm.storage.files import FIX, read_json
 
 
 def load_family(folder: Path) -> Family:
-    """Return the family of the model in a folder."""
+    """Return the family for the model type of a folder; raise InputError if no family supports it."""
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder} contains no config.json, so it is not a model folder; name another one")
     check_model_folder(folder)

@@ -32,7 +32,7 @@ class Workload:
     tuning: Tuning
     sequence_length: int  # tokens of a sample, including the tokens of its image
     answer_tokens: int  # tokens of a sample that carry loss
-    precision: torch.dtype = torch.bfloat16  # torch dtype of the weights
+    precision: torch.dtype = torch.bfloat16  # of the weights
     # whether layers and loss are compiled, so that elementwise operations keep no intermediate tensors
     fused: bool = False
     lora: LoraSettings | None = None  # settings of the tuning `lora`

@@ -29,7 +29,7 @@ from dj2mgm.storage.plain_files import check_plain
 from dj2mgm.storage.shards import compute_image_digest
 from dj2mgm.storage.streaming import DiskMap
 
-ROOT = SCRIPTS.parent  # root of the clone
+ROOT = SCRIPTS.parent
 
 
 def describe_this_machine() -> CrateMachine:

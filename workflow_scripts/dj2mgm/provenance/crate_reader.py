@@ -26,9 +26,9 @@ from dj2mgm.storage.files import can_be_path
 from dj2mgm.storage.plain_files import open_plain
 
 METADATA, RECORD = "ro-crate-metadata.json", "run.json"
-PREVIEW = ("ro-crate-preview.html", "ro-crate-preview_files/")  # preview for readers, which tools may add
+PREVIEW = ("ro-crate-preview.html", "ro-crate-preview_files/")  # tools may add it for readers
 MAX_FILES, MAX_BYTES = 20_000, 1 << 30  # limits of a crate
-MAX_FILE_BYTES = 64 << 20  # bytes of a file
+MAX_FILE_BYTES = 64 << 20
 MAX_JSON_BYTES = 48 << 20  # bytes of metadata and record, which are parsed; each input takes about 400
 MAX_CONFIG_BYTES = 1 << 20  # bytes of a file in config/, which is parsed
 MAX_DIRECTORY_BYTES = 8 << 20  # bytes of a zip file's directory, which zipfile reads at once
@@ -42,7 +42,7 @@ Read = Callable[[str], bytes]
 
 @dataclass(frozen=True)
 class Crate:
-    """Checked crate."""
+    """Crate whose files have been compared with their digests."""
 
     path: Path
     record: CrateRecord

@@ -128,7 +128,7 @@ class RunCrate:
         self._add_parameters(page)
 
     def add_result(self, path: Path) -> Any:
-        """Add a file of the results."""
+        """Add a file of the results once: a copy of a small file, a description of others."""
         if path not in self.file_entities:
             name, is_small = path.as_posix(), path.stat().st_size <= MAX_INCLUDED_BYTES and path.suffix not in WEIGHTS
             properties = {"name": name, **describe_size(path)}

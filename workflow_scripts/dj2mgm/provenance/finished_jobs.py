@@ -26,7 +26,7 @@ SHARED_FOLDERS = {"train_clip": ("clip", "convnext"), "train_language_model": ("
 
 @dataclass(frozen=True)
 class FinishedJob:
-    """Finished job of a rule."""
+    """Job whose results exist, with its times and the folders that it read."""
 
     script: str  # name without .py, which is the rule's name
     folder: Path

@@ -62,7 +62,6 @@ def _has_pairs(name: str, records: RunRecord) -> bool:
 
 
 def _find_section(text: str, title: str) -> str:
-    """Return the text below a title."""
     return next(
         (part.partition("\n")[2].strip() for part in text.split("\n## ")[1:] if part.startswith(f"{title}\n")), ""
     )

@@ -28,7 +28,7 @@ STATISTIC = re.compile(r"[a-z][a-z0-9_]{0,63}")
 STATISTIC_FIELD = re.compile(rf"__dj__stats__\.{STATISTIC.pattern}")
 RANGE = re.compile(r"(?P<type>number|integer)(?: (?P<low>\S*)\.\.(?P<high>\S*))?")
 RULE_SIGN, NAME_IN_BRACES = re.compile(r" (?:=>|!?=) "), re.compile(r"\{[a-z]{1,30}\}")
-FOLDER_KINDS = ("model", "folder")  # kinds that name a folder
+FOLDER_KINDS = ("model", "folder")
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def _is_captioner(value: object) -> bool:
 
 
 def shorten_value(value: object) -> str:
-    """Return a value for a message, shortened."""
+    """Return a value's `repr`, cut to 80 characters."""
     try:
         text = repr(value)
     except ValueError:  # Python refuses to write integers with thousands of digits

@@ -32,7 +32,7 @@ class CrateCaptioner(Section):
 
 
 class CrateSettings(PageSettings):
-    """Settings of the crate of a page."""
+    """A page's settings, with the datasets and models that its crate describes."""
 
     page: str = setting(..., "folder of the page, below results/")
     datasets: dict[str, CrateDataset] = setting()
@@ -69,7 +69,7 @@ class CrateInput(Section):
 
 
 class CrateImages(Section):
-    """The images of a dataset."""
+    """Number and joint digest of a dataset's images."""
 
     dataset: Folder
     drawn: bool = setting(..., "whether the workflow draws the images itself")

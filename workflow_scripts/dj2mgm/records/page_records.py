@@ -43,7 +43,7 @@ class ShownConfiguration(Configuration):
 
 
 class ShownRun(Section):
-    """A run of an experiment."""
+    """Seed and stage folders of a run."""
 
     seed: int = setting()
     stages: dict[str, str] = setting(..., "folder of each stage")
@@ -60,7 +60,7 @@ class ShownControl(Section):
 
 
 class ShownExperiment(Section):
-    """An experiment on a page."""
+    """Settings, recipes and runs of an experiment, as its page needs them."""
 
     name: str = setting()
     description: str = setting()
@@ -75,7 +75,7 @@ class ShownExperiment(Section):
 
 
 class ShownTrial(Section):
-    """A trial of a search."""
+    """Changed keys of a trial, and its headline scores."""
 
     name: str = setting()
     changes: dict[str, Any] = setting(..., "by dotted key")
@@ -94,7 +94,7 @@ class ShownBatch(Section):
 
 
 class ShownSearch(Section):
-    """A search on its page."""
+    """Plan, state and results of a search."""
 
     progress: str = setting(..., "its state in a sentence")
     rungs: list[Number] = setting(..., "shares of the rows")
@@ -109,7 +109,7 @@ class ShownSearch(Section):
 
 
 class ShownStudy(Section):
-    """A study on its page."""
+    """Values of a study's page, in addition to those of its experiments."""
 
     experiment: str = setting(..., "name of the experiment that the variants change")
     description: str = setting()

@@ -8,7 +8,7 @@ from dj2mgm.settings.base import ImageRootSettings, Section, StageSettings, sett
 
 
 class RecipeContents(Section):
-    """Contents of the recipes of an experiment."""
+    """Checked recipes by stage; null: the experiment names none."""
 
     filter: dict = setting()
     synthesize: dict | None = setting()

@@ -8,7 +8,7 @@ import numpy as np
 
 from dj2mgm.reporting.rendering import format_number
 
-BINS = 32  # bins of a histogram
+BINS = 32  # of a histogram
 HEIGHT = 100.0  # units of a drawing of bars; it is stretched to the page's width and height
 MIN_BIN_HEIGHT = 1.6  # units; the least height of a bin that has rows, so that it stays visible
 POINTS = 240  # most points of a line
@@ -75,7 +75,7 @@ def list_log_values(low: float, high: float, count: int) -> list[float]:
 
 @dataclass(frozen=True)
 class LimitMark:
-    """A limit in a histogram."""
+    """Line in a histogram at the limit of a filter."""
 
     at: float  # percent of the axis
     kind: str  # min or max; in an analysis, suggested or current

@@ -62,7 +62,7 @@ class ExperimentResults:
     leaks: Path | None  # folder of the leak search; None if none was made
     licenses: dict[str, str | None]  # by source, or by split
     dataset_counts: dict  # the dataset's summary.json: pretrain, finetune, evaluation, …
-    config: ShownConfiguration  # merged configuration
+    config: ShownConfiguration
     recipes: RecipeContents
     runs: list[RunResults]
     evaluation: list[dict]

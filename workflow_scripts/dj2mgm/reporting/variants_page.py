@@ -104,9 +104,9 @@ class PlainTable:
 
 @dataclass(frozen=True)
 class VariantsPage:
-    """The content of the page."""
+    """Texts, table and charts of a page that compares variants."""
 
-    title: str  # heading of the page
+    title: str
     notes: list[str]  # sentences above the table
     first_title: str  # head of the column of names
     count_titles: list[str]  # heads of the columns of counts

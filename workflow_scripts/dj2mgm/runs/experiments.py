@@ -123,7 +123,7 @@ class Experiments:
         self.configs[name] = self._merge(name)
 
     def add_study(self, name: str) -> None:
-        """Add the study of a file."""
+        """Read a study, and check its name and its experiment."""
         file = locate_study_file(name)
         check_format(f"{file}: a study's file", "name", name)
         if name.lower() in RESERVED_NAMES | {REFERENCE}:

@@ -205,7 +205,6 @@ class Runs:
 
     @property
     def datasets(self) -> dict[str, Dataset]:
-        """Datasets by name."""
         return {run.dataset.name: run.dataset for run in self._runs.values()}
 
     @property

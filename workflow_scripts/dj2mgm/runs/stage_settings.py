@@ -50,7 +50,7 @@ CAPTIONS = "results/captions"  # answers of captioners, shared by all experiment
 
 
 def build_filter_settings(config: Experiment, images: dict) -> FilterSettings:
-    """Return the settings of the filter stage."""
+    """Return the filter stage's settings; refuse recipes that need instructions or a captioner."""
     recipe = read_recipes(config)["filter"]
     if is_for_instructions(recipe):
         raise InputError(f"recipe: {config.recipe} is for instructions; name it in synthesize.recipe")

@@ -35,7 +35,7 @@ UNUSABLE = re.compile(r"[\ud800-\udfff\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u20
 class ChatAnswer:
     """A text from the server, possibly empty."""
 
-    text: str  # the text on one line
+    text: str  # on one line
     # `refused` (by the server's content filter or the model), `cut off` (at `max_tokens`, or within the model's
     # thoughts), `too long` (cut), `control character` (replaced in the text), `quotes the key` (masked), or None
     problem: str | None

@@ -30,7 +30,7 @@ class ChatTemplateFile(Section):
 
 
 def list_chat_template_names() -> list[str]:
-    """Return all valid names of chat templates."""
+    """Return the names of the files, and `tokenizer`."""
     return sorted([OF_THE_TOKENIZER, *list_config_names("chat_templates")])
 
 

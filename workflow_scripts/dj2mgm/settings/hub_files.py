@@ -38,5 +38,5 @@ HUB_KINDS = {"benchmark": HubBenchmark, "rows": HubArchive}  # by a key that no 
 
 
 def detect_hub_file_kind(keys: dict) -> type[HubBenchmark | HubParquet | HubArchive]:
-    """Return the class of a file."""
+    """Return the class for a file that has these keys."""
     return next((kind for key, kind in HUB_KINDS.items() if key in keys), HubParquet)

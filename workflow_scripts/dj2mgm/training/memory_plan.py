@@ -49,7 +49,7 @@ class KeptPlan:
     """A chosen training plan, as training_plan.json keeps it for later starts of a stage."""
 
     deepspeed: str  # name of the DeepSpeed configuration
-    micro_batch: int  # samples of a micro batch
+    micro_batch: int  # samples
     checkpointing: int  # activation checkpointing of every n-th layer; 0: none
 
 

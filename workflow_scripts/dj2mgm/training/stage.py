@@ -338,7 +338,7 @@ class StageRun:
         checkpoint: Path | None,
         memory_limits: dict | None,
     ) -> None:
-        """Write the metrics."""
+        """Write metrics.json: rows, steps, memory and time of the training."""
         seconds = join_seconds(read_memory_rows(self.output_dir / "memory.csv"))
         record = {
             "rows": len(data.dataset),

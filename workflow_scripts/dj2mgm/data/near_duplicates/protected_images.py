@@ -23,7 +23,7 @@ from dj2mgm.data.near_duplicates.codes import (
 )
 from dj2mgm.storage.streaming import map_in_order
 
-IMAGES_AT_ONCE = 10_000  # images searched for at once
+IMAGES_AT_ONCE = 10_000
 
 
 class ReferenceImages:

@@ -24,7 +24,7 @@ class UnreadFiles:
 
 @dataclass(frozen=True)
 class Source:
-    """Source of a dataset."""
+    """Files of a dataset that one reader reads, with their image folder and columns."""
 
     name: str
     files: tuple[Path, ...]  # files in reading order

@@ -116,7 +116,7 @@ def match_names(source: Path, shards: list[Shard], pairs: NamePairs, left_out: r
 
 
 def check_names(source: Path, names: Collection[str], expected: Collection[str]) -> None:
-    """Check that `names` are the names of the expected tensors."""
+    """Refuse missing and surplus tensors."""
     if missing := sorted(set(expected) - set(names)):
         raise InputError(f"{source}: {len(missing)} tensors are missing, the first is {missing[0]}")
     if surplus := sorted(set(names) - set(expected)):

@@ -60,7 +60,7 @@ class Table:
 
     name: str  # in links
     title: str  # on the page
-    image_root: Path  # folder of the images
+    image_root: Path
     texts: TextFile  # by row {"id", "lines": [[label, text], …], "image": path below image_root}
     columns: dict[str, Column]  # by key
     steps: list[ExplorerStep] = field(default_factory=list)  # operators that drop rows, in their order

@@ -163,7 +163,7 @@ class Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
     def address(self, page: str) -> str:
-        """Return the quoted address of a page."""
+        """Return the address of a page, with the token that it needs."""
         return f"http://{HOST}:{self.server_port}/{self.token}/{quote(page)}"
 
 

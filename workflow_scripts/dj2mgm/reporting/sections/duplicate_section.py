@@ -17,7 +17,7 @@ CLUSTERS, CLUSTER_IMAGES = 4, 5  # number of clusters shown, and of images per c
 
 @dataclass(frozen=True)
 class ClusterMember:
-    """A row of a cluster."""
+    """A near-duplicate, or the row that was kept in its place."""
 
     id: str
     image: str  # data URI

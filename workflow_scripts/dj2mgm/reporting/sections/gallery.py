@@ -15,7 +15,7 @@ ITEMS = 12
 
 @dataclass(frozen=True)
 class GalleryCaption:
-    """A generated caption."""
+    """A caption of one stage, compared with the image's objects."""
 
     stage: str
     text: str
@@ -34,7 +34,7 @@ class ExperimentCaptions:
 
 @dataclass(frozen=True)
 class GalleryAnswer:
-    """A generated answer."""
+    """One experiment's answer to a question."""
 
     experiment: str
     index: int

@@ -174,7 +174,7 @@ class Timeline:
     chart: LineChart
     bands: list[Band]
     series: dict[str, str]  # measured series with their meaning
-    rows: list[dict]  # rows of the table
+    rows: list[dict]
 
 
 def read_stage_memory(run: RunResults, stage: str) -> StageMemory:

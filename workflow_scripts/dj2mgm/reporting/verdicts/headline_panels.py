@@ -38,7 +38,7 @@ class ScoreMark:
 
 @dataclass(frozen=True)
 class ScoreLevel:
-    """A score of one experiment."""
+    """Position of an experiment's score on the axis of its panel."""
 
     experiment: str
     index: int  # the experiment's position on the page, for its color
@@ -77,7 +77,7 @@ class MetricPanel:
     ceiling: float | None  # position of the reference captions' score; None if it differs between experiments
     difference_ticks: list[Tick]
     zero: float
-    unit: str  # unit of differences
+    unit: str  # of differences
     judge: int | None  # the first (0) or second (1) judge; None for scores without a judge
 
 

@@ -74,7 +74,7 @@ def describe_power(settings: PowerSettings) -> str:
 
 
 def compute_expected_contrast(noise: Noise, images: int, seeds: int) -> PairedContrast:
-    """Return the expected contrast with a number of images and seeds."""
+    """Return a contrast with a mean of 0, and with this noise over the given images and seeds."""
     zero = np.zeros(())  # arrays without dimensions
     seed_part = (zero, zero + np.inf) if seeds == 1 else (zero + noise.seed_noise**2 / seeds, zero + seeds - 1)
     image_part = zero + noise.image_noise**2 / images

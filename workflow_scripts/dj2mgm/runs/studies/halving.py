@@ -85,11 +85,9 @@ class History:
 
     @property
     def trials_by_name(self) -> dict[str, TrialRecord]:
-        """The records of all trials, by name."""
         return {trial.name: trial for record, _ in self.batches_in_step("explore") for trial in record.trials}
 
     def trials(self, names: list[str]) -> list[TrialRecord]:
-        """Return the records of trials."""
         trials_by_name = self.trials_by_name
         return [trials_by_name[name] for name in names]
 

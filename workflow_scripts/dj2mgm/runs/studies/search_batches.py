@@ -157,7 +157,7 @@ def list_batch_runs(runs: Runs, search: SearchSettings, number: int) -> tuple[li
 
 
 def build_batch_settings(runs: Runs, study: str, search: SearchSettings, number: int) -> dict:
-    """Return the settings of the scores of a batch."""
+    """Return the page settings of a batch's runs, and the goals that rank its trials."""
     names, seeds = list_batch_runs(runs, search, number)
     settings = build_page_settings(runs, names, seeds) if names else {"experiments": []}
     return settings | {"goals": runs.experiments.studies[study].design.goals.weights}

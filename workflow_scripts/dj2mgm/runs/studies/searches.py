@@ -116,7 +116,6 @@ def _draw_points(axes: Mapping[str, list | Interval], mixture: MixtureSpace | No
 
 
 def locate_batch_folder(search: SearchSettings, number: int) -> str:
-    """Return the folder of a batch."""
     return f"{search.folder}/batch-{number}"
 
 

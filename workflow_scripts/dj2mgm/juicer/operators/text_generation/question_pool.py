@@ -15,7 +15,7 @@ from dj2mgm.data.question_texts import normalize_words
 YES, NO = "yes", "no"
 NUMBERS = {*"zero one two three four five six seven eight nine ten none".split(), *map(str, range(101))}
 ABOUT_TEXT = {"text", "say", "says", "written", "word", "words", "read", "reads"}
-MAX_SUBJECT_WORDS = 8  # words
+MAX_SUBJECT_WORDS = 8
 TRIES = 20  # draws of a question that does not fit a caption
 FRAME = 0.5  # share of a form's questions that have a word of its frame
 MIN_ASKED = 20  # questions of a form with a frame
