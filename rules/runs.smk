@@ -15,7 +15,7 @@ from dj2mgm.settings.benchmarks import read_declarations
 from dj2mgm.runs.layers import EMBEDDED_DEFAULTS, drop_defaults
 from dj2mgm.settings.config_files import check_stated_once
 from dj2mgm.runs.run import Runs
-from dj2mgm.records.search_records import RANDOM
+from dj2mgm.records.search_records import RANDOM_SUFFIX
 from dj2mgm.errors import InputError
 from dj2mgm.cli.library_messages import SWITCHES
 from dj2mgm.cli.snakemake_changes import lift_default_job_limit
@@ -150,7 +150,7 @@ def match_runs(experiments):
     """Return a regular expression for the folders of these experiments' runs, and of trials that change them."""
     searched = {search.experiment for search in RUNS.experiments.searches.values()}
     trials = (
-        f"{match_any(searched & {*experiments})}-[0-9a-f]{{10}}(-0\\.[0-9]+|{RANDOM})?"
+        f"{match_any(searched & {*experiments})}-[0-9a-f]{{10}}(-0\\.[0-9]+|{RANDOM_SUFFIX})?"
     )
     return (
         f"{re.escape(RESULTS_PREFIX)}({match_any(experiments)}|{trials})(/seed-[0-9]+)?"

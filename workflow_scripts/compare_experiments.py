@@ -14,7 +14,7 @@ from dj2mgm.reporting.rendering import EXPLORER
 from dj2mgm.reporting.report_page import write_report_page
 from dj2mgm.reporting.verdicts.headline_verdicts import find_unlearned
 from dj2mgm.reporting.verdicts.verdict_cards import build_verdict_records
-from dj2mgm.runs.unlearned import VERDICT
+from dj2mgm.runs.unlearned import VERDICT_FILE
 from dj2mgm.storage.files import write_json
 
 
@@ -23,7 +23,7 @@ def main() -> None:
     paths = parse_paths(__doc__, "--config", "--output-dir")
     experiments = load_experiments(paths.config)
     write_table(tabulate_scores(experiments), paths.output_dir / "comparison.csv")
-    write_json(paths.output_dir / VERDICT, build_verdict_records(experiments))
+    write_json(paths.output_dir / VERDICT_FILE, build_verdict_records(experiments))
     explorers = write_explorers(experiments, paths.output_dir / EXPLORER)
     write_report_page(experiments, paths.output_dir / "report.html", explorers)
     for name, faults in find_unlearned(experiments).items():

@@ -25,7 +25,13 @@ from dj2mgm.juicer.changed_data_juicer import (
     change_data_juicer,
     list_valid_arguments,
 )
-from dj2mgm.recipes.catalogue import INSTALLED, NOT_PLAIN, REQUIRED, read_allowed_operators, read_refused_operators
+from dj2mgm.recipes.catalogue import (
+    INSTALLED_FILE,
+    NOT_PLAIN,
+    REQUIRED_MARK,
+    read_allowed_operators,
+    read_refused_operators,
+)
 from dj2mgm.storage.files import write_text
 
 DATA_JUICER = Path(data_juicer.__file__).parent
@@ -104,7 +110,7 @@ def _read_defaults(name: str) -> dict:
 
 def _convert_default(value: object) -> object:
     if value is inspect.Parameter.empty:
-        return REQUIRED
+        return REQUIRED_MARK
     if isinstance(value, str) and value.startswith("/"):  # a folder on this machine
         return NOT_PLAIN
     is_plain = value is None or isinstance(value, bool | int | float | str)
@@ -119,7 +125,7 @@ def _compute_digest(path: Path) -> str:
 def main() -> None:
     change_data_juicer()
     listing = list_operators()
-    write_text(INSTALLED, format_listing(listing))
+    write_text(INSTALLED_FILE, format_listing(listing))
     for sentence in list_unreviewed(listing):
         print(f"config/schemas/operators.yaml: {sentence}", file=sys.stderr)
     print(

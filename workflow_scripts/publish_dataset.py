@@ -16,7 +16,7 @@ from dj2mgm.publishing.card_check import check_card
 from dj2mgm.publishing.dataset_card import build_dataset_card
 from dj2mgm.publishing.run_record import RunRecord, copy_records, reporting_full_disk, select_dataset_records
 from dj2mgm.records.publication_records import PublishSettings
-from dj2mgm.runs.unlearned import VERDICT, refuse_unlearned
+from dj2mgm.runs.unlearned import VERDICT_FILE, refuse_unlearned
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import replace_folder
 from dj2mgm.storage.plain_files import check_tree
@@ -26,7 +26,7 @@ from dj2mgm.storage.plain_files import check_tree
 def main() -> None:
     args = parse_paths(__doc__, "--config", "--exported", "--output-dir")
     settings = load_settings(PublishSettings, args.config)
-    refuse_unlearned(settings.experiment, settings.records[VERDICT], settings.allow_unlearned)
+    refuse_unlearned(settings.experiment, settings.records[VERDICT_FILE], settings.allow_unlearned)
     records = select_dataset_records(settings.records)
     with reporting_full_disk(args.output_dir), replace_folder(args.output_dir) as folder:
         copy_records(records, folder, "dataset", settings)

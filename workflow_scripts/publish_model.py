@@ -16,7 +16,7 @@ with torch_imports():
     from dj2mgm.publishing.run_record import RunRecord, copy_records, reporting_full_disk
     from dj2mgm.publishing.stock_weights import drop_code, write_adapter, write_merged
     from dj2mgm.records.publication_records import PublishSettings
-    from dj2mgm.runs.unlearned import VERDICT, refuse_unlearned
+    from dj2mgm.runs.unlearned import VERDICT_FILE, refuse_unlearned
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.storage.files import replace_folder
 
@@ -25,7 +25,7 @@ with torch_imports():
 def main() -> None:
     args = parse_paths(__doc__, "--config", "--model", "--stage", "--output-dir")
     settings = load_settings(PublishSettings, args.config)
-    refuse_unlearned(settings.experiment, settings.records[VERDICT], settings.allow_unlearned)
+    refuse_unlearned(settings.experiment, settings.records[VERDICT_FILE], settings.allow_unlearned)
     family = load_family(args.model)
     tokens = settings.max_new_tokens
     with reporting_full_disk(args.output_dir), replace_folder(args.output_dir) as folder:

@@ -27,7 +27,7 @@ with torch_imports():
     from dj2mgm.compute import set_seed, use_cpu_threads
     from dj2mgm.data.formats import read_dj_jsonl, read_evaluation, read_llava
     from dj2mgm.data.held_out_images import HeldOutImages
-    from dj2mgm.data.instruction_rows import INPUT, convert_instructions, make_slots
+    from dj2mgm.data.instruction_rows import INSTRUCTIONS_FILE, convert_instructions, make_slots
     from dj2mgm.errors import InputError
     from dj2mgm.juicer.changed_data_juicer import prepare_process
     from dj2mgm.juicer.recipe_settings import (
@@ -73,7 +73,7 @@ def main() -> None:
     set_seed(settings.seed)
     data = arguments.data
     if files:
-        data = arguments.output_dir / INPUT
+        data = arguments.output_dir / INSTRUCTIONS_FILE
         write_jsonl(data, read_instruction_rows(recipe, settings, arguments.data, files))
     run_recipe(recipe, data, arguments.output_dir, SYNTHESIZED)
 

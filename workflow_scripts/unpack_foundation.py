@@ -16,7 +16,13 @@ with torch_imports():
     from safetensors.torch import load_file, save_file
 
     from dj2mgm.model_files.foundation import FOUNDATION_PARTS
-    from dj2mgm.model_files.model_folders import CONFIGS, PROCESSOR, TOKENIZER, check_model_folder, copy_model_files
+    from dj2mgm.model_files.model_folders import (
+        CONFIG_FILES,
+        PROCESSOR_FILES,
+        TOKENIZER_FILES,
+        check_model_folder,
+        copy_model_files,
+    )
     from dj2mgm.storage.files import replace_folder
 
 WEIGHTS_FILE = "model.safetensors"
@@ -35,7 +41,7 @@ def copy_part(source: Path, target: Path, dtype: torch.dtype) -> None:
         for name, tensor in load_file(source / WEIGHTS_FILE).items()
     }
     with replace_folder(target) as folder:
-        copy_model_files(source, folder, CONFIGS | PROCESSOR | TOKENIZER)
+        copy_model_files(source, folder, CONFIG_FILES | PROCESSOR_FILES | TOKENIZER_FILES)
         save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
 
 

@@ -9,7 +9,7 @@ take_look.py writes the looks. They are given in the order of their seeds.
 from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, make_parser
-from dj2mgm.records.look_records import DECISION, LookRecord
+from dj2mgm.records.look_records import DECISION_FILE, LookRecord
 from dj2mgm.reporting.decision_page import build_decision_page, build_decision_record, describe_decision
 from dj2mgm.reporting.variants_page import write_variants_page
 from dj2mgm.settings.targets import DecideSection
@@ -27,7 +27,7 @@ def main() -> None:
     budget = load_settings(DecideSection, args.budget)
     looks = [load_settings(LookRecord, path) for path in args.looks]
     write_variants_page(build_decision_page(looks, budget), args.output_dir / "decision.html")
-    write_json(args.output_dir / DECISION, build_decision_record(looks[-1], budget))
+    write_json(args.output_dir / DECISION_FILE, build_decision_record(looks[-1], budget))
     lines = [describe_decision(looks[-1], budget), looks[-1].command]
     lines.append(f"All looks: {args.output_dir / 'decision.html'}")
     print("\n".join(filter(None, lines)), flush=True)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 from dj2mgm.records.jsonl_summary import read_jsonl_summary
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.stages import TRAINING
+from dj2mgm.runs.stages import TRAINING_STAGES
 from dj2mgm.settings.batch_sizes import describe_steps
 from dj2mgm.storage.files import read_json
 
@@ -41,11 +41,11 @@ def steps_notes():
     with user_errors():
         if jsonl_summary.is_file():
             files = read_jsonl_summary(jsonl_summary).files
-            rows = {stage: files[stage].rows_out for stage in TRAINING}
+            rows = {stage: files[stage].rows_out for stage in TRAINING_STAGES}
         elif dataset_summary.is_file():
             counts = read_json(dataset_summary)
             # without instructions, stage 2 trains on the pairs
-            rows = {stage: counts[stage] or counts["pretrain"] for stage in TRAINING}
+            rows = {stage: counts[stage] or counts["pretrain"] for stage in TRAINING_STAGES}
     if len(run.training_stages) == 1:
         rows = {"finetune": sum(rows.values())} if rows else {}  # one stage, on both
     notes = [

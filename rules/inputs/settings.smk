@@ -5,7 +5,7 @@ from dj2mgm.runs import crates, pages
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.publication import build_publish_settings
 from dj2mgm.runs.stage_settings import build_analysis_settings
-from dj2mgm.runs.stages import TRAINING
+from dj2mgm.runs.stages import TRAINING_STAGES
 from dj2mgm.runs.studies import looks, merged_mixtures, search_batches
 from dj2mgm.settings.targets import AttentionSettings
 from dj2mgm.storage.files import format_yaml
@@ -27,7 +27,7 @@ def stage_settings(wildcards):
     """Return the settings of a stage of a run."""
     run = RUNS.by_folder(wildcards.run)
     # runs with other labels share a stage: its output does not depend on them
-    labels = {"labels": run.labels} if wildcards.stage in TRAINING else {}
+    labels = {"labels": run.labels} if wildcards.stage in TRAINING_STAGES else {}
     return run.settings[wildcards.stage].file_content() | labels
 
 

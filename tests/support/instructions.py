@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from dj2mgm.data.formats import build_conversation
-from dj2mgm.data.instruction_rows import INPUT, convert_instructions
+from dj2mgm.data.instruction_rows import INSTRUCTIONS_FILE, convert_instructions
 from dj2mgm.juicer.recipe_settings import CaptionerModel
 from dj2mgm.juicer.run_recipe import SYNTHESIZED, run_recipe
 from dj2mgm.models.mgm.mgm_family import MGMFamily
@@ -40,10 +40,10 @@ def select(project: Path, folder: Path, process: list[dict], **changes) -> dict:
     (folder / "out").mkdir(exist_ok=True)
     write_yaml(folder / "out/config.yaml", settings | changes)
     rows = convert_instructions(json.loads((project / "data/finetune.json").read_text()))
-    write_jsonl(folder / "out" / INPUT, rows)
+    write_jsonl(folder / "out" / INSTRUCTIONS_FILE, rows)
     model = CaptionerModel(project / "base", project / "pretrain")
     recipe = read_synthesize_settings(folder / "out/config.yaml", folder / "out", model)
-    return run_recipe(recipe, folder / "out" / INPUT, folder / "out", SYNTHESIZED).as_dict()
+    return run_recipe(recipe, folder / "out" / INSTRUCTIONS_FILE, folder / "out", SYNTHESIZED).as_dict()
 
 
 def loss(family: MGMFamily, model, image, question: str, answer: str) -> float:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dj2mgm.errors import InputError
 
 END_PART = 10  # the end of a training is its last 1 / END_PART
-SAMPLES = 32  # least number of samples at the start and at the end
-IMPOSSIBLE = 20.0  # nats: a guess among 256 000 tokens has 12.5
-SPREAD = 3.0  # nats: twice the spread of the loss from sample to sample
+MIN_SAMPLES = 32  # least number of samples at the start and at the end
+MAX_LOSS_NATS = 20.0  # a guess among 256 000 tokens has 12.5
+LOSS_SPREAD_NATS = 3.0  # twice the spread of the loss from sample to sample
 
 DIVERGED = "training diverged by step"  # in the message, by which the log of such a training is recognized
 
@@ -24,24 +24,24 @@ def compute_loss_limit(losses: Losses, samples: int) -> float:
     """Return the loss above which a training has diverged.
 
     The start is the median over the first samples, which a single easy sample does not move. A training that learns
-    does not exceed twice its start plus 1 nat. `SPREAD` covers a start that is low by chance; the standard deviation of
-    a mean over n samples is 1/√n of a sample's. `IMPOSSIBLE` is the bound for a training of fewer than 2 * SAMPLES
-    samples, and for one of small batches that explodes within its first samples.
+    does not exceed twice its start plus 1 nat. `LOSS_SPREAD_NATS` covers a start that is low by chance; the standard
+    deviation of a mean over n samples is 1/√n of a sample's. `MAX_LOSS_NATS` is the bound for a training of fewer than
+    2 * `MIN_SAMPLES` samples, and for one of small batches that explodes within its first samples.
 
     Args:
         losses: one or more losses.
         samples: number of samples per step.
     """
-    highest = max(IMPOSSIBLE, 2 * losses[0][1] + 1)
-    if len(losses) * samples < 2 * SAMPLES:
+    highest = max(MAX_LOSS_NATS, 2 * losses[0][1] + 1)
+    if len(losses) * samples < 2 * MIN_SAMPLES:
         return highest
-    start = statistics.median(loss for _, loss in losses[: math.ceil(SAMPLES / samples)])
-    return min(highest, 2 * start + 1 + SPREAD / math.sqrt(samples))
+    start = statistics.median(loss for _, loss in losses[: math.ceil(MIN_SAMPLES / samples)])
+    return min(highest, 2 * start + 1 + LOSS_SPREAD_NATS / math.sqrt(samples))
 
 
 def compute_end_loss(losses: Losses, samples: int) -> float:
     """Return the median of a training's last losses, which a single bad batch does not move."""
-    rows = max(math.ceil(len(losses) / END_PART), math.ceil(SAMPLES / samples))
+    rows = max(math.ceil(len(losses) / END_PART), math.ceil(MIN_SAMPLES / samples))
     return statistics.median(loss for _, loss in losses[-rows:])
 
 

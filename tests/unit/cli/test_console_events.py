@@ -5,7 +5,7 @@ import logging
 import pytest
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from dj2mgm.cli.console import INTERRUPTED, Console, Lines
+from dj2mgm.cli.console import INTERRUPTED_MESSAGE, Console, Lines
 
 STOPPED = ["interrupted; the same command continues", "train small: stopped after 0.0 s"]
 
@@ -30,7 +30,7 @@ def new_record(event: LogEvent | None, message: str, **fields) -> logging.LogRec
 def test_interrupted_jobs_are_stopped_in_any_order(console, capsys, error_is_first):
     events = [
         new_record(LogEvent.JOB_ERROR, "", jobid=1),
-        new_record(None, f"{INTERRUPTED}, this might take some time."),
+        new_record(None, f"{INTERRUPTED_MESSAGE}, this might take some time."),
     ]
     for record in events if error_is_first else reversed(events):
         console.emit(record)

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from dj2mgm.cli import run_lock
-from dj2mgm.cli.run_lock import LOCK, OWNER, end_run, is_run_in_progress, list_jobs, start_run
+from dj2mgm.cli.run_lock import LOCK_FILE, OWNER_FILE, end_run, is_run_in_progress, list_jobs, start_run
 from dj2mgm.errors import InputError
 from paths import PROJECT
 
@@ -75,11 +75,11 @@ BROKEN_NOTES += [f'{{"host": "{socket.gethostname()}", "pid": "1", "started": 1.
 
 @pytest.mark.parametrize("note", BROKEN_NOTES, ids=lambda note: note[:40])
 def test_an_invalid_owner_file_is_ignored(folder, note):
-    OWNER.parent.mkdir()
-    OWNER.write_bytes(note.encode("utf-8", "surrogateescape"))
+    OWNER_FILE.parent.mkdir()
+    OWNER_FILE.write_bytes(note.encode("utf-8", "surrogateescape"))
     assert not is_run_in_progress()
     start_run(on_cluster=False)
-    assert is_run_in_progress() and json.loads(OWNER.read_text())["pid"] == os.getpid()
+    assert is_run_in_progress() and json.loads(OWNER_FILE.read_text())["pid"] == os.getpid()
 
 
 RUN = "import sys; from dj2mgm.cli.run_lock import *; start_run(False); print('running', flush=True); sys.stdin.read()"
@@ -106,7 +106,7 @@ def test_two_runs_in_one_folder_exclude_each_other(other_run, monkeypatch):
 def test_takeover_of_a_killed_run_ends_its_stages(other_run, folder, capsys):
     (folder / "workflow_scripts").mkdir()
     (folder / "workflow_scripts/stage.py").write_text("import time; time.sleep(60)")
-    note = json.loads(OWNER.read_text())
+    note = json.loads(OWNER_FILE.read_text())
     group = {"process_group": note["process_group"]}
     with subprocess.Popen([sys.executable, "workflow_scripts/stage.py"], **group) as stage:
         other_run.kill()
@@ -126,8 +126,8 @@ def test_a_finished_run_is_not_taken_over(folder, capsys):
 
 
 def test_run_killed_on_another_host_is_not_taken_over(folder):
-    OWNER.parent.mkdir()
-    OWNER.write_text(json.dumps({"host": "elsewhere", "pid": 1, "started": 1.0}))
+    OWNER_FILE.parent.mkdir()
+    OWNER_FILE.write_text(json.dumps({"host": "elsewhere", "pid": 1, "started": 1.0}))
     with pytest.raises(InputError, match="on elsewhere, was killed.*delete .snakemake/owner.json"):
         start_run(on_cluster=False)
 
@@ -148,8 +148,8 @@ def test_owner_file_suffices_without_file_system_locks(other_run, monkeypatch):
 
 def test_the_owner_file_is_written_atomically(folder, monkeypatch):
     start_run(on_cluster=False)
-    assert sorted(path.name for path in OWNER.parent.iterdir()) == [OWNER.name, LOCK.name]
+    assert sorted(path.name for path in OWNER_FILE.parent.iterdir()) == [OWNER_FILE.name, LOCK_FILE.name]
     monkeypatch.setattr("json.dump", lambda *arguments, **options: arguments[1].write("{") and 1 / 0)
     with pytest.raises(ZeroDivisionError):
         end_run(on_cluster=False)
-    assert not json.loads(OWNER.read_text())["ended"], "the note that was there"
+    assert not json.loads(OWNER_FILE.read_text())["ended"], "the note that was there"

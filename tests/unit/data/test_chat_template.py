@@ -5,7 +5,7 @@ from copy import deepcopy
 
 import pytest
 
-from dj2mgm.control_tokens import CONTROL
+from dj2mgm.control_tokens import CONTROL_TOKEN_PATTERN
 from dj2mgm.data.chat_template import ChatTemplate
 from dj2mgm.data.formats import build_conversation
 from dj2mgm.errors import InputError
@@ -205,7 +205,7 @@ def test_a_model_file_needs_known_templates_with_questions():
 def test_control_tokens_of_every_template_are_refused_in_data():
     for name in list_chat_template_names():
         content = read_chat_template(name)
-        assert all(CONTROL.fullmatch(token) for token in content["control_tokens"])
+        assert all(CONTROL_TOKEN_PATTERN.fullmatch(token) for token in content["control_tokens"])
         assert {token for token in content["stop_tokens"] if token.strip()} <= set(content["control_tokens"])
 
 

@@ -147,11 +147,11 @@ def test_reading_a_list_in_pieces_equals_json(folder, items, indented, cut, chun
         expected = json.loads(path.read_text())
     except ValueError:
         expected = None
-    json_rows.CHUNK, own = chunk, json_rows.CHUNK
+    json_rows.CHUNK_CHARACTERS, own = chunk, json_rows.CHUNK_CHARACTERS
     try:
         result = outcome(read_json_list, path)
     finally:
-        json_rows.CHUNK = own
+        json_rows.CHUNK_CHARACTERS = own
     assert json.dumps(result) == json.dumps(expected if isinstance(expected, list) else None)
 
 

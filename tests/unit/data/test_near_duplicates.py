@@ -116,7 +116,7 @@ def test_every_duplicate_and_no_kept_row_is_near_a_kept_row(pairs, order):
 
 def test_not_all_pairs_of_large_clusters_are_computed(monkeypatch):
     """Use 5000 rows in two groups; while there are too many pairs, a quarter of the rows is taken first."""
-    monkeypatch.setattr("dj2mgm.data.near_duplicates.clusters.PAIRS", 20_000)
+    monkeypatch.setattr("dj2mgm.data.near_duplicates.clusters.MAX_PAIRS_IN_MEMORY", 20_000)
     rank, pairs_of_query = np.random.default_rng(0).permutation(5000), []
 
     def near(positions):

@@ -2,7 +2,7 @@
 
 import random
 
-from dj2mgm.control_tokens import CONTROL
+from dj2mgm.control_tokens import CONTROL_TOKEN_PATTERN
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.foundation.language_model import (
     EMPTY_WORD,
@@ -35,7 +35,7 @@ def test_answers_describe_the_scene_without_the_board():
     for scene, segments in examples():
         answers = " ".join(text for text, is_answer in segments if is_answer)
         assert all(item.color in answers for item in scene.objects) or "at the" not in answers
-        assert not any(CONTROL.sub("", text).count("[") for text, is_answer in segments if is_answer)
+        assert not any(CONTROL_TOKEN_PATTERN.sub("", text).count("[") for text, is_answer in segments if is_answer)
 
 
 def test_board_without_confusion_names_the_scenes_objects():

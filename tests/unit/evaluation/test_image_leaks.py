@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 
 import find_leaks
 from dj2mgm.data.formats import build_conversation, build_dj_text
-from dj2mgm.data.near_duplicates.codes import SIGNATURE, compute_distances, compute_signature
+from dj2mgm.data.near_duplicates.codes import SIGNATURE_BYTES, compute_distances, compute_signature
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.leak_search import (
     Reference,
@@ -92,7 +92,7 @@ def test_an_image_under_two_names_is_held_out_once(tmp_path):
 
 def test_a_row_counts_once_per_leaked_reference_set():
     images = [Reference("a", ("1", "2"), 2), Reference("a", ("3",), 1), Reference("b", ("4",), 1)]
-    references = References(images, np.zeros((3, SIGNATURE), dtype=np.uint8))
+    references = References(images, np.zeros((3, SIGNATURE_BYTES), dtype=np.uint8))
     leaks = [
         {"split": "finetune", "image": image, "path": f"/{image}", "of": origin, "ids": list(ids)}
         for image, origin, ids in (("x", "a", ("1", "2")), ("y", "a", ("1", "2")), ("y", "b", ("4",)))
@@ -106,7 +106,7 @@ def test_a_row_counts_once_per_leaked_reference_set():
 
 def test_all_references_of_a_near_duplicate_are_named():
     draws = np.random.default_rng(0)
-    signatures = draws.integers(0, 256, (200, SIGNATURE), dtype=np.uint8)
+    signatures = draws.integers(0, 256, (200, SIGNATURE_BYTES), dtype=np.uint8)
     references = References([Reference("a", (str(number),)) for number in range(200)], signatures)
     signatures[4] = signatures[3]
     for number in (3, 77):
@@ -115,7 +115,7 @@ def test_all_references_of_a_near_duplicate_are_named():
         matches = references.find_copied(np.array([near]))[0]
         assert [reference.ids for reference, _ in matches] == [("3",), ("4",)] if number == 3 else [("77",)]
         assert matches[0][1] == compute_distances(signatures[number : number + 1], near[None], 23, 12)[0] == 4
-    assert references.find_copied(np.array([draws.integers(0, 256, SIGNATURE, dtype=np.uint8)]))[0] == []
+    assert references.find_copied(np.array([draws.integers(0, 256, SIGNATURE_BYTES, dtype=np.uint8)]))[0] == []
     assert References([], signatures[:0]).find_copied(np.array([signatures[0]]))[0] == []
 
 

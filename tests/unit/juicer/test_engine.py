@@ -171,7 +171,7 @@ def outputs(folder: Path) -> list[Path]:
 
 def test_work_before_a_failing_operator_is_not_repeated(tmp_path, register, monkeypatch):
     """A disk that is full for a moment costs one partition."""
-    for size in ("PARTITION", "ROWS_AT_ONCE"):
+    for size in ("PARTITION_ROWS", "ROWS_AT_ONCE"):
         monkeypatch.setattr(f"dj2mgm.juicer.partitions.{size}", 2)
     done = []
 
@@ -310,7 +310,7 @@ def test_an_empty_input_is_an_error(tmp_path):
 SMALL_PARTITION = 1000
 IN_SMALL_PARTITIONS = f"""
 import sys; sys.path.insert(0, sys.argv.pop(1))
-import dj2mgm.juicer.partitions; dj2mgm.juicer.partitions.PARTITION = {SMALL_PARTITION}
+import dj2mgm.juicer.partitions; dj2mgm.juicer.partitions.PARTITION_ROWS = {SMALL_PARTITION}
 import filter_data; filter_data.main()
 """
 

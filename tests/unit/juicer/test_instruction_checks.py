@@ -10,7 +10,7 @@ from PIL import Image
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.shapes.scenes import draw_question, draw_scene
 from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
-from dj2mgm.juicer.operators.instruction_checks import VERIFY
+from dj2mgm.juicer.operators.instruction_checks import VERIFICATION_QUESTION
 from dj2mgm.juicer.run_recipe import SYNTHESIZED
 from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
@@ -105,7 +105,10 @@ def test_both_spellings_of_yes_count(project, tmp_path):
     """Compare with the losses of four answers: the probability of yes, given that the model answers yes or no."""
     select(project, tmp_path, [{"round_trip_filter": {"min_agreement": 0.0}}])
     model, family = MGMGenerator(project / "base", project / "pretrain", "cpu").model, MGMFamily(project / "base")
-    image, question = project / "data/images/0.png", VERIFY.format(question=QUESTIONS[0], answer=ANSWERS[0])
+    image, question = (
+        project / "data/images/0.png",
+        VERIFICATION_QUESTION.format(question=QUESTIONS[0], answer=ANSWERS[0]),
+    )
     weights = {word: np.exp(-loss(family, model, image, question, word)) for word in ("yes", "Yes", "no", "No")}
     expected = (weights["yes"] + weights["Yes"]) / sum(weights.values())
     assert next(read_jsonl(tmp_path / "out/stats.jsonl"))["round_trip_agreement"] == pytest.approx([expected], rel=1e-3)

@@ -9,15 +9,15 @@ import pytest
 
 from dj2mgm.errors import InputError
 from dj2mgm.monitoring.cgroups import CgroupMemory
-from dj2mgm.monitoring.memory_csv import GIB, LEADING, read_memory_rows, start_file
+from dj2mgm.monitoring.memory_csv import GIB, LEADING_COLUMNS, read_memory_rows, start_file
 from dj2mgm.monitoring.readings import GpuMemory, Reading, read_memory
-from dj2mgm.monitoring.sampler import REST, MemorySampler, find_job_process, warn_if_full
+from dj2mgm.monitoring.sampler import PAUSE_FACTOR, MemorySampler, find_job_process, warn_if_full
 
 
 @pytest.fixture
 def often(monkeypatch):
     monkeypatch.setattr("dj2mgm.monitoring.sampler.INTERVAL_S", 0.01)
-    monkeypatch.setattr("dj2mgm.monitoring.sampler.REST", 1)
+    monkeypatch.setattr("dj2mgm.monitoring.sampler.PAUSE_FACTOR", 1)
     for name in ("RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
 
@@ -67,9 +67,9 @@ def test_a_restarted_run_removes_old_rows(often, tmp_path):
 
 def test_other_gpus_after_a_resume_get_new_columns(tmp_path):
     file = tmp_path / "memory.csv"
-    leading = ",".join(LEADING)
+    leading = ",".join(LEADING_COLUMNS)
     file.write_text(f"{leading},job_gib,gpu0_gib\n1,now,4.0,training,2.0,3.0\n")
-    assert start_file(file, [*LEADING, "job_gib", "gpu0_gib", "gpu1_gib"], resumed=True) == 2
+    assert start_file(file, [*LEADING_COLUMNS, "job_gib", "gpu0_gib", "gpu1_gib"], resumed=True) == 2
     assert file.read_text() == f"{leading},job_gib,gpu0_gib,gpu1_gib\n1,now,4.0,training,2.0,3.0,\n"
 
 
@@ -104,7 +104,7 @@ def test_a_slow_reading_is_followed_by_a_longer_pause(often, tmp_path, monkeypat
         return read(process)
 
     monkeypatch.setattr("dj2mgm.monitoring.sampler.read_memory", slow_read)
-    monkeypatch.setattr("dj2mgm.monitoring.sampler.REST", rest)
+    monkeypatch.setattr("dj2mgm.monitoring.sampler.PAUSE_FACTOR", rest)
     sampler = MemorySampler(tmp_path / "memory.csv", resumed=False)
     sampler.start()
     deadline = time.monotonic() + 60
@@ -113,7 +113,7 @@ def test_a_slow_reading_is_followed_by_a_longer_pause(often, tmp_path, monkeypat
     sampler.finish(tmp_path / "out")
     _, *regular, _ = readings  # the first reading is for the columns, the last one at the end
     gaps = [later - earlier for earlier, later in pairwise(regular)]
-    assert len(gaps) >= 2 and min(gaps) > rest * took and REST > 100
+    assert len(gaps) >= 2 and min(gaps) > rest * took and PAUSE_FACTOR > 100
 
 
 def test_an_immediate_end_leaves_one_row_and_no_thread(often, tmp_path):

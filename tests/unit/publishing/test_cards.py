@@ -34,7 +34,7 @@ from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.runs.licenses import build_license_keys, check_licenses
 from dj2mgm.runs.publication import build_publish_settings
 from dj2mgm.runs.run import Runs
-from dj2mgm.runs.unlearned import VERDICT
+from dj2mgm.runs.unlearned import VERDICT_FILE
 from dj2mgm.settings.dataset_files import ReadableDataset
 from dj2mgm.storage.files import read_json, read_yaml, write_json, write_yaml
 from report_results import write_results
@@ -53,9 +53,9 @@ def finished(tmp_path_factory):
     write_table(tabulate_scores(load_experiments(page)), root / "comparison.csv")
     settings = build_publish_settings(runs := Runs({}), runs.first_seed("dj_synth"))
     [entry] = [entry for entry in read_yaml(page)["experiments"] if entry["name"] == "dj_synth"]
-    write_json(root / VERDICT, {"dj_synth": {"learning_faults": []}})
+    write_json(root / VERDICT_FILE, {"dj_synth": {"learning_faults": []}})
     records = {"dataset/summary.json": f"{entry['dataset']}/summary.json"}
-    records |= {name: f"{root}/{name}" for name in ("comparison.csv", VERDICT)}
+    records |= {name: f"{root}/{name}" for name in ("comparison.csv", VERDICT_FILE)}
     for name in settings.records.keys() - records.keys():
         stage, file = name.split("/")
         records[name] = f"{entry['runs'][0]['stages'][stage]}/{file}"
@@ -146,8 +146,8 @@ def test_prose_can_change_and_names_can_contain_digits(published, finished):
 )
 def test_unlearned_models_are_published_on_request_only(finished, tmp_path, capsys, script, flags):
     fault = {"reason": "The stage finetune took 6 optimizer steps", "remedy": "Raise finetune.epochs"}
-    write_json(tmp_path / VERDICT, {"dj_synth": {"learning_faults": [fault]}})
-    settings = finished.model_copy(update={"records": finished.records | {VERDICT: str(tmp_path / VERDICT)}})
+    write_json(tmp_path / VERDICT_FILE, {"dj_synth": {"learning_faults": [fault]}})
+    settings = finished.model_copy(update={"records": finished.records | {VERDICT_FILE: str(tmp_path / VERDICT_FILE)}})
     write_yaml(tmp_path / "config.yaml", settings.file_content())
     folder_flags = [part for flag in flags for part in (flag, str(tmp_path))]
     output = tmp_path / "published"

@@ -4,7 +4,7 @@ import pytest
 
 from dj2mgm.juicer.changed_data_juicer import OPERATORS
 from dj2mgm.recipes.argument_kinds import convert_number, find_problem, parse_argument_size, parse_kinds
-from dj2mgm.recipes.catalogue import INSTALLED, RULES, read_allowed_operators, read_refused_operators
+from dj2mgm.recipes.catalogue import ARGUMENT_RULES, INSTALLED_FILE, read_allowed_operators, read_refused_operators
 from list_operators import format_listing, list_operators, list_unreviewed
 
 
@@ -12,7 +12,7 @@ def test_installed_operators_equal_the_reviewed_ones():
     listing = list_operators()
     assert list_unreviewed(listing) == []
     # if this fails, run workflow_scripts/list_operators.py and read the changes
-    assert format_listing(listing) == INSTALLED.read_text(encoding="utf-8")
+    assert format_listing(listing) == INSTALLED_FILE.read_text(encoding="utf-8")
 
 
 def test_each_installed_operator_is_allowed_or_refused():
@@ -23,7 +23,7 @@ def test_each_installed_operator_is_allowed_or_refused():
 
 def test_rules_and_defaults_match_their_operator():
     for operator in read_allowed_operators().values():
-        names = {name for rule in RULES for group in operator.rules.get(rule, ()) for name in group}
+        names = {name for rule in ARGUMENT_RULES for group in operator.rules.get(rule, ()) for name in group}
         assert names <= operator.arguments.keys()
         for name, kind in operator.arguments.items():
             if not {"model", "accelerator", "normalization"} & {kind, name} and "captioner" not in kind:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import write_leaderboard
-from dj2mgm.records.look_records import DECISION
+from dj2mgm.records.look_records import DECISION_FILE
 from dj2mgm.reporting.leaderboard import find_entries
-from dj2mgm.runs.unlearned import VERDICT
+from dj2mgm.runs.unlearned import VERDICT_FILE
 from dj2mgm.storage.files import read_json, read_yaml, write_json, write_text, write_yaml
 from evaluated_runs import build_entry, write_dataset, write_run
 from report_pages import Elements
@@ -35,7 +35,7 @@ def write_page(root: Path, page: str, levels: dict[str, float], seeds: int = 1, 
         entries.append(build_entry(name, dataset, runs, **config))
     write_yaml(root / page / "config.yaml", {"experiments": entries})
     write_text(root / page / "report.html", "a report")
-    write_json(root / page / VERDICT, {name: {"verdict": "Better", "statement": ODD} for name in [*levels][1:]})
+    write_json(root / page / VERDICT_FILE, {name: {"verdict": "Better", "statement": ODD} for name in [*levels][1:]})
 
 
 @pytest.fixture
@@ -80,10 +80,10 @@ def test_variants_are_shown_and_seeds_of_decisions_are_known(results):
 
 def test_a_decision_replaces_the_verdict_until_training_again(results):
     output = results / "leaderboard/leaderboard.html"
-    write_json(results / "new/decide" / DECISION, {"verdict": "Undecided after 3 seeds", "statement": "After 3"})
+    write_json(results / "new/decide" / DECISION_FILE, {"verdict": "Undecided after 3 seeds", "statement": "After 3"})
     [new] = [shown for shown in find_entries(results, output)[0] if shown.name == "new"]
     assert (new.verdict, new.statement) == ("Undecided after 3 seeds", "After 3")
-    os.utime(results / "new/decide" / DECISION, (0, 0))
+    os.utime(results / "new/decide" / DECISION_FILE, (0, 0))
     [new] = [shown for shown in find_entries(results, output)[0] if shown.name == "new"]
     assert new.verdict == "Better"
 
@@ -121,7 +121,9 @@ def test_values_are_escaped_and_nothing_is_fetched(results, capsys):
     config["experiments"][1]["name"] = ODD
     config["experiments"][1]["config"]["model"]["name"] = ODD
     write_yaml(results / "report/config.yaml", config)
-    write_json(results / "report" / VERDICT, {ODD: {"verdict": ODD}} | read_json(results / "report" / VERDICT))
+    write_json(
+        results / "report" / VERDICT_FILE, {ODD: {"verdict": ODD}} | read_json(results / "report" / VERDICT_FILE)
+    )
     output = results / "leaderboard/leaderboard.html"
     run_main(write_leaderboard, f"--results={results}", f"--output={output}", capture=capsys)
     page = output.read_text(encoding="utf-8")

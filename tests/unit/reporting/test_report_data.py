@@ -9,7 +9,7 @@ import pytest
 
 from dj2mgm.records.jsonl_summary import JsonlSummary, SourceSamples
 from dj2mgm.records.page_records import find_differences
-from dj2mgm.reporting.charts import HEIGHT, Scale, compute_bin_edges, stack_bars
+from dj2mgm.reporting.charts import BAR_CHART_HEIGHT, Scale, compute_bin_edges, stack_bars
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.recaptions import read_recaptions
 from dj2mgm.reporting.rendering import format_integer, list_counts
@@ -218,7 +218,7 @@ def test_bars_are_proportional_and_stacked():
 def test_bars_of_single_rows_are_visible():
     for bars in stack_bars({"kept": np.array([100_000]), "dropped": np.array([1])}, highest=100_001):
         [(top, height)] = [(float(a), float(b)) for a, b in re.findall(r"M[\d.]+ ([\d.]+)h[\d.]+v([\d.]+)", bars.path)]
-        assert height > 1 and 0 <= top and top + height <= HEIGHT + 0.01
+        assert height > 1 and 0 <= top and top + height <= BAR_CHART_HEIGHT + 0.01
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from dj2mgm.errors import InputError, UnsuitableDataset
-from dj2mgm.recipes.recipe_step import INSTRUCT
+from dj2mgm.recipes.recipe_step import INSTRUCTION_OPERATOR
 from dj2mgm.runs import experiment_recipes as recipes
 from dj2mgm.runs import layers
 from dj2mgm.runs.challenge import build_challenge_settings
@@ -146,7 +146,9 @@ def test_operators_need_a_suitable_captioner(write, tmp_path, step, captioner, p
 
 def test_a_recipe_for_given_instructions_needs_some(write, tmp_path):
     (tmp_path / "pairs.jsonl").write_text(PAIR)
-    write_yaml(tmp_path / "config/recipes/model.yaml", {"rows": "instructions", "process": [{INSTRUCT: {}}]})
+    write_yaml(
+        tmp_path / "config/recipes/model.yaml", {"rows": "instructions", "process": [{INSTRUCTION_OPERATOR: {}}]}
+    )
     write("given", synthesize={"recipe": "dj_synth_instructions"})
     write("written", synthesize={"recipe": "model"})
     errors = Runs({"dataset": "pairs.jsonl"}).experiments.errors

@@ -23,7 +23,7 @@ from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.recipes.recipe_step import parse_steps
 from dj2mgm.settings.dataset_files import FilesDataset
 from dj2mgm.storage.files import write_json_list, write_jsonl
-from dj2mgm.storage.streaming import AHEAD, DiskMap, end_with_parent, map_in_order
+from dj2mgm.storage.streaming import ITEMS_AHEAD, DiskMap, end_with_parent, map_in_order
 from paths import PROJECT
 from sample_rules import build_sample_rules
 from tiny_models import save_image
@@ -41,7 +41,7 @@ def test_results_are_in_order_with_few_items_drawn_ahead(processes):
     results = map_in_order(lambda number: number**2, items(), processes)
     for taken, result in enumerate(islice(results, 100), start=1):
         assert result == (taken - 1) ** 2
-        assert len(drawn) <= taken + AHEAD * processes
+        assert len(drawn) <= taken + ITEMS_AHEAD * processes
     results.close()
 
 
@@ -133,8 +133,8 @@ def run_stage(data: Path) -> None:
 
 @pytest.mark.parametrize("stage", [run_stage, filtered, written])
 def test_a_stages_memory_does_not_grow_with_rows(tmp_path, stage, monkeypatch):
-    monkeypatch.setattr("dj2mgm.juicer.partitions.PARTITION", ROWS_AT_ONCE)
-    monkeypatch.setattr("dj2mgm.data.json_rows.CHUNK", 10_000)
+    monkeypatch.setattr("dj2mgm.juicer.partitions.PARTITION_ROWS", ROWS_AT_ONCE)
+    monkeypatch.setattr("dj2mgm.data.json_rows.CHUNK_CHARACTERS", 10_000)
     highest = {}
     for partitions in (1, 4):
         data = write_pairs(tmp_path / str(partitions), partitions * ROWS_AT_ONCE)

@@ -67,7 +67,7 @@ def test_the_setting_applies_to_the_language_model_only(tmp_path):
 @pytest.mark.parametrize("stage", ["pretrain", "finetune"])
 def test_fp8_without_a_gpu_is_refused_before_anything_runs(monkeypatch, tmp_path, stage):
     requested = Configuration(**{stage: {"precision": "fp8"}})
-    monkeypatch.setattr("dj2mgm.runs.training_checks.DEVICES", [tmp_path / "nvidia0"])
+    monkeypatch.setattr("dj2mgm.runs.training_checks.GPU_DEVICES", [tmp_path / "nvidia0"])
     with pytest.raises(InputError, match=f"{stage}.precision: fp8 needs an NVIDIA GPU, and this machine has none"):
         require_fp8_device(requested)
     require_fp8_device(Configuration())

@@ -10,7 +10,14 @@ import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from dj2mgm.errors import InputError
-from dj2mgm.training.trackers import PROJECT, GuardedCallback, Trackers, check_trackers, mask_secrets, read_row_counts
+from dj2mgm.training.trackers import (
+    PROJECT_NAME,
+    GuardedCallback,
+    Trackers,
+    check_trackers,
+    mask_secrets,
+    read_row_counts,
+)
 
 LABELS = {"experiment": "dj_synth", "seed": 3, "stage": "finetune", "dataset": "shapes", "recipe": "baseline"}
 PREFIXES = ("WANDB_", "MLFLOW_", "TRACKIO_")
@@ -42,7 +49,7 @@ def logged(tmp_path: Path, name: str, losses: dict[int, float], resumed: bool = 
     """Run a training that logs these losses by step, with a score at each."""
     trackers = Trackers([name], LABELS | {"finetune_rows_out": 38}, stage(tmp_path), resumed)
     args = TrainingArguments(str(tmp_path / "out"), report_to=[], use_cpu=True)
-    args.project, args.run_name = PROJECT, trackers.run_name
+    args.project, args.run_name = PROJECT_NAME, trackers.run_name
     control, state = TrainerControl(), TrainerState(is_world_process_zero=True)
     [callback] = trackers.callbacks()
     callback.on_train_begin(args, state, control)
@@ -92,7 +99,7 @@ def test_mlflow_continues_the_run_of_a_resumed_stage(tmp_path):
 def test_trackio_writes_its_own_database(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     run = logged(tmp_path, "trackio", {1: 2.5, 2: 2.0})
-    [file] = (tmp_path / "trackio").rglob(f"{PROJECT}.db")
+    [file] = (tmp_path / "trackio").rglob(f"{PROJECT_NAME}.db")
     with sqlite3.connect(file) as store:
         rows = [json.loads(text) for (text,) in store.execute("SELECT metrics FROM metrics ORDER BY step")]
         configs = store.execute("SELECT run_name, config FROM configs").fetchall()

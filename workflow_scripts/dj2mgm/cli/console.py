@@ -31,9 +31,9 @@ BETWEEN_LINES_S = 30.0  # pause between lines of progress that cannot be overwri
 LAST_LINES = 10
 DONE, FAILED, STOPPED, WARNED = "green", "bold red", "yellow", "yellow"  # colors in a terminal
 DIAGNOSIS, MISTAKE = re.compile(r"^diagnosis: ", re.MULTILINE), re.compile(r"^error: .+", re.MULTILINE)
-INTERRUPTED = "Terminating processes on user request"  # Snakemake's message after Ctrl-C
+INTERRUPTED_MESSAGE = "Terminating processes on user request"  # Snakemake's message after Ctrl-C
 # Snakemake's messages at each start, for each job and after a failure, which the console replaces or omits
-ROUTINE = re.compile(
+ROUTINE_LINE = re.compile(
     r"Assuming unrestricted shared|Building DAG|Using shell|Provided (cores|resources|remote)|Rules claiming more"
     r"|Conda environments: ignored|Select jobs|Execute \d+ jobs|Elapsed time|Removing (output|temporary)|(None)?$"
     r"|Shutting down|Exiting because|RuleException:\nCalledProcessError|WorkflowError:\nAt least one job did not"
@@ -252,11 +252,11 @@ class Console(logging.Handler):
 
     def _show_message(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if text.startswith(INTERRUPTED):
+        if text.startswith(INTERRUPTED_MESSAGE):
             self.interrupted = True
             self.screen.say("interrupted; the same command continues", STOPPED)
             self._show_ended_jobs()
-        elif record.levelno >= logging.INFO and text != self.last_message and not ROUTINE.match(text):
+        elif record.levelno >= logging.INFO and text != self.last_message and not ROUTINE_LINE.match(text):
             self._show_ended_jobs()
             if text.startswith("Complete log") and not self.failed:
                 return

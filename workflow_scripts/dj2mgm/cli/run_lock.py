@@ -25,12 +25,12 @@ from dj2mgm.errors import InputError
 from dj2mgm.storage.files import write_json
 
 SNAKEMAKE_FOLDER = Path(".snakemake")
-OWNER = SNAKEMAKE_FOLDER / "owner.json"
-LOCK = SNAKEMAKE_FOLDER / "owner.lock"
+OWNER_FILE = SNAKEMAKE_FOLDER / "owner.json"
+LOCK_FILE = SNAKEMAKE_FOLDER / "owner.lock"
 # %i is a job's number, %Z the folder it was submitted from, %k a comment, in which both cluster profiles put the rule.
 # The states are all states before a job's end; by default, squeue leaves out jobs that an administrator suspended.
 LIST_JOBS = ["squeue", "--me", "--noheader", "--states=PD,CF,R,S,ST,CG,RQ,SI", "--format=%i|%Z|%k"]
-COMMENT = "rule_"
+COMMENT_PREFIX = "rule_"
 POLL_S = 5
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 ATTEMPTS, ATTEMPT_S = 10, 0.1  # a process that checks for a run holds the lock for a moment
@@ -46,7 +46,7 @@ def start_run(on_cluster: bool) -> bool:
     """
     global _lock
     SNAKEMAKE_FOLDER.mkdir(exist_ok=True)
-    file, owner = open(LOCK, "a"), _read_owner()
+    file, owner = open(LOCK_FILE, "a"), _read_owner()
     for _ in range(ATTEMPTS):
         if _is_free(file, fcntl.LOCK_EX, owner):
             break
@@ -73,9 +73,9 @@ def restart_snakemake(on_cluster: bool) -> None:
 
 def is_run_in_progress() -> bool:
     """Return whether a run is in progress in the current folder."""
-    if not LOCK.exists():
+    if not LOCK_FILE.exists():
         return False
-    with open(LOCK) as file:
+    with open(LOCK_FILE) as file:
         return not _is_free(file, fcntl.LOCK_SH, _read_owner())
 
 
@@ -111,7 +111,7 @@ def _write_owner(on_cluster: bool, ended: bool) -> None:
         "on_cluster": on_cluster,
         "ended": ended,
     }
-    write_json(OWNER, owner)
+    write_json(OWNER_FILE, owner)
 
 
 def _take_over(owner: dict) -> bool:
@@ -121,7 +121,7 @@ def _take_over(owner: dict) -> bool:
         if owner["host"] != socket.gethostname():
             raise InputError(
                 f"the last run in this folder, on {owner['host']}, was killed, and its stages may still be running "
-                f"there; end them, delete {OWNER}, and run the same command again"
+                f"there; end them, delete {OWNER_FILE}, and run the same command again"
             )
         _print("the last run in this folder was killed; continuing from its last results")
         _end_stages(owner)
@@ -132,7 +132,7 @@ def _take_over(owner: dict) -> bool:
 def _read_owner() -> dict | None:
     """Return the note of the last run in this folder; None if there is none or it is damaged."""
     try:
-        owner = json.loads(OWNER.read_text(encoding="utf-8"))
+        owner = json.loads(OWNER_FILE.read_text(encoding="utf-8"))
         complete = (
             isinstance(owner["host"], str)
             and type(owner["pid"]) is int
@@ -178,7 +178,7 @@ def list_jobs(folder: Path) -> list[str]:
     # comments of jobs may contain any character, also line breaks; names of folders may contain any except line breaks
     jobs = [line.partition("|") for line in result.stdout.splitlines()]
     prefix = f"{folder}|"
-    rules = [(job, rest.removeprefix(prefix)) for job, _, rest in jobs if rest.startswith(f"{prefix}{COMMENT}")]
+    rules = [(job, rest.removeprefix(prefix)) for job, _, rest in jobs if rest.startswith(f"{prefix}{COMMENT_PREFIX}")]
     return [f"{job} ({rule})" for job, rule in rules]
 
 

@@ -19,9 +19,9 @@ from dj2mgm.settings.chat_templates import OF_THE_TOKENIZER, read_chat_template
 
 Segments = list[tuple[str, bool]]  # text, and whether it is an answer, which the loss covers
 
-GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
-SEPARATOR = "\ue000"  # separates answers in a check; a character of Unicode's private use area
-REMEDY = "write the template as a file in config/chat_templates and set its name (docs/models.md)"
+GENERATION_TAG = re.compile(r"{%-?\s*generation\s*-?%}")
+ANSWER_SEPARATOR = "\ue000"  # separates answers in a check; a character of Unicode's private use area
+TEMPLATE_REMEDY = "write the template as a file in config/chat_templates and set its name (docs/models.md)"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,9 @@ class ChatTemplate:
         """Return the tokenizer's own template; an answer ends with the first special token after it."""
         source, control_tokens = tokenizer.chat_template, tuple(tokenizer.all_special_tokens)
         if not isinstance(source, str):
-            raise InputError(f"template {OF_THE_TOKENIZER}: the model's tokenizer has no chat template; {REMEDY}")
+            raise InputError(
+                f"template {OF_THE_TOKENIZER}: the model's tokenizer has no chat template; {TEMPLATE_REMEDY}"
+            )
         template = cls(OF_THE_TOKENIZER, source, (), control_tokens, special_tokens)
         text = "".join(text for text, _ in template.render_segments(_build_turns("question", "answer")))
         rest = tokenizer.tokenize(text.rpartition("answer")[2])
@@ -84,8 +86,8 @@ class ChatTemplate:
                 if conversation is turns:
                     raise
                 break  # the template allows one question only; rows with more are refused
-            answers = "".join(text if is_answer else SEPARATOR for text, is_answer in segments)
-            for answer in filter(None, answers.split(SEPARATOR)):
+            answers = "".join(text if is_answer else ANSWER_SEPARATOR for text, is_answer in segments)
+            for answer in filter(None, answers.split(ANSWER_SEPARATOR)):
                 if not any(end in answer.partition("answer")[2] for end in ends):
                     raise InputError(
                         f"template {self.name}: no token ends the answer {answer!r}; write `eos_token` or one of its "
@@ -105,7 +107,7 @@ class ChatTemplate:
             InputError: the template refuses the conversation, or the beginning of an answer cannot be determined.
         """
         segments = (
-            self._segment_by_marks(turns) if GENERATION.search(self.source) else self._segment_by_comparison(turns)
+            self._segment_by_marks(turns) if GENERATION_TAG.search(self.source) else self._segment_by_comparison(turns)
         )
         return list(self._split_ends(self._remove_bos(segments)))
 
@@ -143,7 +145,7 @@ class ChatTemplate:
         """Return the marked answers as segments; each begins with the blanks that are not part of the prompt."""
         text, spans = self._render(turns)
         if not spans:
-            raise InputError(f"template {self.name}: it marks no answer; {REMEDY}")
+            raise InputError(f"template {self.name}: it marks no answer; {TEMPLATE_REMEDY}")
         rendered = [self._render(turns[:count], add_generation_prompt=True)[0] for count in range(1, len(turns), 2)]
         prompts = {len(prompt) for prompt in rendered if text.startswith(prompt)}
         segments, end = [], 0
@@ -152,7 +154,7 @@ class ChatTemplate:
             if begin is None or text[begin:start].strip():
                 ends = f"{rendered[0][-40:]!r} ends a prompt, and {text[end:start][-40:]!r} precedes an answer"
                 raise InputError(
-                    f"template {self.name}: its prompts and its marked answers do not match: {ends}; {REMEDY}"
+                    f"template {self.name}: its prompts and its marked answers do not match: {ends}; {TEMPLATE_REMEDY}"
                 )
             segments += [(text[end:begin], False), (text[begin:stop], True)]
             end = stop
@@ -165,7 +167,9 @@ class ChatTemplate:
             prompt = self._render(turns[: count - 1], add_generation_prompt=True)[0]
             text = self._render(turns[:count])[0]
             if not (prompt.startswith(before) and text.startswith(prompt)):
-                raise InputError(f"template {self.name}: the beginning of an answer cannot be determined; {REMEDY}")
+                raise InputError(
+                    f"template {self.name}: the beginning of an answer cannot be determined; {TEMPLATE_REMEDY}"
+                )
             segments += [(prompt[len(before) :], False), (text[len(prompt) :], True)]
             before = text
         return segments
@@ -185,7 +189,7 @@ class ChatTemplate:
         try:
             return render_chat(self.source, [_build_message(turn) for turn in turns], **options, **self.special_tokens)
         except InputError as error:
-            raise InputError(f"template {self.name}: it cannot be rendered ({error}); {REMEDY}") from None
+            raise InputError(f"template {self.name}: it cannot be rendered ({error}); {TEMPLATE_REMEDY}") from None
 
     def _remove_bos(self, segments: Segments) -> Segments:
         (first, is_answer), *others = segments

@@ -18,7 +18,13 @@ COLUMNS = {
     "dj": "Keys of a row's `about`",
 }
 ESCAPED_MARKS = str.maketrans({"|": "\\|", "`": "'"})
-SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
+SIZE_CATEGORIES = (
+    (10**3, "n<1K"),
+    (10**4, "1K<n<10K"),
+    (10**5, "10K<n<100K"),
+    (10**6, "100K<n<1M"),
+    (10**7, "1M<n<10M"),
+)
 
 
 def build_export_card(
@@ -104,4 +110,4 @@ def _escape_cell(text: str) -> str:
 
 
 def _find_size_category(count: int) -> str:
-    return next((name for limit, name in SIZES if count < limit), "10M<n<100M")
+    return next((name for limit, name in SIZE_CATEGORIES if count < limit), "10M<n<100M")

@@ -17,7 +17,7 @@ from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from dj2mgm.errors import InputError
 from dj2mgm.storage.files import read_json
-from dj2mgm.storage.image_files import SOURCES
+from dj2mgm.storage.image_files import IMAGE_FOLDERS_FILE
 from dj2mgm.storage.plain_files import list_homes
 from dj2mgm.storage.shards import parse_member
 
@@ -28,7 +28,7 @@ SUFFIX_BY_FORMAT = dict.fromkeys(("JPEG", "MPO"), ".jpg") | {name: f".{name.lowe
 MAX_PIXELS = 89_478_485  # Pillow only warns above this; decoding and converting take at most 8 bytes per pixel
 SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 PGM = ("I", "PPM")  # Pillow's mode and format; it scales the values to 16 bits
-TURNS = {  # by EXIF orientation (CIPA DC-008, tag 0x0112); 1 is upright
+TURNS_BY_ORIENTATION = {  # by EXIF orientation (CIPA DC-008, tag 0x0112); 1 is upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -37,10 +37,12 @@ TURNS = {  # by EXIF orientation (CIPA DC-008, tag 0x0112); 1 is upright
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-SIDEWAYS = {TURNS[orientation] for orientation in (5, 6, 7, 8)}  # turns that exchange width and height
+SIDEWAYS_TURNS = {
+    TURNS_BY_ORIENTATION[orientation] for orientation in (5, 6, 7, 8)
+}  # turns that exchange width and height
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 PNG_TEXTS, PNG_KEYWORD = (b"iTXt", b"tEXt", b"zTXt"), 80  # chunks, and the longest keyword at their start in bytes
-ORIENTED = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")  # keys of Pillow's `info`
+ORIENTATION_KEYS = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")  # keys of Pillow's `info`
 
 
 class BadImage(Exception):
@@ -76,8 +78,8 @@ def locate_image(root: str | Path, relative: str) -> Path:
     """Return the absolute path of an image inside the dataset's image folder `root`.
 
     Args:
-        root: a folder, or the file `SOURCES` of a dataset of several sources, which names a folder for each source;
-            paths then begin with the source's name.
+        root: a folder, or the file `IMAGE_FOLDERS_FILE` of a dataset of several sources, which names a folder for each
+            source; paths then begin with the source's name.
         relative: path of a file or of a member of a tar file (shards.py).
 
     Raises:
@@ -107,7 +109,7 @@ def join_image_path(root: str | Path, relative: str) -> str:
 
 def _join(root: str, relative: str) -> tuple[str, list[str]]:
     """Return the path, and the real folders that may contain it."""
-    if os.path.basename(root) != SOURCES:
+    if os.path.basename(root) != IMAGE_FOLDERS_FILE:
         return os.path.join(_resolve_folder(root), relative), _list_homes(root)
     folders = _find_source_folders(root)
     if os.path.isabs(relative):
@@ -150,7 +152,7 @@ def read_image_size(source: str | Path) -> tuple[int, int]:
     with _open_header(source) as image:
         _check_pixels(image)
         width, height = image.size
-        return (height, width) if _find_header_turn(image) in SIDEWAYS else (width, height)
+        return (height, width) if _find_header_turn(image) in SIDEWAYS_TURNS else (width, height)
 
 
 def detect_suffix(content: bytes) -> str:
@@ -206,7 +208,7 @@ def load_image(source: str | Path | bytes | BinaryIO, longest_side: int | None =
     except Exception as error:  # decoders raise errors of any type on damaged bytes
         raise BadImage("undecodable", f"{name}: {error or type(error).__name__}") from None
     upright = pixels if turn is None else pixels.transpose(turn)
-    for key in ORIENTED:
+    for key in ORIENTATION_KEYS:
         upright.info.pop(key, None)
     return upright
 
@@ -230,7 +232,7 @@ def _find_turn(image: Image.Image) -> Image.Transpose | None:
     """
     try:
         exif = Image.Image.getexif(image)  # PNG's own method would decode the image
-        return TURNS.get(exif.get(ExifTags.Base.Orientation))
+        return TURNS_BY_ORIENTATION.get(exif.get(ExifTags.Base.Orientation))
     except Exception:  # Pillow's EXIF readers raise errors of any type; viewers do not turn such an image
         return None
 
@@ -255,7 +257,7 @@ def _has_metadata_behind_pixels(png: BinaryIO) -> bool:
         after = png.tell() + length + 4  # data and checksum
         if pixels and name in PNG_TEXTS:
             keyword = png.read(min(length, PNG_KEYWORD)).partition(b"\0")[0]
-            has_orientation = keyword.decode("latin-1") in ORIENTED
+            has_orientation = keyword.decode("latin-1") in ORIENTATION_KEYS
         has_orientation = has_orientation or (pixels and name == b"eXIf")
         png.seek(after)
     png.seek(before)

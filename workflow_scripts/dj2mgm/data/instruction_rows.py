@@ -21,7 +21,7 @@ from dj2mgm.data.question_texts import normalize_lines
 from dj2mgm.storage.shards import compute_image_digest
 from dj2mgm.storage.streaming import DiskMap
 
-INPUT = "instructions.jsonl"  # file of these rows in the folder of the synthesize stage
+INSTRUCTIONS_FILE = "instructions.jsonl"  # file of these rows in the folder of the synthesize stage
 # columns of the recipe's operators in addition to the columns of pairs, with the value of a missing key
 COLUMNS = {"question": "", "slot": 0, "caption": "", "asked": []}
 

@@ -58,7 +58,7 @@ def make_row_size_error(location: str, size: int | None = None) -> InputError:
 def _count_bytes_to_line_end(file: IO[bytes], line: bytes) -> int:
     count = 0
     while line and not line.endswith(b"\n"):
-        line = file.readline(CHUNK)
+        line = file.readline(CHUNK_CHARACTERS)
         count += len(line)
     return count
 
@@ -227,7 +227,7 @@ class NumberedIds:
 # ijson 3.6 cannot be used: it replaces half a surrogate pair by a question mark, and takes all memory for a file of
 # nested brackets.
 
-CHUNK = 1 << 16  # characters read at a time, or more for longer items
+CHUNK_CHARACTERS = 1 << 16  # characters read at a time, or more for longer items
 DECODE = DECODER.raw_decode
 BEFORE_FIRST, BEFORE_NEXT = re.compile(r"\s*\[\s*"), re.compile(r"\s*,\s*")
 REST_OF_NUMBER = re.compile(r"[-+.eE\d]*")  # also matches the empty string
@@ -251,7 +251,9 @@ def read_json_list(path: str | Path) -> Iterator[object]:
             # the text may end anywhere, also inside a number: 1 of 1.5, or 1. before 5
             if after == len(text) and after - at > MAX_ROW:
                 raise make_row_size_error(f"{path}, row {number}")
-            if REST_OF_NUMBER.fullmatch(text, after) and (more := _read(file, path, max(CHUNK, len(text) - at))):
+            if REST_OF_NUMBER.fullmatch(text, after) and (
+                more := _read(file, path, max(CHUNK_CHARACTERS, len(text) - at))
+            ):
                 text, at = text[at:] + more, 0
                 continue
             if after == len(text) and end.match(text, at):

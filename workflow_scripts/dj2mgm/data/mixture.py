@@ -24,7 +24,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import WITH_IMAGES, FilesDataset, MergedSplit, ReadableSources, SourceOnDisk
 from dj2mgm.settings.generation_prompts import CAPTION_QUESTION
 from dj2mgm.storage.files import find_files, list_files, write_json, write_jsonl
-from dj2mgm.storage.image_files import CONVERT_HEIF, HEIF, SOURCES
+from dj2mgm.storage.image_files import CONVERT_HEIF, HEIF_SUFFIXES, IMAGE_FOLDERS_FILE
 
 PAIR_FORMATS = ("data_juicer",)  # readers of all other formats yield conversations
 SHOWN_KINDS = 5
@@ -69,12 +69,12 @@ def write_mixture(dataset: ReadableSources, folder: Path, working: Path) -> tupl
             if source_by_name[name].unread.counts:
                 counts[name]["not_read"] = dict(sorted(source_by_name[name].unread.counts.items()))
                 _note_unread(source_by_name[name])
-        splits[split] = MergedSplit(file=str(file), images=str(folder / SOURCES), sources=names)
+        splits[split] = MergedSplit(file=str(file), images=str(folder / IMAGE_FOLDERS_FILE), sources=names)
     folders = {  # relative if inside of the dataset's folder, so that a project can be moved
         name: f"images/{name}" if source.output.is_dir() else str(source.images.resolve())
         for name, source in source_by_name.items()
     }
-    write_json(folder / SOURCES, folders)
+    write_json(folder / IMAGE_FOLDERS_FILE, folders)
     return FilesDataset.model_construct(**{"evaluation": dataset.evaluation} | splits), counts
 
 
@@ -93,7 +93,7 @@ def _note_unread(source: Source) -> None:
     counts = source.unread.counts
     kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(SHOWN_KINDS))
     more = ", …" if len(counts) > SHOWN_KINDS else ""
-    remedy = f"; {CONVERT_HEIF}" if counts.keys() & set(HEIF) else ""
+    remedy = f"; {CONVERT_HEIF}" if counts.keys() & set(HEIF_SUFFIXES) else ""
     note(
         f"sources.{source.name}: {counts.total()} files were not read ({kinds}{more}); the first is "
         f"{source.unread.first}{remedy}"

@@ -8,7 +8,7 @@ from fractions import Fraction
 from dj2mgm.errors import InputError
 from dj2mgm.settings.data import JsonlSettings
 
-PARTS = 10**6  # resolution of the sources' shares
+SHARE_RESOLUTION = 10**6  # resolution of the sources' shares
 SourceCounts = Counter  # numbers of rows by source; the key None is a dataset without sources
 
 
@@ -66,7 +66,9 @@ def _request_samples(usable: SourceCounts, rules: SampleRules, stage: str) -> So
     Sources without a share get their amounts, and the shares scale the other sources relative to these. If all sources
     have shares, the total is the number of their rows.
     """
-    parts = {source: round(share * PARTS) for source, share in rules.settings.shares.items() if source in usable}
+    parts = {
+        source: round(share * SHARE_RESOLUTION) for source, share in rules.settings.shares.items() if source in usable
+    }
     requested: SourceCounts = Counter()
     for source, rows in usable.items():
         if source in parts:
@@ -80,7 +82,7 @@ def _request_samples(usable: SourceCounts, rules: SampleRules, stage: str) -> So
             )
     if not parts:
         return requested
-    shared, rest = Counter(parts), PARTS - sum(parts.values())
+    shared, rest = Counter(parts), SHARE_RESOLUTION - sum(parts.values())
     if rest > 0 and requested.total():
         return requested + _scale(shared, round(requested.total() * shared.total() / rest))
     return _scale(shared, sum(usable[source] for source in shared)) if shared.total() else shared

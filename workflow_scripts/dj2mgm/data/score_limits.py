@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-UNLIMITED = 2.0**40  # Data-Juicer's defaults for "no limit" are at least this
+UNLIMITED_FROM = 2.0**40  # Data-Juicer's defaults for "no limit" are at least this
 ORIGINAL_SIMILARITY = "original_image_text_similarity"  # statistic: similarity of the caption that the row had at first
-TIE = 1e-6  # larger than the difference of equal rows' scores in different batches
+TIE_TOLERANCE = 1e-6  # larger than the difference of equal rows' scores in different batches
 # end of the range that each argument limits
 SIDE_BY_SHARE = {"keep_fraction": "min", "lower_quantile": "min", "upper_quantile": "max"}
 
@@ -40,4 +40,4 @@ def compute_score_limits(
     if not len(numbers):
         return {"min": 0.0, "max": 0.0}
     lowest, highest = np.clip(values[[first, last]], numbers.min(), numbers.max()).tolist()
-    return {"min": lowest - TIE, "max": highest + TIE}
+    return {"min": lowest - TIE_TOLERANCE, "max": highest + TIE_TOLERANCE}

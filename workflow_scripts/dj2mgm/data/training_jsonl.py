@@ -25,7 +25,7 @@ from dj2mgm.storage.streaming import DiskMap, map_in_order
 
 ROWS_AT_ONCE = 500  # rows per batch of a process
 NAMED_ROWS = 5  # bad rows named in the error message
-REPEAT = "#"  # between the id of a row and the number of a repeated sample
+REPETITION_MARK = "#"  # between the id of a row and the number of a repeated sample
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _repeat_rows(
     Each row comes once, then again with a new id (`<id>#2`), and so on. The last round has only some rows, drawn at
     random, so that all rows of a source come about equally often.
     """
-    ids = NumberedIds(REPEAT)
+    ids = NumberedIds(REPETITION_MARK)
     for turn in range(
         max((math.ceil(sample_counts[source] / rows) for source, rows in used_rows.items() if rows), default=0)
     ):
@@ -167,7 +167,7 @@ def drop_repeats(rows: Iterable[dict]) -> Iterator[dict]:
     """Yield the rows of a training file without repeated samples of a row, which have its id with a number."""
     first_samples: dict[str, dict] = {}
     for row in rows:
-        original = first_samples.get(row["id"].rpartition(REPEAT)[0])
+        original = first_samples.get(row["id"].rpartition(REPETITION_MARK)[0])
         if original is None or original | {"id": row["id"]} != row:
             first_samples[row["id"]] = row
             yield row

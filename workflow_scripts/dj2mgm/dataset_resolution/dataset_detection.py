@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dj2mgm.dataset_resolution.file_formats import (
-    ADDRESS,
+    ADDRESS_PATTERN,
     CONTENTS,
     FORMATS,
     NO_ROWS,
@@ -28,17 +28,17 @@ from dj2mgm.settings.dataset_files import WITH_IMAGES, FilesDataset, SourcesData
 from dj2mgm.settings.string_formats import make_name
 from dj2mgm.settings.validation import validate_settings
 from dj2mgm.storage.files import find_files, format_yaml, format_yaml_line
-from dj2mgm.storage.image_files import CONVERT_HEIF, HEIF, IMAGE_SUFFIXES
+from dj2mgm.storage.image_files import CONVERT_HEIF, HEIF_SUFFIXES, IMAGE_SUFFIXES
 
-EVALUATION = "evaluation.jsonl"  # always a held-out split in the workflow's own format
+EVALUATION_FILE = "evaluation.jsonl"  # always a held-out split in the workflow's own format
 SOURCE_NAMES = {"pretrain": "captions", "finetune": "instructions", "evaluation": "held_out"}  # by split
 MAX_ENTRIES = 100_000  # files and folders that are listed in a search for files
 MAX_KINDS = 64  # kinds of file names; one file of each kind is read
 MAX_SUBFOLDERS = 200  # folders in which images are searched for
 # words in names of files and folders (https://huggingface.co/docs/datasets/repository_structure)
 TRAINING_WORDS = {"train", "training"}
-VALIDATION = {"validation", "valid", "val", "dev", "eval", "evaluation"}
-HELD_BACK = VALIDATION | {"test", "testing"}
+VALIDATION_NAMES = {"validation", "valid", "val", "dev", "eval", "evaluation"}
+HELD_BACK = VALIDATION_NAMES | {"test", "testing"}
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ def detect_dataset(path: Path, name: str, requested_path: Path) -> Detected:
     held_back = held_back if training else []
     _check_separate(parts_by_split, held_back)
     evaluation = {}
-    if path.is_dir() and os.path.lexists(path / EVALUATION):  # a broken link is reported by `check_files`
-        evaluation = {"evaluation": {"file": str(path / EVALUATION), "images": str(path)}}
+    if path.is_dir() and os.path.lexists(path / EVALUATION_FILE):  # a broken link is reported by `check_files`
+        evaluation = {"evaluation": {"file": str(path / EVALUATION_FILE), "images": str(path)}}
     elif held_out := _choose_held_out(held_back, folder):
         parts_by_split["evaluation"] = held_out
         held_back = [part for part in held_back if not set(part.files) <= set(held_out.files)]
@@ -162,7 +162,11 @@ def _find_parts(path: Path, advice: _Advice) -> tuple[list[Part], list[Part], li
             "same name next to it, or add a table of paths and captions (.csv)"
         )
     suffixes = ", ".join(dict.fromkeys(suffix for format in FORMATS.values() for suffix in format.suffixes[:2]))
-    remedy = CONVERT_HEIF if any(name.lower().endswith(HEIF) for name in names) else "docs/data.md lists the formats"
+    remedy = (
+        CONVERT_HEIF
+        if any(name.lower().endswith(HEIF_SUFFIXES) for name in names)
+        else "docs/data.md lists the formats"
+    )
     raise InputError(
         f"dataset: {path} holds {enumerate_names(sorted(names)[:SHOWN_NAMES])}, but no files of a known format "
         f"({suffixes}); {remedy}"
@@ -224,7 +228,7 @@ def _recognize_files(listings: list[Listing], folder: Path, problems: dict[str, 
         images = {os.path.splitext(name)[0] for name in names if name.lower().endswith(IMAGE_SUFFIXES)}
         for name in names:
             stem, suffix = os.path.splitext(name)
-            if suffix.lower() not in suffixes or name == EVALUATION or (suffix == ".json" and stem in images):
+            if suffix.lower() not in suffixes or name == EVALUATION_FILE or (suffix == ".json" and stem in images):
                 continue
             groups.setdefault((directory, re.sub(r"\d+", "0", stem), suffix), []).append(directory / name)
     if len(groups) > MAX_KINDS:
@@ -266,7 +270,7 @@ def _join_parts(parts: Iterable[Part]) -> list[Part]:
 def _choose_held_out(parts: list[Part], folder: Path) -> Part | None:
     """Return the pairs for validation, or else the pairs for test; None if several formats or files are possible."""
     pairs = [part for part in parts if part.guess.split == "pretrain"]
-    validation = _join_parts(part for part in pairs if _find_words(part, folder) & VALIDATION)
+    validation = _join_parts(part for part in pairs if _find_words(part, folder) & VALIDATION_NAMES)
     candidates = validation or _join_parts(pairs)
     return candidates[0] if len(candidates) == 1 else None
 
@@ -401,7 +405,7 @@ def _find_images(part: Part, folder: Path) -> list[str]:
     The first images must exist: in the folder of the file, in the folder of the dataset, or in a folder inside them.
     """
     home = part.files[0].parent
-    if address := next((image for image in part.guess.images if ADDRESS.match(image)), None):
+    if address := next((image for image in part.guess.images if ADDRESS_PATTERN.match(image)), None):
         raise InputError(
             f"dataset: {part.files[0]} names images by addresses ({address[:100]}), and nothing is downloaded; "
             "download them (img2dataset does), and name the files"

@@ -30,11 +30,11 @@ from dj2mgm.settings.string_formats import check_format, has_format
 from dj2mgm.settings.study_files import MixtureSpace
 from dj2mgm.settings.validation import validate_settings
 from dj2mgm.storage.files import find_files
-from dj2mgm.storage.image_files import SOURCES
+from dj2mgm.storage.image_files import IMAGE_FOLDERS_FILE
 from dj2mgm.storage.plain_files import resolve_inside
 
-RESULTS = "results/datasets"
-ROUNDING = 1e-6  # tolerance for the sum of shares
+DATASETS_FOLDER = "results/datasets"
+SHARE_TOLERANCE = 1e-6  # tolerance for the sum of shares
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,13 @@ class Dataset:
     @property
     def images(self) -> dict[str, str]:
         """Folder that image paths are relative to, by split."""
-        splits, folder = self.settings.splits, f"{RESULTS}/{self.name}"
+        splits, folder = self.settings.splits, f"{DATASETS_FOLDER}/{self.name}"
         if self.settings.is_rendered:
             return dict.fromkeys(SPLITS, folder)
         if isinstance(self.settings, ReadableSources):
-            return dict.fromkeys(SPLITS, f"{folder}/{SOURCES}") | {name: split.images for name, split in splits.items()}
+            return dict.fromkeys(SPLITS, f"{folder}/{IMAGE_FOLDERS_FILE}") | {
+                name: split.images for name, split in splits.items()
+            }
         return {name: splits.get(name, splits["pretrain"]).images for name in SPLITS}
 
 
@@ -256,7 +258,7 @@ def check_shares(dataset: Dataset, shares: dict[str, float], amounts: dict[str, 
     for name, share in shares.items():
         totals[sources[name].split] += share
     for split, total in totals.items():
-        if total > 1 + ROUNDING:
+        if total > 1 + SHARE_TOLERANCE:
             raise InputError(f"shares: those of the split {split} add up to {total:g}, which exceeds 1; lower one")
 
 

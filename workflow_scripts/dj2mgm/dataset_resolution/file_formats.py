@@ -25,7 +25,7 @@ CONTENTS = {"image": "images", "text": "captions", "question": "questions", "con
 NAMES = USUAL_NAMES | {"answer": ("answer", "answers")}
 NO_ROWS = "it is a JSON object, not a list of rows"
 LLAVA_ROLES = {"human", "gpt"}
-ADDRESS = re.compile("https?://", re.IGNORECASE)
+ADDRESS_PATTERN = re.compile("https?://", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,7 @@ def _recognize_parquet(sample: FileSample) -> Guess:
 
 
 def _recognize_webdataset(sample: FileSample) -> Guess:
+    """Recognize captions in .txt files, or captions and conversations in .json files, beside the images of a shard."""
     suffixes, metadata = sample.names, sample.rows[0] if sample.rows else {}
     if not any(suffix.endswith(IMAGE_SUFFIXES) for suffix in suffixes):
         ends = f", and its files end with {enumerate_names(suffixes)}" if suffixes else ""
@@ -197,16 +198,16 @@ def _list_texts(values: Iterable[Any]) -> list[str]:
 
 
 def _is_image_name(text: str) -> bool:
-    return text.lower().endswith(IMAGE_SUFFIXES) or ADDRESS.match(text) is not None
+    return text.lower().endswith(IMAGE_SUFFIXES) or ADDRESS_PATTERN.match(text) is not None
 
 
 def _has_words(text: str) -> bool:
-    return not ADDRESS.match(text) and re.search(r"[^\W\d_]{2}", text) is not None
+    return not ADDRESS_PATTERN.match(text) and re.search(r"[^\W\d_]{2}", text) is not None
 
 
 def _is_text(value: Any) -> bool:
     value = value[0] if isinstance(value, list) and value else value
-    return isinstance(value, str) and not ADDRESS.match(value)
+    return isinstance(value, str) and not ADDRESS_PATTERN.match(value)
 
 
 def _find_columns(

@@ -10,7 +10,7 @@ from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.string_formats import check_format
 from dj2mgm.settings.validation import validate_settings
 
-DOWNLOADS = Path("downloads")
+DOWNLOADS_FOLDER = Path("downloads")
 FETCH_RECORD = ".fetched.json"  # names the source of a complete folder; readers of data skip hidden files
 
 
@@ -29,7 +29,7 @@ class HubData:
     @property
     def folder(self) -> Path:
         """The folder that it is fetched into."""
-        return DOWNLOADS / self.name
+        return DOWNLOADS_FOLDER / self.name
 
     @property
     def subset(self) -> str:

@@ -27,23 +27,23 @@ from dj2mgm.settings.presets import PresetFile
 from dj2mgm.settings.schema import DIALECT, build_schema, describe_accepted_values
 from dj2mgm.settings.study_files import StudyFile
 
-COMMAND = "python workflow_scripts/write_configuration.py"
+WRITE_COMMAND = "python workflow_scripts/write_configuration.py"
 WIDTH = 120
 GROUPS = {
     ExperimentOnlyKeys: ("", "Keys of an experiment"),
     ModelOverridableKeys: ("", "Keys of an experiment, also of a model's `settings`"),
     SharedKeys: ("# Keys for several experiments; experiment files cannot set them.", "Keys for several experiments"),
 }
-HEAD = f"""\
+PAGE_HEAD = f"""\
 # yaml-language-server: $schema=schemas/config.schema.json
-# Defaults of every experiment, as `{COMMAND}` writes them. Later layers win: these
+# Defaults of every experiment, as `{WRITE_COMMAND}` writes them. Later layers win: these
 # defaults, the model's `settings` (config/models/), the experiment (config/experiments/), `--config key=value` on the
 # command line. Unknown keys are refused. docs/configuration.md has the type and limits of every key.
 """
 PAGE_TEXT = f"""\
 # Configuration
 
-All keys of `config/config.yaml`. `{COMMAND}` writes this page, the defaults in `config/config.yaml` and
+All keys of `config/config.yaml`. `{WRITE_COMMAND}` writes this page, the defaults in `config/config.yaml` and
 the JSON schemas for editors in `config/schemas/` from the types in `workflow_scripts/dj2mgm/settings/`.
 
 Later layers win: the defaults, the model's `settings` (`config/models/`), the experiment (`config/experiments/`),
@@ -82,7 +82,7 @@ def _write_defaults() -> str:
     for group, (comment, _) in GROUPS.items():
         lines = "\n".join(_format_section(defaults, group.model_fields))
         blocks += [comment, lines] if comment else [lines]
-    text = "\n\n".join([HEAD, *blocks]) + "\n"
+    text = "\n\n".join([PAGE_HEAD, *blocks]) + "\n"
     return re.sub("\n{3,}", "\n\n", text).rstrip("\n") + "\n"
 
 

@@ -9,7 +9,7 @@ from dj2mgm.data.images import BadImage, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.caption_attributes import measure_attributes
 from dj2mgm.evaluation.embedder import Embedder
-from dj2mgm.evaluation.groups import SECOND, Metrics, Rows
+from dj2mgm.evaluation.groups import SECOND_JUDGE_PREFIX, Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.score_groups import OWN, REFERENCE_CAPTIONS
 
@@ -50,13 +50,13 @@ class CaptionJudge:
     Args:
         rows: evaluation rows (data/formats.py), each with its `image_id`.
         image_root: folder of the images.
-        embedders: the judge and optionally the second judge, whose metrics begin with `SECOND`.
+        embedders: the judge and optionally the second judge, whose metrics begin with `SECOND_JUDGE_PREFIX`.
         prompt: text before every caption.
     """
 
     def __init__(self, rows: Rows, image_root: str | Path, embedders: Sequence[Embedder], prompt: str):
         self.rows, self.prompt = rows, prompt
-        self.embedders = dict(zip(("", SECOND), embedders, strict=False))
+        self.embedders = dict(zip(("", SECOND_JUDGE_PREFIX), embedders, strict=False))
         try:
             paths = [locate_image(image_root, row["image"]) for row in rows]
             self.images = {prefix: embedder.embed_images(paths) for prefix, embedder in self.embedders.items()}

@@ -36,7 +36,7 @@ MAX_SEEDS, MAX_IMAGES = 100, 1_000_000  # no larger cost is reported
 # Gauss-Legendre nodes and weights on [0, 1]
 NODES, WEIGHTS = (part / 2 for part in np.polynomial.legendre.leggauss(40))
 NODES += 0.5
-ROUNDING = 1e-12  # relative error of sums
+SUM_ROUNDING = 1e-12  # relative error of sums
 MIN_LOG_LEVEL = -230.0  # p-values below 1e-100 are not distinguished
 
 
@@ -100,7 +100,7 @@ class PairedContrast:
     @property
     def varies(self) -> np.ndarray:
         """Return whether the differences vary by more than rounding error."""
-        return self.variance > (ROUNDING * np.asarray(self.mean)) ** 2
+        return self.variance > (SUM_ROUNDING * np.asarray(self.mean)) ** 2
 
     @property
     def smallest_p_value(self) -> float:

@@ -108,7 +108,7 @@ def normalize_features(features: list[torch.Tensor]) -> np.ndarray:
 
 
 FIRST_LAYER = "patch_embedding.weight"  # end of the tensor's name in CLIP and SigLIP, also within a whole model
-ROUNDING = {"rtol": 2.0**-8, "atol": 1e-6}  # from float32 to bfloat16 or float16 and back
+DTYPE_TOLERANCE = {"rtol": 2.0**-8, "atol": 1e-6}  # from float32 to bfloat16 or float16 and back
 
 
 def has_same_image_tower(model: str, other_model: str) -> bool:
@@ -119,7 +119,7 @@ def has_same_image_tower(model: str, other_model: str) -> bool:
     if model.rstrip("/") == other_model.rstrip("/"):
         return True
     return any(
-        left.shape == right.shape and torch.allclose(left, right, **ROUNDING)
+        left.shape == right.shape and torch.allclose(left, right, **DTYPE_TOLERANCE)
         for left in _read_first_layers(model)
         for right in _read_first_layers(other_model)
     )

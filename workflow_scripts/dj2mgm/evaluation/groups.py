@@ -20,7 +20,7 @@ Rows = list[dict]
 Metrics = dict[str, Measurements]  # by metric name
 Estimates = dict[str, Estimate]  # by metric name
 BY_TYPE = "vqa_accuracy_"  # prefix of the accuracies by question type; users name types, such as "yes/no"
-SECOND = "second_"  # prefix of the second judge's metrics
+SECOND_JUDGE_PREFIX = "second_"  # prefix of the second judge's metrics
 
 
 def read_paired_rows(path: str | Path, key: tuple[str, ...]) -> dict[str, dict[str, Rows]]:
@@ -118,7 +118,7 @@ def find_score_range(metric: str) -> tuple[float, float]:
         return 0.0, 1.0
     if metric.endswith("log_likelihood"):
         return -inf, 0.0
-    if metric.removeprefix(SECOND) in ("clip_score", "ref_clip_score", "extra_objects"):
+    if metric.removeprefix(SECOND_JUDGE_PREFIX) in ("clip_score", "ref_clip_score", "extra_objects"):
         return 0.0, inf
     return -inf, inf
 

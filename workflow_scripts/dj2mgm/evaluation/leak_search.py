@@ -23,7 +23,7 @@ import numpy as np
 
 from dj2mgm.cli.messages import note
 from dj2mgm.data.images import BadImage, load_image, locate_image
-from dj2mgm.data.near_duplicates.codes import SIGNATURE, compute_signature
+from dj2mgm.data.near_duplicates.codes import SIGNATURE_BYTES, compute_signature
 from dj2mgm.data.near_duplicates.protected_images import IMAGES_AT_ONCE, find_reference_pairs
 from dj2mgm.data.question_texts import MIN_WORDS, normalize_lines, normalize_words
 from dj2mgm.errors import InputError
@@ -67,7 +67,7 @@ class References:
 def read_references(images: dict[Reference, Image], processes: int) -> References:
     """Compute the signatures of the evaluation images."""
     signatures = map_in_order(_try_sign, list(images.values()), processes)
-    matrix = np.zeros((len(images), SIGNATURE), dtype=np.uint8)
+    matrix = np.zeros((len(images), SIGNATURE_BYTES), dtype=np.uint8)
     for index, (reference, signature) in enumerate(zip(images, signatures, strict=True)):
         if signature is None:
             raise InputError(f"{reference.origin}: the image of {reference.ids[0]} cannot be read; fix or remove it")

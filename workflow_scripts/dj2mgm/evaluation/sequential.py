@@ -6,8 +6,8 @@ together contain the difference with a probability of 95 %. A verdict that follo
 with this probability, whether it is better, worse or equivalent.
 
 The level of each look follows from alpha spending (Lan and DeMets 1983, Biometrika 70, 659): after a share t of the
-budget's seeds, the probability of an error is `SPENT_SHARE` · 5 % · t^`EXPONENT` at most (Kim and DeMets 1987). The
-rest is reserved for a larger budget, which spends the same share of it.
+budget's seeds, the probability of an error is `SPENT_SHARE` · 5 % · t^`SPENDING_EXPONENT` at most (Kim and DeMets
+1987). The rest is reserved for a larger budget, which spends the same share of it.
 
 A mean over k seeds is truth + noise of the images + noise of the seeds. The images are the same at all looks, so means
 after j < k seeds have a correlation of sqrt(j / k) without image noise, and a larger one with it. Levels are computed
@@ -31,7 +31,7 @@ from dj2mgm.records.look_records import MIN_SEEDS
 from dj2mgm.verdict_kinds import VerdictKind
 
 SPENT_SHARE = 0.9  # share of the remaining error probability that a budget spends
-EXPONENT = 2.0
+SPENDING_EXPONENT = 2.0
 RANDOM_PATHS, PATHS_OF_COST = 200_000, 20_000
 MIN_LEVEL = 1e-15  # level of a look that decides nothing
 
@@ -85,7 +85,8 @@ def _compute_spent(earlier_looks: Sequence[Look], seeds: int, budget: int, is_la
     share = 1.0 if is_last else min(1.0, (seeds - start_look.seeds) / max(1, budget - start_look.seeds))
     spent_before = earlier_looks[-1].spent if earlier_looks else 0.0
     return max(
-        spent_before, start_look.spent + (_compute_spent_at_end(start_look) - start_look.spent) * share**EXPONENT
+        spent_before,
+        start_look.spent + (_compute_spent_at_end(start_look) - start_look.spent) * share**SPENDING_EXPONENT,
     )
 
 

@@ -37,11 +37,11 @@ ROWS_AT_ONCE = 64  # rows that are copied together
 TAIL_BYTES = 2**18  # bytes of a request for the end of a file
 CONNECTIONS = 8
 ATTEMPTS = 5  # attempts at a request whose answer breaks off
-SLOWEST = 2**12  # bytes per second of an answer; the library's timeout limits the time between two bytes only
+MIN_BYTES_PER_S = 2**12  # bytes per second of an answer; the library's timeout limits the time between two bytes only
 LOCAL_HEADER = struct.Struct("<26xHH")  # before an entry of a zip file: lengths of its name and of its further fields
-FURTHER = 256  # bytes of these fields that are requested with the entry
+EXTRA_FIELD_BYTES = 256  # bytes of these fields that are requested with the entry
 MAX_IMAGE_BYTES = 2**26
-METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class _RemoteFile(HfFileSystemFile):
         content = bytearray()
         headers = self.fs._api._build_hf_headers() | {"range": f"bytes={start}-{end - 1}"}
         timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        end_of_request = time.monotonic() + timeout + (end - start) / SLOWEST
+        end_of_request = time.monotonic() + timeout + (end - start) / MIN_BYTES_PER_S
         with http_stream_backoff("GET", self.url(), headers=headers, timeout=timeout) as answer:
             hf_raise_for_status(answer)
             for part in answer.iter_bytes():
@@ -250,7 +250,7 @@ def _check_entry(location: str, image: str, entry: zipfile.ZipInfo | None, archi
         raise InputError(f"{location} is not in the zip file; the dataset cannot be used")
     if (
         max(entry.file_size, entry.compress_size) > MAX_IMAGE_BYTES
-        or entry.compress_type not in METHODS
+        or entry.compress_type not in ZIP_METHODS
         or entry.flag_bits & 1
     ):
         raise InputError(f"{location} is larger than {MAX_IMAGE_BYTES >> 20} MiB, or compressed in an unknown way")
@@ -264,7 +264,7 @@ def _read_entry(read_range: Callable[[int, int], bytes], entry: zipfile.ZipInfo)
     Raises:
         ValueError: the content is damaged, or differs from the zip file's checksum.
     """
-    start, before = entry.header_offset, LOCAL_HEADER.size + len(entry.filename.encode()) + FURTHER
+    start, before = entry.header_offset, LOCAL_HEADER.size + len(entry.filename.encode()) + EXTRA_FIELD_BYTES
     content = read_range(start, start + before + entry.compress_size)
     if len(content) < LOCAL_HEADER.size:
         raise ValueError(f"{entry.filename} is cut off")

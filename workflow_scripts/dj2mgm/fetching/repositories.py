@@ -28,17 +28,17 @@ from dj2mgm.storage.files import compute_sha256
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 from dj2mgm.storage.plain_files import resolve_inside
 
-CONFIGURATION = tuple(f"*{suffix}" for suffix in MODEL_SUFFIXES if suffix != ".safetensors")
-SAFETENSORS = ("model*.safetensors",)
+CONFIGURATION_PATTERNS = tuple(f"*{suffix}" for suffix in MODEL_SUFFIXES if suffix != ".safetensors")
+SAFETENSORS_PATTERNS = ("model*.safetensors",)
 # patterns of weight files by the conversion that they need, for repositories without usable safetensors
 PICKLED = {
-    "safetensors": (*SAFETENSORS, "pytorch_model*.bin"),
+    "safetensors": (*SAFETENSORS_PATTERNS, "pytorch_model*.bin"),
     "convnext": ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
 }
 ROW_FILES = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.tsv", "*.tar", "*.txt", "readme.md")
 IMAGE_FILES = tuple(f"*{suffix}" for suffix in IMAGE_SUFFIXES)
-RESUME = "run the same command again, which continues the download"
-RESERVE = 2**30  # bytes that stay free on the disk
+RESUME_REMEDY = "run the same command again, which continues the download"
+DISK_RESERVE_BYTES = 2**30  # bytes that stay free on the disk
 COMMIT = re.compile("[0-9a-f]{40}")
 MAX_FILE_BYTES = 2**50
 
@@ -74,7 +74,7 @@ class HubSource:
         return Request(
             self.hub_id,
             "downloaded",
-            RESUME,
+            RESUME_REMEDY,
             {
                 401: f"the hub shows no {self.kind} {self.hub_id} to you; correct the name or, if it is private or "
                 "gated, set a valid token as HF_TOKEN",
@@ -128,8 +128,8 @@ class Repository:
 
 def build_model_source(download: ModelDownload) -> HubSource:
     """Return the repository of a model or of a part of one."""
-    weights = PICKLED[download.conversion] if download.conversion else SAFETENSORS
-    return HubSource(download.hub_id, "model", CONFIGURATION, weights, download.folder)
+    weights = PICKLED[download.conversion] if download.conversion else SAFETENSORS_PATTERNS
+    return HubSource(download.hub_id, "model", CONFIGURATION_PATTERNS, weights, download.folder)
 
 
 def find_dataset_source(dataset: str) -> HubSource | None:
@@ -225,7 +225,7 @@ def check_space(needed: Iterable[tuple[str | Path, int]]) -> None:
     for device, size in sizes.items():
         existing_folder = existing_folders[device]
         free = shutil.disk_usage(existing_folder).free
-        if size + RESERVE > free:
+        if size + DISK_RESERVE_BYTES > free:
             raise InputError(
                 f"{existing_folder} has {free / 1e9:.1f} GB free, and the downloads need {size / 1e9:.1f} GB and 1 GB "
                 "to spare; free space, or set HF_HOME to a folder on another disk"
@@ -285,12 +285,12 @@ def _verify(source: HubSource, folder: Path, file: RepoSibling) -> None:
             (compute_sha256(target), file.lfs.sha256) if file.lfs else (_compute_git_hash(target), file.blob_id)
         )
     except OSError as error:
-        raise InputError(f"{source.hub_id}: {path} cannot be read ({error.strerror}); {RESUME}") from None
+        raise InputError(f"{source.hub_id}: {path} cannot be read ({error.strerror}); {RESUME_REMEDY}") from None
     if actual != expected:
         target.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         raise InputError(
-            f"{source.hub_id}: {file.rfilename} differs from the hub's checksum, and was deleted; {RESUME}"
+            f"{source.hub_id}: {file.rfilename} differs from the hub's checksum, and was deleted; {RESUME_REMEDY}"
         )
 
 

@@ -28,9 +28,9 @@ SIGNATURES = (
     *SYSTEM_SIGNATURES,
 )
 
-GUIDE = "docs/troubleshooting.md"
+GUIDE_PAGE = "docs/troubleshooting.md"
 USER_ERROR = re.compile(r"^error: .+", re.MULTILINE)  # the sentence that command_line prints for a mistake of the user
-FAILURE = re.compile(r"Traceback|\b\w*(?:error|exception)\b|\bfatal\b|\bkilled\b|^exit status [1-9]", re.I | re.M)
+FAILURE_LINE = re.compile(r"Traceback|\b\w*(?:error|exception)\b|\bfatal\b|\bkilled\b|^exit status [1-9]", re.I | re.M)
 STILL = (
     "wait if the stage is running (`python workflow_scripts/watch.py`). If it is not, it was killed before it could "
     "report an error; run the same command again"
@@ -40,7 +40,7 @@ LAST_LINES = 8
 WIDTH = 110
 UNKNOWN_REMEDY = (
     "read the log upwards from its end to the first error; `python workflow_scripts/doctor.py` checks this machine; "
-    f"{GUIDE} lists more places to look at"
+    f"{GUIDE_PAGE} lists more places to look at"
 )
 
 
@@ -62,7 +62,7 @@ class Diagnosis:
             f"{_format_item('cause', self.explanation.cause)}"
             f"  evidence: line {log.line_number(match.start())}: {evidence}\n"
             f"{_format_item('remedy', self.explanation.remedy)}"
-            f"{_format_item('more', f'{GUIDE}#{build_anchor(self.signature.title)}')}"
+            f"{_format_item('more', f'{GUIDE_PAGE}#{build_anchor(self.signature.title)}')}"
         )
 
 
@@ -108,7 +108,7 @@ def report_success(log: StageLog) -> str | None:
 
 def report_no_failure(log: StageLog) -> str | None:
     """Return a report that the log mentions no failure; None if it mentions one."""
-    if FAILURE.search(log.text):
+    if FAILURE_LINE.search(log.text):
         return None
     return (
         f"{HEADING}no failure found\n"

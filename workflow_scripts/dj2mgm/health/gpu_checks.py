@@ -13,9 +13,9 @@ from dj2mgm.health.torch_probe import TorchProbe
 from dj2mgm.monitoring.memory_csv import format_gib
 from dj2mgm.storage.files import write_text
 
-PINNED = "snakemake --cores 1 baseline --sdm conda   # brings torch 2.6 and the CUDA 12.4 toolkit"
+PINNED_COMMAND = "snakemake --cores 1 baseline --sdm conda   # brings torch 2.6 and the CUDA 12.4 toolkit"
 FIX_COMMAND = "python workflow_scripts/doctor.py --fix && source results/doctor/environment.sh"
-COMPILE = "python workflow_scripts/compile_extensions.py"
+COMPILE_COMMAND = "python workflow_scripts/compile_extensions.py"
 
 
 def check_driver(driver: DriverProbe) -> Finding:
@@ -38,10 +38,10 @@ def check_torch(torch: Outcome, driver: DriverProbe) -> Finding:
     if not driver.gpus:
         return Finding(name, "pass", f"{probe.version}, on the CPU")
     if probe.cuda is None:
-        return Finding(name, "fail", f"{probe.version} is a CPU build, but this machine has a GPU", PINNED)
+        return Finding(name, "fail", f"{probe.version} is a CPU build, but this machine has a GPU", PINNED_COMMAND)
     if _parse_major(probe.cuda) > _parse_major(driver.cuda):
         reason = f"{probe.version} needs a driver for CUDA {probe.cuda}; {driver.version} supports {driver.cuda}"
-        return Finding(name, "fail", reason, f"update the driver, or: {PINNED}")
+        return Finding(name, "fail", reason, f"update the driver, or: {PINNED_COMMAND}")
     if not probe.gpus:
         return Finding(
             name, "fail", f"{probe.version} sees no GPU", "unset CUDA_VISIBLE_DEVICES   # or list a GPU in it"
@@ -55,7 +55,11 @@ def check_toolkit(cuda: CudaProbe, torch: TorchProbe | None, driver: DriverProbe
     if not driver.gpus or torch is None or torch.cuda is None:
         return Finding(name, "skip", "torch uses no GPU")
     matching = find_matching_toolkit(cuda, torch.cuda)
-    remedy = FIX_COMMAND if matching else f"install the CUDA {torch.cuda} toolkit, then: {FIX_COMMAND}   # or: {PINNED}"
+    remedy = (
+        FIX_COMMAND
+        if matching
+        else f"install the CUDA {torch.cuda} toolkit, then: {FIX_COMMAND}   # or: {PINNED_COMMAND}"
+    )
     if cuda.used is None:
         problem = f"CUDA_HOME={cuda.variable} has no nvcc" if cuda.variable else "nvcc is missing"
         return Finding(name, "fail", f"{problem}; DeepSpeed cannot compile its optimizer for the GPU", remedy)
@@ -130,7 +134,7 @@ def check_locks(locks: list[Path]) -> Finding:
     if not locks:
         return Finding(name, "pass", "none are stale")
     reason = f"a killed build left {', '.join(map(str, locks))}"
-    return Finding(name, "warn", reason, f"{COMPILE}   # removes them, as training stages do")
+    return Finding(name, "warn", reason, f"{COMPILE_COMMAND}   # removes them, as training stages do")
 
 
 def check_extension(extension: Outcome | None) -> Finding:
@@ -146,7 +150,9 @@ def check_extension(extension: Outcome | None) -> Finding:
     diagnosis = find_cause(StageLog(Path("doctor"), extension.printed))
     if diagnosis:
         return Finding(name, "warn", diagnosis.explanation.cause, diagnosis.explanation.remedy)
-    return Finding(name, "warn", _join_last_lines(extension.printed), f"{COMPILE}   # shows the compiler's full output")
+    return Finding(
+        name, "warn", _join_last_lines(extension.printed), f"{COMPILE_COMMAND}   # shows the compiler's full output"
+    )
 
 
 def check_gpu_processes(driver: DriverProbe) -> Finding:

@@ -11,20 +11,20 @@ from dj2mgm.health.signature import Evidence, Explanation, Signature, fixed_expl
 from dj2mgm.monitoring.memory_csv import format_gib, parse_torch_size
 from dj2mgm.settings.batch_sizes import AUTO
 
-SIZE = r"[\d.]+ (?:bytes|[KMGT]iB)"
-REQUEST = rf"CUDA out of memory\. Tried to allocate (?P<requested>{SIZE})(?P<rest>.*)"
+SIZE_PATTERN = r"[\d.]+ (?:bytes|[KMGT]iB)"
+REQUEST_PATTERN = rf"CUDA out of memory\. Tried to allocate (?P<requested>{SIZE_PATTERN})(?P<rest>.*)"
 NUMBERS = {
-    "total": rf"total capac\w+ of ({SIZE})",
-    "free": rf"of which ({SIZE}) is free",
-    "own": rf"this process has ({SIZE}) memory in use",
-    "allocated": rf"({SIZE}) is allocated by PyTorch",
-    "unallocated": rf"({SIZE}) is reserved by PyTorch but unallocated",
+    "total": rf"total capac\w+ of ({SIZE_PATTERN})",
+    "free": rf"of which ({SIZE_PATTERN}) is free",
+    "own": rf"this process has ({SIZE_PATTERN}) memory in use",
+    "allocated": rf"({SIZE_PATTERN}) is allocated by PyTorch",
+    "unallocated": rf"({SIZE_PATTERN}) is reserved by PyTorch but unallocated",
 }
-OTHER_PROCESS = rf"Process \d+ has ({SIZE}) memory in use"
-MUCH = 2**30  # bytes; other processes that hold less are not mentioned
+OTHER_PROCESS = rf"Process \d+ has ({SIZE_PATTERN}) memory in use"
+MIN_SHOWN_BYTES = 2**30  # bytes; other processes that hold less are not mentioned
 
 ALLOCATION_BYTES = 2 * 2**20  # PyTorch rounds large requests up to a multiple of this
-VOCABULARIES = {"Gemma's": 256000, "Qwen2.5's": 151936}
+VOCABULARY_SIZES = {"Gemma's": 256000, "Qwen2.5's": 151936}
 PLAIN_LENGTH = 256  # only multiples of this number of tokens count as a match
 LESS_ON_THE_GPU = (
     "halve micro_batch_size and double gradient_accumulation_steps (the global batch size stays), lower max_length, "
@@ -69,7 +69,7 @@ def explain_out_of_memory(evidence: Evidence) -> Explanation:
         cause += f". {evidence.match['requested']} is {tensor}"
     remedy = FEWER_ANSWERS if "greedy_search.py" in evidence.before else LESS_ON_THE_GPU
     others = sum(map(parse_torch_size, re.findall(OTHER_PROCESS, evidence.match["rest"])))
-    if "own" in numbers and others > MUCH:
+    if "own" in numbers and others > MIN_SHOWN_BYTES:
         cause += f". Other processes held {format_gib(others)} of this GPU"
         remedy = f"end them, if they are yours (`python workflow_scripts/doctor.py` lists them); otherwise {remedy}"
     if stage.micro_batch_size:
@@ -87,7 +87,7 @@ def name_tensor(requested: int, stage: TrainingStage) -> str | None:
     Requests are rounded up to ALLOCATION_BYTES, so several numbers of tokens fit; only a full batch or a multiple
     of PLAIN_LENGTH is taken as a match.
     """
-    vocabularies = {"this model's": stage.vocabulary} if stage.vocabulary else VOCABULARIES
+    vocabularies = {"this model's": stage.vocabulary} if stage.vocabulary else VOCABULARY_SIZES
     full_batch = (stage.micro_batch_size or 0) * (stage.max_length or 0)
     for width, precision in ((2, "bf16"), (4, "fp32")):
         for model, size in vocabularies.items():
@@ -130,15 +130,15 @@ def _parse_request(evidence: Evidence) -> tuple[int, dict[str, int]]:
 
 
 CUDA_MEMORY_SIGNATURES = (
-    Signature("GPU memory is fragmented", REQUEST, explain_fragments),
-    Signature("CUDA out of memory", REQUEST, explain_out_of_memory),
+    Signature("GPU memory is fragmented", REQUEST_PATTERN, explain_fragments),
+    Signature("CUDA out of memory", REQUEST_PATTERN, explain_out_of_memory),
     Signature("cuBLAS found no GPU memory", r"CUBLAS_STATUS_ALLOC_FAILED", explain_no_room_for_cublas),
 )
 
 
 # cuBLAS, mismatched CUDA versions, NCCL.
 
-DOCTOR = "python workflow_scripts/doctor.py"
+DOCTOR_COMMAND = "python workflow_scripts/doctor.py"
 
 
 def explain_mismatch(evidence: Evidence) -> Explanation:
@@ -147,7 +147,7 @@ def explain_mismatch(evidence: Evidence) -> Explanation:
         f"the first CUDA toolkit on the path (nvcc {toolkit}) differs from torch's CUDA version ({torch}), "
         "so DeepSpeed cannot compile for it",
         "use the pinned environment (`--sdm conda` provides nvcc 12.4 and a matching torch), or install the CUDA "
-        f"{torch} toolkit and let `{DOCTOR} --fix` set CUDA_HOME",
+        f"{torch} toolkit and let `{DOCTOR_COMMAND} --fix` set CUDA_HOME",
     )
 
 
@@ -165,8 +165,9 @@ CUDA_SIGNATURES = (
         fixed_explanation(
             "a matrix multiplication on the GPU failed ({call}). Either an earlier kernel failed (GPU errors are "
             "reported late), or the loaded cuBLAS is not the one that torch was built with, or the GPU is faulty",
-            f"run `{DOCTOR}`, which only multiplies two matrices. If that fails too, `unset LD_LIBRARY_PATH`, so that "
-            "torch loads its own cuBLAS, and search for Xid errors with `sudo dmesg | grep -i xid`. If it passes, run "
+            f"run `{DOCTOR_COMMAND}`, which only multiplies two matrices. If that fails too, `unset "
+            "LD_LIBRARY_PATH`, so that torch loads its own cuBLAS, and search for Xid errors with "
+            "`sudo dmesg | grep -i xid`. If it passes, run "
             "the stage's command again with CUDA_LAUNCH_BLOCKING=1, which stops at the failing kernel",
         ),
     ),
@@ -192,7 +193,7 @@ REMEDIES = (  # by the compiler's message
     (r"Python\.h", "install Python's headers (Debian: `apt-get install python3.11-dev`)"),
     (
         r"cannot find -lcu|cuda\w*\.h|curand",
-        f"install the CUDA toolkit that torch was built with; `{DOCTOR} --fix` finds it",
+        f"install the CUDA toolkit that torch was built with; `{DOCTOR_COMMAND} --fix` finds it",
     ),
     (r"unsupported GNU version", "use a host compiler that this nvcc supports (CUDA 12.4: up to GCC 13)"),
     (r"Killed signal", "compiling in parallel took too much memory; set MAX_JOBS=1"),
@@ -208,7 +209,8 @@ def explain_build(evidence: Evidence) -> Explanation:
     remedies = [remedy for pattern, remedy in REMEDIES if re.search(pattern, message)]
     return Explanation(
         f"DeepSpeed's CPU optimizer (cpu_adam), which offloading uses, could not be compiled{message}",
-        f"{(remedies or ['fix the compiler error'])[0]}; then run `{DOCTOR}`, which only compiles this extension",
+        f"{(remedies or ['fix the compiler error'])[0]}; then run `{DOCTOR_COMMAND}`, which only compiles this "
+        "extension",
     )
 
 
@@ -235,7 +237,7 @@ DEEPSPEED_SIGNATURES = (
         fixed_explanation(
             "DeepSpeed's CPU optimizer could not be loaded; this message comes from its clean-up, and the log does not "
             "contain the reason",
-            f"run `{DOCTOR}`, which only loads this extension and shows the compiler's or CUDA's own message",
+            f"run `{DOCTOR_COMMAND}`, which only loads this extension and shows the compiler's or CUDA's own message",
         ),
         symptom=True,
     ),
@@ -246,7 +248,7 @@ DEEPSPEED_SIGNATURES = (
             "the process waited for another one to finish compiling an extension. A process that was killed while "
             "compiling leaves its lock behind, and all others then wait forever",
             "if nothing is compiling, delete the `lock` files below ~/.cache/torch_extensions (or "
-            f"TORCH_EXTENSIONS_DIR); `{DOCTOR}` lists the stale ones",
+            f"TORCH_EXTENSIONS_DIR); `{DOCTOR_COMMAND}` lists the stale ones",
         ),
     ),
 )

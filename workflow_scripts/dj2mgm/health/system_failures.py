@@ -14,7 +14,7 @@ from dj2mgm.monitoring.memory_csv import format_gib, read_last_row
 
 # Processes killed by the kernel's out-of-memory killer, read from the kernel log if permissions allow it.
 
-KILL = re.compile(
+KILL_MESSAGE = re.compile(
     r"(?P<cgroup>Memory cgroup out of memory)?.*\bKilled process (?P<pid>\d+) \((?P<name>[^)]*)\),?"
     r".*?anon-rss:(?P<anonymous>\d+)kB(?:.*?shmem-rss:(?P<shared>\d+)kB)?"
 )
@@ -39,7 +39,7 @@ def parse_kernel_log(records: str, booted: float) -> list[OomKill]:
     """
     kills = []
     for record in KERNEL_RECORD.finditer(records):
-        if kill := KILL.search(record["message"]):
+        if kill := KILL_MESSAGE.search(record["message"]):
             memory_bytes = (int(kill["anonymous"]) + int(kill["shared"] or 0)) * 1024
             kill_time = booted + int(record["microseconds"]) / 1e6
             kills.append(OomKill(int(kill["pid"]), kill["name"], memory_bytes, bool(kill["cgroup"]), kill_time))
@@ -69,8 +69,8 @@ def read_kernel_kills(device: Path = Path("/dev/kmsg")) -> list[OomKill] | None:
 # Explanations of a kill.
 
 NEAR_S = 600  # longest time between a kill and the last line of its log
-LOOK = "sudo dmesg -T | grep -i 'killed process'"
-LESS = (
+KERNEL_LOG_COMMAND = "sudo dmesg -T | grep -i 'killed process'"
+REDUCE_HOST_MEMORY_REMEDY = (
     "set deepspeed: zero3_offload with LoRA instead of full fine-tuning (the optimizer state of every trained weight "
     "is in host memory), lower loader_workers and micro_batch_size, end other programs, or add memory or swap"
 )
@@ -91,16 +91,20 @@ def describe_kill(
         kill = kills[-1]
         reason = "the job's memory limit was reached" if kill.by_limit else "the machine's memory was full"
         process = f"process {kill.pid} ({kill.name}), which held {format_gib(kill.memory_bytes)}"
-        return Explanation(f"{reason}; the kernel's out-of-memory killer ended {process}; {memory}", LESS)
+        return Explanation(
+            f"{reason}; the kernel's out-of-memory killer ended {process}; {memory}", REDUCE_HOST_MEMORY_REMEDY
+        )
     if limits.oom_kills and limits.memory:
         ended = f"it has ended {limits.oom_kills} process(es) here"
         return Explanation(
-            f"the job's memory limit of {format_gib(limits.memory)} was reached; {ended}; {memory}", LESS
+            f"the job's memory limit of {format_gib(limits.memory)} was reached; {ended}; {memory}",
+            REDUCE_HOST_MEMORY_REMEDY,
         )
     record = "may not be read by this user" if kills is None else "holds no record of it"
     return Explanation(
         f"the process was ended with signal 9. The kernel does this if memory runs out, but its log {record}; {memory}",
-        f"look with `{LOOK}`, and in the scheduler's own log. If memory ran out: {LESS}",
+        f"look with `{KERNEL_LOG_COMMAND}`, and in the scheduler's own log. If memory ran out: "
+        f"{REDUCE_HOST_MEMORY_REMEDY}",
     )
 
 
@@ -145,7 +149,7 @@ SIGNAL_SIGNATURES = (
 )
 
 
-RERUN = "then run the same command again; a stage continues from its saved state"
+RERUN_REMEDY = "then run the same command again; a stage continues from its saved state"
 
 
 def build_error_pattern(number: int, message: str) -> str:
@@ -160,7 +164,7 @@ def explain_file(cause: str, remedy: str) -> Callable[[Evidence], Explanation]:
 
     def explain(evidence: Evidence) -> Explanation:
         path = evidence.match["path"]
-        return Explanation(cause.format(file=f"{path}" if path else "a file"), f"{remedy}; {RERUN}")
+        return Explanation(cause.format(file=f"{path}" if path else "a file"), f"{remedy}; {RERUN_REMEDY}")
 
     return explain
 
@@ -170,7 +174,7 @@ def explain_memory(evidence: Evidence) -> Explanation:
     return Explanation(
         f"a process requested more main memory than was available; {memory}. A limit of the shell (`ulimit -v`) "
         "produces the same message",
-        LESS,
+        REDUCE_HOST_MEMORY_REMEDY,
     )
 
 
@@ -181,7 +185,7 @@ def explain_worker(evidence: Evidence) -> Explanation:
     return Explanation(
         "a worker process ended before it returned its result, without a message. The usual reason is that the kernel "
         "killed it for lack of memory; a crash in a library is another one",
-        f"look with `{LOOK}`. If memory ran out: {LESS}",
+        f"look with `{KERNEL_LOG_COMMAND}`. If memory ran out: {REDUCE_HOST_MEMORY_REMEDY}",
     )
 
 
@@ -259,7 +263,7 @@ SYSTEM_SIGNATURES = (
             "the system refused to start another thread or process; this user or container reached its limit, or "
             "memory ran out",
             "`ulimit -u` shows the user's limit, `cat /sys/fs/cgroup/pids.max` the container's (`--pids-limit`). "
-            f"Raise it, end other programs, or lower loader_workers and --cores; {RERUN}",
+            f"Raise it, end other programs, or lower loader_workers and --cores; {RERUN_REMEDY}",
         ),
     ),
     Signature(

@@ -14,7 +14,7 @@ from dj2mgm.recipes.recipe_step import RecipeStep, find_nearest_name
 
 # the engine shares rows among processes, and an operator that fails stops the stage
 IN_THIS_PROCESS = {"skip_op_error": False, "auto_op_parallelism": False, "num_proc": 1}
-CHANGE = "Change the operator's arguments or remove it from the recipe"
+CHANGE_REMEDY = "Change the operator's arguments or remove it from the recipe"
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def naming_operator(name: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"operator {name} failed: {type(error).__name__}: {error}. {CHANGE}") from error
+        raise InputError(f"operator {name} failed: {type(error).__name__}: {error}. {CHANGE_REMEDY}") from error
 
 
 def name_failing_row(name: str, method: Callable[..., dict]) -> Callable[..., dict]:
@@ -153,7 +153,9 @@ def check_special_tokens(name: str, before: dict, after: dict) -> None:
         if expected != actual:
             raise InputError(
                 f"operator {name} changed the image tokens of row {row!r}: its text had {expected} times "
-                f"{SpecialTokens.image}, and now has it {actual} times. {CHANGE}"
+                f"{SpecialTokens.image}, and now has it {actual} times. {CHANGE_REMEDY}"
             )
         if SpecialTokens.eoc in texts_before[row] and SpecialTokens.eoc not in text:
-            raise InputError(f"operator {name} changed the {SpecialTokens.eoc} at the end of row {row!r}. {CHANGE}")
+            raise InputError(
+                f"operator {name} changed the {SpecialTokens.eoc} at the end of row {row!r}. {CHANGE_REMEDY}"
+            )

@@ -25,21 +25,21 @@ from dj2mgm.juicer.operators.declarations import (
 )
 from dj2mgm.juicer.partitions import ROW_SCHEMA, read_recaption
 
-OUTCOMES = pa.schema(
+OUTCOME_SCHEMA = pa.schema(
     [
         *ROW_SCHEMA,
         pa.field("dropped", pa.bool_()),
         pa.field("events", pa.list_(pa.string())),  # JSON: the row's part of the trace
-        pa.field("report", pa.string()),  # JSON, in a batch's first row: each operator's counts, or the `ERROR`
+        pa.field("report", pa.string()),  # JSON, in a batch's first row: each operator's counts, or the `ERROR_COLUMN`
     ]
 )
-ERROR = "error"
+ERROR_COLUMN = "error"
 AS_TEXT = {"stats": Fields.stats, "meta": Fields.meta}
 COLUMNS = ("id", "text", "images", "input_row")
 
 
 class Chain(Mapper):
-    """An operator that runs steps on batches with the columns of `ROW_SCHEMA`, and returns tables of `OUTCOMES`."""
+    """An operator that runs steps on batches with columns of `ROW_SCHEMA`, and returns tables of `OUTCOME_SCHEMA`."""
 
     _name = "chain"
     _batched_op = True
@@ -147,13 +147,13 @@ class RowBatch:
 
     def build_error_table(self, error: InputError) -> pa.Table:
         """Return a table whose only row reports the error."""
-        columns = {name: [None] for name in OUTCOMES.names}
-        return pa.table(columns | {"report": [_dump({ERROR: str(error)})]}, schema=OUTCOMES)
+        columns = {name: [None] for name in OUTCOME_SCHEMA.names}
+        return pa.table(columns | {"report": [_dump({ERROR_COLUMN: str(error)})]}, schema=OUTCOME_SCHEMA)
 
     def collect_outcomes(self) -> pa.Table:
         """Return all rows of the batch in their order."""
         indices = {identifier: index for index, identifier in enumerate(self.live["id"])}
-        columns: dict[str, list] = {name: [] for name in OUTCOMES.names}
+        columns: dict[str, list] = {name: [] for name in OUTCOME_SCHEMA.names}
         for identifier in self.order:
             index = indices.get(identifier)
             live = index is not None
@@ -167,7 +167,7 @@ class RowBatch:
             columns["dropped"].append(not live)
             columns["events"].append([_dump(event) for event in self.events.get(identifier, ())])
             columns["report"].append("" if columns["report"] else _dump(self.reports))
-        return pa.table(columns, schema=OUTCOMES)
+        return pa.table(columns, schema=OUTCOME_SCHEMA)
 
 
 def _dump(value: object) -> str:

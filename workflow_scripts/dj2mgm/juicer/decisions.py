@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from dj2mgm.data.near_duplicates.clusters import NearDuplicates
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.built_operators import Step, naming_operator
-from dj2mgm.juicer.chain import ERROR, OUTCOMES
+from dj2mgm.juicer.chain import ERROR_COLUMN, OUTCOME_SCHEMA
 from dj2mgm.juicer.changed_data_juicer import Fields
 from dj2mgm.juicer.operators.declarations import merge_reports, take_report
 from dj2mgm.juicer.operators.deduplicators import NearDeduplicator
@@ -59,8 +59,8 @@ class Ledger:
     def add_outcomes(self, outcomes: pa.Table) -> None:
         """Add the outcomes of some rows, unless an operator failed on them."""
         for reports in map(json.loads, filter(None, outcomes["report"].to_pylist())):
-            if ERROR in reports:
-                raise InputError(reports[ERROR])
+            if ERROR_COLUMN in reports:
+                raise InputError(reports[ERROR_COLUMN])
             for number, report in reports.items():
                 self.add_counts(int(number), report)
         for line in (line for events in outcomes["events"].to_pylist() for line in events):
@@ -104,7 +104,7 @@ class RowStream:
 
     def __init__(self, tables: Iterable[pa.Table]):
         self.tables = iter(tables)
-        self.rest = OUTCOMES.empty_table()
+        self.rest = OUTCOME_SCHEMA.empty_table()
 
     def take(self, count: int) -> Iterator[pa.Table]:
         """Yield the next `count` rows."""

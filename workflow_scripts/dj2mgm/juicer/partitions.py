@@ -43,7 +43,7 @@ ROW_SCHEMA = pa.schema(
     }
 )
 ROWS_AT_ONCE = 1000  # rows that operators process together
-PARTITION = 10 * ROWS_AT_ONCE
+PARTITION_ROWS = 10 * ROWS_AT_ONCE
 FILE, COUNTS = "rows.arrow", "counts.json"
 
 
@@ -121,11 +121,11 @@ def import_rows(data: Path, image_root: Path, folder: Path, columns: dict[str, o
 
 
 def write_partitions(folder: Path, tables: Iterable[pa.Table], operators: dict, trace: dict) -> None:
-    """Write tables of `ROWS_AT_ONCE` rows to an empty folder, as at least one partition of up to `PARTITION` rows each.
+    """Write tables of `ROWS_AT_ONCE` rows to an empty folder, as one or more partitions of up to `PARTITION_ROWS`.
 
     Counts and trace of all rows go to the first partition.
     """
-    parts = _cut(tables, PARTITION // ROWS_AT_ONCE)
+    parts = _cut(tables, PARTITION_ROWS // ROWS_AT_ONCE)
     (folder / "000000").mkdir()
     write_partition(folder / "000000", next(parts, []), operators, trace)
     for number, part in enumerate(parts, start=1):
@@ -168,7 +168,7 @@ def join_traces(folders: list[Path], operators: int, target: Path) -> None:
 
 INPUT_ROW = "input_row"
 RECAPTION_RECORD = "recaption"  # the key of `low_similarity_recaption_mapper` in a row's meta
-FEATURES = Features(
+ROW_FEATURES = Features(
     {"id": Value("string"), "text": Value("string"), "images": [Value("string")], INPUT_ROW: Value("string")}
 )
 
@@ -192,7 +192,7 @@ def load_partitions(folder: Path, working: Path) -> "NestedDataset":
     """Return the partitions of `folder` as one dataset in `working`, for operators that need all rows."""
     columns = {Fields.stats: "stats", Fields.meta: "meta"}
     arrow = working / f"{folder.name}.arrow"
-    features = Features(FEATURES | {"others": Value("string")} | {column: Json() for column in columns})
+    features = Features(ROW_FEATURES | {"others": Value("string")} | {column: Json() for column in columns})
     with ArrowWriter(features=features, path=str(arrow)) as writer:
         for row in iterate_column_values(folder, *ROW_SCHEMA.names):
             row = dict(zip(ROW_SCHEMA.names, row, strict=True))

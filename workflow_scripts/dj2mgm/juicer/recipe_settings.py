@@ -10,14 +10,14 @@ from dj2mgm.errors import InputError
 from dj2mgm.recipes.catalogue import read_defaults
 from dj2mgm.recipes.recipe_parsing import parse_recipe
 from dj2mgm.recipes.recipe_step import (
-    INSTRUCT,
+    INSTRUCTION_OPERATOR,
     INSTRUCTIONS,
     LIKELIHOOD_GAIN,
-    MEASURING,
+    MEASURING_OPERATORS,
     PAIRS,
-    RATE,
-    RECAPTION,
-    REPAIR,
+    RATING_OPERATOR,
+    RECAPTION_OPERATOR,
+    REPAIR_OPERATOR,
     WITH_CLIP,
     RecipeStep,
 )
@@ -29,7 +29,7 @@ from dj2mgm.settings.data import (
     TrainedCaptionerSettings,
 )
 from dj2mgm.settings.validation import load_settings
-from dj2mgm.storage.image_files import SOURCES
+from dj2mgm.storage.image_files import IMAGE_FOLDERS_FILE
 
 SIMILARITY_FILTERS = ("batched_image_text_similarity_filter", "image_text_similarity_filter")
 
@@ -123,13 +123,17 @@ def prepare_synthesis(
         "captions_folder": settings.captions,
         "writer": settings.writer or "-".join(output_dir.resolve().parts[-3:]),
     }
-    arguments = build_clip_arguments(settings.clip) | {RECAPTION: {"hf_clip": settings.clip} | writer_arguments}
-    arguments |= dict.fromkeys((RATE, REPAIR), {key: value for key, value in writer_arguments.items() if key != "seed"})
+    arguments = build_clip_arguments(settings.clip) | {
+        RECAPTION_OPERATOR: {"hf_clip": settings.clip} | writer_arguments
+    }
+    arguments |= dict.fromkeys(
+        (RATING_OPERATOR, REPAIR_OPERATOR), {key: value for key, value in writer_arguments.items() if key != "seed"}
+    )
     if files:
         file_arguments = {"question_file": str(files.instructions), "held_out_file": str(files.evaluation)}
-        arguments |= {INSTRUCT: writer_arguments | file_arguments}
+        arguments |= {INSTRUCTION_OPERATOR: writer_arguments | file_arguments}
     if trained:
-        arguments |= dict.fromkeys(MEASURING, folders | {"template": trained.template})
+        arguments |= dict.fromkeys(MEASURING_OPERATORS, folders | {"template": trained.template})
         arguments[LIKELIHOOD_GAIN] = arguments[LIKELIHOOD_GAIN] | {"question": trained.question}
     return prepare_recipe(path, settings, arguments, settings.gpus)
 
@@ -140,7 +144,7 @@ def prepare_recipe(
     """Return the parsed recipe of a stage with the arguments that the stage adds."""
     recipe = parse_recipe(path, settings.recipe, "recipe.", trusted=settings.trusted_recipes)
     root = Path(settings.image_root)
-    if not (root.is_dir() or root.name == SOURCES):
+    if not (root.is_dir() or root.name == IMAGE_FOLDERS_FILE):
         raise InputError(f"{path}: image_root: there is no folder {root}, which image paths are relative to")
     root = root.resolve()
     processes = settings.processes or len(os.sched_getaffinity(0))
@@ -156,7 +160,8 @@ def build_clip_arguments(clip: str | None) -> dict[str, dict]:
 
 def count_slots(settings: RecipeSettings) -> int:
     """Return the number of new questions about each image that the recipe requests."""
-    default = read_defaults(INSTRUCT)["per_image"]
+    default = read_defaults(INSTRUCTION_OPERATOR)["per_image"]
     return max(
-        (step.arguments.get("per_image", default) for step in settings.steps if step.name == INSTRUCT), default=0
+        (step.arguments.get("per_image", default) for step in settings.steps if step.name == INSTRUCTION_OPERATOR),
+        default=0,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dj2mgm.data.score_limits import SIDE_BY_SHARE, UNLIMITED, compute_score_limits
+from dj2mgm.data.score_limits import SIDE_BY_SHARE, UNLIMITED_FROM, compute_score_limits
 from dj2mgm.juicer.changed_data_juicer import Filter
 from dj2mgm.recipes.statistic_limits import find_limit_arguments
 
@@ -27,7 +27,7 @@ class FilterLimit:
 
     @property
     def unlimited(self) -> bool:
-        return abs(self.value) >= UNLIMITED
+        return abs(self.value) >= UNLIMITED_FROM
 
 
 Limits = dict[str, FilterLimit]  # by side

@@ -24,8 +24,8 @@ GAP_FACTOR = 1.5
 GAP_SHARE = 0.2
 
 FITTED_BINS = 1000
-ITERATIONS = 500
-EVIDENCE = 10.0  # BIC of one normal − BIC of two: "very strong" (Kass & Raftery 1995)
+EM_ITERATIONS = 500
+MIN_BIC_DIFFERENCE = 10.0  # BIC of one normal − BIC of two: "very strong" (Kass & Raftery 1995)
 MAX_VALLEY_DENSITY = 0.5  # largest density in the valley, relative to the lower hump
 
 
@@ -127,7 +127,7 @@ def find_valley(values: np.ndarray) -> Valley | None:
     fits = [_fit(at, rows, np.stack([~above, above], axis=1).astype(float), smallest_variance) for above in starts]
     mixture = max(fits, key=lambda fit: fit.log_likelihood)
     per_parameter = math.log(rows.sum())
-    if 2 * (mixture.log_likelihood - single.log_likelihood) - 3 * per_parameter < EVIDENCE:
+    if 2 * (mixture.log_likelihood - single.log_likelihood) - 3 * per_parameter < MIN_BIC_DIFFERENCE:
         return None
     lower, upper = np.sort(mixture.means)
     line = np.linspace(lower, upper, FITTED_BINS)
@@ -160,7 +160,7 @@ def _fit(at: np.ndarray, rows: np.ndarray, parts: np.ndarray, smallest_variance:
         parts: (bins, K) initial shares of each bin in each normal.
         smallest_variance: lower limit of the variances.
     """
-    for _ in range(ITERATIONS if parts.shape[1] > 1 else 1):
+    for _ in range(EM_ITERATIONS if parts.shape[1] > 1 else 1):
         mass = parts * rows[:, None]
         total = mass.sum(axis=0) + 1e-12
         means = (mass * at[:, None]).sum(axis=0) / total
@@ -172,7 +172,7 @@ def _fit(at: np.ndarray, rows: np.ndarray, parts: np.ndarray, smallest_variance:
     return _Normals(normals.weights, normals.means, normals.variances, log_likelihood)
 
 
-SCORE = "score"  # part of Data-Juicer's names for limits of a model's rating: min_score
+SCORE_PART = "score"  # part of Data-Juicer's names for limits of a model's rating: min_score
 SHOWN_SHARES = (0.9, 0.75, 0.5)  # shares to keep that are shown if a score suggests no limit
 NO_TAIL = "No gap separates a tail from the rest, so the data suggest no limit."
 TWO_HUMPS = "Two humps: the limit is the minimum between them in the best-fitting mixture of two normal distributions."
@@ -183,7 +183,7 @@ def suggest(statistic: Statistic) -> Statistic:
     finite, limits = statistic.finite, statistic.limits
     if "min" in limits and limits["min"].argument in SIDE_BY_SHARE:
         return replace(statistic, suggested={side: _keep_limit(limit, statistic) for side, limit in limits.items()})
-    if "min" in limits and SCORE in limits["min"].argument:
+    if "min" in limits and SCORE_PART in limits["min"].argument:
         valley = find_valley(finite)
         suggested = {side: _keep_limit(limit, statistic) for side, limit in limits.items()}
         if valley:

@@ -10,7 +10,7 @@ from dj2mgm.settings.config_files import read_json_config
 from dj2mgm.settings.models import ModelFile, TransformersModel
 from dj2mgm.settings.string_formats import has_format
 
-MGM = "mgm"  # `model_type` of a whole MGM
+MGM_MODEL_TYPE = "mgm"  # `model_type` of a whole MGM
 IN_A_FILE = "describe it in a config/models/<name>.yaml (docs/models.md)"
 
 
@@ -45,7 +45,7 @@ def _check_type(value: str, folder: Path) -> None:
         raise InputError(f"model: {value} holds no config.json, so it is not the folder of a model; correct the path")
     config = read_json_config(file)
     kind = config.get("model_type")
-    if kind == MGM:
+    if kind == MGM_MODEL_TYPE:
         raise InputError(f"model: {value} is a whole MGM, whose chat template no file states; {IN_A_FILE}")
     if "vision_config" not in config:
         raise InputError(

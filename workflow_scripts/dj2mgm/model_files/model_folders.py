@@ -11,8 +11,8 @@ from dj2mgm.errors import InputError
 from dj2mgm.storage.files import MAX_NESTING, read_json
 from dj2mgm.storage.plain_files import MIB, check_plain, copy_plain, resolve_inside
 
-CONFIGS = frozenset({"config.json", "generation_config.json"})
-PROCESSOR = frozenset(
+CONFIG_FILES = frozenset({"config.json", "generation_config.json"})
+PROCESSOR_FILES = frozenset(
     {
         "chat_template.jinja",
         "chat_template.json",
@@ -22,7 +22,7 @@ PROCESSOR = frozenset(
     }
 )
 # files of transformers' tokenizers (`vocab_files_names`) and their settings
-TOKENIZER = frozenset(
+TOKENIZER_FILES = frozenset(
     {
         "added_tokens.json",
         "bpe.codes",
@@ -42,13 +42,13 @@ TOKENIZER = frozenset(
     }
 )
 TERMS_FILES = re.compile(r"(license|notice|use_policy)([-_.][\w.-]*)?", re.I)
-FIX = "Correct the file, or download it again"
+FIX_REMEDY = "Correct the file, or download it again"
 # weights, configuration, chat template and tokenizer, in the formats that this workflow loads
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 # weights, whose files may have any size
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5", ".onnx", ".gguf")
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"  # in one file, or in shards
-SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+SHARD_NAME = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 LENGTH_BYTES, MAX_HEADER_BYTES = 8, 100_000_000  # of safetensors
 MAX_FILES = 10_000
 MAX_FILE_BYTES, MAX_CONFIG_BYTES = 256 * MIB, 8 * MIB  # bytes of vocabularies, and of settings or templates
@@ -70,7 +70,7 @@ POSITIVE_NUMBERS = re.compile(
     "n_(embd|layer|head)"
 )
 SIDE_KEYS = re.compile(r".*(edge|height|width|size)")  # keys of processors, in pixels
-AREAS = re.compile(r"(min|max)_pixels")
+AREA_LIMIT_KEY = re.compile(r"(min|max)_pixels")
 MAX_SIDE, MAX_AREA = 1 << 13, 1 << 25
 AREA_KEY = "temporal_patch_size"  # marks a processor whose edges are areas, as in Qwen's models
 PROCESSOR_CONFIGS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
@@ -125,7 +125,7 @@ def find_damaged_weights(folder: Path) -> DamagedWeights | None:
     if not (folder / WEIGHTS).exists():  # transformers prefers it to shards
         if index.is_file():
             names = read_shard_names(index)
-        elif any(SHARD.fullmatch(path.name) for path in folder.iterdir()):
+        elif any(SHARD_NAME.fullmatch(path.name) for path in folder.iterdir()):
             return DamagedWeights(index, "is missing")
     if missing := [name for name in names if not (folder / name).is_file()]:
         count = f" ({len(missing)} of {len(names)} shards are)" if len(missing) > 1 else ""
@@ -139,9 +139,9 @@ def read_shard_names(index: Path) -> list[str]:
     Raises:
         InputError: it is not an index, or names files outside its folder.
     """
-    shards = read_json(index, remedy=FIX).get("weight_map")
+    shards = read_json(index, remedy=FIX_REMEDY).get("weight_map")
     if not isinstance(shards, dict) or any("/" in str(name) for name in shards.values()):
-        raise InputError(f"{index}: weight_map must name files of this folder. {FIX}")
+        raise InputError(f"{index}: weight_map must name files of this folder. {FIX_REMEDY}")
     return sorted({str(name) for name in shards.values()})
 
 
@@ -171,13 +171,13 @@ def check_config(path: Path) -> None:
     """Check the integers in a configuration of a model or a processor, at any depth."""
     find_limit = _find_processor_limit if path.name in PROCESSOR_CONFIGS else _find_model_limit
     try:
-        for key_path, key, number, has_areas in _find_numbers(read_json(path, remedy=FIX)):
+        for key_path, key, number, has_areas in _find_numbers(read_json(path, remedy=FIX_REMEDY)):
             if abs(number) > (limit := find_limit(key, has_areas)):
-                raise InputError(f"{path}: {key_path} is {str(number)[:40]}; at most {limit} is allowed. {FIX}")
+                raise InputError(f"{path}: {key_path} is {str(number)[:40]}; at most {limit} is allowed. {FIX_REMEDY}")
             if number < 1 and POSITIVE_NUMBERS.fullmatch(key):
-                raise InputError(f"{path}: {key_path} is {number}; at least 1 is expected. {FIX}")
+                raise InputError(f"{path}: {key_path} is {number}; at least 1 is expected. {FIX_REMEDY}")
     except (RecursionError, OverflowError, ValueError):  # ValueError: a number with thousands of digits
-        raise InputError(f"{path}: it is nested too deeply, or has a number that is too large. {FIX}") from None
+        raise InputError(f"{path}: it is nested too deeply, or has a number that is too large. {FIX_REMEDY}") from None
 
 
 def _is_size(key: str) -> bool:
@@ -189,7 +189,7 @@ def _find_model_limit(key: str, has_areas: bool) -> int:
 
 
 def _find_processor_limit(key: str, has_areas: bool) -> int:
-    if AREAS.fullmatch(key) or (has_areas and key.endswith("edge")):
+    if AREA_LIMIT_KEY.fullmatch(key) or (has_areas and key.endswith("edge")):
         return MAX_AREA
     return MAX_SIDE if SIDE_KEYS.fullmatch(key) else _find_model_limit(key, has_areas)
 

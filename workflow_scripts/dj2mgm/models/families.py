@@ -10,7 +10,7 @@ from dj2mgm.models.mgm.configuration_mgm import MGMConfig
 from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.vision_language import Family
 from dj2mgm.models.vlm.vlm_family import TransformersFamily
-from dj2mgm.storage.files import FIX, read_json
+from dj2mgm.storage.files import FIX_FILE_REMEDY, read_json
 
 
 def load_family(folder: Path) -> Family:
@@ -18,7 +18,7 @@ def load_family(folder: Path) -> Family:
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder} contains no config.json, so it is not a model folder; name another one")
     check_model_folder(folder)
-    kind = read_json(folder / "config.json", remedy=FIX).get("model_type")
+    kind = read_json(folder / "config.json", remedy=FIX_FILE_REMEDY).get("model_type")
     if kind == MGMConfig.model_type:
         return MGMFamily(folder)
     if kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:

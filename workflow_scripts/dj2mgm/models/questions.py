@@ -10,7 +10,7 @@ from dj2mgm.control_tokens import find_control
 from dj2mgm.errors import InputError
 
 IMAGES_AT_ONCE = 32  # images per batch of likelihoods
-SORTED = 4  # number of batches among which questions are sorted by length
+BATCHES_SORTED_TOGETHER = 4  # number of batches among which questions are sorted by length
 T = TypeVar("T")
 Image = str | Path | BytesIO | None  # None: the question is asked without an image
 Candidates = list[tuple[str, float]]  # captions of one image, with their log-likelihoods in nats
@@ -51,8 +51,8 @@ def batch_questions(
 ) -> tuple[list[list[list[int]]], list[QuestionBatch]]:
     """Batch questions so that questions about one image, and questions of similar length, stay together.
 
-    Questions are sorted by length among `SORTED` batches. A question that repeats for an image is answered once. Either
-    all questions or none have an image.
+    Questions are sorted by length among `BATCHES_SORTED_TOGETHER` batches. A question that repeats for an image is
+    answered once. Either all questions or none have an image.
 
     Returns:
         For each answer of each batch, the numbers of the questions that it answers; and the batches.
@@ -68,7 +68,7 @@ def batch_questions(
             groups.setdefault(pair if image is None else pair[0], []).append(pair)
         numbers.setdefault(pair, []).append(number)
     ordered: list[tuple] = []
-    for window in _split_windows(groups.values(), SORTED * size):
+    for window in _split_windows(groups.values(), BATCHES_SORTED_TOGETHER * size):
         sorted_groups = sorted(window, key=lambda group: max(len(question) for _, question in group))
         ordered += chain(*sorted_groups)
     parts, batches = split_into_parts(ordered, size), []

@@ -70,7 +70,7 @@ def load_parameters(
 
 LANGUAGE_MODEL_FILE = "language_model.safetensors"
 PROJECTOR_FILE = "projector.safetensors"
-ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 LANGUAGE_MODEL_PARTS = ("model.language_model.", "model.text_model.", "lm_head.")
 
 
@@ -82,16 +82,16 @@ def find_language_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def check_stage(stage: Path) -> None:
     """Check the files of a training stage, which may be untrusted, before a library reads them."""
     adapter = stage / "adapter"
-    names = [f"adapter/{name}" for name in ADAPTER] if adapter.is_dir() else []
+    names = [f"adapter/{name}" for name in ADAPTER_FILES] if adapter.is_dir() else []
     for name in (PROJECTOR_FILE, LANGUAGE_MODEL_FILE, *names):
         if (stage / name).is_symlink() or (stage / name).exists():
             check_plain(stage / name, stage, None)
         elif name in names:
             raise InputError(f"{adapter} is damaged (it has no {Path(name).name}): {MAKE_AGAIN}")
     if names:
-        kind = read_json(adapter / ADAPTER[0]).get("peft_type")
+        kind = read_json(adapter / ADAPTER_FILES[0]).get("peft_type")
         if kind != "LORA":  # PEFT loads more files, or code, for others
-            raise InputError(f"{adapter / ADAPTER[0]}: peft_type must be LORA, found {kind!r}; {MAKE_AGAIN}")
+            raise InputError(f"{adapter / ADAPTER_FILES[0]}: peft_type must be LORA, found {kind!r}; {MAKE_AGAIN}")
 
 
 def load_stage_weights(model: PreTrainedModel, stage: Path) -> PreTrainedModel:

@@ -13,7 +13,7 @@ from dj2mgm.settings.training_stages import LoraSettings
 # full also the language model itself
 Tuning = Literal["stage1", "lora", "full"]
 TUNINGS: tuple[Tuning, ...] = get_args(Tuning)
-ROUTERS = {"router", "gate"}  # names of routers, or of the modules that contain them
+ROUTER_NAMES = {"router", "gate"}  # names of routers, or of the modules that contain them
 
 
 def choose_tuning(stage: str, lora: LoraSettings | None) -> Tuning:
@@ -61,5 +61,5 @@ def list_frozen_layers(decoder: nn.Module) -> list[tuple[nn.Module, str, nn.Line
         (parent, name, child)
         for path, parent in decoder.named_modules()
         for name, child in parent.named_children()
-        if type(child) is nn.Linear and not child.weight.requires_grad and not ROUTERS & {*path.split("."), name}
+        if type(child) is nn.Linear and not child.weight.requires_grad and not ROUTER_NAMES & {*path.split("."), name}
     ]

@@ -29,7 +29,7 @@ from dj2mgm.models.questions import (
 from dj2mgm.settings.batch_sizes import AUTO
 
 IGNORE_INDEX = -100  # label of tokens that carry no loss
-PIXELS = "pixel_values"  # key of a batch's images
+PIXELS_KEY = "pixel_values"  # key of a batch's images
 
 
 class ImageBeyondMaxLength(InputError):
@@ -56,8 +56,8 @@ def cast_images(batch: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str,
     computes with them first, so its results may change. In bf16, the images that the loader holds for the next step
     take half of the memory.
     """
-    pixels = batch.get(PIXELS)
-    return batch if pixels is None or not pixels.is_floating_point() else batch | {PIXELS: pixels.to(dtype)}
+    pixels = batch.get(PIXELS_KEY)
+    return batch if pixels is None or not pixels.is_floating_point() else batch | {PIXELS_KEY: pixels.to(dtype)}
 
 
 class Encoder(Protocol):

@@ -15,7 +15,7 @@ from dj2mgm.storage.files import readable, replace_file
 # `phase`, one of loading, training and saving. Sizes are in GiB: `job_gib`, the stage's processes on this node;
 # `host_gib`, the whole machine; `cgroup_gib`, the control group, if a limit is set; `gpu<i>_gib`, each GPU.
 
-LEADING = ("attempt", "time", "seconds", "phase")
+LEADING_COLUMNS = ("attempt", "time", "seconds", "phase")
 MAX_ROW_BYTES = 4096
 
 
@@ -70,7 +70,7 @@ def read_memory_rows(file: Path) -> list[dict[str, str]]:
     with readable(file, csv.Error):
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
         reader = csv.DictReader(line for line in lines if line.endswith("\n"))
-        if missing := {*LEADING, "job_gib"}.difference(reader.fieldnames or ()):
+        if missing := {*LEADING_COLUMNS, "job_gib"}.difference(reader.fieldnames or ()):
             raise ValueError(f"the column {min(missing)!r} is missing")
         rows = list(reader)
         if not rows:

@@ -15,12 +15,12 @@ from pathlib import Path
 import psutil
 
 from dj2mgm.cli import messages
-from dj2mgm.monitoring.memory_csv import GIB, LEADING, read_columns, start_file
+from dj2mgm.monitoring.memory_csv import GIB, LEADING_COLUMNS, read_columns, start_file
 from dj2mgm.monitoring.readings import Reading, read_memory
 from dj2mgm.storage.files import write_text
 
 INTERVAL_S = 1.0
-REST = 200  # the pause after a reading is 200 times as long, so that sampling takes well below 1 % of the time
+PAUSE_FACTOR = 200  # the pause after a reading is 200 times as long, so that sampling takes well below 1 % of the time
 GPU_WARNING, HOST_WARNING = 0.8, 0.7  # shares in use
 
 
@@ -69,7 +69,7 @@ class MemorySampler:
     def _sample(self) -> None:
         """Write readings until `finish` is called, and one at the end; reading takes a limited share of the time."""
         process = find_job_process()
-        columns = [*LEADING, *read_memory(process).columns()]
+        columns = [*LEADING_COLUMNS, *read_memory(process).columns()]
         attempt = start_file(self.file, columns, self.resumed)
         warned_names: set[str] = set()
         with open(self.file, "a", encoding="utf-8", newline="") as file:
@@ -80,13 +80,13 @@ class MemorySampler:
                 start = time.monotonic()
                 self.last = read_memory(process)
                 now = datetime.now(UTC).isoformat(timespec="seconds")
-                leading = zip(LEADING, (attempt, now, round(start - self._start, 2), self.phase), strict=True)
+                leading = zip(LEADING_COLUMNS, (attempt, now, round(start - self._start, 2), self.phase), strict=True)
                 writer.writerow(dict(leading) | self.last.columns())
                 file.flush()
                 warn_if_full(self.last, warned_names)
                 elapsed = time.monotonic() - start
                 self._reading_seconds += elapsed
-                self._stop.wait(max(INTERVAL_S, REST * elapsed))
+                self._stop.wait(max(INTERVAL_S, PAUSE_FACTOR * elapsed))
 
 
 def warn_if_full(reading: Reading, warned_names: set[str]) -> None:

@@ -49,7 +49,7 @@ from dj2mgm.settings.config_files import locate_config_file, read_config
 from dj2mgm.settings.models import MgmParts, detect_model_kind
 from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.validation import validate_settings
-from dj2mgm.storage.files import FIX, read_json
+from dj2mgm.storage.files import FIX_FILE_REMEDY, read_json
 
 DEFAULT_IMAGE_SIZE = (640, 480)  # px, if there is no data yet
 MAX_VALUES_OF_IMAGE = 2**16  # integers of an image's field; positions and sizes of patches have fewer, masks have more
@@ -356,4 +356,4 @@ def _read_model_config(part: str, kind: type[PretrainedConfig] | None = None) ->
 
 def _read_model_type(path: Path) -> str | None:
     file = path / "config.json" if path.is_dir() else path
-    return read_json(file, remedy=FIX).get("model_type") if file.is_file() else None
+    return read_json(file, remedy=FIX_FILE_REMEDY).get("model_type") if file.is_file() else None

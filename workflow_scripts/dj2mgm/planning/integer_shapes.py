@@ -13,7 +13,7 @@ from dj2mgm.planning.live_memory import find_tensors
 aten = torch.ops.aten
 POSITION_MAKERS = (aten.arange, aten.linspace)  # their results keep values, even if they are fractions
 MAX_VALUES = 2**20  # elements of a tensor; numbers per token of a micro batch have fewer
-INDEXED = (aten.index, aten.index_put, aten.index_put_)
+INDEX_OPERATORS = (aten.index, aten.index_put, aten.index_put_)
 
 
 class IntegersOnCPU(TorchDispatchMode):
@@ -38,7 +38,7 @@ class IntegersOnCPU(TorchDispatchMode):
         if any(tensor.is_meta for tensor in tensors):
             if operation in self.assumptions and not tensors[0].is_floating_point():
                 return self.assumptions[operation](tensors[0])
-            if operation in INDEXED:
+            if operation in INDEX_OPERATORS:
                 args = (args[0], _convert_masks_to_positions(args[1]), *args[2:])
             if not all(tensor.is_meta for tensor in tensors):
                 args, kwargs = tree_map_only(torch.Tensor, _move_to_meta, (args, kwargs))

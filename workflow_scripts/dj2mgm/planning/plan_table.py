@@ -11,13 +11,13 @@ from dj2mgm.planning.search import Candidate, describe_checkpointing, find_faste
 from dj2mgm.planning.step import Workload, count_parameters
 
 MIN_WIDTH_OF_NAMES = 80  # columns from which the names of DeepSpeed configurations stand on one line
-NARROW = 110  # columns below which the table of plans has no lines between columns
+NARROW_COLUMNS = 110  # columns below which the table of plans has no lines between columns
 
 
 def print_plans(console: Console, searches: Sequence[tuple[Workload, list[Candidate]]], machine: Machine) -> None:
     """Print a row for each workload and DeepSpeed configuration: the fastest plan that fits, or the nearest one."""
     console.print(_describe_machine(machine))
-    table = Table() if console.width >= NARROW else Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table() if console.width >= NARROW_COLUMNS else Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in (
         "tuning",
         "DeepSpeed",

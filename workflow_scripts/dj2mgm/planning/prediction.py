@@ -18,7 +18,7 @@ from dj2mgm.planning.step import Parameters, Workload, count_parameters, trace_m
 from dj2mgm.settings.frozen_precision import NF4_BYTES
 
 FLOAT32, FLOAT64 = 4, 8
-MOMENTS = 2 * FLOAT32  # bytes of Adam's two moments in float32
+ADAM_MOMENT_BYTES = 2 * FLOAT32  # bytes of Adam's two moments in float32
 MOMENTS_8BIT = 2 * (1 + FLOAT32 / 256)  # one byte for each moment, and a float32 scale for every 256
 ALLREDUCE_BUCKET = 500_000_000  # elements of gradients that ZeRO-0 flattens and sends at once
 # Page-locked bytes per byte of the largest trained weight while PyTorch compiles the 8-bit optimizer. Autotuning runs
@@ -100,7 +100,7 @@ def _compute_zero0_states(zero: ZeroConfig, parameters: Parameters, weight: int,
     trained_elements, mixed = sum(parameters.trained_sizes), weight < FLOAT32 and not zero.adam_8bit
     gpu = {
         "weights": sum(parameters.all_sizes) * weight,
-        "optimizer": int(trained_elements * (MOMENTS_8BIT if zero.adam_8bit else MOMENTS)),
+        "optimizer": int(trained_elements * (MOMENTS_8BIT if zero.adam_8bit else ADAM_MOMENT_BYTES)),
         "ZeRO buffers": min(trained_elements, ALLREDUCE_BUCKET) * weight if gpus > 1 else 0,
     }
     if mixed:
@@ -135,13 +135,13 @@ def _compute_zero1_or_2_states(
             if zero.stage == 2
             else sum(parameters.trained_sizes) * weight
         )
-        gpu["optimizer"] = own_elements * (FLOAT32 + MOMENTS)
+        gpu["optimizer"] = own_elements * (FLOAT32 + ADAM_MOMENT_BYTES)
         # gradients are flattened again, then cast
         return ModelStates(gpu, {}, gradients=gradients, at_step=gradients + own_elements * (weight + FLOAT32))
     largest = max(parameters.trained_sizes)
     gpu["ZeRO buffers"] += largest * weight
     host = {
-        "optimizer": zero.on_host(own_elements * FLOAT32) + own_elements * MOMENTS,
+        "optimizer": zero.on_host(own_elements * FLOAT32) + own_elements * ADAM_MOMENT_BYTES,
         "gradients": zero.on_host(own_elements * FLOAT32),
         "ZeRO buffers": zero.on_host(own_elements * weight) + zero.on_host(largest * weight),
     }
@@ -173,10 +173,10 @@ def _compute_zero3_states(
         gpu["weights"] = small_elements * weight + partition + (gathered_elements * weight if gpus > 1 else 0)
     groups = list(_split_sub_groups([elements // gpus for elements in parameters.trained_sizes], zero.sub_group))
     if not zero.offload_optimizer:
-        gpu["optimizer"] = own_elements * (FLOAT32 + MOMENTS)
+        gpu["optimizer"] = own_elements * (FLOAT32 + ADAM_MOMENT_BYTES)
         at_step = own_elements * weight + max(groups) * FLOAT32
         return ModelStates(gpu, host, gradients=own_elements * weight, in_transit=weight, at_step=at_step)
-    host["optimizer"] = own_elements * (FLOAT32 + MOMENTS)
+    host["optimizer"] = own_elements * (FLOAT32 + ADAM_MOMENT_BYTES)
     host["gradients"] = sum(zero.on_host(elements * FLOAT32) for elements in groups)
     host["ZeRO buffers"] = zero.on_host(own_elements * weight)
     # reducing a gradient flattens it into a new tensor
@@ -211,7 +211,7 @@ HOST_MARGIN = 0.05
 PROCESS_ON_GPU = int(1.8 * GIB)  # one H200, LoRA without offload
 PROCESS_ON_CPU = int(0.57 * GIB)  # the smallest model that the tests train
 # Host memory of torch.compile: 0.2 and 0.9 GiB in two runs.
-COMPILER = int(0.5 * GIB)
+COMPILER_BYTES = int(0.5 * GIB)
 # Copies of a step's images on the host: in use, decoded ahead for the next step, and in transit between the two. Each
 # loader process holds at least one micro batch.
 STEPS_OF_IMAGES = 3
@@ -313,7 +313,7 @@ def predict(workload: Workload, plan: TrainingPlan, machine: Machine) -> Predict
     images = compute_page_locked_bytes(plan.micro_batch * workload.architecture.image_bytes(workload.precision))
     host = {
         "process": PROCESS_ON_GPU * machine.processes_on_a_node,
-        "compiler": COMPILER * machine.processes_on_a_node * workload.fused,
+        "compiler": COMPILER_BYTES * machine.processes_on_a_node * workload.fused,
         **host,
         "images": max(STEPS_OF_IMAGES * plan.accumulation, plan.accumulation + workload.loader_workers + 1)
         * images

@@ -12,7 +12,7 @@ from dj2mgm.settings.deepspeed_files import find_fixed_sizes
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # sizes in between are also tried if they can be the fastest
 CHECKPOINTING_INTERVALS = (0, 16, 8, 5, 3, 2, 1)  # checkpoint every n-th layer, fewest layers first; 0: none
-ACCUMULATION = 16  # micro batches of a step if no global batch size is given
+DEFAULT_ACCUMULATION_STEPS = 16  # micro batches of a step if no global batch size is given
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _list_batches(
     )
     sizes = (micro_batches or MICRO_BATCHES) if micro_batch == "auto" else [micro_batch]
     if global_batch_size is None:
-        return [(size, ACCUMULATION if accumulation == "auto" else accumulation) for size in sizes]
+        return [(size, DEFAULT_ACCUMULATION_STEPS if accumulation == "auto" else accumulation) for size in sizes]
     samples = global_batch_size / machine.processes  # of a step, on each process
     # DeepSpeed refuses a fixed `train_batch_size` that is not the product of the other sizes
     uneven = micro_batch == "auto" and config.get("train_batch_size", AUTO) == AUTO

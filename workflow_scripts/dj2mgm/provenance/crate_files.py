@@ -90,7 +90,7 @@ CODE_FILES = (
     "config/deepspeed",  # DeepSpeed opens files and connections named in these, so they are not only data
 )
 MAX_CONFIGS, MAX_CONFIG_BYTES = 1000, 4 << 20  # limits of a crate's files in config/
-FOUNDATION = "foundation"  # folder in config/ with weights, which count as inputs
+FOUNDATION_FOLDER = "foundation"  # folder in config/ with weights, which count as inputs
 CONFIG_SUFFIXES = (".yaml", ".json", ".jinja")
 MADE_HERE = "results/"
 
@@ -132,7 +132,7 @@ def check_config_sizes(sizes: list[int], folder: str, remedy: str) -> None:
 
 def is_config(name: str) -> bool:
     """Return whether a file of the repository is configuration that a crate may contain, not code or weights."""
-    kinds = ("schemas", "deepspeed", FOUNDATION)
+    kinds = ("schemas", "deepspeed", FOUNDATION_FOLDER)
     return name.startswith("config/") and not name.startswith(tuple(f"config/{kind}/" for kind in kinds))
 
 
@@ -143,7 +143,9 @@ def describe_inputs(settings: CrateSettings) -> list[CrateInput]:
     ]
     for name, folder in settings.foundations.items():
         files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
-        entries += [("model", f"config/{FOUNDATION}/{name}", path.relative_to(folder).as_posix()) for path in files]
+        entries += [
+            ("model", f"config/{FOUNDATION_FOLDER}/{name}", path.relative_to(folder).as_posix()) for path in files
+        ]
     for experiment in settings.experiments:
         entries += [("recipe", file, "") for _, recipe in experiment.recipes for file in find_recipe_files(recipe)]
         parts = list_model_parts(experiment.config.model.model_dump())
@@ -171,7 +173,7 @@ def find_input(source: str, file: str) -> Path:
         source: the configured path, or the folder or hub id that contains `file`.
         file: name of the file in `source`; empty if `source` is the file.
     """
-    if source.startswith(f"config/{FOUNDATION}/") and not Path(source, file).exists():
+    if source.startswith(f"config/{FOUNDATION_FOLDER}/") and not Path(source, file).exists():
         return ROOT / source / file
     return Path(find_model(source), file) if file else Path(source)
 

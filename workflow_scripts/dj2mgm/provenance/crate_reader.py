@@ -26,7 +26,7 @@ from dj2mgm.storage.files import can_be_path
 from dj2mgm.storage.plain_files import open_plain
 
 METADATA, RECORD = "ro-crate-metadata.json", "run.json"
-PREVIEW = ("ro-crate-preview.html", "ro-crate-preview_files/")  # tools may add it for readers
+PREVIEW_FILES = ("ro-crate-preview.html", "ro-crate-preview_files/")  # tools may add it for readers
 MAX_FILES, MAX_BYTES = 20_000, 1 << 30  # limits of a crate
 MAX_FILE_BYTES = 64 << 20
 MAX_JSON_BYTES = 48 << 20  # bytes of metadata and record, which are parsed; each input takes about 400
@@ -35,7 +35,7 @@ MAX_DIRECTORY_BYTES = 8 << 20  # bytes of a zip file's directory, which zipfile 
 MAX_NAME_LENGTH = 1000  # characters
 # compression methods that Python unpacks in pieces, independently of the stated size
 COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-PIECE = 1 << 20  # bytes
+PIECE_BYTES = 1 << 20  # bytes
 COPY_REMEDY = "use an unchanged copy"
 Read = Callable[[str], bytes]
 
@@ -98,7 +98,7 @@ def _open_zip(path: Path, stack: ExitStack) -> tuple[dict[str, int], Read]:
     def read(name: str) -> bytes:
         """Return a file without holding more in memory than the checked size and one piece."""
         with _readable(path), archive.open(name) as file:
-            return b"".join(iter(lambda: file.read(PIECE), b""))
+            return b"".join(iter(lambda: file.read(PIECE_BYTES), b""))
 
     return _read_sizes(path, archive), read
 
@@ -171,7 +171,7 @@ def _check(path: Path, sizes: dict[str, int], read: Read) -> Crate:
     metadata = read(METADATA)
     digests = _read_digests(path, metadata)
     for name in sorted(sizes.keys() - digests.keys() - {METADATA}):
-        if not name.startswith(PREVIEW):
+        if not name.startswith(PREVIEW_FILES):
             raise InputError(f"crate: {path} contains {name!r}, which its metadata does not list; {COPY_REMEDY}")
     if missing := sorted(digests.keys() - sizes.keys()):
         raise InputError(f"crate: {path} lacks {quote_value(missing[0])}, which its metadata lists; {COPY_REMEDY}")

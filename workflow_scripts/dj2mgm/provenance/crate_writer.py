@@ -28,8 +28,8 @@ from dj2mgm.records.crate_records import CrateDataset, CrateImages, CrateInput, 
 from dj2mgm.storage.files import compute_sha256, replace_file, write_json
 
 MAX_INCLUDED_BYTES = 1 << 20  # bytes; larger files are only described
-WEIGHTS = (".safetensors", ".bin", ".pt")
-TYPES = dict.fromkeys(("", ".log", ".txt", ".j2", ".rst", ".smk", ".sh"), "text/plain") | {
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt")
+MEDIA_TYPES = dict.fromkeys(("", ".log", ".txt", ".j2", ".rst", ".smk", ".sh"), "text/plain") | {
     ".csv": "text/csv",
     ".html": "text/html",
     ".json": "application/json",
@@ -51,7 +51,7 @@ WORKFLOW = [*TOOL, "ComputationalWorkflow", "HowTo"]
 BIOSCHEMAS = "https://bioschemas.org/profiles"
 LICENSE = "https://spdx.org/licenses/Apache-2.0"
 SOURCE = "https://github.com/snakemake/snakemake"
-USED = {"max_rss": ("MB", "4L"), "cpu_time": ("s", "SEC")}  # FinishedJob.used: unit, and its code by UN/CEFACT
+USED_UNITS = {"max_rss": ("MB", "4L"), "cpu_time": ("s", "SEC")}  # FinishedJob.used: unit, and its code by UN/CEFACT
 
 
 class RunCrate:
@@ -130,7 +130,10 @@ class RunCrate:
     def add_result(self, path: Path) -> Any:
         """Add a file of the results once: a copy of a small file, a description of others."""
         if path not in self.file_entities:
-            name, is_small = path.as_posix(), path.stat().st_size <= MAX_INCLUDED_BYTES and path.suffix not in WEIGHTS
+            name, is_small = (
+                path.as_posix(),
+                path.stat().st_size <= MAX_INCLUDED_BYTES and path.suffix not in WEIGHT_SUFFIXES,
+            )
             properties = {"name": name, **describe_size(path)}
             self.file_entities[path] = (
                 self.include_file(path, name) if is_small else self.describe_file(path, properties)
@@ -230,7 +233,7 @@ class RunCrate:
         return self.add_entity(f"#step/{script}", "HowToStep", **step)
 
     def _add_usage(self, job: str, name: str, value: float) -> Any:
-        unit, code = USED[name]
+        unit, code = USED_UNITS[name]
         values = {"name": name, "value": str(value), "unitText": unit, "unitCode": code}
         return self.add_entity(
             f"{job}/{name}", "PropertyValue", propertyID=f"https://snakemake.github.io/{name}", **values
@@ -282,7 +285,7 @@ def describe_size(path: Path) -> dict[str, str]:
 
 
 def describe_type(path: Path) -> dict[str, str]:
-    return {"encodingFormat": TYPES.get(path.suffix, "application/octet-stream")}
+    return {"encodingFormat": MEDIA_TYPES.get(path.suffix, "application/octet-stream")}
 
 
 def write_crate(settings: CrateSettings, target: Path) -> int:

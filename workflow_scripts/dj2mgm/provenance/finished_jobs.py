@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from dj2mgm.data.instruction_rows import INPUT
+from dj2mgm.data.instruction_rows import INSTRUCTIONS_FILE
 from dj2mgm.errors import InputError
 from dj2mgm.records.crate_records import CrateSettings, InputKind
 from dj2mgm.runs.stages import find_stage
@@ -96,7 +96,7 @@ def find_jobs(settings: CrateSettings) -> list[FinishedJob]:
             if Path(folder) not in stages:
                 upstream_folders = [Path(run[name]) for name in find_stage(stage).upstream if name in run]
                 kinds = find_stage(stage).reads
-                kinds += ("dataset",) if stage == "synthesize" and Path(folder, INPUT).is_file() else ()
+                kinds += ("dataset",) if stage == "synthesize" and Path(folder, INSTRUCTIONS_FILE).is_file() else ()
                 input_folders = [root for kind in kinds for root in roots.get(kind, ())]
                 stage_jobs = _read_jobs(
                     Path(folder), [*upstream_folders, *input_folders], [kind for kind in kinds if not roots.get(kind)]

@@ -91,7 +91,7 @@ class AllowedFolders:
 
 
 COMMAND_LINE = "command_line.json"
-SERVERS = ("base_url", "ray_address", "key_variable")
+SERVER_KEYS = ("base_url", "ray_address", "key_variable")
 TRACKERS = ["tensorboard"]  # writes only files
 
 
@@ -260,7 +260,7 @@ def _make_keys_absolute(value: object, allowed_folders: AllowedFolders, keys: tu
 def _check_no_server(experiment: str, value: object) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
-            if key in SERVERS and item is not None:
+            if key in SERVER_KEYS and item is not None:
                 raise InputError(
                     f"experiment {experiment}: {key}: {json.dumps(item)[:100]}: a server's answers cannot be "
                     "reproduced, and a crate's server is never contacted; run the experiment yourself if you trust it"

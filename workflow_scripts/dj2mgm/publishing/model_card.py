@@ -19,7 +19,7 @@ from dj2mgm.publishing.run_record import (
 from dj2mgm.publishing.stock_weights import ADAPTER_FOLDER, STAGE
 from dj2mgm.records.publication_records import PublishSettings
 from dj2mgm.runs.licenses import build_license_keys
-from dj2mgm.runs.unlearned import VERDICT
+from dj2mgm.runs.unlearned import VERDICT_FILE
 from dj2mgm.score_groups import OWN_GROUP
 from dj2mgm.settings.generation_prompts import CAPTION_QUESTION
 
@@ -259,10 +259,11 @@ def _list_limits(settings: PublishSettings, records: RunRecord) -> list[str]:
         "- The scores are for held-out images of its own dataset only; they may not hold for other datasets.",
         "- It may mention things that are not in the image. It was not trained against harmful or biased answers.",
     ]
-    if records.files[VERDICT].get(settings.experiment, {}).get("learning_faults"):
+    if records.files[VERDICT_FILE].get(settings.experiment, {}).get("learning_faults"):
         lines.insert(
             0,
-            f"- **Nothing shows that this model learned anything.** [{VERDICT}]({RECORDS}/{VERDICT}) states why.",
+            f"- **Nothing shows that this model learned anything.** [{VERDICT_FILE}]({RECORDS}/{VERDICT_FILE}) states "
+            "why.",
         )
     if settings.trained_by_workflow:
         lines.append("- It is a tiny model that demonstrates the workflow. It is not useful for photos.")

@@ -15,7 +15,7 @@ from torch.nn import ModuleList
 from transformers import AutoModelForImageTextToText, GenerationConfig, PreTrainedModel
 
 from dj2mgm.errors import InputError
-from dj2mgm.models.trained_weights import ADAPTER, PROJECTOR_FILE, check_stage, find_projector_parameters
+from dj2mgm.models.trained_weights import ADAPTER_FILES, PROJECTOR_FILE, check_stage, find_projector_parameters
 from dj2mgm.models.vision_language import Family
 from dj2mgm.models.vlm.vlm_generator import build_stopping_criteria, list_stop_tokens
 from dj2mgm.storage.files import read_json, readable, write_json
@@ -47,7 +47,7 @@ def write_adapter(family: Family, stage: Path, base_model: str, max_new_tokens: 
     if not family.has_stock_class:
         write_language_model_adapter(stage / "adapter", base_model, folder)
         (folder / STAGE / "adapter").mkdir(parents=True)
-        for name in (*(f"adapter/{name}" for name in ADAPTER), PROJECTOR_FILE):
+        for name in (*(f"adapter/{name}" for name in ADAPTER_FILES), PROJECTOR_FILE):
             copy_plain(stage / name, stage, folder / STAGE / name)
         return
     weights, config = _load_adapter(stage / "adapter")
@@ -117,11 +117,11 @@ def build_generation_settings(family: Family, model: PreTrainedModel, max_new_to
 
 def _load_adapter(folder: Path) -> tuple[dict[str, torch.Tensor], PeftConfig]:
     with readable(folder, SafetensorError, OSError):
-        return load_file(folder / ADAPTER[1]), PeftConfig.from_pretrained(folder)
+        return load_file(folder / ADAPTER_FILES[1]), PeftConfig.from_pretrained(folder)
 
 
 def _save_adapter(weights: dict, config: PeftConfig, base_model: str | None, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config.base_model_name_or_path = base_model
     config.save_pretrained(folder)
-    save_file(weights, folder / ADAPTER[1], metadata={"format": "pt"})
+    save_file(weights, folder / ADAPTER_FILES[1], metadata={"format": "pt"})

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from dj2mgm.control_tokens import CONTROL
+from dj2mgm.control_tokens import CONTROL_TOKEN_PATTERN
 from dj2mgm.recipes.question_rewrites import MAX_SLOTS, Rewrite
 from dj2mgm.settings.config_files import MAX_INTEGER, list_config_names
 
@@ -22,11 +22,11 @@ MAX_TEXT_LENGTH, MAX_PROMPT_LENGTH, MAX_CHARACTERS, MAX_LIST_LENGTH = 200, 4000,
 PUNCTUATION = ".,;:!?'\"()[]&+#*-"
 # characters of `PUNCTUATION` with a meaning in regular expressions, and quotes, which Data-Juicer removes from r'…'
 PATTERN_CHARACTERS = set(".?()[]+*'\"")
-LAMBDA = re.compile(r"\blambda\b", re.I)
-SIZE = re.compile(r"(?P<number>[0-9]{1,15})\s*(?P<unit>KB|KiB|MB|MiB|GB|GiB|TB|TiB)?", re.I)
-STATISTIC = re.compile(r"[a-z][a-z0-9_]{0,63}")
-STATISTIC_FIELD = re.compile(rf"__dj__stats__\.{STATISTIC.pattern}")
-RANGE = re.compile(r"(?P<type>number|integer)(?: (?P<low>\S*)\.\.(?P<high>\S*))?")
+LAMBDA_PATTERN = re.compile(r"\blambda\b", re.I)
+SIZE_PATTERN = re.compile(r"(?P<number>[0-9]{1,15})\s*(?P<unit>KB|KiB|MB|MiB|GB|GiB|TB|TiB)?", re.I)
+STATISTIC_PATTERN = re.compile(r"[a-z][a-z0-9_]{0,63}")
+STATISTIC_FIELD = re.compile(rf"__dj__stats__\.{STATISTIC_PATTERN.pattern}")
+RANGE_PATTERN = re.compile(r"(?P<type>number|integer)(?: (?P<low>\S*)\.\.(?P<high>\S*))?")
 RULE_SIGN, NAME_IN_BRACES = re.compile(r" (?:=>|!?=) "), re.compile(r"\{[a-z]{1,30}\}")
 FOLDER_KINDS = ("model", "folder")
 
@@ -72,7 +72,7 @@ def convert_number(text: str, value: object) -> object:
 
 def parse_argument_size(size: str) -> int:
     """Return a `size` in bytes; as in Data-Juicer, KB and KiB are both 1024."""
-    match = SIZE.fullmatch(size)
+    match = SIZE_PATTERN.fullmatch(size)
     return int(match["number"]) << 10 * " KMGT".index((match["unit"] or " ")[0].upper())
 
 
@@ -106,8 +106,8 @@ def _is_below(path: Path, folder: str) -> bool:
 
 
 def _parse_kind(name: str) -> Kind:
-    if name in SIMPLE:
-        return Kind(name, *SIMPLE[name])
+    if name in SIMPLE_KINDS:
+        return Kind(name, *SIMPLE_KINDS[name])
     if name.startswith("list of "):
         item = _parse_kind(name.removeprefix("list of "))
         return Kind(name, f"a list, each item {item.expects}", lambda value: _is_list(value, item))
@@ -115,7 +115,7 @@ def _parse_kind(name: str) -> Kind:
         words = [BOOLEANS.get(word, word) for word in name.removeprefix("one of ").split(", ")]
         expects = " or ".join(str(word).lower() if isinstance(word, bool) else word for word in words)
         return Kind(name, expects, lambda value: any(value is word or _is_same(value, word) for word in words))
-    if match := RANGE.fullmatch(name):
+    if match := RANGE_PATTERN.fullmatch(name):
         return _build_number_kind(name, match)
     raise ValueError(f"config/schemas/operators.yaml: there is no kind {name!r}")
 
@@ -132,7 +132,7 @@ def _build_number_kind(name: str, match: re.Match) -> Kind:
 
 
 def _find_number_type(name: str) -> str | None:
-    match = RANGE.fullmatch(name)
+    match = RANGE_PATTERN.fullmatch(name)
     return {"fraction": "number", "share": "number", "count": "integer"}.get(name) or (match and match["type"])
 
 
@@ -156,7 +156,12 @@ def _is_list(value: object, item: Kind) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    if not isinstance(value, str) or len(value) > MAX_TEXT_LENGTH or LAMBDA.search(value) or CONTROL.search(value):
+    if (
+        not isinstance(value, str)
+        or len(value) > MAX_TEXT_LENGTH
+        or LAMBDA_PATTERN.search(value)
+        or CONTROL_TOKEN_PATTERN.search(value)
+    ):
         return False
     return all(map(_is_plain, value))
 
@@ -169,7 +174,7 @@ def _is_plain(character: str) -> bool:
 
 
 def _is_prompt(value: object) -> bool:
-    if not isinstance(value, str) or len(value) > MAX_PROMPT_LENGTH or CONTROL.search(value):
+    if not isinstance(value, str) or len(value) > MAX_PROMPT_LENGTH or CONTROL_TOKEN_PATTERN.search(value):
         return False
     return all(character == "\n" or not unicodedata.category(character).startswith("C") for character in value)
 
@@ -192,13 +197,13 @@ def _is_rewrite(value: object) -> bool:
 
 
 def _is_characters(value: object) -> bool:
-    if not isinstance(value, str) or not value or len(value) > MAX_CHARACTERS or LAMBDA.search(value):
+    if not isinstance(value, str) or not value or len(value) > MAX_CHARACTERS or LAMBDA_PATTERN.search(value):
         return False
     return value.isprintable() and not re.search(r"/\w|\.\.|\\|[{}]", value)
 
 
 def _is_size(value: object) -> bool:
-    return isinstance(value, str) and bool(SIZE.fullmatch(value))
+    return isinstance(value, str) and bool(SIZE_PATTERN.fullmatch(value))
 
 
 def _is_path(value: object) -> bool:
@@ -223,7 +228,7 @@ BOOLEANS = {"true": True, "false": False}
 PLAIN_TEXT = (
     f"plain text of up to {MAX_TEXT_LENGTH} letters, digits, blanks and {PUNCTUATION}, without control tokens or code"
 )
-SIMPLE: dict[str, tuple[str, Callable[[object], bool]]] = {
+SIMPLE_KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "boolean": ("true or false", lambda value: isinstance(value, bool)),
     "null": ("null", lambda value: value is None),
     "fraction": ("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1),
@@ -244,7 +249,7 @@ SIMPLE: dict[str, tuple[str, Callable[[object], bool]]] = {
     "size": ("a string with a whole number of bytes, KiB, MiB, GiB or TiB", _is_size),
     "statistic": (
         "the name of a statistic, such as image_text_similarity",
-        lambda value: isinstance(value, str) and bool(STATISTIC.fullmatch(value)),
+        lambda value: isinstance(value, str) and bool(STATISTIC_PATTERN.fullmatch(value)),
     ),
     "statistic field": (
         "a statistic's column, such as __dj__stats__.image_text_similarity",

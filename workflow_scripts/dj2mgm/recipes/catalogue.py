@@ -10,11 +10,11 @@ from pathlib import Path
 
 from dj2mgm.settings.config_files import SHIPPED, read_config
 
-REVIEWED = SHIPPED / "schemas/operators.yaml"
-INSTALLED = SHIPPED / "schemas/operators.installed.json"
+REVIEWED_FILE = SHIPPED / "schemas/operators.yaml"
+INSTALLED_FILE = SHIPPED / "schemas/operators.installed.json"
 NOT_PLAIN = "<not plain>"  # replaces a default that JSON cannot hold
-REQUIRED = "<required>"  # replaces the default of an argument that has none
-RULES = ("exactly_one", "at_least_one", "at_most_one", "same_length", "below")
+REQUIRED_MARK = "<required>"  # replaces the default of an argument that has none
+ARGUMENT_RULES = ("exactly_one", "at_least_one", "at_most_one", "same_length", "below")
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class AllowedOperator:
     Attributes:
         name: name of the operator.
         arguments: kind of each argument that a recipe may give.
-        defaults: default of each argument of the operator, or `REQUIRED` or `NOT_PLAIN`.
-        rules: groups of arguments for each of `RULES`.
+        defaults: default of each argument of the operator, or `REQUIRED_MARK` or `NOT_PLAIN`.
+        rules: groups of arguments for each of `ARGUMENT_RULES`.
         writes_captions: whether it may be the captioner of another operator.
     """
 
@@ -48,7 +48,7 @@ def read_allowed_operators() -> dict[str, AllowedOperator]:
             defaults |= installed["every_filter"]
         arguments |= entry["arguments"]
         defaults |= installed["arguments"].get(name, {})  # unknown for an operator that was added by hand
-        rules = {rule: entry[rule] for rule in RULES if rule in entry}
+        rules = {rule: entry[rule] for rule in ARGUMENT_RULES if rule in entry}
         operators[name] = AllowedOperator(name, arguments, defaults, rules, entry.get("writes_captions", False))
     return operators
 
@@ -62,7 +62,7 @@ def read_refused_operators() -> dict[str, str]:
 def read_defaults(name: str) -> dict[str, object]:
     """Return the plain defaults of an operator's own arguments; none if it was not reviewed."""
     defaults = _read_installed()["arguments"].get(name, {})
-    return {key: value for key, value in defaults.items() if value not in (REQUIRED, NOT_PLAIN)}
+    return {key: value for key, value in defaults.items() if value not in (REQUIRED_MARK, NOT_PLAIN)}
 
 
 def list_arguments(name: str) -> list[str]:
@@ -72,9 +72,9 @@ def list_arguments(name: str) -> list[str]:
 
 @cache
 def _read_reviewed() -> dict:
-    return read_config(REVIEWED)
+    return read_config(REVIEWED_FILE)
 
 
 @cache
 def _read_installed() -> dict:
-    return json.loads(Path(INSTALLED).read_text(encoding="utf-8"))
+    return json.loads(Path(INSTALLED_FILE).read_text(encoding="utf-8"))

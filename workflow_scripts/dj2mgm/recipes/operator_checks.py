@@ -4,14 +4,14 @@ from collections.abc import Collection, Iterator
 
 from dj2mgm.errors import InputError
 from dj2mgm.recipes.argument_kinds import find_folder_problem, find_problem, parse_argument_size
-from dj2mgm.recipes.catalogue import REQUIRED, AllowedOperator, read_allowed_operators, read_refused_operators
+from dj2mgm.recipes.catalogue import REQUIRED_MARK, AllowedOperator, read_allowed_operators, read_refused_operators
 from dj2mgm.recipes.recipe_files import is_folder_argument
 from dj2mgm.recipes.recipe_step import (
-    INSTRUCT,
+    INSTRUCTION_OPERATOR,
     MEASURED_ON_INPUT_TEXT,
     READING_IMAGES,
-    RECAPTION,
-    REPAIR,
+    RECAPTION_OPERATOR,
+    REPAIR_OPERATOR,
     RecipeStep,
     find_nearest_name,
 )
@@ -29,7 +29,7 @@ REFUSED_ARGUMENTS = {
 }
 ARGUMENT_FORMATS = {"base_url": (is_address, ADDRESS_RULE), "key_variable": (is_variable, VARIABLE_RULE)}
 MERGES_ROWS = "merges or groups rows"  # a reason in config/schemas/operators.yaml
-TRUST = "If you trust the author of the recipe, set trusted_recipes: true in config/config.yaml"
+TRUST_REMEDY = "If you trust the author of the recipe, set trusted_recipes: true in config/config.yaml"
 
 
 def check_step(step: RecipeStep, folders: Collection[str] | None, trusted: bool) -> None:
@@ -62,18 +62,19 @@ def check_order(steps: Collection[RecipeStep]) -> None:
     names = [step.name for step in steps]
     for number, step in enumerate(steps):
         before, after = names[:number], names[number + 1 :]
-        if step.name == INSTRUCT and INSTRUCT in before:
+        if step.name == INSTRUCTION_OPERATOR and INSTRUCTION_OPERATOR in before:
             raise InputError(
-                f"{step.location}: {INSTRUCT} would write the same rows again. Remove it, or raise per_image of the "
-                "first"
+                f"{step.location}: {INSTRUCTION_OPERATOR} would write the same rows again. Remove it, or raise "
+                "per_image of the first"
             )
-        if step.name == INSTRUCT:
+        if step.name == INSTRUCTION_OPERATOR:
             readers = [name for name in before if name in read_allowed_operators() and name not in READING_IMAGES]
             if readers:
                 raise InputError(
-                    f"{step.location}: new rows have no text yet when {readers[0]} reads them. Put {INSTRUCT} before it"
+                    f"{step.location}: new rows have no text yet when {readers[0]} reads them. Put "
+                    f"{INSTRUCTION_OPERATOR} before it"
                 )
-        if step.name in (RECAPTION, REPAIR):
+        if step.name in (RECAPTION_OPERATOR, REPAIR_OPERATOR):
             repeated = [name for name in before if name in MEASURED_ON_INPUT_TEXT and name in after]
             if repeated:
                 raise InputError(
@@ -94,7 +95,7 @@ def check_models_named(steps: Collection[RecipeStep]) -> None:
         operator = read_allowed_operators().get(step.name)
         for argument, kind in operator.arguments.items() if operator else ():
             default = operator.defaults.get(argument)
-            if kind == "model" and step.arguments.get(argument) is None and default not in (None, REQUIRED):
+            if kind == "model" and step.arguments.get(argument) is None and default not in (None, REQUIRED_MARK):
                 raise InputError(
                     f"{step.location}: {step.name}: {argument!r} is missing, and its default, {default}, is on the "
                     "hub. Name the folder of a model"
@@ -135,7 +136,8 @@ def _make_refusal(step: RecipeStep) -> InputError:
         return make_row_merge_error(step.location, step.name)
     if reason:
         return InputError(
-            f"{step.location}: {step.name} is not allowed in a recipe, because it {reason}. Remove the step. {TRUST}"
+            f"{step.location}: {step.name} is not allowed in a recipe, because it {reason}. Remove the step. "
+            f"{TRUST_REMEDY}"
         )
     nearest_name = find_nearest_name(step.name, read_allowed_operators().keys() | read_refused_operators().keys())
     return InputError(
@@ -152,7 +154,7 @@ def _check_names(step: RecipeStep, operator: AllowedOperator, allowed: Collectio
             allowed_names = ", ".join(sorted(allowed))
             raise InputError(
                 f"{step.location}: {step.name}: {argument!r} is not allowed in a recipe. Allowed are {allowed_names}. "
-                f"Remove {argument}. {TRUST}"
+                f"Remove {argument}. {TRUST_REMEDY}"
             )
         raise InputError(
             f"{step.location}: {step.name} has no argument {argument!r}; the nearest one is "

@@ -10,8 +10,8 @@ characters, which is the same everywhere in the rule. English `a` before braces 
 import re
 from dataclasses import dataclass
 
-SLOT = re.compile(r"(?:\b([Aa]) )?\{([a-z]+)\}")
-ANYTHING = r"([^{}?!]{1,60}?)"
+SLOT_PATTERN = re.compile(r"(?:\b([Aa]) )?\{([a-z]+)\}")
+ANY_WORDS = r"([^{}?!]{1,60}?)"
 MAX_SLOTS = 4  # names in braces in a question; each multiplies the number of possible matches
 VOWELS = "aeiou"
 
@@ -41,8 +41,8 @@ class Rewrite:
         self._expected = sign == " = "
         if not (arrow and question and answer and self._question and self._answer):
             raise ValueError(f"a rewrite must be 'question = answer => question = answer', found {rule!r}")
-        names = SLOT.findall(f"{question} {answer}")
-        unknown = {name for _, name in SLOT.findall(right_side)} - {name for _, name in names}
+        names = SLOT_PATTERN.findall(f"{question} {answer}")
+        unknown = {name for _, name in SLOT_PATTERN.findall(right_side)} - {name for _, name in names}
         if unknown or len(names) > MAX_SLOTS:
             problem = f"{{{unknown.pop()}}} is only on its right side" if unknown else f"more than {MAX_SLOTS} braces"
             raise ValueError(f"rewrite {rule!r}: {problem}")
@@ -59,10 +59,10 @@ class Rewrite:
 
 def _convert_to_pattern(text: str) -> str:
     parts, end, names = [], 0, set()
-    for match in SLOT.finditer(text):
+    for match in SLOT_PATTERN.finditer(text):
         article, name = match.groups()
         parts.append(re.escape(text[end : match.start()]) + ("an? " if article else ""))
-        parts.append(f"(?P={name})" if name in names else ANYTHING.replace("(", f"(?P<{name}>", 1))
+        parts.append(f"(?P={name})" if name in names else ANY_WORDS.replace("(", f"(?P<{name}>", 1))
         names.add(name)
         end = match.end()
     return "".join([*parts, re.escape(text[end:])])
@@ -75,4 +75,4 @@ def _fill(text: str, values: dict[str, str]) -> str:
             return values[name]
         return f"{article}{'n' if values[name][0].lower() in VOWELS else ''} {values[name]}"
 
-    return SLOT.sub(value, text)
+    return SLOT_PATTERN.sub(value, text)

@@ -5,7 +5,7 @@ import re
 
 from dj2mgm.recipes.argument_kinds import FOLDER_KINDS
 from dj2mgm.recipes.catalogue import read_allowed_operators
-from dj2mgm.recipes.recipe_step import CAPTIONER, DATASET_FILES
+from dj2mgm.recipes.recipe_step import CAPTIONER_ARGUMENT, DATASET_FILES
 
 FOLDER_FILES = (".json", ".txt", ".safetensors")  # in a folder of models or word lists
 # arguments set by the stage; their files are not inputs of the recipe
@@ -35,14 +35,19 @@ def select_file_arguments(name: str, arguments: dict) -> dict:
     return {
         key: value
         for key, value in arguments.items()
-        if key not in STAGE_PATHS and (key == CAPTIONER or key not in kinds or is_folder_argument(kinds[key], value))
+        if key not in STAGE_PATHS
+        and (key == CAPTIONER_ARGUMENT or key not in kinds or is_folder_argument(kinds[key], value))
     }
 
 
 def _list_step_files(name: str, arguments: dict) -> list[str]:
     files = []
     for key, value in select_file_arguments(name, arguments).items():
-        files += find_recipe_files([value]) if key == CAPTIONER and isinstance(value, dict) else _list_files_in(value)
+        files += (
+            find_recipe_files([value])
+            if key == CAPTIONER_ARGUMENT and isinstance(value, dict)
+            else _list_files_in(value)
+        )
     return files
 
 

@@ -15,9 +15,9 @@ from dj2mgm.recipes.argument_kinds import convert_number, shorten_value
 from dj2mgm.recipes.catalogue import read_allowed_operators
 from dj2mgm.recipes.operator_checks import check_order, check_step
 from dj2mgm.recipes.recipe_files import is_folder_argument
-from dj2mgm.recipes.recipe_step import CAPTIONER, MAX_NAME_LENGTH, PAIRS, ROW_KINDS, RecipeStep, parse_steps
+from dj2mgm.recipes.recipe_step import CAPTIONER_ARGUMENT, MAX_NAME_LENGTH, PAIRS, ROW_KINDS, RecipeStep, parse_steps
 
-KEYS = {"process", "executor", "ray_address", "rows"}
+RECIPE_KEYS = {"process", "executor", "ray_address", "rows"}
 EXECUTORS = ("default", "ray")  # Data-Juicer's names
 LOCAL_RAY = re.compile(r"auto|(localhost|127\.0\.0\.1|\[::1\]):[0-9]{1,5}")
 
@@ -68,10 +68,10 @@ def parse_recipe(
 def _check_top_level_keys(location: object, recipe: dict, prefix: str, trusted: bool) -> None:
     """Check the keys of a recipe, and all of its values except `process`."""
     for key in recipe:
-        if key not in KEYS:
-            near = difflib.get_close_matches(str(key)[:MAX_NAME_LENGTH], KEYS, n=1)
+        if key not in RECIPE_KEYS:
+            near = difflib.get_close_matches(str(key)[:MAX_NAME_LENGTH], RECIPE_KEYS, n=1)
             remedy = f"did you mean {near[0]!r}?" if near else "data, outputs and processes are set in config/"
-            keys = ", ".join(sorted(KEYS))
+            keys = ", ".join(sorted(RECIPE_KEYS))
             raise InputError(
                 f"{location}: a recipe has no key '{prefix}{str(key)[:MAX_NAME_LENGTH]}', only {keys}; {remedy}"
             )
@@ -105,5 +105,5 @@ def _with_types(step: RecipeStep) -> RecipeStep:
         kind, value = operator.arguments[key], arguments[key]
         arguments[key] = os.path.expanduser(value) if is_folder_argument(kind, value) else convert_number(kind, value)
     if captioner:
-        arguments[CAPTIONER] = captioner.as_dict()
+        arguments[CAPTIONER_ARGUMENT] = captioner.as_dict()
     return replace(step, arguments=arguments, captioner=captioner)

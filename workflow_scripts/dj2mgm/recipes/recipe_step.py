@@ -21,16 +21,16 @@ WITH_CLIP = (
     "cluster_balance_filter",
 )
 LIKELIHOOD_GAIN = "likelihood_gain_filter"
-RECAPTION = "low_similarity_recaption_mapper"
-INSTRUCT = "instruction_synthesis_mapper"
-RATE = "vlm_rating_filter"
-REPAIR = "answer_repair_mapper"
+RECAPTION_OPERATOR = "low_similarity_recaption_mapper"
+INSTRUCTION_OPERATOR = "instruction_synthesis_mapper"
+RATING_OPERATOR = "vlm_rating_filter"
+REPAIR_OPERATOR = "answer_repair_mapper"
 # operators whose captioner answers questions
-ANSWERING = (INSTRUCT, RATE, REPAIR)
+ANSWERING_OPERATORS = (INSTRUCTION_OPERATOR, RATING_OPERATOR, REPAIR_OPERATOR)
 # operators that measure texts with a trained model
-MEASURING = (LIKELIHOOD_GAIN, "blind_answer_filter", "round_trip_filter")
+MEASURING_OPERATORS = (LIKELIHOOD_GAIN, "blind_answer_filter", "round_trip_filter")
 # operators that measure a text once, and not again after a mapper has changed it
-MEASURED_ON_INPUT_TEXT = (*MEASURING, RATE, "caption_agreement_filter")
+MEASURED_ON_INPUT_TEXT = (*MEASURING_OPERATORS, RATING_OPERATOR, "caption_agreement_filter")
 # operators that read images only
 READING_IMAGES = (
     "image_aspect_ratio_filter",
@@ -41,11 +41,19 @@ READING_IMAGES = (
     "image_watermark_filter",
 )
 # operators that read questions
-WITH_QUESTIONS = (INSTRUCT, REPAIR, "blind_answer_filter", "round_trip_filter", "caption_agreement_filter")
-CAPTIONER = "captioner"  # an argument that is an operator itself
+WITH_QUESTIONS = (
+    INSTRUCTION_OPERATOR,
+    REPAIR_OPERATOR,
+    "blind_answer_filter",
+    "round_trip_filter",
+    "caption_agreement_filter",
+)
+CAPTIONER_ARGUMENT = "captioner"  # an argument that is an operator itself
 # operators to which a stage adds a captioner, by the argument with which a recipe names its own model instead: an
 # operator (`captioner`), or the folder of a finished training stage (`stage`)
-WITH_CAPTIONER = dict.fromkeys((RECAPTION, *ANSWERING), CAPTIONER) | dict.fromkeys(MEASURING, "stage")
+WITH_CAPTIONER = dict.fromkeys((RECAPTION_OPERATOR, *ANSWERING_OPERATORS), CAPTIONER_ARGUMENT) | dict.fromkeys(
+    MEASURING_OPERATORS, "stage"
+)
 
 
 @dataclass(frozen=True)
@@ -111,8 +119,8 @@ def _parse_step(location: str, step: object, is_captioner: bool = False) -> Reci
 
 def _make_step(location: str, name: str, arguments: dict, is_captioner: bool = False) -> RecipeStep:
     captioner = None
-    if not is_captioner and arguments.get(CAPTIONER) is not None:
-        captioner = _parse_step(f"{location}, {CAPTIONER}", arguments[CAPTIONER], is_captioner=True)
+    if not is_captioner and arguments.get(CAPTIONER_ARGUMENT) is not None:
+        captioner = _parse_step(f"{location}, {CAPTIONER_ARGUMENT}", arguments[CAPTIONER_ARGUMENT], is_captioner=True)
     return RecipeStep(location, name, arguments, captioner, is_captioner)
 
 

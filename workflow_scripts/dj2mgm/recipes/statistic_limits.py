@@ -5,8 +5,8 @@ from functools import cache
 
 from dj2mgm.recipes.catalogue import list_arguments
 
-PREFIXES = {"min": "min_", "max": "max_"}  # names of arguments for the ends of a range begin with these
-STATISTICS = {  # by operator
+LIMIT_PREFIXES = {"min": "min_", "max": "max_"}  # names of arguments for the ends of a range begin with these
+OPERATOR_STATISTICS = {  # by operator
     "text_length_filter": ("text_len",),
     "words_num_filter": ("num_words",),
     "token_num_filter": ("num_token",),
@@ -56,20 +56,22 @@ def find_limit_arguments(arguments: Collection[str], statistic: str, alone: bool
         alone: whether the operator has no other statistic. Otherwise the name of an argument without its prefix is
             part of the statistic's name (min_width, image_width).
     """
-    ranges = {name[len(prefix) :] for name in arguments for prefix in PREFIXES.values() if name.startswith(prefix)}
+    ranges = {
+        name[len(prefix) :] for name in arguments for prefix in LIMIT_PREFIXES.values() if name.startswith(prefix)
+    }
     words = ranges if alone and len(ranges) == 1 else {word for word in ranges if word in statistic}
     if len(words) != 1:
         return {}
     [word] = words
-    return {side: prefix + word for side, prefix in PREFIXES.items() if prefix + word in arguments}
+    return {side: prefix + word for side, prefix in LIMIT_PREFIXES.items() if prefix + word in arguments}
 
 
 @cache
 def read_statistic_operators() -> dict[str, tuple[str, dict[str, str]]]:
-    """Return the operator of each statistic of `STATISTICS`, and the arguments that limit it by side."""
+    """Return the operator of each statistic of `OPERATOR_STATISTICS`, and the arguments that limit it by side."""
     limits = {
         statistic: (operator, find_limit_arguments(list_arguments(operator), statistic, len(statistics) == 1))
-        for operator, statistics in STATISTICS.items()
+        for operator, statistics in OPERATOR_STATISTICS.items()
         for statistic in statistics
     }
     return limits | {"image_watermark_prob": ("image_watermark_filter", {"max": "prob_threshold"})}  # without a prefix

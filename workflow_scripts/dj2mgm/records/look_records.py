@@ -7,7 +7,7 @@ from dj2mgm.settings.targets import DecideSection
 from dj2mgm.verdict_kinds import VerdictKind
 
 MIN_SEEDS = 2  # seeds at the first look, because one seed shows no noise between seeds
-DECISION = "decision.json"  # next to the looks: verdict and statement of the last one
+DECISION_FILE = "decision.json"  # next to the looks: verdict and statement of the last one
 
 
 class LookRecord(Section):

@@ -7,7 +7,9 @@ from dj2mgm.settings.base import Number, Section, Seed, setting
 from dj2mgm.settings.string_formats import Name
 from dj2mgm.settings.study_files import Interval, MixtureSpace, Sampler
 
-RANDOM = "-random"  # last part of the name of the winner's control, which trains on a random subset of the same size
+RANDOM_SUFFIX = (
+    "-random"  # last part of the name of the winner's control, which trains on a random subset of the same size
+)
 
 
 class SearchSettings(Section):

@@ -18,8 +18,8 @@ from dj2mgm.reporting.charts import Bars, LimitMark, Scale, Tick, compute_bin_ed
 from dj2mgm.reporting.rendering import build_template_environment, encode_shrunk_image, format_integer, list_counts
 from dj2mgm.storage.files import write_text
 
-EXAMPLES = 4
-COMMON = 0.25  # share of the rows; a lowest or highest value of more rows gets no examples
+EXAMPLE_COUNT = 4
+COMMON_SHARE = 0.25  # share of the rows; a lowest or highest value of more rows gets no examples
 MAX_CAPTION_LENGTH = 90  # characters
 MAX_SIDE = 144  # px, of embedded images
 
@@ -244,7 +244,7 @@ def _build_group(title: str, rows: np.ndarray, statistic: Statistic, analysis: A
     dropped = bool(len(rows)) and bool(statistic.drops(statistic.suggested)[rows[0]])
     is_extreme = title in ("lowest", "highest")
     count = int((values == values[rows[0]]).sum()) if len(rows) else 0
-    if is_extreme and count > COMMON * analysis.rows:
+    if is_extreme and count > COMMON_SHARE * analysis.rows:
         return Group(title, dropped, words=f"{format_integer(count)} rows have {format_statistic(values[rows[0]])}")
     examples = [_build_example(row, statistic, analysis) for row in _select_different(rows, statistic, analysis)]
     return Group(title, dropped, examples)
@@ -254,7 +254,7 @@ def _select_different(rows: Iterable[int], statistic: Statistic, analysis: Analy
     """Return the first rows with different images or, for a statistic of texts, different texts."""
     first_rows: dict[object, int] = {}  # by image or text
     for row in rows:
-        if len(first_rows) == EXAMPLES:
+        if len(first_rows) == EXAMPLE_COUNT:
             break
         first_rows.setdefault(row if statistic.of_images else analysis.texts[row], int(row))
     return list(first_rows.values())

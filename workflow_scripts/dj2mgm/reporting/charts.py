@@ -8,10 +8,10 @@ import numpy as np
 
 from dj2mgm.reporting.rendering import format_number
 
-BINS = 32  # of a histogram
-HEIGHT = 100.0  # units of a drawing of bars; it is stretched to the page's width and height
+HISTOGRAM_BINS = 32  # of a histogram
+BAR_CHART_HEIGHT = 100.0  # units of a drawing of bars; it is stretched to the page's width and height
 MIN_BIN_HEIGHT = 1.6  # units; the least height of a bin that has rows, so that it stays visible
-POINTS = 240  # most points of a line
+MAX_LINE_POINTS = 240  # most points of a line
 
 
 @dataclass(frozen=True)
@@ -101,21 +101,21 @@ def stack_bars(counts: dict[str, np.ndarray], highest: int, down: bool = False) 
     floor = np.zeros(len(next(iter(counts.values()))))
     bars = []
     for series, numbers in counts.items():
-        heights = np.where(numbers > 0, np.maximum(numbers / highest * HEIGHT, MIN_BIN_HEIGHT), 0)
-        visible_heights = np.minimum(heights, HEIGHT - floor)
+        heights = np.where(numbers > 0, np.maximum(numbers / highest * BAR_CHART_HEIGHT, MIN_BIN_HEIGHT), 0)
+        visible_heights = np.minimum(heights, BAR_CHART_HEIGHT - floor)
         path = "".join(
             _draw_bar(index * width, width, start, height, down)
             for index, (start, height) in enumerate(zip(floor, visible_heights, strict=True))
             if height > 0
         )
-        floor = np.minimum(floor + heights, HEIGHT - MIN_BIN_HEIGHT)
+        floor = np.minimum(floor + heights, BAR_CHART_HEIGHT - MIN_BIN_HEIGHT)
         if path:
             bars.append(Bars(series, path))
     return bars
 
 
 def _draw_bar(left: float, width: float, start: float, height: float, down: bool) -> str:
-    top = start if down else HEIGHT - start - height
+    top = start if down else BAR_CHART_HEIGHT - start - height
     gap = 0.12 * width
     return f"M{left + gap / 2:.2f} {top:.2f}h{width - gap:.2f}v{height:.2f}h{gap - width:.2f}z"
 
@@ -134,11 +134,11 @@ def compute_bin_edges(values: np.ndarray) -> tuple[np.ndarray, bool]:
     """
     low, high = float(values.min()), float(values.max())
     if low > 0 and high / float(np.median(values)) > 12 or low > 0 and float(np.median(values)) / low > 12:
-        return np.geomspace(low, high * (1 + 1e-9), BINS + 1), True
+        return np.geomspace(low, high * (1 + 1e-9), HISTOGRAM_BINS + 1), True
     if np.all(values == np.round(values)):
-        width = max(1, math.ceil((high - low + 1) / BINS))
+        width = max(1, math.ceil((high - low + 1) / HISTOGRAM_BINS))
         return np.arange(low - 0.5, high + 0.5 + width, width), False
-    return np.linspace(low, high, BINS + 1), False
+    return np.linspace(low, high, HISTOGRAM_BINS + 1), False
 
 
 @dataclass(frozen=True)
@@ -167,5 +167,5 @@ class LineChart:
 def draw_line(x: Scale, y: Scale, xs: Sequence[float], ys: Sequence[float]) -> str:
     """Return a path through at most POINTS of the finite values."""
     finite = np.flatnonzero(np.isfinite(ys))
-    indices = finite[np.unique(np.linspace(0, len(finite) - 1, min(POINTS, len(finite))).round().astype(int))]
+    indices = finite[np.unique(np.linspace(0, len(finite) - 1, min(MAX_LINE_POINTS, len(finite))).round().astype(int))]
     return "M" + "L".join(f"{x.at(xs[index]):.2f} {100 - y.at(ys[index]):.2f}" for index in indices)

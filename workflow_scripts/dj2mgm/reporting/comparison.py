@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from dj2mgm.evaluation.groups import BY_TYPE, SECOND, is_share, is_task_metric
+from dj2mgm.evaluation.groups import BY_TYPE, SECOND_JUDGE_PREFIX, is_share, is_task_metric
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import (
     GroupEstimates,
@@ -44,9 +44,9 @@ def find_obstacle(metric: str, *experiments: ExperimentResults) -> str:
     """Return why a metric of these experiments cannot be compared; empty if it can."""
     if is_task_metric(metric):
         return ""  # a task of lmms-eval has the same questions for all
-    if metric.removeprefix(SECOND) in JUDGED_METRICS:
+    if metric.removeprefix(SECOND_JUDGE_PREFIX) in JUDGED_METRICS:
         return describe_data_difference(*experiments) or describe_judge_difference(
-            int(metric.startswith(SECOND)), *experiments
+            int(metric.startswith(SECOND_JUDGE_PREFIX)), *experiments
         )
     return describe_data_difference(*experiments)
 
@@ -275,8 +275,8 @@ def lower_title(metric: str) -> str:
     """Return the title of a score inside a sentence."""
     if metric.startswith(BY_TYPE):
         return f"VQA accuracy, {metric.removeprefix(BY_TYPE)}"
-    if metric.startswith(SECOND):
-        return f"{lower_title(metric.removeprefix(SECOND))}, second judge"
+    if metric.startswith(SECOND_JUDGE_PREFIX):
+        return f"{lower_title(metric.removeprefix(SECOND_JUDGE_PREFIX))}, second judge"
     return SCORE_TITLES.get(metric, metric.replace("_", " "))
 
 

@@ -18,7 +18,7 @@ from dj2mgm.records.judges import Judge
 from dj2mgm.records.page_records import PageSettings, ShownConfiguration, ShownControl, ShownExperiment, read_image_root
 from dj2mgm.records.publication_records import RecipeContents
 from dj2mgm.records.recipe_summary import RecipeSummary, read_recipe_summary
-from dj2mgm.runs.stages import LEAKS, STAGES, TASK_PREFIXES, TRAINING
+from dj2mgm.runs.stages import LEAK_FILES, STAGES, TASK_PREFIXES, TRAINING_STAGES
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, read_jsonl
 
@@ -122,7 +122,7 @@ def load_experiment(entry: ShownExperiment) -> ExperimentResults:
     for file in (dataset / "summary.json", dataset / "evaluation.jsonl"):
         _check_file(file, name, "make_dataset")
     leaks = Path(entry.leaks) if entry.leaks else None
-    for file in (leaks / name for name in LEAKS) if leaks else ():
+    for file in (leaks / name for name in LEAK_FILES) if leaks else ():
         _check_file(file, name, "find_leaks")
     runs = [_load_run(name, run.seed, run.stages) for run in entry.runs]
     return ExperimentResults(
@@ -149,7 +149,7 @@ def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> RunResults
         stage, file = name.split("/")
         if stage in stages:
             _check_file(stages[stage] / file, f"{experiment} with seed {seed}", rule)
-    training_stages = [stage for stage in TRAINING if stage in stages]
+    training_stages = [stage for stage in TRAINING_STAGES if stage in stages]
     metrics = {stage: read_json(stages[stage] / "metrics.json") for stage in ("evaluate_clip", "evaluate_vqa")}
     metrics |= {stage: read_json(stages[stage] / "metrics.json") for stage in stages if stage.startswith(TASK_PREFIXES)}
     score_files = [stages[stage] / "scores.jsonl" for stage in metrics]

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.records.look_records import DECISION
+from dj2mgm.records.look_records import DECISION_FILE
 from dj2mgm.records.page_records import PageSettings, ShownExperiment, list_settings
 from dj2mgm.reporting.comparison import format_interval, format_score
 from dj2mgm.reporting.data_tables import build_library_script, build_page_style, hash_source
@@ -27,13 +27,13 @@ from dj2mgm.reporting.rendering import TEMPLATES, build_template_environment
 from dj2mgm.reporting.sections.run_details import show_setting
 from dj2mgm.reporting.verdicts.verdict_cards import find_cost
 from dj2mgm.runs.stages import STAGES
-from dj2mgm.runs.unlearned import VERDICT
+from dj2mgm.runs.unlearned import VERDICT_FILE
 from dj2mgm.score_groups import GAIN_GROUP, OWN_GROUP
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, write_text
 
 SETTINGS_FILE = "config.yaml"  # tells the folder of a stage from a folder of images with the same name
-DEPTH = 3  # folders between the results and a page: results/<parent folder>/<experiment>/report
+PAGE_DEPTH = 3  # folders between the results and a page: results/<parent folder>/<experiment>/report
 SCORE_COLUMNS = {  # group and metric by the title of the column
     "probability of the right answer": (OWN_GROUP, "answer_probability"),
     "log-likelihood of captions": (OWN_GROUP, "caption_log_likelihood"),
@@ -42,7 +42,7 @@ SCORE_COLUMNS = {  # group and metric by the title of the column
     "gain over a shuffled image": (GAIN_GROUP, "answer_log_likelihood"),
 }
 OWN_COLUMNS = ("dataset", "model", "seeds", "description")  # settings with a column of their own, or without effect
-DAMAGED = (InputError, OSError, ValueError, LookupError, TypeError, AttributeError)  # errors of incomplete files
+READ_ERRORS = (InputError, OSError, ValueError, LookupError, TypeError, AttributeError)  # errors of incomplete files
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def find_entries(results: Path, path: Path) -> tuple[list[Entry], list[Unread]]:
             try:
                 loaded.append((load_experiment(listing.experiment), listing, group))
                 break
-            except DAMAGED as error:
+            except READ_ERRORS as error:
                 name = f"{listing.page.relative_to(results)}: {listing.experiment.name}"
                 reasons.append(Unread(name, _describe_error(error)))
         else:
@@ -134,7 +134,7 @@ def read_listings(results: Path) -> tuple[dict[tuple[Path, str], list[Listing]],
         page = config.parent
         try:
             experiments, modified = load_settings(PageSettings, config).experiments, config.stat().st_mtime
-        except DAMAGED as error:
+        except READ_ERRORS as error:
             unread.append(Unread(str(page.relative_to(results)), _describe_error(error)))
             continue
         # a page of one experiment is inside its folder; a page of several experiments is next to their folders
@@ -148,7 +148,7 @@ def read_listings(results: Path) -> tuple[dict[tuple[Path, str], list[Listing]],
 
 def find_page_configs(results: Path) -> Iterator[Path]:
     """Yield the config.yaml of each page of experiments or of variants."""
-    for depth in range(DEPTH):
+    for depth in range(PAGE_DEPTH):
         for config in sorted(results.glob("*/" * depth + "*/config.yaml")):
             folder = config.parent
             if folder.name == "report" or (folder / f"{folder.name}.html").is_file():
@@ -157,9 +157,9 @@ def find_page_configs(results: Path) -> Iterator[Path]:
 
 def read_decided(results: Path) -> Iterator[ShownExperiment]:
     """Yield the experiments of each look of `snakemake decide`. Their seeds may not be on any page."""
-    for depth in range(1, DEPTH):
+    for depth in range(1, PAGE_DEPTH):
         for config in results.glob("*/" * depth + "decide/seeds-*/config.yaml"):
-            with suppress(*DAMAGED):
+            with suppress(*READ_ERRORS):
                 yield from load_settings(PageSettings, config).experiments
 
 
@@ -168,7 +168,7 @@ def find_unlisted(results: Path, experiments: list[ShownExperiment]) -> Iterator
     folders = (folder for experiment in experiments for run in experiment.runs for folder in run.stages.values())
     listed_folders = {Path(folder).absolute().parent for folder in folders}
     stages: dict[Path, list[str]] = {}
-    for depth in range(1, DEPTH + 1):
+    for depth in range(1, PAGE_DEPTH + 1):
         for stage in STAGES:
             for folder in results.glob("*/" * depth + stage):
                 if (folder / SETTINGS_FILE).is_file() and folder.absolute().parent not in listed_folders:
@@ -224,21 +224,21 @@ def _find_verdict(name: str, default: Listing, listings: list[Listing]) -> tuple
     """Return the newest page with a verdict on the experiment, and its record; without a verdict, the default page."""
     for listing in sorted(listings, key=lambda listing: listing.modified, reverse=True):
         try:
-            record = read_json(listing.page / VERDICT).get(name, {})
+            record = read_json(listing.page / VERDICT_FILE).get(name, {})
             if record.get("verdict"):
                 return listing.page, record
-        except DAMAGED:
+        except READ_ERRORS:
             continue  # a page of an earlier version, or an incomplete page
     return default.page, {}
 
 
 def read_decision(experiment: ExperimentResults, parent_folder: Path) -> dict:
     """Return the verdict of `snakemake decide` on an experiment; {} if there is none, or if it trained again since."""
-    file = parent_folder / experiment.name / "decide" / DECISION
+    file = parent_folder / experiment.name / "decide" / DECISION_FILE
     try:
         training_end = max((run.stages["evaluate_clip"] / "metrics.json").stat().st_mtime for run in experiment.runs)
         return read_json(file) if file.stat().st_mtime >= training_end else {}
-    except DAMAGED:
+    except READ_ERRORS:
         return {}
 
 

@@ -1,6 +1,6 @@
 """Settings of the crate of a page."""
 
-from dj2mgm.dataset_resolution.experiment_dataset import RESULTS
+from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER
 from dj2mgm.runs.pages import build_page_settings, list_page_experiments, locate_stage_folders
 from dj2mgm.runs.run import Run, Runs
 
@@ -36,6 +36,6 @@ def _find_captioner_stages(runs: Runs, run: Run) -> dict[str, str]:
     stages = locate_stage_folders(runs, captioner)
     end = list(stages).index(run.choose_training_stage(captioner)) + 1
     return {
-        "dataset": f"{RESULTS}/{captioner.dataset.name}",
+        "dataset": f"{DATASETS_FOLDER}/{captioner.dataset.name}",
         "stages": dict(list(stages.items())[:end]),
     }

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from dj2mgm.divergence import DIVERGED
 from dj2mgm.runs.run import Runs
-from dj2mgm.runs.stages import STAGES, TRAINING
+from dj2mgm.runs.stages import STAGES, TRAINING_STAGES
 
 LOG_END = 20_000  # bytes at the end of a log, in which a diverged training is reported
 
@@ -13,7 +13,7 @@ def has_diverged(runs: Runs, experiment: str, seeds: list[int] | None = None) ->
     """Return whether an experiment's training diverged for any of its seeds. It would diverge again."""
     for seed in seeds or runs.experiments.configs[experiment].seeds:
         run = runs.get(experiment, seed)
-        for stage in (stage for stage in TRAINING if stage in run.settings):
+        for stage in (stage for stage in TRAINING_STAGES if stage in run.settings):
             folder = Path(runs.stage_folder(run, stage))
             finished = (folder / STAGES[stage].outputs[-1]).is_file()
             if not finished and any(DIVERGED in _read_end(log) for log in folder.glob("*.log")):

@@ -7,7 +7,7 @@ from typing import Any
 
 from dj2mgm.dataset_resolution.experiment_dataset import require_folder
 from dj2mgm.errors import InputError, UnsuitableDataset
-from dj2mgm.records.search_records import RANDOM, SearchSettings
+from dj2mgm.records.search_records import RANDOM_SUFFIX, SearchSettings
 from dj2mgm.runs.layers import (
     build_command_line_layer,
     list_experiment_names,
@@ -33,7 +33,7 @@ from dj2mgm.settings.study_files import SearchDesign, StudyFile
 from dj2mgm.settings.validation import Layer
 
 REFERENCE = "baseline"  # the experiment that all others are compared with
-MINIMAL = "finetune_minimal"  # target and variant with a few steps
+MINIMAL_TARGET = "finetune_minimal"  # target and variant with a few steps
 
 
 class Experiments:
@@ -70,7 +70,7 @@ class Experiments:
         self.errors: dict[str, InputError] = {}
         self.check_experiments([REFERENCE], "config/experiments")
         self.check_experiments(self.shared.report.experiments, "report.experiments")
-        for key in ("export", "publish", "provenance", MINIMAL):
+        for key in ("export", "publish", "provenance", MINIMAL_TARGET):
             self.check_experiments([getattr(self.shared, key).experiment], f"{key}.experiment")
         if self.shared.experiment is not None:
             self.check_experiments([self.shared.experiment], "experiment")
@@ -143,7 +143,7 @@ class Experiments:
         """Return the variants that a target compares, or the controls of an experiment, with names of their own."""
         if study := self.studies.get(target):
             variants = self._list_study_variants(target, study)
-        elif target == MINIMAL:
+        elif target == MINIMAL_TARGET:
             self.require(self.shared.finetune_minimal.experiment)
             variants = [make_minimal_variant(self.shared.finetune_minimal)]
         else:
@@ -191,7 +191,7 @@ class Experiments:
         records = list(read_planned_batches(self.searches[name]))
         trials = {trial.name: trial for trial in list_trial_variants(name, study, records, parent)}
         against = {experiment for record in records for experiment in record.against}
-        winners = [trial for trial in trials.values() if f"{trial.name}{RANDOM}" in against]
+        winners = [trial for trial in trials.values() if f"{trial.name}{RANDOM_SUFFIX}" in against]
         return [*trials.values(), *map(self._draw_rows, winners)]
 
     def list_space_checks(self, name: str) -> Iterator[tuple[Variant, Experiment]]:

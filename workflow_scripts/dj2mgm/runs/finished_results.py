@@ -11,20 +11,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dj2mgm.dataset_resolution.experiment_dataset import RESULTS as DATASETS
+from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER as DATASETS
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.missing_models import check_clip_folder, check_model_folders
 from dj2mgm.runs.experiments import list_reserved_names
 from dj2mgm.runs.pages import list_page_experiments, locate_page_folder
 from dj2mgm.runs.run import Run, Runs
-from dj2mgm.runs.stages import STAGE_NOTE, STAGES, TRAINING
-from dj2mgm.runs.unlearned import VERDICT, refuse_unlearned
+from dj2mgm.runs.stages import STAGE_NOTE, STAGES, TRAINING_STAGES
+from dj2mgm.runs.unlearned import VERDICT_FILE, refuse_unlearned
 from dj2mgm.settings.config_files import list_config_names
 from dj2mgm.settings.string_formats import has_format
 from dj2mgm.storage.files import read_if_whole
 
 CRATE, PUBLISHED, EXPORT = "crate", "publish", "export"
-OVERWRITE = "`--config overwrite=true` replaces the existing results"
+OVERWRITE_ADVICE = "`--config overwrite=true` replaces the existing results"
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def check_runs(runs: Runs, planned: Iterable[Run], may_start_stages: bool = True
 
 def find_origin(folder: Path) -> Origin | None:
     """Return the sources of a run's finished results, or None if its folder contains none."""
-    for name in reversed(TRAINING):
+    for name in reversed(TRAINING_STAGES):
         stage = _find_owner_folder(folder / name)
         if (stage / STAGES[name].outputs[-1]).is_file() or any(stage.glob("checkpoints/*")):
             labels = read_if_whole(stage / "config.yaml").get("labels", {})
@@ -131,7 +131,7 @@ def _check_run(runs: Runs, run: Run, may_start_stages: bool) -> None:
     )
     other_folder = _find_unused_name(runs, next(iter(changed_sources.values()))[1])
     alternative = (
-        f", or `--config results={other_folder}` to write the new ones to results/{other_folder}; {OVERWRITE}"
+        f", or `--config results={other_folder}` to write the new ones to results/{other_folder}; {OVERWRITE_ADVICE}"
         if may_start_stages
         else ""
     )
@@ -154,7 +154,8 @@ def _check_dataset(runs: Runs, name: str) -> None:
     if (Path(DATASETS, name) / "summary.json").is_file():
         raise InputError(
             f"{DATASETS}/{name}: it was made from {old}, and this command would replace it with {new}. Add "
-            f"`--config {shlex.quote(f'dataset={old}')}` to continue with it, or rename one of the folders; {OVERWRITE}"
+            f"`--config {shlex.quote(f'dataset={old}')}` to continue with it, or rename one of the folders; "
+            f"{OVERWRITE_ADVICE}"
         )
 
 
@@ -169,7 +170,9 @@ def _check_starts_no_training(runs: Runs, jobs: list[PlannedJob], targets: list[
     kinds = [_find_kind(target) for target in targets]
     if not kinds or None in kinds:
         return
-    allowed_stages = set(STAGES) - set(TRAINING) if {kind for kind, _ in filter(None, kinds)} == {EXPORT} else set()
+    allowed_stages = (
+        set(STAGES) - set(TRAINING_STAGES) if {kind for kind, _ in filter(None, kinds)} == {EXPORT} else set()
+    )
     stages = [
         stage for job in jobs for stage in _list_stage_folders(runs, job) if Path(stage).name not in allowed_stages
     ]
@@ -189,7 +192,7 @@ def _check_published(runs: Runs, targets: list[PlannedJob]) -> None:
     """Refuse models that have learned nothing according to their page; publishing makes and checks a missing page."""
     for _, folder in (pair for pair in map(_find_kind, targets) if pair and pair[0] == PUBLISHED):
         experiment = runs.by_folder(folder).experiment
-        verdict = Path("results", locate_page_folder(runs, experiment), VERDICT)
+        verdict = Path("results", locate_page_folder(runs, experiment), VERDICT_FILE)
         if verdict.is_file():
             refuse_unlearned(experiment, verdict, runs.shared.publish.allow_unlearned)
 

@@ -1,6 +1,6 @@
 """Inputs and output folder of the search for leaks: evaluated images and questions in the training data."""
 
-from dj2mgm.dataset_resolution.experiment_dataset import RESULTS, Dataset
+from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER, Dataset
 from dj2mgm.runs.run import Runs
 from dj2mgm.settings.evaluation import LeakSettings
 from dj2mgm.storage.files import find_files
@@ -12,7 +12,7 @@ def locate_leaks_folder(dataset: Dataset) -> str | None:
 
     None for the embedded dataset, which is not searched: rendered scenes are similar without being leaks.
     """
-    return None if dataset.settings.is_rendered else f"{RESULTS}/{dataset.name}/leaks"
+    return None if dataset.settings.is_rendered else f"{DATASETS_FOLDER}/{dataset.name}/leaks"
 
 
 def list_benchmark_files(runs: Runs) -> dict[str, dict[str, str]]:

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from dj2mgm.dataset_resolution.experiment_dataset import RESULTS
+from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER
 from dj2mgm.records.publication_records import ExportSettings, RecipeContents
 from dj2mgm.runs.divergence_check import has_diverged
 from dj2mgm.runs.experiment_recipes import read_recipes
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.leaks import locate_leaks_folder
 from dj2mgm.runs.run import Run, Runs
-from dj2mgm.runs.stages import LEAKS, STAGES, TASK_PREFIXES
+from dj2mgm.runs.stages import LEAK_FILES, STAGES, TASK_PREFIXES
 from dj2mgm.runs.studies import merged_mixtures
 from dj2mgm.runs.studies.searches import list_full_trials, read_planned_batches
 from dj2mgm.runs.studies.study_designs import read_setting
@@ -89,7 +89,7 @@ def build_page_settings(runs: Runs, experiments: list[str], seeds: list[int] | N
             {
                 "name": name,
                 "description": runs.experiments.configs[name].description,
-                "dataset": f"{RESULTS}/{own_runs[0].dataset.name}",
+                "dataset": f"{DATASETS_FOLDER}/{own_runs[0].dataset.name}",
                 "leaks": locate_leaks_folder(own_runs[0].dataset),
                 "licenses": own_runs[0].dataset.settings.licenses,
                 "config": config,
@@ -115,7 +115,7 @@ def list_page_files(runs: Runs, experiments: list[str], seeds: list[int] | None 
     files = set()
     for experiment in build_page_settings(runs, experiments, seeds)["experiments"]:
         files |= {f"{experiment['dataset']}/{name}" for name in DATASET_FILES}
-        files |= {f"{experiment['leaks']}/{name}" for name in LEAKS if experiment["leaks"]}
+        files |= {f"{experiment['leaks']}/{name}" for name in LEAK_FILES if experiment["leaks"]}
         for run in experiment["runs"]:
             for stage, folder in run["stages"].items():
                 files |= {f"{folder}/{name}" for name in runs.stages[stage].outputs}

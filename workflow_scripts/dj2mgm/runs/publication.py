@@ -1,13 +1,13 @@
 """Settings of a publication: a run's model and pairs with their cards, and the files that the cards cite."""
 
-from dj2mgm.dataset_resolution.experiment_dataset import RESULTS
+from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER
 from dj2mgm.errors import InputError
 from dj2mgm.records.publication_records import PublishSettings, RecipeContents
 from dj2mgm.runs.experiment_recipes import read_recipes
 from dj2mgm.runs.licenses import check_licenses
 from dj2mgm.runs.pages import locate_page_folder
 from dj2mgm.runs.run import Run, Runs
-from dj2mgm.runs.unlearned import VERDICT
+from dj2mgm.runs.unlearned import VERDICT_FILE
 from dj2mgm.settings.string_formats import has_format
 
 
@@ -60,9 +60,9 @@ def list_records(runs: Runs, run: Run) -> dict[str, str]:
     """Return the files whose figures the cards state, by their names next to the cards."""
     page = f"results/{locate_page_folder(runs, run.experiment)}"
     records = {
-        "dataset/summary.json": f"{RESULTS}/{run.dataset.name}/summary.json",
+        "dataset/summary.json": f"{DATASETS_FOLDER}/{run.dataset.name}/summary.json",
         "comparison.csv": f"{page}/comparison.csv",
-        VERDICT: f"{page}/{VERDICT}",
+        VERDICT_FILE: f"{page}/{VERDICT_FILE}",
     }
     for stage in ("filter", "synthesize", "jsonl", *run.training_stages):
         names = ("metrics.json", "config.yaml") if stage in run.training_stages else ("summary.json",)

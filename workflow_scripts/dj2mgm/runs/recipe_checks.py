@@ -2,7 +2,15 @@
 
 from dj2mgm.errors import InputError, UnsuitableDataset
 from dj2mgm.recipes.catalogue import read_allowed_operators
-from dj2mgm.recipes.recipe_step import ANSWERING, INSTRUCT, MEASURING, RATE, RECAPTION, REPAIR, WITH_QUESTIONS
+from dj2mgm.recipes.recipe_step import (
+    ANSWERING_OPERATORS,
+    INSTRUCTION_OPERATOR,
+    MEASURING_OPERATORS,
+    RATING_OPERATOR,
+    RECAPTION_OPERATOR,
+    REPAIR_OPERATOR,
+    WITH_QUESTIONS,
+)
 from dj2mgm.runs.experiment_recipes import is_for_instructions, list_operators_without_captioner
 from dj2mgm.settings.chat_templates import read_chat_template
 from dj2mgm.settings.data import CAPTIONERS, SynthesizeSettings
@@ -13,13 +21,13 @@ def check_rows(recipe: dict) -> None:
     names = [name for step in recipe["process"] for name in step]
     if is_for_instructions(recipe):
         writers = {
-            RECAPTION,
+            RECAPTION_OPERATOR,
             *(name for name, operator in read_allowed_operators().items() if operator.writes_captions),
         }
         if writer := next((name for name in names if name in writers), None):
             raise InputError(
                 f"synthesize.recipe: {writer} would replace the answers of instructions by captions; remove it (or "
-                f"rows: instructions), or use {REPAIR}"
+                f"rows: instructions), or use {REPAIR_OPERATOR}"
             )
     elif reader := next((name for name in names if name in WITH_QUESTIONS), None):
         raise InputError(f"synthesize.recipe: {reader} reads questions; add rows: instructions to the recipe")
@@ -28,18 +36,18 @@ def check_rows(recipe: dict) -> None:
 def check_captioner(recipe: dict, captioner: str) -> None:
     """Check that the captioner of the settings suits the operators without a captioner of their own."""
     operators, settings = list_operators_without_captioner(recipe), CAPTIONERS[captioner]
-    measuring_operators = [operator for operator in operators if operator in MEASURING]
+    measuring_operators = [operator for operator in operators if operator in MEASURING_OPERATORS]
     if measuring_operators and not settings.tells_likelihood:
         raise InputError(
             f"synthesize.captioner: {captioner} gives no likelihoods, which {measuring_operators[0]} needs; choose "
             "mgm, or name the model's folders in the recipe (base_model and stage)"
         )
-    if RATE in operators and captioner == "mgm" and not is_for_instructions(recipe):
+    if RATING_OPERATOR in operators and captioner == "mgm" and not is_for_instructions(recipe):
         raise InputError(
-            f"synthesize.recipe: {RATE} needs a model that answers questions, which stage 1 does not; add rows: "
-            "instructions to the recipe, or choose synthesize.captioner: openai"
+            f"synthesize.recipe: {RATING_OPERATOR} needs a model that answers questions, which stage 1 does not; add "
+            "rows: instructions to the recipe, or choose synthesize.captioner: openai"
         )
-    answering_operators = [operator for operator in operators if operator in ANSWERING]
+    answering_operators = [operator for operator in operators if operator in ANSWERING_OPERATORS]
     if answering_operators and not settings.answers_questions:
         raise InputError(
             f"synthesize.captioner: {captioner} answers no questions, which {answering_operators[0]} needs; choose mgm "
@@ -48,16 +56,16 @@ def check_captioner(recipe: dict, captioner: str) -> None:
     steps = {
         name: arguments or {} for step in recipe["process"] for name, arguments in step.items() if name in operators
     }
-    if steps.get(INSTRUCT, {}).get("questions") == "dataset" and not settings.tells_likelihood:
+    if steps.get(INSTRUCTION_OPERATOR, {}).get("questions") == "dataset" and not settings.tells_likelihood:
         raise InputError(
             f"synthesize.captioner: {captioner} cannot answer questions of the dataset; choose mgm, or questions: "
-            f"model for {INSTRUCT}"
+            f"model for {INSTRUCTION_OPERATOR}"
         )
-    missing = [name for name in ("base_model", "stage", "template") if steps.get(REPAIR, {}).get(name) is None]
-    if REPAIR in steps and missing and not settings.tells_likelihood:
+    missing = [name for name in ("base_model", "stage", "template") if steps.get(REPAIR_OPERATOR, {}).get(name) is None]
+    if REPAIR_OPERATOR in steps and missing and not settings.tells_likelihood:
         raise InputError(
-            f"synthesize.captioner: {captioner} gives no likelihoods, which {REPAIR} needs; choose mgm, or name the "
-            f"model that measures in the recipe ({', '.join(missing)} of {REPAIR})"
+            f"synthesize.captioner: {captioner} gives no likelihoods, which {REPAIR_OPERATOR} needs; choose mgm, or "
+            f"name the model that measures in the recipe ({', '.join(missing)} of {REPAIR_OPERATOR})"
         )
 
 
@@ -66,7 +74,7 @@ def check_templates(recipe: dict, captioner: str) -> None:
     for name, arguments in (item for step in recipe["process"] for item in step.items()):
         step_arguments = arguments or {}
         template = step_arguments.get("template", "plain" if not CAPTIONERS[captioner].tells_likelihood else None)
-        own_model = name in (*MEASURING, REPAIR) and step_arguments.get("base_model") is not None
+        own_model = name in (*MEASURING_OPERATORS, REPAIR_OPERATOR) and step_arguments.get("base_model") is not None
         if own_model and isinstance(template, str) and not read_chat_template(template)["asks_question"]:
             raise InputError(
                 f"synthesize.recipe: {name}: template {template} leaves questions out; name the chat template of the "
@@ -78,9 +86,11 @@ def check_without_instructions(dataset: str, settings: SynthesizeSettings | None
     """Check that the synthesize stage needs no instructions of the dataset, which has none."""
     if settings is None or not is_for_instructions(settings.recipe):
         return
-    writing_steps = (step[INSTRUCT] or {} for step in settings.recipe["process"] if INSTRUCT in step)
+    writing_steps = (
+        step[INSTRUCTION_OPERATOR] or {} for step in settings.recipe["process"] if INSTRUCTION_OPERATOR in step
+    )
     if not any(arguments.get("questions") != "dataset" for arguments in writing_steps):
         raise UnsuitableDataset(
             f"synthesize.recipe: the dataset {dataset} has no instructions, which this recipe needs; add them "
-            f"(docs/data.md), or write them with {INSTRUCT} and questions: model"
+            f"(docs/data.md), or write them with {INSTRUCTION_OPERATOR} and questions: model"
         )

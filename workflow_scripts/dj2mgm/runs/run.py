@@ -22,10 +22,17 @@ from dj2mgm.dataset_resolution.experiment_dataset import (
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.foundation import find_shipped_foundation
 from dj2mgm.runs.experiment_recipes import is_for_instructions
-from dj2mgm.runs.experiments import MINIMAL, REFERENCE, Experiments
+from dj2mgm.runs.experiments import MINIMAL_TARGET, REFERENCE, Experiments
 from dj2mgm.runs.recipe_checks import check_without_instructions
 from dj2mgm.runs.reuse import Reuse
-from dj2mgm.runs.stages import INFLUENCE, STAGES, TRAINING, Stage, build_benchmark_stages, build_evaluation_stages
+from dj2mgm.runs.stages import (
+    INFLUENCE,
+    STAGES,
+    TRAINING_STAGES,
+    Stage,
+    build_benchmark_stages,
+    build_evaluation_stages,
+)
 from dj2mgm.runs.studies.study_designs import list_study_names, locate_study_file
 from dj2mgm.runs.studies.variants import Variant
 from dj2mgm.settings.base import StageSettings
@@ -58,7 +65,7 @@ class Run:
     @property
     def training_stages(self) -> list[str]:
         """Names of the run's training stages, in their order."""
-        return [stage for stage in TRAINING if stage in self.settings]
+        return [stage for stage in TRAINING_STAGES if stage in self.settings]
 
     @property
     def labels(self) -> dict[str, str | int]:
@@ -123,7 +130,7 @@ class Runs:
                     self._attempt(name, step, name)
         for target in list_study_names():
             self._attempt(target, self.experiments.add_study, target)
-        for target in (*list_study_names(), MINIMAL):
+        for target in (*list_study_names(), MINIMAL_TARGET):
             self._add_variants(target)
         for name in self.experiments.names:
             self._attempt(name, self._read_variants, name)

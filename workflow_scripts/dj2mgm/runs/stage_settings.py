@@ -11,7 +11,12 @@ from pathlib import Path
 
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.clips import list_selecting_clips
-from dj2mgm.recipes.recipe_step import ANSWERING, INSTRUCT, MEASURING, RECAPTION
+from dj2mgm.recipes.recipe_step import (
+    ANSWERING_OPERATORS,
+    INSTRUCTION_OPERATOR,
+    MEASURING_OPERATORS,
+    RECAPTION_OPERATOR,
+)
 from dj2mgm.runs.experiment_recipes import (
     is_for_instructions,
     list_operators_without_captioner,
@@ -46,7 +51,7 @@ from dj2mgm.settings.frozen_precision import FROZEN, select_unpartitioned_choice
 from dj2mgm.settings.generation_prompts import CaptionPrompt
 from dj2mgm.settings.training_stages import TrainingStageSettings
 
-CAPTIONS = "results/captions"  # answers of captioners, shared by all experiments
+CAPTIONS_FOLDER = "results/captions"  # answers of captioners, shared by all experiments
 
 
 def build_filter_settings(config: Experiment, images: dict) -> FilterSettings:
@@ -54,7 +59,9 @@ def build_filter_settings(config: Experiment, images: dict) -> FilterSettings:
     recipe = read_recipes(config)["filter"]
     if is_for_instructions(recipe):
         raise InputError(f"recipe: {config.recipe} is for instructions; name it in synthesize.recipe")
-    models = dict.fromkeys((RECAPTION, *ANSWERING), "a captioner") | dict.fromkeys(MEASURING, "a trained model")
+    models = dict.fromkeys((RECAPTION_OPERATOR, *ANSWERING_OPERATORS), "a captioner") | dict.fromkeys(
+        MEASURING_OPERATORS, "a trained model"
+    )
     for operator in list_operators_without_captioner(recipe):
         raise InputError(
             f"recipe: {operator} needs {models[operator]}, which the filter stage does not have; move it to the recipe "
@@ -92,18 +99,18 @@ def build_synthesize_settings(config: Experiment, images: dict) -> SynthesizeSet
         gpus=count_gpus_per_node(config),
         clip=config.model.clip,
         captioner=_build_captioner(config, is_for_instructions(recipe)) if captioned_operators else None,
-        captions=CAPTIONS,
+        captions=CAPTIONS_FOLDER,
         **_find_evaluation_images(recipe, images),
     )
 
 
 def _find_evaluation_images(recipe: dict, images: dict) -> dict:
     """Return the folder of held-out images if the recipe writes instructions about the images of pairs."""
-    if not any(INSTRUCT in step for step in recipe["process"]):
+    if not any(INSTRUCTION_OPERATOR in step for step in recipe["process"]):
         return {}
     if images["pretrain"] != images["finetune"]:
         raise InputError(
-            f"synthesize.recipe: {INSTRUCT} needs one image folder for pairs and instructions, found "
+            f"synthesize.recipe: {INSTRUCTION_OPERATOR} needs one image folder for pairs and instructions, found "
             f"{images['pretrain']} and {images['finetune']}; make a folder that contains both"
         )
     return {"evaluation_images": images["evaluation"]}

@@ -24,7 +24,7 @@ from dj2mgm.settings.configuration import Experiment
 STAGE_NOTE = "stage.yaml"  # in the folder of a shared stage: names its owner
 EVALUATIONS, BASE_EVALUATIONS = "evaluations/", "base_evaluations/"  # prefixes of stages, before the name of a task
 TASK_PREFIXES = (EVALUATIONS, BASE_EVALUATIONS)
-LEAKS = ("summary.json", "leaks.jsonl")  # files of a search for leaks that pages read
+LEAK_FILES = ("summary.json", "leaks.jsonl")  # files of a search for leaks that pages read
 Settings = Callable[[Experiment, dict], StageSettings | None]
 
 
@@ -138,7 +138,7 @@ STAGES = {
         reads=("dataset",),
     ),
 }
-TRAINING = tuple(name for name, stage in STAGES.items() if stage.is_training)
+TRAINING_STAGES = tuple(name for name, stage in STAGES.items() if stage.is_training)
 
 
 def build_benchmark_stages(name: str) -> dict[str, Stage]:

@@ -10,10 +10,10 @@ from dj2mgm.settings.configuration import Configuration, Experiment
 from dj2mgm.settings.models import ModelFile
 from dj2mgm.settings.training_stages import FLASH_ATTENTION, refuse_unknown_targets
 
-DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
-GATED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+GPU_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
+GATED_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 # by transformers' model type; for other types, the stage reads the model itself (trained_weights.py)
-PROJECTIONS = dict.fromkeys(("gemma", "gemma2", "llama", "mistral", "qwen2", "qwen3"), GATED)
+PROJECTIONS = dict.fromkeys(("gemma", "gemma2", "llama", "mistral", "qwen2", "qwen3"), GATED_PROJECTIONS)
 
 
 def require_flash_attention(config: Configuration) -> None:
@@ -32,7 +32,7 @@ def require_fp8_device(config: Configuration) -> None:
     The device files are those of Linux and of WSL.
     """
     for stage in ("pretrain", "finetune"):
-        if getattr(config, stage).precision == "fp8" and not any(map(os.path.exists, DEVICES)):
+        if getattr(config, stage).precision == "fp8" and not any(map(os.path.exists, GPU_DEVICES)):
             raise InputError(f"{stage}.precision: fp8 needs an NVIDIA GPU, and this machine has none; set bf16 or auto")
 
 

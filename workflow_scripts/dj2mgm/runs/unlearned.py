@@ -5,7 +5,7 @@ from pathlib import Path
 from dj2mgm.errors import InputError
 from dj2mgm.storage.files import read_json
 
-VERDICT = "verdict.json"  # next to a page: verdicts, and signs that a model has learned nothing
+VERDICT_FILE = "verdict.json"  # next to a page: verdicts, and signs that a model has learned nothing
 
 
 def refuse_unlearned(experiment: str, verdict: str | Path, allow_unlearned: bool) -> None:

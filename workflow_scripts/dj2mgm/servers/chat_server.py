@@ -26,7 +26,7 @@ REFUSED, CUT_OFF, CONTROL_CHARACTER, QUOTES_KEY = "refused", "cut off", "control
 TOO_LONG = "too long"
 MAX_TEXT_LENGTH = 2**17  # characters of a usable answer
 KEPT_CHARACTERS = 1000  # of a longer answer, since answers are kept on disk
-THOUGHTS = re.compile(r"\A.*</think>", re.DOTALL)  # some chat templates put the opening tag into the question
+THOUGHTS_PATTERN = re.compile(r"\A.*</think>", re.DOTALL)  # some chat templates put the opening tag into the question
 # lone surrogates (which UTF-8 cannot encode), C0 and C1, and characters that change the direction of the text
 UNUSABLE = re.compile(r"[\ud800-\udfff\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -52,7 +52,7 @@ def read_answer(values: object) -> ChatAnswer | None:
     if text is None:
         return None
     reason = choice.get("finish_reason")
-    text = " ".join(THOUGHTS.sub("", text).split())
+    text = " ".join(THOUGHTS_PATTERN.sub("", text).split())
     problem = None
     if reason == "content_filter" or message.get("refusal"):
         problem = REFUSED
@@ -84,7 +84,7 @@ CONNECT_S = 10.0
 MAX_PAUSE_S = 600.0  # longest pause that a server may request; during a longer one the stage would hold its GPUs
 BUSY, TRY_AGAIN = {429, 503}, {408, 409, 425, 429}
 NOT_THERE = {502, 503, 504}  # statuses of a proxy without a server
-STOP = {402, 404, 405}  # no credit; no such model or address
+FINAL_STATUS_CODES = {402, 404, 405}  # no credit; no such model or address
 MAX_BYTES = 4 * 2**20  # bytes of an answer; a caption takes a few kilobytes
 TIMEOUT_FACTOR = 10  # factor on `timeout_s` for a whole answer
 SHOWN_MODELS = 10
@@ -204,7 +204,7 @@ class ChatServer:
         body = {"model": self.model, "messages": [{"role": "user", "content": content}], **settings}
         response = self._request("POST", "chat/completions", json=body)
         self._check_key(response)
-        if response.is_redirect or response.status_code in STOP:
+        if response.is_redirect or response.status_code in FINAL_STATUS_CODES:
             raise InputError(
                 f"{self.name}: expected an answer, found {self._quote(response)}. Correct model or base_url, which "
                 "often ends in /v1, or check the account"

@@ -17,7 +17,11 @@ from dj2mgm.settings.endpoints import compile_secret_pattern
 
 MAX_MESSAGE_LENGTH = 200  # characters shown of a server's message
 HEAD_FACTOR = 6  # factor on the library's time limit; the hub lists the files of a large repository within a minute
-STRANGE = (LookupError, TypeError, AttributeError)  # raised by the hub's library for answers of an unknown form
+UNKNOWN_FORM_ERRORS = (
+    LookupError,
+    TypeError,
+    AttributeError,
+)  # raised by the hub's library for answers of an unknown form
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ def hub_errors(request: Request) -> Iterator[None]:
         yield
     except OfflineModeIsEnabled:
         raise InputError(f"{request.repository} cannot be reached while HF_HUB_OFFLINE is set; unset it") from None
-    except (OSError, RuntimeError, ValueError, httpx2.HTTPError, *STRANGE) as error:
+    except (OSError, RuntimeError, ValueError, httpx2.HTTPError, *UNKNOWN_FORM_ERRORS) as error:
         raise InputError(_describe(request, _find_cause(error))) from None
 
 
@@ -92,7 +96,7 @@ def _describe(request: Request, error: BaseException) -> str:
         return f"the disk is full, so {repository} was not {request.done}; free space, and run the same command again"
     if isinstance(error, httpx2.TransportError | ConnectionError | TimeoutError):
         return f"the hub cannot be reached ({_shorten(str(error)) or type(error).__name__}); {again}"
-    if isinstance(error, STRANGE):
+    if isinstance(error, UNKNOWN_FORM_ERRORS):
         return f"the hub's answer about {repository} is not understood ({type(error).__name__}); {again}"
     return f"{repository} could not be {request.done} ({_shorten(str(error)) or type(error).__name__}); {again}"
 

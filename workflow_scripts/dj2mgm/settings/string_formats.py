@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from dj2mgm.control_tokens import CONTROL
+from dj2mgm.control_tokens import CONTROL_TOKEN_PATTERN
 from dj2mgm.errors import InputError
 from dj2mgm.settings.endpoints import ADDRESS_RULE, VARIABLE_RULE, is_address, is_variable
 from dj2mgm.storage.files import can_be_path
@@ -52,9 +52,11 @@ FORMATS = {
         re.compile(r"(?!.*(--|\.\.))[\w](?:[\w.-]{0,94}\w)?/[\w](?:[\w.-]{0,94}\w)?", re.ASCII).fullmatch,
         "be a repository of the hub, <owner>/<name>, of ASCII letters, digits, _, - and .",
     ),
-    "question": Format(lambda text: not CONTROL.search(text), "hold no control token: the template has its own"),
+    "question": Format(
+        lambda text: not CONTROL_TOKEN_PATTERN.search(text), "hold no control token: the template has its own"
+    ),
     "question_prompt": Format(
-        lambda text: re.fullmatch(r"[^{}]*\{question\}[^{}]*", text) and not CONTROL.search(text),
+        lambda text: re.fullmatch(r"[^{}]*\{question\}[^{}]*", text) and not CONTROL_TOKEN_PATTERN.search(text),
         "hold {question} once, and no other braces or control token",
     ),
     "address": Format(is_address, ADDRESS_RULE, secret=True),

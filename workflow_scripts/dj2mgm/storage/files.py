@@ -24,7 +24,7 @@ import yaml
 from dj2mgm.errors import InputError
 
 MAKE_AGAIN = "delete it and run the same command again to make a new one"
-FIX = "fix the file"  # for a user's own file
+FIX_FILE_REMEDY = "fix the file"  # for a user's own file
 MAX_NESTING = 32  # levels of lists and objects in a configuration
 APPLE_DOUBLE = "._"  # prefix of the files that macOS adds on other file systems; they hold no content
 MAX_DEPTHS = 2  # most `**` in a file pattern

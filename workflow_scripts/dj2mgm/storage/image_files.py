@@ -4,6 +4,6 @@ IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".avif"),
 )
-HEIF = (".heic", ".heif", ".hif")  # photos of phones
+HEIF_SUFFIXES = (".heic", ".heif", ".hif")  # photos of phones
 CONVERT_HEIF = "convert .heic and .heif to JPEG, because Pillow cannot read them"
-SOURCES = "sources.json"  # folders by source, instead of one image folder
+IMAGE_FOLDERS_FILE = "sources.json"  # folders by source, instead of one image folder

@@ -17,7 +17,7 @@ from dj2mgm.errors import InputError
 MIB = 1 << 20
 SNAPSHOTS, BLOBS = "snapshots", "blobs"  # folders of a repository in the Hugging Face cache
 SHARED_BLOBS = ".huggingface-shared-blobs"  # file in the folder of blobs that all repositories of a cache share
-COPY = "put a copy of the file there"
+COPY_REMEDY = "put a copy of the file there"
 
 
 def check_tree(folder: Path) -> None:
@@ -25,7 +25,7 @@ def check_tree(folder: Path) -> None:
     for path in sorted(folder.rglob("*")):
         mode = path.lstat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise InputError(f"{path} is not a regular file but {_name_kind(mode)}; {COPY}, or delete it")
+            raise InputError(f"{path} is not a regular file but {_name_kind(mode)}; {COPY_REMEDY}, or delete it")
 
 
 def list_homes(folder: Path) -> list[Path]:
@@ -50,9 +50,9 @@ def resolve_inside(path: Path, folder: Path) -> Path:
     try:
         target = path.resolve(strict=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: circular links
-        raise InputError(f"{path} cannot be read ({error}); {COPY}, or delete it") from None
+        raise InputError(f"{path} cannot be read ({error}); {COPY_REMEDY}, or delete it") from None
     if not any(target.is_relative_to(home) for home in homes):
-        raise InputError(f"{path} is a link out of its folder, to {target}; {COPY}, or delete it")
+        raise InputError(f"{path} is a link out of its folder, to {target}; {COPY_REMEDY}, or delete it")
     return target
 
 
@@ -72,7 +72,7 @@ def open_plain(path: Path, folder: Path, most_bytes: int | None) -> Iterator[IO[
     try:
         descriptor = os.open(resolve_inside(path, folder), flags)
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); {COPY}") from None
+        raise InputError(f"{path} cannot be read ({error.strerror}); {COPY_REMEDY}") from None
     try:
         _check_status(path, os.fstat(descriptor), most_bytes)
     except InputError:
@@ -90,11 +90,11 @@ def copy_plain(path: Path, folder: Path, target: Path, most_bytes: int | None = 
 
 def _check_status(path: Path, status: os.stat_result, most_bytes: int | None) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise InputError(f"{path} is not a regular file but {_name_kind(status.st_mode)}; {COPY}, or delete it")
+        raise InputError(f"{path} is not a regular file but {_name_kind(status.st_mode)}; {COPY_REMEDY}, or delete it")
     if most_bytes is None:
         return
     if status.st_nlink > 1:
-        raise InputError(f"{path} is a hard link, so it may be a file outside of the folder; {COPY}")
+        raise InputError(f"{path} is a hard link, so it may be a file outside of the folder; {COPY_REMEDY}")
     if status.st_size > most_bytes:
         raise InputError(f"{path} has {status.st_size} bytes, but may have at most {most_bytes}; replace it")
 

@@ -15,10 +15,10 @@ from typing import BinaryIO
 from dj2mgm.storage.files import compute_sha256
 
 HEADER_BYTES = tarfile.BLOCKSIZE  # bytes of the header before a member's content
-MEMBER = re.compile(
+MEMBER_NAME = re.compile(
     r"(?P<archive>.+?\.tar)/(?P<offset>\d{1,18})\+(?P<size>\d{1,18})/(?P<name>[^/].*)", re.DOTALL | re.IGNORECASE
 )
-REMEDY = "make the dataset again"
+REMAKE_REMEDY = "make the dataset again"
 MAX_MEMBER = 2**30  # bytes of a member, which is read into memory as a whole
 MAX_HEADER = 2**20  # bytes of a long name or of PAX records, which tarfile reads as a whole
 LONG_HEADERS = (
@@ -53,13 +53,13 @@ class Member:
             unchanged = _read_size(file.read(HEADER_BYTES)) == self.size
             content = file.read(self.size) if unchanged else b""
         if not unchanged or len(content) != self.size:
-            raise OSError(f"{self.archive} has changed or is truncated; {REMEDY}")
+            raise OSError(f"{self.archive} has changed or is truncated; {REMAKE_REMEDY}")
         return content
 
 
 def parse_member(path: str | Path) -> Member | None:
     """Return the member that a path stands for; None for the path of a file."""
-    match = MEMBER.fullmatch(str(path))
+    match = MEMBER_NAME.fullmatch(str(path))
     return match and Member(match["archive"], int(match["offset"]), int(match["size"]), match["name"])
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 # An ordered map over a stream of items in several processes, with few items in memory.
 
 T, R = TypeVar("T"), TypeVar("R")
-AHEAD = 2  # items per process that are processed or waiting
+ITEMS_AHEAD = 2  # items per process that are processed or waiting
 
 _function: Callable | None = None  # a forked worker inherits its function here, because functions may not be picklable
 
@@ -33,7 +33,7 @@ def map_in_order(function: Callable[[T], R], items: Iterable[T], processes: int)
         try:
             for item in items:
                 futures.append(pool.submit(_call, item))
-                if len(futures) == AHEAD * processes:
+                if len(futures) == ITEMS_AHEAD * processes:
                     yield futures.popleft().result()
             while futures:
                 yield futures.popleft().result()

@@ -25,8 +25,8 @@ from dj2mgm.storage.files import read_json, write_json
 
 COMPLETE_FILE = "complete.json"
 MAX_CHECKPOINTS = 2
-DIGEST = "sha256"  # most processors compute it in hardware
-THREADS = 4  # read and hash files in parallel, because hashing releases the interpreter's lock
+DIGEST_ALGORITHM = "sha256"  # most processors compute it in hardware
+HASHING_THREADS = 4  # read and hash files in parallel, because hashing releases the interpreter's lock
 
 
 def find_checkpoint(folder: Path, fingerprint: str, processes: int) -> tuple[Path | None, str]:
@@ -85,9 +85,9 @@ def discard_finished(stages: Iterable[Path]) -> None:
 def mark_complete(checkpoint: Path, step: int, fingerprint: str, processes: int) -> None:
     """Sync a checkpoint to disk and mark it as complete, after every process has written its files."""
     files = {name: {"size": path.stat().st_size} for name, path in _list_files(checkpoint).items()}
-    with ThreadPoolExecutor(THREADS) as threads:
+    with ThreadPoolExecutor(HASHING_THREADS) as threads:
         for name, digest in zip(files, threads.map(_sync_and_digest, _list_files(checkpoint).values()), strict=True):
-            files[name][DIGEST] = digest
+            files[name][DIGEST_ALGORITHM] = digest
     for folder in (*(path for path in checkpoint.rglob("*") if path.is_dir()), checkpoint, checkpoint.parent):
         _sync(folder)
     values = {"step": step, "fingerprint": fingerprint, "processes": processes, "files": files}
@@ -135,9 +135,9 @@ def _describe_changed_file(checkpoint: Path, mark: dict) -> str | None:
     for name, path in files.items():
         if path.stat().st_size != written[name]["size"]:
             return f"{name} has {path.stat().st_size} bytes instead of {written[name]['size']}"
-    with ThreadPoolExecutor(THREADS) as threads:
+    with ThreadPoolExecutor(HASHING_THREADS) as threads:
         for name, digest in zip(files, threads.map(_compute_digest, files.values()), strict=True):
-            if digest != written[name][DIGEST]:
+            if digest != written[name][DIGEST_ALGORITHM]:
                 return f"the content of {name} was changed"
     return None
 
@@ -157,7 +157,7 @@ def _list_files(checkpoint: Path) -> dict[str, Path]:
 
 def _compute_digest(path: Path) -> str:
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, DIGEST).hexdigest()
+        return hashlib.file_digest(file, DIGEST_ALGORITHM).hexdigest()
 
 
 def _sync_and_digest(path: Path) -> str:

@@ -102,7 +102,7 @@ def quantize_rows(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 # tensors of an NF4Tensor
-TENSORS = ("quantized_scalers", "quantization_factor", "scaler_mean", "quantized_data", "nf4")
+NF4_TENSORS = ("quantized_scalers", "quantization_factor", "scaler_mean", "quantized_data", "nf4")
 
 
 class FrozenNF4Linear(nn.Module):
@@ -117,7 +117,7 @@ class FrozenNF4Linear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         weight = to_nf4(linear.weight.detach().to(select_device()))  # quantization is much faster on a GPU
         # not buffers, because DeepSpeed would cast them to bf16
-        self.parts = [getattr(weight, name) for name in TENSORS]
+        self.parts = [getattr(weight, name) for name in NF4_TENSORS]
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -134,7 +134,7 @@ def _multiply_in_nf4(x: torch.Tensor, parts: list[torch.Tensor], rows: int, back
 
 @_multiply_in_nf4.register_fake
 def _(x, parts, rows, backward):
-    columns = 2 * parts[TENSORS.index("quantized_data")].numel() // rows
+    columns = 2 * parts[NF4_TENSORS.index("quantized_data")].numel() // rows
     return x.new_empty(x.shape[0], columns if backward else rows)
 
 

@@ -14,7 +14,7 @@ from dj2mgm.data.images import read_image_size
 from dj2mgm.errors import InputError
 from dj2mgm.models.tuning import Tuning
 from dj2mgm.models.vision_language import Family
-from dj2mgm.models.vlm.encoder import BLANK
+from dj2mgm.models.vlm.encoder import BLANK_IMAGE_SIZE
 from dj2mgm.planning.architecture import Architecture, MGMArchitecture, PlanningError, VLMArchitecture
 from dj2mgm.planning.prediction import NCCL_AND_KERNELS, Machine, Prediction, TrainingPlan, ZeroConfig, predict
 from dj2mgm.planning.search import (
@@ -84,7 +84,7 @@ def build_architecture(family: Family, dataset: ConversationDataset) -> Architec
     """
     if not family.has_stock_class:
         return MGMArchitecture("the model", family.config)
-    sizes = [read_image_size(image) for image in dataset.largest_images] or [BLANK]
+    sizes = [read_image_size(image) for image in dataset.largest_images] or [BLANK_IMAGE_SIZE]
     return VLMArchitecture("the model", family.config, dataset.encoder, dataset.encoder.sample(*sizes))
 
 

@@ -72,7 +72,7 @@ def save_weights(weights: dict[str, torch.Tensor], path: Path) -> None:
         save_file(weights, file.name)  # not as bytes, which would be a second copy of all weights
 
 
-VERSIONS = ("torch", "transformers", "deepspeed", "peft", "accelerate")
+RECORDED_PACKAGES = ("torch", "transformers", "deepspeed", "peft", "accelerate")
 
 
 def write_metrics(settings: TrainingSettings, trainer: StageTrainer, record: dict, output_dir: Path) -> None:
@@ -93,7 +93,7 @@ def write_metrics(settings: TrainingSettings, trainer: StageTrainer, record: dic
             "peak_gpu_gib": _to_gib(torch.cuda.max_memory_allocated()),
             "peak_gpu_reserved_gib": _to_gib(torch.cuda.max_memory_reserved()),
             "seed": settings.seed,
-            "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
+            "versions": {name: importlib.metadata.version(name) for name in RECORDED_PACKAGES},
         },
     )
 

@@ -18,7 +18,9 @@ from dj2mgm.errors import InputError
 
 T = TypeVar("T")
 
-BUFFER = "/dev/shm/deepspeed_allreduce_buffer_{user}_{address}_{port}_{rank}"  # deepspeed/ops/csrc/cpu/comm/shm.cpp
+ALLREDUCE_BUFFER = (
+    "/dev/shm/deepspeed_allreduce_buffer_{user}_{address}_{port}_{rank}"  # deepspeed/ops/csrc/cpu/comm/shm.cpp
+)
 
 
 def is_first_process() -> bool:
@@ -38,7 +40,7 @@ def join_process_group() -> None:
     if not torch.cuda.is_available():
         distributed.barrier()
         address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-        name = BUFFER.format(user=os.getuid(), address=address, port=port, rank=distributed.get_rank())
+        name = ALLREDUCE_BUFFER.format(user=os.getuid(), address=address, port=port, rank=distributed.get_rank())
         Path(name).unlink(missing_ok=True)  # processes on several nodes have no buffer
 
 

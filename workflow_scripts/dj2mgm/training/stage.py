@@ -59,7 +59,7 @@ from dj2mgm.training.processes import (
 )
 from dj2mgm.training.scoring import HeldOutQuestions, Scorer, read_held_out_questions
 from dj2mgm.training.settings import TrainingSettings
-from dj2mgm.training.trackers import PROJECT, Trackers, check_trackers, read_row_counts
+from dj2mgm.training.trackers import PROJECT_NAME, Trackers, check_trackers, read_row_counts
 from dj2mgm.training.trainer import StageTrainer
 from dj2mgm.training.training_data import Collator, ConversationDataset
 
@@ -294,7 +294,7 @@ class StageRun:
         row_counts = read_row_counts(self.inputs["data"].parent / "summary.json")
         labels = {**self.requested.labels, "stage": self.output_dir.name} | row_counts
         trackers = Trackers(self.requested.trackers, labels, self.checkpoints, resumed)
-        trainer.args.project, trainer.args.run_name = PROJECT, trackers.run_name
+        trainer.args.project, trainer.args.run_name = PROJECT_NAME, trackers.run_name
         for callback in trackers.callbacks():
             trainer.add_callback(callback)
 

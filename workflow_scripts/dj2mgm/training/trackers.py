@@ -30,7 +30,7 @@ REQUIREMENTS = {
     # --no-deps, because trackio's requirements would downgrade pillow to 12
     "trackio": "--no-deps trackio==0.43.0 gradio-client==2.7.2 orjson==3.13.0 brotli==1.2.1",
 }
-PROJECT = "dj2mgm"
+PROJECT_NAME = "dj2mgm"
 # Timeouts in seconds if a server does not answer, unless the environment sets others.
 TIMEOUTS = {
     "WANDB_INIT_TIMEOUT": "30",
@@ -38,7 +38,7 @@ TIMEOUTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
 }
-SECRETS = re.compile(r"API_KEY|TOKEN|PASSWORD|SECRET")
+SECRET_NAME = re.compile(r"API_KEY|TOKEN|PASSWORD|SECRET")
 STATE_FILE = "trackers.json"  # file next to the checkpoints with the trackers' runs, which a resumed stage continues
 
 
@@ -91,15 +91,15 @@ class Trackers:
         """Set the trackers' variables, except those that the user has set; the state keeps ids across restarts."""
         folder, text = self._find_folder(), {key: str(value) for key, value in self.labels.items()}
         values = TIMEOUTS | {
-            "WANDB_PROJECT": PROJECT,
+            "WANDB_PROJECT": PROJECT_NAME,
             "WANDB_DIR": str(folder),
             "WANDB_RUN_ID": self.state["id"],
             "WANDB_RESUME": "allow",
-            "WANDB_RUN_GROUP": text.get("experiment", PROJECT),
+            "WANDB_RUN_GROUP": text.get("experiment", PROJECT_NAME),
             "WANDB_TAGS": ",".join(text[key] for key in ("stage", "dataset", "recipe", "model") if key in text),
             "WANDB_CONSOLE": "off",  # the stage's output stays in its log
             "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
-            "MLFLOW_EXPERIMENT_NAME": PROJECT,
+            "MLFLOW_EXPERIMENT_NAME": PROJECT_NAME,
             "MLFLOW_TAGS": json.dumps(text),
         }
         if self.state["mlflow"]:
@@ -164,7 +164,7 @@ def mask_secrets(text: str) -> str:
     """Mask passwords in addresses, and values of environment variables that hold secrets."""
     text = re.sub(r"//[^/@\s]*@", "//…@", text)
     for name, value in os.environ.items():
-        if SECRETS.search(name) and len(value) > 3:
+        if SECRET_NAME.search(name) and len(value) > 3:
             text = text.replace(value, "…")
     return text
 

@@ -69,7 +69,7 @@ class ProgressLines(TrainerCallback):
 
 SCALE_AT_MINIMUM = "loss scale already at minimum"  # DeepSpeed's exception when fp16 does not recover
 
-UNLOGGED = "UnloggedLoss"  # key in the state that Trainer saves for callbacks
+UNLOGGED_LOSS_KEY = "UnloggedLoss"  # key in the state that Trainer saves for callbacks
 
 
 class ResumableTrainer(Trainer):
@@ -221,10 +221,10 @@ class ResumableTrainer(Trainer):
     def _keep_unlogged_loss(self) -> None:
         """Save the losses since the last row of the log in the state; the next row is a mean over all of them."""
         losses = self.accelerator.gather(self._tr_loss).reshape(-1).tolist()  # one loss for each process
-        self.state.stateful_callbacks[UNLOGGED] = {"since": self._globalstep_last_logged, "losses": losses}
+        self.state.stateful_callbacks[UNLOGGED_LOSS_KEY] = {"since": self._globalstep_last_logged, "losses": losses}
 
     def _restore_unlogged_loss(self) -> None:
-        unlogged = self.state.stateful_callbacks[UNLOGGED]
+        unlogged = self.state.stateful_callbacks[UNLOGGED_LOSS_KEY]
         self._globalstep_last_logged = unlogged["since"]
         self._tr_loss += unlogged["losses"][self.args.process_index]
 

@@ -16,7 +16,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.models.vision_language import IGNORE_INDEX, Encoder, ImageBeyondMaxLength, cast_images
 
 MAX_WIDTHS = 32  # widths of micro batches: a GPU's kernels are planned once for each width
-ALIGNED = 8  # tokens
+LENGTH_MULTIPLE = 8  # tokens
 # a micro batch has at most this many times `micro_batch_size` samples, because each image takes memory
 MAX_CROWDING = 2
 
@@ -127,9 +127,9 @@ def compute_padded_width(length: int, longest: int) -> int:
     """Return a length rounded up to one of at most `MAX_WIDTHS` widths, so that kernels see few and even shapes.
 
     Widths are multiples of a power of two, except the greatest. It is `longest`, on a GPU rounded up to a multiple of
-    `ALIGNED`, because inductor compiles layers again for other widths.
+    `LENGTH_MULTIPLE`, because inductor compiles layers again for other widths.
     """
-    aligned = ALIGNED if _has_gpu() else 1
+    aligned = LENGTH_MULTIPLE if _has_gpu() else 1
     unit = max(aligned, 1 << max(0, -(-longest // MAX_WIDTHS) - 1).bit_length())
     return min(-(-longest // aligned) * aligned, -(-length // unit) * unit)
 

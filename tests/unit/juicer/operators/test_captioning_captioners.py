@@ -15,7 +15,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.juicer.changed_data_juicer import Fields, load_nested_dataset_class, load_ops
 from dj2mgm.juicer.operators.declarations import Captions
 from dj2mgm.juicer.operators.text_generation.caption_store import CaptionStore
-from dj2mgm.juicer.operators.text_generation.captioner import CANDIDATES, LOG_LIKELIHOODS, Captioner
+from dj2mgm.juicer.operators.text_generation.captioner import CANDIDATES_KEY, LOG_LIKELIHOODS, Captioner
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.storage.files import read_jsonl
 from forked_python import forked_python
@@ -68,7 +68,7 @@ def test_the_mappers_captions_equal_the_models(mgm, images):
     assert captioned["text"] == [build_dj_text(captions[0][0][0]), "b", build_dj_text(captions[1][0][0])]
     for row, expected in ((0, captions[0]), (1, []), (2, captions[1])):
         meta = captioned[Fields.meta][row]
-        assert meta[CANDIDATES].tolist() == [caption for caption, _ in expected]
+        assert meta[CANDIDATES_KEY].tolist() == [caption for caption, _ in expected]
         assert meta[LOG_LIKELIHOODS].tolist() == pytest.approx([value for _, value in expected], abs=1e-4)
 
 
@@ -277,4 +277,4 @@ def test_data_juicer_loads_the_operators_by_path(mgm, images, tmp_path):
     record = row[Fields.meta]["recaption"]
     assert record["original"] == first.candidates[0], "the first operator's caption is the second's original"
     assert extract_caption(row["text"]) == record["caption"] in first.candidates
-    assert row[Fields.meta][CANDIDATES] == first.candidates
+    assert row[Fields.meta][CANDIDATES_KEY] == first.candidates

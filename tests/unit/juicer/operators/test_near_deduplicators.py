@@ -67,7 +67,7 @@ def read_duplicates(output: Path) -> dict[str, str]:
 
 @pytest.fixture
 def small_partitions(monkeypatch):
-    for size in ("PARTITION", "ROWS_AT_ONCE"):
+    for size in ("PARTITION_ROWS", "ROWS_AT_ONCE"):
         monkeypatch.setattr(f"dj2mgm.juicer.partitions.{size}", SMALL)
 
 
@@ -175,7 +175,7 @@ def test_ray_and_processes_find_the_same_near_duplicates(data, tmp_path, small_p
     flags = ["--config", tmp_path / "config.yaml", "--data", data, "--output-dir", tmp_path / "ray"]
     code = (
         f"import sys; sys.path.insert(0, {str(PROJECT / 'workflow_scripts')!r})\n"
-        f"import dj2mgm.juicer.partitions as dataset; dataset.PARTITION = dataset.ROWS_AT_ONCE = {SMALL}\n"
+        f"import dj2mgm.juicer.partitions as dataset; dataset.PARTITION_ROWS = dataset.ROWS_AT_ONCE = {SMALL}\n"
         "import filter_data; filter_data.main()\n"
     )
     done = subprocess.run([forked_python(), "-c", code, *flags], capture_output=True, text=True)

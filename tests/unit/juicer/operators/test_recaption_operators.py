@@ -10,7 +10,7 @@ from loguru import logger
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.changed_data_juicer import OPERATORS, Fields, Mapper, load_nested_dataset_class, load_ops
-from dj2mgm.juicer.operators.text_generation.captioner import CANDIDATES, LOG_LIKELIHOODS
+from dj2mgm.juicer.operators.text_generation.captioner import CANDIDATES_KEY, LOG_LIKELIHOODS
 from dj2mgm.juicer.operators.text_generation.text_problems import find_text_problem
 from dj2mgm.storage.files import read_jsonl
 from tiny_captioners import write_pairs
@@ -50,7 +50,7 @@ def known_captioner(monkeypatch):
                     candidates = by_name[Path(image).stem]
                     samples["text"][row] = build_dj_text(candidates[0])
                     if likelihoods is not None:
-                        samples[Fields.meta][row][CANDIDATES] = np.array(candidates)
+                        samples[Fields.meta][row][CANDIDATES_KEY] = np.array(candidates)
                         samples[Fields.meta][row][LOG_LIKELIHOODS] = np.array(likelihoods[Path(image).stem])
                 return samples
 

@@ -15,7 +15,7 @@ from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.changed_data_juicer import Fields, load_nested_dataset_class, load_ops
 from dj2mgm.juicer.clip_similarity import ClipSimilarity
-from dj2mgm.juicer.operators.balance_filters import COLUMN, LengthBalanceFilter, find_ngrams, fit_clusters
+from dj2mgm.juicer.operators.balance_filters import EMBEDDING_COLUMN, LengthBalanceFilter, find_ngrams, fit_clusters
 from dj2mgm.juicer.operators.selection import draw, sample_evenly
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
@@ -99,7 +99,7 @@ def test_clusters_contribute_equally_if_possible(clip, colored, tmp_path):
     assert (summary["rows_in"], summary["rows_kept"], summary["rows_dropped"]) == (13, 8, 5)
     [step] = summary["operators"]
     assert step["selection"] == {"groups": 3, "largest_group": 9, "most_kept_of_a_group": 4, "without_group": 0}
-    assert not list(tmp_path.glob(".data_juicer*")) and COLUMN not in json.dumps(everyone)
+    assert not list(tmp_path.glob(".data_juicer*")) and EMBEDDING_COLUMN not in json.dumps(everyone)
 
 
 def test_a_rows_cluster_has_the_nearest_center(clip, tmp_path):
@@ -112,7 +112,7 @@ def test_a_rows_cluster_has_the_nearest_center(clip, tmp_path):
     }
     [operator] = load_ops([{CLUSTERS: {"hf_clip": clip, "clusters": 4, "keep_fraction": 0.5, "seed": 3}}])
     measured = operator.compute_stats(samples)
-    rows = [{"text": build_dj_text("x"), COLUMN: column} for column in measured[COLUMN]]
+    rows = [{"text": build_dj_text("x"), EMBEDDING_COLUMN: column} for column in measured[EMBEDDING_COLUMN]]
     clusters = operator.assign_groups(rows)
     embeddings = ClipSimilarity(clip, "cpu").embed(images, load_image).astype(np.float16)
     centers = fit_clusters(embeddings.astype(np.float32), 4, seed=3).reconstruct_n(0, 4)
@@ -145,7 +145,11 @@ def test_rows_without_an_image_are_kept_and_not_counted(clip, colored):
     images = [[], [str(colored.parent / "red.png")], [], *[[str(colored.parent / "blue.png")]] * 3]
     rows = {"id": list("abcdef"), "text": ["x"] * 6, "images": images}
     kept_rows = operator.run(load_nested_dataset_class().from_dict(rows))
-    assert kept_rows["id"][:3] == ["a", "b", "c"] and len(kept_rows) == 4 and COLUMN not in kept_rows.column_names
+    assert (
+        kept_rows["id"][:3] == ["a", "b", "c"]
+        and len(kept_rows) == 4
+        and EMBEDDING_COLUMN not in kept_rows.column_names
+    )
     assert operator.report["without_group"] == 2
     for name in (CLUSTERS, LENGTHS, NGRAMS):
         [operator] = load_ops([{name: {"keep_rows": 2}}])

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from dj2mgm.data.formats import build_dj_text
-from dj2mgm.data.score_limits import UNLIMITED
+from dj2mgm.data.score_limits import UNLIMITED_FROM
 from dj2mgm.juicer.changed_data_juicer import OPERATORS
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
@@ -78,4 +78,4 @@ def test_defaults_from_the_source_code_equal_the_classes(operator):
         defaults = read_defaults(name)
         assert {argument: parameters[argument].default for argument in defaults} == defaults
         for argument in limit_arguments & set(parameters) - set(defaults):
-            assert parameters[argument].default >= UNLIMITED
+            assert parameters[argument].default >= UNLIMITED_FROM

@@ -4,7 +4,7 @@ import pytest
 
 from dj2mgm.errors import InputError
 from dj2mgm.reporting.experiment import load_experiments
-from dj2mgm.reporting.study.trial_scores import GOAL, find_trial_score, measure_trial
+from dj2mgm.reporting.study.trial_scores import WEIGHTED_GOAL, find_trial_score, measure_trial
 from dj2mgm.storage.files import read_json, write_json, write_yaml
 from evaluated_runs import build_entry, write_dataset, write_run
 
@@ -31,13 +31,13 @@ def test_the_headline_ranks_trials_without_goals(trial):
 
 def test_goals_are_a_weighted_sum_of_scores_and_hours(trial):
     goals = {"answer_probability": 1, "clip_score": 0.5, "gpu_hours": -0.01}
-    assert find_trial_score([trial], goals, 0.25) == GOAL
+    assert find_trial_score([trial], goals, 0.25) == WEIGHTED_GOAL
     scores = 0.5 + 0.5 * 0.25
-    assert measure_trial(trial, GOAL, goals, 1) == pytest.approx(scores - 0.01 * trial.config.gpus)
-    in_all = measure_trial(trial, GOAL, goals, 0.25)
+    assert measure_trial(trial, WEIGHTED_GOAL, goals, 1) == pytest.approx(scores - 0.01 * trial.config.gpus)
+    in_all = measure_trial(trial, WEIGHTED_GOAL, goals, 0.25)
     assert in_all == pytest.approx(scores - 0.04 * trial.config.gpus), "a quarter of the rows takes a quarter"
 
 
 def test_a_goal_that_is_not_reported_is_refused(trial):
     with pytest.raises(InputError, match="trial does not report vqa_accuracy; choose another score in design.goals"):
-        measure_trial(trial, GOAL, {"vqa_accuracy": 1}, 1)
+        measure_trial(trial, WEIGHTED_GOAL, {"vqa_accuracy": 1}, 1)

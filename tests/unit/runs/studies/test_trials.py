@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 from dj2mgm.records.search_records import BatchRecord, BatchResult, TrialRecord
 from dj2mgm.runs.studies.halving import History, plan_next
 from dj2mgm.runs.studies.mixtures import build_share_axes
-from dj2mgm.runs.studies.trials import RUN, Trials
+from dj2mgm.runs.studies.trials import RUN_ATTRIBUTE, Trials
 from dj2mgm.settings.study_files import Interval, MixtureSpace, SearchDesign
 from simulated_search import run, settings
 
@@ -38,13 +38,13 @@ def finish(process: multiprocessing.Process) -> None:
 
 def trials_in(storage: str) -> list:
     study = optuna.load_study(study_name="simulated", storage=storage)
-    return [trial for trial in study.get_trials() if trial.user_attrs.get(RUN)]
+    return [trial for trial in study.get_trials() if trial.user_attrs.get(RUN_ATTRIBUTE)]
 
 
 def check_counts(storage: str, folders: list[Path], trainings: int) -> None:
     """Check that each trained run is one finished trial, and that their number equals the budget."""
     trials = trials_in(storage)
-    names = [trial.user_attrs[RUN]["name"] for trial in trials]
+    names = [trial.user_attrs[RUN_ATTRIBUTE]["name"] for trial in trials]
     assert len(names) == trainings == len(set(names))
     assert {trial.state for trial in trials} == {TrialState.COMPLETE}
     files = [folder / "trained.txt" for folder in folders if (folder / "trained.txt").is_file()]
@@ -61,7 +61,7 @@ def test_a_search_finds_the_best_kind_and_place(tmp_path, sqlite):
     trials = run(settings(tmp_path, sqlite), 40, 4)
     assert len(trials) == 40
     best = max(trials_in(sqlite), key=lambda trial: trial.value)
-    changes = trials[best.user_attrs[RUN]["name"]].changes
+    changes = trials[best.user_attrs[RUN_ATTRIBUTE]["name"]].changes
     assert changes["kind"] == "b" and abs(changes["x"] - 0.3) < 0.1
 
 
@@ -102,7 +102,7 @@ def test_an_exhausted_space_ends_the_search(tmp_path, sqlite):
 def test_a_diverged_training_counts_and_is_not_repeated(tmp_path, sqlite):
     trials = run(settings(tmp_path, sqlite), 9, rate=lambda changes: None if changes["kind"] == "a" else changes["x"])
     assert len(trials) == 9
-    states = {trial.user_attrs[RUN]["name"]: trial.state for trial in trials_in(sqlite)}
+    states = {trial.user_attrs[RUN_ATTRIBUTE]["name"]: trial.state for trial in trials_in(sqlite)}
     for name, trial in trials.items():
         assert (states[name] == TrialState.FAIL) == (trial.changes["kind"] == "a")
 

@@ -24,9 +24,9 @@ FindNear = Callable[[np.ndarray], Pairs]
 Distance = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Stars = tuple[np.ndarray, np.ndarray]
 FIRST_ITEMS, MAX_ITEMS = 1 << 13, 1 << 20  # number of items searched for at once, at first and at most
-PAIRS = 1 << 20  # pairs in memory, unless a single item has more
-ROW = np.dtype([("position", "<i4"), ("slot", "<i4"), ("score", "<f4")])
-PACKED = struct.Struct("<iif")
+MAX_PAIRS_IN_MEMORY = 1 << 20  # pairs in memory, unless a single item has more
+ROW_DTYPE = np.dtype([("position", "<i4"), ("slot", "<i4"), ("score", "<f4")])
+PACKED_ROW = struct.Struct("<iif")
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,14 @@ class _SignatureFile:
         if slot == self.count:
             self.file.write(signature)
             self.count += 1
-        self.rows.write(PACKED.pack(position, slot, score))
+        self.rows.write(PACKED_ROW.pack(position, slot, score))
 
     def find_near_duplicates(self, copies: NearDuplicates, candidates: Callable, distance: Distance) -> None:
         """Fill in the near-duplicates of these rows."""
         self.file.flush()
         self.rows.flush()
         signatures = np.memmap(self.file.name, dtype=np.uint8, mode="r").reshape(self.count, self.images, -1)
-        rows = np.memmap(self.rows.name, dtype=ROW, mode="r")
+        rows = np.memmap(self.rows.name, dtype=ROW_DTYPE, mode="r")
         positions, slots = rows["position"], rows["slot"]
         # row and rank of each signature
         best, rank = (allocate_file_array(self.count, np.int32, self.folder) for _ in range(2))
@@ -184,7 +184,7 @@ def _find_pairs(
         new = (center[others] == others) & (rank[others] > rank[items])
         batches.append((items[new], others[new], distance[new]))
         count += len(batches[-1][0])
-        if count > PAIRS and len(positions) > 1:
+        if count > MAX_PAIRS_IN_MEMORY and len(positions) > 1:
             return None
     items, others, distance = (np.concatenate(part) for part in zip(*batches, strict=True))
     best = np.argsort(rank[items], kind="stable")

@@ -40,7 +40,7 @@ def allocate_file_array(length: int, dtype: DTypeLike, folder: Path | None = Non
 SIDE, FREQUENCIES, CELLS = 64, 16, 4
 BITS = FREQUENCIES**2
 CODE_BYTES = BITS // 8  # bytes of a signature for the bits; the others are colors
-SIGNATURE = CODE_BYTES + CELLS**2 * 3
+SIGNATURE_BYTES = CODE_BYTES + CELLS**2 * 3
 MAX_BITS, MAX_LEVELS = 23, 12  # largest differences of a near-duplicate; see docs/measurements/near_duplicates.md
 # fewest set bits of 256, for all images and for page-like images; photos and rendered scenes have about 128, pages of
 # text up to 90
@@ -84,7 +84,7 @@ def compute_distances(left: np.ndarray, right: np.ndarray, max_bits: int, max_le
 
 
 BANDS = 12
-SPARSE = 2  # bits of a band beyond log2 of the number of codes; a look-up then finds 1/4 code on average
+EXTRA_BAND_BITS = 2  # bits of a band beyond log2 of the number of codes; a look-up then finds 1/4 code on average
 MAX_RADIUS = 2 * BANDS - 1  # one flipped bit per band
 CODES_AT_ONCE = 1 << 14  # codes looked up at once, and candidates compared at once
 Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -107,7 +107,7 @@ def find_near_pairs(
     if not 0 <= radius <= MAX_RADIUS:
         raise ValueError(f"radius must be from 0 to {MAX_RADIUS} bits, found {radius}")
     whole = left.shape[1] * 8 // BANDS
-    width = min(whole, len(right).bit_length() + SPARSE)
+    width = min(whole, len(right).bit_length() + EXTRA_BAND_BITS)
     bands = [(band * whole, band * whole + width) for band in range(BANDS)]
     for number, band in enumerate(bands):
         table = _Table(right, band, folder)

@@ -16,7 +16,7 @@ from dj2mgm.data.near_duplicates.codes import (
     CODE_BYTES,
     MAX_BITS,
     MAX_LEVELS,
-    SIGNATURE,
+    SIGNATURE_BYTES,
     compute_distances,
     compute_signature,
     find_near_pairs,
@@ -74,7 +74,7 @@ def find_reference_pairs(
 
 
 def _compute_signatures(paths: list, processes: int) -> np.ndarray:
-    signatures = np.empty((len(paths), SIGNATURE), dtype=np.uint8)
+    signatures = np.empty((len(paths), SIGNATURE_BYTES), dtype=np.uint8)
     for index, signature in enumerate(map_in_order(_sign, paths, processes)):
         signatures[index] = signature
     return signatures

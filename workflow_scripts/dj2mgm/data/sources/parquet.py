@@ -22,7 +22,7 @@ from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 from dj2mgm.storage.shards import Member
 from dj2mgm.storage.streaming import DiskMap
 
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 MAX_ROWS = 64  # most rows per batch
 MAX_BATCH = 2**27  # most bytes per batch
 SHARD_BYTES = 2**30
@@ -34,7 +34,7 @@ def read(source: Source) -> Iterator[dict]:
         try:
             yield from _read_file(source, file, number, copied)
         except (pa.ArrowException, OSError, UnicodeError) as error:
-            if getattr(error, "errno", None) in UNWRITABLE:  # from writing the copy, not from reading
+            if getattr(error, "errno", None) in WRITE_ERRORS:  # from writing the copy, not from reading
                 raise
             raise InputError(f"{file} is damaged or not a parquet file ({error}); download it again") from None
 

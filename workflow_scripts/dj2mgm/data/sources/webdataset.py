@@ -16,7 +16,7 @@ from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 from dj2mgm.storage.shards import Member, read_members
 from dj2mgm.storage.streaming import DiskMap
 
-COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
+COMPRESSION_COMMANDS = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
 KEEP_TOGETHER = "the files of a sample must be neighbors in the archive; write it again, or delete the sample"
 
 
@@ -55,7 +55,7 @@ def _read_parts(source: Source, shard: Path) -> Iterator[Member]:
 def _find_decompressor(shard: Path) -> str | None:
     with open_input(shard, "rb") as file:
         begin = file.read(6)
-    return next((program for magic, program in COMPRESSED.items() if begin.startswith(magic)), None)
+    return next((program for magic, program in COMPRESSION_COMMANDS.items() if begin.startswith(magic)), None)
 
 
 def _get_key(member: Member) -> str:

@@ -30,7 +30,7 @@ from dj2mgm.evaluation.groups import Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.storage.files import replace_file
 
-REQUIRED = ("index", "question", "A", "B", "category", "image")
+REQUIRED_COLUMNS = ("index", "question", "A", "B", "category", "image")
 LETTERS = "ABCD"
 INSTRUCTION = "Answer with the option's letter from the given choices directly."  # LLaVA's single-prediction prompt
 LETTER = re.compile(r"\(?([A-D])(?:[).:,]+(?=\s|$)|$)", re.MULTILINE)  # at the start of an answer
@@ -88,7 +88,7 @@ def _read_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         with open_input(path, newline="") as file:
             lines = iter(partial(file.readline, MAX_LINE), "")  # a longer line is read in parts, which lack cells
             table = csv.DictReader(lines, dialect="excel-tab", strict=True)
-            if missing := [name for name in REQUIRED if name not in (table.fieldnames or ())]:
+            if missing := [name for name in REQUIRED_COLUMNS if name not in (table.fieldnames or ())]:
                 raise InputError(
                     f"{path}: the column {missing[0]!r} is missing; expected MMBench's tab-separated table"
                 )

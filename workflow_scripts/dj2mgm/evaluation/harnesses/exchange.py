@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image
 
 from dj2mgm.data.images import convert_to_rgb
-from dj2mgm.storage.files import FIX, read_json
+from dj2mgm.storage.files import FIX_FILE_REMEDY, read_json
 
 BLANK_LINE = "\n\n"  # the default `until` of lmms-eval
 # Model types whose class in lmms-eval 0.7.3 cuts answers at the texts of `until`, and the texts that it ignores. The
@@ -37,7 +37,7 @@ def find_stop_texts(model: Path, until: Iterable[str] | str | None) -> list[str]
 
     `until` is the setting of the task, or lmms-eval's default.
     """
-    ignored_texts = CUTTING_CLASSES.get(read_json(model / "config.json", remedy=FIX).get("model_type"))
+    ignored_texts = CUTTING_CLASSES.get(read_json(model / "config.json", remedy=FIX_FILE_REMEDY).get("model_type"))
     if ignored_texts is None:
         return []
     texts = [until] if isinstance(until, str) else until or []

@@ -22,7 +22,7 @@ from data_juicer.utils.model_utils import get_model
 from dj2mgm.control_tokens import find_control
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
-from dj2mgm.recipes.recipe_step import REPAIR as NAME
+from dj2mgm.recipes.recipe_step import REPAIR_OPERATOR as NAME
 
 from .declarations import merge_reports
 from .likelihood_gain_filter import NAME as GAIN_FILTER

@@ -136,7 +136,7 @@ class NgramBalanceFilter(SelectionFilter):
             yield part
 
 
-COLUMN = "__dj__clip_embedding"
+EMBEDDING_COLUMN = "__dj__clip_embedding"
 EMBEDDED_PARTS = ("image", "text")
 SAMPLE_PER_CLUSTER = 256  # rows per cluster that k-means is fitted to, faiss's own default
 
@@ -152,7 +152,7 @@ class ClusterBalanceFilter(BalanceFilter):
 
     _accelerator = "cuda"
     stat = "clip_cluster"
-    column = COLUMN
+    column = EMBEDDING_COLUMN
 
     def __init__(
         self,
@@ -188,10 +188,10 @@ class ClusterBalanceFilter(BalanceFilter):
         self.model_key = partial(load_clip, hf_clip)
 
     def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
-        """Fill `COLUMN` with embeddings, as base64 of float16; a row without an image gets an empty string."""
+        """Fill `EMBEDDING_COLUMN` with embeddings, as base64 of float16; rows without an image get an empty string."""
         image_lists = samples[self.image_key]
         rows = [row for row, images in enumerate(image_lists) if images]
-        samples[COLUMN] = [""] * len(image_lists)
+        samples[EMBEDDING_COLUMN] = [""] * len(image_lists)
         if rows:
             clip = get_model(self.model_key, rank, self.use_cuda())
             if self.embed == "image":
@@ -199,11 +199,11 @@ class ClusterBalanceFilter(BalanceFilter):
             else:
                 embeddings = clip.embed_texts([remove_special_tokens(samples[self.text_key][row]) for row in rows])
             for row, embedding in zip(rows, embeddings.astype(np.float16), strict=True):
-                samples[COLUMN][row] = base64.b64encode(embedding.tobytes()).decode()
+                samples[EMBEDDING_COLUMN][row] = base64.b64encode(embedding.tobytes()).decode()
         return samples
 
     def assign_groups(self, rows: Rows) -> np.ndarray:
-        embedded = np.fromiter((bool(row[COLUMN]) for row in rows), dtype=bool, count=len(rows))
+        embedded = np.fromiter((bool(row[EMBEDDING_COLUMN]) for row in rows), dtype=bool, count=len(rows))
         groups = np.full(len(rows), NO_GROUP, dtype=np.int64)
         if not embedded.any():
             return groups
@@ -225,7 +225,7 @@ class ClusterBalanceFilter(BalanceFilter):
 
 def _read_embeddings(rows: Rows, mask: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the embeddings of the rows in `mask` in their order, (up to `AT_ONCE`, D) float32 each."""
-    texts = (row[COLUMN] for row, is_selected in zip(rows, mask, strict=True) if is_selected)
+    texts = (row[EMBEDDING_COLUMN] for row, is_selected in zip(rows, mask, strict=True) if is_selected)
     while part := list(islice(texts, AT_ONCE)):
         yield np.stack([np.frombuffer(base64.b64decode(text), dtype=np.float16) for text in part]).astype(np.float32)
 

@@ -35,8 +35,8 @@ from .selection import ShareFilter, check_fraction, check_quantiles, check_sides
 
 NAME = "batched_image_text_similarity_filter"
 MIN_SCORE, LOWEST_COSINE = 0.1, -1.0  # Data-Juicer's default; the lowest possible cosine
-REDUCE = {"avg": np.mean, "max": np.max, "min": np.min}
-COMBINE = {"any": any, "all": all}
+REDUCTIONS = {"avg": np.mean, "max": np.max, "min": np.min}
+COMBINATIONS = {"any": any, "all": all}
 
 
 def load_clip(hf_clip: str, device: str):
@@ -102,10 +102,10 @@ class BatchedImageTextSimilarityFilter(ShareFilter):
         """
         kwargs["memory"] = kwargs.get("memory") or "1500MB"  # like the original: limits processes in a plain run
         super().__init__(*args, batch_size=batch_size, **kwargs)
-        if reduce_mode not in REDUCE:
-            raise ValueError(f"reduce_mode must be one of {', '.join(REDUCE)}; found {reduce_mode!r}")
-        if any_or_all not in COMBINE:
-            raise ValueError(f"any_or_all must be one of {', '.join(COMBINE)}; found {any_or_all!r}")
+        if reduce_mode not in REDUCTIONS:
+            raise ValueError(f"reduce_mode must be one of {', '.join(REDUCTIONS)}; found {reduce_mode!r}")
+        if any_or_all not in COMBINATIONS:
+            raise ValueError(f"any_or_all must be one of {', '.join(COMBINATIONS)}; found {any_or_all!r}")
         check_fraction(keep_fraction)
         check_quantiles(lower_quantile, upper_quantile)
         if keep_fraction is not None and lower_quantile is not None:
@@ -137,7 +137,7 @@ class BatchedImageTextSimilarityFilter(ShareFilter):
             values = similarity(texts, [image for *_, images in chunks for image in images], self._load)
             ends = np.cumsum([len(images) for *_, images in chunks])
             for (row, *_), chunk in zip(chunks, np.split(values, ends[:-1]), strict=True):
-                scores[row].append(float(REDUCE[self.reduce_mode](chunk)))
+                scores[row].append(float(REDUCTIONS[self.reduce_mode](chunk)))
         for row, values in scores.items():
             samples[Fields.stats][row][StatsKeys.image_text_similarity] = np.array(values, dtype=np.float64)
         return samples
@@ -150,7 +150,7 @@ class BatchedImageTextSimilarityFilter(ShareFilter):
     def process_single(self, sample: dict) -> bool:
         scores = sample[Fields.stats][StatsKeys.image_text_similarity]
         in_range = [self.get_keep_boolean(score, self.min_score, self.max_score) for score in scores]
-        return not in_range or COMBINE[self.any_or_all](in_range)
+        return not in_range or COMBINATIONS[self.any_or_all](in_range)
 
     def _read_chunks(self, samples: dict, row: int) -> Iterator[tuple[str, list[str | bytes]]]:
         """Yield the row's chunks: the text, and each image as encoded bytes if the row has them, or as a path."""

@@ -70,8 +70,8 @@ class BatchedDeduplicator(Declarations, Deduplicator, interface=True):
         return dataset
 
 
-PIXELS = "image_pixels"  # stat: width times height, averaged over the row's images
-SIGNATURES = "__dj__image_signatures"
+PIXELS_STATISTIC = "image_pixels"  # stat: width times height, averaged over the row's images
+SIGNATURES_COLUMN = "__dj__image_signatures"
 
 
 class NearDeduplicator(BatchedDeduplicator, interface=True):
@@ -80,10 +80,10 @@ class NearDeduplicator(BatchedDeduplicator, interface=True):
     Subclasses define signatures and their distance.
     """
 
-    hash_key = SIGNATURES
+    hash_key = SIGNATURES_COLUMN
     report_key = "copies"
 
-    def __init__(self, prefer: str = PIXELS, *args, **kwargs):
+    def __init__(self, prefer: str = PIXELS_STATISTIC, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.prefer = prefer
         self.report: dict = {}  # filled in by the engine, which has all rows
@@ -108,11 +108,11 @@ class NearDeduplicator(BatchedDeduplicator, interface=True):
         stats = samples.setdefault(Fields.stats, [{} for _ in samples[self.text_key]])
         rows = [images or [] for images in samples[self.image_key]]
         signed = iter(self.sign([image for images in rows for image in images], rank))
-        samples[SIGNATURES] = []
+        samples[SIGNATURES_COLUMN] = []
         for images, values in zip(rows, stats, strict=True):
             signatures, pixels = zip(*(next(signed) for _ in images), strict=True) if images else ((), ())
-            samples[SIGNATURES].append(f"{len(images)} {base64.b64encode(b''.join(signatures)).decode()}")
-            values[PIXELS] = float(np.mean(pixels)) if images else 0.0
+            samples[SIGNATURES_COLUMN].append(f"{len(images)} {base64.b64encode(b''.join(signatures)).decode()}")
+            values[PIXELS_STATISTIC] = float(np.mean(pixels)) if images else 0.0
             if self.prefer not in values:
                 raise InputError(
                     f"operator {self._name}: 'prefer' names the statistic {self.prefer!r}, but rows only have "
@@ -135,7 +135,7 @@ class NearDeduplicator(BatchedDeduplicator, interface=True):
     def process(self, dataset, show_num: int = 0) -> tuple:
         """Return the kept rows, in order, and up to `show_num` pairs (kept row, near-duplicate)."""
         with TemporaryDirectory() as folder:
-            rows = zip(dataset[SIGNATURES], dataset[Fields.stats], strict=True)
+            rows = zip(dataset[SIGNATURES_COLUMN], dataset[Fields.stats], strict=True)
             copy_of = self.find_duplicates(rows, Path(folder)).copy_of
         duplicates = np.flatnonzero(copy_of >= 0)[:show_num]
         pairs = {str(index): [dataset[int(copy_of[index])], dataset[int(index)]] for index in duplicates}
@@ -143,7 +143,7 @@ class NearDeduplicator(BatchedDeduplicator, interface=True):
 
 
 IMAGE_TEXT = "image_text_deduplicator"
-HASH = "__dj__image_text_hash"
+HASH_COLUMN = "__dj__image_text_hash"
 
 
 def compute_image_text_hash(images: Sequence[str], text: str) -> str:
@@ -159,17 +159,17 @@ def compute_image_text_hash(images: Sequence[str], text: str) -> str:
 class ImageTextDeduplicator(BatchedDeduplicator):
     """A deduplicator that keeps the first row of each group with equal image bytes and equal text."""
 
-    hash_key = HASH
+    hash_key = HASH_COLUMN
 
     def compute_hash(self, samples: dict) -> dict:
         pairs = zip(samples[self.image_key], samples[self.text_key], strict=True)
-        samples[HASH] = [compute_image_text_hash(images or [], text) for images, text in pairs]
+        samples[HASH_COLUMN] = [compute_image_text_hash(images or [], text) for images, text in pairs]
         return samples
 
     def process(self, dataset, show_num: int = 0) -> tuple:
         """Return the rows whose hash is new, in order, and up to `show_num` pairs (first row, later row)."""
         first, positions, pairs = {}, [], {}
-        for position, value in enumerate(dataset[HASH]):
+        for position, value in enumerate(dataset[HASH_COLUMN]):
             if first.setdefault(value, position) == position:
                 positions.append(position)
             elif len(pairs) < show_num:
@@ -185,7 +185,9 @@ class ImageNearDeduplicator(NearDeduplicator):
     colors differ by at most `max_levels` in each cell of a 4 × 4 grid.
     """
 
-    def __init__(self, prefer: str = PIXELS, max_bits: int = MAX_BITS, max_levels: int = MAX_LEVELS, *args, **kwargs):
+    def __init__(
+        self, prefer: str = PIXELS_STATISTIC, max_bits: int = MAX_BITS, max_levels: int = MAX_LEVELS, *args, **kwargs
+    ):
         """Initialize the operator.
 
         Args:
@@ -220,7 +222,7 @@ class ImageNearDeduplicator(NearDeduplicator):
         return compute_distances(left, right, self.max_bits, self.max_levels)
 
 
-ROUNDING = 0.01  # error of distances between unit vectors in float16
+DISTANCE_TOLERANCE = 0.01  # error of distances between unit vectors in float16
 
 
 @OPERATORS.register_module("image_embedding_deduplicator")
@@ -233,7 +235,7 @@ class ImageEmbeddingDeduplicator(NearDeduplicator):
         self,
         hf_clip: str = "openai/clip-vit-base-patch32",
         min_similarity: float = 0.95,
-        prefer: str = PIXELS,
+        prefer: str = PIXELS_STATISTIC,
         batch_size: int = 128,
         *args,
         **kwargs,
@@ -273,7 +275,7 @@ class ImageEmbeddingDeduplicator(NearDeduplicator):
         from dj2mgm.data.near_duplicates.vectors import VectorIndex
 
         vectors = signatures.view(np.float16)
-        reach = (2 - 2 * self.min_similarity) ** 0.5 + ROUNDING
+        reach = (2 - 2 * self.min_similarity) ** 0.5 + DISTANCE_TOLERANCE
         index = VectorIndex(vectors, folder)
         return lambda positions: index.near(vectors[positions], reach)
 

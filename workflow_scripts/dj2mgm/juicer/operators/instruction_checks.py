@@ -42,8 +42,8 @@ ROUND_TRIP, ROUND_TRIP_STAT = "round_trip_filter", "round_trip_agreement"
 BALANCE, BALANCE_STAT = "yes_no_balance_filter", "yes_no"
 CAPTION, CAPTION_STAT = "caption_agreement_filter", "caption_agreement"
 GRAY, SIDE = (128, 128, 128), 224
-SPELLINGS = ("yes", "Yes", "no", "No")  # answers to VERIFY, of which a model may prefer any
-VERIFY = 'Is "{answer}" the right answer to the question "{question}"? Answer with yes or no.'
+YES_NO_SPELLINGS = ("yes", "Yes", "no", "No")  # answers to VERIFY, of which a model may prefer any
+VERIFICATION_QUESTION = 'Is "{answer}" the right answer to the question "{question}"? Answer with yes or no.'
 
 
 @OPERATORS.register_module(CAPTION)
@@ -251,11 +251,11 @@ class RoundTripFilter(AnswerCheck):
     def _verify(self, unmeasured: dict[int, tuple[str, str, str]], rank: int | None) -> dict[int, float]:
         """Return the probability of yes, by row, if the model is asked whether the answer is right."""
         questions = [
-            (image, VERIFY.format(question=question, answer=answer), spelling)
+            (image, VERIFICATION_QUESTION.format(question=question, answer=answer), spelling)
             for image, question, answer in unmeasured.values()
-            for spelling in SPELLINGS
+            for spelling in YES_NO_SPELLINGS
         ]
-        parts = split_into_parts(self.log_likelihoods(questions, rank), len(SPELLINGS))
+        parts = split_into_parts(self.log_likelihoods(questions, rank), len(YES_NO_SPELLINGS))
         agreement = {}
         for row, values in zip(unmeasured, parts, strict=True):
             if None not in values:

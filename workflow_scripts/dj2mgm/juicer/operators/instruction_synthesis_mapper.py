@@ -27,7 +27,7 @@ from dj2mgm.data.formats import build_dj_text, read_evaluation, read_llava
 from dj2mgm.data.instruction_rows import is_single_question, read_question
 from dj2mgm.data.question_texts import EvaluationQuestions, normalize_words
 from dj2mgm.errors import InputError
-from dj2mgm.recipes.recipe_step import INSTRUCT as NAME
+from dj2mgm.recipes.recipe_step import INSTRUCTION_OPERATOR as NAME
 
 from .declarations import Captions, merge_reports
 from .mgm_captioning_mapper import NAME as TRAINED_CAPTIONER

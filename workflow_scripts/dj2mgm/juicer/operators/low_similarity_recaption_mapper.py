@@ -25,7 +25,7 @@ from loguru import logger
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.score_limits import ORIGINAL_SIMILARITY
 from dj2mgm.errors import InputError
-from dj2mgm.recipes.recipe_step import RECAPTION as NAME
+from dj2mgm.recipes.recipe_step import RECAPTION_OPERATOR as NAME
 
 from .batched_image_text_similarity_filter import NAME as SIMILARITY_FILTER
 from .caption_log_likelihood_filter import STAT as LOG_LIKELIHOOD
@@ -107,7 +107,7 @@ def judge_captioner(name: str, report: dict, example: str, max_caption_length: i
     logger.warning(problem)
 
 
-LOGIT = 100.0  # Data-Juicer's similarity is CLIP's logit over 100
+LOGIT_SCALE = 100.0  # Data-Juicer's similarity is CLIP's logit over 100
 
 
 @OPERATORS.register_module(NAME)
@@ -260,7 +260,7 @@ class LowSimilarityRecaptionMapper(StoredAnswersOperator, ShareMapper, Mapper):
                 continue
             values = {index: next(similarities) for index in usable}
             likelihoods = image_captions.log_likelihoods or [0.0] * len(image_problems)
-            best = max(usable, key=lambda index: LOGIT * values[index] + likelihoods[index])
+            best = max(usable, key=lambda index: LOGIT_SCALE * values[index] + likelihoods[index])
             likelihood = image_captions.log_likelihoods and image_captions.log_likelihoods[best]
             records.append(Recaption(original, score, image_captions.candidates[best], values[best], likelihood))
         return records

@@ -20,7 +20,7 @@ from data_juicer.utils.model_utils import get_model
 from dj2mgm.data.formats import build_dj_text
 
 from .declarations import Declarations, list_weight_files
-from .text_generation.captioner import CANDIDATES, LOG_LIKELIHOODS
+from .text_generation.captioner import CANDIDATES_KEY, LOG_LIKELIHOODS
 
 NAME = "mgm_captioning_mapper"
 
@@ -120,6 +120,6 @@ class MGMCaptioningMapper(Declarations, Mapper):
             samples[self.text_key][row] = build_dj_text(candidates[0][0])
         for meta, candidates in zip(samples[Fields.meta], captions, strict=True):
             # typed, so that a batch without captions has columns of the same types
-            meta[CANDIDATES] = np.array([caption for caption, _ in candidates], dtype=np.str_)
+            meta[CANDIDATES_KEY] = np.array([caption for caption, _ in candidates], dtype=np.str_)
             meta[LOG_LIKELIHOODS] = np.array([value for _, value in candidates], dtype=np.float64)
         return samples

@@ -102,7 +102,7 @@ def check_quantiles(lower: float | None, upper: float | None) -> None:
 
 NO_GROUP = -1
 SIGNIFICAND_BITS = 53  # bits of a float64's significand
-SEEDS = 2**31  # faiss accepts smaller seeds only
+FAISS_SEED_LIMIT = 2**31  # faiss accepts smaller seeds only
 
 
 class Rows(Iterable[dict], Sized, Protocol):
@@ -142,8 +142,8 @@ class SelectionFilter(Declarations, Filter, interface=True):
         check_fraction(keep_fraction)
         if keep_rows is not None and keep_rows < 1:
             raise ValueError(f"keep_rows must be 1 or more, found {keep_rows}")
-        if not 0 <= seed < SEEDS:
-            raise ValueError(f"seed must be from 0 and below {SEEDS}, found {seed}")
+        if not 0 <= seed < FAISS_SEED_LIMIT:
+            raise ValueError(f"seed must be from 0 and below {FAISS_SEED_LIMIT}, found {seed}")
         self.keep_fraction = keep_fraction
         self.keep_rows = keep_rows
         self.seed = seed

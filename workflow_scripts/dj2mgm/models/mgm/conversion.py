@@ -14,9 +14,9 @@ from transformers import ConvNextConfig, ConvNextModel
 
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.model_folders import (
-    CONFIGS,
-    PROCESSOR,
-    TOKENIZER,
+    CONFIG_FILES,
+    PROCESSOR_FILES,
+    TOKENIZER_FILES,
     check_model_folder,
     copy_model_files,
 )
@@ -224,7 +224,7 @@ def convert_to_safetensors(source: Path, output: Path) -> int:
     names = {name: name for shard in shards for name in shard.shapes}
     with replace_folder(output) as folder:
         write_shards(folder, rename_shards(shards, names), len(shards))
-        copy_model_files(source, folder, CONFIGS | PROCESSOR | TOKENIZER)
+        copy_model_files(source, folder, CONFIG_FILES | PROCESSOR_FILES | TOKENIZER_FILES)
     return len(names)
 
 

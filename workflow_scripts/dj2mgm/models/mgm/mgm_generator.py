@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from transformers import DynamicCache
 
 from dj2mgm.compute import select_device
-from dj2mgm.data.chat_template import REMEDY, ChatTemplate
+from dj2mgm.data.chat_template import TEMPLATE_REMEDY, ChatTemplate
 from dj2mgm.data.formats import build_conversation, build_text_conversation
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
@@ -38,7 +38,7 @@ from dj2mgm.models.vision_language import IGNORE_INDEX, Generator
 from dj2mgm.storage.files import read_json, readable
 
 # Batch size for "auto": on a CPU, and the maximum on a GPU, which larger batches do not use better
-ON_CPU, MAX_ON_GPU = 64, 256
+CPU_BATCH_SIZE, MAX_GPU_BATCH_SIZE = 64, 256
 QUESTION_TOKENS, FLOAT32 = 128, 4
 UNIT = 16  # on a GPU questions are padded to a multiple of it, so that kernels are planned for few lengths
 DECODING, DECODED_AT_ONCE = 8, 8  # processes that decode images for a GPU, and images in each of their results
@@ -102,7 +102,7 @@ class MGMGenerator(Generator):
         The other half is for the activations.
         """
         if self.device.type != "cuda":
-            return ON_CPU
+            return CPU_BATCH_SIZE
         config, dtype = self.model.config.get_text_config(), self.model.dtype
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         token = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * dtype.itemsize
@@ -112,7 +112,7 @@ class MGMGenerator(Generator):
         cached_bytes = sum(tokens.nbytes for tokens in self._cache.values())
         free = torch.cuda.mem_get_info(self.device)[0] + reserved - (VISUAL_BYTES - cached_bytes)
         rows = max(1, free // 2 // row)
-        return min(MAX_ON_GPU, 1 << (rows.bit_length() - 1))
+        return min(MAX_GPU_BATCH_SIZE, 1 << (rows.bit_length() - 1))
 
     def _answer_batch(
         self, visual_tokens: torch.Tensor | None, batch: QuestionBatch, chat: ChatTemplate, max_new_tokens: int
@@ -122,7 +122,9 @@ class MGMGenerator(Generator):
         prompts = (chat.render_prompt(question, has_images) for question in batch.questions)
         prefixes, questions = zip(*(self._split_prompt(prompt, has_images) for prompt in prompts), strict=True)
         if len(set(prefixes)) > 1:
-            raise InputError(f"template {chat.name}: the text before the image depends on the question; {REMEDY}")
+            raise InputError(
+                f"template {chat.name}: the text before the image depends on the question; {TEMPLATE_REMEDY}"
+            )
         answers: list[list[int]] = [[]] * len(questions)
         stops = chat.stop_ids(self.processor.tokenizer)
         width = self._make_width_function(len(prefixes[0]), questions, max_new_tokens)
@@ -221,7 +223,9 @@ class MGMGenerator(Generator):
         )
         prefix = os.path.commonprefix([item["input_ids"] for item in items])[: min(ends)]
         if any(self.processor.image_token_id in item["input_ids"][len(prefix) :] for item in items):
-            raise InputError(f"template {chat.name}: the text before the image depends on the question; {REMEDY}")
+            raise InputError(
+                f"template {chat.name}: the text before the image depends on the question; {TEMPLATE_REMEDY}"
+            )
         return len(prefix)
 
     def _decode_captions(self, hypotheses: list[tuple[list[int], float]]) -> Candidates:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from dj2mgm.storage.streaming import AHEAD, map_in_order
+from dj2mgm.storage.streaming import ITEMS_AHEAD, map_in_order
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ def fill_in_order(
     Args:
         like: an array of the shape and type of all results.
     """
-    count = AHEAD * processes  # `map_in_order` has at most this many items that are processed or waiting
+    count = ITEMS_AHEAD * processes  # `map_in_order` has at most this many items that are processed or waiting
     shared = np.frombuffer(mmap.mmap(-1, count * like.nbytes), like.dtype).reshape(count, *like.shape)
 
     def run(numbered: tuple[int, T]) -> None:

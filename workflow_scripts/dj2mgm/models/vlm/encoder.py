@@ -22,9 +22,11 @@ from dj2mgm.models.vlm.packed_images import TowerInputs
 TYPE_IDS = ("token_type_ids", "mm_token_type_ids")
 TOKEN_FIELDS = ("input_ids", "labels", *TYPE_IDS)  # (1, T); all other fields of an item belong to its images
 PIXEL_MASK = "pixel_attention_mask"  # ones and zeros, for which processors take eight bytes each
-THINKING = "enable_thinking"  # variable of chat templates; the model thinks before it answers, unless it is False
+THINKING_VARIABLE = (
+    "enable_thinking"  # variable of chat templates; the model thinks before it answers, unless it is False
+)
 ANSWER_MARK = "\ue000"  # from Unicode's private use area; marks where an answer begins
-BLANK = (56, 56)  # px
+BLANK_IMAGE_SIZE = (56, 56)  # px
 LINE_BREAK = "\n"
 
 
@@ -51,13 +53,13 @@ class ProcessorEncoder:
         self._read_size = lru_cache(maxsize=16)(read_image_size)  # needed twice for each row
         self._get_replacements = lru_cache(maxsize=4096)(self._make_replacements)
         self._tokenize_from_special = lru_cache(maxsize=4096)(self._tokenize_alone)
-        outputs = self._process(make_sample_row(1), [Image.new("RGB", BLANK)])
+        outputs = self._process(make_sample_row(1), [Image.new("RGB", BLANK_IMAGE_SIZE)])
         self._marks_images = {
             name: outputs[name].tolist() == self.processor.create_mm_token_type_ids(outputs["input_ids"].tolist())
             for name in TYPE_IDS
             if name in outputs
         }
-        self._short_item = self.sample(BLANK)
+        self._short_item = self.sample(BLANK_IMAGE_SIZE)
         self._blank_item = self._short_item | {"labels": [IGNORE_INDEX] * len(self._short_item["labels"])}
         self.max_length = max_length
         self._check_processor()
@@ -152,7 +154,7 @@ class ProcessorEncoder:
         if self.image_token_id not in self._short_item["input_ids"]:
             raise InputError(f"its processor never writes the image_token_id of config.json, {self.image_token_id}")
         self.batch([self._blank_item], len(self._blank_item["input_ids"]))
-        self.encode_prompts([self.process_image(Image.new("RGB", BLANK))[1]], ["a"])
+        self.encode_prompts([self.process_image(Image.new("RGB", BLANK_IMAGE_SIZE))[1]], ["a"])
 
     @property
     def stops(self) -> frozenset[int]:
@@ -233,8 +235,8 @@ class ProcessorEncoder:
         templates = self.processor.chat_template
         source = templates["default"] if isinstance(templates, dict) else templates
         variables = dict(self.tokenizer.special_tokens_map) | {"add_generation_prompt": add_generation_prompt}
-        if THINKING in source:
-            variables[THINKING] = False
+        if THINKING_VARIABLE in source:
+            variables[THINKING_VARIABLE] = False
         try:
             return render_chat(source, messages, **variables)[0]
         except InputError as error:

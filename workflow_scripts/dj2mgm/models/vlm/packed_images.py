@@ -20,8 +20,8 @@ from transformers.vision_utils import (
 
 BASE_CLASSES = {"qwen2_5_vl": Qwen2_5_VLModel, "qwen3_vl": Qwen3VLModel}
 # transformers passes image boundaries only to implementations whose name contains "flash".
-PACKED = "packed_flash"
-GRID = "image_grid_thw"
+PACKED_ATTENTION = "packed_flash"
+GRID_KEY = "image_grid_thw"
 TOWER_PREFIX = "tower_"  # begins the name of each entry of a batch that is an argument of the tower
 
 
@@ -45,7 +45,7 @@ def _attend_within_images(
     return output[None], None
 
 
-AttentionInterface.register(PACKED, _attend_within_images)
+AttentionInterface.register(PACKED_ATTENTION, _attend_within_images)
 
 
 class TowerInputs:
@@ -68,7 +68,7 @@ class TowerInputs:
         Returns:
             position_ids (3, B, T) of the language model, and the tower's arguments with TOWER_PREFIX before the name.
         """
-        grid, vision = batch[GRID], self.vision
+        grid, vision = batch[GRID_KEY], self.vision
         positions, _ = self.model.get_rope_index(batch["input_ids"], batch["mm_token_type_ids"], grid)
         boundaries = get_vision_cu_seqlens(grid)
         arguments = {"cu_seqlens": boundaries, "max_seqlen": _bound_length(boundaries)}
@@ -107,7 +107,7 @@ def _bound_length(boundaries: torch.Tensor) -> torch.Tensor:
 
 def move_to_device(name: str, value: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Move a batch's value to the device, except the grid and single numbers, which only the host reads."""
-    return value if name == GRID or value.dim() == 0 else value.to(device, non_blocking=True)
+    return value if name == GRID_KEY or value.dim() == 0 else value.to(device, non_blocking=True)
 
 
 def use_tower_inputs(model: PreTrainedModel) -> Callable[[dict], None]:
@@ -145,10 +145,10 @@ def use_packed_attention(model: PreTrainedModel) -> None:
     """Attend to all images with one kernel, which exists for GPUs and 16-bit numbers."""
     halves = (torch.bfloat16, torch.float16)
     if model.config.model_type in BASE_CLASSES and torch.cuda.is_available() and model.dtype in halves:
-        model.get_encoder(modality="image").config._attn_implementation = PACKED
+        model.get_encoder(modality="image").config._attn_implementation = PACKED_ATTENTION
 
 
 def is_packed(layer: nn.Module) -> bool:
     """Return whether a layer of a tower attends to all images with one kernel."""
     configs = (getattr(module, "config", None) for module in layer.modules())
-    return any(getattr(config, "_attn_implementation", None) == PACKED for config in configs)
+    return any(getattr(config, "_attn_implementation", None) == PACKED_ATTENTION for config in configs)

@@ -13,7 +13,7 @@ from transformers.utils import is_torchvision_available
 from dj2mgm.errors import InputError
 from dj2mgm.settings.chat_templates import WITHOUT_CHAT
 
-VIDEO = "video_processor"
+VIDEO_PROCESSOR = "video_processor"
 
 
 def load_processor(folder: Path) -> ProcessorMixin:
@@ -28,11 +28,11 @@ def load_processor(folder: Path) -> ProcessorMixin:
 
 
 def _load(folder: Path, stock: type[ProcessorMixin]) -> ProcessorMixin:
-    if VIDEO not in stock.get_attributes():
+    if VIDEO_PROCESSOR not in stock.get_attributes():
         return AutoProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
-    parameter = inspect.signature(stock.__init__).parameters.get(VIDEO)
+    parameter = inspect.signature(stock.__init__).parameters.get(VIDEO_PROCESSOR)
     required = parameter is not None and parameter.default is inspect.Parameter.empty
-    none = {VIDEO: None} if required else {}
+    none = {VIDEO_PROCESSOR: None} if required else {}
     try:
         return remove_video_processor(stock).from_pretrained(folder, backend="pil", trust_remote_code=False, **none)
     except TypeError:  # some processors cannot be created without a video processor
@@ -43,13 +43,13 @@ def _load(folder: Path, stock: type[ProcessorMixin]) -> ProcessorMixin:
 
 def remove_video_processor(stock: type[ProcessorMixin]) -> type[ProcessorMixin]:
     """Return a processor's class without its video processor, whose parts `get_attributes` lists."""
-    if VIDEO not in stock.get_attributes():
+    if VIDEO_PROCESSOR not in stock.get_attributes():
         return stock
     processing_smolvlm.num2words = processing_smolvlm.num2words or str  # otherwise SmolVLM's raises ImportError
-    attributes = [name for name in stock.get_attributes() if name != VIDEO]
+    attributes = [name for name in stock.get_attributes() if name != VIDEO_PROCESSOR]
     changes = {
         "get_attributes": classmethod(lambda cls: attributes),
         "__module__": stock.__module__,
-        VIDEO: SimpleNamespace(num_frames=None, fps=None, merge_size=2),  # for SmolVLM's chat template
+        VIDEO_PROCESSOR: SimpleNamespace(num_frames=None, fps=None, merge_size=2),  # for SmolVLM's chat template
     }
     return type(stock.__name__, (stock,), changes)

@@ -27,7 +27,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from dj2mgm.cli.messages import note
 from dj2mgm.compute import select_device
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.model_folders import PROCESSOR, TOKENIZER, WEIGHTS_INDEX, copy_model_files, read_shard_names
+from dj2mgm.model_files.model_folders import (
+    PROCESSOR_FILES,
+    TOKENIZER_FILES,
+    WEIGHTS_INDEX,
+    copy_model_files,
+    read_shard_names,
+)
 from dj2mgm.models.loss import LanguageModelHead, compute_answer_loss, compute_loss_and_gradient, find_answer_positions
 from dj2mgm.models.trained_weights import load_stage_weights
 from dj2mgm.models.vision_language import Parts
@@ -36,7 +42,7 @@ from dj2mgm.models.vlm.packed_images import make_tower_inputs, move_to_device, u
 from dj2mgm.models.vlm.prefix_encoder import PrefixEncoder
 from dj2mgm.models.vlm.processors import load_processor
 from dj2mgm.models.vlm.vlm_generator import TransformersGenerator
-from dj2mgm.storage.files import FIX, read_json
+from dj2mgm.storage.files import FIX_FILE_REMEDY, read_json
 
 
 class TransformersFamily:
@@ -169,7 +175,7 @@ def make_trainable(model: PreTrainedModel) -> PreTrainedModel:
 
 
 # configuration keys that scale the logits or their inputs
-SCALES = ("logits_scaling", "logit_scale", "logits_mup_width_multiplier")
+SCALE_KEYS = ("logits_scaling", "logit_scale", "logits_mup_width_multiplier")
 
 
 def use_chunked_loss(model: PreTrainedModel) -> None:
@@ -179,7 +185,7 @@ def use_chunked_loss(model: PreTrainedModel) -> None:
     refused.
     """
     head, text = model.get_output_embeddings(), model.config.get_text_config()
-    is_scaled = any(getattr(text, key, None) not in (None, 0, 1) for key in SCALES)
+    is_scaled = any(getattr(text, key, None) not in (None, 0, 1) for key in SCALE_KEYS)
     softcap = getattr(text, "final_logit_softcapping", None)
     if type(head) is not nn.Linear or head.bias is not None or is_scaled or not _is_product(model, head, softcap):
         raise InputError(
@@ -231,8 +237,8 @@ def _is_product(model: PreTrainedModel, head: nn.Linear, softcap: float | None) 
 # Model folders of third parties are checked before they are read, and their errors become one sentence.
 
 REMEDY = "fix the folder, or download it again"
-UNSUPPORTED = (NotImplementedError, AttributeError, ImportError)  # the cause is missing code, not a damaged file
-PANIC = "PanicException"  # raised by libraries in Rust, e.g. by a tokenizer whose pattern takes too many steps
+UNSUPPORTED_ERRORS = (NotImplementedError, AttributeError, ImportError)  # the cause is missing code, not a damaged file
+RUST_PANIC = "PanicException"  # raised by libraries in Rust, e.g. by a tokenizer whose pattern takes too many steps
 MAX_MESSAGE_LENGTH = 200  # characters of a library's own message that are shown
 ATTENTION = (None, "eager", "sdpa")
 
@@ -248,16 +254,16 @@ def folder_errors(folder: Path) -> Iterator[None]:
         sentence = str(error)
         raise InputError(sentence if str(folder) in sentence else f"{folder}: {sentence}; {REMEDY}") from None
     except BaseException as error:  # from transformers, tokenizers, safetensors, Jinja, Pillow
-        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+        if not isinstance(error, Exception) and type(error).__name__ != RUST_PANIC:
             raise
         message = " ".join(str(error).split()) or type(error).__name__
-        remedy = "models of its kind are not supported" if isinstance(error, UNSUPPORTED) else REMEDY
+        remedy = "models of its kind are not supported" if isinstance(error, UNSUPPORTED_ERRORS) else REMEDY
         raise InputError(f"{folder} cannot be used ({message[:MAX_MESSAGE_LENGTH]}); {remedy}") from None
 
 
 def copy_processor(base: Path, folder: Path) -> None:
     """Copy processor, tokenizer and license unchanged, including files not used here, such as a video processor's."""
-    copy_model_files(base, folder, PROCESSOR | TOKENIZER)
+    copy_model_files(base, folder, PROCESSOR_FILES | TOKENIZER_FILES)
 
 
 def check_vlm_folder(folder: Path) -> None:
@@ -268,7 +274,7 @@ def check_vlm_folder(folder: Path) -> None:
     """
     if (folder / "adapter_config.json").exists():
         raise InputError(f"{folder} contains an adapter (adapter_config.json); merge it first, or move it elsewhere")
-    config = read_json(folder / "config.json", remedy=FIX)
+    config = read_json(folder / "config.json", remedy=FIX_FILE_REMEDY)
     for values in (config, *(value for value in config.values() if isinstance(value, dict))):
         for key in ("attn_implementation", "_attn_implementation"):
             if values.get(key) not in ATTENTION:

@@ -27,15 +27,15 @@ from dj2mgm.models.questions import (
     split_into_parts,
     with_new_images,
 )
-from dj2mgm.models.vision_language import IGNORE_INDEX, PIXELS, Generator
-from dj2mgm.models.vlm.encoder import BLANK, PIXEL_MASK, ProcessorEncoder, concatenate
+from dj2mgm.models.vision_language import IGNORE_INDEX, PIXELS_KEY, Generator
+from dj2mgm.models.vlm.encoder import BLANK_IMAGE_SIZE, PIXEL_MASK, ProcessorEncoder, concatenate
 from dj2mgm.storage.streaming import map_in_order
 
-ON_CPU, ON_GPU = 16, 32  # batch size for "auto"
-PROCESSES = 8  # most processes that decode and resize images for a GPU
+CPU_BATCH_SIZE, GPU_BATCH_SIZE = 16, 32  # batch size for "auto"
+MAX_DECODING_PROCESSES = 8  # most processes that decode and resize images for a GPU
 CACHE_BYTES = 2**31  # most bytes of cached features, for further questions about their images
 DEEPSTACK = "deepstack_features"
-PIXEL_FIELDS = (PIXELS, PIXEL_MASK)
+PIXEL_FIELDS = (PIXELS_KEY, PIXEL_MASK)
 
 
 class ProcessedImage(NamedTuple):
@@ -100,7 +100,7 @@ class TransformersGenerator(Generator):
         return self.encoder.control_tokens
 
     def choose_batch_size(self, max_new_tokens: int = 0) -> int:
-        return ON_GPU if self.model.device.type == "cuda" else ON_CPU
+        return GPU_BATCH_SIZE if self.model.device.type == "cuda" else CPU_BATCH_SIZE
 
     @torch.inference_mode()
     def answer_batches(
@@ -222,8 +222,8 @@ class TransformersGenerator(Generator):
         if self.encoder.reads_text_alone:
             return None
         black = BytesIO()
-        PIL.Image.new("RGB", BLANK).save(black, "PNG")
-        return self._encode_missing([BLANK], {BLANK: self._process(black)})[0]
+        PIL.Image.new("RGB", BLANK_IMAGE_SIZE).save(black, "PNG")
+        return self._encode_missing([BLANK_IMAGE_SIZE], {BLANK_IMAGE_SIZE: self._process(black)})[0]
 
     def _encode_missing(self, keys: list, new: dict[object, ProcessedImage]) -> list[EncodedImage]:
         """Return the encoded image of each key; images at paths are cached, up to `CACHE_BYTES`, for further questions.
@@ -271,7 +271,7 @@ class TransformersGenerator(Generator):
     def _process_in_order(self, images: Sequence[Image]) -> Iterator[ProcessedImage]:
         """Yield the processed images; for a GPU, other processes decode and resize them ahead."""
         cores = len(os.sched_getaffinity(0)) // max(1, torch.cuda.device_count())
-        processes = min(PROCESSES, max(2, cores - 1)) if self.model.device.type == "cuda" else 1
+        processes = min(MAX_DECODING_PROCESSES, max(2, cores - 1)) if self.model.device.type == "cuda" else 1
         return map_in_order(self._process, images, processes)
 
     def _process(self, image: Image) -> ProcessedImage:

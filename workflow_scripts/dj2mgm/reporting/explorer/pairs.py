@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from dj2mgm.data.formats import build_dj_text, extract_caption
-from dj2mgm.data.instruction_rows import INPUT
+from dj2mgm.data.instruction_rows import INSTRUCTIONS_FILE
 from dj2mgm.errors import InputError
 from dj2mgm.records.page_records import StageRecipe, read_image_root
 from dj2mgm.records.recipe_summary import RecipeSummary, read_recipe_summary
@@ -87,7 +87,9 @@ class _Statistics:
 
 def read_instructions(stage: StageFolder) -> Table:
     """Read the rows of a stage whose recipe is for instructions, and what it did with them."""
-    return replace(read_stage_table(stage.folder / INPUT, [stage]), name="instructions", title="Instructions")
+    return replace(
+        read_stage_table(stage.folder / INSTRUCTIONS_FILE, [stage]), name="instructions", title="Instructions"
+    )
 
 
 def read_stage_table(data: Path, stages: list[StageFolder]) -> Table:

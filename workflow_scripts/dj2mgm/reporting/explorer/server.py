@@ -29,7 +29,7 @@ from dj2mgm.reporting.rendering import locate_explorer_page
 
 HOST = "127.0.0.1"
 IMAGE_SIDES = (160, 640)  # px, longest side of an image in the table and in the details
-THUMBNAILS = 5000  # images in the cache, about 5 KB each
+MAX_CACHED_THUMBNAILS = 5000  # images in the cache, about 5 KB each
 MAX_ROWS = 2000  # rows per request
 MAX_CONNECTIONS = 64  # a browser opens six
 REQUEST_S = 30.0  # time limit for a request to arrive, and for silence on a connection
@@ -58,7 +58,7 @@ class Explorer:
         self.pages = {locate_explorer_page(result.name): build_served_page(result).encode() for result in results}
         self.reports = reports
         self.tables = {result.name: {table.name: table for table in result.tables} for result in results}
-        self.read_image = lru_cache(THUMBNAILS)(self._read_image)
+        self.read_image = lru_cache(MAX_CACHED_THUMBNAILS)(self._read_image)
 
     def answer(self, path: str, query: dict[str, list[str]]) -> Response:
         """Answer a request; raise NotFoundError if there is no page and no row of a table at this address."""

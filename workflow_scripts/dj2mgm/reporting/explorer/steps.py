@@ -10,16 +10,16 @@ from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
-from dj2mgm.data.score_limits import ORIGINAL_SIMILARITY, SIDE_BY_SHARE, UNLIMITED, compute_score_limits
-from dj2mgm.recipes.argument_kinds import RANGE
+from dj2mgm.data.score_limits import ORIGINAL_SIMILARITY, SIDE_BY_SHARE, UNLIMITED_FROM, compute_score_limits
+from dj2mgm.recipes.argument_kinds import RANGE_PATTERN
 from dj2mgm.recipes.catalogue import read_allowed_operators, read_defaults
-from dj2mgm.recipes.recipe_step import RECAPTION
+from dj2mgm.recipes.recipe_step import RECAPTION_OPERATOR
 from dj2mgm.recipes.statistic_limits import read_statistic_operators
 from dj2mgm.records.recipe_summary import OperatorSummary, RecipeSummary
 from dj2mgm.reporting.rendering import build_step_key
 from dj2mgm.reporting.sections.histograms import parse_number
 
-STOPS = 400  # most stops of a slider; stops are values of rows, evenly spread over the rows
+MAX_SLIDER_STOPS = 400  # most stops of a slider; stops are values of rows, evenly spread over the rows
 SIMILARITY = "image_text_similarity"
 DISTANCE = "distance"  # distance of a near-duplicate from the kept row
 # Near-deduplicators: the argument, its side, and the limited number computed from the distance. A row at the limit is
@@ -90,7 +90,7 @@ def build_steps(
     steps = []
     specs = [next(iter(step.items())) for step in recipe["process"]]
     for index, (operator, (_, arguments)) in enumerate(zip(summary.operators, specs, strict=False), start=first_index):
-        if operator.operator == RECAPTION:
+        if operator.operator == RECAPTION_OPERATOR:
             steps.append(
                 _build_recaption_step(stage, operator, arguments or {}, numbers, (fate == 0) | (fate >= index))
             )
@@ -117,7 +117,14 @@ def _build_recaption_step(
         return step
     share = "keep_fraction" if arguments.get("keep_fraction") is not None else ""
     limit = _build_limit(
-        stage, RECAPTION, ORIGINAL_SIMILARITY, "min", share or "min_similarity", arguments, numbers, bool(share)
+        stage,
+        RECAPTION_OPERATOR,
+        ORIGINAL_SIMILARITY,
+        "min",
+        share or "min_similarity",
+        arguments,
+        numbers,
+        bool(share),
     )
     bound = compute_limit(limit, limit.value, {limit.column: numbers[ORIGINAL_SIMILARITY]}, arrived)
     if (arrived & limit.drops(numbers[ORIGINAL_SIMILARITY], bound)).sum() != below:
@@ -190,7 +197,7 @@ def _build_limit(
     kind = (
         read_allowed_operators()[operator].arguments.get(argument, "") if operator in read_allowed_operators() else ""
     )
-    value = None if value is None or abs(value) >= UNLIMITED else value
+    value = None if value is None or abs(value) >= UNLIMITED_FROM else value
     closed = settings.get(f"{side}_closed_interval", True)
     stops, unlimited = _compute_stops(values, value), _find_unlimited_value(kind, side)
     return StepLimit(argument, side, value, closed, key, "", stops, _are_whole(values), unlimited, kind == "size")
@@ -200,10 +207,10 @@ def _find_unlimited_value(kind: str, side: str) -> float:
     """Return the most generous value of an argument's kind (recipes/argument_kinds.py)."""
     if kind == "fraction":
         return 1 if side == "max" else 0
-    if match := RANGE.fullmatch(kind.removesuffix(" or null")):
+    if match := RANGE_PATTERN.fullmatch(kind.removesuffix(" or null")):
         bound = match["high" if side == "max" else "low"]
-        return float(bound) if bound else UNLIMITED if side == "max" else -UNLIMITED
-    return int(UNLIMITED) if side == "max" else 0
+        return float(bound) if bound else UNLIMITED_FROM if side == "max" else -UNLIMITED_FROM
+    return int(UNLIMITED_FROM) if side == "max" else 0
 
 
 def _build_duplicate_limits(
@@ -222,7 +229,9 @@ def _build_duplicate_limits(
 
 def _compute_stops(values: np.ndarray, value: float | None) -> list[float]:
     finite = values[np.isfinite(values)]
-    quantiles = np.quantile(finite, np.linspace(0, 1, STOPS), method="nearest") if len(finite) else np.array([])
+    quantiles = (
+        np.quantile(finite, np.linspace(0, 1, MAX_SLIDER_STOPS), method="nearest") if len(finite) else np.array([])
+    )
     return np.unique(np.append(quantiles, [] if value is None else [value])).tolist()
 
 

@@ -10,7 +10,7 @@ from dj2mgm.reporting.rendering import load_thumbnail, select_evenly
 from dj2mgm.score_groups import OWN
 from dj2mgm.storage.files import read_jsonl
 
-ITEMS = 12
+GALLERY_ITEMS = 12
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class GalleryItem:
     questions: list[GalleryQuestion]
 
 
-def build_gallery(experiments: list[tuple[int, ExperimentResults]], items: int = ITEMS) -> list[GalleryItem]:
+def build_gallery(experiments: list[tuple[int, ExperimentResults]], items: int = GALLERY_ITEMS) -> list[GalleryItem]:
     """Return images of the evaluation split that all experiments captioned.
 
     Args:

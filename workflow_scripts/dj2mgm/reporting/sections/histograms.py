@@ -10,7 +10,7 @@ import numpy as np
 
 from dj2mgm.recipes.statistic_limits import read_statistic_operators
 from dj2mgm.reporting.charts import (
-    BINS,
+    HISTOGRAM_BINS,
     Bars,
     LimitMark,
     Scale,
@@ -194,6 +194,6 @@ def build_similarity_histogram(run: RunResults, recaptions: list[RecaptionedRow]
 
 def align_bin_edges(low: float, high: float, limit: float | None) -> np.ndarray:
     """Return the edges of the bins; the limit is one of them, so that no bin has rows of both sides."""
-    width = (high - low) / (2 * BINS) or 1.0
+    width = (high - low) / (2 * HISTOGRAM_BINS) or 1.0
     start = low if limit is None else limit
     return start + width * np.arange(np.floor((low - start) / width), np.ceil((high - start) / width + 1e-9) + 1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from dj2mgm.evaluation.groups import SECOND
+from dj2mgm.evaluation.groups import SECOND_JUDGE_PREFIX
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import GroupEstimates, Scores
 from dj2mgm.reporting.comparison import (
@@ -100,7 +100,7 @@ def _build_correlations(experiments: list[ExperimentResults]) -> Iterator[Correl
     for index, experiment in enumerate(experiments):
         for group in _list_own_groups(experiment.groups):
             for metric in JUDGED_METRICS:
-                if SECOND + metric in experiment.groups[group]:
+                if SECOND_JUDGE_PREFIX + metric in experiment.groups[group]:
                     count, correlation = describe_rank_correlation(experiment.scores, group, metric)
                     text = "–" if pd.isna(correlation) else f"{correlation:.2f}".replace("-", "−")
                     labels = GROUP_LABELS[group], find_title(metric)
@@ -112,12 +112,14 @@ def describe_rank_correlation(runs: list[Scores], group: str, metric: str) -> tu
 
     Several captions of one image count by their mean.
     """
-    values = [{name: run.groups[group][name] for name in (metric, SECOND + metric)} for run in runs]
+    values = [{name: run.groups[group][name] for name in (metric, SECOND_JUDGE_PREFIX + metric)} for run in runs]
     scores = pd.concat(
         pd.DataFrame({name: per_image.sums / per_image.counts for name, per_image in pair.items()}) for pair in values
     )
     ranks = scores.rank()  # equal scores share their mean rank
-    return int(sum(pair[metric].counts.sum() for pair in values)), float(ranks[metric].corr(ranks[SECOND + metric]))
+    return int(sum(pair[metric].counts.sum() for pair in values)), float(
+        ranks[metric].corr(ranks[SECOND_JUDGE_PREFIX + metric])
+    )
 
 
 def _build_contrasts(
@@ -128,7 +130,7 @@ def _build_contrasts(
         estimates = differences.get(experiment.name, {})
         for group in _list_own_groups(estimates):
             for metric in JUDGED_METRICS:
-                pair = estimates[group].get(metric), estimates[group].get(SECOND + metric)
+                pair = estimates[group].get(metric), estimates[group].get(SECOND_JUDGE_PREFIX + metric)
                 if all(pair):
                     yield Contrast(
                         experiment.name,

@@ -9,7 +9,7 @@ import pandas as pd
 
 from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.monitoring.memory_csv import join_seconds, read_memory_rows
-from dj2mgm.reporting.charts import POINTS, Line, LineChart, Scale, draw_line
+from dj2mgm.reporting.charts import MAX_LINE_POINTS, Line, LineChart, Scale, draw_line
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.score_groups import FINETUNED, OWN
@@ -234,7 +234,7 @@ def _draw_memory_lines(x: Scale, y: Scale, stage: StageMemory, start: float, end
 
 def _find_peaks(sizes: np.ndarray) -> list[int]:
     """Return the indices of at most POINTS readings, each the largest of its neighbors, so that no peak is lost."""
-    groups = np.array_split(np.arange(len(sizes)), min(POINTS, len(sizes)))
+    groups = np.array_split(np.arange(len(sizes)), min(MAX_LINE_POINTS, len(sizes)))
     return [group[sizes[group].argmax()] for group in groups]
 
 

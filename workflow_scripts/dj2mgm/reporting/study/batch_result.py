@@ -8,7 +8,7 @@ from dj2mgm.records.search_records import BatchRecord, BatchResult, format_run_n
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.study.trial_scores import Goals, find_trial_score, measure_trial
 from dj2mgm.reporting.verdicts.look_verdict import take_look
-from dj2mgm.runs.stages import TRAINING
+from dj2mgm.runs.stages import TRAINING_STAGES
 from dj2mgm.runs.studies.seed_times import sum_seconds
 from dj2mgm.runs.studies.study_designs import read_study_file
 from dj2mgm.settings.targets import DecideSection
@@ -70,7 +70,7 @@ def _measure_cost(experiments: list[ExperimentResults], record: BatchRecord | No
     for experiment in experiments:
         seeds = [seed for name, seed in new_runs if name == experiment.name]
         seconds.append(sum_gpu_seconds(experiment, seeds))
-        fixed_seconds.append(sum_gpu_seconds(experiment, seeds, without=TRAINING))
+        fixed_seconds.append(sum_gpu_seconds(experiment, seeds, without=TRAINING_STAGES))
     return {
         "runs": len(new_runs),
         "seconds": sum(filter(None, seconds)) if any(seconds) else None,

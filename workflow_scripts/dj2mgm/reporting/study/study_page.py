@@ -36,7 +36,7 @@ from dj2mgm.reporting.study.search_page import (
 )
 from dj2mgm.reporting.study.study_table import (
     COUNT_COLUMNS,
-    FAULTS,
+    FAULT_PREFIX,
     ComparedVariant,
     find_estimate,
     format_count,
@@ -268,9 +268,9 @@ def describe_row(row: ComparedVariant, reference: ComparedVariant) -> str:
         if reference_changes.get(key, ...) != value and _shorten_value(value)
     ]
     faults = {
-        name.removeprefix(FAULTS).replace("_", " "): (value or 0) - (reference.counts.get(name) or 0)
+        name.removeprefix(FAULT_PREFIX).replace("_", " "): (value or 0) - (reference.counts.get(name) or 0)
         for name, value in row.counts.items()
-        if name.startswith(FAULTS) and name not in COUNT_COLUMNS
+        if name.startswith(FAULT_PREFIX) and name not in COUNT_COLUMNS
     }
     kinds = sorted(faults, key=lambda kind: -abs(faults[kind]))
     if changed := ", ".join(f"{kind} {format_count(faults[kind], signed=True)}" for kind in kinds if faults[kind]):

@@ -46,8 +46,8 @@ TABLE_SCORES = [
     (PRETRAINED_GROUP, "clip_score"),
 ]
 CAPTION_FAULTS = {"mismatched", "junk_text", "short_text"}  # faults that a new caption can correct
-REPEAT = re.compile(r"#\d+$")  # data/training_jsonl.py adds it to the ids of repeated rows
-FAULTS = "faults_"  # prefix of the count of each kind of fault
+REPETITION_SUFFIX = re.compile(r"#\d+$")  # data/training_jsonl.py adds it to the ids of repeated rows
+FAULT_PREFIX = "faults_"  # prefix of the count of each kind of fault
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def count_rows_and_costs(experiment: ExperimentResults) -> dict[str, float | Non
         "seconds": find_cost(experiment),
         "gpu_gib": max((reading.peak("gpu") for reading in memory if "gpu" in reading.sizes), default=None),
         "host_gib": max(reading.peak("host") for reading in memory),
-    } | {f"{FAULTS}{kind}": number for kind, number in (faults or {}).items()}
+    } | {f"{FAULT_PREFIX}{kind}": number for kind, number in (faults or {}).items()}
 
 
 def _compute_mean(values: list[float | None]) -> float | None:
@@ -154,7 +154,10 @@ def count_remaining_faults(run: RunResults, truth: dict[str, dict]) -> Counter[s
 
     A replaced caption counts as corrected if the new one is true (evaluation/caption_attributes.py).
     """
-    trained = {REPEAT.sub("", row["id"]) for row in _read_rows(run.stages["jsonl"] / "pretrain.jsonl", "write_jsonl")}
+    trained = {
+        REPETITION_SUFFIX.sub("", row["id"])
+        for row in _read_rows(run.stages["jsonl"] / "pretrain.jsonl", "write_jsonl")
+    }
     recaptions = {}
     if "synthesize" in run.stages:
         rows = _read_rows(run.stages["synthesize"] / "synthesized.jsonl", "synthesize_captions")

@@ -10,13 +10,13 @@ from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore, find_headli
 from dj2mgm.settings.study_files import GPU_HOURS
 from dj2mgm.settings.targets import ReportSection
 
-GOAL = HeadlineScore("weighted sum of the goals", "", "goal", 0.0)
+WEIGHTED_GOAL = HeadlineScore("weighted sum of the goals", "", "goal", 0.0)
 Goals = Mapping[str, float]  # weights of scores, by their keys, and of GPU_HOURS
 
 
 def find_trial_score(experiments: list[ExperimentResults], goals: Goals, share_of_rows: float) -> HeadlineScore:
     """Return the kind of score that ranks trainings on this share of the rows."""
-    return GOAL if goals else find_headline(experiments, share_of_rows)
+    return WEIGHTED_GOAL if goals else find_headline(experiments, share_of_rows)
 
 
 def measure_trial(experiment: ExperimentResults, kind: HeadlineScore, goals: Goals, share_of_rows: float) -> float:

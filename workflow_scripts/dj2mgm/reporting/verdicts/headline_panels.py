@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dj2mgm.evaluation.groups import SECOND, is_share
+from dj2mgm.evaluation.groups import SECOND_JUDGE_PREFIX, is_share
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import GroupEstimates
 from dj2mgm.reporting.charts import Scale, Tick
@@ -172,7 +172,7 @@ def build_headline_panels(
                     difference_scale.ticks(3, factor, signed=True),
                     difference_scale.at(0),
                     "percentage points" if is_share(metric) else "",
-                    int(metric.startswith(SECOND)) if "clip_score" in metric else None,
+                    int(metric.startswith(SECOND_JUDGE_PREFIX)) if "clip_score" in metric else None,
                 )
             )
     return panels

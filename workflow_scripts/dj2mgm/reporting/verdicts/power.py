@@ -13,7 +13,7 @@ from dj2mgm.records.power_records import FinishedRun, PowerSettings
 from dj2mgm.reporting.comparison import SCORE_TITLES, format_difference
 from dj2mgm.reporting.rendering import format_integer, join_words
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.studies.power_inputs import SCORED
+from dj2mgm.runs.studies.power_inputs import SCORED_STAGES
 from dj2mgm.runs.studies.seed_times import sum_measured_seconds
 from dj2mgm.settings.targets import ReportSection
 
@@ -127,7 +127,8 @@ def find_noise(settings: PowerSettings, group: str, metric: str) -> Noise | None
 def _read_scores(name: str, runs: list[FinishedRun], group: str, metric: str) -> list[Scores]:
     """Return the scores of the runs that have the metric."""
     scores = [
-        read_run_scores(name, run.seed, *(Path(run.stages[stage], "scores.jsonl") for stage in SCORED)) for run in runs
+        read_run_scores(name, run.seed, *(Path(run.stages[stage], "scores.jsonl") for stage in SCORED_STAGES))
+        for run in runs
     ]
     return [run for run in scores if metric in run.groups.get(group, {})]
 

@@ -24,7 +24,7 @@ from dj2mgm.runs.studies.seed_times import sum_seconds
 from dj2mgm.verdict_kinds import VerdictKind
 
 PHOTO_MODEL = "qwen3-vl-2b"  # advised instead of a tiny model
-LONGER = 3  # after a training that taught nothing, advise this multiple of its steps or of MIN_STEPS
+LONGER_TRAINING_FACTOR = 3  # after a training that taught nothing, advise this multiple of its steps or of MIN_STEPS
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def _find_remedy(experiment: ExperimentResults, faults: list[LearningFault]) -> 
     for stage, number in steps.items():
         # max_steps overrides min_steps and epochs
         key = "max_steps" if getattr(experiment.config, stage).max_steps else "min_steps"
-        settings[stage] = f"{{{key}: {LONGER * max(number, MIN_STEPS)}}}"
+        settings[stage] = f"{{{key}: {LONGER_TRAINING_FACTOR * max(number, MIN_STEPS)}}}"
     advice = " ".join(dict.fromkeys(f"{fault.remedy}." for fault in faults))
     return Remedy(f"{advice} This command trains with more steps:" if settings else advice, tuple(settings.items()))
 

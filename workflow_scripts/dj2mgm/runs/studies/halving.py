@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dj2mgm.records.look_records import MIN_SEEDS, LookRecord, needs_another_seed
-from dj2mgm.records.search_records import RANDOM, BatchRecord, BatchResult, SearchSettings, TrialRecord
+from dj2mgm.records.search_records import RANDOM_SUFFIX, BatchRecord, BatchResult, SearchSettings, TrialRecord
 from dj2mgm.runs.studies.unused_seeds import choose_unused_seeds
 from dj2mgm.settings.study_files import SearchDesign
 from dj2mgm.settings.targets import DecideSection
 from dj2mgm.settings.validation import load_settings
 
-NEW = TrialRecord(name="new", changes={})  # placeholder for a trial that the sampler chooses
+NEW_TRIAL = TrialRecord(name="new", changes={})  # placeholder for a trial that the sampler chooses
 Cost = tuple[float, float]  # share of the rows, and number of trainings with one seed
 
 
@@ -190,6 +190,7 @@ def list_confirming_seeds(design: SearchDesign, seeds: list[int], number: int) -
 
 
 def _explore(history: History) -> BatchRecord | None:
+    """Return the next batch of new trials; None if the space or the budget for them is used up."""
     design, seeds = history.design, len(history.search.seeds)
     explore_batches = list(history.batches_in_step("explore"))
     if any(not record.trials and record.trainings >= design.trainings for record, _ in explore_batches):
@@ -203,7 +204,11 @@ def _explore(history: History) -> BatchRecord | None:
         return history.can_afford([(design.rungs[0], number * seeds), *rest])
 
     number = _find_largest(design.batch, can_afford)
-    return _build_batch(history, "explore", design.rungs[0], history.search.seeds, [NEW] * number) if number else None
+    return (
+        _build_batch(history, "explore", design.rungs[0], history.search.seeds, [NEW_TRIAL] * number)
+        if number
+        else None
+    )
 
 
 def _count_later_runs(history: History) -> list[int]:
@@ -245,7 +250,7 @@ def _confirm(history: History) -> BatchRecord | None:
         return None
     winner, experiments = best[0], [history.search.experiment, *best[1:]]
     if any(winner in result.fewer_rows for _, result in history.finished_batches):
-        experiments.append(f"{winner}{RANDOM}")
+        experiments.append(f"{winner}{RANDOM_SUFFIX}")
     due_looks = {
         experiment: number for experiment in experiments if (number := _plan_next_look(history, winner, experiment))
     }

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from dj2mgm.dataset_resolution.experiment_dataset import RESULTS as DATASETS
+from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER as DATASETS
 from dj2mgm.errors import InputError
 from dj2mgm.records.look_records import MIN_SEEDS, LookRecord, needs_another_seed
 from dj2mgm.runs.experiments import REFERENCE
@@ -16,7 +16,7 @@ from dj2mgm.settings.targets import ReportSection
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, read_jsonl
 
-EXAMPLE = "`snakemake --cores 1 decide --config experiment=dj_synth`"
+EXAMPLE_COMMAND = "`snakemake --cores 1 decide --config experiment=dj_synth`"
 
 
 def choose_seeds(runs: Runs, experiment: str, number: int) -> list[int]:
@@ -64,9 +64,11 @@ def check_decidable(runs: Runs) -> str:
     """
     experiment, budget = runs.shared.experiment, runs.shared.decide
     if experiment is None:
-        raise InputError(f"decide: the key experiment is missing; name one, as in {EXAMPLE}")
+        raise InputError(f"decide: the key experiment is missing; name one, as in {EXAMPLE_COMMAND}")
     if experiment == REFERENCE:
-        raise InputError(f"decide: experiments are compared with {REFERENCE}; name another one, as in {EXAMPLE}")
+        raise InputError(
+            f"decide: experiments are compared with {REFERENCE}; name another one, as in {EXAMPLE_COMMAND}"
+        )
     runs.experiments.require(experiment)
     configured_seeds = runs.experiments.configs[experiment].seeds
     if budget.seeds < len(configured_seeds):

@@ -11,7 +11,7 @@ from dj2mgm.runs.studies.mixtures import compute_shares, list_quantile_keys
 from dj2mgm.runs.studies.study_designs import list_single_source_changes, locate_study_file
 from dj2mgm.settings.study_files import MixtureSpace, SampleDesign
 
-FOLDER = "merged"  # folder of the scores, below the study's results
+MERGED_FOLDER = "merged"  # folder of the scores, below the study's results
 
 
 def find_merging_design(runs: Runs, study: str) -> SampleDesign | None:
@@ -69,4 +69,8 @@ def draw_mixtures(mixture: MixtureSpace, count: int, seed: int) -> list[dict[str
 
 def locate_scores_file(runs: Runs, study: str) -> str | None:
     """Return the file with the scores of merged models; None if the study merges none."""
-    return f"results/{runs.results_prefix}{study}/{FOLDER}/scores.yaml" if find_merging_design(runs, study) else None
+    return (
+        f"results/{runs.results_prefix}{study}/{MERGED_FOLDER}/scores.yaml"
+        if find_merging_design(runs, study)
+        else None
+    )

@@ -3,13 +3,13 @@
 import re
 from pathlib import Path
 
-from dj2mgm.dataset_resolution.experiment_dataset import RESULTS as DATASETS
+from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER as DATASETS
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.run import Run, Runs
 from dj2mgm.settings.dataset_files import MAX_HELD_OUT
 from dj2mgm.storage.files import read_json
 
-SCORED = ("evaluate_clip", "evaluate_vqa")
+SCORED_STAGES = ("evaluate_clip", "evaluate_vqa")
 
 
 def build_power_settings(runs: Runs) -> dict:
@@ -50,7 +50,7 @@ def _list_finished_runs(runs: Runs, experiment: str) -> list[dict]:
     for seed in sorted({*runs.experiments.configs[experiment].seeds, *other_seeds}):
         run = runs.get(experiment, seed)
         stages = {stage: runs.stage_folder(run, stage) for stage in run.settings}
-        scores = [Path(stages[stage], "scores.jsonl") for stage in SCORED]
+        scores = [Path(stages[stage], "scores.jsonl") for stage in SCORED_STAGES]
         if all(file.is_file() for file in scores):
             scored_runs.append({"seed": seed, "stages": stages, "time": max(file.stat().st_mtime for file in scores)})
     return scored_runs

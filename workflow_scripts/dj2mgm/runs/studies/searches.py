@@ -13,7 +13,7 @@ from dj2mgm.records.search_records import BatchRecord, SearchSettings, format_ru
 from dj2mgm.runs.studies.halving import compute_smallest_budget
 from dj2mgm.runs.studies.mixtures import build_share_axes, compute_shares, list_quantile_keys
 from dj2mgm.runs.studies.study_designs import (
-    RECIPE,
+    RECIPE_PREFIX,
     compute_axis_value,
     list_searchable_axes,
     locate_study_file,
@@ -30,10 +30,13 @@ from dj2mgm.settings.validation import RENAMED_KEYS, load_settings
 NOT_SCORED = {"description", "controls", "trackers", "gpus", "nodes", "cpu_threads"}
 # keys that decide which rule trains, what is compared, or how long
 FIXED_KEYS = ("model", "dataset", "seeds", "finetune.lora", "jsonl.fraction")
-BUDGET = {"trainings", "gpu_hours", "batch", "confirm_seeds", "storage"}  # may change during a search
-NOT_IN_KEY = BUDGET | {"space", "mixture"}  # the key has the axes instead
+BUDGET_KEYS = {"trainings", "gpu_hours", "batch", "confirm_seeds", "storage"}  # may change during a search
+NOT_IN_KEY = BUDGET_KEYS | {"space", "mixture"}  # the key has the axes instead
 CHECKED_POINTS = 25  # points of a space that are checked; if 1 in 10 is invalid, one is seen with 93 %
-MEASURES = ("evaluate", "score_while_training")  # decide how scores are measured, so they are the same for all trials
+MEASURING_SECTIONS = (
+    "evaluate",
+    "score_while_training",
+)  # decide how scores are measured, so they are the same for all trials
 
 
 def build_search_settings(name: str, study: StudyFile, parent: Experiment, results_prefix: str) -> SearchSettings:
@@ -48,7 +51,7 @@ def build_search_settings(name: str, study: StudyFile, parent: Experiment, resul
     design, file = study.design, locate_study_file(name)
     space = design.space or ({} if design.mixture else list_searchable_axes(parent))
     axes = {key: read_axis(file, key, axis, parent) for key, axis in space.items()} | build_share_axes(design.mixture)
-    if fixed_key := next((key for key in axes if key in FIXED_KEYS or key.split(".")[0] in MEASURES), None):
+    if fixed_key := next((key for key in axes if key in FIXED_KEYS or key.split(".")[0] in MEASURING_SECTIONS), None):
         raise InputError(f"{file}: design.space.{fixed_key}: a search cannot vary it; use the design `list`")
     keys = {*ExperimentOnlyKeys.model_fields, *ModelOverridableKeys.model_fields} - NOT_SCORED
     if (minimum := compute_smallest_budget(design, len(parent.seeds))) > design.trainings + 1e-9:
@@ -102,7 +105,7 @@ def _list_edges(axes: Mapping[str, list | Interval]) -> list[dict[str, Any]]:
     ends = {key: axis if isinstance(axis, list) else [axis.low, axis.high] for key, axis in axes.items()}
     points = [{key: end} for key, values in ends.items() for end in values]
     for key, other_key in combinations(ends, 2):
-        if key.startswith(RECIPE) and key.rpartition(".")[0] == other_key.rpartition(".")[0]:
+        if key.startswith(RECIPE_PREFIX) and key.rpartition(".")[0] == other_key.rpartition(".")[0]:
             points += [{key: value, other_key: other_value} for value in ends[key] for other_value in ends[other_key]]
     return points
 

@@ -33,20 +33,20 @@ from dj2mgm.settings.study_files import (
 )
 from dj2mgm.settings.validation import validate_settings
 
-STUDIES = "studies"
-RECIPE = "recipe."  # prefix of keys that change a recipe: recipe.<operator> or recipe.<operator>.<argument>
+STUDIES_FOLDER = "studies"
+RECIPE_PREFIX = "recipe."  # prefix of keys that change a recipe: recipe.<operator> or recipe.<operator>.<argument>
 BY_SOURCE = ("sources", "shares")  # sections whose keys are names of sources, which may contain dots
 MAX_LABEL_LENGTH = 60  # characters of a variant's label; longer ones are replaced by a hash
 
 
 def list_study_names() -> list[str]:
     """Return the names of the files in config/studies; each is a target of `snakemake`."""
-    return list_config_names(STUDIES)
+    return list_config_names(STUDIES_FOLDER)
 
 
 def locate_study_file(name: str) -> str:
     """Return the path of a study's file."""
-    return str(locate_existing_file(STUDIES, name, "study"))
+    return str(locate_existing_file(STUDIES_FOLDER, name, "study"))
 
 
 def read_study_file(path: Path) -> StudyFile:
@@ -59,7 +59,7 @@ def read_study_file(path: Path) -> StudyFile:
 
 
 def read_study(name: str) -> StudyFile:
-    return read_study_file(locate_existing_file(STUDIES, name, "study"))
+    return read_study_file(locate_existing_file(STUDIES_FOLDER, name, "study"))
 
 
 def list_study_variants(name: str, study: StudyFile, parent: Experiment) -> list[Variant]:
@@ -114,14 +114,14 @@ def nest_changes(source: str, changes: Mapping[str, Any], parent: Experiment) ->
         parent: the configuration that they change.
     """
     layer: dict[str, Any] = {}
-    for key in sorted(changes, key=lambda key: (key.startswith(RECIPE), key.count("."))):
+    for key in sorted(changes, key=lambda key: (key.startswith(RECIPE_PREFIX), key.count("."))):
         value = deepcopy(changes[key])
         if key.split(".")[0] in SharedKeys.model_fields:
             raise InputError(f"{source}: {key}: the setting applies to all experiments; a variant cannot change it")
-        operator, _, argument = key.removeprefix(RECIPE).partition(".")
-        if key.startswith(RECIPE) and argument:
+        operator, _, argument = key.removeprefix(RECIPE_PREFIX).partition(".")
+        if key.startswith(RECIPE_PREFIX) and argument:
             path = ["arguments", operator, argument]
-        elif key.startswith(RECIPE):
+        elif key.startswith(RECIPE_PREFIX):
             if not isinstance(value, bool):
                 raise InputError(f"{source}: {key}: expected true or false, which switches the operator on or off")
             before = layer.get("without", parent.without)
@@ -147,8 +147,8 @@ def read_setting(config: Experiment | Section, recipes: dict[str, dict | None], 
         recipes: its recipes by stage, without the operators in `without`.
         key: key of the configuration or of a recipe.
     """
-    if key.startswith(RECIPE):
-        operator, _, argument = key.removeprefix(RECIPE).partition(".")
+    if key.startswith(RECIPE_PREFIX):
+        operator, _, argument = key.removeprefix(RECIPE_PREFIX).partition(".")
         steps = [step for recipe in recipes.values() if recipe for step in recipe["process"] if operator in step]
         if not argument:
             return bool(steps)
@@ -241,7 +241,7 @@ def _list_variant_changes(name: str, study: StudyFile, parent: Experiment) -> It
     """Yield the label of each variant, and its changes."""
     design = study.design
     if isinstance(design, AblationDesign):
-        yield from ((f"without-{operator}", {f"{RECIPE}{operator}": False}) for operator in design.operators)
+        yield from ((f"without-{operator}", {f"{RECIPE_PREFIX}{operator}": False}) for operator in design.operators)
     elif isinstance(design, CurveDesign):
         for source, fraction in itertools.product([None, *design.sources], design.fractions):
             changes = with_row_fraction(parent, {}, fraction if source is None else {source: fraction})

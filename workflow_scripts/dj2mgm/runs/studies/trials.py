@@ -24,16 +24,16 @@ from dj2mgm.runs.studies.study_designs import hash_changes, round_number
 from dj2mgm.settings.study_files import Interval
 
 # Scores from which a sampler chooses points. Optuna's default of 10 leaves little of a budget of a few trainings.
-STARTUP = 4
+STARTUP_TRIALS = 4
 SAMPLERS: dict[str, Callable[..., optuna.samplers.BaseSampler]] = {
-    "tpe": partial(optuna.samplers.TPESampler, n_startup_trials=STARTUP),
-    "gp": partial(optuna.samplers.GPSampler, n_startup_trials=STARTUP),
+    "tpe": partial(optuna.samplers.TPESampler, n_startup_trials=STARTUP_TRIALS),
+    "gp": partial(optuna.samplers.GPSampler, n_startup_trials=STARTUP_TRIALS),
     "random": optuna.samplers.RandomSampler,
 }
-RUN = "run"  # attribute of a trial: name of its run, owner and batch
-OPENINGS = 4  # attempts to open a database
-RETRIES = 50  # attempts to get a trial whose run is new
-ABANDONED = timedelta(seconds=15)  # a trial without a run after this time was interrupted
+RUN_ATTRIBUTE = "run"  # attribute of a trial: name of its run, owner and batch
+MAX_OPENINGS = 4  # attempts to open a database
+MAX_RETRIES = 50  # attempts to get a trial whose run is new
+ABANDONED_AFTER = timedelta(seconds=15)  # a trial without a run after this time was interrupted
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
@@ -87,17 +87,17 @@ class Trials:
         """Ask for a trial whose run is new, and return whether there is one within the limit."""
         seed = crc32(f"{self.search.seed} {batch} {len(self._list_batch(batch))}".encode())
         self.study.sampler = SAMPLERS[self.search.sampler](seed=seed)
-        for _ in range(RETRIES):
+        for _ in range(MAX_RETRIES):
             trial = self.study.ask(self.distributions)
             name = f"{self.search.experiment}-{hash_changes(self._read_changes(trial))}"
             if not self._is_within_limit(trial.number):
                 self._finish(trial.number, None)
                 return False
             if not (twins := self._find_others(name, trial.number)):
-                trial.set_user_attr(RUN, {"name": name, "owner": self.owner, "batch": batch})
+                trial.set_user_attr(RUN_ATTRIBUTE, {"name": name, "owner": self.owner, "batch": batch})
                 if not self._find_others(name, trial.number):
                     return True
-                trial.set_user_attr(RUN, {})  # another search requested the same run at the same time
+                trial.set_user_attr(RUN_ATTRIBUTE, {})  # another search requested the same run at the same time
             score = next((twin.value for twin in twins if twin.state == TrialState.COMPLETE), None)
             self._finish(trial.number, score)
         return False
@@ -118,7 +118,7 @@ class Trials:
 
     def _is_being_asked(self, trial: FrozenTrial) -> bool:
         is_open = trial.state == TrialState.RUNNING and not self._read_run(trial)
-        return is_open and _compute_age(trial) < ABANDONED
+        return is_open and _compute_age(trial) < ABANDONED_AFTER
 
     def _find_others(self, name: str, number: int) -> list[FrozenTrial]:
         return [
@@ -144,7 +144,7 @@ class Trials:
         return [trial for trial in self._list_own() if self._read_run(trial)["batch"] == batch]
 
     def _read_run(self, trial: FrozenTrial) -> dict:
-        return trial.user_attrs.get(RUN, {})
+        return trial.user_attrs.get(RUN_ATTRIBUTE, {})
 
     def _read_changes(self, trial: FrozenTrial | optuna.Trial) -> dict[str, Any]:
         values = {key: _decode_value(axis, trial.params[key]) for key, axis in self.axes.items()}
@@ -188,7 +188,7 @@ def _encode_value(axis: list | Interval, value: Any) -> Any:
 
 def _open_storage(address: str) -> optuna.storages.RDBStorage:
     """Open a database; one that another search creates at this moment is opened when it is complete."""
-    for _ in range(OPENINGS):
+    for _ in range(MAX_OPENINGS):
         try:
             return optuna.storages.RDBStorage(address, engine_kwargs=_build_engine_arguments(address))
         except DBAPIError:  # its tables exist in part

@@ -21,7 +21,7 @@ from dj2mgm.storage.files import compute_sha256
 
 from ..declarations import Captions, ServerCaptioner, find_model_files, get_declarations
 
-CANDIDATES = "caption_candidates"
+CANDIDATES_KEY = "caption_candidates"
 LOG_LIKELIHOODS = "caption_log_likelihoods"
 
 
@@ -156,8 +156,8 @@ def _is_folder(value: object) -> bool:
 
 
 def _build_captions(text: str, meta: dict) -> Captions:
-    if CANDIDATES in meta:
-        return Captions(meta[CANDIDATES].tolist(), meta[LOG_LIKELIHOODS].tolist())
+    if CANDIDATES_KEY in meta:
+        return Captions(meta[CANDIDATES_KEY].tolist(), meta[LOG_LIKELIHOODS].tolist())
     # only at the ends: a special token within the caption must stay visible
     caption = text.strip().removeprefix(SpecialTokens.image).removesuffix(SpecialTokens.eoc).strip()
     return Captions([caption], None)

@@ -16,8 +16,8 @@ YES, NO = "yes", "no"
 NUMBERS = {*"zero one two three four five six seven eight nine ten none".split(), *map(str, range(101))}
 ABOUT_TEXT = {"text", "say", "says", "written", "word", "words", "read", "reads"}
 MAX_SUBJECT_WORDS = 8
-TRIES = 20  # draws of a question that does not fit a caption
-FRAME = 0.5  # share of a form's questions that have a word of its frame
+MAX_DRAWS = 20  # draws of a question that does not fit a caption
+FRAME_SHARE = 0.5  # share of a form's questions that have a word of its frame
 MIN_ASKED = 20  # questions of a form with a frame
 
 
@@ -72,7 +72,7 @@ class QuestionPool:
         counts: Counter[str] = Counter()
         for question, words in words_by_question.items():
             counts.update(dict.fromkeys(words, times[question]))
-        limit = FRAME * total if total >= MIN_ASKED else total
+        limit = FRAME_SHARE * total if total >= MIN_ASKED else total
         frame = {word for word, count in counts.items() if count > limit}
         for question, words in words_by_question.items():
             runs = [" ".join(run) for in_frame, run in groupby(words, key=frame.__contains__) if not in_frame]
@@ -123,7 +123,7 @@ class QuestionPool:
 
     def _draw_absent(self, caption: str, used_questions: Collection[str], draw: Callable[[str], float]) -> str | None:
         questions = self.kinds.get("yes_no")
-        for number in range(TRIES if questions else 0):
+        for number in range(MAX_DRAWS if questions else 0):
             question = _pick(questions, draw(f"absent {number}"))
             if self._words[question] not in used_questions and not self.fits(question, caption):
                 return question

@@ -8,7 +8,7 @@ from dj2mgm.control_tokens import find_control
 
 CONTROL_TOKEN = "control token"
 # turns of chat templates that are no tokens of their own, and tokens of templates that no supported model has
-TURN = re.compile(r"\b(?:USER|ASSISTANT|HUMAN|SYSTEM) ?:|\[/?(?:INST|IMG)\b|<\uff5c[^>]*>|<<SYS>>")
+TURN_MARKER = re.compile(r"\b(?:USER|ASSISTANT|HUMAN|SYSTEM) ?:|\[/?(?:INST|IMG)\b|<\uff5c[^>]*>|<<SYS>>")
 # tags, entities, Markdown, links
 MARKUP = re.compile(r"</?[A-Za-z!?][^>]*>|&[A-Za-z#]\w*;|```|\*\*|!\[|\]\(|https?://|\{\{|\\[A-Za-z]+\{")
 # characters that are invisible, move a terminal's cursor, end a line or change the direction of text
@@ -24,7 +24,7 @@ def find_text_problem(text: str, max_length: int) -> str | None:
         return "empty"
     if len(text) > max_length:
         return "too long"
-    if find_control(text, get_special_tokens().values()) or TURN.search(text):
+    if find_control(text, get_special_tokens().values()) or TURN_MARKER.search(text):
         return CONTROL_TOKEN
     if UNUSABLE.search(text):
         return "control character"

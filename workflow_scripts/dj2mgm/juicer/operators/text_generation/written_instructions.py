@@ -48,7 +48,7 @@ class _Answer(BaseModel):
     instructions: Annotated[list[object], Field(max_length=MAX_ITEMS)]
 
 
-ITEM = TypeAdapter(Instruction)
+INSTRUCTION_ADAPTER = TypeAdapter(Instruction)
 
 
 def build_prompt(count: int, kinds: list[str], language: str) -> str:
@@ -68,7 +68,7 @@ def parse_instructions(answer: str, kinds: Collection[str]) -> list[Instruction 
 
 def _parse_item(item: object, kinds: Collection[str]) -> Instruction | None:
     try:
-        instruction = ITEM.validate_python(item)
+        instruction = INSTRUCTION_ADAPTER.validate_python(item)
     except ValidationError:
         return None
     return instruction if instruction.kind in kinds else None
