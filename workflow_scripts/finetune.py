@@ -33,7 +33,7 @@ with torch_imports():
         load_projector,
     )
     from dj2mgm.models.tuning import choose_tuning, select_trained_parameters
-    from dj2mgm.models.vision_language import Parts
+    from dj2mgm.models.vision_language import ModelParts
     from dj2mgm.settings.training_stages import LoraSettings
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.storage.files import replace_folder
@@ -43,7 +43,7 @@ with torch_imports():
     from dj2mgm.training.stage import StageRun, locate_held_out_files
 
 
-def load_stage_1(model: nn.Module, parts: Parts, projector: Path | None) -> None:
+def load_stage_1(model: nn.Module, parts: ModelParts, projector: Path | None) -> None:
     """Load the projector that stage 1 has trained, if there was a stage 1."""
     if projector is None and parts.initialized_in_stage_1:
         raise InputError("stage 1 trains this model's projector; name its file with --projector")
@@ -51,7 +51,9 @@ def load_stage_1(model: nn.Module, parts: Parts, projector: Path | None) -> None
         load_projector(model, projector, gathered=partial(deepspeed.zero.GatheredParameters, modifier_rank=0))
 
 
-def prepare_stage_2(model: nn.Module, parts: Parts, lora: LoraSettings | None, projector: Path | None) -> nn.Module:
+def prepare_stage_2(
+    model: nn.Module, parts: ModelParts, lora: LoraSettings | None, projector: Path | None
+) -> nn.Module:
     """Load the projector of stage 1, and freeze everything that LoRA or full fine-tuning does not train."""
     load_stage_1(model, parts, projector)
     tuning = choose_tuning("finetune", lora)

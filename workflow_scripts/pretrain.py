@@ -19,7 +19,7 @@ with torch_imports():
     from torch import nn
 
     from dj2mgm.models.tuning import select_trained_parameters
-    from dj2mgm.models.vision_language import Parts
+    from dj2mgm.models.vision_language import ModelParts
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.training.library_changes import apply_library_changes
     from dj2mgm.training.outputs import save_projector
@@ -27,7 +27,7 @@ with torch_imports():
     from dj2mgm.training.stage import StageRun, locate_held_out_files
 
 
-def train_projector_only(model: nn.Module, parts: Parts) -> nn.Module:
+def train_projector_only(model: nn.Module, parts: ModelParts) -> nn.Module:
     """Freeze all other parameters, and initialize the projector from the run's seed."""
     for module in parts.initialized_in_stage_1:
         with deepspeed.zero.GatheredParameters(list(module.parameters()), modifier_rank=0):

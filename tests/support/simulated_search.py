@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dj2mgm.records.search_records import BatchRecord, BatchResult, SearchSettings, TrialRecord
-from dj2mgm.runs.studies.halving import History, plan_next
+from dj2mgm.runs.studies.halving import SearchHistory, plan_next
 from dj2mgm.runs.studies.trials import Trials, ask_for_batch
 from dj2mgm.settings.study_files import Interval, SearchDesign
 from dj2mgm.settings.validation import load_settings
@@ -30,7 +30,7 @@ def run(search: SearchSettings, trainings: int, batch: int = 3, rate=score) -> d
     """Run the search to its end, and return its trials by name."""
     design = SearchDesign(trainings=trainings, batch=batch)
 
-    def measure(record: BatchRecord, history: History) -> BatchResult:
+    def measure(record: BatchRecord, history: SearchHistory) -> BatchResult:
         scores = {trial.name: rate(trial.changes) for trial in record.trials}
         return BatchResult(scores=scores, runs=len(scores), seconds=1.0)
 
@@ -42,12 +42,14 @@ def run(search: SearchSettings, trainings: int, batch: int = 3, rate=score) -> d
 
 
 def simulate(
-    search: SearchSettings, design: SearchDesign, measure: Callable[[BatchRecord, History], BatchResult]
-) -> History:
+    search: SearchSettings, design: SearchDesign, measure: Callable[[BatchRecord, SearchHistory], BatchResult]
+) -> SearchHistory:
     """Run batches until a search ends; `measure` replaces training and evaluation."""
     folder, finished_batches = Path(search.folder), []
     while True:
-        history = History(design, search, BatchResult(scores={"base": 0.0}, runs=1, seconds=1.0), finished_batches)
+        history = SearchHistory(
+            design, search, BatchResult(scores={"base": 0.0}, runs=1, seconds=1.0), finished_batches
+        )
         if plan_next(history) is None:
             return history
         batch_folder = folder / f"batch-{len(finished_batches) + 1}"

@@ -8,7 +8,7 @@ CONTROL_TOKEN_PATTERN = re.compile(
 )
 
 
-def find_control(text: str, tokens: Collection[str] = ()) -> str | None:
+def find_control_token(text: str, tokens: Collection[str] = ()) -> str | None:
     """Return the first control token in a text, of all templates or of the template in use (`tokens`), or None."""
     if match := CONTROL_TOKEN_PATTERN.search(text):
         return match.group()

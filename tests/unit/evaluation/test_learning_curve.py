@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import curve_fit
 
 from dj2mgm.evaluation.learning_curve import LearningCurve, estimate_least_noise
-from dj2mgm.evaluation.seeds import PerImage
+from dj2mgm.evaluation.seeds import MetricValues
 
 SHARES = np.array([0.125, 0.25, 0.5, 1.0])
 
@@ -63,7 +63,7 @@ def test_least_noise_equals_the_two_way_analysis_of_variance():
 def make_run(values):
     """Return a run with one value for each image."""
     ids = np.array([f"e{number:03}" for number in range(len(values))])
-    return PerImage(ids, np.asarray(values), np.ones(len(values)), Path("scores.jsonl"))
+    return MetricValues(ids, np.asarray(values), np.ones(len(values)), Path("scores.jsonl"))
 
 
 def test_constant_scores_predict_no_gain():

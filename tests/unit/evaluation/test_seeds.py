@@ -9,8 +9,8 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import estimate_groups, score_rows
 from dj2mgm.evaluation.intervals import Estimate, Measurements
 from dj2mgm.evaluation.seeds import (
-    PerImage,
-    Scores,
+    MetricValues,
+    RunScores,
     aggregate,
     estimate_differences,
     estimate_paired_difference,
@@ -23,15 +23,15 @@ from evaluated_runs import write_scores
 IMAGES = [f"e{number:03d}" for number in range(120)]
 
 
-def run(values, seed: int = 0, experiment: str = "baseline", ids=None, counts=None, file="scores.jsonl") -> Scores:
+def run(values, seed: int = 0, experiment: str = "baseline", ids=None, counts=None, file="scores.jsonl") -> RunScores:
     """Return scores of one metric from the values of each image (U,)."""
     values = np.asarray(values, dtype=np.float64)
     counts = np.ones(len(values)) if counts is None else np.asarray(counts, dtype=np.float64)
     ids = np.array(IMAGES[: len(values)] if ids is None else ids)
-    return Scores(experiment, seed, {"finetune/own": {"score": PerImage(ids, values, counts, file)}})
+    return RunScores(experiment, seed, {"finetune/own": {"score": MetricValues(ids, values, counts, file)}})
 
 
-def runs(values, **options) -> list[Scores]:
+def runs(values, **options) -> list[RunScores]:
     """Return one run for each row of values (S, U)."""
     return [run(row, seed=seed, **options) for seed, row in enumerate(values)]
 
@@ -156,11 +156,11 @@ def test_experiments_of_a_page_share_the_noise_between_seeds():
 
 
 def test_intervals_stay_within_the_range_of_their_metric():
-    def rename(made: list[Scores], metric: str) -> list[Scores]:
+    def rename(made: list[RunScores], metric: str) -> list[RunScores]:
         values = [scores.groups["finetune/own"]["score"] for scores in made]
         groups = ["finetune/own", "finetune/difference"]
         return [
-            Scores(scores.experiment, scores.seed, {group: {metric: value} for group in groups})
+            RunScores(scores.experiment, scores.seed, {group: {metric: value} for group in groups})
             for scores, value in zip(made, values, strict=True)
         ]
 
@@ -227,7 +227,7 @@ def test_runs_of_one_experiment_need_the_same_images():
     first, other = run([1.0, 2.0]), run([1.0], seed=7, file="seed-7/scores.jsonl")
     for message in (failure(aggregate, [first, other]), failure(estimate_paired_difference, [first], [first, other])):
         assert "baseline with seed 7: score of finetune/own in seed-7/scores.jsonl has other images" in message
-    lacking = Scores("baseline", 8, {})
+    lacking = RunScores("baseline", 8, {})
     assert "baseline with seed 0 has score of finetune/own (scores.jsonl), but baseline with seed 8 does" in failure(
         aggregate, [lacking, first]
     )

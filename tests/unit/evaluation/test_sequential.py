@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dj2mgm.evaluation.contrasts import Goal, PairedContrast, PairedValues, contrast_with_reference, find_decision_cost
+from dj2mgm.evaluation.contrasts import (
+    DecisionGoal,
+    PairedContrast,
+    PairedValues,
+    contrast_with_reference,
+    find_decision_cost,
+)
 from dj2mgm.evaluation.intervals import LEVEL
 from dj2mgm.evaluation.sequential import (
     Look,
@@ -163,7 +169,7 @@ def test_a_budget_for_a_new_decision_decides_in_four_of_five():
     typical = PairedContrast(
         none + truth, IMAGES, IMAGES, 3, none + 1.0, IMAGES - 1, none + ratio**2 / 3, none + 6.0, none > 0
     )
-    at_once = 3 + find_decision_cost(typical, lambda seeds: Goal(0.0, LEVEL, LEVEL)).seeds
+    at_once = 3 + find_decision_cost(typical, lambda seeds: DecisionGoal(0.0, LEVEL, LEVEL)).seeds
     budget = find_deciding_budget(typical, 0.0)
     values = differences(np.random.default_rng(7), 4000, budget, ratio, truth)
     assert at_once < budget

@@ -11,7 +11,7 @@ from typing import Self
 
 from transformers import PreTrainedTokenizerBase
 
-from dj2mgm.control_tokens import find_control
+from dj2mgm.control_tokens import find_control_token
 from dj2mgm.data.chat_rendering import render_chat
 from dj2mgm.data.formats import CHAT_ROLES, IMAGE_TOKEN
 from dj2mgm.errors import InputError
@@ -122,7 +122,7 @@ class ChatTemplate:
     def render_prompt(self, question: str, shows_image: bool = True) -> str:
         """Return the text before the answer, for generation with or without an image."""
         self.check_question(question)
-        if token := find_control(question, self.control_tokens):
+        if token := find_control_token(question, self.control_tokens):
             raise InputError(f"the question {question[:80]!r} contains the control token {token}; remove it")
         turns = _build_turns(question)[:1] if shows_image else [{"from": "human", "value": question}]
         text = self._render(turns, add_generation_prompt=True)[0]

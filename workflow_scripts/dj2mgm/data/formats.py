@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from dj2mgm.control_tokens import find_control
+from dj2mgm.control_tokens import find_control_token
 from dj2mgm.data.json_rows import NumberedIds, UniqueIds, check_object, parse_identifier, read_json_list, read_objects
 from dj2mgm.errors import InputError
 
@@ -166,7 +166,7 @@ def _check_turns(location: str, turns: object) -> None:
 
 def check_no_control(text: str, location: str) -> None:
     """Raise InputError for a question that contains a control token, such as an image token or the end of a turn."""
-    if control := find_control(text):
+    if control := find_control_token(text):
         raise InputError(f"{location}: its text contains the control token {control}; fix or delete the row")
 
 
@@ -186,7 +186,7 @@ def find_control_problem(row: dict, tokens: Collection[str] = ()) -> str | None:
     """
     questions, answers = (turn["value"] for turn in row["conversations"][::2]), row["conversations"][1::2]
     texts = [*(text.replace(IMAGE_TOKEN, "") for text in questions), *(turn["value"] for turn in answers)]
-    control = next(filter(None, (find_control(text, tokens) for text in texts)), None)
+    control = next(filter(None, (find_control_token(text, tokens) for text in texts)), None)
     return control and f"its text contains the control token {control}"
 
 

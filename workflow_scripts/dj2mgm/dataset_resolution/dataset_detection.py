@@ -18,7 +18,7 @@ from dj2mgm.dataset_resolution.file_formats import (
     FORMATS,
     NO_ROWS,
     SHOWN_NAMES,
-    Guess,
+    RecognizedFormat,
     enumerate_names,
     recognize_file,
     split_words,
@@ -42,10 +42,10 @@ HELD_BACK = VALIDATION_NAMES | {"test", "testing"}
 
 
 @dataclass(frozen=True)
-class Part:
+class FileGroup:
     """Files whose names differ only in numbers, or folders of captioned images, with their recognized format."""
 
-    guess: Guess
+    guess: RecognizedFormat
     files: tuple[Path, ...]
 
     @property
@@ -56,7 +56,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Detected:
+class DetectedDataset:
     """A described dataset.
 
     Attributes:
@@ -68,7 +68,7 @@ class Detected:
     note: str
 
 
-def detect_dataset(path: Path, name: str, requested_path: Path) -> Detected:
+def detect_dataset(path: Path, name: str, requested_path: Path) -> DetectedDataset:
     """Describe a folder of files, or one file.
 
     Args:
@@ -96,7 +96,7 @@ def detect_dataset(path: Path, name: str, requested_path: Path) -> Detected:
     settings = validate_settings(kind, values, f"dataset {requested_path}")
     titles = dict.fromkeys(FORMATS[part.guess.format].title for part in parts_by_split.values())
     skipped = [_show_files(part, folder) for part in held_back] + unread
-    return Detected(settings, _write_note(requested_path, titles, values, skipped, advice))
+    return DetectedDataset(settings, _write_note(requested_path, titles, values, skipped, advice))
 
 
 # Search for files.
@@ -131,7 +131,7 @@ class _Advice:
         return InputError(f"dataset: {question}. Save the right one as {self.file}, and use dataset={name}: {texts}")
 
 
-def _find_parts(path: Path, advice: _Advice) -> tuple[list[Part], list[Part], list[str]]:
+def _find_parts(path: Path, advice: _Advice) -> tuple[list[FileGroup], list[FileGroup], list[str]]:
     """Return the parts to train on, the parts of validation and test, and the names of unrecognized files.
 
     Folders inside are searched only if the folder itself has nothing to train on.
@@ -139,8 +139,8 @@ def _find_parts(path: Path, advice: _Advice) -> tuple[list[Part], list[Part], li
     folder = path if path.is_dir() else path.parent
     levels = _list_levels(path) if path.is_dir() else iter([[(path.parent, [path.name])]])
     problems: dict[str, str] = {}
-    training: list[Part] = []
-    held_back: list[Part] = []
+    training: list[FileGroup] = []
+    held_back: list[FileGroup] = []
     names: list[str] = []
     for level in (islice(levels, 1), levels):  # the folder itself, then all deeper levels
         listings = [listing for group in level for listing in group]
@@ -212,15 +212,15 @@ def _is_folder(entry: os.DirEntry) -> bool:
         return False
 
 
-def _find_captioned(listings: list[Listing]) -> Iterator[Part]:
+def _find_captioned(listings: list[Listing]) -> Iterator[FileGroup]:
     """Yield the folders with images that have a .txt of the same name."""
     for directory, names in listings:
         captions = {name[:-4] for name in names if name.endswith(".txt")}
         if any(name.lower().endswith(IMAGE_SUFFIXES) and os.path.splitext(name)[0] in captions for name in names):
-            yield Part(Guess("folder"), (directory,))
+            yield FileGroup(RecognizedFormat("folder"), (directory,))
 
 
-def _recognize_files(listings: list[Listing], folder: Path, problems: dict[str, str]) -> Iterator[Part]:
+def _recognize_files(listings: list[Listing], folder: Path, problems: dict[str, str]) -> Iterator[FileGroup]:
     """Yield the recognized files; put the first file of each other kind of name into `problems`, with a sentence."""
     groups: dict[tuple, list[Path]] = {}
     suffixes = {suffix for name, format in FORMATS.items() if name != "folder" for suffix in format.suffixes}
@@ -238,19 +238,19 @@ def _recognize_files(listings: list[Listing], folder: Path, problems: dict[str, 
         )
     for files in groups.values():
         outcome = recognize_file(files[0], folder)
-        if isinstance(outcome, Guess):
-            yield Part(outcome, tuple(files))
+        if isinstance(outcome, RecognizedFormat):
+            yield FileGroup(outcome, tuple(files))
         else:
             problems[str(files[0].relative_to(folder))] = outcome
 
 
-def _is_held_back(part: Part, folder: Path) -> bool:
+def _is_held_back(part: FileGroup, folder: Path) -> bool:
     """Return whether the names of a part's files or folders contain a word for validation or test."""
     words = _find_words(part, folder)
     return bool(words & HELD_BACK) and not words & TRAINING_WORDS
 
 
-def _find_words(part: Part, folder: Path) -> set[str]:
+def _find_words(part: FileGroup, folder: Path) -> set[str]:
     """Return the words in the names of a part's first file and of the folders around it."""
     directory = part.files[0].relative_to(folder)
     return split_words(str(directory if part.guess.format == "folder" else directory.with_suffix("")))
@@ -259,15 +259,15 @@ def _find_words(part: Part, folder: Path) -> set[str]:
 # Description of the parts.
 
 
-def _join_parts(parts: Iterable[Part]) -> list[Part]:
-    joined: dict[tuple, Part] = {}
+def _join_parts(parts: Iterable[FileGroup]) -> list[FileGroup]:
+    joined: dict[tuple, FileGroup] = {}
     for part in parts:
         before = joined.get(part.key)
-        joined[part.key] = Part(part.guess, (*before.files, *part.files)) if before else part
+        joined[part.key] = FileGroup(part.guess, (*before.files, *part.files)) if before else part
     return list(joined.values())
 
 
-def _choose_held_out(parts: list[Part], folder: Path) -> Part | None:
+def _choose_held_out(parts: list[FileGroup], folder: Path) -> FileGroup | None:
     """Return the pairs for validation, or else the pairs for test; None if several formats or files are possible."""
     pairs = [part for part in parts if part.guess.split == "pretrain"]
     validation = _join_parts(part for part in pairs if _find_words(part, folder) & VALIDATION_NAMES)
@@ -275,14 +275,14 @@ def _choose_held_out(parts: list[Part], folder: Path) -> Part | None:
     return candidates[0] if len(candidates) == 1 else None
 
 
-def _choose_parts(parts: list[Part], folder: Path, advice: _Advice) -> dict[str, Part]:
+def _choose_parts(parts: list[FileGroup], folder: Path, advice: _Advice) -> dict[str, FileGroup]:
     """Return the part of each split; parts of one format are joined.
 
     Conversations next to Data-Juicer's pairs are for stage 2.
     """
     joined = _join_parts(parts)
     has_pairs = any(part.guess.format == "data_juicer" for part in joined)
-    splits: dict[str, list[Part]] = {"pretrain": [], "finetune": []}
+    splits: dict[str, list[FileGroup]] = {"pretrain": [], "finetune": []}
     for part in joined:
         splits["finetune" if has_pairs and part.guess.is_conversation else part.guess.split].append(part)
     others = {split: candidates[0] for split, candidates in splits.items() if len(candidates) == 1}
@@ -301,7 +301,7 @@ def _choose_parts(parts: list[Part], folder: Path, advice: _Advice) -> dict[str,
     return {split: candidates[0] for split, candidates in splits.items() if candidates}
 
 
-def _check_separate(parts_by_split: dict[str, Part], held_back: list[Part]) -> None:
+def _check_separate(parts_by_split: dict[str, FileGroup], held_back: list[FileGroup]) -> None:
     """Raise InputError if the common folder of captioned images also holds images of validation or test."""
     for part in parts_by_split.values():
         common = os.path.commonpath(part.files)
@@ -313,13 +313,13 @@ def _check_separate(parts_by_split: dict[str, Part], held_back: list[Part]) -> N
             )
 
 
-def _show_files(part: Part, folder: Path) -> str:
+def _show_files(part: FileGroup, folder: Path) -> str:
     names = [str(file.relative_to(folder)) if file != folder else "images" for file in part.files]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"{names[0]}{more} ({part.guess.format})"
 
 
-def _describe(parts: dict[str, Part], folder: Path, advice: _Advice, has_choice: bool = False) -> dict:
+def _describe(parts: dict[str, FileGroup], folder: Path, advice: _Advice, has_choice: bool = False) -> dict:
     """Return the keys of a dataset's file.
 
     Args:
@@ -359,7 +359,7 @@ def _describe(parts: dict[str, Part], folder: Path, advice: _Advice, has_choice:
     return values
 
 
-def _are_plain(parts: dict[str, Part]) -> bool:
+def _are_plain(parts: dict[str, FileGroup]) -> bool:
     """Return whether a dataset is one file of Data-Juicer's pairs, and at most one of LLaVA's conversations."""
     formats = {split: part.guess.format for split, part in parts.items()}
     plain_formats = ({"pretrain": "data_juicer"}, {"pretrain": "data_juicer", "finetune": "llava"})
@@ -378,7 +378,7 @@ def _replace(values: dict, keys: tuple[str, ...], value: str) -> dict:
     return values | {key: _replace(values[key], tuple(more), value) if more else value}
 
 
-def _name_files(part: Part, folder: Path) -> str:
+def _name_files(part: FileGroup, folder: Path) -> str:
     """Return a path or pattern that names exactly the files of a part."""
     files, kind = sorted(part.files), part.guess.format
     parents = [file if kind == "folder" else file.parent for file in files]
@@ -399,7 +399,7 @@ def _name_files(part: Part, folder: Path) -> str:
     )
 
 
-def _find_images(part: Part, folder: Path) -> list[str]:
+def _find_images(part: FileGroup, folder: Path) -> list[str]:
     """Return the folders that the image paths of a part's rows may be relative to.
 
     The first images must exist: in the folder of the file, in the folder of the dataset, or in a folder inside them.

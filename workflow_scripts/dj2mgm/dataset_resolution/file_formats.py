@@ -29,7 +29,7 @@ ADDRESS_PATTERN = re.compile("https?://", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Guess:
+class RecognizedFormat:
     """Description of a file, or of a folder of captioned images, from its beginning and its name.
 
     Attributes:
@@ -63,33 +63,33 @@ class SourceFormat:
 
     suffixes: tuple[str, ...]
     title: str
-    recognize: Callable[[FileSample], Guess]
+    recognize: Callable[[FileSample], RecognizedFormat]
 
 
-def _recognize_pairs(sample: FileSample) -> Guess:
+def _recognize_pairs(sample: FileSample) -> RecognizedFormat:
     for row in sample.rows:
         if isinstance(row.get("text"), str) and isinstance(row.get("images"), list):
-            return Guess("data_juicer", images=_list_images(sample.rows))
+            return RecognizedFormat("data_juicer", images=_list_images(sample.rows))
     raise NotRecognized(_describe_keys(sample))
 
 
-def _recognize_llava(sample: FileSample) -> Guess:
+def _recognize_llava(sample: FileSample) -> RecognizedFormat:
     return _recognize_conversations("llava", sample)
 
 
-def _recognize_sharegpt(sample: FileSample) -> Guess:
+def _recognize_sharegpt(sample: FileSample) -> RecognizedFormat:
     return _recognize_conversations("sharegpt", sample)
 
 
-def _recognize_conversations(format_name: str, sample: FileSample) -> Guess:
+def _recognize_conversations(format_name: str, sample: FileSample) -> RecognizedFormat:
     rows = [row for row in sample.rows if _list_turns(row)]
     if not rows or format_name != ("llava" if all(map(_is_llava, rows)) else "sharegpt"):
         raise NotRecognized(_describe_keys(sample))
     are_pairs = all(_counts_as_pair(row) for row in rows)
-    return Guess(format_name, {}, "pretrain" if are_pairs else "finetune", True, _list_images(rows))
+    return RecognizedFormat(format_name, {}, "pretrain" if are_pairs else "finetune", True, _list_images(rows))
 
 
-def _recognize_table(sample: FileSample) -> Guess:
+def _recognize_table(sample: FileSample) -> RecognizedFormat:
     if not sample.names:
         raise NotRecognized(_describe_keys(sample))
     if any(name.lower().endswith(IMAGE_SUFFIXES) for name in sample.names):
@@ -103,10 +103,10 @@ def _recognize_table(sample: FileSample) -> Guess:
     ]
     columns = _find_columns(sample.names, images.__contains__, texts.__contains__, images, texts)
     paths = tuple(values[columns["image"][0]]) if len(columns["image"]) == 1 else ()
-    return Guess("table", columns, images=paths)
+    return RecognizedFormat("table", columns, images=paths)
 
 
-def _recognize_parquet(sample: FileSample) -> Guess:
+def _recognize_parquet(sample: FileSample) -> RecognizedFormat:
     column_types = sample.kinds
     images = tuple(name for name, column_type in column_types.items() if column_type == "image")
     if not images:
@@ -114,14 +114,14 @@ def _recognize_parquet(sample: FileSample) -> Guess:
     turns = _find_names("conversations", sample.names, lambda name: column_types[name] == "turns")
     if turns:
         image = _find_names("image", sample.names, lambda name: name in images) or images
-        return Guess("parquet", {"image": image, "conversations": turns}, is_conversation=True)
+        return RecognizedFormat("parquet", {"image": image, "conversations": turns}, is_conversation=True)
     columns = _find_columns(
         sample.names, lambda name: name in images, lambda name: column_types[name] == "text", images
     )
-    return Guess("parquet", columns)
+    return RecognizedFormat("parquet", columns)
 
 
-def _recognize_webdataset(sample: FileSample) -> Guess:
+def _recognize_webdataset(sample: FileSample) -> RecognizedFormat:
     """Recognize captions in .txt files, or captions and conversations in .json files, beside the images of a shard."""
     suffixes, metadata = sample.names, sample.rows[0] if sample.rows else {}
     if not any(suffix.endswith(IMAGE_SUFFIXES) for suffix in suffixes):
@@ -129,16 +129,16 @@ def _recognize_webdataset(sample: FileSample) -> Guess:
         raise NotRecognized(f"it holds no images{ends}")
     if turns := _find_names("conversations", tuple(metadata), lambda name: isinstance(metadata[name], list)):
         is_pair = _counts_as_pair({"conversations": metadata[turns[0]], "image": "of the shard"})
-        return Guess("webdataset", {"conversations": turns}, "pretrain" if is_pair else "finetune", True)
+        return RecognizedFormat("webdataset", {"conversations": turns}, "pretrain" if is_pair else "finetune", True)
     if ".txt" in suffixes:  # a .txt has precedence over captions in a .json
-        return Guess("webdataset")
+        return RecognizedFormat("webdataset")
     if not metadata:
         raise NotRecognized(f"its images have neither .txt nor .json; the endings are {enumerate_names(suffixes)}")
     columns = _find_columns(tuple(metadata), lambda name: False, lambda name: _is_text(metadata[name]), ("",))
-    return Guess("webdataset", {role: names for role, names in columns.items() if role != "image"})
+    return RecognizedFormat("webdataset", {role: names for role, names in columns.items() if role != "image"})
 
 
-def _recognize_captioned(sample: FileSample) -> Guess:
+def _recognize_captioned(sample: FileSample) -> RecognizedFormat:
     raise NotRecognized("an image is not a file of rows")  # folders are recognized by names, in `_find_captioned`
 
 
@@ -155,7 +155,7 @@ FORMATS = {
 }
 
 
-def recognize_file(file: Path, folder: Path) -> Guess | str:
+def recognize_file(file: Path, folder: Path) -> RecognizedFormat | str:
     """Return the guess about a file, or a sentence with the reason why there is none."""
     sample, problem = read_sample(file, folder), ""
     for source_format in FORMATS.values():

@@ -130,7 +130,7 @@ class PairedContrast:
         error = float(np.sqrt(self.variance))
         if not self.varies:
             return 0.0 if self.smallest_p_value <= level else np.inf
-        goal = Goal(0.0, level, level)
+        goal = DecisionGoal(0.0, level, level)
         largest = float(self.possible_half_widths(level)[0].max()) + 10 * error
         return float(brentq(lambda truth: goal.power(self, truth) - POWER, 0.0, largest, rtol=1e-6))
 
@@ -165,7 +165,7 @@ class PairedContrast:
 
 
 @dataclass(frozen=True)
-class Goal:
+class DecisionGoal:
     """Margin and levels at which a verdict decides a difference.
 
     Attributes:
@@ -369,7 +369,7 @@ def decide(contrasts: Sequence[PairedContrast], margin: float, lower_is_better: 
     kinds = [_judge(contrast, margin, lower_is_better, *p) for contrast, p in zip(contrasts, p_values, strict=True)]
     # levels at which Holm's method tests the next difference and the next equivalence
     levels = LEVEL / max(1, sum(p > LEVEL for p, _ in p_values)), LEVEL / max(1, sum(p > LEVEL for _, p in p_values))
-    goal = Goal(margin, levels[0], min(LEVEL, 2 * levels[1]))
+    goal = DecisionGoal(margin, levels[0], min(LEVEL, 2 * levels[1]))
     verdicts = []
     for contrast, kind, (p, _) in zip(contrasts, kinds, p_values, strict=True):
         detectable = contrast.detectable(goal.level) if contrast.images > 1 else None
@@ -378,7 +378,7 @@ def decide(contrasts: Sequence[PairedContrast], margin: float, lower_is_better: 
     return verdicts
 
 
-def find_decision_cost(contrast: PairedContrast, goal_after: Callable[[int], Goal]) -> DecisionCost:
+def find_decision_cost(contrast: PairedContrast, goal_after: Callable[[int], DecisionGoal]) -> DecisionCost:
     """Return the cost of deciding an undecided difference.
 
     Args:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from dj2mgm.models.loss import LanguageModelHead, compute_loss_and_gradient
-from dj2mgm.models.vision_language import Encoder, Family
+from dj2mgm.models.vision_language import Encoder, ModelFamily
 
 ROWS_AT_ONCE = 32
 TOKENS_AT_ONCE = 512
@@ -62,7 +62,7 @@ class LabelledTokens:
 
 @torch.no_grad()
 def read_labelled_tokens(
-    model: nn.Module, family: Family, encoder: Encoder, rows: Sequence[dict], device: torch.device
+    model: nn.Module, family: ModelFamily, encoder: Encoder, rows: Sequence[dict], device: torch.device
 ) -> Iterator[LabelledTokens]:
     """Yield the labelled tokens of `ROWS_AT_ONCE` conversations at a time, with the hidden states of the model."""
     with _record_inputs(family.find_parts(model).head) as inputs:

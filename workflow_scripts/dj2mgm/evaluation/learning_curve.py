@@ -20,7 +20,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from dj2mgm.evaluation.intervals import compute_image_variance
-from dj2mgm.evaluation.seeds import PerImage
+from dj2mgm.evaluation.seeds import MetricValues
 
 CURVE_LEVEL = 0.2  # 1 − the confidence of intervals
 EXPONENTS = np.geomspace(0.05, 2.0, 150)  # published exponents (arXiv 1712.00409, 2001.08361), and larger ones
@@ -98,7 +98,7 @@ class LearningCurve:
         return Extrapolation(*(quantile(share) for share in (0.5, CURVE_LEVEL / 2, 1 - CURVE_LEVEL / 2)))
 
 
-def estimate_least_noise(runs: Sequence[PerImage]) -> float:
+def estimate_least_noise(runs: Sequence[MetricValues]) -> float:
     """Return the standard deviation of a run's mean by errors that are independent between images; 0 for one image.
 
     It is the root of half of the mean variance of all differences of two runs.

@@ -22,7 +22,7 @@ GroupEstimates = dict[str, dict[str, Estimate]]  # by group and metric
 
 
 @dataclass(frozen=True)
-class PerImage:
+class MetricValues:
     """One metric of one run on U images; its mean over values is sums.sum() / counts.sum()."""
 
     ids: np.ndarray  # (U,) str, sorted
@@ -30,7 +30,7 @@ class PerImage:
     counts: np.ndarray  # (U,) float64, number of each image's values
     file: Path  # source of the values, for messages
 
-    def __sub__(self, other: "PerImage") -> "PerImage":
+    def __sub__(self, other: "MetricValues") -> "MetricValues":
         """Return the difference on the images of both sides."""
         ids, own_indices, other_indices = np.intersect1d(self.ids, other.ids, assume_unique=True, return_indices=True)
         counts = self.counts[own_indices]
@@ -39,7 +39,7 @@ class PerImage:
                 f"image {ids[unequal[0]]} has {counts[unequal[0]]:g} values in {self.file} and "
                 f"{other.counts[other_indices][unequal[0]]:g} in {other.file}; compare runs on the same evaluation data"
             )
-        return PerImage(ids, self.sums[own_indices] - other.sums[other_indices], counts, self.file)
+        return MetricValues(ids, self.sums[own_indices] - other.sums[other_indices], counts, self.file)
 
     @property
     def mean(self) -> float:
@@ -47,19 +47,19 @@ class PerImage:
 
 
 @dataclass(frozen=True)
-class Scores:
+class RunScores:
     """Values of all metrics of one run by group and metric; `<model>/difference` is own − shuffled images."""
 
     experiment: str
     seed: int
-    groups: dict[str, dict[str, PerImage]]
+    groups: dict[str, dict[str, MetricValues]]
 
     @property
     def run(self) -> str:
         return f"{self.experiment} with seed {self.seed}"
 
 
-def read_run_scores(experiment: str, seed: int, *paths: str | Path) -> Scores:
+def read_run_scores(experiment: str, seed: int, *paths: str | Path) -> RunScores:
     """Read a run's scores.jsonl of one or more evaluations, whose rows `groups.score_rows` defines."""
     rows_by_metric: dict[str, dict[str, tuple[Path, list[tuple[str, float, float]]]]] = {}
     for path in map(Path, paths):
@@ -67,7 +67,7 @@ def read_run_scores(experiment: str, seed: int, *paths: str | Path) -> Scores:
             metrics = rows_by_metric.setdefault(format_group_name(row), {})
             for metric, (total, count) in row["values"].items():
                 metrics.setdefault(metric, (path, []))[1].append((row["id"], total, count))
-    groups: dict[str, dict[str, PerImage]] = {}
+    groups: dict[str, dict[str, MetricValues]] = {}
     for group, metrics in rows_by_metric.items():
         groups[group] = {metric: _build_per_image(path, metric, rows) for metric, (path, rows) in metrics.items()}
         model, images = split_group(group)
@@ -76,40 +76,40 @@ def read_run_scores(experiment: str, seed: int, *paths: str | Path) -> Scores:
             groups[name_group(model, DIFFERENCE)] = {
                 name: own_metrics[name] - shuffled_metrics[name] for name in own_metrics if name in shuffled_metrics
             }
-    return Scores(experiment, seed, groups)
+    return RunScores(experiment, seed, groups)
 
 
-def _build_per_image(path: Path, metric: str, rows: list[tuple[str, float, float]]) -> PerImage:
+def _build_per_image(path: Path, metric: str, rows: list[tuple[str, float, float]]) -> MetricValues:
     if unknown := [name for name, total, _ in rows if not isfinite(total)]:
         raise InputError(
             f"{path}: {metric} of image {unknown[0]} is not a finite number; delete the file and evaluate again"
         )
     ids, sums, counts = zip(*sorted(rows), strict=True)
-    return PerImage(np.array(ids), np.array(sums, dtype=np.float64), np.array(counts, dtype=np.float64), path)
+    return MetricValues(np.array(ids), np.array(sums, dtype=np.float64), np.array(counts, dtype=np.float64), path)
 
 
-def drop_images(run: Scores, ids: set[str]) -> Scores:
+def drop_images(run: RunScores, ids: set[str]) -> RunScores:
     """Return the run's values without some images, and without metrics that then have no values."""
-    groups: dict[str, dict[str, PerImage]] = {}
+    groups: dict[str, dict[str, MetricValues]] = {}
     for group, metrics in run.groups.items():
         for metric, values in metrics.items():
             mask = ~np.isin(values.ids, list(ids))
             if mask.any():
-                other_values = PerImage(values.ids[mask], values.sums[mask], values.counts[mask], values.file)
+                other_values = MetricValues(values.ids[mask], values.sums[mask], values.counts[mask], values.file)
                 groups.setdefault(group, {})[metric] = other_values
-    return Scores(run.experiment, run.seed, groups)
+    return RunScores(run.experiment, run.seed, groups)
 
 
-def select_metrics(run: Scores, names: set[str]) -> Scores:
+def select_metrics(run: RunScores, names: set[str]) -> RunScores:
     """Return the run's values of some metrics."""
     groups = {
         group: {name: values for name, values in metrics.items() if name in names}
         for group, metrics in run.groups.items()
     }
-    return Scores(run.experiment, run.seed, groups)
+    return RunScores(run.experiment, run.seed, groups)
 
 
-def aggregate(runs: list[Scores]) -> GroupEstimates:
+def aggregate(runs: list[RunScores]) -> GroupEstimates:
     """Return the mean over seeds of each seed's mean over values, with its 95 % interval, by group and metric.
 
     Raises:
@@ -124,7 +124,7 @@ def aggregate(runs: list[Scores]) -> GroupEstimates:
     return estimates
 
 
-def estimate_paired_difference(runs: list[Scores], reference_runs: list[Scores]) -> GroupEstimates:
+def estimate_paired_difference(runs: list[RunScores], reference_runs: list[RunScores]) -> GroupEstimates:
     """Return the estimates of `pair_values` for two experiments, each with its own seed noise."""
     return estimate_differences([pair_values(runs, reference_runs)])[0]
 
@@ -149,7 +149,7 @@ def estimate_difference(contrast: PairedContrast, group: str, metric: str, level
     return Estimate(contrast.values, contrast.images, contrast.seeds, mean, *ends).within(-largest, largest)
 
 
-def pair_values(runs: list[Scores], reference_runs: list[Scores]) -> dict[tuple[str, str], PairedValues]:
+def pair_values(runs: list[RunScores], reference_runs: list[RunScores]) -> dict[tuple[str, str], PairedValues]:
     """Return own − reference, paired by seed and image, on common seeds, groups, metrics and images.
 
     Ids name images of one dataset; reporting/comparison.py checks that both were measured in the same way. The result
@@ -182,7 +182,7 @@ def pair_values(runs: list[Scores], reference_runs: list[Scores]) -> dict[tuple[
     }
 
 
-def pair_runs_by_seed(runs: list[Scores], reference_runs: list[Scores]) -> list[tuple[Scores, Scores]]:
+def pair_runs_by_seed(runs: list[RunScores], reference_runs: list[RunScores]) -> list[tuple[RunScores, RunScores]]:
     """Pair each run with the reference run of its seed; raise InputError if they share no seed."""
     by_seed = {run.seed: run for run in reference_runs}
     if pairs := [(run, by_seed[run.seed]) for run in runs if run.seed in by_seed]:
@@ -194,11 +194,11 @@ def pair_runs_by_seed(runs: list[Scores], reference_runs: list[Scores]) -> list[
     )
 
 
-def _list_keys(run: Scores) -> Iterator[tuple[str, str]]:
+def _list_keys(run: RunScores) -> Iterator[tuple[str, str]]:
     return ((group, metric) for group, metrics in run.groups.items() for metric in metrics)
 
 
-def _check_same_images(runs: list[Scores]) -> None:
+def _check_same_images(runs: list[RunScores]) -> None:
     """Raise InputError unless all runs have the same metrics, measured on the same images."""
     first_run, *other_runs = runs
     for other_run in other_runs:

@@ -25,7 +25,7 @@ from functools import cache
 import numpy as np
 from scipy.special import stdtr
 
-from dj2mgm.evaluation.contrasts import DecisionCost, Goal, PairedContrast, find_decision_cost
+from dj2mgm.evaluation.contrasts import DecisionCost, DecisionGoal, PairedContrast, find_decision_cost
 from dj2mgm.evaluation.intervals import LEVEL, compute_student_quantile
 from dj2mgm.records.look_records import MIN_SEEDS
 from dj2mgm.verdict_kinds import VerdictKind
@@ -164,9 +164,9 @@ def find_deciding_budget(contrast: PairedContrast, margin: float) -> int | None:
     unpooled_contrast = replace(contrast, seed_df=np.asarray(contrast.seeds - 1.0))
 
     @cache
-    def goal_after(seeds: int) -> Goal:
+    def goal_after(seeds: int) -> DecisionGoal:
         level = plan_looks([], seeds, PATHS_OF_COST)[-1].level
-        return Goal(margin, level, level)
+        return DecisionGoal(margin, level, level)
 
     more = find_decision_cost(unpooled_contrast, goal_after).seeds
     return more and contrast.seeds + more
@@ -176,8 +176,8 @@ def find_cost_after_looks(contrast: PairedContrast, looks: Sequence[Look], margi
     """Return the cost of a decision after undecided looks: a larger budget, or a new decision on more images."""
 
     @cache
-    def goal_after(seeds: int) -> Goal:
+    def goal_after(seeds: int) -> DecisionGoal:
         last = plan_looks(looks, seeds, PATHS_OF_COST)[-1] if seeds > looks[-1].seeds else looks[-1]
-        return Goal(margin, last.level, last.level)
+        return DecisionGoal(margin, last.level, last.level)
 
     return find_decision_cost(contrast, goal_after)

@@ -1,7 +1,7 @@
 """Decisions that need all rows (selected rows, near-duplicates), and the account of each partition.
 
 The previous pass has measured every row. These functions decide, and write the partitions of the next pass. The account
-(`Ledger`) has the kept rows, the trace, and the counts of each operator, from the outcomes of a chain.
+(`PartitionAccount`) has the kept rows, the trace, and the counts of each operator, from the outcomes of a chain.
 """
 
 import json
@@ -36,7 +36,7 @@ from dj2mgm.storage.streaming import DiskMap
 
 
 @dataclass(frozen=True)
-class Repeats:
+class SeenHashes:
     """The hashes that a deduplicator has seen so far."""
 
     step: Step  # the deduplicator's step
@@ -44,7 +44,7 @@ class Repeats:
     first: DiskMap = field(default_factory=DiskMap)  # id of the first row by hash
 
 
-class Ledger:
+class PartitionAccount:
     """A partition's kept rows, its trace, and the counts of each operator by its number in the recipe.
 
     Counts are `dropped`, `changed` and `repeated` rows, `seconds`, new `statistics` (rows by name), and the operator's
@@ -67,7 +67,7 @@ class Ledger:
             self.add_event(json.loads(line), line)
         self.tables.append(outcomes.filter(pc.invert(outcomes["dropped"])).select(ROW_SCHEMA.names))
 
-    def add_repeats(self, repeats: Repeats) -> None:
+    def add_repeats(self, repeats: SeenHashes) -> None:
         """Find rows with the hash of an earlier row, and drop them unless the step only measures."""
         step = repeats.step
         for index, table in enumerate(self.tables):
@@ -144,7 +144,7 @@ def keep_selected(step: Step, source: Path, target: Path) -> None:
     first, counts = 0, {"report": take_report(operator)}
     with replace_folder(target) as folder:
         for partition in list_partitions(source):
-            ledger = Ledger()
+            ledger = PartitionAccount()
             for table in iterate_batches(partition):
                 _add_selected(ledger, step, table, selection.part(first, len(table)))
                 first += len(table)
@@ -154,7 +154,7 @@ def keep_selected(step: Step, source: Path, target: Path) -> None:
             write_partition(folder / partition.name, ledger.tables, ledger.counts, ledger.trace)
 
 
-def _add_selected(ledger: Ledger, step: Step, table: pa.Table, selection: Selection) -> None:
+def _add_selected(ledger: PartitionAccount, step: Step, table: pa.Table, selection: Selection) -> None:
     """Account for some rows, and remove the operator's column, which is no longer needed."""
     earlier_stats = list(map(json.loads, table["stats"].to_pylist()))
     stats = [row | new for row, new in zip(earlier_stats, selection.stats_of_rows(), strict=True)]
@@ -216,9 +216,9 @@ class _NearDuplicateAccounts:
     copies: NearDuplicates
     ids: DiskMap
 
-    def add_up(self, partition: Path, first: int) -> Ledger:
+    def add_up(self, partition: Path, first: int) -> PartitionAccount:
         """Account for the rows of a partition; its first row has the number `first` among all rows."""
-        ledger = Ledger()
+        ledger = PartitionAccount()
         event_name = "repeated" if self.step.measures else "dropped"
         for table in iterate_batches(partition):
             copy_of = self.copies.copy_of[first : first + len(table)]

@@ -28,7 +28,7 @@ from dj2mgm.juicer.built_operators import (
 )
 from dj2mgm.juicer.chain import Chain
 from dj2mgm.juicer.changed_data_juicer import OP, Fields
-from dj2mgm.juicer.decisions import Ledger, Repeats, RowStream, drop_near_duplicates, keep_selected
+from dj2mgm.juicer.decisions import PartitionAccount, RowStream, SeenHashes, drop_near_duplicates, keep_selected
 from dj2mgm.juicer.executors import RunChain, open_executor
 from dj2mgm.juicer.operators.declarations import (
     get_batch_method,
@@ -142,7 +142,7 @@ class Engine:
     Attributes:
         folders: the dataset before the first pass, and after each pass.
         summaries: summaries of the operators that have processed all rows.
-        counts: counts of each operator by its number (see `Ledger`).
+        counts: counts of each operator by its number (see `PartitionAccount`).
     """
 
     def __init__(self, steps: Sequence[RecipeStep], settings: RecipeSettings, working: Path, measures: bool = False):
@@ -225,7 +225,7 @@ class Engine:
         earlier_statistics = dataset[0][Fields.stats] or {}
         with naming_operator(step.name):
             measured, kept_rows = _run_on_dataset(operator, dataset, step.measures)
-        ledger = Ledger()
+        ledger = PartitionAccount()
         for event in _list_events(step, dataset, measured, kept_rows):
             ledger.add_event(event)
         new = [name for name in measured[0][Fields.stats] or {} if name not in earlier_statistics]
@@ -268,18 +268,18 @@ class Engine:
         )
 
 
-def _read_repeats(folder: Path, step: Step) -> Repeats:
+def _read_repeats(folder: Path, step: Step) -> SeenHashes:
     """Return the hashes in the partitions that the pass has finished."""
-    repeats = Repeats(step, get_declarations(step.operator).hash_key)
+    repeats = SeenHashes(step, get_declarations(step.operator).hash_key)
     rows = iterate_column_values(folder, "id", "others")
     repeats.first.fill((json.loads(others)[repeats.hash_key], identifier) for identifier, others in rows)
     return repeats
 
 
-def _write_outcomes(outcomes: Iterator[pa.Table], repeats: Repeats | None, partition: Path) -> None:
+def _write_outcomes(outcomes: Iterator[pa.Table], repeats: SeenHashes | None, partition: Path) -> None:
     """Account for a partition's rows, and write the kept rows."""
     started = perf_counter()
-    ledger = Ledger()
+    ledger = PartitionAccount()
     for table in outcomes:
         ledger.add_outcomes(table)
     if repeats:

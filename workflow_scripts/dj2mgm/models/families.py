@@ -8,12 +8,12 @@ from dj2mgm.errors import InputError
 from dj2mgm.model_files.model_folders import check_model_folder
 from dj2mgm.models.mgm.configuration_mgm import MGMConfig
 from dj2mgm.models.mgm.mgm_family import MGMFamily
-from dj2mgm.models.vision_language import Family
+from dj2mgm.models.vision_language import ModelFamily
 from dj2mgm.models.vlm.vlm_family import TransformersFamily
 from dj2mgm.storage.files import FIX_FILE_REMEDY, read_json
 
 
-def load_family(folder: Path) -> Family:
+def load_family(folder: Path) -> ModelFamily:
     """Return the family for the model type of a folder; raise InputError if no family supports it."""
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder} contains no config.json, so it is not a model folder; name another one")

@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from dj2mgm.control_tokens import find_control
+from dj2mgm.control_tokens import find_control_token
 from dj2mgm.errors import InputError
 
 IMAGES_AT_ONCE = 32  # images per batch of likelihoods
@@ -38,7 +38,7 @@ AnswerBatch = tuple[list[Image], list[GivenAnswer]]
 def check_control_tokens(texts: Iterable[str], tokens: Collection[str]) -> None:
     """Check that texts contain no control tokens."""
     for text in texts:
-        if token := find_control(text, tokens):
+        if token := find_control_token(text, tokens):
             raise InputError(f"the text {text!r} contains the control token {token}; remove the token")
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, ProcessorMixin
 
-from dj2mgm.control_tokens import find_control
+from dj2mgm.control_tokens import find_control_token
 from dj2mgm.errors import InputError
 from dj2mgm.models.questions import (
     AnswerBatch,
@@ -91,7 +91,7 @@ class Encoder(Protocol):
 
 
 @dataclass(frozen=True)
-class Parts:
+class ModelParts:
     """Parts of a loaded model, with or without wrappers."""
 
     towers: Sequence[nn.Module]  # Layers of the vision towers in the order in which they run, without gradients
@@ -163,7 +163,7 @@ class Generator(Answerer):
     ) -> Iterator[list[list[float]]]:
         control = self.list_control_tokens(template)
         for images, answers in batches:
-            allowed = [answer for answer in answers if not find_control(answer.text, control)]
+            allowed = [answer for answer in answers if not find_control_token(answer.text, control)]
             log_likelihoods = dict(
                 zip(allowed, self.compute_answer_log_likelihoods(images, allowed, template), strict=True)
             )
@@ -205,7 +205,7 @@ class Generator(Answerer):
         """Free the model's memory, even if other objects still refer to the generator."""
 
 
-class Family(Protocol):
+class ModelFamily(Protocol):
     """Vision-language model in a folder, which needs this project unless transformers `has_stock_class` for it."""
 
     has_stock_class: bool
@@ -222,7 +222,7 @@ class Family(Protocol):
     def prepare_inputs(self, batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
         """Return the forward pass's inputs for a batch, without waiting for a GPU."""
 
-    def find_parts(self, model: nn.Module) -> Parts: ...
+    def find_parts(self, model: nn.Module) -> ModelParts: ...
 
     def load_trained_model(self, stage: Path | None, dtype: torch.dtype | str) -> PreTrainedModel:
         """Load the model with the weights of a stage, an adapter merged; None for the model without a stage."""

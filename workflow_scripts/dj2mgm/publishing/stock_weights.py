@@ -16,7 +16,7 @@ from transformers import AutoModelForImageTextToText, GenerationConfig, PreTrain
 
 from dj2mgm.errors import InputError
 from dj2mgm.models.trained_weights import ADAPTER_FILES, PROJECTOR_FILE, check_stage, find_projector_parameters
-from dj2mgm.models.vision_language import Family
+from dj2mgm.models.vision_language import ModelFamily
 from dj2mgm.models.vlm.vlm_generator import build_stopping_criteria, list_stop_tokens
 from dj2mgm.storage.files import read_json, readable, write_json
 from dj2mgm.storage.plain_files import copy_plain
@@ -30,7 +30,7 @@ CODE_KEYS = ("auto_map", "custom_pipelines")  # keys that name code, which trans
 PEFT_PREFIX = "base_model.model."  # PEFT's prefix of names
 
 
-def write_merged(family: Family, stage: Path, max_new_tokens: int, folder: Path) -> None:
+def write_merged(family: ModelFamily, stage: Path, max_new_tokens: int, folder: Path) -> None:
     """Write a complete model, with the weights of fine-tuning, whose answers have at most `max_new_tokens`."""
     model = family.load_trained_model(stage, dtype="auto")
     family.save_processor(folder)
@@ -41,7 +41,7 @@ def write_merged(family: Family, stage: Path, max_new_tokens: int, folder: Path)
     model.save_pretrained(folder)
 
 
-def write_adapter(family: Family, stage: Path, base_model: str, max_new_tokens: int, folder: Path) -> None:
+def write_adapter(family: ModelFamily, stage: Path, base_model: str, max_new_tokens: int, folder: Path) -> None:
     """Write an adapter in PEFT's format for a base model (a hub id); for MGM, an adapter of its language model."""
     check_stage(stage)
     if not family.has_stock_class:
@@ -107,7 +107,7 @@ def write_language_model_adapter(adapter: Path, base_model: str | None, folder: 
     _save_adapter(weights, config, base_model, folder)
 
 
-def build_generation_settings(family: Family, model: PreTrainedModel, max_new_tokens: int) -> GenerationConfig:
+def build_generation_settings(family: ModelFamily, model: PreTrainedModel, max_new_tokens: int) -> GenerationConfig:
     """Return the generation settings of the workflow's own answers."""
     encoder = family.make_encoder("", max_length=sys.maxsize)
     return GenerationConfig(

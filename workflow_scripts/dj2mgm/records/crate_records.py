@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dj2mgm.records.page_records import PageSettings
-from dj2mgm.settings.base import Number, Section, Unique, setting
+from dj2mgm.settings.base import Number, Section, UniqueItems, setting
 from dj2mgm.settings.dataset_files import ReadableDataset
 from dj2mgm.settings.string_formats import Folder, Name
 
@@ -82,7 +82,7 @@ class CrateRecord(Section):
 
     format: Literal[1]
     page: str = setting(..., "below results/", max_length=300, pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]*/){0,2}report$")
-    experiments: Annotated[list[Name], Unique()] = setting(min_length=1, max_length=1000)
+    experiments: Annotated[list[Name], UniqueItems()] = setting(min_length=1, max_length=1000)
     command_line: dict = setting(..., "values of --config and --configfile; checked like those of a command line")
     commit: str = setting(..., "commit of the code; empty: not in git", pattern="^([0-9a-f]{40,64}(-dirty)?)?$")
     snakemake: Version

@@ -14,7 +14,7 @@ from dj2mgm.evaluation.groups import BY_TYPE, SECOND_JUDGE_PREFIX, is_share, is_
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import (
     GroupEstimates,
-    Scores,
+    RunScores,
     estimate_differences,
     estimate_paired_difference,
     pair_values,
@@ -83,7 +83,7 @@ def describe_obstacles(experiment: ExperimentResults, reference: ExperimentResul
 
 def select_comparable_scores(
     experiment: ExperimentResults, reference: ExperimentResults
-) -> tuple[list[Scores], list[Scores]]:
+) -> tuple[list[RunScores], list[RunScores]]:
     """Return the scores of both, each as one entry per run, reduced to the metrics that can be compared."""
     measured = {metric for metrics in experiment.groups.values() for metric in metrics}
     comparable = {metric for metric in measured if not find_obstacle(metric, experiment, reference)}

@@ -11,7 +11,7 @@ from typing import Any
 
 from dj2mgm.data.formats import read_evaluation
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.seeds import GroupEstimates, Scores, aggregate, read_run_scores
+from dj2mgm.evaluation.seeds import GroupEstimates, RunScores, aggregate, read_run_scores
 from dj2mgm.recipes.recipe_step import INSTRUCTIONS
 from dj2mgm.records.jsonl_summary import JsonlSummary, read_jsonl_summary
 from dj2mgm.records.judges import Judge
@@ -43,7 +43,7 @@ class RunResults:
     prompt: str  # text before each caption that a judge reads
     question_count: int  # about held-out images
     versions: list[dict[str, str]]  # versions of packages, as each stage recorded them
-    scores: Scores  # values per image, of all evaluations
+    scores: RunScores  # values per image, of all evaluations
     stages: dict[str, Path]  # folder of every stage, for files that are read on demand
 
     @property
@@ -75,7 +75,7 @@ class ExperimentResults:
         return [run.seed for run in self.runs]
 
     @property
-    def scores(self) -> list[Scores]:
+    def scores(self) -> list[RunScores]:
         return [run.scores for run in self.runs]
 
     @property

@@ -57,7 +57,7 @@ def _to_plain(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchInterval:
     """The interval in which a search tries a setting."""
 
     low: float
@@ -65,7 +65,7 @@ class Search:
     log: bool = False  # whether values are spread evenly by their logarithm
 
 
-class Unique:
+class UniqueItems:
     """Mark of a list whose items must differ."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
@@ -85,7 +85,7 @@ def setting(
     description: str = "",
     *,
     retrains: bool = True,
-    search: Search | None = None,
+    search: SearchInterval | None = None,
     **limits: Any,
 ) -> Any:
     """Return a field of a section.

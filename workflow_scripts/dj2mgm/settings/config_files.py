@@ -40,7 +40,7 @@ TWICE = "is stated twice"
 MAX_VALUES = 100_000  # values of one file or command line; each alias counts again
 
 
-class Plain(str):
+class UnquotedScalar(str):
     """A scalar without quotes."""
 
 
@@ -137,10 +137,10 @@ def convert_values(value: Any, schema: dict, unquoted: type = str) -> Any:
     Raises:
         InputError: names the key and its value.
     """
-    return _Typing(unquoted).value(value, schema, ())
+    return _ScalarConverter(unquoted).value(value, schema, ())
 
 
-class _Typing:
+class _ScalarConverter:
     """One walk over a tree, which counts its values."""
 
     def __init__(self, unquoted: type):
@@ -247,7 +247,7 @@ def _read(path: Path, parse: Callable[[str], Any], schema: dict) -> dict:
     """Return the values of a file; every error becomes an InputError with the file and, if known, the line."""
     text = read_config_text(path)
     try:
-        values = convert_values(parse(text), schema, Plain)
+        values = convert_values(parse(text), schema, UnquotedScalar)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
@@ -286,11 +286,11 @@ def read_config_text(path: Path) -> str:
 @lru_cache(maxsize=64)  # experiments and variants read the same few files; the result is never changed
 def _parse_yaml(text: str) -> Any:
     node = _Loader(text).get_single_node()
-    tree = {} if node is None else _Tree().value(node)
+    tree = {} if node is None else _TreeBuilder().value(node)
     return {} if tree is None else tree
 
 
-class _Tree:
+class _TreeBuilder:
     """Lists, mappings and strings, made from the nodes of one YAML document."""
 
     def __init__(self) -> None:
@@ -338,7 +338,7 @@ class _Tree:
 def _read_leaf(node: yaml.ScalarNode) -> str | None:
     if node.style is not None:
         return str(node.value)
-    return Plain(node.value) if node.value else None
+    return UnquotedScalar(node.value) if node.value else None
 
 
 def _make_error(node: yaml.Node | yaml.Event, problem: str) -> yaml.MarkedYAMLError:

@@ -15,7 +15,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from dj2mgm.settings.base import Number, Section, Seed, Unique, section, setting
+from dj2mgm.settings.base import Number, Section, Seed, UniqueItems, section, setting
 from dj2mgm.settings.benchmarks import read_declarations
 from dj2mgm.settings.data import FilterSection, JsonlSection, Shares, SynthesizeSection
 from dj2mgm.settings.evaluation import EvaluateSection, InfluenceSection
@@ -57,18 +57,18 @@ class ExperimentOnlyKeys(Section):
     recipe: Name = setting(
         "baseline", "recipe of the filter stage: file config/recipes/<name>.yaml, in Data-Juicer's own format"
     )
-    without: Annotated[list[str], Unique()] = setting([], "operators to leave out of the recipes")
+    without: Annotated[list[str], UniqueItems()] = setting([], "operators to leave out of the recipes")
     arguments: dict[str, dict[str, Any] | None] = setting(
         {},
         "by operator: arguments that replace those in the recipes, as {words_num_filter: {max_num: 14}}; null: remove "
         "the recipe's arguments",
     )
-    controls: Annotated[list[Control], Unique()] = setting(
+    controls: Annotated[list[Control], UniqueItems()] = setting(
         [],
         "control experiments on the experiment's page; random: as many rows, drawn at random from those that the "
         "baseline's recipe keeps; half_learning_rate: both sides at half of their learning rates (docs/experiments.md)",
     )
-    seeds: Annotated[list[Seed], Unique()] = setting(
+    seeds: Annotated[list[Seed], UniqueItems()] = setting(
         [0],
         "seeds of training, sampling and shuffling; one run each, averaged in the report",
         min_length=1,
@@ -100,7 +100,7 @@ class ModelOverridableKeys(Section):
     cpu_threads: Annotated[int, Field(ge=1, le=4096)] | None = setting(
         None, "threads of a job; null: one for each core that the job may run on"
     )
-    trackers: Annotated[list[Literal["tensorboard", "wandb", "mlflow", "trackio"]], Unique()] = setting(
+    trackers: Annotated[list[Literal["tensorboard", "wandb", "mlflow", "trackio"]], UniqueItems()] = setting(
         ["tensorboard"],
         "trackers that show both training stages while they run (docs/running.md)",
     )
@@ -172,7 +172,7 @@ class SharedKeys(Section):
     )
     provenance: ProvenanceSection = section(ProvenanceSection, "`snakemake crate`: results as an RO-Crate")
     crate: FilePath | None = setting(None, "zip file or folder of the crate that `snakemake reproduce` reads")
-    crate_folders: Annotated[list[FilePath], Unique()] = setting(
+    crate_folders: Annotated[list[FilePath], UniqueItems()] = setting(
         [], "folders, in addition to the current one, whose files the crate's run may read"
     )
     finetune_minimal: FinetuneMinimalSection = section(
@@ -190,7 +190,7 @@ class SharedKeys(Section):
         },
         "your files of published benchmarks; docs/evaluation.md says where to get them",
     )
-    evaluations: Annotated[list[Name], Unique()] = setting(
+    evaluations: Annotated[list[Name], UniqueItems()] = setting(
         [],
         "tasks of lmms-eval for `snakemake evaluate`, such as [mmstar, ai2d, ocrbench, pope]; the report shows them",
     )

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer
 
-from dj2mgm.settings.base import Number, Section, Seed, StageSettings, Unique, setting
+from dj2mgm.settings.base import Number, Section, Seed, StageSettings, UniqueItems, setting
 from dj2mgm.settings.chat_templates import OF_THE_TOKENIZER
 from dj2mgm.settings.data import BatchSize
 from dj2mgm.settings.string_formats import FilePath, Name, Repository
@@ -61,7 +61,7 @@ class ModelFile(Section):
 
     clip: FilePath = setting(..., "CLIP that selects data and, by default, judges captions")
     license: str = setting("", "license of models that are trained from it, for `snakemake publish`")
-    hub_ids: Annotated[list[Repository], Unique()] = setting([], "hub ids of its base models")
+    hub_ids: Annotated[list[Repository], UniqueItems()] = setting([], "hub ids of its base models")
     settings: dict = setting({}, "keys of config.yaml that the model needs; an experiment may change them")
 
     @property

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dj2mgm.settings.base import Number, Section, Seed, Unique, refuse_contradiction, section, setting
+from dj2mgm.settings.base import Number, Section, Seed, UniqueItems, refuse_contradiction, section, setting
 from dj2mgm.settings.string_formats import Name
 
 Changes = Annotated[dict[str, Any], Field(min_length=1)]  # by dotted key, such as finetune.lora.r
-Values = Annotated[list, Field(min_length=1), Unique()]
+Values = Annotated[list, Field(min_length=1), UniqueItems()]
 
 
 class Interval(Section):
@@ -37,7 +37,7 @@ Sampler = Literal["tpe", "gp", "random"]
 class MixtureSpace(Section):
     """Shares of sources that vary while their sum stays the same."""
 
-    sources: Annotated[list[str], Unique(), Field(min_length=2)] = setting(
+    sources: Annotated[list[str], UniqueItems(), Field(min_length=2)] = setting(
         ..., "sources of one split whose shares of the stage's samples vary"
     )
     total: Annotated[Number, Field(gt=0, le=1)] = setting(
@@ -62,7 +62,7 @@ class AblationDesign(Section):
     """Variants that each leave out one operator."""
 
     kind: Literal["ablation"] = setting("ablation", "the design")
-    operators: Annotated[list[Name], Unique(), Field(min_length=1)] = setting(
+    operators: Annotated[list[Name], UniqueItems(), Field(min_length=1)] = setting(
         ..., "operators of the experiment's recipes to leave out, one at a time"
     )
 
@@ -138,10 +138,10 @@ class CurveDesign(Section):
     """Trainings on shares of the rows; each share is a part of the next one."""
 
     kind: Literal["curve"] = setting("curve", "the design")
-    fractions: Annotated[list[Share], Unique(), Field(min_length=2)] = setting(
+    fractions: Annotated[list[Share], UniqueItems(), Field(min_length=2)] = setting(
         [0.125, 0.25, 0.5], "shares of the rows; the experiment itself has all of them"
     )
-    sources: Annotated[list[str], Unique()] = setting(
+    sources: Annotated[list[str], UniqueItems()] = setting(
         [], "sources with a curve of their own, for which only their rows are reduced"
     )
 
@@ -248,7 +248,7 @@ class StudyFile(Section):
         {},
         "keys that grow with another one, as {finetune.lora.alpha: finetune.lora.r}, at the experiment's ratio",
     )
-    controls: Annotated[list[Literal["random"]], Unique()] = setting(
+    controls: Annotated[list[Literal["random"]], UniqueItems()] = setting(
         [], "further variants, as in an experiment's `controls`; random is skipped if the recipes drop no rows"
     )
     page: StudyPage = section(StudyPage, "the page that compares the variants")

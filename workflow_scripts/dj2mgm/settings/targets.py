@@ -5,7 +5,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from dj2mgm.score_groups import GAIN_GROUP, OWN_GROUP
-from dj2mgm.settings.base import Number, Section, StageSettings, ThreadSettings, Unique, setting
+from dj2mgm.settings.base import Number, Section, StageSettings, ThreadSettings, UniqueItems, setting
 from dj2mgm.settings.data import BatchSize
 from dj2mgm.settings.string_formats import FilePath, Name, Repository, Variable
 from dj2mgm.settings.training_stages import Steps
@@ -33,7 +33,7 @@ class FetchSection(Section):
     rows: Annotated[int, Field(ge=1, le=10**8)] | None = setting(
         5000, "rows of a dataset of config/hub, such as dataset=llava-pretrain; null: all"
     )
-    benchmarks: Annotated[list[Name], Unique()] = setting([], "benchmarks to fetch: textvqa, mmbench")
+    benchmarks: Annotated[list[Name], UniqueItems()] = setting([], "benchmarks to fetch: textvqa, mmbench")
 
 
 class ServeCheckSection(Section):
@@ -58,7 +58,7 @@ class LocatedHeadline(NamedTuple):
 class ReportSection(Section):
     """Report of several experiments, in results/report/."""
 
-    experiments: Annotated[list[Name], Unique()] = setting(
+    experiments: Annotated[list[Name], UniqueItems()] = setting(
         ["baseline", "dj_synth"], "compared in results/report/, each with the first", min_length=1
     )
     headline: Headline = setting(
@@ -96,7 +96,7 @@ class DecideSection(Section):
 class DecontaminateSection(Section):
     """Images whose near-duplicates are removed from the training data."""
 
-    folders: Annotated[list[FilePath], Unique()] = setting([], "folders of images")
+    folders: Annotated[list[FilePath], UniqueItems()] = setting([], "folders of images")
 
 
 class ExportSection(Section):
@@ -135,7 +135,7 @@ class FinetuneMinimalSection(Section):
 class AttentionBenchmarkSection(Section):
     """`snakemake attention_benchmark`."""
 
-    sequence_lengths: Annotated[list[Length], Unique()] = setting([512, 1024, 2048, 4096], "tokens", min_length=1)
+    sequence_lengths: Annotated[list[Length], UniqueItems()] = setting([512, 1024, 2048, 4096], "tokens", min_length=1)
     longest_on_cpu: Length = setting(1024, "without a GPU, longer sequences are skipped, and the page names them")
     batch_size: BatchSize = setting(1, "sequences at a time")
     passes: int = setting(5, "number of forward and backward passes; the median is reported", ge=1, le=1_000_000)

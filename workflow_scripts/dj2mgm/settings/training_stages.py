@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from dj2mgm.errors import InputError
-from dj2mgm.settings.base import Number, Search, Section, StageSettings, Template, Unique, section, setting
+from dj2mgm.settings.base import Number, SearchInterval, Section, StageSettings, Template, UniqueItems, section, setting
 from dj2mgm.settings.batch_sizes import count_micro_batches, solve_batch
 from dj2mgm.settings.string_formats import Name
 
@@ -24,15 +24,15 @@ def is_bf16(precision: Precision, on_gpu: bool) -> bool:
     return precision == "bf16" or (precision != "fp32" and on_gpu)
 
 
-LoraTargets = Annotated[list[str], Unique(), Field(min_length=1)] | Literal["all"]
+LoraTargets = Annotated[list[str], UniqueItems(), Field(min_length=1)] | Literal["all"]
 
 
 class LoraSettings(Section):
     """Low-rank adapters of the language model's projections."""
 
-    r: int = setting(16, "rank", ge=1, le=65536, search=Search(4, 64, log=True))
+    r: int = setting(16, "rank", ge=1, le=65536, search=SearchInterval(4, 64, log=True))
     alpha: int = setting(32, "scale: alpha / r multiplies the update", ge=1, le=2**20)
-    dropout: Number = setting(0.1, "probability of dropout", ge=0, lt=1, search=Search(0, 0.2))
+    dropout: Number = setting(0.1, "probability of dropout", ge=0, lt=1, search=SearchInterval(0, 0.2))
     targets: LoraTargets = setting(
         ["q_proj", "v_proj", "o_proj"],
         "projections, as transformers names them; all: every linear layer of the language model",
@@ -61,14 +61,14 @@ class TrainingSection(Section):
     min_steps: int = setting(
         30, "with less data, epochs are added until this number of steps; 0: none are added", ge=0, le=10**9
     )
-    learning_rate: LearningRate = setting(1.0e-3, "peak of the schedule", search=Search(1e-5, 1e-2, log=True))
+    learning_rate: LearningRate = setting(1.0e-3, "peak of the schedule", search=SearchInterval(1e-5, 1e-2, log=True))
     lr_scheduler: Literal["cosine", "linear", "constant", "constant_with_warmup"] = setting(
         "cosine", "schedule of the learning rate after the warmup"
     )
     warmup_ratio: Number = setting(
-        0.03, "share of all steps in which the learning rate rises", ge=0, lt=1, search=Search(0, 0.1)
+        0.03, "share of all steps in which the learning rate rises", ge=0, lt=1, search=SearchInterval(0, 0.1)
     )
-    weight_decay: Number = setting(0.0, "not applied to norms and biases", ge=0, search=Search(0, 0.1))
+    weight_decay: Number = setting(0.0, "not applied to norms and biases", ge=0, search=SearchInterval(0, 0.1))
     max_grad_norm: Number = setting(1.0, "gradients are scaled down to this norm", gt=0)
     max_length: int = setting(2048, "tokens, image included; longer conversations are cut", ge=1, le=2**24)
     precision: Precision = setting("auto", "auto: bf16 on a GPU, fp32 on a CPU; fp8, nf4: frozen layers in 8 or 4 bits")
@@ -103,7 +103,7 @@ class TuningSection(TrainingSection):
     """Keys of a training that may train the language model, too."""
 
     global_batch_size: GlobalBatch | None = setting(128, "as in pretrain")
-    learning_rate: LearningRate = setting(2.0e-4, "peak of the schedule", search=Search(1e-5, 1e-3, log=True))
+    learning_rate: LearningRate = setting(2.0e-4, "peak of the schedule", search=SearchInterval(1e-5, 1e-3, log=True))
     projector_learning_rate: LearningRate | None = setting(
         None, "learning rate of projector and patch info mining; null: learning_rate. LLaVA uses 2.0e-5 with LoRA"
     )

@@ -13,7 +13,7 @@ from dj2mgm.cli.messages import note
 from dj2mgm.data.images import read_image_size
 from dj2mgm.errors import InputError
 from dj2mgm.models.tuning import Tuning
-from dj2mgm.models.vision_language import Family
+from dj2mgm.models.vision_language import ModelFamily
 from dj2mgm.models.vlm.encoder import BLANK_IMAGE_SIZE
 from dj2mgm.planning.architecture import Architecture, MGMArchitecture, PlanningError, VLMArchitecture
 from dj2mgm.planning.prediction import NCCL_AND_KERNELS, Machine, Prediction, TrainingPlan, ZeroConfig, predict
@@ -77,7 +77,7 @@ def build_workload(
     return replace(workload, images_per_sample=min(MAX_CROWDING, longest / shortest))
 
 
-def build_architecture(family: Family, dataset: ConversationDataset) -> Architecture:
+def build_architecture(family: ModelFamily, dataset: ConversationDataset) -> Architecture:
     """Build the model's architecture, with the largest images of a conversation.
 
     Without images, it uses the blank image that a batch of texts gets.

@@ -16,13 +16,13 @@ from transformers.utils import is_flash_attn_2_available
 from dj2mgm.cli.messages import note
 from dj2mgm.errors import InputError
 from dj2mgm.models.mgm.modeling_mgm import get_position_selection
-from dj2mgm.models.vision_language import Parts
+from dj2mgm.models.vision_language import ModelParts
 from dj2mgm.models.vlm.packed_images import is_packed
 from dj2mgm.settings.training_stages import FLASH_ATTENTION
 from dj2mgm.training.settings import TrainingSettings
 
 
-def gather_whole_layers(model: nn.Module, parts: Parts) -> None:
+def gather_whole_layers(model: nn.Module, parts: ModelParts) -> None:
     """Let ZeRO-3 gather and release whole layers.
 
     Its hooks around each of the hundreds of modules in the layers would take longer than the GPU computes.
@@ -66,7 +66,7 @@ def disable_cudnn_attention() -> None:
 # layer stay outside: only the layer's own `forward` is compiled, once for each shape.
 
 
-def compile_layers(parts: Parts) -> None:
+def compile_layers(parts: ModelParts) -> None:
     """Compile, in place, the layers of towers and decoder, `compiled_tower_modules`, and the loss."""
     # the default limit is too low: ConvNeXt's blocks have four widths, and a batch may have a single sample
     torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)

@@ -17,7 +17,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.models.families import load_family
 from dj2mgm.models.trained_weights import read_full_shapes
 from dj2mgm.models.tuning import Tuning
-from dj2mgm.models.vision_language import Family, Parts
+from dj2mgm.models.vision_language import ModelFamily, ModelParts
 from dj2mgm.monitoring.memory_csv import join_seconds, read_memory_rows
 from dj2mgm.monitoring.sampler import MemorySampler
 from dj2mgm.planning.architecture import PlanningError
@@ -78,7 +78,7 @@ def locate_held_out_files(args: Namespace) -> tuple[Path, Path] | None:
 class StageData:
     """Data of a stage, encoded for its model."""
 
-    family: Family
+    family: ModelFamily
     dataset: ConversationDataset
     questions: HeldOutQuestions | None  # None: nothing is scored
 
@@ -102,7 +102,7 @@ class StageModel:
     """Loaded model, and the parameters that the stage trains."""
 
     model: nn.Module
-    parts: Parts
+    parts: ModelParts
     trained: dict[str, nn.Parameter]
     shapes: dict[str, torch.Size]  # whole shapes of `trained`
 
@@ -126,7 +126,7 @@ class StageRun:
     requested: TrainingSettings
     inputs: dict[str, Path]
     output_dir: Path
-    prepare: Callable[[nn.Module, Parts], nn.Module]
+    prepare: Callable[[nn.Module, ModelParts], nn.Module]
     save: Callable[[nn.Module, dict[str, torch.Tensor], Path], None]
     held_out: tuple[Path, Path] | None = None
 
@@ -213,7 +213,7 @@ class StageRun:
             require_explicit_settings(problem, settings)
         return StagePlan(settings, workload, memory)
 
-    def join_processes(self, settings: TrainingSettings, family: Family) -> TrainingArguments:
+    def join_processes(self, settings: TrainingSettings, family: ModelFamily) -> TrainingArguments:
         """Join the process group, before the model: transformers then loads it into ZeRO-3's partitions."""
         arguments = build_training_arguments(settings, self.checkpoints, family.config.get_text_config().hidden_size)
         join_process_group()
@@ -240,7 +240,7 @@ class StageRun:
         if checkpoint is None:
             self.progress_file.unlink(missing_ok=True)
 
-    def load_model(self, settings: TrainingSettings, family: Family, attention: str) -> StageModel:
+    def load_model(self, settings: TrainingSettings, family: ModelFamily, attention: str) -> StageModel:
         """Load the model, freeze and wrap it, and compile its layers."""
         base = family.load(settings.dtype, attention)
         parts = family.find_parts(base)

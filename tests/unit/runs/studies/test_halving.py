@@ -16,7 +16,7 @@ from dj2mgm.evaluation.sequential import compute_verdict, plan_looks
 from dj2mgm.records.look_records import LookRecord
 from dj2mgm.records.search_records import BatchRecord, BatchResult, TrialRecord
 from dj2mgm.runs.studies.halving import (
-    History,
+    SearchHistory,
     compute_rung_sizes,
     compute_smallest_budget,
     list_choosing_seeds,
@@ -39,13 +39,15 @@ class Simulation:
         self.rng, self.gains, self.fails = np.random.default_rng(seed), gains, fails
         self.trained: set[tuple[str, float, int]] = set()
         self.runs: dict[tuple, np.ndarray] = {}
-        self.history = History(design, self.search, BatchResult(scores={"base": 0.0}, runs=1, seconds=1.0), [])
+        self.history = SearchHistory(design, self.search, BatchResult(scores={"base": 0.0}, runs=1, seconds=1.0), [])
 
-    def finish(self, design: SearchDesign | None = None) -> History:
+    def finish(self, design: SearchDesign | None = None) -> SearchHistory:
         """Run the search to its end, with the same or another budget."""
         finished_batches = list(self.history.finished_batches)
         while True:
-            self.history = History(design or self.history.design, self.search, self.history.batch_0, finished_batches)
+            self.history = SearchHistory(
+                design or self.history.design, self.search, self.history.batch_0, finished_batches
+            )
             if (record := plan_next(self.history)) is None:
                 return self.history
             if record.step == "explore":
@@ -107,7 +109,7 @@ def planned_looks(most: int) -> list:
     return LOOKS.setdefault(most, plan_looks([], most, 20_000))
 
 
-def kinds(history: History) -> dict[str, str]:
+def kinds(history: SearchHistory) -> dict[str, str]:
     """Return the last verdict on the winner by the experiment of comparison."""
     winner = history.finalists[0]
     sides = dict.fromkeys(other for record, _ in history.batches_in_step("confirm") for other in record.against)
@@ -203,10 +205,12 @@ def test_measured_prices_of_short_runs_limit_hours():
 def test_only_training_is_cheaper_on_fewer_rows():
     """Complete runs of two seeds take 100 s, 40 s of them without training, so an eighth takes 20 + 30 / 8 s."""
     first = BatchResult(scores={"base": 0.0}, runs=2, seconds=100.0, fixed_seconds=40.0)
-    history = History(SearchDesign(), search_settings(Path(), "sqlite://", seeds=[0, 1]), first, [])
+    history = SearchHistory(SearchDesign(), search_settings(Path(), "sqlite://", seeds=[0, 1]), first, [])
     assert history.expected_seconds(1) == 50 and history.expected_seconds(0.125) == 20 + 30 / 8
     assert (
-        History(SearchDesign(), history.search, first.model_copy(update={"seconds": None}), []).expected_seconds(0.5)
+        SearchHistory(SearchDesign(), history.search, first.model_copy(update={"seconds": None}), []).expected_seconds(
+            0.5
+        )
         is None
     )
 

@@ -15,7 +15,7 @@ import pytest
 from optuna.trial import TrialState
 
 from dj2mgm.records.search_records import BatchRecord, BatchResult, TrialRecord
-from dj2mgm.runs.studies.halving import History, plan_next
+from dj2mgm.runs.studies.halving import SearchHistory, plan_next
 from dj2mgm.runs.studies.mixtures import build_share_axes
 from dj2mgm.runs.studies.trials import RUN_ATTRIBUTE, Trials
 from dj2mgm.settings.study_files import Interval, MixtureSpace, SearchDesign
@@ -143,7 +143,7 @@ def test_hours_and_trainings_limit_the_next_batch(hours, batches, number):
         record = BatchRecord(step="explore", fraction=1.0, trials=trials, trainings=10, **seeds)
         done.append((record, BatchResult(scores={trial.name: 0.0 for trial in trials}, runs=count, seconds=seconds)))
     first = BatchResult(scores={"base": 0.0}, runs=1, seconds=100.0)
-    planned = plan_next(History(budget, settings(Path(), "sqlite://"), first, done))
+    planned = plan_next(SearchHistory(budget, settings(Path(), "sqlite://"), first, done))
     assert (len(planned.trials) if planned else 0) == number
 
 

@@ -19,7 +19,7 @@ from unittest.mock import patch
 import numpy as np
 from PIL import Image
 
-from dj2mgm.control_tokens import find_control
+from dj2mgm.control_tokens import find_control_token
 from dj2mgm.data.formats import IMAGE_TOKEN
 from dj2mgm.errors import InputError
 from dj2mgm.runs.evaluations import LMMS_EVAL, check_lmms_eval
@@ -96,7 +96,7 @@ class LmmsTask:
             # lmms-eval's prompt without examples; this workflow's models put the image at their own position
             prompt = (self.task.config.description or "") + self.task.doc_to_text(doc)
             prompt = prompt.replace(IMAGE_TOKEN, " ").strip()
-            if control := find_control(prompt):
+            if control := find_control_token(prompt):
                 raise InputError(
                     f"task {self.name}: question {number} contains the control token {control}; choose another task"
                 )

@@ -19,7 +19,7 @@ from data_juicer.utils.constant import Fields
 from data_juicer.utils.mm_utils import remove_special_tokens
 from data_juicer.utils.model_utils import get_model
 
-from dj2mgm.control_tokens import find_control
+from dj2mgm.control_tokens import find_control_token
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.recipes.recipe_step import REPAIR_OPERATOR as NAME
@@ -146,7 +146,7 @@ class AnswerRepairMapper(StoredAnswersOperator, Mapper):
         generator = get_model(make_model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())
         template = arguments["template"]
         control = generator.list_control_tokens(template)  # of this model; the model that measures may have others
-        allowed = [index for index, question in enumerate(questions) if not find_control(question, control)]
+        allowed = [index for index, question in enumerate(questions) if not find_control_token(question, control)]
         allowed_images, allowed_questions = ([column[index] for index in allowed] for column in (images, questions))
         answers = generator.answer(
             allowed_images, allowed_questions, template, self.max_tokens, arguments["batch_size"]

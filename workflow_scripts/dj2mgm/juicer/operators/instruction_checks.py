@@ -27,7 +27,7 @@ from data_juicer.utils.mm_utils import remove_special_tokens
 from data_juicer.utils.model_utils import get_model
 from PIL import Image
 
-from dj2mgm.control_tokens import find_control
+from dj2mgm.control_tokens import find_control_token
 from dj2mgm.data.question_texts import normalize_words
 from dj2mgm.models.questions import split_into_parts
 from dj2mgm.recipes.question_rewrites import Rewrite
@@ -122,7 +122,9 @@ class AnswerCheck(Declarations, Filter, interface=True):
         """
         generator = get_model(make_model_key(self.base_model, self.stage), rank, self.use_cuda())
         control = generator.list_control_tokens(self.template)
-        allowed = [index for index, (_, *texts) in enumerate(questions) if not find_control("\n".join(texts), control)]
+        allowed = [
+            index for index, (_, *texts) in enumerate(questions) if not find_control_token("\n".join(texts), control)
+        ]
         results: list[float | None] = [None] * len(questions)
         if allowed:
             columns = zip(*(questions[index] for index in allowed), strict=True)

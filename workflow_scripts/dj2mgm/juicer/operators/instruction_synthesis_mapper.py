@@ -22,7 +22,7 @@ from data_juicer.ops.base_op import DEFAULT_BATCH_SIZE, OPERATORS, UNFORKABLE, M
 from data_juicer.utils.constant import Fields
 from data_juicer.utils.model_utils import get_model
 
-from dj2mgm.control_tokens import find_control
+from dj2mgm.control_tokens import find_control_token
 from dj2mgm.data.formats import build_dj_text, read_evaluation, read_llava
 from dj2mgm.data.instruction_rows import is_single_question, read_question
 from dj2mgm.data.question_texts import EvaluationQuestions, normalize_words
@@ -227,7 +227,7 @@ class InstructionSynthesisMapper(StoredAnswersOperator, Mapper):
         control = generator.list_control_tokens(template)
         questions = {}
         for row, question in ((row, self._choose_question(samples, row)) for row in rows):
-            if question and find_control(question, control):
+            if question and find_control_token(question, control):
                 results[row] = Rejection(CONTROL_TOKEN)
             elif question:
                 questions[row] = question

@@ -27,7 +27,7 @@ from data_juicer.utils.constant import Fields
 from data_juicer.utils.mm_utils import remove_special_tokens
 from data_juicer.utils.model_utils import get_model
 
-from dj2mgm.control_tokens import find_control
+from dj2mgm.control_tokens import find_control_token
 from dj2mgm.models.questions import GivenAnswer, split_into_parts
 from dj2mgm.recipes.recipe_step import LIKELIHOOD_GAIN as NAME
 
@@ -158,7 +158,9 @@ class LikelihoodGainFilter(ShareFilter):
         generator = get_model(self.model_key, rank, self.use_cuda())
         control = generator.list_control_tokens(self.template)
         rows = [
-            row for row, (_, question, text) in captions.items() if not find_control(f"{question}\n{text}", control)
+            row
+            for row, (_, question, text) in captions.items()
+            if not find_control_token(f"{question}\n{text}", control)
         ]
         answers = [
             captions[row]._replace(about=(captions[row].about + step) % len(images)) for row in rows for step in steps

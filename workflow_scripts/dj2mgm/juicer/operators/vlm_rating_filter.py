@@ -21,7 +21,7 @@ from data_juicer.utils.mm_utils import remove_special_tokens
 from data_juicer.utils.model_utils import get_model
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dj2mgm.control_tokens import find_control
+from dj2mgm.control_tokens import find_control_token
 from dj2mgm.errors import InputError
 from dj2mgm.recipes.recipe_step import RATING_OPERATOR as NAME
 
@@ -198,7 +198,7 @@ class VlmRatingFilter(StoredAnswersOperator, Filter):
         generator = get_model(make_model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())
         template = arguments["template"]
         control = generator.list_control_tokens(template)
-        allowed = [index for index, text in enumerate(quoted) if not find_control(text, control)]
+        allowed = [index for index, text in enumerate(quoted) if not find_control_token(text, control)]
         results: list[dict[str, float] | str] = [CONTROL_TOKEN] * len(quoted)
         numbers = [str(number) for number in range(LOWEST, HIGHEST + 1)]
         for start in range(0, len(allowed), PER_BATCH):

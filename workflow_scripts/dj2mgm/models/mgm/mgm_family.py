@@ -14,7 +14,7 @@ from dj2mgm.models.mgm.configuration_mgm import MGMConfig
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator, load_trained
 from dj2mgm.models.mgm.modeling_mgm import MGMForConditionalGeneration, find_image_positions
 from dj2mgm.models.mgm.processing_mgm import MGMProcessor
-from dj2mgm.models.vision_language import IGNORE_INDEX, Parts, check_image_fits
+from dj2mgm.models.vision_language import IGNORE_INDEX, ModelParts, check_image_fits
 
 
 class MGMFamily:
@@ -52,12 +52,12 @@ class MGMFamily:
         self.processor.save_pretrained(folder)
 
     @staticmethod
-    def find_parts(model: nn.Module) -> Parts:
+    def find_parts(model: nn.Module) -> ModelParts:
         mgm = find_mgm(model)
         clip, convnext = mgm.model.vision_tower, mgm.model.vision_tower_aux
         blocks = [block for stage in convnext.encoder.stages for block in stage.layers]
         norms = [convnext.embeddings.layernorm, *(stage.downsampling_layer[0] for stage in convnext.encoder.stages[1:])]
-        return Parts(
+        return ModelParts(
             towers=[*clip.encoder.layers, *blocks],
             compiled_tower_modules=norms,
             decoder=mgm.model.language_model.layers,

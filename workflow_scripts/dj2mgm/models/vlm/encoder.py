@@ -10,7 +10,7 @@ from PIL import Image
 from torch.nn.functional import pad
 from transformers import ProcessorMixin
 
-from dj2mgm.control_tokens import find_control
+from dj2mgm.control_tokens import find_control_token
 from dj2mgm.data.chat_rendering import render_chat
 from dj2mgm.data.formats import CHAT_ROLES, IMAGE_TOKEN, build_conversation, list_images
 from dj2mgm.data.images import BadImage, load_image, read_image_size
@@ -186,7 +186,7 @@ class ProcessorEncoder:
         without an image.
         """
         for question in questions:
-            if token := find_control(question, self.control_tokens):
+            if token := find_control_token(question, self.control_tokens):
                 raise InputError(f"the question {question!r} contains the control token {token}; remove the token")
         texts = list(map(self._render_prompt, replacements, questions))
         side, self.tokenizer.padding_side = self.tokenizer.padding_side, "left"

@@ -36,7 +36,7 @@ from dj2mgm.model_files.model_folders import (
 )
 from dj2mgm.models.loss import LanguageModelHead, compute_answer_loss, compute_loss_and_gradient, find_answer_positions
 from dj2mgm.models.trained_weights import load_stage_weights
-from dj2mgm.models.vision_language import Parts
+from dj2mgm.models.vision_language import ModelParts
 from dj2mgm.models.vlm.encoder import ProcessorEncoder
 from dj2mgm.models.vlm.packed_images import make_tower_inputs, move_to_device, use_packed_attention, use_tower_inputs
 from dj2mgm.models.vlm.prefix_encoder import PrefixEncoder
@@ -112,11 +112,11 @@ class TransformersFamily:
         return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
 
     @staticmethod
-    def find_parts(model: nn.Module) -> Parts:
+    def find_parts(model: nn.Module) -> ModelParts:
         [vlm] = [module for module in model.modules() if isinstance(module, PreTrainedModel) and is_whole(module)]
         tower = vlm.get_encoder(modality="image")
         lists = [module for module in tower.modules() if isinstance(module, nn.ModuleList)]
-        return Parts(
+        return ModelParts(
             towers=max(lists, key=len, default=[]),
             compiled_tower_modules=[],
             decoder=vlm.get_decoder().layers,

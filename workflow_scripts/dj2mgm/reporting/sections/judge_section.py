@@ -7,7 +7,7 @@ import pandas as pd
 
 from dj2mgm.evaluation.groups import SECOND_JUDGE_PREFIX
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.evaluation.seeds import GroupEstimates, Scores
+from dj2mgm.evaluation.seeds import GroupEstimates, RunScores
 from dj2mgm.reporting.comparison import (
     GROUP_LABELS,
     JUDGED_METRICS,
@@ -107,7 +107,7 @@ def _build_correlations(experiments: list[ExperimentResults]) -> Iterator[Correl
                     yield Correlation(experiment.name, index, *labels, format_integer(count), text)
 
 
-def describe_rank_correlation(runs: list[Scores], group: str, metric: str) -> tuple[int, float]:
+def describe_rank_correlation(runs: list[RunScores], group: str, metric: str) -> tuple[int, float]:
     """Return the number of captions and Spearman's correlation of their scores; NaN if a judge's scores are all equal.
 
     Several captions of one image count by their mean.

@@ -12,7 +12,7 @@ from dj2mgm.evaluation.learning_curve import (
     LearningCurve,
     estimate_least_noise,
 )
-from dj2mgm.evaluation.seeds import PerImage
+from dj2mgm.evaluation.seeds import MetricValues
 from dj2mgm.reporting.comparison import format_difference, format_score
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import format_integer
@@ -39,13 +39,13 @@ def build_curve_table(experiments: list[ExperimentResults], headline: HeadlineSc
     return [PlainTable("Learning curve", note, heads, rows)] if rows else []
 
 
-def _is_curve(points: list[tuple[int, PerImage]]) -> bool:
+def _is_curve(points: list[tuple[int, MetricValues]]) -> bool:
     return len({rows for rows, _ in points}) >= MIN_SIZES and len(points) >= MIN_RUNS
 
 
 def _list_points(
     experiments: list[ExperimentResults], headline: HeadlineScore, source: str | None
-) -> list[tuple[int, PerImage]]:
+) -> list[tuple[int, MetricValues]]:
     """Return rows and scores of the runs on all rows, and on shares of one source's rows or of all."""
     points = []
     for experiment in experiments:
@@ -68,7 +68,7 @@ def count_trained_samples(run: RunResults, source: str | None) -> int:
     return sum(file.rows_out for file in counts)
 
 
-def _build_row(source: str | None, points: list[tuple[int, PerImage]], headline: HeadlineScore) -> list[str]:
+def _build_row(source: str | None, points: list[tuple[int, MetricValues]], headline: HeadlineScore) -> list[str]:
     """Return the cells of a learning curve: rows, score, and extrapolations, limited to scores that are possible."""
     row_counts, values = zip(*points, strict=True)
     curve = LearningCurve(row_counts, [value.mean for value in values], estimate_least_noise(values))

@@ -20,8 +20,8 @@ from dj2mgm.evaluation.caption_attributes import is_true
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import (
     GroupEstimates,
-    PerImage,
-    Scores,
+    MetricValues,
+    RunScores,
     aggregate,
     estimate_paired_difference,
     pair_runs_by_seed,
@@ -200,10 +200,10 @@ def compute_retained_shares(
     return shares
 
 
-def scale_scores(run: Scores, factor: float) -> Scores:
+def scale_scores(run: RunScores, factor: float) -> RunScores:
     """Multiply all values of a run by `factor`."""
 
-    def times(values: PerImage) -> PerImage:
+    def times(values: MetricValues) -> MetricValues:
         return replace(values, sums=factor * values.sums)
 
     groups = {group: {name: times(values) for name, values in metrics.items()} for group, metrics in run.groups.items()}

@@ -8,7 +8,7 @@ import numpy as np
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
-from dj2mgm.evaluation.seeds import Scores, pair_values, read_run_scores
+from dj2mgm.evaluation.seeds import RunScores, pair_values, read_run_scores
 from dj2mgm.records.power_records import FinishedRun, PowerSettings
 from dj2mgm.reporting.comparison import SCORE_TITLES, format_difference
 from dj2mgm.reporting.rendering import format_integer, join_words
@@ -124,7 +124,7 @@ def find_noise(settings: PowerSettings, group: str, metric: str) -> Noise | None
     return Noise(image_noise, seed_noise, (image_text, seed_text))
 
 
-def _read_scores(name: str, runs: list[FinishedRun], group: str, metric: str) -> list[Scores]:
+def _read_scores(name: str, runs: list[FinishedRun], group: str, metric: str) -> list[RunScores]:
     """Return the scores of the runs that have the metric."""
     scores = [
         read_run_scores(name, run.seed, *(Path(run.stages[stage], "scores.jsonl") for stage in SCORED_STAGES))
@@ -133,7 +133,7 @@ def _read_scores(name: str, runs: list[FinishedRun], group: str, metric: str) ->
     return [run for run in scores if metric in run.groups.get(group, {})]
 
 
-def _compute_contrasts(scores: dict[str, list[Scores]], group: str, metric: str) -> dict[str, PairedContrast]:
+def _compute_contrasts(scores: dict[str, list[RunScores]], group: str, metric: str) -> dict[str, PairedContrast]:
     """Return the contrast of each experiment that shares a seed and images with the reference."""
     values, reference_runs = {}, scores.get(REFERENCE)
     for name, runs in scores.items():

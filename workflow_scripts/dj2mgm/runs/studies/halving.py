@@ -23,7 +23,7 @@ Cost = tuple[float, float]  # share of the rows, and number of trainings with on
 
 
 @dataclass(frozen=True)
-class History:
+class SearchHistory:
     """Records of a search so far.
 
     Attributes:
@@ -38,7 +38,7 @@ class History:
     batch_0: BatchResult
     finished_batches: Sequence[tuple[BatchRecord, BatchResult]]
 
-    def with_batch(self, record: BatchRecord, result: BatchResult) -> "History":
+    def with_batch(self, record: BatchRecord, result: BatchResult) -> "SearchHistory":
         """Return the history with one more batch."""
         return replace(self, finished_batches=[*self.finished_batches, (record, result)])
 
@@ -137,14 +137,14 @@ class History:
         return trainings <= self.design.trainings + 1e-9
 
 
-def read_history(budget: SearchDesign, search: SearchSettings, files: Sequence[str | Path]) -> History:
+def read_history(budget: SearchDesign, search: SearchSettings, files: Sequence[str | Path]) -> SearchHistory:
     """Read the records of a search from its files of scores, which begin with batch 0."""
     first_result, *results = (load_settings(BatchResult, file) for file in files)
     records = [load_settings(BatchRecord, Path(file).with_name("trials.yaml")) for file in files[1:]]
-    return History(budget, search, first_result, list(zip(records, results, strict=True)))
+    return SearchHistory(budget, search, first_result, list(zip(records, results, strict=True)))
 
 
-def plan_next(history: History) -> BatchRecord | None:
+def plan_next(history: SearchHistory) -> BatchRecord | None:
     """Return the next batch; None if the search is decided or its budget is spent.
 
     In the step explore, its trials are placeholders, which the sampler replaces.
@@ -189,7 +189,7 @@ def list_confirming_seeds(design: SearchDesign, seeds: list[int], number: int) -
     return choose_unused_seeds(list_choosing_seeds(design, seeds), number)
 
 
-def _explore(history: History) -> BatchRecord | None:
+def _explore(history: SearchHistory) -> BatchRecord | None:
     """Return the next batch of new trials; None if the space or the budget for them is used up."""
     design, seeds = history.design, len(history.search.seeds)
     explore_batches = list(history.batches_in_step("explore"))
@@ -211,7 +211,7 @@ def _explore(history: History) -> BatchRecord | None:
     )
 
 
-def _count_later_runs(history: History) -> list[int]:
+def _count_later_runs(history: SearchHistory) -> list[int]:
     """Return the number of trainings so far, each with one seed, in each step of `compute_later_costs`."""
     design = history.design
     finished_runs = [len(history.scores(rung)) * len(history.search.seeds) for rung in range(1, len(design.rungs))]
@@ -219,7 +219,7 @@ def _count_later_runs(history: History) -> list[int]:
     return finished_runs + [sum(result.runs for _, result in history.batches_in_step(step)) for step in steps]
 
 
-def _promote(history: History) -> BatchRecord | None:
+def _promote(history: SearchHistory) -> BatchRecord | None:
     design, seeds = history.design, history.search.seeds
     for rung in range(1, len(design.rungs)):
         size = compute_rung_sizes(design, len(history.scores(0)))[rung]
@@ -233,7 +233,7 @@ def _promote(history: History) -> BatchRecord | None:
     return None
 
 
-def _repeat_finals(history: History) -> BatchRecord | None:
+def _repeat_finals(history: SearchHistory) -> BatchRecord | None:
     design, seeds = history.design, history.search.seeds
     more = list_choosing_seeds(design, seeds)[len(seeds) :]
     final_scores = history.final_scores
@@ -243,7 +243,7 @@ def _repeat_finals(history: History) -> BatchRecord | None:
     return _build_batch(history, "finals", 1.0, more, history.trials(missing), [*seeds, *more])
 
 
-def _confirm(history: History) -> BatchRecord | None:
+def _confirm(history: SearchHistory) -> BatchRecord | None:
     """Return the batch that the next look at the winner needs; None if no look is due or the budget is spent."""
     design, seeds = history.design, history.search.seeds
     if not (best := history.finalists[:2]):
@@ -267,7 +267,7 @@ def _confirm(history: History) -> BatchRecord | None:
     return batch if history.can_afford([(1.0, len(new))]) else None
 
 
-def _plan_next_look(history: History, winner: str, experiment: str) -> int | None:
+def _plan_next_look(history: SearchHistory, winner: str, experiment: str) -> int | None:
     """Return the number of seeds of the next look at a difference; None if it is decided, or cannot be taken."""
     confirmations = [
         batch
@@ -283,7 +283,7 @@ def _plan_next_look(history: History, winner: str, experiment: str) -> int | Non
 
 
 def _build_batch(
-    history: History,
+    history: SearchHistory,
     step: str,
     fraction: float,
     seeds: list[int],

@@ -13,7 +13,7 @@ from dj2mgm.runs.divergence_check import has_diverged
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.pages import build_page_settings, list_page_files
 from dj2mgm.runs.run import Runs
-from dj2mgm.runs.studies.halving import History, compute_smallest_budget, plan_next, read_history
+from dj2mgm.runs.studies.halving import SearchHistory, compute_smallest_budget, plan_next, read_history
 from dj2mgm.runs.studies.looks import check_headline, check_reported
 from dj2mgm.runs.studies.searches import locate_batch_folder, read_search_batch
 from dj2mgm.runs.studies.seed_times import format_hours, sum_seconds
@@ -111,7 +111,7 @@ def show_search(runs: Runs, study: str) -> ShownSearch | None:
     )
 
 
-def _describe_progress(history: History) -> str:
+def _describe_progress(history: SearchHistory) -> str:
     """Return the state of a search in a sentence."""
     budget, scores = history.design, history.scores(0)
     limit = "" if budget.gpu_hours is None else f" of at most {budget.gpu_hours:g}"

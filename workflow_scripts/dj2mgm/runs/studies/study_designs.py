@@ -16,7 +16,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.runs.layers import locate_existing_file
 from dj2mgm.runs.studies.mixtures import compute_shares, list_quantile_keys
 from dj2mgm.runs.studies.variants import Variant
-from dj2mgm.settings.base import SEARCH, Search, Section, read_extra
+from dj2mgm.settings.base import SEARCH, SearchInterval, Section, read_extra
 from dj2mgm.settings.config_files import list_config_names, read_config
 from dj2mgm.settings.configuration import Experiment, SharedKeys
 from dj2mgm.settings.schema import build_schema
@@ -162,7 +162,7 @@ def read_setting(config: Experiment | Section, recipes: dict[str, dict | None], 
     return value.model_dump() if isinstance(value, Section) else value
 
 
-def find_search_range(key: str) -> Search | None:
+def find_search_range(key: str) -> SearchInterval | None:
     """Return the interval in which a search tries a setting; None if its type declares none."""
     field = _find_field(key)
     return field and read_extra(field, SEARCH)

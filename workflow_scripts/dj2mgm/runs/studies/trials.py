@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import DBAPIError
 
 from dj2mgm.records.search_records import BatchRecord, SearchSettings, TrialRecord
-from dj2mgm.runs.studies.halving import History, plan_next
+from dj2mgm.runs.studies.halving import SearchHistory, plan_next
 from dj2mgm.runs.studies.mixtures import build_share_axes, compute_shares, list_quantile_keys
 from dj2mgm.runs.studies.study_designs import hash_changes, round_number
 from dj2mgm.settings.study_files import Interval
@@ -151,7 +151,7 @@ class Trials:
         return values | compute_shares(self.search.mixture, trial.params)
 
 
-def ask_for_batch(history: History, owner: str) -> BatchRecord:
+def ask_for_batch(history: SearchHistory, owner: str) -> BatchRecord:
     """Return the next batch of a search that is not finished, with its new trials."""
     batch, design = plan_next(history), history.design
     if batch is None or batch.step != "explore":

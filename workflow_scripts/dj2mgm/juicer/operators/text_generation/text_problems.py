@@ -4,7 +4,7 @@ import re
 
 from data_juicer.utils.mm_utils import get_special_tokens
 
-from dj2mgm.control_tokens import find_control
+from dj2mgm.control_tokens import find_control_token
 
 CONTROL_TOKEN = "control token"
 # turns of chat templates that are no tokens of their own, and tokens of templates that no supported model has
@@ -24,7 +24,7 @@ def find_text_problem(text: str, max_length: int) -> str | None:
         return "empty"
     if len(text) > max_length:
         return "too long"
-    if find_control(text, get_special_tokens().values()) or TURN_MARKER.search(text):
+    if find_control_token(text, get_special_tokens().values()) or TURN_MARKER.search(text):
         return CONTROL_TOKEN
     if UNUSABLE.search(text):
         return "control character"
