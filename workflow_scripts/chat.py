@@ -14,7 +14,7 @@ from pathlib import Path
 from dj2mgm.cli.command_line import make_parser, quiet_command_line, quiet_imports
 
 with quiet_imports():
-    from dj2mgm.data.images import BadImage, load_image
+    from dj2mgm.data.images import BadImageError, load_image
     from dj2mgm.errors import InputError
     from dj2mgm.models.generators import load_generator
     from dj2mgm.settings.chat_templates import list_chat_template_names
@@ -36,7 +36,7 @@ def main() -> None:
         raise InputError(f"--image {args.image}: there is no such file")
     try:
         load_image(args.image)  # checked before the model is loaded
-    except BadImage as error:
+    except BadImageError as error:
         raise InputError(f"--image: {error}; name another image") from None
     generator = load_generator(args.model, args.stage)
     [answer] = generator.answer([args.image], [args.question], args.template, args.max_new_tokens, batch_size=1)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dj2mgm.data.formats import check_no_control
-from dj2mgm.data.images import BadImage, load_image, locate_image
+from dj2mgm.data.images import BadImageError, load_image, locate_image
 from dj2mgm.data.json_rows import UniqueIds, read_objects
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import Benchmark
@@ -76,7 +76,7 @@ def _verify_image(folder: str, relative: str, location: str) -> Path:
     try:
         path = locate_image(folder, relative)
         load_image(path)
-    except BadImage as error:
+    except BadImageError as error:
         raise InputError(f"{location}: image {error}; check the key 'images'") from None
     return path
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from transformers import Trainer
 
-from dj2mgm.divergence import Diverged, check_end, check_finite, find_last_healthy_step
+from dj2mgm.divergence import TrainingDivergedError, check_end, check_finite, find_last_healthy_step
 from dj2mgm.foundation.clip import train_clip
 from dj2mgm.foundation.language_model import train_language_model
 from dj2mgm.settings.models import LanguageModelRecipe
@@ -18,7 +18,7 @@ from tiny_models import clip_spec
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_the_first_non_finite_value_is_named_with_remedy(value):
-    with pytest.raises(Diverged) as error:
+    with pytest.raises(TrainingDivergedError) as error:
         check_finite("pretrain", 3, value, 1e12)
     assert str(error.value) == (
         f"pretrain: training diverged by step 3: the loss is {value}. The learning rate of 1e+12 is probably too "
@@ -46,7 +46,9 @@ def test_one_easy_sample_does_not_determine_the_initial_loss(losses):
 @pytest.mark.parametrize(("samples", "end"), [(2, 60.0), (2, 1e4), (128, 20.0), (128, 1e4)])
 def test_a_loss_far_above_its_start_has_diverged(samples, end):
     rows = [(1, 2.5), (2, 2.4), *((step, 1e5) for step in range(3, 60)), *((step, end) for step in range(60, 101))]
-    with pytest.raises(Diverged, match=r"by step 100: the loss ended at \S+, far above the 2\.5 of step 1"):
+    with pytest.raises(
+        TrainingDivergedError, match=r"by step 100: the loss ended at \S+, far above the 2\.5 of step 1"
+    ):
         check_end("finetune", rows, samples, 1.0)
     assert find_last_healthy_step(rows, samples) == 2
 
@@ -61,13 +63,13 @@ def test_a_diverged_tiny_language_model_is_not_written(tmp_path):
     spec = LanguageModelRecipe(
         seed=0, patches_per_side=4, hidden_size=16, num_layers=1, num_heads=2, steps=9, batch_size=2, learning_rate=1e12
     )
-    with pytest.raises(Diverged, match="language_model: training diverged by step "):
+    with pytest.raises(TrainingDivergedError, match="language_model: training diverged by step "):
         train_language_model(spec, tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
 
 def test_a_diverged_tiny_clip_is_not_written(tmp_path):
-    with pytest.raises(Diverged, match="clip: training diverged by step "):
+    with pytest.raises(TrainingDivergedError, match="clip: training diverged by step "):
         train_clip(clip_spec(learning_rate=1e30), tmp_path / "clip", tmp_path / "convnext")
     assert not (tmp_path / "clip").exists() and not (tmp_path / "convnext").exists()
 
@@ -91,7 +93,9 @@ def test_steps_skipped_by_a_loss_scale_do_not_stop_training(tmp_path, monkeypatc
     trainer._maybe_log_save_evaluate(1.0, 2.5)
     assert logged == [{}, {"grad_norm": 2.5}]  # JSON has no infinity
     trainer.model_wrapped.fp16_enabled = lambda: False
-    with pytest.raises(Diverged, match="finetune: training diverged by step 17: the gradient's norm is inf"):
+    with pytest.raises(
+        TrainingDivergedError, match="finetune: training diverged by step 17: the gradient's norm is inf"
+    ):
         trainer._maybe_log_save_evaluate(1.0, math.inf)
 
 
@@ -100,11 +104,13 @@ def test_a_loss_scale_at_its_minimum_is_a_divergence(tmp_path, monkeypatch):
         raise Exception("Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.")
 
     monkeypatch.setattr(Trainer, "train", train)
-    with pytest.raises(Diverged, match="step 18: the gradient is not finite at the lowest loss scale .*starts over"):
+    with pytest.raises(
+        TrainingDivergedError, match="step 18: the gradient is not finite at the lowest loss scale .*starts over"
+    ):
         fp16_trainer(tmp_path).train()
 
 
 @pytest.mark.parametrize("name", ["loss", "eval_loss"])
 def test_only_finite_losses_are_logged(tmp_path, name):
-    with pytest.raises(Diverged, match="step 17: the loss (of held-out answers )?is nan"):
+    with pytest.raises(TrainingDivergedError, match="step 17: the loss (of held-out answers )?is nan"):
         fp16_trainer(tmp_path).log({name: math.nan})

@@ -16,7 +16,7 @@ DIVERGED = "training diverged by step"  # in the message, by which the log of su
 Losses = Sequence[tuple[int, float]]  # steps and mean losses in nats, as they were logged
 
 
-class Diverged(InputError):
+class TrainingDivergedError(InputError):
     """Error of a training that cannot be used; the user sets the learning rate."""
 
 
@@ -53,7 +53,7 @@ def find_last_healthy_step(losses: Losses, samples: int) -> int:
 
 
 def check_end(stage: str, losses: Losses, samples: int, learning_rate: float) -> None:
-    """Raise Diverged if a training ended far above its start."""
+    """Raise TrainingDivergedError if a training ended far above its start."""
     if not losses:
         return
     end = compute_end_loss(losses, samples)
@@ -64,14 +64,14 @@ def check_end(stage: str, losses: Losses, samples: int, learning_rate: float) ->
 
 
 def check_finite(stage: str, step: int, value: float, learning_rate: float, name: str = "loss") -> None:
-    """Raise Diverged if a loss, or another value called `name`, is not finite."""
+    """Raise TrainingDivergedError if a loss, or another value called `name`, is not finite."""
     if not math.isfinite(value):
         raise make_divergence_error(stage, step, f"the {name} is {value}", learning_rate)
 
 
-def make_divergence_error(stage: str, step: int, problem: str, learning_rate: float) -> Diverged:
+def make_divergence_error(stage: str, step: int, problem: str, learning_rate: float) -> TrainingDivergedError:
     """Return the error of a training that diverged."""
-    return Diverged(
+    return TrainingDivergedError(
         f"{stage}: {DIVERGED} {step}: {problem}. The learning rate of {learning_rate:g} is probably too "
         f"high; set learning_rate of {stage} to a third of it or less"
     )

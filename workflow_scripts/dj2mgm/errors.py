@@ -5,5 +5,5 @@ class InputError(Exception):
     """Mistake in the input: one sentence with the problem, its location (file and row, or key) and the remedy."""
 
 
-class UnsuitableDataset(InputError):
+class UnsuitableDatasetError(InputError):
     """Mistake only if the experiment is requested: its recipe is for datasets with other parts."""

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import EpsImagePlugin, Image, UnidentifiedImageError
 
 from dj2mgm.data.formats import build_dj_text
-from dj2mgm.data.images import IMAGE_FORMATS, MAX_PIXELS, BadImage, load_image
+from dj2mgm.data.images import IMAGE_FORMATS, MAX_PIXELS, BadImageError, load_image
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
@@ -163,7 +163,7 @@ def loaded(data: bytes) -> np.ndarray:
 
 
 def refusal(data: bytes) -> str:
-    with pytest.raises(BadImage) as error:
+    with pytest.raises(BadImageError) as error:
         load_image(data)
     assert error.value.reason == "undecodable"
     return str(error.value)
@@ -292,11 +292,11 @@ OPENERS = {
 def test_an_eps_named_jpg_does_not_start_ghostscript(tmp_path, ghostscript, opener):
     path = tmp_path / "a.jpg"
     path.write_bytes(EPS)
-    with pytest.raises((BadImage, InputError, UnidentifiedImageError)) as error:
+    with pytest.raises((BadImageError, InputError, UnidentifiedImageError)) as error:
         OPENERS[opener](path)
     assert not ghostscript.exists()
     if opener == "a filter of Data-Juicer":
-        assert "image_shape_filter failed on row '1': BadImage: undecodable" in str(error.value)
+        assert "image_shape_filter failed on row '1': BadImageError: undecodable" in str(error.value)
 
 
 def test_pillow_would_start_the_fake_ghostscript(tmp_path, ghostscript):
@@ -382,7 +382,7 @@ def test_damaged_files_load_in_the_headers_size_or_fail(tmp_path, monkeypatch):
         data = bytes(data[: max(end, 1)])
         try:
             image = load_image(data)
-        except BadImage as error:
+        except BadImageError as error:
             assert error.reason == "undecodable" and len(str(error)) > len("undecodable: the image: ")
             outcomes.add("bad")
             return

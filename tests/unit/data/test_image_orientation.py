@@ -18,7 +18,7 @@ from transformers.image_utils import load_image as turned_by_transformers
 
 from dj2mgm.data.exports import Sample, write_parquet
 from dj2mgm.data.formats import build_dj_text
-from dj2mgm.data.images import BadImage, load_image, read_image_size
+from dj2mgm.data.images import BadImageError, load_image, read_image_size
 from dj2mgm.data.near_duplicates.codes import compute_signature
 from dj2mgm.data.near_duplicates.protected_images import ReferenceImages
 from dj2mgm.evaluation.harnesses.exchange import save_once
@@ -194,5 +194,5 @@ def plain(value: object) -> object:
 def test_a_header_that_no_decoder_accepts_is_undecodable():
     damaged = encode("AVIF", 1).replace(b"iloc", b"xxxx")
     for read in (read_image_size, load_image):
-        with pytest.raises(BadImage, match="undecodable"):
+        with pytest.raises(BadImageError, match="undecodable"):
             read(damaged)

@@ -6,14 +6,14 @@ import random
 import pytest
 from PIL import Image, ImageFile
 
-from dj2mgm.data.images import BadImage, load_image, locate_image
+from dj2mgm.data.images import BadImageError, load_image, locate_image
 from tiny_models import save_image
 
 
 def reason(function, *arguments) -> str:
-    with pytest.raises(BadImage) as error:
+    with pytest.raises(BadImageError) as error:
         function(*arguments)
-    assert error.value.reason in BadImage.REASONS
+    assert error.value.reason in BadImageError.REASONS
     return error.value.reason
 
 
@@ -127,5 +127,5 @@ def test_damaged_bytes_load_or_are_undecodable(tmp_path, name):
         path.write_bytes(data)
         try:
             load_image(path)
-        except BadImage as error:
+        except BadImageError as error:
             assert error.reason == "undecodable"

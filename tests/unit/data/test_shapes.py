@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from dj2mgm.data.formats import extract_caption, read_dj_jsonl, read_evaluation, read_llava
-from dj2mgm.data.images import BadImage, load_image, locate_image
+from dj2mgm.data.images import BadImageError, load_image, locate_image
 from dj2mgm.data.shapes.scenes import (
     COLORS,
     IMAGE_SIZE,
@@ -166,7 +166,7 @@ def test_only_truncated_and_replaced_files_do_not_decode(shapes, pairs):
     for row, truth, data in pairs:
         path = locate_image(shapes, row["images"][0])
         if truth["fault"] in ("truncated_image", "not_an_image"):
-            with pytest.raises(BadImage):
+            with pytest.raises(BadImageError):
                 load_image(path)
             assert data.startswith(b"\x89PNG" if truth["fault"] == "truncated_image" else b"<html>")
         else:

@@ -18,7 +18,7 @@ import pytest
 
 import make_dataset
 from dj2mgm.data.formats import build_dj_text, extract_caption, read_dj_jsonl, read_llava
-from dj2mgm.data.images import BadImage, join_image_path, load_image, locate_image, read_image_size
+from dj2mgm.data.images import BadImageError, join_image_path, load_image, locate_image, read_image_size
 from dj2mgm.data.mixture import write_mixture
 from dj2mgm.data.sources.parquet import read as read_parquet
 from dj2mgm.data.sources.source import Source
@@ -351,7 +351,7 @@ def test_references_out_of_a_sources_folder_are_refused(tmp_path, reference, rea
     (tmp_path / "sources.json").write_text(json.dumps({"one": str(tmp_path / "data")}))
     try:
         content = read_file(locate_image(tmp_path / "sources.json", reference))
-    except BadImage as error:
+    except BadImageError as error:
         assert error.reason == reason
     except OSError as error:  # a position in the archive without such a member
         assert reason == "missing" and "has changed" in str(error)
@@ -367,7 +367,7 @@ def test_changed_archive_is_noticed(tmp_path):
     reference = f"{shard}/{info.offset_data}+{info.size}/{info.name}"
     assert compute_image_digest(reference) == hashlib.sha256(IMAGES["001"]).hexdigest()
     shard.write_bytes(shard.read_bytes()[512:])
-    with pytest.raises(BadImage, match="has changed or is truncated"):
+    with pytest.raises(BadImageError, match="has changed or is truncated"):
         load_image(reference)
 
 
@@ -413,7 +413,7 @@ def test_null_counts_as_an_empty_value(make, tmp_path):
     for row in read_dj_jsonl(output / "pretrain.jsonl"):
         try:
             locate_image(output / "sources.json", row["images"][0])
-        except BadImage as error:
+        except BadImageError as error:
             reasons.append(error.reason)
     assert reasons == ["empty"] * 3
 

@@ -411,7 +411,7 @@ def test_ray_resumes_after_a_failing_row_and_equals_local(tmp_path, first):
     arguments = command(data, tmp_path / "ray", process, 1, forked_python(), executor=first)
     failed = subprocess.run(arguments, capture_output=True, text=True)
     assert failed.returncode == 2, failed.stderr
-    sentence = "error: operator image_shape_filter failed on row 'last': BadImage: undecodable"
+    sentence = "error: operator image_shape_filter failed on row 'last': BadImageError: undecodable"
     assert failed.stderr.splitlines()[-1].startswith(sentence)
     assert outputs(tmp_path / "ray") == []
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dj2mgm.errors import InputError, UnsuitableDataset
+from dj2mgm.errors import InputError, UnsuitableDatasetError
 from dj2mgm.recipes.recipe_step import INSTRUCTION_OPERATOR
 from dj2mgm.runs import experiment_recipes as recipes
 from dj2mgm.runs import layers
@@ -152,7 +152,7 @@ def test_a_recipe_for_given_instructions_needs_some(write, tmp_path):
     write("given", synthesize={"recipe": "dj_synth_instructions"})
     write("written", synthesize={"recipe": "model"})
     errors = Runs({"dataset": "pairs.jsonl"}).experiments.errors
-    assert isinstance(errors["given"], UnsuitableDataset)
+    assert isinstance(errors["given"], UnsuitableDatasetError)
     assert "the dataset pairs has no instructions, which this recipe needs" in str(errors["given"])
     assert "written" not in errors and "baseline" not in errors
     assert "given" not in Runs({}).experiments.errors

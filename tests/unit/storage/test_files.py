@@ -26,24 +26,24 @@ from dj2mgm.storage.files import (
 from paths import PROJECT
 
 
-class Interrupted(Exception):
+class InterruptedWriteError(Exception):
     pass
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path):
     path = tmp_path / "out.txt"
     path.write_text("old")
-    with pytest.raises(Interrupted):
+    with pytest.raises(InterruptedWriteError):
         with replace_file(path) as file:
             file.write("half of the new")
-            raise Interrupted
+            raise InterruptedWriteError
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_failed_first_write_leaves_no_files(tmp_path):
-    with pytest.raises(Interrupted), replace_file(tmp_path / "new folder" / "out.txt"):
-        raise Interrupted
+    with pytest.raises(InterruptedWriteError), replace_file(tmp_path / "new folder" / "out.txt"):
+        raise InterruptedWriteError
     assert list((tmp_path / "new folder").iterdir()) == []
 
 
@@ -62,9 +62,9 @@ def test_a_failing_row_keeps_the_old_jsonl(tmp_path):
 
     def rows():
         yield {"id": "new"}
-        raise Interrupted
+        raise InterruptedWriteError
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(InterruptedWriteError):
         write_jsonl(path, rows())
     assert list(read_jsonl(path)) == [{"id": "old"}]
 
@@ -73,10 +73,10 @@ def test_a_failed_folder_keeps_the_old_folder(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "weights").write_text("old")
-    with pytest.raises(Interrupted):
+    with pytest.raises(InterruptedWriteError):
         with replace_folder(folder) as new:
             (new / "weights").write_text("half")
-            raise Interrupted
+            raise InterruptedWriteError
     assert (folder / "weights").read_text() == "old"
     assert list(tmp_path.iterdir()) == [folder]
 

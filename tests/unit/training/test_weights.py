@@ -12,7 +12,7 @@ from dj2mgm.models.mgm.mgm_generator import load_trained
 from dj2mgm.models.trained_weights import find_projector_parameters, load_projector, read_full_shapes
 from dj2mgm.runs.training_checks import PROJECTIONS
 from dj2mgm.settings.training_stages import LoraSettings
-from dj2mgm.training.outputs import BrokenWeights, check_weights, gather_weights, save_projector, save_weights
+from dj2mgm.training.outputs import BrokenWeightsError, check_weights, gather_weights, save_projector, save_weights
 from finetune import prepare_stage_2, save_adapter_and_projector, save_language_model_and_projector
 from pretrain import train_projector_only
 from tiny_models import randomize, tiny_mgm
@@ -40,7 +40,7 @@ SHAPES = {name: tensor.shape for name, tensor in make_weights().items()}
 
 def refusal(**changes: torch.Tensor) -> str:
     weights = make_weights() | {name.replace("_dot_", "."): tensor for name, tensor in changes.items()}
-    with pytest.raises(BrokenWeights) as error:
+    with pytest.raises(BrokenWeightsError) as error:
         check_weights({name: tensor for name, tensor in weights.items() if tensor is not None}, SHAPES, steps=2)
     return str(error.value)
 
@@ -72,7 +72,7 @@ def test_a_new_lora_adapter_counts_as_unchanged(tmp_path):
     save_weights(gather_weights(find_projector_parameters(model)), tmp_path / "projector.safetensors")
     wrapped = prepare_stage_2(model, MGMFamily.find_parts(model), LORA, tmp_path / "projector.safetensors")
     trained = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
-    with pytest.raises(BrokenWeights, match="every lora_B matrix is zero"):
+    with pytest.raises(BrokenWeightsError, match="every lora_B matrix is zero"):
         check_weights(gather_weights(trained), read_full_shapes(trained), steps=2)
     randomize(wrapped.base_model.model.model.language_model)
     check_weights(gather_weights(trained), read_full_shapes(trained), steps=2)
@@ -217,5 +217,5 @@ def test_loras_b_can_be_zero_after_one_step():
     weights = {"x.lora_B.weight": torch.zeros(2, 3)}
     shapes = {"x.lora_B.weight": torch.Size([2, 3])}
     check_weights(weights, shapes, steps=1)
-    with pytest.raises(BrokenWeights, match="nothing was trained"):
+    with pytest.raises(BrokenWeightsError, match="nothing was trained"):
         check_weights(weights, shapes, steps=2)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dj2mgm.data.formats import build_conversation, build_dj_text
-from dj2mgm.data.images import BadImage, detect_suffix
+from dj2mgm.data.images import BadImageError, detect_suffix
 from dj2mgm.errors import InputError
 from dj2mgm.storage.files import write_json_list, write_jsonl
 from dj2mgm.storage.shards import read_file, read_file_size
@@ -75,7 +75,7 @@ def _read_image(sample: Sample) -> tuple[bytes, str]:
     try:
         content = read_file(sample.image)
         return content, detect_suffix(content)
-    except (BadImage, OSError) as error:
+    except (BadImageError, OSError) as error:
         raise InputError(
             f"row {sample.id!r}: {sample.image} cannot be exported ({error}); replace the image, or take the "
             "row out of the dataset"

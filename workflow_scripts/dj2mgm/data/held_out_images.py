@@ -7,7 +7,7 @@ image in other bytes (another size, format or quality) is a different image.
 from collections.abc import Iterable
 from pathlib import Path
 
-from dj2mgm.data.images import BadImage, locate_image
+from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.storage.shards import compute_image_digest, read_file_size
 
@@ -22,7 +22,7 @@ class HeldOutImages:
         for row in rows:
             try:
                 self._add(locate_image(root, row["image"]))
-            except (BadImage, OSError) as error:
+            except (BadImageError, OSError) as error:
                 raise InputError(f"evaluation row {row['id']}: {error}; fix the image or delete the row") from None
 
     def __len__(self) -> int:

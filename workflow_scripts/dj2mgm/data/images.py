@@ -45,7 +45,7 @@ PNG_TEXTS, PNG_KEYWORD = (b"iTXt", b"tEXt", b"zTXt"), 80  # chunks, and the long
 ORIENTATION_KEYS = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")  # keys of Pillow's `info`
 
 
-class BadImage(Exception):
+class BadImageError(Exception):
     """Image that cannot be used; `reason` is one of REASONS, and the message adds the detail."""
 
     REASONS = ("missing", "outside", "empty", "undecodable")
@@ -83,7 +83,8 @@ def locate_image(root: str | Path, relative: str) -> Path:
         relative: path of a file or of a member of a tar file (shards.py).
 
     Raises:
-        BadImage: `outside` for a path that leaves the folder (`..`, absolute, or through a link), `missing`, `empty`.
+        BadImageError: `outside` for a path that leaves the folder (`..`, absolute, or through a link), `missing` or
+            `empty`.
     """
     path, folders = _join(str(root), relative)
     member = parse_member(path)
@@ -92,13 +93,13 @@ def locate_image(root: str | Path, relative: str) -> Path:
         outside = all(os.path.commonpath([folder, real]) != folder for folder in folders)
         status = None if outside else os.stat(real)
     except (OSError, ValueError) as error:  # missing, name too long, null byte, circular links
-        raise BadImage("missing", f"{relative!r} does not exist: {error}") from None
+        raise BadImageError("missing", f"{relative!r} does not exist: {error}") from None
     if outside:
-        raise BadImage("outside", f"{relative} leaves the image folder {root}")
+        raise BadImageError("outside", f"{relative} leaves the image folder {root}")
     if not stat.S_ISREG(status.st_mode):
-        raise BadImage("missing", f"{real} is not a file")
+        raise BadImageError("missing", f"{real} is not a file")
     if (member.size if member else status.st_size) == 0:
-        raise BadImage("empty", f"{path} has zero bytes")
+        raise BadImageError("empty", f"{path} has zero bytes")
     return Path(path) if member else Path(real)  # an archive's link may point to a name without the suffix .tar
 
 
@@ -116,7 +117,7 @@ def _join(root: str, relative: str) -> tuple[str, list[str]]:
         return relative, [home for folder in folders.values() for home in _list_homes(folder)]
     name, _, rest = relative.partition("/")
     if name not in folders:
-        raise BadImage("missing", f"{relative!r} does not begin with a source of {root}")
+        raise BadImageError("missing", f"{relative!r} does not begin with a source of {root}")
     return os.path.join(_resolve_folder(folders[name]), rest), _list_homes(folders[name])
 
 
@@ -147,7 +148,8 @@ def read_image_size(source: str | Path) -> tuple[int, int]:
     """Return the width and height of the upright image, from the file's header.
 
     Raises:
-        BadImage: `undecodable` for a file without the header of one of `IMAGE_FORMATS`, or of more than `MAX_PIXELS`.
+        BadImageError: `undecodable` for a file without the header of one of `IMAGE_FORMATS`, or of more than
+            `MAX_PIXELS`.
     """
     with _open_header(source) as image:
         _check_pixels(image)
@@ -156,20 +158,20 @@ def read_image_size(source: str | Path) -> tuple[int, int]:
 
 
 def detect_suffix(content: bytes) -> str:
-    """Return the file name suffix for an image with this content; raise BadImage like `image_size`."""
+    """Return the file name suffix for an image with this content; raise BadImageError like `image_size`."""
     with _open_header(content) as image:
         return SUFFIX_BY_FORMAT[image.format]
 
 
 @contextmanager
 def _open_header(source: str | Path | bytes) -> Iterator[Image.Image]:
-    """Open an image without decoding it; any error becomes BadImage."""
+    """Open an image without decoding it; any error becomes BadImageError."""
     try:
         with Image.open(_to_openable(source), formats=IMAGE_FORMATS) as image:
             yield image
     except Exception as error:  # Pillow raises errors of any type on damaged bytes
         name = "the image" if isinstance(source, bytes) else source
-        raise BadImage("undecodable", f"{name}: {error or type(error).__name__}") from None
+        raise BadImageError("undecodable", f"{name}: {error or type(error).__name__}") from None
 
 
 def load_image(source: str | Path | bytes | BinaryIO, longest_side: int | None = None) -> Image.Image:
@@ -186,8 +188,8 @@ def load_image(source: str | Path | bytes | BinaryIO, longest_side: int | None =
         longest_side: pixels that the caller needs; None: the full size.
 
     Raises:
-        BadImage: `undecodable` for a truncated file, a format outside `IMAGE_FORMATS`, more than `MAX_PIXELS`, or pixel
-            values of unknown range.
+        BadImageError: `undecodable` for a truncated file, a format outside `IMAGE_FORMATS`, more than `MAX_PIXELS`, or
+            pixel values of unknown range.
     """
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # importing Data-Juicer turns it on for the whole process
     name = source if isinstance(source, str | Path) else "the image"
@@ -201,12 +203,12 @@ def load_image(source: str | Path | bytes | BinaryIO, longest_side: int | None =
             # after decoding: a PNG may store EXIF after its pixels, and Pillow turns TIFF itself
             turn = _find_turn(image)
     except UnidentifiedImageError:
-        raise BadImage(
+        raise BadImageError(
             "undecodable",
             f"{name} is not an image of the formats {', '.join(IMAGE_FORMATS)}; convert it to one of them",
         ) from None
     except Exception as error:  # decoders raise errors of any type on damaged bytes
-        raise BadImage("undecodable", f"{name}: {error or type(error).__name__}") from None
+        raise BadImageError("undecodable", f"{name}: {error or type(error).__name__}") from None
     upright = pixels if turn is None else pixels.transpose(turn)
     for key in ORIENTATION_KEYS:
         upright.info.pop(key, None)

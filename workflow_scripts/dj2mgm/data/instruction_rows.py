@@ -16,7 +16,7 @@ from pathlib import Path
 from dj2mgm.cli.messages import note
 from dj2mgm.data.formats import IMAGE_TOKEN, build_dj_text, extract_caption, find_image_problem, list_images
 from dj2mgm.data.held_out_images import HeldOutImages
-from dj2mgm.data.images import BadImage, UnreadableImages, locate_image
+from dj2mgm.data.images import BadImageError, UnreadableImages, locate_image
 from dj2mgm.data.question_texts import normalize_lines
 from dj2mgm.storage.shards import compute_image_digest
 from dj2mgm.storage.streaming import DiskMap
@@ -68,7 +68,7 @@ def make_slots(
             continue
         try:
             digest = images.compute(list_images(row)[0])
-        except BadImage:
+        except BadImageError:
             continue  # other stages report it
         texts = (turn["value"].replace(IMAGE_TOKEN, "") for turn in row["conversations"][::2])
         earlier_questions = json.loads(known_questions.get(digest) or "[]")
@@ -80,7 +80,7 @@ def make_slots(
         image = row["images"][0]
         try:
             digest, path = images.compute(image), locate_image(root, image)
-        except BadImage as error:
+        except BadImageError as error:
             unreadable.add(error.reason, image)
             continue
         if held_out.match(path) or filled.setdefault(digest, number) != number:
@@ -109,7 +109,7 @@ class _Digests:
         """Return the digest of an image.
 
         Raises:
-            BadImage: as `locate_image` does.
+            BadImageError: as `locate_image` does.
         """
         digest = self._digests.get(image)
         if digest is None:

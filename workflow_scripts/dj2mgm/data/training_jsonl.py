@@ -15,7 +15,7 @@ from typing import IO
 from dj2mgm.data import formats
 from dj2mgm.data.formats import find_control_problem, find_image_problem, list_images
 from dj2mgm.data.held_out_images import HeldOutImages
-from dj2mgm.data.images import BadImage, load_image, locate_image
+from dj2mgm.data.images import BadImageError, load_image, locate_image
 from dj2mgm.data.json_rows import NumberedIds
 from dj2mgm.data.sample_counts import SampleRules, SourceCounts, apportion, check_subset_size, count_drop_reasons
 from dj2mgm.errors import InputError
@@ -272,7 +272,7 @@ def _check_image(root: str | Path, held_out: HeldOutImages, relative: str) -> tu
     try:
         path = locate_image(root, relative)
         load_image(path)
-    except BadImage as error:
+    except BadImageError as error:
         return "", (error.reason, f"{relative}: {error}")
     if match := held_out.match(path):
         kind = "a copy of an image" if match == "copy" else "an image"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dj2mgm.data.formats import IMAGE_TOKEN, extract_caption, list_images, read_evaluation, read_llava, read_pairs
 from dj2mgm.data.held_out_images import HeldOutImages
-from dj2mgm.data.images import BadImage, UnreadableImages, join_image_path, load_image, locate_image
+from dj2mgm.data.images import BadImageError, UnreadableImages, join_image_path, load_image, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import MAX_HELD_OUT, FilesDataset, MergedSplit, PretrainSplit
 from dj2mgm.storage.files import write_json_list, write_jsonl
@@ -87,7 +87,7 @@ class _HeldOutFilter:
     def _match(self, root: str, image: str) -> str | None:
         try:
             return self.held_out.match(locate_image(root, image))
-        except (BadImage, OSError):  # a later stage drops the row and names the reason
+        except (BadImageError, OSError):  # a later stage drops the row and names the reason
             return None
 
 
@@ -195,7 +195,7 @@ def _digest_readable(root: str, relative: str, unreadable: UnreadableImages) -> 
     try:
         path = locate_image(root, relative)
         load_image(path)
-    except BadImage as error:
+    except BadImageError as error:
         unreadable.add(error.reason, join_image_path(root, relative))
         return None
     return compute_image_digest(path)
@@ -206,6 +206,6 @@ def read_checked_evaluation(file: str, images: str) -> Iterator[dict]:
     for number, row in enumerate(read_evaluation(file), start=1):
         try:
             load_image(locate_image(images, row["image"]))
-        except BadImage as error:
+        except BadImageError as error:
             raise InputError(f"{file}, line {number}: {error}; fix the image or delete the line") from None
         yield row

@@ -47,7 +47,7 @@ class RecognizedFormat:
     images: tuple[str, ...] = ()
 
 
-class NotRecognized(Exception):
+class UnrecognizedFormatError(Exception):
     """Error for a file without rows of the format; the message is a sentence without the file's name."""
 
 
@@ -58,7 +58,7 @@ class SourceFormat:
     Attributes:
         suffixes: endings of its files; data/sources has a reader of the format's name.
         title: its name in messages.
-        recognize: function that returns a guess, or raises NotRecognized.
+        recognize: function that returns a guess, or raises UnrecognizedFormatError.
     """
 
     suffixes: tuple[str, ...]
@@ -70,7 +70,7 @@ def _recognize_pairs(sample: FileSample) -> RecognizedFormat:
     for row in sample.rows:
         if isinstance(row.get("text"), str) and isinstance(row.get("images"), list):
             return RecognizedFormat("data_juicer", images=_list_images(sample.rows))
-    raise NotRecognized(_describe_keys(sample))
+    raise UnrecognizedFormatError(_describe_keys(sample))
 
 
 def _recognize_llava(sample: FileSample) -> RecognizedFormat:
@@ -84,16 +84,16 @@ def _recognize_sharegpt(sample: FileSample) -> RecognizedFormat:
 def _recognize_conversations(format_name: str, sample: FileSample) -> RecognizedFormat:
     rows = [row for row in sample.rows if _list_turns(row)]
     if not rows or format_name != ("llava" if all(map(_is_llava, rows)) else "sharegpt"):
-        raise NotRecognized(_describe_keys(sample))
+        raise UnrecognizedFormatError(_describe_keys(sample))
     are_pairs = all(_counts_as_pair(row) for row in rows)
     return RecognizedFormat(format_name, {}, "pretrain" if are_pairs else "finetune", True, _list_images(rows))
 
 
 def _recognize_table(sample: FileSample) -> RecognizedFormat:
     if not sample.names:
-        raise NotRecognized(_describe_keys(sample))
+        raise UnrecognizedFormatError(_describe_keys(sample))
     if any(name.lower().endswith(IMAGE_SUFFIXES) for name in sample.names):
-        raise NotRecognized(
+        raise UnrecognizedFormatError(
             f"its first line is a row ({enumerate_names(sample.names)}); add a line with names of columns"
         )
     values = {name: _list_texts(row.get(name) for row in sample.rows) for name in sample.names}
@@ -110,7 +110,9 @@ def _recognize_parquet(sample: FileSample) -> RecognizedFormat:
     column_types = sample.kinds
     images = tuple(name for name, column_type in column_types.items() if column_type == "image")
     if not images:
-        raise NotRecognized(f"it has no column of images as bytes; its columns are {enumerate_names(sample.names)}")
+        raise UnrecognizedFormatError(
+            f"it has no column of images as bytes; its columns are {enumerate_names(sample.names)}"
+        )
     turns = _find_names("conversations", sample.names, lambda name: column_types[name] == "turns")
     if turns:
         image = _find_names("image", sample.names, lambda name: name in images) or images
@@ -126,20 +128,24 @@ def _recognize_webdataset(sample: FileSample) -> RecognizedFormat:
     suffixes, metadata = sample.names, sample.rows[0] if sample.rows else {}
     if not any(suffix.endswith(IMAGE_SUFFIXES) for suffix in suffixes):
         ends = f", and its files end with {enumerate_names(suffixes)}" if suffixes else ""
-        raise NotRecognized(f"it holds no images{ends}")
+        raise UnrecognizedFormatError(f"it holds no images{ends}")
     if turns := _find_names("conversations", tuple(metadata), lambda name: isinstance(metadata[name], list)):
         is_pair = _counts_as_pair({"conversations": metadata[turns[0]], "image": "of the shard"})
         return RecognizedFormat("webdataset", {"conversations": turns}, "pretrain" if is_pair else "finetune", True)
     if ".txt" in suffixes:  # a .txt has precedence over captions in a .json
         return RecognizedFormat("webdataset")
     if not metadata:
-        raise NotRecognized(f"its images have neither .txt nor .json; the endings are {enumerate_names(suffixes)}")
+        raise UnrecognizedFormatError(
+            f"its images have neither .txt nor .json; the endings are {enumerate_names(suffixes)}"
+        )
     columns = _find_columns(tuple(metadata), lambda name: False, lambda name: _is_text(metadata[name]), ("",))
     return RecognizedFormat("webdataset", {role: names for role, names in columns.items() if role != "image"})
 
 
 def _recognize_captioned(sample: FileSample) -> RecognizedFormat:
-    raise NotRecognized("an image is not a file of rows")  # folders are recognized by names, in `_find_captioned`
+    raise UnrecognizedFormatError(
+        "an image is not a file of rows"
+    )  # folders are recognized by names, in `_find_captioned`
 
 
 FORMATS = {
@@ -162,7 +168,7 @@ def recognize_file(file: Path, folder: Path) -> RecognizedFormat | str:
         if file.suffix.lower() in source_format.suffixes:
             try:
                 return source_format.recognize(sample)
-            except NotRecognized as error:
+            except UnrecognizedFormatError as error:
                 problem = str(error)
     return problem
 
@@ -239,7 +245,7 @@ def _find_columns(
             text = ()
     for role, columns in (("image", image), ("text", text)):
         if not columns:
-            raise NotRecognized(
+            raise UnrecognizedFormatError(
                 f"no column is recognized as the {CONTENTS[role]}; the columns are {enumerate_names(names)}"
             )
     return {"image": image, "text": text} | ({"question": question} if question else {})

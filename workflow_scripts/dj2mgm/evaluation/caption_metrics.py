@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.data.images import BadImage, locate_image
+from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.caption_attributes import measure_attributes
 from dj2mgm.evaluation.embedder import Embedder
@@ -60,7 +60,7 @@ class CaptionJudge:
         try:
             paths = [locate_image(image_root, row["image"]) for row in rows]
             self.images = {prefix: embedder.embed_images(paths) for prefix, embedder in self.embedders.items()}
-        except BadImage as error:
+        except BadImageError as error:
             raise InputError(f"evaluation image {error}; restore the image or remove its evaluation row") from None
         self.owners = np.array([index for index, row in enumerate(rows) for _ in row["captions"]])
         references = [caption for row in rows for caption in row["captions"]]

@@ -50,7 +50,7 @@ class Embedder:
 
     @torch.inference_mode()
     def embed_images(self, paths: Sequence[Path]) -> np.ndarray:
-        """Return unit vectors (N, D) float32 of images; raise BadImage for a file that is not an image."""
+        """Return unit vectors (N, D) float32 of images; raise BadImageError for a file that is not an image."""
         features = []
         progress = Progress("images", len(paths))
         for batch in _split(paths):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.data.images import BadImage, locate_image
+from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.intervals import Estimate, Measurements, estimate
 from dj2mgm.score_groups import DIFFERENCE, NO_IMAGE, OWN, REFERENCE_CAPTIONS, SHUFFLED, name_group, split_group
@@ -158,7 +158,7 @@ def locate_row_images(root: str | Path, rows: Iterable[dict]) -> list[Path]:
             if path not in distinct_paths:
                 distinct_paths[path] = first_paths.setdefault(compute_image_digest(path), path)
             paths.append(distinct_paths[path])
-        except (BadImage, OSError) as error:
+        except (BadImageError, OSError) as error:
             raise InputError(f"evaluation row {row['id']}: {error}; fix the image or delete the row") from None
     return paths
 

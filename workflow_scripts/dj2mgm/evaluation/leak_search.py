@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from dj2mgm.cli.messages import note
-from dj2mgm.data.images import BadImage, load_image, locate_image
+from dj2mgm.data.images import BadImageError, load_image, locate_image
 from dj2mgm.data.near_duplicates.codes import SIGNATURE_BYTES, compute_signature
 from dj2mgm.data.near_duplicates.protected_images import IMAGES_AT_ONCE, find_reference_pairs
 from dj2mgm.data.question_texts import MIN_WORDS, normalize_lines, normalize_words
@@ -78,7 +78,7 @@ def read_references(images: dict[Reference, Image], processes: int) -> Reference
 def _try_sign(image: Image) -> np.ndarray | None:
     try:
         return compute_signature(load_image(image))
-    except (BadImage, OSError):
+    except (BadImageError, OSError):
         return None
 
 
@@ -125,7 +125,7 @@ def find_leaks(images: Iterable[str], root: str | Path, references: References, 
     def sign(image: str) -> tuple[str, str, np.ndarray | None]:
         try:
             path = locate_image(root, image)
-        except BadImage:
+        except BadImageError:
             return image, "", None
         return image, str(path), _try_sign(path)
 

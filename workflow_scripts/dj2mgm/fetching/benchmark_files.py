@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dj2mgm.data.images import BadImage, detect_suffix
+from dj2mgm.data.images import BadImageError, detect_suffix
 from dj2mgm.errors import InputError
 from dj2mgm.settings.string_formats import has_format
 from dj2mgm.storage.files import replace_file, write_bytes, write_json, write_jsonl
@@ -104,7 +104,7 @@ def _read_rows(files: list[Path]) -> Iterator[dict]:
 def _find_suffix(content: bytes, name: str, files: list[Path]) -> str:
     try:
         return detect_suffix(content)
-    except BadImage as error:
+    except BadImageError as error:
         raise InputError(f"{files[0].parent}: image {name} cannot be opened ({error}); download it again") from None
 
 

@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 from dj2mgm.data.formats import list_images, read_evaluation, read_llava, read_pairs
-from dj2mgm.data.images import BadImage, locate_image
+from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.health.probes import Finding
 from dj2mgm.model_files.missing_models import (
@@ -117,7 +117,7 @@ def check_models(runs: Runs) -> Iterator[Finding]:
 def _find_bad_image(root: str, image: str) -> list[str]:
     try:
         locate_image(root, image)
-    except BadImage as error:
+    except BadImageError as error:
         return [str(error)]
     return []
 

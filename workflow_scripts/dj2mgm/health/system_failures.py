@@ -293,7 +293,7 @@ DATA_SIGNATURES = (
     Signature(
         "An image cannot be read",
         r"UnidentifiedImageError: cannot identify image file '?(?P<path>[^'\n]*)'?"
-        r"|BadImage: (?:undecodable|empty|missing): (?P<image>.*)"
+        r"|BadImageError: (?:undecodable|empty|missing): (?P<image>.*)"
         r"|OSError: image file is truncated"
         r"|OSError: (?:broken data stream when reading|unrecognized data stream contents when reading) image file",
         fixed_explanation(
@@ -353,7 +353,7 @@ WEIGHT_SIGNATURES = (
     Signature(
         "LoRA weights are empty",
         r"size mismatch for (?P<tensor>\S*lora_\S+): copying a param with shape torch\.Size\(\[0\]\) from checkpoint"
-        r"|BrokenWeights: (?:tensor (?P<broken>\S*lora_\S+) has shape \(0,\)|every lora_B matrix is zero)",
+        r"|BrokenWeightsError: (?:tensor (?P<broken>\S*lora_\S+) has shape \(0,\)|every lora_B matrix is zero)",
         fixed_explanation(
             "LoRA weights {tensor}{broken} were saved empty or untrained. Under ZeRO-3 a process holds only its part "
             "of each weight, and saving without gathering the parts writes nothing",
@@ -364,7 +364,7 @@ WEIGHT_SIGNATURES = (
     ),
     Signature(
         "The loss is not a number",
-        r"\bloss'?:? ?'?(?P<value>nan|inf)\b|BrokenWeights: tensor \S+ holds values that are not finite"
+        r"\bloss'?:? ?'?(?P<value>nan|inf)\b|BrokenWeightsError: tensor \S+ holds values that are not finite"
         r"|\btraining diverged by step \d+: |Current loss scale already at minimum - cannot decrease scale anymore",
         fixed_explanation(
             "training diverged; the loss or the weights became infinite or not a number",

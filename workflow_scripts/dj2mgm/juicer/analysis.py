@@ -16,12 +16,12 @@ from data_juicer.analysis import OverallAnalysis
 from data_juicer.ops.base_op import Deduplicator
 from datasets import Json
 
-from dj2mgm.data.images import BadImage
+from dj2mgm.data.images import BadImageError
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.built_operators import check_installed
 from dj2mgm.juicer.changed_data_juicer import OP, OPERATORS, Fields, Filter, __version__
-from dj2mgm.juicer.empty_result import EmptyResult
 from dj2mgm.juicer.engine import Engine
+from dj2mgm.juicer.no_rows_error import NoRowsKeptError
 from dj2mgm.juicer.operators.batched_image_text_similarity_filter import NAME as SIMILARITY
 from dj2mgm.juicer.operators.declarations import get_declarations
 from dj2mgm.juicer.operators.deduplicators import IMAGE_TEXT
@@ -140,7 +140,7 @@ def _run(engine: Engine, clip: str | None, data: Path) -> None:
     if not engine.rows_out:
         reasons = ", ".join(f"{reason} {count}" for reason, count in engine.counts[1]["report"].items())
         [(first, *_)] = next(iterate_column_values(engine.folders[0], "images"))
-        raise EmptyResult(
+        raise NoRowsKeptError(
             f"{data}: none of {engine.rows_in} images can be read ({reasons}); the first is {first}. Check that "
             "'image_root' is the folder that its image paths are relative to"
         )
@@ -165,7 +165,7 @@ def _describe(analysis: Analysis, engine: Engine, stats: list[dict], trace: list
     analysis.unreadable = {row["id"]: row["stats"][reason] for row in trace if row["event"] == "dropped"}
     _describe_operators(analysis, engine, stats, trace)
     if not analysis.statistics:
-        raise EmptyResult(
+        raise NoRowsKeptError(
             "there is nothing to analyze: no filter of the recipe computes a number. Name a recipe with such filters, "
             "for example config/recipes/baseline.yaml, or a CLIP as model.clip"
         )
@@ -239,7 +239,7 @@ def summarize_analysis(analysis: Analysis, clip: str | None) -> dict:
         )
     return {
         "rows_in": analysis.rows_in,
-        "unreadable_images": {reason: unreadable[reason] for reason in BadImage.REASONS},
+        "unreadable_images": {reason: unreadable[reason] for reason in BadImageError.REASONS},
         "rows_analyzed": analysis.rows,
         "repeats": {name: int(rows.sum()) for name, rows in analysis.repeats.items()},
         "kept": {"current": analysis.count_kept("current"), "suggested": analysis.count_kept("suggested")},

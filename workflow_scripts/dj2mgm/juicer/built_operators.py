@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.changed_data_juicer import OP, OPERATORS, MissingPackage, SpecialTokens, check_arguments, load_step
+from dj2mgm.juicer.changed_data_juicer import (
+    OP,
+    OPERATORS,
+    MissingPackageError,
+    SpecialTokens,
+    check_arguments,
+    load_step,
+)
 from dj2mgm.juicer.operators.declarations import get_declarations, keeps_or_drops_rows
 from dj2mgm.recipes.operator_checks import make_row_merge_error
 from dj2mgm.recipes.recipe_step import RecipeStep, find_nearest_name
@@ -64,7 +71,7 @@ def build_operators(steps: Sequence[RecipeStep], working: Path) -> list[OP]:
 def _build(step: RecipeStep, working: Path) -> OP:
     try:
         operator = load_step(step.name, step.arguments, IN_THIS_PROCESS | {"work_dir": str(working)})
-    except MissingPackage as error:
+    except MissingPackageError as error:
         raise make_package_error(step.name, error) from None
     except InputError:
         raise
@@ -74,7 +81,7 @@ def _build(step: RecipeStep, working: Path) -> OP:
     return operator
 
 
-def make_package_error(operator: str, error: MissingPackage) -> InputError:
+def make_package_error(operator: str, error: MissingPackageError) -> InputError:
     return InputError(
         f"operator {operator} needs the package {error.package}, which is not installed; "
         "install it in envs/data_juicer.yaml (nothing is installed at run time) or remove the operator from the recipe"
@@ -86,10 +93,10 @@ def naming_operator(name: str) -> Iterator[None]:
     """Turn any exception of the operator into an `InputError` that names it."""
     try:
         yield
-    except MissingPackage as error:
+    except MissingPackageError as error:
         raise make_package_error(name, error) from None
     except ModuleNotFoundError as error:
-        raise make_package_error(name, MissingPackage(error.name)) from None
+        raise make_package_error(name, MissingPackageError(error.name)) from None
     except InputError:
         raise
     except Exception as error:

@@ -28,7 +28,7 @@ __all__ = [
     "Fields",
     "Filter",
     "Mapper",
-    "MissingPackage",
+    "MissingPackageError",
     "SpecialTokens",
     "__version__",
     "change_data_juicer",
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 
-class MissingPackage(InputError):
+class MissingPackageError(InputError):
     """The error for an operator that needs `package`, which the environment lacks."""
 
     def __init__(self, package: str):
@@ -51,7 +51,7 @@ class MissingPackage(InputError):
 
 
 def _refuse_to_install(cls: type, package_spec: str, pip_args: list[str] | None = None) -> None:
-    raise MissingPackage(package_spec)
+    raise MissingPackageError(package_spec)
 
 
 def _forbid_installations() -> None:

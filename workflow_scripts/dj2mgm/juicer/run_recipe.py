@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from dj2mgm.data.images import BadImage
+from dj2mgm.data.images import BadImageError
 from dj2mgm.juicer import changed_data_juicer, engine
 from dj2mgm.juicer.built_operators import check_installed
-from dj2mgm.juicer.empty_result import EmptyResult, make_empty_result
 from dj2mgm.juicer.engine import Engine
+from dj2mgm.juicer.no_rows_error import NoRowsKeptError, make_no_rows_error
 from dj2mgm.juicer.operators.declarations import find_model_files
 from dj2mgm.juicer.partitions import iterate_output_rows, iterate_output_stats, join_traces
 from dj2mgm.juicer.recipe_settings import RecipeSettings
@@ -49,7 +49,7 @@ def run_recipe(settings: RecipeSettings, data: Path, output_dir: Path, rows_file
         join_traces(recipe_engine.folders, len(steps), working / TRACE)
         if not recipe_engine.rows_out:
             steps_done, first = recipe_engine.summaries, recipe_engine.folders[0]
-            raise make_empty_result(recipe_engine.rows_in, steps_done, recipe_engine.operators, working / TRACE, first)
+            raise make_no_rows_error(recipe_engine.rows_in, steps_done, recipe_engine.operators, working / TRACE, first)
         rows_kept = write_jsonl(
             output_dir / rows_file, iterate_output_rows(recipe_engine.folders[-1], settings.image_root)
         )
@@ -101,7 +101,7 @@ def open_working_folder(output_dir: Path, fingerprint: str) -> Iterator[Path]:
     try:
         yield working
         finished = True
-    except EmptyResult:
+    except NoRowsKeptError:
         finished = True  # the user may correct the images now, so the next run must read them again
         raise
     finally:
@@ -131,4 +131,4 @@ def _count_broken_images(operators: list[OperatorSummary]) -> dict[str, int]:
     broken = Counter()
     for operator in operators:
         broken.update(operator.reports.get("broken_images", {}))
-    return {reason: broken[reason] for reason in BadImage.REASONS}
+    return {reason: broken[reason] for reason in BadImageError.REASONS}

@@ -32,7 +32,7 @@ IGNORE_INDEX = -100  # label of tokens that carry no loss
 PIXELS_KEY = "pixel_values"  # key of a batch's images
 
 
-class ImageBeyondMaxLength(InputError):
+class ImageBeyondMaxLengthError(InputError):
     """Error for a row whose last image ends after `end` tokens, which are more than max_length."""
 
     def __init__(self, row: dict, end: int, max_length: int):
@@ -44,9 +44,9 @@ class ImageBeyondMaxLength(InputError):
 
 
 def check_image_fits(row: dict, input_ids: Sequence[int], image_token_id: int, max_length: int) -> None:
-    """Raise ImageBeyondMaxLength if tokens of a row's images lie beyond max_length."""
+    """Raise ImageBeyondMaxLengthError if tokens of a row's images lie beyond max_length."""
     if image_token_id in input_ids[max_length:]:
-        raise ImageBeyondMaxLength(row, len(input_ids) - input_ids[::-1].index(image_token_id), max_length)
+        raise ImageBeyondMaxLengthError(row, len(input_ids) - input_ids[::-1].index(image_token_id), max_length)
 
 
 def cast_images(batch: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -14,7 +14,7 @@ import pynvml
 
 from dj2mgm.cli.messages import Progress, warn
 from dj2mgm.data.formats import list_images, read_dj_jsonl, read_evaluation, read_llava
-from dj2mgm.data.images import BadImage, locate_image
+from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.dataset_resolution.experiment_dataset import list_dataset_files
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.hub_cache import find_model
@@ -226,7 +226,7 @@ def _count_images(folder: Path) -> int:
 def _digest_image(root: str, image: str) -> str:
     try:
         return compute_image_digest(locate_image(root, image))
-    except BadImage as error:
+    except BadImageError as error:
         return error.reason
     except OSError as error:
         raise InputError(f"{image} in {root} cannot be read ({error}); make the dataset again") from None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.data.formats import IMAGE_TOKEN, list_images
-from dj2mgm.data.images import BadImage, load_image
+from dj2mgm.data.images import BadImageError, load_image
 from dj2mgm.evaluation.rank_correlation import RankCorrelation, correlate_ranks
 from dj2mgm.evaluation.served_answers import AskedQuestion
 from dj2mgm.reporting.rendering import build_template_environment, encode_shrunk_image, select_evenly
@@ -111,5 +111,5 @@ def write_influence_page(
 def _encode_thumbnail(path: str | Path) -> str:
     try:
         return encode_shrunk_image(load_image(path), MAX_SIDE)
-    except BadImage:  # changed since the training
+    except BadImageError:  # changed since the training
         return ""

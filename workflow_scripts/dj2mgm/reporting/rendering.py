@@ -9,7 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from PIL import Image
 
-from dj2mgm.data.images import BadImage, encode_data_url, load_image, locate_image
+from dj2mgm.data.images import BadImageError, encode_data_url, load_image, locate_image
 from dj2mgm.errors import InputError
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ def load_thumbnail(image_root: Path, relative: str) -> str:
     """Return the image as a WebP data URI, shrunk to THUMBNAIL_SIDE if it is larger."""
     try:
         image = load_image(locate_image(image_root, relative))
-    except BadImage as error:
+    except BadImageError as error:
         raise InputError(f"the gallery's image {error}; restore the image or remove its row") from None
     return encode_shrunk_image(image, THUMBNAIL_SIDE, THUMBNAIL_QUALITY)
 

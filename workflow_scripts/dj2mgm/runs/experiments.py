@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from dj2mgm.dataset_resolution.experiment_dataset import require_folder
-from dj2mgm.errors import InputError, UnsuitableDataset
+from dj2mgm.errors import InputError, UnsuitableDatasetError
 from dj2mgm.records.search_records import RANDOM_SUFFIX, SearchSettings
 from dj2mgm.runs.layers import (
     build_command_line_layer,
@@ -137,7 +137,7 @@ class Experiments:
         names = [*self.files, *(name for name in list_study_names() if name.lower() in RESERVED_NAMES)]
         # otherwise experiments that come with the workflow would warn in every run on photos with captions
         errors = [self.errors[name] for name in names if name in self.errors]
-        return list(dict.fromkeys(str(error) for error in errors if not isinstance(error, UnsuitableDataset)))
+        return list(dict.fromkeys(str(error) for error in errors if not isinstance(error, UnsuitableDatasetError)))
 
     def list_variants(self, target: str) -> list[Variant]:
         """Return the variants that a target compares, or the controls of an experiment, with names of their own."""

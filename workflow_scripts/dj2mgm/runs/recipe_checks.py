@@ -1,6 +1,6 @@
 """Checks of the synthesize stage's recipe, which must fit its rows, its captioner and the dataset."""
 
-from dj2mgm.errors import InputError, UnsuitableDataset
+from dj2mgm.errors import InputError, UnsuitableDatasetError
 from dj2mgm.recipes.catalogue import read_allowed_operators
 from dj2mgm.recipes.recipe_step import (
     ANSWERING_OPERATORS,
@@ -90,7 +90,7 @@ def check_without_instructions(dataset: str, settings: SynthesizeSettings | None
         step[INSTRUCTION_OPERATOR] or {} for step in settings.recipe["process"] if INSTRUCTION_OPERATOR in step
     )
     if not any(arguments.get("questions") != "dataset" for arguments in writing_steps):
-        raise UnsuitableDataset(
+        raise UnsuitableDatasetError(
             f"synthesize.recipe: the dataset {dataset} has no instructions, which this recipe needs; add them "
             f"(docs/data.md), or write them with {INSTRUCTION_OPERATOR} and questions: model"
         )

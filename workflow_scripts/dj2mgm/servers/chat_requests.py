@@ -6,7 +6,7 @@ import time
 
 from dj2mgm.cli.messages import note
 from dj2mgm.errors import InputError
-from dj2mgm.servers.chat_server import ChatAnswer, ChatServer, Failure
+from dj2mgm.servers.chat_server import ChatAnswer, ChatServer, RequestError
 
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 60.0  # between tries; doubled each time
 MIN_SHOWN_PAUSE_S = 10.0  # shortest pause requested by the server that is shown
@@ -66,7 +66,7 @@ class ChatRequests:
         for tries in range(1, self.retries + 2):
             try:
                 return self.server.check_model()
-            except Failure as failure:
+            except RequestError as failure:
                 reason = failure
                 if tries <= self.retries:
                     self._sleep(tries, failure)
@@ -95,7 +95,7 @@ class ChatRequests:
             self._count_request()
             try:
                 answer = self.server.complete(content, **settings)
-            except Failure as failure:
+            except RequestError as failure:
                 tries += 1
                 self._count_tokens(failure.tokens)
                 failed += not (failure.busy and self._answers > answers)  # only busy if it answers other messages
@@ -115,7 +115,7 @@ class ChatRequests:
             self._stopped.wait(remaining + random.uniform(0, FIRST_WAIT_S))  # spreads the threads
         return not self.stopped
 
-    def _sleep(self, tries: int, failure: Failure) -> None:
+    def _sleep(self, tries: int, failure: RequestError) -> None:
         """Wait before the next try; if the server is busy, make all threads wait."""
         backoff = min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** min(tries - 1, 30)) * random.uniform(0.5, 1)
         if failure.busy:
@@ -161,7 +161,7 @@ class ChatRequests:
         with self._lock:
             self._tokens += tokens
 
-    def _count_unanswered(self, failure: Failure) -> None:
+    def _count_unanswered(self, failure: RequestError) -> None:
         """Count a message without an answer.
 
         Raises:

@@ -92,7 +92,7 @@ MAX_MODEL_LENGTH = 200  # characters of a model's name
 SHOWN_CHARACTERS = 150
 
 
-class Failure(Exception):
+class RequestError(Exception):
     """A request without an answer."""
 
     def __init__(self, reason: str, again: bool = True, wait_s: float = 0.0, busy: bool = False, tokens: int = 0):
@@ -214,7 +214,7 @@ class ChatServer:
         values = _parse_json(response)
         answer = read_answer(values)
         if answer is None:
-            raise Failure(
+            raise RequestError(
                 f"{self._quote(response)}, which is not a chat completion", tokens=read_token_count(values) or 0
             )
         self._has_answered = True
@@ -229,21 +229,21 @@ class ChatServer:
             with self._client.stream(method, path, **body) as response:
                 self._deadlines.head_has_come()
                 if response.headers.get("Content-Encoding", "identity") != "identity":
-                    raise Failure("a compressed answer, although the request excludes it", again=False)
+                    raise RequestError("a compressed answer, although the request excludes it", again=False)
                 for part in response.iter_raw():
                     content += part
                     if len(content) > MAX_BYTES:
-                        raise Failure(f"an answer of more than {MAX_BYTES >> 20} MiB", again=False)
+                        raise RequestError(f"an answer of more than {MAX_BYTES >> 20} MiB", again=False)
             whole = httpx.Response(response.status_code, headers=response.headers, content=bytes(content))
             whole.encoding = "utf-8"  # the server may name a codec that is not for text, such as zlib
             return whole
         except httpx.TimeoutException:
             late = time.monotonic() >= self._deadlines.whole
-            raise Failure(
+            raise RequestError(
                 f"no whole answer in {whole_s:g} s" if late else f"no answer in {self._timeout_s:g} s"
             ) from None
         except httpx.HTTPError as error:
-            raise Failure(f"no answer ({self._sanitize(str(error) or type(error).__name__)})") from None
+            raise RequestError(f"no answer ({self._sanitize(str(error) or type(error).__name__)})") from None
 
     def _mask_key(self, answer: ChatAnswer) -> ChatAnswer:
         """Mask the key in an answer, since answers are kept on disk."""
@@ -261,7 +261,7 @@ class ChatServer:
             raise InputError(f"{self.name}: the server rejects the key in {variable} ({status}). Put another one there")
         raise InputError(f"{self.name}: the server needs a key ({status}). Put one into {variable}")
 
-    def _make_failure(self, response: httpx.Response) -> Failure:
+    def _make_failure(self, response: httpx.Response) -> RequestError:
         """Return the failure that the response stands for; a long pause, or an account without credit, is refused."""
         status, wait_s = response.status_code, _read_retry_after(response)
         if wait_s > MAX_PAUSE_S or "insufficient_quota" in response.text:
@@ -270,7 +270,7 @@ class ChatServer:
                 f"{self.name}: the server answers {self._quote(response)}{wait}. Run again when it allows more requests"
             )
         again, tokens = status >= 500 or status in TRY_AGAIN, read_token_count(_parse_json(response)) or 0
-        return Failure(self._quote(response), again, wait_s, status in BUSY, tokens)
+        return RequestError(self._quote(response), again, wait_s, status in BUSY, tokens)
 
     def _quote(self, response: httpx.Response) -> str:
         """Return the status and the beginning of the server's answer."""

@@ -20,7 +20,7 @@ from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.trainer import StageTrainer
 
 
-class BrokenWeights(Exception):
+class BrokenWeightsError(Exception):
     """Weights that must not be saved: missing, incomplete, not finite, or never trained."""
 
 
@@ -46,18 +46,18 @@ def check_weights(weights: dict[str, torch.Tensor], shapes: dict[str, torch.Size
     `shapes` are the expected shapes by name. After a single step, B may be zero, because its learning rate may be zero.
 
     Raises:
-        BrokenWeights: a weight is not valid. The message names the tensor.
+        BrokenWeightsError: a weight is not valid. The message names the tensor.
     """
     if missing := sorted(set(shapes) - set(weights)):
-        raise BrokenWeights(f"tensor {missing[0]} is missing ({len(missing)} in all)")
+        raise BrokenWeightsError(f"tensor {missing[0]} is missing ({len(missing)} in all)")
     for name, shape in shapes.items():
         if weights[name].shape != shape:
-            raise BrokenWeights(f"tensor {name} has shape {tuple(weights[name].shape)} instead of {tuple(shape)}")
+            raise BrokenWeightsError(f"tensor {name} has shape {tuple(weights[name].shape)} instead of {tuple(shape)}")
         if not all(torch.isfinite(part).all() for part in weights[name].flatten().split(ELEMENTS_AT_ONCE)):
-            raise BrokenWeights(f"tensor {name} holds values that are not finite")
+            raise BrokenWeightsError(f"tensor {name} holds values that are not finite")
     lora_b = [tensor for name, tensor in weights.items() if "lora_B" in name]
     if steps > 1 and lora_b and not any(tensor.any() for tensor in lora_b):
-        raise BrokenWeights("every lora_B matrix is zero: nothing was trained")
+        raise BrokenWeightsError("every lora_B matrix is zero: nothing was trained")
 
 
 def save_projector(model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from dj2mgm.cli.messages import note
 from dj2mgm.data.formats import build_conversation, find_control_problem, find_image_problem, read_evaluation
-from dj2mgm.data.images import BadImage, locate_image
+from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.models.loss import LanguageModelHead, recording_likelihoods
 from dj2mgm.models.tuning import Tuning
@@ -80,7 +80,7 @@ def read_held_out_questions(
     for row in rows:
         try:
             row["image"] = str(locate_image(settings.image_root, row["image"]))
-        except BadImage as error:
+        except BadImageError as error:
             raise InputError(f"{evaluation}, row {row['of']}: {error}; restore the image or delete the row") from None
     lengths = [_measure_length(row, encoder) for row in rows]
     scored_rows = [(row, length) for row, length in zip(rows, lengths, strict=True) if 0 < length < encoder.max_length]

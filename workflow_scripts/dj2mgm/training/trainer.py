@@ -21,7 +21,13 @@ from transformers.trainer import SCHEDULER_NAME
 from transformers.trainer_utils import TrainOutput
 
 from dj2mgm.cli.messages import report_progress
-from dj2mgm.divergence import Diverged, check_end, check_finite, find_last_healthy_step, make_divergence_error
+from dj2mgm.divergence import (
+    TrainingDivergedError,
+    check_end,
+    check_finite,
+    find_last_healthy_step,
+    make_divergence_error,
+)
 from dj2mgm.errors import InputError
 from dj2mgm.models.trained_weights import find_projector_parameters
 from dj2mgm.storage.files import write_json
@@ -99,11 +105,11 @@ class ResumableTrainer(Trainer):
         self.args.gradient_accumulation_steps = 1
 
     def train(self, *args, **kwargs) -> TrainOutput:
-        """Train, and raise Diverged if the training diverges."""
+        """Train, and raise TrainingDivergedError if the training diverges."""
         try:
             output = super().train(*args, **kwargs)
             check_end(self._stage, self._losses, self.global_batch_size, self.args.learning_rate)
-        except Diverged as error:
+        except TrainingDivergedError as error:
             raise self._remove_diverged_checkpoints(error) from None
         except Exception as error:
             if SCALE_AT_MINIMUM not in str(error):
@@ -139,7 +145,7 @@ class ResumableTrainer(Trainer):
     def _check_finite(self, value: float, name: str) -> None:
         check_finite(self._stage, self.state.global_step, value, self.args.learning_rate, name)
 
-    def _remove_diverged_checkpoints(self, error: Diverged) -> Diverged:
+    def _remove_diverged_checkpoints(self, error: TrainingDivergedError) -> TrainingDivergedError:
         """Remove checkpoints without a healthy loss after them; return the error and what the same command will do."""
         folder = Path(self.args.output_dir)
         healthy = find_checkpoint_before(folder, find_last_healthy_step(self._losses, self.global_batch_size))
@@ -147,7 +153,7 @@ class ResumableTrainer(Trainer):
         if self.args.should_save:
             discard_checkpoints(folder, newest=healthy)
         again = f"goes on from {healthy.name}" if healthy else "starts over"
-        return Diverged(f"{error}. Nothing was written; the same command {again}")
+        return TrainingDivergedError(f"{error}. Nothing was written; the same command {again}")
 
     def create_optimizer(self, model=None) -> torch.optim.Optimizer | DummyOptim:
         """Create the optimizer; DeepSpeed's optimizer gets parameter groups too, without decay of norms and biases."""

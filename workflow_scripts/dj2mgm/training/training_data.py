@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from dj2mgm.data.formats import find_control_problem, find_image_problem, list_images, read_llava, read_texts
 from dj2mgm.data.json_rows import LineIndex
 from dj2mgm.errors import InputError
-from dj2mgm.models.vision_language import IGNORE_INDEX, Encoder, ImageBeyondMaxLength, cast_images
+from dj2mgm.models.vision_language import IGNORE_INDEX, Encoder, ImageBeyondMaxLengthError, cast_images
 
 MAX_WIDTHS = 32  # widths of micro batches: a GPU's kernels are planned once for each width
 LENGTH_MULTIPLE = 8  # tokens
@@ -170,13 +170,13 @@ class ConversationDataset(Dataset):
 
     def _measure(self, path: str | Path, most_tokens: int) -> int:
         """Check and measure all rows of a file; return the tokens of the largest images so far."""
-        too_long: list[ImageBeyondMaxLength] = []
+        too_long: list[ImageBeyondMaxLengthError] = []
         for number, row in enumerate(read_llava(path), start=1):  # rows are not kept in memory
             if problem := find_image_problem(row) or find_control_problem(row, self.encoder.control_tokens):
                 raise InputError(f"{path}, row {number}: {problem}; fix or delete the row")
             try:
                 length, answer_tokens = self.encoder.count_tokens(row)
-            except ImageBeyondMaxLength as error:
+            except ImageBeyondMaxLengthError as error:
                 too_long.append(error)
                 continue
             if (images := list_images(row)) and (tokens := self.encoder.count_image_tokens(row)) > most_tokens:

@@ -27,7 +27,7 @@ IMAGES_AT_ONCE = 10_000
 
 
 class ReferenceImages:
-    """Signatures of reference images, 80 bytes each; an image that cannot be read raises BadImage."""
+    """Signatures of reference images, 80 bytes each; an image that cannot be read raises BadImageError."""
 
     def __init__(self, paths: Iterable[str | Path], processes: int = 1):
         self.paths = list(paths)
@@ -43,7 +43,7 @@ class ReferenceImages:
         """Yield each near-duplicate of a reference in order: the image, its nearest reference, and the differing bits.
 
         `images` may be any number of files; `IMAGES_AT_ONCE` signatures at a time are in memory. The limits are the
-        limits of the operator `image_near_deduplicator`. An image that cannot be read raises BadImage.
+        limits of the operator `image_near_deduplicator`. An image that cannot be read raises BadImageError.
         """
         images = iter(images)
         while block := list(islice(images, IMAGES_AT_ONCE)):

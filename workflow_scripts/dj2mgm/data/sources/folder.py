@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dj2mgm.data.formats import build_conversation
-from dj2mgm.data.images import BadImage, locate_image
+from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.data.json_rows import MAX_ROW, make_row_size_error, open_input
 from dj2mgm.data.sources.source import Source
 from dj2mgm.errors import InputError
@@ -29,7 +29,7 @@ def _read_text(source: Source, file: Path, image: Path) -> str:
         )
     try:
         locate_image(source.images, str(file.relative_to(source.images)))
-    except BadImage as error:
+    except BadImageError as error:
         if error.reason == "outside":
             raise InputError(
                 f"{file} is a link to a file outside of {source.images}; replace it by a copy of the file"

@@ -22,7 +22,7 @@ from openpyxl import Workbook
 from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
 
 from dj2mgm.data.formats import check_no_control
-from dj2mgm.data.images import BadImage, load_image
+from dj2mgm.data.images import BadImageError, load_image
 from dj2mgm.data.json_rows import UniqueIds, open_input
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import Benchmark
@@ -146,7 +146,7 @@ def _parse_image(cell: str, location: str) -> bytes | str:
     try:
         image = base64.b64decode(cell, validate=True)
         load_image(image)
-    except (binascii.Error, BadImage) as error:
+    except (binascii.Error, BadImageError) as error:
         raise InputError(
             f"{location}: 'image' is not a complete image in base64 ({error}); download the file again"
         ) from None

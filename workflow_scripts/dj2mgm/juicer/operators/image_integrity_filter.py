@@ -8,7 +8,7 @@ from collections import Counter
 from data_juicer.ops.base_op import OPERATORS, Filter
 from data_juicer.utils.constant import Fields
 
-from dj2mgm.data.images import BadImage, load_image, locate_image
+from dj2mgm.data.images import BadImageError, load_image, locate_image
 
 from .declarations import Declarations, merge_reports
 
@@ -18,11 +18,11 @@ OK = "ok"
 
 
 def classify_image_integrity(images: list[str], image_root: str) -> str:
-    """Return `ok`, or the reason (one of `BadImage.REASONS`) why the first unusable image cannot be used."""
+    """Return `ok`, or the reason (one of `BadImageError.REASONS`) why the first unusable image cannot be used."""
     try:
         for image in images:
             load_image(locate_image(image_root, image))
-    except BadImage as error:
+    except BadImageError as error:
         return error.reason
     return OK
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from data_juicer.ops.base_op import OPERATORS, UNFORKABLE
 
-from dj2mgm.data.images import BadImage, encode_data_url, load_image
+from dj2mgm.data.images import BadImageError, encode_data_url, load_image
 from dj2mgm.errors import InputError
 from dj2mgm.settings.endpoints import ADDRESS_RULE, VARIABLE_RULE, is_address, is_variable, normalize_address
 
@@ -176,7 +176,7 @@ class OpenAICaptioningMapper(ServerCaptioner):
         """Return the image, loaded as everywhere in the workflow, as a JPEG of at most `longest_side`."""
         try:
             loaded = load_image(image, self.longest_side)
-        except BadImage as error:
+        except BadImageError as error:
             raise InputError(f"{error}. Remove its row from the data") from None
         loaded.thumbnail((self.longest_side, self.longest_side))
         return encode_data_url(loaded, "JPEG", quality=JPEG_QUALITY)

@@ -13,7 +13,7 @@ from transformers import ProcessorMixin
 from dj2mgm.control_tokens import find_control_token
 from dj2mgm.data.chat_rendering import render_chat
 from dj2mgm.data.formats import CHAT_ROLES, IMAGE_TOKEN, build_conversation, list_images
-from dj2mgm.data.images import BadImage, load_image, read_image_size
+from dj2mgm.data.images import BadImageError, load_image, read_image_size
 from dj2mgm.errors import InputError
 from dj2mgm.models.loss import find_answer_positions
 from dj2mgm.models.vision_language import IGNORE_INDEX, check_image_fits
@@ -72,7 +72,7 @@ class ProcessorEncoder:
     def count_tokens(self, row: dict) -> tuple[int, int]:
         try:
             replacements = self._get_replacements(*self._read_sizes(row))
-        except (BadImage, ValueError) as error:  # some processors reject images with an extreme aspect ratio
+        except (BadImageError, ValueError) as error:  # some processors reject images with an extreme aspect ratio
             raise InputError(f"row {row['id']}: {error}; replace the image, or delete the row") from None
         item = self._encode(row, replacements)
         return len(item["input_ids"]), len(item["labels"]) - item["labels"].count(IGNORE_INDEX)

@@ -11,7 +11,7 @@ import numpy as np
 from markupsafe import Markup
 
 from dj2mgm.cli.messages import note
-from dj2mgm.data.images import BadImage, load_image, locate_image
+from dj2mgm.data.images import BadImageError, load_image, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.reporting.data_tables import build_library_script, build_page_style, hash_source
 from dj2mgm.reporting.experiment import ExperimentResults
@@ -132,6 +132,6 @@ def _encode_images(table: Table) -> Iterator[tuple[int, str]]:
     for row in sorted(rows):
         try:
             image = load_image(locate_image(table.image_root, table.texts[row]["image"]))
-        except BadImage:
+        except BadImageError:
             continue
         yield row, encode_shrunk_image(image, IMAGE_SIDE)

@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import numpy as np
 
-from dj2mgm.data.images import BadImage, load_image, locate_image
+from dj2mgm.data.images import BadImageError, load_image, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.reporting.explorer.explorer_page import build_served_page, pack_numbers
 from dj2mgm.reporting.explorer.results import Results
@@ -102,7 +102,7 @@ class Explorer:
         """Return the image, scaled down, or the reason as a drawing if it cannot be read."""
         try:
             image = load_image(locate_image(root, relative))
-        except BadImage as error:
+        except BadImageError as error:
             text = f'<text x="4" y="40" font-size="13" fill="#a93520">{escape(error.reason)}</text>'
             drawing = f'<svg xmlns="http://www.w3.org/2000/svg" width="84" height="68">{text}</svg>'
             return "image/svg+xml", drawing.encode()

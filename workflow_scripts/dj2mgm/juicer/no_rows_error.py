@@ -18,7 +18,7 @@ from dj2mgm.records.recipe_summary import OperatorSummary
 from dj2mgm.storage.files import read_jsonl
 
 
-class EmptyResult(InputError):
+class NoRowsKeptError(InputError):
     """The error for a recipe that has run to its end without a row to write."""
 
 
@@ -38,21 +38,21 @@ class ReadTracker(dict):
         return super().__getitem__(key)
 
 
-def make_empty_result(
+def make_no_rows_error(
     rows_in: int, summaries: list[OperatorSummary], operators: list[OP], trace: Path, rows: Path
-) -> EmptyResult:
+) -> NoRowsKeptError:
     """Return the error to raise if the last finished operator kept no row.
 
     `trace` is the jsonl of dropped rows, here of every input row; `rows` are the partitions of the stage's input.
     """
     worst = max(summaries, key=lambda summary: summary.dropped)
     if stat := get_declarations(operators[worst.step - 1]).unreadable_stat:
-        return EmptyResult(
+        return NoRowsKeptError(
             f"the recipe kept none of {rows_in} rows; the images of {worst.dropped} cannot be read "
             f"({_count_unreadable(stat, worst.step, trace, rows)}). Correct the paths, or the folder that they are "
             "relative to"
         )
-    return EmptyResult(
+    return NoRowsKeptError(
         f"the recipe kept none of {rows_in} rows; {worst.operator} (step {worst.step}) dropped the most rows "
         f"({worst.dropped} of {worst.rows_in})"
         f"{_describe_distribution(operators[worst.step - 1], _read_stats_at(trace, worst.step))}. "
