@@ -6,12 +6,12 @@ Copied into workflow_scripts/dj2mgm/health/host_checks.py; `run_checks` in healt
 
 from dj2mgm.health.probes import Finding, HostProbe
 
-CORES_FEW = 2  # the data loader decodes images while the model trains
+MIN_CORES = 2  # the data loader decodes images while the model trains
 
 
 def check_cores(host: HostProbe) -> Finding:
     name, reason = "cores", f"{host.cores} for this process"
-    if host.cores < CORES_FEW:
-        remedy = f"ask for more: docker run --cpus={CORES_FEW}, or Slurm's --cpus-per-task={CORES_FEW}"
+    if host.cores < MIN_CORES:
+        remedy = f"ask for more: docker run --cpus={MIN_CORES}, or Slurm's --cpus-per-task={MIN_CORES}"
         return Finding(name, "warn", f"{reason}; decoding images slows training down", remedy)
     return Finding(name, "pass", reason)

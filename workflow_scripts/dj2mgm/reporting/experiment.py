@@ -122,7 +122,7 @@ def load_experiment(entry: ShownExperiment) -> ExperimentResults:
     for file in (dataset / "summary.json", dataset / "evaluation.jsonl"):
         _check_file(file, name, "make_dataset")
     leaks = Path(entry.leaks) if entry.leaks else None
-    for file in (leaks / name for name in LEAK_FILES) if leaks else ():
+    for file in (leaks / file_name for file_name in LEAK_FILES) if leaks else ():
         _check_file(file, name, "find_leaks")
     runs = [_load_run(name, run.seed, run.stages) for run in entry.runs]
     return ExperimentResults(
