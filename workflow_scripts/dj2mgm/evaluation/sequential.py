@@ -169,7 +169,9 @@ def find_deciding_budget(contrast: PairedContrast, margin: float) -> int | None:
         return DecisionGoal(margin, level, level)
 
     more = find_decision_cost(unpooled_contrast, goal_after).seeds
-    return more and contrast.seeds + more
+    if more is None:
+        return None
+    return contrast.seeds + more
 
 
 def find_cost_after_looks(contrast: PairedContrast, looks: Sequence[Look], margin: float) -> DecisionCost:

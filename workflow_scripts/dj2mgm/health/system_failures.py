@@ -118,7 +118,9 @@ def describe_memory(limits: CgroupLimits, total: int) -> str:
 def find_kills(log: StageLog) -> list[OomKill] | None:
     """Return the kernel's records near the log's end; None if they cannot be read."""
     kills, log_time = read_kernel_kills(), log.path.stat().st_mtime
-    return kills and [kill for kill in kills if abs(kill.time - log_time) < NEAR_S]
+    if kills is None:
+        return None
+    return [kill for kill in kills if abs(kill.time - log_time) < NEAR_S]
 
 
 def explain_kill(evidence: Evidence) -> Explanation:

@@ -42,7 +42,7 @@ class IntegersOnCPU(TorchDispatchMode):
                 args = (args[0], _convert_masks_to_positions(args[1]), *args[2:])
             if not all(tensor.is_meta for tensor in tensors):
                 args, kwargs = tree_map_only(torch.Tensor, _move_to_meta, (args, kwargs))
-            device = device and torch.device("meta")
+            device = None if device is None else torch.device("meta")
         elif tensors and _makes_mask(function, tensors):
             args, kwargs = tree_map_only(torch.Tensor, _move_to_meta, (args, kwargs))
         elif device is not None and device.type == "meta":

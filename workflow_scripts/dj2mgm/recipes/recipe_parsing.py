@@ -99,7 +99,7 @@ def _check_top_level_keys(location: object, recipe: dict, prefix: str, trusted: 
 def _with_types(step: RecipeStep) -> RecipeStep:
     """Return a step with numbers of the type that its arguments take, and with `~` replaced in folders."""
     operator = read_allowed_operators().get(step.name)
-    captioner = step.captioner and _with_types(step.captioner)
+    captioner = None if step.captioner is None else _with_types(step.captioner)
     arguments = dict(step.arguments)
     for key in arguments.keys() & operator.arguments.keys() if operator else ():
         kind, value = operator.arguments[key], arguments[key]

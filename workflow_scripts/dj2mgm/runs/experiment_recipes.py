@@ -35,7 +35,7 @@ def read_recipes(config: Experiment) -> dict[str, dict | None]:
                     f"{key}: no recipe of this experiment has the operator {operator!r}; "
                     f"{suggest_name(operator, recipe_operators)}"
                 )
-    return {stage: recipe and _remove(recipe, config.without) for stage, recipe in recipes.items()}
+    return {stage: None if recipe is None else _remove(recipe, config.without) for stage, recipe in recipes.items()}
 
 
 def needs_clip(recipe: dict) -> bool:

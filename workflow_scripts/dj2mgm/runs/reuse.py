@@ -46,7 +46,7 @@ class Reuse:
     def _find_owner(self, run: "Run", stage: str) -> "Run":
         experiments, signature = self._runs.experiments, self._find_signature(run, stage)
         variant = experiments.variants.get(run.experiment)
-        parent = variant and variant.parent
+        parent = None if variant is None else variant.parent
         for name in (REFERENCE, parent or run.experiment):
             for candidate in self._find_runs(name, stage, run.seed):
                 if self._find_signature(candidate, stage) == signature:

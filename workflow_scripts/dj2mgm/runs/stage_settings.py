@@ -248,7 +248,7 @@ def build_answer_settings(task: str, config: Experiment, images: dict) -> Answer
 def build_base_answer_settings(task: str, config: Experiment, images: dict) -> AnswerSettings | None:
     """Return the settings of a task of lmms-eval for the model before training, which are the same for all seeds."""
     settings = build_answer_settings(task, config, images)
-    return settings and settings.model_copy(update={"seed": 0})
+    return None if settings is None else settings.model_copy(update={"seed": 0})
 
 
 def build_influence_settings(config: Experiment, images: dict) -> InfluenceSettings:

@@ -165,7 +165,9 @@ class TrainingStageSettings(TuningSection, TrainingRunSettings):
 
     def count_micro_batches(self, micro_batch: int) -> int | None:
         """Return the micro batches of this size in a step of one GPU; None if the global batch is not stated."""
-        return self.global_batch_size and count_micro_batches(self.global_batch_size, micro_batch, self.gpus)
+        if self.global_batch_size is None:
+            return None
+        return count_micro_batches(self.global_batch_size, micro_batch, self.gpus)
 
 
 def refuse_unknown_targets(

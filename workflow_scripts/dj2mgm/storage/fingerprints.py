@@ -68,23 +68,22 @@ class Fingerprints:
         sample = _select_smallest(images, MAX_IMAGES)
         for index, image in enumerate(sample):
             state = _read_state(image)
-            yield [image, state and state[:2], self._digest_file(image) if index < CONTENT_READS else None]
+            size_and_time = None if state is None else state[:2]
+            yield [image, size_and_time, self._digest_file(image) if index < CONTENT_READS else None]
 
     def _digest_file(self, file: str) -> str | None:
         """Return the digest of a file's content; None if it is missing."""
         state = _read_state(file)
-        return state and self._find_or_compute(
-            f"content {os.path.abspath(file)}", state, lambda: _digest_content(file, state)
-        )
+        if state is None:
+            return None
+        return self._find_or_compute(f"content {os.path.abspath(file)}", state, lambda: _digest_content(file, state))
 
     def _list_names(self, file: str) -> list[str]:
         """Return the images that a file names, or a sample of them."""
         state = _read_state(file)
-        return (
-            state
-            and self._find_or_compute(f"names {os.path.abspath(file)}", state, lambda: _find_image_names(file))
-            or []
-        )
+        if state is None:
+            return []
+        return self._find_or_compute(f"names {os.path.abspath(file)}", state, lambda: _find_image_names(file))
 
     def _find_or_compute(self, key: str, state: list[int], compute):
         """Return the stored value if the state is the same. Otherwise compute it, and store it if the file is old."""

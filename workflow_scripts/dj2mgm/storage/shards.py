@@ -60,7 +60,9 @@ class Member:
 def parse_member(path: str | Path) -> Member | None:
     """Return the member that a path stands for; None for the path of a file."""
     match = MEMBER_NAME.fullmatch(str(path))
-    return match and Member(match["archive"], int(match["offset"]), int(match["size"]), match["name"])
+    if match is None:
+        return None
+    return Member(match["archive"], int(match["offset"]), int(match["size"]), match["name"])
 
 
 def read_file(path: str | Path) -> bytes:

@@ -122,7 +122,7 @@ def choose_plan(
         return settings
     request = _build_request(settings, workload)
     choices = settings.deepspeed_choices or {CONFIGURED: settings.deepspeed}
-    earlier = plan_file and _read_plan_file(plan_file)
+    earlier = None if plan_file is None else _read_plan_file(plan_file)
     if earlier and earlier["request"] == request:
         kept_settings = _apply(KeptPlan(**earlier["plan"]), settings)
         if not predict(workload, plan_from_settings(kept_settings, workload), machine).shortage(machine):

@@ -124,7 +124,9 @@ def find_column(file: Path, column_names: Sequence[str], kind: str, source: Sour
             f"{file}: no column for the {kind} ({', '.join(USUAL_NAMES[kind])}); the columns are "
             f"{', '.join(column_names)}. Name yours under sources.{source.name}.columns"
         )
-    return column and check_single(file, column_names, column)
+    if column is None:
+        return None
+    return check_single(file, column_names, column)
 
 
 def check_single(file: Path, column_names: Sequence[str], name: str) -> str:

@@ -149,7 +149,7 @@ class LmmsTask:
 
     def _find_aggregate(self, metric: str) -> Aggregate | None:
         aggregate = self.task.aggregation().get(metric)
-        return aggregate and partial(_aggregate_quietly, aggregate)
+        return None if aggregate is None else partial(_aggregate_quietly, aggregate)
 
 
 def _find_folder(name: str) -> Path | None:

@@ -131,7 +131,9 @@ def _measure_seconds(runs: Runs, experiment: str) -> float | None:
     finished = all(Path(runs.stage_folder(run, "evaluate_vqa"), "metrics.json").is_file() for run in own_runs)
     folders = {Path(runs.stage_folder(run, stage)) for run in own_runs for stage in run.settings}
     seconds = sum_seconds(folders) if finished else None
-    return seconds and seconds * own_runs[0].config.gpus
+    if seconds is None:
+        return None
+    return seconds * own_runs[0].config.gpus
 
 
 def _check_hours(study: str, search: SearchSettings, budget: SearchDesign, seconds_per_training: float | None) -> None:

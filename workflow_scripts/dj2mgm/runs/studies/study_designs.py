@@ -165,7 +165,7 @@ def read_setting(config: Experiment | Section, recipes: dict[str, dict | None], 
 def find_search_range(key: str) -> SearchInterval | None:
     """Return the interval in which a search tries a setting; None if its type declares none."""
     field = _find_field(key)
-    return field and read_extra(field, SEARCH)
+    return None if field is None else read_extra(field, SEARCH)
 
 
 def _find_field(key: str) -> FieldInfo | None:

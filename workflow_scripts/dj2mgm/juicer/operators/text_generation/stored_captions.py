@@ -103,7 +103,7 @@ class StoredAnswersOperator(Declarations, interface=True):
 
     @property
     def budget(self) -> str | None:
-        return self._stored_captioner and self._stored_captioner.budget
+        return None if self._stored_captioner is None else self._stored_captioner.budget
 
     def check_ready(self) -> None:
         if self._stored_captioner:
@@ -115,8 +115,11 @@ class StoredAnswersOperator(Declarations, interface=True):
 
     def _take_server_counts(self) -> dict:
         """Return the counts of the server that was asked since the last call, by their key in a report."""
-        server = self._stored_captioner and take_report(self._stored_captioner.captioner.operator)
-        return {get_declarations(self._stored_captioner.captioner.operator).report_key: server} if server else {}
+        if self._stored_captioner is None:
+            return {}
+        operator = self._stored_captioner.captioner.operator
+        server = take_report(operator)
+        return {get_declarations(operator).report_key: server} if server else {}
 
 
 def warn_of_unusable(sentence: str, unusable: dict[str, int], total: int, consequence: str) -> None:
