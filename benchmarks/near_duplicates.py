@@ -35,7 +35,7 @@ import dj2mgm.juicer.operators  # noqa: E402, F401  (registers the operators)
 from dj2mgm.data.images import load_image  # noqa: E402
 from dj2mgm.data.shapes.scenes import describe_scene, draw_image  # noqa: E402
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene  # noqa: E402
-from dj2mgm.juicer.changed_data_juicer import change_data_juicer, load_ops  # noqa: E402
+from dj2mgm.juicer.patched_data_juicer import load_ops, patch_data_juicer  # noqa: E402
 
 NEAR, EMBEDDING = "image_near_deduplicator", "image_embedding_deduplicator"
 SIMILARITIES = (0.95, 0.98, 0.99, 0.995)
@@ -114,7 +114,7 @@ def report_found(arguments: argparse.Namespace) -> None:
         photos = [load_image(path) for path in sorted(arguments.photos.rglob("*.jpg"))]
         image_sets["photos"] = (photos, [str(number) for number in range(len(photos))])
     limits = [{"hf_clip": arguments.clip, "min_similarity": similarity} for similarity in SIMILARITIES]
-    change_data_juicer()
+    patch_data_juicer()
     operators = {NEAR: load_ops([{NEAR: {}}])[0]}
     operators |= {f"CLIP {v['min_similarity']}": load_ops([{EMBEDDING: v}])[0] for v in limits if arguments.clip}
     print(f"| images | change | {' | '.join(operators)} |\n|---|---|{'---|' * len(operators)}", flush=True)

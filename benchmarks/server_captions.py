@@ -89,12 +89,12 @@ def main() -> None:
     server.start()
 
     import dj2mgm.juicer.operators  # noqa: F401  (registers them)
-    from dj2mgm.juicer.changed_data_juicer import change_data_juicer, load_ops
+    from dj2mgm.juicer.patched_data_juicer import load_ops, patch_data_juicer
 
     while not port.value:
         sleep(0.05)
     settings = {"base_url": f"http://127.0.0.1:{port.value}/v1", "model": "m", "key_variable": None}
-    change_data_juicer()
+    patch_data_juicer()
     [operator] = load_ops([{"openai_captioning_mapper": settings | {"concurrency": arguments.concurrency}}])
     with tempfile.TemporaryDirectory() as folder:
         images = draw_images(Path(folder))

@@ -149,10 +149,10 @@ def train(configuration: TrainingCase, folder: Path, output: Path) -> None:
     import pretrain
     from dj2mgm.settings.training_stages import LoraSettings
     from dj2mgm.storage.files import read_json
-    from dj2mgm.training.library_changes import apply_library_changes
+    from dj2mgm.training.library_patches import apply_library_patches
     from dj2mgm.training.settings import TrainingSettings
 
-    apply_library_changes()
+    apply_library_patches()
 
     if torch.cuda.is_available():
         device = int(os.environ["LOCAL_RANK"])

@@ -6,7 +6,7 @@ from pathlib import Path
 from snakemake.exceptions import MissingRuleException, WorkflowError
 
 from dj2mgm.cli.console import UserError
-from dj2mgm.cli.snakemake_changes import replace_graph_builder
+from dj2mgm.cli.snakemake_patches import replace_graph_builder
 from dj2mgm.runs.finished_results import PlannedJob, check_jobs
 
 

@@ -18,7 +18,7 @@ from dj2mgm.runs.run import Runs
 from dj2mgm.records.search_records import RANDOM_SUFFIX
 from dj2mgm.errors import InputError
 from dj2mgm.cli.library_messages import SWITCHES
-from dj2mgm.cli.snakemake_changes import lift_default_job_limit
+from dj2mgm.cli.snakemake_patches import lift_default_job_limit
 from dj2mgm.cli.run_lock import end_run, restart_snakemake, start_run
 from dj2mgm.torch_environment import (
     limit_compiled_code,

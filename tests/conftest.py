@@ -32,15 +32,15 @@ LONG = (
 )
 
 
-def change_data_juicer() -> None:
+def patch_data_juicer() -> None:
     """Change Data-Juicer as the entry points do, if the engine is imported."""
-    if module := sys.modules.get("dj2mgm.juicer.changed_data_juicer"):
-        module.change_data_juicer()
+    if module := sys.modules.get("dj2mgm.juicer.patched_data_juicer"):
+        module.patch_data_juicer()
 
 
 # twice: before the fixtures of a module, and again for engines that a test imports
-module_changes = pytest.fixture(change_data_juicer, autouse=True, scope="module")
-function_changes = pytest.fixture(change_data_juicer, autouse=True)
+module_changes = pytest.fixture(patch_data_juicer, autouse=True, scope="module")
+function_changes = pytest.fixture(patch_data_juicer, autouse=True)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ Writes stats.jsonl, overall.csv, suggestions.yaml, analysis.html and summary.jso
 
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.juicer.analysis import PAGE, SUMMARY, analyze, summarize_analysis
-from dj2mgm.juicer.changed_data_juicer import prepare_process
+from dj2mgm.juicer.patched_data_juicer import prepare_process
 from dj2mgm.juicer.recipe_settings import prepare_filters
 from dj2mgm.juicer.stage_log import configure_log
 from dj2mgm.reporting.analysis_page import write_analysis_page

@@ -37,7 +37,7 @@ with torch_imports():
     from dj2mgm.settings.training_stages import LoraSettings
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.storage.files import replace_folder
-    from dj2mgm.training.library_changes import apply_library_changes
+    from dj2mgm.training.library_patches import apply_library_patches
     from dj2mgm.training.outputs import save_projector, save_weights
     from dj2mgm.training.settings import TrainingSettings
     from dj2mgm.training.stage import StageRun, locate_held_out_files
@@ -77,7 +77,7 @@ def save_language_model_and_projector(model: nn.Module, weights: dict[str, torch
 
 @command_line
 def main() -> None:
-    apply_library_changes()
+    apply_library_patches()
     required = ("--config", "--data", "--model", "--output-dir")
     optional = ("--projector", "--pairs", "--evaluation", "--generate-config")
     args = parse_paths(__doc__, *required, optional=optional, launched=True)

@@ -17,13 +17,13 @@ import data_juicer
 
 from dj2mgm.cli.command_line import command_line
 from dj2mgm.juicer import operators as _with_own_operators  # noqa: F401
-from dj2mgm.juicer.changed_data_juicer import (
+from dj2mgm.juicer.patched_data_juicer import (
     OP,
     OPERATORS,
     Filter,
     __version__,
-    change_data_juicer,
     list_valid_arguments,
+    patch_data_juicer,
 )
 from dj2mgm.recipes.catalogue import (
     INSTALLED_FILE,
@@ -123,7 +123,7 @@ def _compute_digest(path: Path) -> str:
 
 @command_line
 def main() -> None:
-    change_data_juicer()
+    patch_data_juicer()
     listing = list_operators()
     write_text(INSTALLED_FILE, format_listing(listing))
     for sentence in list_unreviewed(listing):

@@ -21,7 +21,7 @@ with torch_imports():
     from dj2mgm.models.tuning import select_trained_parameters
     from dj2mgm.models.vision_language import ModelParts
     from dj2mgm.settings.validation import load_settings
-    from dj2mgm.training.library_changes import apply_library_changes
+    from dj2mgm.training.library_patches import apply_library_patches
     from dj2mgm.training.outputs import save_projector
     from dj2mgm.training.settings import TrainingSettings
     from dj2mgm.training.stage import StageRun, locate_held_out_files
@@ -40,7 +40,7 @@ def train_projector_only(model: nn.Module, parts: ModelParts) -> nn.Module:
 @command_line
 def main() -> None:
     optional = ("--evaluation", "--generate-config")
-    apply_library_changes()
+    apply_library_patches()
     args = parse_paths(__doc__, "--config", "--data", "--model", "--output-dir", optional=optional, launched=True)
     settings = load_settings(TrainingSettings, args.config)
     inputs = {"data": args.data, "model": args.model}

@@ -29,7 +29,7 @@ with torch_imports():
     from dj2mgm.data.held_out_images import HeldOutImages
     from dj2mgm.data.instruction_rows import INSTRUCTIONS_FILE, convert_instructions, make_slots
     from dj2mgm.errors import InputError
-    from dj2mgm.juicer.changed_data_juicer import prepare_process
+    from dj2mgm.juicer.patched_data_juicer import prepare_process
     from dj2mgm.juicer.recipe_settings import (
         CaptionerModel,
         InstructionFiles,

@@ -25,7 +25,7 @@ with torch_imports():
     from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
     from dj2mgm.training.deepspeed_config import describe_engine
     from dj2mgm.training.fingerprint import compute_fingerprint, compute_input_digest
-    from dj2mgm.training.library_changes import apply_library_changes
+    from dj2mgm.training.library_patches import apply_library_patches
     from dj2mgm.training.processes import decide_together, join_process_group, leave_process_group
     from dj2mgm.training.settings import TrainingSettings
     from dj2mgm.training.trainer import ResumableTrainer
@@ -34,7 +34,7 @@ with torch_imports():
 
 @command_line
 def main() -> None:
-    apply_library_changes()
+    apply_library_patches()
     args = parse_paths(__doc__, "--config", "--data", "--model", "--output-dir", launched=True)
     settings = load_settings(TrainingSettings, args.config)
     if settings.precision in FROZEN:

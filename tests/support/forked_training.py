@@ -118,9 +118,9 @@ def warm_up() -> None:
     import pretrain  # noqa: F401
     import train_text_model  # noqa: F401
     from dj2mgm.training import fingerprint, stage
-    from dj2mgm.training.library_changes import apply_library_changes
+    from dj2mgm.training.library_patches import apply_library_patches
 
-    apply_library_changes()
+    apply_library_patches()
     cpuinfo.get_cpu_info()
     for builder in (CPUAdamBuilder, ShareMemCommBuilder):
         builder().load(verbose=False)

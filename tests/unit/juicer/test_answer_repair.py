@@ -5,8 +5,8 @@ from safetensors.torch import load_file, save_file
 
 from dj2mgm.data.formats import build_dj_text, extract_caption
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
 from dj2mgm.juicer.operators.text_generation.text_problems import find_text_problem
+from dj2mgm.juicer.patched_data_juicer import Fields, load_ops
 from dj2mgm.juicer.run_recipe import SYNTHESIZED
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions

@@ -16,8 +16,8 @@ from PIL import Image
 
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.changed_data_juicer import OPERATORS, Fields, Filter, Mapper
 from dj2mgm.juicer.operators.declarations import Declarations
+from dj2mgm.juicer.patched_data_juicer import OPERATORS, Fields, Filter, Mapper
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.run_recipe import FILTERED, WORKING_FOLDER_PREFIX, compute_recipe_fingerprint, run_recipe
 from dj2mgm.recipes.recipe_step import RecipeStep, parse_steps

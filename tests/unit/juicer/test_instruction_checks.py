@@ -9,8 +9,8 @@ from PIL import Image
 
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.shapes.scenes import draw_question, draw_scene
-from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
 from dj2mgm.juicer.operators.instruction_checks import VERIFICATION_QUESTION
+from dj2mgm.juicer.patched_data_juicer import Fields, load_ops
 from dj2mgm.juicer.run_recipe import SYNTHESIZED
 from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator

@@ -8,8 +8,8 @@ import pytest
 from loguru import logger
 
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.changed_data_juicer import load_ops
 from dj2mgm.juicer.operators.vlm_rating_filter import RATINGS
+from dj2mgm.juicer.patched_data_juicer import load_ops
 from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions

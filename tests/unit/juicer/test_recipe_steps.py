@@ -9,7 +9,7 @@ from data_juicer.utils.lazy_loader import LazyLoader
 
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.built_operators import build_operators, check_installed
-from dj2mgm.juicer.changed_data_juicer import OPERATORS, Filter
+from dj2mgm.juicer.patched_data_juicer import OPERATORS, Filter
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.recipes.recipe_step import parse_steps
 from paths import PROJECT

@@ -22,7 +22,7 @@ from captioned_pairs import (
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.built_operators import build_operators, check_installed
-from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
+from dj2mgm.juicer.patched_data_juicer import Fields, load_ops
 from dj2mgm.juicer.recipe_settings import CaptionerModel, read_filter_settings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.storage.files import read_jsonl, write_yaml

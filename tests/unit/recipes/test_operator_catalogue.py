@@ -2,7 +2,7 @@
 
 import pytest
 
-from dj2mgm.juicer.changed_data_juicer import OPERATORS
+from dj2mgm.juicer.patched_data_juicer import OPERATORS
 from dj2mgm.recipes.argument_kinds import convert_number, find_problem, parse_argument_size, parse_kinds
 from dj2mgm.recipes.catalogue import ARGUMENT_RULES, INSTALLED_FILE, read_allowed_operators, read_refused_operators
 from list_operators import format_listing, list_operators, list_unreviewed

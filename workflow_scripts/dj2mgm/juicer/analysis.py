@@ -19,7 +19,6 @@ from datasets import Json
 from dj2mgm.data.images import BadImageError
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.built_operators import check_installed
-from dj2mgm.juicer.changed_data_juicer import OP, OPERATORS, Fields, Filter, __version__
 from dj2mgm.juicer.engine import Engine
 from dj2mgm.juicer.no_rows_error import NoRowsKeptError
 from dj2mgm.juicer.operators.batched_image_text_similarity_filter import NAME as SIMILARITY
@@ -28,6 +27,7 @@ from dj2mgm.juicer.operators.deduplicators import IMAGE_TEXT
 from dj2mgm.juicer.operators.image_integrity_filter import NAME as INTEGRITY
 from dj2mgm.juicer.operators.selection import SelectionFilter
 from dj2mgm.juicer.partitions import iterate_column_values, iterate_output_stats, join_traces
+from dj2mgm.juicer.patched_data_juicer import OP, OPERATORS, Fields, Filter, __version__
 from dj2mgm.juicer.recipe_settings import SIMILARITY_FILTERS, RecipeSettings
 from dj2mgm.juicer.run_recipe import compute_recipe_fingerprint, open_working_folder
 from dj2mgm.juicer.statistics import Limits, Statistic, convert_to_numbers, find_share_limits, read_statistic_limits

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.changed_data_juicer import (
+from dj2mgm.juicer.operators.declarations import get_declarations, keeps_or_drops_rows
+from dj2mgm.juicer.patched_data_juicer import (
     OP,
     OPERATORS,
     MissingPackageError,
@@ -15,7 +16,6 @@ from dj2mgm.juicer.changed_data_juicer import (
     check_arguments,
     load_step,
 )
-from dj2mgm.juicer.operators.declarations import get_declarations, keeps_or_drops_rows
 from dj2mgm.recipes.operator_checks import make_row_merge_error
 from dj2mgm.recipes.recipe_step import RecipeStep, find_nearest_name
 

@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.built_operators import Step, check_ids, check_special_tokens, name_failing_row, naming_operator
-from dj2mgm.juicer.changed_data_juicer import Fields, Mapper, change_data_juicer
 from dj2mgm.juicer.operators.declarations import (
     get_batch_method,
     get_decision_method,
@@ -24,6 +23,7 @@ from dj2mgm.juicer.operators.declarations import (
     take_report,
 )
 from dj2mgm.juicer.partitions import ROW_SCHEMA, read_recaption
+from dj2mgm.juicer.patched_data_juicer import Fields, Mapper, patch_data_juicer
 
 OUTCOME_SCHEMA = pa.schema(
     [
@@ -55,7 +55,7 @@ class Chain(Mapper):
         self.ray_execution_mode = "actor" if any(map(has_model, operators)) else "task"
 
     def process_batched(self, samples: dict, rank: int | None = None) -> pa.Table:
-        change_data_juicer()  # in a worker of Ray this is the entry point
+        patch_data_juicer()  # in a worker of Ray this is the entry point
         batch = RowBatch(samples)
         try:
             for step in self.steps:

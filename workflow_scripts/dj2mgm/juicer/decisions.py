@@ -18,7 +18,6 @@ from dj2mgm.data.near_duplicates.clusters import NearDuplicates
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.built_operators import Step, naming_operator
 from dj2mgm.juicer.chain import ERROR_COLUMN, OUTCOME_SCHEMA
-from dj2mgm.juicer.changed_data_juicer import Fields
 from dj2mgm.juicer.operators.declarations import merge_reports, take_report
 from dj2mgm.juicer.operators.deduplicators import NearDeduplicator
 from dj2mgm.juicer.operators.selection import Selection, SelectionFilter
@@ -31,6 +30,7 @@ from dj2mgm.juicer.partitions import (
     read_counts,
     write_partition,
 )
+from dj2mgm.juicer.patched_data_juicer import Fields
 from dj2mgm.storage.files import replace_file, replace_folder
 from dj2mgm.storage.streaming import DiskMap
 

@@ -27,7 +27,6 @@ from dj2mgm.juicer.built_operators import (
     naming_operator,
 )
 from dj2mgm.juicer.chain import Chain
-from dj2mgm.juicer.changed_data_juicer import OP, Fields
 from dj2mgm.juicer.decisions import PartitionAccount, RowStream, SeenHashes, drop_near_duplicates, keep_selected
 from dj2mgm.juicer.executors import RunChain, open_executor
 from dj2mgm.juicer.operators.declarations import (
@@ -54,6 +53,7 @@ from dj2mgm.juicer.partitions import (
     write_partition,
     write_partitions,
 )
+from dj2mgm.juicer.patched_data_juicer import OP, Fields
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.model_files.clips import check_named_models
 from dj2mgm.recipes.recipe_step import RecipeStep

@@ -18,8 +18,8 @@ from dj2mgm.cli.messages import note
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.built_operators import make_package_error
 from dj2mgm.juicer.chain import Chain
-from dj2mgm.juicer.changed_data_juicer import MissingPackageError, load_ray_dataset_class
 from dj2mgm.juicer.partitions import iterate_batches, list_batches, read_record_batch
+from dj2mgm.juicer.patched_data_juicer import MissingPackageError, load_ray_dataset_class
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.storage.streaming import map_in_order

@@ -25,7 +25,7 @@ from dj2mgm.data.formats import read_dj_jsonl
 from dj2mgm.data.images import join_image_path
 from dj2mgm.data.instruction_rows import COLUMNS
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.changed_data_juicer import Fields, load_nested_dataset_class
+from dj2mgm.juicer.patched_data_juicer import Fields, load_nested_dataset_class
 from dj2mgm.storage.files import read_json, replace_folder, write_json
 
 if TYPE_CHECKING:

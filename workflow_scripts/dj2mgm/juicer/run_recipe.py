@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dj2mgm.data.images import BadImageError
-from dj2mgm.juicer import changed_data_juicer, engine
+from dj2mgm.juicer import engine, patched_data_juicer
 from dj2mgm.juicer.built_operators import check_installed
 from dj2mgm.juicer.engine import Engine
 from dj2mgm.juicer.no_rows_error import NoRowsKeptError, make_no_rows_error
@@ -61,7 +61,7 @@ def run_recipe(settings: RecipeSettings, data: Path, output_dir: Path, rows_file
             rows_kept=rows_kept,
             broken_images=_count_broken_images(recipe_engine.summaries),
             operators=recipe_engine.summaries,
-            data_juicer=changed_data_juicer.__version__,
+            data_juicer=patched_data_juicer.__version__,
             input={"path": str(data), "sha256": compute_sha256(data)},
             rows=settings.rows if settings.rows == INSTRUCTIONS else None,
         )
@@ -80,7 +80,7 @@ def compute_recipe_fingerprint(steps: Sequence[RecipeStep], settings: RecipeSett
     files = sorted({*find_model_files(process), *map(Path, find_recipe_files(process)), *map(Path, dataset_files)})
     code = compute_sha256(*find_modules(Path(engine.__file__)))
     digests = [compute_sha256(file) for file in files]
-    parts = [process, str(settings.image_root), compute_sha256(data), digests, code, changed_data_juicer.__version__]
+    parts = [process, str(settings.image_root), compute_sha256(data), digests, code, patched_data_juicer.__version__]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dj2mgm.data.score_limits import SIDE_BY_SHARE, UNLIMITED_FROM, compute_score_limits
-from dj2mgm.juicer.changed_data_juicer import Filter
+from dj2mgm.juicer.patched_data_juicer import Filter
 from dj2mgm.recipes.statistic_limits import find_limit_arguments
 
 

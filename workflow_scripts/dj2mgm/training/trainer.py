@@ -33,7 +33,7 @@ from dj2mgm.models.trained_weights import find_projector_parameters
 from dj2mgm.storage.files import write_json
 from dj2mgm.training.arguments import split_groups
 from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint_before, mark_complete
-from dj2mgm.training.library_changes import change_transformers
+from dj2mgm.training.library_patches import transformers_patch
 from dj2mgm.training.scoring import Scorer
 from dj2mgm.training.training_data import StepBatches
 
@@ -87,7 +87,7 @@ class ResumableTrainer(Trainer):
     A diverging training is stopped on every process, and checkpoints with diverged weights are removed. The check costs
     no wait for the GPU, because the gradient norm is already on the host, and equal on all processes.
 
-    The entry point must call `apply_library_changes` before.
+    The entry point must call `apply_library_patches` before.
 
     Args:
         fingerprint: fingerprint of settings, inputs and code.
@@ -95,8 +95,8 @@ class ResumableTrainer(Trainer):
     """
 
     def __init__(self, *args, fingerprint: str, global_batch_size: int, **kwargs):
-        if not change_transformers.is_applied():
-            raise RuntimeError("training needs changes to transformers; call apply_library_changes first")
+        if not transformers_patch.is_applied():
+            raise RuntimeError("training needs changes to transformers; call apply_library_patches first")
         super().__init__(*args, **kwargs)
         self.fingerprint = fingerprint
         self.args.save_total_limit = None  # Trainer would remove old checkpoints before the new one is complete

@@ -12,10 +12,10 @@ from data_juicer.utils.lazy_loader import LazyLoader
 
 from dj2mgm.data.formats import build_dj_text, extract_caption
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.changed_data_juicer import Fields, load_nested_dataset_class, load_ops
 from dj2mgm.juicer.operators.declarations import Captions
 from dj2mgm.juicer.operators.text_generation.caption_store import CaptionStore
 from dj2mgm.juicer.operators.text_generation.captioner import CANDIDATES_KEY, LOG_LIKELIHOODS, Captioner
+from dj2mgm.juicer.patched_data_juicer import Fields, load_nested_dataset_class, load_ops
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.storage.files import read_jsonl
 from forked_python import forked_python
@@ -258,8 +258,8 @@ def test_data_juicer_loads_the_operators_by_path(mgm, images, tmp_path):
         {"caption_log_likelihood_filter": {"min_log_likelihood": -1000.0}},
     ]
     code = (
-        "import dj2mgm.juicer.changed_data_juicer, json, sys\n"
-        "dj2mgm.juicer.changed_data_juicer.change_data_juicer()\n"
+        "import dj2mgm.juicer.patched_data_juicer, json, sys\n"
+        "dj2mgm.juicer.patched_data_juicer.patch_data_juicer()\n"
         "from data_juicer.config.config import load_custom_operators\n"
         "from data_juicer.core.data import NestedDataset\n"
         "from data_juicer.ops import load_ops\n"

@@ -13,8 +13,8 @@ from transformers import CLIPImageProcessorPil, CLIPModel, CLIPProcessor, ViTCon
 
 from dj2mgm.data.score_limits import compute_score_limits
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.changed_data_juicer import Fields, load_ops
 from dj2mgm.juicer.clip_similarity import ClipSimilarity, PixelBatches
+from dj2mgm.juicer.patched_data_juicer import Fields, load_ops
 from dj2mgm.storage.files import read_jsonl, write_jsonl, write_yaml
 from forked_python import forked_python
 from paths import PROJECT

@@ -23,7 +23,6 @@ from dj2mgm.data.instruction_rows import make_slots
 from dj2mgm.data.question_texts import normalize_words
 from dj2mgm.data.shapes.scenes import QUESTION_TYPES, describe_scene, draw_question, draw_scene
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.changed_data_juicer import load_ops
 from dj2mgm.juicer.operators.selection import draw
 from dj2mgm.juicer.operators.text_generation.question_pool import QuestionPool
 from dj2mgm.juicer.operators.text_generation.text_problems import find_text_problem
@@ -34,6 +33,7 @@ from dj2mgm.juicer.operators.text_generation.written_instructions import (
     build_prompt,
     parse_instructions,
 )
+from dj2mgm.juicer.patched_data_juicer import load_ops
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
 from dj2mgm.settings.chat_templates import read_chat_template

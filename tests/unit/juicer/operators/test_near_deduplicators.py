@@ -13,7 +13,7 @@ from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.errors import InputError
 from dj2mgm.juicer import decisions
 from dj2mgm.juicer.analysis import analyze
-from dj2mgm.juicer.changed_data_juicer import load_nested_dataset_class, load_ops
+from dj2mgm.juicer.patched_data_juicer import load_nested_dataset_class, load_ops
 from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.recipes.recipe_step import parse_steps

@@ -7,9 +7,9 @@ import sys
 import pytest
 from data_juicer.ops.base_op import Filter, Mapper
 
-from dj2mgm.juicer.changed_data_juicer import OPERATORS
 from dj2mgm.juicer.operators.declarations import Declarations, get_declarations, needs_all_rows
 from dj2mgm.juicer.operators.selection import ShareFilter
+from dj2mgm.juicer.patched_data_juicer import OPERATORS
 from paths import PROJECT
 
 
@@ -51,4 +51,4 @@ def test_imports_have_no_side_effects_and_recipes_check_it():
     )
     environment = os.environ | {"PYTHONPATH": str(PROJECT / "workflow_scripts")}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert "call change_data_juicer() in the entry point" in done.stderr
+    assert "call patch_data_juicer() in the entry point" in done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-import dj2mgm.juicer.changed_data_juicer  # noqa: F401  (importing Data-Juicer makes PIL accept truncated images, which these tests count on)
+import dj2mgm.juicer.patched_data_juicer  # noqa: F401  (importing Data-Juicer makes PIL accept truncated images, which these tests count on)
 from dj2mgm.juicer.operators.deduplicators import compute_image_text_hash
 from dj2mgm.juicer.operators.image_integrity_filter import classify_image_integrity
 from paths import PROJECT
@@ -61,8 +61,8 @@ def test_the_hash_depends_on_pixels_and_text(photo):
 def test_data_juicer_loads_operators_by_their_path():
     """Load operators like `dj-process --custom-operator-paths`; import the library first because it blocks installs."""
     code = (
-        "import dj2mgm.juicer.changed_data_juicer, sys\n"
-        "dj2mgm.juicer.changed_data_juicer.prepare_process()\n"
+        "import dj2mgm.juicer.patched_data_juicer, sys\n"
+        "dj2mgm.juicer.patched_data_juicer.prepare_process()\n"
         "assert sys.stdin.read() == '', 'questions get no answer'\n"
         "from data_juicer.config.config import load_custom_operators\n"
         "from data_juicer.ops import load_ops\n"

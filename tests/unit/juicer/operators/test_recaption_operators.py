@@ -9,9 +9,9 @@ from loguru import logger
 
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.changed_data_juicer import OPERATORS, Fields, Mapper, load_nested_dataset_class, load_ops
 from dj2mgm.juicer.operators.text_generation.captioner import CANDIDATES_KEY, LOG_LIKELIHOODS
 from dj2mgm.juicer.operators.text_generation.text_problems import find_text_problem
+from dj2mgm.juicer.patched_data_juicer import OPERATORS, Fields, Mapper, load_nested_dataset_class, load_ops
 from dj2mgm.storage.files import read_jsonl
 from tiny_captioners import write_pairs
 from tiny_clip import save_tiny_clip

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.changed_data_juicer import Fields, load_nested_dataset_class, load_ops
 from dj2mgm.juicer.clip_similarity import ClipSimilarity
 from dj2mgm.juicer.operators.balance_filters import EMBEDDING_COLUMN, LengthBalanceFilter, find_ngrams, fit_clusters
 from dj2mgm.juicer.operators.selection import draw, sample_evenly
+from dj2mgm.juicer.patched_data_juicer import Fields, load_nested_dataset_class, load_ops
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.recipes.recipe_step import parse_steps

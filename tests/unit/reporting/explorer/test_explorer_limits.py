@@ -10,7 +10,7 @@ from PIL import Image
 
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.score_limits import UNLIMITED_FROM
-from dj2mgm.juicer.changed_data_juicer import OPERATORS
+from dj2mgm.juicer.patched_data_juicer import OPERATORS
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.recipes.catalogue import read_defaults

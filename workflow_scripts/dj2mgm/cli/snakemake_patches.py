@@ -1,4 +1,4 @@
-"""Changes to Snakemake (tested with Snakemake 9.27.1).
+"""Patches of Snakemake (tested with Snakemake 9.27.1).
 
 Nothing changes on import. rules/graph.smk and rules/runs.smk apply them.
 
@@ -8,7 +8,7 @@ Nothing changes on import. rules/graph.smk and rules/runs.smk apply them.
 - `lift_default_job_limit` removes the limit of `snakemake.scheduling.job_scheduler.JobScheduler` that costs a core. No
   upstream issue was found.
 
-training/library_changes names the modules with changes to other libraries.
+training/library_patches names the modules with patches of other libraries.
 """
 
 from collections.abc import Callable

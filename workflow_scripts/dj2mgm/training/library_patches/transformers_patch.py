@@ -1,4 +1,4 @@
-"""Changes to transformers 5 (tested with 5.17 and 5.23).
+"""Patches of transformers 5 (tested with 5.17 and 5.23).
 
 - `deepspeed_load_checkpoint` loads checkpoints without the frozen weights. Trainer allows them only for a PeftModel
   (https://github.com/huggingface/transformers/pull/28746), but the workflow's checkpoints leave out frozen weights in
@@ -15,7 +15,7 @@ import transformers.trainer
 from torch.utils.data import DataLoader
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
-from dj2mgm.training.library_changes.change_deepspeed import load_into_host_memory, restore_bias_corrections
+from dj2mgm.training.library_patches.deepspeed_patch import load_into_host_memory, restore_bias_corrections
 
 
 def apply() -> None:

@@ -1,7 +1,7 @@
-"""Data-Juicer, with this workflow's changes to it. The changes were tested with Data-Juicer 1.6.1.
+"""Data-Juicer, with this workflow's patches of it. The patches were tested with Data-Juicer 1.6.1.
 
-Entry points call `prepare_process` (or `change_data_juicer` alone) before they run a recipe; an import changes nothing.
-`data_juicer.core` is imported inside of functions, because one of the changes replaces its `__init__`.
+Entry points call `prepare_process` (or `patch_data_juicer` alone) before they run a recipe; an import changes nothing.
+`data_juicer.core` is imported inside of functions, because one of the patches replaces its `__init__`.
 """
 
 import importlib.util
@@ -31,7 +31,7 @@ __all__ = [
     "MissingPackageError",
     "SpecialTokens",
     "__version__",
-    "change_data_juicer",
+    "patch_data_juicer",
     "check_arguments",
     "load_ops",
     "load_step",
@@ -103,9 +103,9 @@ def _open_images_like_the_workflow() -> None:
     Image.ID[:] = IMAGE_FORMATS
 
 
-def change_data_juicer() -> None:
+def patch_data_juicer() -> None:
     """Change Data-Juicer once, in this process and in the processes that it forks."""
-    if _is_changed():
+    if _is_patched():
         return
     _forbid_installations()
     _load_core_without_ray()
@@ -115,7 +115,7 @@ def change_data_juicer() -> None:
 
 def prepare_process() -> None:
     """Prepare this process to run a recipe: no installations, no questions, and no workers that outlive it."""
-    change_data_juicer()
+    patch_data_juicer()
     # a few operators call pip and uv directly
     os.environ.update(PIP_NO_INDEX="1", PIP_DRY_RUN="1", UV_NO_INDEX="1", UV_OFFLINE="1")
     # transformers would ask whether to run the code that comes with a model
@@ -124,18 +124,18 @@ def prepare_process() -> None:
     os.register_at_fork(after_in_child=end_with_parent)
 
 
-def _is_changed() -> bool:
+def _is_patched() -> bool:
     return getattr(LazyLoader._install_package, "__func__", None) is _refuse_to_install
 
 
-def _require_changes() -> None:
-    if not _is_changed():
-        raise RuntimeError("Data-Juicer could install packages: call change_data_juicer() in the entry point")
+def _require_patches() -> None:
+    if not _is_patched():
+        raise RuntimeError("Data-Juicer could install packages: call patch_data_juicer() in the entry point")
 
 
 def load_nested_dataset_class() -> type:
     """Return `NestedDataset`, the dataset of Data-Juicer's operators."""
-    _require_changes()
+    _require_patches()
     from data_juicer.core.data import NestedDataset
 
     return NestedDataset
@@ -143,7 +143,7 @@ def load_nested_dataset_class() -> type:
 
 def load_ray_dataset_class() -> type:
     """Return `RayDataset`, on which Data-Juicer's Ray executor runs operators; its import needs Ray."""
-    _require_changes()
+    _require_patches()
     from data_juicer.core.data.ray_dataset import RayDataset
 
     return RayDataset
@@ -151,7 +151,7 @@ def load_ray_dataset_class() -> type:
 
 def check_arguments(name: str, arguments: dict) -> list[str]:
     """Return the problems that Data-Juicer's own check finds in an operator's arguments."""
-    _require_changes()
+    _require_patches()
     from data_juicer.core.preflight import PipelineConfigError, pre_instantiation_check
 
     try:
@@ -165,7 +165,7 @@ def check_arguments(name: str, arguments: dict) -> list[str]:
 
 def list_valid_arguments(operator: type[OP]) -> set[str]:
     """Return the names of an operator's arguments, as Data-Juicer's own check finds them."""
-    _require_changes()
+    _require_patches()
     from data_juicer.core.preflight import _get_valid_params
 
     return _get_valid_params(operator)
@@ -173,7 +173,7 @@ def list_valid_arguments(operator: type[OP]) -> set[str]:
 
 def load_step(name: str, arguments: dict, settings: dict) -> OP:
     """Build an operator with `settings` of its base class."""
-    _require_changes()
+    _require_patches()
     from data_juicer.config.config import update_op_attr
 
     # copied, since Data-Juicer adds to the mappings that it gets

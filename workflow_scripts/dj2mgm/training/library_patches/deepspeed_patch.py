@@ -1,4 +1,4 @@
-"""Changes to DeepSpeed engines (tested with DeepSpeed 0.19.8), applied to an engine before it loads a checkpoint."""
+"""Patches of DeepSpeed engines (tested with DeepSpeed 0.19.8), applied to an engine before it loads a checkpoint."""
 
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 

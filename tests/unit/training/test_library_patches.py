@@ -7,7 +7,7 @@ import torch
 import transformers.trainer
 from transformers.masking_utils import create_causal_mask
 
-from dj2mgm.training.library_changes import apply_library_changes, change_transformers
+from dj2mgm.training.library_patches import apply_library_patches, transformers_patch
 from dj2mgm.training.trainer import ResumableTrainer
 from forked_python import forked_python
 from paths import PROJECT
@@ -24,12 +24,12 @@ def functions():
 
 before = functions()
 import dj2mgm.training.stage
-from dj2mgm.training.library_changes import apply_library_changes
+from dj2mgm.training.library_patches import apply_library_patches
 assert functions() == before, "changed on import"
-apply_library_changes()
+apply_library_patches()
 after = functions()
 assert not set(after) & set(before), "not changed"
-apply_library_changes()
+apply_library_patches()
 assert functions() == after, "changed again"
 """
 
@@ -41,7 +41,7 @@ def changed(monkeypatch):
         monkeypatch.setattr(transformers.trainer, name, getattr(transformers.trainer, name))
     masking = transformers.masking_utils
     monkeypatch.setattr(masking, "find_packed_sequence_indices", masking.find_packed_sequence_indices)
-    apply_library_changes()
+    apply_library_patches()
 
 
 def test_libraries_change_once_and_not_on_import():
@@ -51,8 +51,8 @@ def test_libraries_change_once_and_not_on_import():
 
 
 def test_a_trainer_without_the_changes_is_refused(monkeypatch):
-    monkeypatch.setattr(change_transformers, "is_applied", lambda: False)
-    with pytest.raises(RuntimeError, match="call apply_library_changes first"):
+    monkeypatch.setattr(transformers_patch, "is_applied", lambda: False)
+    with pytest.raises(RuntimeError, match="call apply_library_patches first"):
         ResumableTrainer(fingerprint="", global_batch_size=1)
 
 
