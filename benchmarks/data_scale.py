@@ -27,11 +27,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 SCRIPTS = PROJECT / "workflow_scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-from dj2mgm.data.formats import (  # noqa: E402
-    build_conversation,
-    build_dj_text,
-    extract_caption,
-)
+from dj2mgm.data.formats import build_conversation, build_dj_text, extract_caption  # noqa: E402
 from dj2mgm.data.shapes.shapes_dataset import write_shapes  # noqa: E402
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset  # noqa: E402
 from dj2mgm.runs.run import Runs  # noqa: E402

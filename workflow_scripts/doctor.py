@@ -20,7 +20,7 @@ with quiet_imports():
     from rich.text import Text
 
     from dj2mgm.health.doctor_checks import run_checks
-    from dj2mgm.health.gpu_checks import PATH
+    from dj2mgm.health.environment_file import ENVIRONMENT_FILE
     from dj2mgm.health.probes import Finding
 
 COLORS = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
@@ -48,7 +48,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--config", type=json.loads, default={}, help="the values of snakemake's --config, as JSON")
     parser.add_argument("--json", action="store_true", help="print a list of findings")
-    parser.add_argument("--fix", action="store_true", help=f"write {PATH} and DeepSpeed configurations")
+    parser.add_argument("--fix", action="store_true", help=f"write {ENVIRONMENT_FILE} and DeepSpeed configurations")
     parser.add_argument("--end-stray", action="store_true", help="end your orphaned processes on a GPU")
     args = parser.parse_args()
     findings = run_visible_checks(args.config, args.fix, args.end_stray)

@@ -24,7 +24,7 @@ with torch_imports():
     import transformers
 
     from dj2mgm.compute import use_cpu_threads
-    from dj2mgm.data.formats import read_evaluation
+    from dj2mgm.data.evaluation_rows import read_evaluation
     from dj2mgm.evaluation.caption_metrics import CaptionJudge, measure_captions, select_captioned
     from dj2mgm.evaluation.embedder import Embedder, has_same_image_tower
     from dj2mgm.evaluation.groups import estimate_groups, read_paired_rows, score_rows

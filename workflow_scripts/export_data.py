@@ -22,8 +22,8 @@ from dj2mgm.errors import InputError
 from dj2mgm.records.publication_records import ExportSettings
 from dj2mgm.records.recipe_summary import read_recipe_summary
 from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import read_json, read_jsonl, replace_folder, write_text
-from dj2mgm.storage.streaming import DiskMap
 
 
 @command_line

@@ -14,7 +14,8 @@ from itertools import chain
 from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, parse_paths
-from dj2mgm.data.formats import list_images, read_dj_jsonl, read_evaluation, read_llava
+from dj2mgm.data.evaluation_rows import read_evaluation
+from dj2mgm.data.formats import list_images, read_dj_jsonl, read_llava
 from dj2mgm.evaluation.benchmarks import read_questions
 from dj2mgm.evaluation.leak_search import (
     ReferenceTexts,

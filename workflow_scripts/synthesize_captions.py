@@ -25,7 +25,8 @@ with torch_imports():
     from transformers.utils import logging as transformers_log
 
     from dj2mgm.compute import set_seed, use_cpu_threads
-    from dj2mgm.data.formats import read_dj_jsonl, read_evaluation, read_llava
+    from dj2mgm.data.evaluation_rows import read_evaluation
+    from dj2mgm.data.formats import read_dj_jsonl, read_llava
     from dj2mgm.data.held_out_images import HeldOutImages
     from dj2mgm.data.instruction_rows import INSTRUCTIONS_FILE, convert_instructions, make_slots
     from dj2mgm.errors import InputError

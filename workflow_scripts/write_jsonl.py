@@ -30,7 +30,8 @@ from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.cli.messages import note
-from dj2mgm.data.formats import read_dj_jsonl, read_evaluation, read_llava
+from dj2mgm.data.evaluation_rows import read_evaluation
+from dj2mgm.data.formats import read_dj_jsonl, read_llava
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.instruction_rows import is_single_question
 from dj2mgm.data.sample_counts import SampleRules
@@ -40,8 +41,8 @@ from dj2mgm.records.jsonl_summary import JsonlSummary, SourceSamples, TrainingFi
 from dj2mgm.settings.data import JsonlSettings
 from dj2mgm.settings.generation_prompts import CAPTION_QUESTION
 from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import compute_sha256, read_jsonl, write_json
-from dj2mgm.storage.streaming import DiskMap
 
 FEW_ROWS = 10  # a smaller integer as the amount of a source may be meant as a weight
 

@@ -10,7 +10,8 @@ from functools import cache
 import pytest
 from PIL import Image
 
-from dj2mgm.data.formats import extract_caption, read_dj_jsonl, read_evaluation, read_llava
+from dj2mgm.data.evaluation_rows import read_evaluation
+from dj2mgm.data.formats import extract_caption, read_dj_jsonl, read_llava
 from dj2mgm.data.images import BadImageError, load_image, locate_image
 from dj2mgm.data.shapes.scenes import (
     COLORS,

@@ -12,9 +12,10 @@ import yaml
 from huggingface_hub.utils._shared_blobs import publish_blob_to_shared_store
 
 import make_dataset
+from dj2mgm.data.evaluation_rows import read_evaluation
 from dj2mgm.data.exports import WRITERS as EXPORTS
 from dj2mgm.data.exports import Sample
-from dj2mgm.data.formats import build_dj_text, extract_caption, read_dj_jsonl, read_evaluation
+from dj2mgm.data.formats import build_dj_text, extract_caption, read_dj_jsonl
 from dj2mgm.data.images import locate_image
 from dj2mgm.dataset_resolution.experiment_dataset import Dataset, resolve_amounts, resolve_dataset
 from dj2mgm.errors import InputError

@@ -15,7 +15,8 @@ from deepspeed.runtime.config import DeepSpeedConfig
 from huggingface_hub import snapshot_download
 
 from dj2mgm.health import gpu_checks, host_checks, project_checks
-from dj2mgm.health.gpu_checks import build_environment_variables, end_orphans, select_orphans, write_environment
+from dj2mgm.health.environment_file import build_environment_variables, write_environment
+from dj2mgm.health.orphans import end_orphans, select_orphans
 from dj2mgm.health.probes import (
     CudaProbe,
     DriverProbe,

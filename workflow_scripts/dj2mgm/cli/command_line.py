@@ -101,7 +101,7 @@ def command_line(main: Callable[[], None]) -> Callable[[], None]:
                 raise
             file_note = f" ({error.filename})" if error.filename else ""
             _fail(f"{error.strerror}{file_note}. Free space or raise the limit, and run the same command again")
-        except sqlite3.OperationalError as error:  # mappings on disk (streaming.py)
+        except sqlite3.OperationalError as error:  # mappings on disk (disk_map.py)
             if "disk is full" not in str(error):
                 raise
             _fail(f"{error}. Free space in {tempfile.gettempdir()}, or let TMPDIR name another folder")

@@ -18,8 +18,8 @@ from dj2mgm.data.formats import IMAGE_TOKEN, build_dj_text, extract_caption, fin
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.images import BadImageError, UnreadableImages, locate_image
 from dj2mgm.data.question_texts import normalize_lines
+from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.shards import compute_image_digest
-from dj2mgm.storage.streaming import DiskMap
 
 INSTRUCTIONS_FILE = "instructions.jsonl"  # file of these rows in the folder of the synthesize stage
 # columns of the recipe's operators in addition to the columns of pairs, with the value of a missing key

@@ -37,7 +37,7 @@ class EvaluationQuestions:
     """
 
     def __init__(self, rows: Iterable[dict] = ()):
-        """Read the rows of `formats.read_evaluation`."""
+        """Read the rows of `read_evaluation`."""
         images: dict[str, set[str]] = {}
         self._pairs: set[tuple[str, str]] = set()
         for row in rows:

@@ -20,8 +20,9 @@ from dj2mgm.data.json_rows import NumberedIds
 from dj2mgm.data.sample_counts import SampleRules, SourceCounts, apportion, check_subset_size, count_drop_reasons
 from dj2mgm.errors import InputError
 from dj2mgm.records.jsonl_summary import SourceSamples, TrainingFileCounts
+from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import write_jsonl
-from dj2mgm.storage.streaming import DiskMap, map_in_order
+from dj2mgm.storage.streaming import map_in_order
 
 ROWS_AT_ONCE = 500  # rows per batch of a process
 NAMED_ROWS = 5  # bad rows named in the error message

@@ -14,14 +14,15 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from pathlib import Path
 
-from dj2mgm.data.formats import IMAGE_TOKEN, extract_caption, list_images, read_evaluation, read_llava, read_pairs
+from dj2mgm.data.evaluation_rows import read_evaluation
+from dj2mgm.data.formats import IMAGE_TOKEN, extract_caption, list_images, read_llava, read_pairs
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.images import BadImageError, UnreadableImages, join_image_path, load_image, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import MAX_HELD_OUT, FilesDataset, MergedSplit, PretrainSplit
+from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import write_json_list, write_jsonl
 from dj2mgm.storage.shards import compute_image_digest
-from dj2mgm.storage.streaming import DiskMap
 
 HELD_OUT_FRACTION = 0.1
 MAX_REFERENCES = 50  # captions per image; no published benchmark has more

@@ -30,9 +30,10 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import load_benchmark
 from dj2mgm.evaluation.groups import locate_row_images
 from dj2mgm.evaluation.leaked_ids import HELD_OUT
+from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import find_files, list_files
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
-from dj2mgm.storage.streaming import DiskMap, map_in_order
+from dj2mgm.storage.streaming import map_in_order
 
 Image = str | Path | bytes
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from dj2mgm.data.formats import read_evaluation
+from dj2mgm.data.evaluation_rows import read_evaluation
 from dj2mgm.data.images import encode_data_url, load_image
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import Rows, estimate_metrics, locate_row_images

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dj2mgm.health import gpu_checks, host_checks, project_checks
-from dj2mgm.health.gpu_checks import PATH, build_environment_variables, end_orphans, write_environment
+from dj2mgm.health.environment_file import ENVIRONMENT_FILE, build_environment_variables, write_environment
+from dj2mgm.health.orphans import end_orphans
 from dj2mgm.health.probes import Finding, probe_cuda, probe_driver, probe_host, run_probe
 from dj2mgm.health.torch_probe import TorchProbe
 from dj2mgm.planning.prediction import read_free_memory
@@ -33,7 +34,7 @@ def run_checks(config: dict, fix: bool, end_stray: bool, begin: Callable[[str], 
     machine = read_free_memory(len(driver.gpus))
     if fix:
         write_environment(build_environment_variables(cuda, torch and torch.cuda))
-        print(f"wrote {PATH}; source it before `snakemake`", file=sys.stderr)
+        print(f"wrote {ENVIRONMENT_FILE}; source it before `snakemake`", file=sys.stderr)
         for sentence in project_checks.write_configs_that_fit(runs, machine) if runs else ():
             print(sentence, file=sys.stderr)
     return [

@@ -1,17 +1,13 @@
 """Checks of driver, CUDA toolkit, torch and DeepSpeed: present, compatible with each other, working."""
 
-import shlex
 from collections.abc import Collection
 from pathlib import Path
 
-import psutil
-
 from dj2mgm.health.diagnosis import find_cause
-from dj2mgm.health.probes import CudaProbe, DriverProbe, Finding, GpuProcess, Outcome, Toolkit
+from dj2mgm.health.probes import CudaProbe, DriverProbe, Finding, Outcome, Toolkit
 from dj2mgm.health.signature import StageLog
 from dj2mgm.health.torch_probe import TorchProbe
 from dj2mgm.monitoring.memory_csv import format_gib
-from dj2mgm.storage.files import write_text
 
 PINNED_COMMAND = "snakemake --cores 1 baseline --sdm conda   # brings torch 2.6 and the CUDA 12.4 toolkit"
 FIX_COMMAND = "python workflow_scripts/doctor.py --fix && source results/doctor/environment.sh"
@@ -179,54 +175,3 @@ def _parse_major(version: str) -> int:
 def _join_last_lines(printed: str) -> str:
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     return " / ".join(lines[-2:])
-
-
-# Environment variables that a shell needs before `snakemake` if this machine's own do not fit.
-
-PATH = Path("results/doctor/environment.sh")
-
-
-def build_environment_variables(cuda: CudaProbe, torch_cuda: str | None) -> dict[str, str]:
-    """Return the environment variables that make DeepSpeed compile for this torch.
-
-    `torch_cuda` is the CUDA version that torch was built with; None for a CPU build.
-    """
-    toolkit = find_matching_toolkit(cuda, torch_cuda) if torch_cuda else None
-    # CUDA is compatible within a major version, but DeepSpeed knows only the pairs of versions older than itself
-    compatible = toolkit is not None and toolkit.version != torch_cuda
-    return ({"CUDA_HOME": toolkit.home} if toolkit else {}) | {
-        "DS_BUILD_OPS": "0",  # compile each extension at its first use
-        "DS_SKIP_CUDA_CHECK": str(int(compatible)),
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-    }
-
-
-def write_environment(values: dict[str, str], path: Path = PATH) -> None:
-    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in values.items()]
-    write_text(path, f"# source {path}   # before `snakemake`; written by doctor.py --fix\n{''.join(lines)}")
-
-
-# Orphaned processes on a GPU: the user's own, with a parent that has ended.
-
-GRACE_S = 10
-
-
-def select_orphans(processes: tuple[GpuProcess, ...]) -> list[GpuProcess]:
-    return [process for process in processes if process.mine and process.orphan]
-
-
-def end_orphans(processes: tuple[GpuProcess, ...]) -> list[int]:
-    """Terminate each orphan, kill it after GRACE_S seconds, and return the process ids."""
-    ended = []
-    for pid in {orphan.pid for orphan in select_orphans(processes)}:
-        try:
-            process = psutil.Process(pid)
-            process.terminate()
-            ended.append(process)
-        except psutil.NoSuchProcess:
-            continue
-    _, alive = psutil.wait_procs(ended, timeout=GRACE_S)
-    for process in alive:
-        process.kill()
-    psutil.wait_procs(alive, timeout=GRACE_S)
-    return sorted(process.pid for process in ended)

@@ -31,8 +31,8 @@ from dj2mgm.juicer.partitions import (
     write_partition,
 )
 from dj2mgm.juicer.patched_data_juicer import Fields
+from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import replace_file, replace_folder
-from dj2mgm.storage.streaming import DiskMap
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ import psutil
 import pynvml
 
 from dj2mgm.cli.messages import Progress, warn
-from dj2mgm.data.formats import list_images, read_dj_jsonl, read_evaluation, read_llava
+from dj2mgm.data.evaluation_rows import read_evaluation
+from dj2mgm.data.formats import list_images, read_dj_jsonl, read_llava
 from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.dataset_resolution.experiment_dataset import list_dataset_files
 from dj2mgm.errors import InputError
@@ -24,10 +25,10 @@ from dj2mgm.records.crate_records import CrateInput, CrateMachine, CrateSettings
 from dj2mgm.runs.layers import MODEL_KEYS
 from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.settings.config_files import CONFIG, SHIPPED
+from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import compute_sha256
 from dj2mgm.storage.plain_files import check_plain
 from dj2mgm.storage.shards import compute_image_digest
-from dj2mgm.storage.streaming import DiskMap
 
 ROOT = SCRIPTS.parent
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dj2mgm.data.formats import read_evaluation
+from dj2mgm.data.evaluation_rows import read_evaluation
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.seeds import GroupEstimates, RunScores, aggregate, read_run_scores
 from dj2mgm.recipes.recipe_step import INSTRUCTIONS

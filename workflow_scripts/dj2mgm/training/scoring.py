@@ -18,7 +18,8 @@ from torch import distributed, nn
 from torch.utils.data import DataLoader, Dataset
 
 from dj2mgm.cli.messages import note
-from dj2mgm.data.formats import build_conversation, find_control_problem, find_image_problem, read_evaluation
+from dj2mgm.data.evaluation_rows import read_evaluation
+from dj2mgm.data.formats import build_conversation, find_control_problem, find_image_problem
 from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.models.loss import LanguageModelHead, recording_likelihoods

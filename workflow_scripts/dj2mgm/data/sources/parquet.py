@@ -18,9 +18,9 @@ from dj2mgm.data.formats import build_conversation
 from dj2mgm.data.json_rows import MAX_ROW, check_object, make_row_size_error, parse_identifier
 from dj2mgm.data.sources.source import Source, build_conversation_row, check_single, find_column, read_cell
 from dj2mgm.errors import InputError
+from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 from dj2mgm.storage.shards import Member
-from dj2mgm.storage.streaming import DiskMap
 
 WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 MAX_ROWS = 64  # most rows per batch

@@ -12,9 +12,9 @@ from dj2mgm.data.formats import build_conversation
 from dj2mgm.data.json_rows import MAX_ROW, check_object, make_row_size_error, open_input, parse_json
 from dj2mgm.data.sources.source import Source, build_conversation_row, find_column, read_cell
 from dj2mgm.errors import InputError
+from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 from dj2mgm.storage.shards import Member, read_members
-from dj2mgm.storage.streaming import DiskMap
 
 COMPRESSION_COMMANDS = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
 KEEP_TOGETHER = "the files of a sample must be neighbors in the archive; write it again, or delete the sample"

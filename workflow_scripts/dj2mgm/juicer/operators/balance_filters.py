@@ -30,7 +30,7 @@ from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.data.images import load_image
 from dj2mgm.data.question_texts import normalize_words
-from dj2mgm.storage.streaming import DiskMap
+from dj2mgm.storage.disk_map import DiskMap
 
 from .batched_image_text_similarity_filter import load_clip
 from .selection import NO_GROUP, BalanceFilter, Rows, Selection, SelectionFilter, iterate_row_ids

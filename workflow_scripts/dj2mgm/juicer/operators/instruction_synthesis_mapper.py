@@ -23,7 +23,8 @@ from data_juicer.utils.constant import Fields
 from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.control_tokens import find_control_token
-from dj2mgm.data.formats import build_dj_text, read_evaluation, read_llava
+from dj2mgm.data.evaluation_rows import read_evaluation
+from dj2mgm.data.formats import build_dj_text, read_llava
 from dj2mgm.data.instruction_rows import is_single_question, read_question
 from dj2mgm.data.question_texts import EvaluationQuestions, normalize_words
 from dj2mgm.errors import InputError

@@ -26,8 +26,8 @@ from dj2mgm.records.recipe_summary import RecipeSummary, read_recipe_summary
 from dj2mgm.reporting.explorer.row_table import Column, Table, TextFile, build_number_column, build_word_column
 from dj2mgm.reporting.explorer.steps import DISTANCE, ExplorerStep, apply_limits, build_column_key, build_steps
 from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import read_jsonl, readable
-from dj2mgm.storage.streaming import DiskMap
 
 TEMPLATE = build_dj_text("")
 TEMPLATE_NOTE = (
