@@ -10,106 +10,98 @@ from dj2mgm.runs.studies.power_inputs import build_power_settings
 include: "inputs/settings.smk"
 
 
-# by rule: the file, and the function that returns its content
-SETTINGS = {
-    "configure_stage": ("results/{run}/{stage}/config.yaml", stage_settings),
-    "configure_dataset": (
+# by rule
+SETTINGS_FILES = {
+    "configure_stage": SettingsFile(
+        "results/{run}/{stage}/config.yaml", stage_settings
+    ),
+    "configure_dataset": SettingsFile(
         "results/datasets/{dataset}/config.yaml",
         lambda w: used_dataset(w).settings.file_content(),
     ),
-    "configure_foundation": (
+    "configure_foundation": SettingsFile(
         "results/foundation/{model}/{part}.yaml",
         lambda w: getattr(MODELS[w.model].foundation, w.part).model_dump(),
     ),
-    "configure_model": (
+    "configure_model": SettingsFile(
         "results/models/{model}/config.yaml",
         lambda w: MODELS[w.model].assembly().file_content(),
     ),
-    "configure_page": (
+    "configure_page": SettingsFile(
         "results/{page}/config.yaml",
         lambda w: page_settings(pages.list_page_experiments(RUNS, w.page)),
     ),
-    "configure_study": (
+    "configure_study": SettingsFile(
         f"results/{RESULTS_PREFIX}{{study}}/config.yaml",
         study_settings,
+        needs=study_scores,
     ),
-    "configure_look": (
+    "configure_look": SettingsFile(
         f"results/{RESULTS_PREFIX}{{decided}}/decide/seeds-{{number}}/config.yaml",
         look_settings,
     ),
-    "configure_decision": (
+    "configure_decision": SettingsFile(
         f"results/{RESULTS_PREFIX}{{decided}}/decide/budget.yaml",
         lambda w: RUNS.shared.decide.model_dump(),
     ),
-    "configure_search": (
+    "configure_search": SettingsFile(
         f"results/{RESULTS_PREFIX}{{study}}/search/{{key}}/search.yaml",
         lambda w: requested_search(w).model_dump(),
     ),
-    "configure_batch": (
+    "configure_batch": SettingsFile(
         f"results/{RESULTS_PREFIX}{{study}}/search/{{key}}/batch-{{number}}/config.yaml",
         batch_settings,
     ),
-    "configure_mixtures": (
+    "configure_mixtures": SettingsFile(
         f"results/{RESULTS_PREFIX}{{study}}/merged/config.yaml",
         lambda w: mixture_settings(w.study),
     ),
-    "configure_power": (
-        "results/plan/power.yaml",
-        lambda w: build_power_settings(RUNS),
+    "configure_power": SettingsFile(
+        "results/plan/power.yaml", lambda w: build_power_settings(RUNS)
     ),
-    "configure_attention_benchmark": (
-        f"results/{RESULTS_PREFIX}attention_benchmark/config.yaml",
-        attention_settings,
+    "configure_attention_benchmark": SettingsFile(
+        f"results/{RESULTS_PREFIX}attention_benchmark/config.yaml", attention_settings
     ),
-    "configure_challenge": (
-        f"results/{RESULTS_PREFIX}challenge/config.yaml",
-        lambda w: challenge_settings(),
+    "configure_challenge": SettingsFile(
+        f"results/{RESULTS_PREFIX}challenge/config.yaml", lambda w: challenge_settings()
     ),
-    "configure_analysis": (
-        "results/datasets/{dataset}/analyze/config.yaml",
-        analyzed_settings,
+    "configure_analysis": SettingsFile(
+        "results/datasets/{dataset}/analyze/config.yaml", analyzed_settings
     ),
-    "configure_export": (
+    "configure_export": SettingsFile(
         "results/{run}/export/config.yaml",
         lambda w: pages.build_export_settings(RUNS.by_folder(w.run)).file_content(),
     ),
-    "configure_publishing": (
-        "results/published/{run}/config.yaml",
-        publishing_settings,
+    "configure_publishing": SettingsFile(
+        "results/published/{run}/config.yaml", publishing_settings
     ),
-    "configure_leaks": (
+    "configure_leaks": SettingsFile(
         "results/datasets/{dataset}/leaks/config.yaml",
         lambda w: build_leak_settings(RUNS, w.dataset).file_content(),
     ),
-    "configure_evaluation": (
-        "results/evaluations/{task}/config.yaml",
-        lambda w: evaluation_settings(w.task),
+    "configure_evaluation": SettingsFile(
+        "results/evaluations/{task}/config.yaml", lambda w: evaluation_settings(w.task)
     ),
-    "configure_crate": (
-        "results/{page}/crate/config.yaml",
-        lambda w: crate_settings(w.page),
+    "configure_crate": SettingsFile(
+        "results/{page}/crate/config.yaml", lambda w: crate_settings(w.page)
     ),
 }
 
 
-# by rule: the results on which its settings depend
-NEEDED_RESULTS = {"configure_study": lambda w: all_scores(w.study)(w)}
-
-
 # Snakemake renders the template in its own process, without a job.
-for name, (file, find_settings) in SETTINGS.items():
+for name, settings_file in SETTINGS_FILES.items():
 
     rule:
         name:
             name
         input:
-            NEEDED_RESULTS.get(name, []),
+            settings_file.needs,
             template=os.path.relpath(SCRIPTS / "dj2mgm/settings/settings.yaml.jinja"),
         output:
-            file,
+            settings_file.path,
         log:
-            Path(file).with_suffix(".log"),  # stays empty; `snakemake --lint` requires one
+            Path(settings_file.path).with_suffix(".log"),  # stays empty; `snakemake --lint` requires one
         params:
-            yaml=in_yaml(find_settings),
+            yaml=in_yaml(settings_file.build),
         template_engine:
             "jinja2"

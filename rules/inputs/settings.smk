@@ -1,4 +1,7 @@
 # Input functions of rules/settings.smk.
+from collections.abc import Callable
+from typing import NamedTuple
+
 from snakemake import __version__ as SNAKEMAKE
 
 from dj2mgm.runs import crates, pages
@@ -9,6 +12,20 @@ from dj2mgm.runs.stages import TRAINING_STAGES
 from dj2mgm.runs.studies import looks, merged_mixtures, search_batches
 from dj2mgm.settings.targets import AttentionSettings
 from dj2mgm.storage.files import format_yaml
+
+
+class SettingsFile(NamedTuple):
+    """A file of settings.
+
+    Attributes:
+        path: its path, with wildcards.
+        build: function of the wildcards that returns its content.
+        needs: input function of the results on which the content depends, or no files.
+    """
+
+    path: str
+    build: Callable
+    needs: Callable | list = []
 
 
 def crate_settings(page):
@@ -46,6 +63,11 @@ def study_settings(wildcards):
         if search := search_batches.show_search(RUNS, wildcards.study):
             settings["study"]["search"] = search.model_dump()
     return settings
+
+
+def study_scores(wildcards):
+    """Input function: the scores of all batches of a study's search; none for other designs."""
+    return all_scores(wildcards.study)(wildcards)
 
 
 def mixture_settings(study):
