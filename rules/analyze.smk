@@ -34,7 +34,7 @@ rule analyze_data:
     threads: GPU_STAGE_THREADS
     resources:
         gpu=1,
-        mem_mb=mem_with_retries(8000),
+        mem_mb=mem_with_retries(CLIP_STAGE_MB),
         runtime=240,
     params:
         content=hash_user_files(analyzed_files),

@@ -23,7 +23,7 @@ rule write_crate:
     conda:
         "../envs/crate.yaml"
     resources:
-        mem_mb=mem_with_retries(2000),
+        mem_mb=mem_with_retries(SCRIPT_MB),
         runtime=240,
     shell:
         stage_command("write_crate.py", "--config {input.config:q} --output {output:q}")

@@ -63,7 +63,7 @@ rule evaluate_clip:
     threads: GPU_STAGE_THREADS
     resources:
         gpu=1,
-        mem_mb=mem_with_retries(16000),
+        mem_mb=mem_with_retries(WEIGHTS_STAGE_MB),
         runtime=120,
     params:
         content=hash_user_files(clip_files("evaluate_clip"), model_files),

@@ -25,7 +25,7 @@ rule filter_data:
     threads: lambda w: GPU_STAGE_THREADS if filter_gpus(w) else 1
     resources:
         gpu=filter_gpus,
-        mem_mb=mem_with_retries(lambda w: 8000 if filter_gpus(w) else SMALL_STAGE_MB),
+        mem_mb=mem_with_retries(filter_memory),
         runtime=120,
     params:
         content=hash_user_files(clip_files("filter"), recipe_files("filter")),

@@ -32,7 +32,7 @@ rule unpack_foundation:
     conda:
         "../envs/foundation.yaml"
     resources:
-        mem_mb=mem_with_retries(2000),
+        mem_mb=mem_with_retries(SCRIPT_MB),
         runtime=10,
     params:
         folder=lambda w: os.path.relpath(RUNS.shipped_foundations[w.model]),
@@ -61,7 +61,7 @@ rule train_clip:
         "../envs/foundation.yaml"
     threads: 2
     resources:
-        mem_mb=mem_with_retries(6000),
+        mem_mb=mem_with_retries(TINY_TRAINING_MB),
         runtime=60,
     shell:
         stage_command(
@@ -88,7 +88,7 @@ rule train_language_model:
         "../envs/foundation.yaml"
     threads: 2
     resources:
-        mem_mb=mem_with_retries(6000),
+        mem_mb=mem_with_retries(TINY_TRAINING_MB),
         runtime=60,
     shell:
         stage_command(
@@ -113,7 +113,7 @@ rule assemble_model:
     conda:
         "../envs/train.yaml"
     resources:
-        mem_mb=mem_with_retries(16000),
+        mem_mb=mem_with_retries(WEIGHTS_STAGE_MB),
         runtime=60,
     params:
         content=hash_user_files(assembled_files),

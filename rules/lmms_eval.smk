@@ -26,7 +26,7 @@ rule read_evaluation:
     conda:
         "../envs/lmms_eval.yaml"
     resources:
-        mem_mb=mem_with_retries(8000),
+        mem_mb=mem_with_retries(CLIP_STAGE_MB),
         runtime=120,
     params:
         content=hash_user_files(evaluation_data),
@@ -89,7 +89,7 @@ rule score_evaluation:
     conda:
         "../envs/lmms_eval.yaml"
     resources:
-        mem_mb=mem_with_retries(8000),
+        mem_mb=mem_with_retries(CLIP_STAGE_MB),
         runtime=120,
     params:
         content=hash_user_files(evaluation_data),

@@ -21,7 +21,7 @@ rule publish_model:
     conda:
         "../envs/evaluate.yaml"
     resources:
-        mem_mb=mem_with_retries(16000),
+        mem_mb=mem_with_retries(WEIGHTS_STAGE_MB),
         runtime=120,
     params:
         content=hash_user_files(model_files),

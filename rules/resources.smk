@@ -15,6 +15,14 @@ with user_errors():
 # Stages without a large model: data, scores and pages. Data stages take at most 1.3 GiB for 1 000 000 rows
 # (docs/measurements/data_stages.md).
 SMALL_STAGE_MB = 4000
+# Scripts that read a few small files.
+SCRIPT_MB = 2000
+# Trainings of the parts of the embedded tiny models.
+TINY_TRAINING_MB = 6000
+# Stages that measure all images with CLIP, or read a task of lmms-eval.
+CLIP_STAGE_MB = 8000
+# Stages that hold the weights of a whole model or a large CLIP once.
+WEIGHTS_STAGE_MB = 16000
 # Stages that load a model to use it. Not measured; the largest model in config/models has 9 GB of weights (docs/models.md).
 MODEL_STAGE_MB = 24000
 # Trainings. At most 14 GiB for stage 1, LoRA and `adamw_8bit` with MGM-2B (docs/measurements/training.md). Full fine-tuning

@@ -149,9 +149,7 @@ def match_any(names):
 def match_runs(experiments):
     """Return a regular expression for the folders of these experiments' runs, and of trials that change them."""
     searched = {search.experiment for search in RUNS.experiments.searches.values()}
-    trials = (
-        f"{match_any(searched & {*experiments})}-[0-9a-f]{{10}}(-0\\.[0-9]+|{RANDOM_SUFFIX})?"
-    )
+    trials = f"{match_any(searched & {*experiments})}-[0-9a-f]{{10}}(-0\\.[0-9]+|{RANDOM_SUFFIX})?"
     return (
         f"{re.escape(RESULTS_PREFIX)}({match_any(experiments)}|{trials})(/seed-[0-9]+)?"
     )

@@ -27,7 +27,7 @@ checkpoint ask_trials:
     conda:
         "../envs/search.yaml"
     resources:
-        mem_mb=mem_with_retries(2000),
+        mem_mb=mem_with_retries(SCRIPT_MB),
         runtime=30,
     shell:
         stage_command(

@@ -12,7 +12,7 @@ rule count_words:
     conda:
         "../envs/dataset.yaml"
     resources:
-        mem_mb=mem_with_retries(1000),
+        mem_mb=mem_with_retries(SCRIPT_MB),
         runtime=30,
     shell:
         stage_command(

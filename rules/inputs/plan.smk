@@ -45,7 +45,9 @@ def steps_notes():
         elif dataset_summary.is_file():
             counts = read_json(dataset_summary)
             # without instructions, stage 2 trains on the pairs
-            rows = {stage: counts[stage] or counts["pretrain"] for stage in TRAINING_STAGES}
+            rows = {
+                stage: counts[stage] or counts["pretrain"] for stage in TRAINING_STAGES
+            }
     if len(run.training_stages) == 1:
         rows = {"finetune": sum(rows.values())} if rows else {}  # one stage, on both
     notes = [
