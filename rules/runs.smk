@@ -15,6 +15,7 @@ from dj2mgm.settings.benchmarks import read_declarations
 from dj2mgm.runs.layers import EMBEDDED_DEFAULTS, drop_defaults
 from dj2mgm.settings.config_files import check_stated_once
 from dj2mgm.runs.run import Runs
+from dj2mgm.runs.start_messages import list_start_messages
 from dj2mgm.records.search_records import RANDOM_SUFFIX
 from dj2mgm.errors import InputError
 from dj2mgm.cli.library_messages import SWITCHES
@@ -79,27 +80,8 @@ EXPERIMENTS = RUNS.experiments.names
 RESULTS_PREFIX = RUNS.results_prefix  # of runs and pages, below results/
 MODELS = RUNS.models
 if workflow.is_main_process:
-    if RUNS.shared.trusted_recipes:
-        print(
-            "warning: trusted_recipes is true: recipes may run code, ask servers, and write or delete files; run only "
-            "recipes that you have read",
-            file=sys.stderr,
-        )
-    for dataset in RUNS.datasets.values():
-        for line in dataset.note.splitlines():
-            print(escape_control(line), file=sys.stderr)
-    detected = (run.config.model for run in RUNS if run.dataset.note)
-    for name in sorted({model.name for model in detected if model.trained_by_workflow}):
-        print(
-            f"note: the model {name} is made for rendered scenes, and its scores on photos mean nothing. For a verdict on "
-            "photos, name another model (docs/models.md).",
-            file=sys.stderr,
-        )
-    for warning in RUNS.experiments.list_warnings():
-        print(
-            f"warning: {escape_control(warning)}. Other experiments are not affected.",
-            file=sys.stderr,
-        )
+    for message in list_start_messages(RUNS):
+        print(message, file=sys.stderr)
 
 
 def is_stage(rule):

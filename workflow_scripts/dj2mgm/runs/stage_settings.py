@@ -160,7 +160,9 @@ def _read_model_type(folder: str | None) -> object:
 
 def _read_values(folder: str | None, name: str) -> dict:
     """Read a JSON file of a model's folder; if it is damaged, the stage that uses it reports it."""
-    file = Path(folder or "/nowhere") / name
+    if folder is None:
+        return {}
+    file = Path(folder) / name
     try:
         values = json.loads(file.read_bytes()) if file.is_file() else {}
     except (OSError, ValueError, RecursionError):
