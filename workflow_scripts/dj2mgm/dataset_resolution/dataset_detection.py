@@ -45,14 +45,14 @@ HELD_BACK = VALIDATION_NAMES | {"test", "testing"}
 class FileGroup:
     """Files whose names differ only in numbers, or folders of captioned images, with their recognized format."""
 
-    guess: RecognizedFormat
+    recognized: RecognizedFormat
     files: tuple[Path, ...]
 
     @property
     def key(self) -> tuple:
-        """Parts with the same key are one source."""
-        columns = tuple(sorted(self.guess.columns.items()))
-        return self.guess.format, columns, () if self.guess.format in WITH_IMAGES else self.files
+        """Groups with the same key are one source."""
+        columns = tuple(sorted(self.recognized.columns.items()))
+        return self.recognized.format, columns, () if self.recognized.format in WITH_IMAGES else self.files
 
 
 @dataclass(frozen=True)
@@ -81,21 +81,21 @@ def detect_dataset(path: Path, name: str, requested_path: Path) -> DetectedDatas
     """
     folder = path if path.is_dir() else path.parent
     advice = _Advice(name)
-    training, held_back, unread = _find_parts(path, advice)
-    parts_by_split = _choose_parts(training or held_back, folder, advice)
+    training, held_back, unread = _find_groups(path, advice)
+    groups_by_split = _choose_groups(training or held_back, folder, advice)
     held_back = held_back if training else []
-    _check_separate(parts_by_split, held_back)
+    _check_separate(groups_by_split, held_back)
     evaluation = {}
     if path.is_dir() and os.path.lexists(path / EVALUATION_FILE):  # a broken link is reported by `check_files`
         evaluation = {"evaluation": {"file": str(path / EVALUATION_FILE), "images": str(path)}}
     elif held_out := _choose_held_out(held_back, folder):
-        parts_by_split["evaluation"] = held_out
-        held_back = [part for part in held_back if not set(part.files) <= set(held_out.files)]
-    values = _describe(parts_by_split, folder, advice) | evaluation
+        groups_by_split["evaluation"] = held_out
+        held_back = [group for group in held_back if not set(group.files) <= set(held_out.files)]
+    values = _describe(groups_by_split, folder, advice) | evaluation
     kind = SourcesDataset if "sources" in values else FilesDataset
     settings = validate_settings(kind, values, f"dataset {requested_path}")
-    titles = dict.fromkeys(FORMATS[part.guess.format].title for part in parts_by_split.values())
-    skipped = [_show_files(part, folder) for part in held_back] + unread
+    titles = dict.fromkeys(FORMATS[group.recognized.format].title for group in groups_by_split.values())
+    skipped = [_show_files(group, folder) for group in held_back] + unread
     return DetectedDataset(settings, _write_note(requested_path, titles, values, skipped, advice))
 
 
@@ -131,8 +131,8 @@ class _Advice:
         return InputError(f"dataset: {question}. Save the right one as {self.file}, and use dataset={name}: {texts}")
 
 
-def _find_parts(path: Path, advice: _Advice) -> tuple[list[FileGroup], list[FileGroup], list[str]]:
-    """Return the parts to train on, the parts of validation and test, and the names of unrecognized files.
+def _find_groups(path: Path, advice: _Advice) -> tuple[list[FileGroup], list[FileGroup], list[str]]:
+    """Return the groups to train on, the groups of validation and test, and the names of unrecognized files.
 
     Folders inside are searched only if the folder itself has nothing to train on.
     """
@@ -143,10 +143,10 @@ def _find_parts(path: Path, advice: _Advice) -> tuple[list[FileGroup], list[File
     held_back: list[FileGroup] = []
     names: list[str] = []
     for level in (islice(levels, 1), levels):  # the folder itself, then all deeper levels
-        listings = [listing for group in level for listing in group]
+        listings = [listing for directories in level for listing in directories]
         names += [name for _, file_names in listings for name in file_names]
-        for part in (*_find_captioned(listings), *_recognize_files(listings, folder, problems)):
-            (held_back if _is_held_back(part, folder) else training).append(part)
+        for group in (*_find_captioned(listings), *_recognize_files(listings, folder, problems)):
+            (held_back if _is_held_back(group, folder) else training).append(group)
         if training:
             break
     if training or held_back:
@@ -222,7 +222,7 @@ def _find_captioned(listings: list[Listing]) -> Iterator[FileGroup]:
 
 def _recognize_files(listings: list[Listing], folder: Path, problems: dict[str, str]) -> Iterator[FileGroup]:
     """Yield the recognized files; put the first file of each other kind of name into `problems`, with a sentence."""
-    groups: dict[tuple, list[Path]] = {}
+    files_by_pattern: dict[tuple, list[Path]] = {}
     suffixes = {suffix for name, format in FORMATS.items() if name != "folder" for suffix in format.suffixes}
     for directory, names in listings:
         images = {os.path.splitext(name)[0] for name in names if name.lower().endswith(IMAGE_SUFFIXES)}
@@ -230,13 +230,13 @@ def _recognize_files(listings: list[Listing], folder: Path, problems: dict[str, 
             stem, suffix = os.path.splitext(name)
             if suffix.lower() not in suffixes or name == EVALUATION_FILE or (suffix == ".json" and stem in images):
                 continue
-            groups.setdefault((directory, re.sub(r"\d+", "0", stem), suffix), []).append(directory / name)
-    if len(groups) > MAX_KINDS:
+            files_by_pattern.setdefault((directory, re.sub(r"\d+", "0", stem), suffix), []).append(directory / name)
+    if len(files_by_pattern) > MAX_KINDS:
         raise InputError(
             f"dataset: {folder} holds files with more than {MAX_KINDS} kinds of names; name one of the files, or "
             "describe the data in a config/datasets/<name>.yaml (docs/data.md)"
         )
-    for files in groups.values():
+    for files in files_by_pattern.values():
         outcome = recognize_file(files[0], folder)
         if isinstance(outcome, RecognizedFormat):
             yield FileGroup(outcome, tuple(files))
@@ -244,54 +244,54 @@ def _recognize_files(listings: list[Listing], folder: Path, problems: dict[str, 
             problems[str(files[0].relative_to(folder))] = outcome
 
 
-def _is_held_back(part: FileGroup, folder: Path) -> bool:
-    """Return whether the names of a part's files or folders contain a word for validation or test."""
-    words = _find_words(part, folder)
+def _is_held_back(group: FileGroup, folder: Path) -> bool:
+    """Return whether the names of a group's files or folders contain a word for validation or test."""
+    words = _find_words(group, folder)
     return bool(words & HELD_BACK) and not words & TRAINING_WORDS
 
 
-def _find_words(part: FileGroup, folder: Path) -> set[str]:
-    """Return the words in the names of a part's first file and of the folders around it."""
-    directory = part.files[0].relative_to(folder)
-    return split_words(str(directory if part.guess.format == "folder" else directory.with_suffix("")))
+def _find_words(group: FileGroup, folder: Path) -> set[str]:
+    """Return the words in the names of a group's first file and of the folders around it."""
+    directory = group.files[0].relative_to(folder)
+    return split_words(str(directory if group.recognized.format == "folder" else directory.with_suffix("")))
 
 
-# Description of the parts.
+# Description of the groups.
 
 
-def _join_parts(parts: Iterable[FileGroup]) -> list[FileGroup]:
+def _join_groups(groups: Iterable[FileGroup]) -> list[FileGroup]:
     joined: dict[tuple, FileGroup] = {}
-    for part in parts:
-        before = joined.get(part.key)
-        joined[part.key] = FileGroup(part.guess, (*before.files, *part.files)) if before else part
+    for group in groups:
+        before = joined.get(group.key)
+        joined[group.key] = FileGroup(group.recognized, (*before.files, *group.files)) if before else group
     return list(joined.values())
 
 
-def _choose_held_out(parts: list[FileGroup], folder: Path) -> FileGroup | None:
+def _choose_held_out(groups: list[FileGroup], folder: Path) -> FileGroup | None:
     """Return the pairs for validation, or else the pairs for test; None if several formats or files are possible."""
-    pairs = [part for part in parts if part.guess.split == "pretrain"]
-    validation = _join_parts(part for part in pairs if _find_words(part, folder) & VALIDATION_NAMES)
-    candidates = validation or _join_parts(pairs)
+    pairs = [group for group in groups if group.recognized.split == "pretrain"]
+    validation = _join_groups(group for group in pairs if _find_words(group, folder) & VALIDATION_NAMES)
+    candidates = validation or _join_groups(pairs)
     return candidates[0] if len(candidates) == 1 else None
 
 
-def _choose_parts(parts: list[FileGroup], folder: Path, advice: _Advice) -> dict[str, FileGroup]:
-    """Return the part of each split; parts of one format are joined.
+def _choose_groups(groups: list[FileGroup], folder: Path, advice: _Advice) -> dict[str, FileGroup]:
+    """Return the group of each split; groups of one format are joined.
 
     Conversations next to Data-Juicer's pairs are for stage 2.
     """
-    joined = _join_parts(parts)
-    has_pairs = any(part.guess.format == "data_juicer" for part in joined)
+    joined = _join_groups(groups)
+    has_pairs = any(group.recognized.format == "data_juicer" for group in joined)
     splits: dict[str, list[FileGroup]] = {"pretrain": [], "finetune": []}
-    for part in joined:
-        splits["finetune" if has_pairs and part.guess.is_conversation else part.guess.split].append(part)
+    for group in joined:
+        splits["finetune" if has_pairs and group.recognized.is_conversation else group.recognized.split].append(group)
     others = {split: candidates[0] for split, candidates in splits.items() if len(candidates) == 1}
     for split, candidates in splits.items():
         if len(candidates) > 1:
-            names = " and ".join(_show_files(part, folder) for part in candidates)
+            names = " and ".join(_show_files(group, folder) for group in candidates)
             raise advice.choose(
                 f"{folder} holds {names}, and each may be the data",
-                [_describe(others | {split: part}, folder, advice, has_choice=True) for part in candidates],
+                [_describe(others | {split: group}, folder, advice, has_choice=True) for group in candidates],
             )
     if not splits["pretrain"]:
         raise InputError(
@@ -301,69 +301,71 @@ def _choose_parts(parts: list[FileGroup], folder: Path, advice: _Advice) -> dict
     return {split: candidates[0] for split, candidates in splits.items() if candidates}
 
 
-def _check_separate(parts_by_split: dict[str, FileGroup], held_back: list[FileGroup]) -> None:
+def _check_separate(groups_by_split: dict[str, FileGroup], held_back: list[FileGroup]) -> None:
     """Raise InputError if the common folder of captioned images also holds images of validation or test."""
-    for part in parts_by_split.values():
-        common = os.path.commonpath(part.files)
+    for group in groups_by_split.values():
+        common = os.path.commonpath(group.files)
         other = next((other.files[0] for other in held_back if other.files[0].is_relative_to(common)), None)
-        if part.guess.format == "folder" and other:
+        if group.recognized.format == "folder" and other:
             raise InputError(
-                f"dataset: {common} holds captioned images of {part.files[0]} and of {other}, which is not trained on; "
-                "name one folder, or list several as sources in a config/datasets/<name>.yaml (docs/data.md)"
+                f"dataset: {common} holds captioned images of {group.files[0]} and of {other}, which is not trained "
+                "on; name one folder, or list several as sources in a config/datasets/<name>.yaml (docs/data.md)"
             )
 
 
-def _show_files(part: FileGroup, folder: Path) -> str:
-    names = [str(file.relative_to(folder)) if file != folder else "images" for file in part.files]
+def _show_files(group: FileGroup, folder: Path) -> str:
+    names = [str(file.relative_to(folder)) if file != folder else "images" for file in group.files]
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"{names[0]}{more} ({part.guess.format})"
+    return f"{names[0]}{more} ({group.recognized.format})"
 
 
-def _describe(parts: dict[str, FileGroup], folder: Path, advice: _Advice, has_choice: bool = False) -> dict:
+def _describe(groups: dict[str, FileGroup], folder: Path, advice: _Advice, has_choice: bool = False) -> dict:
     """Return the keys of a dataset's file.
 
     Args:
-        parts: parts by split.
+        groups: groups by split.
         folder: folder of the dataset.
         advice: remedies for messages.
         has_choice: whether this is one of several choices, in which further choices are not reported.
     """
     images = {
-        split: _find_images(part, folder) for split, part in parts.items() if part.guess.format not in WITH_IMAGES
+        split: _find_images(group, folder)
+        for split, group in groups.items()
+        if group.recognized.format not in WITH_IMAGES
     }
-    if _are_plain(parts):
+    if _are_plain(groups):
         values: dict = {
-            split: {"file": str(part.files[0]), "images": images[split][0]} for split, part in parts.items()
+            split: {"file": str(group.files[0]), "images": images[split][0]} for split, group in groups.items()
         }
-        key_paths = {split: (split,) for split in parts}
+        key_paths = {split: (split,) for split in groups}
     else:
         values = {"sources": {}}
-        key_paths = {split: ("sources", SOURCE_NAMES[split]) for split in parts}
-        for split, part in parts.items():
-            source: dict[str, Any] = {"format": part.guess.format, "path": _name_files(part, folder)}
+        key_paths = {split: ("sources", SOURCE_NAMES[split]) for split in groups}
+        for split, group in groups.items():
+            source: dict[str, Any] = {"format": group.recognized.format, "path": _name_files(group, folder)}
             source |= {"images": images[split][0]} if split in images else {}
             source |= {"split": split} if split != "pretrain" else {}
-            columns = {key: names[0] for key, names in part.guess.columns.items()}
+            columns = {key: names[0] for key, names in group.recognized.columns.items()}
             values["sources"][SOURCE_NAMES[split]] = source | ({"columns": columns} if columns else {})
-    for split, part in parts.items() if not has_choice else ():
+    for split, group in groups.items() if not has_choice else ():
         _check_single(
-            f"{part.files[0]}: its images may be in",
+            f"{group.files[0]}: its images may be in",
             images.get(split, []),
             values,
             (*key_paths[split], "images"),
             advice,
         )
-        for key, names in part.guess.columns.items():
-            question = f"{part.files[0]}: its {CONTENTS[key]} may be in the column"
+        for key, names in group.recognized.columns.items():
+            question = f"{group.files[0]}: its {CONTENTS[key]} may be in the column"
             _check_single(question, names, values, (*key_paths[split], "columns", key), advice)
     return values
 
 
-def _are_plain(parts: dict[str, FileGroup]) -> bool:
+def _are_plain(groups: dict[str, FileGroup]) -> bool:
     """Return whether a dataset is one file of Data-Juicer's pairs, and at most one of LLaVA's conversations."""
-    formats = {split: part.guess.format for split, part in parts.items()}
+    formats = {split: group.recognized.format for split, group in groups.items()}
     plain_formats = ({"pretrain": "data_juicer"}, {"pretrain": "data_juicer", "finetune": "llava"})
-    return formats in plain_formats and all(len(part.files) == 1 for part in parts.values())
+    return formats in plain_formats and all(len(group.files) == 1 for group in groups.values())
 
 
 def _check_single(question: str, names: Sequence[str], values: dict, keys: tuple[str, ...], advice: _Advice) -> None:
@@ -378,9 +380,9 @@ def _replace(values: dict, keys: tuple[str, ...], value: str) -> dict:
     return values | {key: _replace(values[key], tuple(more), value) if more else value}
 
 
-def _name_files(part: FileGroup, folder: Path) -> str:
-    """Return a path or pattern that names exactly the files of a part."""
-    files, kind = sorted(part.files), part.guess.format
+def _name_files(group: FileGroup, folder: Path) -> str:
+    """Return a path or pattern that names exactly the files of a group."""
+    files, kind = sorted(group.files), group.recognized.format
     parents = [file if kind == "folder" else file.parent for file in files]
     common = Path(os.path.commonpath(parents))
     if kind == "folder":
@@ -399,22 +401,23 @@ def _name_files(part: FileGroup, folder: Path) -> str:
     )
 
 
-def _find_images(part: FileGroup, folder: Path) -> list[str]:
-    """Return the folders that the image paths of a part's rows may be relative to.
+def _find_images(group: FileGroup, folder: Path) -> list[str]:
+    """Return the folders that the image paths of a group's rows may be relative to.
 
     The first images must exist: in the folder of the file, in the folder of the dataset, or in a folder inside them.
     """
-    home = part.files[0].parent
-    if address := next((image for image in part.guess.images if ADDRESS_PATTERN.match(image)), None):
+    home = group.files[0].parent
+    if address := next((image for image in group.recognized.images if ADDRESS_PATTERN.match(image)), None):
         raise InputError(
-            f"dataset: {part.files[0]} names images by addresses ({address[:100]}), and nothing is downloaded; "
+            f"dataset: {group.files[0]} names images by addresses ({address[:100]}), and nothing is downloaded; "
             "download them (img2dataset does), and name the files"
         )
     for directory in (home, folder):
-        if _count_images(part.guess.images, directory):
+        if _count_images(group.recognized.images, directory):
             return [str(directory)]
     counts = {
-        str(directory): _count_images(part.guess.images, directory) for directory in _list_subfolders(home, folder)
+        str(directory): _count_images(group.recognized.images, directory)
+        for directory in _list_subfolders(home, folder)
     }
     most = max(counts.values(), default=0)
     # if no image exists, the reader of rows names the missing images

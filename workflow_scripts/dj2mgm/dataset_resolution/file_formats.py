@@ -58,7 +58,7 @@ class SourceFormat:
     Attributes:
         suffixes: endings of its files; data/sources has a reader of the format's name.
         title: its name in messages.
-        recognize: function that returns a guess, or raises UnrecognizedFormatError.
+        recognize: function that returns a recognized format, or raises UnrecognizedFormatError.
     """
 
     suffixes: tuple[str, ...]
@@ -162,7 +162,7 @@ FORMATS = {
 
 
 def recognize_file(file: Path, folder: Path) -> RecognizedFormat | str:
-    """Return the guess about a file, or a sentence with the reason why there is none."""
+    """Return the recognized format of a file, or a sentence with the reason why there is none."""
     sample, problem = read_sample(file, folder), ""
     for source_format in FORMATS.values():
         if file.suffix.lower() in source_format.suffixes:
