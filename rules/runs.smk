@@ -28,7 +28,7 @@ from dj2mgm.torch_environment import (
 )
 from dj2mgm.training.checkpoints import discard_finished
 
-# stages inherit them
+# stages inherit these variables
 set_torch_environment()
 
 
@@ -41,7 +41,7 @@ def user_errors():
         raise UserError(escape_control(str(error))) from None
 
 
-# Snakemake does not tell a Snakefile the targets. graph.smk refuses other ones next to `fetch`.
+# A Snakefile cannot ask Snakemake for the targets. graph.smk refuses `fetch` together with another target.
 FETCHES = "fetch" in sys.argv[1:]
 
 

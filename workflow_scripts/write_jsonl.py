@@ -62,8 +62,8 @@ def main() -> None:
     checks: defaultdict[str, DiskMap] = defaultdict(DiskMap)  # by image folder; both files may have the same images
     for name, (rows, root) in _read_splits(settings, args.pairs, args.instructions, args.synthesized).items():
         output = args.output_dir / f"{name}.jsonl"
-        budget = budgets and budgets[name].rows_out
-        size = sizes and sizes.files[name].different_rows
+        budget = budgets[name].rows_out if budgets else None
+        size = sizes.files[name].different_rows if sizes else None
         rules = SampleRules(
             settings,
             budget,

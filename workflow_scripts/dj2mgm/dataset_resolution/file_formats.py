@@ -124,7 +124,7 @@ def _recognize_parquet(sample: FileSample) -> RecognizedFormat:
 
 
 def _recognize_webdataset(sample: FileSample) -> RecognizedFormat:
-    """Recognize captions in .txt files, or captions and conversations in .json files, beside the images of a shard."""
+    """Recognize captions in .txt files, or captions and conversations in .json files, next to the images of a shard."""
     suffixes, metadata = sample.names, sample.rows[0] if sample.rows else {}
     if not any(suffix.endswith(IMAGE_SUFFIXES) for suffix in suffixes):
         ends = f", and its files end with {enumerate_names(suffixes)}" if suffixes else ""

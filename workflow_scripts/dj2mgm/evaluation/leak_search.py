@@ -52,12 +52,12 @@ class References:
     """Evaluation images with their signatures, 80 bytes per image."""
 
     images: list[Reference]
-    signatures: np.ndarray  # (N, SIGNATURE) uint8
+    signatures: np.ndarray  # (N, SIGNATURE_BYTES) uint8
 
     def find_copied(self, signatures: np.ndarray) -> list[list[tuple[Reference, int]]]:
         """Return, for each image, the references that it copies, with the number of differing bits out of 256.
 
-        `signatures` are (M, SIGNATURE) uint8.
+        `signatures` are (M, SIGNATURE_BYTES) uint8.
         """
         matches: list[list[tuple[Reference, int]]] = [[] for _ in signatures]
         for index, reference_index, bits in sorted(find_reference_pairs(signatures, self.signatures)):

@@ -79,7 +79,7 @@ def find_cause(log: StageLog) -> Diagnosis | None:
 def find_input_error(log: StageLog) -> str | None:
     """Return the sentence about the user's input with which the stage stopped; it is a diagnosis already."""
     match = USER_ERROR.search(log.text)
-    return match and match[0]
+    return None if match is None else match[0]
 
 
 def explain_input_error(log: StageLog) -> str | None:

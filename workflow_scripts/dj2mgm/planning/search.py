@@ -41,7 +41,7 @@ def list_candidates(
 
     Args:
         configs: completed DeepSpeed configurations by name. A configuration that fixes its batch sizes keeps them.
-        global_batch_size: samples of a step; None stands for ACCUMULATION micro batches on every GPU.
+        global_batch_size: samples of a step; None: `DEFAULT_ACCUMULATION_STEPS` micro batches on every GPU.
         micro_batches: sizes in rising order; None: MICRO_BATCHES and sizes between them. The last micro batch of a
             step may have fewer samples. Sizes above the number of a step's samples on each GPU are left out.
         intervals: checkpointing intervals, the least work first; 0: none.

@@ -90,7 +90,7 @@ class Bars:
 
 
 def stack_bars(counts: dict[str, np.ndarray], highest: int, down: bool = False) -> list[Bars]:
-    """Stack the series in a drawing of 100 × HEIGHT units.
+    """Stack the series in a drawing of 100 × `BAR_CHART_HEIGHT` units.
 
     Args:
         counts: rows in each bin, (bins,), by series from the axis outwards.
@@ -165,7 +165,7 @@ class LineChart:
 
 
 def draw_line(x: Scale, y: Scale, xs: Sequence[float], ys: Sequence[float]) -> str:
-    """Return a path through at most POINTS of the finite values."""
+    """Return a path through at most `MAX_LINE_POINTS` of the finite values."""
     finite = np.flatnonzero(np.isfinite(ys))
     indices = finite[np.unique(np.linspace(0, len(finite) - 1, min(MAX_LINE_POINTS, len(finite))).round().astype(int))]
     return "M" + "L".join(f"{x.at(xs[index]):.2f} {100 - y.at(ys[index]):.2f}" for index in indices)

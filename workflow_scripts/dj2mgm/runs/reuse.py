@@ -134,7 +134,7 @@ class Reuse:
                 and upstream_stage == "synthesize"
                 and run.selects_instructions
             ):
-                continue  # without it, the pairs are those of the filter stage
+                continue  # the pairs then come from the filter stage
             parts[upstream_stage] = (
                 self._sign(run, upstream_stage, pairs_only=True)
                 if pairs_only or definition.pairs_only

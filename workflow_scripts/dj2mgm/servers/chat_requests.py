@@ -10,7 +10,7 @@ from dj2mgm.servers.chat_server import ChatAnswer, ChatServer, RequestError
 
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 60.0  # between tries; doubled each time
 MIN_SHOWN_PAUSE_S = 10.0  # shortest pause requested by the server that is shown
-BUSY_TRIES = 4  # factor on the number of tries, while the server answers other messages
+BUSY_TRIES = 4  # how many times more tries a message gets while the server answers others
 DOWN_AFTER = 3  # messages in a row without an answer, after all their tries
 USELESS_AFTER = 50  # messages in a row that the server rejects, or whose answer is unusable
 
@@ -76,7 +76,7 @@ class ChatRequests:
         )
 
     def ask(self, content: list[dict], **settings) -> ChatAnswer | None:
-        """Return the answer to one message; None if all tries fail, or if the server rejects the message.
+        """Return the answer to one message; None if all tries fail, if the server rejects it, or after `stop`.
 
         Raises:
             InputError: a budget is used up, or other messages would get no answer either. All threads then stop.
@@ -88,7 +88,7 @@ class ChatRequests:
             raise
 
     def _ask(self, content: list[dict], settings: dict) -> ChatAnswer | None:
-        """Return the server's answer after retries; None if the message failed for good or a budget is spent."""
+        """Return the server's answer after retries; None if the message failed for good, or after `stop`."""
         tries = failed = 0
         answers = self._answers
         while self._may_go_on():
@@ -98,7 +98,8 @@ class ChatRequests:
             except RequestError as failure:
                 tries += 1
                 self._count_tokens(failure.tokens)
-                failed += not (failure.busy and self._answers > answers)  # only busy if it answers other messages
+                # a busy server that answers other messages has not failed
+                failed += not (failure.busy and self._answers > answers)
                 answers = self._answers
                 if not failure.again or failed > self.retries or tries > BUSY_TRIES * (self.retries + 1):
                     self._count_unanswered(failure)
@@ -130,7 +131,7 @@ class ChatRequests:
         return self.spent_before[0] + self._sent, self.spent_before[1] + self._tokens
 
     def _count_request(self) -> None:
-        """Count a request that will be sent, unless a budget or the answers so far do not allow it."""
+        """Count the next request; raise InputError if a budget or the answers so far do not allow it."""
         name = self.server.name
         with self._lock:
             limits = {"max_requests": self.max_requests, "max_total_tokens": self.max_total_tokens}

@@ -152,7 +152,7 @@ class ChatServer:
         """Check that the server lists the model, or find the only one. A server without a list is accepted.
 
         Raises:
-            Failure: if the server does not answer.
+            RequestError: if the server does not answer.
             InputError: the server needs another key, has only other models, is not a chat server, or no model
                 is named, and the server does not list exactly one.
         """
@@ -198,7 +198,7 @@ class ChatServer:
         """Return the answer to one message of a user, whose `content` has the parts of OpenAI's chat completions.
 
         Raises:
-            Failure: if there is no answer this time.
+            RequestError: if there is no answer this time.
             InputError: no message would get an answer.
         """
         body = {"model": self.model, "messages": [{"role": "user", "content": content}], **settings}
@@ -222,7 +222,7 @@ class ChatServer:
         return replace(answer, text=answer.text[:KEPT_CHARACTERS]) if len(answer.text) > MAX_TEXT_LENGTH else answer
 
     def _request(self, method: str, path: str, **body) -> httpx.Response:
-        """Return a whole response of at most MAX_BYTES; raise Failure for a late, large, compressed or broken one."""
+        """Return a response of at most MAX_BYTES; raise RequestError for a late, large, compressed or broken one."""
         content, whole_s = bytearray(), TIMEOUT_FACTOR * self._timeout_s
         self._deadlines.start(whole_s, head_s=self._timeout_s)
         try:

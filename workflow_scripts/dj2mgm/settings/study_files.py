@@ -246,7 +246,7 @@ class StudyFile(Section):
     design: Design = setting(..., "the variants")
     proportional: dict[str, str] = setting(
         {},
-        "keys that grow with another one, as {finetune.lora.alpha: finetune.lora.r}, at the experiment's ratio",
+        "keys that stay proportional to another at the experiment's ratio, as {finetune.lora.alpha: finetune.lora.r}",
     )
     controls: Annotated[list[Literal["random"]], UniqueItems()] = setting(
         [], "further variants, as in an experiment's `controls`; random is skipped if the recipes drop no rows"

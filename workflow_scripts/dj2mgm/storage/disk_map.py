@@ -42,7 +42,7 @@ class DiskMap:
 
     def get(self, key: str) -> str | int | None:
         row = self._database.execute("SELECT value FROM map WHERE key = ?", (key,)).fetchone()
-        return row and row[0]
+        return None if row is None else row[0]
 
     def __contains__(self, key: str) -> bool:
         return self.get(key) is not None

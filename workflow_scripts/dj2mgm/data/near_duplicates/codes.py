@@ -52,7 +52,7 @@ COSINES = np.cos(np.pi / SIDE * np.outer(np.arange(FREQUENCIES), np.arange(SIDE)
 
 
 def compute_signature(image: Image.Image) -> np.ndarray:
-    """Return the signature of an RGB image, (SIGNATURE,) uint8: packed bits, then the colors of the cells."""
+    """Return the signature of an RGB image, (SIGNATURE_BYTES,) uint8: packed bits, then the colors of the cells."""
     small = image.resize((SIDE, SIDE), Image.Resampling.LANCZOS)
     spectrum = (COSINES @ np.asarray(small.convert("L"), dtype=np.float64) @ COSINES.T).ravel()
     bits = spectrum > max(np.median(spectrum[1:]), COMPRESSION_NOISE)  # median without the mean gray
@@ -74,7 +74,7 @@ def compute_distances(left: np.ndarray, right: np.ndarray, max_bits: int, max_le
     """Return the number of differing bits, (P,) float64, or infinity if bits or colors differ by more than the limits.
 
     Args:
-        left, right: (P, SIGNATURE) uint8.
+        left, right: (P, SIGNATURE_BYTES) uint8.
         max_levels: largest difference of a color, of 256 levels.
     """
     bits = np.bitwise_count(left[:, :CODE_BYTES] ^ right[:, :CODE_BYTES]).sum(axis=1, dtype=np.float64)

@@ -61,7 +61,7 @@ def find_reference_pairs(
     """Yield every pair of an image and a reference within the limits: their indices, and the differing bits.
 
     Args:
-        signatures, references: (N, SIGNATURE) and (M, SIGNATURE) uint8.
+        signatures, references: (N, SIGNATURE_BYTES) and (M, SIGNATURE_BYTES) uint8.
         max_bits, max_levels: limits, as in the operator `image_near_deduplicator`.
     """
     codes, reference_codes = (np.ascontiguousarray(rows[:, :CODE_BYTES]) for rows in (signatures, references))

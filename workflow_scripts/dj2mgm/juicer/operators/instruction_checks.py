@@ -42,7 +42,7 @@ ROUND_TRIP, ROUND_TRIP_STAT = "round_trip_filter", "round_trip_agreement"
 BALANCE, BALANCE_STAT = "yes_no_balance_filter", "yes_no"
 CAPTION, CAPTION_STAT = "caption_agreement_filter", "caption_agreement"
 GRAY, SIDE = (128, 128, 128), 224
-YES_NO_SPELLINGS = ("yes", "Yes", "no", "No")  # answers to VERIFY, of which a model may prefer any
+YES_NO_SPELLINGS = ("yes", "Yes", "no", "No")  # answers to `VERIFICATION_QUESTION`, of which a model may prefer any
 VERIFICATION_QUESTION = 'Is "{answer}" the right answer to the question "{question}"? Answer with yes or no.'
 
 

@@ -233,7 +233,7 @@ def _draw_memory_lines(x: Scale, y: Scale, stage: StageMemory, start: float, end
 
 
 def _find_peaks(sizes: np.ndarray) -> list[int]:
-    """Return the indices of at most POINTS readings, each the largest of its neighbors, so that no peak is lost."""
+    """Return the indices of at most `MAX_LINE_POINTS` readings, the largest of their neighbors, to keep all peaks."""
     groups = np.array_split(np.arange(len(sizes)), min(MAX_LINE_POINTS, len(sizes)))
     return [group[sizes[group].argmax()] for group in groups]
 

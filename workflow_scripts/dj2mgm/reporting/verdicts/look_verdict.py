@@ -22,8 +22,6 @@ from dj2mgm.runs.studies.seed_times import sum_measured_seconds
 from dj2mgm.settings.targets import DecideSection
 from dj2mgm.verdict_kinds import VerdictKind
 
-NOTHING_EXCLUDED = "all differences are still possible"
-
 
 def take_look(
     experiments: list[ExperimentResults],
