@@ -99,7 +99,7 @@ def _compile_pattern(template: str) -> re.Pattern:
 
 
 def match_names(source: Path, shards: list[Shard], pairs: NamePairs, left_out: re.Pattern) -> dict[str, str]:
-    """Return the new name of every tensor except those that `left_out` matches."""
+    """Return the new name of every tensor whose name does not match `left_out`."""
     names: dict[str, str] = {}
     for name in (name for shard in shards for name in shard.shapes):
         if left_out.fullmatch(name):

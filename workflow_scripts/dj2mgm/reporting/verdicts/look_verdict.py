@@ -14,10 +14,7 @@ from dj2mgm.reporting.verdicts.decision_cost import build_budget_command, descri
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore, find_headline
 from dj2mgm.reporting.verdicts.headline_verdicts import describe_missing_score, find_unlearned
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, list_training_faults
-from dj2mgm.reporting.verdicts.verdict_sentences import (
-    explain_withheld,
-    write_statement,
-)
+from dj2mgm.reporting.verdicts.verdict_sentences import explain_withheld, write_statement
 from dj2mgm.runs.studies.seed_times import sum_measured_seconds
 from dj2mgm.settings.targets import DecideSection
 from dj2mgm.verdict_kinds import VerdictKind

@@ -42,17 +42,18 @@ class Noise:
 
 def describe_power(settings: PowerSettings) -> str:
     """Return the smallest difference that the planned images and seeds show, and the cost of one more seed."""
-    title, (group, metric) = SCORE_TITLES[settings.headline], _locate_score(settings)
-    noise = find_noise(settings, group, metric)
+    title = SCORE_TITLES[settings.headline]
+    headline = ReportSection(headline=settings.headline).locate_headline()
+    noise = find_noise(settings, headline.group, headline.metric)
     if noise is None:
         return f"Power: the noise of the {title} is not known before a first run.\n"
     images = f"{format_integer(settings.images)} held-out images"
     images += "" if settings.images_are_known else " (assumed, since the dataset is not made yet)"
 
     def describe_smallest(seeds: int) -> str:
-        return format_difference(metric, compute_expected_contrast(noise, settings.images, seeds).detectable()).lstrip(
-            "+"
-        )
+        return format_difference(
+            headline.metric, compute_expected_contrast(noise, settings.images, seeds).detectable()
+        ).lstrip("+")
 
     unit = {SHOWN_SEEDS[0]: " seeds"}
     *sizes, last_size = (f"{describe_smallest(seeds)} ({seeds}{unit.get(seeds, '')})" for seeds in SHOWN_SEEDS)
@@ -79,12 +80,6 @@ def compute_expected_contrast(noise: Noise, images: int, seeds: int) -> PairedCo
     seed_part = (zero, zero + np.inf) if seeds == 1 else (zero + noise.seed_noise**2 / seeds, zero + seeds - 1)
     image_part = zero + noise.image_noise**2 / images
     return PairedContrast(zero, images, images, seeds, image_part, images - 1, *seed_part, zero > 0)
-
-
-def _locate_score(settings: PowerSettings) -> tuple[str, str]:
-    """Return the group and the metric of the headline."""
-    headline = ReportSection(headline=settings.headline).locate_headline()
-    return headline.group, headline.metric
 
 
 def find_noise(settings: PowerSettings, group: str, metric: str) -> Noise | None:

@@ -122,8 +122,9 @@ def check_reported(runs: Runs, experiment: str, score: str | None, setting: str)
     files = [folders[stage] / "metrics.json" for stage in ("evaluate_clip", "evaluate_vqa")]
     if all(file.is_file() for file in (*files, folders["generate"] / "likelihoods.jsonl")):
         clip, vqa = map(read_json, files)
-        key, group, metric = report.locate_headline(bool(score or vqa["questions"]))
-        reported = any(metric in metrics["groups"].get(group, {}) for metrics in (clip, vqa))
+        headline = report.locate_headline(bool(score or vqa["questions"]))
+        key = headline.key
+        reported = any(headline.metric in metrics["groups"].get(headline.group, {}) for metrics in (clip, vqa))
     else:  # it has not run, or runs again
         key = report.headline
         reported = key != "attribute_accuracy" or _has_objects(run)
