@@ -8,6 +8,8 @@ report: "report/workflow.rst"
 
 
 include: "rules/runs.smk"
+include: "rules/wildcards.smk"
+include: "rules/lifecycle.smk"
 include: "rules/resources.smk"
 include: "rules/common.smk"
 include: "rules/settings.smk"

@@ -2,8 +2,8 @@
 
 The console is a handler of Snakemake's log and receives the events of logger plugins. It is not a plugin itself:
 Snakemake looks for plugins before it reads the Snakefile, only among installed packages, and rejects a profile that
-names a missing one. So rules/runs.smk replaces Snakemake's own handler by the console. Snakemake's complete log is in
-.snakemake/log/.
+names a missing one. So rules/lifecycle.smk replaces Snakemake's own handler by the console. Snakemake's complete log is
+in .snakemake/log/.
 
 Stages print into their logs, also on other machines. The console reads the logs while they grow, and shows the marked
 lines (messages.py).

@@ -1,6 +1,6 @@
 """Patches of Snakemake (tested with Snakemake 9.27.1).
 
-Nothing changes on import. rules/graph.smk and rules/runs.smk apply them.
+Nothing changes on import. rules/graph.smk and rules/lifecycle.smk apply them.
 
 - `replace_graph_builder` replaces `snakemake.workflow.Workflow._build_dag`. Snakemake has no hook between its graph and
   the first job that dry runs reach, too: they do not call `onstart`. An issue requests such a signal

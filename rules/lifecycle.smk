@@ -1,0 +1,63 @@
+# Start and end of a command of Snakemake: messages, environment of its jobs, console, lock.
+import os
+import sys
+from pathlib import Path
+
+from dj2mgm.cli import console
+from dj2mgm.cli.library_messages import SWITCHES
+from dj2mgm.cli.run_lock import end_run, restart_snakemake, start_run
+from dj2mgm.cli.snakemake_patches import lift_default_job_limit
+from dj2mgm.runs.start_messages import list_start_messages
+from dj2mgm.torch_environment import (
+    limit_compiled_code,
+    set_torch_environment,
+    share_compiled_code,
+)
+from dj2mgm.training.checkpoints import discard_finished
+
+# stages inherit these variables
+set_torch_environment()
+with user_errors():
+    share_compiled_code()
+for switch, value in SWITCHES.items():
+    os.environ.setdefault(switch, value)
+
+if workflow.is_main_process:
+    for message in list_start_messages(RUNS):
+        print(message, file=sys.stderr)
+
+
+def is_stage(rule):
+    """Return whether a rule's jobs are measured, and shown in the console."""
+    return workflow.is_rule(rule) and workflow.get_rule(rule).benchmark is not None
+
+
+# a job on a cluster prints everything, which its scheduler keeps for each attempt
+if workflow.remote_exec or (
+    workflow.is_main_process and not console.attach(workflow.output_settings, is_stage)
+):
+    os.environ.update(STAGE_OUTPUT="2")
+
+
+onstart:
+    with user_errors():
+        taken_over = start_run(on_cluster=workflow.non_local_exec)
+    if taken_over:
+        restart_snakemake(on_cluster=workflow.non_local_exec)
+    limit_compiled_code()
+    lift_default_job_limit(workflow.scheduler)
+
+
+onsuccess:
+    end_run(on_cluster=workflow.non_local_exec)
+    discard_finished(
+        Path(RUNS.stage_folder(run, stage))
+        for run in RUNS.with_results()
+        for stage in run.training_stages
+    )
+    RUNS.reuse.write_notes()
+
+
+onerror:
+    end_run(on_cluster=workflow.non_local_exec)
+    RUNS.reuse.write_notes()

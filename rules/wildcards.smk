@@ -1,0 +1,34 @@
+# Values that wildcards may have.
+import re
+
+from dj2mgm.records.search_records import RANDOM_SUFFIX
+from dj2mgm.settings.benchmarks import read_declarations
+
+
+def match_any(names):
+    """Return a regular expression for one of these names."""
+    return f"({'|'.join(map(re.escape, names)) or '(?!)'})"
+
+
+def match_runs(experiments):
+    """Return a regular expression for the folders of these experiments' runs, and of trials that change them."""
+    searched = {search.experiment for search in RUNS.experiments.searches.values()}
+    trials = f"{match_any(searched & {*experiments})}-[0-9a-f]{{10}}(-0\\.[0-9]+|{RANDOM_SUFFIX})?"
+    return (
+        f"{re.escape(RESULTS_PREFIX)}({match_any(experiments)}|{trials})(/seed-[0-9]+)?"
+    )
+
+
+wildcard_constraints:
+    run=match_runs(RUNS.experiments.configs),
+    page=f"{re.escape(RESULTS_PREFIX)}(report|{match_any(EXPERIMENTS)}/report)",
+    decided=match_any(EXPERIMENTS),
+    number="[0-9]+",
+    dataset="[^/]+",
+    model="[^/]+",
+    stage=match_any(RUNS.stages),
+    benchmark=match_any(read_declarations()),
+    task=match_any(RUNS.shared.evaluations),
+    part="clip|language_model",
+    study=match_any(RUNS.experiments.studies),
+    key="[0-9a-f]+",
