@@ -1,7 +1,4 @@
-# Resources of jobs, and their shell commands.
-import os
-import shlex
-
+# Resources of jobs: threads, GPUs, nodes, memory.
 from dj2mgm.runs.stage_settings import count_gpus_per_node
 
 # A stage uses this machine's first GPUs, so it claims all cores: one such stage runs at a time for any --cores. On a
@@ -47,26 +44,3 @@ def mem_with_retries(mem_mb):
 def single_node_gpus(wildcards):
     """Resource function: the GPUs of a stage that runs on one node."""
     return count_gpus_per_node(RUNS.by_folder(wildcards.run).config)
-
-
-def script_path(name):
-    """Return the path of a script, quoted for a shell command that Snakemake formats."""
-    path = os.path.relpath(SCRIPTS / name)
-    return shlex.quote(path).replace("{", "{{").replace("}", "}}")
-
-
-def stage_command(name, arguments, launcher=""):
-    """Return a stage's shell command, which writes its output to its log, and a diagnosis if it fails.
-
-    The console shows a part of the log. Without a console everything is printed, to the descriptor STAGE_OUTPUT.
-
-    Args:
-        name: file of the script.
-        arguments: flags of the script.
-        launcher: arguments of launch.sh, which starts the script in several processes.
-    """
-    start = f"bash {script_path('launch.sh')} {launcher}" if launcher else "python"
-    redirection = '3> /dev/null >&"${{STAGE_OUTPUT:-3}}"'
-    diagnosis = f"python {script_path('diagnose.py')} {{log:q}} --exit-status $?"
-    command = f"{start} {script_path(name)} {arguments} 2>&1 | tee {{log:q}}"
-    return f"{command} {redirection} || {diagnosis} {redirection}"

@@ -12,7 +12,7 @@ from paths import PROJECT
 
 FILES = [PROJECT / "Snakefile", *sorted((PROJECT / "rules").rglob("*.smk"))]
 INPUTS = PROJECT / "rules/inputs"
-COMMON = PROJECT / "rules/common.smk"
+RULE_FILES = sorted((PROJECT / "rules").glob("*.smk"))
 DEFINITION = re.compile(r"^def (\w+)", re.MULTILINE)
 IMPORT = re.compile(r"^(?:from [\w.]+ )?import (?:\([^)]*\)|.*)$", re.MULTILINE)
 RULE = re.compile(r"^ *(use )?(rule|checkpoint)\b.*:$", re.MULTILINE)
@@ -59,22 +59,23 @@ def test_input_functions_are_in_the_file_of_their_rules():
     assert not misplaced, "move it into the file in rules/inputs with the name of the rule file that uses it"
 
 
-def test_common_functions_serve_several_rule_files():
+def test_shared_functions_serve_several_rule_files():
     using_files = users()
     single = [
-        name
-        for name in defined_functions(COMMON)
-        if COMMON not in using_files[name] and len({path.name for path in using_files[name]}) < 2
+        f"{path.name}: {name}"
+        for path in RULE_FILES
+        for name in defined_functions(path)
+        if path not in using_files[name] and len({user.name for user in using_files[name]}) < 2
     ]
     assert not single, "move it into the file in rules/inputs with the name of the rule file that uses it"
 
 
 def test_rule_files_include_their_input_functions():
-    for path in sorted((PROJECT / "rules").glob("*.smk")):
+    for path in RULE_FILES:
         text = path.read_text(encoding="utf-8")
         assert f'include: "inputs/{path.name}"' in text or not (INPUTS / path.name).exists(), path.name
         assert not (RULE.search(text) and DEFINITION.search(text)), path.name
-    assert {path.name for path in INPUTS.iterdir()} <= {path.name for path in COMMON.parent.iterdir()}
+    assert {path.name for path in INPUTS.iterdir()} <= {path.name for path in RULE_FILES}
 
 
 def test_each_file_imports_the_names_that_it_uses():

@@ -1,0 +1,55 @@
+# Shell commands of stages, and the files that they run.
+import os
+import shlex
+from glob import escape, glob
+
+from dj2mgm.script_modules import find_modules
+
+
+def script_path(name):
+    """Return the path of a script, quoted for a shell command that Snakemake formats."""
+    path = os.path.relpath(SCRIPTS / name)
+    return shlex.quote(path).replace("{", "{{").replace("}", "}}")
+
+
+def stage_command(name, arguments, launcher=""):
+    """Return a stage's shell command, which writes its output to its log, and a diagnosis if it fails.
+
+    The console shows a part of the log. Without a console everything is printed, to the descriptor STAGE_OUTPUT.
+
+    Args:
+        name: file of the script.
+        arguments: flags of the script.
+        launcher: arguments of launch.sh, which starts the script in several processes.
+    """
+    start = f"bash {script_path('launch.sh')} {launcher}" if launcher else "python"
+    redirection = '3> /dev/null >&"${{STAGE_OUTPUT:-3}}"'
+    diagnosis = f"python {script_path('diagnose.py')} {{log:q}} --exit-status $?"
+    command = f"{start} {script_path(name)} {arguments} 2>&1 | tee {{log:q}}"
+    return f"{command} {redirection} || {diagnosis} {redirection}"
+
+
+def optional_flag(flag, name):
+    """Return the params function of a flag with the files of an input; no flag if the input has none."""
+
+    def flag_words(wildcards, input):
+        files = getattr(input, name)
+        return [flag, *([files] if isinstance(files, str) else files)] if files else []
+
+    return flag_words
+
+
+def script_files(*scripts):
+    """Return scripts and the modules that they import, as inputs: a rule re-runs when its own code changes."""
+    files = {module for script in scripts for module in find_modules(SCRIPTS / script)}
+    return sorted(map(os.path.relpath, files))
+
+
+def templates(*patterns):
+    """Return templates of a page, and the style sheet of all pages, as inputs."""
+    folder = escape(os.path.relpath(SCRIPTS / "dj2mgm/reporting/templates"))
+    return sorted(
+        file
+        for pattern in (*patterns, "base_style.css")
+        for file in glob(f"{folder}/{pattern}")
+    )

@@ -1,0 +1,91 @@
+# Input functions of models and their weights, which rules of several files use.
+import os
+from itertools import chain
+
+from dj2mgm.model_files.clips import list_clip_files
+from dj2mgm.model_files.foundation import FOUNDATION_PARTS
+from dj2mgm.model_files.missing_models import (
+    check_model_folders,
+    list_local_model_files,
+)
+
+
+def model_folder(wildcards):
+    """Params function: the folder of the model that a run starts from."""
+    return RUNS.by_folder(wildcards.run).config.model.folder
+
+
+def model_files(wildcards):
+    """Input function: the model that a run starts from."""
+    return complete_model_files(RUNS.by_folder(wildcards.run).config.model)
+
+
+def complete_model_files(model):
+    """Return the files of a whole model's folder, as inputs."""
+    if model.whole_model:
+        with user_errors():
+            check_model_folders(model)
+        return user_files(list_local_model_files(model.folder))
+    return [f"{model.folder}/model.safetensors"]
+
+
+def foundation_files(model, parts=FOUNDATION_PARTS):
+    """Return the trained parts that a tiny model is made from, as inputs; none for other models."""
+    owner = MODELS[model].trained_parts
+    return [
+        f"results/foundation/{owner.name}/{part}/model.safetensors"
+        for part in parts
+        if owner
+    ]
+
+
+def clip_files(stage):
+    """Input function: the CLIPs that a stage selects data or judges captions with."""
+
+    def files(wildcards):
+        settings = RUNS.by_folder(wildcards.run).settings[stage]
+        clips = {settings.clip, getattr(settings, "second_judge", None)} - {None}
+        return user_files(sorted(chain.from_iterable(map(list_clip_files, clips))))
+
+    return files
+
+
+def projector_file(wildcards):
+    """Input function: the projector of stage 1, if the model has one."""
+    run = RUNS.by_folder(wildcards.run)
+    return (
+        f"{RUNS.stage_folder(run, 'pretrain')}/projector.safetensors"
+        if "pretrain" in run.settings
+        else []
+    )
+
+
+def finetuned_files(wildcards):
+    """Input function: the weights of stage 2."""
+    names = weights_of_stage_2(RUNS.by_folder(wildcards.run))
+    return [stage_output("finetune", name)(wildcards) for name in names]
+
+
+def weights_of_stage_2(run):
+    """Return the names of the files of weights that a run's stage 2 writes."""
+    adapter = ["adapter/adapter_config.json", "adapter/adapter_model.safetensors"]
+    lora = run.config.finetune.lora
+    names = adapter if lora else ["language_model.safetensors"]
+    return names + (
+        ["projector.safetensors"] if "pretrain" in run.settings or not lora else []
+    )
+
+
+def answering_weights(wildcards):
+    """Input function: the weights that answer a benchmark or a task of lmms-eval; none before training."""
+    folder = wildcards.get("benchmarks") or wildcards.evaluations
+    if folder.startswith("base_"):
+        return []
+    metrics = stage_output("finetune", "metrics.json")(wildcards)
+    return [*finetuned_files(wildcards), metrics]
+
+
+def finetuned_flags(wildcards):
+    """Params function: the flag for stage 2's folder; none before training."""
+    weights = answering_weights(wildcards)
+    return [f"--finetuned={os.path.dirname(weights[-1])}"] if weights else []

@@ -1,0 +1,53 @@
+# Files of targets, and checks of an experiment before its first job.
+from snakemake.settings.types import DeploymentMethod
+
+from dj2mgm.dataset_resolution.experiment_dataset import check_files
+from dj2mgm.model_files.clips import check_judge, check_made
+from dj2mgm.runs.experiments import REFERENCE
+from dj2mgm.runs.training_checks import require_flash_attention, require_fp8_device
+
+
+def target_files(target, *files):
+    """Input function: the files of a target; fails with the reason if the target cannot run."""
+
+    def checked_files(wildcards):
+        with user_errors():
+            RUNS.require_target(target)
+        # Checked here, before there are results: Snakemake takes old files for the results of a rule that cannot run.
+        for name in {target, REFERENCE} & RUNS.experiments.configs.keys():
+            complete_model_files(RUNS.experiments.configs[name].model)
+            check_clips(RUNS.experiments.configs[name])
+            check_training(RUNS.experiments.configs[name])
+            with user_errors():
+                check_files(RUNS.first_seed(name).dataset.settings)
+        return list(files)
+
+    return checked_files
+
+
+def check_clips(config):
+    """Fail if a judging CLIP is incomplete, or if the configuration names a CLIP that nothing makes."""
+    judges = {
+        f"evaluate.{key}": getattr(config.evaluate, key)
+        for key in ("judge_clip", "second_judge")
+    }
+    trained = {name for name, model in MODELS.items() if model.trained_parts is model}
+    with user_errors():
+        for key, name in judges.items():
+            if name:
+                check_judge(name, key)
+        for key, name in ({"clip": config.model.clip} | judges).items():
+            if name:
+                check_made(name, key, trained)
+
+
+def check_training(config):
+    """Fail if training needs a GPU for FP8, or FlashAttention's package, and this machine has none.
+
+    Stages on a cluster, and in environments of their own, check it themselves. A dry run may be for a cluster.
+    """
+    with user_errors():
+        if not workflow.non_local_exec_or_dryrun:
+            require_fp8_device(config)
+        if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
+            require_flash_attention(config)
