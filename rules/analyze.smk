@@ -10,10 +10,10 @@ rule analyze_data:
         analyzed_files,
         config="results/datasets/{dataset}/analyze/config.yaml",
         data="results/datasets/{dataset}/pretrain.jsonl",
-        templates=templates(
+        templates=list_templates(
             "analysis.html.j2", "report_style.css.j2", "report_charts.html.j2"
         ),
-        code=script_files("analyze_data.py"),
+        code=list_script_files("analyze_data.py"),
     output:
         stats="results/datasets/{dataset}/analyze/stats.jsonl",
         overall="results/datasets/{dataset}/analyze/overall.csv",
@@ -39,7 +39,7 @@ rule analyze_data:
     params:
         content=hash_user_files(analyzed_files),
     shell:
-        stage_command(
+        build_stage_command(
             "analyze_data.py",
             "--config {input.config:q} --data {input.data:q}"
             " --output-dir results/datasets/{wildcards.dataset:q}/analyze",

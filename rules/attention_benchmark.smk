@@ -9,10 +9,10 @@ rule benchmark_attention:
     input:
         reference_model_files,
         config=f"results/{RESULTS_PREFIX}attention_benchmark/config.yaml",
-        templates=templates(
+        templates=list_templates(
             "attention.html.j2", "report_style.css.j2", "report_charts.html.j2"
         ),
-        code=script_files("benchmark_attention.py"),
+        code=list_script_files("benchmark_attention.py"),
     output:
         page=report(
             f"results/{RESULTS_PREFIX}attention_benchmark/attention.html",
@@ -36,7 +36,7 @@ rule benchmark_attention:
         content=hash_user_files(reference_model_files),
         model=lambda w: RUNS.first_seed(REFERENCE).config.model.folder,
     shell:
-        stage_command(
+        build_stage_command(
             "benchmark_attention.py",
             "--config {input.config:q} --model={params.model:q}"
             f" --output-dir results/{RESULTS_PREFIX}attention_benchmark",

@@ -20,7 +20,7 @@ rule answer_benchmark:
         benchmark_files,
         answering_weights,
         config="results/{run}/{benchmarks}/{benchmark}/config.yaml",
-        code=script_files("answer_benchmark.py"),
+        code=list_script_files("answer_benchmark.py"),
     output:
         answers="results/{run}/{benchmarks}/{benchmark}/answers.jsonl",
     log:
@@ -40,7 +40,7 @@ rule answer_benchmark:
         model=model_folder,
         finetuned=finetuned_flags,
     shell:
-        stage_command(
+        build_stage_command(
             "answer_benchmark.py",
             "--config {input.config:q} --model={params.model:q}"
             " {params.finetuned:q}"
@@ -52,7 +52,7 @@ rule score_benchmark:
     input:
         answers="results/{run}/{benchmarks}/{benchmark}/answers.jsonl",
         leaks=leaks_file,
-        code=script_files("score_benchmark.py"),
+        code=list_script_files("score_benchmark.py"),
     output:
         metrics="results/{run}/{benchmarks}/{benchmark}/metrics.json",
     log:
@@ -67,7 +67,7 @@ rule score_benchmark:
     params:
         leaks=optional_flag("--leaks", "leaks"),
     shell:
-        stage_command(
+        build_stage_command(
             "score_benchmark.py",
             "--answers {input.answers:q} {params.leaks:q}"
             " --output-dir results/{wildcards.run:q}/{wildcards.benchmarks:q}/{wildcards.benchmark:q}",
@@ -77,7 +77,7 @@ rule score_benchmark:
 rule write_submission:
     input:
         answers="results/{run}/benchmarks/{benchmark}/answers.jsonl",
-        code=script_files("write_submission.py"),
+        code=list_script_files("write_submission.py"),
     output:
         submission="results/{run}/benchmarks/{benchmark}/submission.xlsx",
     log:
@@ -92,7 +92,7 @@ rule write_submission:
         mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=30,
     shell:
-        stage_command(
+        build_stage_command(
             "write_submission.py",
             "--answers {input.answers:q}"
             " --output-dir results/{wildcards.run:q}/benchmarks/{wildcards.benchmark:q}",
@@ -101,9 +101,9 @@ rule write_submission:
 
 rule score_challenge:
     input:
-        lambda w: challenge_files(read_declarations(), "metrics.json"),
+        lambda w: list_challenge_files(read_declarations(), "metrics.json"),
         config=f"results/{RESULTS_PREFIX}challenge/config.yaml",
-        code=script_files("score_challenge.py"),
+        code=list_script_files("score_challenge.py"),
     output:
         table=report(
             f"results/{RESULTS_PREFIX}challenge/challenge.csv",
@@ -121,7 +121,7 @@ rule score_challenge:
         mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=30,
     shell:
-        stage_command(
+        build_stage_command(
             "score_challenge.py",
             f"--config {{input.config:q}} --output-dir results/{RESULTS_PREFIX}challenge",
         )
@@ -130,5 +130,5 @@ rule score_challenge:
 rule challenge:
     input:
         f"results/{RESULTS_PREFIX}challenge/challenge.csv",
-        lambda w: challenge_files(WITH_SUBMISSION, "submission.xlsx"),
+        lambda w: list_challenge_files(WITH_SUBMISSION, "submission.xlsx"),
     localrule: True

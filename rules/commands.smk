@@ -6,13 +6,13 @@ from glob import escape, glob
 from dj2mgm.script_modules import find_modules
 
 
-def script_path(name):
+def quote_script_path(name):
     """Return the path of a script, quoted for a shell command that Snakemake formats."""
     path = os.path.relpath(SCRIPTS / name)
     return shlex.quote(path).replace("{", "{{").replace("}", "}}")
 
 
-def stage_command(name, arguments, launcher=""):
+def build_stage_command(name, arguments, launcher=""):
     """Return a stage's shell command, which writes its output to its log, and a diagnosis if it fails.
 
     The console shows a part of the log. Without a console everything is printed, to the descriptor STAGE_OUTPUT.
@@ -22,10 +22,12 @@ def stage_command(name, arguments, launcher=""):
         arguments: flags of the script.
         launcher: arguments of launch.sh, which starts the script in several processes.
     """
-    start = f"bash {script_path('launch.sh')} {launcher}" if launcher else "python"
+    start = (
+        f"bash {quote_script_path('launch.sh')} {launcher}" if launcher else "python"
+    )
     redirection = '3> /dev/null >&"${{STAGE_OUTPUT:-3}}"'
-    diagnosis = f"python {script_path('diagnose.py')} {{log:q}} --exit-status $?"
-    command = f"{start} {script_path(name)} {arguments} 2>&1 | tee {{log:q}}"
+    diagnosis = f"python {quote_script_path('diagnose.py')} {{log:q}} --exit-status $?"
+    command = f"{start} {quote_script_path(name)} {arguments} 2>&1 | tee {{log:q}}"
     return f"{command} {redirection} || {diagnosis} {redirection}"
 
 
@@ -39,13 +41,13 @@ def optional_flag(flag, name):
     return flag_words
 
 
-def script_files(*scripts):
-    """Return scripts and the modules that they import, as inputs: a rule re-runs when its own code changes."""
+def list_script_files(*scripts):
+    """Return scripts and the modules that they import, as inputs, so that a rule runs again when its code changes."""
     files = {module for script in scripts for module in find_modules(SCRIPTS / script)}
     return sorted(map(os.path.relpath, files))
 
 
-def templates(*patterns):
+def list_templates(*patterns):
     """Return templates of a page, and the style sheet of all pages, as inputs."""
     folder = escape(os.path.relpath(SCRIPTS / "dj2mgm/reporting/templates"))
     return sorted(

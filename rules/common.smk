@@ -15,10 +15,10 @@ from dj2mgm.storage.fingerprints import Fingerprints
 FINGERPRINTS = Fingerprints(Path(".snakemake/fingerprints.json"))
 
 
-def user_files(paths):
+def check_user_files(paths):
     """Return the user's own files, as inputs."""
     paths = list(paths)
-    with user_errors():
+    with raising_user_errors():
         for path in paths:
             check_format(path, "path", path)
     return paths
@@ -40,7 +40,7 @@ def hash_user_files(*functions):
     return digest
 
 
-def used_dataset(wildcards):
+def find_used_dataset(wildcards):
     """Return a dataset that an experiment uses."""
     if wildcards.dataset not in RUNS.datasets:
         raise UserError(
@@ -58,7 +58,7 @@ def dataset_file(name):
 
 def recipe_files(stage):
     """Input function: the user's own files that a stage's recipe names, such as a list of words."""
-    return lambda wildcards: user_files(
+    return lambda wildcards: check_user_files(
         find_recipe_files(RUNS.by_folder(wildcards.run).settings[stage].recipe)
     )
 
@@ -96,28 +96,28 @@ def leaks_file(wildcards):
     return f"{folder}/leaks.jsonl" if folder else []
 
 
-def page_files(experiments):
+def list_page_files(experiments):
     """Return all files that a page reads."""
-    with user_errors():
+    with raising_user_errors():
         return pages.list_page_files(RUNS, experiments)
 
 
-def evaluation_settings(task):
+def build_evaluation_settings(task):
     """Return the task of lmms-eval, and the folder of its data."""
-    with user_errors():
+    with raising_user_errors():
         data = find_evaluation_data(task, RUNS.shared.evaluation_data)
     return {"task": task, "data": str(data)}
 
 
-def challenge_settings():
+def build_challenge_settings():
     """Return the settings of the challenge's table."""
-    with user_errors():
+    with raising_user_errors():
         return challenge.build_challenge_settings(RUNS)
 
 
-def requested_search(wildcards):
+def find_requested_search(wildcards):
     """Return the search of a study, whose files have the key of its settings."""
-    with user_errors():
+    with raising_user_errors():
         search = search_batches.find_search(RUNS, wildcards.study)
         if search is None or search.key != wildcards.key:
             raise InputError(
@@ -137,7 +137,7 @@ def all_scores(study):
         return checkpoint.get(study=study, key=search.key, number=number).output[0]
 
     def scores(wildcards):
-        with user_errors():
+        with raising_user_errors():
             return search_batches.take_batches(
                 RUNS,
                 study,

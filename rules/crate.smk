@@ -9,11 +9,11 @@ include: "inputs/crate.smk"
 
 rule write_crate:
     input:
-        lambda w: page_files(pages.list_page_experiments(RUNS, w.page)),
+        lambda w: list_page_files(pages.list_page_experiments(RUNS, w.page)),
         page="results/{page}/report.html",
         table="results/{page}/comparison.csv",
         config="results/{page}/crate/config.yaml",
-        code=script_files("write_crate.py"),
+        code=list_script_files("write_crate.py"),
     output:
         "results/{page}/crate/run.crate.zip",
     log:
@@ -26,7 +26,9 @@ rule write_crate:
         mem_mb=mem_with_retries(SCRIPT_MB),
         runtime=240,
     shell:
-        stage_command("write_crate.py", "--config {input.config:q} --output {output:q}")
+        build_stage_command(
+            "write_crate.py", "--config {input.config:q} --output {output:q}"
+        )
 
 
 # Prints, and runs at every request. Its Snakemake works in a folder of its own, and so has a lock of its own.
@@ -43,7 +45,7 @@ rule reproduce:
         python=sys.executable,
         deployment=sorted(map(str, workflow.deployment_settings.deployment_method)),
     shell:
-        f"python {script_path('reproduce.py')} --crate={{params.crate:q}} --python={{params.python:q}}"
+        f"python {quote_script_path('reproduce.py')} --crate={{params.crate:q}} --python={{params.python:q}}"
         f" --folders {{params.folders:q}} --cores {{threads:q}} --deployment {{params.deployment:q}} 2>&1 | tee {{log:q}}"
 
 

@@ -8,7 +8,7 @@ rule make_dataset:
     input:
         source_files,
         config="results/datasets/{dataset}/config.yaml",
-        code=script_files("make_dataset.py"),
+        code=list_script_files("make_dataset.py"),
     output:
         pretrain="results/datasets/{dataset}/pretrain.jsonl",
         finetune="results/datasets/{dataset}/finetune.json",
@@ -28,7 +28,7 @@ rule make_dataset:
         images=dataset_images,
         folder=subpath(output.summary, parent=True),
     shell:
-        stage_command(
+        build_stage_command(
             "make_dataset.py",
             "--config {input.config:q} --output-dir {params.folder:q}",
         )

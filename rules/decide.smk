@@ -17,7 +17,7 @@ checkpoint take_look:
         earlier=earlier_looks,
         config=f"{LOOK}/config.yaml",
         budget=ancient(f"{DECISION}/budget.yaml"),
-        code=script_files("take_look.py"),
+        code=list_script_files("take_look.py"),
     output:
         f"{LOOK}/look.yaml",
     log:
@@ -32,7 +32,7 @@ checkpoint take_look:
     params:
         earlier=optional_flag("--earlier", "earlier"),
     shell:
-        stage_command(
+        build_stage_command(
             "take_look.py",
             "--config {input.config:q} --budget {input.budget:q} {params.earlier:q} --output {output:q}",
         )
@@ -43,7 +43,7 @@ rule decide:
     input:
         looks=all_looks,
         budget=budget_file,
-        templates=templates("variants*.j2"),
+        templates=list_templates("variants*.j2"),
     log:
         "results/decide/decide.log",
     localrule: True
@@ -52,5 +52,5 @@ rule decide:
     params:
         folder=subpath(input.budget, parent=True),
     shell:
-        f"python {script_path('write_decision.py')} --budget {{input.budget:q}}"
+        f"python {quote_script_path('write_decision.py')} --budget {{input.budget:q}}"
         " --output-dir {params.folder:q} --looks {input.looks:q} 2> {log:q}"

@@ -12,7 +12,7 @@ rule generate_answers:
         evaluation=dataset_file("evaluation.jsonl"),
         pretrained=projector_file,
         finetuned=stage_output("finetune", "metrics.json"),
-        code=script_files("generate_answers.py"),
+        code=list_script_files("generate_answers.py"),
     output:
         captions="results/{run}/generate/captions.jsonl",
         answers="results/{run}/generate/answers.jsonl",
@@ -34,7 +34,7 @@ rule generate_answers:
         pretrained=pretrained_flags,
         finetuned=subpath(input.finetuned, parent=True),
     shell:
-        stage_command(
+        build_stage_command(
             "generate_answers.py",
             "--config {input.config:q} --model={params.model:q}"
             " --evaluation {input.evaluation:q}"
@@ -50,7 +50,7 @@ rule evaluate_clip:
         config="results/{run}/evaluate_clip/config.yaml",
         captions=stage_output("generate", "captions.jsonl"),
         evaluation=dataset_file("evaluation.jsonl"),
-        code=script_files("evaluate_clip.py"),
+        code=list_script_files("evaluate_clip.py"),
     output:
         metrics="results/{run}/evaluate_clip/metrics.json",
         scores="results/{run}/evaluate_clip/scores.jsonl",
@@ -69,7 +69,7 @@ rule evaluate_clip:
         content=hash_user_files(clip_files("evaluate_clip"), model_files),
         model=model_folder,
     shell:
-        stage_command(
+        build_stage_command(
             "evaluate_clip.py",
             "--config {input.config:q} --model={params.model:q} --captions {input.captions:q}"
             " --evaluation {input.evaluation:q} --output-dir results/{wildcards.run:q}/evaluate_clip",
@@ -81,7 +81,7 @@ rule evaluate_vqa:
         answers=stage_output("generate", "answers.jsonl"),
         likelihoods=stage_output("generate", "likelihoods.jsonl"),
         leaks=leaks_file,
-        code=script_files("evaluate_vqa.py"),
+        code=list_script_files("evaluate_vqa.py"),
     output:
         metrics="results/{run}/evaluate_vqa/metrics.json",
         scores="results/{run}/evaluate_vqa/scores.jsonl",
@@ -97,7 +97,7 @@ rule evaluate_vqa:
     params:
         leaks=optional_flag("--leaks", "leaks"),
     shell:
-        stage_command(
+        build_stage_command(
             "evaluate_vqa.py",
             "--answers {input.answers:q} --likelihoods {input.likelihoods:q} {params.leaks:q}"
             " --output-dir results/{wildcards.run:q}/evaluate_vqa",

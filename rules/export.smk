@@ -14,7 +14,7 @@ rule export_data:
         ],
         dataset=dataset_file("summary.json"),
         config="results/{run}/export/config.yaml",
-        code=script_files("export_data.py"),
+        code=list_script_files("export_data.py"),
     output:
         "results/{run}/export/{format}/README.md",
     log:
@@ -32,7 +32,7 @@ rule export_data:
         stages=filter_folders,
         folder=export_folder,
     shell:
-        stage_command(
+        build_stage_command(
             "export_data.py",
             "--config {input.config:q} --format {wildcards.format:q} --pairs {input.pairs:q}"
             " --dataset {input.dataset:q} --stages {params.stages:q}"

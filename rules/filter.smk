@@ -10,7 +10,7 @@ rule filter_data:
         recipe_files("filter"),
         config="results/{run}/filter/config.yaml",
         data=dataset_file("pretrain.jsonl"),
-        code=script_files("filter_data.py"),
+        code=list_script_files("filter_data.py"),
     output:
         filtered="results/{run}/filter/filtered.jsonl",
         stats="results/{run}/filter/stats.jsonl",
@@ -30,7 +30,7 @@ rule filter_data:
     params:
         content=hash_user_files(clip_files("filter"), recipe_files("filter")),
     shell:
-        stage_command(
+        build_stage_command(
             "filter_data.py",
             "--config {input.config:q} --data {input.data:q}"
             " --output-dir results/{wildcards.run:q}/filter",

@@ -19,8 +19,8 @@ LANGUAGE_MODEL = multiext(
 
 rule unpack_foundation:
     input:
-        lambda w: shipped_foundation_files(w.model),
-        code=script_files("unpack_foundation.py"),
+        lambda w: list_shipped_foundation(w.model),
+        code=list_script_files("unpack_foundation.py"),
     output:
         clip=CLIP,
         convnext=CONVNEXT,
@@ -37,7 +37,7 @@ rule unpack_foundation:
     params:
         folder=lambda w: os.path.relpath(RUNS.shipped_foundations[w.model]),
     shell:
-        stage_command(
+        build_stage_command(
             "unpack_foundation.py",
             "--input-dir {params.folder:q}"
             " --output-dir results/foundation/{wildcards.model:q}",
@@ -47,7 +47,7 @@ rule unpack_foundation:
 rule train_clip:
     input:
         config="results/foundation/{model}/clip.yaml",
-        code=script_files("train_clip.py"),
+        code=list_script_files("train_clip.py"),
     output:
         clip=CLIP,
         convnext=CONVNEXT,
@@ -64,7 +64,7 @@ rule train_clip:
         mem_mb=mem_with_retries(TINY_TRAINING_MB),
         runtime=60,
     shell:
-        stage_command(
+        build_stage_command(
             "train_clip.py",
             "--config {input.config:q}"
             " --output-dir results/foundation/{wildcards.model:q}",
@@ -74,8 +74,8 @@ rule train_clip:
 rule train_language_model:
     input:
         config="results/foundation/{model}/language_model.yaml",
-        chat_templates=chat_templates("gemma", "plain"),
-        code=script_files("train_language_model.py"),
+        chat_templates=list_chat_templates("gemma", "plain"),
+        code=list_script_files("train_language_model.py"),
     output:
         LANGUAGE_MODEL,
     log:
@@ -91,7 +91,7 @@ rule train_language_model:
         mem_mb=mem_with_retries(TINY_TRAINING_MB),
         runtime=60,
     shell:
-        stage_command(
+        build_stage_command(
             "train_language_model.py",
             "--config {input.config:q}"
             " --output-dir results/foundation/{wildcards.model:q}/language_model",
@@ -100,10 +100,10 @@ rule train_language_model:
 
 rule assemble_model:
     input:
-        lambda w: foundation_files(w.model),
+        lambda w: list_foundation_files(w.model),
         assembled_files,
         config="results/models/{model}/config.yaml",
-        code=script_files("assemble_model.py"),
+        code=list_script_files("assemble_model.py"),
     output:
         multiext("results/models/{model}/mgm/", *WHOLE_MODEL),
     log:
@@ -118,7 +118,7 @@ rule assemble_model:
     params:
         content=hash_user_files(assembled_files),
     shell:
-        stage_command(
+        build_stage_command(
             "assemble_model.py",
             "--config {input.config:q}"
             " --output-dir results/models/{wildcards.model:q}/mgm",
@@ -127,9 +127,9 @@ rule assemble_model:
 
 rule make_tiny_vlm:
     input:
-        lambda w: foundation_files(w.model, ["clip", "language_model"]),
+        lambda w: list_foundation_files(w.model, ["clip", "language_model"]),
         config="results/models/{model}/config.yaml",
-        code=script_files("make_tiny_vlm.py"),
+        code=list_script_files("make_tiny_vlm.py"),
     output:
         multiext("results/models/{model}/vlm/", *WHOLE_MODEL),
     log:
@@ -142,7 +142,7 @@ rule make_tiny_vlm:
         mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=10,
     shell:
-        stage_command(
+        build_stage_command(
             "make_tiny_vlm.py",
             "--config {input.config:q}"
             " --output-dir results/models/{wildcards.model:q}/vlm",

@@ -10,8 +10,8 @@ from dj2mgm.cli.snakemake_patches import replace_graph_builder
 from dj2mgm.runs.finished_results import PlannedJob, check_jobs
 
 
-def job_to_check(job):
-    """Return a job of Snakemake as `check_jobs` reads it."""
+def build_planned_job(job):
+    """Return what `check_jobs` needs to know about a job of Snakemake."""
     wildcards = job.wildcards_dict or {}
     return PlannedJob(
         tuple(map(str, job.output or job.input)),
@@ -21,14 +21,14 @@ def job_to_check(job):
     )
 
 
-def user_error_in(error):
+def find_user_error(error):
     """Return the error in the user's input that made Snakemake fail, or None for another failure."""
     while error is not None and not isinstance(error, UserError):
         error = error.__cause__ or error.__context__
     return error
 
 
-def unknown_target(name):
+def describe_unknown_target(name):
     """Return the message about a target that nothing makes."""
     targets = sorted(rule.name for rule in workflow.rules if not rule.has_wildcards())
     near = difflib.get_close_matches(name, targets, n=1)
@@ -50,7 +50,7 @@ def unknown_target(name):
 
 def build_and_check_graph(build_graph):
     """Build the graph as Snakemake does, with messages about mistakes, and refuse jobs that must not run."""
-    if FETCHES and set(workflow.dag_settings.targets) != {"fetch"}:
+    if FETCH_REQUESTED and set(workflow.dag_settings.targets) != {"fetch"}:
         raise UserError(
             "fetch: no other target runs with it; run it alone, then the others"
         )
@@ -64,18 +64,20 @@ def build_and_check_graph(build_graph):
     except MissingRuleException:
         for name in sorted(workflow.dag_settings.targets):
             if not workflow.is_rule(name) and not os.path.exists(name):
-                raise UserError(unknown_target(name)) from None
+                raise UserError(describe_unknown_target(name)) from None
         raise
     except WorkflowError as error:
-        if mistake := user_error_in(error):
+        if mistake := find_user_error(error):
             raise UserError(str(mistake)) from None
         raise
     FINGERPRINTS.save()
     graph = workflow.dag
     # with --until, other jobs are the targets; the graph still holds the jobs after them
     jobs = filter(graph.needrun, graph.bfs(graph.dependencies, *graph.targetjobs))
-    with user_errors():
-        check_jobs(RUNS, map(job_to_check, jobs), map(job_to_check, graph.targetjobs))
+    with raising_user_errors():
+        check_jobs(
+            RUNS, map(build_planned_job, jobs), map(build_planned_job, graph.targetjobs)
+        )
 
 
 if workflow.is_main_process:

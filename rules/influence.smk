@@ -15,8 +15,8 @@ rule trace_influence:
         data=stage_output("jsonl", "finetune.jsonl"),
         statistics=instruction_output("stats.jsonl"),
         finetuned=stage_output("finetune", "metrics.json"),
-        templates=templates("influence.html.j2"),
-        code=script_files("trace_influence.py"),
+        templates=list_templates("influence.html.j2"),
+        code=list_script_files("trace_influence.py"),
     output:
         rows="results/{run}/influence/influence.jsonl",
         page="results/{run}/influence/influence.html",
@@ -37,7 +37,7 @@ rule trace_influence:
         finetuned=subpath(input.finetuned, parent=True),
         statistics=optional_flag("--statistics", "statistics"),
     shell:
-        stage_command(
+        build_stage_command(
             "trace_influence.py",
             "--config {input.config:q} --model={params.model:q} --finetuned {params.finetuned:q}"
             " --data {input.data:q} --answers {input.answers:q} --generate-config {input.generate_config:q}"

@@ -14,7 +14,7 @@ rule write_jsonl:
         synthesized=instruction_output("synthesized.jsonl"),
         evaluation=dataset_file("evaluation.jsonl"),
         leaks=dropped_leaks,
-        code=script_files("write_jsonl.py"),
+        code=list_script_files("write_jsonl.py"),
     output:
         pretrain="results/{run}/jsonl/pretrain.jsonl",
         finetune="results/{run}/jsonl/finetune.jsonl",
@@ -34,7 +34,7 @@ rule write_jsonl:
         same_samples=optional_flag("--same-samples-as", "reference"),
         same_rows=optional_flag("--same-rows-as", "counted"),
     shell:
-        stage_command(
+        build_stage_command(
             "write_jsonl.py",
             "--config {input.config:q} --pairs {input.pairs:q}"
             " --instructions {input.instructions:q} --evaluation {input.evaluation:q} {params.same_samples:q} {params.same_rows:q} {params.leaks:q}"

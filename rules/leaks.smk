@@ -12,7 +12,7 @@ rule find_leaks:
         instructions="results/datasets/{dataset}/finetune.json",
         evaluation="results/datasets/{dataset}/evaluation.jsonl",
         config="results/datasets/{dataset}/leaks/config.yaml",
-        code=script_files("find_leaks.py"),
+        code=list_script_files("find_leaks.py"),
     output:
         leaks="results/datasets/{dataset}/leaks/leaks.jsonl",
         summary="results/datasets/{dataset}/leaks/summary.json",
@@ -29,7 +29,7 @@ rule find_leaks:
         content=hash_user_files(decontamination_files),
         folder=subpath(input.pairs, parent=True),
     shell:
-        stage_command(
+        build_stage_command(
             "find_leaks.py",
             "--config {input.config:q} --dataset {params.folder:q} --output-dir {params.folder:q}/leaks",
         )

@@ -17,7 +17,7 @@ from dj2mgm.training.checkpoints import discard_finished
 
 # stages inherit these variables
 set_torch_environment()
-with user_errors():
+with raising_user_errors():
     share_compiled_code()
 for switch, value in SWITCHES.items():
     os.environ.setdefault(switch, value)
@@ -40,7 +40,7 @@ if workflow.remote_exec or (
 
 
 onstart:
-    with user_errors():
+    with raising_user_errors():
         taken_over = start_run(on_cluster=workflow.non_local_exec)
     if taken_over:
         restart_snakemake(on_cluster=workflow.non_local_exec)

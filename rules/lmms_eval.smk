@@ -13,7 +13,7 @@ rule read_evaluation:
     input:
         evaluation_data,
         config="results/evaluations/{task}/config.yaml",
-        code=script_files("read_evaluation.py"),
+        code=list_script_files("read_evaluation.py"),
     output:
         images=directory("results/evaluations/{task}/images"),
         decoding="results/evaluations/{task}/decoding.json",
@@ -31,7 +31,7 @@ rule read_evaluation:
     params:
         content=hash_user_files(evaluation_data),
     shell:
-        stage_command(
+        build_stage_command(
             "read_evaluation.py",
             "--config {input.config:q} --output-dir results/evaluations/{wildcards.task:q}",
         )
@@ -45,7 +45,7 @@ rule answer_evaluation:
         questions="results/evaluations/{task}/questions.jsonl",
         decoding="results/evaluations/{task}/decoding.json",
         images="results/evaluations/{task}/images",
-        code=script_files("answer_evaluation.py"),
+        code=list_script_files("answer_evaluation.py"),
     output:
         answers="results/{run}/{evaluations}/{task}/answers.jsonl",
     log:
@@ -65,7 +65,7 @@ rule answer_evaluation:
         questions=subpath(input.questions, parent=True),
         finetuned=finetuned_flags,
     shell:
-        stage_command(
+        build_stage_command(
             "answer_evaluation.py",
             "--config {input.config:q} --questions {params.questions:q} --model={params.model:q}"
             " {params.finetuned:q}"
@@ -78,7 +78,7 @@ rule score_evaluation:
         evaluation_data,
         config="results/evaluations/{task}/config.yaml",
         answers="results/{run}/{evaluations}/{task}/answers.jsonl",
-        code=script_files("score_evaluation.py"),
+        code=list_script_files("score_evaluation.py"),
     output:
         scores="results/{run}/{evaluations}/{task}/scores.jsonl",
         metrics="results/{run}/{evaluations}/{task}/metrics.json",
@@ -94,7 +94,7 @@ rule score_evaluation:
     params:
         content=hash_user_files(evaluation_data),
     shell:
-        stage_command(
+        build_stage_command(
             "score_evaluation.py",
             "--config {input.config:q} --answers {input.answers:q}"
             " --output-dir results/{wildcards.run:q}/{wildcards.evaluations:q}/{wildcards.task:q}",

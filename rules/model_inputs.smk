@@ -17,19 +17,19 @@ def model_folder(wildcards):
 
 def model_files(wildcards):
     """Input function: the model that a run starts from."""
-    return complete_model_files(RUNS.by_folder(wildcards.run).config.model)
+    return list_model_files(RUNS.by_folder(wildcards.run).config.model)
 
 
-def complete_model_files(model):
+def list_model_files(model):
     """Return the files of a whole model's folder, as inputs."""
     if model.whole_model:
-        with user_errors():
+        with raising_user_errors():
             check_model_folders(model)
-        return user_files(list_local_model_files(model.folder))
+        return check_user_files(list_local_model_files(model.folder))
     return [f"{model.folder}/model.safetensors"]
 
 
-def foundation_files(model, parts=FOUNDATION_PARTS):
+def list_foundation_files(model, parts=FOUNDATION_PARTS):
     """Return the trained parts that a tiny model is made from, as inputs; none for other models."""
     owner = MODELS[model].trained_parts
     return [
@@ -45,7 +45,9 @@ def clip_files(stage):
     def files(wildcards):
         settings = RUNS.by_folder(wildcards.run).settings[stage]
         clips = {settings.clip, getattr(settings, "second_judge", None)} - {None}
-        return user_files(sorted(chain.from_iterable(map(list_clip_files, clips))))
+        return check_user_files(
+            sorted(chain.from_iterable(map(list_clip_files, clips)))
+        )
 
     return files
 
@@ -62,11 +64,11 @@ def projector_file(wildcards):
 
 def finetuned_files(wildcards):
     """Input function: the weights of stage 2."""
-    names = weights_of_stage_2(RUNS.by_folder(wildcards.run))
+    names = list_stage_2_weights(RUNS.by_folder(wildcards.run))
     return [stage_output("finetune", name)(wildcards) for name in names]
 
 
-def weights_of_stage_2(run):
+def list_stage_2_weights(run):
     """Return the names of the files of weights that a run's stage 2 writes."""
     adapter = ["adapter/adapter_config.json", "adapter/adapter_model.safetensors"]
     lora = run.config.finetune.lora

@@ -12,8 +12,8 @@ PLANNED = RUNS.experiments.configs[REFERENCE].model
 
 rule deepspeed_configs:
     input:
-        foundation_files(PLANNED.name),
-        code=script_files("write_deepspeed_configs.py"),
+        list_foundation_files(PLANNED.name),
+        code=list_script_files("write_deepspeed_configs.py"),
     output:
         multiext("results/deepspeed_configs/", *list_written_files()),
     log:
@@ -24,7 +24,7 @@ rule deepspeed_configs:
     params:
         model=lambda wildcards: PLANNED.language_model_source,
     shell:
-        stage_command(
+        build_stage_command(
             "write_deepspeed_configs.py",
             "--model={params.model:q} --output-dir results/deepspeed_configs",
         )
@@ -34,7 +34,7 @@ rule deepspeed_configs:
 rule plan_power:
     input:
         config="results/plan/power.yaml",
-        code=script_files("plan_power.py"),
+        code=list_script_files("plan_power.py"),
     output:
         "results/plan/power.txt",
     log:
@@ -43,13 +43,15 @@ rule plan_power:
     conda:
         "../envs/report.yaml"
     shell:
-        stage_command("plan_power.py", "--config {input.config:q} --output {output:q}")
+        build_stage_command(
+            "plan_power.py", "--config {input.config:q} --output {output:q}"
+        )
 
 
 # It prints the plan, and runs at every request because it has no output.
 rule plan:
     input:
-        foundation_files(PLANNED.name),
+        list_foundation_files(PLANNED.name),
         power="results/plan/power.txt",
     log:
         "results/plan/plan.log",
@@ -59,4 +61,4 @@ rule plan:
     params:
         flags=plan_flags,
     shell:
-        f"python {script_path('plan_memory.py')} {{params.flags:q}} --power {{input.power:q}} 2> {{log:q}}"
+        f"python {quote_script_path('plan_memory.py')} {{params.flags:q}} --power {{input.power:q}} 2> {{log:q}}"

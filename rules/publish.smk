@@ -11,7 +11,7 @@ rule publish_model:
         projector_file,
         record_files(),
         config="results/published/{run}/config.yaml",
-        code=script_files("publish_model.py"),
+        code=list_script_files("publish_model.py"),
     output:
         "results/published/{run}/model/README.md",
     log:
@@ -28,7 +28,7 @@ rule publish_model:
         model=model_folder,
         stage=finetune_folder,
     shell:
-        stage_command(
+        build_stage_command(
             "publish_model.py",
             "--config {input.config:q} --model={params.model:q} --stage {params.stage:q}"
             " --output-dir results/published/{wildcards.run:q}/model",
@@ -40,7 +40,7 @@ rule publish_dataset:
         record_files("dataset", "filter", "synthesize"),
         exported="results/{run}/export/parquet/README.md",
         config="results/published/{run}/config.yaml",
-        code=script_files("publish_dataset.py"),
+        code=list_script_files("publish_dataset.py"),
     output:
         "results/published/{run}/dataset/README.md",
     log:
@@ -55,7 +55,7 @@ rule publish_dataset:
     params:
         exported=subpath(input.exported, parent=True),
     shell:
-        stage_command(
+        build_stage_command(
             "publish_dataset.py",
             "--config {input.config:q} --exported {params.exported:q}"
             " --output-dir results/published/{wildcards.run:q}/dataset",
@@ -68,7 +68,7 @@ rule push_model:
         card="results/published/{run}/model/README.md",
         other="results/published/{run}/dataset/README.md",  # nothing is pushed before everything is complete
         config="results/published/{run}/config.yaml",
-        code=script_files("push_to_hub.py"),
+        code=list_script_files("push_to_hub.py"),
     output:
         "results/published/{run}/model.pushed.json",
     log:
@@ -81,7 +81,7 @@ rule push_model:
         private=["--private"] if RUNS.shared.publish.private else [],
         kind="model",
     shell:
-        stage_command(
+        build_stage_command(
             "push_to_hub.py",
             "--config {input.config:q} --folder results/published/{wildcards.run:q}/{params.kind:q}"
             " --kind {params.kind:q} --repository {params.repository:q} {params.private:q} --output {output:q}",
@@ -97,7 +97,7 @@ use rule push_model as push_dataset with:
         card="results/published/{run}/dataset/README.md",
         other="results/published/{run}/model/README.md",
         config="results/published/{run}/config.yaml",
-        code=script_files("push_to_hub.py"),
+        code=list_script_files("push_to_hub.py"),
     output:
         "results/published/{run}/dataset.pushed.json",
     log:

@@ -8,10 +8,10 @@ include: "inputs/report.smk"
 
 rule compare_experiments:
     input:
-        lambda w: page_files(pages.list_page_experiments(RUNS, w.page)),
+        lambda w: list_page_files(pages.list_page_experiments(RUNS, w.page)),
         config="results/{page}/config.yaml",
-        templates=templates("report*.j2", "explore*"),
-        code=script_files("compare_experiments.py"),
+        templates=list_templates("report*.j2", "explore*"),
+        code=list_script_files("compare_experiments.py"),
     output:
         page=report(
             "results/{page}/report.html",
@@ -32,7 +32,7 @@ rule compare_experiments:
         mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=30,
     shell:
-        stage_command(
+        build_stage_command(
             "compare_experiments.py",
             "--config {input.config:q}" " --output-dir results/{wildcards.page:q}",
         )
@@ -42,8 +42,8 @@ rule compare_study:
     input:
         compared_files,
         config=f"results/{RESULTS_PREFIX}{{study}}/config.yaml",
-        templates=templates("variants*.j2"),
-        code=script_files("compare_study.py"),
+        templates=list_templates("variants*.j2"),
+        code=list_script_files("compare_study.py"),
     output:
         page=report(
             f"results/{RESULTS_PREFIX}{{study}}/{{study}}.html",
@@ -63,7 +63,7 @@ rule compare_study:
         mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=30,
     shell:
-        stage_command(
+        build_stage_command(
             "compare_study.py",
             f"--config {{input.config:q}} --output-dir results/{RESULTS_PREFIX}{{wildcards.study:q}}",
         )
@@ -75,9 +75,9 @@ rule score_mixtures:
         merged_model_files,
         adapters=merged_adapters,
         config=f"results/{RESULTS_PREFIX}{{study}}/merged/config.yaml",
-        generate=lambda w: f"{RUNS.stage_folder(merged_run(w), 'generate')}/config.yaml",
-        evaluation=lambda w: f"results/datasets/{merged_run(w).dataset.name}/evaluation.jsonl",
-        code=script_files("score_mixtures.py"),
+        generate=lambda w: f"{RUNS.stage_folder(find_merged_run(w), 'generate')}/config.yaml",
+        evaluation=lambda w: f"results/datasets/{find_merged_run(w).dataset.name}/evaluation.jsonl",
+        code=list_script_files("score_mixtures.py"),
     output:
         f"results/{RESULTS_PREFIX}{{study}}/merged/scores.yaml",
     log:
@@ -88,14 +88,14 @@ rule score_mixtures:
         "../envs/evaluate.yaml"
     threads: GPU_STAGE_THREADS
     resources:
-        gpu=lambda w: count_gpus_per_node(merged_run(w).config),
+        gpu=lambda w: count_gpus_per_node(find_merged_run(w).config),
         mem_mb=mem_with_retries(MODEL_STAGE_MB),
         runtime=1440,
     params:
         content=hash_user_files(merged_model_files),
-        model=lambda w: merged_run(w).config.model.folder,
+        model=lambda w: find_merged_run(w).config.model.folder,
     shell:
-        stage_command(
+        build_stage_command(
             "score_mixtures.py",
             "--config {input.config:q} --generate-config {input.generate:q} --model={params.model:q}"
             " --evaluation {input.evaluation:q}"

@@ -4,7 +4,7 @@ from dj2mgm.runs.stage_settings import count_gpus_per_node
 # A stage uses this machine's first GPUs, so it claims all cores: one such stage runs at a time for any --cores. On a
 # cluster each job has its own GPUs, and cpus_per_task in the profile sets its cores.
 GPU_STAGE_THREADS = max(8, workflow.resource_settings.cores or 1)
-with user_errors():
+with raising_user_errors():
     NODES = RUNS.nodes
 
 # Main memory of a job's first attempt in MB. These are estimates from the first version, not fitted to measurements. A job

@@ -15,8 +15,8 @@ from dj2mgm.settings.config_files import check_stated_once
 
 
 @contextmanager
-def user_errors():
-    """Run code that may raise InputError, and let Snakemake print its message."""
+def raising_user_errors():
+    """Raise an InputError as a UserError, whose message Snakemake prints without a traceback."""
     try:
         yield
     except InputError as error:
@@ -24,7 +24,7 @@ def user_errors():
 
 
 # A Snakefile cannot ask Snakemake for the targets. graph.smk refuses `fetch` together with another target.
-FETCHES = "fetch" in sys.argv[1:]
+FETCH_REQUESTED = "fetch" in sys.argv[1:]
 
 
 if sum(argument.split("=")[0] in ("--config", "-C") for argument in sys.argv[1:]) > 1:
@@ -33,14 +33,14 @@ if sum(argument.split("=")[0] in ("--config", "-C") for argument in sys.argv[1:]
     )
 
 
-def explicit_settings(config):
+def select_explicit_settings(config):
     """Return the settings that differ from the defaults.
 
     `fetch` reads its dataset and model itself, because they are not on this machine yet.
     As a module, `config` may be the whole config.yaml of another workflow. If it repeats defaults, these would replace
     the settings of experiments.
     """
-    if FETCHES:
+    if FETCH_REQUESTED:
         return EMBEDDED_DEFAULTS
     if workflow.modifier.parent_modifier is None:
         return config
@@ -54,9 +54,9 @@ def explicit_settings(config):
 
 
 # no `configfile:` directive: `config` is then exactly the command line's layer
-with user_errors():
+with raising_user_errors():
     check_stated_once(workflow.config_settings.config_args or [])
-    RUNS = Runs(explicit_settings(config))
+    RUNS = Runs(select_explicit_settings(config))
 EXPERIMENTS = RUNS.experiments.names
 RESULTS_PREFIX = RUNS.results_prefix  # of runs and pages, below results/
 MODELS = RUNS.models

@@ -15,7 +15,7 @@ checkpoint ask_trials:
         scores=earlier_scores,
         search=f"{SEARCH}/search.yaml",
         study=ancient(study_budget_file),
-        code=script_files("ask_trials.py"),
+        code=list_script_files("ask_trials.py"),
     output:
         f"{BATCH}/trials.yaml",
     log:
@@ -30,7 +30,7 @@ checkpoint ask_trials:
         mem_mb=mem_with_retries(SCRIPT_MB),
         runtime=30,
     shell:
-        stage_command(
+        build_stage_command(
             "ask_trials.py",
             "--search {input.search:q} --study {input.study:q} --scores {input.scores:q} --output {output:q}",
         )
@@ -44,7 +44,7 @@ checkpoint score_trials:
         rows=reference_rows,
         study=ancient(study_budget_file),
         config=f"{BATCH}/config.yaml",
-        code=script_files("score_trials.py"),
+        code=list_script_files("score_trials.py"),
     output:
         f"{BATCH}/scores.yaml",
     log:
@@ -59,7 +59,7 @@ checkpoint score_trials:
     params:
         trials=trials_flag,
     shell:
-        stage_command(
+        build_stage_command(
             "score_trials.py",
             "--config {input.config:q} --study {input.study:q} --rows {input.rows:q} {params.trials:q} --output {output:q}",
         )

@@ -17,7 +17,7 @@ SETTINGS_FILES = {
     ),
     "configure_dataset": SettingsFile(
         "results/datasets/{dataset}/config.yaml",
-        lambda w: used_dataset(w).settings.file_content(),
+        lambda w: find_used_dataset(w).settings.file_content(),
     ),
     "configure_foundation": SettingsFile(
         "results/foundation/{model}/{part}.yaml",
@@ -27,10 +27,7 @@ SETTINGS_FILES = {
         "results/models/{model}/config.yaml",
         lambda w: MODELS[w.model].assembly().file_content(),
     ),
-    "configure_page": SettingsFile(
-        "results/{page}/config.yaml",
-        lambda w: page_settings(pages.list_page_experiments(RUNS, w.page)),
-    ),
+    "configure_page": SettingsFile("results/{page}/config.yaml", page_settings),
     "configure_study": SettingsFile(
         f"results/{RESULTS_PREFIX}{{study}}/config.yaml",
         study_settings,
@@ -46,7 +43,7 @@ SETTINGS_FILES = {
     ),
     "configure_search": SettingsFile(
         f"results/{RESULTS_PREFIX}{{study}}/search/{{key}}/search.yaml",
-        lambda w: requested_search(w).model_dump(),
+        lambda w: find_requested_search(w).model_dump(),
     ),
     "configure_batch": SettingsFile(
         f"results/{RESULTS_PREFIX}{{study}}/search/{{key}}/batch-{{number}}/config.yaml",
@@ -54,7 +51,7 @@ SETTINGS_FILES = {
     ),
     "configure_mixtures": SettingsFile(
         f"results/{RESULTS_PREFIX}{{study}}/merged/config.yaml",
-        lambda w: mixture_settings(w.study),
+        mixture_settings,
     ),
     "configure_power": SettingsFile(
         "results/plan/power.yaml", lambda w: build_power_settings(RUNS)
@@ -63,7 +60,8 @@ SETTINGS_FILES = {
         f"results/{RESULTS_PREFIX}attention_benchmark/config.yaml", attention_settings
     ),
     "configure_challenge": SettingsFile(
-        f"results/{RESULTS_PREFIX}challenge/config.yaml", lambda w: challenge_settings()
+        f"results/{RESULTS_PREFIX}challenge/config.yaml",
+        lambda w: build_challenge_settings(),
     ),
     "configure_analysis": SettingsFile(
         "results/datasets/{dataset}/analyze/config.yaml", analyzed_settings
@@ -80,11 +78,10 @@ SETTINGS_FILES = {
         lambda w: build_leak_settings(RUNS, w.dataset).file_content(),
     ),
     "configure_evaluation": SettingsFile(
-        "results/evaluations/{task}/config.yaml", lambda w: evaluation_settings(w.task)
+        "results/evaluations/{task}/config.yaml",
+        lambda w: build_evaluation_settings(w.task),
     ),
-    "configure_crate": SettingsFile(
-        "results/{page}/crate/config.yaml", lambda w: crate_settings(w.page)
-    ),
+    "configure_crate": SettingsFile("results/{page}/crate/config.yaml", crate_settings),
 }
 
 
@@ -102,6 +99,6 @@ for name, settings_file in SETTINGS_FILES.items():
         log:
             Path(settings_file.path).with_suffix(".log"),  # stays empty; `snakemake --lint` requires one
         params:
-            yaml=in_yaml(settings_file.build),
+            yaml=format_settings(settings_file.build),
         template_engine:
             "jinja2"

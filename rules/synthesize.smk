@@ -12,7 +12,7 @@ rule synthesize_captions:
         config="results/{run}/synthesize/config.yaml",
         data=stage_output("filter", "filtered.jsonl"),
         of_dataset=instruction_inputs,
-        code=script_files("synthesize_captions.py"),
+        code=list_script_files("synthesize_captions.py"),
     output:
         synthesized="results/{run}/synthesize/synthesized.jsonl",
         stats="results/{run}/synthesize/stats.jsonl",
@@ -36,7 +36,7 @@ rule synthesize_captions:
         captioner=captioner_flags,
         of_dataset=instruction_flags,
     shell:
-        stage_command(
+        build_stage_command(
             "synthesize_captions.py",
             "--config {input.config:q} --data {input.data:q} {params.captioner:q} {params.of_dataset:q}"
             " --output-dir results/{wildcards.run:q}/synthesize",

@@ -11,14 +11,14 @@ def target_files(target, *files):
     """Input function: the files of a target; fails with the reason if the target cannot run."""
 
     def checked_files(wildcards):
-        with user_errors():
+        with raising_user_errors():
             RUNS.require_target(target)
         # Checked here, before there are results: Snakemake takes old files for the results of a rule that cannot run.
         for name in {target, REFERENCE} & RUNS.experiments.configs.keys():
-            complete_model_files(RUNS.experiments.configs[name].model)
+            list_model_files(RUNS.experiments.configs[name].model)
             check_clips(RUNS.experiments.configs[name])
             check_training(RUNS.experiments.configs[name])
-            with user_errors():
+            with raising_user_errors():
                 check_files(RUNS.first_seed(name).dataset.settings)
         return list(files)
 
@@ -32,7 +32,7 @@ def check_clips(config):
         for key in ("judge_clip", "second_judge")
     }
     trained = {name for name, model in MODELS.items() if model.trained_parts is model}
-    with user_errors():
+    with raising_user_errors():
         for key, name in judges.items():
             if name:
                 check_judge(name, key)
@@ -46,7 +46,7 @@ def check_training(config):
 
     Stages on a cluster, and in environments of their own, check it themselves. A dry run may be for a cluster.
     """
-    with user_errors():
+    with raising_user_errors():
         if not workflow.non_local_exec_or_dryrun:
             require_fp8_device(config)
         if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:

@@ -14,7 +14,7 @@ rule doctor:
     params:
         config=config_as_json,
     shell:
-        f"python {script_path('doctor.py')} --config {{params.config:q}} 2> {{log:q}}"
+        f"python {quote_script_path('doctor.py')} --config {{params.config:q}} 2> {{log:q}}"
 
 
 # Downloads a model and a dataset from the Hugging Face hub: `snakemake fetch --config model=… dataset=…`. Nothing else
@@ -28,7 +28,7 @@ rule fetch:
     params:
         config=config_as_json,
     shell:
-        f"python {script_path('fetch.py')} --config {{params.config:q}} 2>&1 | tee {{log:q}}"
+        f"python {quote_script_path('fetch.py')} --config {{params.config:q}} 2>&1 | tee {{log:q}}"
 
 
 # Asks a server the held-out questions: `snakemake serve_check --config endpoint=http://localhost:8000/v1`.
@@ -41,7 +41,7 @@ rule serve_check:
     params:
         config=config_as_json,
     shell:
-        f"python {script_path('check_served_model.py')} --config {{params.config:q}} 2>&1 | tee {{log:q}}"
+        f"python {quote_script_path('check_served_model.py')} --config {{params.config:q}} 2>&1 | tee {{log:q}}"
 
 
 # Lists all finished experiments of this project.
@@ -52,5 +52,5 @@ rule leaderboard:
     conda:
         "../envs/report.yaml"
     shell:
-        f"python {script_path('write_leaderboard.py')} --results results"
+        f"python {quote_script_path('write_leaderboard.py')} --results results"
         " --output results/leaderboard/leaderboard.html 2>&1 | tee {log:q}"

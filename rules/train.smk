@@ -17,9 +17,9 @@ rule pretrain:
         config="results/{run}/pretrain/config.yaml",
         data=stage_output("jsonl", "pretrain.jsonl"),
         held_out=held_out_files,
-        code=script_files("pretrain.py", "launch.sh"),
+        code=list_script_files("pretrain.py", "launch.sh"),
     output:
-        **training_records("pretrain"),
+        **list_training_records("pretrain"),
         projector="results/{run}/pretrain/projector.safetensors",
     log:
         "results/{run}/pretrain/pretrain.log",
@@ -29,7 +29,7 @@ rule pretrain:
         "../envs/train.yaml"
     threads: GPU_STAGE_THREADS
     resources:
-        **several_nodes(),
+        **build_node_resources(),
         gpu=training_gpus,
         mem_mb=mem_with_retries(TRAINING_STAGE_MB),
         runtime=1440,
@@ -40,7 +40,7 @@ rule pretrain:
         model=model_folder,
         held_out=held_out_flags,
     shell:
-        stage_command(
+        build_stage_command(
             "pretrain.py",
             "--config {input.config:q} --data {input.data:q} --model={params.model:q}"
             " {params.held_out:q} --output-dir results/{wildcards.run:q}/pretrain",
@@ -55,9 +55,9 @@ rule finetune:
         data=stage_output("jsonl", "finetune.jsonl"),
         before=projector_or_pairs,
         held_out=held_out_files,
-        code=script_files("finetune.py", "launch.sh"),
+        code=list_script_files("finetune.py", "launch.sh"),
     output:
-        **training_records("finetune"),
+        **list_training_records("finetune"),
         adapter=ADAPTER,
         projector="results/{run}/finetune/projector.safetensors",
     log:
@@ -65,12 +65,12 @@ rule finetune:
     benchmark:
         "results/{run}/finetune/finetune.benchmark.tsv"
     wildcard_constraints:
-        run=match_runs(experiments_tuned(lora=True, stages=2)),
+        run=match_runs(select_experiments(lora=True, stages=2)),
     conda:
         "../envs/train.yaml"
     threads: GPU_STAGE_THREADS
     resources:
-        **several_nodes(),
+        **build_node_resources(),
         gpu=training_gpus,
         mem_mb=mem_with_retries(TRAINING_STAGE_MB),
         runtime=1440,
@@ -82,7 +82,7 @@ rule finetune:
         before=projector_or_pairs_flags,
         held_out=held_out_flags,
     shell:
-        stage_command(
+        build_stage_command(
             "finetune.py",
             "--config {input.config:q} --data {input.data:q} --model={params.model:q}"
             " {params.before:q} {params.held_out:q} --output-dir results/{wildcards.run:q}/finetune",
@@ -92,19 +92,19 @@ rule finetune:
 
 use rule finetune as finetune_full with:
     output:
-        **training_records("finetune"),
+        **list_training_records("finetune"),
         language_model="results/{run}/finetune/language_model.safetensors",
         projector="results/{run}/finetune/projector.safetensors",
     wildcard_constraints:
-        run=match_runs(experiments_tuned(lora=False)),
+        run=match_runs(select_experiments(lora=False)),
 
 
 use rule finetune as finetune_in_one_stage with:
     output:
-        **training_records("finetune"),
+        **list_training_records("finetune"),
         adapter=ADAPTER,
     wildcard_constraints:
-        run=match_runs(experiments_tuned(lora=True, stages=1)),
+        run=match_runs(select_experiments(lora=True, stages=1)),
 
 
 rule finetune_minimal:

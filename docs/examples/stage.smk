@@ -2,7 +2,7 @@
 rule count_words:
     input:
         data=stage_output("jsonl", "pretrain.jsonl"),
-        code=script_files("count_words.py"),
+        code=list_script_files("count_words.py"),
     output:
         "results/{run}/count_words/words.json",
     log:
@@ -15,7 +15,7 @@ rule count_words:
         mem_mb=mem_with_retries(SCRIPT_MB),
         runtime=30,
     shell:
-        stage_command(
+        build_stage_command(
             "count_words.py",
             "--data {input.data:q} --output-dir results/{wildcards.run:q}/count_words",
         )

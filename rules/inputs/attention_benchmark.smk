@@ -4,4 +4,4 @@ from dj2mgm.runs.experiments import REFERENCE
 
 def reference_model_files(wildcards):
     """Input function: the reference's model."""
-    return complete_model_files(RUNS.first_seed(REFERENCE).config.model)
+    return list_model_files(RUNS.first_seed(REFERENCE).config.model)

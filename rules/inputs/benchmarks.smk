@@ -12,7 +12,7 @@ def benchmark_files(wildcards):
             f"benchmarks.{wildcards.benchmark} is not set: name its files in config/config.yaml"
         )
     files = settings.files
-    return user_files(file for kind, file in files.items() if kind != "images")
+    return check_user_files(file for kind, file in files.items() if kind != "images")
 
 
 def benchmark_images(wildcards):
@@ -27,18 +27,20 @@ def benchmark_images(wildcards):
     )
 
 
-def benchmark_outputs(benchmark, name):
+def list_benchmark_outputs(benchmark, name):
     """Return a file of a benchmark, for every run in the challenge's table; a model before training submits nothing."""
     return sorted(
         {
             f"{run['benchmarks'][benchmark]}/{name}"
-            for run in challenge_settings()["runs"]
+            for run in build_challenge_settings()["runs"]
             if run["seed"] is not None or name != "submission.xlsx"
         }
     )
 
 
-def challenge_files(names, file):
+def list_challenge_files(names, file):
     """Return a file of each of these benchmarks that the challenge scores, for every run in its table."""
-    benchmarks = [name for name in challenge_settings()["scores"] if name in names]
-    return [path for name in benchmarks for path in benchmark_outputs(name, file)]
+    benchmarks = [
+        name for name in build_challenge_settings()["scores"] if name in names
+    ]
+    return [path for name in benchmarks for path in list_benchmark_outputs(name, file)]

@@ -4,13 +4,13 @@ from dj2mgm.runs.studies import looks
 
 def budget_file(wildcards):
     """Input function: the budget of the decision about the experiment that the configuration names."""
-    with user_errors():
+    with raising_user_errors():
         experiment = looks.check_decidable(RUNS)
     target_files(experiment)(wildcards)
     return f"results/{looks.locate_decision_folder(RUNS, experiment)}/budget.yaml"
 
 
-def look_file(experiment, number):
+def locate_look_file(experiment, number):
     """Return the file of the look after a number of seeds."""
     return f"results/{looks.locate_decision_folder(RUNS, experiment)}/seeds-{number}/look.yaml"
 
@@ -18,12 +18,12 @@ def look_file(experiment, number):
 def earlier_looks(wildcards):
     """Input function: the looks after fewer seeds."""
     numbers = range(looks.MIN_SEEDS, int(wildcards.number))
-    return [look_file(wildcards.decided, number) for number in numbers]
+    return [locate_look_file(wildcards.decided, number) for number in numbers]
 
 
 def look_inputs(wildcards):
     """Input function: the results of both sides that a look reads."""
-    with user_errors():
+    with raising_user_errors():
         return looks.list_look_inputs(RUNS, wildcards.decided, int(wildcards.number))
 
 
@@ -36,5 +36,5 @@ def all_looks(wildcards):
             decided=RUNS.shared.experiment, number=number
         ).output[0]
 
-    with user_errors():
+    with raising_user_errors():
         return looks.list_looks(RUNS, file_after)

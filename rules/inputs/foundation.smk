@@ -6,7 +6,7 @@ from dj2mgm.model_files.missing_models import list_part_files
 from dj2mgm.settings.config_files import locate_config_file
 
 
-def shipped_foundation_files(model):
+def list_shipped_foundation(model):
     """Return the trained parts of a tiny model that come with the workflow."""
     folder = os.path.relpath(RUNS.shipped_foundations[model])
     return sorted(glob(f"{escape(folder)}/*/*"))
@@ -14,10 +14,10 @@ def shipped_foundation_files(model):
 
 def assembled_files(wildcards):
     """Input function: the files of the folders that an MGM is assembled from."""
-    return user_files(list_part_files(MODELS[wildcards.model]))
+    return check_user_files(list_part_files(MODELS[wildcards.model]))
 
 
-def chat_templates(*names):
+def list_chat_templates(*names):
     """Return chat templates that a script reads by name, as inputs."""
     files = (locate_config_file("chat_templates", f"{name}.yaml") for name in names)
     return [os.path.relpath(file) for file in files]

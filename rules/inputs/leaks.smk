@@ -4,5 +4,5 @@ from dj2mgm.runs.leaks import list_decontamination_files
 
 def decontamination_files(wildcards):
     """Input function: the user's own files that training images are compared with."""
-    with user_errors():
-        return user_files(list_decontamination_files(RUNS))
+    with raising_user_errors():
+        return check_user_files(list_decontamination_files(RUNS))

@@ -8,11 +8,13 @@ from dj2mgm.storage.files import find_files
 
 def evaluation_data(wildcards):
     """Input function: the files of a task's data, without leftover files of downloads."""
-    with user_errors():
+    with raising_user_errors():
         if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
             check_lmms_eval()
-        files = find_files(evaluation_settings(wildcards.task)["data"], DATA_SUFFIXES)
-    return user_files(map(str, files))
+        files = find_files(
+            build_evaluation_settings(wildcards.task)["data"], DATA_SUFFIXES
+        )
+    return check_user_files(map(str, files))
 
 
 def evaluation_report(wildcards):
@@ -23,7 +25,7 @@ def evaluation_report(wildcards):
             "--config 'evaluations=[pope]' (docs/evaluation.md)"
         )
     for task in RUNS.shared.evaluations:
-        evaluation_settings(task)
+        build_evaluation_settings(task)
     return target_files("evaluate", f"results/{RESULTS_PREFIX}report/report.html")(
         wildcards
     )

@@ -29,16 +29,16 @@ def plan_flags(wildcards):
         flags.append("--no-compile")
     if finetune.global_batch_size:
         flags.append(f"--global-batch={finetune.global_batch_size}")
-    return flags + [f"--note={note}" for note in steps_notes()]
+    return flags + [f"--note={note}" for note in list_step_notes()]
 
 
-def steps_notes():
+def list_step_notes():
     """Return sentences about stages of the reference that add epochs, if the numbers of their rows are known."""
     run = RUNS.first_seed(REFERENCE)
     jsonl_summary = Path(RUNS.stage_folder(run, "jsonl"), "summary.json")
     dataset_summary = Path("results/datasets", run.dataset.name, "summary.json")
     rows = {}
-    with user_errors():
+    with raising_user_errors():
         if jsonl_summary.is_file():
             files = read_jsonl_summary(jsonl_summary).files
             rows = {stage: files[stage].rows_out for stage in TRAINING_STAGES}

@@ -35,7 +35,7 @@ def publication_files(wildcards):
         experiment,
         *(f"results/published/{RESULTS_PREFIX}{experiment}/{file}" for file in files),
     )(wildcards)
-    with user_errors():
+    with raising_user_errors():
         build_publish_settings(RUNS, RUNS.first_seed(experiment))
     return inputs
 

@@ -8,14 +8,14 @@ def compared_files(wildcards):
     scores = all_scores(wildcards.study)(wildcards)
     return [
         *scores,
-        *page_files(study_experiments(wildcards.study)),
-        *merged_scores(wildcards.study),
+        *list_page_files(list_study_experiments(wildcards.study)),
+        *list_merged_scores(wildcards.study),
     ]
 
 
-def merged_scores(study):
+def list_merged_scores(study):
     """Return the file with the scores of a study's merged models; none for other studies."""
-    with user_errors():
+    with raising_user_errors():
         file = merged_mixtures.locate_scores_file(RUNS, study)
         if file is None:
             return []
@@ -24,27 +24,27 @@ def merged_scores(study):
         return [file]
 
 
-def merged_run(wildcards):
+def find_merged_run(wildcards):
     """Return the first run of the experiment whose mixtures are merged."""
     return RUNS.first_seed(RUNS.experiments.studies[wildcards.study].experiment)
 
 
 def merged_model_files(wildcards):
     """Input function: the model that the merged LoRAs were trained from."""
-    return complete_model_files(merged_run(wildcards).config.model)
+    return list_model_files(find_merged_run(wildcards).config.model)
 
 
 def merged_adapters(wildcards):
     """Input function: the weights of stage 2 of each source alone."""
-    with user_errors():
+    with raising_user_errors():
         folders = merged_mixtures.build_merge_settings(
             RUNS, wildcards.study
         ).sources.values()
-    names = weights_of_stage_2(merged_run(wildcards))
+    names = list_stage_2_weights(find_merged_run(wildcards))
     return [f"{folder}/{name}" for folder in folders for name in names]
 
 
-def study_experiments(study):
+def list_study_experiments(study):
     """Return the experiments on a study's page."""
-    with user_errors():
+    with raising_user_errors():
         return pages.list_study_experiments(RUNS, study)

@@ -11,7 +11,7 @@ def study_budget_file(wildcards):
 def earlier_scores(wildcards):
     """Input function: the scores of the batches before a batch."""
     return search_batches.list_score_files(
-        requested_search(wildcards), int(wildcards.number)
+        find_requested_search(wildcards), int(wildcards.number)
     )
 
 
@@ -38,7 +38,7 @@ def reference_rows(wildcards):
 def scored_files(wildcards):
     """Input function: the files that the scores of a batch are read from."""
     batch_trials(wildcards)
-    with user_errors():
+    with raising_user_errors():
         return search_batches.list_batch_files(
-            RUNS, requested_search(wildcards), int(wildcards.number)
+            RUNS, find_requested_search(wildcards), int(wildcards.number)
         )

@@ -28,15 +28,17 @@ class SettingsFile(NamedTuple):
     needs: Callable | list = []
 
 
-def crate_settings(page):
+def crate_settings(wildcards):
     """Return the settings of a page's crate."""
-    with user_errors():
-        return crates.build_crate_settings(RUNS, page) | {"snakemake": SNAKEMAKE}
+    with raising_user_errors():
+        settings = crates.build_crate_settings(RUNS, wildcards.page)
+    return settings | {"snakemake": SNAKEMAKE}
 
 
-def page_settings(experiments):
+def page_settings(wildcards):
     """Return the settings of a page that compares experiments."""
-    with user_errors():
+    experiments = pages.list_page_experiments(RUNS, wildcards.page)
+    with raising_user_errors():
         return pages.build_page_settings(RUNS, experiments)
 
 
@@ -58,7 +60,7 @@ def attention_settings(wildcards):
 
 def study_settings(wildcards):
     """Return the settings of a study's page."""
-    with user_errors():
+    with raising_user_errors():
         settings = pages.build_study_settings(RUNS, wildcards.study)
         if search := search_batches.show_search(RUNS, wildcards.study):
             settings["study"]["search"] = search.model_dump()
@@ -70,23 +72,27 @@ def study_scores(wildcards):
     return all_scores(wildcards.study)(wildcards)
 
 
-def mixture_settings(study):
+def mixture_settings(wildcards):
     """Return the settings of the mixtures that a study merges."""
-    with user_errors():
-        return merged_mixtures.build_merge_settings(RUNS, study).model_dump()
+    with raising_user_errors():
+        settings = merged_mixtures.build_merge_settings(RUNS, wildcards.study)
+    return settings.model_dump()
 
 
 def batch_settings(wildcards):
     """Return the settings of the scores of a batch of trials."""
-    with user_errors():
+    with raising_user_errors():
         return search_batches.build_batch_settings(
-            RUNS, wildcards.study, requested_search(wildcards), int(wildcards.number)
+            RUNS,
+            wildcards.study,
+            find_requested_search(wildcards),
+            int(wildcards.number),
         )
 
 
 def look_settings(wildcards):
     """Return the settings of a look at an experiment after a number of seeds."""
-    with user_errors():
+    with raising_user_errors():
         return looks.build_look_settings(RUNS, wildcards.decided, int(wildcards.number))
 
 
@@ -98,12 +104,12 @@ def analyzed_settings(wildcards):
 
 def publishing_settings(wildcards):
     """Return the settings of a published run."""
-    with user_errors():
+    with raising_user_errors():
         return build_publish_settings(
             RUNS, RUNS.by_folder(wildcards.run)
         ).file_content()
 
 
-def in_yaml(find_settings):
-    """Params function: the settings that a function of the wildcards returns, as YAML."""
-    return lambda wildcards: format_yaml(find_settings(wildcards))
+def format_settings(build):
+    """Return the params function of the settings that a function of the wildcards returns, as YAML."""
+    return lambda wildcards: format_yaml(build(wildcards))

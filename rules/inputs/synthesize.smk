@@ -10,7 +10,9 @@ def captioner_files(wildcards):
     folder = RUNS.captioner_folder(run)
     if not folder:
         captioner = run.settings["synthesize"].captioner
-        return user_files(list_local_model_files(captioner and captioner.folder or ""))
+        return check_user_files(
+            list_local_model_files(captioner and captioner.folder or "")
+        )
     if os.path.basename(folder) == "finetune":
         config = RUNS.get(run.captioner, run.seed).config
         weights = "adapter/adapter_model" if config.finetune.lora else "language_model"

@@ -1,7 +1,7 @@
 # Input functions of rules/train.smk.
 
 
-def training_records(stage):
+def list_training_records(stage):
     """Return the outputs of a training stage, other than its weights."""
     files = {
         "steps": "metrics.jsonl",
@@ -13,7 +13,7 @@ def training_records(stage):
     return {key: f"results/{{run}}/{stage}/{name}" for key, name in files.items()}
 
 
-def several_nodes():
+def build_node_resources():
     """Return resources that make the Slurm plugin start a command once; its own srun starts the nodes."""
     return (
         {}
@@ -27,7 +27,7 @@ def training_gpus(wildcards):
     return RUNS.by_folder(wildcards.run).config.gpus
 
 
-def experiments_tuned(lora, stages=None):
+def select_experiments(lora, stages=None):
     """Return the experiments that train with LoRA or without, in this number of stages."""
     return [
         name

@@ -81,7 +81,7 @@ def rules() -> Iterator[tuple[str, str, Path, Path]]:
         for name, body in RULE.findall(file.read_text(encoding="utf-8")):
             if "shell:" in body:
                 [environment] = re.findall(r'conda:\s+"(.+)"', body)
-                [script] = set(re.findall(r"(?:stage_command|script_path)\(\s*[\"'](\w+\.py)", body))
+                [script] = set(re.findall(r"(?:build_stage_command|quote_script_path)\(\s*[\"'](\w+\.py)", body))
                 yield name, body, (file.parent / environment).resolve(), SCRIPTS / script
 
 

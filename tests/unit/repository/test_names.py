@@ -1,7 +1,9 @@
 """Names say what a value is and what a function does: no pronouns, no participles as nouns, verbs for functions."""
 
 import ast
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,9 +22,10 @@ VERBS = set(
     add allow assemble build change check choose collect combine complete compute convert copy count describe detect
     discard drop enumerate estimate export fetch find fit format get group has hash is iterate join limit list load
     locate make match merge move name note open pair parse plan push read recognize remove replace require resolve
-    round save select set share show split sum update validate verify watch write
+    quote round save select set share show split sum update validate verify watch write
     """.split()
 )
+RULE_FILES = sorted((PROJECT / "rules").rglob("*.smk"))
 
 
 def defined_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
@@ -36,6 +39,21 @@ def defined_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield node.arg, node.lineno
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name, node.lineno
+
+
+def defined_functions(rule_file: Path) -> Iterator[ast.FunctionDef]:
+    """Yield the functions of a file of rules, which is no Python as a whole."""
+    text = rule_file.read_text(encoding="utf-8")
+    for source in re.findall(r"^def .*?(?=^\w|^@|\Z)", text, re.MULTILINE | re.DOTALL):
+        yield ast.parse(source).body[0]
+
+
+def serves_as_input(function: ast.FunctionDef) -> bool:
+    """Return whether Snakemake calls a function with wildcards, or the function that it returns."""
+    inner = {node.name for node in function.body if isinstance(node, ast.FunctionDef)}
+    values = [node.value for node in function.body if isinstance(node, ast.Return)]
+    returns_function = any(isinstance(value, ast.Lambda) or getattr(value, "id", "") in inner for value in values)
+    return returns_function or [parameter.arg for parameter in function.args.args][:1] == ["wildcards"]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -59,3 +77,13 @@ def test_functions_begin_with_verbs():
         and words[0] not in VERBS
     ]
     assert not nouns, "begin with what the function does, such as `build_page_settings` instead of `page_settings`"
+
+
+def test_functions_in_rules_begin_with_verbs_unless_inputs():
+    nouns = [
+        f"{file.relative_to(PROJECT)}: {function.name}"
+        for file in RULE_FILES
+        for function in defined_functions(file)
+        if not serves_as_input(function) and function.name.split("_")[0] not in VERBS | {"is", "raising"}
+    ]
+    assert not nouns, "begin with what the function does, such as `list_model_files` instead of `model_files`"

@@ -562,10 +562,10 @@ def test_every_stage_has_a_rule_with_its_outputs():
     texts = [path.read_text(encoding="utf-8") for path in (PROJECT / "rules").glob("*.smk")]
     rules = {block.split(":", 1)[0]: block for text in texts for block in re.split(r"^rule ", text, flags=re.M)[1:]}
     inputs = (PROJECT / "rules/inputs/train.smk").read_text(encoding="utf-8")
-    records = inputs.split("def training_records")[1].split("\n\n\n")[0]
+    records = inputs.split("def list_training_records")[1].split("\n\n\n")[0]
     for name, stage in STAGES.items():
         made = rules[stage.rule]
-        if f'training_records("{name}")' in made:
+        if f'list_training_records("{name}")' in made:
             made += "".join(f'"results/{{run}}/{name}/{file}"' for file in re.findall(r'": "([\w.]+)"', records))
         for output in set(stage.outputs) - {"config.yaml"}:
             assert f'"results/{{run}}/{name}/{output}"' in made, (name, output)
