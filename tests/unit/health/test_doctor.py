@@ -23,7 +23,7 @@ from dj2mgm.health.probes import (
     Gpu,
     GpuProcess,
     HostProbe,
-    Outcome,
+    ProbeOutput,
     Toolkit,
     connect_to_itself,
     count_cards,
@@ -69,11 +69,11 @@ HOST = HostProbe(
 RANK = GpuProcess(0, 4711, 5 * GIB, "python -u workflow_scripts/finetune.py", mine=True, orphan=True)
 
 
-def make_outcome(probe: TorchProbe) -> Outcome:
-    return Outcome(asdict(probe), "")
+def make_output(probe: TorchProbe) -> ProbeOutput:
+    return ProbeOutput(asdict(probe), "")
 
 
-BROKEN = Outcome(None, "ImportError: libcudart.so.12: cannot open shared object file\nexit status 1")
+BROKEN = ProbeOutput(None, "ImportError: libcudart.so.12: cannot open shared object file\nexit status 1")
 BUILD = (PROJECT / "tests/fixtures/logs/cpu_adam-could-not-be-built.log").read_text(encoding="utf-8")
 
 # name: (finding, status, text in the reason and the remedy)
@@ -85,17 +85,17 @@ FINDINGS = {
         "fail",
         "Driver/library version mismatch → reboot",
     ),
-    "torch": (gpu_checks.check_torch(make_outcome(TORCH), DRIVER), "pass", "built with CUDA 12.4, sees 1 GPU"),
-    "torch on a CPU": (gpu_checks.check_torch(make_outcome(CPU_TORCH), NO_GPU), "pass", "on the CPU"),
+    "torch": (gpu_checks.check_torch(make_output(TORCH), DRIVER), "pass", "built with CUDA 12.4, sees 1 GPU"),
+    "torch on a CPU": (gpu_checks.check_torch(make_output(CPU_TORCH), NO_GPU), "pass", "on the CPU"),
     "torch that does not load": (gpu_checks.check_torch(BROKEN, DRIVER), "fail", "libcudart.so.12"),
-    "CPU torch with a GPU": (gpu_checks.check_torch(make_outcome(CPU_TORCH), DRIVER), "fail", "is a CPU build"),
+    "CPU torch with a GPU": (gpu_checks.check_torch(make_output(CPU_TORCH), DRIVER), "fail", "is a CPU build"),
     "torch for a newer driver": (
-        gpu_checks.check_torch(make_outcome(replace(TORCH, cuda="13.0")), DRIVER),
+        gpu_checks.check_torch(make_output(replace(TORCH, cuda="13.0")), DRIVER),
         "fail",
         "needs a driver for CUDA 13.0; 550.54.15 supports 12.4",
     ),
     "torch that sees no GPU": (
-        gpu_checks.check_torch(make_outcome(replace(TORCH, gpus=0)), DRIVER),
+        gpu_checks.check_torch(make_output(replace(TORCH, gpus=0)), DRIVER),
         "fail",
         "CUDA_VISIBLE_DEVICES",
     ),
@@ -160,10 +160,14 @@ FINDINGS = {
         "warn",
         "cpu_adam/lock → python workflow_scripts/compile_extensions.py",
     ),
-    "CPUAdam": (gpu_checks.check_extension(Outcome({"seconds": 2.4}, "")), "pass", "loads in 2.4 s"),
-    "CPUAdam that does not compile": (gpu_checks.check_extension(Outcome(None, BUILD)), "warn", "cannot find -lcurand"),
+    "CPUAdam": (gpu_checks.check_extension(ProbeOutput({"seconds": 2.4}, "")), "pass", "loads in 2.4 s"),
+    "CPUAdam that does not compile": (
+        gpu_checks.check_extension(ProbeOutput(None, BUILD)),
+        "warn",
+        "cannot find -lcurand",
+    ),
     "CPUAdam that fails otherwise": (
-        gpu_checks.check_extension(Outcome(None, "Traceback\nValueError: strange")),
+        gpu_checks.check_extension(ProbeOutput(None, "Traceback\nValueError: strange")),
         "warn",
         "ValueError: strange → python workflow_scripts/compile_extensions.py",
     ),

@@ -24,8 +24,8 @@ def run_checks(config: dict, fix: bool, end_stray: bool, begin: Callable[[str], 
         print(f"ended {', '.join(map(str, ended))}", file=sys.stderr)
         driver = probe_driver()
     begin("PyTorch and its kernels")
-    outcome = run_probe("dj2mgm.health.torch_probe", TORCH_LIMIT_S, "torch")
-    torch = TorchProbe(**outcome.values) if outcome.values else None
+    output = run_probe("dj2mgm.health.torch_probe", TORCH_LIMIT_S, "torch")
+    torch = TorchProbe(**output.values) if output.values else None
     begin("DeepSpeed's optimizer, which is compiled at first use")
     locks = find_stale_locks()
     extension = None if locks else run_probe("dj2mgm.health.torch_probe", COMPILE_LIMIT_S, "deepspeed")
@@ -39,7 +39,7 @@ def run_checks(config: dict, fix: bool, end_stray: bool, begin: Callable[[str], 
             print(sentence, file=sys.stderr)
     return [
         gpu_checks.check_driver(driver),
-        gpu_checks.check_torch(outcome, driver),
+        gpu_checks.check_torch(output, driver),
         gpu_checks.check_toolkit(cuda, torch, driver),
         gpu_checks.check_matmul(torch),
         gpu_checks.check_bf16(torch),

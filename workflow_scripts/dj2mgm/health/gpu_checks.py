@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from dj2mgm.health.diagnosis import find_cause
-from dj2mgm.health.probes import CudaProbe, DriverProbe, Finding, Outcome, Toolkit
+from dj2mgm.health.probes import CudaProbe, DriverProbe, Finding, ProbeOutput, Toolkit
 from dj2mgm.health.signature import StageLog
 from dj2mgm.health.torch_probe import TorchProbe
 from dj2mgm.monitoring.memory_csv import format_gib
@@ -25,7 +25,7 @@ def check_driver(driver: DriverProbe) -> Finding:
     return Finding(name, "fail", f"an NVIDIA card is present, but its driver does not answer: {driver.error}", remedy)
 
 
-def check_torch(torch: Outcome, driver: DriverProbe) -> Finding:
+def check_torch(torch: ProbeOutput, driver: DriverProbe) -> Finding:
     """Compare torch's build with the GPUs and the driver; without a GPU, any build passes."""
     name = "torch"
     if torch.values is None:
@@ -133,7 +133,7 @@ def check_locks(locks: list[Path]) -> Finding:
     return Finding(name, "warn", reason, f"{COMPILE_COMMAND}   # removes them, as training stages do")
 
 
-def check_extension(extension: Outcome | None) -> Finding:
+def check_extension(extension: ProbeOutput | None) -> Finding:
     """Check DeepSpeed's CPU optimizer, which PyTorch's replaces if it cannot be loaded.
 
     `extension` is None if a build lock prevented loading it.

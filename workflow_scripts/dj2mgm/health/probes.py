@@ -35,14 +35,14 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProbeOutput:
     """Result of a probe that ran in its own process."""
 
     values: dict | None  # last line of output; None if the probe failed
     printed: str  # the rest of the output
 
 
-def run_probe(module: str, limit_s: float, *arguments: str) -> Outcome:
+def run_probe(module: str, limit_s: float, *arguments: str) -> ProbeOutput:
     """Run `python -m <module> <arguments>`, whose last line is a JSON object, for at most `limit_s` seconds."""
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", module, *arguments]
@@ -50,12 +50,12 @@ def run_probe(module: str, limit_s: float, *arguments: str) -> Outcome:
         result = subprocess.run(command, env=environment, capture_output=True, timeout=limit_s)
     except subprocess.TimeoutExpired as error:
         printed = _decode(error.stdout) + _decode(error.stderr)
-        return Outcome(None, f"{printed}\nno answer within {limit_s:.0f} s")
+        return ProbeOutput(None, f"{printed}\nno answer within {limit_s:.0f} s")
     *lines, last = _decode(result.stdout).splitlines() or [""]
     printed = "\n".join([*lines, _decode(result.stderr)])
     if result.returncode:
-        return Outcome(None, f"{printed}{last}\nexit status {result.returncode}")
-    return Outcome(json.loads(last), printed)
+        return ProbeOutput(None, f"{printed}{last}\nexit status {result.returncode}")
+    return ProbeOutput(json.loads(last), printed)
 
 
 def _decode(output: bytes | None) -> str:
