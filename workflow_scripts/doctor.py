@@ -21,7 +21,7 @@ with quiet_imports():
 
     from dj2mgm.health.doctor_checks import run_checks
     from dj2mgm.health.environment_file import ENVIRONMENT_FILE
-    from dj2mgm.health.probes import Finding
+    from dj2mgm.health.findings import Finding
 
 COLORS = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 

@@ -4,7 +4,8 @@ Copied into workflow_scripts/dj2mgm/health/host_checks.py; `run_checks` in healt
 `host_checks.check_cores(host)`.
 """
 
-from dj2mgm.health.probes import Finding, HostProbe
+from dj2mgm.health.findings import Finding
+from dj2mgm.health.host_probe import HostProbe
 
 MIN_CORES = 2  # the data loader decodes images while the model trains
 

@@ -1,7 +1,6 @@
 """Findings of the doctor for fake probes (GPUs, drivers, limits), and its probes on this machine."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -15,25 +14,12 @@ from deepspeed.runtime.config import DeepSpeedConfig
 from huggingface_hub import snapshot_download
 
 from dj2mgm.health import gpu_checks, host_checks, project_checks
+from dj2mgm.health.cuda_probe import CudaProbe, Toolkit, find_toolkit, probe_cuda
+from dj2mgm.health.driver_probe import DriverProbe, Gpu, GpuProcess, describe_process, probe_driver
 from dj2mgm.health.environment_file import build_environment_variables, write_environment
+from dj2mgm.health.host_probe import HostProbe, probe_host
 from dj2mgm.health.orphans import end_orphans, select_orphans
-from dj2mgm.health.probes import (
-    CudaProbe,
-    DriverProbe,
-    Gpu,
-    GpuProcess,
-    HostProbe,
-    ProbeOutput,
-    Toolkit,
-    connect_to_itself,
-    count_cards,
-    describe_process,
-    find_toolkit,
-    probe_cuda,
-    probe_driver,
-    probe_host,
-    run_probe,
-)
+from dj2mgm.health.probe_process import ProbeOutput
 from dj2mgm.health.torch_probe import TorchProbe
 from dj2mgm.model_files.hub_cache import find_model, is_folder_path
 from dj2mgm.monitoring.cgroups import CgroupLimits
@@ -489,58 +475,11 @@ def test_foreign_and_invisible_processes_are_never_ended(orphan):
 # the probes on this machine
 
 
-def test_connection_to_itself_is_tried():
-    assert connect_to_itself() is None
-    assert "Cannot assign requested address" in connect_to_itself("192.0.2.1")  # an address reserved for documentation
-
-
 def test_probes_of_this_machine_answer():
     driver, cuda, host = probe_driver(), probe_cuda(), probe_host(Path("results/not/there"))
     assert driver.gpus or driver.error
     assert cuda.used is None or find_toolkit(cuda.used.home) == cuda.used
     assert host.memory >= host.available > 0 and host.disk > 0 and host.cores > 0
-
-
-def test_toolkit_version_is_read_from_nvcc(tmp_path):
-    assert find_toolkit(str(tmp_path)) is None
-    nvcc = tmp_path / "bin" / "nvcc"
-    nvcc.parent.mkdir()
-    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 11.5, V11.5.119'\n")
-    nvcc.chmod(0o755)
-    assert find_toolkit(str(tmp_path)) == Toolkit(str(tmp_path), "11.5")
-
-
-def test_cuda_home_precedes_path_as_in_torch(tmp_path, monkeypatch):
-    for version in ("11.5", "12.4"):
-        nvcc = tmp_path / version / "bin" / "nvcc"
-        nvcc.parent.mkdir(parents=True)
-        nvcc.write_text(f"#!/bin/sh\necho 'release {version}, V'\n")
-        nvcc.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path / "11.5/bin"), prepend=os.pathsep)
-    monkeypatch.delenv("CUDA_HOME", raising=False)
-    monkeypatch.delenv("CUDA_PATH", raising=False)
-    assert probe_cuda().used.version == "11.5"
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "12.4"))
-    probe = probe_cuda()
-    assert probe.used.version == "12.4" and "11.5" in [other.version for other in probe.others]
-
-
-def test_cards_are_counted_without_a_driver(tmp_path):
-    for name, vendor, kind in (("a", "0x10de", "0x030200"), ("b", "0x8086", "0x030000"), ("c", "0x10de", "0x040300")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "vendor").write_text(f"{vendor}\n")
-        (tmp_path / name / "class").write_text(f"{kind}\n")
-    assert count_cards(tmp_path) == 1
-
-
-def test_hanging_and_crashing_probes_are_reported(tmp_path, monkeypatch):
-    (tmp_path / "hangs.py").write_text("import time; print('Using torch_extensions', flush=True); time.sleep(60)")
-    (tmp_path / "crashes.py").write_text("import os, sys; print('abc', file=sys.stderr); os.abort()")
-    monkeypatch.setattr("dj2mgm.health.probes.SCRIPTS", tmp_path)
-    hung = run_probe("hangs", 1)
-    assert hung.values is None and "Using torch_extensions" in hung.printed and "no answer within 1 s" in hung.printed
-    crashed = run_probe("crashes", 30)
-    assert crashed.values is None and "abc" in crashed.printed and "exit status -6" in crashed.printed
 
 
 def doctor(*arguments: str) -> subprocess.CompletedProcess:

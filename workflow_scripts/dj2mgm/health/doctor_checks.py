@@ -5,9 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dj2mgm.health import gpu_checks, host_checks, project_checks
+from dj2mgm.health.cuda_probe import probe_cuda
+from dj2mgm.health.driver_probe import probe_driver
 from dj2mgm.health.environment_file import ENVIRONMENT_FILE, build_environment_variables, write_environment
+from dj2mgm.health.findings import Finding
+from dj2mgm.health.host_probe import probe_host
 from dj2mgm.health.orphans import end_orphans
-from dj2mgm.health.probes import Finding, probe_cuda, probe_driver, probe_host, run_probe
+from dj2mgm.health.probe_process import run_probe
 from dj2mgm.health.torch_probe import TorchProbe
 from dj2mgm.planning.prediction import read_free_memory
 from dj2mgm.training.build_locks import find_stale_locks

@@ -3,8 +3,8 @@
 import shlex
 from pathlib import Path
 
+from dj2mgm.health.cuda_probe import CudaProbe
 from dj2mgm.health.gpu_checks import find_matching_toolkit
-from dj2mgm.health.probes import CudaProbe
 from dj2mgm.storage.files import write_text
 
 ENVIRONMENT_FILE = Path("results/doctor/environment.sh")

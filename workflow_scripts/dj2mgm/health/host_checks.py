@@ -1,6 +1,7 @@
 """Checks of memory, disk, limits and the loopback interface: enough for a stage to run."""
 
-from dj2mgm.health.probes import LOOPBACK, Finding, HostProbe
+from dj2mgm.health.findings import Finding
+from dj2mgm.health.host_probe import LOOPBACK, HostProbe
 from dj2mgm.monitoring.memory_csv import GIB, format_gib
 
 # peak host memory, measured at the shape of MGM-2B with batch size 1

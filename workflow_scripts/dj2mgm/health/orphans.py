@@ -2,7 +2,7 @@
 
 import psutil
 
-from dj2mgm.health.probes import GpuProcess
+from dj2mgm.health.driver_probe import GpuProcess
 
 GRACE_S = 10
 

@@ -9,7 +9,7 @@ from dj2mgm.data.evaluation_rows import read_evaluation
 from dj2mgm.data.formats import list_images, read_llava, read_pairs
 from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.errors import InputError
-from dj2mgm.health.probes import Finding
+from dj2mgm.health.findings import Finding
 from dj2mgm.model_files.missing_models import (
     WHOLE_MODEL,
     describe_download,
