@@ -1,6 +1,6 @@
 """The failure of a process that has too many files open.
 
-Copied into STORAGE_SIGNATURES of workflow_scripts/dj2mgm/health/system_failures.py.
+Copied into SYSTEM_SIGNATURES of workflow_scripts/dj2mgm/health/system_failures.py.
 """
 
 from dj2mgm.health.signature import Signature, fixed_explanation

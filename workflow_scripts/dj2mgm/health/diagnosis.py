@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from dj2mgm.health.data_failures import DATA_SIGNATURES
 from dj2mgm.health.gpu_failures import CUDA_MEMORY_SIGNATURES, CUDA_SIGNATURES, DEEPSPEED_SIGNATURES
+from dj2mgm.health.kill_failures import SIGNAL_SIGNATURES
 from dj2mgm.health.signature import HEADING, Evidence, Explanation, Signature, StageLog
-from dj2mgm.health.system_failures import (
-    DATA_SIGNATURES,
-    SIGNAL_SIGNATURES,
-    STORAGE_SIGNATURES,
-    SYSTEM_SIGNATURES,
-    WEIGHT_SIGNATURES,
-)
+from dj2mgm.health.storage_failures import STORAGE_SIGNATURES
+from dj2mgm.health.system_failures import SYSTEM_SIGNATURES
+from dj2mgm.health.weight_failures import WEIGHT_SIGNATURES
 
 # docs/troubleshooting.md has a section for each
 SIGNATURES = (

@@ -1,0 +1,88 @@
+"""Failures by a signal: processes that the kernel, a user or a scheduler ended."""
+
+from dj2mgm.health.kernel_log import OomKill, read_kernel_kills
+from dj2mgm.health.signature import Evidence, Explanation, Signature, StageLog, fixed_explanation
+from dj2mgm.monitoring.cgroups import CgroupLimits, read_cgroup_limits, read_total_memory
+from dj2mgm.monitoring.memory_csv import format_gib, read_last_row
+
+NEAR_S = 600  # longest time between a kill and the last line of its log
+KERNEL_LOG_COMMAND = "sudo dmesg -T | grep -i 'killed process'"
+REDUCE_HOST_MEMORY_REMEDY = (
+    "set deepspeed: zero3_offload with LoRA instead of full fine-tuning (the optimizer state of every trained weight "
+    "is in host memory), lower loader_workers and micro_batch_size, end other programs, or add memory or swap"
+)
+
+
+def describe_kill(
+    kills: list[OomKill] | None, limits: CgroupLimits, total: int, reading: dict[str, str] | None = None
+) -> Explanation:
+    """Explain signal 9 by the kernel's records near the log's end, None if they cannot be read.
+
+    `limits` are those of this job, `total` the bytes of memory in this machine, `reading` the last row of memory.csv.
+    """
+    memory = describe_memory(limits, total)
+    if reading:
+        memory += f"; in its last reading (phase {reading['phase']}) the job held {reading['job_gib']} GiB"
+        memory += f" and the whole machine {reading['host_gib']} GiB"
+    if kills:
+        kill = kills[-1]
+        reason = "the job's memory limit was reached" if kill.by_limit else "the machine's memory was full"
+        process = f"process {kill.pid} ({kill.name}), which held {format_gib(kill.memory_bytes)}"
+        return Explanation(
+            f"{reason}; the kernel's out-of-memory killer ended {process}; {memory}", REDUCE_HOST_MEMORY_REMEDY
+        )
+    if limits.oom_kills and limits.memory:
+        ended = f"it has ended {limits.oom_kills} process(es) here"
+        return Explanation(
+            f"the job's memory limit of {format_gib(limits.memory)} was reached; {ended}; {memory}",
+            REDUCE_HOST_MEMORY_REMEDY,
+        )
+    record = "may not be read by this user" if kills is None else "holds no record of it"
+    return Explanation(
+        f"the process was ended with signal 9. The kernel does this if memory runs out, but its log {record}; {memory}",
+        f"look with `{KERNEL_LOG_COMMAND}`, and in the scheduler's own log. If memory ran out: "
+        f"{REDUCE_HOST_MEMORY_REMEDY}",
+    )
+
+
+def describe_memory(limits: CgroupLimits, total: int) -> str:
+    usable = (
+        f", of which this job may use {format_gib(limits.memory)}" if limits.memory and limits.memory < total else ""
+    )
+    return f"this machine has {format_gib(total)}{usable}"
+
+
+def find_kills(log: StageLog) -> list[OomKill] | None:
+    """Return the kernel's records near the log's end; None if they cannot be read."""
+    kills, log_time = read_kernel_kills(), log.path.stat().st_mtime
+    if kills is None:
+        return None
+    return [kill for kill in kills if abs(kill.time - log_time) < NEAR_S]
+
+
+def explain_kill(evidence: Evidence) -> Explanation:
+    readings = evidence.log.path.parent / "checkpoints" / "memory.csv"
+    reading = read_last_row(readings) if readings.is_file() else None
+    return describe_kill(find_kills(evidence.log), read_cgroup_limits(), read_total_memory(), reading)
+
+
+SIGNAL_SIGNATURES = (
+    Signature(
+        "Killed with signal 9",
+        r"exits with return code = -9\b|^exit status 137$"
+        r"|DataLoader worker \(pid\(?s?\)? [\d, ]+\) is killed by signal: Killed",
+        explain_kill,
+        symptom=True,
+    ),
+    Signature(
+        "Stopped from outside",
+        r"^(?:\[rank\d+\]: )?KeyboardInterrupt$|Main process received SIG(?:INT|TERM), exiting"
+        r"|^exit status (?:130|143)$|CANCELLED AT \S+ DUE TO TIME LIMIT",
+        fixed_explanation(
+            "the stage was ended by Ctrl-C, `kill`, or a scheduler at its time limit",
+            "run the same command again; a training stage continues from its last complete checkpoint. If the time "
+            "limit was reached, raise it (`runtime` of the rule: --set-resources finetune:runtime=<minutes>)",
+        ),
+        symptom=True,
+    ),
+)
