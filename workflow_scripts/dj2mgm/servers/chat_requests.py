@@ -6,7 +6,8 @@ import time
 
 from dj2mgm.cli.messages import note
 from dj2mgm.errors import InputError
-from dj2mgm.servers.chat_server import ChatAnswer, ChatServer, RequestError
+from dj2mgm.servers.chat_answer import ChatAnswer
+from dj2mgm.servers.chat_server import ChatServer, RequestError
 
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 60.0  # between tries; doubled each time
 MIN_SHOWN_PAUSE_S = 10.0  # shortest pause requested by the server that is shown
