@@ -100,7 +100,7 @@ def measure(folder: Path, count: int) -> None:
     print(json.dumps({"batch_sizes": sizes}))
     few_images = image_files[: min(count, 112)]
     answer(few_images, questions[: len(few_images)], ANSWER_TOKENS)  # kernels are loaded
-    batches = list(generator._batches(few_images, 28))
+    batches = list(generator._iterate_batches(few_images, 28))
     pixels = torch.cat(batches).numpy()
     print_speed("images decoded by one thread", len(few_images), lambda: generator._decode(few_images, pixels))
     with torch.inference_mode():

@@ -60,7 +60,7 @@ def predict(folder: Path, case: int) -> dict:
     (row_counts, values), truths = zip(*points, strict=True), [scores.mean for _, scores in read_scores(folder, name)]
     means, least_noise = [scores.mean for scores in values], estimate_least_noise(values)
     curve = LearningCurve(row_counts, means, least_noise)
-    doubled = curve.score_at(2 * curve.most)
+    doubled = curve.predict_score(2 * curve.most)
     inside = [doubled.low <= truth <= doubled.high for truth in truths]
     return {
         "case": case,

@@ -33,7 +33,7 @@ def find_answer(scene: Scene, question: str) -> str | None:
             return item.color
         if question == f"What shape is the {item.color} object?":
             return item.shape
-        if question == f"Where is the {item.name()}?":
+        if question == f"Where is the {item.name}?":
             return item.position
     if question == "How many objects are there?":
         return COUNT_WORDS[len(scene.objects)]

@@ -66,7 +66,7 @@ def recipe_files(stage):
 def stage_output(stage, name):
     """Input function: a file of a stage's output, in the folder of the run that owns the stage."""
     return (
-        lambda wildcards: f"{RUNS.stage_folder(RUNS.by_folder(wildcards.run), stage)}/{name}"
+        lambda wildcards: f"{RUNS.find_stage_folder(RUNS.by_folder(wildcards.run), stage)}/{name}"
     )
 
 
@@ -77,7 +77,7 @@ def pairs_file(wildcards):
     stage, name = (
         ("synthesize", "synthesized") if synthesizes else ("filter", "filtered")
     )
-    return f"{RUNS.stage_folder(run, stage)}/{name}.jsonl"
+    return f"{RUNS.find_stage_folder(run, stage)}/{name}.jsonl"
 
 
 def instruction_output(file):

@@ -51,8 +51,8 @@ onstart:
 onsuccess:
     end_run(on_cluster=workflow.non_local_exec)
     discard_finished(
-        Path(RUNS.stage_folder(run, stage))
-        for run in RUNS.with_results()
+        Path(RUNS.find_stage_folder(run, stage))
+        for run in RUNS.iterate_with_results()
         for stage in run.training_stages
     )
     RUNS.reuse.write_notes()

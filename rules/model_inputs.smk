@@ -56,7 +56,7 @@ def projector_file(wildcards):
     """Input function: the projector of stage 1, if the model has one."""
     run = RUNS.by_folder(wildcards.run)
     return (
-        f"{RUNS.stage_folder(run, 'pretrain')}/projector.safetensors"
+        f"{RUNS.find_stage_folder(run, 'pretrain')}/projector.safetensors"
         if "pretrain" in run.settings
         else []
     )

@@ -75,7 +75,7 @@ rule score_mixtures:
         merged_model_files,
         adapters=merged_adapters,
         config=f"results/{RESULTS_PREFIX}{{study}}/merged/config.yaml",
-        generate=lambda w: f"{RUNS.stage_folder(find_merged_run(w), 'generate')}/config.yaml",
+        generate=lambda w: f"{RUNS.find_stage_folder(find_merged_run(w), 'generate')}/config.yaml",
         evaluation=lambda w: f"results/datasets/{find_merged_run(w).dataset.name}/evaluation.jsonl",
         code=list_script_files("score_mixtures.py"),
     output:

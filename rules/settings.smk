@@ -25,7 +25,7 @@ SETTINGS_FILES = {
     ),
     "configure_model": SettingsFile(
         "results/models/{model}/config.yaml",
-        lambda w: MODELS[w.model].assembly().file_content(),
+        lambda w: MODELS[w.model].build_assembly_settings().file_content(),
     ),
     "configure_page": SettingsFile("results/{page}/config.yaml", page_settings),
     "configure_study": SettingsFile(

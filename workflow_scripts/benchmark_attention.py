@@ -74,9 +74,9 @@ def _draw_chart(quantity: str, measurements: list[Measurement], get_value: Calla
                 Line("mean", draw_line(x, y, [row.sequence_length for row in points], [*map(get_value, points)]), index)
             )
             line_ends.append((index, IMPLEMENTATION_NAMES[name], ""))
-    ticks = [Tick(x.at(length), str(length)) for length in lengths[-4:]]
+    ticks = [Tick(x.locate(length), str(length)) for length in lengths[-4:]]
     description = f"{quantity}, by sequence length; the table below has the values"
-    return LineChart(quantity, lines, ticks, y.ticks(4), "tokens", description, line_ends)
+    return LineChart(quantity, lines, ticks, y.choose_ticks(4), "tokens", description, line_ends)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def main() -> None:
             f"serve_check: {experiment} trains an MGM, which no server supports; choose an experiment with another "
             "model"
         )
-    folder = Path(runs.stage_folder(run, "generate"))
+    folder = Path(runs.find_stage_folder(run, "generate"))
     if not (folder / "answers.jsonl").is_file():
         raise InputError(f"serve_check: {experiment} is not finished; run `snakemake {experiment}` first")
     generate = load_settings(GenerateSettings, folder / "config.yaml")

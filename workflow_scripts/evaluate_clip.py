@@ -27,7 +27,7 @@ with torch_imports():
     from dj2mgm.data.evaluation_rows import read_evaluation
     from dj2mgm.evaluation.caption_metrics import CaptionJudge, measure_captions, select_captioned
     from dj2mgm.evaluation.embedder import Embedder, has_same_image_tower
-    from dj2mgm.evaluation.groups import estimate_groups, read_paired_rows, score_rows
+    from dj2mgm.evaluation.groups import estimate_groups, iterate_score_rows, read_paired_rows
     from dj2mgm.records.judges import Judge
     from dj2mgm.settings.evaluation import JudgeSettings
     from dj2mgm.settings.validation import load_settings
@@ -65,7 +65,7 @@ def main() -> None:
         },
         "inputs": {"captions": compute_sha256(paths.captions), "evaluation": compute_sha256(paths.evaluation)},
     }
-    write_jsonl(paths.output_dir / "scores.jsonl", score_rows(measurements))
+    write_jsonl(paths.output_dir / "scores.jsonl", iterate_score_rows(measurements))
     write_json(paths.output_dir / "metrics.json", {"groups": groups, "counts": counts} | record)
 
 

@@ -13,7 +13,7 @@ import platform
 import numpy
 
 from dj2mgm.cli.command_line import command_line, parse_paths
-from dj2mgm.evaluation.groups import Rows, read_paired_rows, score_rows
+from dj2mgm.evaluation.groups import Rows, iterate_score_rows, read_paired_rows
 from dj2mgm.evaluation.leaked_ids import HELD_OUT, read_leaked_ids
 from dj2mgm.evaluation.reference_likelihoods import measure_log_likelihoods, read_likelihoods
 from dj2mgm.evaluation.vqa import evaluate_answers, measure_accuracy, merge_metrics
@@ -42,7 +42,7 @@ def main() -> None:
         "inputs": {name: compute_sha256(path) for name, path in input_files.items()},
     }
     measurements = merge_metrics(measure_accuracy(models), likelihoods)
-    write_jsonl(paths.output_dir / "scores.jsonl", score_rows(measurements))
+    write_jsonl(paths.output_dir / "scores.jsonl", iterate_score_rows(measurements))
     write_json(paths.output_dir / "metrics.json", result | record)
 
 

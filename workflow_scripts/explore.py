@@ -41,9 +41,9 @@ def main() -> None:
     report = next((file for file in files if file.is_file()), None)
     server = Server(Explorer(results, {"report.html": report.read_bytes()} if report else {}), arguments.port)
     for result in results:
-        print(f"explore {result.name}: {server.address(locate_explorer_page(result.name))}", flush=True)
+        print(f"explore {result.name}: {server.build_address(locate_explorer_page(result.name))}", flush=True)
     if report:
-        print(f"report: {server.address('report.html')}", flush=True)
+        print(f"report: {server.build_address('report.html')}", flush=True)
     print("press Ctrl-C to stop", flush=True)
     try:
         server.serve_forever()

@@ -99,7 +99,7 @@ def wait_for_end(process: psutil.Process, seconds: float) -> bool:
 
 def select_columns(reading: Reading, with_tree: bool) -> dict[str, float]:
     """Return GiB by column, without missing values, and with the process tree only if one is watched."""
-    columns = reading.columns()
+    columns = reading.build_row()
     return {name: size for name, size in columns.items() if size is not None and (with_tree or name != "job_gib")}
 
 

@@ -81,15 +81,15 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
 
     def add_number(flag: str, section: type, key: str, minimum: int = 1, **options) -> None:
-        add(flag, type=number_parser(flag, minimum, find_maximum(section, key)), **options)
+        add(flag, type=make_number_parser(flag, minimum, find_maximum(section, key)), **options)
 
     add("--model", required=True, help="name in config/models or config/presets, folder, config.json or hub id")
     add("--tuning", action="append", choices=TUNINGS, help="kind of tuning; repeatable (default: all that apply)")
     add_number("--gpus", Configuration, "gpus", 0, help="GPUs of the machine; 0 plans for its CPU")
     nodes_help = "nodes with equally many GPUs; --host-memory is that of one node"
     add_number("--nodes", Configuration, "nodes", default=1, help=nodes_help)
-    add("--gpu-memory", type=memory_parser("--gpu-memory"), help="usable GiB of each GPU")
-    add("--host-memory", type=memory_parser("--host-memory"), help="usable GiB of main memory")
+    add("--gpu-memory", type=make_memory_parser("--gpu-memory"), help="usable GiB of each GPU")
+    add("--host-memory", type=make_memory_parser("--host-memory"), help="usable GiB of main memory")
     sequence_help = "tokens of a sample with its image (default 1024)"
     add_number("--sequence", FinetuneSection, "max_length", default=1024, help=sequence_help)
     micro_batch_help = "samples of a micro batch (default: powers of two are compared)"
@@ -111,7 +111,7 @@ def parse_arguments() -> argparse.Namespace:
     return args
 
 
-def memory_parser(flag: str) -> Callable[[str], float]:
+def make_memory_parser(flag: str) -> Callable[[str], float]:
     """Return a function that parses a flag's GiB, and raises InputError for any text but a number above 0."""
 
     def parse(text: str) -> float:
@@ -126,7 +126,7 @@ def memory_parser(flag: str) -> Callable[[str], float]:
     return parse
 
 
-def number_parser(flag: str, minimum: int, maximum: int) -> Callable[[str], int]:
+def make_number_parser(flag: str, minimum: int, maximum: int) -> Callable[[str], int]:
     """Return a function that parses a flag's whole number, and raises InputError for any other text."""
 
     def parse(text: str) -> int:
@@ -193,7 +193,7 @@ def build_planned_workload(
     if tuning == "lora":
         targets = "all" if "all" in args.lora_target else args.lora_target
         if targets != "all":
-            decoder = architecture.language_model(architecture.build(precision)).layers
+            decoder = architecture.get_language_model(architecture.build(precision)).layers
             refuse_unknown_targets(targets, find_projections(decoder), "--lora-target")
         lora = LoraSettings(r=args.lora_rank, alpha=2 * args.lora_rank, dropout=0.1, targets=targets)
     return Workload(architecture, tuning, args.sequence, text, precision, fused, lora, nf4=args.precision == "nf4")

@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def _save_questions(task: LmmsTask, folder: Path) -> Iterator[dict]:
-    for number, (prompt, image) in enumerate(task.questions()):
+    for number, (prompt, image) in enumerate(task.iterate_questions()):
         file = save_once(image, folder / "images")
         yield {"id": str(number), "image": f"images/{file.name}", "prompt": prompt}
 

@@ -60,7 +60,7 @@ def main() -> None:
     rows = list(drop_repeats(read_llava(args.data)))
     traced_questions = select_evenly(wrong_questions, settings.questions)
     traced_answers, influence = trace(args.model, args.finetuned, settings, traced_questions, rows)
-    write_jsonl(args.output_dir / "influence.jsonl", (answer.record() for answer in traced_answers))
+    write_jsonl(args.output_dir / "influence.jsonl", (answer.as_dict() for answer in traced_answers))
     counts = {"asked": len(questions), "wrong": len(wrong_questions), "rows": len(rows)}
     statistics = list(rate_statistics(args.statistics, influence)) if args.statistics else []
     write_influence_page(

@@ -9,7 +9,7 @@ def filter_folders(wildcards):
     run = RUNS.by_folder(wildcards.run)
     names = ("filter",) if run.selects_instructions else ("filter", "synthesize")
     stages = [stage for stage in names if stage in run.settings]
-    return [RUNS.stage_folder(run, stage) for stage in stages]
+    return [RUNS.find_stage_folder(run, stage) for stage in stages]
 
 
 def export_folder(wildcards):

@@ -15,7 +15,7 @@ def reference_summary(wildcards):
     return (
         []
         if run.experiment == REFERENCE
-        else f"{RUNS.stage_folder(reference, 'jsonl')}/summary.json"
+        else f"{RUNS.find_stage_folder(reference, 'jsonl')}/summary.json"
     )
 
 
@@ -24,7 +24,7 @@ def counted_summary(wildcards):
     run = RUNS.by_folder(wildcards.run)
     experiment = run.config.jsonl.same_size_as
     return (
-        f"{RUNS.stage_folder(RUNS.get(experiment, run.seed), 'jsonl')}/summary.json"
+        f"{RUNS.find_stage_folder(RUNS.get(experiment, run.seed), 'jsonl')}/summary.json"
         if experiment
         else []
     )

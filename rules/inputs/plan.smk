@@ -35,7 +35,7 @@ def plan_flags(wildcards):
 def list_step_notes():
     """Return sentences about stages of the reference that add epochs, if the numbers of their rows are known."""
     run = RUNS.first_seed(REFERENCE)
-    jsonl_summary = Path(RUNS.stage_folder(run, "jsonl"), "summary.json")
+    jsonl_summary = Path(RUNS.find_stage_folder(run, "jsonl"), "summary.json")
     dataset_summary = Path("results/datasets", run.dataset.name, "summary.json")
     rows = {}
     with raising_user_errors():

@@ -42,4 +42,4 @@ def publication_files(wildcards):
 
 def finetune_folder(wildcards):
     """Params function: the folder of stage 2."""
-    return RUNS.stage_folder(RUNS.by_folder(wildcards.run), "finetune")
+    return RUNS.find_stage_folder(RUNS.by_folder(wildcards.run), "finetune")

@@ -7,7 +7,7 @@ from dj2mgm.model_files.missing_models import list_local_model_files
 def captioner_files(wildcards):
     """Input function: the model that writes captions, if it is one of this workflow or a folder."""
     run = RUNS.by_folder(wildcards.run)
-    folder = RUNS.captioner_folder(run)
+    folder = RUNS.find_captioner_folder(run)
     if not folder:
         captioner = run.settings["synthesize"].captioner
         return check_user_files(
@@ -30,7 +30,7 @@ def instruction_inputs(wildcards):
 
 def captioner_flags(wildcards):
     """Params function: the flags for the trained model that writes captions."""
-    folder = RUNS.captioner_folder(RUNS.by_folder(wildcards.run))
+    folder = RUNS.find_captioner_folder(RUNS.by_folder(wildcards.run))
     model = model_folder(wildcards)
     return (
         [f"--captioner-model={model}", f"--captioner-stage={folder}"] if folder else []

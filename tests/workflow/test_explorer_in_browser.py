@@ -40,7 +40,7 @@ def addresses(results, tmp_path_factory):
     write_offline_page(results, file)
     server = Server(Explorer([results], {}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield {"served": server.address("explorer/run.html"), "file": file.as_uri()}
+    yield {"served": server.build_address("explorer/run.html"), "file": file.as_uri()}
     server.shutdown()
     server.server_close()
 
@@ -285,7 +285,7 @@ def test_links_of_the_report_open_their_rows(page, run):
 def test_a_name_that_needs_quoting_in_urls_is_opened(browser, results):
     server = Server(Explorer([Results("my #1 照片?", results.tables)], {}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    visit(browser, server.address(locate_explorer_page("my #1 照片?")))
+    visit(browser, server.build_address(locate_explorer_page("my #1 照片?")))
     wait(browser, 'document.querySelector("#rows img")?.naturalWidth > 0')
     server.shutdown()
     server.server_close()

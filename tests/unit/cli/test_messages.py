@@ -40,30 +40,30 @@ def test_progress_is_shown_periodically_and_at_the_end(capsys, monkeypatch):
 def test_a_log_is_read_line_by_line_while_it_grows(tmp_path):
     path = tmp_path / "stage.log"
     log = LogTail(path)
-    assert log.new_lines() == []
+    assert log.read_new_lines() == []
     path.write_text("first\nsec")
-    assert log.new_lines() == ["first"]
+    assert log.read_new_lines() == ["first"]
     with open(path, "a") as file:
         file.write("ond\n")
-    assert log.new_lines() == ["second"] and log.new_lines() == []
+    assert log.read_new_lines() == ["second"] and log.read_new_lines() == []
 
 
 def test_lines_of_an_earlier_run_are_ignored(tmp_path):
     path = tmp_path / "stage.log"
     path.write_text("progress: 0 s left, 135 of 135 steps\n")
     log = LogTail(path)
-    assert log.new_lines() == []
+    assert log.read_new_lines() == []
     path.write_text("new\n")
-    assert log.new_lines() == ["new"]
+    assert log.read_new_lines() == ["new"]
 
 
 def test_a_truncated_log_is_read_from_its_start(tmp_path):
     path = tmp_path / "stage.log"
     log = LogTail(path)
     path.write_text("first attempt\n")
-    assert log.new_lines() == ["first attempt"]
+    assert log.read_new_lines() == ["first attempt"]
     path.write_text("second\n")
-    assert log.new_lines() == ["second"]
+    assert log.read_new_lines() == ["second"]
 
 
 @pytest.mark.parametrize(
@@ -80,4 +80,4 @@ def test_failure_reason_is_taken_from_the_log(tmp_path, text, words):
     path = tmp_path / "stage.log"
     if text is not None:
         path.write_text(text)
-    assert LogTail(path).failure_reason() == words
+    assert LogTail(path).find_failure_reason() == words

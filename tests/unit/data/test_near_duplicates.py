@@ -148,7 +148,7 @@ def test_rows_with_equally_many_images_are_compared_in_order(tmp_path):
     copies = find_near_duplicates(rows, tmp_path, candidates, compute_distance)
     assert copies.copy_of.tolist() == [1, -1, -1, 2, -1, -1, -1, 1, 2]
     assert copies.distance.tolist() == [1, 0, 0, 1, 0, 0, 0, 0, 0]
-    assert copies.sizes() == {"3": 2}
+    assert copies.count_clusters() == {"3": 2}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -157,7 +157,7 @@ def test_cells_find_all_near_vectors(tmp_path):
     vectors = rng.standard_normal((3000, 32))
     vectors[2000:] = vectors[:1000] + rng.standard_normal((1000, 32)) * np.linspace(0.05, 0.6, 1000)[:, None]
     vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float16)
-    pairs = set(collect_pairs(VectorIndex(vectors, tmp_path).near(vectors, 0.25)))
+    pairs = set(collect_pairs(VectorIndex(vectors, tmp_path).find_near(vectors, 0.25)))
     squared = 2 - 2 * vectors.astype(np.float32) @ vectors.astype(np.float32).T
     surely, perhaps = ({tuple(pair) for pair in np.argwhere(squared < reach**2).tolist()} for reach in (0.249, 0.251))
     assert surely <= pairs <= perhaps
@@ -204,9 +204,9 @@ def test_images_of_a_reference_set_are_recognized(scenes, tmp_path: Path, proces
     for number in trained:
         scaled(scenes[number], 0.7).save(tmp_path / f"trained-{number}.jpg", quality=80)
     references = ReferenceImages([tmp_path / f"reference-{number}.png" for number in range(12)], processes)
-    matches = list(references.matches((tmp_path / f"trained-{number}.jpg" for number in trained), processes))
+    matches = list(references.find_matches((tmp_path / f"trained-{number}.jpg" for number in trained), processes))
     assert [(image.stem, reference.stem) for image, reference, _ in matches] == [
         (f"trained-{number}", f"reference-{number}") for number in trained if number < 12
     ]
     assert all(bits <= MAX_BITS for *_, bits in matches)
-    assert list(ReferenceImages([]).matches([tmp_path / "trained-6.jpg"])) == []
+    assert list(ReferenceImages([]).find_matches([tmp_path / "trained-6.jpg"])) == []

@@ -15,7 +15,7 @@ RED_AND_BLUE = [
 
 
 def attributes(scene) -> list[dict]:
-    return [item.attributes() for item in scene.objects]
+    return [item.attributes for item in scene.objects]
 
 
 @pytest.mark.parametrize("scene", SCENES[:60])

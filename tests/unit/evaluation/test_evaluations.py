@@ -293,7 +293,7 @@ def test_pseudo_values_of_a_mean_are_the_values(counts):
     images = [f"{image}" for image, count in enumerate(counts) for _ in range(count)]
     values = [rng.random() for _ in images]
     sums = compute_pseudo_values(lambda items: sum(items) / len(items), values, images)
-    units, totals, numbers = Measurements.from_values(values, images).per_unit()
+    units, totals, numbers = Measurements.from_values(values, images).sum_by_unit()
     assert {unit: tuple(pair) for unit, pair in sums.items()} == {
         unit: (pytest.approx(total), number) for unit, total, number in zip(units, totals, numbers, strict=True)
     }

@@ -67,7 +67,7 @@ def test_the_page_escapes_the_markup_of_rows(tmp_path):
     answer = TracedAnswer(
         AskedQuestion(image, "What color?", "<script>", question), [TracedRow(row, -0.25)], [TracedRow(row, 2.0)]
     )
-    assert answer.record() == question | {
+    assert answer.as_dict() == question | {
         "harmful": [{"id": "f1", "influence": -0.25}],
         "helpful": [{"id": "f1", "influence": 2.0}],
     }

@@ -31,7 +31,7 @@ def coverage(truth: float, sums: np.ndarray, counts: np.ndarray) -> float:
 
 def estimate_values(values, units) -> Estimate:
     """Return the estimate of one run's values."""
-    _, sums, counts = Measurements.from_values(values, units).per_unit()
+    _, sums, counts = Measurements.from_values(values, units).sum_by_unit()
     return estimate(sums[None], counts)
 
 

@@ -20,9 +20,9 @@ def test_extrapolation_equals_least_squares(exponent):
     fitted, _ = curve_fit(lambda x, a, b, c: a - b * x**-c, rows / 4000, scores, p0=(0.8, 0.1, 0.5))
     expected = fitted[0] - fitted[1] * 2.0 ** -fitted[2]
     curve = LearningCurve(rows, scores)
-    prediction = curve.score_at(8000)
+    prediction = curve.predict_score(8000)
     assert prediction.median == pytest.approx(expected, abs=3e-3) and prediction.low < expected < prediction.high
-    assert curve.gain_at(8000).median == pytest.approx(expected - (fitted[0] - fitted[1]), abs=3e-3)
+    assert curve.predict_gain(8000).median == pytest.approx(expected - (fitted[0] - fitted[1]), abs=3e-3)
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
@@ -32,7 +32,7 @@ def test_intervals_contain_80_percent_of_new_runs(seeds):
         exponent, height, noise = rng.uniform(0.15, 1.2), rng.uniform(0.02, 0.15), rng.choice([0.005, 0.02])
         shares = np.repeat([*SHARES, 2.0], [seeds] * 4 + [1])
         scores = 0.7 - height * shares**-exponent + noise * rng.standard_normal(len(shares))
-        prediction = LearningCurve(1000 * shares[:-1], scores[:-1]).score_at(2000)
+        prediction = LearningCurve(1000 * shares[:-1], scores[:-1]).predict_score(2000)
         inside.append(prediction.low <= scores[-1] <= prediction.high)
     assert 0.71 <= np.mean(inside) <= 0.89, "noise of 100 cases"
 
@@ -44,9 +44,9 @@ def test_intervals_allow_for_runs_on_a_law_by_chance():
         shares = np.array([*SHARES, 2.0])
         images = 0.7 - 0.1 * shares[:, None] ** -0.5 + 0.1 * rng.standard_normal((5, 100))
         scores, runs = images.mean(axis=1), [make_run(values) for values in images[:-1]]
-        prediction = LearningCurve(1000 * SHARES, scores[:-1], estimate_least_noise(runs)).score_at(2000)
+        prediction = LearningCurve(1000 * SHARES, scores[:-1], estimate_least_noise(runs)).predict_score(2000)
         inside.append(prediction.low <= scores[-1] <= prediction.high)
-        shorter = LearningCurve(1000 * SHARES, scores[:-1]).score_at(2000)
+        shorter = LearningCurve(1000 * SHARES, scores[:-1]).predict_score(2000)
         exact.append(shorter.low <= scores[-1] <= shorter.high)
     assert np.mean(inside) >= 0.75 and np.mean(inside) > np.mean(exact), "noise of 60 cases"
 
@@ -67,7 +67,7 @@ def make_run(values):
 
 
 def test_constant_scores_predict_no_gain():
-    gain = LearningCurve(1000 * SHARES, [0.5] * 4).gain_at(2000)
+    gain = LearningCurve(1000 * SHARES, [0.5] * 4).predict_gain(2000)
     assert max(map(abs, (gain.median, gain.low, gain.high))) < 1e-4
 
 

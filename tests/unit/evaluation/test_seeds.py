@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.groups import estimate_groups, score_rows
+from dj2mgm.evaluation.groups import estimate_groups, iterate_score_rows
 from dj2mgm.evaluation.intervals import Estimate, Measurements
 from dj2mgm.evaluation.seeds import (
     MetricValues,
@@ -55,7 +55,7 @@ def draw_metrics(rng, images: int = 40) -> dict[str, dict[str, Measurements]]:
 
 def test_the_mean_of_one_seed_equals_the_runs_metrics(tmp_path):
     metrics = draw_metrics(np.random.default_rng(0))
-    write_jsonl(tmp_path / "scores.jsonl", score_rows(metrics))
+    write_jsonl(tmp_path / "scores.jsonl", iterate_score_rows(metrics))
     estimates_by_group = aggregate([read_run_scores("baseline", 0, tmp_path / "scores.jsonl")])
     expected = estimate_groups(metrics)
     assert list(estimates_by_group) == list(expected) == ["finetune/own", "finetune/shuffled", "finetune/difference"]

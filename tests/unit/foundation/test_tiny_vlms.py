@@ -68,7 +68,7 @@ def test_their_model_files_give_every_stage_its_settings(kind):
     assert settings["pretrain"].template["name"] == settings["finetune"].template["name"] == "tokenizer"
     assert settings["jsonl"].question == settings["synthesize"].captioner.question == "Describe the image."
     parts = {"language_model": "results/foundation/tiny/language_model", "vision_tower": "results/foundation/tiny/clip"}
-    assert config.model.assembly().file_content() == {"tiny": kind} | parts
+    assert config.model.build_assembly_settings().file_content() == {"tiny": kind} | parts
 
 
 @pytest.mark.parametrize("name", ["mgm-2b", "tiny-llava"])

@@ -14,7 +14,7 @@ from dj2mgm.juicer.patched_data_juicer import Fields, load_ops
 from dj2mgm.juicer.run_recipe import SYNTHESIZED
 from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
-from dj2mgm.recipes.question_rewrites import Rewrite, Rewritten
+from dj2mgm.recipes.question_rewrites import Rewrite, RewrittenQuestion
 from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
 from dj2mgm.storage.files import read_jsonl, read_yaml
 from instructions import ANSWERS, QUESTIONS, loss, select
@@ -26,11 +26,11 @@ ABSENT = "Is there a {color} {shape}? = no => What color is the {shape}? != {col
 
 def test_a_rewritten_question_has_the_same_topic():
     rule = Rewrite(COLOR)
-    assert rule.apply("What color is the star?", "orange") == Rewritten("Is there an orange star?", "yes")
-    assert rule.apply("what color is the star? ", " red") == Rewritten("Is there a red star?", "yes")
+    assert rule.apply("What color is the star?", "orange") == RewrittenQuestion("Is there an orange star?", "yes")
+    assert rule.apply("what color is the star? ", " red") == RewrittenQuestion("Is there a red star?", "yes")
     assert rule.apply("What shape is the red object?", "star") is None
     absent = Rewrite(ABSENT)
-    expected = Rewritten("What color is the star?", "orange", expected=False)
+    expected = RewrittenQuestion("What color is the star?", "orange", expected=False)
     assert absent.apply("Is there an orange star?", "no") == expected
     assert absent.apply("Is there an orange star?", "yes") is None
     twice = Rewrite("Is the {thing} a {thing}? = yes => What is it? = {thing}")
@@ -52,7 +52,7 @@ def test_rewritten_questions_of_the_shipped_recipe_are_right():
                 f"What shape is the {item.color} object?": item.shape,
             }
             article = "an" if item.color == "orange" else "a"
-            answers[f"Is there {article} {item.name()}?"] = "yes"
+            answers[f"Is there {article} {item.name}?"] = "yes"
         for kind in ("color", "shape", "position", "yes_no"):
             question, answer = draw_question(scene, kind, rng)
             for index, rule in enumerate(rules):

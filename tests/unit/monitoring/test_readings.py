@@ -89,7 +89,7 @@ def test_this_machine_can_be_read():
     reading = read_memory(psutil.Process())
     assert 0 < reading.job < reading.host < reading.host_total
     assert reading.host_limit <= reading.host_total and 0 < reading.host_share < 1
-    assert reading.columns()["job_gib"] == pytest.approx(reading.job / GIB, abs=1e-3)
+    assert reading.build_row()["job_gib"] == pytest.approx(reading.job / GIB, abs=1e-3)
 
 
 def test_the_smaller_free_memory_of_machine_and_group_counts():

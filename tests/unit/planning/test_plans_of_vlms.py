@@ -51,7 +51,7 @@ def with_data(workload: Workload, folder: Path) -> tuple[int, int]:
     memory.exclude([*wrapped.parameters(), *wrapped.buffers(), *inputs.values()])
     with memory:
         wrapped(**{name: value.clone() for name, value in inputs.items()}).loss.backward()
-    return memory.moments().sum(axis=1).max(), memory.flops
+    return memory.stack_moments().sum(axis=1).max(), memory.flops
 
 
 @pytest.mark.parametrize("family", BUILDERS)

@@ -190,4 +190,4 @@ def test_zero_3_stores_a_share_and_gathered_weights():
 def test_a_machine_of_unknown_size_refuses_nothing(mgm_2b):
     case = workload(mgm_2b, "lora", 1024, 448)
     prediction = predict(case, TrainingPlan("zero2", ZeroConfig.from_deepspeed(deepspeed("zero2")), 1, 64, 1), STORY)
-    assert prediction.shortage(STORY) and prediction.shortage(Machine(1, None, None)) is None
+    assert prediction.describe_shortage(STORY) and prediction.describe_shortage(Machine(1, None, None)) is None

@@ -38,7 +38,7 @@ def test_the_traced_peak_equals_pytorchs_profiler():
     memory = LiveMemory(("all",), lambda tensor: "all")
     with memory:
         train_three_layers("meta")
-    assert memory.moments().sum(axis=1).max() == np.cumsum(changes).max() > 0
+    assert memory.stack_moments().sum(axis=1).max() == np.cumsum(changes).max() > 0
 
 
 def test_flops_equal_those_of_the_matrix_products():

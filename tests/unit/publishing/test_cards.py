@@ -390,11 +390,11 @@ def test_rows_of_instructions_are_not_pairs(finished, tmp_path):
     copy_records(finished.records, tmp_path, "dataset", finished)
     whole = RunRecord(tmp_path)
     assert whole.stages_of_pairs == ["filter", "synthesize"]
-    operators = len(list(whole.operators(pairs_only=False)))
-    assert operators == len(list(whole.operators(pairs_only=True)))
+    operators = len(list(whole.iterate_operators(pairs_only=False)))
+    assert operators == len(list(whole.iterate_operators(pairs_only=True)))
     file = tmp_path / RECORDS / "synthesize/summary.json"
     write_json(file, read_json(file) | {"rows": "instructions"})
     record = RunRecord(tmp_path)
     assert record.stages_of_pairs == ["filter"]
-    assert {stage for stage, _, _ in record.operators(pairs_only=True)} == {"filter"}
-    assert len(list(record.operators(pairs_only=False))) == operators
+    assert {stage for stage, _, _ in record.iterate_operators(pairs_only=True)} == {"filter"}
+    assert len(list(record.iterate_operators(pairs_only=False))) == operators

@@ -245,18 +245,18 @@ def test_limits_as_numbers(text, expected):
 
 
 def test_ticks_are_round_and_on_the_axis():
-    assert [tick.text for tick in Scale(0, 1).ticks(5, factor=100)] == ["0", "20", "40", "60", "80", "100"]
-    assert [tick.text for tick in Scale(-0.012, 0.03).ticks(4, signed=True)] == [
+    assert [tick.text for tick in Scale(0, 1).choose_ticks(5, factor=100)] == ["0", "20", "40", "60", "80", "100"]
+    assert [tick.text for tick in Scale(-0.012, 0.03).choose_ticks(4, signed=True)] == [
         "−0.01",
         "0.00",
         "+0.01",
         "+0.02",
         "+0.03",
     ]
-    assert [tick.text for tick in Scale(4, 300, log=True).ticks(3)] == ["10", "30", "100", "300"]
-    assert [tick.text for tick in Scale(0, 12_000).ticks(3)] == ["0", "5\u202f000", "10\u202f000"]
+    assert [tick.text for tick in Scale(4, 300, log=True).choose_ticks(3)] == ["10", "30", "100", "300"]
+    assert [tick.text for tick in Scale(0, 12_000).choose_ticks(3)] == ["0", "5\u202f000", "10\u202f000"]
     for scale in (Scale(0, 0.0013), Scale(-3, 1e6), Scale(5, 5), Scale(0.001, 5000, log=True)):
-        ticks = scale.ticks(4)
+        ticks = scale.choose_ticks(4)
         assert 1 <= len(ticks) <= 6
         assert all(0 <= tick.at <= 100 for tick in ticks)
 

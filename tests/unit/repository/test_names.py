@@ -17,12 +17,14 @@ VAGUE = {
 
 # Last words of names of results. A function with such a name begins with a verb: `build_page_settings`.
 RESULTS = {"settings", "files", "folder", "folders", "names", "table", "card", "command", "note", "config", "values"}
+METHOD_RESULTS = RESULTS | {"address", "batches", "columns", "commands", "counts", "owner", "scores", "seconds"}
 VERBS = set(
     """
-    add allow assemble build change check choose collect combine complete compute convert copy count describe detect
-    discard drop enumerate estimate export fetch find fit format get group has hash is iterate join limit list load
-    locate make match merge move name note open pair parse plan push read recognize remove replace require resolve
-    quote round save select set share show split sum update validate verify watch write
+    add allow answer assemble build change check choose collect combine complete compute convert copy count
+    describe detect discard drop enumerate estimate export fetch find fit format get group has hash is iterate
+    join limit list load locate make match measure merge move name note open pair parse plan push quote read
+    recognize remove replace require resolve round save select set share show split sum take update validate
+    verify watch write
     """.split()
 )
 RULE_FILES = sorted((PROJECT / "rules").rglob("*.smk"))
@@ -67,14 +69,25 @@ def test_no_name_is_vague(folder):
     assert not vague, "name the value by what it is, such as `candidates` instead of `found`"
 
 
+def functions_and_methods(tree: ast.Module) -> Iterator[tuple[ast.FunctionDef, set[str]]]:
+    """Yield the functions and methods of a module, without properties, with names of results for each."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            yield node, RESULTS
+        elif isinstance(node, ast.ClassDef):
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef):
+                    decorators = " ".join(map(ast.unparse, method.decorator_list))
+                    if "property" not in decorators and not method.name.startswith(("by_", "from_", "with_")):
+                        yield method, METHOD_RESULTS
+
+
 def test_functions_begin_with_verbs():
     nouns = [
         f"{file.relative_to(PROJECT)}:{node.lineno}: {node.name}"
         for file in sorted((PROJECT / "workflow_scripts").rglob("*.py"))
-        for node in ast.parse(file.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.FunctionDef)
-        and (words := node.name.strip("_").split("_"))[-1] in RESULTS
-        and words[0] not in VERBS
+        for node, results in functions_and_methods(ast.parse(file.read_text(encoding="utf-8")))
+        if (words := node.name.strip("_").split("_"))[-1] in results and words[0] not in VERBS
     ]
     assert not nouns, "begin with what the function does, such as `build_page_settings` instead of `page_settings`"
 

@@ -42,7 +42,7 @@ def write(tmp_path, monkeypatch):
 def owners(runs: Runs, folder: str) -> dict[str, str]:
     """Return the owner of each stage of a run, without stages on request."""
     run = runs.by_folder(folder)
-    return {stage: runs.reuse.owner(run, stage).folder for stage in run.settings if stage not in INFLUENCE}
+    return {stage: runs.reuse.find_owner(run, stage).folder for stage in run.settings if stage not in INFLUENCE}
 
 
 def test_only_later_seeds_have_folders_of_their_own(write):
@@ -87,7 +87,7 @@ def test_selecting_instructions_repeats_no_stage_1(write):
     write("random", jsonl={"same_size_as": "mine"})
     assert owners(Runs({}), "random")["pretrain"] == "baseline"
     run = runs.by_folder("mine")
-    assert runs.captioner_folder(run) == "results/baseline/finetune"
+    assert runs.find_captioner_folder(run) == "results/baseline/finetune"
     assert run.settings["synthesize"].captioner.template["name"] != "plain"
 
 
@@ -198,7 +198,7 @@ def test_seeds_share_filtering_but_not_training(write):
 def test_captions_depend_on_the_captioner_of_the_same_seed(write):
     runs = Runs({"seeds": [0, 1]})
     run = runs.by_folder("dj_synth/seed-1")
-    assert (run.captioner, runs.stage_folder(runs.get(run.captioner, run.seed), "pretrain")) == (
+    assert (run.captioner, runs.find_stage_folder(runs.get(run.captioner, run.seed), "pretrain")) == (
         "baseline",
         "results/baseline/seed-1/pretrain",
     )
@@ -223,7 +223,7 @@ def test_a_recipes_own_captioner_replaces_the_model(write, tmp_path):
     write(synthesize={"recipe": "own"})
     runs = Runs({})
     run = runs.by_folder("mine")
-    assert (run.settings["synthesize"].captioner, runs.captioner_folder(run)) == (None, None)
+    assert (run.settings["synthesize"].captioner, runs.find_captioner_folder(run)) == (None, None)
 
 
 def test_a_recipe_without_captions_needs_no_captioner(write):

@@ -52,7 +52,7 @@ def test_every_model_of_the_repository_resolves(project, model):
         if settings := stage.settings(config, images):
             json.dumps(settings.file_content())
     if not config.model.whole_model:
-        json.dumps(config.model.assembly().file_content())
+        json.dumps(config.model.build_assembly_settings().file_content())
 
 
 def test_mgm_2b_trains_with_the_challenges_hyperparameters(project):

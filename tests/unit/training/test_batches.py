@@ -117,7 +117,7 @@ def test_a_resumed_epoch_begins_at_its_step():
 def test_samples_are_counted_step_by_step():
     batches, seen = StepBatches([1] * 30, 2, 8, seed=0), 0
     for step in range(10):
-        assert batches.samples_in(step) == seen
+        assert batches.count_samples(step) == seen
         seen += sum(len(samples) for samples in batches.step(step // 4, step % 4))
 
 

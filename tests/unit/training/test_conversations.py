@@ -74,8 +74,8 @@ def test_truncated_conversations_and_answers_are_counted(dataset, image):
     )
     lost = build_conversation("3", image, "How many? " * 100, "two")
     length = NUM_IMAGE_TOKENS + 60
-    assert dataset(short).truncation_note() is None
-    assert dataset(short, long, lost, max_length=length).truncation_note() == (
+    assert dataset(short).describe_truncation() is None
+    assert dataset(short, long, lost, max_length=length).describe_truncation() == (
         f"2 of 3 conversations have at least max_length ({length}) tokens and are truncated; 1 of all have no token of "
         "an answer left to learn"
     )

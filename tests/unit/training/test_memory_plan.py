@@ -120,7 +120,7 @@ def test_less_memory_adds_checkpointing_then_reduces_batches(workload):
     for share in (1.06, 1.046, 1.043, 1.037):
         machine = Machine(0, None, share * whole)
         arranged = choose_plan(settings(**ALL_AUTO), workload, machine)
-        assert predict(workload, plan_from_settings(arranged, workload), machine).shortage(machine) is None
+        assert predict(workload, plan_from_settings(arranged, workload), machine).describe_shortage(machine) is None
         micro_batch = arranged.micro_batch_size
         assert arranged.gradient_accumulation_steps == math.ceil(16 / micro_batch)
         chosen.append((arranged.micro_batch_size, bool(arranged.activation_checkpointing)))
@@ -135,7 +135,7 @@ def test_micro_batches_between_powers_of_two_are_tried(workload):
         sizes = {"micro_batch_size": size, "gradient_accumulation_steps": 2}
         needs[size] = predict(workload, plan_from_settings(settings(**fixed | sizes), workload), ROOM)
     machine = Machine(0, None, needs[12].host_gib * 1.0501)  # 5 % stay free
-    assert needs[14].shortage(machine) and not needs[12].shortage(machine)
+    assert needs[14].describe_shortage(machine) and not needs[12].describe_shortage(machine)
     chosen = choose_plan(settings(**ALL_AUTO | fixed), workload, machine)
     assert (chosen.micro_batch_size, chosen.gradient_accumulation_steps) == (12, 2)
 

@@ -51,7 +51,7 @@ def logged(tmp_path: Path, name: str, losses: dict[int, float], resumed: bool = 
     args = TrainingArguments(str(tmp_path / "out"), report_to=[], use_cpu=True)
     args.project, args.run_name = PROJECT_NAME, trackers.run_name
     control, state = TrainerControl(), TrainerState(is_world_process_zero=True)
-    [callback] = trackers.callbacks()
+    [callback] = trackers.make_callbacks()
     callback.on_train_begin(args, state, control)
     for step, loss in losses.items():
         state.global_step = step

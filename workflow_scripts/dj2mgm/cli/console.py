@@ -72,7 +72,7 @@ class LogTail:
         self._initial_state = self._read_state()
         self._offset = 0
 
-    def new_lines(self) -> list[str]:
+    def read_new_lines(self) -> list[str]:
         """Return the lines completed since the last call."""
         state = self._read_state()
         if state is None or state == self._initial_state:
@@ -87,7 +87,7 @@ class LogTail:
         self._offset += len(complete)
         return complete.decode("utf-8", errors="replace").splitlines()
 
-    def failure_reason(self) -> str:
+    def find_failure_reason(self) -> str:
         """Return the diagnosis, else the sentence about a mistake in the input, else the last lines."""
         try:
             text = self.path.read_text(encoding="utf-8", errors="replace")
@@ -187,7 +187,7 @@ class Console(logging.Handler):
 
     def _update(self) -> None:
         for job in self.jobs.values():
-            for line in (line for log in job.logs for line in log.new_lines()):
+            for line in (line for log in job.logs for line in log.read_new_lines()):
                 self.screen.show_log_line(job, line)
         self._show_running()
 
@@ -248,7 +248,7 @@ class Console(logging.Handler):
         for name, value in record.aux.items():
             self.screen.say(f"{name}: {value}")
         for path in record.log:
-            self.screen.say(f"\n{LogTail(Path(path)).failure_reason()}\n\nIts complete log: {path}")
+            self.screen.say(f"\n{LogTail(Path(path)).find_failure_reason()}\n\nIts complete log: {path}")
 
     def _show_message(self, record: logging.LogRecord) -> None:
         text = record.getMessage()

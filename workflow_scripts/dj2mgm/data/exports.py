@@ -35,7 +35,7 @@ class Sample:
     source: str  # empty for a dataset of one source
     scores: dict[str, float | None]  # by name of the statistic; all samples have the same names
 
-    def metadata(self) -> dict:
+    def build_metadata(self) -> dict:
         return {name: getattr(self, name) for name in TEXT_FIELDS} | self.scores
 
 
@@ -51,7 +51,7 @@ def write_parquet(samples: Iterable[Sample], folder: Path) -> int:
                 schema, bytes_left = _build_schema(rows[0]), SHARD_BYTES
                 file = folder / f"data/train-{number:05d}.parquet"
                 writer = shard.enter_context(pq.ParquetWriter(file, schema))
-            columns = [row.metadata() | {"image": _build_image(row)} for row in rows]
+            columns = [row.build_metadata() | {"image": _build_image(row)} for row in rows]
             writer.write_table(pa.Table.from_pylist(columns, schema), row_group_size=ROW_GROUP_ROWS)
             count, bytes_left = count + len(rows), bytes_left - size
     return count
@@ -91,7 +91,7 @@ def write_webdataset(samples: Iterable[Sample], folder: Path) -> int:
                 shard.close()
                 number = len(list(folder.iterdir()))
                 tar = shard.enter_context(tarfile.open(folder / f"{number:05d}.tar", "w", format=tarfile.USTAR_FORMAT))
-            metadata = json.dumps(sample.metadata(), ensure_ascii=False)
+            metadata = json.dumps(sample.build_metadata(), ensure_ascii=False)
             content, suffix = _read_image(sample)
             files = {suffix: content}
             files |= {".txt": sample.caption.encode(), ".json": metadata.encode()}
@@ -106,7 +106,9 @@ def write_llava(samples: Iterable[Sample], folder: Path) -> int:
     """Write `data.json` with conversations and the images; each row's metadata is in `about`."""
 
     def build_row(sample: Sample, image: str) -> dict:
-        return build_conversation(sample.id, image, sample.question, sample.caption) | {"about": sample.metadata()}
+        return build_conversation(sample.id, image, sample.question, sample.caption) | {
+            "about": sample.build_metadata()
+        }
 
     return write_json_list(folder / "data.json", (build_row(*pair) for pair in _copy_images(samples, folder)))
 
@@ -117,7 +119,7 @@ def write_dj(samples: Iterable[Sample], folder: Path) -> int:
     def build_row(sample: Sample, image: str) -> dict:
         question = {"question": sample.question} if sample.question else {}
         texts = {"id": sample.id, "text": build_dj_text(sample.caption), "images": [image]}
-        return texts | question | {"about": sample.metadata()}
+        return texts | question | {"about": sample.build_metadata()}
 
     return write_jsonl(folder / "data.jsonl", (build_row(*pair) for pair in _copy_images(samples, folder)))
 

@@ -43,7 +43,7 @@ def apportion(usable: SourceCounts, rules: SampleRules, stage: str) -> tuple[Sou
 
     The amounts are scaled to the largest number of samples, then to the budget, and then to the share of each source.
     """
-    requested = _request_samples(usable, rules, stage)
+    requested = _compute_requested_samples(usable, rules, stage)
     if usable and not requested.total():
         amount_by_source = rules.settings.sources | rules.settings.shares
         amounts = ", ".join(f"{source}: {amount_by_source[source]} of {rows} rows" for source, rows in usable.items())
@@ -60,7 +60,7 @@ def apportion(usable: SourceCounts, rules: SampleRules, stage: str) -> tuple[Sou
     ), sample_counts
 
 
-def _request_samples(usable: SourceCounts, rules: SampleRules, stage: str) -> SourceCounts:
+def _compute_requested_samples(usable: SourceCounts, rules: SampleRules, stage: str) -> SourceCounts:
     """Return the number of samples of each source before any limit, in the proportions of the amounts and shares.
 
     Sources without a share get their amounts, and the shares scale the other sources relative to these. If all sources

@@ -222,7 +222,7 @@ def _check_rows(
     name it. `images` gets the result of each image as JSON, which is empty while a process checks the image.
     """
 
-    def jobs() -> Iterator[tuple[list[dict], list[str]]]:
+    def iterate_jobs() -> Iterator[tuple[list[dict], list[str]]]:
         iterator = iter(rows)
         while batch := list(islice(iterator, ROWS_AT_ONCE)):
             image_paths = dict.fromkeys(image for row in batch for image in list_images(row))
@@ -230,7 +230,7 @@ def _check_rows(
             images.fill((image, "") for image in new)
             yield batch, new
 
-    for batch, results in map_in_order(partial(_check_batch, root, held_out, rules), jobs(), processes):
+    for batch, results in map_in_order(partial(_check_batch, root, held_out, rules), iterate_jobs(), processes):
         images.replace((image, json.dumps(result)) for image, result in results.items())
         for row, problem in batch:
             leaks = "leaked_text" if problem is None and row["id"] in rules.leaked_rows else ""

@@ -69,7 +69,7 @@ class CaptionJudge:
     def _embed(self, prefix: str, captions: list[str]) -> np.ndarray:
         return self.embedders[prefix].embed_texts([self.prompt + caption for caption in captions])
 
-    def metrics(self, captions: list[str]) -> Metrics:
+    def compute_metrics(self, captions: list[str]) -> Metrics:
         """Compute the metrics of one caption per image, in the order of the rows; an empty caption scores 0."""
         clip_metrics: Metrics = {}
         for prefix in self.embedders:
@@ -87,7 +87,7 @@ class CaptionJudge:
             f"{prefix}ref_clip_score": Measurements.from_values(compute_ref_clip_score(score, similarity), images),
         }
 
-    def counts(self, captions: list[str]) -> dict[str, int]:
+    def count_captions(self, captions: list[str]) -> dict[str, int]:
         texts = [self.prompt + caption for caption in captions]
         return {"captions": len(captions), "empty": sum(not caption.strip() for caption in captions)} | {
             f"{prefix}truncated": embedder.count_truncated(texts) for prefix, embedder in self.embedders.items()
@@ -112,8 +112,8 @@ def measure_captions(
         for images, rows in pair.items()
     }
     captions[REFERENCE_CAPTIONS] = [row["captions"][0] for row in judge.rows]
-    metrics = {group: judge.metrics(texts) for group, texts in captions.items()}
-    return metrics, {group: judge.counts(texts) for group, texts in captions.items()}
+    metrics = {group: judge.compute_metrics(texts) for group, texts in captions.items()}
+    return metrics, {group: judge.count_captions(texts) for group, texts in captions.items()}
 
 
 def select_captioned(models: dict[str, dict[str, Rows]], evaluation: Rows) -> Rows:

@@ -50,7 +50,7 @@ def estimate_metrics(metrics: Metrics, paired: bool = False) -> Estimates:
     """Estimate the metrics of one run with one seed; `paired` if they are differences of two scores."""
     estimates = {}
     for name, measurements in metrics.items():
-        _, sums, counts = measurements.per_unit()
+        _, sums, counts = measurements.sum_by_unit()
         estimates[name] = estimate_metric(name, sums[None], counts, paired)
     return estimates
 
@@ -58,7 +58,7 @@ def estimate_metrics(metrics: Metrics, paired: bool = False) -> Estimates:
 def estimate_metric(name: str, sums: np.ndarray, counts: np.ndarray, paired: bool) -> Estimate:
     """Estimate a metric within its range of possible scores or, if `paired`, of differences of two scores."""
     low, high = find_score_range(name)
-    return estimate(sums, counts).within(*((low - high, high - low) if paired else (low, high)))
+    return estimate(sums, counts).clip_interval(*((low - high, high - low) if paired else (low, high)))
 
 
 def estimate_pair(model: str, own_metrics: Metrics, shuffled_metrics: Metrics) -> dict[str, Estimates]:
@@ -80,7 +80,7 @@ def estimate_groups(measured: dict[str, Metrics]) -> dict[str, Estimates]:
     return groups
 
 
-def score_rows(measured: dict[str, Metrics]) -> Iterator[dict]:
+def iterate_score_rows(measured: dict[str, Metrics]) -> Iterator[dict]:
     """Yield the rows of scores.jsonl by group and image, from which means over images, seeds and pairs are computed.
 
     {"model": "pretrain", "images": "own", "id": "e000001", "values": {"attribute_accuracy": [5.0, 6]}} contains the
@@ -91,7 +91,7 @@ def score_rows(measured: dict[str, Metrics]) -> Iterator[dict]:
         model, images = split_group(group)
         by_image: dict[str, dict[str, list[float]]] = {}
         for metric, measurements in metrics.items():
-            columns = (column.tolist() for column in measurements.per_unit())
+            columns = (column.tolist() for column in measurements.sum_by_unit())
             for identifier, total, count in zip(*columns, strict=True):
                 by_image.setdefault(identifier, {})[metric] = [total, count]
         for identifier in sorted(by_image):

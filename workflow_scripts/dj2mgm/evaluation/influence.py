@@ -49,7 +49,7 @@ class LabelledTokens:
             sum(part.count for part in parts),
         )
 
-    def errors(self, head: LanguageModelHead) -> torch.Tensor:
+    def compute_errors(self, head: LanguageModelHead) -> torch.Tensor:
         """Return p − y (n, V) in the weight's dtype."""
         return compute_loss_and_gradient(self.hidden @ head.weight.T, self.targets, head.softcap)[1]
 
@@ -90,9 +90,9 @@ def _record_inputs(head: nn.Module) -> Iterator[list[tuple[torch.Tensor, torch.T
 def measure_influence(rows: LabelledTokens, answers: LabelledTokens, head: LanguageModelHead) -> torch.Tensor:
     """Return the influence (R, A) of R rows on A answers, float32."""
     token_influence = torch.zeros(rows.count, len(answers.targets), device=rows.hidden.device)  # (R, tokens)
-    errors = answers.errors(head)
+    errors = answers.compute_errors(head)
     for part in rows.split(TOKENS_AT_ONCE):
-        products = (part.hidden @ answers.hidden.T) * (part.errors(head) @ errors.T)
+        products = (part.hidden @ answers.hidden.T) * (part.compute_errors(head) @ errors.T)
         token_influence.index_add_(0, part.rows, products.float())
     return token_influence.new_zeros(rows.count, answers.count).index_add_(1, answers.rows, token_influence)
 

@@ -55,7 +55,7 @@ class Estimate:
         """True if the whole interval is below zero."""
         return self.high is not None and self.high < 0
 
-    def within(self, low: float, high: float) -> "Estimate":
+    def clip_interval(self, low: float, high: float) -> "Estimate":
         """Return the estimate with the part of its interval that lies in the range of possible values."""
         return self if self.low is None else replace(self, low=max(self.low, low), high=min(self.high, high))
 
@@ -80,7 +80,7 @@ class Measurements:
             raise ValueError("paired measurements must have the same units in the same order")
         return Measurements(self.values - other.values, self.units)
 
-    def per_unit(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def sum_by_unit(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the sorted units (U,), and the sum (U,) and number (U,) of each unit's values."""
         units, unit_of_value = np.unique(self.units, return_inverse=True)
         return units, np.bincount(unit_of_value, weights=self.values), np.bincount(unit_of_value)

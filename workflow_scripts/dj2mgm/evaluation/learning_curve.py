@@ -68,11 +68,11 @@ class LearningCurve:
         self.weights = np.exp(logs - logs.max())  # (exponents, deviations)
         self.weights /= self.weights.sum()
 
-    def score_at(self, rows: float) -> Extrapolation:
+    def predict_score(self, rows: float) -> Extrapolation:
         """Return the score of another run on a number of rows."""
         return self._predict(rows, base=1.0, noise=True)
 
-    def gain_at(self, rows: float) -> Extrapolation:
+    def predict_gain(self, rows: float) -> Extrapolation:
         """Return the change of the score from all rows of the curve to another number, without a run's noise."""
         return self._predict(rows, base=0.0, noise=False)
 

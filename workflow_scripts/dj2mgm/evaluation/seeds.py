@@ -60,7 +60,7 @@ class RunScores:
 
 
 def read_run_scores(experiment: str, seed: int, *paths: str | Path) -> RunScores:
-    """Read a run's scores.jsonl of one or more evaluations, whose rows `groups.score_rows` defines."""
+    """Read a run's scores.jsonl of one or more evaluations, whose rows `groups.iterate_score_rows` defines."""
     rows_by_metric: dict[str, dict[str, tuple[Path, list[tuple[str, float, float]]]]] = {}
     for path in map(Path, paths):
         for row in read_jsonl(path):
@@ -146,7 +146,7 @@ def estimate_difference(contrast: PairedContrast, group: str, metric: str, level
     largest = (high - low) * (2 if split_group(group)[1] == DIFFERENCE else 1)
     mean, half_width = float(contrast.mean), float(contrast.half_width(level))
     ends = (None, None) if contrast.images == 1 else (mean - half_width, mean + half_width)
-    return Estimate(contrast.values, contrast.images, contrast.seeds, mean, *ends).within(-largest, largest)
+    return Estimate(contrast.values, contrast.images, contrast.seeds, mean, *ends).clip_interval(-largest, largest)
 
 
 def pair_values(runs: list[RunScores], reference_runs: list[RunScores]) -> dict[tuple[str, str], PairedValues]:

@@ -58,7 +58,7 @@ class Diagnosis:
         return (
             f"{HEADING}{self.signature.title}\n"
             f"{_format_item('cause', self.explanation.cause)}"
-            f"  evidence: line {log.line_number(match.start())}: {evidence}\n"
+            f"  evidence: line {log.find_line_number(match.start())}: {evidence}\n"
             f"{_format_item('remedy', self.explanation.remedy)}"
             f"{_format_item('more', f'{GUIDE_PAGE}#{build_anchor(self.signature.title)}')}"
         )
@@ -119,7 +119,7 @@ def report_no_failure(log: StageLog) -> str | None:
 
 def report_unknown(log: StageLog) -> str:
     """Return a report with the log's last lines."""
-    lines = "".join(f"    {line}\n" for line in log.last_lines(LAST_LINES)) or "    (the log is empty)\n"
+    lines = "".join(f"    {line}\n" for line in log.list_last_lines(LAST_LINES)) or "    (the log is empty)\n"
     return (
         f"{HEADING}not known\n"
         f"{_format_item('cause', f'no line of {log.path} matches a known failure')}"

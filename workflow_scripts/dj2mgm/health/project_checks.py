@@ -151,7 +151,7 @@ def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
     except InputError as error:
         unknown = isinstance(error, PlanningError) and not settings.has_auto
         return Finding(name, "skip", str(error)) if unknown else Finding(name, "fail", str(error), MEMORY_REMEDY)
-    if shortage := prediction.shortage(machine):
+    if shortage := prediction.describe_shortage(machine):
         return Finding(name, "fail" if settings.check_memory else "warn", shortage, MEMORY_REMEDY)
     gpu = f"{prediction.gpu_gib:.1f} GiB of the GPU and " if machine.gpus else ""
     width, height = DEFAULT_IMAGE_SIZE

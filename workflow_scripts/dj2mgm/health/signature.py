@@ -19,11 +19,11 @@ class StageLog:
     path: Path
     text: str  # plain lines: no colors, no overwritten progress bars, no earlier diagnosis
 
-    def line_number(self, position: int) -> int:
+    def find_line_number(self, position: int) -> int:
         """Return the number of the line that holds this character, counted from 1."""
         return self.text.count("\n", 0, position) + 1
 
-    def last_lines(self, count: int) -> list[str]:
+    def list_last_lines(self, count: int) -> list[str]:
         return [line for line in self.text.splitlines() if line.strip()][-count:]
 
 

@@ -42,7 +42,7 @@ def check_installed(steps: Sequence[RecipeStep]) -> None:
 
     `parse_recipe` has checked before which operators and values a recipe may use.
     """
-    for step in (step for top in steps for step in top.self_and_captioner()):
+    for step in (step for top in steps for step in top.list_with_captioner()):
         if step.name not in OPERATORS.modules:
             nearest_name = find_nearest_name(step.name, OPERATORS.modules)
             raise InputError(

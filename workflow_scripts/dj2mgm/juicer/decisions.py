@@ -146,7 +146,7 @@ def keep_selected(step: Step, source: Path, target: Path) -> None:
         for partition in list_partitions(source):
             ledger = PartitionAccount()
             for table in iterate_batches(partition):
-                _add_selected(ledger, step, table, selection.part(first, len(table)))
+                _add_selected(ledger, step, table, selection.slice(first, len(table)))
                 first += len(table)
             ledger.add_counts(step.number, counts | {"seconds": perf_counter() - started})
             started, counts = perf_counter(), {}
@@ -157,7 +157,7 @@ def keep_selected(step: Step, source: Path, target: Path) -> None:
 def _add_selected(ledger: PartitionAccount, step: Step, table: pa.Table, selection: Selection) -> None:
     """Account for some rows, and remove the operator's column, which is no longer needed."""
     earlier_stats = list(map(json.loads, table["stats"].to_pylist()))
-    stats = [row | new for row, new in zip(earlier_stats, selection.stats_of_rows(), strict=True)]
+    stats = [row | new for row, new in zip(earlier_stats, selection.iterate_stats(), strict=True)]
     for index in np.flatnonzero(~selection.mask):
         event = {"id": table["id"][index].as_py(), "event": "dropped", "step": step.number, "operator": step.name}
         ledger.add_event(event | {"stats": stats[index]})
@@ -180,7 +180,7 @@ def drop_near_duplicates(step: Step, source: Path, target: Path) -> None:
         if not (target / partition.name).exists():
             ledger = accounts.add_up(partition, first)
             if not number:
-                ledger.add_counts(step.number, {"report": {"clusters": copies.sizes()}})
+                ledger.add_counts(step.number, {"report": {"clusters": copies.count_clusters()}})
             ledger.add_counts(step.number, {"seconds": perf_counter() - started})
             with replace_folder(target / partition.name) as folder:
                 write_partition(folder, ledger.tables, ledger.counts, ledger.trace)

@@ -131,7 +131,7 @@ def find_valley(values: np.ndarray) -> Valley | None:
         return None
     lower, upper = np.sort(mixture.means)
     line = np.linspace(lower, upper, FITTED_BINS)
-    density = mixture.density(line).sum(axis=1)
+    density = mixture.compute_densities(line).sum(axis=1)
     thinnest = int(density.argmin())
     if density[thinnest] > MAX_VALLEY_DENSITY * min(density[0], density[-1]):
         return None
@@ -145,7 +145,7 @@ class _Normals:
     variances: np.ndarray
     log_likelihood: float = 0.0
 
-    def density(self, at: np.ndarray) -> np.ndarray:
+    def compute_densities(self, at: np.ndarray) -> np.ndarray:
         """Return the weighted densities (N, K) at (N,) values."""
         exponent = -((at[:, None] - self.means) ** 2) / (2 * self.variances)
         return self.weights * np.exp(exponent) / np.sqrt(2 * np.pi * self.variances)
@@ -166,7 +166,7 @@ def _fit(at: np.ndarray, rows: np.ndarray, parts: np.ndarray, smallest_variance:
         means = (mass * at[:, None]).sum(axis=0) / total
         variances = (mass * (at[:, None] - means) ** 2).sum(axis=0) / total
         normals = _Normals(total / rows.sum(), means, np.maximum(variances, smallest_variance))
-        density = normals.density(at)
+        density = normals.compute_densities(at)
         parts = density / np.maximum(density.sum(axis=1, keepdims=True), 1e-300)
     log_likelihood = float(rows @ np.log(np.maximum(density.sum(axis=1), 1e-300)))
     return _Normals(normals.weights, normals.means, normals.variances, log_likelihood)

@@ -37,7 +37,7 @@ class ModelDownload:
     conversion: str | None = None
     converted: str | None = None
 
-    def commands(self) -> Iterator[str]:
+    def iterate_commands(self) -> Iterator[str]:
         """Yield the shell commands that do the same."""
         yield shlex.join(["hf", "download", self.hub_id, *(["--local-dir", self.folder] if self.folder else [])])
         if self.conversion:
@@ -135,7 +135,7 @@ def _refuse(model: ModelFile, missing: dict[str, str]) -> None:
             f"model {model.name}: {missing[WHOLE_MODEL]} is not on this machine; run `{fetch}` first: {facts}"
         )
     problems = dict.fromkeys(describe_missing(key, part) for key, part in missing.items())
-    commands = [command for download in find_downloads(model, missing) for command in download.commands()]
+    commands = [command for download in find_downloads(model, missing) for command in download.iterate_commands()]
     obstacles = dict.fromkeys(_list_obstacles(model, missing))
     if commands:
         delete = f"delete {' and '.join(obstacles)}, and " if obstacles else ""

@@ -20,14 +20,16 @@ class CgroupLimits:
 
 def read_cgroup_limits(proc: Path = PROC, root: Path = ROOT) -> CgroupLimits:
     """Return the narrowest limits between this process's groups and the root."""
-    memory_folders, cpu_folders = (list(group_folders(controller, proc, root)) for controller in ("memory", "cpu"))
+    memory_folders, cpu_folders = (
+        list(iterate_group_folders(controller, proc, root)) for controller in ("memory", "cpu")
+    )
     memory_limits = [size for folder in memory_folders for size in _read_memory_limits(folder)]
     cpu_limits = [share for folder in cpu_folders for share in _read_cpu_limits(folder)]
     kills = [count for folder in memory_folders for count in _read_oom_kills(folder)]
     return CgroupLimits(min(memory_limits, default=None), min(cpu_limits, default=None), next(iter(kills), None))
 
 
-def group_folders(controller: str, proc: Path = PROC, root: Path = ROOT) -> Iterator[Path]:
+def iterate_group_folders(controller: str, proc: Path = PROC, root: Path = ROOT) -> Iterator[Path]:
     """Yield the folders of this process's groups, and of their parents, whose limits may apply to `controller`.
 
     Inside a container, the path may be a path of the host that does not exist here. Then the mount itself is the
@@ -95,7 +97,7 @@ class CgroupMemory:
 
 def read_cgroup_memory(proc: Path = PROC, root: Path = ROOT) -> CgroupMemory | None:
     """Return the memory of the group with the least room left; None if no group has a limit."""
-    groups = [memory for folder in group_folders("memory", proc, root) if (memory := _read_group(folder))]
+    groups = [memory for folder in iterate_group_folders("memory", proc, root) if (memory := _read_group(folder))]
     return min(groups, key=lambda memory: memory.limit - memory.used, default=None)
 
 

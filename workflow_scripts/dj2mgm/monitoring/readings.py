@@ -73,7 +73,7 @@ class Reading:
         machine = self.host / self.host_total
         return max(machine, self.cgroup.used / self.cgroup.limit) if self.cgroup else machine
 
-    def columns(self) -> dict[str, float | None]:
+    def build_row(self) -> dict[str, float | None]:
         """Return GiB by column name of memory.csv; None without a limit of a control group."""
         cgroup = self.cgroup.used if self.cgroup else None
         sizes = {"job_gib": self.job, "host_gib": self.host, "cgroup_gib": cgroup}

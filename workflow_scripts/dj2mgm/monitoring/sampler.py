@@ -69,7 +69,7 @@ class MemorySampler:
     def _sample(self) -> None:
         """Write readings until `finish` is called, and one at the end; reading takes a limited share of the time."""
         process = find_job_process()
-        columns = [*LEADING_COLUMNS, *read_memory(process).columns()]
+        columns = [*LEADING_COLUMNS, *read_memory(process).build_row()]
         attempt = start_file(self.file, columns, self.resumed)
         warned_names: set[str] = set()
         with open(self.file, "a", encoding="utf-8", newline="") as file:
@@ -81,7 +81,7 @@ class MemorySampler:
                 self.last = read_memory(process)
                 now = datetime.now(UTC).isoformat(timespec="seconds")
                 leading = zip(LEADING_COLUMNS, (attempt, now, round(start - self._start, 2), self.phase), strict=True)
-                writer.writerow(dict(leading) | self.last.columns())
+                writer.writerow(dict(leading) | self.last.build_row())
                 file.flush()
                 warn_if_full(self.last, warned_names)
                 elapsed = time.monotonic() - start

@@ -96,7 +96,7 @@ class Architecture:
         """Tokens of a sample's image; 0 for a text model."""
         return 0
 
-    def image_bytes(self, dtype: torch.dtype) -> int:
+    def count_image_bytes(self, dtype: torch.dtype) -> int:
         """Return the bytes of a sample's image as the loader returns it to a model with weights of `dtype`."""
         return 0
 
@@ -115,7 +115,7 @@ class Architecture:
     def _make(self) -> PreTrainedModel:
         return AutoModelForCausalLM.from_config(self.config)
 
-    def language_model(self, model: PreTrainedModel) -> nn.Module:
+    def get_language_model(self, model: PreTrainedModel) -> nn.Module:
         """Return the language model without its head; its attribute `layers` holds the layers."""
         return model.base_model
 
@@ -128,7 +128,7 @@ class Architecture:
         self._compute_loss(model, batch).backward()
 
     def _compute_loss(self, model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
-        hidden = self.language_model(model)(
+        hidden = self.get_language_model(model)(
             inputs_embeds=self._embed_tokens(model, batch.samples, batch.sequence_length), use_cache=False
         ).last_hidden_state
         hidden = hidden[:, -batch.answer_tokens :].flatten(0, 1)
@@ -148,18 +148,18 @@ class MGMArchitecture(Architecture):
     def image_tokens(self) -> int:
         return self.config.num_image_tokens
 
-    def image_bytes(self, dtype: torch.dtype) -> int:
+    def count_image_bytes(self, dtype: torch.dtype) -> int:
         return 3 * self.config.image_size_aux**2  # three channels of bytes
 
     def _make(self) -> PreTrainedModel:
         return MGMForConditionalGeneration(self.config)
 
-    def language_model(self, model: PreTrainedModel) -> nn.Module:
+    def get_language_model(self, model: PreTrainedModel) -> nn.Module:
         return model.base_model.language_model
 
     def _compute_loss(self, model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
         text_embeddings = self._embed_tokens(model, batch.samples, batch.sequence_length - self.image_tokens)
-        side, language_model = self.config.image_size_aux, self.language_model(model)
+        side, language_model = self.config.image_size_aux, self.get_language_model(model)
         pixels = torch.empty(math.ceil(batch.samples * batch.images_per_sample), 3, side, side, device="meta")
         image_embeddings = model.model.get_image_features(pixels)[: batch.samples]
         embeddings = torch.cat([image_embeddings * 1.0, text_embeddings], dim=1)  # scaled, like Gemma's word embeddings
@@ -186,7 +186,7 @@ class VLMArchitecture(Architecture):
         """Tokens of an image inside the chat template, with a question and an answer of one letter."""
         return len(self.item["input_ids"])
 
-    def image_bytes(self, dtype: torch.dtype) -> int:
+    def count_image_bytes(self, dtype: torch.dtype) -> int:
         fields = {name: value for name, value in self.item.items() if isinstance(value, torch.Tensor)}
         return sum(value.numel() * value.element_size() for value in cast_images(fields, dtype).values())
 
@@ -194,7 +194,7 @@ class VLMArchitecture(Architecture):
         config = copy.deepcopy(self.config)  # from_config changes it
         return make_trainable(AutoModelForImageTextToText.from_config(config))
 
-    def language_model(self, model: PreTrainedModel) -> nn.Module:
+    def get_language_model(self, model: PreTrainedModel) -> nn.Module:
         return model.get_decoder()
 
     @property

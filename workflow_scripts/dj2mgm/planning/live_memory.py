@@ -147,11 +147,11 @@ class LiveMemory(TorchDispatchMode):
             if id(tensor.untyped_storage()) not in self._storages:
                 self._add(tensor)
 
-    def storage_ids(self) -> set[int]:
+    def collect_storage_ids(self) -> set[int]:
         """Return the ids of all storages that are counted or excluded."""
         return set(self._storages)
 
-    def sizes(self, tensors: Sequence[torch.Tensor]) -> np.ndarray:
+    def sum_sizes(self, tensors: Sequence[torch.Tensor]) -> np.ndarray:
         """Return the bytes of tensors by kind, (kinds,) int64."""
         sizes = np.zeros(len(self.kinds), dtype=np.int64)
         for tensor in tensors:
@@ -168,11 +168,11 @@ class LiveMemory(TorchDispatchMode):
         self.record()
         self.marks.append((self.count - 1, number))
 
-    def moments(self) -> np.ndarray:
+    def stack_moments(self) -> np.ndarray:
         """Return the live bytes after each allocation, (moments, kinds) int64."""
         return np.vstack(self._moments)
 
-    def position(self) -> "Position":
+    def get_position(self) -> "Position":
         """Return the position at the end of the records so far."""
         return Position(len(self._moments), self.count, len(self.marks), self.flops, self.live.copy())
 

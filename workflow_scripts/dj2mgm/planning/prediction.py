@@ -63,7 +63,7 @@ class ZeroConfig:
             max_live=zero.get("stage3_max_live_parameters", 1_000_000_000),
         )
 
-    def on_host(self, size: int) -> int:
+    def count_host_bytes(self, size: int) -> int:
         """Return the host bytes of a buffer."""
         return compute_page_locked_bytes(size) if self.pinned else size
 
@@ -141,12 +141,12 @@ def _compute_zero1_or_2_states(
     largest = max(parameters.trained_sizes)
     gpu["ZeRO buffers"] += largest * weight
     host = {
-        "optimizer": zero.on_host(own_elements * FLOAT32) + own_elements * ADAM_MOMENT_BYTES,
-        "gradients": zero.on_host(own_elements * FLOAT32),
-        "ZeRO buffers": zero.on_host(own_elements * weight) + zero.on_host(largest * weight),
+        "optimizer": zero.count_host_bytes(own_elements * FLOAT32) + own_elements * ADAM_MOMENT_BYTES,
+        "gradients": zero.count_host_bytes(own_elements * FLOAT32),
+        "ZeRO buffers": zero.count_host_bytes(own_elements * weight) + zero.count_host_bytes(largest * weight),
     }
     if accumulates:  # one buffer for each parameter, whole on every process
-        host["gradients"] += sum(zero.on_host(elements * weight) for elements in parameters.trained_sizes)
+        host["gradients"] += sum(zero.count_host_bytes(elements * weight) for elements in parameters.trained_sizes)
     # the norm of each gradient is computed in float64; the flat weights are cloned before they move to the host
     return ModelStates(gpu, host, in_transit=FLOAT64, at_start=own_elements * weight)
 
@@ -166,8 +166,10 @@ def _compute_zero3_states(
     host: dict[str, int] = {}
     if zero.offload_param:
         # each weight's partition, and the trained partitions again in one piece; pinned memory is never freed
-        host["weights"] = sum(zero.on_host(-(-elements // gpus) * weight) for elements in parameters.all_sizes)
-        host["weights"] += zero.on_host(own_elements * weight) + zero.on_host(-(-parameters.tied // gpus) * weight)
+        host["weights"] = sum(zero.count_host_bytes(-(-elements // gpus) * weight) for elements in parameters.all_sizes)
+        host["weights"] += zero.count_host_bytes(own_elements * weight) + zero.count_host_bytes(
+            -(-parameters.tied // gpus) * weight
+        )
     else:
         # with one GPU, the partition is the weight itself and is not gathered
         gpu["weights"] = small_elements * weight + partition + (gathered_elements * weight if gpus > 1 else 0)
@@ -177,8 +179,8 @@ def _compute_zero3_states(
         at_step = own_elements * weight + max(groups) * FLOAT32
         return ModelStates(gpu, host, gradients=own_elements * weight, in_transit=weight, at_step=at_step)
     host["optimizer"] = own_elements * (FLOAT32 + ADAM_MOMENT_BYTES)
-    host["gradients"] = sum(zero.on_host(elements * FLOAT32) for elements in groups)
-    host["ZeRO buffers"] = zero.on_host(own_elements * weight)
+    host["gradients"] = sum(zero.count_host_bytes(elements * FLOAT32) for elements in groups)
+    host["ZeRO buffers"] = zero.count_host_bytes(own_elements * weight)
     # reducing a gradient flattens it into a new tensor
     return ModelStates(gpu, host, in_transit=weight)
 
@@ -275,7 +277,7 @@ class Prediction:
         """Predicted value of torch.cuda.max_memory_allocated()."""
         return sum(size for part, size in self.gpu.items() if part not in OUTSIDE_ALLOCATIONS)
 
-    def shortage(self, machine: Machine) -> str | None:
+    def describe_shortage(self, machine: Machine) -> str | None:
         """Describe why the plan does not fit, with numbers; None if it fits, as far as is known."""
         shortages = []
         for name, needed, margin, available in (
@@ -310,7 +312,7 @@ def predict(workload: Workload, plan: TrainingPlan, machine: Machine) -> Predict
         host = {part: host.get(part, 0) + gpu.get(part, 0) for part in gpu | host}
         copies = int(CPU_COPIES * sum(host.values()))
         return Prediction({}, _to_gib({"process": PROCESS_ON_CPU} | host | {"copies": copies}))
-    images = compute_page_locked_bytes(plan.micro_batch * workload.architecture.image_bytes(workload.precision))
+    images = compute_page_locked_bytes(plan.micro_batch * workload.architecture.count_image_bytes(workload.precision))
     host = {
         "process": PROCESS_ON_GPU * machine.processes_on_a_node,
         "compiler": COMPILER_BYTES * machine.processes_on_a_node * workload.fused,

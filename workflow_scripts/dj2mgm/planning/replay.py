@@ -152,11 +152,11 @@ class _ReplayedLayer:
         if recording := self.recordings.get(key):
             memory.replay(recording.forward)
             return make_result(recording.result)  # adds moments that need no more memory than the layer's own moments
-        start, storage_ids = memory.position(), memory.storage_ids()
+        start, storage_ids = memory.get_position(), memory.collect_storage_ids()
         result = run()
         outputs = list(find_tensors(result))
         is_new = {id(output.untyped_storage()) for output in outputs}.isdisjoint(storage_ids)
-        freed = memory.live - start.live - memory.sizes(outputs)
+        freed = memory.live - start.live - memory.sum_sizes(outputs)
         description = describe_result(torch.ops.aten.empty.memory_format, (), result)
         is_recordable = description is not None and is_new and not freed.any()
         self.recordings.setdefault(key, FrozenRecording(memory.cut(start), description) if is_recordable else None)
@@ -205,7 +205,7 @@ class _LayerAlone:
 
     def record(self, forward: Callable, args: tuple, kwargs: dict) -> Recording | None:
         """Run both passes and return their recording; None if the layer saves more than its backward pass frees."""
-        position = self.memory.position()
+        position = self.memory.get_position()
         recording = self._record_passes(forward, args, kwargs)
         self.memory.rewind(position)
         return recording if (self.memory.live == position.live).all() else None
@@ -217,13 +217,13 @@ class _LayerAlone:
         copies = list(find_tensors((*args, *kwargs.values())))
         is_input = [copy.requires_grad for copy in copies]
         storages = [weakref.ref(copy.untyped_storage()) for copy in copies]
-        [input_size] = [memory.sizes([copy]) for copy in copies if copy.requires_grad]
-        start = memory.position()
+        [input_size] = [memory.sum_sizes([copy]) for copy in copies if copy.requires_grad]
+        start = memory.get_position()
         result = forward(*args, **kwargs)
         description = describe_result(torch.ops.aten.empty.memory_format, (), result)
         if not isinstance(result, torch.Tensor) or not result.requires_grad or description is None:
             return None
-        forward_pass, saved_bytes = memory.cut(start), memory.live - start.live - memory.sizes([result])
+        forward_pass, saved_bytes = memory.cut(start), memory.live - start.live - memory.sum_sizes([result])
         del args, kwargs, copies
         # Saved arguments are still alive. Arguments that all layers share live until the last layer is done.
         saved_arguments = [storage() is not None for storage in storages]
@@ -264,7 +264,7 @@ class _Input(torch.autograd.Function):
         alone, memory = ctx.alone, ctx.alone.memory
         alone.backward = memory.cut(alone.start)
         alone.gradient = describe_result(torch.ops.aten.empty.memory_format, (), gradient)
-        alone.change += memory.live - alone.start.live - memory.sizes([gradient])
+        alone.change += memory.live - alone.start.live - memory.sum_sizes([gradient])
         return None, None, None
 
 
@@ -279,6 +279,6 @@ class _Output(torch.autograd.Function):
     @staticmethod
     def backward(ctx, _: torch.Tensor) -> tuple:
         gradient = make_result(ctx.description)
-        ctx.alone.start = ctx.alone.memory.position()
-        ctx.alone.change += ctx.alone.memory.sizes([gradient])
+        ctx.alone.start = ctx.alone.memory.get_position()
+        ctx.alone.change += ctx.alone.memory.sum_sizes([gradient])
         return gradient, None, None

@@ -147,7 +147,7 @@ def rate_plan(
 ) -> Candidate:
     prediction = predict(workload, plan, machine)
     speed = estimate_speed(workload, plan, machine.processes, global_batch_size)
-    return Candidate(plan, prediction, speed, prediction.shortage(machine))
+    return Candidate(plan, prediction, speed, prediction.describe_shortage(machine))
 
 
 def find_fastest(candidates: Sequence[Candidate]) -> Candidate | None:

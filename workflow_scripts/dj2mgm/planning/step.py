@@ -71,7 +71,7 @@ def build_meta_model(workload: Workload) -> nn.Module:
     model = workload.architecture.build(workload.precision)
     if not workload.architecture.image_tokens:  # a text model trains all its parameters
         return model
-    decoder = workload.architecture.language_model(model).layers
+    decoder = workload.architecture.get_language_model(model).layers
     with torch.device("meta"):
         model = select_trained_parameters(model, decoder, workload.tuning, workload.lora, workload.projector)
     return model.to(workload.precision)
@@ -88,7 +88,7 @@ def _build_traced_model(workload: Workload) -> PreTrainedModel:
         model.set_attn_implementation({"text_config": workload.architecture.attention})
     replay_layers(model)
     if workload.fused:
-        fuse_layers(workload.architecture.language_model(model), model.get_output_embeddings())
+        fuse_layers(workload.architecture.get_language_model(model), model.get_output_embeddings())
     return model
 
 
@@ -102,7 +102,7 @@ def count_parameters(workload: Workload) -> Parameters:
     model = _build_traced_model(workload)
     parameters = list(model.parameters())
     head = model.get_output_embeddings().weight
-    decoder = workload.architecture.language_model(model).layers
+    decoder = workload.architecture.get_language_model(model).layers
     frozen_weights = [layer.weight for *_, layer in list_frozen_layers(decoder)] if workload.nf4 else []
     return Parameters(
         all_sizes=tuple(p.numel() for p in parameters),
@@ -155,4 +155,4 @@ def trace_memory(workload: Workload, checkpointing_interval: int, micro_batch: i
     latest = np.zeros(memory.count, dtype=np.int64)
     for moment, elements in memory.marks:
         latest[moment] += elements
-    return MemoryTrace(memory.moments(), memory.flops, latest.cumsum(), latest)
+    return MemoryTrace(memory.stack_moments(), memory.flops, latest.cumsum(), latest)

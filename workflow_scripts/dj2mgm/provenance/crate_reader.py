@@ -56,7 +56,7 @@ class Crate:
             raise InputError(f"crate: {self.path} holds no {name}; {COPY_REMEDY}")
         return _read_unchanged(self.path, name, self.digests[name], self.content)
 
-    def files(self, *folders: str) -> dict[str, str]:
+    def select_digests(self, *folders: str) -> dict[str, str]:
         """Return the digests of the files with these names or in these folders."""
         return {
             name: digest

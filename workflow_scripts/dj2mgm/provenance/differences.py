@@ -39,7 +39,7 @@ def describe_differences(crate: Crate) -> Iterator[str]:
 
 def _compare_code(crate: Crate) -> Iterator[str]:
     """Yield a sentence for each kind of difference of the code; no commit is compared if all files are equal."""
-    crate_files = crate.files(*CODE_FILES)
+    crate_files = crate.select_digests(*CODE_FILES)
     own_files = {name: compute_sha256(path) for name, path in list_code_files().items()}
     kinds = {
         "differ": [name for name in crate_files if name in own_files and own_files[name] != crate_files[name]],

@@ -106,7 +106,7 @@ def make_project(crate: Crate, folder: Path, allowed_folders: AllowedFolders) ->
     `allowed_folders`, or a model that is not on this machine.
     """
     _check_whole(crate)
-    names = [name for name in crate.files("config") if is_config(name) and name.endswith(CONFIG_SUFFIXES)]
+    names = [name for name in crate.select_digests("config") if is_config(name) and name.endswith(CONFIG_SUFFIXES)]
     files = {Path(name).stem for name in names if name.startswith(("config/datasets/", "config/models/"))}
     with writing_to(folder):
         _clear(folder / "config")

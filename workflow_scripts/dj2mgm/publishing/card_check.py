@@ -45,11 +45,11 @@ def check_card(folder: Path, records: dict[str, str]) -> int:
     text = _remove_code(text)
     for match in FIGURE.finditer(text):
         figure, file, pointer = match.groups()
-        if not _matches_value(figure, record.value(file, pointer)):
+        if not _matches_value(figure, record.get_value(file, pointer)):
             line = head.count("\n") + text[: match.start()].count("\n") + 1
             raise InputError(
                 f"{card}, line {line}: states {figure}, but {RECORDS}/{file} {pointer} is "
-                f"{record.value(file, pointer)}; {REMEDY}"
+                f"{record.get_value(file, pointer)}; {REMEDY}"
             )
         checked += 1
     remaining_text = FIGURE.sub("", text)
@@ -85,7 +85,7 @@ def _check_scores(card: Path, record: RunRecord) -> int:
         source = result.metric_args
         if not isinstance(source, dict) or not {"record", "place"} <= source.keys():
             raise InputError(f"{card}: metadata: the args of {result.metric_type} have no record and place; {REMEDY}")
-        value = record.value(str(source["record"]).removeprefix(f"{RECORDS}/"), str(source["place"]))
+        value = record.get_value(str(source["record"]).removeprefix(f"{RECORDS}/"), str(source["place"]))
         if result.metric_value != value:
             raise InputError(
                 f"{card}: its metadata state {result.metric_value} for {result.metric_type}, but {source['record']} "

@@ -32,7 +32,7 @@ def build_dataset_card(settings: PublishSettings, records: RunRecord, exported: 
         configs=exported.data.configs,
     )
     last_stage = records.stages_of_pairs[-1]
-    count = records.figure(f"{last_stage}/summary.json", "rows_kept")
+    count = records.link_figure(f"{last_stage}/summary.json", "rows_kept")
     rewriting_note = [
         "- If `original_caption` is not empty, a model wrote the caption; it may mention things that are not in the "
         "image.",

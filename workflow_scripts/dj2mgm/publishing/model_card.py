@@ -205,7 +205,7 @@ def _build_training_table(records: RunRecord) -> list[str]:
     lines = [f"| | {' | '.join(stages)} |", f"|---{'|---' * len(stages)}|"]
     for file, path, label in SHOWN_SETTINGS:
         cells = [
-            records.figure(f"{stage}/{file}", *path) if _has_value(records, stage, file, path) else ""
+            records.link_figure(f"{stage}/{file}", *path) if _has_value(records, stage, file, path) else ""
             for stage in stages
         ]
         if any(cells):
@@ -235,7 +235,7 @@ def _build_score_table(settings: PublishSettings, records: RunRecord) -> list[st
     for metric, row in records.files[TABLE][experiment].get(OWN_GROUP, {}).items():
         units = {key: ("points" if "difference" in key else "%") if is_share(metric) else "" for key in row}
         units |= dict.fromkeys(COUNTS, "")
-        cell = {key: records.figure(TABLE, experiment, OWN_GROUP, metric, key, unit=units[key]) for key in row}
+        cell = {key: records.link_figure(TABLE, experiment, OWN_GROUP, metric, key, unit=units[key]) for key in row}
         differs = f"{cell['difference_low']} to {cell['difference_high']}" if row["difference"] is not None else ""
         lines.append(
             f"| {format_inline_code(metric)} | {cell['value']} | {cell['low']} to {cell['high']} "
@@ -246,13 +246,13 @@ def _build_score_table(settings: PublishSettings, records: RunRecord) -> list[st
 
 def _describe_reproduction(settings: PublishSettings, records: RunRecord) -> list[str]:
     versions = records.files["finetune/metrics.json"].get("versions", {})
-    linked_versions = [f"{name} {records.figure('finetune/metrics.json', 'versions', name)}" for name in versions]
+    linked_versions = [f"{name} {records.link_figure('finetune/metrics.json', 'versions', name)}" for name in versions]
     return [*format_command(settings), "", f"Trained with {', '.join(linked_versions)}." if linked_versions else ""]
 
 
 def _list_limits(settings: PublishSettings, records: RunRecord) -> list[str]:
     """Return the limits of the model, with the warning first if it has learned nothing."""
-    seed = records.figure("finetune/metrics.json", "seed")
+    seed = records.link_figure("finetune/metrics.json", "seed")
     lines = [
         f"- The weights are from seed {seed}; scores are means over all seeds. With one seed, the interval covers the "
         "choice of images, not the noise of training.",

@@ -45,7 +45,7 @@ class RunRecord:
                 contents[str(path.relative_to(self.folder))] = read(path)
         return contents
 
-    def value(self, file: str, pointer: str) -> object:
+    def get_value(self, file: str, pointer: str) -> object:
         """Return the value at a JSON pointer of a file in `records/`."""
         files = self.files  # raises its own error for a damaged file
         try:
@@ -57,10 +57,10 @@ class RunRecord:
             raise InputError(f"{self.folder / file} has no {pointer}; publish again") from None
         return value
 
-    def figure(self, file: str, *path: object, unit: str = "") -> str:
+    def link_figure(self, file: str, *path: object, unit: str = "") -> str:
         """Return the value at a path as a link to it; `unit` is one of `UNIT_FACTORS` for a share."""
         json_pointer = make_pointer(*path)
-        return f'[{format_value(self.value(file, json_pointer), unit)}]({RECORDS}/{file} "{json_pointer}")'
+        return f'[{format_value(self.get_value(file, json_pointer), unit)}]({RECORDS}/{file} "{json_pointer}")'
 
     @property
     def stages_of_pairs(self) -> list[str]:
@@ -69,7 +69,7 @@ class RunRecord:
         summaries = {stage: self.files.get(f"{stage}/summary.json") for stage in stages}
         return [stage for stage, summary in summaries.items() if summary and summary.get("rows") != INSTRUCTIONS]
 
-    def operators(self, pairs_only: bool) -> Iterator[tuple[str, int, dict]]:
+    def iterate_operators(self, pairs_only: bool) -> Iterator[tuple[str, int, dict]]:
         """Yield stage, number and counts of each operator of filter and synthesis, in the order of processing."""
         for stage in self.stages_of_pairs if pairs_only else ("filter", "synthesize"):
             if summary := self.files.get(f"{stage}/summary.json"):
@@ -139,7 +139,7 @@ def build_license_table(records: RunRecord, licenses: dict[str, str | None], dat
     source_summaries = records.files["dataset/summary.json"].get("sources", {})
     for name, license in licenses.items():
         path = ("sources", name, "rows") if name in source_summaries else (name or "pretrain",)
-        rows = records.figure("dataset/summary.json", *path)
+        rows = records.link_figure("dataset/summary.json", *path)
         lines.append(f"| {format_inline_code(name or dataset)} | {rows} | {format_inline_code(license or '')} |")
     return lines
 
@@ -147,18 +147,20 @@ def build_license_table(records: RunRecord, licenses: dict[str, str | None], dat
 def build_row_count_table(records: RunRecord, trained_on: bool) -> list[str]:
     """Return the table of rows in, dropped, rewritten and kept by operator, and by training file if `trained_on`."""
     lines = ["| step | rows in | dropped | rewritten | kept |", "|---|---|---|---|---|"]
-    for stage, number, step in records.operators(pairs_only=not trained_on):
+    for stage, number, step in records.iterate_operators(pairs_only=not trained_on):
         counts = [
-            records.figure(f"{stage}/summary.json", "operators", number, key) if key in step else ""
+            records.link_figure(f"{stage}/summary.json", "operators", number, key) if key in step else ""
             for key in ("rows_in", "dropped", "changed", "rows_out")
         ]
         lines.append(f"| {format_inline_code(step['operator'])} | {' | '.join(counts)} |")
     training_files = records.files.get("jsonl/summary.json", {}) if trained_on else {}
     for split in ("pretrain", "finetune"):
         if training_files.get(split, {}).get("rows_out"):
-            rows_in, rows_out = (records.figure("jsonl/summary.json", split, key) for key in ("rows_in", "rows_out"))
+            rows_in, rows_out = (
+                records.link_figure("jsonl/summary.json", split, key) for key in ("rows_in", "rows_out")
+            )
             dropped = ", ".join(
-                f"{records.figure('jsonl/summary.json', split, 'dropped', reason)} {reason.replace('_', ' ')}"
+                f"{records.link_figure('jsonl/summary.json', split, 'dropped', reason)} {reason.replace('_', ' ')}"
                 for reason in training_files[split]["dropped"]
             )
             lines.append(

@@ -91,7 +91,7 @@ def check_models_named(steps: Collection[RecipeStep]) -> None:
     Args:
         steps: steps with the arguments of the stage.
     """
-    for step in (nested_step for top in steps for nested_step in top.self_and_captioner()):
+    for step in (nested_step for top in steps for nested_step in top.list_with_captioner()):
         operator = read_allowed_operators().get(step.name)
         for argument, kind in operator.arguments.items() if operator else ():
             default = operator.defaults.get(argument)

@@ -17,7 +17,7 @@ VOWELS = "aeiou"
 
 
 @dataclass(frozen=True)
-class Rewritten:
+class RewrittenQuestion:
     """Another question, with an answer that is right or wrong if the original answer is right."""
 
     question: str
@@ -48,13 +48,13 @@ class Rewrite:
             raise ValueError(f"rewrite {rule!r}: {problem}")
         self._pattern = re.compile(_convert_to_pattern(f"{question}\n{answer}"), re.IGNORECASE)
 
-    def apply(self, question: str, answer: str) -> Rewritten | None:
+    def apply(self, question: str, answer: str) -> RewrittenQuestion | None:
         """Return the other question; None if the question has another form."""
         match = self._pattern.fullmatch(f"{question.strip()}\n{answer.strip()}")
         if not match:
             return None
         values = match.groupdict()
-        return Rewritten(_fill(self._question, values), _fill(self._answer, values), self._expected)
+        return RewrittenQuestion(_fill(self._question, values), _fill(self._answer, values), self._expected)
 
 
 def _convert_to_pattern(text: str) -> str:
@@ -69,10 +69,10 @@ def _convert_to_pattern(text: str) -> str:
 
 
 def _fill(text: str, values: dict[str, str]) -> str:
-    def value(match: re.Match) -> str:
+    def fill_slot(match: re.Match) -> str:
         article, name = match.groups()
         if not article:
             return values[name]
         return f"{article}{'n' if values[name][0].lower() in VOWELS else ''} {values[name]}"
 
-    return SLOT_PATTERN.sub(value, text)
+    return SLOT_PATTERN.sub(fill_slot, text)

@@ -58,7 +58,7 @@ def parse_recipe(
     _check_top_level_keys(location, recipe, prefix, trusted)
     process_location = f"{location}: {prefix.removesuffix('.')}" if prefix else location
     steps = parse_steps(process_location, recipe.get("process"))
-    for step in (nested_step for top in steps for nested_step in top.self_and_captioner()):
+    for step in (nested_step for top in steps for nested_step in top.list_with_captioner()):
         check_step(step, folders, trusted)
     check_order(steps)
     options = {key: recipe[key] for key in ("executor", "ray_address", "rows") if recipe.get(key) is not None}

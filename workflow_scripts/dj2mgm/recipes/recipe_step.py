@@ -74,7 +74,7 @@ class RecipeStep:
     captioner: "RecipeStep | None" = None
     is_captioner: bool = False
 
-    def self_and_captioner(self) -> list["RecipeStep"]:
+    def list_with_captioner(self) -> list["RecipeStep"]:
         return [self, self.captioner] if self.captioner else [self]
 
     def with_defaults(self, arguments: dict) -> "RecipeStep":

@@ -182,11 +182,11 @@ def build_panel(statistic: Statistic, analysis: Analysis) -> StatisticPanel:
         **values,
         bars=_draw_bars(statistic, edges),
         limits=[
-            LimitMark(scale.at(limit.value), kind)
+            LimitMark(scale.locate(limit.value), kind)
             for limit, kind in _list_limits(statistic)
             if edges[0] < limit.value < edges[-1]
         ],
-        ticks=scale.ticks(5),
+        ticks=scale.choose_ticks(5),
         log=log,
         groups=[_build_group(*group, statistic, analysis) for group in _find_groups(statistic, analysis)],
     )

@@ -30,25 +30,25 @@ class Scale:
     high: float
     log: bool = False
 
-    def at(self, value: float) -> float:
+    def locate(self, value: float) -> float:
         """Return the position of a value in percent of the axis, clipped to 0 and 100."""
         low, high, value = (math.log(max(v, 1e-300)) if self.log else v for v in (self.low, self.high, value))
         share = (value - low) / (high - low) if high > low else 0.5
         return round(100 * min(max(share, 0.0), 1.0), 2)
 
-    def ticks(self, count: int = 4, factor: float = 1.0, signed: bool = False) -> list[Tick]:
+    def choose_ticks(self, count: int = 4, factor: float = 1.0, signed: bool = False) -> list[Tick]:
         """Return about `count` ticks at round values; `factor` 100 shows shares in percent."""
         if self.log:
             values = list_log_values(self.low, self.high, count)
             texts = [f"{value * factor:,.6g}".replace(",", "\u202f") for value in values]
         else:
-            values, digits = round_values(self.low * factor, self.high * factor, count)
+            values, digits = list_round_values(self.low * factor, self.high * factor, count)
             texts = [format_number(value, digits, signed) for value in values]
             values = [value / factor for value in values]
-        return [Tick(self.at(value), text) for value, text in zip(values, texts, strict=True)]
+        return [Tick(self.locate(value), text) for value, text in zip(values, texts, strict=True)]
 
 
-def round_values(low: float, high: float, count: int) -> tuple[list[float], int]:
+def list_round_values(low: float, high: float, count: int) -> tuple[list[float], int]:
     """Return at most `count` + 1 multiples of 1, 2 or 5 × 10ⁿ from low to high, and their decimal places."""
     if high <= low:
         return [low], 2
@@ -168,4 +168,4 @@ def draw_line(x: Scale, y: Scale, xs: Sequence[float], ys: Sequence[float]) -> s
     """Return a path through at most `MAX_LINE_POINTS` of the finite values."""
     finite = np.flatnonzero(np.isfinite(ys))
     indices = finite[np.unique(np.linspace(0, len(finite) - 1, min(MAX_LINE_POINTS, len(finite))).round().astype(int))]
-    return "M" + "L".join(f"{x.at(xs[index]):.2f} {100 - y.at(ys[index]):.2f}" for index in indices)
+    return "M" + "L".join(f"{x.locate(xs[index]):.2f} {100 - y.locate(ys[index]):.2f}" for index in indices)

@@ -98,7 +98,7 @@ def build_decision_page(looks: list[LookRecord], budget: DecideSection) -> Varia
 
 
 def _build_row(look: LookRecord, scale: Scale) -> VariantRow:
-    low, mean, high = (scale.at(value) for value in (look.mean - look.half, look.mean, look.mean + look.half))
+    low, mean, high = (scale.locate(value) for value in (look.mean - look.half, look.mean, look.mean + look.half))
     time = "–" if look.seconds is None else format_duration(look.seconds)
     counts = [CountCell(f"{100 * (1 - look.level):.4g} %"), CountCell(time)]
     css_class = look.verdict.css_class

@@ -33,7 +33,7 @@ class TracedRow:
         images = list_images(self.row)
         return _encode_thumbnail(images[0]) if images else ""
 
-    def record(self) -> dict:
+    def as_dict(self) -> dict:
         """Return the row's entry in influence.jsonl."""
         return {"id": self.row["id"], "influence": round(self.influence, 6)}
 
@@ -51,11 +51,11 @@ class TracedAnswer:
         """The image as a data URI."""
         return _encode_thumbnail(self.question.image)
 
-    def record(self) -> dict:
+    def as_dict(self) -> dict:
         """Return the row of influence.jsonl."""
         record = {key: self.question.row[key] for key in ("id", "question", "answer", "prediction")}
         rows_by_name = {"harmful": self.harmful, "helpful": self.helpful}
-        return record | {name: [row.record() for row in rows] for name, rows in rows_by_name.items()}
+        return record | {name: [row.as_dict() for row in rows] for name, rows in rows_by_name.items()}
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ class VariantsPage:
 
 def place_mark(scale: Scale, estimate: Estimate) -> IntervalMark:
     """Return the positions of an estimate on an axis."""
-    return IntervalMark(*map(scale.at, (estimate.mean, *estimate.ends)))
+    return IntervalMark(*map(scale.locate, (estimate.mean, *estimate.ends)))
 
 
 def write_variants_page(page: VariantsPage, path: str | Path) -> None:

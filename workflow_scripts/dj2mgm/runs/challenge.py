@@ -27,7 +27,7 @@ def build_challenge_settings(runs: Runs) -> dict:
     first_runs = {run.config.model.name: run for run in reversed(compared_runs)}  # the first run with each model
 
     def describe(run: Run, experiment: str, seed: int | None, stage: str) -> dict:
-        folders = {name: runs.stage_folder(run, f"{stage}/{name}") for name in scored_benchmarks}
+        folders = {name: runs.find_stage_folder(run, f"{stage}/{name}") for name in scored_benchmarks}
         return {"experiment": experiment, "seed": seed, "benchmarks": folders}
 
     return reference | {

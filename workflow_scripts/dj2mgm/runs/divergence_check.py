@@ -14,7 +14,7 @@ def has_diverged(runs: Runs, experiment: str, seeds: list[int] | None = None) ->
     for seed in seeds or runs.experiments.configs[experiment].seeds:
         run = runs.get(experiment, seed)
         for stage in (stage for stage in TRAINING_STAGES if stage in run.settings):
-            folder = Path(runs.stage_folder(run, stage))
+            folder = Path(runs.find_stage_folder(run, stage))
             finished = (folder / STAGES[stage].outputs[-1]).is_file()
             if not finished and any(DIVERGED in _read_end(log) for log in folder.glob("*.log")):
                 return True

@@ -143,4 +143,4 @@ def locate_stage_folders(runs: Runs, run: Run) -> dict[str, str]:
     """Return the folders of the stages that a page shows; benchmarks have a page of their own."""
     tasks = runs.shared.evaluations
     shown_stages = [*STAGES, *(f"{prefix}{task}" for prefix in TASK_PREFIXES for task in tasks)]
-    return {stage: runs.stage_folder(run, stage) for stage in shown_stages if stage in run.settings}
+    return {stage: runs.find_stage_folder(run, stage) for stage in shown_stages if stage in run.settings}

@@ -67,5 +67,5 @@ def list_records(runs: Runs, run: Run) -> dict[str, str]:
     for stage in ("filter", "synthesize", "jsonl", *run.training_stages):
         names = ("metrics.json", "config.yaml") if stage in run.training_stages else ("summary.json",)
         if stage in run.settings:
-            records |= {f"{stage}/{name}": f"{runs.stage_folder(run, stage)}/{name}" for name in names}
+            records |= {f"{stage}/{name}": f"{runs.find_stage_folder(run, stage)}/{name}" for name in names}
     return records

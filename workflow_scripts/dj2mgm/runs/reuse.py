@@ -25,7 +25,7 @@ class Reuse:
         self._shared: dict[tuple[str, str, int, str], Run] = {}
         self._begun: dict[Path, bool] = {}
 
-    def owner(self, run: "Run", stage: str) -> "Run":
+    def find_owner(self, run: "Run", stage: str) -> "Run":
         """Return the run in whose folder a stage is run, for all runs with the same output of this stage.
 
         Outputs are the same if the stage's settings, dataset, model and captioner are the same, and also the outputs of
@@ -40,10 +40,10 @@ class Reuse:
         """
         key = run.experiment, run.seed, stage
         if key not in self._owners:
-            self._owners[key] = self._find_owner(run, stage)
+            self._owners[key] = self._choose_owner(run, stage)
         return self._owners[key]
 
-    def _find_owner(self, run: "Run", stage: str) -> "Run":
+    def _choose_owner(self, run: "Run", stage: str) -> "Run":
         experiments, signature = self._runs.experiments, self._find_signature(run, stage)
         variant = experiments.variants.get(run.experiment)
         parent = None if variant is None else variant.parent
@@ -92,10 +92,10 @@ class Reuse:
 
     def write_notes(self) -> None:
         """Write a stage.yaml for each stage that a run with results shares, which names the owner's folder."""
-        for run in self._runs.with_results():
+        for run in self._runs.iterate_with_results():
             folder = Path("results", run.folder)
             for stage in run.settings:
-                note, owner = folder / stage / STAGE_NOTE, self.owner(run, stage)
+                note, owner = folder / stage / STAGE_NOTE, self.find_owner(run, stage)
                 if owner.folder == run.folder:
                     note.unlink(missing_ok=True)
                 else:

@@ -142,7 +142,7 @@ class Runs:
         """
         return (self.get(name, seed) for name, seed in self._list_names())
 
-    def with_results(self) -> Iterator[Run]:
+    def iterate_with_results(self) -> Iterator[Run]:
         """Iterate over the runs that have a folder of results."""
         for name, seed in self._list_names():
             if Path("results", self._find_folder(name, seed)).is_dir():
@@ -196,11 +196,11 @@ class Runs:
         experiment, seed = match["experiment"], match["seed"]
         return self.get(experiment, int(seed)) if seed else self.first_seed(experiment)
 
-    def stage_folder(self, run: Run, stage: str) -> str:
+    def find_stage_folder(self, run: Run, stage: str) -> str:
         """Return the folder of a stage's output, which is another run's if they share the stage."""
-        return f"results/{self.reuse.owner(run, stage).folder}/{stage}"
+        return f"results/{self.reuse.find_owner(run, stage).folder}/{stage}"
 
-    def captioner_folder(self, run: Run) -> str | None:
+    def find_captioner_folder(self, run: Run) -> str | None:
         """Return the folder of the trained stage that writes captions for a run.
 
         None if no model of this workflow writes them.
@@ -208,7 +208,7 @@ class Runs:
         if not run.captioner:
             return None
         captioner = self.get(run.captioner, run.seed)
-        return self.stage_folder(captioner, run.choose_training_stage(captioner))
+        return self.find_stage_folder(captioner, run.choose_training_stage(captioner))
 
     @property
     def datasets(self) -> dict[str, Dataset]:

@@ -51,12 +51,12 @@ class ChatRequests:
         """Send no more requests; pending ones are still answered."""
         self._stopped.set()
 
-    def counts(self) -> dict[str, int]:
+    def get_counts(self) -> dict[str, int]:
         """Return the requests, answers and tokens counted by this process."""
         with self._lock:
             return {"requests": self._sent, "answers": self._answers, "tokens": self._tokens}
 
-    def account(self) -> str:
+    def describe_spending(self) -> str:
         """Return the costs and kept answers, as the end of a sentence."""
         requests, tokens = self._sum_spent()
         spent = f"{requests} requests and {tokens} tokens so far, over all runs"

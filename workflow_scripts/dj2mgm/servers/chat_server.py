@@ -171,7 +171,7 @@ class ChatServer:
         self._deadlines.start(whole_s, head_s=self._timeout_s)
         try:
             with self._client.stream(method, path, **body) as response:
-                self._deadlines.head_has_come()
+                self._deadlines.mark_head_received()
                 if response.headers.get("Content-Encoding", "identity") != "identity":
                     raise RequestError("a compressed answer, although the request excludes it", again=False)
                 for part in response.iter_raw():

@@ -24,15 +24,15 @@ class Deadlines(threading.local):
         now = time.monotonic()
         self.whole, self.head, self.head_s = now + whole_s, now + whole_s, head_s
 
-    def sent(self) -> None:
+    def mark_sent(self) -> None:
         """Begin the wait for the answer's head."""
         if self.head_s is not None:
             self.head = time.monotonic() + self.head_s
 
-    def head_has_come(self) -> None:
+    def mark_head_received(self) -> None:
         self.head, self.head_s = float("inf"), None
 
-    def remaining(self, timeout: float | None, error: type[Exception]) -> float | None:
+    def compute_remaining(self, timeout: float | None, error: type[Exception]) -> float | None:
         """Return the seconds that the next operation may take; raise `error` if no seconds remain."""
         seconds = min(self.whole, self.head) - time.monotonic()
         if seconds <= 0:
@@ -59,7 +59,7 @@ class _Backend:
         self._backend, self._deadlines, self._core = backend, deadlines, core
 
     def connect_tcp(self, host, port, timeout=None, local_address=None, socket_options=None):
-        timeout = self._deadlines.remaining(timeout, self._core.ConnectTimeout)
+        timeout = self._deadlines.compute_remaining(timeout, self._core.ConnectTimeout)
         stream = self._backend.connect_tcp(host, port, timeout, local_address, socket_options)
         return _Stream(stream, self._deadlines, self._core)
 
@@ -69,17 +69,17 @@ class _Stream:
         self._stream, self._deadlines, self._core = stream, deadlines, core
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._stream.read(max_bytes, self._deadlines.remaining(timeout, self._core.ReadTimeout))
+        return self._stream.read(max_bytes, self._deadlines.compute_remaining(timeout, self._core.ReadTimeout))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._stream.write(buffer, self._deadlines.remaining(timeout, self._core.WriteTimeout))
-        self._deadlines.sent()
+        self._stream.write(buffer, self._deadlines.compute_remaining(timeout, self._core.WriteTimeout))
+        self._deadlines.mark_sent()
 
     def close(self) -> None:
         self._stream.close()
 
     def start_tls(self, ssl_context, server_hostname=None, timeout=None) -> "_Stream":
-        timeout = self._deadlines.remaining(timeout, self._core.ConnectTimeout)
+        timeout = self._deadlines.compute_remaining(timeout, self._core.ConnectTimeout)
         stream = self._stream.start_tls(ssl_context, server_hostname, timeout)
         return _Stream(stream, self._deadlines, self._core)
 

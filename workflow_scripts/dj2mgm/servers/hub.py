@@ -58,7 +58,7 @@ def limit_waiting() -> None:
         deadlines = keep_deadlines(client)
         head_s = HEAD_FACTOR * constants.HF_HUB_DOWNLOAD_TIMEOUT
         client.event_hooks["request"].append(lambda request: deadlines.start(float("inf"), head_s))
-        client.event_hooks["response"].append(lambda response: deadlines.head_has_come())
+        client.event_hooks["response"].append(lambda response: deadlines.mark_head_received())
         return client
 
     set_client_factory(make_client)

@@ -30,7 +30,7 @@ class Section(BaseModel):
         section_values = {key: value for section in sections for key, value in section if key in cls.model_fields}
         return cls.model_construct(**section_values | values)
 
-    def weight_settings(self) -> dict[str, Any]:
+    def select_weight_settings(self) -> dict[str, Any]:
         """Return the values that affect the trained weights."""
         fields = type(self).model_fields
         return {key: value for key, value in self if read_extra(fields[key], RETRAINS, True)}

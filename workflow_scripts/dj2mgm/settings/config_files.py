@@ -137,7 +137,7 @@ def convert_values(value: Any, schema: dict, unquoted: type = str) -> Any:
     Raises:
         InputError: names the key and its value.
     """
-    return _ScalarConverter(unquoted).value(value, schema, ())
+    return _ScalarConverter(unquoted).convert(value, schema, ())
 
 
 class _ScalarConverter:
@@ -146,7 +146,7 @@ class _ScalarConverter:
     def __init__(self, unquoted: type):
         self.unquoted, self.value_count = unquoted, 0
 
-    def value(self, value: Any, schema: dict, path: tuple[str, ...]) -> Any:
+    def convert(self, value: Any, schema: dict, path: tuple[str, ...]) -> Any:
         """Return a value with scalars of its schema's types; raise InputError for too many values or too deep ones."""
         self.value_count += 1
         if self.value_count > MAX_VALUES or len(path) > MAX_NESTING:
@@ -157,14 +157,16 @@ class _ScalarConverter:
             properties, other_schema = schema.get("properties", {}), schema.get("additionalProperties")
             other_schema = other_schema if isinstance(other_schema, dict) else {}
             return {
-                self.key(key, path): self.value(item, properties.get(key, other_schema), (*path, str(key)))
+                self.check_key(key, path): self.convert(item, properties.get(key, other_schema), (*path, str(key)))
                 for key, item in value.items()
             }
         if isinstance(value, list):
-            return [self.value(item, schema.get("items", {}), (*path, str(index))) for index, item in enumerate(value)]
+            return [
+                self.convert(item, schema.get("items", {}), (*path, str(index))) for index, item in enumerate(value)
+            ]
         return _convert_scalar(value, schema, path, self.unquoted)
 
-    def key(self, key: Any, path: tuple[str, ...]) -> str:
+    def check_key(self, key: Any, path: tuple[str, ...]) -> str:
         if not isinstance(key, str):
             raise InputError(f"{_format_path(path)}the key {key!r} must be a string; put it in quotes")
         return str(_check_text(key, path))
@@ -286,7 +288,7 @@ def read_config_text(path: Path) -> str:
 @lru_cache(maxsize=64)  # experiments and variants read the same few files; the result is never changed
 def _parse_yaml(text: str) -> Any:
     node = _Loader(text).get_single_node()
-    tree = {} if node is None else _TreeBuilder().value(node)
+    tree = {} if node is None else _TreeBuilder().build(node)
     return {} if tree is None else tree
 
 
@@ -297,14 +299,14 @@ class _TreeBuilder:
         self.values_by_node: dict[int, Any] = {}  # by a node's identity; aliases of a node share one object
         self.merged_keys = 0  # keys that `<<` has copied
 
-    def value(self, node: yaml.Node) -> Any:
+    def build(self, node: yaml.Node) -> Any:
         if isinstance(node, yaml.ScalarNode):
             return _read_leaf(node)
         if id(node) not in self.values_by_node:
             self.values_by_node[id(node)] = None  # until the node is complete
             is_mapping = isinstance(node, yaml.MappingNode)
             self.values_by_node[id(node)] = (
-                self._build_mapping(node) if is_mapping else [self.value(item) for item in node.value]
+                self._build_mapping(node) if is_mapping else [self.build(item) for item in node.value]
             )
         elif self.values_by_node[id(node)] is None:
             raise _make_error(node, "an anchor holds an alias of itself")
@@ -318,12 +320,12 @@ class _TreeBuilder:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise _make_error(key_node, "a key must be a string")
             if key_node.value == "<<" and key_node.style is None:  # YAML allows several `<<` in a mapping
-                value = self.value(value_node)
+                value = self.build(value_node)
                 mappings += value if isinstance(value, list) else [value]
             elif key_node.value in own_values:
                 raise _make_error(key_node, f"the key {quote_value(key_node.value)} {TWICE}; keep one")
             else:
-                own_values[key_node.value] = self.value(value_node)
+                own_values[key_node.value] = self.build(value_node)
         merged: dict[str, Any] = {}
         for mapping in mappings:
             if not isinstance(mapping, dict):

@@ -174,7 +174,7 @@ class MgmModel(MgmParts, ModelFile):
     def trained_parts(self) -> "MgmModel | None":
         return self if self.trained_by_workflow else None
 
-    def assembly(self) -> MgmAssembly:
+    def build_assembly_settings(self) -> MgmAssembly:
         """Return the settings of the stage that makes the whole model."""
         return MgmAssembly.from_sections(self)
 
@@ -258,7 +258,7 @@ class TinyModel(VlmModel):
         """Folder of the vision tower."""
         return self._trained_parts.vision_tower
 
-    def assembly(self) -> TinyAssembly:
+    def build_assembly_settings(self) -> TinyAssembly:
         """Return the settings of the stage that makes the whole model."""
         return TinyAssembly.from_sections(self, language_model=self.language_model, vision_tower=self.vision_tower)
 

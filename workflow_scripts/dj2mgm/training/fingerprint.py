@@ -18,7 +18,7 @@ def compute_fingerprint(settings: TrainingSettings, digest: str) -> str:
     It is equal for two runs that give the same weights except for rounding. Settings without effect on the weights are
     left out.
     """
-    return f"{digest}:{settings.weight_settings()!r}"
+    return f"{digest}:{settings.select_weight_settings()!r}"
 
 
 def compute_input_digest(inputs: dict[str, Path]) -> str:

@@ -125,7 +125,7 @@ def choose_plan(
     earlier = None if plan_file is None else _read_plan_file(plan_file)
     if earlier and earlier["request"] == request:
         kept_settings = _apply(KeptPlan(**earlier["plan"]), settings)
-        if not predict(workload, plan_from_settings(kept_settings, workload), machine).shortage(machine):
+        if not predict(workload, plan_from_settings(kept_settings, workload), machine).describe_shortage(machine):
             _note_plan(
                 f"auto: micro batch {kept_settings.micro_batch_size} and the other settings as this stage chose before"
             )
@@ -253,7 +253,7 @@ def require_memory(settings: TrainingSettings, workload: Workload, machine: Mach
     prediction = predict(workload, plan_from_settings(settings, workload), machine)
     if machine.host_gib is None or (machine.gpus and machine.gpu_gib is None):
         _note_plan("memory plan: the free memory of this machine cannot be read; training goes on without the check")
-    if shortage := prediction.shortage(machine):
+    if shortage := prediction.describe_shortage(machine):
         if settings.check_memory:
             raise InputError(
                 f"this stage does not fit: {shortage}. `python workflow_scripts/plan_memory.py --help` shows how to "

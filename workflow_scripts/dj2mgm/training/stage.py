@@ -226,7 +226,7 @@ class StageRun:
 
     def print_notes(self, data: StageData, checkpoint_note: str, attention_note: str | None) -> None:
         """Print notes about the choices of the stage and about its data."""
-        truncation = data.dataset.truncation_note()
+        truncation = data.dataset.describe_truncation()
         steps = describe_steps(self.output_dir.name, self.requested, len(data.dataset))
         slow = SLOW_FP8 if self.requested.precision == "fp8" and data.family.has_stock_class else None
         for sentence in filter(None, (checkpoint_note, attention_note, truncation, steps, slow)):
@@ -295,7 +295,7 @@ class StageRun:
         labels = {**self.requested.labels, "stage": self.output_dir.name} | row_counts
         trackers = Trackers(self.requested.trackers, labels, self.checkpoints, resumed)
         trainer.args.project, trainer.args.run_name = PROJECT_NAME, trackers.run_name
-        for callback in trackers.callbacks():
+        for callback in trackers.make_callbacks():
             trainer.add_callback(callback)
 
     def save_checked(self, model: StageModel, folder: Path, steps: int) -> None:
@@ -345,7 +345,7 @@ class StageRun:
             # fewer than `steps` if `min_steps` adds epochs
             "planned_steps": count_steps(self.requested, len(data.dataset)),
             "without_answer": data.dataset.answers.count(0),  # the answer lies beyond max_length
-            "samples": trainer.batches.samples_in(trainer.state.global_step),
+            "samples": trainer.batches.count_samples(trainer.state.global_step),
             "trained_parameters": sum(shape.numel() for shape in model.shapes.values()),
             "resumed_from": checkpoint.name if checkpoint else None,
             "memory": memory_limits,

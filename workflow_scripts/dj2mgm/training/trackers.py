@@ -70,7 +70,7 @@ class Trackers:
         parts = (str(labels[key]) for key in ("experiment", "seed", "stage") if key in labels)
         self.run_name = f"{'-'.join(parts)}-{self.state['id']}"
 
-    def callbacks(self) -> list[TrainerCallback]:
+    def make_callbacks(self) -> list[TrainerCallback]:
         """Return callbacks, after setting the trackers' environment variables that are not set yet."""
         if self.names:
             write_json(self.file, self.state)

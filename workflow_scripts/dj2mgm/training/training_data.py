@@ -63,7 +63,7 @@ class StepBatches(Sampler[list[int | None]]):
         """Return the steps of an epoch, the unit in which the trainer counts."""
         return -(-len(self.widths) // self.global_batch)
 
-    def samples_in(self, steps: int) -> int:
+    def count_samples(self, steps: int) -> int:
         """Return the samples of a training's first `steps` steps; a row counts once for each epoch."""
         epochs, steps = divmod(steps, len(self))
         return epochs * len(self.widths) + min(steps * self.global_batch, len(self.widths))
@@ -191,7 +191,7 @@ class ConversationDataset(Dataset):
             )
         return most_tokens
 
-    def truncation_note(self) -> str | None:
+    def describe_truncation(self) -> str | None:
         """Return a note about conversations that the encoder truncates; None if there are none."""
         max_length = self.encoder.max_length
         whole = sum(length < max_length for length in self.lengths)

@@ -126,29 +126,29 @@ def moved(captioner: dict, folder: Path) -> dict:
 def test_a_fingerprint_depends_on_contents_and_not_on_paths(kind, request, tmp_path):
     captioner = request.getfixturevalue(kind)
     copy = moved(captioner, tmp_path)
-    original = Captioner(captioner, 0).fingerprint()
-    assert Captioner(copy, 0).fingerprint() == original
+    original = Captioner(captioner, 0).compute_fingerprint()
+    assert Captioner(copy, 0).compute_fingerprint() == original
     [(name, arguments)] = copy.items()
     (tmp_path / next(iter(arguments)) / "notes.md").write_text("not the model's")
-    assert Captioner(copy, 0).fingerprint() == original
+    assert Captioner(copy, 0).compute_fingerprint() == original
     default = {"mgm": {"question": ""}, "blip2": {"caption_num": 1.0}}[kind]
-    assert Captioner({name: default | arguments}, 0).fingerprint() == original
-    assert (Captioner(copy, 1).fingerprint() == original) == (kind == "mgm"), "beam search draws nothing"
-    assert Captioner({name: arguments | {"batch_size": 2}}, 0).fingerprint() != original
+    assert Captioner({name: default | arguments}, 0).compute_fingerprint() == original
+    assert (Captioner(copy, 1).compute_fingerprint() == original) == (kind == "mgm"), "beam search draws nothing"
+    assert Captioner({name: arguments | {"batch_size": 2}}, 0).compute_fingerprint() != original
     weights = next(tmp_path.rglob("projector.safetensors" if kind == "mgm" else "model.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-1] + b"\xff")
-    assert Captioner(copy, 0).fingerprint() != original
+    assert Captioner(copy, 0).compute_fingerprint() != original
 
 
 def test_training_records_are_not_in_the_fingerprint(mgm, tmp_path):
     copy = moved(mgm, tmp_path)
-    before = Captioner(copy, 0).fingerprint()
+    before = Captioner(copy, 0).compute_fingerprint()
     (tmp_path / "stage/metrics.json").write_text("{}")
     (tmp_path / "stage/checkpoints").mkdir()
-    assert Captioner(copy, 0).fingerprint() == before
+    assert Captioner(copy, 0).compute_fingerprint() == before
     (tmp_path / "stage/adapter").mkdir()
     (tmp_path / "stage/adapter/adapter_model.safetensors").write_bytes(b"0")
-    assert Captioner(copy, 0).fingerprint() != before
+    assert Captioner(copy, 0).compute_fingerprint() != before
 
 
 def test_writers_share_captions_and_write_their_own_files(tmp_path):

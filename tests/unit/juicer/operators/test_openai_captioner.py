@@ -607,7 +607,7 @@ def test_only_relevant_arguments_change_the_fingerprint(tmp_path):
     base = {"base_url": "http://h/v1", "model": "m"}
 
     def fingerprint(seed: int = 0, **arguments) -> str:
-        return Captioner({"openai_captioning_mapper": base | arguments}, seed).fingerprint()
+        return Captioner({"openai_captioning_mapper": base | arguments}, seed).compute_fingerprint()
 
     first = fingerprint()
     same = {"concurrency": 1, "timeout_s": 1.0, "retries": 0, "max_requests": 9, "max_total_tokens": 9}
@@ -632,7 +632,7 @@ def test_only_relevant_arguments_change_the_fingerprint(tmp_path):
 def test_equivalent_arguments_have_one_fingerprint(written):
     base = {"base_url": "http://h/v1", "model": "m"}
     first, same = (Captioner({"openai_captioning_mapper": base | arguments}, 0) for arguments in ({}, written))
-    assert first.fingerprint() == same.fingerprint() and same.operator.base_url == "http://h/v1"
+    assert first.compute_fingerprint() == same.compute_fingerprint() and same.operator.base_url == "http://h/v1"
 
 
 def test_the_captioner_cannot_be_a_separate_step():

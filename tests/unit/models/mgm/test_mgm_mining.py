@@ -157,7 +157,7 @@ def model():
 def test_stages_equal_transformers_convnext(model):
     images = pixels(2, dtype=torch.float64)
     with torch.inference_mode():
-        ours = model.stage_features(images)
+        ours = model.compute_stage_features(images)
         # transformers' own list; the first entry is the embedding
         stages = model.vision_tower_aux(images, output_hidden_states=True).hidden_states[1:]
     assert [stage.shape[1] for stage in ours] == [8, 12, 16, 24]
@@ -171,7 +171,7 @@ def test_clip_encodes_the_small_image_per_patch(model):
     flat = torch.full((1, 3, IMAGE_SIDE, IMAGE_SIDE), 0.7, dtype=torch.float64)
     small = torch.full((1, 3, 8 * PATCHES, 8 * PATCHES), 0.7, dtype=torch.float64)
     with torch.inference_mode():
-        features = model.clip_features(flat)
+        features = model.compute_clip_features(flat)
         layers = model.vision_tower(small, output_hidden_states=True).hidden_states
     assert features.shape == (1, PATCHES**2, 24)
     torch.testing.assert_close(features, layers[len(layers) - 2][:, 1:], rtol=1e-5, atol=1e-6)
@@ -182,8 +182,8 @@ def test_images_are_scaled_down_in_float32():
     low = torch.nn.functional.interpolate(images, size=8 * PATCHES, mode="bilinear", align_corners=False)
     with torch.inference_mode():
         layers = model.vision_tower(low.bfloat16(), output_hidden_states=True).hidden_states
-        assert torch.equal(model.clip_features(images), layers[-2][:, 1:])
-        assert not torch.equal(model.clip_features(images.bfloat16()), layers[-2][:, 1:])
+        assert torch.equal(model.compute_clip_features(images), layers[-2][:, 1:])
+        assert not torch.equal(model.compute_clip_features(images.bfloat16()), layers[-2][:, 1:])
         assert model.get_image_features(images).dtype == torch.bfloat16
 
 
@@ -191,7 +191,7 @@ def test_visual_tokens_are_projected_sums_of_features(model):
     images = pixels(2, dtype=torch.float64)
     with torch.inference_mode():
         tokens = model.get_image_features(images)
-        patches, stages = model.clip_features(images), model.stage_features(images)
+        patches, stages = model.compute_clip_features(images), model.compute_stage_features(images)
         first, _, second = model.projector
         inner = (patches + mined_one_by_one(model.patch_info_mining, patches, stages)) @ first.weight.T + first.bias
         gelu = inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2)))
@@ -204,7 +204,7 @@ def test_fine_details_change_the_visual_tokens(model):
     index = torch.arange(IMAGE_SIDE)
     checkers = flat + ((index[:, None] + index) % 2 * 2 - 1)
     with torch.inference_mode():
-        torch.testing.assert_close(model.clip_features(checkers), model.clip_features(flat))
+        torch.testing.assert_close(model.compute_clip_features(checkers), model.compute_clip_features(flat))
         assert (model.get_image_features(checkers) - model.get_image_features(flat)).abs().max() > 1e-3
 
 

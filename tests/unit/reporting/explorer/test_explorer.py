@@ -312,7 +312,7 @@ def test_requests_for_rows_and_searches_are_answered(server):
 def test_a_name_that_needs_quoting_in_urls_is_served(results, name):
     server = Server(Explorer([Results(name, results.tables[:1])], {}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    page = server.address(locate_explorer_page(name)).removeprefix(
+    page = server.build_address(locate_explorer_page(name)).removeprefix(
         f"http://127.0.0.1:{server.server_port}/{server.token}/"
     )
     assert page.isascii() and request_page(server, page)[0] == 200

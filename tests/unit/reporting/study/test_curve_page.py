@@ -37,7 +37,7 @@ def test_all_rows_and_each_source_have_a_curve(tmp_path):
     ]
     assert rows["a"][3].startswith("800 more: 0.0 points (")
     law = LearningCurve([800 * part for part in FRACTIONS], [0.9 - 0.1 * part**-0.5 for part in FRACTIONS])
-    expected = 100 * law.gain_at(1600).median
+    expected = 100 * law.predict_gain(1600).median
     assert rows["b"][3].startswith(f"800 more: +{expected:.1f} points (") and expected == pytest.approx(2.9, abs=0.1)
     assert rows["all"][3].startswith(f"{format_integer(1000)} more: +")
     assert all(float(rows[name][2].split(" to ")[1].split()[0]) <= 100 for name in rows), "no score is above 100 %"

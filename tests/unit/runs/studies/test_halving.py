@@ -51,7 +51,7 @@ class Simulation:
             if (record := plan_next(self.history)) is None:
                 return self.history
             if record.step == "explore":
-                number = sum(len(record.trials) for record, _ in self.history.batches_in_step("explore"))
+                number = sum(len(record.trials) for record, _ in self.history.iterate_batches("explore"))
                 trials = [TrialRecord(name=f"t{number + n}", changes={"x": n}) for n in range(len(record.trials))]
                 record = record.model_copy(update={"trials": trials})
             finished_batches.append((record, self.measure(record)))
@@ -112,8 +112,8 @@ def planned_looks(most: int) -> list:
 def kinds(history: SearchHistory) -> dict[str, str]:
     """Return the last verdict on the winner by the experiment of comparison."""
     winner = history.finalists[0]
-    sides = dict.fromkeys(other for record, _ in history.batches_in_step("confirm") for other in record.against)
-    return {other: looks[-1].kind for other in sides if (looks := history.looks(winner, other))}
+    sides = dict.fromkeys(other for record, _ in history.iterate_batches("confirm") for other in record.against)
+    return {other: looks[-1].kind for other in sides if (looks := history.collect_looks(winner, other))}
 
 
 RUNGS = st.sampled_from([[1.0], [0.5, 1.0], [0.125, 0.5, 1.0], [0.1, 0.3, 0.9, 1.0]])
@@ -141,10 +141,10 @@ def test_a_search_keeps_its_budget_and_repeats_no_training(design, number, seeds
     assert cost == pytest.approx(history.trainings), "each run counts once"
     chosen = list_choosing_seeds(design, list(seeds))
     assert not {*chosen} & {*list_confirming_seeds(design, list(seeds), design.confirm_seeds)}
-    for record, _ in history.batches_in_step("confirm"):
+    for record, _ in history.iterate_batches("confirm"):
         assert not {*record.scored_seeds} & {*chosen}, "seeds that chose nothing"
     for rung in range(1, len(design.rungs)):
-        before, own = history.scores(rung - 1), history.scores(rung)
+        before, own = history.collect_scores(rung - 1), history.collect_scores(rung)
         assert own.keys() <= before.keys()
         if not fails and own:
             left_out = [before[name] for name in before if name not in own]
@@ -156,7 +156,7 @@ def test_a_search_keeps_its_budget_and_repeats_no_training(design, number, seeds
 def test_a_budget_that_covers_one_variant_reaches_every_step(design, number):
     assume(design.gpu_hours is None and compute_smallest_budget(design, 1) <= design.trainings)
     history = Simulation(design, number).finish()
-    sizes = [len(history.scores(rung)) for rung in range(len(design.rungs))]
+    sizes = [len(history.collect_scores(rung)) for rung in range(len(design.rungs))]
     assert sizes == compute_rung_sizes(design, sizes[0]) and sizes[0] >= 1
     if design.finalists:
         assert kinds(history).keys() >= {"base"}
@@ -182,11 +182,11 @@ def test_the_number_of_trials_follows_from_the_budget():
         trainings=22, batch=4, rungs=[0.125, 0.5, 1.0], keep=0.25, finalists=2, finalist_seeds=3, confirm_seeds=3
     )
     history = Simulation(design, 1).finish()
-    assert [len(history.scores(rung)) for rung in range(3)] == [16, 4, 2]
+    assert [len(history.collect_scores(rung)) for rung in range(3)] == [16, 4, 2]
     assert [record.step for record, _ in history.finished_batches][:7] == ["explore"] * 4 + ["promote"] * 2 + ["finals"]
     assert {record.step for record, _ in history.finished_batches[7:]} == {"confirm"}
     fewer = Simulation(design.model_copy(update={"trainings": 21}), 1).finish()
-    assert len(fewer.scores(0)) < 16
+    assert len(fewer.collect_scores(0)) < 16
 
 
 def test_measured_prices_of_short_runs_limit_hours():
@@ -199,16 +199,16 @@ def test_measured_prices_of_short_runs_limit_hours():
         seconds=len(record.runs) * (0.5 if record.fraction < 1 else 1.0),
     )
     history = simulation.finish()
-    assert len(history.scores(0)) == 6 and len(history.scores(1)) == 3 and history.seconds == 6.0
+    assert len(history.collect_scores(0)) == 6 and len(history.collect_scores(1)) == 3 and history.seconds == 6.0
 
 
 def test_only_training_is_cheaper_on_fewer_rows():
     """Complete runs of two seeds take 100 s, 40 s of them without training, so an eighth takes 20 + 30 / 8 s."""
     first = BatchResult(scores={"base": 0.0}, runs=2, seconds=100.0, fixed_seconds=40.0)
     history = SearchHistory(SearchDesign(), search_settings(Path(), "sqlite://", seeds=[0, 1]), first, [])
-    assert history.expected_seconds(1) == 50 and history.expected_seconds(0.125) == 20 + 30 / 8
+    assert history.estimate_seconds(1) == 50 and history.estimate_seconds(0.125) == 20 + 30 / 8
     assert (
-        SearchHistory(SearchDesign(), history.search, first.model_copy(update={"seconds": None}), []).expected_seconds(
+        SearchHistory(SearchDesign(), history.search, first.model_copy(update={"seconds": None}), []).estimate_seconds(
             0.5
         )
         is None
@@ -225,7 +225,7 @@ def test_identical_candidates_are_rarely_judged_better(searches):
     verdicts = []
     for number in range(searches):
         history = Simulation(DESIGN, number).finish()
-        assert len(history.scores(0)) >= 20
+        assert len(history.collect_scores(0)) >= 20
         verdicts.append(kinds(history))
     assert sum(verdict["base"] == "better" for verdict in verdicts) / searches <= 0.05
     assert sum({*verdict.values()} == {"better"} for verdict in verdicts) / searches <= 0.01, "than all others at once"

@@ -36,7 +36,7 @@ def write(tmp_path, monkeypatch):
 
 def owners(runs: Runs, name: str) -> dict[str, str]:
     run = runs.by_folder(name)
-    return {stage: runs.reuse.owner(run, stage).experiment for stage in run.settings}
+    return {stage: runs.reuse.find_owner(run, stage).experiment for stage in run.settings}
 
 
 def grid(**space) -> dict:
@@ -311,7 +311,7 @@ def test_a_search_trains_short_runs_and_a_random_subset(write):
 def test_a_search_does_not_continue_without_its_experiment(write):
     write("studies/mine", design={"kind": "search", "space": {"finetune.lora.r": "auto"}})
     runs = Runs({})
-    log = Path(runs.stage_folder(runs.first_seed("baseline"), "finetune"), "finetune.log")
+    log = Path(runs.find_stage_folder(runs.first_seed("baseline"), "finetune"), "finetune.log")
     log.parent.mkdir(parents=True)
     log.write_text("training diverged by step 3", encoding="utf-8")
     assert has_diverged(runs, "baseline")
@@ -518,7 +518,7 @@ def run_as_snakemake(runs: Runs, *names: str) -> dict[tuple[str, str], str]:
     for name in names:
         run = runs.by_folder(name)
         Path("results", name).mkdir(parents=True, exist_ok=True)
-        owner_folders |= {(name, stage): runs.reuse.owner(run, stage).folder for stage in run.settings}
+        owner_folders |= {(name, stage): runs.reuse.find_owner(run, stage).folder for stage in run.settings}
     for (_, stage), folder in owner_folders.items():
         write_yaml(Path("results", folder, stage, "config.yaml"), runs.by_folder(folder).settings[stage].file_content())
     return owner_folders

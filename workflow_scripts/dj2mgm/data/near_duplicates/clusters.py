@@ -36,7 +36,7 @@ class NearDuplicates:
     copy_of: np.ndarray  # (N,) int32, position of the kept row that a row duplicates; -1 for a kept row
     distance: np.ndarray  # (N,) float32, distance between the two
 
-    def sizes(self) -> dict[str, int]:
+    def count_clusters(self) -> dict[str, int]:
         """Return the number of clusters by size; a kept row counts."""
         _, copies = np.unique(self.copy_of[self.copy_of >= 0], return_counts=True)
         sizes, clusters = np.unique(copies + 1, return_counts=True)

@@ -1,7 +1,7 @@
 """Search for images that are near-duplicates of the images of another set, such as a benchmark.
 
 references = ReferenceImages(benchmark_images, processes=2)
-for image, reference, bits in references.matches(training_images, processes=2):
+for image, reference, bits in references.find_matches(training_images, processes=2):
     print(f"{image} is a near-duplicate of {reference}: {bits} of 256 bits differ")
 """
 
@@ -33,7 +33,7 @@ class ReferenceImages:
         self.paths = list(paths)
         self.signatures = _compute_signatures(self.paths, processes)
 
-    def matches(
+    def find_matches(
         self,
         images: Iterable[str | Path],
         processes: int = 1,

@@ -47,7 +47,7 @@ class VectorIndex:
             for start in range(0, count, VECTORS_AT_ONCE):
                 self.index.add(_to_floats(vectors[start : start + VECTORS_AT_ONCE]))
 
-    def near(self, queries: np.ndarray, distance: float) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def find_near(self, queries: np.ndarray, distance: float) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield indices of queries and of vectors within the distance of each other, in batches."""
         for start in range(0, len(queries), VECTORS_AT_ONCE):
             ends, _, vector_indices = self.index.range_search(

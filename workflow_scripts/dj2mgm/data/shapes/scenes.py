@@ -38,9 +38,11 @@ class SceneObject:
     radius: float  # px
     tilt: float  # radians
 
+    @property
     def name(self) -> str:
         return f"{self.color} {self.shape}"
 
+    @property
     def attributes(self) -> dict[str, str]:
         return {"color": self.color, "shape": self.shape, "position": self.position}
 
@@ -104,7 +106,7 @@ def describe_scene(scene: Scene) -> str:
 
     "a red circle at the top left, a blue square at the top right and a pink star at the bottom right"
     """
-    parts = [f"a {item.name()} at the {item.position}".replace("a orange", "an orange") for item in scene.objects]
+    parts = [f"a {item.name} at the {item.position}".replace("a orange", "an orange") for item in scene.objects]
     return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
 
 
@@ -116,7 +118,7 @@ def draw_question(scene: Scene, kind: str, rng: random.Random) -> tuple[str, str
     if kind == "shape":
         return f"What shape is the {item.color} object?", item.shape
     if kind == "position":
-        return f"Where is the {item.name()}?", item.position
+        return f"Where is the {item.name}?", item.position
     if kind == "count":
         return "How many objects are there?", COUNT_WORDS[len(scene.objects)]
     if kind == "yes_no":
@@ -130,7 +132,7 @@ QUESTION_TYPES = ("color", "shape", "count", "position", "yes_no")
 def _ask_yes_no(scene: Scene, item: SceneObject, rng: random.Random) -> tuple[str, str]:
     """Return a yes/no question; with probability 0.5 it names a pair that is not in the scene."""
     if rng.random() < 0.5:
-        return f"Is there a {item.name()}?".replace("a orange", "an orange"), "yes"
+        return f"Is there a {item.name}?".replace("a orange", "an orange"), "yes"
     present = {(o.color, o.shape) for o in scene.objects}
     absent = [(c, s) for c in COLORS for s in SHAPES if (c, s) not in present]
     color, shape = rng.choice(absent)

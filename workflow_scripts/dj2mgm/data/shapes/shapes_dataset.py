@@ -35,10 +35,10 @@ def encode_png(image: Image.Image) -> bytes:
 
 def draw_mismatched_caption(scene: Scene, rng: random.Random) -> str:
     """Return the caption of another scene, which is not true of this scene or of some of its objects."""
-    attributes = [item.attributes() for item in scene.objects]
+    attributes = [item.attributes for item in scene.objects]
     while True:
         other = draw_scene(rng)
-        if not all(item.attributes() in attributes for item in other.objects):
+        if not all(item.attributes in attributes for item in other.objects):
             return describe_scene(other)
 
 
@@ -209,7 +209,7 @@ def _write_evaluation(spec: ShapesDataset, folder: Path) -> Iterator[dict]:
             "id": identifier,
             "image": path,
             "captions": [describe_scene(scene)],
-            "objects": [item.attributes() for item in scene.objects],
+            "objects": [item.attributes for item in scene.objects],
             "questions": questions,
         }
 

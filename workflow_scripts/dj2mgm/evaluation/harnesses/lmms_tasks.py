@@ -84,7 +84,7 @@ class LmmsTask:
             "until": [until] if isinstance(until, str) else list(until),
         }
 
-    def questions(self) -> Iterator[tuple[str, Image.Image]]:
+    def iterate_questions(self) -> Iterator[tuple[str, Image.Image]]:
         """Yield prompt and image of each question, in the order of the data."""
         for number, doc in enumerate(self.task.task_docs):
             visuals = self.task.doc_to_visual(doc) or []
@@ -102,7 +102,7 @@ class LmmsTask:
                 )
             yield prompt, visuals[0]
 
-    def values(self, predictions: list[str]) -> dict[str, Values]:
+    def compute_values(self, predictions: list[str]) -> dict[str, Values]:
         """Return the metrics' results for one answer to each question, without metrics that only write a file."""
         from lmms_eval.api.instance import Instance
 
@@ -130,7 +130,7 @@ class LmmsTask:
 
     def check_metrics(self, images: Sequence[str]) -> None:
         """Check that all metrics can be computed without the questions of one of `images`, which intervals require."""
-        for name, values in self.values([""] * len(images)).items():
+        for name, values in self.compute_values([""] * len(images)).items():
             value_images = [images[question] for question in values.questions]
             rest = [item for item, image in zip(values.items, value_images, strict=True) if image != value_images[0]]
             try:

@@ -15,7 +15,7 @@ Sums = dict[str, list[float]]  # by unit: sum and number of its values
 
 
 def score_answers(task: LmmsTask, rows: Rows) -> Iterator[dict]:
-    """Yield the rows of scores.jsonl from answers.jsonl, as `groups.score_rows`, with metrics named <task>/<metric>."""
+    """Yield the rows of scores.jsonl from answers.jsonl; a metric is named <task>/<metric>."""
     groups: dict[tuple[str, str], Rows] = {}
     for row in rows:
         groups.setdefault((row["model"], row["images"]), []).append(row)
@@ -23,7 +23,7 @@ def score_answers(task: LmmsTask, rows: Rows) -> Iterator[dict]:
         answers.sort(key=lambda row: int(row["id"]))
         image_ids = [row["image"] for row in answers]
         by_unit: dict[str, dict[str, list[float]]] = {}
-        for metric, values in task.values([row["prediction"] for row in answers]).items():
+        for metric, values in task.compute_values([row["prediction"] for row in answers]).items():
             for unit, sums in _sum_values(values, image_ids, task.is_mean(metric)).items():
                 by_unit.setdefault(unit, {})[f"{task.name}/{metric}"] = sums
         for unit in sorted(by_unit):

@@ -125,7 +125,7 @@ class NgramBalanceFilter(SelectionFilter):
                 limits.append(min(self.draw(row, gram) * counts[gram] for gram in grams))
         values = np.array(limits)
         is_kept = np.zeros(len(values), dtype=bool)
-        is_kept[np.argsort(values, kind="stable")[: self.rows_to_keep(len(values))]] = True
+        is_kept[np.argsort(values, kind="stable")[: self.count_rows_to_keep(len(values))]] = True
         self.report = {"limit": round(float(values[is_kept].max(initial=0.0)), 3)}
         return Selection(is_kept, {STAT: values})
 

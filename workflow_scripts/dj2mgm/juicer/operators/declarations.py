@@ -66,7 +66,7 @@ class Declarations(ABC):
                 )
 
     @staticmethod
-    def model_files(arguments: dict) -> list[Path] | None:
+    def list_model_files(arguments: dict) -> list[Path] | None:
         """Return the model files that results depend on; None stands for all folders that `arguments` name."""
         return None
 
@@ -183,7 +183,7 @@ def find_model_files(value: object) -> list[Path]:
         return []
     if len(value) == 1:
         [(name, arguments)] = value.items()
-        files = get_declarations(OPERATORS.modules.get(name)).model_files(arguments or {})
+        files = get_declarations(OPERATORS.modules.get(name)).list_model_files(arguments or {})
         if files is not None:
             return files
         if name in OPERATORS.modules:

@@ -277,7 +277,7 @@ class ImageEmbeddingDeduplicator(NearDeduplicator):
         vectors = signatures.view(np.float16)
         reach = (2 - 2 * self.min_similarity) ** 0.5 + DISTANCE_TOLERANCE
         index = VectorIndex(vectors, folder)
-        return lambda positions: index.near(vectors[positions], reach)
+        return lambda positions: index.find_near(vectors[positions], reach)
 
     def compute_distances(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """Return 1 − cosine, or infinity below `min_similarity`."""

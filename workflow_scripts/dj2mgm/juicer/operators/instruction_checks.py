@@ -113,9 +113,11 @@ class AnswerCheck(Declarations, Filter, interface=True):
         self.template = template
         self.new_only = new_only
 
-    model_files = staticmethod(MGMCaptioningMapper.model_files)
+    list_model_files = staticmethod(MGMCaptioningMapper.list_model_files)
 
-    def log_likelihoods(self, questions: Sequence[tuple[object, str, str]], rank: int | None) -> list[float | None]:
+    def compute_log_likelihoods(
+        self, questions: Sequence[tuple[object, str, str]], rank: int | None
+    ) -> list[float | None]:
         """Return the log-likelihood in nats of each answer. `questions` are (image, question, answer).
 
         It is None if the question or the answer has a control token.
@@ -189,7 +191,7 @@ class BlindAnswerFilter(AnswerCheck):
     def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
         unmeasured, gray = self.find_unmeasured_rows(samples), BytesIO()
         Image.new("RGB", (SIDE, SIDE), GRAY).save(gray, "PNG")
-        log_likelihoods = self.log_likelihoods(
+        log_likelihoods = self.compute_log_likelihoods(
             [(gray, question, answer) for _, question, answer in unmeasured.values()], rank
         )
         probabilities = {
@@ -257,7 +259,7 @@ class RoundTripFilter(AnswerCheck):
             for image, question, answer in unmeasured.values()
             for spelling in YES_NO_SPELLINGS
         ]
-        parts = split_into_parts(self.log_likelihoods(questions, rank), len(YES_NO_SPELLINGS))
+        parts = split_into_parts(self.compute_log_likelihoods(questions, rank), len(YES_NO_SPELLINGS))
         agreement = {}
         for row, values in zip(unmeasured, parts, strict=True):
             if None not in values:
@@ -273,7 +275,7 @@ class RoundTripFilter(AnswerCheck):
             for other in (rule.apply(question, answer) for rule in self._rules)
             if other
         ]
-        log_likelihoods = self.log_likelihoods(
+        log_likelihoods = self.compute_log_likelihoods(
             [(image, other.question, other.answer) for _, image, other in checks], rank
         )
         agreement: dict[int, float] = {}
@@ -314,5 +316,5 @@ class YesNoBalanceFilter(BalanceFilter):
         self._rows_per_answer = min(counts.values()) if len(counts) > 1 else counts.total()
         return groups
 
-    def rows_to_keep(self, rows: int) -> int:
+    def count_rows_to_keep(self, rows: int) -> int:
         return min(rows, 2 * self._rows_per_answer)

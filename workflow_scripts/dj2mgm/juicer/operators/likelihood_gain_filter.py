@@ -110,7 +110,7 @@ class LikelihoodGainFilter(ShareFilter):
         self.images_at_once = batch_size
         self.model_key = make_model_key(base_model, stage)
 
-    model_files = staticmethod(MGMCaptioningMapper.model_files)
+    list_model_files = staticmethod(MGMCaptioningMapper.list_model_files)
 
     def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
         """Score the rows that have no gain yet, in parts; each image is encoded once for all its rows."""

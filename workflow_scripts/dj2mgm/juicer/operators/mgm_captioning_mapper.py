@@ -92,7 +92,7 @@ class MGMCaptioningMapper(Declarations, Mapper):
         self.model_key = make_model_key(base_model, stage)
 
     @staticmethod
-    def model_files(arguments: dict) -> list[Path]:
+    def list_model_files(arguments: dict) -> list[Path]:
         """Return the files that the captions depend on; a stage's folder also has records and checkpoints."""
         base, stage = (Path(arguments.get(name, "")) for name in ("base_model", "stage"))
         trained = (stage / f"{name}.safetensors" for name in ("projector", "language_model"))

@@ -107,7 +107,7 @@ class OpenAICaptioningMapper(ServerCaptioner):
         return self.__dict__ | {"_requests": None}
 
     @staticmethod
-    def model_files(arguments: dict) -> list:
+    def list_model_files(arguments: dict) -> list:
         """Return no files: `model` is a name, even if there is a folder of that name."""
         return []
 
@@ -134,7 +134,7 @@ class OpenAICaptioningMapper(ServerCaptioner):
             InputError: the server no longer answers, or a budget is used up. Pending answers are kept first.
             Exception: any exception of `keep`. The other pending answers are passed to it first.
         """
-        requests, counts_before = self._requests, self._requests.counts()
+        requests, counts_before = self._requests, self._requests.get_counts()
         failure: Exception | None = None
         cores = len(os.sched_getaffinity(0))  # limits the decoded images in memory
         with ThreadPoolExecutor(cores) as encoders, ThreadPoolExecutor(self.concurrency) as threads:
@@ -152,11 +152,11 @@ class OpenAICaptioningMapper(ServerCaptioner):
                 if any(not future.done() for future in indices):
                     requests.stop()
         if isinstance(failure, InputError):
-            raise InputError(f"{failure} ({requests.account()})")
+            raise InputError(f"{failure} ({requests.describe_spending()})")
         if failure:
             raise failure
         self.report = merge_reports(
-            self.report, {key: value - counts_before[key] for key, value in requests.counts().items()}
+            self.report, {key: value - counts_before[key] for key, value in requests.get_counts().items()}
         )
 
     def process_batched(self, samples: dict) -> dict:

@@ -116,11 +116,11 @@ class Selection:
     mask: np.ndarray  # (N,) bool, true for kept rows
     stats: dict[str, np.ndarray] = field(default_factory=dict)  # further stats of the rows by name, (N,) numbers each
 
-    def part(self, start: int, count: int) -> "Selection":
+    def slice(self, start: int, count: int) -> "Selection":
         rows = slice(start, start + count)
         return Selection(self.mask[rows], {name: values[rows] for name, values in self.stats.items()})
 
-    def stats_of_rows(self) -> Iterator[dict]:
+    def iterate_stats(self) -> Iterator[dict]:
         for row in range(len(self.mask)):
             yield {name: values[row].item() for name, values in self.stats.items()}
 
@@ -161,7 +161,7 @@ class SelectionFilter(Declarations, Filter, interface=True):
         """Return a draw for each row, (N,) float64."""
         return np.fromiter((self.draw(*names, row) for row in iterate_row_ids(rows)), dtype=np.float64, count=len(rows))
 
-    def rows_to_keep(self, rows: int) -> int:
+    def count_rows_to_keep(self, rows: int) -> int:
         """Return the number of rows to keep out of `rows`, at least 1 unless there are none."""
         share = self.keep_rows if self.keep_fraction is None else max(1, round(self.keep_fraction * rows))
         return min(rows, share)
@@ -197,7 +197,7 @@ class BalanceFilter(SelectionFilter, interface=True):
         members = np.flatnonzero(groups != NO_GROUP)
         mask = np.ones(len(groups), dtype=bool)
         draws = self.draw_rows(rows)[members]
-        mask[members] = sample_evenly(groups[members], draws, self.rows_to_keep(len(members)))
+        mask[members] = sample_evenly(groups[members], draws, self.count_rows_to_keep(len(members)))
         sizes = np.unique(groups[members], return_counts=True)[1]
         most = np.unique(groups[members][mask[members]], return_counts=True)[1]
         self.report = {

@@ -175,7 +175,7 @@ class MGMGenerator(Generator):
         chat = ChatTemplate.load(template, self.processor.tokenizer)
         stops = chat.stop_ids(self.processor.tokenizer)
         # repeated images stay in the batches, because a batch's size changes the last bits of the results
-        for batch in self._batches(images, batch_size):
+        for batch in self._iterate_batches(images, batch_size):
             input_ids = self.processor.encode_prompts([chat.render_prompt(question)] * len(batch))["input_ids"].to(
                 self.device
             )
@@ -235,7 +235,7 @@ class MGMGenerator(Generator):
             captions.setdefault(text.strip(), log_likelihood)
         return list(captions.items())
 
-    def _batches(self, images: Sequence[str | Path | BytesIO], size: int) -> Iterator[torch.Tensor]:
+    def _iterate_batches(self, images: Sequence[str | Path | BytesIO], size: int) -> Iterator[torch.Tensor]:
         """Yield images as batches (B, 3, S', S') uint8 of `size`.
 
         For a GPU they are in page-locked memory, from which it copies while this process continues.
@@ -270,7 +270,7 @@ class MGMGenerator(Generator):
     def _encode_in_parts(self, images: Sequence[Image]) -> Iterator[torch.Tensor]:
         """Yield the visual tokens (N, H) of each image; a GPU encodes a part while the next one is decoded."""
         size = max(1, TOKENS_AT_ONCE // self.processor.num_image_tokens)
-        for batch in self._batches(images, size):
+        for batch in self._iterate_batches(images, size):
             yield from map(torch.clone, self._encode(batch))  # views would keep the whole batch in memory
 
     def _encode(self, batch: torch.Tensor) -> torch.Tensor:

@@ -125,7 +125,7 @@ class MGMModel(MGMPreTrainedModel):
         return self
 
     @torch.no_grad()
-    def clip_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
+    def compute_clip_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Return layer −2 of the CLIP tower without the class token: (B, 3, S', S') → (B, N, C).
 
         The image is scaled down to CLIP's resolution in float32 for any dtype of the weights, as in the published
@@ -142,7 +142,7 @@ class MGMModel(MGMPreTrainedModel):
         return hidden[:, 1:]
 
     @torch.no_grad()
-    def stage_features(self, pixel_values: torch.Tensor) -> list[torch.Tensor]:
+    def compute_stage_features(self, pixel_values: torch.Tensor) -> list[torch.Tensor]:
         """Return the output of every ConvNeXt stage: (B, 3, S', S') → [(B, C_s, h_s, h_s)], finest first."""
         tower = self.vision_tower_aux
         # depthwise convolutions are several times faster with channels innermost
@@ -151,8 +151,8 @@ class MGMModel(MGMPreTrainedModel):
 
     def get_image_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Return the visual tokens: (B, 3, S', S') → (B, N, H)."""
-        patches = self.clip_features(pixel_values)
-        mined = self.patch_info_mining(patches, *self.stage_features(pixel_values))
+        patches = self.compute_clip_features(pixel_values)
+        mined = self.patch_info_mining(patches, *self.compute_stage_features(pixel_values))
         return self.projector(patches + mined)
 
     def forward(

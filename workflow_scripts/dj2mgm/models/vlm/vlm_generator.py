@@ -53,6 +53,7 @@ class EncodedImage(NamedTuple):
     features: list[torch.Tensor]  # Inputs of the language model, (tokens, H) for each part of the image
     deepstack: list[list[torch.Tensor]]  # The same for each layer of the language model that takes further features
 
+    @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in chain(self.features, *self.deepstack))
 
@@ -233,7 +234,7 @@ class TransformersGenerator(Generator):
         self._cache |= self._encode(new) if new else {}
         encoded, cached_bytes = [self._cache[key] for key in keys], 0
         for key in reversed(list(self._cache)):
-            cached_bytes += self._cache[key].nbytes()
+            cached_bytes += self._cache[key].nbytes
             is_path = isinstance(key, str)  # an open file is read once
             if cached_bytes > CACHE_BYTES or not self._takes_features or not is_path:
                 del self._cache[key]

@@ -113,7 +113,7 @@ def read_stage_table(data: Path, stages: list[StageFolder]) -> Table:
             _record_changes(extras, event)
         steps += _build_stage_steps(stage, statistics, fate, first_index, clusters)
         columns |= _build_columns(stage, statistics, several=len(stages) > 1)
-    columns |= clusters.columns()
+    columns |= clusters.build_columns()
     if changed.any():
         columns["caption"] = build_word_column("caption", [CAPTION_STATES[bool(is_changed)] for is_changed in changed])
     texts, sources = _write_texts(data, extras)
@@ -274,7 +274,7 @@ class _Clusters:
         if kept_index is not None:
             self.cluster[index] = self.cluster[kept_index] = kept_index
 
-    def columns(self) -> dict[str, Column]:
+    def build_columns(self) -> dict[str, Column]:
         if not self.has_rows:
             return {}
         distance = np.where(np.isnan(self.distance) & ~np.isnan(self.cluster), 0.0, self.distance)

@@ -162,7 +162,7 @@ class Server(ThreadingHTTPServer):
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
-    def address(self, page: str) -> str:
+    def build_address(self, page: str) -> str:
         """Return the address of a page, with the token that it needs."""
         return f"http://{HOST}:{self.server_port}/{self.token}/{quote(page)}"
 

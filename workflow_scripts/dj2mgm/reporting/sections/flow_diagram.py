@@ -45,12 +45,12 @@ class _LaneEdges:
         original = next((step.lanes.original for step in steps if step.kind == "recaption"), None)
         self.start = self.gap + (steps[-1].lanes.original if original is None else original)
         last = steps[-1].lanes
-        self.total_width = max((1 + LANE_GAP) * rows, self.repeated(last)[1] + LANE_GAP * rows + last.dropped)
+        self.total_width = max((1 + LANE_GAP) * rows, self.locate_repeated(last)[1] + LANE_GAP * rows + last.dropped)
 
-    def recaptioned(self, lanes: Lanes) -> Edges:
+    def locate_recaptioned(self, lanes: Lanes) -> Edges:
         return self.start, self.start + lanes.recaptioned
 
-    def repeated(self, lanes: Lanes) -> Edges:
+    def locate_repeated(self, lanes: Lanes) -> Edges:
         left = self.start + (lanes.recaptioned + self.gap if lanes.recaptioned else 0)
         return left, left + lanes.repeated
 
@@ -65,15 +65,15 @@ def _draw_step(edges: _LaneEdges, total_width: float, before: Lanes, step: FlowS
 
     draw_band("original", (0, after.original), (0, after.original))
     if step.kind != "recaption":
-        draw_band("recaptioned", edges.recaptioned(after), edges.recaptioned(after))
+        draw_band("recaptioned", edges.locate_recaptioned(after), edges.locate_recaptioned(after))
     draw_band("dropped", (total_width - before.dropped, total_width), (total_width - before.dropped, total_width))
     if step.kind == "recaption":
-        draw_band("recaptioned", (after.original, before.original), edges.recaptioned(after), step.note)
+        draw_band("recaptioned", (after.original, before.original), edges.locate_recaptioned(after), step.note)
     if step.kind == "repeat":
-        left, right = edges.repeated(after)
+        left, right = edges.locate_repeated(after)
         draw_band("repeated", (left - edges.gap, left - edges.gap), (left, right), step.note)
     elif after.repeated:
-        draw_band("repeated", edges.repeated(after), edges.repeated(after))
+        draw_band("repeated", edges.locate_repeated(after), edges.locate_repeated(after))
     if step.dropped:
         _draw_dropped(draw_band, edges, total_width, before, step)
     return shapes
@@ -82,7 +82,7 @@ def _draw_step(edges: _LaneEdges, total_width: float, before: Lanes, step: FlowS
 def _draw_dropped(draw_band: Callable, edges: _LaneEdges, total_width: float, before: Lanes, step: FlowStep) -> None:
     """Draw bands from the right edges of the lanes to the left edge of the rows dropped before."""
     after, left = step.lanes, total_width - step.lanes.dropped
-    recaptions_end = edges.recaptioned(after)[1]
+    recaptions_end = edges.locate_recaptioned(after)[1]
     for rows, edge in (
         (before.original - after.original, after.original),
         (before.recaptioned - after.recaptioned, recaptions_end),

@@ -125,10 +125,10 @@ def _build_histogram(
     scale = Scale(edges[0], edges[-1], log)
     sides = ((low, "min"), (high, "max"))
     inner_limits = [(limit, side) for limit, side in sides if limit is not None and edges[0] < limit < edges[-1]]
-    limits = [LimitMark(scale.at(limit), side) for limit, side in inner_limits]
+    limits = [LimitMark(scale.locate(limit), side) for limit, side in inner_limits]
     rows_in_bins = {series: np.histogram(values, edges)[0] for series, values in arrays.items()}
     bars = stack_bars(rows_in_bins, highest=int(sum(rows_in_bins.values()).max()))
-    return Histogram(title, operator, text, counts, "", bars, limits, scale.ticks(3), log)
+    return Histogram(title, operator, text, counts, "", bars, limits, scale.choose_ticks(3), log)
 
 
 def _find_series(dropped_by: str, operator: str) -> str:
@@ -187,9 +187,11 @@ def build_similarity_histogram(run: RunResults, recaptions: list[RecaptionedRow]
         )
         for side, names in sides.items()
     )
-    limit_position = scale.at(limit) if limit is not None and edges[0] <= limit <= edges[-1] else None
+    limit_position = scale.locate(limit) if limit is not None and edges[0] <= limit <= edges[-1] else None
     sizes = {name: len(numbers) for name, numbers in values.items()}
-    return Similarities(before, after, scale.ticks(5), limit_position, "" if limit is None else f"{limit:.3g}", sizes)
+    return Similarities(
+        before, after, scale.choose_ticks(5), limit_position, "" if limit is None else f"{limit:.3g}", sizes
+    )
 
 
 def align_bin_edges(low: float, high: float, limit: float | None) -> np.ndarray:

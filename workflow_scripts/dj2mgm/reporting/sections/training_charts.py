@@ -79,8 +79,8 @@ def _build_training_chart(
     return LineChart(
         quantity,
         sorted(lines, key=lambda line: line.kind == "mean"),  # means are drawn last
-        x.ticks(4),
-        y.ticks(4, factor=factor),
+        x.choose_ticks(4),
+        y.choose_ticks(4, factor=factor),
         "optimizer step",
         f"{quantity} by optimizer step. At the end: {last}",
         ends,
@@ -152,7 +152,7 @@ class StageMemory:
     predicted: dict[str, float]  # GiB by series; empty without a memory plan
     limits: dict[str, float]  # GiB by series
 
-    def peak(self, series: str) -> float:
+    def find_peak(self, series: str) -> float:
         """Return the highest reading in GiB."""
         return float(self.sizes[series].max())
 
@@ -202,20 +202,22 @@ def draw_memory_timeline(experiment: ExperimentResults) -> Timeline:
     starts = np.cumsum([0.0, *(stage.seconds[-1] for stage in stages)])
     unit, unit_seconds, _ = next(u for u in TIME_UNITS if starts[-1] >= u[2])
     x = Scale(0, float(starts[-1]))
-    heights = [height for stage in stages for s in stage.sizes for height in (stage.peak(s), stage.predicted.get(s, 0))]
+    heights = [
+        height for stage in stages for s in stage.sizes for height in (stage.find_peak(s), stage.predicted.get(s, 0))
+    ]
     y = Scale(0, 1.08 * max(heights))
     lines, bands = [], []
     for stage, start, end in zip(stages, starts, starts[1:], strict=False):
         lines += _draw_memory_lines(x, y, stage, float(start), float(end))
-        left, marks = x.at(float(start)), _find_phase_marks(x, stage, float(start))
-        bands.append(Band(stage.stage, left, round(x.at(float(end)) - left, 2), marks))
+        left, marks = x.locate(float(start)), _find_phase_marks(x, stage, float(start))
+        bands.append(Band(stage.stage, left, round(x.locate(float(end)) - left, 2), marks))
     rows = [_build_row(stage, series) for stage in stages for series in stage.sizes]
     peaks = ", ".join(f"{row['stage']} {row['device']} {row['peak']}" for row in rows)
     chart = LineChart(
         "Memory",
         lines,
-        x.ticks(4, factor=1 / unit_seconds),
-        y.ticks(4),
+        x.choose_ticks(4, factor=1 / unit_seconds),
+        y.choose_ticks(4),
         f"{unit} (vertical axis: GiB)",
         f"Memory over time. Peaks: {peaks}",
         ends=[],
@@ -240,11 +242,11 @@ def _find_peaks(sizes: np.ndarray) -> list[int]:
 
 def _find_phase_marks(x: Scale, stage: StageMemory, start: float) -> list[tuple[float, str]]:
     changes = [index for index in range(1, len(stage.phases)) if stage.phases[index] != stage.phases[index - 1]]
-    return [(x.at(start + float(stage.seconds[index])), f"{stage.phases[index]} begins") for index in changes]
+    return [(x.locate(start + float(stage.seconds[index])), f"{stage.phases[index]} begins") for index in changes]
 
 
 def _build_row(stage: StageMemory, series: str) -> dict:
-    peak, predicted, limit = stage.peak(series), stage.predicted.get(series), stage.limits.get(series)
+    peak, predicted, limit = stage.find_peak(series), stage.predicted.get(series), stage.limits.get(series)
     return {
         "stage": stage.stage,
         "device": "GPU" if series == "gpu" else series,

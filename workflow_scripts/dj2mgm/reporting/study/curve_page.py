@@ -75,18 +75,18 @@ def _build_row(source: str | None, points: list[tuple[int, MetricValues]], headl
     max_rows, extra_rows = int(curve.most), min(MORE_ROWS, int(curve.most))
     score, change = partial(format_score, headline.metric), partial(format_difference, headline.metric)
     best = [value.mean for row_count, value in points if row_count == max_rows]
-    doubled = curve.score_at(2 * max_rows)
+    doubled = curve.predict_score(2 * max_rows)
     if split_group(headline.group)[1] != DIFFERENCE:
         ends = find_score_range(headline.metric)
         doubled = Extrapolation(*(min(max(value, ends[0]), ends[1]) for value in astuple(doubled)))
 
-    def described(show: partial, extrapolation: Extrapolation) -> str:
+    def describe(show: partial, extrapolation: Extrapolation) -> str:
         return f"{show(extrapolation.median)} ({show(extrapolation.low)} to {show(extrapolation.high)})"
 
     return [
         "all" if source is None else source,
         format_integer(max_rows),
         score(sum(best) / len(best)),
-        described(score, doubled),
-        f"{format_integer(extra_rows)} more: {described(change, curve.gain_at(max_rows + extra_rows))}",
+        describe(score, doubled),
+        f"{format_integer(extra_rows)} more: {describe(change, curve.predict_gain(max_rows + extra_rows))}",
     ]

@@ -181,7 +181,7 @@ def _list_proxies(
             yield Proxy(title, "whole run", {name: score for name, score in scores.items() if score is not None})
     kept_shares = {variant.name: _compute_retained_share(variant) for variant in variants}
     yield Proxy("share of rows that the recipes keep", "no training", kept_shares)
-    means = {variant.name: _mean_statistics(variant) for variant in variants}
+    means = {variant.name: _average_statistics(variant) for variant in variants}
     for statistic, title in STATISTICS.items():
         statistic_means = {name: values[statistic] for name, values in means.items() if statistic in values}
         yield Proxy(f"mean {title} of the rows that the recipes keep", "no training", statistic_means)
@@ -192,7 +192,7 @@ def _compute_retained_share(experiment: ExperimentResults) -> float:
     return (run.synthesize or run.filter).rows_kept / run.filter.rows_in
 
 
-def _mean_statistics(experiment: ExperimentResults) -> dict[str, float]:
+def _average_statistics(experiment: ExperimentResults) -> dict[str, float]:
     """Return the mean of each statistic in `STATISTICS` that the last recipe measures."""
     stages = experiment.runs[0].stages
     stage = "synthesize" if "synthesize" in stages else "filter"

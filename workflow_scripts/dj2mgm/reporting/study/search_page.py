@@ -121,7 +121,10 @@ def draw_parallels(search: ShownSearch, score_kind: HeadlineScore) -> ParallelPl
     axes = [(key, *_format_ends(axis)) for key, axis in search.axes.items()] + [(score_kind.title, *ends)]
     lines = []
     for rank, (trial, score) in enumerate(scored):
-        positions = [*(_find_position(axis, trial.changes[key]) for key, axis in search.axes.items()), scale.at(score)]
+        positions = [
+            *(_find_position(axis, trial.changes[key]) for key, axis in search.axes.items()),
+            scale.locate(score),
+        ]
         label = f"{trial.name}: {format_score(score_kind.metric, score)}"
         best = rank >= len(scored) - len(scored) // 4
         lines.append(
@@ -133,8 +136,8 @@ def draw_parallels(search: ShownSearch, score_kind: HeadlineScore) -> ParallelPl
 def _find_position(axis: list | Interval, value: Any) -> float:
     """Return the position of a value, in percent of its axis."""
     if isinstance(axis, list):
-        return Scale(0, len(axis) - 1).at(axis.index(value))
-    return Scale(axis.low, axis.high, axis.log).at(value)
+        return Scale(0, len(axis) - 1).locate(axis.index(value))
+    return Scale(axis.low, axis.high, axis.log).locate(value)
 
 
 def _format_ends(axis: list | Interval) -> tuple[str, str]:
@@ -154,13 +157,13 @@ def build_trial_table(
     if len(search.rungs) == 1 and not search.winner:
         return []
 
-    def reached(trial: ShownTrial) -> tuple:
+    def rank(trial: ShownTrial) -> tuple:
         scores = [score for score in [*trial.scores, trial.final] if score is not None]
         return (trial.name != search.winner, trial.final is None, -len(scores), -(scores or [0.0])[-1])
 
     heads = ["Trial", *(f"{100 * rung:g} % of the rows" for rung in search.rungs), "Finalists' seeds", "Changes"]
     rows = []
-    for trial in sorted(search.trials, key=reached):
+    for trial in sorted(search.trials, key=rank):
         scores = [
             "–" if score is None else format_score(kind.metric, score)
             for kind, score in zip([*rung_kinds, headline], [*trial.scores, trial.final], strict=True)

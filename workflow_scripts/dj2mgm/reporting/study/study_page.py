@@ -206,7 +206,7 @@ def draw_cost_chart(rows: list[ComparedVariant]) -> CostChart | None:
     score_scale = Scale(max(lowest, low - 0.05 * (high - low)), min(highest, high + 0.05 * (high - low)))
     points = [
         CostPoint(
-            time_scale.at(seconds),
+            time_scale.locate(seconds),
             place_mark(score_scale, score),
             f"{row.name}: {format_score(headline.metric, score.mean)}, {format_duration(seconds)}",
             row is rows[0],

@@ -123,8 +123,8 @@ def count_rows_and_costs(experiment: ExperimentResults) -> dict[str, float | Non
         "faults_left": None if faults is None else sum(faults.values()),
         "trained_parameters": _compute_mean([record.get("trained_parameters") for record in records]),
         "seconds": find_cost(experiment),
-        "gpu_gib": max((reading.peak("gpu") for reading in memory if "gpu" in reading.sizes), default=None),
-        "host_gib": max(reading.peak("host") for reading in memory),
+        "gpu_gib": max((reading.find_peak("gpu") for reading in memory if "gpu" in reading.sizes), default=None),
+        "host_gib": max(reading.find_peak("host") for reading in memory),
     } | {f"{FAULT_PREFIX}{kind}": number for kind, number in (faults or {}).items()}
 
 
@@ -203,10 +203,10 @@ def compute_retained_shares(
 def scale_scores(run: RunScores, factor: float) -> RunScores:
     """Multiply all values of a run by `factor`."""
 
-    def times(values: MetricValues) -> MetricValues:
+    def scale(values: MetricValues) -> MetricValues:
         return replace(values, sums=factor * values.sums)
 
-    groups = {group: {name: times(values) for name, values in metrics.items()} for group, metrics in run.groups.items()}
+    groups = {group: {name: scale(values) for name, values in metrics.items()} for group, metrics in run.groups.items()}
     return replace(run, groups=groups)
 
 

@@ -167,10 +167,10 @@ def build_headline_panels(
                     find_title(metric),
                     meaning,
                     models,
-                    scale.ticks(5, factor),
-                    scale.at(ceiling.mean) if ceiling else None,
-                    difference_scale.ticks(3, factor, signed=True),
-                    difference_scale.at(0),
+                    scale.choose_ticks(5, factor),
+                    scale.locate(ceiling.mean) if ceiling else None,
+                    difference_scale.choose_ticks(3, factor, signed=True),
+                    difference_scale.locate(0),
                     "percentage points" if is_share(metric) else "",
                     int(metric.startswith(SECOND_JUDGE_PREFIX)) if "clip_score" in metric else None,
                 )
@@ -201,7 +201,9 @@ def _build_levels(experiments: list[ExperimentResults], model: str, metric: str,
         if estimate:
             texts = format_score(metric, estimate.mean), format_interval(metric, estimate)
             shuffled = experiment.groups.get(name_group(model, SHUFFLED), {}).get(metric)
-            position, text = (scale.at(shuffled.mean), format_score(metric, shuffled.mean)) if shuffled else (None, "")
+            position, text = (
+                (scale.locate(shuffled.mean), format_score(metric, shuffled.mean)) if shuffled else (None, "")
+            )
             yield ScoreLevel(experiment.name, index, _build_mark(scale, estimate, [], *texts), position, text)
 
 
@@ -225,8 +227,10 @@ def _build_differences(
 
 
 def _build_mark(scale: Scale, estimate: Estimate, seeds: list[float], text: str, interval_text: str) -> ScoreMark:
-    positions = [scale.at(value) for value in (estimate.mean, *estimate.ends)]
-    return ScoreMark(*positions, [scale.at(value) for value in seeds] if len(seeds) > 1 else [], text, interval_text)
+    positions = [scale.locate(value) for value in (estimate.mean, *estimate.ends)]
+    return ScoreMark(
+        *positions, [scale.locate(value) for value in seeds] if len(seeds) > 1 else [], text, interval_text
+    )
 
 
 @dataclass(frozen=True)

@@ -32,12 +32,12 @@ def find_headline(experiments: list[ExperimentResults], share_of_rows: float = 1
     return HeadlineScore(SCORE_TITLES[headline.key], headline.group, headline.metric, settings.margin)
 
 
-def change_by_training(experiment: ExperimentResults, group: str, metric: str) -> PairedContrast | None:
+def compute_change_by_training(experiment: ExperimentResults, group: str, metric: str) -> PairedContrast | None:
     """Return the difference of the fine-tuned model from the model before training, paired by image.
 
     None if a score was not measured.
     """
-    base_group = group_before_training(group)
+    base_group = find_group_before_training(group)
     pairs = [
         (run.groups.get(group, {}).get(metric), run.groups.get(base_group, {}).get(metric)) for run in experiment.scores
     ]
@@ -48,6 +48,6 @@ def change_by_training(experiment: ExperimentResults, group: str, metric: str) -
     return contrast_with_reference([values])[0]
 
 
-def group_before_training(group: str) -> str:
+def find_group_before_training(group: str) -> str:
     """Return the group of the model before training that corresponds to a group of the fine-tuned model."""
     return name_group(UNTRAINED, split_group(group)[1])

@@ -26,7 +26,7 @@ from dj2mgm.reporting.verdicts.experiment_pairs import (
     find_controls,
     is_learning_rate_control,
 )
-from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore, change_by_training, find_headline
+from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore, compute_change_by_training, find_headline
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, estimate_image_gain, find_learning_faults
 from dj2mgm.reporting.verdicts.verdict_sentences import (
     EITHER_MAY_BE_BETTER,
@@ -272,7 +272,7 @@ def _judge_single(experiment: ExperimentResults, headline: HeadlineScore) -> Hea
     if uses_images:
         emphasis, kind = "uses its images", VerdictKind.BETTER
     rest = f": {measurement}."
-    if contrast := change_by_training(experiment, OWN_GROUP, metric):
+    if contrast := compute_change_by_training(experiment, OWN_GROUP, metric):
         training = estimate_difference(contrast, OWN_GROUP, metric)
         base = show(groups[name_group(UNTRAINED, OWN)][metric].mean)
         change = f"({_describe_difference(metric, training)})"

@@ -11,9 +11,9 @@ from dj2mgm.reporting.comparison import LOWER_IS_BETTER, find_title, format_diff
 from dj2mgm.reporting.experiment import ExperimentResults
 from dj2mgm.reporting.verdicts.headline_scores import (
     HeadlineScore,
-    change_by_training,
+    compute_change_by_training,
+    find_group_before_training,
     find_headline,
-    group_before_training,
 )
 from dj2mgm.score_groups import DIFFERENCE, OWN_GROUP, split_group
 
@@ -45,14 +45,14 @@ def list_training_changes(experiment: ExperimentResults, headline: HeadlineScore
     keys = dict.fromkeys(
         [(headline.group, headline.metric), *((OWN_GROUP, metric) for metric in _list_metrics(experiment))]
     )
-    measured = {key: contrast for key in keys if (contrast := change_by_training(experiment, *key))}
+    measured = {key: contrast for key in keys if (contrast := compute_change_by_training(experiment, *key))}
     p_values = apply_holm_correction(
         [float(contrast.p_value()) if contrast.images > 1 else 1.0 for contrast in measured.values()]
     )
     rows = []
     for (key, contrast), p_value in zip(measured.items(), p_values, strict=True):
         group, metric = key
-        before, after = (experiment.groups[name][metric] for name in (group_before_training(group), group))
+        before, after = (experiment.groups[name][metric] for name in (find_group_before_training(group), group))
         difference = estimate_difference(contrast, group, metric)
         show = format_difference if split_group(group)[1] == DIFFERENCE else format_score
         rows.append(

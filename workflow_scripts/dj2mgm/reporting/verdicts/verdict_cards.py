@@ -34,7 +34,7 @@ class Remedy:
     advice: str
     settings: tuple[tuple[str, str], ...]
 
-    def command(self, reference: ExperimentResults, target: str) -> str:
+    def build_command(self, reference: ExperimentResults, target: str) -> str:
         """Return the command, or an empty string if there is none; the advised model is fetched first."""
         settings = dict(self.settings)
         if not settings:
@@ -88,7 +88,7 @@ def write_verdict_cards(experiments: list[ExperimentResults], target: str = "") 
             label = f"{experiment.name}: {label[0].lower()}{label[1:]}"
         if withheld:
             remedy = withheld.remedy
-            step, command = remedy.advice, remedy.command(first_experiment, target or withheld.unlearned[0])
+            step, command = remedy.advice, remedy.build_command(first_experiment, target or withheld.unlearned[0])
         elif verdict.next_step:
             step, command = verdict.next_step, verdict.command
         elif target:
@@ -142,7 +142,7 @@ def _merge_cards(cards: list[VerdictCard], reference: ExperimentResults, target:
     )
     sides = [side for reason in withheld for side in (reason.comparison.subject, reason.comparison.reference)]
     targets = dict.fromkeys(reason.unlearned[0] for reason in withheld)
-    command = withheld[0].remedy.command(reference, target or " ".join(targets))
+    command = withheld[0].remedy.build_command(reference, target or " ".join(targets))
     cost = _describe_cost(sides, reference).replace("this experiment", "these experiments")
     return replace(cards[0], verdict=verdict, label=VerdictKind.WITHHELD.label, cost=cost, command=command)
 
@@ -228,7 +228,7 @@ def _find_remedy(experiment: ExperimentResults, faults: list[LearningFault]) -> 
     return Remedy(f"{advice} This command trains with more steps:" if settings else advice, tuple(settings.items()))
 
 
-def _train_less(experiment: ExperimentResults, reference: ExperimentResults) -> tuple[str, str]:
+def _advise_less_training(experiment: ExperimentResults, reference: ExperimentResults) -> tuple[str, str]:
     """Return what to do with a model that forgot, and a command with half of the learning rate."""
     rate = f"{experiment.config.finetune.learning_rate / 2:g}"
     advice = "Train less, or mix general instructions into the data. This command trains with half the learning rate:"
@@ -263,7 +263,7 @@ def _advise_next_step(
             advice = "Change the data, and compare. This command rewrites captions that do not fit their images:"
             return advice, build_snakemake_command(reference, "dj_synth")
         if verdict.kind == VerdictKind.WORSE:
-            return _train_less(experiment, reference)
+            return _advise_less_training(experiment, reference)
         return "", ""
     if is_learning_rate_control(subject):
         if verdict.kind == kinds.get(subject.control.experiment):
@@ -279,7 +279,7 @@ def _advise_next_step(
         return advice.get(verdict.kind, ""), ""
     # the data are better, but the model lost scores that it had before training
     if verdict.kind == VerdictKind.BETTER and forgot:
-        advice, command = _train_less(experiment, reference)
+        advice, command = _advise_less_training(experiment, reference)
         warning = f"{NO_MORE_RUNS}, but training made scores of {experiment.name} worse."
         return f"{warning} Before you publish: {advice[0].lower()}{advice[1:]}", command
     if verdict.kind == VerdictKind.BETTER:

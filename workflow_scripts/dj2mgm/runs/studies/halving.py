@@ -42,13 +42,13 @@ class SearchHistory:
         """Return the history with one more batch."""
         return replace(self, finished_batches=[*self.finished_batches, (record, result)])
 
-    def batches_in_step(self, *steps: str) -> Iterator[tuple[BatchRecord, BatchResult]]:
+    def iterate_batches(self, *steps: str) -> Iterator[tuple[BatchRecord, BatchResult]]:
         """Yield the batches of these steps."""
         return ((record, result) for record, result in self.finished_batches if record.step in steps)
 
-    def scores(self, rung: int) -> dict[str, float | None]:
+    def collect_scores(self, rung: int) -> dict[str, float | None]:
         """Return the scores of the trials in a rung, by name."""
-        batches = self.batches_in_step("explore", "promote")
+        batches = self.iterate_batches("explore", "promote")
         rung_scores = [result.scores for record, result in batches if record.fraction == self.design.rungs[rung]]
         return {name: score for scores in rung_scores for name, score in scores.items()}
 
@@ -60,11 +60,11 @@ class SearchHistory:
     @property
     def final_scores(self) -> dict[str, float | None]:
         """The means of the finalists over their seeds, by name."""
-        return {name: score for _, result in self.batches_in_step("finals") for name, score in result.scores.items()}
+        return {name: score for _, result in self.iterate_batches("finals") for name, score in result.scores.items()}
 
     def rank_trials(self, rung: int) -> list[str]:
         """Return the trials of a rung, best first, without trials that diverged in any run."""
-        scores, diverged_trials = self.scores(rung), self.diverged_trials
+        scores, diverged_trials = self.collect_scores(rung), self.diverged_trials
         return sorted((name for name in scores if name not in diverged_trials), key=lambda name: -scores[name])
 
     @property
@@ -76,22 +76,22 @@ class SearchHistory:
         names, finals = self.rank_trials(-1)[: self.design.finalists], self.final_scores
         return sorted(names, key=lambda name: -finals[name]) if finals.keys() >= {*names} else names
 
-    def looks(self, winner: str, experiment: str) -> list[LookRecord]:
+    def collect_looks(self, winner: str, experiment: str) -> list[LookRecord]:
         """Return the looks at the difference between a winner and another experiment."""
         winner_looks = (
-            result.looks for record, result in self.batches_in_step("confirm") if record.trials[0].name == winner
+            result.looks for record, result in self.iterate_batches("confirm") if record.trials[0].name == winner
         )
         return [looks[experiment] for looks in winner_looks if experiment in looks]
 
     @property
     def trials_by_name(self) -> dict[str, TrialRecord]:
-        return {trial.name: trial for record, _ in self.batches_in_step("explore") for trial in record.trials}
+        return {trial.name: trial for record, _ in self.iterate_batches("explore") for trial in record.trials}
 
-    def trials(self, names: list[str]) -> list[TrialRecord]:
+    def get_trials(self, names: list[str]) -> list[TrialRecord]:
         trials_by_name = self.trials_by_name
         return [trials_by_name[name] for name in names]
 
-    def expected_seconds(self, fraction: float) -> float | None:
+    def estimate_seconds(self, fraction: float) -> float | None:
         """Return the expected GPU seconds of a training with one seed; None: not measured.
 
         It is the mean over trainings on the same share of the rows. If there are none, it follows from whole runs: the
@@ -125,7 +125,7 @@ class SearchHistory:
     def can_afford(self, costs: Sequence[Cost]) -> bool:
         """Return whether the budget covers further trainings."""
         trainings = self.trainings + sum(fraction * runs for fraction, runs in costs) / len(self.search.seeds)
-        training_seconds = [self.expected_seconds(fraction) for fraction, _ in costs]
+        training_seconds = [self.estimate_seconds(fraction) for fraction, _ in costs]
         hours = self.design.gpu_hours
         if hours is not None and None not in training_seconds:
             seconds = self.seconds + sum(
@@ -192,7 +192,7 @@ def list_confirming_seeds(design: SearchDesign, seeds: list[int], number: int) -
 def _explore(history: SearchHistory) -> BatchRecord | None:
     """Return the next batch of new trials; None if the space or the budget for them is used up."""
     design, seeds = history.design, len(history.search.seeds)
-    explore_batches = list(history.batches_in_step("explore"))
+    explore_batches = list(history.iterate_batches("explore"))
     if any(not record.trials and record.trainings >= design.trainings for record, _ in explore_batches):
         return None  # the space has no more points
     tried = sum(len(record.trials) for record, _ in explore_batches)
@@ -214,22 +214,24 @@ def _explore(history: SearchHistory) -> BatchRecord | None:
 def _count_later_runs(history: SearchHistory) -> list[int]:
     """Return the number of trainings so far, each with one seed, in each step of `compute_later_costs`."""
     design = history.design
-    finished_runs = [len(history.scores(rung)) * len(history.search.seeds) for rung in range(1, len(design.rungs))]
+    finished_runs = [
+        len(history.collect_scores(rung)) * len(history.search.seeds) for rung in range(1, len(design.rungs))
+    ]
     steps = ("finals", "confirm") if design.finalists else ()
-    return finished_runs + [sum(result.runs for _, result in history.batches_in_step(step)) for step in steps]
+    return finished_runs + [sum(result.runs for _, result in history.iterate_batches(step)) for step in steps]
 
 
 def _promote(history: SearchHistory) -> BatchRecord | None:
     design, seeds = history.design, history.search.seeds
     for rung in range(1, len(design.rungs)):
-        size = compute_rung_sizes(design, len(history.scores(0)))[rung]
-        scores, fraction = history.scores(rung), design.rungs[rung]
+        size = compute_rung_sizes(design, len(history.collect_scores(0)))[rung]
+        scores, fraction = history.collect_scores(rung), design.rungs[rung]
         missing = [name for name in history.rank_trials(rung - 1)[:size] if name not in scores]
         number = _find_largest(
             len(missing), lambda number, share=fraction: history.can_afford([(share, number * len(seeds))])
         )
         if number:
-            return _build_batch(history, "promote", fraction, seeds, history.trials(missing[:number]))
+            return _build_batch(history, "promote", fraction, seeds, history.get_trials(missing[:number]))
     return None
 
 
@@ -240,7 +242,7 @@ def _repeat_finals(history: SearchHistory) -> BatchRecord | None:
     missing = [name for name in history.finalists if name not in final_scores]
     if not more or not missing or not history.can_afford([(1.0, len(more) * len(missing))]):
         return None
-    return _build_batch(history, "finals", 1.0, more, history.trials(missing), [*seeds, *more])
+    return _build_batch(history, "finals", 1.0, more, history.get_trials(missing), [*seeds, *more])
 
 
 def _confirm(history: SearchHistory) -> BatchRecord | None:
@@ -259,7 +261,7 @@ def _confirm(history: SearchHistory) -> BatchRecord | None:
     number = min(due_looks.values())
     against = [experiment for experiment in experiments if due_looks.get(experiment) == number]
     confirm_seeds = list_confirming_seeds(design, seeds, number)
-    trials = history.trials([winner, *(experiment for experiment in against if experiment in best)])
+    trials = history.get_trials([winner, *(experiment for experiment in against if experiment in best)])
     batch = _build_batch(
         history, "confirm", 1.0, confirm_seeds[0 if number == MIN_SEEDS else -1 :], trials, confirm_seeds, against
     )
@@ -271,12 +273,12 @@ def _plan_next_look(history: SearchHistory, winner: str, experiment: str) -> int
     """Return the number of seeds of the next look at a difference; None if it is decided, or cannot be taken."""
     confirmations = [
         batch
-        for batch in history.batches_in_step("confirm")
+        for batch in history.iterate_batches("confirm")
         if batch[0].trials[0].name == winner and experiment in batch[0].against
     ]
     if any(experiment not in result.looks for _, result in confirmations):
         return None  # a training diverged
-    if not (looks := history.looks(winner, experiment)):
+    if not (looks := history.collect_looks(winner, experiment)):
         return MIN_SEEDS
     budget = DecideSection(seeds=history.design.confirm_seeds)
     return len(looks[-1].seeds) + 1 if needs_another_seed(looks[-1], budget) else None
@@ -300,7 +302,7 @@ def _build_batch(
         trials=trials,
         against=list(against),
         trainings=history.design.trainings,
-        price=history.expected_seconds(fraction),
+        price=history.estimate_seconds(fraction),
     )
 
 

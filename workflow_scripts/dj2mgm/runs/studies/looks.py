@@ -91,7 +91,7 @@ def _check_hours(runs: Runs, experiment: str) -> None:
     if hours is None or any(Path("results", locate_decision_folder(runs, experiment)).glob("seeds-*/look.yaml")):
         return
     first_runs = [runs.get(name, choose_seeds(runs, experiment, 1)[0]) for name in (REFERENCE, experiment)]
-    stage_folders = [{stage: runs.stage_folder(run, stage) for stage in run.settings} for run in first_runs]
+    stage_folders = [{stage: runs.find_stage_folder(run, stage) for stage in run.settings} for run in first_runs]
     finished = all(Path(stages["evaluate_vqa"], "metrics.json").is_file() for stages in stage_folders)
     seconds = sum_measured_seconds(stage_folders) if finished else None
     if seconds and MIN_SEEDS * seconds > 3600 * hours:
@@ -118,7 +118,9 @@ def check_reported(runs: Runs, experiment: str, score: str | None, setting: str)
     """
     run = runs.first_seed(experiment)
     report = ReportSection(headline=score) if score else run.config.report
-    folders = {stage: Path(runs.stage_folder(run, stage)) for stage in ("generate", "evaluate_clip", "evaluate_vqa")}
+    folders = {
+        stage: Path(runs.find_stage_folder(run, stage)) for stage in ("generate", "evaluate_clip", "evaluate_vqa")
+    }
     files = [folders[stage] / "metrics.json" for stage in ("evaluate_clip", "evaluate_vqa")]
     if all(file.is_file() for file in (*files, folders["generate"] / "likelihoods.jsonl")):
         clip, vqa = map(read_json, files)

@@ -35,7 +35,7 @@ def build_merge_settings(runs: Runs, study: str) -> MergeSettings:
         raise InputError(f"{file}: design.merged: the sources must have instructions, not pairs; remove `merged`")
     singles = list_single_source_changes(design.mixture)
     folders = {
-        source: runs.stage_folder(runs.first_seed(_find_variant(runs, experiment, label)), "finetune")
+        source: runs.find_stage_folder(runs.first_seed(_find_variant(runs, experiment, label)), "finetune")
         for source, label in zip(design.mixture.sources, singles, strict=True)
     }
     variants = runs.experiments.variants

@@ -49,7 +49,7 @@ def _list_finished_runs(runs: Runs, experiment: str) -> list[dict]:
     scored_runs = []
     for seed in sorted({*runs.experiments.configs[experiment].seeds, *other_seeds}):
         run = runs.get(experiment, seed)
-        stages = {stage: runs.stage_folder(run, stage) for stage in run.settings}
+        stages = {stage: runs.find_stage_folder(run, stage) for stage in run.settings}
         scores = [Path(stages[stage], "scores.jsonl") for stage in SCORED_STAGES]
         if all(file.is_file() for file in scores):
             scored_runs.append({"seed": seed, "stages": stages, "time": max(file.stat().st_mtime for file in scores)})

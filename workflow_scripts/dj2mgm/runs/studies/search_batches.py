@@ -72,11 +72,11 @@ def show_search(runs: Runs, study: str) -> ShownSearch | None:
     if not (files := list(takewhile(os.path.isfile, files))):
         return None
     history = read_history(budget, search, files)
-    rungs = [history.scores(rung) for rung in range(len(budget.rungs))]
+    rungs = [history.collect_scores(rung) for rung in range(len(budget.rungs))]
     finals = history.final_scores
     winner = next(iter(history.finalists), None)
     opponents = dict.fromkeys(
-        experiment for record, _ in history.batches_in_step("confirm") for experiment in record.against
+        experiment for record, _ in history.iterate_batches("confirm") for experiment in record.against
     )
     return ShownSearch(
         progress=_describe_progress(history),
@@ -106,14 +106,16 @@ def show_search(runs: Runs, study: str) -> ShownSearch | None:
         ],
         winner=winner,
         looks={
-            experiment: looks[-1] for experiment in opponents if winner and (looks := history.looks(winner, experiment))
+            experiment: looks[-1]
+            for experiment in opponents
+            if winner and (looks := history.collect_looks(winner, experiment))
         },
     )
 
 
 def _describe_progress(history: SearchHistory) -> str:
     """Return the state of a search in a sentence."""
-    budget, scores = history.design, history.scores(0)
+    budget, scores = history.design, history.collect_scores(0)
     limit = "" if budget.gpu_hours is None else f" of at most {budget.gpu_hours:g}"
     diverged = f" {len(history.diverged_trials)} diverged." if history.diverged_trials else ""
     terms = [f"{weight:g} × {key}" for key, weight in budget.goals.weights.items()]
@@ -128,8 +130,8 @@ def _describe_progress(history: SearchHistory) -> str:
 def _measure_seconds(runs: Runs, experiment: str) -> float | None:
     """Return the GPU seconds of the finished stages of an experiment; None if it has not run."""
     own_runs = [runs.get(experiment, seed) for seed in runs.experiments.configs[experiment].seeds]
-    finished = all(Path(runs.stage_folder(run, "evaluate_vqa"), "metrics.json").is_file() for run in own_runs)
-    folders = {Path(runs.stage_folder(run, stage)) for run in own_runs for stage in run.settings}
+    finished = all(Path(runs.find_stage_folder(run, "evaluate_vqa"), "metrics.json").is_file() for run in own_runs)
+    folders = {Path(runs.find_stage_folder(run, stage)) for run in own_runs for stage in run.settings}
     seconds = sum_seconds(folders) if finished else None
     if seconds is None:
         return None
@@ -182,4 +184,4 @@ def _find_score_file(search: SearchSettings, number: int) -> str:
 
 def locate_reference_summary(runs: Runs) -> str:
     """Return the file with the number of rows that the baseline's recipe keeps."""
-    return f"{runs.stage_folder(runs.first_seed(REFERENCE), 'jsonl')}/summary.json"
+    return f"{runs.find_stage_folder(runs.first_seed(REFERENCE), 'jsonl')}/summary.json"

@@ -157,7 +157,7 @@ def ask_for_batch(history: SearchHistory, owner: str) -> BatchRecord:
     if batch is None or batch.step != "explore":
         return batch
     trials = Trials(history.search, owner, int(design.trainings / design.rungs[0]))
-    for _, result in history.batches_in_step("explore"):
+    for _, result in history.iterate_batches("explore"):
         trials.tell(result.scores)
     return batch.model_copy(update={"trials": trials.ask(len(history.finished_batches) + 1, len(batch.trials))})
 

@@ -116,7 +116,7 @@ class Captioner:
             )
         return [_build_captions(text, meta) for text, meta in zip(texts, metas, strict=True)][: len(images)]
 
-    def fingerprint(self) -> str:
+    def compute_fingerprint(self) -> str:
         """Return the SHA-256 over all settings and files that captions depend on, but not the model's location."""
         without_effect = get_declarations(self.operator).without_effect
         arguments = {key: value for key, value in self._read_settings().items() if key not in without_effect}

@@ -41,7 +41,7 @@ class StoredCaptioner:
     @property
     def budget(self) -> str | None:
         """The fingerprint of a captioner on a server, since two operators would each spend its whole budget."""
-        return self.captioner.fingerprint() if self.captioner.is_server else None
+        return self.captioner.compute_fingerprint() if self.captioner.is_server else None
 
     def check_ready(self) -> None:
         """Check that the captioner's server answers, unless there are captions of it already."""
@@ -82,13 +82,13 @@ class StoredCaptioner:
             self.__dict__.pop("_store").close()
 
     def _has_captions(self) -> bool:
-        return bool(self.folder) and has_captions(Path(self.folder), self.captioner.fingerprint())
+        return bool(self.folder) and has_captions(Path(self.folder), self.captioner.compute_fingerprint())
 
     @cached_property
     def _store(self) -> CaptionStore:
         """The captions on disk, opened by the process that captions, at its first caption."""
         folder = Path(self.folder) if self.folder else None
-        fingerprint = self.captioner.fingerprint() if folder else ""
+        fingerprint = self.captioner.compute_fingerprint() if folder else ""
         return CaptionStore(folder, fingerprint, self.writer, alone=self.captioner.is_server)
 
 
