@@ -16,22 +16,22 @@ class VerdictKind(StrEnum):
 
     @property
     def label(self) -> str:
-        """Return the verdict on a comparison in one or two words."""
+        """Verdict on a comparison in one or two words."""
         return {self.WITHHELD: "Nothing learned", self.NONE: "No verdict"}.get(self, self.capitalize())
 
     @property
     def learning_label(self) -> str:
-        """Return the verdict on a model that is compared only with itself before training or without its images."""
+        """Verdict on a model that is compared only with itself before training or without its images."""
         return {self.BETTER: "Learned", self.WORSE: "Forgot", self.UNDECIDED: "Not shown"}[self]
 
     @property
     def tone(self) -> str:
-        """Return the class of a card and its label: good, bad or same."""
+        """Class of a card and its label: good, bad or same."""
         return {self.BETTER: "good", self.WORSE: "bad", self.WITHHELD: "bad"}.get(self, "same")
 
     @property
     def css_class(self) -> str:
-        """Return the class of a table's cell or a chart's mark: better, worse or same."""
+        """Class of a table's cell or a chart's mark: better, worse or same."""
         return self.value if self in (self.BETTER, self.WORSE) else "same"
 
     @property

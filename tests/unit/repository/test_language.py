@@ -29,6 +29,13 @@ PARTIAL_ENTRY = re.compile(
     r"replaces|sets|writes|converts|freezes|identifies|called|moves|makes|reads)\b",
     re.IGNORECASE,
 )
+# first words of docstrings of properties that are not noun phrases
+VERB_OF_PROPERTY = re.compile(
+    r"(Build|Check|Choose|Collect|Compute|Count|Create|Describe|Find|Get|List|Load|Make|Read|Returns?|Select|Yield)\b|"
+    r"(True|False) (if|when|for)\b"
+)
+# properties in modules that are about to be split
+UNCHECKED_PROPERTIES = {"blank_tokens", "end_of_turn", "means", "varies"}
 DIALECT = re.compile(
     r"\b(whoever|whatever|so many|as good as|naught|nobody|somebody|everybody|told apart|stands? apart|"
     r"what is (?:asked|kept|read|written|said)|"
@@ -51,12 +58,23 @@ LONG_FUNCTION = 16  # lines; `main` is described by its script's docstring, `__i
 MESSAGES = {"InputError", "warn", "note", "progress", "Finding", "RuntimeError", "ValueError"}
 
 
+def is_property(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef) and any("property" in ast.unparse(item) for item in node.decorator_list)
+
+
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield line and summary of each docstring."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             if text := ast.get_docstring(node):
                 yield getattr(node, "lineno", 1), text.split("\n\n")[0].replace("\n", " ")
+
+
+def properties(tree: ast.Module) -> Iterator[tuple[ast.FunctionDef, str]]:
+    """Yield each property that has a docstring, with the first line of the docstring."""
+    for node in ast.walk(tree):
+        if is_property(node) and (text := ast.get_docstring(node)):
+            yield node, text.partition("\n")[0]
 
 
 def outer_functions(node: ast.AST) -> Iterator[ast.FunctionDef]:
@@ -122,8 +140,9 @@ def test_docstrings_begin_with_a_sentence_or_a_noun_phrase(trees):
     wrong = [
         f"{path}:{line}: {summary}"
         for path, tree in trees.items()
+        for conditions in [{node.lineno for node, text in properties(tree) if text.startswith("Whether ")}]
         for line, summary in docstrings(tree)
-        if FRAGMENT.match(summary) or not re.search(r"[.?!:]$|\.\)$", summary)
+        if (FRAGMENT.match(summary) and line not in conditions) or not re.search(r"[.?!:]$|\.\)$", summary)
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -136,6 +155,19 @@ def test_modules_and_classes_are_described_by_noun_phrases(trees):
         if isinstance(node, ast.Module | ast.ClassDef)
         if (summary := (ast.get_docstring(node) or "").partition("\n")[0])
         if VERB_IN_THIRD_PERSON.match(summary)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_properties_are_described_by_noun_phrases(trees):
+    """The docstring of a boolean property begins with "Whether"."""
+    wrong = [
+        f"{path}:{node.lineno}: {summary}"
+        for path, tree in trees.items()
+        for node, summary in properties(tree)
+        if node.name not in UNCHECKED_PROPERTIES
+        if VERB_OF_PROPERTY.match(summary)
+        or summary.startswith("Whether ") != (node.returns is not None and ast.unparse(node.returns) == "bool")
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -28,7 +28,7 @@ class HubData:
 
     @property
     def folder(self) -> Path:
-        """The folder that it is fetched into."""
+        """Folder that the data is fetched into."""
         return DOWNLOADS_FOLDER / self.name
 
     @property
@@ -38,7 +38,7 @@ class HubData:
 
     @property
     def is_fetched(self) -> bool:
-        """Return whether all of it is on this machine."""
+        """Whether all files are on this machine."""
         return (self.folder / FETCH_RECORD).is_file()
 
 

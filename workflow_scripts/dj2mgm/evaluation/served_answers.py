@@ -34,7 +34,7 @@ class AskedQuestion:
 
     @property
     def is_question(self) -> bool:
-        """True if there is a reference answer to compare with."""
+        """Whether there is a reference answer to compare with."""
         return "answer" in self.row
 
 

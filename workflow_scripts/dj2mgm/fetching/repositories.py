@@ -69,7 +69,7 @@ class HubSource:
 
     @property
     def request(self) -> Request:
-        """Return the request, with the messages for its failures."""
+        """Request with the messages for its failures."""
         page = f"{constants.ENDPOINT}/{'datasets/' if self.kind == 'dataset' else ''}{self.hub_id}"
         return Request(
             self.hub_id,
@@ -102,7 +102,7 @@ class Repository:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Size of all files in bytes."""
         return sum(file.size or 0 for file in self.files)
 
     @property

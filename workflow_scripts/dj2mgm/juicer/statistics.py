@@ -48,7 +48,7 @@ class Statistic:
 
     @property
     def current(self) -> Limits:
-        """The limits that the recipe applies; none if the operator is not in it."""
+        """Limits that the recipe applies; none if the operator is not in it."""
         return {} if self.arguments is None else self.limits
 
     @property

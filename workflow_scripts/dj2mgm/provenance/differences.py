@@ -136,12 +136,12 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Agreement of both scores to three decimals."""
+        """Whether both scores are equal to three decimals."""
         return round(abs(self.difference), 6) < 0.5 * 10**-DIGITS
 
     @property
     def is_outside(self) -> bool:
-        """True if the reproduced score is outside of the crate's interval."""
+        """Whether the reproduced score is outside of the crate's interval."""
         return self.low is not None and self.high is not None and not self.low <= self.here <= self.high
 
 

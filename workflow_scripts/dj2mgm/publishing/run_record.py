@@ -64,7 +64,7 @@ class RunRecord:
 
     @property
     def stages_of_pairs(self) -> list[str]:
-        """The stages that ran a recipe on pairs, and not on instructions."""
+        """Stages that ran a recipe on pairs, and not on instructions."""
         stages = ("filter", "synthesize")
         summaries = {stage: self.files.get(f"{stage}/summary.json") for stage in stages}
         return [stage for stage, summary in summaries.items() if summary and summary.get("rows") != INSTRUCTIONS]

@@ -60,7 +60,7 @@ class BatchRecord(Section):
 
     @property
     def runs(self) -> set[tuple[str, int]]:
-        """The trainings, as pairs of experiment and seed."""
+        """Trainings as pairs of experiment and seed."""
         return {(name, seed) for name in self.names for seed in self.seeds}
 
 

@@ -48,7 +48,7 @@ class RunResults:
 
     @property
     def selects_instructions(self) -> bool:
-        """True if the stage synthesize works on instructions and not on pairs."""
+        """Whether the stage synthesize works on instructions and not on pairs."""
         return self.synthesize is not None and self.synthesize.rows == INSTRUCTIONS
 
 

@@ -24,12 +24,12 @@ class TracedRow:
 
     @property
     def turns(self) -> list[str]:
-        """The texts of the conversation, without image tokens."""
+        """Texts of the conversation, without image tokens."""
         return [turn["value"].replace(IMAGE_TOKEN, "").strip() for turn in self.row["conversations"]]
 
     @property
     def thumbnail(self) -> str:
-        """The first image as a data URI; empty if there is none."""
+        """First image as a data URI; empty if there is none."""
         images = list_images(self.row)
         return _encode_thumbnail(images[0]) if images else ""
 
@@ -48,7 +48,7 @@ class TracedAnswer:
 
     @property
     def thumbnail(self) -> str:
-        """The image as a data URI."""
+        """Image as a data URI."""
         return _encode_thumbnail(self.question.image)
 
     def as_dict(self) -> dict:

@@ -88,7 +88,7 @@ class Run:
 
     @property
     def selects_instructions(self) -> bool:
-        """True if the recipe of the synthesize stage is for instructions and not for pairs."""
+        """Whether the recipe of the synthesize stage is for instructions and not for pairs."""
         return "synthesize" in self.settings and is_for_instructions(self.settings["synthesize"].recipe)
 
 

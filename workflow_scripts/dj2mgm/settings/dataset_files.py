@@ -63,12 +63,12 @@ class DatasetFile(Section):
 
     @property
     def splits(self) -> dict[str, Split]:
-        """The user's files by split."""
+        """User's files by split."""
         return {name: split for name in SPLITS if (split := getattr(self, name, None))}
 
     @property
     def has_instructions(self) -> bool:
-        """True if the dataset has questions and answers; otherwise stage 2 trains on the captions."""
+        """Whether the dataset has questions and answers; otherwise stage 2 trains on the captions."""
         return self.is_rendered or "finetune" in self.splits
 
     @property

@@ -104,7 +104,7 @@ class ModelFile(Section):
 
     @property
     def trained_parts(self) -> "MgmModel | None":
-        """The model file whose parts the workflow trains and this model uses; None if it trains none."""
+        """Model file whose parts the workflow trains and this model uses; None if it trains none."""
         return None
 
     @model_serializer(mode="wrap")
@@ -201,7 +201,7 @@ class VlmModel(ModelFile):
 
     @property
     def has_stage_1(self) -> bool:
-        """True if stage 1 trains the projector between towers and language model."""
+        """Whether stage 1 trains the projector between towers and language model."""
         return self.pretrain is not None
 
 

@@ -22,7 +22,7 @@ class Interval(Section):
 
     @property
     def has_integers(self) -> bool:
-        """True if only integers lie in the interval."""
+        """Whether only integers lie in the interval."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
@@ -163,7 +163,7 @@ class Goals(Section):
 
     @property
     def weights(self) -> dict[str, float]:
-        """The weights that are not 0, by goal."""
+        """Weights that are not 0, by goal."""
         return {key: weight for key, weight in self.model_dump().items() if weight}
 
 

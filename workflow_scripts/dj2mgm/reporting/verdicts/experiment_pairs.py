@@ -21,12 +21,12 @@ class ExperimentPair:
 
     @property
     def owner(self) -> str:
-        """The target of Snakemake whose page shows the comparison: the experiment, or the control's experiment."""
+        """Target of Snakemake whose page shows the comparison: the experiment, or the control's experiment."""
         return self.subject.control.experiment if self.subject.control else self.experiment.name
 
     @property
     def can_be_decided(self) -> bool:
-        """True if `snakemake decide` makes this comparison."""
+        """Whether `snakemake decide` makes this comparison."""
         return self.subject.control is None and self.reference.name == REFERENCE
 
 

@@ -54,12 +54,12 @@ class SearchHistory:
 
     @property
     def diverged_trials(self) -> set[str]:
-        """The trials that diverged in any run."""
+        """Trials that diverged in any run."""
         return {name for _, result in self.finished_batches for name, score in result.scores.items() if score is None}
 
     @property
     def final_scores(self) -> dict[str, float | None]:
-        """The means of the finalists over their seeds, by name."""
+        """Means of the finalists over their seeds, by name."""
         return {name: score for _, result in self.iterate_batches("finals") for name, score in result.scores.items()}
 
     def rank_trials(self, rung: int) -> list[str]:
@@ -114,12 +114,12 @@ class SearchHistory:
 
     @property
     def trainings(self) -> float:
-        """The trainings so far; a run on a share of the rows, or with one of several seeds, counts as that share."""
+        """Number of trainings so far; a run on a share of the rows, or with some of the seeds, counts as that share."""
         return sum(record.fraction * result.runs for record, result in self.finished_batches) / len(self.search.seeds)
 
     @property
     def seconds(self) -> float:
-        """The GPU seconds so far."""
+        """GPU seconds so far."""
         return sum(result.seconds or 0 for _, result in self.finished_batches)
 
     def can_afford(self, costs: Sequence[Cost]) -> bool:

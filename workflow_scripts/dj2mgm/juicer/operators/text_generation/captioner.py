@@ -47,7 +47,7 @@ class Captioner:
 
     @property
     def is_server(self) -> bool:
-        """Return whether captions come from a server, singly, in any order, and at a cost."""
+        """Whether captions come from a server, singly, in any order, and at a cost."""
         return isinstance(self.operator, ServerCaptioner)
 
     def caption(

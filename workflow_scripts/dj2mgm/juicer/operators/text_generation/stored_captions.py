@@ -40,7 +40,7 @@ class StoredCaptioner:
 
     @property
     def budget(self) -> str | None:
-        """The fingerprint of a captioner on a server, since two operators would each spend its whole budget."""
+        """Fingerprint of a captioner on a server, which stands for one common budget; None for other captioners."""
         return self.captioner.compute_fingerprint() if self.captioner.is_server else None
 
     def check_ready(self) -> None:
@@ -86,7 +86,7 @@ class StoredCaptioner:
 
     @cached_property
     def _store(self) -> CaptionStore:
-        """The captions on disk, opened by the process that captions, at its first caption."""
+        """Captions on disk, opened by the process that captions, at its first caption."""
         folder = Path(self.folder) if self.folder else None
         fingerprint = self.captioner.compute_fingerprint() if folder else ""
         return CaptionStore(folder, fingerprint, self.writer, alone=self.captioner.is_server)
