@@ -277,9 +277,18 @@ def test_own_configuration_passes_and_wrong_key_fails(monkeypatch):
     runs, finding = project_checks.read_runs({})
     assert finding.status == "pass" and "baseline" in finding.reason
     assert [finding.status for finding in project_checks.check_data(runs)] == ["skip"]
-    assert [finding.status for finding in project_checks.check_models(runs)] == ["skip"]
     runs, finding = project_checks.read_runs({"modle": "tiny"})
     assert runs is None and finding.status == "fail" and "did you mean 'model'?" in finding.reason
+
+
+@pytest.mark.parametrize(
+    ("foundation", "reason"), [("shipped", "it comes with the workflow"), ("train", "the workflow trains it")]
+)
+def test_finding_of_the_tiny_model_names_its_origin(monkeypatch, foundation, reason):
+    monkeypatch.chdir(PROJECT)
+    runs, _ = project_checks.read_runs({"foundation": foundation})
+    [finding] = project_checks.check_models(runs)
+    assert (finding.status, finding.reason) == ("skip", reason)
 
 
 @pytest.mark.parametrize(
