@@ -17,6 +17,7 @@ from dj2mgm.records.crate_records import CrateSettings
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.storage.files import write_json, write_jsonl, write_text
 from evaluated_runs import build_entry, write_run
+from training_records import write_training_record
 
 PAGE = "baseline/report"
 ENDED = 1_700_000_000  # of every job, as a file's time
@@ -55,7 +56,7 @@ def write_page() -> CrateSettings:
     for stage, folder in stages.items():
         write_log(Path(folder), STAGES[stage].rule)
     Path(stages["pretrain"], "projector.safetensors").write_bytes(b"weights")
-    write_json(Path(stages["finetune"], "metrics.json"), {"versions": {"torch": "0.0.1"}})
+    write_training_record(Path(stages["finetune"]), versions={"torch": "0.0.1"})
     write_text(f"results/{PAGE}/report.html", "<html></html>")
     write_text(f"results/{PAGE}/comparison.csv", TABLE)
     write_log(Path("results", PAGE), "compare_experiments")

@@ -6,6 +6,7 @@ from pathlib import Path
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.storage.files import write_json, write_jsonl, write_text, write_yaml
 from recipe_summaries import write_recipe_summary
+from training_records import write_training_record
 
 JUDGE = {"name": "models/clip", "kind": "CLIP", "selects": [], "sees": False}
 # {group: {metric: {image id: (sum, count)}}}
@@ -52,7 +53,7 @@ def write_run(folder: Path, clip: Values, vqa: Values, filtered: int = 80, synth
     write_json(folder / "jsonl/summary.json", {"pretrain": counts, "finetune": counts})
     write_jsonl(folder / "jsonl/pretrain.jsonl", [])
     for stage in ("pretrain", "finetune"):
-        write_json(folder / stage / "metrics.json", {"seed": 0})
+        write_training_record(folder / stage)
         write_jsonl(folder / stage / "metrics.jsonl", [{"step": 1, "loss": 1.0}])
         for name in ("scores.jsonl", "scored.jsonl"):
             write_jsonl(folder / stage / name, [])

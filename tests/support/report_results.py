@@ -17,6 +17,7 @@ from dj2mgm.evaluation.vqa import measure_rows
 from dj2mgm.storage.files import write_json, write_jsonl, write_yaml
 from evaluated_runs import build_entry, write_memory, write_scores
 from recipe_summaries import summarize_operator, write_recipe_summary
+from training_records import write_training_record
 
 IMAGES, PAIRS = 15, 60
 TOO_SHORT, TOO_SIMILAR = 6, 2  # rows dropped by the two filters
@@ -225,12 +226,13 @@ def _write_run(folder: Path, filter_folder: Path, dataset: Path, seed: int, bett
     for stage, samples in (("pretrain", pretrain_counts["rows_out"]), ("finetune", 38)):
         steps = [{"step": step, "loss": 3 / step + 0.01 * seed, "learning_rate": 1e-3} for step in range(1, 30)]
         write_jsonl(folder / stage / "metrics.jsonl", steps)
-        record = {"engine": {"zero_stage": 3}, "train_seconds": 75.0, "samples": samples, "steps": 29, "seed": seed}
+        counts = {"samples": samples, "rows": samples, "steps": 29, "planned_steps": 29}
+        record = counts | {"train_seconds": 75.0, "seed": seed, "versions": {"torch": "9.8.7"}}
         record |= {"scores": _write_scores(folder / stage, seed, (dataset / "ground_truth.jsonl").exists())}
         if better:
             record |= {"memory_plan": {"gpu_gib": 21.0, "host_gib": 9.0}}
             record |= {"memory": {"host_limit_gib": 62.6, "gpu_limit_gib": 23.63, "sampler_share": 0.004}}
-        write_json(folder / stage / "metrics.json", record | {"versions": {"torch": "9.8.7"}})
+        write_training_record(folder / stage, **record)
         write_memory(folder / stage / "memory.csv", [2.0, 8.0, 8.5, 8.25], [1.0, 20.0, 22.5, 22.0] if better else None)
     _write_evaluation(folder, dataset, seed, better)
     return {name: str(path) for name, path in stages.items()}

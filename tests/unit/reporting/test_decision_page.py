@@ -11,8 +11,9 @@ from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.reporting.verdicts.look_verdict import take_look
 from dj2mgm.settings.targets import DecideSection
-from dj2mgm.storage.files import read_yaml, write_json, write_yaml
+from dj2mgm.storage.files import read_yaml, write_yaml
 from headline_pages import write_levels
+from training_records import write_training_record
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def page(tmp_path):
 
 def test_the_verdict_on_unlearned_models_is_withheld(page, tmp_path):
     page({"baseline": 0.5, "new": 0.6}, seeds=2)
-    write_json(tmp_path / "new/0/finetune/metrics.json", {"seed": 0, "steps": 6})
+    write_training_record(tmp_path / "new/0/finetune", steps=6)
     budget = DecideSection()
     look = take_look(load_experiments(tmp_path / "config.yaml"), [], budget)
     assert look.kind == "withheld"

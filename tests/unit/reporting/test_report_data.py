@@ -62,7 +62,7 @@ def test_every_row_is_in_one_lane_at_every_step(experiments):
             lanes = after.lanes
             assert lanes.original + lanes.recaptioned + lanes.dropped == PAIRS
             assert lanes.dropped == before.lanes.dropped + after.dropped
-        assert steps[-1].lanes.left == experiment.runs[0].records["pretrain"]["samples"] == LEFT - 1
+        assert steps[-1].lanes.left == experiment.runs[0].records["pretrain"].samples == LEFT - 1
 
 
 def test_recaptioned_rows_have_a_lane_until_dropped(experiments):
@@ -92,12 +92,12 @@ def test_instructions_are_counted_up_to_training(experiments):
 )
 def test_samples_count_uses_and_not_rows_of_the_file(experiments, epochs, between, name):
     run = experiments[0].runs[0]
-    for record in run.records.values():
-        record |= {"rows": record["samples"], "samples": int(epochs * record["samples"])}
+    for stage, record in run.records.items():
+        run.records[stage] = replace(record, samples=int(epochs * record.samples))
     counts = count_instructions(experiments[0], run)
     assert counts == [("in the dataset", 40), ("dropped (missing)", -2), between, ("trained on", int(epochs * 38))]
     assert sum(count for _, count in counts[:-1]) == counts[-1][1]
-    end, samples = chain(experiments[0])[-1], run.records["pretrain"]["samples"]
+    end, samples = chain(experiments[0])[-1], run.records["pretrain"].samples
     assert end.name == name and end.note.startswith(f"{samples} samples in 29 steps, ")
 
 

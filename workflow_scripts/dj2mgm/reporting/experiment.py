@@ -18,6 +18,7 @@ from dj2mgm.records.judges import Judge
 from dj2mgm.records.page_records import PageSettings, ShownConfiguration, ShownControl, ShownExperiment, read_image_root
 from dj2mgm.records.publication_records import RecipeContents
 from dj2mgm.records.recipe_summary import RecipeSummary, read_recipe_summary
+from dj2mgm.records.training_record import TrainingRecord, read_training_record
 from dj2mgm.runs.stages import LEAK_FILES, STAGES, TASK_PREFIXES, TRAINING_STAGES
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, read_jsonl
@@ -35,7 +36,7 @@ class RunResults:
     filter: RecipeSummary
     synthesize: RecipeSummary | None  # None: the experiment has no such stage
     jsonl: JsonlSummary
-    records: dict[str, dict]  # by training stage: metrics.json
+    records: dict[str, TrainingRecord]  # by training stage
     steps: dict[str, list[dict]]  # by training stage: rows of metrics.jsonl
     # by training stage: rows of scores.jsonl, empty if no questions were asked
     checkpoint_scores: dict[str, list[dict]]
@@ -156,9 +157,9 @@ def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> RunResults
     for path, groups in zip(score_files, (values["groups"] for values in metrics.values()), strict=True):
         next(read_jsonl(path, may_be_empty=not groups), None)
     filter_summary = read_recipe_summary(stages["filter"] / "summary.json")
-    records = {stage: read_json(stages[stage] / "metrics.json") for stage in training_stages}
-    recorded = (*records.values(), metrics["evaluate_clip"], metrics["evaluate_vqa"])
-    versions = [record.get("versions", {}) for record in recorded]
+    records = {stage: read_training_record(stages[stage] / "metrics.json") for stage in training_stages}
+    versions = [record.versions for record in records.values()]
+    versions += [metrics[stage].get("versions", {}) for stage in ("evaluate_clip", "evaluate_vqa")]
     return RunResults(
         seed=seed,
         filter=filter_summary,

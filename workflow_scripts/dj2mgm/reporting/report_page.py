@@ -151,7 +151,7 @@ def _collect_training_values(experiments: list[ExperimentResults]) -> dict:
             (experiment.name, index, draw_memory_timeline(experiment)) for index, experiment in enumerate(experiments)
         ],
         "planned": any(
-            record.get("memory_plan") for experiment in experiments for record in experiment.runs[0].records.values()
+            record.memory_plan for experiment in experiments for record in experiment.runs[0].records.values()
         ),
     }
 

@@ -58,12 +58,12 @@ def build_pretrain_steps(
         )
     steps += _build_file_steps(run, steps[-1].lanes, {recaption.id for recaption in recaptions if recaption.accepted})
     lanes, record = steps[-1].lanes, next(iter(run.records.values()))
-    rows, samples = _count_rows_and_samples(record)
-    note = f"{format_integer(samples)} samples in {format_integer(record['steps'])} steps"
+    rows, samples = record.rows, record.samples
+    note = f"{format_integer(samples)} samples in {format_integer(record.steps)} steps"
     if samples != rows:
         note += f", {samples / rows:.2g} epochs"
-        if record.get("planned_steps", record["steps"]) < record["steps"]:
-            note += f", because one epoch has only {format_integer(record['planned_steps'])} steps"
+        if record.planned_steps < record.steps:
+            note += f", because one epoch has only {format_integer(record.planned_steps)} steps"
     elif "pretrain" not in run.records:
         note += f", including {format_integer(run.jsonl.files['finetune'].rows_out)} instructions"
     return [*steps, FlowStep("in the training file" if samples < rows else "trained on", "trained", lanes, note=note)]
@@ -90,7 +90,7 @@ def count_instructions(experiment: ExperimentResults, run: RunResults) -> list[t
     counts += [(f"dropped ({reason})", -number) for reason, number in dropped.items()]
     if file_counts.repeated:
         counts.append(("repeated", file_counts.repeated))
-    rows, samples = _count_rows_and_samples(run.records["finetune"])
+    rows, samples = run.records["finetune"].rows, run.records["finetune"].samples
     if "pretrain" not in run.records:
         return [*counts, ("trained on, with the pairs", samples)]
     if samples != rows:
@@ -98,11 +98,6 @@ def count_instructions(experiment: ExperimentResults, run: RunResults) -> list[t
             ("not trained on (training ended first)" if samples < rows else "repeated in later epochs", samples - rows)
         )
     return [*counts, ("trained on", samples)]
-
-
-def _count_rows_and_samples(record: dict) -> tuple[int, int]:
-    """Return the rows of a training stage's files and its samples; older records have the samples only."""
-    return record.get("rows", record["samples"]), record["samples"]
 
 
 def build_source_table(experiment: ExperimentResults, run: RunResults) -> list[dict]:

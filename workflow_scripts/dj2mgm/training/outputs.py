@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dj2mgm.models.trained_weights import PROJECTOR_FILE, find_projector_parameters
+from dj2mgm.records.training_record import ScoringRecord, TrainingRecord
 from dj2mgm.storage.files import replace_file, write_json, write_jsonl
 from dj2mgm.training.deepspeed_config import describe_engine
 from dj2mgm.training.settings import TrainingSettings
@@ -76,32 +77,30 @@ RECORDED_PACKAGES = ("torch", "transformers", "deepspeed", "peft", "accelerate")
 
 
 def write_metrics(settings: TrainingSettings, trainer: StageTrainer, record: dict, output_dir: Path) -> None:
-    """Write metrics.jsonl, scores.jsonl, scored.jsonl, and last metrics.json with `record`."""
+    """Write metrics.jsonl, scores.jsonl, scored.jsonl, and last metrics.json with the stage's part of its record."""
     history = [row for row in trainer.state.log_history if "loss" in row]
     columns = ("step", "epoch", "loss", "learning_rate", "projector_learning_rate", "grad_norm", "seconds")
     write_jsonl(output_dir / "metrics.jsonl", ({key: row[key] for key in columns if key in row} for row in history))
-    record |= {"scores": _write_scores(trainer, record["train_seconds"], output_dir)}
-    write_json(
-        output_dir / "metrics.json",
-        {
-            "engine": describe_engine(trainer.model_wrapped, trainer.global_batch_size),
-            "steps": trainer.state.global_step,
-            "loss_first": history[0]["loss"],
-            "loss_last": history[-1]["loss"],
-            **record,
-            "peak_host_rss_gib": _to_gib(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10),
-            "peak_gpu_gib": _to_gib(torch.cuda.max_memory_allocated()),
-            "peak_gpu_reserved_gib": _to_gib(torch.cuda.max_memory_reserved()),
-            "seed": settings.seed,
-            "versions": {name: importlib.metadata.version(name) for name in RECORDED_PACKAGES},
-        },
+    whole_record = TrainingRecord(
+        **record,
+        scores=_write_scores(trainer, record["train_seconds"], output_dir),
+        engine=describe_engine(trainer.model_wrapped, trainer.global_batch_size),
+        steps=trainer.state.global_step,
+        loss_first=history[0]["loss"],
+        loss_last=history[-1]["loss"],
+        peak_host_rss_gib=_to_gib(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10),
+        peak_gpu_gib=_to_gib(torch.cuda.max_memory_allocated()),
+        peak_gpu_reserved_gib=_to_gib(torch.cuda.max_memory_reserved()),
+        seed=settings.seed,
+        versions={name: importlib.metadata.version(name) for name in RECORDED_PACKAGES},
     )
+    write_json(output_dir / "metrics.json", whole_record.as_dict())
 
 
-def _write_scores(trainer: StageTrainer, train_seconds: float, output_dir: Path) -> dict | None:
+def _write_scores(trainer: StageTrainer, train_seconds: float, output_dir: Path) -> ScoringRecord | None:
     """Write scores.jsonl, a row for each checkpoint, and scored.jsonl, the scored rows; both may be empty.
 
-    Return a record of the kind and number of questions, and of the time that they took; None without scores.
+    Return None without scores.
     """
     scores, names = trainer.scores, ("loss", "accuracy", "questions", "seconds")
     write_jsonl(
@@ -117,8 +116,7 @@ def _write_scores(trainer: StageTrainer, train_seconds: float, output_dir: Path)
     held_out, correct = trainer.scorer.held_out, scores[-1]["correct"]
     write_jsonl(output_dir / "scored.jsonl", held_out.describe_rows(correct))
     seconds = sum(row["eval_seconds"] for row in scores)
-    share = {"seconds": round(seconds, 1), "share": round(seconds / train_seconds, 4)}
-    return {"asked": held_out.kind, "questions": len(correct)} | share
+    return ScoringRecord(held_out.kind, len(correct), round(seconds, 1), round(seconds / train_seconds, 4))
 
 
 def _to_gib(size: int) -> float:

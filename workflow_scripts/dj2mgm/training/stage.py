@@ -342,9 +342,8 @@ class StageRun:
         seconds = join_seconds(read_memory_rows(self.output_dir / "memory.csv"))
         record = {
             "rows": len(data.dataset),
-            # fewer than `steps` if `min_steps` adds epochs
             "planned_steps": count_steps(self.requested, len(data.dataset)),
-            "without_answer": data.dataset.answers.count(0),  # the answer lies beyond max_length
+            "without_answer": data.dataset.answers.count(0),
             "samples": trainer.batches.count_samples(trainer.state.global_step),
             "trained_parameters": sum(shape.numel() for shape in model.shapes.values()),
             "resumed_from": checkpoint.name if checkpoint else None,

@@ -16,6 +16,7 @@ from dj2mgm.reporting.study.study_table import ComparedVariant, compare_variants
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, read_yaml, write_json, write_jsonl, write_text, write_yaml
 from evaluated_runs import JUDGE, build_entry, write_dataset, write_memory, write_run
+from training_records import write_training_record
 
 IMAGES = [f"e{number}" for number in range(40)]
 TRUE = "a red circle at the top left and a blue star at the bottom right"
@@ -124,7 +125,7 @@ def test_differences_are_paired_with_the_reference(monkeypatch, results):
 def test_variants_that_learned_nothing_share_a_next_step(monkeypatch, results):
     for folder in ("no-filter", "no-mapper"):
         for seed in (0, 1):
-            write_json(results / f"results/{folder}/{seed}/finetune/metrics.json", {"seed": seed, "steps": 6})
+            write_training_record(results / f"results/{folder}/{seed}/finetune", steps=6, seed=seed)
     text = Elements(run(monkeypatch, results)[1]).text
     names = "all-without-<b>filter and all-without-mapper"
     assert f"The verdicts are withheld, because {names} learned nothing." in text
@@ -274,8 +275,8 @@ def write_tuning(root: Path, name: str, level: float, noise: float = 0.01, **cos
     """Write an experiment and return its entry; costs: parameters, seconds, host and gpu (GiB)."""
     folder = root / name
     stages = write_run(folder, *levels(level, noise, seed=len(name)))
-    record = {"trained_parameters": costs["parameters"], "train_seconds": costs["seconds"], "seed": 0}
-    write_json(folder / "finetune/metrics.json", record)
+    times = {"trained_parameters": costs["parameters"], "train_seconds": costs["seconds"]}
+    write_training_record(folder / "finetune", **times)
     gpu = [1.0, costs["gpu"], 1.0] if "gpu" in costs else None
     write_memory(folder / "finetune/memory.csv", [1.0, costs["host"], 1.0], gpu)
     return build_entry(name, root / "dataset", {0: stages})

@@ -20,6 +20,9 @@ from evaluated_runs import write_run
 from headline_pages import make_scores, write_levels
 from report_pages import read_page_text, write_report
 from report_results import write_results
+from training_records import write_training_record
+
+LONGER = "'pretrain={min_steps: 120}' 'finetune={min_steps: 60}'"  # settings of a training with more steps
 
 
 def verdict(experiments) -> HeadlineVerdict:
@@ -264,14 +267,14 @@ def test_experiments_that_learned_nothing_share_a_card(page, tmp_path):
     names = ("one", "two")
     page({"baseline": 0.5, "new": 0.6} | dict.fromkeys(names, 0.55), seeds=1)
     for name in names:
-        write_json(tmp_path / name / "0/finetune/metrics.json", {"seed": 0, "steps": 6})
+        write_training_record(tmp_path / name / "0/finetune", steps=6)
     experiments = load_experiments(tmp_path / "config.yaml")
     for target, command in (("", "one two"), ("sweep", "sweep")):
         cards = write_verdict_cards(experiments, target)
         first, merged = merge_withheld(cards, experiments[0], target)
         assert first == cards[0] and merged.verdict.experiment == "one and two"
         assert merged.verdict.statement == "The verdicts are withheld, because one and two learned nothing."
-        assert merged.command == f"snakemake --cores 1 {command} --config 'finetune={{min_steps: 60}}'"
+        assert merged.command == f"snakemake --cores 1 {command} --config {LONGER}"
         assert merged.next_step == cards[1].next_step == cards[2].next_step
         assert merged.cost.endswith(" for the stages that these experiments added.")
     assert set(build_verdict_records(experiments)) == {"baseline", "new", *names}
@@ -289,7 +292,7 @@ def test_seed_noise_does_not_hide_that_models_learned(page):
 
 def test_few_steps_and_a_loss_that_stays_are_named(page, tmp_path):
     page({"baseline": 0.5, "new": 0.6}, seeds=1)
-    write_json(tmp_path / "new/0/finetune/metrics.json", {"seed": 0, "steps": 6})
+    write_training_record(tmp_path / "new/0/finetune", steps=6)
     losses = [{"step": step, "loss": 1.0 + step / 100} for step in range(1, 41)]
     write_jsonl(tmp_path / "new/0/pretrain/metrics.jsonl", losses)
     experiments = load_experiments(tmp_path / "config.yaml")
@@ -348,16 +351,16 @@ def test_shared_stages_cost_nothing_and_commands_continue_runs(page, tmp_path):
 
 def test_longer_training_is_advised_for_unlearned_models(page, tmp_path):
     page({"baseline": 0.5}, seeds=1)
-    write_json(tmp_path / "baseline/0/finetune/metrics.json", {"seed": 0, "steps": 6})
+    write_training_record(tmp_path / "baseline/0/finetune", steps=6)
     record = build_verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
     [fault] = record["learning_faults"]
     assert record["verdict"] == "Nothing learned" and record["next_step"].startswith(fault["remedy"])
-    assert record["command"] == "snakemake --cores 1 baseline --config 'finetune={min_steps: 60}'"
+    assert record["command"] == f"snakemake --cores 1 baseline --config {LONGER}"
 
 
 def test_a_larger_model_is_advised_for_photos(page, tmp_path):
     page({"baseline": 0.5}, seeds=1)
-    write_json(tmp_path / "baseline/0/finetune/metrics.json", {"seed": 0, "steps": 6})
+    write_training_record(tmp_path / "baseline/0/finetune", steps=6)
     config = read_yaml(tmp_path / "config.yaml")
     config["experiments"][0]["config"] |= {"dataset": "photos", "model": {"name": "tiny", "foundation": "shipped"}}
     write_yaml(tmp_path / "config.yaml", config)
@@ -371,13 +374,16 @@ def test_a_larger_model_is_advised_for_photos(page, tmp_path):
 
 def test_a_higher_max_steps_is_advised_if_it_limits_steps(page, tmp_path):
     page({"baseline": 0.5}, seeds=1)
-    write_json(tmp_path / "baseline/0/finetune/metrics.json", {"seed": 0, "steps": 6})
+    write_training_record(tmp_path / "baseline/0/finetune", steps=6)
     config = read_yaml(tmp_path / "config.yaml")
     config["experiments"][0]["config"] |= {"finetune": {"max_steps": 6}}
     write_yaml(tmp_path / "config.yaml", config)
     record = build_verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
     assert record["next_step"] == "Raise finetune.max_steps. This command trains with more steps:"
-    assert record["command"] == "snakemake --cores 1 baseline --config 'finetune={max_steps: 60}'"
+    assert (
+        record["command"]
+        == "snakemake --cores 1 baseline --config 'pretrain={min_steps: 120}' 'finetune={max_steps: 60}'"
+    )
 
 
 @pytest.mark.parametrize(

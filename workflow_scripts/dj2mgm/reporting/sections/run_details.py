@@ -84,8 +84,8 @@ def format_cell(value: object) -> str:
 
 def build_training_table(run: RunResults) -> list[tuple[str, list[str]]]:
     """Return rows (setting, [value in each training stage]) of the stages' metrics.json."""
-    records = [{key: value for key, value in record.items() if key not in LEFT_OUT} for record in run.records.values()]
-    flat = [flatten_record(record) for record in records]
+    records = [record.as_dict() for record in run.records.values()]
+    flat = [flatten_record({key: record[key] for key in record if key not in LEFT_OUT}) for record in records]
     keys = list(dict.fromkeys(key for stage in flat for key in stage))
     return [(key, [format_cell(stage.get(key)) for stage in flat]) for key in keys]
 
@@ -115,5 +115,5 @@ def build_times_table(experiments: list[ExperimentResults]) -> tuple[list[str], 
 def _read_seconds(run: RunResults) -> dict[str, float]:
     """Return the time of each stage, as Snakemake measured it; a resumed training has at least its recorded time."""
     seconds = {stage: sum_seconds([folder]) for stage, folder in run.stages.items()}
-    recorded = {stage: record["train_seconds"] for stage, record in run.records.items()}  # of all attempts
+    recorded = {stage: record.train_seconds for stage, record in run.records.items()}  # of all attempts
     return {stage: max(time, recorded.get(stage, 0)) for stage, time in seconds.items() if time is not None}

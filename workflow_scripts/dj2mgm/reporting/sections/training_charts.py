@@ -108,13 +108,13 @@ def compute_running_mean(values: np.ndarray, window: int) -> np.ndarray:
 def _describe_questions(metric: str, stage: str, experiments: list[ExperimentResults]) -> str:
     """Describe the questions, and the time they took or their agreement with the evaluation."""
     runs = [run for experiment in experiments for run in experiment.runs]
-    records = [run.records[stage]["scores"] for run in runs]
-    numbers = sorted({record["questions"] for record in records})
+    records = [run.records[stage].scores for run in runs]
+    numbers = sorted({record.questions for record in records})
     count = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
     scope = " in each run" if len(numbers) > 1 else ""
-    questions = f"{count} held-out {join_words(sorted({record['asked'] for record in records}))}{scope}"
+    questions = f"{count} held-out {join_words(sorted({record.kind for record in records}))}{scope}"
     if metric == "loss":
-        max_share = f"{100 * max(record['share'] for record in records):.1f} %"
+        max_share = f"{100 * max(record.share for record in records):.1f} %"
         return (
             f"{questions}; loss in nats per token of the answer; scoring took at most {max_share} of the stage's time"
         )
@@ -185,7 +185,7 @@ def read_stage_memory(run: RunResults, stage: str) -> StageMemory:
     sizes = {"host": np.array([float(row["job_gib"]) for row in rows])}
     if gpus:
         sizes["gpu"] = np.array([max(float(row[name] or 0) for name in gpus) for row in rows])
-    limits, plan = record.get("memory") or {}, record.get("memory_plan") or {}
+    limits, plan = record.memory or {}, record.memory_plan or {}
     return StageMemory(
         stage=stage,
         seconds=np.array(join_seconds(rows)),

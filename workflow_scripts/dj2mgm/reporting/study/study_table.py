@@ -121,7 +121,7 @@ def count_rows_and_costs(experiment: ExperimentResults) -> dict[str, float | Non
         "rows_filtered": _compute_mean([run.filter.rows_kept for run in runs]),
         "rows_synthesized": _compute_mean([run.synthesize.rows_kept for run in runs if run.synthesize]),
         "faults_left": None if faults is None else sum(faults.values()),
-        "trained_parameters": _compute_mean([record.get("trained_parameters") for record in records]),
+        "trained_parameters": _compute_mean([record.trained_parameters for record in records]),
         "seconds": find_cost(experiment),
         "gpu_gib": max((reading.find_peak("gpu") for reading in memory if "gpu" in reading.sizes), default=None),
         "host_gib": max(reading.find_peak("host") for reading in memory),

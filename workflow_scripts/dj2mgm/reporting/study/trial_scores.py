@@ -58,5 +58,5 @@ def _require_mean(experiment: ExperimentResults, title: str, group: str, metric:
 
 def _measure_gpu_hours(experiment: ExperimentResults) -> float:
     """Return the GPU hours of both training stages, all attempts included, as the mean over the seeds."""
-    seconds = [sum(record["train_seconds"] for record in run.records.values()) for run in experiment.runs]
+    seconds = [sum(record.train_seconds for record in run.records.values()) for run in experiment.runs]
     return float(np.mean(seconds)) * experiment.config.gpus / 3600

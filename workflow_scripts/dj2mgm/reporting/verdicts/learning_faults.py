@@ -8,6 +8,7 @@ import numpy as np
 
 from dj2mgm.evaluation.groups import estimate_metric
 from dj2mgm.evaluation.intervals import Estimate
+from dj2mgm.records.training_record import TrainingRecord
 from dj2mgm.reporting.comparison import format_score
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import join_words
@@ -109,7 +110,7 @@ def _find_training_faults(experiment: ExperimentResults, run: RunResults) -> Ite
     """Yield a fault for too few steps that changed weights, and for a loss that did not fall, by stage."""
     for stage, record in run.records.items():
         steps = _count_effective_steps(record, run.steps[stage])
-        if steps is not None and steps < MIN_STEPS:
+        if steps < MIN_STEPS:
             has_limit = getattr(experiment.config, stage).max_steps
             keys = f"{stage}.min_steps or {stage}.epochs, or lower {stage}.global_batch_size"
             yield LearningFault(
@@ -127,7 +128,6 @@ def _find_training_faults(experiment: ExperimentResults, run: RunResults) -> Ite
             )
 
 
-def _count_effective_steps(record: dict, rows: list[dict]) -> int | None:
+def _count_effective_steps(record: TrainingRecord, rows: list[dict]) -> int:
     """Return the number of steps that changed weights; the first one of a warm-up has a learning rate of zero."""
-    steps = record.get("steps")
-    return steps and steps - (rows[0]["step"] == 1 and rows[0].get("learning_rate") == 0)
+    return record.steps - (rows[0]["step"] == 1 and rows[0].get("learning_rate") == 0)

@@ -218,7 +218,7 @@ def _find_remedy(experiment: ExperimentResults, faults: list[LearningFault]) -> 
     """Return another model if the experiment's is too small for its data, or more steps of all training stages."""
     if other_model := advise_other_model(experiment):
         return Remedy(f"{other_model}. This command fits a 24 GB GPU:", (("model", PHOTO_MODEL),))
-    steps = {stage: record["steps"] for stage, record in experiment.runs[0].records.items() if record.get("steps")}
+    steps = {stage: record.steps for stage, record in experiment.runs[0].records.items()}
     settings = {}
     for stage, number in steps.items():
         # max_steps overrides min_steps and epochs
