@@ -41,8 +41,8 @@ from trainer_steps import Steps  # noqa: E402
 
 from dj2mgm.models.families import load_family  # noqa: E402
 from dj2mgm.models.vlm.vlm_family import supports_sdpa  # noqa: E402
+from dj2mgm.runs.all_runs import Runs  # noqa: E402
 from dj2mgm.runs.experiments import REFERENCE  # noqa: E402
-from dj2mgm.runs.run import Runs  # noqa: E402
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_yaml  # noqa: E402
 from dj2mgm.training.training_data import ConversationDataset, StepBatches  # noqa: E402
 from random_mgm import measure_instruction_lengths, write_conversations  # noqa: E402

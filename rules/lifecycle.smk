@@ -55,9 +55,9 @@ onsuccess:
         for run in RUNS.iterate_with_results()
         for stage in run.training_stages
     )
-    RUNS.reuse.write_notes()
+    RUNS.reuse.write_notes(RUNS.iterate_with_results())
 
 
 onerror:
     end_run(on_cluster=workflow.non_local_exec)
-    RUNS.reuse.write_notes()
+    RUNS.reuse.write_notes(RUNS.iterate_with_results())

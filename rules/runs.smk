@@ -10,7 +10,7 @@ from dj2mgm.cli.command_line import escape_control
 from dj2mgm.cli.console import UserError
 from dj2mgm.errors import InputError
 from dj2mgm.runs.layers import EMBEDDED_DEFAULTS, drop_defaults
-from dj2mgm.runs.run import Runs
+from dj2mgm.runs.all_runs import Runs
 from dj2mgm.settings.config_files import check_stated_once
 
 

@@ -9,7 +9,7 @@ from scipy.stats import ttest_1samp
 
 import check_served_model
 from dj2mgm.evaluation.served_answers import AskedQuestion, compare_answers
-from dj2mgm.runs.run import Runs
+from dj2mgm.runs.all_runs import Runs
 from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_yaml
 from scripted_server import MODEL, Reply, ScriptedServer, caption
 from tiny_models import save_image

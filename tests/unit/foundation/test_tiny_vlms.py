@@ -8,8 +8,8 @@ import make_tiny_vlm
 from dj2mgm.errors import InputError
 from dj2mgm.foundation.tiny_vlms import BUILDERS
 from dj2mgm.models.families import load_family
+from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.layers import Layer, merge_experiment
-from dj2mgm.runs.run import Runs
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.settings.config_files import read_config
 from dj2mgm.settings.models import TransformersModel

@@ -15,7 +15,7 @@ from dj2mgm.models.vlm.vlm_family import supports_sdpa
 from dj2mgm.planning.architecture import PlanningError, VLMArchitecture, load_architecture
 from dj2mgm.planning.live_memory import LiveMemory
 from dj2mgm.planning.step import Workload, build_meta_model, count_parameters, trace_memory
-from dj2mgm.runs.run import Runs
+from dj2mgm.runs.all_runs import Runs
 from dj2mgm.settings.training_stages import LoraSettings
 from dj2mgm.storage.files import write_jsonl
 from dj2mgm.training.memory_plan import build_architecture

@@ -16,8 +16,8 @@ from dj2mgm.provenance.crate_writer import write_crate
 from dj2mgm.provenance.differences import check_inputs, check_recorded, parse_comparison
 from dj2mgm.provenance.reproduction_folder import AllowedFolders, make_project
 from dj2mgm.records.crate_records import CrateRecord
-from dj2mgm.runs import run as runs_module
-from dj2mgm.runs.run import Runs
+from dj2mgm.runs import all_runs
+from dj2mgm.runs.all_runs import Runs
 from dj2mgm.settings.config_files import read_config
 from dj2mgm.storage.files import can_be_path, find_files
 from paths import PROJECT
@@ -226,7 +226,7 @@ def test_a_file_with_too_many_values_is_not_read_completely(tmp_path, monkeypatc
 
 
 def test_more_runs_than_can_be_resolved_are_refused(monkeypatch):
-    monkeypatch.setattr(runs_module, "MAX_RUNS", 10)
+    monkeypatch.setattr(all_runs, "MAX_RUNS", 10)
     with pytest.raises(InputError, match="have [0-9]+ runs, but at most 10"):
         Runs({"seeds": list(range(11))})
 

@@ -42,7 +42,7 @@ from dj2mgm.provenance.differences import (
 )
 from dj2mgm.provenance.finished_jobs import find_jobs
 from dj2mgm.provenance.reproduction_folder import AllowedFolders, make_project
-from dj2mgm.runs.run import Runs
+from dj2mgm.runs.all_runs import Runs
 from dj2mgm.storage.files import write_json
 
 PROFILES = ("process/0.5", "workflow/0.5", "provenance/0.5")

@@ -16,7 +16,7 @@ from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.recipes.catalogue import read_refused_operators
 from dj2mgm.recipes.recipe_parsing import parse_recipe
 from dj2mgm.recipes.recipe_step import parse_steps
-from dj2mgm.runs.run import Runs
+from dj2mgm.runs.all_runs import Runs
 from dj2mgm.storage.files import write_yaml
 from paths import PROJECT
 from recipe_fuzzing import generate_cases, is_accepted, make_process, prepare, run_cases

@@ -9,8 +9,8 @@ import yaml
 from configuration_files import FILES
 from dj2mgm.dataset_resolution.experiment_dataset import check_files, resolve_dataset
 from dj2mgm.errors import InputError
+from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.layers import drop_defaults, list_experiment_names, merge_experiment, read_default_layer
-from dj2mgm.runs.run import Runs
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.script_modules import find_modules
 from dj2mgm.settings.chat_templates import read_chat_template

@@ -22,8 +22,9 @@ from dj2mgm.planning.architecture import DEFAULT_IMAGE_SIZE, PlanningError, VLMA
 from dj2mgm.planning.prediction import Machine, predict
 from dj2mgm.planning.search import MICRO_BATCHES, describe_plan, find_fastest, list_candidates
 from dj2mgm.planning.step import Workload
+from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.run import Run, Runs
+from dj2mgm.runs.run import Run
 from dj2mgm.settings.dataset_files import ReadableSources, Split
 from dj2mgm.settings.deepspeed_files import list_deepspeed_names, read_deepspeed
 from dj2mgm.storage.files import write_json

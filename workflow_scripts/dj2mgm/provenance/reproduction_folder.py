@@ -17,9 +17,9 @@ from dj2mgm.errors import InputError
 from dj2mgm.model_files.hub_cache import find_cached_snapshot, is_folder_path
 from dj2mgm.provenance.crate_files import CONFIG_SUFFIXES, MADE_HERE, ROOT, is_config, list_model_parts
 from dj2mgm.provenance.crate_reader import Crate
+from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.layers import MODEL_KEYS, build_command_line_layer
 from dj2mgm.runs.pages import list_page_experiments
-from dj2mgm.runs.run import Runs
 from dj2mgm.settings.config_files import SHIPPED, quote_value, read_config
 from dj2mgm.settings.configuration import build_configuration_model
 from dj2mgm.settings.schema import build_schema

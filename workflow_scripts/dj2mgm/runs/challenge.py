@@ -1,7 +1,8 @@
 """Settings of the challenge's table."""
 
 from dj2mgm.errors import InputError
-from dj2mgm.runs.run import Run, Runs
+from dj2mgm.runs.all_runs import Runs
+from dj2mgm.runs.run import Run
 
 
 def build_challenge_settings(runs: Runs) -> dict:

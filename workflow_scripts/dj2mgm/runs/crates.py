@@ -1,8 +1,9 @@
 """Settings of the crate of a page."""
 
 from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER
+from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.pages import build_page_settings, list_page_experiments, locate_stage_folders
-from dj2mgm.runs.run import Run, Runs
+from dj2mgm.runs.run import Run
 
 NOT_RECORDED = ("crate", "crate_folders", "overwrite")  # these keys belong to a command, not to a run
 

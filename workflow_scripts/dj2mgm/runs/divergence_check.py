@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dj2mgm.divergence import DIVERGED
-from dj2mgm.runs.run import Runs
+from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.stages import STAGES, TRAINING_STAGES
 
 LOG_END = 20_000  # bytes at the end of a log, in which a diverged training is reported

@@ -1,7 +1,7 @@
 """Inputs and output folder of the search for leaks: evaluated images and questions in the training data."""
 
 from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER, Dataset
-from dj2mgm.runs.run import Runs
+from dj2mgm.runs.all_runs import Runs
 from dj2mgm.settings.evaluation import LeakSettings
 from dj2mgm.storage.files import find_files
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES

@@ -4,11 +4,12 @@ from pathlib import Path
 
 from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER
 from dj2mgm.records.publication_records import ExportSettings, RecipeContents
+from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.divergence_check import has_diverged
 from dj2mgm.runs.experiment_recipes import read_recipes
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.leaks import locate_leaks_folder
-from dj2mgm.runs.run import Run, Runs
+from dj2mgm.runs.run import Run
 from dj2mgm.runs.stages import LEAK_FILES, STAGES, TASK_PREFIXES
 from dj2mgm.runs.studies import merged_mixtures
 from dj2mgm.runs.studies.searches import list_full_trials, read_planned_batches

@@ -1,31 +1,28 @@
 """Reuse: equal stages of different runs are run once, in the folder of one of them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.stages import STAGE_NOTE
+from dj2mgm.runs.experiments import REFERENCE, Experiments
+from dj2mgm.runs.run import Run
+from dj2mgm.runs.stages import STAGE_NOTE, Stage
 from dj2mgm.storage.files import read_if_whole, write_yaml
-
-if TYPE_CHECKING:
-    from dj2mgm.runs.run import Run, Runs
 
 
 class Reuse:
     """Search for the run that owns a stage's output."""
 
-    def __init__(self, runs: "Runs"):
-        """Find owners among `runs`."""
-        self._runs = runs
+    def __init__(self, experiments: Experiments, stages: Mapping[str, Stage], get_run: Callable[[str, int], Run]):
+        """Find owners among the runs of these experiments; `get_run` returns the run of an experiment with a seed."""
+        self._experiments, self._stages, self._get_run = experiments, stages, get_run
         self._signatures: dict[tuple[str, int, str], str] = {}
         self._owners: dict[tuple[str, int, str], Run] = {}
         self._variants: dict[tuple[str, str, int, int], dict[str, list[Run]]] = {}
         self._shared: dict[tuple[str, str, int, str], Run] = {}
         self._begun: dict[Path, bool] = {}
 
-    def find_owner(self, run: "Run", stage: str) -> "Run":
+    def find_owner(self, run: Run, stage: str) -> Run:
         """Return the run in whose folder a stage is run, for all runs with the same output of this stage.
 
         Outputs are the same if the stage's settings, dataset, model and captioner are the same, and also the outputs of
@@ -43,8 +40,8 @@ class Reuse:
             self._owners[key] = self._choose_owner(run, stage)
         return self._owners[key]
 
-    def _choose_owner(self, run: "Run", stage: str) -> "Run":
-        experiments, signature = self._runs.experiments, self._find_signature(run, stage)
+    def _choose_owner(self, run: Run, stage: str) -> Run:
+        experiments, signature = self._experiments, self._find_signature(run, stage)
         variant = experiments.variants.get(run.experiment)
         parent = None if variant is None else variant.parent
         for name in (REFERENCE, parent or run.experiment):
@@ -59,7 +56,7 @@ class Reuse:
             self._shared[key] = next((run for run in candidates if self._has_run(run, stage)), candidates[0])
         return self._shared[key]
 
-    def _has_run(self, run: "Run", stage: str) -> bool:
+    def _has_run(self, run: Run, stage: str) -> bool:
         """Return whether a run had begun a stage with its present settings in its own folder.
 
         The answer of the first call is kept, because the run itself writes into the folder.
@@ -71,17 +68,17 @@ class Reuse:
             self._begun[folder] = settings == run.settings[stage].file_content()
         return self._begun[folder]
 
-    def _find_runs(self, name: str, stage: str, seed: int) -> Iterator["Run"]:
+    def _find_runs(self, name: str, stage: str, seed: int) -> Iterator[Run]:
         """Iterate over the runs of an experiment, with its first seed and with `seed`, that have a stage."""
-        if config := self._runs.experiments.configs.get(name):
+        if config := self._experiments.configs.get(name):
             for run_seed in dict.fromkeys((config.seeds[0], seed)):
-                run = self._runs.get(name, run_seed)
+                run = self._get_run(name, run_seed)
                 if stage in run.settings:
                     yield run
 
-    def _group_variants(self, parent: str, stage: str, seed: int) -> dict[str, list["Run"]]:
+    def _group_variants(self, parent: str, stage: str, seed: int) -> dict[str, list[Run]]:
         """Return the runs of a parent's variants by their signature of a stage; a search adds variants meanwhile."""
-        variants = self._runs.experiments.variants
+        variants = self._experiments.variants
         key = parent, stage, seed, len(variants)
         if key not in self._variants:
             runs_by_signature = self._variants[key] = {}
@@ -90,9 +87,9 @@ class Reuse:
                     runs_by_signature.setdefault(self._find_signature(run, stage), []).append(run)
         return self._variants[key]
 
-    def write_notes(self) -> None:
-        """Write a stage.yaml for each stage that a run with results shares, which names the owner's folder."""
-        for run in self._runs.iterate_with_results():
+    def write_notes(self, runs: Iterable[Run]) -> None:
+        """Write a stage.yaml for each stage that one of the runs shares, which names the owner's folder."""
+        for run in runs:
             folder = Path("results", run.folder)
             for stage in run.settings:
                 note, owner = folder / stage / STAGE_NOTE, self.find_owner(run, stage)
@@ -101,16 +98,16 @@ class Reuse:
                 else:
                     write_yaml(note, {"same_as": f"results/{owner.folder}/{stage}"})
 
-    def _find_signature(self, run: "Run", stage: str) -> str:
+    def _find_signature(self, run: Run, stage: str) -> str:
         """Return the same string for two runs if everything that a stage's output depends on is the same."""
         key = run.experiment, run.seed, stage
         if key not in self._signatures:
             self._signatures[key] = self._sign(run, stage)
         return self._signatures[key]
 
-    def _sign(self, run: "Run", stage: str, pairs_only: bool = False) -> str:
+    def _sign(self, run: Run, stage: str, pairs_only: bool = False) -> str:
         """Return the signature of a stage; with `pairs_only`, without everything that affects only instructions."""
-        settings, definition = run.settings[stage], self._runs.stages[stage]
+        settings, definition = run.settings[stage], self._stages[stage]
         parts: dict = {"settings": settings.file_content()}
         if pairs_only and stage == "jsonl":
             parts["settings"] |= _find_pair_amounts(run)
@@ -119,10 +116,10 @@ class Reuse:
         if definition.uses_model(settings):
             parts["model"] = run.config.model.model_dump()
         if stage == "synthesize" and run.captioner:
-            captioner = self._runs.get(run.captioner, run.seed)
+            captioner = self._get_run(run.captioner, run.seed)
             parts["captioner"] = self._find_signature(captioner, run.choose_training_stage(captioner))
         if stage == "jsonl" and (other_experiment := run.config.jsonl.same_size_as):
-            other_run = self._runs.get(other_experiment, run.seed)
+            other_run = self._get_run(other_experiment, run.seed)
             if not pairs_only:
                 parts["same_size_as"] = self._find_signature(other_run, stage)
             elif not other_run.selects_instructions:  # otherwise the number of pairs is not changed
@@ -143,7 +140,7 @@ class Reuse:
         return json.dumps(parts, sort_keys=True)
 
 
-def _find_pair_amounts(run: "Run") -> dict[str, dict[str, float]]:
+def _find_pair_amounts(run: Run) -> dict[str, dict[str, float]]:
     """Return the amounts and the shares of the sources that have pairs."""
     sources, amounts = getattr(run.dataset.settings, "sources", {}), {}
     for key, values in {"sources": run.config.sources, "shares": run.config.shares}.items():

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from dj2mgm.cli.command_line import escape_control
-from dj2mgm.runs.run import Runs
+from dj2mgm.runs.all_runs import Runs
 
 
 def list_start_messages(runs: Runs) -> Iterator[str]:

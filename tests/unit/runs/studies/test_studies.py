@@ -11,9 +11,9 @@ import yaml
 
 import keep_variant
 from dj2mgm.errors import InputError
+from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.divergence_check import has_diverged
 from dj2mgm.runs.pages import build_page_settings, build_study_settings, list_study_experiments
-from dj2mgm.runs.run import Runs
 from dj2mgm.runs.studies.merged_mixtures import build_merge_settings
 from dj2mgm.runs.studies.search_batches import list_batch_runs
 from dj2mgm.runs.studies.study_designs import compute_axis_value, with_row_fraction
@@ -530,7 +530,7 @@ def test_studies_with_a_common_variant_train_once(write):
     runs, names = Runs({}), ("baseline", "baseline-b", "baseline-c")
     first = run_as_snakemake(runs, *names)
     assert run_as_snakemake(Runs({}), *names) == first, "a job of the same command"
-    runs.reuse.write_notes()
+    runs.reuse.write_notes(runs.iterate_with_results())
     assert run_as_snakemake(Runs({}), *names) == first, "the next command"
     write_variants(write, "all", c=with_rate(1e-3), b=with_rate(1e-4), a=with_rate(1e-5))
     assert run_as_snakemake(Runs({}), *names) == first
@@ -554,7 +554,7 @@ def test_jobs_have_the_owners_of_their_command(write):
     write_variants(write, "one", **rates)  # the filter belongs to the baseline, as recorded in a and b
     runs = Runs({})
     run_as_snakemake(runs, "baseline", "baseline-a", "baseline-b")
-    runs.reuse.write_notes()
+    runs.reuse.write_notes(runs.iterate_with_results())
     write_variants(write, "one", **{name: STRICT | rate for name, rate in rates.items()})
     write_variants(write, "two", z=with_rate(1e-3))
     names = ("baseline", "baseline-a", "baseline-b", "baseline-z")

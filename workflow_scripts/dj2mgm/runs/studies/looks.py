@@ -6,10 +6,11 @@ from pathlib import Path
 from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER as DATASETS
 from dj2mgm.errors import InputError
 from dj2mgm.records.look_records import MIN_SEEDS, LookRecord, needs_another_seed
+from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.finished_results import check_runs
 from dj2mgm.runs.pages import build_page_settings, list_page_files
-from dj2mgm.runs.run import Run, Runs
+from dj2mgm.runs.run import Run
 from dj2mgm.runs.studies.seed_times import format_hours, sum_measured_seconds
 from dj2mgm.runs.studies.unused_seeds import choose_unused_seeds
 from dj2mgm.settings.targets import ReportSection

@@ -6,7 +6,7 @@ from typing import Any
 
 from dj2mgm.errors import InputError
 from dj2mgm.records.mixture_records import MergedMixture, MergeSettings
-from dj2mgm.runs.run import Runs
+from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.studies.mixtures import compute_shares, list_quantile_keys
 from dj2mgm.runs.studies.study_designs import list_single_source_changes, locate_study_file
 from dj2mgm.settings.study_files import MixtureSpace, SampleDesign

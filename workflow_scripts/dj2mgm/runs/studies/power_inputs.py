@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER as DATASETS
+from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.run import Run, Runs
+from dj2mgm.runs.run import Run
 from dj2mgm.settings.dataset_files import MAX_HELD_OUT
 from dj2mgm.storage.files import read_json
 

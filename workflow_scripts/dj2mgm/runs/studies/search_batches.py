@@ -9,10 +9,10 @@ from pathlib import Path
 from dj2mgm.errors import InputError
 from dj2mgm.records.page_records import ShownBatch, ShownSearch, ShownTrial
 from dj2mgm.records.search_records import BatchResult, SearchSettings
+from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.divergence_check import has_diverged
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.pages import build_page_settings, list_page_files
-from dj2mgm.runs.run import Runs
 from dj2mgm.runs.studies.halving import SearchHistory, compute_smallest_budget, plan_next, read_history
 from dj2mgm.runs.studies.looks import check_headline, check_reported
 from dj2mgm.runs.studies.searches import locate_batch_folder, read_search_batch

@@ -15,12 +15,12 @@ from dj2mgm.errors import InputError, UnsuitableDatasetError
 from dj2mgm.recipes.recipe_step import INSTRUCTION_OPERATOR
 from dj2mgm.runs import experiment_recipes as recipes
 from dj2mgm.runs import layers
+from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.challenge import build_challenge_settings
 from dj2mgm.runs.experiments import list_reserved_names
 from dj2mgm.runs.layers import Layer
 from dj2mgm.runs.pages import build_page_settings, list_page_experiments, list_page_files
 from dj2mgm.runs.reserved_names import FOLDERS, RESERVED_NAMES, RULES
-from dj2mgm.runs.run import Runs
 from dj2mgm.runs.stages import INFLUENCE, STAGES
 from dj2mgm.storage.files import read_yaml, write_yaml
 from paths import PROJECT
@@ -576,11 +576,12 @@ def test_a_run_records_the_owners_of_shared_stages(write, tmp_path):
     runs = Runs({})
     for folder in ("baseline", "mine"):
         (tmp_path / "results" / folder).mkdir(parents=True)
-    runs.reuse.write_notes()
+    runs.reuse.write_notes(runs.iterate_with_results())
     notes = {path.parent.name: read_yaml(path)["same_as"] for path in (tmp_path / "results").rglob("stage.yaml")}
     assert notes == {name: f"results/baseline/{name}" for name in ("filter", "jsonl", "pretrain")}
     write(finetune={"lora": {"r": 4}}, pretrain={"epochs": 2})
-    Runs({}).reuse.write_notes()
+    runs = Runs({})
+    runs.reuse.write_notes(runs.iterate_with_results())
     assert not (tmp_path / "results/mine/pretrain/stage.yaml").exists()
 
 

@@ -1,0 +1,319 @@
+"""All runs, each an experiment with one seed, and the folders of their results.
+
+The first seed's results are in results/<experiment>/, those of others in results/<experiment>/seed-<n>/. With the
+setting `results: <name>`, these folders are in results/<name>/.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dj2mgm.dataset_resolution.experiment_dataset import (
+    Dataset,
+    check_mixture,
+    check_shares,
+    resolve_amounts,
+    resolve_dataset,
+)
+from dj2mgm.errors import InputError
+from dj2mgm.model_files.foundation import find_shipped_foundation
+from dj2mgm.runs.experiments import MINIMAL_TARGET, REFERENCE, Experiments
+from dj2mgm.runs.recipe_checks import check_without_instructions
+from dj2mgm.runs.reuse import Reuse
+from dj2mgm.runs.run import Run
+from dj2mgm.runs.stages import (
+    INFLUENCE,
+    STAGES,
+    Stage,
+    build_benchmark_stages,
+    build_evaluation_stages,
+)
+from dj2mgm.runs.studies.study_designs import list_study_names, locate_study_file
+from dj2mgm.runs.studies.variants import Variant
+from dj2mgm.settings.base import StageSettings
+from dj2mgm.settings.benchmarks import read_declarations
+from dj2mgm.settings.configuration import Experiment
+from dj2mgm.settings.models import ModelFile
+
+MAX_RUNS = 5000  # limits the time of a start, at which Snakemake resolves all runs
+RUN_FOLDER = re.compile(r"(?P<experiment>[^/]+?)(?:/seed-(?P<seed>\d+))?")
+
+
+class Runs:
+    """All runs, with their folders and stages.
+
+    Attributes:
+        experiments: merged configurations.
+        shared: the configuration for the keys of several experiments.
+        results_prefix: folder of runs and pages, below results/, with its slash.
+        stages: all stages by name, with those of benchmarks and evaluations.
+        reuse: finds the owners of shared stages.
+    """
+
+    def __init__(self, command_line: dict):
+        """Resolve every run of every experiment.
+
+        Raises:
+            InputError: config.yaml, the command line or the reference is not valid. Errors of other experiments are in
+                `experiments.errors`.
+        """
+        self.experiments = Experiments(command_line)
+        self.shared = self.experiments.shared
+        self.results_prefix = self.experiments.results_prefix
+        self.stages: dict[str, Stage] = STAGES | INFLUENCE
+        for name in read_declarations():
+            self.stages |= build_benchmark_stages(name)
+        for task in self.shared.evaluations:
+            self.stages |= build_evaluation_stages(task)
+        self.reuse = Reuse(self.experiments, self.stages, self.get)
+        self._datasets: dict[str, Dataset] = {}  # by name, filled when a run first needs one
+        self._runs: dict[tuple[str, int], Run] = {}
+        self._checked_spaces: set[str] = set()  # names of studies
+        checks = (self._check_dataset_name, self._check_captioner, self._check_size)
+        for step in (self.experiments.add_experiment, *checks):
+            self._check_number()
+            for name in self.experiments.files:
+                if name not in self.experiments.errors:
+                    self._attempt(name, step, name)
+        for target in list_study_names():
+            self._attempt(target, self.experiments.add_study, target)
+        for target in (*list_study_names(), MINIMAL_TARGET):
+            self._add_variants(target)
+        for name in self.experiments.names:
+            self._attempt(name, self._read_variants, name)
+
+    def __iter__(self) -> Iterator[Run]:
+        """Iterate over every run that a configuration names or that was requested before.
+
+        Seeds after the first are resolved when they are needed: experiments may have a thousand.
+        """
+        return (self.get(name, seed) for name, seed in self._list_names())
+
+    def iterate_with_results(self) -> Iterator[Run]:
+        """Iterate over the runs that have a folder of results."""
+        for name, seed in self._list_names():
+            if Path("results", self._find_folder(name, seed)).is_dir():
+                yield self.get(name, seed)
+
+    def _list_names(self) -> list[tuple[str, int]]:
+        """Return experiment and seed of every run; `decide` requests seeds that no configuration names."""
+        configs = self.experiments.configs.items()
+        return list(dict.fromkeys([*((name, seed) for name, config in configs for seed in config.seeds), *self._runs]))
+
+    def _find_folder(self, experiment: str, seed: int) -> str:
+        is_first_seed = seed == self.experiments.configs[experiment].seeds[0]
+        return self.results_prefix + (experiment if is_first_seed else f"{experiment}/seed-{seed}")
+
+    def get(self, experiment: str, seed: int) -> Run:
+        """Return the run of an experiment with a seed."""
+        if (experiment, seed) not in self._runs:
+            if experiment not in self.experiments.configs:
+                self._find_trial(experiment)
+            try:
+                config, dataset, settings = self._resolve_settings(self.experiments.configs[experiment], seed)
+            except InputError as error:
+                raise type(error)(f"experiment {experiment}: {error}") from None
+            self._runs[experiment, seed] = Run(
+                experiment, seed, self._find_folder(experiment, seed), config, dataset, settings
+            )
+        return self._runs[experiment, seed]
+
+    def _resolve_settings(self, config: Experiment, seed: int) -> tuple[Experiment, Dataset, dict[str, StageSettings]]:
+        """Return a configuration with a seed and the sources' amounts, its dataset, and the settings of its stages."""
+        if config.dataset not in self._datasets:  # listing a dataset's files is slow
+            self._datasets[config.dataset] = resolve_dataset(config.dataset)
+        dataset = self._datasets[config.dataset]
+        sources = resolve_amounts(dataset, config.sources)
+        check_shares(dataset, config.shares, config.sources)
+        if isinstance(config.jsonl.fraction, dict):
+            resolve_amounts(dataset, config.jsonl.fraction)
+        config = config.model_copy(update={"seed": seed, "sources": sources})
+        settings = {name: stage.settings(config, dataset.images) for name, stage in self.stages.items()}
+        if not dataset.settings.has_instructions:
+            check_without_instructions(dataset.name, settings["synthesize"])
+        return config, dataset, {stage: values for stage, values in settings.items() if values is not None}
+
+    def first_seed(self, experiment: str) -> Run:
+        """Return the run of an experiment with its first seed."""
+        return self.get(experiment, self.experiments.configs[experiment].seeds[0])
+
+    def by_folder(self, folder: str) -> Run:
+        """Return the run whose results are in results/<folder>."""
+        match = RUN_FOLDER.fullmatch(folder.removeprefix(self.results_prefix))
+        experiment, seed = match["experiment"], match["seed"]
+        return self.get(experiment, int(seed)) if seed else self.first_seed(experiment)
+
+    def find_stage_folder(self, run: Run, stage: str) -> str:
+        """Return the folder of a stage's output, which is another run's if they share the stage."""
+        return f"results/{self.reuse.find_owner(run, stage).folder}/{stage}"
+
+    def find_captioner_folder(self, run: Run) -> str | None:
+        """Return the folder of the trained stage that writes captions for a run.
+
+        None if no model of this workflow writes them.
+        """
+        if not run.captioner:
+            return None
+        captioner = self.get(run.captioner, run.seed)
+        return self.find_stage_folder(captioner, run.choose_training_stage(captioner))
+
+    @property
+    def datasets(self) -> dict[str, Dataset]:
+        return {run.dataset.name: run.dataset for run in self._runs.values()}
+
+    @property
+    def models(self) -> dict[str, ModelFile]:
+        """Models by name, with those whose parts they are made of."""
+        models = [run.config.model for run in self._runs.values()]
+        models += [model.trained_parts for model in models if model.trained_parts]
+        return {model.name: model for model in models}
+
+    @cached_property
+    def shipped_foundations(self) -> dict[str, Path]:
+        """Folders of trained parts that come with the workflow, by model; none if they are trained here."""
+        folders = {name: find_shipped_foundation(model) for name, model in self.models.items()}
+        are_used = self.shared.foundation == "shipped"
+        return {name: folder for name, folder in folders.items() if folder and are_used}
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes of training.
+
+        Raises:
+            InputError: the experiments state different numbers, while rules need one for all.
+        """
+        numbers = {run.config.nodes for run in self._runs.values()}
+        if len(numbers) > 1:
+            raise InputError("experiments state different numbers of `nodes`; run them one after another")
+        return numbers.pop()
+
+    def require_target(self, name: str) -> None:
+        """Raise the InputError of a target that cannot run, or of a search whose space has invalid points.
+
+        A space is checked when its search is requested, so that other targets start without delay.
+        """
+        self.experiments.require(name)
+        if name not in self._checked_spaces:
+            for variant, config in self.experiments.list_space_checks(name):
+                with _naming_point(variant):
+                    self._resolve_settings(config, config.seeds[0])
+            self._checked_spaces.add(name)
+
+    def add_trials(self, study: str) -> None:
+        """Add the trials that a search has asked for since it was read."""
+        earlier_variants = set(self.experiments.variant_names[study])
+        for variant in self.experiments.list_variants(study):
+            if variant.name not in earlier_variants:
+                self._add_variant(study, variant)
+
+    def _find_trial(self, experiment: str) -> None:
+        for study in self.experiments.searches:
+            self.add_trials(study)
+        if experiment not in self.experiments.configs:
+            raise InputError(f"results/{self.results_prefix}{experiment}: no search has asked for this trial")
+
+    def _check_number(self) -> None:
+        number = sum(len(config.seeds) for config in self.experiments.configs.values())
+        if number > MAX_RUNS:
+            raise InputError(f"seeds: the experiments have {number} runs, but at most {MAX_RUNS} may exist; use fewer")
+
+    def _attempt(self, target: str, step: Callable[..., None], *arguments: Any) -> None:
+        if not self.experiments.attempt(target, step, *arguments):
+            self._forget(target)
+
+    def _forget(self, name: str) -> None:
+        self.experiments.configs.pop(name, None)
+        self._runs = {key: run for key, run in self._runs.items() if run.experiment != name}
+
+    def _add_variants(self, target: str) -> None:
+        variant_names = self.experiments.variant_names
+        if target not in self.experiments.errors:
+            self._attempt(target, self._read_variants, target)
+        if target in self.experiments.errors:
+            failed_variants = variant_names.pop(target, [])
+            other_names = {name for names in variant_names.values() for name in names}
+            for variant in failed_variants:
+                if variant not in other_names:
+                    self._forget(variant)
+            variant_names[target] = [target]  # a request for its page then raises the target's error
+
+    def _read_variants(self, target: str) -> None:
+        self.experiments.variant_names.setdefault(target, [])
+        for variant in self.experiments.list_variants(target):
+            self._add_variant(target, variant)
+        study = self.experiments.studies.get(target)
+        if study and (mixture := getattr(study.design, "mixture", None)):
+            run = self.first_seed(study.experiment)
+            check_mixture(locate_study_file(target), run.dataset, mixture, self.experiments.configs[study.experiment])
+
+    def _add_variant(self, target: str, variant: Variant) -> None:
+        with _naming_point(variant):
+            self.experiments.add_variant(target, variant)
+            self._check_dataset_name(variant.name)
+            self._check_captioner(variant.name)
+
+    def _check_dataset_name(self, name: str) -> None:
+        dataset = self.first_seed(name).dataset
+        for run in self._runs.values():
+            if run.dataset is dataset or run.dataset.name != dataset.name:
+                continue
+            if run.dataset.settings.file_content() != dataset.settings.file_content():
+                raise InputError(
+                    f"experiment {name}: {run.experiment} uses another dataset that is named {dataset.name}; "
+                    "rename the folder of one"
+                )
+
+    def _check_size(self, name: str) -> None:
+        """Check `jsonl.same_size_as` and `jsonl.fraction` of an experiment."""
+        if name == REFERENCE and self.experiments.configs[name].jsonl.fraction != 1:
+            raise InputError(
+                f"jsonl.fraction: all experiments have shares of the samples of {REFERENCE}; state it in the file of "
+                "another experiment"
+            )
+        counted_experiment, key = (
+            self.experiments.configs[name].jsonl.same_size_as,
+            f"experiment {name}: jsonl.same_size_as",
+        )
+        if counted_experiment is None:
+            return
+        self.experiments.check_experiments([counted_experiment], key)
+        if counted_experiment in self.experiments.errors:
+            raise InputError(f"{key}: {self.experiments.errors[counted_experiment]}")
+        if self.experiments.configs[counted_experiment].jsonl.same_size_as or name == REFERENCE:
+            raise InputError(f"{key}: name it in an experiment that is not {REFERENCE}, and one that uses all its rows")
+
+    def _check_captioner(self, name: str) -> None:
+        """Check the experiments whose trained models this experiment's captions depend on, directly or indirectly."""
+        run, chain, key = self.first_seed(name), [name], f"experiment {name}: synthesize.mgm.experiment"
+        while run.captioner:
+            self.experiments.check_experiments([run.captioner], key)
+            if run.captioner in self.experiments.errors:
+                raise InputError(f"{key}: {self.experiments.errors[run.captioner]}")
+            required_model, trained_model = run.config.model.name, self.experiments.configs[run.captioner].model.name
+            if required_model != trained_model:
+                raise InputError(
+                    f"{key}: {run.captioner} trains {trained_model}, not {required_model}; name an experiment that "
+                    f"trains {required_model}"
+                )
+            if run.captioner in chain:
+                raise InputError(
+                    f"synthesize.mgm.experiment: {' → '.join([*chain, run.captioner])} is a cycle; name an experiment "
+                    "that is trained without these captions"
+                )
+            chain.append(run.captioner)
+            run = self.first_seed(run.captioner)
+
+
+@contextmanager
+def _naming_point(variant: Variant) -> Iterator[None]:
+    """Name the study's file and the changed keys in errors about one of its variants."""
+    try:
+        yield
+    except InputError as error:
+        if not variant.settings or variant.source in str(error):
+            raise
+        changes = ", ".join(f"{key}: {value}" for key, value in variant.settings.items())
+        raise type(error)(f"{variant.source}: with {changes}: {error}") from None
