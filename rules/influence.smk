@@ -1,7 +1,7 @@
 # The training rows behind wrong answers: `snakemake influence --config experiment=dj_synth`.
+from dj2mgm.runs.experiments import REFERENCE
 
-
-include: "inputs/influence.smk"
+TRACED = RUNS.shared.experiment or REFERENCE
 
 
 rule trace_influence:
@@ -47,5 +47,7 @@ rule trace_influence:
 
 rule influence:
     input:
-        influence_page,
+        target_files(
+            TRACED, f"results/{RESULTS_PREFIX}{TRACED}/influence/influence.html"
+        ),
     localrule: True
