@@ -7,6 +7,7 @@ min_version("9.0")
 report: "report/workflow.rst"
 
 
+# names and functions that all rules share
 include: "rules/runs.smk"
 include: "rules/wildcards.smk"
 include: "rules/lifecycle.smk"
@@ -15,6 +16,7 @@ include: "rules/commands.smk"
 include: "rules/common.smk"
 include: "rules/model_inputs.smk"
 include: "rules/targets.smk"
+# rules of stages and targets
 include: "rules/settings.smk"
 include: "rules/dataset.smk"
 include: "rules/foundation.smk"
@@ -39,7 +41,7 @@ include: "rules/publish.smk"
 include: "rules/crate.smk"
 
 
-# after rules/runs.smk, which adds the library to sys.path
+# imported here, because rules/runs.smk adds the library to sys.path
 from dj2mgm.runs import pages
 from dj2mgm.runs.experiments import REFERENCE
 
@@ -67,7 +69,7 @@ for name in RUNS.experiments.studies:
         localrule: True
 
 
-# a mistake in an experiment's file is reported when that experiment is requested
+# An experiment with an invalid file is a target, too, so that its mistake is reported only if it is requested.
 for name in RUNS.experiments.errors:
     if not workflow.is_rule(name):
 

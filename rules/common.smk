@@ -16,7 +16,7 @@ FINGERPRINTS = Fingerprints(Path(".snakemake/fingerprints.json"))
 
 
 def check_user_files(paths):
-    """Return the user's own files, as inputs."""
+    """Check the paths of the user's own files, and return them as inputs."""
     paths = list(paths)
     with raising_user_errors():
         for path in paths:
@@ -25,9 +25,9 @@ def check_user_files(paths):
 
 
 def hash_user_files(*functions):
-    """Params function: a digest of the user's own files that these input functions return.
+    """Return the params function of a digest of the user's own files that these input functions return.
 
-    It takes the wildcards only: Snakemake does not notice changes of params that are functions of the input.
+    It takes only the wildcards, because Snakemake does not notice changes of params that are functions of the input.
     """
 
     def digest(wildcards):
@@ -41,7 +41,7 @@ def hash_user_files(*functions):
 
 
 def find_used_dataset(wildcards):
-    """Return a dataset that an experiment uses."""
+    """Return the dataset of this name; fail if no experiment uses it."""
     if wildcards.dataset not in RUNS.datasets:
         raise UserError(
             f"no experiment uses a dataset of the name {wildcards.dataset}; they use {', '.join(sorted(RUNS.datasets))}"
@@ -50,21 +50,21 @@ def find_used_dataset(wildcards):
 
 
 def dataset_file(name):
-    """Input function: a file of the run's dataset."""
+    """Return the input function of a file of the run's dataset."""
     return (
         lambda wildcards: f"results/datasets/{RUNS.by_folder(wildcards.run).dataset.name}/{name}"
     )
 
 
 def recipe_files(stage):
-    """Input function: the user's own files that a stage's recipe names, such as a list of words."""
+    """Return the input function of the user's own files that a stage's recipe names, such as a list of words."""
     return lambda wildcards: check_user_files(
         find_recipe_files(RUNS.by_folder(wildcards.run).settings[stage].recipe)
     )
 
 
 def stage_output(stage, name):
-    """Input function: a file of a stage's output, in the folder of the run that owns the stage."""
+    """Return the input function of a file of a stage's output, in the folder of the run that owns the stage."""
     return (
         lambda wildcards: f"{RUNS.find_stage_folder(RUNS.by_folder(wildcards.run), stage)}/{name}"
     )
@@ -116,7 +116,7 @@ def build_challenge_settings():
 
 
 def find_requested_search(wildcards):
-    """Return the search of a study, whose files have the key of its settings."""
+    """Return the search of a study; fail if the requested files belong to earlier settings of it."""
     with raising_user_errors():
         search = search_batches.find_search(RUNS, wildcards.study)
         if search is None or search.key != wildcards.key:
@@ -127,7 +127,7 @@ def find_requested_search(wildcards):
 
 
 def all_scores(study):
-    """Input function: the scores of all batches of a study's search; none for other designs.
+    """Return the input function of the scores of all batches of a study's search; no files for other designs.
 
     Snakemake does not create a missing input if the page is newer than the other inputs, so the target requests these
     files itself.

@@ -1,4 +1,4 @@
-# Writes the provenance of a page's figures as an RO-Crate, and reproduces the run of a crate.
+# Write the provenance of a page's figures as an RO-Crate, and reproduce the run of a crate.
 import sys
 
 from dj2mgm.runs import pages
@@ -31,7 +31,7 @@ rule write_crate:
         )
 
 
-# Prints, and runs at every request. Its Snakemake works in a folder of its own, and so has a lock of its own.
+# It has no output, so it runs at every request. Its own Snakemake works in another folder, because this one is locked.
 rule reproduce:
     log:
         "results/reproduced/reproduce.log",

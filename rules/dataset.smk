@@ -1,4 +1,4 @@
-# Makes the dataset: generated (config/datasets/shapes.yaml) or the user's, in the workflow's formats.
+# Make a dataset in the workflow's formats: render scenes (config/datasets/shapes.yaml), or convert the user's files.
 
 
 include: "inputs/dataset.smk"

@@ -1,6 +1,6 @@
-# More seeds of an experiment and of the reference until the verdict is decided: `snakemake decide --config
-# experiment=dj_synth`. Seeds are ordinary runs. A look after each of them is a checkpoint, which tells whether another
-# seed is needed.
+# Run more seeds of an experiment and of the reference until the verdict is decided: `snakemake decide --config
+# experiment=dj_synth`. Seeds are ordinary runs. The look after each seed is a checkpoint, because it decides whether
+# another seed is needed.
 
 
 include: "inputs/decide.smk"
@@ -10,7 +10,7 @@ DECISION = f"results/{RESULTS_PREFIX}{{decided}}/decide"
 LOOK = f"{DECISION}/seeds-{{number}}"
 
 
-# the budget is ancient, so that looks under an earlier budget are not taken again
+# The budget is ancient, so that a new budget does not repeat earlier looks.
 checkpoint take_look:
     input:
         look_inputs,
@@ -38,7 +38,7 @@ checkpoint take_look:
         )
 
 
-# It prints the decision and writes its page, and runs at every request because it has no output.
+# It has no output, so that it prints the decision and writes its page at every request.
 rule decide:
     input:
         looks=all_looks,

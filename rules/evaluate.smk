@@ -1,4 +1,4 @@
-# Captions and answers of the model about held-out images, and their scores with controls.
+# Let the model caption held-out images and answer questions about them, and score this with controls.
 
 
 include: "inputs/evaluate.smk"

@@ -1,4 +1,4 @@
-# Exports the pairs that an experiment trains on as a dataset: `snakemake export --config format=webdataset`.
+# Export the pairs that an experiment trains on as a dataset: `snakemake export --config format=webdataset`.
 
 
 include: "inputs/export.smk"

@@ -1,11 +1,11 @@
-# Base models: tiny ones, shipped or trained here, or folders and hub ids, assembled into one folder.
+# Assemble each base model into one folder, from parts that are shipped, trained here, or named as folders and hub ids.
 import os
 
 
 include: "inputs/foundation.smk"
 
 
-# files of a model's folder, as transformers writes them
+# names of files that transformers writes for a model
 WEIGHTS = ("config.json", "model.safetensors")
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 WHOLE_MODEL = (*WEIGHTS, "processor_config.json", *TOKENIZER)

@@ -1,4 +1,4 @@
-# Checks of a command's jobs before the first one starts. Included last, when all rules are known.
+# Check the jobs of a command before the first one starts. Included last, because it needs all rules.
 import difflib
 import os
 from pathlib import Path
@@ -72,7 +72,7 @@ def build_and_check_graph(build_graph):
         raise
     FINGERPRINTS.save()
     graph = workflow.dag
-    # with --until, other jobs are the targets; the graph still holds the jobs after them
+    # The search starts at the targets, because with --until the graph also holds jobs after them, which do not run.
     jobs = filter(graph.needrun, graph.bfs(graph.dependencies, *graph.targetjobs))
     with raising_user_errors():
         check_jobs(

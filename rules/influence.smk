@@ -1,4 +1,4 @@
-# The training rows behind wrong answers: `snakemake influence --config experiment=dj_synth`.
+# Find the training rows behind wrong answers: `snakemake influence --config experiment=dj_synth`.
 from dj2mgm.runs.experiments import REFERENCE
 
 TRACED = RUNS.shared.experiment or REFERENCE

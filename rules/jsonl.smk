@@ -1,4 +1,4 @@
-# Writes the training files: LLaVA conversations with absolute image paths, every image opened and verified.
+# Write the training files: LLaVA conversations with absolute image paths, every image opened and verified.
 
 
 include: "inputs/jsonl.smk"

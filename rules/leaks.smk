@@ -1,5 +1,5 @@
-# Search for copies of evaluation images in the training data; not for the embedded dataset, whose held-out scenes are
-# drawn in the same way as its training scenes.
+# Search for copies of evaluation images in the training data. The embedded dataset is left out, because its held-out
+# scenes are drawn in the same way as its training scenes.
 
 
 include: "inputs/leaks.smk"

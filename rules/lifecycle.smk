@@ -1,4 +1,4 @@
-# Start and end of a command of Snakemake: messages, environment of its jobs, console, lock.
+# Steps at the start and end of a command of Snakemake: environment of its jobs, messages, console, lock.
 import os
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ from dj2mgm.torch_environment import (
 )
 from dj2mgm.training.checkpoints import discard_finished
 
-# stages inherit these variables
+# Set in this process, because stages inherit its variables.
 set_torch_environment()
 with raising_user_errors():
     share_compiled_code()
@@ -32,7 +32,7 @@ def is_stage(rule):
     return workflow.is_rule(rule) and workflow.get_rule(rule).benchmark is not None
 
 
-# a job on a cluster prints everything, which its scheduler keeps for each attempt
+# Without a console, stages print everything. So do jobs on a cluster, whose scheduler keeps it for each attempt.
 if workflow.remote_exec or (
     workflow.is_main_process and not console.attach(workflow.output_settings, is_stage)
 ):

@@ -1,5 +1,5 @@
-# Tasks of lmms-eval: read once, answered by the fine-tuned model of every run and by the model before training, and
-# scored by their own metrics.
+# Run tasks of lmms-eval. Each task is read once, answered by the fine-tuned model of every run and by the model before
+# training, and scored by its own metrics.
 
 
 include: "inputs/lmms_eval.smk"
@@ -22,7 +22,7 @@ rule read_evaluation:
         "results/evaluations/{task}/read_evaluation.log",
     benchmark:
         "results/evaluations/{task}/read_evaluation.benchmark.tsv"
-    priority: 100  # an unsupported task fails before a training starts
+    priority: 100  # so that an unsupported task fails before a training starts
     conda:
         "../envs/lmms_eval.yaml"
     resources:

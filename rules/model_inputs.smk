@@ -40,7 +40,7 @@ def list_foundation_files(model, parts=FOUNDATION_PARTS):
 
 
 def clip_files(stage):
-    """Input function: the CLIPs that a stage selects data or judges captions with."""
+    """Return the input function of the CLIPs that a stage selects data or judges captions with."""
 
     def files(wildcards):
         settings = RUNS.by_folder(wildcards.run).settings[stage]

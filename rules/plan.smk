@@ -1,5 +1,5 @@
-# The memory plan for this machine, and DeepSpeed configurations for other numbers of GPUs, both for the reference's
-# model.
+# Plan before a training: memory on this machine, the power of a comparison, and DeepSpeed configurations for other
+# numbers of GPUs.
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.settings.deepspeed_files import list_written_files
 
@@ -30,7 +30,7 @@ rule deepspeed_configs:
         )
 
 
-# Finished runs are named in its settings and are no inputs, because a plan must not run them again.
+# Its settings name the finished runs. They are not inputs, because a plan must not run them again.
 rule plan_power:
     input:
         config="results/plan/power.yaml",
@@ -48,7 +48,7 @@ rule plan_power:
         )
 
 
-# It prints the plan, and runs at every request because it has no output.
+# It has no output, so that it prints the plan at every request.
 rule plan:
     input:
         list_foundation_files(PLANNED.name),

@@ -1,4 +1,4 @@
-# Publishes a model and its pairs, with cards: `snakemake publish --config publish='{experiment: dj_synth}'`.
+# Publish a model and its pairs, with cards: `snakemake publish --config publish='{experiment: dj_synth}'`.
 
 
 include: "inputs/publish.smk"
@@ -62,7 +62,7 @@ rule publish_dataset:
         )
 
 
-# a local rule, because the nodes of a cluster may not reach the hub
+# The rule is local, because the nodes of a cluster may not reach the hub.
 rule push_model:
     input:
         card="results/published/{run}/model/README.md",
@@ -88,7 +88,7 @@ rule push_model:
         )
 
 
-# `use rule` does not take `localrule` over, and the directive `localrules` does not know the names of a module's rules
+# `use rule` does not copy `localrule`, and the directive `localrules` does not find the rules of a module.
 workflow.localrules(workflow.modifier.modify_rulename("push_dataset"))
 
 

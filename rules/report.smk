@@ -1,4 +1,4 @@
-# Pages that compare experiments: the report, and those of studies.
+# Write the pages that compare experiments: the report, and a page for each study.
 from dj2mgm.runs import pages
 from dj2mgm.runs.stage_settings import count_gpus_per_node
 
@@ -69,7 +69,7 @@ rule compare_study:
         )
 
 
-# Mixtures of sources without training: the LoRAs of the single sources are merged, and the merged models are scored.
+# Mixtures of sources are not trained here: the LoRAs of single sources are merged, and the merged models are scored.
 rule score_mixtures:
     input:
         merged_model_files,

@@ -1,14 +1,14 @@
 # Resources of jobs: threads, GPUs, nodes, memory.
 from dj2mgm.runs.stage_settings import count_gpus_per_node
 
-# A stage uses this machine's first GPUs, so it claims all cores: one such stage runs at a time for any --cores. On a
-# cluster each job has its own GPUs, and cpus_per_task in the profile sets its cores.
+# A stage on the GPU uses this machine's first GPUs. It claims all cores, so that only one such stage runs at a time. On a
+# cluster, each job has its own GPUs, and cpus_per_task in the profile sets its cores.
 GPU_STAGE_THREADS = max(8, workflow.resource_settings.cores or 1)
 with raising_user_errors():
     NODES = RUNS.nodes
 
-# Main memory of a job's first attempt in MB. These are estimates from the first version, not fitted to measurements. A job
-# that runs out of memory gets more at its next attempt.
+# Main memory of a job's first attempt in MB. The values are estimates, not fitted to measurements. A job that runs out of
+# memory gets more at its next attempt.
 # Stages without a large model: data, scores and pages. Data stages take at most 1.3 GiB for 1 000 000 rows
 # (docs/measurements/data_stages.md).
 SMALL_STAGE_MB = 4000
@@ -20,15 +20,16 @@ TINY_TRAINING_MB = 6000
 CLIP_STAGE_MB = 8000
 # Stages that hold the weights of a whole model or a large CLIP once.
 WEIGHTS_STAGE_MB = 16000
-# Stages that load a model to use it. Not measured; the largest model in config/models has 9 GB of weights (docs/models.md).
+# Stages that load a model to use it. Not measured. The largest model in config/models has 9 GB of weights
+# (docs/models.md).
 MODEL_STAGE_MB = 24000
-# Trainings. At most 14 GiB for stage 1, LoRA and `adamw_8bit` with MGM-2B (docs/measurements/training.md). Full fine-tuning
-# with its optimizer on the host takes 71 GiB (docs/measurements/memory.md), which only the third attempt has.
+# Trainings. Stage 1, LoRA and `adamw_8bit` take at most 14 GiB with MGM-2B (docs/measurements/training.md). Full
+# fine-tuning with its optimizer on the host takes 71 GiB (docs/measurements/memory.md), which only the third attempt has.
 TRAINING_STAGE_MB = 48000
 
 
 def mem_with_retries(mem_mb):
-    """Resource function: half as much memory again at each further attempt, for jobs that ran out of it.
+    """Return the resource function that adds half of the first attempt's memory at each further attempt.
 
     Args:
         mem_mb: a number, or a function of the wildcards that returns one.

@@ -23,7 +23,8 @@ def raising_user_errors():
         raise UserError(escape_control(str(error))) from None
 
 
-# A Snakefile cannot ask Snakemake for the targets. graph.smk refuses `fetch` together with another target.
+# Read from the command line, because Snakemake knows its targets only after it has read all rules. graph.smk refuses
+# `fetch` together with another target.
 FETCH_REQUESTED = "fetch" in sys.argv[1:]
 
 
@@ -36,9 +37,10 @@ if sum(argument.split("=")[0] in ("--config", "-C") for argument in sys.argv[1:]
 def select_explicit_settings(config):
     """Return the settings that differ from the defaults.
 
-    `fetch` reads its dataset and model itself, because they are not on this machine yet.
-    As a module, `config` may be the whole config.yaml of another workflow. If it repeats defaults, these would replace
-    the settings of experiments.
+    `fetch` gets the embedded dataset and model, because its own are not on this machine yet.
+
+    Another workflow that uses this one as a module may pass its whole config.yaml. Defaults that it repeats are left
+    out, because they would replace the settings of experiments.
     """
     if FETCH_REQUESTED:
         return EMBEDDED_DEFAULTS
@@ -53,10 +55,10 @@ def select_explicit_settings(config):
     return drop_defaults(config, workflow.config_settings.overwrite_config)
 
 
-# no `configfile:` directive: `config` is then exactly the command line's layer
+# The Snakefile has no `configfile:`, so that `config` holds only settings of the command line or of a module's user.
 with raising_user_errors():
     check_stated_once(workflow.config_settings.config_args or [])
     RUNS = Runs(select_explicit_settings(config))
 EXPERIMENTS = RUNS.experiments.names
-RESULTS_PREFIX = RUNS.results_prefix  # of runs and pages, below results/
+RESULTS_PREFIX = RUNS.results_prefix  # folder of runs and pages, below results/
 MODELS = RUNS.models

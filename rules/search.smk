@@ -1,5 +1,5 @@
-# Adaptive studies: Optuna proposes a batch of trials, which are ordinary runs, and learns from their scores. Each batch is a
-# checkpoint, after which Snakemake knows the runs of the batch, and whether another one follows.
+# Run adaptive studies: Optuna proposes a batch of trials, which are ordinary runs, and learns from their scores. Both
+# rules are checkpoints: from their outputs, Snakemake learns the runs of a batch and whether another batch follows.
 
 
 include: "inputs/search.smk"
@@ -9,7 +9,7 @@ SEARCH = f"results/{RESULTS_PREFIX}{{study}}/search/{{key}}"
 BATCH = f"{SEARCH}/batch-{{number}}"
 
 
-# The study's file is ancient, so that batches under an earlier budget are not requested again.
+# The study's file is ancient, so that a new budget does not repeat earlier batches.
 checkpoint ask_trials:
     input:
         scores=earlier_scores,

@@ -1,4 +1,4 @@
-# Every stage receives its settings as one file, from which it can also be run by hand.
+# Write the settings of every stage into one file, with which the stage can also be run by hand.
 import os
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from dj2mgm.runs.studies.power_inputs import build_power_settings
 include: "inputs/settings.smk"
 
 
-# by rule
+# by the name of the rule that writes the file
 SETTINGS_FILES = {
     "configure_stage": SettingsFile(
         "results/{run}/{stage}/config.yaml", stage_settings
@@ -85,7 +85,7 @@ SETTINGS_FILES = {
 }
 
 
-# Snakemake renders the template in its own process, without a job.
+# Snakemake renders templates in its own process, which saves a start of Python for each file.
 for name, settings_file in SETTINGS_FILES.items():
 
     rule:

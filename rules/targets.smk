@@ -8,12 +8,12 @@ from dj2mgm.runs.training_checks import require_flash_attention, require_fp8_dev
 
 
 def target_files(target, *files):
-    """Input function: the files of a target; fails with the reason if the target cannot run."""
+    """Return the input function of a target's files, which fails with the reason if the target cannot run."""
 
     def checked_files(wildcards):
         with raising_user_errors():
             RUNS.require_target(target)
-        # Checked here, before there are results: Snakemake takes old files for the results of a rule that cannot run.
+        # Checked for the target, because Snakemake uses old results of a stage whose input function fails.
         for name in {target, REFERENCE} & RUNS.experiments.configs.keys():
             list_model_files(RUNS.experiments.configs[name].model)
             check_clips(RUNS.experiments.configs[name])

@@ -1,10 +1,10 @@
-# Single commands, which run at every request.
+# Run single commands. They have no outputs, so they run at every request.
 
 
 include: "inputs/tools.smk"
 
 
-# Checks whether this machine can run the workflow, in the environment that trains, and prints the result.
+# Check whether this machine can run the workflow, in the environment that trains, and print the result.
 rule doctor:
     log:
         "results/doctor/doctor.log",
@@ -17,8 +17,8 @@ rule doctor:
         f"python {quote_script_path('doctor.py')} --config {{params.config:q}} 2> {{log:q}}"
 
 
-# Downloads a model and a dataset from the Hugging Face hub: `snakemake fetch --config model=… dataset=…`. Nothing else
-# of the workflow contacts the hub. Only missing files are downloaded.
+# Download a model and a dataset from the Hugging Face hub: `snakemake fetch --config model=… dataset=…`. Only missing
+# files are downloaded. No other rule downloads anything.
 rule fetch:
     log:
         "results/fetch/fetch.log",
@@ -31,7 +31,7 @@ rule fetch:
         f"python {quote_script_path('fetch.py')} --config {{params.config:q}} 2>&1 | tee {{log:q}}"
 
 
-# Asks a server the held-out questions: `snakemake serve_check --config endpoint=http://localhost:8000/v1`.
+# Ask a server the held-out questions: `snakemake serve_check --config endpoint=http://localhost:8000/v1`.
 rule serve_check:
     log:
         "results/serve_check/serve_check.log",
@@ -44,7 +44,7 @@ rule serve_check:
         f"python {quote_script_path('check_served_model.py')} --config {{params.config:q}} 2>&1 | tee {{log:q}}"
 
 
-# Lists all finished experiments of this project.
+# List all finished experiments of this project.
 rule leaderboard:
     log:
         "results/leaderboard/leaderboard.log",

@@ -49,7 +49,8 @@ def list_step_notes():
                 stage: counts[stage] or counts["pretrain"] for stage in TRAINING_STAGES
             }
     if len(run.training_stages) == 1:
-        rows = {"finetune": sum(rows.values())} if rows else {}  # one stage, on both
+        # this stage trains on the rows of both stages
+        rows = {"finetune": sum(rows.values())} if rows else {}
     notes = [
         describe_steps(stage, run.settings[stage], number)
         for stage, number in rows.items()

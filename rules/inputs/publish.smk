@@ -3,7 +3,7 @@ from dj2mgm.runs.publication import build_publish_settings, list_records
 
 
 def record_files(*names):
-    """Input function: the files whose figures a card states, in all folders or in the folders `names`."""
+    """Return the input function of the files whose figures a card states, in all folders or in the folders `names`."""
 
     def files(wildcards):
         records = list_records(RUNS, RUNS.by_folder(wildcards.run))

@@ -19,7 +19,7 @@ def list_merged_scores(study):
         file = merged_mixtures.locate_scores_file(RUNS, study)
         if file is None:
             return []
-        # its errors are shown before anything runs
+        # called only for its errors, which are then reported before anything runs
         merged_mixtures.build_merge_settings(RUNS, study)
         return [file]
 

@@ -45,7 +45,7 @@ def page_settings(wildcards):
 def stage_settings(wildcards):
     """Return the settings of a stage of a run."""
     run = RUNS.by_folder(wildcards.run)
-    # runs with other labels share a stage: its output does not depend on them
+    # Labels are not part of run.settings, because runs that differ only in labels share their stages.
     labels = {"labels": run.labels} if wildcards.stage in TRAINING_STAGES else {}
     return run.settings[wildcards.stage].file_content() | labels
 
