@@ -37,7 +37,7 @@ rule write_jsonl:
         build_stage_command(
             "write_jsonl.py",
             "--config {input.config:q} --pairs {input.pairs:q}"
-            " --instructions {input.instructions:q} --evaluation {input.evaluation:q} {params.same_samples:q} {params.same_rows:q} {params.leaks:q}"
-            " {params.synthesized:q}"
+            " --instructions {input.instructions:q} --evaluation {input.evaluation:q}"
+            " {params.same_samples:q} {params.same_rows:q} {params.leaks:q} {params.synthesized:q}"
             " --output-dir results/{wildcards.run:q}/jsonl",
         )
