@@ -23,7 +23,7 @@ import numpy as np
 
 from dj2mgm.cli.messages import note
 from dj2mgm.data.images import BadImageError, load_image, locate_image
-from dj2mgm.data.near_duplicates.codes import SIGNATURE_BYTES, compute_signature
+from dj2mgm.data.near_duplicates.image_signatures import SIGNATURE_BYTES, compute_signature
 from dj2mgm.data.near_duplicates.protected_images import IMAGES_AT_ONCE, find_reference_pairs
 from dj2mgm.data.question_texts import MIN_WORDS, normalize_lines, normalize_words
 from dj2mgm.errors import InputError

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.data.near_duplicates.codes import allocate_file_array
+from dj2mgm.data.near_duplicates.file_arrays import allocate_file_array
 from dj2mgm.storage.disk_map import DiskMap
 
 Pairs = Iterable[tuple[np.ndarray, ...]]  # (P,) each, in batches

@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from dj2mgm.data.images import load_image
-from dj2mgm.data.near_duplicates.codes import (
+from dj2mgm.data.near_duplicates.image_signatures import (
     CODE_BYTES,
     MAX_BITS,
     MAX_LEVELS,
     SIGNATURE_BYTES,
     compute_distances,
     compute_signature,
-    find_near_pairs,
 )
+from dj2mgm.data.near_duplicates.multi_index_hashing import find_near_pairs
 from dj2mgm.storage.streaming import map_in_order
 
 IMAGES_AT_ONCE = 10_000

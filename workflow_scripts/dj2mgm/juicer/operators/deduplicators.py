@@ -30,14 +30,14 @@ from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.data.images import load_image
 from dj2mgm.data.near_duplicates.clusters import FindNear, NearDuplicates, find_near_duplicates
-from dj2mgm.data.near_duplicates.codes import (
+from dj2mgm.data.near_duplicates.image_signatures import (
     CODE_BYTES,
     MAX_BITS,
     MAX_LEVELS,
     compute_distances,
     compute_signature,
-    find_near_pairs,
 )
+from dj2mgm.data.near_duplicates.multi_index_hashing import find_near_pairs
 from dj2mgm.errors import InputError
 from dj2mgm.storage.shards import read_file
 

@@ -1,87 +1,16 @@
-"""Signatures of images that survive re-encoding and scaling, and pairs of signatures that differ in few bits.
+"""Search for pairs of codes that differ in few bits, without comparing all pairs.
 
-A signature has 256 bits of structure, and the layout of colors. The bits are a pHash (Zauner, 2010; the library
-`imagehash` would need SciPy and PyWavelets for one cosine transform) of 16 × 16 frequencies instead of 8 × 8, because
-64 bits confuse rendered scenes. They do not depend on color, so the mean color of each of 4 × 4 cells must agree too,
-as in the color layout of MPEG-7. Small pages of text differ less from each other than a copy from its original, and an
-image with almost no structure sets hardly any bits. For both, the bits are a digest of the pixels, so that only
-images with the same pixels match.
-
-Pairs are found by multi-index hashing, without comparing all pairs: codes are divided into bands (Norouzi, Punjani
-and Fleet, 2012). Two codes that differ in at most `radius` bits differ in at most `radius // BANDS` bits of some
-band. So it is enough to look up each band, and each band with one flipped bit, in a table of all codes' bands.
-Matches are compared in full, so the result is exact.
+In multi-index hashing, codes are divided into bands (Norouzi, Punjani and Fleet, 2012). Two codes that differ in at
+most `radius` bits differ in at most `radius // BANDS` bits of some band. So it is enough to look up each band, and each
+band with one flipped bit, in a table of all codes' bands. Matches are compared in full, so the result is exact.
 """
 
-import hashlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryFile
 
 import numpy as np
-from numpy.typing import DTypeLike
-from PIL import Image
 
-
-def allocate_file_array(length: int, dtype: DTypeLike, folder: Path | None = None) -> np.ndarray:
-    """Return zeros of shape (length,) in a memory-mapped file, which the kernel writes out if memory is short.
-
-    The file is in `folder`, or in the folder of temporary files. A full disk raises OSError.
-    """
-    if not length:
-        return np.zeros(0, dtype)
-    with TemporaryFile(dir=folder) as file:
-        # without this, a full disk would kill the process at a later access
-        os.posix_fallocate(file.fileno(), 0, length * np.dtype(dtype).itemsize)
-        return np.memmap(file, dtype, mode="r+", shape=(length,))
-
-
-SIDE, FREQUENCIES, CELLS = 64, 16, 4
-BITS = FREQUENCIES**2
-CODE_BYTES = BITS // 8  # bytes of a signature for the bits; the others are colors
-SIGNATURE_BYTES = CODE_BYTES + CELLS**2 * 3
-MAX_BITS, MAX_LEVELS = 23, 12  # largest differences of a near-duplicate; see docs/measurements/near_duplicates.md
-# fewest set bits of 256, for all images and for page-like images; photos and rendered scenes have about 128, pages of
-# text up to 90
-MIN_BITS, MIN_BITS_OF_PAGE = 24, 96
-PAGE_SHARE = 0.99  # least share of nearly gray pixels on a page
-NEARLY_GRAY, LIGHT = 24, 230  # largest range of a nearly gray pixel's colors; least level of a page's median pixel
-COMPRESSION_NOISE = 200  # JPEG and WebP add less than this to a frequency that a symmetric drawing lacks
-COSINES = np.cos(np.pi / SIDE * np.outer(np.arange(FREQUENCIES), np.arange(SIDE) + 0.5))  # DCT-II, (16, 64)
-
-
-def compute_signature(image: Image.Image) -> np.ndarray:
-    """Return the signature of an RGB image, (SIGNATURE_BYTES,) uint8: packed bits, then the colors of the cells."""
-    small = image.resize((SIDE, SIDE), Image.Resampling.LANCZOS)
-    spectrum = (COSINES @ np.asarray(small.convert("L"), dtype=np.float64) @ COSINES.T).ravel()
-    bits = spectrum > max(np.median(spectrum[1:]), COMPRESSION_NOISE)  # median without the mean gray
-    cell = SIDE // CELLS
-    colors = np.asarray(small, dtype=np.float64).reshape(CELLS, cell, CELLS, cell, 3).mean(axis=(1, 3))
-    packed = np.packbits(bits)
-    if bits.sum() < (MIN_BITS_OF_PAGE if _is_page(np.asarray(small)) else MIN_BITS):
-        pixels = hashlib.blake2b(repr(image.size).encode() + image.tobytes(), digest_size=CODE_BYTES).digest()
-        packed = np.frombuffer(pixels, dtype=np.uint8)
-    return np.concatenate([packed, np.rint(colors).astype(np.uint8).ravel()])
-
-
-def _is_page(pixels: np.ndarray) -> bool:
-    """Return whether the pixels, (SIDE, SIDE, 3) uint8, are dark and gray on white."""
-    return bool((np.ptp(pixels, axis=2) <= NEARLY_GRAY).mean() >= PAGE_SHARE and np.median(pixels) >= LIGHT)
-
-
-def compute_distances(left: np.ndarray, right: np.ndarray, max_bits: int, max_levels: int) -> np.ndarray:
-    """Return the number of differing bits, (P,) float64, or infinity if bits or colors differ by more than the limits.
-
-    Args:
-        left, right: (P, SIGNATURE_BYTES) uint8.
-        max_levels: largest difference of a color, of 256 levels.
-    """
-    bits = np.bitwise_count(left[:, :CODE_BYTES] ^ right[:, :CODE_BYTES]).sum(axis=1, dtype=np.float64)
-    levels = np.abs(left[:, CODE_BYTES:].astype(np.int16) - right[:, CODE_BYTES:]).max(axis=1)
-    bits[(bits > max_bits) | (levels > max_levels)] = np.inf
-    return bits
-
+from dj2mgm.data.near_duplicates.file_arrays import allocate_file_array
 
 BANDS = 12
 EXTRA_BAND_BITS = 2  # bits of a band beyond log2 of the number of codes; a look-up then finds 1/4 code on average
