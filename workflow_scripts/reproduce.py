@@ -25,7 +25,7 @@ from dj2mgm.provenance.differences import (
     parse_comparison,
     write_comparisons,
 )
-from dj2mgm.provenance.reproduction_folder import COMMAND_LINE, AllowedFolders, make_project, writing_to
+from dj2mgm.provenance.reproduction_folder import COMMAND_LINE, AllowedFolders, write_reproduction_folder, writing_to
 from dj2mgm.records.crate_records import CrateImages
 
 RESULTS = Path("results/reproduced")
@@ -73,7 +73,7 @@ def reproduce(crate: Crate, snakemake: list[str], allowed_folders: AllowedFolder
     check_inputs(crate.record.inputs, allowed_folders)
     folder = (RESULTS / crate.identity[:12]).absolute()
     try:
-        runs = make_project(crate, folder, allowed_folders)
+        runs = write_reproduction_folder(crate, folder, allowed_folders)
     except InputError as error:
         commit = crate.record.commit.removesuffix("-dirty")
         remedy = f" (git checkout {commit} restores the crate's code)" if commit else ""

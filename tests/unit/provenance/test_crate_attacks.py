@@ -14,7 +14,7 @@ from dj2mgm.provenance import crate_files, crate_reader
 from dj2mgm.provenance.crate_reader import open_crate
 from dj2mgm.provenance.crate_writer import write_crate
 from dj2mgm.provenance.differences import check_inputs, check_recorded, parse_comparison
-from dj2mgm.provenance.reproduction_folder import AllowedFolders, make_project
+from dj2mgm.provenance.reproduction_folder import AllowedFolders, write_reproduction_folder
 from dj2mgm.records.crate_records import CrateRecord
 from dj2mgm.runs import all_runs
 from dj2mgm.runs.all_runs import Runs
@@ -184,7 +184,7 @@ def test_a_setting_with_an_impossible_path_is_refused(crate, tmp_path, key):
     changes["run.json"] = json.dumps(read_run_json(crate) | {"command_line": {}}).encode()
     with open_crate(forge_crate(crate, tmp_path / "x.zip", changes)) as opened:
         with pytest.raises(InputError, match=r"names '.*…a*.*, which is not a path of a file"):
-            make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
+            write_reproduction_folder(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
     with pytest.raises(InputError, match="of names of up to 255 bytes"):
         Runs({"dataset": "a" * 300})  # the user's own configuration
 
@@ -240,14 +240,14 @@ def test_the_clones_configuration_does_not_replace_the_crates(crate, tmp_path, l
     files["ro-crate-metadata.json"] = json.dumps(metadata).encode()
     with open_crate(write_zip(tmp_path / "x.zip", files)) as opened:
         with pytest.raises(InputError, match=f"the crate holds no {lacking}"):
-            make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
+            write_reproduction_folder(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
 
 
 def test_recorded_experiment_without_configuration_is_refused(crate, tmp_path):
     record = json.dumps(read_run_json(crate) | {"experiments": ["baseline", "gone"]}).encode()
     with open_crate(forge_crate(crate, tmp_path / "x.zip", {"run.json": record})) as opened:
         with pytest.raises(InputError, match="the crate holds no config/experiments/gone.yaml"):
-            make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
+            write_reproduction_folder(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
 
 
 def test_existing_files_in_the_runs_folder_are_not_used(crate, tmp_path):
@@ -257,11 +257,11 @@ def test_existing_files_in_the_runs_folder_are_not_used(crate, tmp_path):
     (outside / "config.yaml").write_text("decoy")
     (made / "config").symlink_to(outside)
     with open_crate(crate) as opened:
-        make_project(opened, made, AllowedFolders(Path.cwd()))
+        write_reproduction_folder(opened, made, AllowedFolders(Path.cwd()))
         assert [path.name for path in outside.iterdir()] == ["config.yaml"]
         assert (outside / "config.yaml").read_text() == "decoy"
         (made / "config/experiments/more.yaml").write_text("seeds: [7]")
-        assert "more" not in make_project(opened, made, AllowedFolders(Path.cwd())).experiments.names
+        assert "more" not in write_reproduction_folder(opened, made, AllowedFolders(Path.cwd())).experiments.names
 
 
 @pytest.mark.parametrize("name", ["", "command_line.json/x"])
@@ -273,7 +273,7 @@ def test_an_unwritable_folder_is_reported_in_one_sentence(crate, tmp_path, name)
         made.write_text("a file")
     with open_crate(crate) as opened:
         with pytest.raises(InputError, match="made cannot be filled: .*(Is a|Not a) directory; free space, or delete"):
-            make_project(opened, made, AllowedFolders(Path.cwd()))
+            write_reproduction_folder(opened, made, AllowedFolders(Path.cwd()))
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_an_unwritable_folder_is_reported_in_one_sentence(crate, tmp_path, name)
 )
 def test_crate_without_digests_of_inputs_is_refused(crate, tmp_path, key, sentence):
     with open_crate(crate) as opened:
-        runs = make_project(opened, tmp_path, AllowedFolders(Path.cwd()))
+        runs = write_reproduction_folder(opened, tmp_path, AllowedFolders(Path.cwd()))
         record, datasets = opened.record, runs.datasets
     images = [record.images[0].model_copy(update={"dataset": "my phötos"})]
     record = record.model_copy(update={"images": images})

@@ -41,7 +41,7 @@ from dj2mgm.provenance.differences import (
     parse_comparison,
 )
 from dj2mgm.provenance.finished_jobs import find_jobs
-from dj2mgm.provenance.reproduction_folder import AllowedFolders, make_project
+from dj2mgm.provenance.reproduction_folder import AllowedFolders, write_reproduction_folder
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.storage.files import write_json
 
@@ -312,7 +312,7 @@ def test_missing_or_different_input_is_refused(tmp_path, monkeypatch):
 
 def test_a_crates_configuration_names_the_same_files(crate, tmp_path):
     with open_crate(crate) as opened:
-        runs = make_project(opened, tmp_path, AllowedFolders(Path.cwd()))
+        runs = write_reproduction_folder(opened, tmp_path, AllowedFolders(Path.cwd()))
     [dataset] = runs.datasets
     assert dataset == "my phötos"
     assert runs.first_seed("baseline").config.dataset == str(crate.parent / "my phötos")
@@ -329,7 +329,7 @@ def test_code_weights_and_deepspeed_of_a_crate_are_ignored(crate, tmp_path):
         "config/schemas/x.yaml",
     ]
     with open_crate(forge_crate(crate, tmp_path / "x.zip", dict.fromkeys(names, b"{}"))) as opened:
-        make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
+        write_reproduction_folder(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
     assert not [name for name in names if (tmp_path / "made" / name).exists()]
 
 
@@ -356,7 +356,7 @@ def test_a_forbidden_configuration_is_refused(crate, tmp_path, name, content, se
     path = with_record(crate, tmp_path / "page.zip", **page)
     with open_crate(forge_crate(path, tmp_path / "x.zip", {f"config/{name}": content})) as opened:
         with pytest.raises(InputError, match=sentence):
-            make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
+            write_reproduction_folder(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
 
 
 OUTSIDE = "which is outside of the current folder; put the folder into crate_folders"
@@ -389,7 +389,7 @@ def test_a_crate_cannot_name_outside_folders_or_downloads(crate, tmp_path, monke
     changed = {f"config/{name}": yaml.safe_dump(merged(crate_values, values)).encode()}
     with open_crate(forge_crate(crate, tmp_path / "x.zip", changed)) as opened:
         with pytest.raises(InputError, match=re.escape(sentence)):
-            make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
+            write_reproduction_folder(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
 
 
 def merged(old: dict, new: dict) -> dict:
@@ -404,8 +404,8 @@ def test_folders_named_by_the_user_are_accepted(crate, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with open_crate(path) as opened:
         with pytest.raises(InputError, match=OUTSIDE):
-            make_project(opened, tmp_path / "refused", AllowedFolders(Path.cwd()))
-        runs = make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd(), [crate.parent]))
+            write_reproduction_folder(opened, tmp_path / "refused", AllowedFolders(Path.cwd()))
+        runs = write_reproduction_folder(opened, tmp_path / "made", AllowedFolders(Path.cwd(), [crate.parent]))
     assert runs.first_seed("baseline").config.dataset == str(photos)
 
 
@@ -413,12 +413,12 @@ def test_an_unused_file_with_an_outside_path_is_omitted(crate, tmp_path):
     values = {"pretrain": {"file": "/srv/decoy/x.jsonl", "images": "/srv/decoy"}}
     changed = {"config/datasets/unused.yaml": yaml.safe_dump(values).encode()}
     with open_crate(forge_crate(crate, tmp_path / "x.zip", changed)) as opened:
-        make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
+        write_reproduction_folder(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
     assert not (tmp_path / "made/config/datasets/unused.yaml").exists()
     path = with_record(crate, tmp_path / "page.zip", command_line={"dataset": "unused"})
     with open_crate(forge_crate(path, tmp_path / "y.zip", changed)) as opened:
         with pytest.raises(InputError, match=f"unused.*names /srv/decoy/x.jsonl, {OUTSIDE}"):
-            make_project(opened, tmp_path / "again", AllowedFolders(Path.cwd()))
+            write_reproduction_folder(opened, tmp_path / "again", AllowedFolders(Path.cwd()))
 
 
 @pytest.mark.parametrize(
@@ -460,7 +460,7 @@ def test_a_crates_recipes_are_never_trusted(crate, tmp_path, by):
         changes["config/config.yaml"] = yaml.safe_dump(config).encode()
     with open_crate(forge_crate(path, tmp_path / "x.zip", changes)) as opened:
         with pytest.raises(InputError, match="python_lambda_mapper is not allowed in a recipe, because it runs code"):
-            make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
+            write_reproduction_folder(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
 
 
 @pytest.mark.parametrize("by", ["experiment", "model", "command line"])
@@ -477,7 +477,7 @@ def test_a_crate_does_not_enable_trackers(crate, tmp_path, monkeypatch, by):
         changes["config/experiments/baseline.yaml"] = {"trackers": trackers}
     changes = {name: yaml.safe_dump(values).encode() for name, values in changes.items()}
     with open_crate(forge_crate(path, tmp_path / "x.zip", changes)) as opened:
-        runs = make_project(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
+        runs = write_reproduction_folder(opened, tmp_path / "made", AllowedFolders(Path.cwd()))
     monkeypatch.chdir(tmp_path / "made")
     again = Runs(json.loads((tmp_path / "made/command_line.json").read_text()))  # settings passed to Snakemake
     for run in (*runs, again.first_seed("baseline")):

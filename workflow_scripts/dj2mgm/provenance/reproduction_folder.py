@@ -98,7 +98,7 @@ TRACKERS = ["tensorboard"]  # writes only files
 NOT_USED = ("crate", FOLDERS_KEY)  # keys of a crate's configuration that are ignored
 
 
-def make_project(crate: Crate, folder: Path, allowed_folders: AllowedFolders) -> Runs:
+def write_reproduction_folder(crate: Crate, folder: Path, allowed_folders: AllowedFolders) -> Runs:
     """Write the crate's configuration to `folder` and return its runs.
 
     Paths relative to the current folder become absolute, so that they lead to the same files. A configuration is
