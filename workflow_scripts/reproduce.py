@@ -14,6 +14,7 @@ from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, escape_control, make_parser
 from dj2mgm.errors import InputError
+from dj2mgm.provenance.allowed_folders import AllowedFolders
 from dj2mgm.provenance.crate_files import ROOT, SNAKEFILE, digest_images
 from dj2mgm.provenance.crate_reader import Crate, open_crate
 from dj2mgm.provenance.differences import (
@@ -25,7 +26,7 @@ from dj2mgm.provenance.differences import (
     parse_comparison,
     write_comparisons,
 )
-from dj2mgm.provenance.reproduction_folder import COMMAND_LINE, AllowedFolders, write_reproduction_folder, writing_to
+from dj2mgm.provenance.reproduction_folder import COMMAND_LINE, write_reproduction_folder, writing_to
 from dj2mgm.records.crate_records import CrateImages
 
 RESULTS = Path("results/reproduced")

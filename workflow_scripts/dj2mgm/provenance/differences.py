@@ -12,6 +12,7 @@ from pathlib import Path
 from dj2mgm.cli.messages import Progress
 from dj2mgm.dataset_resolution.experiment_dataset import Dataset, list_dataset_files
 from dj2mgm.errors import InputError
+from dj2mgm.provenance.allowed_folders import AllowedFolders
 from dj2mgm.provenance.crate_files import (
     CODE_FILES,
     describe_this_machine,
@@ -20,7 +21,6 @@ from dj2mgm.provenance.crate_files import (
     list_code_files,
 )
 from dj2mgm.provenance.crate_reader import Crate
-from dj2mgm.provenance.reproduction_folder import AllowedFolders
 from dj2mgm.records.crate_records import CrateInput, CrateRecord
 from dj2mgm.storage.files import compute_sha256, replace_file
 
