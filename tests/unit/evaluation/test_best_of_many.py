@@ -7,7 +7,8 @@ per image of a run.
 import numpy as np
 import pytest
 
-from dj2mgm.evaluation.contrasts import PairedValues, contrast_with_reference
+from dj2mgm.evaluation.contrasts import contrast_with_reference
+from dj2mgm.evaluation.paired_values import PairedValues
 from dj2mgm.evaluation.sequential import Look, compute_verdict, plan_looks
 from dj2mgm.runs.studies.trials import Trials
 from dj2mgm.settings.study_files import Interval

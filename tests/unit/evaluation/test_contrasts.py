@@ -6,14 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dj2mgm.evaluation.contrasts import (
-    PairedContrast,
-    PairedValues,
-    apply_holm_correction,
-    contrast_with_reference,
-    decide,
-)
+from dj2mgm.evaluation.contrast_verdicts import apply_holm_correction, decide
+from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
 from dj2mgm.evaluation.intervals import LEVEL
+from dj2mgm.evaluation.paired_values import PairedValues
 from dj2mgm.evaluation.sequential import compute_verdict
 
 DOMINATED = {"images": 0.25, "seeds": 4.0}  # standard deviation of seeds relative to that of a mean over images

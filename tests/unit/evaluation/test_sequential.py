@@ -6,14 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dj2mgm.evaluation.contrasts import (
-    DecisionGoal,
-    PairedContrast,
-    PairedValues,
-    contrast_with_reference,
-    find_decision_cost,
-)
+from dj2mgm.evaluation.contrast_verdicts import find_decision_cost
+from dj2mgm.evaluation.contrasts import DecisionGoal, PairedContrast, contrast_with_reference
 from dj2mgm.evaluation.intervals import LEVEL
+from dj2mgm.evaluation.paired_values import PairedValues
 from dj2mgm.evaluation.sequential import (
     Look,
     compute_further_looks,

@@ -25,7 +25,8 @@ from functools import cache
 import numpy as np
 from scipy.special import stdtr
 
-from dj2mgm.evaluation.contrasts import DecisionCost, DecisionGoal, PairedContrast, find_decision_cost
+from dj2mgm.evaluation.contrast_verdicts import DecisionCost, find_decision_cost
+from dj2mgm.evaluation.contrasts import DecisionGoal, PairedContrast
 from dj2mgm.evaluation.intervals import LEVEL, compute_student_quantile
 from dj2mgm.records.look_records import MIN_SEEDS
 from dj2mgm.verdict_kinds import VerdictKind

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dj2mgm.evaluation.contrasts import PairedValues, contrast_with_reference
+from dj2mgm.evaluation.contrasts import contrast_with_reference
+from dj2mgm.evaluation.paired_values import PairedValues
 from dj2mgm.evaluation.sequential import compute_verdict, plan_looks
 from dj2mgm.records.look_records import LookRecord
 from dj2mgm.records.search_records import BatchRecord, BatchResult, TrialRecord

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from dj2mgm.cli.messages import format_duration
-from dj2mgm.evaluation.contrasts import MAX_IMAGES, MAX_SEEDS, ContrastVerdict, DecisionCost, PairedContrast
+from dj2mgm.evaluation.contrast_verdicts import MAX_IMAGES, MAX_SEEDS, ContrastVerdict, DecisionCost
+from dj2mgm.evaluation.contrasts import PairedContrast
 from dj2mgm.evaluation.sequential import find_deciding_budget
 from dj2mgm.reporting.commands import build_snakemake_command
 from dj2mgm.reporting.experiment import ExperimentResults

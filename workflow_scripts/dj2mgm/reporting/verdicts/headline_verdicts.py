@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from functools import partial
 
-from dj2mgm.evaluation.contrasts import ContrastVerdict, PairedContrast, contrast_with_reference, decide
+from dj2mgm.evaluation.contrast_verdicts import ContrastVerdict, decide
+from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
 from dj2mgm.evaluation.groups import find_score_range
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.seeds import estimate_difference, pair_values

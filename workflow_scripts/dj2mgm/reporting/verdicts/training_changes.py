@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dj2mgm.evaluation.contrasts import apply_holm_correction
+from dj2mgm.evaluation.contrast_verdicts import apply_holm_correction
 from dj2mgm.evaluation.groups import BY_TYPE, is_task_metric
 from dj2mgm.evaluation.intervals import LEVEL
 from dj2mgm.evaluation.seeds import estimate_difference
