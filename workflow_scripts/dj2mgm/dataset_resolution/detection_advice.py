@@ -1,0 +1,41 @@
+"""Remedies of messages about a detected dataset, with the lines to write into the dataset's file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dj2mgm.dataset_resolution.file_formats import FORMATS, NO_ROWS
+from dj2mgm.errors import InputError
+from dj2mgm.settings.string_formats import make_name
+from dj2mgm.storage.files import format_yaml_line
+
+SOURCE_NAMES = {"pretrain": "captions", "finetune": "instructions", "evaluation": "held_out"}  # by split
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Ends of messages, with the lines to write into a dataset's file."""
+
+    dataset: str
+
+    @property
+    def file(self) -> str:
+        """Path of a file in config/datasets; its name is valid even if the dataset's own name is not."""
+        return f"config/datasets/{make_name(self.dataset)}.yaml"
+
+    def describe(self, file: Path, problem: str) -> str:
+        """Return a sentence with the way to describe a file that has this problem."""
+        if problem == NO_ROWS:
+            return "The formats are in docs/data.md"
+        kind = next((name for name in ("table", "parquet") if file.suffix.lower() in FORMATS[name].suffixes), None)
+        if kind is None:
+            return f"Describe the data in {self.file} (docs/data.md)"
+        columns = {"image": "<column>", "text": "<column>"}
+        source = {"format": kind, "path": str(file), "columns": columns}
+        return f"Name its columns in {self.file}: `{format_yaml_line({'sources': {SOURCE_NAMES['pretrain']: source}})}`"
+
+    def choose(self, question: str, choices: Sequence[dict]) -> InputError:
+        """Return the error about several possible descriptions."""
+        texts = " or ".join(f"`{format_yaml_line(choice)}`" for choice in choices)
+        name = Path(self.file).stem
+        return InputError(f"dataset: {question}. Save the right one as {self.file}, and use dataset={name}: {texts}")

@@ -1,0 +1,168 @@
+"""Search of a dataset's folder for files of known formats: groups to train on, and groups of held-out rows."""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from dj2mgm.dataset_resolution.detection_advice import Advice
+from dj2mgm.dataset_resolution.file_formats import (
+    FORMATS,
+    SHOWN_NAMES,
+    RecognizedFormat,
+    enumerate_names,
+    recognize_file,
+    split_words,
+)
+from dj2mgm.errors import InputError
+from dj2mgm.settings.dataset_files import WITH_IMAGES
+from dj2mgm.storage.image_files import CONVERT_HEIF, HEIF_SUFFIXES, IMAGE_SUFFIXES
+
+EVALUATION_FILE = "evaluation.jsonl"  # always a held-out split in the workflow's own format
+MAX_ENTRIES = 100_000  # files and folders that are listed in a search for files
+MAX_KINDS = 64  # kinds of file names; one file of each kind is read
+# words in names of files and folders (https://huggingface.co/docs/datasets/repository_structure)
+TRAINING_WORDS = {"train", "training"}
+VALIDATION_NAMES = {"validation", "valid", "val", "dev", "eval", "evaluation"}
+HELD_BACK = VALIDATION_NAMES | {"test", "testing"}
+
+
+@dataclass(frozen=True)
+class FileGroup:
+    """Files whose names differ only in numbers, or folders of captioned images, with their recognized format."""
+
+    recognized: RecognizedFormat
+    files: tuple[Path, ...]
+
+    @property
+    def key(self) -> tuple:
+        """Groups with the same key are one source."""
+        columns = tuple(sorted(self.recognized.columns.items()))
+        return self.recognized.format, columns, () if self.recognized.format in WITH_IMAGES else self.files
+
+
+def find_groups(path: Path, advice: Advice) -> tuple[list[FileGroup], list[FileGroup], list[str]]:
+    """Return the groups to train on, the groups of validation and test, and the names of unrecognized files.
+
+    Folders inside are searched only if the folder itself has nothing to train on.
+    """
+    folder = path if path.is_dir() else path.parent
+    levels = _list_levels(path) if path.is_dir() else iter([[(path.parent, [path.name])]])
+    problems: dict[str, str] = {}
+    training: list[FileGroup] = []
+    held_back: list[FileGroup] = []
+    names: list[str] = []
+    for level in (islice(levels, 1), levels):  # the folder itself, then all deeper levels
+        listings = [listing for directories in level for listing in directories]
+        names += [name for _, file_names in listings for name in file_names]
+        for group in (*_find_captioned(listings), *_recognize_files(listings, folder, problems)):
+            (held_back if _is_held_back(group, folder) else training).append(group)
+        if training:
+            break
+    if training or held_back:
+        return training, held_back, list(problems)
+    if problems:
+        file, problem = next(iter(problems.items()))
+        raise InputError(f"dataset: {folder / file}: {problem}. {advice.describe(folder / file, problem)}")
+    if not names:
+        raise InputError(f"dataset: {path} is empty; put rows or images there, or correct the path")
+    if any(name.lower().endswith(IMAGE_SUFFIXES) for name in names):
+        raise InputError(
+            f"dataset: {path} holds images without captions. Write the caption of each image to a .txt file of the "
+            "same name next to it, or add a table of paths and captions (.csv)"
+        )
+    suffixes = ", ".join(dict.fromkeys(suffix for format in FORMATS.values() for suffix in format.suffixes[:2]))
+    remedy = (
+        CONVERT_HEIF
+        if any(name.lower().endswith(HEIF_SUFFIXES) for name in names)
+        else "docs/data.md lists the formats"
+    )
+    raise InputError(
+        f"dataset: {path} holds {enumerate_names(sorted(names)[:SHOWN_NAMES])}, but no files of a known format "
+        f"({suffixes}); {remedy}"
+    )
+
+
+Listing = tuple[Path, list[str]]  # a folder, and the names of its files
+
+
+def _list_levels(folder: Path) -> Iterator[list[Listing]]:
+    """Yield the folders at each depth with the names of their files, of MAX_ENTRIES entries; links are not followed.
+
+    Hidden files and folders are left out.
+    """
+    level, entry_count = [folder], 0
+    while level:
+        listings, below = [], []
+        for directory in level:
+            visible = list_visible(directory)
+            below += [Path(directory, entry.name) for entry in visible if entry.is_dir(follow_symlinks=False)]
+            names = [entry.name for entry in visible if not is_folder(entry)]
+            listings.append((directory, names))
+            entry_count += len(visible)
+            if entry_count > MAX_ENTRIES:
+                yield listings
+                return
+        yield listings
+        level = below
+
+
+def list_visible(folder: Path) -> list[os.DirEntry]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
+    except OSError as error:
+        raise InputError(f"dataset: {folder} cannot be read ({error.strerror}); allow it, or move it away") from None
+
+
+def is_folder(entry: os.DirEntry) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # circular links
+        return False
+
+
+def _find_captioned(listings: list[Listing]) -> Iterator[FileGroup]:
+    """Yield the folders with images that have a .txt of the same name."""
+    for directory, names in listings:
+        captions = {name[:-4] for name in names if name.endswith(".txt")}
+        if any(name.lower().endswith(IMAGE_SUFFIXES) and os.path.splitext(name)[0] in captions for name in names):
+            yield FileGroup(RecognizedFormat("folder"), (directory,))
+
+
+def _recognize_files(listings: list[Listing], folder: Path, problems: dict[str, str]) -> Iterator[FileGroup]:
+    """Yield the recognized files; put the first file of each other kind of name into `problems`, with a sentence."""
+    files_by_pattern: dict[tuple, list[Path]] = {}
+    suffixes = {suffix for name, format in FORMATS.items() if name != "folder" for suffix in format.suffixes}
+    for directory, names in listings:
+        images = {os.path.splitext(name)[0] for name in names if name.lower().endswith(IMAGE_SUFFIXES)}
+        for name in names:
+            stem, suffix = os.path.splitext(name)
+            if suffix.lower() not in suffixes or name == EVALUATION_FILE or (suffix == ".json" and stem in images):
+                continue
+            files_by_pattern.setdefault((directory, re.sub(r"\d+", "0", stem), suffix), []).append(directory / name)
+    if len(files_by_pattern) > MAX_KINDS:
+        raise InputError(
+            f"dataset: {folder} holds files with more than {MAX_KINDS} kinds of names; name one of the files, or "
+            "describe the data in a config/datasets/<name>.yaml (docs/data.md)"
+        )
+    for files in files_by_pattern.values():
+        outcome = recognize_file(files[0], folder)
+        if isinstance(outcome, RecognizedFormat):
+            yield FileGroup(outcome, tuple(files))
+        else:
+            problems[str(files[0].relative_to(folder))] = outcome
+
+
+def _is_held_back(group: FileGroup, folder: Path) -> bool:
+    """Return whether the names of a group's files or folders contain a word for validation or test."""
+    words = find_words(group, folder)
+    return bool(words & HELD_BACK) and not words & TRAINING_WORDS
+
+
+def find_words(group: FileGroup, folder: Path) -> set[str]:
+    """Return the words in the names of a group's first file and of the folders around it."""
+    directory = group.files[0].relative_to(folder)
+    return split_words(str(directory if group.recognized.format == "folder" else directory.with_suffix("")))
