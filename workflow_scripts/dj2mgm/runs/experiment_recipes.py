@@ -7,8 +7,7 @@ from pathlib import Path
 from dj2mgm.errors import InputError
 from dj2mgm.recipes.recipe_parsing import parse_recipe
 from dj2mgm.recipes.recipe_step import INSTRUCTIONS, WITH_CAPTIONER, WITH_CLIP
-from dj2mgm.runs.layers import locate_existing_file
-from dj2mgm.settings.config_files import read_config, read_config_text, suggest_name
+from dj2mgm.settings.config_files import locate_existing_file, read_config, read_config_text, suggest_name
 from dj2mgm.settings.configuration import Experiment
 
 

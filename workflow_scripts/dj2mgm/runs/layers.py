@@ -16,8 +16,8 @@ from dj2mgm.settings.config_files import (
     convert_values,
     list_config_names,
     locate_config_file,
+    locate_existing_file,
     read_config,
-    suggest_name,
 )
 from dj2mgm.settings.configuration import (
     Configuration,
@@ -32,7 +32,7 @@ from dj2mgm.settings.presets import PresetFile
 from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.string_formats import has_format
 from dj2mgm.settings.training_stages import PretrainSection
-from dj2mgm.settings.validation import Layer, validate_settings
+from dj2mgm.settings.validation import Layer, refuse_keys, validate_settings
 
 # present on every machine
 EMBEDDED_DEFAULTS = {key: ExperimentOnlyKeys.model_fields[key].default for key in ("dataset", "model")}
@@ -69,7 +69,7 @@ def merge_experiment(
         InputError: an unknown key (with the nearest known one), a wrong type, or a file that does not exist.
     """
     defaults, file = read_default_layer(), _read_layer(locate_experiment_file(name))
-    _refuse_keys(file, SharedKeys.model_fields, "applies to all experiments; set it in config/config.yaml")
+    refuse_keys(file, SharedKeys.model_fields, "applies to all experiments; set it in config/config.yaml")
     own_layers = [file, build_command_line_layer(command_line), *extra_layers]
     model_name = merge([defaults, *own_layers]).get("model", ExperimentOnlyKeys.model_fields["model"].default)
     if not (isinstance(model_name, str) and has_format("path", model_name)):
@@ -84,7 +84,7 @@ def merge_experiment(
 def merge_shared_settings(command_line: dict) -> Configuration:
     """Return the configuration without an experiment, for the keys of several experiments."""
     layers = [read_default_layer(), build_command_line_layer(command_line)]
-    _refuse_keys(layers[1], list_config_names("studies"), "is a study; change its file in config/studies/, or copy it")
+    refuse_keys(layers[1], list_config_names("studies"), "is a study; change its file in config/studies/, or copy it")
     config = validate_settings(build_configuration_model(), merge(layers), layers[1].source, layers)
     files = config.benchmarks.model_dump()
     for name in config.challenge.scores.model_dump():
@@ -148,23 +148,6 @@ def merge(layers: list[Layer]) -> dict:
     return result
 
 
-def locate_existing_file(folder: str, name: str, key: str) -> Path:
-    """Return config/<folder>/<name>.yaml.
-
-    Args:
-        folder: folder in config/.
-        name: name of the file without its suffix.
-        key: setting that states the name, for the message.
-
-    Raises:
-        InputError: there is no such file; the message lists the existing ones.
-    """
-    path = locate_config_file(folder, f"{name}.yaml")
-    if name not in (existing_names := list_config_names(folder)):
-        raise InputError(f"{key}: there is no {path}; {suggest_name(name, existing_names)}")
-    return path
-
-
 def _read_layer(path: Path) -> Layer:
     return Layer(str(path), read_config(path, build_schema(build_configuration_model())))
 
@@ -190,7 +173,7 @@ def read_model(name: str) -> tuple[ModelFile, Layer]:
     if isinstance(model, TinyModel):
         model = model.with_parts(_read_parts(model.foundation, path))
     forbidden = (*SharedKeys.model_fields, *ExperimentOnlyKeys.model_fields)
-    _refuse_keys(settings, forbidden, "is not a setting of a model; set it in config/config.yaml")
+    refuse_keys(settings, forbidden, "is not a setting of a model; set it in config/config.yaml")
     return model, settings
 
 
@@ -206,12 +189,6 @@ def _read_parts(name: str, user: Path) -> MgmModel:
         raise InputError(f"{user}: foundation: {name} is not trained here; name a model file that has a foundation")
     model, _ = read_model(name)
     return model
-
-
-def _refuse_keys(layer: Layer, keys: tuple[str, ...] | dict, remedy: str) -> None:
-    for key in keys:
-        if key in layer.values:
-            raise InputError(f"{layer.source}: {key!r} {remedy}")
 
 
 def _merge_values(old: dict, new: dict, first_values: dict) -> dict:

@@ -84,6 +84,23 @@ def suggest_name(name: str, valid_names: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}? K{sentence[1:]}" if near else sentence
 
 
+def locate_existing_file(folder: str, name: str, key: str) -> Path:
+    """Return config/<folder>/<name>.yaml.
+
+    Args:
+        folder: folder in config/.
+        name: name of the file without its suffix.
+        key: setting that states the name, for the message.
+
+    Raises:
+        InputError: there is no such file; the message lists the existing ones.
+    """
+    path = locate_config_file(folder, f"{name}.yaml")
+    if name not in (existing_names := list_config_names(folder)):
+        raise InputError(f"{key}: there is no {path}; {suggest_name(name, existing_names)}")
+    return path
+
+
 def check_stated_once(arguments: Iterable[str]) -> None:
     """Check that `--config` states no key twice, because Snakemake silently takes the last value.
 

@@ -1,7 +1,7 @@
 """Validation of configurations, with messages that name the source, the key and the remedy."""
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -48,6 +48,13 @@ def validate_settings(model: type[S], values: Mapping, source: str, layers: Sequ
         path, sentence = min(_drop_enclosing(problems), key=_sort_key)
     sources = [layer.source for layer in layers if _has_key(layer.values, path)]
     raise InputError(f"{sources[-1] if sources else source}: {sentence}")
+
+
+def refuse_keys(layer: Layer, keys: Iterable[str], remedy: str) -> None:
+    """Raise InputError if the layer states one of the keys."""
+    for key in keys:
+        if key in layer.values:
+            raise InputError(f"{layer.source}: {key!r} {remedy}")
 
 
 def load_settings(model: type[S], path: str | Path) -> S:

@@ -13,11 +13,10 @@ from typing import Any, get_args
 from pydantic.fields import FieldInfo
 
 from dj2mgm.errors import InputError
-from dj2mgm.runs.layers import locate_existing_file
 from dj2mgm.runs.studies.mixtures import compute_shares, list_quantile_keys
 from dj2mgm.runs.studies.variants import Variant
 from dj2mgm.settings.base import SEARCH, SearchInterval, Section, read_extra
-from dj2mgm.settings.config_files import list_config_names, read_config
+from dj2mgm.settings.config_files import list_config_names, locate_existing_file, read_config
 from dj2mgm.settings.configuration import Experiment, SharedKeys
 from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.string_formats import has_format
