@@ -22,7 +22,7 @@ from dj2mgm.model_files.hub_cache import find_model
 from dj2mgm.model_files.model_folders import MODEL_SUFFIXES
 from dj2mgm.recipes.recipe_files import find_recipe_files
 from dj2mgm.records.crate_records import CrateInput, CrateMachine, CrateSettings, InputKind
-from dj2mgm.runs.layers import MODEL_KEYS
+from dj2mgm.runs.model_reader import MODEL_KEYS
 from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.settings.config_files import CONFIG, SHIPPED
 from dj2mgm.storage.disk_map import DiskMap

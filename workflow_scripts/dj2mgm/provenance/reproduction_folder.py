@@ -16,8 +16,8 @@ from dj2mgm.model_files.hub_cache import is_folder_path
 from dj2mgm.provenance.allowed_folders import FOLDERS_KEY, AllowedFolders, OutsideError
 from dj2mgm.provenance.crate_files import CONFIG_SUFFIXES, is_config, list_model_parts
 from dj2mgm.provenance.crate_reader import Crate
-from dj2mgm.runs.all_runs import Runs
-from dj2mgm.runs.layers import MODEL_KEYS, build_command_line_layer
+from dj2mgm.runs.layers import build_command_line_layer
+from dj2mgm.runs.model_reader import MODEL_KEYS
 from dj2mgm.runs.pages import list_page_experiments
 from dj2mgm.settings.config_files import SHIPPED, quote_value, read_config
 from dj2mgm.settings.configuration import build_configuration_model

@@ -15,8 +15,8 @@ from dj2mgm.runs.layers import (
     merge,
     merge_experiment,
     merge_shared_settings,
-    read_model,
 )
+from dj2mgm.runs.model_reader import read_model
 from dj2mgm.runs.reserved_names import RESERVED_NAMES
 from dj2mgm.runs.studies.searches import (
     build_search_settings,

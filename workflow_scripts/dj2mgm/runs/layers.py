@@ -1,17 +1,13 @@
 """Merge of a configuration's layers: defaults ← the model's settings ← the experiment ← the command line.
 
-The module also reads model files and the presets of train_deepspeed.py.
+The module also reads the presets of train_deepspeed.py.
 """
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.clips import check_local_model
-from dj2mgm.model_files.hub_cache import find_model, is_folder_path
-from dj2mgm.model_files.model_detection import describe_model, is_model_location
-from dj2mgm.settings.chat_templates import check_chat_templates
+from dj2mgm.runs.model_reader import read_model
 from dj2mgm.settings.config_files import (
     convert_values,
     list_config_names,
@@ -27,7 +23,7 @@ from dj2mgm.settings.configuration import (
     build_configuration_model,
     build_experiment_model,
 )
-from dj2mgm.settings.models import MgmModel, ModelFile, TinyModel, detect_model_kind
+from dj2mgm.settings.models import ModelFile
 from dj2mgm.settings.presets import PresetFile
 from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.string_formats import has_format
@@ -36,9 +32,6 @@ from dj2mgm.settings.validation import Layer, refuse_keys, validate_settings
 
 # present on every machine
 EMBEDDED_DEFAULTS = {key: ExperimentOnlyKeys.model_fields[key].default for key in ("dataset", "model")}
-WHOLE_MODEL_KEYS = ("assembled", "transformers")  # keys of a model file that name a whole model
-# keys of a model file that name folders or hub ids
-MODEL_KEYS = (*WHOLE_MODEL_KEYS, "language_model", "vision_tower", "vision_tower_aux", "clip")
 
 
 def list_experiment_names() -> list[str]:
@@ -150,45 +143,6 @@ def merge(layers: list[Layer]) -> dict:
 
 def _read_layer(path: Path) -> Layer:
     return Layer(str(path), read_config(path, build_schema(build_configuration_model())))
-
-
-def read_model(name: str) -> tuple[ModelFile, Layer]:
-    """Return a model, and its file's `settings`; a folder or hub id has no file, and no settings of its own."""
-    if name not in list_config_names("models") and is_model_location(name):
-        return describe_model(name, find_model(name)), Layer(name, {})
-    path = locate_existing_file("models", name, "model")
-    kind = detect_model_kind(read_config(path))
-    model = validate_settings(kind, read_config(path, build_schema(kind)), str(path))
-    check_chat_templates(str(path), {key: getattr(model, key) for key in ("pretrain_template", "template")})
-    settings = Layer(f"{path}, settings", model.settings)
-    updates = {
-        key: os.path.normpath(find_model(getattr(model, key))) for key in WHOLE_MODEL_KEYS if hasattr(model, key)
-    }
-    if not model.hub_ids and not model.is_mgm and model.whole_model and not is_folder_path(model.whole_model):
-        updates["hub_ids"] = [model.whole_model]  # a path in the hub's cache does not contain the id
-    model = model.model_copy(update=updates).with_name(name)
-    for part in (model.whole_model, *model.parts.values(), model.clip):
-        if part:
-            check_local_model(part)
-    if isinstance(model, TinyModel):
-        model = model.with_parts(_read_parts(model.foundation, path))
-    forbidden = (*SharedKeys.model_fields, *ExperimentOnlyKeys.model_fields)
-    refuse_keys(settings, forbidden, "is not a setting of a model; set it in config/config.yaml")
-    return model, settings
-
-
-def _read_parts(name: str, user: Path) -> MgmModel:
-    """Return the model that a tiny model is made from.
-
-    Args:
-        name: name of its file, without suffix.
-        user: file of the tiny model, for the message.
-    """
-    keys = read_config(locate_existing_file("models", name, f"{user}: foundation"))
-    if not isinstance(keys.get("foundation"), dict):
-        raise InputError(f"{user}: foundation: {name} is not trained here; name a model file that has a foundation")
-    model, _ = read_model(name)
-    return model
 
 
 def _merge_values(old: dict, new: dict, first_values: dict) -> dict:
