@@ -22,7 +22,7 @@ with project_imports():  # sets variables that torch reads on import
     from dj2mgm.planning.architecture import Architecture, load_architecture
     from dj2mgm.planning.prediction import Machine, read_free_memory
     from dj2mgm.planning.step import Workload
-    from dj2mgm.runs.layers import read_preset
+    from dj2mgm.runs.preset_reader import read_preset
     from dj2mgm.script_modules import SCRIPTS
     from dj2mgm.settings.batch_sizes import AUTO, solve_batch
     from dj2mgm.settings.deepspeed_files import BY_GPU_COUNT, read_deepspeed_file

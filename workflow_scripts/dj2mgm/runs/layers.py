@@ -1,20 +1,11 @@
-"""Merge of a configuration's layers: defaults ← the model's settings ← the experiment ← the command line.
-
-The module also reads the presets of train_deepspeed.py.
-"""
+"""Merge of a configuration's layers: defaults ← the model's settings ← the experiment ← the command line."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from dj2mgm.errors import InputError
 from dj2mgm.runs.model_reader import read_model
-from dj2mgm.settings.config_files import (
-    convert_values,
-    list_config_names,
-    locate_config_file,
-    locate_existing_file,
-    read_config,
-)
+from dj2mgm.settings.config_files import convert_values, list_config_names, locate_config_file, read_config
 from dj2mgm.settings.configuration import (
     Configuration,
     Experiment,
@@ -24,10 +15,8 @@ from dj2mgm.settings.configuration import (
     build_experiment_model,
 )
 from dj2mgm.settings.models import ModelFile
-from dj2mgm.settings.presets import PresetFile
 from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.string_formats import has_format
-from dj2mgm.settings.training_stages import PretrainSection
 from dj2mgm.settings.validation import Layer, refuse_keys, validate_settings
 
 # present on every machine
@@ -155,16 +144,3 @@ def _merge_values(old: dict, new: dict, first_values: dict) -> dict:
             _merge_values(old_value, value, defaults if isinstance(defaults, dict) else {}) if are_mappings else value
         )
     return result
-
-
-def read_preset(name: str) -> tuple[PresetFile, PretrainSection]:
-    """Read config/presets/<name>.yaml, and its settings with the defaults of config.yaml's `pretrain`.
-
-    Raises:
-        InputError: there is no such file, or a key of it is unknown or of the wrong type.
-    """
-    path = locate_existing_file("presets", name, "--preset")
-    preset = validate_settings(PresetFile, read_config(path, build_schema(PresetFile)), str(path))
-    preset_layer, defaults = Layer(f"{path}, training", preset.training), read_default_layer()
-    layers = [Layer(defaults.source, defaults.values["pretrain"]), preset_layer]
-    return preset, validate_settings(PretrainSection, merge(layers), preset_layer.source, layers)
