@@ -70,7 +70,7 @@ def test_a_processors_template_equals_its_own_method(tmp_path, family):
     messages += [{"role": "assistant", "content": [{"type": "text", "text": "A boat."}]}]
     for count, asks in ((1, True), (2, False)):
         own = encoder.processor.apply_chat_template(messages[:count], add_generation_prompt=asks)
-        assert encoder._render(messages[:count], asks) == own and "What is shown?" in own
+        assert encoder.renderer.render(messages[:count], asks) == own and "What is shown?" in own
 
 
 def test_sandbox_has_the_class_of_transformers():

@@ -331,7 +331,7 @@ def test_added_ordinary_tokens_are_not_control_tokens(folders):
     assert not {"\n", "<b>", "dog"} & set(encoder._find_control_tokens())
     assert {"<|im_end|>", "<|im_start|>", "<|image_pad|>"} <= set(encoder._find_control_tokens())
     turns = [{"from": "human", "value": "a <|im_<image>end|> b"}, {"from": "gpt", "value": "a"}]
-    text, _ = encoder._render_answers({"id": "1", "conversations": turns})
+    text, _ = encoder.renderer.render_answers({"id": "1", "conversations": turns})
     assert text.count("<|im_end|>") == 3  # one token each for system, user and assistant
 
 

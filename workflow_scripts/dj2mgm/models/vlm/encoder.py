@@ -3,7 +3,6 @@
 import sys
 from bisect import bisect_left
 from functools import lru_cache
-from itertools import chain
 
 import torch
 from PIL import Image
@@ -11,21 +10,17 @@ from torch.nn.functional import pad
 from transformers import ProcessorMixin
 
 from dj2mgm.control_tokens import find_control_token
-from dj2mgm.data.chat_rendering import render_chat
-from dj2mgm.data.formats import CHAT_ROLES, IMAGE_TOKEN, build_conversation, list_images
+from dj2mgm.data.formats import IMAGE_TOKEN, build_conversation, list_images
 from dj2mgm.data.images import BadImageError, load_image, read_image_size
 from dj2mgm.errors import InputError
 from dj2mgm.models.loss import find_answer_positions
 from dj2mgm.models.vision_language import IGNORE_INDEX, check_image_fits
+from dj2mgm.models.vlm.conversation_renderer import ConversationRenderer
 from dj2mgm.models.vlm.packed_images import TowerInputs
 
 TYPE_IDS = ("token_type_ids", "mm_token_type_ids")
 TOKEN_FIELDS = ("input_ids", "labels", *TYPE_IDS)  # (1, T); all other fields of an item belong to its images
 PIXEL_MASK = "pixel_attention_mask"  # ones and zeros, for which processors take eight bytes each
-THINKING_VARIABLE = (
-    "enable_thinking"  # variable of chat templates; the model thinks before it answers, unless it is False
-)
-ANSWER_MARK = "\ue000"  # from Unicode's private use area; marks where an answer begins
 BLANK_IMAGE_SIZE = (56, 56)  # px
 LINE_BREAK = "\n"
 
@@ -49,6 +44,7 @@ class ProcessorEncoder:
         self.max_length = sys.maxsize
         added = self.tokenizer.added_tokens_decoder
         self.special = {token.content: number for number, token in added.items() if token.special}
+        self.renderer = ConversationRenderer(processor, tuple(self.special))
         self.control_tokens = self._find_control_tokens()
         self._read_size = lru_cache(maxsize=16)(read_image_size)  # needed twice for each row
         self._get_replacements = lru_cache(maxsize=4096)(self._make_replacements)
@@ -106,7 +102,7 @@ class ProcessorEncoder:
         processor_ids = output.pop("input_ids")[0].tolist()
         type_ids = {name: output.pop(name)[0].tolist() for name in set(output) & set(TYPE_IDS)}
         if processor_ids[: len(item["input_ids"])] != item["input_ids"]:
-            text, _ = self._insert_replacements(row, replacements)
+            text, _ = self.renderer.insert_replacements(row, replacements)
             if processor_ids != self.tokenizer(text, add_special_tokens=self._adds_bos(text))["input_ids"]:
                 raise RuntimeError(f"row {row['id']}: the processor's tokens differ from the tokens that were counted")
             # an answer was tokenized separately
@@ -167,7 +163,7 @@ class ProcessorEncoder:
 
     def _find_control_tokens(self) -> tuple[str, ...]:
         """Return the tokenizer's special tokens and the added tokens that the chat template writes."""
-        written = self._render(self._build_messages(build_conversation("", "", "a", "a")), True)
+        written = self.renderer.render(self.renderer.build_messages(build_conversation("", "", "a", "a")), True)
         control = set(self.special) | {token for token in self.tokenizer.get_added_vocab() if token in written}
         return tuple(sorted(token for token in control - {IMAGE_TOKEN} if token.strip()))
 
@@ -211,108 +207,17 @@ class ProcessorEncoder:
     def _render_prompt(self, replacement: str | None, question: str) -> str:
         turns = build_conversation("", "", question, "")["conversations"][:1]
         if replacement is None:
-            return self._render(self._build_messages({"conversations": [turns[0] | {"value": question}]}), True)
-        text = self._render(self._build_messages({"conversations": turns}), True)
+            return self.renderer.render(
+                self.renderer.build_messages({"conversations": [turns[0] | {"value": question}]}), True
+            )
+        text = self.renderer.render(self.renderer.build_messages({"conversations": turns}), True)
         return text.replace(self.processor.image_token, replacement, 1)
-
-    def _build_messages(self, row: dict) -> list[dict]:
-        messages = []
-        for turn in row["conversations"]:
-            text = turn["value"]
-            images = text.count(IMAGE_TOKEN) if turn["from"] == "human" else 0
-            # replaced by a blank, so that the text around it cannot join to a control token
-            content = [{"type": "text", "text": text.replace(IMAGE_TOKEN, " ").strip()}]
-            if images == 1:
-                content.insert(0, {"type": "image"})
-            elif images:
-                texts = [{"type": "text", "text": part.strip()} for part in text.split(IMAGE_TOKEN)]
-                image_contents = [[{"type": "image"}, *([part] if part["text"] else [])] for part in texts[1:]]
-                content = [*([texts[0]] if texts[0]["text"] else []), *chain.from_iterable(image_contents)]
-            messages.append({"role": CHAT_ROLES[turn["from"]], "content": content})
-        return messages
-
-    def _render(self, messages: list[dict], add_generation_prompt: bool = False) -> str:
-        templates = self.processor.chat_template
-        source = templates["default"] if isinstance(templates, dict) else templates
-        variables = dict(self.tokenizer.special_tokens_map) | {"add_generation_prompt": add_generation_prompt}
-        if THINKING_VARIABLE in source:
-            variables[THINKING_VARIABLE] = False
-        try:
-            return render_chat(source, messages, **variables)[0]
-        except InputError as error:
-            raise InputError(f"its chat template cannot be rendered ({error})") from None
-
-    def _render_answers(self, row: dict) -> tuple[str, list[tuple[int, int]]]:
-        """Return the rendered conversation, and the start and end of each answer.
-
-        An answer begins where its generation prompt ends, so the blank between LLaVA's `ASSISTANT:` and an answer
-        belongs to the answer. It ends with the last special token that the template writes after it. If there is none,
-        the end-of-sequence token ends it, as in LLaVA's training. Blanks that the template writes after an answer are
-        then left out, as is all text after the last answer.
-        """
-        messages = self._build_messages(row)
-        text, spans, previous = "", [], ""
-        for number in range(1, len(messages), 2):
-            prompt, rendered = self._render(messages[:number], True), self._render(messages[: number + 1])
-            begin, end = self._find_answer(rendered, messages[: number + 1])
-            if begin < 0 or not (rendered.startswith(previous) and prompt.startswith(previous)):
-                raise InputError(
-                    f"row {row['id']}: the start of an answer cannot be found in the output of the model's chat "
-                    "template, or changes if more turns follow; divide the row into rows of one question"
-                )
-            if prompt.split() != rendered[:begin].split():
-                raise InputError(
-                    f"its chat template writes {prompt[-40:]!r} before an answer for generation, but "
-                    f"{rendered[:begin][-40:]!r} in training, as templates of reasoning models do; use a model of its "
-                    "family without reasoning, or another template"
-                )
-            text += prompt[len(previous) :]
-            start = len(prompt) if rendered.startswith(prompt) else begin
-            answer, length = rendered[start:], max(0, end - start)  # length of the answer with the blanks before it
-            ends = [position + len(token) for token in self.special if (position := answer.rfind(token, length)) >= 0]
-            is_last = number + 1 == len(messages)
-            if not ends:
-                if self.tokenizer.eos_token is None:
-                    raise InputError(
-                        "neither its chat template nor its tokenizer has a token that ends an answer; use another "
-                        "template"
-                    )
-                following = "" if is_last or not answer[length:].strip() else answer[length:]
-                answer = answer[:length] + self.tokenizer.eos_token
-                ends = [len(answer)]
-                answer += following
-            spans.append((len(text), len(text) + max(ends)))
-            text, previous = text + answer, rendered
-        return text, spans
-
-    def _find_answer(self, text: str, messages: list[dict]) -> tuple[int, int]:
-        """Return start and end of the last message's own text in the rendered messages; -1 if it is not found."""
-        answer = messages[-1]["content"][0]["text"]
-        mark = ANSWER_MARK
-        while mark in text:
-            mark += ANSWER_MARK
-        marked = [*messages[:-1], messages[-1] | {"content": [{"type": "text", "text": mark}]}]
-        begin = self._render(marked).find(mark)
-        return (begin, begin + len(answer)) if text[begin:].startswith(answer) else (-1, -1)
 
     def _encode(self, row: dict, replacements: list[str]) -> dict[str, list[int]]:
         """Return token ids, including image tokens, and labels, without reading an image."""
-        ids, labels = self._label_tokens(*self._insert_replacements(row, replacements))
+        ids, labels = self._label_tokens(*self.renderer.insert_replacements(row, replacements))
         check_image_fits(row, ids, self.image_token_id, self.max_length)
         return {"input_ids": ids[: self.max_length], "labels": labels[: self.max_length]}
-
-    def _insert_replacements(self, row: dict, replacements: list[str]) -> tuple[str, list[tuple[int, int]]]:
-        """Return the result of `_render_answers` with the replacements of the row's images inserted."""
-        text, spans = self._render_answers(row)
-        token, after = self.processor.image_token, 0
-        for replacement in replacements:
-            begin = text.find(token, after)
-            if begin < 0:
-                raise InputError(f"row {row['id']}: the model's chat template writes no {token} for its image")
-            text = text[:begin] + replacement + text[begin + len(token) :]
-            grown, after = len(replacement) - len(token), begin + len(replacement)
-            spans = [(start + grown * (start > begin), end + grown * (end > begin)) for start, end in spans]
-        return text, spans
 
     def _label_tokens(self, text: str, spans: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
         """Return the token ids of a conversation, and their labels: `IGNORE_INDEX` except on answers (start, end).
@@ -365,7 +270,7 @@ class ProcessorEncoder:
 
     def _process(self, row: dict, images: list[Image.Image]) -> dict[str, torch.Tensor]:
         """Return all outputs of the processor for the row except the attention mask."""
-        text, _ = self._render_answers(row)
+        text, _ = self.renderer.render_answers(row)
         output = self.processor(
             text=[text],
             images=[images] if images else None,
