@@ -1,4 +1,4 @@
-"""Many messages to a server at the same time, with retries, pauses, budgets, and conditions to stop."""
+"""Many questions to a server at the same time, with retries, pauses, budgets, and conditions to stop."""
 
 import random
 import threading
@@ -11,9 +11,9 @@ from dj2mgm.servers.chat_server import ChatServer, RequestError
 
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 60.0  # between tries; doubled each time
 MIN_SHOWN_PAUSE_S = 10.0  # shortest pause requested by the server that is shown
-BUSY_TRIES = 4  # how many times more tries a message gets while the server answers others
-DOWN_AFTER = 3  # messages in a row without an answer, after all their tries
-USELESS_AFTER = 50  # messages in a row that the server rejects, or whose answer is unusable
+BUSY_TRIES = 4  # factor on the tries of a question while the server answers others
+DOWN_AFTER = 3  # questions in a row without an answer, after all their tries
+USELESS_AFTER = 50  # questions in a row that the server rejects, or whose answer is unusable
 
 
 class ChatRequests:
@@ -77,10 +77,10 @@ class ChatRequests:
         )
 
     def ask(self, content: list[dict], **settings) -> ChatAnswer | None:
-        """Return the answer to one message; None if all tries fail, if the server rejects it, or after `stop`.
+        """Return the answer to one question; None if all tries fail, if the server rejects it, or after `stop`.
 
         Raises:
-            InputError: a budget is used up, or other messages would get no answer either. All threads then stop.
+            InputError: a budget is used up, or other questions would get no answer either. All threads then stop.
         """
         try:
             return self._ask(content, settings)
@@ -89,7 +89,7 @@ class ChatRequests:
             raise
 
     def _ask(self, content: list[dict], settings: dict) -> ChatAnswer | None:
-        """Return the server's answer after retries; None if the message failed for good, or after `stop`."""
+        """Return the server's answer after retries; None if the question failed for good, or after `stop`."""
         tries = failed = 0
         answers = self._answers
         while self._may_go_on():
@@ -99,7 +99,7 @@ class ChatRequests:
             except RequestError as failure:
                 tries += 1
                 self._count_tokens(failure.tokens)
-                # a busy server that answers other messages has not failed
+                # a busy server that answers other questions has not failed
                 failed += not (failure.busy and self._answers > answers)
                 answers = self._answers
                 if not failure.again or failed > self.retries or tries > BUSY_TRIES * (self.retries + 1):
@@ -164,10 +164,10 @@ class ChatRequests:
             self._tokens += tokens
 
     def _count_unanswered(self, failure: RequestError) -> None:
-        """Count a message without an answer.
+        """Count a question without an answer.
 
         Raises:
-            InputError: too many messages in a row have no answer, which images alone do not explain.
+            InputError: too many questions in a row have no answer, which their images alone do not explain.
         """
         kind, limit = ("no answer", DOWN_AFTER) if failure.again else ("useless", USELESS_AFTER)
         with self._lock:

@@ -31,13 +31,13 @@ class Request:
     Attributes:
         repository: `owner/name`.
         done: the participle of the transfer, such as "pushed".
-        again: remedy for a temporary failure.
+        retry_remedy: remedy for a temporary failure.
         reasons: sentences by status of the server's answer; `{message}` stands for the server's text.
     """
 
     repository: str
     done: str
-    again: str
+    retry_remedy: str
     reasons: Mapping[int, str]
 
 
@@ -84,21 +84,21 @@ def _find_cause(error: BaseException) -> BaseException:
 
 def _describe(request: Request, error: BaseException) -> str:
     """Return one sentence about a failed request, with its remedy and without the token."""
-    repository, again = request.repository, request.again
+    repository, remedy = request.repository, request.retry_remedy
     if isinstance(error, HfHubHTTPError) and error.response is not None:
         status, message = error.response.status_code, _shorten(str(error.server_message or ""))
         if status in request.reasons:
             return request.reasons[status].replace("{message}", message)
         if status == 401:
             return "the hub rejects the token; set a valid one as HF_TOKEN, or run `hf auth login`"
-        return f"the hub refused {repository} (status {status}: {message}); {again}"
+        return f"the hub refused {repository} (status {status}: {message}); {remedy}"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"the disk is full, so {repository} was not {request.done}; free space, and run the same command again"
     if isinstance(error, httpx2.TransportError | ConnectionError | TimeoutError):
-        return f"the hub cannot be reached ({_shorten(str(error)) or type(error).__name__}); {again}"
+        return f"the hub cannot be reached ({_shorten(str(error)) or type(error).__name__}); {remedy}"
     if isinstance(error, UNKNOWN_FORM_ERRORS):
-        return f"the hub's answer about {repository} is not understood ({type(error).__name__}); {again}"
-    return f"{repository} could not be {request.done} ({_shorten(str(error)) or type(error).__name__}); {again}"
+        return f"the hub's answer about {repository} is not understood ({type(error).__name__}); {remedy}"
+    return f"{repository} could not be {request.done} ({_shorten(str(error)) or type(error).__name__}); {remedy}"
 
 
 def _shorten(text: str) -> str:
