@@ -22,8 +22,8 @@ from dj2mgm.torch_environment import set_torch_environment
 def project_imports() -> Iterator[None]:
     """Set PyTorch's environment, and turn a missing package in a script's imports into one line with the remedy.
 
-    Python's garbage collector is off meanwhile. It would take a sixth of the time, and imports leave no garbage. Later
-    collections skip the imported objects.
+    Python's garbage collector is off during the imports. They leave no garbage, and it would take a sixth of the time.
+    Later collections skip the imported objects.
     """
     set_torch_environment()
     collects = gc.isenabled()
@@ -48,7 +48,7 @@ def project_imports() -> Iterator[None]:
 
 @contextmanager
 def quiet_imports() -> Iterator[None]:
-    """Import for a script whose output a person reads (`quiet_command_line`): libraries print errors only.
+    """Let libraries print only errors during the imports of a script with `quiet_command_line`.
 
     Stages do not use it, because their logs keep all that libraries print.
     """

@@ -268,7 +268,7 @@ class Lines:
     """Plain lines, for a pipe or the log of a CI job."""
 
     def say(self, text: str, style: str = "") -> None:
-        """Print a line; only a terminal shows its `style`, in rich's words."""
+        """Print a line; `style` is a style of rich, which only a terminal shows."""
         print(text, file=sys.stderr, flush=True)
 
     def begin(self, job: Job) -> None:

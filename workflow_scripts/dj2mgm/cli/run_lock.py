@@ -115,7 +115,7 @@ def _write_owner(on_cluster: bool, ended: bool) -> None:
 
 
 def _take_over(owner: dict) -> bool:
-    """Return whether there were stages to end or jobs to wait for."""
+    """End the stages of a killed run and wait for its jobs; return whether it was killed or had jobs."""
     killed = not owner.get("ended")
     if killed:
         if owner["host"] != socket.gethostname():
@@ -156,7 +156,7 @@ def _end_stages(owner: dict) -> None:
 
 
 def _wait_for_jobs() -> bool:
-    """Return whether there were jobs."""
+    """Wait until no job of this folder is left in Slurm; return whether there was one."""
     reported = None
     while jobs := list_jobs(Path.cwd()):
         if jobs != reported:

@@ -2,8 +2,8 @@
 
 Nothing changes on import. rules/graph.smk and rules/lifecycle.smk apply them.
 
-- `replace_graph_builder` replaces `snakemake.workflow.Workflow._build_dag`. Snakemake has no hook between its graph and
-  the first job that dry runs reach, too: they do not call `onstart`. An issue requests such a signal
+- `replace_graph_builder` replaces `snakemake.workflow.Workflow._build_dag`. Snakemake has no hook that runs after
+  its graph is built, before the first job, and in dry runs, too: they do not call `onstart`. An issue requests one
   (https://github.com/snakemake/snakemake/issues/3967).
 - `lift_default_job_limit` removes the limit of `snakemake.scheduling.job_scheduler.JobScheduler` that costs a core. No
   upstream issue was found.
@@ -16,14 +16,14 @@ from functools import partial
 
 
 def replace_graph_builder(workflow, build: Callable[[Callable[[], None]], None]) -> None:
-    """Let Snakemake call `build` with its own builder of the graph of jobs, instead of this builder."""
+    """Let Snakemake call `build` instead of its builder of the graph of jobs, which `build` gets as argument."""
     workflow._build_dag = partial(build, workflow._build_dag)
 
 
 def lift_default_job_limit(scheduler) -> None:
     """Lift Snakemake's default limit of 100 jobs per second.
 
-    With it, Snakemake 9 examines all ready jobs again each second, once for every job that has ended
+    With this limit, Snakemake 9 examines all ready jobs again each second, once for every job that has ended
     (`JobScheduler._schedule_reevalutation`). After some hundred jobs this takes a whole core.
     """
     limit = scheduler.job_rate_limiter

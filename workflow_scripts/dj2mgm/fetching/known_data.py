@@ -37,9 +37,9 @@ ROWS_AT_ONCE = 64  # rows that are copied together
 TAIL_BYTES = 2**18  # bytes of a request for the end of a file
 CONNECTIONS = 8
 ATTEMPTS = 5  # attempts at a request whose answer breaks off
-MIN_BYTES_PER_S = 2**12  # bytes per second of an answer; the library's timeout limits the time between two bytes only
-LOCAL_HEADER = struct.Struct("<26xHH")  # before an entry of a zip file: lengths of its name and of its further fields
-EXTRA_FIELD_BYTES = 256  # bytes of these fields that are requested with the entry
+MIN_BYTES_PER_S = 2**12  # rate of the slowest accepted answer; the timeout only limits the time between two bytes
+LOCAL_HEADER = struct.Struct("<26xHH")  # precedes a file in a zip file; lengths of its name and extra field
+EXTRA_FIELD_BYTES = 256  # bytes of an extra field that are requested with the file
 MAX_IMAGE_BYTES = 2**26
 ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
@@ -71,7 +71,7 @@ class KnownDownload:
 
 
 def needs_download(data: HubData, rows: int | None) -> bool:
-    """Return whether a dataset or benchmark is not on this machine with this number of rows."""
+    """Return whether a dataset or benchmark must be downloaded to have this number of rows."""
     if not data.is_fetched:
         return True
     return not isinstance(data.file, HubBenchmark) and read_json(data.folder / FETCH_RECORD)["rows"] != rows

@@ -111,7 +111,7 @@ def _find_class(step: RecipeStep) -> type[OP]:
 
 
 def _measures_rows(step: RecipeStep) -> bool:
-    """Return whether the operator can measure rows without changing them, and then decides about each row."""
+    """Return whether the operator only measures rows, and then decides about each of them."""
     return issubclass(_find_class(step), Filter | Deduplicator) and not issubclass(_find_class(step), SelectionFilter)
 
 

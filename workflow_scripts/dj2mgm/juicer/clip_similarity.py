@@ -30,7 +30,7 @@ class ClipSimilarity:
         """Load the model and its processor from a `save_pretrained` folder or a hub id; remote code is never run."""
         clip = check_model_home(clip)
         check_local_model(clip)
-        folder = find_model(clip)  # a folder, because libraries ask the hub for optional files of a hub id
+        folder = find_model(clip)  # a folder: for a hub id, libraries request optional files from the hub
         missing = find_missing_clip_parts(Path(folder)) if os.path.isdir(folder) else []
         try:
             if not any(part.startswith("config ") for part in missing):
@@ -112,10 +112,10 @@ class ClipSimilarity:
 
 
 class PixelBatches:
-    """The output of a CLIP image processor for many images, bit for bit, without its cost per image.
+    """The exact output of a CLIP image processor for many images, computed faster.
 
     The usual pipeline (shortest edge resized by PIL, center cropped, rescaled, normalized) stays in uint8 up to the
-    end. There a table of 256 values per channel, filled by the processor itself, replaces its arithmetic. For any other
+    end. A table of 256 values per channel, which the processor fills once, then replaces its arithmetic. For any other
     pipeline the processor itself runs.
     """
 

@@ -64,7 +64,7 @@ def _forbid_installations() -> None:
 
 
 def _load_core_without_ray() -> None:
-    """Enter `data_juicer.core` as a bare package, so that its modules load as usual and its `__init__` does not run.
+    """Register `data_juicer.core` as an empty package, so that its modules load without its `__init__`.
 
     The `__init__` imports the Ray executors. Without Ray in the environment, the import alone would install it.
     """
@@ -81,7 +81,7 @@ def _free_models_if_any() -> None:
 def _import_torch_for_models_only() -> None:
     """Free models after an operator only if there are any.
 
-    `free_models` imports torch to empty the cache of a GPU, which takes seconds and which most operators never use.
+    `free_models` imports torch to empty the cache of a GPU. The import takes seconds, and most operators use no GPU.
     """
     base_op.free_models = _free_models_if_any
 

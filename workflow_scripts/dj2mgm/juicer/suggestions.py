@@ -52,8 +52,8 @@ def find_separated_tail(values: np.ndarray, upper: bool) -> Tail | None:
     """Return the tail at the lower or upper end if a gap separates it from the rest, or None. Values are (N,) finite.
 
     A tail has 0.1 to 5 % of the rows. The gap is at least half as wide as the interquartile range (of logarithms, for
-    sizes and counts) and nearly empty. Of several gaps the widest is taken, and of a gap with stray rows its widest
-    empty part.
+    sizes and counts) and nearly empty. The widest of several gaps is taken, and the widest empty
+    part of a gap with stray rows.
     """
     sign = -1 if upper else 1
     ordered = np.sort(sign * values)

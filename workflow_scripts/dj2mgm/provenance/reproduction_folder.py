@@ -16,6 +16,7 @@ from dj2mgm.model_files.hub_cache import is_folder_path
 from dj2mgm.provenance.allowed_folders import FOLDERS_KEY, AllowedFolders, OutsideError
 from dj2mgm.provenance.crate_files import CONFIG_SUFFIXES, is_config, list_model_parts
 from dj2mgm.provenance.crate_reader import Crate
+from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.layers import build_command_line_layer
 from dj2mgm.runs.model_reader import MODEL_KEYS
 from dj2mgm.runs.pages import list_page_experiments

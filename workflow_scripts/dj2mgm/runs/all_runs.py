@@ -166,7 +166,7 @@ class Runs:
 
     @property
     def models(self) -> dict[str, ModelFile]:
-        """Models by name, with those whose parts they are made of."""
+        """Models by name, including those that provide the parts of others."""
         models = [run.config.model for run in self._runs.values()]
         models += [model.trained_parts for model in models if model.trained_parts]
         return {model.name: model for model in models}
@@ -203,7 +203,7 @@ class Runs:
             self._checked_spaces.add(name)
 
     def add_trials(self, study: str) -> None:
-        """Add the trials that a search has asked for since it was read."""
+        """Add the trials that a search has requested since it was read."""
         earlier_variants = set(self.experiments.variant_names[study])
         for variant in self.experiments.list_variants(study):
             if variant.name not in earlier_variants:

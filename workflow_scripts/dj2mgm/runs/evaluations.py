@@ -6,7 +6,7 @@ from pathlib import Path
 from dj2mgm.errors import InputError
 from dj2mgm.script_modules import SCRIPTS
 
-# suffixes of a task's files that are inputs of rules; a dataset's README.md can state its files
+# suffixes of a task's files that are inputs of rules; the header of a README.md may list a dataset's files
 DATA_SUFFIXES = (".parquet", ".arrow", ".json", ".jsonl", ".csv", ".tsv", ".md")
 LMMS_EVAL = SCRIPTS.parent / ".lmms_eval"  # folder into which `make lmms_eval` installs packages, outside .venv
 

@@ -217,7 +217,7 @@ class Experiments:
         return merge_experiment(name, self._raw_command_line, *extra_layers, model_reader=self._read_model)
 
     def _list_controls(self, name: str) -> list[Variant]:
-        """Return the controls of an experiment. The reference has none, and ignores a request."""
+        """Return the controls of an experiment. The reference has none, even if its file requests them."""
         experiment, reference = self.configs[name], self.configs[REFERENCE]
         if name == REFERENCE or not experiment.controls:
             return []

@@ -144,7 +144,7 @@ def _check_run(runs: Runs, run: Run, may_start_stages: bool) -> None:
 
 
 def _check_dataset(runs: Runs, name: str) -> None:
-    """Refuse a dataset with the name of another one, unless the other one's folder is missing, so probably moved."""
+    """Refuse a dataset with the name of another one, unless the other folder is missing: it was probably moved."""
     new_settings = runs.datasets[name].settings.file_content() if name in runs.datasets else {}
     old, new = (
         _find_dataset_source(name, settings)

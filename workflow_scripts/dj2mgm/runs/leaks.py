@@ -21,7 +21,7 @@ def list_benchmark_files(runs: Runs) -> dict[str, dict[str, str]]:
 
 
 def list_decontamination_files(runs: Runs) -> list[str]:
-    """Return the files that training data are compared with: benchmarks' tables, `decontaminate.folders`' images."""
+    """Return the files to compare training data with: tables of benchmarks, images in `decontaminate.folders`."""
     files = list_benchmark_files(runs).values()
     images = [str(file) for folder in runs.shared.decontaminate.folders for file in find_files(folder, IMAGE_SUFFIXES)]
     return [file for benchmark_files in files for key, file in benchmark_files.items() if key != "images"] + images

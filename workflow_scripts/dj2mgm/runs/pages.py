@@ -124,7 +124,7 @@ def list_page_files(runs: Runs, experiments: list[str], seeds: list[int] | None 
 
 
 def find_analyzed(runs: Runs, dataset: str) -> Run:
-    """Return the run whose recipe and CLIP a dataset is analyzed with: the reference's if it uses the dataset."""
+    """Return the run whose recipe and CLIP analyze a dataset: the reference if it uses the dataset."""
     users = [run for run in runs if run.dataset.name == dataset]
     return next((run for run in users if run.experiment == REFERENCE), users[0])
 

@@ -30,7 +30,7 @@ class Reuse:
 
         1. the reference,
         2. the parent of the variant,
-        3. the variant itself, if it has begun the stage; so a new study runs nothing again,
+        3. the variant itself, if it has begun the stage, so that a new study does not run it again,
         4. another variant of the same parent; all variants that share the stage get the same owner.
 
         Owners are remembered, because results that appear during a run must not change them.
@@ -69,7 +69,7 @@ class Reuse:
         return self._begun[folder]
 
     def _find_runs(self, name: str, stage: str, seed: int) -> Iterator[Run]:
-        """Iterate over the runs of an experiment, with its first seed and with `seed`, that have a stage."""
+        """Yield the runs of an experiment with its first seed and with `seed`, if they have the stage."""
         if config := self._experiments.configs.get(name):
             for run_seed in dict.fromkeys((config.seeds[0], seed)):
                 run = self._get_run(name, run_seed)
@@ -77,7 +77,7 @@ class Reuse:
                     yield run
 
     def _group_variants(self, parent: str, stage: str, seed: int) -> dict[str, list[Run]]:
-        """Return the runs of a parent's variants by their signature of a stage; a search adds variants meanwhile."""
+        """Return the runs of a parent's variants by their signature of a stage, also of variants that a search adds."""
         variants = self._experiments.variants
         key = parent, stage, seed, len(variants)
         if key not in self._variants:
@@ -99,14 +99,14 @@ class Reuse:
                     write_yaml(note, {"same_as": f"results/{owner.folder}/{stage}"})
 
     def _find_signature(self, run: Run, stage: str) -> str:
-        """Return the same string for two runs if everything that a stage's output depends on is the same."""
+        """Return the signature of a stage: equal for two runs if all inputs of the stage's output are equal."""
         key = run.experiment, run.seed, stage
         if key not in self._signatures:
             self._signatures[key] = self._sign(run, stage)
         return self._signatures[key]
 
     def _sign(self, run: Run, stage: str, pairs_only: bool = False) -> str:
-        """Return the signature of a stage; with `pairs_only`, without everything that affects only instructions."""
+        """Compute the signature of a stage; `pairs_only` leaves out everything that affects only instructions."""
         settings, definition = run.settings[stage], self._stages[stage]
         parts: dict = {"settings": settings.file_content()}
         if pairs_only and stage == "jsonl":
@@ -122,7 +122,7 @@ class Reuse:
             other_run = self._get_run(other_experiment, run.seed)
             if not pairs_only:
                 parts["same_size_as"] = self._find_signature(other_run, stage)
-            elif not other_run.selects_instructions:  # otherwise the number of pairs is not changed
+            elif not other_run.selects_instructions:  # otherwise it does not affect the number of pairs
                 parts["same_size_as"] = self._sign(other_run, stage, pairs_only=True)
         for upstream_stage in definition.upstream:
             if (

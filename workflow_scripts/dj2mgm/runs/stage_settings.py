@@ -89,7 +89,7 @@ def build_synthesize_settings(config: Experiment, images: dict) -> SynthesizeSet
     if is_for_instructions(recipe) and config.model.is_mgm:
         check_templates(recipe, config.synthesize.captioner)
     captioned_operators = list_operators_without_captioner(recipe)
-    # without a captioner, nothing depends on it, so all seeds share the stage
+    # without a captioner, no result depends on the seed, so all seeds share the stage
     seed = config.seed if captioned_operators else 0
     return SynthesizeSettings.from_sections(
         config.filter,

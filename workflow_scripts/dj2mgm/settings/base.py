@@ -96,7 +96,7 @@ def setting(
         retrains: whether a training with another value gives other weights. Otherwise a checkpoint may be resumed
             after a change.
         search: the interval in which a search tries it.
-        limits: pydantic's, such as `ge` and `le`.
+        limits: constraints of pydantic, such as `ge` and `le`.
     """
     extras = {RETRAINS: retrains, SEARCH: search}
     return Field(default, description=description, json_schema_extra=extras, **limits)

@@ -13,7 +13,7 @@ ADDRESS_RULE = (
     "environment variable that key_variable names"
 )
 MIN_SECRET_LENGTH = 8  # characters; a shorter key may be a placeholder such as EMPTY, which captions may contain
-MAX_TOKENS = 10**9  # tokens of an answer; a larger number is not a count
+MAX_TOKENS = 10**9  # tokens of an answer; a larger number cannot be a count
 VARIABLE_RULE = (
     "be the name of an environment variable, such as OPENAI_API_KEY, that holds the key; never the key itself"
 )

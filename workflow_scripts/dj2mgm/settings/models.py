@@ -16,7 +16,7 @@ Pixels = Annotated[int, Field(ge=1, le=8192)]
 TinyKind = Literal["llava", "qwen2.5-vl", "smolvlm"]  # foundation/tiny_vlms.py
 Dtype = Literal["bfloat16", "float16", "float32"]
 Percent = Annotated[Number, Field(ge=0, le=100)]
-CLIP = "openai/clip-vit-large-patch14"  # of models without a file: selects data and judges captions
+CLIP = "openai/clip-vit-large-patch14"  # default of models without a file; selects data and judges captions
 
 
 class MgmParts(Section):

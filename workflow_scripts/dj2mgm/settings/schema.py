@@ -27,7 +27,7 @@ LEFT_OUT = ("title", "default", "search", "retrains", "discriminator")
 def build_schema(model: type[BaseModel]) -> dict:
     """Return the JSON schema of a class of settings.
 
-    References are replaced by what they refer to. A value that may be null has the type `[…, "null"]`.
+    References are replaced by the schemas that they refer to. A value that may be null has the type `[…, "null"]`.
     """
     schema = model.model_json_schema()
     return _resolve_references(schema, schema.get("$defs", {}))

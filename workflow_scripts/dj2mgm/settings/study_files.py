@@ -27,7 +27,7 @@ class Interval(Section):
 
 
 MAX_VARIANTS = 1000  # most variants of a grid or list
-MIN_TRAINED = 6  # trained mixtures, whose 15 pairs can show that merging orders more than 75 % as training does
+MIN_TRAINED = 6  # trained mixtures; 15 pairs can show that merging orders more than 75 % of pairs like training
 GPU_HOURS = "gpu_hours"  # a goal of searches, next to the scores
 Weight = Annotated[Number, Field(ge=0, le=1e6)]
 Space = dict[str, Values | Interval | Literal["auto"]]

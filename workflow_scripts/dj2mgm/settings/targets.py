@@ -73,7 +73,7 @@ class ReportSection(Section):
         """Return the headline, or a likelihood of captions if the headline needs held-out questions and there are none.
 
         Trainings on a share of the rows are ranked by the likelihood gain instead of another score of answers, because
-        it ordered more pairs of them as the full trainings did (docs/measurements/search.md).
+        it put more pairs in the same order as the full trainings (docs/measurements/search.md).
         """
         key = self.headline
         if key in ANSWER_HEADLINES:

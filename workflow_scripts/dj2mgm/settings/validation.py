@@ -69,7 +69,7 @@ def format_key(path: Sequence[str | int]) -> str:
 
 
 def _drop_enclosing(problems: list[tuple[tuple, str]]) -> list[tuple[tuple, str]]:
-    """Drop problems of values that contain another wrong value: keys that fit one kind, but not the other kinds."""
+    """Drop problems of values that contain another wrong value; the other kinds of a union report them."""
     enclosing = {path[:length] for path, _ in problems for length in range(len(path))}
     return [problem for problem in problems if problem[0] not in enclosing]
 
@@ -81,7 +81,7 @@ def _sort_key(problem: tuple[tuple, str]) -> tuple:
 
 
 def _has_key(values: object, path: Sequence[str | int]) -> bool:
-    """Return whether the file sets the key at `path`, or a list of which it is an item."""
+    """Return whether the file sets the key at `path`, or a list that contains it."""
     for part in path:
         if not isinstance(values, dict) or part not in values:
             return isinstance(part, int)
@@ -156,7 +156,7 @@ def _describe_problem(problem: str, path: tuple, node: dict, value: object) -> s
     if problem == "format":
         return f"{name}: must {kind.rule}" + ("" if secret else f"; found {quote_value(value)}")
     is_number = "enum" in node and isinstance(value, str) and (INTEGER.fullmatch(value) or FLOAT.fullmatch(value))
-    text = value if is_number else quote_value(value)  # the reader of YAML makes a string of it
+    text = value if is_number else quote_value(value)  # the YAML reader returns such numbers as strings
     sentence = f"{name}: expected {describe_accepted_values(node)}" + ("" if secret else f", found {text}")
     example = next(iter(node.get("properties", {})), None)
     return f"{sentence}; put them in braces, as in {{{example}: …}}" if example else sentence

@@ -130,7 +130,7 @@ def find_column(file: Path, column_names: Sequence[str], kind: str, source: Sour
 
 
 def check_single(file: Path, column_names: Sequence[str], name: str) -> str:
-    """Return the name of an existing column, unless several columns have it."""
+    """Return `name`; raise InputError if several columns have it."""
     if column_names.count(name) > 1:
         raise InputError(f"{file}: several columns are named {name!r}; rename all but one")
     return name

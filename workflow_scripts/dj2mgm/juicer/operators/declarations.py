@@ -29,14 +29,14 @@ class Declarations(ABC):
 
     Attributes:
         needs_all_rows: whether the result for a row depends on other rows, so that the operator gets the whole dataset.
-            None: it does unless the operator has the `run` of Data-Juicer's filters or mappers.
+            None: it does, unless the operator inherits `run` from Data-Juicer's filters or mappers.
         hash_key: column that a deduplicator's `compute_hash` fills. The engine keeps the first row with each hash,
             partition by partition.
         report_key: name of the operator's report in summary.json.
         report: counts of the operator, which the engine takes and empties after each batch.
-        unreadable_stat: stat with the reason why a row's images cannot be read. An analysis drops the rows that such
-            a filter drops.
-        in_one_process: whether the operator only runs in the stage's process, on Ray too, because it counts costs.
+        unreadable_stat: stat with the reason why a row's images cannot be read. An analysis drops the rows that a
+            filter with this stat drops.
+        in_one_process: whether the operator must run in the stage's process, even with Ray, because it counts costs.
         budget: name of a budget that the operator spends. Operators of one recipe need different budgets.
         draws_at_random: whether the captions of a captioner depend on a seed.
         without_effect: arguments of a captioner that change no caption.
@@ -128,7 +128,7 @@ def has_model(operator: OP) -> bool:
 
 
 def is_unforkable(operator: OP) -> bool:
-    """Return whether the operator fails in a forked process, by Data-Juicer's registry."""
+    """Return whether the operator fails in a forked process, according to Data-Juicer's registry."""
     return operator._name in UNFORKABLE.modules
 
 

@@ -42,7 +42,7 @@ ROUND_TRIP, ROUND_TRIP_STAT = "round_trip_filter", "round_trip_agreement"
 BALANCE, BALANCE_STAT = "yes_no_balance_filter", "yes_no"
 CAPTION, CAPTION_STAT = "caption_agreement_filter", "caption_agreement"
 GRAY, SIDE = (128, 128, 128), 224
-YES_NO_SPELLINGS = ("yes", "Yes", "no", "No")  # answers to `VERIFICATION_QUESTION`, of which a model may prefer any
+YES_NO_SPELLINGS = ("yes", "Yes", "no", "No")  # answers to `VERIFICATION_QUESTION`; models prefer different spellings
 VERIFICATION_QUESTION = 'Is "{answer}" the right answer to the question "{question}"? Answer with yes or no.'
 
 
@@ -98,8 +98,8 @@ class CaptionAgreementFilter(Declarations, Filter):
 class AnswerCheck(Declarations, Filter, interface=True):
     """A filter that decides by the probabilities of answers under a trained model.
 
-    Its stat is empty for a row without a question, without exactly one image or with a control token, and with
-    `new_only` for a row of the dataset. Such rows are kept.
+    Its stat is empty for a row that has no question, has a control token, or does not have exactly one image. With
+    `new_only`, it is also empty for rows of the dataset. Rows without the stat are kept.
     """
 
     _accelerator = "cuda"
@@ -149,7 +149,7 @@ class AnswerCheck(Declarations, Filter, interface=True):
         }
 
     def fill(self, samples: dict, values: dict[int, float]) -> dict:
-        """Return the samples with the stat from `values`, which are by row. The stat of other rows is empty."""
+        """Return the samples with the stat from `values`, {row: value}. The stat of other rows is empty."""
         for row, stats in enumerate(samples[Fields.stats]):
             if self.stat not in stats:
                 stats[self.stat] = np.array([values[row]] if row in values else [], dtype=np.float64)

@@ -5,7 +5,7 @@ A share sets a limit (`ShareLimits`: `keep_fraction` and quantiles in place of l
 
 Of rows that rank equally, the earlier one is kept. Draws depend on the seed, the filter's name and the row's id, and
 not on other rows: adding or removing a row does not change the draws of the others. The filter's name is part of the
-draw. With equal draws, the second filter would favor groups that the first has reduced.
+draw, because with the same draws a second filter would favor groups that the first has reduced.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ class ShareLimits(Declarations, interface=True):
     @staticmethod
     @abstractmethod
     def read_scores(stats: dict) -> list[float]:
-        """Return the row's scores, of which `keep_fraction` is a share."""
+        """Return the row's scores; `keep_fraction` is a share of the scores of all rows."""
 
     @property
     def shares(self) -> dict[str, str]:
@@ -49,7 +49,7 @@ class ShareLimits(Declarations, interface=True):
         return {name: limit for name, limit in replaced_limits.items() if getattr(self, name) is not None}
 
     def set_limits(self, stats: Iterable[dict]) -> None:
-        """Set the limits so that the operator keeps its share of the rows, by the measured stats of all rows."""
+        """Set the limits that keep the operator's share of the rows, from the stats of all rows."""
         shares = self.shares
         scores = (score for row in stats for score in self.read_scores(row))
         limits = compute_score_limits(scores, **{name: getattr(self, name) for name in shares})
@@ -88,7 +88,7 @@ def check_fraction(keep_fraction: float | None) -> None:
 
 
 def check_sides(**limits: tuple[float | None, float | None]) -> None:
-    """Raise ValueError if one side has two limits: a share, and a value of the limit that the share replaces."""
+    """Raise ValueError if a recipe gives both a limit and the share that replaces it."""
     for name, (share, limit) in limits.items():
         if share is not None and limit is not None:
             raise ValueError(f"{name} {share} replaces a limit, but a limit of {limit} is given too; give one of them")

@@ -21,7 +21,7 @@ COMPARED_SHARE = 0.1  # share of the logged steps, at the beginning and at the e
 
 @dataclass(frozen=True)
 class LearningFault:
-    """A sign that a model has learned nothing, and what to change; both without the period."""
+    """A sign that a model has learned nothing, and its remedy, as sentences without a period."""
 
     reason: str
     remedy: str
@@ -43,8 +43,8 @@ def find_learning_faults(experiment: ExperimentResults, metric: str, title: str)
 def describe_faults(unlearned: dict[str, list[LearningFault]]) -> list[str]:
     """Return a sentence for each reason why models learned nothing, with the names of its experiments.
 
-    A reason that applies to all experiments is stated without names. If only its figures in parentheses differ, each
-    figure is preceded by its experiments.
+    A reason that applies to all experiments is stated without names. If its figures, which are in parentheses, differ
+    between experiments, the names precede each figure.
 
     Args:
         unlearned: the signs that models have learned nothing, by experiment.
@@ -99,7 +99,7 @@ def _find_image_faults(experiment: ExperimentResults, metric: str, title: str) -
 
 
 def advise_other_model(experiment: ExperimentResults) -> str:
-    """Return the remedy if a tiny model, whose parts saw rendered scenes only, was trained on a user's data; or ""."""
+    """Return the remedy for a tiny model, made for rendered scenes, that was trained on a user's data; else ""."""
     tiny = (experiment.config.model.model_extra or {}).get("foundation")
     if not tiny or experiment.config.dataset == ExperimentOnlyKeys.model_fields["dataset"].default:
         return ""

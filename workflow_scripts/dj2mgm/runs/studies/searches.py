@@ -1,4 +1,4 @@
-"""Adaptive studies: settings of a search, checks of its space, and the trials that it has asked for so far."""
+"""Adaptive studies: settings of a search, checks of its space, and the trials that it has requested so far."""
 
 import json
 import random
@@ -32,7 +32,7 @@ NOT_SCORED = {"description", "controls", "trackers", "gpus", "nodes", "cpu_threa
 FIXED_KEYS = ("model", "dataset", "seeds", "finetune.lora", "jsonl.fraction")
 BUDGET_KEYS = {"trainings", "gpu_hours", "batch", "confirm_seeds", "storage"}  # may change during a search
 NOT_IN_KEY = BUDGET_KEYS | {"space", "mixture"}  # the key has the axes instead
-CHECKED_POINTS = 25  # points of a space that are checked; if 1 in 10 is invalid, one is seen with 93 %
+CHECKED_POINTS = 25  # random points to check; if 1 in 10 is invalid, they include one with a probability of 93 %
 MEASURING_SECTIONS = (
     "evaluate",
     "score_while_training",
@@ -89,8 +89,8 @@ def _add_first_names(config: dict) -> dict:
 def list_check_variants(name: str, study: StudyFile, search: SearchSettings, parent: Experiment) -> list[Variant]:
     """Return variants of the space that must be valid before a search begins.
 
-    They are random points, one of these with each end of an axis, and with pairs of ends of an operator. With rungs, a
-    point is also trained on a share of the rows.
+    They are random points, and the first of them with each end of an axis and with each pair of ends of one operator's
+    axes. With rungs, the last one is also checked with a share of the rows.
     """
     shares = build_share_axes(search.mixture)
     axes = {key: axis for key, axis in search.axes.items() if key not in shares}
@@ -146,7 +146,7 @@ def list_full_trials(search: SearchSettings) -> list[str]:
 
 
 def list_trial_variants(name: str, study: StudyFile, records: list[BatchRecord], parent: Experiment) -> list[Variant]:
-    """Return the variants that a search has asked for in its batches: trials on shares of the rows."""
+    """Return the variants in the batches of a search: trials on shares of the rows."""
     variants: dict[str, Variant] = {}
     for record in records:
         for trial in record.trials:

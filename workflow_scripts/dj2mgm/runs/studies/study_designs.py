@@ -168,7 +168,7 @@ def find_search_range(key: str) -> SearchInterval | None:
 
 
 def _find_field(key: str) -> FieldInfo | None:
-    """Return the definition of a setting; None for a key that is no setting, such as an argument of a recipe."""
+    """Return the definition of a setting; None for a key that is not a setting, such as an argument of a recipe."""
     kind, field = Experiment, None
     for part in key.split("."):
         field = kind.model_fields.get(part) if kind else None

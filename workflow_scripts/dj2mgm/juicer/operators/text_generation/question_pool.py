@@ -2,8 +2,8 @@
 
 Questions with the same first two words have a common form. Words that most questions of a form have (what, color, is,
 the) are its frame. The other words, such as "red circle", are the subject, and a question fits a caption that contains
-them. A question without a subject ("How many objects are there?") fits every caption. Forms that are asked a few times
-only have no frame. So the pool suits datasets whose questions have few forms.
+them. A question without a subject ("How many objects are there?") fits every caption. Rare forms have no
+frame, so the pool suits datasets whose questions have few forms.
 """
 
 from collections import Counter, defaultdict
@@ -43,7 +43,7 @@ def _are_mostly(answers: Mapping[str, int], expected: Collection[str]) -> bool:
 class QuestionPool:
     """The different questions of a dataset, by kind and subject.
 
-    Questions of the same words are one question, with the spelling of the first.
+    Questions with the same words count as one, with the spelling of the first.
     """
 
     def __init__(self, pairs: Iterable[tuple[str, str]]):

@@ -114,7 +114,7 @@ class StoredAnswersOperator(Declarations, interface=True):
             self._stored_captioner.close()
 
     def _take_server_counts(self) -> dict:
-        """Return the counts of the server that was asked since the last call, by their key in a report."""
+        """Return the counts of the captioner's server since the last call, by their key in a report."""
         if self._stored_captioner is None:
             return {}
         operator = self._stored_captioner.captioner.operator
@@ -131,6 +131,6 @@ def warn_of_unusable(sentence: str, unusable: dict[str, int], total: int, conseq
 
 
 def check_answerer(captioner: object, names: Sequence[str]) -> None:
-    """Raise ValueError unless a recipe's captioner is one operator of these names."""
+    """Raise ValueError unless a recipe's captioner is an operator with one of these names."""
     if not isinstance(captioner, dict) or len(captioner) != 1 or next(iter(captioner)) not in names:
         raise ValueError(f"captioner must be {' or '.join(names)}, found {captioner!r}")

@@ -7,7 +7,7 @@ from data_juicer.utils.mm_utils import get_special_tokens
 from dj2mgm.control_tokens import find_control_token
 
 CONTROL_TOKEN = "control token"
-# turns of chat templates that are no tokens of their own, and tokens of templates that no supported model has
+# turns that chat templates write as plain text, and tokens of the templates of unsupported models
 TURN_MARKER = re.compile(r"\b(?:USER|ASSISTANT|HUMAN|SYSTEM) ?:|\[/?(?:INST|IMG)\b|<\uff5c[^>]*>|<<SYS>>")
 # tags, entities, Markdown, links
 MARKUP = re.compile(r"</?[A-Za-z!?][^>]*>|&[A-Za-z#]\w*;|```|\*\*|!\[|\]\(|https?://|\{\{|\\[A-Za-z]+\{")
