@@ -9,10 +9,11 @@ from dj2mgm.errors import InputError
 from dj2mgm.foundation.tiny_vlms import BUILDERS
 from dj2mgm.models.families import load_family
 from dj2mgm.runs.all_runs import Runs
-from dj2mgm.runs.layers import Layer, merge_experiment
+from dj2mgm.runs.layers import merge_experiment
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.settings.config_files import read_config
 from dj2mgm.settings.models import TransformersModel
+from dj2mgm.settings.validation import Layer
 from dj2mgm.storage.files import write_yaml
 from paths import PROJECT
 from tiny_families import save_tiny_family

@@ -18,10 +18,10 @@ from dj2mgm.runs import layers
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.challenge import build_challenge_settings
 from dj2mgm.runs.experiments import list_reserved_names
-from dj2mgm.runs.layers import Layer
 from dj2mgm.runs.pages import build_page_settings, list_page_experiments, list_page_files
 from dj2mgm.runs.reserved_names import FOLDERS, RESERVED_NAMES, RULES
 from dj2mgm.runs.stages import INFLUENCE, STAGES
+from dj2mgm.settings.validation import Layer
 from dj2mgm.storage.files import read_yaml, write_yaml
 from paths import PROJECT
 from source_files import PAIR
