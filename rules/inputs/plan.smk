@@ -9,9 +9,12 @@ from dj2mgm.storage.files import read_json
 
 
 def plan_flags(wildcards):
-    """Params function: flags for the memory plan of the reference's stage 2, with sequences of `max_length` tokens."""
-    config = RUNS.first_seed(REFERENCE).config
-    finetune, lora = config.finetune, config.finetune.lora
+    """Params function: flags for the memory plan of the reference's stage 2, with sequences of `max_length` tokens.
+
+    Settings that are not `auto` are planned with, and stage 1 is if the reference has it.
+    """
+    run = RUNS.first_seed(REFERENCE)
+    config, finetune, lora = run.config, run.config.finetune, run.config.finetune.lora
     flags = [
         f"--model={config.model.name}",
         f"--sequence={finetune.max_length}",
@@ -21,12 +24,18 @@ def plan_flags(wildcards):
         targets = [lora.targets] if lora.targets == "all" else lora.targets
         flags += [f"--lora-target={target}" for target in targets]
         flags.append(f"--lora-rank={lora.r}")
+        if len(run.training_stages) == 1:
+            flags += ["--tuning=lora", "--tuning=full"]
     else:
         flags.append("--tuning=full")
     if config.gpus > 1:
         flags += [f"--gpus={config.gpus}", f"--nodes={config.nodes}"]
     if not finetune.compile:
         flags.append("--no-compile")
+    if isinstance(finetune.micro_batch_size, int):
+        flags.append(f"--micro-batch={finetune.micro_batch_size}")
+    if finetune.deepspeed != "auto":
+        flags.append(f"--deepspeed={finetune.deepspeed}")
     if finetune.global_batch_size:
         flags.append(f"--global-batch={finetune.global_batch_size}")
     return flags + [f"--note={note}" for note in list_step_notes()]
