@@ -48,8 +48,8 @@ def describe_unknown_target(name):
     return f"{name}: nothing makes this target; {hint}"
 
 
-def build_and_check_graph(build_graph):
-    """Build the graph as Snakemake does, with messages about mistakes, and refuse jobs that must not run."""
+def check_requested_targets():
+    """Fail if another target is requested with `fetch`, or if a target is a rule with wildcards."""
     if FETCH_REQUESTED and set(workflow.dag_settings.targets) != {"fetch"}:
         raise UserError(
             "fetch: no other target runs with it; run it alone, then the others"
@@ -59,6 +59,11 @@ def build_and_check_graph(build_graph):
             raise UserError(
                 f"{name}: this rule serves every experiment; `snakemake --cores 1 baseline --until {name}` runs one's"
             )
+
+
+def build_and_check_graph(build_graph):
+    """Build the graph as Snakemake does, explain mistakes of the user, and refuse jobs that must not run."""
+    check_requested_targets()
     try:
         build_graph()
     except MissingRuleException:
