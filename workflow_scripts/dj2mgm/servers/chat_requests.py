@@ -102,7 +102,7 @@ class ChatRequests:
                 # a busy server that answers other questions has not failed
                 failed += not (failure.busy and self._answers > answers)
                 answers = self._answers
-                if not failure.again or failed > self.retries or tries > BUSY_TRIES * (self.retries + 1):
+                if not failure.can_retry or failed > self.retries or tries > BUSY_TRIES * (self.retries + 1):
                     self._count_unanswered(failure)
                     return None
                 self._sleep(tries, failure)
@@ -169,7 +169,7 @@ class ChatRequests:
         Raises:
             InputError: too many questions in a row have no answer, which their images alone do not explain.
         """
-        kind, limit = ("no answer", DOWN_AFTER) if failure.again else ("useless", USELESS_AFTER)
+        kind, limit = ("no answer", DOWN_AFTER) if failure.can_retry else ("useless", USELESS_AFTER)
         with self._lock:
             if not self._has_noted_failure:
                 note(f"{self.server.name}: a question got no answer: {failure}")

@@ -39,18 +39,18 @@ SHOWN_CHARACTERS = 150
 class RequestError(Exception):
     """A request without an answer."""
 
-    def __init__(self, reason: str, again: bool = True, wait_s: float = 0.0, busy: bool = False, tokens: int = 0):
+    def __init__(self, reason: str, can_retry: bool = True, wait_s: float = 0.0, busy: bool = False, tokens: int = 0):
         """Initialize the error.
 
         Args:
             reason: reason for the message.
-            again: whether the request may succeed if it is sent again.
+            can_retry: whether the request may succeed if it is sent again.
             wait_s: pause in seconds that the server requests before that.
             busy: whether the server has too many requests.
             tokens: tokens that the server has counted nevertheless.
         """
         super().__init__(reason)
-        self.again = again
+        self.can_retry = can_retry
         self.wait_s = wait_s
         self.busy = busy
         self.tokens = tokens
@@ -173,11 +173,11 @@ class ChatServer:
             with self._client.stream(method, path, **body) as response:
                 self._deadlines.mark_head_received()
                 if response.headers.get("Content-Encoding", "identity") != "identity":
-                    raise RequestError("a compressed answer, although the request excludes it", again=False)
+                    raise RequestError("a compressed answer, although the request excludes it", can_retry=False)
                 for part in response.iter_raw():
                     content += part
                     if len(content) > MAX_BYTES:
-                        raise RequestError(f"an answer of more than {MAX_BYTES >> 20} MiB", again=False)
+                        raise RequestError(f"an answer of more than {MAX_BYTES >> 20} MiB", can_retry=False)
             whole = httpx.Response(response.status_code, headers=response.headers, content=bytes(content))
             whole.encoding = "utf-8"  # the server may name a codec that is not for text, such as zlib
             return whole
@@ -213,8 +213,8 @@ class ChatServer:
             raise InputError(
                 f"{self.name}: the server answers {self._quote(response)}{wait}. Run again when it allows more requests"
             )
-        again, tokens = status >= 500 or status in TRY_AGAIN, read_token_count(_parse_json(response)) or 0
-        return RequestError(self._quote(response), again, wait_s, status in BUSY, tokens)
+        can_retry, tokens = status >= 500 or status in TRY_AGAIN, read_token_count(_parse_json(response)) or 0
+        return RequestError(self._quote(response), can_retry, wait_s, status in BUSY, tokens)
 
     def _quote(self, response: httpx.Response) -> str:
         """Return the status and the beginning of the server's answer."""
