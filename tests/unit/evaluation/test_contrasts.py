@@ -57,7 +57,7 @@ def simulate(
 
 
 def coverage(contrasts: list[PairedContrast], truth: float = 0.0) -> float:
-    return float(np.mean([np.abs(contrast.mean - truth) <= contrast.half_width() for contrast in contrasts]))
+    return float(np.mean([np.abs(contrast.mean - truth) <= contrast.compute_half_width() for contrast in contrasts]))
 
 
 def measure_coverage(rng, studies: int, batch: int, **scenario) -> float:
@@ -98,7 +98,7 @@ def test_reference_with_twice_the_noise_of_all_others(seeds):
 
 def family_wise_error(rng, seeds: int, studies: int, images: int, ratio: float, noise: NoiseOf = equal_noise) -> float:
     contrasts = simulate(rng, studies, seeds, images, ratio, experiments=20, noise=noise)
-    p_values = np.array([contrast.p_value() for contrast in contrasts])
+    p_values = np.array([contrast.compute_p_value() for contrast in contrasts])
     return float(np.mean([min(apply_holm_correction(study_p_values)) <= LEVEL for study_p_values in p_values.T]))
 
 
@@ -124,7 +124,7 @@ def test_two_references_can_share_the_noise_of_a_page(seeds):
         better = contrasts((own, baseline), (control, baseline))[0]
         than_random = contrasts((own, control), (baseline, control))[0]
         assert coverage([better, than_random]) >= 0.94
-        p_values = np.stack([better.p_value(), than_random.p_value()])
+        p_values = np.stack([better.compute_p_value(), than_random.compute_p_value()])
         assert np.mean(2 * p_values.min(axis=0) <= LEVEL) <= 0.05  # one of Holm's two corrected values is significant
 
 
@@ -179,10 +179,11 @@ def test_one_seed_is_students_paired_test_over_images():
     values = np.random.default_rng(1).normal(0.3, 1, size=(1, 40))
     contrast, expected = contrast_alone(values), stats.ttest_1samp(values[0], 0)
     interval = expected.confidence_interval(0.95)
-    assert contrast.p_value() == pytest.approx(expected.pvalue, rel=1e-6)
-    assert [contrast.mean - contrast.half_width(), contrast.mean + contrast.half_width()] == pytest.approx(
-        list(interval)
-    )
+    assert contrast.compute_p_value() == pytest.approx(expected.pvalue, rel=1e-6)
+    assert [
+        contrast.mean - contrast.compute_half_width(),
+        contrast.mean + contrast.compute_half_width(),
+    ] == pytest.approx(list(interval))
 
 
 def test_two_experiments_use_their_own_differences_noise():
@@ -219,7 +220,7 @@ def test_equal_results_do_not_count_in_the_noise_estimate():
     values = np.random.default_rng(4).normal(size=(3, 20))
     alone, same, repeated = contrast_with_reference([paired(values), paired(0 * values), paired(values)])
     assert alone == repeated == contrast_alone(values)
-    assert (same.mean, same.half_width(), same.p_value()) == (0, 0, 1)
+    assert (same.mean, same.compute_half_width(), same.compute_p_value()) == (0, 0, 1)
 
 
 def test_experiment_with_one_seed_has_no_seed_term():
@@ -231,13 +232,15 @@ def test_experiment_with_one_seed_has_no_seed_term():
 def test_interval_at_the_p_values_level_ends_at_zero():
     rng = np.random.default_rng(7)
     for contrast in contrast_with_reference([paired(rng.normal(0.2, 1, size=(3, 20))) for _ in range(3)]):
-        assert contrast.half_width(float(contrast.p_value())) == pytest.approx(abs(contrast.mean))
-        assert contrast.half_width(float(contrast.p_value(0.5))) == pytest.approx(abs(contrast.mean - 0.5))
+        assert contrast.compute_half_width(float(contrast.compute_p_value())) == pytest.approx(abs(contrast.mean))
+        assert contrast.compute_half_width(float(contrast.compute_p_value(0.5))) == pytest.approx(
+            abs(contrast.mean - 0.5)
+        )
 
 
 def test_extreme_p_values():
-    assert contrast_alone(np.full((1, 5), 0.1)).p_value() == 2**-4  # p-value of the sign test
-    assert 0 < contrast_alone([[1.0, 1.0, 1.0, 1.0 + 1e-9]]).p_value() < 1e-20
+    assert contrast_alone(np.full((1, 5), 0.1)).compute_p_value() == 2**-4  # p-value of the sign test
+    assert 0 < contrast_alone([[1.0, 1.0, 1.0, 1.0 + 1e-9]]).compute_p_value() < 1e-20
 
 
 def test_holms_procedure_on_a_worked_example():
@@ -303,9 +306,9 @@ def test_detectable_difference_is_shown_in_four_of_five(seeds, experiments):
         typical = PairedContrast(
             0.0, 100, 100, seeds, variances[0], 99, variances[1], seed_df, np.zeros((), dtype=bool)
         )
-        truth = typical.detectable()
+        truth = typical.compute_detectable()
         contrasts = simulate(rng, 1000, ratio=ratio, truth=truth, **scenario)[0]
-        power = np.mean((contrasts.p_value() <= LEVEL) & (contrasts.mean > 0))
+        power = np.mean((contrasts.compute_p_value() <= LEVEL) & (contrasts.mean > 0))
         assert power == pytest.approx(0.8, abs=0.06), dominated
 
 
@@ -322,7 +325,7 @@ def test_the_cost_in_seeds_is_sufficient_for_a_decision():
     [decision] = decide([contrast], margin=0.001)
     assert decision.kind == "undecided" and decision.cost.seeds
     total = 3 + decision.cost.seeds
-    assert contrast.with_seeds(total).detectable() <= 0.02 < contrast.with_seeds(total - 1).detectable()
+    assert contrast.with_seeds(total).compute_detectable() <= 0.02 < contrast.with_seeds(total - 1).compute_detectable()
 
 
 def test_no_cost_if_neither_seeds_nor_images_suffice():
@@ -333,7 +336,7 @@ def test_no_cost_if_neither_seeds_nor_images_suffice():
     [decision] = decide([make_contrast(0.005, 0.01, seeds=2)], margin=0)
     seeds, images = decision.cost.both
     both = make_contrast(0.005, 0.01, seeds=2).with_images(400 + images).with_seeds(2 + seeds)
-    assert both.detectable() <= 0.005
+    assert both.compute_detectable() <= 0.005
 
 
 def true_contrast(seeds: int, images: int, ratio: float, truth: float) -> PairedContrast:
@@ -348,7 +351,7 @@ def share_decided(seeds: int, images: int, ratio: float, truth: float, margin: f
     rng, kinds = np.random.default_rng([seeds, images]), []
     for _ in range(4):
         [contrast] = simulate(rng, 500, seeds, images, ratio, experiments=1, truth=truth)
-        half_width, mean = contrast.half_width(), contrast.mean
+        half_width, mean = contrast.compute_half_width(), contrast.mean
         kinds += [(np.abs(mean) + half_width <= margin) | (mean - half_width > 0)]  # the sign is correct
     return float(np.mean(kinds))
 

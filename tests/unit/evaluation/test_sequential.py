@@ -89,7 +89,7 @@ def test_a_larger_budget_after_an_undecided_one_keeps_the_error(ten_looks):
 
 def fixed_power(ratio: float, seeds: int, truth: float, rng: np.random.Generator) -> float:
     contrast = make_contrast(differences(rng, 4000, seeds, ratio, truth), seeds)
-    return float(np.mean(contrast.mean - contrast.half_width() > 0))
+    return float(np.mean(contrast.mean - contrast.compute_half_width() > 0))
 
 
 def find_truth(ratio: float, seeds: int) -> float:

@@ -71,4 +71,4 @@ def test_peers_share_the_noise_between_seeds(page):
     assert alone.mean == together.mean and alone.half != together.half
     headline = find_headline([reference, new])
     pairs = [pair_values(side.scores, reference.scores)[headline.group, headline.metric] for side in (new, other)]
-    assert together.half == float(contrast_with_reference(pairs)[0].half_width(together.level))
+    assert together.half == float(contrast_with_reference(pairs)[0].compute_half_width(together.level))

@@ -70,7 +70,7 @@ def decide(contrasts: Sequence[PairedContrast], margin: float, lower_is_better: 
         lower_is_better: whether smaller scores are better.
     """
     measured = [contrast for contrast in contrasts if contrast.images > 1]
-    p_different = iter(apply_holm_correction([float(contrast.p_value()) for contrast in measured]))
+    p_different = iter(apply_holm_correction([float(contrast.compute_p_value()) for contrast in measured]))
     p_beyond = iter(apply_holm_correction([_compute_p_beyond(contrast, margin) for contrast in measured]))
     p_values = [(next(p_different), next(p_beyond)) if contrast.images > 1 else (1.0, 1.0) for contrast in contrasts]
     kinds = [_judge(contrast, margin, lower_is_better, *p) for contrast, p in zip(contrasts, p_values, strict=True)]
@@ -79,7 +79,7 @@ def decide(contrasts: Sequence[PairedContrast], margin: float, lower_is_better: 
     goal = DecisionGoal(margin, levels[0], min(LEVEL, 2 * levels[1]))
     verdicts = []
     for contrast, kind, (p, _) in zip(contrasts, kinds, p_values, strict=True):
-        detectable = contrast.detectable(goal.level) if contrast.images > 1 else None
+        detectable = contrast.compute_detectable(goal.level) if contrast.images > 1 else None
         cost = find_decision_cost(contrast, lambda seeds: goal) if kind == VerdictKind.UNDECIDED else DecisionCost()
         verdicts.append(ContrastVerdict(kind, p, detectable, cost))
     return verdicts
@@ -95,7 +95,7 @@ def find_decision_cost(contrast: PairedContrast, goal_after: Callable[[int], Dec
     def find_fewest_seeds(contrast: PairedContrast) -> int | None:
         def decides(more: int) -> bool:
             total = contrast.seeds + more
-            return goal_after(total).power(contrast.with_seeds(total), truth) >= POWER
+            return goal_after(total).compute_power(contrast.with_seeds(total), truth) >= POWER
 
         return _find_smallest(decides, MAX_SEEDS)
 
@@ -103,7 +103,9 @@ def find_decision_cost(contrast: PairedContrast, goal_after: Callable[[int], Dec
         return DecisionCost()
     truth, goal, total = float(contrast.mean), goal_after(contrast.seeds), contrast.images
     seeds = find_fewest_seeds(contrast) if contrast.seeds > 1 else None
-    images = _find_smallest(lambda more: goal.power(contrast.with_images(total + more), truth) >= POWER, MAX_IMAGES)
+    images = _find_smallest(
+        lambda more: goal.compute_power(contrast.with_images(total + more), truth) >= POWER, MAX_IMAGES
+    )
     if seeds or images or contrast.seeds < 2:
         return DecisionCost(seeds, images)
     while (total := 2 * total) <= MAX_IMAGES:
@@ -113,7 +115,7 @@ def find_decision_cost(contrast: PairedContrast, goal_after: Callable[[int], Dec
 
 
 def _judge(contrast: PairedContrast, margin: float, lower_is_better: bool, p: float, p_beyond: float) -> VerdictKind:
-    if p_beyond <= LEVEL and abs(contrast.mean) + contrast.half_width() <= margin:
+    if p_beyond <= LEVEL and abs(contrast.mean) + contrast.compute_half_width() <= margin:
         return VerdictKind.EQUIVALENT
     if p > LEVEL:
         return VerdictKind.UNDECIDED
@@ -124,7 +126,7 @@ def _compute_p_beyond(contrast: PairedContrast, margin: float) -> float:
     """Return the one-sided p-value of a difference of `margin` or more in either direction."""
     if abs(contrast.mean) > margin:
         return 1.0
-    return float(max(contrast.p_value(margin), contrast.p_value(-margin))) / 2
+    return float(max(contrast.compute_p_value(margin), contrast.compute_p_value(-margin))) / 2
 
 
 def _find_smallest(decides: Callable[[int], bool], maximum: int) -> int | None:

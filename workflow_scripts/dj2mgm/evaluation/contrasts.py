@@ -57,14 +57,14 @@ class PairedContrast:
     def variance(self) -> np.ndarray:
         return self.image_variance + self.seed_variance
 
-    def half_width(self, level: float | np.ndarray = LEVEL) -> np.ndarray:
+    def compute_half_width(self, level: float | np.ndarray = LEVEL) -> np.ndarray:
         """Return half the length of the interval that misses the true mean with probability `level` at most."""
         image_term = compute_student_quantile(self.image_df, level) ** 2 * self.image_variance
         return np.sqrt(image_term + compute_student_quantile(self.seed_df, level) ** 2 * self.seed_variance)
 
     @property
     def varies(self) -> np.ndarray:
-        """Return whether the differences vary by more than rounding error."""
+        """Mask of the differences that vary by more than rounding error."""
         return self.variance > (SUM_ROUNDING * np.asarray(self.mean)) ** 2
 
     @property
@@ -72,7 +72,7 @@ class PairedContrast:
         """P-value of the sign test, used if all differences are equal: a t-test is impossible then."""
         return 2.0 ** (1 - self.images)
 
-    def p_value(self, null: float = 0.0) -> np.ndarray:
+    def compute_p_value(self, null: float = 0.0) -> np.ndarray:
         """Return the level at which the interval reaches `null`, or the sign test's p-value if it has no width."""
         distance = np.asarray(np.abs(self.mean - null))
         variance, seed_variance = np.broadcast_arrays(self.image_variance, self.seed_variance)
@@ -90,14 +90,14 @@ class PairedContrast:
         p = np.where(root.success, np.exp(root.x), np.exp(MIN_LOG_LEVEL))
         return np.where(has_value, p, np.where(distance > 0, self.smallest_p_value, 1.0))
 
-    def detectable(self, level: float = LEVEL) -> float:
+    def compute_detectable(self, level: float = LEVEL) -> float:
         """Return the smallest true difference whose interval at `level` excludes zero with probability `POWER`."""
         error = float(np.sqrt(self.variance))
         if not self.varies:
             return 0.0 if self.smallest_p_value <= level else np.inf
         goal = DecisionGoal(0.0, level, level)
         largest = float(self.possible_half_widths(level)[0].max()) + 10 * error
-        return float(brentq(lambda truth: goal.power(self, truth) - POWER, 0.0, largest, rtol=1e-6))
+        return float(brentq(lambda truth: goal.compute_power(self, truth) - POWER, 0.0, largest, rtol=1e-6))
 
     def possible_half_widths(self, level: float) -> tuple[np.ndarray, np.ndarray]:
         """Return values of `half_width` in repeated studies, and their probabilities.
@@ -143,7 +143,7 @@ class DecisionGoal:
     level: float
     level_of_equivalence: float
 
-    def power(self, contrast: PairedContrast, truth: float) -> float:
+    def compute_power(self, contrast: PairedContrast, truth: float) -> float:
         """Return the probability of a right verdict in studies like the contrast's, for a true difference `truth`."""
         error, truth = np.sqrt(contrast.variance), abs(truth)
         if not error > 0:

@@ -21,5 +21,5 @@ class PairedValues:
 
     @property
     def means(self) -> np.ndarray:
-        """Return the mean of each seed, (…, S)."""
+        """Mean of each seed, (…, S)."""
         return self.sums.sum(axis=-1) / self.counts.sum()

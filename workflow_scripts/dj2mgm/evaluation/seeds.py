@@ -145,7 +145,7 @@ def estimate_difference(contrast: PairedContrast, group: str, metric: str, level
     """Return the mean of a difference with its interval at `level`, within the range of the metric's differences."""
     low, high = find_score_range(metric)
     largest = (high - low) * (2 if split_group(group)[1] == DIFFERENCE else 1)
-    mean, half_width = float(contrast.mean), float(contrast.half_width(level))
+    mean, half_width = float(contrast.mean), float(contrast.compute_half_width(level))
     ends = (None, None) if contrast.images == 1 else (mean - half_width, mean + half_width)
     return Estimate(contrast.values, contrast.images, contrast.seeds, mean, *ends).clip_interval(-largest, largest)
 

@@ -140,7 +140,7 @@ def compute_verdicts(
     contrast: PairedContrast, level: float, margin: float, lower_is_better: bool = False
 ) -> np.ndarray:
     """Return the verdicts on an array of contrasts, as strings of `VerdictKind`, in the shape of the array."""
-    half_width, mean = contrast.half_width(level), contrast.mean
+    half_width, mean = contrast.compute_half_width(level), contrast.mean
     positive, negative = VerdictKind.BETTER, VerdictKind.WORSE
     if lower_is_better:
         positive, negative = negative, positive

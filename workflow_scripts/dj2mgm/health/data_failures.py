@@ -1,13 +1,13 @@
 """Failures of a stage's data: wrong paths, and images that cannot be read."""
 
-from dj2mgm.health.signature import Signature, fixed_explanation
+from dj2mgm.health.signature import Signature, make_fixed_explanation
 
 DATA_SIGNATURES = (
     Signature(
         "A relative path leads nowhere",
         # not a bare word, which is a program that is not installed
         r"FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<path>(?!/)[^']*[./][^']*)'",
-        fixed_explanation(
+        make_fixed_explanation(
             "'{path}' is a relative path, and this file does not exist below the folder in which the command was "
             "started",
             "start commands in the project's folder. Image paths in a dataset are relative to its image folder "
@@ -20,7 +20,7 @@ DATA_SIGNATURES = (
         r"|BadImageError: (?:undecodable|empty|missing): (?P<image>.*)"
         r"|OSError: image file is truncated"
         r"|OSError: (?:broken data stream when reading|unrecognized data stream contents when reading) image file",
-        fixed_explanation(
+        make_fixed_explanation(
             "an image is damaged, incomplete or not an image {path}{image}",
             "replace the file or remove its row from the dataset. Every image is opened once before training; "
             "`jsonl.on_bad_row: drop` omits bad ones and counts them. If the image was valid then, it has changed "

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from dj2mgm.health.signature import Evidence, Explanation, Signature, fixed_explanation
+from dj2mgm.health.signature import Evidence, Explanation, Signature, make_fixed_explanation
 from dj2mgm.monitoring.memory_csv import format_gib, parse_torch_size
 from dj2mgm.settings.batch_sizes import AUTO
 
@@ -162,7 +162,7 @@ CUDA_SIGNATURES = (
     Signature(
         "CUBLAS_STATUS_EXECUTION_FAILED",
         r"CUBLAS_STATUS_EXECUTION_FAILED(?: when calling `(?P<call>\w+))?",
-        fixed_explanation(
+        make_fixed_explanation(
             "a matrix multiplication on the GPU failed ({call}). Either an earlier kernel failed (GPU errors are "
             "reported late), or the loaded cuBLAS is not the one that torch was built with, or the GPU is faulty",
             f"run `{DOCTOR_COMMAND}`, which only multiplies two matrices. If that fails too, `unset "
@@ -175,7 +175,7 @@ CUDA_SIGNATURES = (
         "NCCL time-out",
         r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=\d+, OpType=(?P<operation>\w+)"
         r".*?Timeout\(ms\)=(?P<limit>\d+)",
-        fixed_explanation(
+        make_fixed_explanation(
             "the processes of this job waited {limit} ms for each other in {operation}; one of them had stopped, hung "
             "or was in another step",
             "look for an error of another rank above this line, which is the first error. If there is none, run again "
@@ -219,7 +219,7 @@ DEEPSPEED_SIGNATURES = (
         "stage3_prefetch_bucket_size is not an integer",
         r"stage3_prefetch_bucket_size\s*\n.*Input should be a valid integer, got a number with a fractional part"
         r".*input_value=(?P<value>[\d.]+)",
-        fixed_explanation(
+        make_fixed_explanation(
             "the DeepSpeed configuration sets stage3_prefetch_bucket_size to {value}, which is not an integer: "
             "transformers replaces `auto` by 0.9 · hidden_size², and DeepSpeed accepts integers only",
             "write an integer into the config/deepspeed file; this workflow's own stages round the value of `auto`",
@@ -234,7 +234,7 @@ DEEPSPEED_SIGNATURES = (
     Signature(
         "DeepSpeedCPUAdam has no attribute ds_opt_adam",
         r"'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'",
-        fixed_explanation(
+        make_fixed_explanation(
             "DeepSpeed's CPU optimizer could not be loaded; this message comes from its clean-up, and the log does not "
             "contain the reason",
             f"run `{DOCTOR_COMMAND}`, which only loads this extension and shows the compiler's or CUDA's own message",
@@ -244,7 +244,7 @@ DEEPSPEED_SIGNATURES = (
     Signature(
         "Waiting on a stale build lock",
         r"file_baton\.py\", line \d+, in wait|Waited on lock file \"(?P<lock>[^\"]+)\"",
-        fixed_explanation(
+        make_fixed_explanation(
             "the process waited for another one to finish compiling an extension. A process that was killed while "
             "compiling leaves its lock behind, and all others then wait forever",
             "if nothing is compiling, delete the `lock` files below ~/.cache/torch_extensions (or "

@@ -1,7 +1,7 @@
 """Failures by a signal: processes that the kernel, a user or a scheduler ended."""
 
 from dj2mgm.health.kernel_log import OomKill, read_kernel_kills
-from dj2mgm.health.signature import Evidence, Explanation, Signature, StageLog, fixed_explanation
+from dj2mgm.health.signature import Evidence, Explanation, Signature, StageLog, make_fixed_explanation
 from dj2mgm.monitoring.cgroups import CgroupLimits, read_cgroup_limits, read_total_memory
 from dj2mgm.monitoring.memory_csv import format_gib, read_last_row
 
@@ -78,7 +78,7 @@ SIGNAL_SIGNATURES = (
         "Stopped from outside",
         r"^(?:\[rank\d+\]: )?KeyboardInterrupt$|Main process received SIG(?:INT|TERM), exiting"
         r"|^exit status (?:130|143)$|CANCELLED AT \S+ DUE TO TIME LIMIT",
-        fixed_explanation(
+        make_fixed_explanation(
             "the stage was ended by Ctrl-C, `kill`, or a scheduler at its time limit",
             "run the same command again; a training stage continues from its last complete checkpoint. If the time "
             "limit was reached, raise it (`runtime` of the rule: --set-resources finetune:runtime=<minutes>)",

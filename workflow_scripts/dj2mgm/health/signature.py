@@ -80,7 +80,7 @@ class Signature:
     symptom: bool = False  # a consequence of other failures; counts only without another match
 
 
-def fixed_explanation(cause: str, remedy: str) -> Callable[[Evidence], Explanation]:
+def make_fixed_explanation(cause: str, remedy: str) -> Callable[[Evidence], Explanation]:
     """Return a function that fills named groups of the pattern into fixed texts."""
 
     def explain(evidence: Evidence) -> Explanation:

@@ -9,7 +9,7 @@ from dj2mgm.health.kill_failures import (
     describe_memory,
     find_kills,
 )
-from dj2mgm.health.signature import Evidence, Explanation, Signature, fixed_explanation
+from dj2mgm.health.signature import Evidence, Explanation, Signature, make_fixed_explanation
 from dj2mgm.monitoring.cgroups import read_cgroup_limits, read_total_memory
 
 RERUN_REMEDY = "then run the same command again; a stage continues from its saved state"
@@ -122,7 +122,7 @@ SYSTEM_SIGNATURES = (
         "No more threads or processes",
         r"RuntimeError: can't start new thread|BlockingIOError: \[Errno 11\] Resource temporarily unavailable"
         r"|pthread_create failed for thread|libgomp: Thread creation failed",
-        fixed_explanation(
+        make_fixed_explanation(
             "the system refused to start another thread or process; this user or container reached its limit, or "
             "memory ran out",
             "`ulimit -u` shows the user's limit, `cat /sys/fs/cgroup/pids.max` the container's (`--pids-limit`). "

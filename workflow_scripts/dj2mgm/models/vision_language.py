@@ -68,7 +68,7 @@ class Encoder(Protocol):
 
     @property
     def blank_tokens(self) -> int:
-        """Tokens that a micro batch without images has in addition."""
+        """Number of tokens that a micro batch without images has in addition."""
 
     @property
     def stops(self) -> frozenset[int]:

@@ -307,7 +307,7 @@ def _load_folder(name: str, folder: str, text: bool) -> Architecture:
 def build_vlm_architecture(name: str, family: TransformersFamily) -> VLMArchitecture:
     """Build the architecture of a vision-language model, with a blank image of DEFAULT_IMAGE_SIZE in every sample."""
     encoder = family.make_encoder("", sys.maxsize)
-    return VLMArchitecture(name, family.config, encoder, encoder.sample(DEFAULT_IMAGE_SIZE))
+    return VLMArchitecture(name, family.config, encoder, encoder.build_sample(DEFAULT_IMAGE_SIZE))
 
 
 def _find_part(part: str) -> Path:

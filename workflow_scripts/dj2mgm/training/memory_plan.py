@@ -85,7 +85,7 @@ def build_architecture(family: ModelFamily, dataset: ConversationDataset) -> Arc
     if not family.has_stock_class:
         return MGMArchitecture("the model", family.config)
     sizes = [read_image_size(image) for image in dataset.largest_images] or [BLANK_IMAGE_SIZE]
-    return VLMArchitecture("the model", family.config, dataset.encoder, dataset.encoder.sample(*sizes))
+    return VLMArchitecture("the model", family.config, dataset.encoder, dataset.encoder.build_sample(*sizes))
 
 
 def build_workload_at(

@@ -60,7 +60,7 @@ def test_unknown_noise_is_completed_by_a_typical_one(tmp_path):
 
 def test_stated_difference_is_shown_in_four_of_five_studies():
     """Compare with a simulated Student's test over seeds, which equals the interval for many images."""
-    truth = compute_expected_contrast(Noise(1e-6, 0.02, ("", "")), 500, seeds=4).detectable()
+    truth = compute_expected_contrast(Noise(1e-6, 0.02, ("", "")), 500, seeds=4).compute_detectable()
     draws = np.random.default_rng(1).normal(truth, 0.02, size=(20_000, 4))
     assert np.mean(stats.ttest_1samp(draws, 0, axis=1).pvalue < 0.05) == pytest.approx(0.8, abs=0.01)
 

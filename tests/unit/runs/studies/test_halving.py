@@ -93,7 +93,7 @@ class Simulation:
             seeds=seeds,
             kind=compute_verdict(contrast, look.level, 0.0).value,
             mean=float(contrast.mean),
-            half=float(contrast.half_width(look.level)),
+            half=float(contrast.compute_half_width(look.level)),
             level=look.level,
             spent=look.spent,
             budget=DecideSection(seeds=most),

@@ -55,14 +55,14 @@ class ProcessorEncoder:
             for name in TYPE_IDS
             if name in outputs
         }
-        self._short_item = self.sample(BLANK_IMAGE_SIZE)
+        self._short_item = self.build_sample(BLANK_IMAGE_SIZE)
         self._blank_item = self._short_item | {"labels": [IGNORE_INDEX] * len(self._short_item["labels"])}
         self.max_length = max_length
         self._check_processor()
 
     @property
     def blank_tokens(self) -> int:
-        """Return the tokens that a blank image adds to a batch of texts."""
+        """Number of tokens that a blank image adds to a batch of texts."""
         return len(self._blank_item["input_ids"])
 
     def count_tokens(self, row: dict) -> tuple[int, int]:
@@ -88,7 +88,7 @@ class ProcessorEncoder:
         image_token = self.tokenizer.convert_ids_to_tokens(self.image_token_id)
         return sum(replacement.count(image_token) for replacement in self._get_replacements(*self._read_sizes(row)))
 
-    def sample(self, *sizes: tuple[int, int]) -> dict:
+    def build_sample(self, *sizes: tuple[int, int]) -> dict:
         """Return the item of a question and a one-letter answer about blank images of `sizes` pixels."""
         return self._build_item(make_sample_row(len(sizes)), [Image.new("RGB", size) for size in sizes])
 
@@ -158,7 +158,7 @@ class ProcessorEncoder:
 
     @property
     def end_of_turn(self) -> int:
-        """Return the token that ends an answer."""
+        """Token that ends an answer."""
         return next(label for label in reversed(self._short_item["labels"]) if label != IGNORE_INDEX)
 
     def _find_control_tokens(self) -> tuple[str, ...]:

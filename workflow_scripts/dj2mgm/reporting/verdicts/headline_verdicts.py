@@ -207,7 +207,7 @@ def _describe_certainty(
     elif kind == VerdictKind.UNDECIDED:
         change = format_difference(headline.metric, contrast_verdict.detectable).lstrip("+")
         text = f"With {sample}, the smallest difference found with 80 % power is {change}{corrected}."
-        if abs(contrast.mean) > contrast.half_width():
+        if abs(contrast.mean) > contrast.compute_half_width():
             text += f" The interval excludes zero, but {qualifier} p-value is {contrast_verdict.p_value:.2g}."
     elif kind == VerdictKind.EQUIVALENT:
         text = f"Measured with {sample}."
@@ -219,7 +219,7 @@ def _describe_certainty(
             sides, studies = "data", f"repetitions with {sample}"
         text = f"If the {sides} were equally good, a difference at least this large would occur in {share} % of "
         text += f"{studies}{corrected}."
-    if kind == VerdictKind.UNDECIDED and abs(contrast.mean) <= contrast.half_width():
+    if kind == VerdictKind.UNDECIDED and abs(contrast.mean) <= contrast.compute_half_width():
         text = f"{EITHER_MAY_BE_BETTER} {text}"
     if contrast.seeds == 1:
         text += " One seed does not show how much the scores would change with another seed."

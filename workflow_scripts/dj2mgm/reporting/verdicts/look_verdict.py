@@ -66,7 +66,7 @@ def take_look(
         seeds=experiment.seeds,
         kind=kind.value,
         mean=float(contrast.mean),
-        half=float(contrast.half_width(look.level)),
+        half=float(contrast.compute_half_width(look.level)),
         level=look.level,
         spent=look.spent,
         budget=budget,
@@ -111,7 +111,7 @@ def _format_ends(contrast: PairedContrast, headline: HeadlineScore, level: float
     """Return the ends of the interval; empty if it contains all possible differences."""
     estimate = estimate_difference(contrast, headline.group, headline.metric, level)
     low, high = estimate.ends
-    mean, half_width = float(contrast.mean), float(contrast.half_width(level))
+    mean, half_width = float(contrast.mean), float(contrast.compute_half_width(level))
     if mean - half_width < low and high < mean + half_width:  # both ends are the ends of the score's range
         return ""
     return format_interval(headline.metric, estimate, format_difference)

@@ -52,7 +52,7 @@ def describe_power(settings: PowerSettings) -> str:
 
     def describe_smallest(seeds: int) -> str:
         return format_difference(
-            headline.metric, compute_expected_contrast(noise, settings.images, seeds).detectable()
+            headline.metric, compute_expected_contrast(noise, settings.images, seeds).compute_detectable()
         ).lstrip("+")
 
     unit = {SHOWN_SEEDS[0]: " seeds"}

@@ -47,7 +47,7 @@ def list_training_changes(experiment: ExperimentResults, headline: HeadlineScore
     )
     measured = {key: contrast for key in keys if (contrast := compute_change_by_training(experiment, *key))}
     p_values = apply_holm_correction(
-        [float(contrast.p_value()) if contrast.images > 1 else 1.0 for contrast in measured.values()]
+        [float(contrast.compute_p_value()) if contrast.images > 1 else 1.0 for contrast in measured.values()]
     )
     rows = []
     for (key, contrast), p_value in zip(measured.items(), p_values, strict=True):
