@@ -3,12 +3,12 @@
 Copied into SYSTEM_SIGNATURES of workflow_scripts/dj2mgm/health/system_failures.py.
 """
 
-from dj2mgm.health.signature import Signature, fixed_explanation
+from dj2mgm.health.signature import Signature, make_fixed_explanation
 
 TOO_MANY_FILES = Signature(
     "Too many open files",  # also its section in docs/troubleshooting.md
     r"OSError: \[Errno 24\] Too many open files(?:: '(?P<path>[^']*)')?",
-    fixed_explanation(
+    make_fixed_explanation(
         "the process has as many files open as its limit allows; the next one was {path}",
         "raise the limit (`ulimit -n 65536`), or lower loader_workers",
     ),
