@@ -1,4 +1,4 @@
-# Other input functions that rules of several files use.
+# Input functions that several rule files use, except those of models (model_inputs.smk).
 from itertools import chain
 from pathlib import Path
 
@@ -25,9 +25,9 @@ def check_user_files(paths):
 
 
 def hash_user_files(*functions):
-    """Return the params function of a digest of the user's own files that these input functions return.
+    """Return a params function that hashes the user's own files among those that these input functions return.
 
-    It takes only the wildcards, because Snakemake does not notice changes of params that are functions of the input.
+    The params function takes only the wildcards, because Snakemake does not notice changes of params that are functions of the input.
     """
 
     def digest(wildcards):
@@ -81,7 +81,7 @@ def pairs_file(wildcards):
 
 
 def instruction_output(file):
-    """Return the input function of a file that the synthesize stage writes, if its recipe is for instructions."""
+    """Return the input function of a file of the synthesize stage; no file if its recipe is not for instructions."""
 
     def path(wildcards):
         selects = RUNS.by_folder(wildcards.run).selects_instructions
@@ -116,7 +116,7 @@ def build_challenge_settings():
 
 
 def find_requested_search(wildcards):
-    """Return the search of a study; fail if the requested files belong to earlier settings of it."""
+    """Return the search of a study; fail if the requested files were made with earlier settings of the search."""
     with raising_user_errors():
         search = search_batches.find_search(RUNS, wildcards.study)
         if search is None or search.key != wildcards.key:
@@ -127,9 +127,9 @@ def find_requested_search(wildcards):
 
 
 def all_scores(study):
-    """Return the input function of the scores of all batches of a study's search; no files for other designs.
+    """Return the input function of the scores of all batches of a search; no files if the study is not a search.
 
-    Snakemake does not create a missing input if the page is newer than the other inputs, so the target requests these
+    Snakemake does not create a missing input if the study's page is newer than the other inputs, so the target requests these
     files itself.
     """
 

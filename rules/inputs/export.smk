@@ -5,7 +5,7 @@ from dj2mgm.cli.console import UserError
 
 
 def filter_folders(wildcards):
-    """Params function: the folders of the filters' and the synthesis' output, in this order."""
+    """Params function: the output folders of the filter stage and, if it ran on pairs, the synthesize stage."""
     run = RUNS.by_folder(wildcards.run)
     names = ("filter",) if run.selects_instructions else ("filter", "synthesize")
     stages = [stage for stage in names if stage in run.settings]

@@ -1,12 +1,12 @@
 """Patches of Snakemake (tested with Snakemake 9.27.1).
 
-Nothing changes on import. rules/graph.smk and rules/lifecycle.smk apply them.
+Nothing changes on import. rules/graph.smk and rules/lifecycle.smk apply the patches.
 
-- `replace_graph_builder` replaces `snakemake.workflow.Workflow._build_dag`. Snakemake has no hook that runs after
-  its graph is built, before the first job, and in dry runs, too: they do not call `onstart`. An issue requests one
+- `replace_graph_builder` replaces `snakemake.workflow.Workflow._build_dag`. Snakemake has no hook between
+  the graph and the first job that dry runs call, too; they do not call `onstart`. An issue requests one
   (https://github.com/snakemake/snakemake/issues/3967).
-- `lift_default_job_limit` removes the limit of `snakemake.scheduling.job_scheduler.JobScheduler` that costs a core. No
-  upstream issue was found.
+- `lift_default_job_limit` removes the limit of jobs per second of `snakemake.scheduling.job_scheduler.JobScheduler`,
+  whose checks keep a core busy. No upstream issue was found.
 
 training/library_patches names the modules with patches of other libraries.
 """
@@ -16,7 +16,7 @@ from functools import partial
 
 
 def replace_graph_builder(workflow, build: Callable[[Callable[[], None]], None]) -> None:
-    """Let Snakemake call `build` instead of its builder of the graph of jobs, which `build` gets as argument."""
+    """Make Snakemake call `build(original_builder)` to build its graph of jobs."""
     workflow._build_dag = partial(build, workflow._build_dag)
 
 

@@ -1,6 +1,7 @@
 """Merge of several sources' rows into one dataset in the workflow's formats.
 
-Ids and image paths begin with the source's name, so that no two sources share one, and each row has its `source`.
+Each id and image path begins with the source's name and is therefore unique. The key `source` of each row holds this
+name.
 """
 
 import shutil
@@ -101,7 +102,7 @@ def _note_unread(source: Source) -> None:
 
 
 def _read_pairs(source: Source, kind: str, rows: Counter) -> Iterator[dict]:
-    """Yield a source's rows in Data-Juicer's format; the source's format decides how to convert a row, not its keys."""
+    """Yield a source's rows in Data-Juicer's format; the source's format, not a row's keys, decides how to convert."""
     ids = NumberedIds("~")
     for row in _read_rows(source, kind, rows):
         pair = row if kind in PAIR_FORMATS else _convert_to_pair(row, source)
@@ -151,7 +152,7 @@ def _convert_to_pair(row: dict, source: Source) -> dict:
 
 
 def _convert_to_conversation(row: dict) -> dict:
-    """Convert a pair to a conversation with the pair's question, or a request for the caption."""
+    """Convert a pair to a conversation with the pair's question or, without one, a request for the caption."""
     return build_conversation(
         row["id"], row["images"][0], row.get("question") or CAPTION_QUESTION, extract_caption(row["text"])
     )

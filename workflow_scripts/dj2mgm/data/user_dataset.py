@@ -1,9 +1,9 @@
 """Conversion of a user's dataset to the workflow's three files: pairs, instructions, a held-out split.
 
-If the user has no held-out split, some of the pairs' images become one. Held-out images are never trained on. Rows
-about them or their copies are left out of pairs and instructions. Caption rows that Data-Juicer converted from a LLaVA
-file lack its questions. If the user names that file too, each row gets its question back. Rows are never in memory all
-at once.
+Without a held-out split of the user's, some of the pairs' images are held out. Held-out images are never trained on.
+Rows about them or their copies are left out of pairs and instructions. Caption rows that Data-Juicer converted from a
+LLaVA file lack its questions. If the user names that file too, each row gets its question back. Rows are never in
+memory all at once.
 """
 
 import os
@@ -36,8 +36,8 @@ def write_user_dataset(settings: FilesDataset, output_dir: Path) -> dict:
     which are known only after filtering (`write_jsonl.py`).
 
     Returns:
-        Numbers of rows by split. `left_out` counts the rows about held-out images, `left_out_copies` those
-        whose image has another path but the same bytes.
+        Numbers of rows by split. `left_out` counts all rows about held-out images, and `left_out_copies` those of them
+        whose image is a copy with another path.
     """
     pretrain, instructions = settings.pretrain, settings.finetune
     if instructions and next(read_llava(instructions.file, number_ids=True), None) is None:
@@ -152,10 +152,11 @@ def validate_and_count_images(source: str) -> int:
 
 
 def select_held_out(source: str, root: str, size: int, unreadable: UnreadableImages) -> list[dict]:
-    """Select readable images at random (always the same) as evaluation rows.
+    """Select readable images as evaluation rows, in a fixed pseudo-random order.
 
-    Each row has the captions of its image, at most 50. No two rows have images with the same bytes. Each image gets a
-    random number, and the images with the highest numbers are selected. Images whose number is too low are not opened.
+    Each row has the captions of its image, at most MAX_REFERENCES. No two rows have images with the same bytes. Each
+    image gets a random number, and the images with the highest numbers are selected. Images whose number is too low
+    are not opened.
 
     Args:
         source: file of pairs.
@@ -192,7 +193,7 @@ def _normalize_path(row: dict) -> str:
 
 
 def _digest_readable(root: str, relative: str, unreadable: UnreadableImages) -> str | None:
-    """Return a digest of an image's file; count it and return None if it cannot be read."""
+    """Return a digest of an image's file; if the image cannot be read, count it and return None."""
     try:
         path = locate_image(root, relative)
         load_image(path)

@@ -1,4 +1,4 @@
-"""Remedies of messages about a detected dataset, with the lines to write into the dataset's file."""
+"""Remedies for problems with a detected dataset, with the lines to write into its file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ SOURCE_NAMES = {"pretrain": "captions", "finetune": "instructions", "evaluation"
 
 @dataclass(frozen=True)
 class Advice:
-    """Ends of messages, with the lines to write into a dataset's file."""
+    """Endings of error messages that tell the user what to write into a dataset's file."""
 
     dataset: str
 
@@ -24,7 +24,7 @@ class Advice:
         return f"config/datasets/{make_name(self.dataset)}.yaml"
 
     def describe(self, file: Path, problem: str) -> str:
-        """Return a sentence with the way to describe a file that has this problem."""
+        """Return a sentence that tells how to describe a file that has this problem."""
         if problem == NO_ROWS:
             return "The formats are in docs/data.md"
         kind = next((name for name in ("table", "parquet") if file.suffix.lower() in FORMATS[name].suffixes), None)

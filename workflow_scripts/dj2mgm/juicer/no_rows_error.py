@@ -1,6 +1,6 @@
 """The error for a recipe that keeps no row.
 
-It names the operator that dropped the most rows, the range of its statistic, and limits that would keep some.
+It names the operator that dropped the most rows, the range of its statistic, and limits that would keep some rows.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ DIGITS = 3
 
 
 class ReadTracker(dict):
-    """A row's stats that record which names have been read."""
+    """Stats of one row, which remember the keys that were read."""
 
     def __init__(self, stats: dict):
         super().__init__(stats)
@@ -43,7 +43,7 @@ def make_no_rows_error(
 ) -> NoRowsKeptError:
     """Return the error to raise if the last finished operator kept no row.
 
-    `trace` is the jsonl of dropped rows, here of every input row; `rows` are the partitions of the stage's input.
+    `trace` lists the dropped rows, which here are all input rows. `rows` is the folder of the input's partitions.
     """
     worst = max(summaries, key=lambda summary: summary.dropped)
     if stat := get_declarations(operators[worst.step - 1]).unreadable_stat:
@@ -61,7 +61,7 @@ def make_no_rows_error(
 
 
 def _count_unreadable(stat: str, step: int, trace: Path, rows: Path) -> UnreadableImages:
-    """Count the rows that a step dropped by the reason in their stat."""
+    """Count the rows that a step dropped, grouped by the reason in their stat."""
     dropped = (row for row in read_jsonl(trace) if row["event"] == "dropped" and row["step"] == step)
     reasons = {row["id"]: row["stats"][stat] for row in dropped}
     unreadable = UnreadableImages()
@@ -110,7 +110,10 @@ def _extract_numbers(stats: list[dict], key: str) -> Iterator[float]:
 
 
 def _suggest_limits(operator: OP, statistic: str, values: np.ndarray) -> Iterator[tuple[str, float]]:
-    """Yield (limit, share that it keeps) for increasing shares, on the side on which most rows were dropped."""
+    """Yield limits with the share of rows that each keeps, smallest share first.
+
+    All are on the side that dropped most rows.
+    """
     limits = read_statistic_limits(operator, None, statistic, alone=True).values()
     dropped = {limit: int(limit.drops(values).sum()) for limit in limits}
     if not any(dropped.values()):

@@ -1,4 +1,4 @@
-"""Tools for more rows than fit in memory: an ordered map over processes, and mappings on disk."""
+"""Tools for more rows than fit in memory: an ordered map over processes."""
 
 import ctypes
 import gc

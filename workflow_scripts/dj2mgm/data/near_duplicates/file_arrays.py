@@ -1,4 +1,4 @@
-"""Arrays in memory-mapped files, for data of more rows than memory may hold."""
+"""Arrays in memory-mapped files, for more rows than fit in memory."""
 
 import os
 from pathlib import Path

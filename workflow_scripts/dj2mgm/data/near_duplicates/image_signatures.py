@@ -1,11 +1,10 @@
 """Signatures of images that survive re-encoding and scaling, and distances between them.
 
-A signature has 256 bits of structure, and the layout of colors. The bits are a pHash (Zauner, 2010; the library
-`imagehash` would need SciPy and PyWavelets for one cosine transform) of 16 × 16 frequencies instead of 8 × 8, because
-64 bits confuse rendered scenes. They do not depend on color, so the mean color of each of 4 × 4 cells must agree too,
-as in the color layout of MPEG-7. Small pages of text differ less from each other than a copy from its original, and an
-image with almost no structure sets hardly any bits. For both, the bits are a digest of the pixels, so that only
-images with the same pixels match.
+A signature has 256 bits of structure, and the layout of colors. The bits are a pHash (Zauner, 2010) of 16 × 16
+frequencies: with the usual 8 × 8, different rendered scenes get equal bits. They do not depend on color, so the mean
+color of each of 4 × 4 cells must agree too, as in the color layout of MPEG-7. Small pages of text differ less from each
+other than a copy from its original, and an image with almost no structure sets hardly any bits. For both, the bits are
+a digest of the pixels, so that only images with the same pixels match.
 """
 
 import hashlib
@@ -18,12 +17,15 @@ BITS = FREQUENCIES**2
 CODE_BYTES = BITS // 8  # bytes of a signature for the bits; the others are colors
 SIGNATURE_BYTES = CODE_BYTES + CELLS**2 * 3
 MAX_BITS, MAX_LEVELS = 23, 12  # largest differences of a near-duplicate; see docs/measurements/near_duplicates.md
-# fewest set bits of 256, for all images and for page-like images; photos and rendered scenes have about 128, pages of
-# text up to 90
-MIN_BITS, MIN_BITS_OF_PAGE = 24, 96
+# An image with fewer set bits is compared by its exact pixels. Photos and rendered scenes set about 128 of 256 bits,
+# pages of text up to 90.
+MIN_BITS = 24
+MIN_BITS_OF_PAGE = 96  # for images that look like a page
 PAGE_SHARE = 0.99  # least share of nearly gray pixels on a page
-NEARLY_GRAY, LIGHT = 24, 230  # largest range of a nearly gray pixel's colors; least level of a page's median pixel
-COMPRESSION_NOISE = 200  # JPEG and WebP add less than this to a frequency that a symmetric drawing lacks
+NEARLY_GRAY = 24  # largest range of the colors of a nearly gray pixel
+LIGHT = 230  # least level of a page's median pixel
+COMPRESSION_NOISE = 200  # noise of JPEG and WebP stays below this, in frequencies that a symmetric drawing lacks
+# the library imagehash would need SciPy and PyWavelets for this one transform
 COSINES = np.cos(np.pi / SIDE * np.outer(np.arange(FREQUENCIES), np.arange(SIDE) + 0.5))  # DCT-II, (16, 64)
 
 
@@ -47,7 +49,7 @@ def _is_page(pixels: np.ndarray) -> bool:
 
 
 def compute_distances(left: np.ndarray, right: np.ndarray, max_bits: int, max_levels: int) -> np.ndarray:
-    """Return the number of differing bits, (P,) float64, or infinity if bits or colors differ by more than the limits.
+    """Return the number of differing bits of P pairs, (P,) float64; infinity if bits or colors differ too much.
 
     Args:
         left, right: (P, SIGNATURE_BYTES) uint8.

@@ -1,4 +1,4 @@
-"""Reader of a folder of images with one text file of the same name each."""
+"""Reader of a folder of images, each with its caption in a text file of the same name."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -31,7 +31,7 @@ class Source:
     images: Path  # the folder that the rows' image paths are relative to
     columns: Columns = Columns()
     output: Path = Path()  # folder of files that the reader must write, such as images that cannot be read in place
-    unread: UnreadFiles = field(default_factory=UnreadFiles)  # files that were not read; the reader fills it
+    unread: UnreadFiles = field(default_factory=UnreadFiles)  # filled by the reader of shards, or by the merge
 
 
 def read_cell(value: object, name: str, location: str) -> str:
