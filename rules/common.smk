@@ -121,7 +121,7 @@ def find_requested_search(wildcards):
         search = search_batches.find_search(RUNS, wildcards.study)
         if search is None or search.key != wildcards.key:
             raise InputError(
-                f"{wildcards.study}: its search has other settings now, so these files are not made again"
+                f"{wildcards.study}: the settings of its search have changed since; request `snakemake {wildcards.study}` instead"
             )
     return search
 

@@ -270,7 +270,7 @@ def test_repaired_images_are_read_after_an_empty_result(tmp_path):
     data = write_dataset(tmp_path)
     (tmp_path / "images").rename(tmp_path / "elsewhere")
     first = re.escape(str(tmp_path.resolve() / "images/0.png"))
-    sentence = f"kept none of 6 rows; the images of 6 cannot be read .6 missing; the first is {first}"
+    sentence = f"kept none of 6 rows; the images of 6 of them cannot be read .6 missing; the first is {first}"
     with pytest.raises(InputError, match=sentence):
         run(data, tmp_path / "out", [{"image_integrity_filter": None}])
     (tmp_path / "elsewhere").rename(tmp_path / "images")

@@ -144,7 +144,7 @@ def _convert_to_pair(row: dict, source: Source) -> dict:
     if len(turns) != 2 or len(images) != 1:
         raise InputError(
             f"sources.{source.name}: row {row['id']!r} has {len(images)} images and {len(turns) // 2} questions, but a "
-            "pair has one of each; give the source the split finetune"
+            "pair has one of each; set `split: finetune` for this source"
         )
     question = turns[0]["value"].replace(IMAGE_TOKEN, "").strip()
     pair = {"id": row["id"], "text": build_dj_text(turns[1]["value"]), "images": images}

@@ -48,7 +48,7 @@ def make_no_rows_error(
     worst = max(summaries, key=lambda summary: summary.dropped)
     if stat := get_declarations(operators[worst.step - 1]).unreadable_stat:
         return NoRowsKeptError(
-            f"the recipe kept none of {rows_in} rows; the images of {worst.dropped} cannot be read "
+            f"the recipe kept none of {rows_in} rows; the images of {worst.dropped} of them cannot be read "
             f"({_count_unreadable(stat, worst.step, trace, rows)}). Correct the paths, or the folder that they are "
             "relative to"
         )
