@@ -1,6 +1,6 @@
 """Steps, memory and time of a training: metrics.json of the training stages."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class TrainingRecord:
     loss_last: float | None = None
     rows: int
     planned_steps: int
-    without_answer: int = 0
+    without_answer: int | None = None
     samples: int
     trained_parameters: int | None = None
     resumed_from: str | None = None
@@ -76,11 +76,15 @@ class TrainingRecord:
 
 
 def read_training_record(path: Path) -> TrainingRecord:
-    """Read the file; older ones lack some values."""
+    """Read the file; older ones lack some values. Raise InputError if another value is missing."""
     values = read_json(path)
-    values = {"rows": values["samples"], "planned_steps": values["steps"], "versions": {}} | values
-    if scores := values.get("scores"):
-        values["scores"] = ScoringRecord(scores.pop("asked"), **scores)
-    return TrainingRecord(
-        **{field.name: values[field.name] for field in fields(TrainingRecord) if field.name in values}
-    )
+    defaults = {"rows": values["samples"], "planned_steps": values["steps"], "versions": {}}
+    defaults |= {field.name: field.default for field in fields(TrainingRecord) if field.default is not MISSING}
+    named = {
+        field.name: defaults[field.name] if field.name in defaults.keys() - values.keys() else values[field.name]
+        for field in fields(TrainingRecord)
+    }
+    if scores := named["scores"]:
+        keys = ("asked", "questions", "seconds", "share")
+        named["scores"] = ScoringRecord(*(scores[key] for key in keys))
+    return TrainingRecord(**named)
