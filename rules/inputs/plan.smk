@@ -5,13 +5,14 @@ from dj2mgm.records.jsonl_summary import read_jsonl_summary
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.stages import TRAINING_STAGES
 from dj2mgm.settings.batch_sizes import describe_steps
+from dj2mgm.settings.frozen_precision import FROZEN
 from dj2mgm.storage.files import read_json
 
 
 def plan_flags(wildcards):
     """Params function: flags for the memory plan of the reference's stage 2, with sequences of `max_length` tokens.
 
-    Settings that are not `auto` are planned with, and stage 1 is if the reference has it.
+    Stage 1 is planned if the reference has it, and full fine-tuning unless only frozen layers can have the precision.
     """
     run = RUNS.first_seed(REFERENCE)
     config, finetune, lora = run.config, run.config.finetune, run.config.finetune.lora
@@ -25,17 +26,15 @@ def plan_flags(wildcards):
         flags += [f"--lora-target={target}" for target in targets]
         flags.append(f"--lora-rank={lora.r}")
         if len(run.training_stages) == 1:
-            flags += ["--tuning=lora", "--tuning=full"]
+            flags.append("--tuning=lora")
+            if finetune.precision not in FROZEN:
+                flags.append("--tuning=full")
     else:
         flags.append("--tuning=full")
     if config.gpus > 1:
         flags += [f"--gpus={config.gpus}", f"--nodes={config.nodes}"]
     if not finetune.compile:
         flags.append("--no-compile")
-    if isinstance(finetune.micro_batch_size, int):
-        flags.append(f"--micro-batch={finetune.micro_batch_size}")
-    if finetune.deepspeed != "auto":
-        flags.append(f"--deepspeed={finetune.deepspeed}")
     if finetune.global_batch_size:
         flags.append(f"--global-batch={finetune.global_batch_size}")
     return flags + [f"--note={note}" for note in list_step_notes()]

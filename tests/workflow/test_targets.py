@@ -171,12 +171,17 @@ def test_planning_needs_only_the_embedded_models(fresh):
     assert set(fresh.job_counts("deepspeed_configs")) == foundation
 
 
-def test_a_plan_has_the_settings_that_are_not_automatic(fresh):
-    settings = "finetune={micro_batch_size: 8, gradient_accumulation_steps: auto, deepspeed: zero3_offload}"
-    printed = fresh.run("plan", "--dry-run", "--printshellcmds", config=(settings,))
-    assert " --micro-batch=8 --deepspeed=zero3_offload" in printed and "--tuning" not in printed
-    printed = fresh.run("plan", "--dry-run", "--printshellcmds", config=("model=qwen3-vl-2b",))
-    assert "--tuning=lora --tuning=full" in printed and "--micro-batch" not in printed
+@pytest.mark.parametrize(
+    ("config", "flags"),
+    [
+        ((), ""),
+        (("model=qwen3-vl-2b",), "--tuning=lora --tuning=full"),
+        (("model=qwen3-vl-2b", "finetune={precision: nf4}"), "--tuning=lora"),
+    ],
+)
+def test_a_model_of_one_stage_has_no_plan_of_stage_1(fresh, config, flags):
+    printed = fresh.run("plan", "--dry-run", "--printshellcmds", config=config)
+    assert " ".join(re.findall(r"--tuning=\w+", printed)) == flags
 
 
 def test_tiny_model_is_trained_only_if_requested_or_changed(fresh):
