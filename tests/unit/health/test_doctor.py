@@ -281,12 +281,13 @@ def test_own_configuration_passes_and_wrong_key_fails(monkeypatch):
     assert runs is None and finding.status == "fail" and "did you mean 'model'?" in finding.reason
 
 
+@pytest.mark.parametrize("model", ["tiny", "tiny-smolvlm"])
 @pytest.mark.parametrize(
-    ("foundation", "reason"), [("shipped", "it comes with the workflow"), ("train", "the workflow trains it")]
+    ("foundation", "reason"), [("shipped", "its parts come with the workflow"), ("train", "the workflow trains it")]
 )
-def test_finding_of_the_tiny_model_names_its_origin(monkeypatch, foundation, reason):
+def test_finding_of_a_tiny_model_names_its_origin(monkeypatch, model, foundation, reason):
     monkeypatch.chdir(PROJECT)
-    runs, _ = project_checks.read_runs({"foundation": foundation})
+    runs, _ = project_checks.read_runs({"model": model, "foundation": foundation})
     [finding] = project_checks.check_models(runs)
     assert (finding.status, finding.reason) == ("skip", reason)
 

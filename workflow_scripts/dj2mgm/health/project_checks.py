@@ -98,12 +98,12 @@ def check_dataset(name: str, splits: dict[str, Split]) -> Finding:
 
 
 def check_models(runs: Runs) -> Iterator[Finding]:
-    """Yield a finding for each model: its folders exist, come with the workflow, or are trained by it."""
+    """Yield a finding for each model: its folders exist, or its parts come with the workflow, or are trained by it."""
     for model in {run.config.model.name: run.config.model for run in runs}.values():
         name = f"model {model.name}"
         if model.trained_by_workflow:
-            is_shipped = model.name in runs.shipped_foundations
-            yield Finding(name, "skip", "it comes with the workflow" if is_shipped else "the workflow trains it")
+            is_shipped = model.trained_parts.name in runs.shipped_foundations
+            yield Finding(name, "skip", "its parts come with the workflow" if is_shipped else "the workflow trains it")
             continue
         missing = find_missing_models(model)
         if missing:
