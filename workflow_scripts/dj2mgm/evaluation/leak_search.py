@@ -28,7 +28,7 @@ from dj2mgm.data.near_duplicates.protected_images import IMAGES_AT_ONCE, find_re
 from dj2mgm.data.question_texts import MIN_WORDS, normalize_lines, normalize_words
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import load_benchmark
-from dj2mgm.evaluation.groups import locate_row_images
+from dj2mgm.evaluation.control_images import locate_row_images
 from dj2mgm.evaluation.leaked_ids import HELD_OUT
 from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import find_files, list_files

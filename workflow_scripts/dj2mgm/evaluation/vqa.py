@@ -1,7 +1,8 @@
 """Accuracy of short answers: exact match after normalization, overall and by question type."""
 
-from dj2mgm.evaluation.groups import BY_TYPE, Metrics, Rows, estimate_groups
+from dj2mgm.evaluation.groups import Metrics, Rows, estimate_groups
 from dj2mgm.evaluation.intervals import Measurements
+from dj2mgm.evaluation.metric_kinds import BY_TYPE
 from dj2mgm.score_groups import OWN
 
 ARTICLES = {"a", "an", "the"}

@@ -5,7 +5,7 @@ import re
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from dj2mgm.data.export_card import format_inline_code
-from dj2mgm.evaluation.groups import is_share
+from dj2mgm.evaluation.metric_kinds import is_share
 from dj2mgm.publishing.run_record import (
     RECORDS,
     RunRecord,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from dj2mgm.evaluation.groups import BY_TYPE, SECOND_JUDGE_PREFIX, is_share, is_task_metric
 from dj2mgm.evaluation.intervals import Estimate
+from dj2mgm.evaluation.metric_kinds import BY_TYPE, SECOND_JUDGE_PREFIX, is_share, is_task_metric
 from dj2mgm.evaluation.seeds import (
     GroupEstimates,
     RunScores,

@@ -3,7 +3,6 @@
 from dataclasses import astuple
 from functools import partial
 
-from dj2mgm.evaluation.groups import find_score_range
 from dj2mgm.evaluation.learning_curve import (
     CURVE_LEVEL,
     MIN_RUNS,
@@ -12,6 +11,7 @@ from dj2mgm.evaluation.learning_curve import (
     LearningCurve,
     estimate_least_noise,
 )
+from dj2mgm.evaluation.metric_kinds import find_score_range
 from dj2mgm.evaluation.seeds import MetricValues
 from dj2mgm.reporting.comparison import format_difference, format_score
 from dj2mgm.reporting.experiment import ExperimentResults, RunResults

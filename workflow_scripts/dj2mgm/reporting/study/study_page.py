@@ -3,8 +3,8 @@
 from typing import Any
 
 from dj2mgm.cli.messages import format_duration
-from dj2mgm.evaluation.groups import find_score_range
 from dj2mgm.evaluation.intervals import Estimate
+from dj2mgm.evaluation.metric_kinds import find_score_range
 from dj2mgm.records.mixture_records import MixtureScores
 from dj2mgm.records.page_records import ShownSearch, ShownStudy
 from dj2mgm.reporting.charts import Scale
