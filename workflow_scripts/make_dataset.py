@@ -10,7 +10,7 @@ import shutil
 
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.cli.messages import note
-from dj2mgm.data.mixture import write_mixture
+from dj2mgm.data.merged_sources import write_merged_sources
 from dj2mgm.data.shapes.shapes_dataset import assign_faults, count_faults, write_shapes
 from dj2mgm.data.user_dataset import write_user_dataset
 from dj2mgm.settings.dataset_files import FilesDataset, ReadableSources, ShapesDataset, load_dataset_settings
@@ -28,7 +28,7 @@ def main() -> None:
             working_folder = args.output_dir / ".sources"  # a fixed name, so that a killed run leaves nothing behind
             shutil.rmtree(working_folder, ignore_errors=True)
             working_folder.mkdir()
-            merged, source_records = write_mixture(settings, args.output_dir, working_folder)
+            merged, source_records = write_merged_sources(settings, args.output_dir, working_folder)
             summary = write_user_dataset(merged, args.output_dir) | {"sources": source_records}
             shutil.rmtree(working_folder)
         case FilesDataset() as settings:

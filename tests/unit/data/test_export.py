@@ -13,7 +13,7 @@ import export_data
 from dj2mgm.data.exports import WRITERS
 from dj2mgm.data.formats import build_dj_text, read_dj_jsonl
 from dj2mgm.data.images import locate_image
-from dj2mgm.data.mixture import write_mixture
+from dj2mgm.data.merged_sources import write_merged_sources
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
 from dj2mgm.storage.files import write_json, write_jsonl, write_yaml
 from dj2mgm.storage.shards import read_file
@@ -69,7 +69,7 @@ def test_an_export_can_be_read_as_a_source(export, tmp_path, kind):
     reader, file = READ_AS.get(kind, (kind, ""))
     source = {"format": reader, "path": str(folder / file) if file else str(folder)}
     write_yaml(tmp_path / "config/datasets/again.yaml", {"sources": {"again": source}})
-    merged, read = write_mixture(resolve_dataset("again").settings, tmp_path, tmp_path)
+    merged, read = write_merged_sources(resolve_dataset("again").settings, tmp_path, tmp_path)
     assert read["again"]["rows"] == len(ROWS)
     rows = list(read_dj_jsonl(merged.pretrain.file))
     assert [row["text"] for row in rows] == [build_dj_text(caption) for caption in ROWS.values()]

@@ -19,7 +19,7 @@ import pytest
 import make_dataset
 from dj2mgm.data.formats import build_dj_text, extract_caption, read_dj_jsonl, read_llava
 from dj2mgm.data.images import BadImageError, join_image_path, load_image, locate_image, read_image_size
-from dj2mgm.data.mixture import write_mixture
+from dj2mgm.data.merged_sources import write_merged_sources
 from dj2mgm.data.sources.parquet import read as read_parquet
 from dj2mgm.data.sources.source import Source
 from dj2mgm.data.sources.table import read as read_table
@@ -535,7 +535,7 @@ def test_the_console_names_unread_files(make, tmp_path, capsys):
     photos = folder(tmp_path / "data/photos")
     (photos / "a.heic").write_bytes(b"x")
     write_yaml(tmp_path / "config/datasets/one.yaml", {"sources": {"a": {"format": "folder", "path": str(photos)}}})
-    write_mixture(resolve_dataset("one").settings, tmp_path / "out", tmp_path)
+    write_merged_sources(resolve_dataset("one").settings, tmp_path / "out", tmp_path)
     assert "a: 1 files were not read (1 .heic); the first is" in (printed := capsys.readouterr().err)
     assert "convert .heic and .heif to JPEG" in printed
 

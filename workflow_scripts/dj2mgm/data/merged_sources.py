@@ -31,7 +31,7 @@ PAIR_FORMATS = ("data_juicer",)  # readers of all other formats yield conversati
 SHOWN_KINDS = 5
 
 
-def write_mixture(dataset: ReadableSources, folder: Path, working: Path) -> tuple[FilesDataset, dict]:
+def write_merged_sources(dataset: ReadableSources, folder: Path, working: Path) -> tuple[FilesDataset, dict]:
     """Write the rows of each split to `working`, and the sources' image folders to `folder`.
 
     Args:
@@ -55,18 +55,20 @@ def write_mixture(dataset: ReadableSources, folder: Path, working: Path) -> tupl
         for name, values in sources.items()
     }
     for name, values in sources.items():
-        _find_unread(source_by_name[name], values)
+        _count_unread_files(source_by_name[name], values)
     splits, counts = {}, {}
     for split in dict.fromkeys(values.split for values in sources.values()):
-        rows: Counter = Counter()
+        row_counts: Counter = Counter()
         names = [name for name, values in sources.items() if values.split == split]
         file = working / f"{split}.jsonl"
         read = _read_conversations if split == "finetune" else _read_pairs
-        write_jsonl(file, (row for name in names for row in read(source_by_name[name], sources[name].format, rows)))
+        write_jsonl(
+            file, (row for name in names for row in read(source_by_name[name], sources[name].format, row_counts))
+        )
         for name in names:
-            if not rows[name]:
+            if not row_counts[name]:
                 raise InputError(f"sources.{name}: {sources[name].path} has no rows; add some, or remove the source")
-            counts[name] = {"split": split, "rows": rows[name], "format": sources[name].format}
+            counts[name] = {"split": split, "rows": row_counts[name], "format": sources[name].format}
             if source_by_name[name].unread.counts:
                 counts[name]["not_read"] = dict(sorted(source_by_name[name].unread.counts.items()))
                 _note_unread(source_by_name[name])
@@ -79,7 +81,7 @@ def write_mixture(dataset: ReadableSources, folder: Path, working: Path) -> tupl
     return FilesDataset.model_construct(**{"evaluation": dataset.evaluation} | splits), counts
 
 
-def _find_unread(source: Source, values: SourceOnDisk) -> None:
+def _count_unread_files(source: Source, values: SourceOnDisk) -> None:
     """Count the files in an image source's folder that are neither read nor captions of its images."""
     if values.format not in WITH_IMAGES or not Path(values.path).is_dir():
         return
@@ -101,11 +103,11 @@ def _note_unread(source: Source) -> None:
     )
 
 
-def _read_pairs(source: Source, kind: str, rows: Counter) -> Iterator[dict]:
+def _read_pairs(source: Source, format_name: str, row_counts: Counter) -> Iterator[dict]:
     """Yield a source's rows in Data-Juicer's format; the source's format, not a row's keys, decides how to convert."""
     ids = NumberedIds("~")
-    for row in _read_rows(source, kind, rows):
-        pair = row if kind in PAIR_FORMATS else _convert_to_pair(row, source)
+    for row in _read_rows(source, format_name, row_counts):
+        pair = row if format_name in PAIR_FORMATS else _convert_to_pair(row, source)
         if pair["text"].count(DJ_IMAGE_TOKEN) > 1:
             raise InputError(
                 f"sources.{source.name}: the caption of row {row['id']!r} contains {DJ_IMAGE_TOKEN}, which stands for "
@@ -114,19 +116,19 @@ def _read_pairs(source: Source, kind: str, rows: Counter) -> Iterator[dict]:
         yield pair | _build_identity(source, ids, row["id"]) | {"images": _prefix_images(source, pair["images"])}
 
 
-def _read_conversations(source: Source, kind: str, rows: Counter) -> Iterator[dict]:
+def _read_conversations(source: Source, format_name: str, row_counts: Counter) -> Iterator[dict]:
     """Yield a source's rows in LLaVA's format."""
     ids = NumberedIds("~")
-    for row in _read_rows(source, kind, rows):
-        conversation = _convert_to_conversation(row) if kind in PAIR_FORMATS else _add_question(row)
+    for row in _read_rows(source, format_name, row_counts):
+        conversation = _convert_to_conversation(row) if format_name in PAIR_FORMATS else _add_question(row)
         if images := _prefix_images(source, list_images(conversation)):
             conversation |= {"image": images[0] if isinstance(conversation["image"], str) else images}
         yield conversation | _build_identity(source, ids, row["id"])
 
 
-def _read_rows(source: Source, kind: str, rows: Counter) -> Iterator[dict]:
-    for row in import_module(f"dj2mgm.data.sources.{kind}").read(source):
-        rows[source.name] += 1
+def _read_rows(source: Source, format_name: str, row_counts: Counter) -> Iterator[dict]:
+    for row in import_module(f"dj2mgm.data.sources.{format_name}").read(source):
+        row_counts[source.name] += 1
         yield row
 
 
