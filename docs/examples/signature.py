@@ -3,7 +3,7 @@
 Copied into SYSTEM_SIGNATURES of workflow_scripts/dj2mgm/health/system_failures.py.
 """
 
-from dj2mgm.health.signature import Signature, make_fixed_explanation
+from dj2mgm.health.failure_signature import Signature, make_fixed_explanation
 
 TOO_MANY_FILES = Signature(
     "Too many open files",  # also its section in docs/troubleshooting.md

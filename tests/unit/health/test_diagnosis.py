@@ -14,7 +14,7 @@ import pytest
 from dj2mgm.divergence import make_divergence_error
 from dj2mgm.health.diagnosis import SIGNATURES, build_anchor, find_cause
 from dj2mgm.health.gpu_failures import TrainingStage, name_tensor
-from dj2mgm.health.signature import read_log
+from dj2mgm.health.log_text import read_log
 from dj2mgm.script_modules import SCRIPTS, find_modules
 from paths import PROJECT
 

@@ -3,7 +3,7 @@
 from dj2mgm.health.diagnosis import find_cause
 from dj2mgm.health.kernel_log import OomKill
 from dj2mgm.health.kill_failures import describe_kill
-from dj2mgm.health.signature import read_log
+from dj2mgm.health.log_text import read_log
 from dj2mgm.monitoring.cgroups import CgroupLimits
 from paths import PROJECT
 

@@ -1,6 +1,6 @@
 """Failures of a stage's data: wrong paths, and images that cannot be read."""
 
-from dj2mgm.health.signature import Signature, make_fixed_explanation
+from dj2mgm.health.failure_signature import Signature, make_fixed_explanation
 
 DATA_SIGNATURES = (
     Signature(

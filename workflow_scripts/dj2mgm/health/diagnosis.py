@@ -7,9 +7,10 @@ from datetime import datetime
 from pathlib import Path
 
 from dj2mgm.health.data_failures import DATA_SIGNATURES
+from dj2mgm.health.failure_signature import Evidence, Explanation, Signature
 from dj2mgm.health.gpu_failures import CUDA_MEMORY_SIGNATURES, CUDA_SIGNATURES, DEEPSPEED_SIGNATURES
 from dj2mgm.health.kill_failures import SIGNAL_SIGNATURES
-from dj2mgm.health.signature import HEADING, Evidence, Explanation, Signature, StageLog
+from dj2mgm.health.log_text import HEADING, StageLog
 from dj2mgm.health.storage_failures import STORAGE_SIGNATURES
 from dj2mgm.health.system_failures import SYSTEM_SIGNATURES
 from dj2mgm.health.weight_failures import WEIGHT_SIGNATURES

@@ -7,8 +7,8 @@ from dj2mgm.health.cuda_probe import CudaProbe, Toolkit
 from dj2mgm.health.diagnosis import find_cause
 from dj2mgm.health.driver_probe import DriverProbe
 from dj2mgm.health.findings import Finding
+from dj2mgm.health.log_text import StageLog
 from dj2mgm.health.probe_process import ProbeOutput
-from dj2mgm.health.signature import StageLog
 from dj2mgm.health.torch_probe import TorchProbe
 from dj2mgm.monitoring.memory_csv import format_gib
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from dj2mgm.health.signature import Evidence, Explanation, Signature, make_fixed_explanation
+from dj2mgm.health.failure_signature import Evidence, Explanation, Signature, make_fixed_explanation
 from dj2mgm.monitoring.memory_csv import format_gib, parse_torch_size
 from dj2mgm.settings.batch_sizes import AUTO
 

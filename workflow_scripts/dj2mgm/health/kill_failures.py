@@ -1,7 +1,8 @@
 """Failures by a signal: processes that the kernel, a user or a scheduler ended."""
 
+from dj2mgm.health.failure_signature import Evidence, Explanation, Signature, make_fixed_explanation
 from dj2mgm.health.kernel_log import OomKill, read_kernel_kills
-from dj2mgm.health.signature import Evidence, Explanation, Signature, StageLog, make_fixed_explanation
+from dj2mgm.health.log_text import StageLog
 from dj2mgm.monitoring.cgroups import CgroupLimits, read_cgroup_limits, read_total_memory
 from dj2mgm.monitoring.memory_csv import format_gib, read_last_row
 

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from dj2mgm.health.signature import Evidence, Explanation, Signature
+from dj2mgm.health.failure_signature import Evidence, Explanation, Signature
 from dj2mgm.monitoring.memory_csv import format_gib
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from dj2mgm.health.failure_signature import Evidence, Explanation, Signature, make_fixed_explanation
 from dj2mgm.health.kill_failures import (
     KERNEL_LOG_COMMAND,
     REDUCE_HOST_MEMORY_REMEDY,
@@ -9,7 +10,6 @@ from dj2mgm.health.kill_failures import (
     describe_memory,
     find_kills,
 )
-from dj2mgm.health.signature import Evidence, Explanation, Signature, make_fixed_explanation
 from dj2mgm.monitoring.cgroups import read_cgroup_limits, read_total_memory
 
 RERUN_REMEDY = "then run the same command again; a stage continues from its saved state"

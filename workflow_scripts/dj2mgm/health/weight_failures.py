@@ -1,6 +1,6 @@
 """Failures of weights that training or saving damaged."""
 
-from dj2mgm.health.signature import Signature, make_fixed_explanation
+from dj2mgm.health.failure_signature import Signature, make_fixed_explanation
 
 WEIGHT_SIGNATURES = (
     Signature(

@@ -1,0 +1,37 @@
+"""Log of a stage as plain text, for pattern matching."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+HEADING = "diagnosis: "
+
+
+@dataclass(frozen=True)
+class StageLog:
+    """Log of a stage without terminal control sequences."""
+
+    path: Path
+    text: str  # plain lines: no colors, no overwritten progress bars, no earlier diagnosis
+
+    def find_line_number(self, position: int) -> int:
+        """Return the number of the line that holds this character, counted from 1."""
+        return self.text.count("\n", 0, position) + 1
+
+    def list_last_lines(self, count: int) -> list[str]:
+        return [line for line in self.text.splitlines() if line.strip()][-count:]
+
+
+def read_log(path: Path, exit_status: int | None = None) -> StageLog:
+    """Return a log, empty if it is missing, without colors, progress bars and earlier diagnoses.
+
+    The exit status of the command that wrote the log is appended as the last line, because no log contains the shell's
+    message that a command was killed.
+    """
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    text = ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    text = re.split(f"^{HEADING}", text, maxsplit=1, flags=re.MULTILINE)[0]
+    if exit_status is not None:
+        text = f"{text.rstrip()}\nexit status {exit_status}\n"
+    return StageLog(path, text)
