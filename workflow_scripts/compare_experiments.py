@@ -7,6 +7,7 @@ The configuration lists the experiments and the folders of their stages (see rep
 
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.cli.messages import warn
+from dj2mgm.records.page_records import VERDICT_FILE
 from dj2mgm.reporting.comparison import tabulate_scores, write_table
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.explorer.explorer_page import write_explorers
@@ -14,7 +15,6 @@ from dj2mgm.reporting.rendering import EXPLORER
 from dj2mgm.reporting.report_page import write_report_page
 from dj2mgm.reporting.verdicts.headline_verdicts import find_unlearned
 from dj2mgm.reporting.verdicts.verdict_cards import build_verdict_records
-from dj2mgm.runs.unlearned import VERDICT_FILE
 from dj2mgm.storage.files import write_json
 
 

@@ -15,8 +15,9 @@ from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.publishing.card_check import check_card
 from dj2mgm.publishing.dataset_card import build_dataset_card
 from dj2mgm.publishing.run_record import RunRecord, copy_records, reporting_full_disk, select_dataset_records
+from dj2mgm.records.page_records import VERDICT_FILE
 from dj2mgm.records.publication_records import PublishSettings
-from dj2mgm.runs.unlearned import VERDICT_FILE, refuse_unlearned
+from dj2mgm.runs.publication_check import refuse_unlearned
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import replace_folder
 from dj2mgm.storage.plain_files import check_tree

@@ -15,8 +15,9 @@ with torch_imports():
     from dj2mgm.publishing.model_card import build_model_card
     from dj2mgm.publishing.run_record import RunRecord, copy_records, reporting_full_disk
     from dj2mgm.publishing.stock_weights import drop_code, write_adapter, write_merged
+    from dj2mgm.records.page_records import VERDICT_FILE
     from dj2mgm.records.publication_records import PublishSettings
-    from dj2mgm.runs.unlearned import VERDICT_FILE, refuse_unlearned
+    from dj2mgm.runs.publication_check import refuse_unlearned
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.storage.files import replace_folder
 

@@ -28,13 +28,13 @@ from dj2mgm.publishing.run_record import (
     reporting_full_disk,
     select_dataset_records,
 )
+from dj2mgm.records.page_records import VERDICT_FILE
 from dj2mgm.records.publication_records import ExportSettings, RecipeContents
 from dj2mgm.reporting.comparison import tabulate_scores, write_table
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.licenses import build_license_keys, check_licenses
 from dj2mgm.runs.publication import build_publish_settings
-from dj2mgm.runs.unlearned import VERDICT_FILE
 from dj2mgm.settings.dataset_files import ReadableDataset
 from dj2mgm.storage.files import read_json, read_yaml, write_json, write_yaml
 from report_results import write_results

@@ -17,9 +17,9 @@ from dj2mgm.publishing.run_record import (
     make_pointer,
 )
 from dj2mgm.publishing.stock_weights import ADAPTER_FOLDER, STAGE
+from dj2mgm.records.page_records import VERDICT_FILE
 from dj2mgm.records.publication_records import PublishSettings
 from dj2mgm.runs.licenses import build_license_keys
-from dj2mgm.runs.unlearned import VERDICT_FILE
 from dj2mgm.score_groups import OWN_GROUP
 from dj2mgm.settings.generation_prompts import CAPTION_QUESTION
 

@@ -16,6 +16,7 @@ from dj2mgm.settings.study_files import Interval, StudyPage
 from dj2mgm.settings.targets import Control
 from dj2mgm.settings.validation import RENAMED_KEYS, load_settings
 
+VERDICT_FILE = "verdict.json"  # next to a page: verdicts, and signs that a model has learned nothing
 ABSENT = object()
 
 

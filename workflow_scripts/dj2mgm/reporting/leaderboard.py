@@ -19,7 +19,7 @@ from dj2mgm.cli.messages import format_duration
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.records.look_records import DECISION_FILE
-from dj2mgm.records.page_records import PageSettings, ShownExperiment, list_settings
+from dj2mgm.records.page_records import VERDICT_FILE, PageSettings, ShownExperiment, list_settings
 from dj2mgm.reporting.comparison import format_interval, format_score
 from dj2mgm.reporting.data_tables import build_library_script, build_page_style, hash_source
 from dj2mgm.reporting.experiment import ExperimentResults, load_experiment
@@ -27,7 +27,6 @@ from dj2mgm.reporting.rendering import TEMPLATES, build_template_environment
 from dj2mgm.reporting.sections.run_details import show_setting
 from dj2mgm.reporting.verdicts.verdict_cards import find_cost
 from dj2mgm.runs.stages import STAGES
-from dj2mgm.runs.unlearned import VERDICT_FILE
 from dj2mgm.score_groups import GAIN_GROUP, OWN_GROUP
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, write_text

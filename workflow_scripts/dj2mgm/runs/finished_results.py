@@ -14,12 +14,13 @@ from pathlib import Path
 from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER as DATASETS
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.missing_models import check_clip_folder, check_model_folders
+from dj2mgm.records.page_records import VERDICT_FILE
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.experiments import list_reserved_names
 from dj2mgm.runs.pages import list_page_experiments, locate_page_folder
+from dj2mgm.runs.publication_check import refuse_unlearned
 from dj2mgm.runs.run import Run
 from dj2mgm.runs.stages import STAGE_NOTE, STAGES, TRAINING_STAGES
-from dj2mgm.runs.unlearned import VERDICT_FILE, refuse_unlearned
 from dj2mgm.settings.config_files import list_config_names
 from dj2mgm.settings.string_formats import has_format
 from dj2mgm.storage.files import read_if_whole

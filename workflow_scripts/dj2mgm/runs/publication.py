@@ -2,13 +2,13 @@
 
 from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER
 from dj2mgm.errors import InputError
+from dj2mgm.records.page_records import VERDICT_FILE
 from dj2mgm.records.publication_records import PublishSettings, RecipeContents
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.experiment_recipes import read_recipes
 from dj2mgm.runs.licenses import check_licenses
 from dj2mgm.runs.pages import locate_page_folder
 from dj2mgm.runs.run import Run
-from dj2mgm.runs.unlearned import VERDICT_FILE
 from dj2mgm.settings.string_formats import has_format
 
 

@@ -5,8 +5,6 @@ from pathlib import Path
 from dj2mgm.errors import InputError
 from dj2mgm.storage.files import read_json
 
-VERDICT_FILE = "verdict.json"  # next to a page: verdicts, and signs that a model has learned nothing
-
 
 def refuse_unlearned(experiment: str, verdict: str | Path, allow_unlearned: bool) -> None:
     """Raise InputError if the model of an experiment has learned nothing, unless that is allowed.
