@@ -8,7 +8,7 @@ import pytest
 
 import evaluate_vqa
 import generate_answers
-from dj2mgm.evaluation.seeds import aggregate, drop_images, read_run_scores
+from dj2mgm.evaluation.run_scores import aggregate, drop_images, read_run_scores
 from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_yaml
 from run_main import Outcome, run_main
 from tiny_models import save_image

@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import curve_fit
 
 from dj2mgm.evaluation.learning_curve import LearningCurve, estimate_least_noise
-from dj2mgm.evaluation.seeds import MetricValues
+from dj2mgm.evaluation.run_scores import MetricValues
 
 SHARES = np.array([0.125, 0.25, 0.5, 1.0])
 

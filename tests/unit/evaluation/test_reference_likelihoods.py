@@ -13,7 +13,7 @@ from dj2mgm.evaluation.reference_likelihoods import (
     measure_log_likelihoods,
     read_likelihoods,
 )
-from dj2mgm.evaluation.seeds import aggregate, read_run_scores
+from dj2mgm.evaluation.run_scores import aggregate, read_run_scores
 from dj2mgm.storage.files import write_jsonl
 from run_main import run_main
 

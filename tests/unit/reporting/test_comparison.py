@@ -8,7 +8,7 @@ import pytest
 
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.evaluation.seeds import estimate_paired_difference
+from dj2mgm.evaluation.run_scores import estimate_paired_difference
 from dj2mgm.reporting.comparison import (
     COLUMNS,
     build_difference_table,

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from dj2mgm.evaluation.contrasts import contrast_with_reference
-from dj2mgm.evaluation.seeds import pair_values
+from dj2mgm.evaluation.run_scores import pair_values
 from dj2mgm.reporting.decision_page import build_decision_page, describe_decision
 from dj2mgm.reporting.experiment import load_experiments
 from dj2mgm.reporting.verdicts.headline_scores import find_headline

@@ -20,7 +20,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from dj2mgm.evaluation.intervals import compute_image_variance
-from dj2mgm.evaluation.seeds import MetricValues
+from dj2mgm.evaluation.run_scores import MetricValues
 
 CURVE_LEVEL = 0.2  # 1 − the confidence of intervals
 EXPONENTS = np.geomspace(0.05, 2.0, 150)  # published exponents (arXiv 1712.00409, 2001.08361), and larger ones

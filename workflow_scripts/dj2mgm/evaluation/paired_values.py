@@ -1,4 +1,7 @@
-"""Differences of one experiment from the reference, paired by seed and image."""
+"""Paired differences of one experiment from the reference, the input of contrasts.py and seed_noise.py.
+
+`pair_values` in run_scores.py creates them from the scores of runs.
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Noise between seeds of a page's differences, estimated together from all experiments with several seeds.
+"""Estimate of the noise between seeds, pooled over all experiments of a page that have several seeds.
 
 The seed term of a difference has only S − 1 degrees of freedom for S seeds. If the experiments of a page vary equally
 between seeds, their seed noise is estimated together. In the model y = experiment + seed + noise for the mean y of each

@@ -12,7 +12,7 @@ import pandas as pd
 
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.metric_kinds import BY_TYPE, SECOND_JUDGE_PREFIX, is_share, is_task_metric
-from dj2mgm.evaluation.seeds import (
+from dj2mgm.evaluation.run_scores import (
     GroupEstimates,
     RunScores,
     estimate_differences,

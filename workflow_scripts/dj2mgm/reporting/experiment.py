@@ -11,7 +11,7 @@ from typing import Any
 
 from dj2mgm.data.evaluation_rows import read_evaluation
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.seeds import GroupEstimates, RunScores, aggregate, read_run_scores
+from dj2mgm.evaluation.run_scores import GroupEstimates, RunScores, aggregate, read_run_scores
 from dj2mgm.recipes.recipe_step import INSTRUCTIONS
 from dj2mgm.records.jsonl_summary import JsonlSummary, read_jsonl_summary
 from dj2mgm.records.judges import Judge

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from dj2mgm.evaluation.seeds import GroupEstimates
+from dj2mgm.evaluation.run_scores import GroupEstimates
 from dj2mgm.reporting.commands import build_snakemake_command
 from dj2mgm.reporting.comparison import (
     build_difference_table,

@@ -7,7 +7,7 @@ import pandas as pd
 
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.metric_kinds import SECOND_JUDGE_PREFIX
-from dj2mgm.evaluation.seeds import GroupEstimates, RunScores
+from dj2mgm.evaluation.run_scores import GroupEstimates, RunScores
 from dj2mgm.reporting.comparison import (
     GROUP_LABELS,
     JUDGED_METRICS,

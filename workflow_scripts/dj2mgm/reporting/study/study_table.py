@@ -18,7 +18,7 @@ from dj2mgm.cli.messages import format_duration
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.caption_attributes import is_true
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.evaluation.seeds import (
+from dj2mgm.evaluation.run_scores import (
     GroupEstimates,
     MetricValues,
     RunScores,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.metric_kinds import SECOND_JUDGE_PREFIX, is_share
-from dj2mgm.evaluation.seeds import GroupEstimates
+from dj2mgm.evaluation.run_scores import GroupEstimates
 from dj2mgm.reporting.charts import Scale, Tick
 from dj2mgm.reporting.comparison import (
     HEADLINES,

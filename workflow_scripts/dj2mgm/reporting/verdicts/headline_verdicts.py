@@ -7,7 +7,7 @@ from dj2mgm.evaluation.contrast_verdicts import ContrastVerdict, decide
 from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.metric_kinds import find_score_range
-from dj2mgm.evaluation.seeds import estimate_difference, pair_values
+from dj2mgm.evaluation.run_scores import estimate_difference, pair_values
 from dj2mgm.reporting.comparison import (
     SCORE_TITLES,
     classify_difference,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
-from dj2mgm.evaluation.seeds import estimate_difference, pair_values
+from dj2mgm.evaluation.run_scores import estimate_difference, pair_values
 from dj2mgm.evaluation.sequential import Look, compute_next_look, compute_verdict, find_cost_after_looks
 from dj2mgm.records.look_records import LookRecord, count_affordable_seeds, count_planned_seeds
 from dj2mgm.reporting.comparison import format_difference, format_interval, select_comparable_scores

@@ -8,7 +8,7 @@ import numpy as np
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
-from dj2mgm.evaluation.seeds import RunScores, pair_values, read_run_scores
+from dj2mgm.evaluation.run_scores import RunScores, pair_values, read_run_scores
 from dj2mgm.records.power_records import FinishedRun, PowerSettings
 from dj2mgm.reporting.comparison import SCORE_TITLES, format_difference
 from dj2mgm.reporting.rendering import format_integer, join_words

@@ -1,4 +1,4 @@
-"""Means of an experiment over its seeds, and paired differences between two experiments.
+"""Scores of runs by image, means of an experiment over its seeds, and paired differences between two experiments.
 
 Differences are paired by seed and image, so that an image's difficulty cancels. evaluation/intervals.py explains the
 intervals.

@@ -8,7 +8,7 @@ import pytest
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import estimate_groups, iterate_score_rows
 from dj2mgm.evaluation.intervals import Estimate, Measurements
-from dj2mgm.evaluation.seeds import (
+from dj2mgm.evaluation.run_scores import (
     MetricValues,
     RunScores,
     aggregate,
