@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow_scripts")
 import numpy as np
 
 from dj2mgm.evaluation.run_scores import drop_images, select_metrics
-from dj2mgm.reporting.experiment import ExperimentResults, RunResults, load_experiments
+from dj2mgm.reporting.experiment_results import ExperimentResults, RunResults, load_experiments
 from dj2mgm.reporting.verdicts.headline_verdicts import build_headline_verdicts
 
 HEADLINES = ("answer_probability", "answer_log_likelihood", "vqa_accuracy")

@@ -2,14 +2,14 @@
 
     python workflow_scripts/compare_experiments.py --config results/report/config.yaml --output-dir results/report
 
-The configuration lists the experiments and the folders of their stages (see reporting/experiment.py).
+The configuration lists the experiments and the folders of their stages (see reporting/experiment_results.py).
 """
 
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.cli.messages import warn
 from dj2mgm.records.page_records import VERDICT_FILE
 from dj2mgm.reporting.comparison import tabulate_scores, write_table
-from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.explorer.explorer_page import write_explorers
 from dj2mgm.reporting.rendering import EXPLORER
 from dj2mgm.reporting.report_page import write_report_page

@@ -2,8 +2,8 @@
 
     python workflow_scripts/compare_study.py --config results/ablation/config.yaml --output-dir results/ablation
 
-The configuration has the format of the report's (see reporting/experiment.py), with the study; the reference is its
-first experiment. Writes <folder>.html and <folder>.csv, named after the output folder, and <folder>_rows.jsonl, the
+The configuration has the format of the report's (see reporting/experiment_results.py), with the study; the reference is
+its first experiment. Writes <folder>.html and <folder>.csv, named after the output folder, and <folder>_rows.jsonl, the
 rows that the best recipes agree on.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.records.page_records import PageSettings
 from dj2mgm.reporting.comparison import write_table
-from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.study.row_agreement import RowAgreement, list_rows
 from dj2mgm.reporting.study.study_page import (
     MAX_CARDS,

@@ -11,7 +11,7 @@ from pathlib import Path
 from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.errors import InputError
 from dj2mgm.records.page_records import PageSettings
-from dj2mgm.reporting.commands import build_snakemake_command
+from dj2mgm.reporting.advised_commands import build_snakemake_command
 from dj2mgm.runs.experiments import list_reserved_names
 from dj2mgm.runs.layers import locate_experiment_file, merge
 from dj2mgm.runs.studies.study_designs import nest_changes

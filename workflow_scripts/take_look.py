@@ -12,7 +12,7 @@ from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.cli.messages import note
 from dj2mgm.records.look_records import LookRecord
 from dj2mgm.reporting.decision_page import describe_decision
-from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.verdicts.look_verdict import take_look
 from dj2mgm.settings.targets import DecideSection
 from dj2mgm.settings.validation import load_settings

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.reporting.experiment import ExperimentResults, load_experiments
+from dj2mgm.reporting.experiment_results import ExperimentResults, load_experiments
 from dj2mgm.storage.files import write_text, write_yaml
 from evaluated_runs import build_entry, write_dataset, write_run
 

@@ -9,7 +9,7 @@ from accessibility import SIZES, find_serious
 from browser import Page
 from dj2mgm.planning.attention_benchmark import Measurement
 from dj2mgm.records.page_records import ShownStudy
-from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.leaderboard import write_leaderboard
 from dj2mgm.reporting.report_page import write_report_page
 from dj2mgm.reporting.study.row_agreement import RowAgreement

@@ -31,7 +31,7 @@ from dj2mgm.publishing.run_record import (
 from dj2mgm.records.page_records import VERDICT_FILE
 from dj2mgm.records.publication_records import ExportSettings, RecipeContents
 from dj2mgm.reporting.comparison import tabulate_scores, write_table
-from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.licenses import build_license_keys, check_licenses
 from dj2mgm.runs.publication import build_publish_settings

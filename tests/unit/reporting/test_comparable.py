@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from dj2mgm.reporting.comparison import compute_score_differences, describe_obstacles, tabulate_scores
-from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.sections.judge_section import describe_judges, measure_judge_agreement
 from dj2mgm.reporting.verdicts.headline_panels import build_headline_panels, build_metric_verdicts
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml

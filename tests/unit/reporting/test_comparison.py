@@ -19,7 +19,7 @@ from dj2mgm.reporting.comparison import (
     tabulate_scores,
     write_table,
 )
-from dj2mgm.reporting.experiment import FILE_RULES, load_experiments
+from dj2mgm.reporting.experiment_results import FILE_RULES, load_experiments
 from dj2mgm.reporting.verdicts.headline_panels import build_headline_panels, build_metric_verdicts
 from dj2mgm.storage.files import read_yaml, write_yaml
 from evaluated_runs import build_entry, write_dataset, write_run

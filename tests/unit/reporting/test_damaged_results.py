@@ -17,7 +17,7 @@ from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.mgm.mgm_generator import load_trained
 from dj2mgm.models.trained_weights import find_projector_parameters, load_projector
 from dj2mgm.monitoring.memory_csv import read_memory_rows
-from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.settings.training_stages import LoraSettings
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json
 from fuzzing import fuzzed

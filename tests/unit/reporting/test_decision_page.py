@@ -7,7 +7,7 @@ import pytest
 from dj2mgm.evaluation.contrasts import contrast_with_reference
 from dj2mgm.evaluation.run_scores import pair_values
 from dj2mgm.reporting.decision_page import build_decision_page, describe_decision
-from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.reporting.verdicts.look_verdict import take_look
 from dj2mgm.settings.targets import DecideSection

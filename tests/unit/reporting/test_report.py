@@ -8,7 +8,7 @@ import pytest
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.run_scores import estimate_paired_difference
-from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.rendering import join_words, select_evenly
 from dj2mgm.reporting.report_page import describe_seed_coverage
 from dj2mgm.reporting.sections.gallery import build_gallery

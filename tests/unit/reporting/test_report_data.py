@@ -10,7 +10,7 @@ import pytest
 from dj2mgm.records.jsonl_summary import JsonlSummary, SourceSamples
 from dj2mgm.records.page_records import find_differences
 from dj2mgm.reporting.charts import BAR_CHART_HEIGHT, Scale, compute_bin_edges, stack_bars
-from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.recaptions import read_recaptions
 from dj2mgm.reporting.rendering import format_integer, list_counts
 from dj2mgm.reporting.row_flow import FlowStep, Lanes, build_pretrain_steps, build_source_table, count_instructions

@@ -7,7 +7,7 @@ import pytest
 
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.run_scores import estimate_paired_difference
-from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.sections.judge_section import (
     describe_agreement,
     describe_judges,

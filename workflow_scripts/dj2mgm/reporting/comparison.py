@@ -20,7 +20,7 @@ from dj2mgm.evaluation.run_scores import (
     pair_values,
     select_metrics,
 )
-from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import format_number, join_words
 from dj2mgm.score_groups import (
     DIFFERENCE,

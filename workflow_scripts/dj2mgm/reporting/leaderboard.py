@@ -22,7 +22,7 @@ from dj2mgm.records.look_records import DECISION_FILE
 from dj2mgm.records.page_records import VERDICT_FILE, PageSettings, ShownExperiment, list_settings
 from dj2mgm.reporting.comparison import format_interval, format_score
 from dj2mgm.reporting.data_tables import build_library_script, build_page_style, hash_source
-from dj2mgm.reporting.experiment import ExperimentResults, load_experiment
+from dj2mgm.reporting.experiment_results import ExperimentResults, load_experiment
 from dj2mgm.reporting.rendering import TEMPLATES, build_template_environment
 from dj2mgm.reporting.sections.run_details import show_setting
 from dj2mgm.reporting.verdicts.verdict_cards import find_cost

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dj2mgm.reporting.experiment import RunResults
+from dj2mgm.reporting.experiment_results import RunResults
 from dj2mgm.storage.files import read_jsonl
 
 

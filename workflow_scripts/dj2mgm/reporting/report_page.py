@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from dj2mgm.evaluation.run_scores import GroupEstimates
-from dj2mgm.reporting.commands import build_snakemake_command
+from dj2mgm.reporting.advised_commands import build_snakemake_command
 from dj2mgm.reporting.comparison import (
     build_difference_table,
     build_metric_table,
@@ -12,7 +12,7 @@ from dj2mgm.reporting.comparison import (
     describe_chance,
     describe_coverage,
 )
-from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.recaptions import RecaptionedRow, read_recaptions
 from dj2mgm.reporting.rendering import build_step_key, build_template_environment, format_integer, join_words, link_rows
 from dj2mgm.reporting.row_flow import FlowStep, build_pretrain_steps, build_source_table, count_instructions

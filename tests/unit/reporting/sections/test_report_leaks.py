@@ -6,7 +6,7 @@ import pytest
 from dj2mgm.evaluation.groups import Rows
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.vqa import evaluate_answers
-from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.sections.leak_section import build_leak_sections
 from dj2mgm.settings.targets import ChallengeSettings
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml

@@ -3,7 +3,7 @@
 import pytest
 
 from dj2mgm.evaluation.learning_curve import LearningCurve
-from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.reporting.study.curve_page import build_curve_table
 from dj2mgm.reporting.verdicts.headline_scores import find_headline

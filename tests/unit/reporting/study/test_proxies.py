@@ -7,7 +7,7 @@ from scipy.stats import beta, kendalltau
 
 from dj2mgm.records.mixture_records import MixtureScores, ScoredMixture
 from dj2mgm.records.page_records import PageSettings, ShownSearch, ShownTrial
-from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.study import proxies
 from dj2mgm.reporting.study.mixture_page import build_mixture_table
 from dj2mgm.reporting.study.proxies import build_proxy_table, measure_agreement

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.study.row_agreement import RowAgreement, build_agreement_table, list_rows
 from dj2mgm.storage.files import write_jsonl, write_yaml
 from evaluated_runs import build_entry, write_dataset, write_run

@@ -11,7 +11,7 @@ import pytest
 
 import compare_study
 from dj2mgm.records.page_records import PageSettings
-from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.study.study_table import ComparedVariant, compare_variants, count_remaining_faults, format_count
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, read_yaml, write_json, write_jsonl, write_text, write_yaml

@@ -3,7 +3,7 @@
 import pytest
 
 from dj2mgm.errors import InputError
-from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.study.trial_scores import WEIGHTED_GOAL, find_trial_score, measure_trial
 from dj2mgm.storage.files import read_json, write_json, write_yaml
 from evaluated_runs import build_entry, write_dataset, write_run

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from dj2mgm.reporting.comparison import compare_with_first, format_difference, format_interval
-from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.variants_page import VariantsPage, write_variants_page
 from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict, build_headline_verdicts, find_unlearned

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dj2mgm.reporting.experiment import load_experiments
+from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.reporting.verdicts.training_changes import list_training_changes
 from dj2mgm.reporting.verdicts.verdict_cards import build_verdict_records

@@ -14,7 +14,7 @@ from dj2mgm.cli.messages import note
 from dj2mgm.data.images import BadImageError, load_image, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.reporting.data_tables import build_library_script, build_page_style, hash_source
-from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.explorer.results import Results, read_run
 from dj2mgm.reporting.explorer.row_table import Table
 from dj2mgm.reporting.rendering import TEMPLATES, build_template_environment, encode_shrunk_image, format_integer

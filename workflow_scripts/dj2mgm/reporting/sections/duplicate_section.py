@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dj2mgm.records.page_records import read_image_root
 from dj2mgm.records.recipe_summary import OperatorSummary
-from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer, load_thumbnail
 from dj2mgm.storage.files import read_jsonl
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from dj2mgm.evaluation.caption_attributes import count_extra, judge_caption
 from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.reporting.comparison import MODEL_LABELS
-from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import load_thumbnail, select_evenly
 from dj2mgm.score_groups import OWN
 from dj2mgm.storage.files import read_jsonl

@@ -19,7 +19,7 @@ from dj2mgm.reporting.charts import (
     scale_to_square_roots,
     stack_bars,
 )
-from dj2mgm.reporting.experiment import RunResults
+from dj2mgm.reporting.experiment_results import RunResults
 from dj2mgm.reporting.recaptions import RecaptionedRow
 from dj2mgm.reporting.rendering import list_counts
 from dj2mgm.storage.files import read_jsonl

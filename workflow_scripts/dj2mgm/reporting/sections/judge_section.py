@@ -18,7 +18,7 @@ from dj2mgm.reporting.comparison import (
     format_difference,
     format_interval,
 )
-from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer, join_words
 from dj2mgm.score_groups import OWN, split_group
 from dj2mgm.verdict_kinds import VerdictKind

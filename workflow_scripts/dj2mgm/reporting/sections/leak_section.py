@@ -9,7 +9,7 @@ from urllib.parse import quote
 from dj2mgm.evaluation.leaked_ids import HELD_OUT, read_leaked_ids
 from dj2mgm.evaluation.run_scores import aggregate, drop_images
 from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, find_title, format_interval, format_score
-from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.score_groups import OWN, split_group
 from dj2mgm.storage.files import read_json

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from dj2mgm.evaluation.caption_attributes import is_true
 from dj2mgm.records.page_records import read_image_root
-from dj2mgm.reporting.experiment import ExperimentResults, RunResults
+from dj2mgm.reporting.experiment_results import ExperimentResults, RunResults
 from dj2mgm.reporting.recaptions import RecaptionedRow
 from dj2mgm.reporting.rendering import format_integer, load_thumbnail, select_evenly
 from dj2mgm.storage.files import read_jsonl

@@ -5,7 +5,7 @@ from pathlib import Path
 from dj2mgm.records.jsonl_summary import JsonlSummary
 from dj2mgm.records.look_records import LookRecord
 from dj2mgm.records.search_records import BatchRecord, BatchResult, format_run_name
-from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.study.trial_scores import Goals, find_trial_score, measure_trial
 from dj2mgm.reporting.verdicts.look_verdict import take_look
 from dj2mgm.runs.stages import TRAINING_STAGES

@@ -14,7 +14,7 @@ from dj2mgm.evaluation.learning_curve import (
 from dj2mgm.evaluation.metric_kinds import find_score_range
 from dj2mgm.evaluation.run_scores import MetricValues
 from dj2mgm.reporting.comparison import format_difference, format_score
-from dj2mgm.reporting.experiment import ExperimentResults, RunResults
+from dj2mgm.reporting.experiment_results import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.reporting.variants_page import PlainTable
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore

@@ -2,7 +2,7 @@
 
 from dj2mgm.records.mixture_records import MixtureScores, ScoredMixture
 from dj2mgm.reporting.comparison import find_title, format_score
-from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.study.proxies import measure_agreement, read_full_scores, select_merged_scores
 from dj2mgm.reporting.variants_page import PlainTable
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore

@@ -14,7 +14,7 @@ from scipy.stats import binomtest
 from dj2mgm.records.mixture_records import MixtureScores
 from dj2mgm.records.page_records import ShownSearch
 from dj2mgm.reporting.comparison import SCORE_TITLES, find_obstacle
-from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.study.trial_scores import find_trial_score, read_mean
 from dj2mgm.reporting.variants_page import PlainTable
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore

@@ -4,7 +4,7 @@ from collections import Counter
 from math import prod
 from pathlib import Path
 
-from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.reporting.study.proxies import read_full_scores
 from dj2mgm.reporting.variants_page import PlainTable

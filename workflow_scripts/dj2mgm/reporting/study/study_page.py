@@ -7,8 +7,8 @@ from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.metric_kinds import find_score_range
 from dj2mgm.records.mixture_records import MixtureScores
 from dj2mgm.records.page_records import ShownSearch, ShownStudy
+from dj2mgm.reporting.advised_commands import build_keep_command
 from dj2mgm.reporting.charts import Scale
-from dj2mgm.reporting.commands import build_keep_command
 from dj2mgm.reporting.comparison import (
     GROUP_LABELS,
     classify_difference,
@@ -20,7 +20,7 @@ from dj2mgm.reporting.comparison import (
     format_interval,
     format_score,
 )
-from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.sections.judge_section import describe_judges
 from dj2mgm.reporting.study.curve_page import build_curve_table

@@ -28,7 +28,7 @@ from dj2mgm.evaluation.run_scores import (
 )
 from dj2mgm.records.page_records import ShownStudy
 from dj2mgm.reporting.comparison import HEADLINES, compute_score_differences, select_comparable_scores
-from dj2mgm.reporting.experiment import ExperimentResults, RunResults
+from dj2mgm.reporting.experiment_results import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import format_number
 from dj2mgm.reporting.sections.training_charts import read_stage_memory
 from dj2mgm.reporting.verdicts.headline_scores import find_headline

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from dj2mgm.errors import InputError
-from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore, find_headline
 from dj2mgm.settings.study_files import GPU_HOURS
 from dj2mgm.settings.targets import ReportSection

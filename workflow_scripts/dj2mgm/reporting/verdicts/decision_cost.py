@@ -6,8 +6,8 @@ from dj2mgm.cli.messages import format_duration
 from dj2mgm.evaluation.contrast_verdicts import MAX_IMAGES, MAX_SEEDS, ContrastVerdict, DecisionCost
 from dj2mgm.evaluation.contrasts import PairedContrast
 from dj2mgm.evaluation.sequential import find_deciding_budget
-from dj2mgm.reporting.commands import build_snakemake_command
-from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.advised_commands import build_snakemake_command
+from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.reporting.verdicts.experiment_pairs import ExperimentPair
 from dj2mgm.runs.studies.seed_times import format_hours, sum_measured_seconds

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.runs.experiments import REFERENCE
 
 

@@ -18,7 +18,7 @@ from dj2mgm.reporting.comparison import (
     format_score,
     lower_title,
 )
-from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.score_groups import OWN, REFERENCE_CAPTIONS, SHUFFLED, name_group
 
 TRAINING_NAMES = {"pretrain": "pretraining", "finetune": "fine-tuning"}

@@ -7,7 +7,7 @@ import numpy as np
 from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
 from dj2mgm.evaluation.paired_values import PairedValues
 from dj2mgm.reporting.comparison import LOWER_IS_BETTER, SCORE_TITLES
-from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.score_groups import UNTRAINED, name_group, split_group
 
 

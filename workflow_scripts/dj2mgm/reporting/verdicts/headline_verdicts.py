@@ -18,7 +18,7 @@ from dj2mgm.reporting.comparison import (
     format_score,
     select_comparable_scores,
 )
-from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.reporting.verdicts.decision_cost import advise_next_step
 from dj2mgm.reporting.verdicts.experiment_pairs import (

@@ -10,7 +10,7 @@ from dj2mgm.evaluation.groups import estimate_metric
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.records.training_record import TrainingRecord
 from dj2mgm.reporting.comparison import format_score
-from dj2mgm.reporting.experiment import ExperimentResults, RunResults
+from dj2mgm.reporting.experiment_results import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.score_groups import FINETUNED, GAIN_GROUP, OWN, SHUFFLED, name_group
 from dj2mgm.settings.configuration import ExperimentOnlyKeys

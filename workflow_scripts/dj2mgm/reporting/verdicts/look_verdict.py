@@ -8,7 +8,7 @@ from dj2mgm.evaluation.run_scores import estimate_difference, pair_values
 from dj2mgm.evaluation.sequential import Look, compute_next_look, compute_verdict, find_cost_after_looks
 from dj2mgm.records.look_records import LookRecord, count_affordable_seeds, count_planned_seeds
 from dj2mgm.reporting.comparison import format_difference, format_interval, select_comparable_scores
-from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.verdicts.decision_cost import build_budget_command, describe_cost_after_looks
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore, find_headline

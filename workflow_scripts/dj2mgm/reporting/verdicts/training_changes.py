@@ -8,7 +8,7 @@ from dj2mgm.evaluation.intervals import LEVEL
 from dj2mgm.evaluation.metric_kinds import BY_TYPE, is_task_metric
 from dj2mgm.evaluation.run_scores import estimate_difference
 from dj2mgm.reporting.comparison import LOWER_IS_BETTER, find_title, format_difference, format_interval, format_score
-from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.verdicts.headline_scores import (
     HeadlineScore,
     compute_change_by_training,

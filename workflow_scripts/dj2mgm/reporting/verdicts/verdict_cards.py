@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dj2mgm.cli.messages import format_duration
-from dj2mgm.reporting.commands import build_keep_command, build_snakemake_command
-from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.advised_commands import build_keep_command, build_snakemake_command
+from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.verdicts.experiment_pairs import ExperimentPair, find_comparisons, is_learning_rate_control
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict, build_headline_verdicts, find_unlearned

@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 
 from dj2mgm.records.page_records import ShownExperiment
-from dj2mgm.reporting.experiment import ExperimentResults
+from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.settings.configuration import ExperimentOnlyKeys
 
 
