@@ -16,10 +16,10 @@ from browser import find_browser, open_browser
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.analysis import analyze, summarize_analysis
+from dj2mgm.juicer.filter_statistics import convert_to_numbers, read_statistic_limits
 from dj2mgm.juicer.patched_data_juicer import Fields, load_ops
 from dj2mgm.juicer.recipe_settings import RecipeSettings, prepare_filters
 from dj2mgm.juicer.run_recipe import FILTERED, WORKING_FOLDER_PREFIX, run_recipe
-from dj2mgm.juicer.statistics import convert_to_numbers, read_statistic_limits
 from dj2mgm.recipes.recipe_parsing import parse_recipe
 from dj2mgm.recipes.recipe_step import parse_steps
 from dj2mgm.reporting.analysis_page import write_analysis_page

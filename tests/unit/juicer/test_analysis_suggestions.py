@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from dj2mgm.juicer.built_operators import check_installed
-from dj2mgm.juicer.statistics import FilterLimit, Statistic
+from dj2mgm.juicer.filter_statistics import FilterLimit, Statistic
 from dj2mgm.juicer.suggestions import format_recipe, suggest
 from dj2mgm.recipes.recipe_step import parse_steps
 

@@ -20,6 +20,13 @@ from dj2mgm.data.images import BadImageError
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.built_operators import check_installed
 from dj2mgm.juicer.engine import Engine
+from dj2mgm.juicer.filter_statistics import (
+    Limits,
+    Statistic,
+    convert_to_numbers,
+    find_share_limits,
+    read_statistic_limits,
+)
 from dj2mgm.juicer.no_rows_error import NoRowsKeptError
 from dj2mgm.juicer.operators.batched_image_text_similarity_filter import NAME as SIMILARITY
 from dj2mgm.juicer.operators.declarations import get_declarations
@@ -30,7 +37,6 @@ from dj2mgm.juicer.partitions import iterate_column_values, iterate_output_stats
 from dj2mgm.juicer.patched_data_juicer import OP, OPERATORS, Fields, Filter, __version__
 from dj2mgm.juicer.recipe_settings import SIMILARITY_FILTERS, RecipeSettings
 from dj2mgm.juicer.run_recipe import compute_recipe_fingerprint, open_working_folder
-from dj2mgm.juicer.statistics import Limits, Statistic, convert_to_numbers, find_share_limits, read_statistic_limits
 from dj2mgm.juicer.suggestions import format_recipe, suggest
 from dj2mgm.recipes.recipe_step import RecipeStep
 from dj2mgm.storage.files import compute_sha256, read_jsonl, write_jsonl, write_text

@@ -10,10 +10,10 @@ import numpy as np
 
 from dj2mgm.data.images import UnreadableImages
 from dj2mgm.errors import InputError
+from dj2mgm.juicer.filter_statistics import read_statistic_limits
 from dj2mgm.juicer.operators.declarations import get_decision_method, get_declarations
 from dj2mgm.juicer.partitions import iterate_column_values
 from dj2mgm.juicer.patched_data_juicer import OP, Fields
-from dj2mgm.juicer.statistics import read_statistic_limits
 from dj2mgm.records.recipe_summary import OperatorSummary
 from dj2mgm.storage.files import read_jsonl
 

@@ -12,7 +12,7 @@ import numpy as np
 import yaml
 
 from dj2mgm.data.score_limits import SIDE_BY_SHARE
-from dj2mgm.juicer.statistics import FilterLimit, Limits, Statistic
+from dj2mgm.juicer.filter_statistics import FilterLimit, Limits, Statistic
 
 MAX_TAIL = 0.05  # share of the rows; a larger group is not a tail
 MIN_TAIL = 0.001  # share of the rows, and at least MIN_ROWS; a smaller group may be chance

@@ -1,4 +1,7 @@
-"""Statistics of filters, and the arguments that limit them."""
+"""Names of the statistics of each filter, and of the arguments that limit them.
+
+Values of both are in juicer/filter_statistics.py.
+"""
 
 from collections.abc import Collection
 from functools import cache

@@ -1,4 +1,7 @@
-"""The statistics of filters, and the ranges that they keep."""
+"""Values of filters' statistics over all rows, and values of the limits that filters apply to them.
+
+Names of statistics and of the arguments that limit them are in recipes/statistic_limits.py.
+"""
 
 import inspect
 from collections.abc import Iterator
