@@ -2,7 +2,7 @@
 import os
 from pathlib import Path
 
-from dj2mgm.runs import pages
+from dj2mgm.runs.export_settings import build_export_settings
 from dj2mgm.runs.leaks import build_leak_settings
 from dj2mgm.runs.studies.power_inputs import build_power_settings
 
@@ -68,7 +68,7 @@ SETTINGS_FILES = {
     ),
     "configure_export": SettingsFile(
         "results/{run}/export/config.yaml",
-        lambda w: pages.build_export_settings(RUNS.by_folder(w.run)).file_content(),
+        lambda w: build_export_settings(RUNS.by_folder(w.run)).file_content(),
     ),
     "configure_publishing": SettingsFile(
         "results/published/{run}/config.yaml", publishing_settings

@@ -1,11 +1,11 @@
 # Input functions of rules/analyze.smk.
 from dj2mgm.model_files.clips import list_clip_files
 from dj2mgm.recipes.recipe_files import find_recipe_files
-from dj2mgm.runs import pages
+from dj2mgm.runs.analyzed_runs import find_analyzed
 
 
 def analyzed_files(wildcards):
     """Input function: the CLIP, and the recipe's files, that a dataset is analyzed with."""
-    run = pages.find_analyzed(RUNS, wildcards.dataset)
+    run = find_analyzed(RUNS, wildcards.dataset)
     recipe_inputs = find_recipe_files(run.settings["filter"].recipe)
     return check_user_files(list_clip_files(run.config.model.clip) + recipe_inputs)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from snakemake import __version__ as SNAKEMAKE
 
 from dj2mgm.runs import crates, pages
+from dj2mgm.runs.analyzed_runs import find_analyzed
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.publication import build_publish_settings
 from dj2mgm.runs.stage_settings import build_analysis_settings
@@ -98,7 +99,7 @@ def look_settings(wildcards):
 
 def analyzed_settings(wildcards):
     """Return the settings of a dataset's analysis."""
-    run = pages.find_analyzed(RUNS, wildcards.dataset)
+    run = find_analyzed(RUNS, wildcards.dataset)
     return build_analysis_settings(run.config, run.dataset.images).file_content()
 
 

@@ -1,9 +1,8 @@
-"""Settings of pages that compare experiments, of exports and analyses."""
+"""Settings of pages that compare experiments, and the files that pages read."""
 
 from pathlib import Path
 
 from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER
-from dj2mgm.records.publication_records import ExportSettings, RecipeContents
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.divergence_check import has_diverged
 from dj2mgm.runs.experiment_recipes import read_recipes
@@ -121,23 +120,6 @@ def list_page_files(runs: Runs, experiments: list[str], seeds: list[int] | None 
             for stage, folder in run["stages"].items():
                 files |= {f"{folder}/{name}" for name in runs.stages[stage].outputs}
     return sorted(files)
-
-
-def find_analyzed(runs: Runs, dataset: str) -> Run:
-    """Return the run whose recipe and CLIP analyze a dataset: the reference if it uses the dataset."""
-    users = [run for run in runs if run.dataset.name == dataset]
-    return next((run for run in users if run.experiment == REFERENCE), users[0])
-
-
-def build_export_settings(run: Run) -> ExportSettings:
-    """Return the settings of an export of a run's pairs."""
-    return ExportSettings(
-        experiment=run.experiment,
-        dataset=run.dataset.name,
-        licenses=run.dataset.settings.licenses,
-        image_root=run.dataset.images["pretrain"],
-        recipes=RecipeContents(**read_recipes(run.config)),
-    )
 
 
 def locate_stage_folders(runs: Runs, run: Run) -> dict[str, str]:
