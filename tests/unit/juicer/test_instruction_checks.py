@@ -14,7 +14,7 @@ from dj2mgm.juicer.patched_data_juicer import Fields, load_ops
 from dj2mgm.juicer.run_recipe import SYNTHESIZED
 from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
-from dj2mgm.recipes.question_rewrites import Rewrite, RewrittenQuestion
+from dj2mgm.recipes.question_rewrite_rules import Rewrite, RewrittenQuestion
 from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
 from dj2mgm.storage.files import read_jsonl, read_yaml
 from instructions import ANSWERS, QUESTIONS, loss, select

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from dj2mgm.control_tokens import CONTROL_TOKEN_PATTERN
-from dj2mgm.recipes.question_rewrites import MAX_SLOTS, Rewrite
+from dj2mgm.recipes.question_rewrite_rules import MAX_SLOTS, Rewrite
 from dj2mgm.settings.config_files import MAX_INTEGER, list_config_names
 
 MAX_NUMBER = 1e15

@@ -30,7 +30,7 @@ from PIL import Image
 from dj2mgm.control_tokens import find_control_token
 from dj2mgm.data.question_texts import normalize_words
 from dj2mgm.models.questions import split_into_parts
-from dj2mgm.recipes.question_rewrites import Rewrite
+from dj2mgm.recipes.question_rewrite_rules import Rewrite
 
 from .declarations import Declarations
 from .mgm_captioning_mapper import MGMCaptioningMapper, make_model_key

@@ -1,4 +1,4 @@
-"""Other ways of asking: from a question with its answer to a question whose answer follows from it.
+"""Rules that rewrite a question with a known answer into another question.
 
     What color is the {thing}? = {color} => Is there a {color} {thing}? = yes
     Is there a {color} {thing}? = no => What color is the {thing}? != {color}
