@@ -13,12 +13,12 @@ from dj2mgm.evaluation.groups import Metrics, Rows, read_paired_rows
 from dj2mgm.evaluation.intervals import Measurements
 
 ANSWER, CAPTION = "answer", "caption"  # kinds of references
-DIGITS = 6
+LIKELIHOOD_DECIMALS = 6
 
 
 def build_likelihood_row(kind: str, question: str, reference: str, values: Sequence[float]) -> dict:
     """Return the row of likelihoods.jsonl for a reference with the log-likelihoods of its tokens."""
-    total = {"log_likelihood": round(sum(values), DIGITS), "tokens": len(values)}
+    total = {"log_likelihood": round(sum(values), LIKELIHOOD_DECIMALS), "tokens": len(values)}
     return {"kind": kind, "question": question, "reference": reference} | total
 
 

@@ -23,7 +23,7 @@ class NoRowsKeptError(InputError):
 
 
 KEPT_SHARES = (0.1, 0.25, 0.5)  # approximate shares that the suggested limits would keep
-DIGITS = 3
+SIGNIFICANT_DIGITS = 3
 
 
 class ReadTracker(dict):
@@ -129,9 +129,9 @@ def _suggest_limits(operator: OP, statistic: str, values: np.ndarray) -> Iterato
 
 
 def _round_down(value: float) -> float:
-    step = 10.0 ** (np.floor(np.log10(abs(value))) - DIGITS + 1) if value else 1.0
+    step = 10.0 ** (np.floor(np.log10(abs(value))) - SIGNIFICANT_DIGITS + 1) if value else 1.0
     return float(np.floor(value / step) * step)
 
 
 def _format(value: float) -> str:
-    return f"{value:.{DIGITS}g}"
+    return f"{value:.{SIGNIFICANT_DIGITS}g}"

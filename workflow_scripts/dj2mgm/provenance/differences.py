@@ -114,7 +114,7 @@ def check_inputs(inputs: list[CrateInput], allowed_folders: AllowedFolders) -> N
 
 
 SCORE_KEY = ("experiment", "group", "metric")
-DIGITS = 3
+SCORE_DECIMALS = 3
 Scores = dict[tuple[str, ...], dict[str, float | None]]  # value, low and high by experiment, group and metric
 
 
@@ -137,7 +137,7 @@ class Comparison:
     @property
     def agrees(self) -> bool:
         """Whether both scores are equal to three decimals."""
-        return round(abs(self.difference), 6) < 0.5 * 10**-DIGITS
+        return round(abs(self.difference), 6) < 0.5 * 10**-SCORE_DECIMALS
 
     @property
     def is_outside(self) -> bool:
@@ -199,5 +199,5 @@ def format_comparisons(rows: list[Comparison]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     agree, outside = sum(row.agrees for row in rows), sum(row.is_outside for row in rows)
-    closing = f"{agree} of {len(rows)} scores agree to {DIGITS} digits; {outside} lie outside the crate's intervals"
-    return "\n".join([*table, closing])
+    agreement = f"{agree} of {len(rows)} scores agree to {SCORE_DECIMALS} digits"
+    return "\n".join([*table, f"{agreement}; {outside} lie outside the crate's intervals"])

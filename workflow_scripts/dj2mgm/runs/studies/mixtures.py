@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from dj2mgm.settings.study_files import Interval, MixtureSpace
 
-DIGITS = 3  # decimals of a share
+SHARE_DECIMALS = 3
 
 
 def build_share_axes(mixture: MixtureSpace | None) -> dict[str, Interval]:
@@ -38,9 +38,9 @@ def _break_stick(total: float, quantiles: list[float]) -> Iterator[float]:
 
     Each part is a Beta(1, m) fraction of the rest, with m sources still to come.
     """
-    rest = round(float(total), DIGITS)
+    rest = round(float(total), SHARE_DECIMALS)
     for later, quantile in zip(range(len(quantiles), 0, -1), quantiles, strict=True):
-        part = round(rest * (1 - (1 - quantile) ** (1 / later)), DIGITS)
+        part = round(rest * (1 - (1 - quantile) ** (1 / later)), SHARE_DECIMALS)
         yield part
-        rest = round(rest - part, DIGITS)
+        rest = round(rest - part, SHARE_DECIMALS)
     yield rest
