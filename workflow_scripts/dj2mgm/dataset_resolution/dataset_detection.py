@@ -104,7 +104,7 @@ def _choose_groups(groups: list[FileGroup], folder: Path, advice: Advice) -> dic
     for split, candidates in splits.items():
         if len(candidates) > 1:
             names = " and ".join(_show_files(group, folder) for group in candidates)
-            raise advice.choose(
+            raise advice.make_choice_error(
                 f"{folder} holds {names}, and each may be the data",
                 [_describe(others | {split: group}, folder, advice, has_choice=True) for group in candidates],
             )
@@ -186,7 +186,9 @@ def _are_plain(groups: dict[str, FileGroup]) -> bool:
 def _check_single(question: str, names: Sequence[str], values: dict, keys: tuple[str, ...], advice: Advice) -> None:
     """Raise InputError if several names are possible for a key of a dataset's file."""
     if len(names) > 1:
-        raise advice.choose(f"{question} {' or '.join(names)}", [_replace(values, keys, name) for name in names])
+        raise advice.make_choice_error(
+            f"{question} {' or '.join(names)}", [_replace(values, keys, name) for name in names]
+        )
 
 
 def _replace(values: dict, keys: tuple[str, ...], value: str) -> dict:

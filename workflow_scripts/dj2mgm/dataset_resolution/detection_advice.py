@@ -34,7 +34,7 @@ class Advice:
         source = {"format": kind, "path": str(file), "columns": columns}
         return f"Name its columns in {self.file}: `{format_yaml_line({'sources': {SOURCE_NAMES['pretrain']: source}})}`"
 
-    def choose(self, question: str, choices: Sequence[dict]) -> InputError:
+    def make_choice_error(self, question: str, choices: Sequence[dict]) -> InputError:
         """Return the error about several possible descriptions."""
         texts = " or ".join(f"`{format_yaml_line(choice)}`" for choice in choices)
         name = Path(self.file).stem
