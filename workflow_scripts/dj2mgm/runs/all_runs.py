@@ -95,7 +95,7 @@ class Runs:
     def iterate_with_results(self) -> Iterator[Run]:
         """Iterate over the runs that have a folder of results."""
         for name, seed in self._list_names():
-            if Path("results", self._find_folder(name, seed)).is_dir():
+            if Path("results", self._locate_run_folder(name, seed)).is_dir():
                 yield self.get(name, seed)
 
     def _list_names(self) -> list[tuple[str, int]]:
@@ -103,7 +103,7 @@ class Runs:
         configs = self.experiments.configs.items()
         return list(dict.fromkeys([*((name, seed) for name, config in configs for seed in config.seeds), *self._runs]))
 
-    def _find_folder(self, experiment: str, seed: int) -> str:
+    def _locate_run_folder(self, experiment: str, seed: int) -> str:
         is_first_seed = seed == self.experiments.configs[experiment].seeds[0]
         return self.results_prefix + (experiment if is_first_seed else f"{experiment}/seed-{seed}")
 
@@ -117,7 +117,7 @@ class Runs:
             except InputError as error:
                 raise type(error)(f"experiment {experiment}: {error}") from None
             self._runs[experiment, seed] = Run(
-                experiment, seed, self._find_folder(experiment, seed), config, dataset, settings
+                experiment, seed, self._locate_run_folder(experiment, seed), config, dataset, settings
             )
         return self._runs[experiment, seed]
 
