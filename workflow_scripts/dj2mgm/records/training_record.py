@@ -80,11 +80,11 @@ def read_training_record(path: Path) -> TrainingRecord:
     values = read_json(path)
     defaults = {"rows": values["samples"], "planned_steps": values["steps"], "versions": {}}
     defaults |= {field.name: field.default for field in fields(TrainingRecord) if field.default is not MISSING}
-    named = {
+    arguments = {
         field.name: defaults[field.name] if field.name in defaults.keys() - values.keys() else values[field.name]
         for field in fields(TrainingRecord)
     }
-    if scores := named["scores"]:
+    if scores := arguments["scores"]:
         keys = ("asked", "questions", "seconds", "share")
-        named["scores"] = ScoringRecord(*(scores[key] for key in keys))
-    return TrainingRecord(**named)
+        arguments["scores"] = ScoringRecord(*(scores[key] for key in keys))
+    return TrainingRecord(**arguments)
