@@ -31,8 +31,7 @@ PARTIAL_ENTRY = re.compile(
 )
 # first words of docstrings of properties that are not noun phrases
 VERB_OF_PROPERTY = re.compile(
-    r"(Build|Check|Choose|Collect|Compute|Count|Create|Describe|Find|Get|List|Load|Make|Read|Returns?|Select|Yield)\b|"
-    r"(True|False) (if|when|for)\b"
+    r"(Build|Check|Choose|Collect|Compute|Count|Create|Describe|Find|Get|List|Load|Make|Read|Returns?|Select|Yield)\b"
 )
 # properties in modules that are about to be split
 DIALECT = re.compile(
@@ -139,9 +138,8 @@ def test_docstrings_begin_with_a_sentence_or_a_noun_phrase(trees):
     wrong = [
         f"{path}:{line}: {summary}"
         for path, tree in trees.items()
-        for conditions in [{node.lineno for node, text in properties(tree) if text.startswith("Whether ")}]
         for line, summary in docstrings(tree)
-        if (FRAGMENT.match(summary) and line not in conditions) or not re.search(r"[.?!:]$|\.\)$", summary)
+        if FRAGMENT.match(summary) or not re.search(r"[.?!:]$|\.\)$", summary)
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -159,13 +157,13 @@ def test_modules_and_classes_are_described_by_noun_phrases(trees):
 
 
 def test_properties_are_described_by_noun_phrases(trees):
-    """The docstring of a boolean property begins with "Whether"."""
+    """The docstring of a boolean property begins with "True if"."""
     wrong = [
         f"{path}:{node.lineno}: {summary}"
         for path, tree in trees.items()
         for node, summary in properties(tree)
         if VERB_OF_PROPERTY.match(summary)
-        or summary.startswith("Whether ") != (node.returns is not None and ast.unparse(node.returns) == "bool")
+        or summary.startswith("True if ") != (node.returns is not None and ast.unparse(node.returns) == "bool")
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -38,7 +38,7 @@ class HubData:
 
     @property
     def is_fetched(self) -> bool:
-        """Whether all files are on this machine."""
+        """True if all files are on this machine."""
         return (self.folder / FETCH_RECORD).is_file()
 
 

@@ -47,12 +47,12 @@ class Estimate:
 
     @property
     def is_above_zero(self) -> bool:
-        """Whether the whole interval is above zero."""
+        """True if the whole interval is above zero."""
         return self.low is not None and self.low > 0
 
     @property
     def is_below_zero(self) -> bool:
-        """Whether the whole interval is below zero."""
+        """True if the whole interval is below zero."""
         return self.high is not None and self.high < 0
 
     def clip_interval(self, low: float, high: float) -> "Estimate":

@@ -35,7 +35,7 @@ class AskedQuestion:
 
     @property
     def is_question(self) -> bool:
-        """Whether there is a reference answer to compare with."""
+        """True if there is a reference answer to compare with."""
         return "answer" in self.row
 
 

@@ -136,12 +136,12 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether both scores are equal to three decimals."""
+        """True if both scores are equal to three decimals."""
         return round(abs(self.difference), 6) < 0.5 * 10**-SCORE_DECIMALS
 
     @property
     def is_outside(self) -> bool:
-        """Whether the reproduced score is outside of the crate's interval."""
+        """True if the reproduced score is outside of the crate's interval."""
         return self.low is not None and self.high is not None and not self.low <= self.here <= self.high
 
 

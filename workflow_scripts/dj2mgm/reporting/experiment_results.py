@@ -49,7 +49,7 @@ class RunResults:
 
     @property
     def selects_instructions(self) -> bool:
-        """Whether the stage synthesize works on instructions and not on pairs."""
+        """True if the stage synthesize works on instructions and not on pairs."""
         return self.synthesize is not None and self.synthesize.rows == INSTRUCTIONS
 
 

@@ -29,7 +29,7 @@ class IntervalMark:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the interval goes beyond its axis."""
+        """True if the interval goes beyond its axis."""
         return self.low <= 0 or self.high >= 100
 
 

@@ -53,5 +53,5 @@ class Run:
 
     @property
     def selects_instructions(self) -> bool:
-        """Whether the recipe of the synthesize stage is for instructions and not for pairs."""
+        """True if the recipe of the synthesize stage is for instructions and not for pairs."""
         return "synthesize" in self.settings and is_for_instructions(self.settings["synthesize"].recipe)

@@ -68,7 +68,7 @@ class DatasetFile(Section):
 
     @property
     def has_instructions(self) -> bool:
-        """Whether the dataset has questions and answers; otherwise stage 2 trains on the captions."""
+        """True if the dataset has questions and answers; otherwise stage 2 trains on the captions."""
         return self.is_rendered or "finetune" in self.splits
 
     @property

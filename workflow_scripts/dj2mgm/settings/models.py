@@ -201,7 +201,7 @@ class VlmModel(ModelFile):
 
     @property
     def has_stage_1(self) -> bool:
-        """Whether stage 1 trains the projector between towers and language model."""
+        """True if stage 1 trains the projector between towers and language model."""
         return self.pretrain is not None
 
 

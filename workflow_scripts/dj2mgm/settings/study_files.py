@@ -22,7 +22,7 @@ class Interval(Section):
 
     @property
     def has_integers(self) -> bool:
-        """Whether only integers lie in the interval."""
+        """True if only integers lie in the interval."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 

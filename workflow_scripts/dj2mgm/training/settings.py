@@ -13,12 +13,12 @@ class TrainingSettings(TrainingStageSettings):
 
     @property
     def has_auto(self) -> bool:
-        """Whether a setting is left to the memory plan."""
+        """True if a setting is left to the memory plan."""
         return bool(self.deepspeed_choices) or AUTO in (self.micro_batch_size, self.activation_checkpointing)
 
     @property
     def bf16(self) -> bool:
-        """Whether training computes in bfloat16."""
+        """True if training computes in bfloat16."""
         return is_bf16(self.precision, torch.cuda.is_available())
 
     @property

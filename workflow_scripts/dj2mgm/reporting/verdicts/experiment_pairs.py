@@ -26,7 +26,7 @@ class ExperimentPair:
 
     @property
     def can_be_decided(self) -> bool:
-        """Whether `snakemake decide` makes this comparison."""
+        """True if `snakemake decide` makes this comparison."""
         return self.subject.control is None and self.reference.name == REFERENCE
 
 

@@ -47,7 +47,7 @@ class Captioner:
 
     @property
     def is_server(self) -> bool:
-        """Whether captions come from a server, singly, in any order, and at a cost."""
+        """True if captions come from a server, singly, in any order, and at a cost."""
         return isinstance(self.operator, ServerCaptioner)
 
     def caption(
