@@ -11,7 +11,7 @@ rule synthesize_captions:
         captioner_files,
         config="results/{run}/synthesize/config.yaml",
         data=stage_output("filter", "filtered.jsonl"),
-        of_dataset=instruction_inputs,
+        instruction_files=instruction_inputs,
         code=list_script_files("synthesize_captions.py"),
     output:
         synthesized="results/{run}/synthesize/synthesized.jsonl",
@@ -34,10 +34,10 @@ rule synthesize_captions:
             clip_files("synthesize"), recipe_files("synthesize"), captioner_files
         ),
         captioner=captioner_flags,
-        of_dataset=instruction_flags,
+        instruction_flags=instruction_flags,
     shell:
         build_stage_command(
             "synthesize_captions.py",
-            "--config {input.config:q} --data {input.data:q} {params.captioner:q} {params.of_dataset:q}"
+            "--config {input.config:q} --data {input.data:q} {params.captioner:q} {params.instruction_flags:q}"
             " --output-dir results/{wildcards.run:q}/synthesize",
         )

@@ -39,5 +39,5 @@ def captioner_flags(wildcards):
 
 def instruction_flags(wildcards, input):
     """Params function: the flags for instructions and evaluation file, if the recipe is for instructions."""
-    files = input.of_dataset
+    files = input.instruction_files
     return ["--instructions", files[0], "--evaluation", files[1]] if files else []
