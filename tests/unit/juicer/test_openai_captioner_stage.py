@@ -256,7 +256,7 @@ def test_only_one_process_sends_requests_on_ray(project, tmp_path, capfd):
         [table] = executors._run_on_ray(chain, list_partitions(tmp_path / "rows"))
     assert table.num_rows == server.requests == COUNT and server.most_in_flight <= 2
     assert "note: low_similarity_recaption_mapper: runs in this process and not on Ray" in capfd.readouterr().err
-    measuring = Chain([Step(1, operator, measures=True)])
+    measuring = Chain([Step(1, operator, only_measures=True)])
     assert not measuring.in_one_process, "similarities are measured on Ray"
 
 

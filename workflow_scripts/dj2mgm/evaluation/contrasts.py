@@ -96,10 +96,10 @@ class PairedContrast:
         if not self.varies:
             return 0.0 if self.smallest_p_value <= level else np.inf
         goal = DecisionGoal(0.0, level, level)
-        largest = float(self.possible_half_widths(level)[0].max()) + 10 * error
+        largest = float(self.list_possible_half_widths(level)[0].max()) + 10 * error
         return float(brentq(lambda truth: goal.compute_power(self, truth) - POWER, 0.0, largest, rtol=1e-6))
 
-    def possible_half_widths(self, level: float) -> tuple[np.ndarray, np.ndarray]:
+    def list_possible_half_widths(self, level: float) -> tuple[np.ndarray, np.ndarray]:
         """Return values of `half_width` in repeated studies, and their probabilities.
 
         Both variances are estimated. An estimate divided by the true variance is a chi-squared number per degree of
@@ -148,9 +148,9 @@ class DecisionGoal:
         error, truth = np.sqrt(contrast.variance), abs(truth)
         if not error > 0:
             return float(truth > 0 or self.margin >= 0)
-        half_widths, weights = contrast.possible_half_widths(self.level)
+        half_widths, weights = contrast.list_possible_half_widths(self.level)
         # largest difference that is shown to lie within the margin
-        bounds = np.maximum(0, self.margin - contrast.possible_half_widths(self.level_of_equivalence)[0])
+        bounds = np.maximum(0, self.margin - contrast.list_possible_half_widths(self.level_of_equivalence)[0])
         equivalent = ndtr((np.minimum(bounds, half_widths) - truth) / error) - ndtr((-bounds - truth) / error)
         return float(weights @ (ndtr((truth - half_widths) / error) + equivalent))
 

@@ -98,7 +98,7 @@ def analyze(settings: RecipeSettings, clip: str | None, data: Path, output_dir: 
     steps = _add_needed(settings.steps, clip)
     measuring_steps = settings.complete(step for step in steps if _measures_rows(step))
     with open_working_folder(output_dir, compute_recipe_fingerprint(measuring_steps, settings, data)) as working:
-        engine = Engine(measuring_steps, replace(settings, executor="default", gpus=1), working, measures=True)
+        engine = Engine(measuring_steps, replace(settings, executor="default", gpus=1), working, only_measures=True)
         _run(engine, clip, data)
         join_traces(engine.folders, len(measuring_steps), working / TRACE)
         analysis = Analysis(data, engine.rows_in, steps, {step.name for step in settings.steps})

@@ -30,7 +30,7 @@ class Step:
 
     number: int  # its position in the recipe, from 1
     operator: OP
-    measures: bool = False  # whether it only measures rows here, and drops or edits none
+    only_measures: bool = False  # True: here it drops and edits no rows
 
     @property
     def name(self) -> str:

@@ -50,7 +50,9 @@ class Chain(Mapper):
         operators = [step.operator for step in steps]
         self.accelerator = "cuda" if any(operator.use_cuda() for operator in operators) else "cpu"
         self.unforkable = self.use_cuda() or any(map(is_unforkable, operators))
-        self.in_one_process = any(get_declarations(step.operator).in_one_process for step in steps if not step.measures)
+        self.in_one_process = any(
+            get_declarations(step.operator).in_one_process for step in steps if not step.only_measures
+        )
         # an actor loads a model once, while a task loads it in each new process
         self.ray_execution_mode = "actor" if any(map(has_model, operators)) else "task"
 
@@ -110,12 +112,12 @@ class RowBatch:
     def _apply(self, step: Step, before: dict, arguments: dict) -> dict:
         """Run the operator on a part of the batch, and return the columns of the rows that it keeps."""
         operator = step.operator
-        method = getattr(operator, get_batch_method(operator, step.measures))
+        method = getattr(operator, get_batch_method(operator, step.only_measures))
         columns = {key: list(values) for key, values in before.items()}
         after = dict(name_failing_row(operator._name, method)(columns, **arguments))
         check_ids(operator._name, set(before["id"]), after)
         decide = get_decision_method(operator)
-        if decide and not step.measures:
+        if decide and not step.only_measures:
             before, is_kept = after, [bool(keep) for keep in decide(after)]
             if not all(is_kept):
                 after = {key: list(compress(values, is_kept)) for key, values in after.items()}

@@ -41,7 +41,7 @@ class SeenHashes:
 
     step: Step  # the deduplicator's step
     hash_key: str  # added column with a row's hash
-    first: DiskMap = field(default_factory=DiskMap)  # id of the first row by hash
+    first_ids: DiskMap = field(default_factory=DiskMap)  # id of the first row with a hash, by hash
 
 
 class PartitionAccount:
@@ -67,20 +67,20 @@ class PartitionAccount:
             self.add_event(json.loads(line), line)
         self.tables.append(outcomes.filter(pc.invert(outcomes["dropped"])).select(ROW_SCHEMA.names))
 
-    def add_repeats(self, repeats: SeenHashes) -> None:
+    def drop_repeats(self, seen: SeenHashes) -> None:
         """Find rows with the hash of an earlier row, and drop them unless the step only measures."""
-        step = repeats.step
+        step = seen.step
         for index, table in enumerate(self.tables):
             columns = (table[name].to_pylist() for name in ("id", "stats", "others"))
             first = []
             for identifier, stats, others in zip(*columns, strict=True):
-                value = json.loads(others)[repeats.hash_key]
-                first.append(repeats.first.setdefault(value, identifier) == identifier)
+                value = json.loads(others)[seen.hash_key]
+                first.append(seen.first_ids.setdefault(value, identifier) == identifier)
                 if not first[-1]:
-                    event_name = "repeated" if step.measures else "dropped"
+                    event_name = "repeated" if step.only_measures else "dropped"
                     event = {"id": identifier, "event": event_name, "step": step.number, "operator": step.name}
                     self.add_event(event | {"stats": json.loads(stats)})
-            if not step.measures:
+            if not step.only_measures:
                 self.tables[index] = table.filter(pa.array(first, pa.bool_()))
 
     def add_event(self, event: dict, line: str = "") -> None:
@@ -144,26 +144,26 @@ def keep_selected(step: Step, source: Path, target: Path) -> None:
     first, counts = 0, {"report": take_report(operator)}
     with replace_folder(target) as folder:
         for partition in list_partitions(source):
-            ledger = PartitionAccount()
+            account = PartitionAccount()
             for table in iterate_batches(partition):
-                _add_selected(ledger, step, table, selection.slice(first, len(table)))
+                _add_selected(account, step, table, selection.slice(first, len(table)))
                 first += len(table)
-            ledger.add_counts(step.number, counts | {"seconds": perf_counter() - started})
+            account.add_counts(step.number, counts | {"seconds": perf_counter() - started})
             started, counts = perf_counter(), {}
             (folder / partition.name).mkdir()
-            write_partition(folder / partition.name, ledger.tables, ledger.counts, ledger.trace)
+            write_partition(folder / partition.name, account.tables, account.counts, account.trace)
 
 
-def _add_selected(ledger: PartitionAccount, step: Step, table: pa.Table, selection: Selection) -> None:
+def _add_selected(account: PartitionAccount, step: Step, table: pa.Table, selection: Selection) -> None:
     """Account for some rows, and remove the operator's column, which is no longer needed."""
     earlier_stats = list(map(json.loads, table["stats"].to_pylist()))
     stats = [row | new for row, new in zip(earlier_stats, selection.iterate_stats(), strict=True)]
     for index in np.flatnonzero(~selection.mask):
         event = {"id": table["id"][index].as_py(), "event": "dropped", "step": step.number, "operator": step.name}
-        ledger.add_event(event | {"stats": stats[index]})
+        account.add_event(event | {"stats": stats[index]})
     table = _replace_column(table, "stats", map(_dump, stats))
     table = _drop_column(table, step.operator.column)
-    ledger.tables.append(table.filter(pa.array(selection.mask)))
+    account.tables.append(table.filter(pa.array(selection.mask)))
 
 
 def drop_near_duplicates(step: Step, source: Path, target: Path) -> None:
@@ -178,12 +178,12 @@ def drop_near_duplicates(step: Step, source: Path, target: Path) -> None:
     first = 0
     for number, partition in enumerate(list_partitions(source)):
         if not (target / partition.name).exists():
-            ledger = accounts.add_up(partition, first)
+            account = accounts.add_up(partition, first)
             if not number:
-                ledger.add_counts(step.number, {"report": {"clusters": copies.count_clusters()}})
-            ledger.add_counts(step.number, {"seconds": perf_counter() - started})
+                account.add_counts(step.number, {"report": {"clusters": copies.count_clusters()}})
+            account.add_counts(step.number, {"seconds": perf_counter() - started})
             with replace_folder(target / partition.name) as folder:
-                write_partition(folder, ledger.tables, ledger.counts, ledger.trace)
+                write_partition(folder, account.tables, account.counts, account.trace)
             started = perf_counter()
         first += read_counts(partition)["rows"]
 
@@ -218,19 +218,19 @@ class _NearDuplicateAccounts:
 
     def add_up(self, partition: Path, first: int) -> PartitionAccount:
         """Account for the rows of a partition; its first row has the number `first` among all rows."""
-        ledger = PartitionAccount()
-        event_name = "repeated" if self.step.measures else "dropped"
+        account = PartitionAccount()
+        event_name = "repeated" if self.step.only_measures else "dropped"
         for table in iterate_batches(partition):
             copy_of = self.copies.copy_of[first : first + len(table)]
             for index in np.flatnonzero(copy_of >= 0):
                 event = {"id": table["id"][index].as_py(), "event": event_name, "step": self.step.number}
                 event |= {"operator": self.step.name, "stats": json.loads(table["stats"][index].as_py())}
                 event |= {"copy_of": self.ids.get(str(copy_of[index]))}
-                ledger.add_event(event | {"distance": round(float(self.copies.distance[first + index]), 4)})
+                account.add_event(event | {"distance": round(float(self.copies.distance[first + index]), 4)})
             table = _drop_column(table, self.step.operator.hash_key)  # signatures may take a KiB per row
-            ledger.tables.append(table if self.step.measures else table.filter(pa.array(copy_of < 0)))
+            account.tables.append(table if self.step.only_measures else table.filter(pa.array(copy_of < 0)))
             first += len(table)
-        return ledger
+        return account
 
 
 def _drop_column(table: pa.Table, column: str | None) -> pa.Table:

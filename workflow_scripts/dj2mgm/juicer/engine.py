@@ -88,11 +88,11 @@ class Pass:
         return self.steps[:-1] if self.decision is PassEnd.MEASURED else self.steps
 
 
-def plan_passes(operators: Sequence[OP], measures: bool = False) -> list[Pass]:
+def plan_passes(operators: Sequence[OP], only_measures: bool = False) -> list[Pass]:
     """Return the recipe's passes.
 
     The first operator with a model begins a pass, since models run in few processes and earlier operators in many. With
-    `measures`, operators only measure, except one that drops rows with unreadable images.
+    `only_measures`, operators only measure, except one that drops rows with unreadable images.
     """
     passes: list[Pass] = []
     steps: list[Step] = []
@@ -103,7 +103,7 @@ def plan_passes(operators: Sequence[OP], measures: bool = False) -> list[Pass]:
         steps.clear()
 
     for number, operator in enumerate(operators, start=1):
-        step = Step(number, operator, measures and get_declarations(operator).unreadable_stat is None)
+        step = Step(number, operator, only_measures and get_declarations(operator).unreadable_stat is None)
         if has_model(operator) and not any(has_model(earlier.operator) for earlier in steps):
             end()
         if isinstance(operator, NearDeduplicator):
@@ -115,7 +115,7 @@ def plan_passes(operators: Sequence[OP], measures: bool = False) -> list[Pass]:
             steps.append(step)
             end(PassEnd.REPEATS)
         elif isinstance(operator, SelectionFilter):
-            steps.append(replace(step, measures=True))
+            steps.append(replace(step, only_measures=True))
             end(PassEnd.MEASURED)
             steps.append(step)
             end(PassEnd.SELECTION)
@@ -124,8 +124,8 @@ def plan_passes(operators: Sequence[OP], measures: bool = False) -> list[Pass]:
             steps.append(step)
             end(PassEnd.ALL_ROWS)
         else:
-            if _has_share(operator) and not step.measures:
-                steps.append(replace(step, measures=True))
+            if _has_share(operator) and not step.only_measures:
+                steps.append(replace(step, only_measures=True))
                 end(PassEnd.MEASURED)
             steps.append(step)
     end()
@@ -145,19 +145,21 @@ class Engine:
         counts: counts of each operator by its number (see `PartitionAccount`).
     """
 
-    def __init__(self, steps: Sequence[RecipeStep], settings: RecipeSettings, working: Path, measures: bool = False):
+    def __init__(
+        self, steps: Sequence[RecipeStep], settings: RecipeSettings, working: Path, only_measures: bool = False
+    ):
         """Build the operators and plan the passes.
 
         Args:
             steps: checked steps of the recipe with all arguments.
             settings: settings of the stage.
             working: folder for partitions.
-            measures: whether filters and deduplicators only measure and count. Only rows with unreadable images are
-                then dropped.
+            only_measures: whether filters and deduplicators only measure and count. Then only rows with unreadable
+                images are dropped.
         """
         check_named_models([step.as_dict() for step in steps])
         self.operators = build_operators(steps, working)
-        self.passes = plan_passes(self.operators, measures)
+        self.passes = plan_passes(self.operators, only_measures)
         self.settings = settings
         self.working = working
         self.folders: list[Path] = []
@@ -199,19 +201,19 @@ class Engine:
         """Run the pass on the partitions that are not yet in `target`."""
         source = self.folders[-1]
         for step in current.steps:
-            if _has_share(step.operator) and not step.measures:  # the pass before has measured all rows
+            if _has_share(step.operator) and not step.only_measures:  # the pass before has measured all rows
                 step.operator.set_limits(json.loads(stats) for (stats,) in iterate_column_values(source, "stats"))
         chain = Chain(list(current.steps))
         pending = [partition for partition in list_partitions(source) if not (target / partition.name).exists()]
         if len(pending) < len(list_partitions(source)):
             note(f"continuing after {len(list_partitions(source)) - len(pending)} finished partitions")
-        repeats = _read_repeats(target, current.steps[-1]) if current.decision is PassEnd.REPEATS else None
+        seen = _read_seen_hashes(target, current.steps[-1]) if current.decision is PassEnd.REPEATS else None
         progress = Progress("rows", sum(read_counts(partition)["rows"] for partition in pending))
         with closing(chain), closing(run(chain, pending)) as outcomes:
             rows = RowStream(outcomes)
             for partition in pending:
                 count = read_counts(partition)["rows"]
-                _write_outcomes(rows.take(count), repeats, target / partition.name)
+                _write_outcomes(rows.take(count), seen, target / partition.name)
                 if partition is not pending[-1]:
                     progress.add(count)
             next(outcomes, None)  # at the end of the outcomes Ray stops the actors of the pass
@@ -224,16 +226,16 @@ class Engine:
         operator, dataset = step.operator, load_partitions(self.folders[-1], self.working)
         earlier_statistics = dataset[0][Fields.stats] or {}
         with naming_operator(step.name):
-            measured, kept_rows = _run_on_dataset(operator, dataset, step.measures)
-        ledger = PartitionAccount()
+            measured, kept_rows = _run_on_dataset(operator, dataset, step.only_measures)
+        account = PartitionAccount()
         for event in _list_events(step, dataset, measured, kept_rows):
-            ledger.add_event(event)
+            account.add_event(event)
         new = [name for name in measured[0][Fields.stats] or {} if name not in earlier_statistics]
         counts = {"statistics": dict.fromkeys(new, len(measured)), "report": take_report(operator)}
-        ledger.add_counts(step.number, counts | {"seconds": perf_counter() - started})
+        account.add_counts(step.number, counts | {"seconds": perf_counter() - started})
         with replace_folder(target) as folder:
             write_partitions(
-                folder, iterate_tables(measured if step.measures else kept_rows), ledger.counts, ledger.trace
+                folder, iterate_tables(measured if step.only_measures else kept_rows), account.counts, account.trace
             )
 
     def _summarize(self, current: Pass) -> None:
@@ -268,31 +270,33 @@ class Engine:
         )
 
 
-def _read_repeats(folder: Path, step: Step) -> SeenHashes:
+def _read_seen_hashes(folder: Path, step: Step) -> SeenHashes:
     """Return the hashes in the partitions that the pass has finished."""
-    repeats = SeenHashes(step, get_declarations(step.operator).hash_key)
+    seen = SeenHashes(step, get_declarations(step.operator).hash_key)
     rows = iterate_column_values(folder, "id", "others")
-    repeats.first.fill((json.loads(others)[repeats.hash_key], identifier) for identifier, others in rows)
-    return repeats
+    seen.first_ids.fill((json.loads(others)[seen.hash_key], identifier) for identifier, others in rows)
+    return seen
 
 
-def _write_outcomes(outcomes: Iterator[pa.Table], repeats: SeenHashes | None, partition: Path) -> None:
+def _write_outcomes(outcomes: Iterator[pa.Table], seen: SeenHashes | None, partition: Path) -> None:
     """Account for a partition's rows, and write the kept rows."""
     started = perf_counter()
-    ledger = PartitionAccount()
+    account = PartitionAccount()
     for table in outcomes:
-        ledger.add_outcomes(table)
-    if repeats:
-        ledger.add_repeats(repeats)
-    ledger.share_time(perf_counter() - started)
+        account.add_outcomes(table)
+    if seen:
+        account.drop_repeats(seen)
+    account.share_time(perf_counter() - started)
     with replace_folder(partition) as folder:
-        write_partition(folder, ledger.tables, ledger.counts, ledger.trace)
+        write_partition(folder, account.tables, account.counts, account.trace)
 
 
-def _run_on_dataset(operator: OP, dataset: "NestedDataset", measures: bool) -> tuple["NestedDataset", "NestedDataset"]:
+def _run_on_dataset(
+    operator: OP, dataset: "NestedDataset", only_measures: bool
+) -> tuple["NestedDataset", "NestedDataset"]:
     """Return the measured rows and the kept rows.
 
-    A filter runs like in its own `run`, in two steps. If it only `measures`, the second step is left out.
+    A filter runs like in its own `run`, in two steps. With `only_measures`, the second step is left out.
     """
     if method := get_batch_method(operator):
         setattr(operator, method, name_failing_row(operator._name, getattr(operator, method)))
@@ -300,7 +304,7 @@ def _run_on_dataset(operator: OP, dataset: "NestedDataset", measures: bool) -> t
     if decide is None:
         return dataset, operator.run(dataset)
     measured = operator.run(dataset, reduce=False)
-    if measures:
+    if only_measures:
         return measured, measured
     return measured, measured.filter(decide, batch_size=operator.batch_size, desc=f"{operator._name}_process")
 
@@ -314,7 +318,7 @@ def _list_events(
     )
     check_ids(step.name, {identifier for (identifier,) in iterate(before, "id")}, columns)
     remaining_ids, step_keys = set(columns["id"]), {"step": step.number, "operator": step.name}
-    event_name = "repeated" if step.measures else "dropped"
+    event_name = "repeated" if step.only_measures else "dropped"
     for identifier, stats, meta in iterate(measured, "id", Fields.stats, Fields.meta):
         if identifier not in remaining_ids:
             yield {"id": identifier, "event": event_name} | step_keys | {"stats": stats or {}} | read_recaption(meta)

@@ -13,7 +13,7 @@ FIRST_WAIT_S, MAX_WAIT_S = 1.0, 60.0  # between tries; doubled each time
 MIN_SHOWN_PAUSE_S = 10.0  # shortest pause requested by the server that is shown
 BUSY_TRIES = 4  # factor on the tries of a question while the server answers others
 DOWN_AFTER = 3  # questions in a row without an answer, after all their tries
-USELESS_AFTER = 50  # questions in a row that the server rejects, or whose answer is unusable
+UNUSABLE_AFTER = 50  # questions in a row that the server rejects, or whose answer is unusable
 
 
 class ChatRequests:
@@ -35,9 +35,9 @@ class ChatRequests:
         self.max_total_tokens = max_total_tokens
         self.spent_before = (0, 0)
         self._sent = self._answers = self._tokens = 0  # in this process
-        self._in_a_row = {"no answer": 0, "useless": 0}
-        self._useless = ""  # problem of the last answer that is unusable
-        self._uncounted = False  # whether the server has sent an answer without its number of tokens
+        self._in_a_row = {"no answer": 0, "unusable": 0}
+        self._last_problem = ""  # problem of the last answer that is unusable
+        self._lacks_token_counts = False  # whether the server has sent an answer without its number of tokens
         self._has_noted_failure = False  # whether the user has been told why a question got no answer
         self._resume_at = 0.0
         self._lock = threading.Lock()
@@ -139,14 +139,14 @@ class ChatRequests:
             for (key, limit), spent in zip(limits.items(), self._sum_spent(), strict=True):
                 if limit is not None and spent >= limit:
                     raise InputError(f"{name}: {key}: {limit} is used up. Raise it (null: no limit) and run again")
-            if self.max_total_tokens is not None and self._uncounted:
+            if self.max_total_tokens is not None and self._lacks_token_counts:
                 raise InputError(
                     f"{name}: the server does not report tokens, so max_total_tokens cannot be kept. Set max_requests "
                     "instead"
                 )
-            if self._in_a_row["useless"] >= USELESS_AFTER:
+            if self._in_a_row["unusable"] >= UNUSABLE_AFTER:
                 raise InputError(
-                    f"{name}: {USELESS_AFTER} answers in a row are unusable, the last one is {self._useless}. "
+                    f"{name}: {UNUSABLE_AFTER} answers in a row are unusable, the last one is {self._last_problem}. "
                     "Change question, max_tokens or model"
                 )
             self._sent += 1
@@ -155,9 +155,9 @@ class ChatRequests:
         with self._lock:
             self._answers += 1
             self._tokens += answer.tokens or 0
-            self._uncounted |= answer.tokens is None
-            self._useless = answer.problem or ("" if answer.text else "empty")
-            self._in_a_row = {"no answer": 0, "useless": self._in_a_row["useless"] + 1 if self._useless else 0}
+            self._lacks_token_counts |= answer.tokens is None
+            self._last_problem = answer.problem or ("" if answer.text else "empty")
+            self._in_a_row = {"no answer": 0, "unusable": self._in_a_row["unusable"] + 1 if self._last_problem else 0}
 
     def _count_tokens(self, tokens: int) -> None:
         with self._lock:
@@ -169,13 +169,13 @@ class ChatRequests:
         Raises:
             InputError: too many questions in a row have no answer, which their images alone do not explain.
         """
-        kind, limit = ("no answer", DOWN_AFTER) if failure.can_retry else ("useless", USELESS_AFTER)
+        kind, limit = ("no answer", DOWN_AFTER) if failure.can_retry else ("unusable", UNUSABLE_AFTER)
         with self._lock:
             if not self._has_noted_failure:
                 note(f"{self.server.name}: a question got no answer: {failure}")
                 self._has_noted_failure = True
             self._in_a_row[kind] += 1
-            self._useless = str(failure)
+            self._last_problem = str(failure)
             if self._in_a_row[kind] >= limit:
                 raise InputError(
                     f"{self.server.name}: {limit} questions in a row got no answer, the last one {failure}. Repair the "

@@ -132,18 +132,18 @@ def is_unforkable(operator: OP) -> bool:
     return operator._name in UNFORKABLE.modules
 
 
-def get_batch_method(operator: OP, measures: bool = False) -> str | None:
+def get_batch_method(operator: OP, only_measures: bool = False) -> str | None:
     """Return the name of the method for a batch of rows.
 
-    A filter computes stats, a deduplicator hashes, and a mapper edits rows, or scores them if it only `measures`. A
-    selector has none.
+    A filter computes stats, a deduplicator hashes, and a mapper edits rows, or scores them with
+    `only_measures`. A selector has none.
     """
     if isinstance(operator, Filter):
         return "compute_stats"
     if isinstance(operator, Deduplicator):
         return "compute_hash"
     if isinstance(operator, Mapper):
-        return "measure" if measures else "process"
+        return "measure" if only_measures else "process"
     return None
 
 
