@@ -40,7 +40,7 @@ def list_foundation_files(model, parts=FOUNDATION_PARTS):
 
 
 def clip_files(stage):
-    """Return the input function of the CLIPs that a stage selects data or judges captions with."""
+    """Return the input function of the CLIPs with which a stage selects data or judges captions."""
 
     def files(wildcards):
         settings = RUNS.by_folder(wildcards.run).settings[stage]
@@ -79,7 +79,7 @@ def list_stage_2_weights(run):
 
 
 def answering_weights(wildcards):
-    """Input function: the weights that answer a benchmark or a task of lmms-eval; none before training."""
+    """Input function: the weights of the model that answers; none for the model before training."""
     folder = wildcards.get("benchmarks") or wildcards.evaluations
     if folder.startswith("base_"):
         return []
@@ -88,6 +88,6 @@ def answering_weights(wildcards):
 
 
 def finetuned_flags(wildcards):
-    """Params function: the flag for stage 2's folder; none before training."""
+    """Params function: the flag for stage 2's folder; none for the model before training."""
     weights = answering_weights(wildcards)
     return [f"--finetuned={os.path.dirname(weights[-1])}"] if weights else []

@@ -9,7 +9,7 @@ CONTROL_TOKEN_PATTERN = re.compile(
 
 
 def find_control_token(text: str, tokens: Collection[str] = ()) -> str | None:
-    """Return the first control token in a text, of all templates or of the template in use (`tokens`), or None."""
+    """Return a control token in a text, or None: one of any template, else one of `tokens`, the template in use."""
     if match := CONTROL_TOKEN_PATTERN.search(text):
         return match.group()
     return next((token for token in tokens if token in text), None)

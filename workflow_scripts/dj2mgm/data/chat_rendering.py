@@ -1,7 +1,7 @@
 """Renderer of model folders' chat templates, in a process with limits of time and memory.
 
-Each process that renders starts its own renderer, which ends with it. A template is compiled there too: Jinja computes
-constant expressions, such as `'a' * 10**10`, when it compiles.
+Each process starts one renderer process, which ends when its parent ends. A template is compiled there too: Jinja
+computes constant expressions, such as `'a' * 10**10`, when it compiles.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class _Renderer:
 
     def _end(self) -> str:
         """End the process; return a message about the limit that it reached."""
-        with contextlib.suppress(BrokenPipeError):  # the rest of an unread request
+        with contextlib.suppress(BrokenPipeError):  # closing sends what the renderer never read
             self.process.stdin.close()
         self.process.stdout.close()
         if self.process.wait() == -signal.SIGPROF:
@@ -88,7 +88,7 @@ def render_chat(source: str, messages: list[dict], **variables: object) -> tuple
             _renderer = _Renderer()
         try:
             answer = _renderer.ask(source, variables | {"messages": messages})
-        except BaseException:  # also an interrupt, after which answers would belong to earlier requests
+        except BaseException:  # also an interrupt: the next answer would belong to this request
             _renderer.process.kill()
             _renderer = None
             raise

@@ -2,11 +2,10 @@
 
     python -I chat_template_process.py
 
-It reads one request per line and writes one response per line, both as JSON. A request has the name and the source of
-a template, and its variables. A template comes with a model's folder and may be hostile: transformers' sandbox blocks
-code, but a template can still loop forever or write endless output. The Jinja
-environment equals that of `transformers.utils.chat_template_utils`, which is not imported because the import takes
-seconds and memory.
+It reads one request per line and writes one response per line, both as JSON. A request has a template's name and
+variables, and the first time also its source. A template comes with a model's folder and may be hostile: transformers'
+sandbox blocks code, but a template can still loop forever or write endless output. The Jinja environment equals that of
+`transformers.utils.chat_template_utils`, which is not imported because the import takes seconds and memory.
 """
 
 import json
@@ -24,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 CPU_S = 5.0  # limit of one rendering, which normally takes a millisecond
 MEMORY_LIMIT = 1 << 30  # bytes of address space; Python and Jinja need 60 MiB
 MAX_OUTPUT_LENGTH = 1 << 26  # characters of a rendered conversation
-OUT_OF_MEMORY = "memory"  # a problem for which the caller writes the message; other problems are sentences
+OUT_OF_MEMORY = "memory"  # code of a problem, for which the caller has a message; other problems are messages
 
 
 class AssistantTracker(Extension):
@@ -61,7 +60,7 @@ class AssistantTracker(Extension):
 
 
 class Dict:
-    """Constructor `dict` for templates, without the attributes of the class, which lead to Python's internals."""
+    """Constructor `dict` for templates: not the class, because its attributes lead to Python's internals."""
 
     def __call__(self, *args, **kwargs) -> dict:
         return dict(*args, **kwargs)
@@ -113,7 +112,7 @@ def build_environment() -> jinja2.Environment:
 
 
 def answer_request(request: dict, compile_template: Callable[[dict], jinja2.Template]) -> dict:
-    """Return the text and the spans of the assistant's answers, or the problem of the template."""
+    """Return the rendered conversation and the spans of the answers in it, or the template's problem."""
     try:
         template, blocks = compile_template(request), []
         with template.environment.tracked(blocks) as spans:

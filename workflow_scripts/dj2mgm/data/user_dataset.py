@@ -1,6 +1,6 @@
 """Conversion of a user's dataset to the workflow's three files: pairs, instructions, a held-out split.
 
-Without a held-out split of the user's, some of the pairs' images are held out. Held-out images are never trained on.
+If the user has no held-out split, some of the pairs' images are held out. Held-out images are never trained on.
 Rows about them or their copies are left out of pairs and instructions. Caption rows that Data-Juicer converted from a
 LLaVA file lack its questions. If the user names that file too, each row gets its question back. Rows are never in
 memory all at once.
@@ -36,8 +36,8 @@ def write_user_dataset(settings: FilesDataset, output_dir: Path) -> dict:
     which are known only after filtering (`write_jsonl.py`).
 
     Returns:
-        Numbers of rows by split. `left_out` counts all rows about held-out images, and `left_out_copies` those of them
-        whose image is a copy with another path.
+        Numbers of rows by split. `left_out` counts all rows about held-out images, and `left_out_copies` the rows
+        among them whose image is a copy with another path.
     """
     pretrain, instructions = settings.pretrain, settings.finetune
     if instructions and next(read_llava(instructions.file, number_ids=True), None) is None:
@@ -134,7 +134,7 @@ def restore_questions(pairs: Iterator[dict], original: str) -> Iterator[dict]:
         (row["id"], row["conversations"][0]["value"].replace(IMAGE_TOKEN, "").strip()) for row in read_llava(original)
     )
     for row in pairs:
-        source_id = row["id"].rpartition("~")[0]  # id of a row with several images
+        source_id = row["id"].rpartition("~")[0]  # an id of one of several images is `<id of the row>~<number>`
         question = questions.get(row["id"])
         if question is None and (question := questions.get(source_id) if source_id else None) is None:
             raise InputError(

@@ -20,11 +20,11 @@ class Advice:
 
     @property
     def file(self) -> str:
-        """Path of a file in config/datasets; its name is valid even if the dataset's own name is not."""
+        """Path in config/datasets where the user can describe this dataset; its name is always valid."""
         return f"config/datasets/{make_name(self.dataset)}.yaml"
 
     def describe(self, file: Path, problem: str) -> str:
-        """Return a sentence that tells how to describe a file that has this problem."""
+        """Return the remedy: what the user writes about a file with this problem."""
         if problem == NO_ROWS:
             return "The formats are in docs/data.md"
         kind = next((name for name in ("table", "parquet") if file.suffix.lower() in FORMATS[name].suffixes), None)

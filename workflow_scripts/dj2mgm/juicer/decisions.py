@@ -1,7 +1,7 @@
-"""Decisions that need all rows (selected rows, near-duplicates), and the account of each partition.
+"""Decisions that need all rows (selected rows, near-duplicates), and the record of each partition's rows.
 
-The previous pass has measured every row. These functions decide, and write the partitions of the next pass. The account
-(`PartitionAccount`) has the kept rows, the trace, and the counts of each operator, from the outcomes of a chain.
+The previous pass has measured every row. These functions decide, and write the partitions of the next pass.
+`PartitionAccount` collects the outcomes of a chain: the kept rows, the trace, and the counts of each operator.
 """
 
 import json
@@ -47,8 +47,8 @@ class SeenHashes:
 class PartitionAccount:
     """A partition's kept rows, its trace, and the counts of each operator by its number in the recipe.
 
-    Counts are `dropped`, `changed` and `repeated` rows, `seconds`, new `statistics` (rows by name), and the operator's
-    own `report`.
+    Counts are `dropped`, `changed` and `repeated` rows, `seconds`, `statistics` (rows by name of a new
+    statistic), and the operator's own `report`.
     """
 
     def __init__(self):
@@ -57,7 +57,7 @@ class PartitionAccount:
         self.counts: dict[int, dict] = {}
 
     def add_outcomes(self, outcomes: pa.Table) -> None:
-        """Add the outcomes of some rows, unless an operator failed on them."""
+        """Add the outcomes of some rows; raise InputError if an operator failed on one."""
         for reports in map(json.loads, filter(None, outcomes["report"].to_pylist())):
             if ERROR_COLUMN in reports:
                 raise InputError(reports[ERROR_COLUMN])
@@ -167,7 +167,7 @@ def _add_selected(account: PartitionAccount, step: Step, table: pa.Table, select
 
 
 def drop_near_duplicates(step: Step, source: Path, target: Path) -> None:
-    """Write the partitions of `source` that `target` lacks, without near-duplicates and signatures.
+    """Write the partitions that `target` lacks, without near-duplicates and the column of signatures.
 
     If the step only measures, near-duplicates are recorded and kept. They are found once and stored in a file next to
     the partitions.

@@ -10,9 +10,9 @@ from dj2mgm.servers.chat_answer import ChatAnswer
 from dj2mgm.servers.chat_server import ChatServer, RequestError
 
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 60.0  # between tries; doubled each time
-MIN_SHOWN_PAUSE_S = 10.0  # shortest pause requested by the server that is shown
-BUSY_TRIES = 4  # factor on the tries of a question while the server answers others
-DOWN_AFTER = 3  # questions in a row without an answer, after all their tries
+MIN_SHOWN_PAUSE_S = 10.0  # shortest pause for the server that the user is told of
+BUSY_TRIES = 4  # a question is tried so many times as often while the server answers others
+DOWN_AFTER = 3  # unanswered questions in a row, after which the server counts as down
 UNUSABLE_AFTER = 50  # questions in a row that the server rejects, or whose answer is unusable
 
 
@@ -72,8 +72,8 @@ class ChatRequests:
                 if tries <= self.retries:
                     self._sleep(tries, failure)
         raise InputError(
-            f"{self.server.name}: {self.retries + 1} requests for its models ended with {reason}. Start the server or "
-            "correct base_url"
+            f"{self.server.name}: {self.retries + 1} requests for its list of models failed, the last with {reason}. "
+            "Start the server or correct base_url"
         )
 
     def ask(self, content: list[dict], **settings) -> ChatAnswer | None:
@@ -167,7 +167,7 @@ class ChatRequests:
         """Count a question without an answer.
 
         Raises:
-            InputError: too many questions in a row have no answer, which their images alone do not explain.
+            InputError: more questions in a row have no answer than their images explain.
         """
         kind, limit = ("no answer", DOWN_AFTER) if failure.can_retry else ("unusable", UNUSABLE_AFTER)
         with self._lock:

@@ -398,12 +398,24 @@ def test_the_report_counts_requests_answers_and_tokens(images):
             Reply(200, "<html>hello"),
             "expected a list of models, found 200 '<html>hello'. Correct base_url, which often",
         ),
-        (Reply(502, "bad gateway"), "3 requests for its models ended with 502 'bad gateway'. Start the server or"),
-        (Reply(action="reset"), r"3 requests for its models ended with no answer \("),
-        (Reply(action="hang"), r"3 requests for its models ended with no answer in 0.1 s. Start the server"),
+        (
+            Reply(502, "bad gateway"),
+            "3 requests for its list of models failed, the last with 502 'bad gateway'. Start the server or",
+        ),
+        (Reply(action="reset"), r"3 requests for its list of models failed, the last with no answer \("),
+        (
+            Reply(action="hang"),
+            r"3 requests for its list of models failed, the last with no answer in 0.1 s. Start the server",
+        ),
         (Reply(403, "go"), r"the server needs a key \(403\). Put one into OPENAI_API_KEY"),
-        (Reply(body=" " * 2**20, action="flood"), "for its models ended with an answer of more than 4 MiB. Start the"),
-        (Reply(body=" ", action="drip"), "for its models ended with no whole answer in 0.3 s. Start the server"),
+        (
+            Reply(body=" " * 2**20, action="flood"),
+            "for its list of models failed, the last with an answer of more than 4 MiB. Start the",
+        ),
+        (
+            Reply(body=" ", action="drip"),
+            "for its list of models failed, the last with no whole answer in 0.3 s. Start the server",
+        ),
     ],
 )
 def test_a_server_without_the_model_is_named_immediately(images, models, sentence, monkeypatch):

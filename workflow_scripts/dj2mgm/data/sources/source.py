@@ -12,7 +12,7 @@ from dj2mgm.settings.dataset_files import USUAL_NAMES, Columns
 
 @dataclass
 class UnreadFiles:
-    """Files that a source's format does not read, counted by suffix."""
+    """Files of a source that its reader skips, counted by suffix."""
 
     counts: Counter = field(default_factory=Counter)
     first: str = ""
@@ -31,7 +31,7 @@ class Source:
     images: Path  # the folder that the rows' image paths are relative to
     columns: Columns = Columns()
     output: Path = Path()  # folder of files that the reader must write, such as images that cannot be read in place
-    unread: UnreadFiles = field(default_factory=UnreadFiles)  # filled by the reader of shards, or by the merge
+    unread: UnreadFiles = field(default_factory=UnreadFiles)  # filled by webdataset.py or merged_sources.py
 
 
 def read_cell(value: object, name: str, location: str) -> str:
@@ -105,7 +105,7 @@ def _read_text(content: object) -> str | None:
 
 
 def find_column(file: Path, column_names: Sequence[str], kind: str, source: Source, needed: bool = True) -> str | None:
-    """Return the name of the file's column of a kind; None if there is none.
+    """Return the name of the column that has a kind of content; without one, None, or InputError if it is needed.
 
     Args:
         file: name of the file, for messages.
