@@ -78,13 +78,10 @@ class TrainingRecord:
 def read_training_record(path: Path) -> TrainingRecord:
     """Read the file; older ones lack some values. Raise InputError if another value is missing."""
     values = read_json(path)
-    defaults = {"rows": values["samples"], "planned_steps": values["steps"], "versions": {}}
-    defaults |= {field.name: field.default for field in fields(TrainingRecord) if field.default is not MISSING}
-    arguments = {
-        field.name: defaults[field.name] if field.name in defaults.keys() - values.keys() else values[field.name]
-        for field in fields(TrainingRecord)
-    }
-    if scores := arguments["scores"]:
-        keys = ("asked", "questions", "seconds", "share")
-        arguments["scores"] = ScoringRecord(*(scores[key] for key in keys))
+    replacements = {"rows": values["samples"], "planned_steps": values["steps"], "versions": {}}
+    optional = replacements.keys() | {field.name for field in fields(TrainingRecord) if field.default is not MISSING}
+    names = [field.name for field in fields(TrainingRecord) if field.name in values or field.name not in optional]
+    arguments = replacements | {name: values[name] for name in names}
+    if scores := arguments.get("scores"):
+        arguments["scores"] = ScoringRecord(scores["asked"], scores["questions"], scores["seconds"], scores["share"])
     return TrainingRecord(**arguments)

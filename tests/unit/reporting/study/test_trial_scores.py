@@ -5,8 +5,9 @@ import pytest
 from dj2mgm.errors import InputError
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.study.trial_scores import WEIGHTED_GOAL, find_trial_score, measure_trial
-from dj2mgm.storage.files import read_json, write_json, write_yaml
+from dj2mgm.storage.files import write_yaml
 from evaluated_runs import build_entry, write_dataset, write_run
+from training_records import write_training_record
 
 
 @pytest.fixture
@@ -16,8 +17,7 @@ def trial(tmp_path):
     clip = {"finetune/own": {"clip_score": dict.fromkeys(images, (0.25, 1))}}
     run = write_run(tmp_path / "trial", clip, {"finetune/own": {"answer_probability": images}})
     for stage in ("pretrain", "finetune"):
-        file = tmp_path / f"trial/{stage}/metrics.json"
-        write_json(file, read_json(file) | {"train_seconds": 1800.0})
+        write_training_record(tmp_path / "trial" / stage, train_seconds=1800.0)
     entries = [build_entry("trial", write_dataset(tmp_path / "datasets/shapes"), {0: run})]
     write_yaml(tmp_path / "config.yaml", {"experiments": entries})
     [experiment] = load_experiments(tmp_path / "config.yaml")
