@@ -25,9 +25,9 @@ def check_user_files(paths):
 
 
 def hash_user_files(*functions):
-    """Return a params function that hashes the user's own files among those that these input functions return.
+    """Return a params function: the hash of the user's own files that these input functions return.
 
-    The params function takes only the wildcards, because Snakemake does not notice changes of params that are functions of the input.
+    It takes only the wildcards. If it took the input, Snakemake would not notice that its value changed.
     """
 
     def digest(wildcards):
@@ -129,8 +129,8 @@ def find_requested_search(wildcards):
 def all_scores(study):
     """Return the input function of the scores of all batches of a search; no files if the study is not a search.
 
-    Snakemake does not create a missing input if the study's page is newer than the other inputs, so the target requests these
-    files itself.
+    Snakemake does not create a missing input if the study's page is newer than the other inputs, so the target requests
+    these files itself.
     """
 
     def get(checkpoint, search, number):

@@ -10,8 +10,8 @@ from dj2mgm.servers.chat_answer import ChatAnswer
 from dj2mgm.servers.chat_server import ChatServer, RequestError
 
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 60.0  # between tries; doubled each time
-MIN_SHOWN_PAUSE_S = 10.0  # shortest pause for the server that the user is told of
-BUSY_TRIES = 4  # a question is tried so many times as often while the server answers others
+MIN_SHOWN_PAUSE_S = 10.0  # pauses that the server requests are shown from this length on
+BUSY_TRIES = 4  # factor on the tries of a question while the server answers other questions
 DOWN_AFTER = 3  # unanswered questions in a row, after which the server counts as down
 UNUSABLE_AFTER = 50  # questions in a row that the server rejects, or whose answer is unusable
 
