@@ -15,7 +15,7 @@ from dj2mgm.torch_environment import torch_imports
 with torch_imports():
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from dj2mgm.compute import set_seed, use_cpu_threads
+    from dj2mgm.compute import set_seed, use_cpu_threads, use_own_gpu
     from dj2mgm.errors import InputError
     from dj2mgm.planning.architecture import load_architecture
     from dj2mgm.settings.frozen_precision import FROZEN
@@ -41,6 +41,7 @@ def main() -> None:
         raise InputError(
             f"precision: {settings.precision} applies to frozen layers, but a text model trains all layers; set bf16"
         )
+    use_own_gpu()
     use_cpu_threads(settings.cpu_threads)
     set_seed(settings.seed)
     tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)

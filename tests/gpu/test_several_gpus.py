@@ -1,19 +1,22 @@
-"""Training and answers on two GPUs equal those on one, also after a kill.
+"""Training and answers on two GPUs equal those on one, also after a kill; each process uses one GPU.
 
 python -m pytest tests/gpu/test_several_gpus.py    # takes two minutes; skipped with fewer GPUs
 """
 
+import csv
 import os
 import signal
 import subprocess
 import time
+from collections import defaultdict
 from pathlib import Path
 
+import pynvml
 import pytest
 import torch
 
 from dj2mgm.settings.deepspeed_files import read_deepspeed
-from dj2mgm.storage.files import read_json, read_jsonl, write_yaml
+from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_yaml
 from mgm_stages import answer, build_training_settings
 from paths import PROJECT
 from random_mgm import make_random_mgm, write_conversations
@@ -45,15 +48,19 @@ def inputs(tmp_path_factory):
     return folder
 
 
-def start(inputs: Path, stage: str, gpus: int) -> subprocess.Popen:
-    output = inputs / f"{gpus}" / stage
+def start(inputs: Path, stage: str, gpus: int, script: Path | None = None) -> subprocess.Popen:
+    """Start a stage; `script` replaces the stage's, and then its output has the script's name."""
+    name = script.stem if script else stage
+    output = inputs / f"{gpus}" / name
     output.mkdir(parents=True, exist_ok=True)
-    command = ["bash", SCRIPTS / "launch.sh", str(gpus), "1", SCRIPTS / f"{stage}.py"]
-    command += ["--config", inputs / f"{stage}-{gpus}.yaml", "--data", inputs / "conversations.jsonl"]
+    command = ["bash", SCRIPTS / "launch.sh", str(gpus), "1", script or SCRIPTS / f"{stage}.py"]
+    command += ["--config", inputs / f"{name}-{gpus}.yaml", "--data", inputs / "conversations.jsonl"]
     command += ["--model", inputs / "mgm", "--output-dir", output]
     command += ["--projector", inputs / "projector.safetensors"] if stage == "finetune" else []
-    with open(inputs / f"{stage}-{gpus}.log", "a", encoding="utf-8") as log:
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    path = os.pathsep.join([str(SCRIPTS), str(PROJECT / "tests/support"), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "FULL_GPU_FILE": str(output / "full")}
+    with open(inputs / f"{name}-{gpus}.log", "a", encoding="utf-8") as log:
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environment)
 
 
 def kill_after_checkpoint(process: subprocess.Popen, output: Path) -> None:
@@ -91,3 +98,39 @@ def test_answers_on_two_gpus_equal_those_on_one(trained):
         answer(trained, trained / "1", output, gpus)
         answers[gpus] = [list(read_jsonl(output / f"{name}.jsonl")) for name in ("captions", "answers")]
     assert answers[1] == answers[2]
+
+
+@pytest.fixture(scope="module")
+def resumed(inputs, trained):
+    """Train alone on two GPUs, of which the second runs out of memory once; return the GPUs of each process, too."""
+    settings = read_yaml(inputs / "pretrain-2.yaml")
+    sizes = {"micro_batch_size": "auto", "gradient_accumulation_steps": "auto", "save_steps": 1}
+    write_yaml(inputs / "full_gpu-2.yaml", settings | sizes)
+    pynvml.nvmlInit()
+    gpus = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    gpus_by_process = defaultdict(set)
+    process = start(inputs, "pretrain", 2, PROJECT / "tests/support/full_gpu.py")
+    while process.poll() is None:
+        for index, gpu in enumerate(gpus):
+            for user in pynvml.nvmlDeviceGetComputeRunningProcesses(gpu):
+                gpus_by_process[user.pid].add(index)
+        time.sleep(0.05)
+    assert process.returncode == 0, (inputs / "full_gpu-2.log").read_text(encoding="utf-8")[-3000:]
+    return inputs / "2/full_gpu", gpus_by_process
+
+
+def test_each_process_uses_one_gpu(resumed):
+    folder, gpus_by_process = resumed
+    assert sorted(gpus_by_process.values()) == [{0}, {1}]
+    with open(folder / "memory.csv", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["phase"] == "training"]
+    peaks = [max(float(row[f"gpu{index}_gib"]) for row in rows) for index in range(2)]
+    assert peaks[0] == pytest.approx(peaks[1], abs=0.2)
+
+
+def test_a_full_gpu_of_two_resumes_in_the_same_command(resumed, trained):
+    folder, _ = resumed
+    metrics = read_json(folder / "metrics.json")
+    assert metrics["resumed_from"] == "checkpoint-2" and metrics["engine"]["world_size"] == 2
+    losses = [[row["loss"] for row in read_jsonl(path / "metrics.jsonl")] for path in (folder, trained / "1/pretrain")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)

@@ -69,7 +69,7 @@ class Forks:
         Args:
             flags: its command line.
             kill_at: the processes kill themselves at the end of this step, before it is saved.
-            out_of_memory_at: step at whose end the GPU reports that it has run out of memory.
+            out_of_memory_at: step at whose end the GPU of the last process reports that it has run out of memory.
         """
         self.runs += 1
         logs = [str(self.folder / f"{self.runs}-{rank}.log") for rank in range(processes)]
@@ -172,7 +172,7 @@ def train(request: dict, rank: int) -> None:
         def end_or_save(trainer, *args, **kwargs):
             if trainer.state.global_step == request["kill_at"]:
                 os.kill(os.getpid(), signal.SIGKILL)
-            if trainer.state.global_step == request["out_of_memory_at"]:
+            if trainer.state.global_step == request["out_of_memory_at"] and rank == len(request["logs"]) - 1:
                 raise torch.OutOfMemoryError
             save(trainer, *args, **kwargs)
 

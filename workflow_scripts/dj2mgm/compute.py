@@ -19,6 +19,16 @@ def use_cpu_threads(count: int | None) -> int:
     return count
 
 
+def use_own_gpu() -> None:
+    """Select this process's GPU for all code that does not name one.
+
+    Must be called before anything else of CUDA, because the first use of a GPU makes a context of half a GiB there, and
+    the default is the first GPU for all processes.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+
+
 def set_seed(seed: int) -> None:
     random.seed(seed)
     numpy.random.seed(seed)

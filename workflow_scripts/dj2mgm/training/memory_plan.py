@@ -166,13 +166,14 @@ def require_explicit_settings(problem: PlanningError, settings: TrainingSettings
 def keep_plan(requested: TrainingSettings, settings: TrainingSettings, workload: Workload, plan_file: Path) -> None:
     """Write the plan that was chosen for `requested`, for later starts of the stage."""
     request = _build_request(requested, workload)
-    earlier = _read_plan_file(plan_file)
-    if not requested.has_auto or (earlier and earlier["request"] == request):
+    if not requested.has_auto:
         return
     choices = requested.deepspeed_choices or {CONFIGURED: requested.deepspeed}
     [name] = [name for name, config in choices.items() if config == settings.deepspeed][:1]
-    plan = KeptPlan(name, settings.micro_batch_size, int(settings.activation_checkpointing))
-    write_json(plan_file, {"request": request, "plan": vars(plan), "halved": False})
+    plan = vars(KeptPlan(name, settings.micro_batch_size, int(settings.activation_checkpointing)))
+    earlier = _read_plan_file(plan_file)
+    if not (earlier and earlier["request"] == request and earlier["plan"] == plan):
+        write_json(plan_file, {"request": request, "plan": plan, "halved": False})
 
 
 def reserve_memory_for_kernels() -> None:
@@ -190,17 +191,21 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(message in str(error) for message in FULL_GPU_MESSAGES)
 
 
-def halve_micro_batch(plan_file: Path) -> bool:
-    """Halve the micro batch in `plan_file`, once, for the next start of a stage whose GPU ran out of memory.
-
-    Return whether it was halved.
-    """
+def can_halve_micro_batch(plan_file: Path) -> bool:
+    """Return whether `plan_file` has a micro batch that was not halved yet and is larger than 1."""
     values = read_json(plan_file) if plan_file.exists() else {"halved": True}
-    if values["halved"] or values["plan"]["micro_batch"] == 1:
-        return False
-    values["plan"]["micro_batch"] //= 2
-    write_json(plan_file, values | {"halved": True})
-    return True
+    return not values["halved"] and values["plan"]["micro_batch"] > 1
+
+
+def halve_micro_batch(plan_file: Path) -> None:
+    """Halve the micro batch in `plan_file`, for the next start of a stage whose GPU ran out of memory.
+
+    Nothing changes if another process has halved it.
+    """
+    if can_halve_micro_batch(plan_file):
+        values = read_json(plan_file)
+        values["plan"]["micro_batch"] //= 2
+        write_json(plan_file, values | {"halved": True})
 
 
 def _build_request(settings: TrainingSettings, workload: Workload) -> dict:

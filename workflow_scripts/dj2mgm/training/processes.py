@@ -3,10 +3,10 @@
 import json
 import multiprocessing
 import os
-import socket
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import NoReturn, TypeVar
 
 import deepspeed
@@ -16,6 +16,7 @@ from torch import distributed
 from dj2mgm.cli.command_line import restart_process
 from dj2mgm.errors import InputError
 
+_restarting = Lock()
 T = TypeVar("T")
 
 ALLREDUCE_BUFFER = (
@@ -84,10 +85,14 @@ def leave_process_group() -> None:
 
 
 def restart_training() -> NoReturn:
-    """Replace a process that trains alone by a new one with the same command, which frees its GPU memory."""
+    """Replace this process by a new one with the same command, which frees its GPU memory.
+
+    All processes of a training must do so. They meet at the next port, because the first process may still hold the
+    earlier one when the others have started again.
+    """
+    _restarting.acquire()  # never released: the training and a thread that watches the plan may both ask for a restart
     for child in multiprocessing.active_children():  # loader workers, which would wait for more work
         child.kill()
         child.join()
-    with socket.create_server(("", 0)) as server:
-        os.environ["MASTER_PORT"] = str(server.getsockname()[1])
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
     restart_process()

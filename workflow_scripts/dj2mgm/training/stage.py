@@ -1,18 +1,20 @@
 """One training stage, from settings to saved weights; `pretrain.py` and `finetune.py` choose the trained parameters."""
 
 import os
+import time
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import torch
 from torch import nn
 from transformers import TrainingArguments
 
 from dj2mgm.cli.messages import note
-from dj2mgm.compute import set_seed, use_cpu_threads
+from dj2mgm.compute import set_seed, use_cpu_threads, use_own_gpu
 from dj2mgm.errors import InputError
 from dj2mgm.models.families import load_family
 from dj2mgm.models.trained_weights import read_full_shapes
@@ -34,6 +36,7 @@ from dj2mgm.training.frozen_layers import replace_frozen_layers, require_fp8
 from dj2mgm.training.memory_plan import (
     build_architecture,
     build_workload,
+    can_halve_micro_batch,
     choose_plan,
     halve_micro_batch,
     is_out_of_memory,
@@ -63,6 +66,7 @@ from dj2mgm.training.trackers import PROJECT_NAME, Trackers, check_trackers, rea
 from dj2mgm.training.trainer import StageTrainer
 from dj2mgm.training.training_data import Collator, ConversationDataset
 
+PLAN_WATCH_S = 1.0  # seconds between two looks at the plan, for a restart after another process's GPU was full
 SLOW_FP8 = (
     "precision: fp8 made Qwen3-VL, SmolVLM2 and PaliGemma slower, and InternVL3.5 8 % faster (docs/models.md); set "
     "bf16 unless your own measurement differs"
@@ -72,6 +76,11 @@ SLOW_FP8 = (
 def locate_held_out_files(args: Namespace) -> tuple[Path, Path] | None:
     """Return the evaluation split and its settings, or None; `score_while_training` decides whether they are used."""
     return (args.evaluation, args.generate_config) if args.evaluation and args.generate_config else None
+
+
+def _find_fixed_batch(settings: TrainingSettings) -> list[str]:
+    """Return the keys of the DeepSpeed file that fix the micro batch."""
+    return [key for key in find_fixed_sizes(settings.deepspeed) if key != "train_batch_size"]
 
 
 @dataclass(frozen=True)
@@ -172,7 +181,8 @@ class StageRun:
         leave_process_group()
 
     def prepare_process(self) -> None:
-        """Check settings that depend on this machine, and set threads, locks and seed."""
+        """Check settings that depend on this machine, and set GPU, threads, locks and seed."""
+        use_own_gpu()
         use_cpu_threads(self.requested.cpu_threads)
         check_trackers(self.requested.trackers)
         if self.requested.precision == "fp8":
@@ -306,28 +316,45 @@ class StageRun:
             self.save(model.model, weights, folder)
 
     def train(self, trainer: StageTrainer, checkpoint: Path | None, settings: TrainingSettings) -> None:
-        """Train; after a GPU ran out of memory, start again with half of the micro batch if it was "auto"."""
+        """Train; if a GPU runs out of memory, start again with half of the micro batch if it was "auto".
+
+        Only the process whose GPU is full gets an error. The others wait for it in a collective operation, so a thread
+        of theirs watches the plan. Processes on several nodes end instead, and the same command resumes.
+        """
+        halvable = decide_together(lambda: self._can_halve(settings))
+        restartable = halvable and settings.nodes == 1
+        if restartable and settings.gpus > 1:
+            Thread(target=self._restart_when_halved, name="restart after a full GPU", daemon=True).start()
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except RuntimeError as error:
-            if is_out_of_memory(error) and self.requested.micro_batch_size == AUTO:
-                self._halve_micro_batch(settings, trainer.args.world_size)
+            if is_out_of_memory(error):
+                self._halve_micro_batch(settings, halvable)
+            if restartable and not can_halve_micro_batch(self.plan_file):  # also if another process was lost
+                restart_training()
             raise
         trainer.score()  # no score yet if the resumed checkpoint was scored on other questions
 
-    def _halve_micro_batch(self, settings: TrainingSettings, processes: int) -> None:
-        """Halve the micro batch for the next start; start again at once if this process trains alone."""
-        fixed_sizes = find_fixed_sizes(settings.deepspeed)
-        if fixed := [key for key in fixed_sizes if key != "train_batch_size"]:
+    def _can_halve(self, settings: TrainingSettings) -> bool:
+        is_auto = self.requested.micro_batch_size == AUTO
+        return is_auto and not _find_fixed_batch(settings) and can_halve_micro_batch(self.plan_file)
+
+    def _halve_micro_batch(self, settings: TrainingSettings, halvable: bool) -> None:
+        """Halve the micro batch for the next start, or note why that is not possible."""
+        if self.requested.micro_batch_size == AUTO and (fixed := _find_fixed_batch(settings)):
             note(
                 f"the GPU ran out of memory, and the DeepSpeed file fixes {' and '.join(fixed)}. Set auto there, so "
                 "that the stage can resume with half of the micro batch, or set a smaller micro batch"
             )
-        elif halve_micro_batch(self.plan_file):
-            if processes == 1:
-                note("the GPU ran out of memory: resuming from the last checkpoint with half of the micro batch")
-                restart_training()
-            note("the GPU ran out of memory: the same command resumes with half of the micro batch")
+        if halvable:
+            halve_micro_batch(self.plan_file)
+            resuming = "resuming from the last checkpoint" if settings.nodes == 1 else "the same command resumes"
+            note(f"the GPU ran out of memory: {resuming} with half of the micro batch")
+
+    def _restart_when_halved(self) -> None:
+        while can_halve_micro_batch(self.plan_file):
+            time.sleep(PLAN_WATCH_S)
+        restart_training()
 
     def write_metrics(
         self,
