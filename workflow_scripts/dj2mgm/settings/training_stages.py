@@ -119,7 +119,11 @@ class ScoreSettings(Section):
 
     questions: int = setting(300, "maximum number, always the same ones; 0: none", ge=0, le=10**9)
     share: Number = setting(
-        0.03, "time of the scores, relative to training's; if the questions take longer, fewer are asked", gt=0, le=100
+        0.03,
+        "computation of the scores, relative to training's, which limits the number of questions: a question is one "
+        "forward pass, a training sample three",
+        gt=0,
+        le=100,
     )
 
 

@@ -25,10 +25,10 @@ from dj2mgm.errors import InputError
 from dj2mgm.models.loss import LanguageModelHead, recording_likelihoods
 from dj2mgm.models.tuning import Tuning
 from dj2mgm.models.vision_language import Encoder
+from dj2mgm.settings.batch_sizes import find_steps
 from dj2mgm.settings.generation_prompts import CAPTION_QUESTION, PromptSettings
-from dj2mgm.settings.training_stages import ScoreSettings
 from dj2mgm.settings.validation import load_settings
-from dj2mgm.training.processes import decide_together
+from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.training_data import Collator, compute_padded_width
 
 
@@ -56,6 +56,18 @@ class HeldOutQuestions(Dataset):
         for row, hit in zip(self.rows, correct, strict=False):
             question = {key: row[key] for key in ("type", "question", "answer") if key in row}
             yield {"id": row["of"]} | question | ({"correct": hit == "1"} if question else {})
+
+
+FORWARD_PASSES = 3  # FLOPs of a training sample in forward passes; the backward pass takes about two
+
+
+def count_scored_questions(settings: TrainingSettings, rows: int) -> int:
+    """Return the number of questions at each checkpoint of a training on a number of rows, at least 1.
+
+    It depends on settings only, so that scores can be repeated, and compared between machines.
+    """
+    scores, steps = settings.score_while_training, min(settings.save_steps, find_steps(settings, rows))
+    return max(1, min(scores.questions, int(FORWARD_PASSES * scores.share * steps * settings.global_batch_size)))
 
 
 def read_held_out_questions(
@@ -139,8 +151,6 @@ class HeldOutScore:
         return self.correct.count("1") / len(self.correct)
 
 
-USED_SHARE = 0.6  # share of the time limit that is used, because later scores may take longer
-FIRST_QUESTIONS = 8  # questions in the first micro batch if time is measured; each later one has twice as many
 Answered = tuple[float, int, bool]  # log-likelihood in nats, tokens, whether greedy search gives the answer
 
 
@@ -152,7 +162,6 @@ class Scorer:
 
     Args:
         held_out: the questions.
-        settings: number of questions and share of the training time.
         head: head of the language model.
         prepare_inputs: the argument of `StageTrainer`.
         micro_batch_size: samples of training's micro batches.
@@ -164,7 +173,6 @@ class Scorer:
     def __init__(
         self,
         held_out: HeldOutQuestions,
-        settings: ScoreSettings,
         head: LanguageModelHead,
         prepare_inputs: Callable[[dict[str, torch.Tensor], torch.device], dict[str, torch.Tensor]],
         micro_batch_size: int,
@@ -172,54 +180,46 @@ class Scorer:
         workers: int,
         dtype: torch.dtype,
     ):
-        self.held_out, self.settings, self.head, self.prepare_inputs = held_out, settings, head, prepare_inputs
+        self.held_out, self.head, self.prepare_inputs = held_out, head, prepare_inputs
         self.samples, self.tokens = micro_batch_size, micro_batch_size * longest
         self.longest = max(longest, *held_out.lengths)
         self.workers, self.dtype = workers, dtype
         self.stops = torch.tensor(sorted(held_out.encoder.stops))
 
-    def score(self, engine: nn.Module, device: torch.device, count: int | None, seconds: float) -> HeldOutScore:
-        """Score the first `count` questions, or (None) the number that takes about `seconds`."""
+    def score(self, engine: nn.Module, device: torch.device) -> HeldOutScore:
+        """Score all questions."""
         start = time.monotonic()
         process, processes = 0, 1
         if distributed.is_initialized():
             process, processes = distributed.get_rank(), distributed.get_world_size()
-        batches = self._make_batches(count, processes)
+        batches = self._make_batches()
         # Each process has the same number of batches, because all gather ZeRO-3's layers together. Repeated questions
         # count once.
         indices = range(process, process + len(batches), processes)
         own_batches = [batches[min(index, len(batches) - 1)] for index in indices]
         answers_by_number: dict[int, Answered] = {}
-        ends: list[float] = []
         with _restoring_state(engine), recording_likelihoods(self.head) as recorded:
             for batch, numbers in zip(self._make_loader(own_batches), own_batches, strict=True):
                 engine(**self.prepare_inputs(dict(batch), device))
                 answers_by_number |= zip(numbers, self._score_rows(batch, *recorded.pop()), strict=True)
-                ends.append(time.monotonic() - start)
-                if count is None and len(ends) > 1 and not decide_together(lambda: ends[-1] < seconds):
-                    break
         if processes > 1:
             parts: list[dict[int, Answered] | None] = [None] * processes
             distributed.all_gather_object(parts, answers_by_number)
             answers_by_number = {number: answer for part in parts for number, answer in part.items()}
-        if count is None:
-            sizes = [len(numbers) * processes for numbers in own_batches[: len(ends)]]
-            count = decide_together(lambda: min(len(answers_by_number), estimate_question_count(sizes, ends, seconds)))
-        values = [answers_by_number[number] for number in range(count)]
+        values = [answers_by_number[number] for number in range(len(self.held_out))]
         loss = -sum(value for value, _, _ in values) / sum(tokens for _, tokens, _ in values)
         correct = "".join("01"[hit] for *_, hit in values)
         return HeldOutScore(loss, correct, time.monotonic() - start)
 
-    def _make_batches(self, count: int | None, processes: int) -> list[list[int]]:
+    def _make_batches(self) -> list[list[int]]:
         """Return the questions' numbers by micro batch, in their order."""
         batches: list[list[int]] = [[]]
-        for number in range(len(self.held_out) if count is None else count):
-            most = self.samples if count else min(self.samples, FIRST_QUESTIONS << (len(batches) - 1) // processes)
+        for number in range(len(self.held_out)):
             widest = max(
                 compute_padded_width(self.held_out.lengths[index], self.longest) for index in (*batches[-1], number)
             )
             size = len(batches[-1]) + 1
-            if batches[-1] and (size > most or size * widest > self.tokens):
+            if batches[-1] and (size > self.samples or size * widest > self.tokens):
                 batches.append([])
             batches[-1].append(number)
         return batches
@@ -247,18 +247,6 @@ class Scorer:
             # up to and including the first end token
             until_end = ends[in_row].long().cumsum(0) - ends[in_row].long() == 0
             yield values[in_row].sum().item(), int(in_row.sum()), bool(hits[in_row][until_end].all())
-
-
-def estimate_question_count(sizes: Sequence[int], ends: Sequence[float], seconds: float) -> int:
-    """Return the number of questions that take `seconds`, at least 1.
-
-    `sizes` are the questions of each micro batch, `ends` the seconds from the start to its end. The first micro batch
-    takes longer than later ones, and does not count if there are others.
-    """
-    if ends[-1] < seconds:
-        return sum(sizes)
-    count, elapsed = (sum(sizes[1:]), ends[-1] - ends[0]) if len(ends) > 1 else (sizes[0], ends[0])
-    return max(1, int(USED_SHARE * seconds * count / elapsed))
 
 
 @contextmanager

@@ -60,7 +60,7 @@ from dj2mgm.training.processes import (
     leave_process_group,
     restart_training,
 )
-from dj2mgm.training.scoring import HeldOutQuestions, Scorer, read_held_out_questions
+from dj2mgm.training.scoring import HeldOutQuestions, Scorer, count_scored_questions, read_held_out_questions
 from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.trackers import PROJECT_NAME, Trackers, check_trackers, read_row_counts
 from dj2mgm.training.trainer import StageTrainer
@@ -198,7 +198,7 @@ class StageRun:
         dataset = ConversationDataset(files, family.make_encoder(settings.template, settings.max_length))
         questions = None
         if self.held_out and settings.score_while_training:
-            count = settings.score_while_training.questions
+            count = count_scored_questions(settings, len(dataset))
             questions = read_held_out_questions(*self.held_out, self.tuning, dataset.encoder, count)
         return StageData(family, dataset, questions)
 
@@ -276,7 +276,6 @@ class StageRun:
         if data.questions:
             scorer = Scorer(
                 held_out=data.questions,
-                settings=settings.score_while_training,
                 head=model.parts.head,
                 prepare_inputs=data.family.prepare_inputs,
                 micro_batch_size=settings.micro_batch_size,

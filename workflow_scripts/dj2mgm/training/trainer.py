@@ -6,10 +6,8 @@
 """
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -271,7 +269,6 @@ class StageTrainer(ResumableTrainer):
     ):
         super().__init__(*args, **kwargs)
         self.scorer = scorer
-        self._step_began: list[float] = []
         self.projector_learning_rate = projector_learning_rate
         self.prepare_inputs = prepare_inputs
         self.save_checked = save_checked
@@ -300,10 +297,6 @@ class StageTrainer(ResumableTrainer):
                     optimizer.add_param_group(group)
         return optimizer
 
-    def get_batch_samples(self, *args, **kwargs) -> tuple[list[list[dict]], torch.Tensor]:
-        self._step_began.append(time.monotonic())
-        return super().get_batch_samples(*args, **kwargs)
-
     def training_step(self, *args, **kwargs) -> torch.Tensor:
         if self.projector_learning_rate:
             self._projector_rate = float(self.lr_scheduler.get_last_lr()[-1])
@@ -324,19 +317,11 @@ class StageTrainer(ResumableTrainer):
         scores, step = self.scores, self.state.global_step
         if self.scorer is None or (scores and scores[-1]["step"] == step):
             return
-        count = scores[0]["eval_questions"] if scores else None
-        score = self.scorer.score(self.model_wrapped, self.args.device, count, self._compute_scoring_seconds())
+        score = self.scorer.score(self.model_wrapped, self.args.device)
         accuracy = {"eval_accuracy": score.accuracy} if self.scorer.held_out.kind == "questions" else {}
         logs = {"eval_loss": score.loss} | accuracy | {"eval_questions": len(score.correct)}
         self.log(logs | {"eval_seconds": round(score.seconds, 3)})
         self.state.log_history[-1] |= {"correct": score.correct, "asked": self.scorer.held_out.digest}
-
-    def _compute_scoring_seconds(self) -> float:
-        """Return the time for the scores of a checkpoint; unlimited if this process has not trained yet."""
-        steps = [end - start for start, end in pairwise([*self._step_began, time.monotonic()])]
-        checkpoints = -(-self.state.max_steps // self.state.save_steps)
-        training = statistics.median(steps) * self.state.max_steps if steps else math.inf
-        return self.scorer.settings.share * training / checkpoints
 
     def _save_checkpoint(self, model, trial) -> None:
         self.score()
