@@ -63,6 +63,7 @@ class Forks:
         processes: int = 1,
         kill_at: int | None = None,
         out_of_memory_at: int | None = None,
+        environment: dict[str, str] | None = None,
     ) -> ProcessResult:
         """Run a training script.
 
@@ -70,12 +71,13 @@ class Forks:
             flags: its command line.
             kill_at: the processes kill themselves at the end of this step, before it is saved.
             out_of_memory_at: step at whose end the GPU of the last process reports that it has run out of memory.
+            environment: further environment variables.
         """
         self.runs += 1
         logs = [str(self.folder / f"{self.runs}-{rank}.log") for rank in range(processes)]
         arguments = [str(word) for flag in flags.items() for word in flag]
         request = {"script": script, "words": arguments, "logs": logs, "kill_at": kill_at, "port": free_port()}
-        request["out_of_memory_at"] = out_of_memory_at
+        request |= {"out_of_memory_at": out_of_memory_at, "environment": environment or {}}
         self.parent.stdin.write(json.dumps(request) + "\n")
         self.parent.stdin.flush()
         return ProcessResult(json.loads(self.parent.stdout.readline()), Path(logs[0]).read_text(encoding="utf-8"))
@@ -160,6 +162,7 @@ def train(request: dict, rank: int) -> None:
 
     from dj2mgm.training.trainer import ResumableTrainer
 
+    os.environ |= request["environment"]
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(request["port"]), "RANK": str(rank)}
     processes = str(len(request["logs"]))
     # launch.sh sets LOCAL_SIZE, too; without it DeepSpeed would start numactl at each reduction of gradients

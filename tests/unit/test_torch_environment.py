@@ -52,3 +52,12 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
     COMPILED_CODE.touch()
     with pytest.raises(InputError, match="is not a folder; delete it"):
         share_compiled_code()
+
+
+def test_only_variables_that_configure_training_are_removed(monkeypatch):
+    removed = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "NVIDIA_TF32_OVERRIDE": "1", "DS_ACCELERATOR": "cpu"}
+    kept = {"ACCELERATE_LOG_LEVEL": "ERROR", "DS_SKIP_CUDA_CHECK": "1", "HF_HUB_OFFLINE": "1", "SMALL": "1"}
+    for name, value in (removed | kept).items():
+        monkeypatch.setenv(name, value)
+    torch_environment.set_torch_environment()
+    assert not removed.keys() & os.environ.keys() and kept.items() <= os.environ.items()

@@ -1,4 +1,4 @@
-"""Environment variables that PyTorch reads when it is imported. Entry points set them first."""
+"""Environment variables that PyTorch and libraries for training read on import. Entry points set them first."""
 
 import os
 import shutil
@@ -9,14 +9,28 @@ from pathlib import Path
 from dj2mgm.errors import InputError
 
 COMPILED_CODE = Path(".snakemake/compiled")  # cache of torch.compile, in the folder in which Snakemake runs
+# Variables with which launchers and job schedulers configure libraries. Trainer and accelerate would take precision,
+# sharding or devices from them if the settings of a stage state nothing.
+LIBRARY_PREFIXES = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_", "SM_", "DS_DC_", "DS_SDMA_")
+LIBRARY_VARIABLES = {
+    *("DS_ACCELERATOR", "DS_PIN_MEMORY_BACKEND", "USE_TORCH_XLA", "PJRT_DEVICE", "TPU_NAME", "PT_HPU_LAZY_MODE"),
+    # arithmetic of matrix products
+    *("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
+    *("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "TRANSFORMERS_SDPA_FORCE_GQA"),
+}
+HARMLESS = {"ACCELERATE_LOG_LEVEL"}
 COMPILED_CODE_BYTES = 2 * 2**30  # MGM-2B's fine-tuning takes 32 MB
 
 
 def set_torch_environment() -> None:
-    """Set variables of OpenMP and of PyTorch's allocator, unless the user has set them.
+    """Set variables of OpenMP and PyTorch's allocator unless the user has, and remove those of other launchers.
 
     Processes that Snakemake or a script starts inherit them.
     """
+    for name in os.environ.keys() - HARMLESS:
+        if name.startswith(LIBRARY_PREFIXES) or name in LIBRARY_VARIABLES:
+            del os.environ[name]
+    os.environ["USE_HUB_KERNELS"] = "NO"  # transformers would download code
     # OpenMP's threads spin at a barrier before they sleep. The default of 300,000 turns takes a core from every other
     # process (docs/performance.md).
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():

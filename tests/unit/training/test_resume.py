@@ -313,3 +313,15 @@ def test_a_diverging_text_model_is_stopped(folder, forks, tmp_path):
     assert ended.statuses == [2], ended.printed[-3000:]
     assert "error: preset: training diverged by step 3: the gradient's norm is inf" in ended.printed
     assert not (tmp_path / "preset/metrics.json").exists() and not (tmp_path / "preset/model").exists()
+
+
+def test_variables_of_other_launchers_change_nothing(folder, forks, tmp_path):
+    """Accelerate would train in fp16 with them, in which DeepSpeed skips every step of this training."""
+    variables = {"ACCELERATE_MIXED_PRECISION": "fp16", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}
+    for name, environment in {"plain": {}, "left over": variables}.items():
+        flags = build_flags(folder, tmp_path / name, "stage 1", precision="fp32")
+        ended = forks.run("pretrain.py", flags, environment=environment)
+        assert ended.ok, ended.printed[-3000:]
+    assert_equal_outcomes(tmp_path / "left over", tmp_path / "plain")
+    engines = [read_json(tmp_path / name / "metrics.json")["engine"] for name in ("plain", "left over")]
+    assert engines[0] == engines[1] and not engines[1]["fp16"]

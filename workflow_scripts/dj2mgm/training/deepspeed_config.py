@@ -65,4 +65,5 @@ def describe_engine(engine, global_batch_size: int) -> dict:
         "optimizer": type(engine.basic_optimizer).__name__,
         "zero_optimizer": type(engine.optimizer).__name__,
         "bf16": bool(engine.bfloat16_enabled()),
+        "fp16": bool(engine.fp16_enabled()),
     }

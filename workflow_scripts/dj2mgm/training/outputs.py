@@ -44,11 +44,14 @@ def gather_weights(parameters: dict[str, torch.nn.Parameter], keep: bool = True)
 def check_weights(weights: dict[str, torch.Tensor], shapes: dict[str, torch.Size], steps: int) -> None:
     """Check that all weights are there, whole and finite, and that LoRA's B matrices are not all zero.
 
-    `shapes` are the expected shapes by name. After a single step, B may be zero, because its learning rate may be zero.
+    `shapes` are the expected shapes by name, `steps` the steps that were applied. After a single step, B may be zero,
+    because its learning rate may be zero.
 
     Raises:
-        BrokenWeightsError: a weight is not valid. The message names the tensor.
+        BrokenWeightsError: a weight is not valid, and the message names the tensor; or no step was applied.
     """
+    if steps < 1:
+        raise BrokenWeightsError("every step was skipped because its gradient overflowed: nothing was trained")
     if missing := sorted(set(shapes) - set(weights)):
         raise BrokenWeightsError(f"tensor {missing[0]} is missing ({len(missing)} in all)")
     for name, shape in shapes.items():
@@ -85,7 +88,7 @@ def write_metrics(settings: TrainingSettings, trainer: StageTrainer, record: dic
         **record,
         scores=_write_scores(trainer, record["train_seconds"], output_dir),
         engine=describe_engine(trainer.model_wrapped, trainer.global_batch_size),
-        steps=trainer.state.global_step,
+        steps=trainer.applied_steps,
         loss_first=history[0]["loss"],
         loss_last=history[-1]["loss"],
         peak_host_rss_gib=_to_gib(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10),

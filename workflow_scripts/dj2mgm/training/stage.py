@@ -174,7 +174,7 @@ class StageRun:
         memory.phase = "training"
         self.train(trainer, checkpoint, settings)
         memory.phase = "saving"
-        self.save_checked(model, self.output_dir, trainer.state.global_step)
+        self.save_checked(model, self.output_dir, trainer.applied_steps)
         memory_limits = memory.finish(self.output_dir)
         if is_first_process():
             self.write_metrics(trainer, data, plan, model, checkpoint, memory_limits)
@@ -308,7 +308,7 @@ class StageRun:
             trainer.add_callback(callback)
 
     def save_checked(self, model: StageModel, folder: Path, steps: int) -> None:
-        """Gather the weights after a number of steps on all processes; check and save them on the first one."""
+        """Gather the weights on all processes after a number of applied steps; check and save them on the first one."""
         weights = gather_weights(model.trained, keep=is_first_process())
         if is_first_process():
             check_weights(weights, model.shapes, steps)

@@ -122,6 +122,11 @@ class ResumableTrainer(Trainer):
         return Path(self.args.output_dir).parent.name
 
     @property
+    def applied_steps(self) -> int:
+        """Steps that changed the weights; DeepSpeed skips steps whose gradient overflows."""
+        return self.state.global_step - self.model_wrapped.skipped_steps
+
+    @property
     def _losses(self) -> list[tuple[int, float]]:
         return [(row["step"], row["loss"]) for row in self.state.log_history if "loss" in row]
 
@@ -339,7 +344,7 @@ class StageTrainer(ResumableTrainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        self.save_checked(folder, self.state.global_step)
+        self.save_checked(folder, self.applied_steps)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         self.model_wrapped.save_checkpoint(output_dir, exclude_frozen_parameters=True)
