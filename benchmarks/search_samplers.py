@@ -12,7 +12,6 @@ tried.
 import argparse
 import csv
 import json
-import tempfile
 from collections.abc import Callable
 from functools import cache, partial
 from statistics import mean
@@ -22,7 +21,7 @@ from search_truth import DROPPED, PROJECT, RATE, REFERENCE, SPACE
 
 from dj2mgm.records.search_records import SearchSettings
 from dj2mgm.runs.studies.mixtures import build_share_axes
-from dj2mgm.runs.studies.trials import SAMPLERS, Trials
+from dj2mgm.runs.studies.trials import SAMPLERS, ScoredTrial, propose_trials
 from dj2mgm.settings.study_files import MixtureSpace
 
 BATCH, TRIED, FINALISTS, MIXTURES = 4, 12, 3, 24
@@ -35,17 +34,13 @@ def search(
     sampler: str, seed: int, axes: dict, mixture: MixtureSpace | None, number: int, score: Callable[[Point], float]
 ) -> dict[Point, float]:
     """Return the scores of the points that a search tries."""
-    scores: dict[Point, float] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        settings = {"experiment": "baseline", "seeds": [0], "folder": folder, "axes": axes, "mixture": mixture}
-        settings |= {"name": "search", "sampler": sampler, "seed": seed, "storage": f"sqlite:///{folder}/search.db"}
-        trials = Trials(SearchSettings.model_validate(settings), "owner", number)
-        for batch in range(1, number // BATCH + 1):
-            points = {record.name: tuple(record.changes.values()) for record in trials.ask(batch, BATCH)}
-            batch_scores = {name: score(point) for name, point in points.items()}
-            trials.tell(batch_scores)
-            scores |= {point: batch_scores[name] for name, point in points.items()}
-    return scores
+    settings = {"experiment": "baseline", "seeds": [0], "folder": "", "axes": axes, "mixture": mixture}
+    space = SearchSettings.model_validate(settings | {"sampler": sampler, "seed": seed})
+    tried: list[ScoredTrial] = []
+    for batch in range(1, number // BATCH + 1):
+        trials = propose_trials(space, tried, batch, BATCH)
+        tried += [(trial, score(tuple(trial.changes.values()))) for trial in trials]
+    return {tuple(trial.changes.values()): value for trial, value in tried}
 
 
 @cache

@@ -7,7 +7,6 @@ r"""Plan the next batch of a search, and ask Optuna for its new trials.
 `--scores` takes the files of all earlier batches. Batch 0 is the experiment that the trials change.
 """
 
-import uuid
 from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, make_parser
@@ -17,7 +16,7 @@ from dj2mgm.runs.studies.halving import read_history
 from dj2mgm.runs.studies.study_designs import read_study_file
 from dj2mgm.runs.studies.trials import ask_for_batch
 from dj2mgm.settings.validation import load_settings
-from dj2mgm.storage.files import read_json, write_json, write_yaml
+from dj2mgm.storage.files import write_yaml
 
 
 @command_line
@@ -31,16 +30,9 @@ def main() -> None:
     search = load_settings(SearchSettings, args.search)
     budget = read_study_file(args.study).design
     history = read_history(budget, search, args.scores)
-    batch = ask_for_batch(history, read_owner(args.search.parent / "owner.json"))
+    batch = ask_for_batch(history)
     write_yaml(args.output, batch.model_dump())
     note(f"batch {len(args.scores)}: {batch.step}, {len(batch.trials)} trials, {batch.fraction:g} of the rows")
-
-
-def read_owner(file: Path) -> str:
-    """Return the id of this search's folder, which distinguishes its trials from others in the same storage."""
-    if not file.is_file():
-        write_json(file, {"owner": uuid.uuid4().hex[:12]})
-    return read_json(file)["owner"]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A search without trainings.
 
-It requests trials and reports scores like the workflow and writes the same files, so that it continues after a kill. A
+It requests trials like the workflow and writes the same files, so that it continues after a kill. A
 "training" adds a line to trained.txt. The score is highest at x = 0.3 and kind = "b".
 """
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dj2mgm.records.search_records import BatchRecord, BatchResult, SearchSettings, TrialRecord
 from dj2mgm.runs.studies.halving import SearchHistory, plan_next
-from dj2mgm.runs.studies.trials import Trials, ask_for_batch
+from dj2mgm.runs.studies.trials import ask_for_batch
 from dj2mgm.settings.study_files import Interval, SearchDesign
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_yaml
@@ -19,11 +19,10 @@ def score(changes: dict) -> float:
     return -((changes["x"] - 0.3) ** 2) - (0.1 if changes["kind"] != "b" else 0.0)
 
 
-def settings(folder: Path, storage: str, **values) -> SearchSettings:
+def settings(folder: Path, **values) -> SearchSettings:
     axes = {"x": Interval(low=0.0, high=1.0), "kind": ["a", "b", None]}
     values = {"axes": axes, "sampler": "tpe", "seed": 0, "seeds": [0]} | values
-    names = {"name": "simulated", "experiment": "base", "folder": str(folder)}
-    return SearchSettings(**names, **values, storage=storage)
+    return SearchSettings(experiment="base", folder=str(folder), **values)
 
 
 def run(search: SearchSettings, trainings: int, batch: int = 3, rate=score) -> dict[str, TrialRecord]:
@@ -35,9 +34,6 @@ def run(search: SearchSettings, trainings: int, batch: int = 3, rate=score) -> d
         return BatchResult(scores=scores, runs=len(scores), seconds=1.0)
 
     history = simulate(search, design, measure)
-    trials = Trials(search, Path(search.folder).name, trainings)
-    for _, result in history.finished_batches:
-        trials.tell(result.scores)
     return {trial.name: trial for record, _ in history.finished_batches for trial in record.trials}
 
 
@@ -54,7 +50,7 @@ def simulate(
             return history
         batch_folder = folder / f"batch-{len(finished_batches) + 1}"
         if not (batch_folder / "trials.yaml").exists():
-            write_yaml(batch_folder / "trials.yaml", ask_for_batch(history, folder.name).model_dump())
+            write_yaml(batch_folder / "trials.yaml", ask_for_batch(history).model_dump())
         record = load_settings(BatchRecord, batch_folder / "trials.yaml")
         if not (batch_folder / "scores.yaml").exists():
             with open(folder / "trained.txt", "a", encoding="utf-8") as file:

@@ -13,9 +13,8 @@ RANDOM_SUFFIX = (
 
 
 class SearchSettings(Section):
-    """Space and storage of a search (search.yaml), without the budget, so that a larger budget continues the search."""
+    """Space of a search (search.yaml), without the budget, so that a larger budget continues the search."""
 
-    name: str = setting(..., "name of the study in the storage")
     experiment: str = setting(..., "experiment that the trials change")
     seeds: list[Seed] = setting(..., "seeds of the experiment")
     folder: str = setting(..., "folder of the search's files")
@@ -23,7 +22,6 @@ class SearchSettings(Section):
     mixture: MixtureSpace | None = setting(None, "mixture of sources; its shares are among the axes")
     sampler: Sampler = setting()
     seed: Seed = setting()
-    storage: str = setting(..., "URL of the database, as SQLAlchemy reads it")
 
     @property
     def key(self) -> str:

@@ -207,9 +207,6 @@ class SearchDesign(Section):
         "random: random points",
     )
     seed: Seed = setting(0, "seed of the sampler")
-    storage: str | None = setting(
-        None, "SQLAlchemy's address of a database that several searches share; null: a SQLite file with the results"
-    )
 
     @model_validator(mode="after")
     def _check_search(self) -> Self:

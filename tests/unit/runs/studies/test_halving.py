@@ -36,7 +36,7 @@ class Simulation:
     """Search with drawn results; `gains` are the true advantages of the first trials over the experiment."""
 
     def __init__(self, design: SearchDesign, seed: int, gains: tuple[float, ...] = (), seeds: tuple = (0,), fails=0.0):
-        self.search = search_settings(Path(), "sqlite://", seeds=list(seeds))
+        self.search = search_settings(Path(), seeds=list(seeds))
         self.rng, self.gains, self.fails = np.random.default_rng(seed), gains, fails
         self.trained: set[tuple[str, float, int]] = set()
         self.runs: dict[tuple, np.ndarray] = {}
@@ -206,7 +206,7 @@ def test_measured_prices_of_short_runs_limit_hours():
 def test_only_training_is_cheaper_on_fewer_rows():
     """Complete runs of two seeds take 100 s, 40 s of them without training, so an eighth takes 20 + 30 / 8 s."""
     first = BatchResult(scores={"base": 0.0}, runs=2, seconds=100.0, fixed_seconds=40.0)
-    history = SearchHistory(SearchDesign(), search_settings(Path(), "sqlite://", seeds=[0, 1]), first, [])
+    history = SearchHistory(SearchDesign(), search_settings(Path(), seeds=[0, 1]), first, [])
     assert history.estimate_seconds(1) == 50 and history.estimate_seconds(0.125) == 20 + 30 / 8
     assert (
         SearchHistory(SearchDesign(), history.search, first.model_copy(update={"seconds": None}), []).estimate_seconds(

@@ -33,6 +33,17 @@ def compute_shares(mixture: MixtureSpace | None, quantiles: Mapping[str, float])
     return dict(zip(keys, shares, strict=True))
 
 
+def compute_quantiles(mixture: MixtureSpace | None, shares: Mapping[str, float]) -> dict[str, float]:
+    """Return numbers for which `compute_shares` returns these shares, by `list_quantile_keys`."""
+    names, quantiles = list_quantile_keys(mixture), []
+    rest = float(mixture.total) if mixture else 0.0
+    for later, key in zip(range(len(names), 0, -1), build_share_axes(mixture), strict=False):
+        part = min(1.0, shares[key] / rest) if rest > 0 else 0.0
+        quantiles.append(1 - (1 - part) ** later)
+        rest = round(rest - shares[key], SHARE_DECIMALS)
+    return dict(zip(names, quantiles, strict=True))
+
+
 def _break_stick(total: float, quantiles: list[float]) -> Iterator[float]:
     """Break parts off a total; the last part is the rest.
 

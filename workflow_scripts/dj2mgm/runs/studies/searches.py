@@ -30,7 +30,7 @@ from dj2mgm.settings.validation import RENAMED_KEYS, load_settings
 NOT_SCORED = {"description", "controls", "trackers", "gpus", "nodes", "cpu_threads"}
 # keys that decide which rule trains, what is compared, or how long
 FIXED_KEYS = ("model", "dataset", "seeds", "finetune.lora", "jsonl.fraction")
-BUDGET_KEYS = {"trainings", "gpu_hours", "batch", "confirm_seeds", "storage"}  # may change during a search
+BUDGET_KEYS = {"trainings", "gpu_hours", "batch", "confirm_seeds"}  # may change during a search
 NOT_IN_KEY = BUDGET_KEYS | {"space", "mixture"}  # the key has the axes instead
 CHECKED_POINTS = 25  # random points to check; if 1 in 10 is invalid, they include one with a probability of 93 %
 MEASURING_SECTIONS = (
@@ -69,13 +69,11 @@ def build_search_settings(name: str, study: StudyFile, parent: Experiment, resul
     key = sha256(json.dumps([axis_values, scored_settings], sort_keys=True, default=str).encode()).hexdigest()[:8]
     folder = f"results/{results_prefix}{name}/search/{key}"
     return SearchSettings(
-        name=f"{name}-{key}",
         experiment=study.experiment,
         seeds=parent.seeds,
         folder=folder,
         axes=axes,
         mixture=design.mixture,
-        storage=design.storage or f"sqlite:///{folder}/search.db",
         **design.model_dump(include={"sampler", "seed"}),
     )
 
