@@ -1,6 +1,7 @@
 """The folder of compiled code, which all stages share and whose size is limited."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -61,3 +62,14 @@ def test_only_variables_that_configure_training_are_removed(monkeypatch):
         monkeypatch.setenv(name, value)
     torch_environment.set_torch_environment()
     assert not removed.keys() & os.environ.keys() and kept.items() <= os.environ.items()
+
+
+def test_each_environment_compiles_extensions_in_its_own_folder(tmp_path, monkeypatch):
+    """A process that another environment has started takes the folder beside the one that it inherits."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    folders = []
+    for prefix in ("/environments/one", "/environments/two", "/environments/one"):
+        monkeypatch.setattr("sys.prefix", prefix)
+        torch_environment.set_torch_environment()
+        folders.append(Path(os.environ["TORCH_EXTENSIONS_DIR"]))
+    assert folders[0] == folders[2] != folders[1] and {folder.parent for folder in folders} == {tmp_path}

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from dj2mgm.monitoring.memory_csv import read_memory_rows
 from dj2mgm.storage.files import read_json, read_jsonl
-from dj2mgm.training.build_locks import build_root
+from dj2mgm.torch_environment import locate_extensions
 from killed_runs import TIMEOUT_S, kill_midway
 
 # A constant added to every key cancels in the softmax over sub-patches. These biases have only rounding errors as
@@ -43,7 +43,7 @@ def find_training_processes(folder) -> list[psutil.Process]:
 
 def leave_build_lock() -> None:
     """Leave a build lock, like a process that is killed while it loads DeepSpeed's optimizer."""
-    folders = list(build_root().glob("**/cpu_adam"))
+    folders = list(locate_extensions().glob("cpu_adam"))
     assert folders
     for folder in folders:
         (folder / "lock").touch()

@@ -1,9 +1,13 @@
 """Environment variables that PyTorch and libraries for training read on import. Entry points set them first."""
 
 import os
+import re
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
 from dj2mgm.errors import InputError
@@ -31,12 +35,32 @@ def set_torch_environment() -> None:
         if name.startswith(LIBRARY_PREFIXES) or name in LIBRARY_VARIABLES:
             del os.environ[name]
     os.environ["USE_HUB_KERNELS"] = "NO"  # transformers would download code
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(locate_extensions())
     # OpenMP's threads spin at a barrier before they sleep. The default of 300,000 turns takes a core from every other
     # process (docs/performance.md).
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "300"
     # Batches differ in length. Without it, GPU memory that was reserved for one length cannot be used for others.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+
+def locate_extensions() -> Path:
+    """Return the folder of C++ extensions that are compiled for this environment and processor.
+
+    In one folder, environments that take turns would compile them again each time, because PyTorch compares the
+    commands of a build, which contain paths.
+    """
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache/torch_extensions")
+    if re.fullmatch(r"environment-[0-9a-f]{12}", root.name):  # set by the process that started this one
+        root = root.parent
+    key = sha256(f"{sys.prefix}\n{_read_processor_features()}".encode()).hexdigest()[:12]
+    return root / f"environment-{key}"
+
+
+@cache
+def _read_processor_features() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
 def share_compiled_code() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dj2mgm.torch_environment import locate_extensions
 from dj2mgm.training import build_locks
 from dj2mgm.training.build_locks import MAX_BUILD_S, find_stale_locks, remove_stale_locks
 
@@ -24,10 +25,10 @@ time.sleep(60)
 @pytest.fixture
 def root(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    return tmp_path
+    return locate_extensions()
 
 
-def make_abandoned_lock(root: Path, name: str = "py311_cpu/cpu_adam") -> Path:
+def make_abandoned_lock(root: Path, name: str = "cpu_adam") -> Path:
     lock = root / name / "lock"
     lock.parent.mkdir(parents=True)
     lock.touch()
@@ -35,7 +36,7 @@ def make_abandoned_lock(root: Path, name: str = "py311_cpu/cpu_adam") -> Path:
 
 
 def test_a_lock_is_removed_once_its_owner_is_dead(root):
-    folder = root / "py311_cpu" / "cpu_adam"
+    folder = root / "cpu_adam"
     folder.mkdir(parents=True)
     with subprocess.Popen([sys.executable, "-c", HOLD, folder / "lock"], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout.readline() == "held\n"
@@ -47,12 +48,12 @@ def test_a_lock_is_removed_once_its_owner_is_dead(root):
     assert not (folder / "lock").exists()
 
 
-def test_locks_are_found_in_both_folder_layouts(root):
+def test_only_locks_are_removed(root):
     locks = {make_abandoned_lock(root), make_abandoned_lock(root, "deepspeed_shm_comm")}
-    (root / "py311_cpu/cpu_adam/cpu_adam.so").touch()
+    (root / "cpu_adam/cpu_adam.so").touch()
     assert set(find_stale_locks()) == locks
     remove_stale_locks()
-    assert [path for path in root.rglob("*") if path.is_file()] == [root / "py311_cpu/cpu_adam/cpu_adam.so"]
+    assert [path for path in root.rglob("*") if path.is_file()] == [root / "cpu_adam/cpu_adam.so"]
 
 
 def test_only_the_age_makes_a_shared_lock_stale(root, monkeypatch):
@@ -65,4 +66,4 @@ def test_only_the_age_makes_a_shared_lock_stale(root, monkeypatch):
 
 
 def test_a_missing_build_folder_is_accepted(root):
-    assert find_stale_locks(root / "never built") == []
+    assert not root.exists() and find_stale_locks() == []

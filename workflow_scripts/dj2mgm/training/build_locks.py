@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from dj2mgm.cli.messages import note
+from dj2mgm.torch_environment import locate_extensions
 
 # types of file systems
 NETWORK_FILE_SYSTEMS = (
@@ -30,14 +31,9 @@ NETWORK_FILE_SYSTEMS = (
 MAX_BUILD_S = 1800
 
 
-def build_root() -> Path:
-    """Return the folder in which torch.utils.cpp_extension builds."""
-    return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache/torch_extensions")
-
-
-def find_stale_locks(root: Path | None = None) -> list[Path]:
-    """Return the locks below `root` (default: `build_root()`) whose owner has ended."""
-    locks = [lock for pattern in ("*/lock", "*/*/lock") for lock in (root or build_root()).glob(pattern)]
+def find_stale_locks() -> list[Path]:
+    """Return the locks of extensions whose owner has ended."""
+    locks = list(locate_extensions().glob("*/lock"))
     if not locks:
         return []
     open_files = set(_list_open_files())

@@ -15,6 +15,7 @@ from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
 from torch.utils.cpp_extension import get_cxx_compiler
 
 from dj2mgm.cli.messages import note
+from dj2mgm.torch_environment import locate_extensions
 
 MAX_REASON_LENGTH = 200  # characters
 
@@ -35,7 +36,7 @@ def use_available_extensions(config: dict) -> dict:
     failure = _find_failure(CPUAdamBuilder())
     if failure is None:
         return config
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+    if _is_first_here():
         note(
             f"{failure}, so PyTorch's AdamW on the CPU replaces DeepSpeed's, which would be several times faster "
             "for large models; install g++ to have it"
@@ -46,8 +47,15 @@ def use_available_extensions(config: dict) -> dict:
     }
 
 
+def _is_first_here() -> bool:
+    """Return whether this is the first process of this node."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
 def _find_failure(builder: OpBuilder) -> str | None:
     """Load an extension, and return the reason in one line if that fails."""
+    if not (locate_extensions() / builder.name / f"{builder.name}.so").exists() and _is_first_here():
+        note(f"compiling DeepSpeed's {builder.name} for this environment and processor: once, a minute or two")
     try:
         builder.load(verbose=False)
     except (RuntimeError, OSError, ImportError, subprocess.SubprocessError) as error:
