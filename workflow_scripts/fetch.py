@@ -24,7 +24,7 @@ with project_imports():
         find_dataset_source,
         look_up,
     )
-    from dj2mgm.model_files.missing_models import find_downloads, find_missing_models
+    from dj2mgm.model_files.missing_models import describe_missing, find_downloads, find_missing_models
     from dj2mgm.runs.experiments import REFERENCE
     from dj2mgm.runs.layers import merge_experiment, merge_shared_settings
     from dj2mgm.servers.hub import limit_waiting
@@ -63,8 +63,9 @@ def main() -> None:
         convert(model_download)
     model = merge_experiment(REFERENCE, args.config).model  # read again: a hub id is now a folder
     if unavailable := find_missing_models(model):
+        problems = dict.fromkeys(describe_missing(key, part) for key, part in unavailable.items())
         raise InputError(
-            f"model {model.name}: no file names the source of {', '.join(unavailable.values())}; docs/models.md says "
+            f"model {model.name}: {' and '.join(problems)}, and no known download provides it; docs/models.md says "
             "where models come from"
         )
     name_files(benchmarks)

@@ -23,6 +23,7 @@ WEIGHTS = save({"weight": torch.arange(512_000, dtype=torch.int32)})
 def hub():
     with HubServer() as hub:
         files = {"config.json": CONFIG, "model.safetensors": WEIGHTS, "tokenizer.json": b"{}"}
+        files["processor_config.json"] = b'{"chat_template": "{{ messages }}"}'
         others = {"pytorch_model.bin": b"pickle", "modeling.py": b"import os", "onnx/model.safetensors": b"other"}
         hub.repositories[f"models/{MODEL}"] = Repository(False, files | others, card={"license": "apache-2.0"})
         hub.repositories[f"models/{CLIP}"] = Repository(False, CLIP_FILES)
@@ -44,10 +45,11 @@ def fetched(tmp_path: Path, kind: str, hub_id: str) -> dict[str, bytes]:
 def test_model_and_dataset_are_downloaded_without_code(hub, fetch, tmp_path):
     done = fetch(hub.url, model=MODEL, dataset=DATASET)
     assert done.returncode == 0, done.stderr
-    assert f"model {MODEL}: license apache-2.0, 0.00 GB in 3 files, to {tmp_path}/home/hub" in done.stdout
+    assert f"model {MODEL}: license apache-2.0, 0.00 GB in 4 files, to {tmp_path}/home/hub" in done.stdout
     assert f"model {CLIP}: license not stated" in done.stdout and f"dataset {DATASET}: license cc-by-4.0" in done.stdout
     assert done.stdout.endswith(f"next: snakemake --cores 16 baseline --config model={MODEL} dataset={DATASET}\n")
-    assert fetched(tmp_path, "model", MODEL).keys() == {"config.json", "model.safetensors", "tokenizer.json"}
+    names = {"config.json", "model.safetensors", "tokenizer.json", "processor_config.json"}
+    assert fetched(tmp_path, "model", MODEL).keys() == names
     assert fetched(tmp_path, "model", MODEL)["model.safetensors"] == WEIGHTS
     assert fetched(tmp_path, "dataset", DATASET).keys() == {"README.md", "data/train.parquet"}
     hub.requests.clear()

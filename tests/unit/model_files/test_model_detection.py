@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import save_torch_state_dict
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.missing_models import check_clip_folder, check_model_folders
 from dj2mgm.model_files.model_folders import find_damaged_weights
+from dj2mgm.model_files.model_types import VISION_LANGUAGE_TYPES
 from dj2mgm.runs.layers import merge_experiment
 from dj2mgm.settings.config_files import list_config_names, locate_config_file, read_config
 from dj2mgm.settings.models import CLIP, TransformersModel
@@ -32,6 +34,8 @@ def cache(tmp_path, monkeypatch) -> Path:
 def write_model(folder: Path, **keys) -> Path:
     folder.mkdir(parents=True)
     write_json(folder / "config.json", {"model_type": "smolvlm", "vision_config": {"hidden_size": 8}} | keys)
+    for name in ("tokenizer.json", "processor_config.json", "tokenizer_config.json"):
+        write_json(folder / name, {"chat_template": "{{ messages }}"} if name.startswith("processor") else {})
     save_torch_state_dict({name: torch.ones(8, 8) for name in "abc"}, folder, max_shard_size=256)
     return folder
 
@@ -148,7 +152,10 @@ def test_an_interrupted_download_is_refused_with_its_remedy(cache, value):
 def test_an_incomplete_folder_of_the_user_is_refused(cache):
     folder = write_model(cache.parent / "here/one")
     (folder / SHARD).unlink()
-    with pytest.raises(InputError, match=f"model one: one/{SHARD} is missing; copy the file again, or.*hf download"):
+    with pytest.raises(
+        InputError,
+        match=f"model one: one/{SHARD} is missing; save the model and its processor there again, or.*hf download",
+    ):
         check_model_folders(resolve("./one"))
 
 
@@ -173,6 +180,63 @@ def test_incomplete_parts_of_an_mgm_are_refused(cache):
 
 def test_properties_of_a_model_do_not_rerun_stages(cache):
     assert resolve("smolvlm2-2.2b").model_dump().keys() == {"name", "transformers", "license", "hub_ids"}
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 11422654\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        (
+            "tokenizer.json",
+            POINTER,
+            "one/tokenizer.json is a pointer of Git LFS, not the file itself; save the model and",
+        ),
+        (SHARD, POINTER, f"one/{SHARD} is a pointer of Git LFS"),
+        ("tokenizer.json", '{"model": {', "one/tokenizer.json is not complete JSON"),
+        ("tokenizer_config.json", "", "one/tokenizer_config.json is empty"),
+        (
+            "tokenizer.json",
+            None,
+            r"one has no tokenizer \(tokenizer.json\); save the model and its processor there again",
+        ),
+        ("processor_config.json", None, r"one has no image processor \(processor_config.json\); save the model"),
+        ("processor_config.json", "{}", "one has no chat template, without which.*Name the instruction-tuned model"),
+    ],
+)
+def test_unusable_files_of_a_model_are_found_before_its_first_job(cache, file, content, message):
+    folder = write_model(cache.parent / "here/one")
+    if content is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_text(content)
+    with pytest.raises(InputError, match=message) as raised:
+        check_model_folders(resolve("./one"))
+    assert ("download" in str(raised.value)) == ("chat template" not in message)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "llava_llama"}, "such as llava-hf/llava-1.5-7b-hf"),
+        ({"model_type": "llava", "architectures": ["LlavaLlamaForCausalLM"]}, "such as llava-hf/llava-1.5-7b-hf"),
+        ({"model_type": "moondream1", "vision_config": {}}, "no vision-language model of the type moondream1. Name a"),
+        (
+            {"model_type": "moondream1", "vision_config": {}, "auto_map": {"AutoModel": "m.M"}},
+            "type moondream1, and the code in its folder is never run. Name a model",
+        ),
+    ],
+)
+def test_other_formats_and_unknown_types_are_refused_with_the_form_that_works(cache, config, message):
+    (folder := cache.parent / "here/one").mkdir()
+    write_json(folder / "config.json", config)
+    with pytest.raises(InputError, match=message):
+        resolve("./one")
+
+
+def test_types_are_those_of_the_installed_transformers():
+    assert {*MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES} == VISION_LANGUAGE_TYPES
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoProcessor, CLIPImageProcessorPil, CLIPModel
 
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.clips import check_local_model, find_missing_clip_parts
+from dj2mgm.model_files.clips import check_local_model
 from dj2mgm.model_files.hub_cache import find_model
+from dj2mgm.model_files.model_folders import find_missing_parts
 
 RGB_LEVELS = 256
 SIMILAR_LENGTH = 1.25  # largest ratio of the text lengths in a forward pass
@@ -31,7 +32,7 @@ class ClipSimilarity:
         clip = check_model_home(clip)
         check_local_model(clip)
         folder = find_model(clip)  # a folder: for a hub id, libraries request optional files from the hub
-        missing = find_missing_clip_parts(Path(folder)) if os.path.isdir(folder) else []
+        missing = find_missing_parts(Path(folder)) if os.path.isdir(folder) else []
         try:
             if not any(part.startswith("config ") for part in missing):
                 architecture = AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type

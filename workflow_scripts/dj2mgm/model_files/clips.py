@@ -9,34 +9,17 @@ from dj2mgm.errors import InputError
 from dj2mgm.model_files.hub_cache import find_cached_snapshot, is_folder_path
 from dj2mgm.model_files.model_folders import (
     MODEL_SUFFIXES,
-    WEIGHTS,
-    WEIGHTS_INDEX,
     check_model_folder,
-    find_damaged_weights,
+    find_damaged_file,
+    find_missing_parts,
 )
 from dj2mgm.settings.config_files import read_json_config
 
 JUDGE_TYPES = {"clip": "CLIP", "siglip": "SigLIP"}  # judges: transformers' `model_type`, and its usual name
-# files of each part in a model's folder: alternatives, the usual one first
-REQUIRED_FILES = {
-    "weights": ((WEIGHTS,), (WEIGHTS_INDEX,)),
-    "config": (("config.json",),),
-    "tokenizer": (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",)),
-    "image processor": (("processor_config.json",), ("preprocessor_config.json",)),
-}
 HUB_ID = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}")
 MADE_HERE = re.compile(r"results/foundation/(?P<model>[^/]+)/clip/?")
 # parts of the names of operators that select captions with a CLIP; by default it is the model's `clip`
 CLIP_OPERATORS = ("image_text_similarity", "low_similarity_recaption")
-
-
-def find_missing_clip_parts(folder: Path) -> list[str]:
-    """Return the missing parts of a CLIP's or SigLIP's folder, with the files that they are usually in."""
-    return [
-        f"{part} ({' and '.join(alternatives[0])})"
-        for part, alternatives in REQUIRED_FILES.items()
-        if not any(all((folder / name).is_file() for name in names) for names in alternatives)
-    ]
 
 
 def find_model_folder(name: str) -> Path | None:
@@ -101,12 +84,12 @@ def check_judge(name: str, key: str) -> None:
     if folder == Path(name):
         if not folder.is_dir():
             raise InputError(f"{key}: there is no folder {name}; name a folder or a hub id of a CLIP or SigLIP")
-        if missing := find_missing_clip_parts(folder):
+        if missing := find_missing_parts(folder):
             raise InputError(
                 f"{key}: {name} has no {' and no '.join(missing)}; save the whole model and its processor there, with "
                 "save_pretrained"
             )
-        if damage := find_damaged_weights(folder):
+        if damage := find_damaged_file(folder):
             raise InputError(f"{key}: {damage}; copy or download the model again")
     check_local_model(name)
     if folder and (folder / "config.json").is_file():

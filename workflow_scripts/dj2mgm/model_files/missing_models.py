@@ -9,7 +9,9 @@ from pathlib import Path
 
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.hub_cache import find_model, is_folder_path
-from dj2mgm.model_files.model_folders import MODEL_SUFFIXES, DamagedWeights, find_damaged_weights
+from dj2mgm.model_files.model_folders import MODEL_SUFFIXES, DamagedFile, find_damaged_file, find_missing_parts
+from dj2mgm.model_files.model_types import VISION_LANGUAGE_TYPES, check_vision_language_model
+from dj2mgm.settings.config_files import read_json_config
 from dj2mgm.settings.models import ModelFile, TransformersModel
 from dj2mgm.settings.string_formats import has_format
 
@@ -51,6 +53,8 @@ def check_model_folders(model: ModelFile) -> None:
         InputError: names the missing folders and files, and the commands that download them.
     """
     _refuse(model, {key: part for key, part in find_missing_models(model).items() if key != CLIP_KEY})
+    if isinstance(model, TransformersModel):
+        check_vision_language_model(f"model {model.name}", Path(find_model(model.whole_model)))
 
 
 def check_clip_folder(model: ModelFile) -> None:
@@ -111,10 +115,16 @@ def is_complete(part: str) -> bool:
     return os.path.isdir(find_model(part)) and _find_damage(part) is None
 
 
-def _find_damage(part: str) -> DamagedWeights | None:
-    """Return the damage of a part's weights; None for a part that is not on this machine at all."""
+def _find_damage(part: str) -> DamagedFile | None:
+    """Return the damage of a part's files; None for a part that is not on this machine at all."""
     folder = Path(find_model(part))
-    return find_damaged_weights(folder) if (folder / "config.json").is_file() else None
+    if not (folder / "config.json").is_file():
+        return None
+    if damage := find_damaged_file(folder):
+        return damage
+    is_vlm = read_json_config(folder / "config.json").get("model_type") in VISION_LANGUAGE_TYPES
+    missing = find_missing_parts(folder) if is_vlm else []
+    return DamagedFile(folder, f"has no {' and no '.join(missing)}") if missing else None
 
 
 def _list_obstacles(model: ModelFile, missing: dict[str, str]) -> Iterator[str]:
@@ -141,7 +151,10 @@ def _refuse(model: ModelFile, missing: dict[str, str]) -> None:
         delete = f"delete {' and '.join(obstacles)}, and " if obstacles else ""
         remedy = f"{delete}run `{fetch}` first, or these commands (docs/models.md): {' ; '.join(commands)}"
     elif any(_find_damage(part) for part in missing.values()):
-        remedy = "copy the file again, or download the model again: `hf download <hub id> --local-dir <folder>`"
+        remedy = (
+            "save the model and its processor there again, or download both: "
+            "`hf download <hub id> --local-dir <folder>`"
+        )
     else:
         remedy = "docs/models.md says where models come from"
     raise InputError(f"model {model.name}: {' and '.join(problems)}; {remedy}")

@@ -6,6 +6,7 @@ from pathlib import Path
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.hub_cache import is_folder_path
 from dj2mgm.model_files.model_folders import check_model_folder
+from dj2mgm.model_files.model_types import check_format
 from dj2mgm.settings.config_files import read_json_config
 from dj2mgm.settings.models import ModelFile, TransformersModel
 from dj2mgm.settings.string_formats import has_format
@@ -47,6 +48,7 @@ def _check_type(value: str, folder: Path) -> None:
     kind = config.get("model_type")
     if kind == MGM_MODEL_TYPE:
         raise InputError(f"model: {value} is a whole MGM, whose chat template no file states; {IN_A_FILE}")
+    check_format(f"model: {value}", config)
     if "vision_config" not in config:
         raise InputError(
             f"model: {value} (model_type {kind}) has no vision_config, so it takes no images; name a vision-language "

@@ -47,9 +47,23 @@ FIX_REMEDY = "Correct the file, or download it again"
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 # weights, whose files may have any size
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5", ".onnx", ".gguf")
+LFS_POINTER = b"version https://git-lfs.github.com/"
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"  # in one file, or in shards
 SHARD_NAME = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 LENGTH_BYTES, MAX_HEADER_BYTES = 8, 100_000_000  # of safetensors
+MAX_PARSED_BYTES = 4 * MIB  # larger JSON files, such as vocabularies, are only checked at their ends
+# files of each part in a model's folder: alternatives, the usual one first
+REQUIRED_FILES = {
+    "weights": ((WEIGHTS,), (WEIGHTS_INDEX,)),
+    "config": (("config.json",),),
+    "tokenizer": (
+        *(("tokenizer.json",), ("vocab.json", "merges.txt"), ("tokenizer.model",), ("spiece.model",)),
+        *(("sentencepiece.bpe.model",), ("vocab.txt",), ("tekken.json",)),
+    ),
+    "image processor": (("processor_config.json",), ("preprocessor_config.json",)),
+}
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+TEMPLATE_SETTINGS = ("processor_config.json", "tokenizer_config.json")  # may have the key chat_template
 MAX_FILES = 10_000
 MAX_FILE_BYTES, MAX_CONFIG_BYTES = 256 * MIB, 8 * MIB  # bytes of vocabularies, and of settings or templates
 SETTINGS_FILES = re.compile(r".*config\.json|chat_template\..*|.*\.jinja|license.*|notice.*", re.I)
@@ -101,8 +115,25 @@ def compute_size_limit(name: str) -> int:
     return MAX_CONFIG_BYTES if SETTINGS_FILES.fullmatch(name) else MAX_FILE_BYTES
 
 
+def find_missing_parts(folder: Path) -> list[str]:
+    """Return the missing parts of a folder with a model and its processor, with the files that they are usually in."""
+    return [
+        f"{part} ({' and '.join(alternatives[0])})"
+        for part, alternatives in REQUIRED_FILES.items()
+        if not any(all((folder / name).is_file() for name in names) for names in alternatives)
+    ]
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Return whether a folder has a chat template in one of the places where transformers looks for it."""
+    files = (folder / name for name in TEMPLATE_SETTINGS)
+    return any((folder / name).exists() for name in TEMPLATE_FILES) or any(
+        "chat_template" in read_json(file, remedy=FIX_REMEDY) for file in files if file.is_file()
+    )
+
+
 @dataclass(frozen=True)
-class DamagedWeights:
+class DamagedFile:
     """A missing or incomplete file of a model folder, and what is wrong with it."""
 
     path: Path
@@ -112,7 +143,41 @@ class DamagedWeights:
         return f"{self.path} {self.problem}"
 
 
-def find_damaged_weights(folder: Path) -> DamagedWeights | None:
+def find_damaged_file(folder: Path) -> DamagedFile | None:
+    """Return the first missing or incomplete file of a folder's weights, tokenizer, processor and configuration.
+
+    Raises:
+        InputError: the index of the weights cannot be read, or names files outside the folder.
+    """
+    names = sorted(CONFIG_FILES | PROCESSOR_FILES | TOKENIZER_FILES)
+    files = (folder / name for name in names)
+    damages = (_find_damaged_settings(file) for file in files if file.is_file())
+    return find_damaged_weights(folder) or next(filter(None, damages), None)
+
+
+def _find_damaged_settings(path: Path) -> DamagedFile | None:
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        content = file.read(MAX_PARSED_BYTES)
+        if size > MAX_PARSED_BYTES:
+            file.seek(size - len(LFS_POINTER))
+        end = file.read().rstrip() or content.rstrip()
+    if content.startswith(LFS_POINTER):
+        return DamagedFile(path, "is a pointer of Git LFS, not the file itself")
+    if not content.strip():
+        return DamagedFile(path, "is empty")
+    if path.suffix == ".json":
+        try:
+            if size <= MAX_PARSED_BYTES:
+                json.loads(content)
+            elif not end.endswith((b"}", b"]")):
+                raise ValueError
+        except (ValueError, RecursionError):
+            return DamagedFile(path, "is not complete JSON")
+    return None
+
+
+def find_damaged_weights(folder: Path) -> DamagedFile | None:
     """Return the first missing or incomplete file of a folder's safetensors, or None if all are complete.
 
     Only the index and the headers are read.
@@ -126,11 +191,11 @@ def find_damaged_weights(folder: Path) -> DamagedWeights | None:
         if index.is_file():
             names = read_shard_names(index)
         elif any(SHARD_NAME.fullmatch(path.name) for path in folder.iterdir()):
-            return DamagedWeights(index, "is missing")
+            return DamagedFile(index, "is missing")
     if missing := [name for name in names if not (folder / name).is_file()]:
         count = f" ({len(missing)} of {len(names)} shards are)" if len(missing) > 1 else ""
-        return DamagedWeights(folder / missing[0], f"is missing{count}")
-    return next(filter(None, (_find_damage(folder / name) for name in names)), None)
+        return DamagedFile(folder / missing[0], f"is missing{count}")
+    return next(filter(None, (_find_damaged_shard(folder / name) for name in names)), None)
 
 
 def read_shard_names(index: Path) -> list[str]:
@@ -145,18 +210,21 @@ def read_shard_names(index: Path) -> list[str]:
     return sorted({str(name) for name in shards.values()})
 
 
-def _find_damage(path: Path) -> DamagedWeights | None:
+def _find_damaged_shard(path: Path) -> DamagedFile | None:
     """Compare the size of a safetensors file with the size that its header states."""
     size = path.stat().st_size
     with open(path, "rb") as file:
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            return DamagedFile(path, "is a pointer of Git LFS, not the file itself")
+        file.seek(0)
         header_bytes = int.from_bytes(file.read(LENGTH_BYTES), "little")
         try:
             header = json.loads(file.read(header_bytes)) if header_bytes <= min(size, MAX_HEADER_BYTES) else None
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
             expected_size = LENGTH_BYTES + header_bytes + max(ends, default=0)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-            return DamagedWeights(path, f"has no header of safetensors in its {size} bytes")
-    return None if size == expected_size else DamagedWeights(path, f"has {size} of {expected_size} bytes")
+            return DamagedFile(path, f"has no header of safetensors in its {size} bytes")
+    return None if size == expected_size else DamagedFile(path, f"has {size} of {expected_size} bytes")
 
 
 def copy_model_files(source: Path, target: Path, names: frozenset[str]) -> None:

@@ -1,7 +1,6 @@
 """Eight families of transformers' models compared with training by transformers and PEFT."""
 
 import json
-import math
 import shutil
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,6 @@ from dj2mgm.models.vlm.chunked_loss import use_chunked_loss
 from dj2mgm.models.vlm.encoder import TOKEN_FIELDS, TYPE_IDS
 from dj2mgm.models.vlm.vlm_generator import TransformersGenerator
 from dj2mgm.settings.deepspeed_files import read_deepspeed
-from dj2mgm.settings.training_stages import ScoreSettings
 from dj2mgm.storage.files import read_json, write_jsonl, write_yaml
 from dj2mgm.training.model_preparation import compile_layers
 from dj2mgm.training.scoring import Scorer, read_held_out_questions
@@ -748,9 +746,9 @@ def test_scores_in_training_equal_those_of_the_trained_model(folders, tmp_path, 
     )
     parts = vlm.find_parts(model)
     loading = {"micro_batch_size": 2, "longest": max(held_out.lengths), "workers": 0, "dtype": torch.float32}
-    scorer = Scorer(held_out, ScoreSettings(questions=9, share=1.0), parts.head, vlm.prepare_inputs, **loading)
+    scorer = Scorer(held_out, parts.head, vlm.prepare_inputs, **loading)
     before = torch.get_rng_state()
-    score = scorer.score(model, torch.device("cpu"), None, math.inf)
+    score = scorer.score(model, torch.device("cpu"))
     assert torch.equal(torch.get_rng_state(), before) and model.training
     answers = [GivenAnswer(int(row["of"]), "What is shown?", texts[int(row["of"])]) for row in held_out.rows]
     values = vlm.make_generator(None, "cpu").compute_answer_log_likelihoods(images, answers, "")
