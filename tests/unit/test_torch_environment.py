@@ -57,11 +57,11 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
 
 def test_only_variables_that_configure_training_are_removed(monkeypatch):
     removed = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "NVIDIA_TF32_OVERRIDE": "1", "DS_ACCELERATOR": "cpu"}
-    kept = {"ACCELERATE_LOG_LEVEL": "ERROR", "DS_SKIP_CUDA_CHECK": "1", "HF_HUB_OFFLINE": "1", "SMALL": "1"}
-    for name, value in (removed | kept).items():
+    harmless = {"ACCELERATE_LOG_LEVEL": "ERROR", "DS_SKIP_CUDA_CHECK": "1", "HF_HUB_OFFLINE": "1", "SMALL": "1"}
+    for name, value in (removed | harmless).items():
         monkeypatch.setenv(name, value)
     torch_environment.set_torch_environment()
-    assert not removed.keys() & os.environ.keys() and kept.items() <= os.environ.items()
+    assert not removed.keys() & os.environ.keys() and harmless.items() <= os.environ.items()
 
 
 def test_each_environment_compiles_extensions_in_its_own_folder(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +21,7 @@ from paths import PROJECT
 
 LOGS = PROJECT / "tests" / "fixtures" / "logs"
 MIB, GIB = 2**20, 2**30
+SHM, KILLED = "Shared memory is full", "Killed with signal 9"
 
 every_signature = pytest.mark.parametrize("signature", SIGNATURES, ids=lambda signature: build_anchor(signature.title))
 
@@ -65,12 +67,13 @@ def test_each_title_has_one_pair_of_logs():
 
 
 def test_near_misses_are_diagnosed_as_other_failures_or_none():
-    """Two have another diagnosis: out of memory without fragments, and a worker that ended with free shared memory."""
+    """Three have another diagnosis: out of memory without fragments, and crashes that are no kills or full memory."""
     seen = {path.name: find_cause(read_log(path)) for path in LOGS.glob("*.near-miss.log")}
     titles = {name: diagnosis.signature.title for name, diagnosis in seen.items() if diagnosis}
     assert titles == {
         "gpu-memory-is-fragmented.near-miss.log": "CUDA out of memory",
-        "shared-memory-is-full.near-miss.log": "A worker process ended abruptly",
+        "shared-memory-is-full.near-miss.log": "Crash in a library",
+        "killed-with-signal-9.near-miss.log": "Crash in a library",
     }
 
 
@@ -114,6 +117,63 @@ def test_evidence_is_the_line_with_its_number():
 def test_failures_are_found_among_colors_and_progress_bars(tmp_path):
     text = "\r 3%|▎ | 1/40\r 5%|▌ | 2/40\x1b[31mOSError: [Errno 28] No space left on device: 'a.pt'\x1b[0m\n"
     assert title(text, tmp_path) == "The disk is full"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "Error while creating shared memory segment /dev/shm/nccl-k (size 9), error: No space left on device (28)",
+            SHM,
+        ),
+        ("OSError: [Errno 28] No space left on device: '/dev/shm/torch_12'", SHM),
+        ("E1128 3:10 api.py:984] failed (exitcode: -9) local_rank: 1 (pid: 4251) of binary: python", KILLED),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=8.batch. Some of the step tasks", KILLED),
+        ("slurmstepd: error: *** STEP 812348.0 ON gpu07 CANCELLED AT 2026-03-01T02:03:04 ***", "Stopped from outside"),
+        ("slurmstepd: error: *** JOB 1 ON a CANCELLED AT 2026-03-01T02 DUE TO PREEMPTION ***", "Stopped from outside"),
+        ("NVRM: Xid (PCI:0000:3b:00): 79, pid=88, GPU has fallen off the bus.", "The GPU is faulty"),
+        ("exits with return code = -11", "Crash in a library"),
+        ("OSError: [Errno 98] Address already in use", "Another training holds the port"),
+    ],
+)
+def test_other_forms_of_a_failure_are_recognized(line, expected, tmp_path):
+    assert title(f"step 12/400  loss 2.3\n{line}\n", tmp_path) == expected
+
+
+def test_a_kill_by_the_scheduler_names_the_job_s_request(tmp_path):
+    (tmp_path / "stage.log").write_text("slurmstepd: error: Detected 1 oom_kill event in StepId=8.batch.\n")
+    explanation = find_cause(read_log(tmp_path / "stage.log")).explanation
+    assert "all memory that it requested" in explanation.cause and "mem_mb" in explanation.remedy
+
+
+def test_a_full_disk_is_compared_with_the_free_space(tmp_path, monkeypatch):
+    (tmp_path / "stage.log").write_text(f"OSError: [Errno 28] No space left on device: '{tmp_path}/a.pt'\n")
+    system = dict(f_bavail=100 * GIB // 4096, f_frsize=4096, f_files=10, f_favail=5)
+    for change, message in (
+        ({}, "has 100.0 GiB free now. So it was full for some time only"),
+        ({"f_bavail": 10}, f"The file system of {tmp_path} has 0.0 GiB free"),
+        ({"f_favail": 0}, "has no inodes left"),
+    ):
+        monkeypatch.setattr(os, "statvfs", lambda folder, values=system | change: SimpleNamespace(**values))
+        assert message in find_cause(read_log(tmp_path / "stage.log")).explanation.cause
+
+
+IGNORED = """Exception ignored in: <function Writer.__del__ at 0x7f82abc1d8a0>
+Traceback (most recent call last):
+  File "/opt/env/lib/python3.11/site-packages/writer.py", line 60, in __del__
+    self.flush()
+OSError: [Errno 28] No space left on device
+"""
+
+
+def test_errors_that_python_ignores_are_no_cause(tmp_path):
+    assert title(IGNORED, tmp_path) is None
+    assert title(f"{IGNORED}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n", tmp_path) == (
+        "CUDA out of memory"
+    )
+    assert title(
+        f"{IGNORED}Traceback (most recent call last):\nOSError: [Errno 28] No space left on device\n", tmp_path
+    ) == ("The disk is full")
 
 
 # numbers in a log

@@ -205,7 +205,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 11422
         ("processor_config.json", "{}", "one has no chat template, without which.*Name the instruction-tuned model"),
     ],
 )
-def test_unusable_files_of_a_model_are_found_before_its_first_job(cache, file, content, message):
+def test_unusable_files_are_found_before_the_first_job(cache, file, content, message):
     folder = write_model(cache.parent / "here/one")
     if content is None:
         (folder / file).unlink()
@@ -228,7 +228,7 @@ def test_unusable_files_of_a_model_are_found_before_its_first_job(cache, file, c
         ),
     ],
 )
-def test_other_formats_and_unknown_types_are_refused_with_the_form_that_works(cache, config, message):
+def test_unknown_types_are_refused_with_the_form_that_works(cache, config, message):
     (folder := cache.parent / "here/one").mkdir()
     write_json(folder / "config.json", config)
     with pytest.raises(InputError, match=message):

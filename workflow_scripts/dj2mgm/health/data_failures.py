@@ -27,4 +27,13 @@ DATA_SIGNATURES = (
             "since; run again with `--forcerun make_dataset`, which checks all images",
         ),
     ),
+    Signature(
+        "Access to a gated model",
+        r"trying to access a gated repo|GatedRepoError|Cannot access gated repo|Access to model \S+ is restricted",
+        make_fixed_explanation(
+            "the model or dataset is gated, and this machine has no token of an account that may download it",
+            "accept the terms on its page of the hub, run `hf auth login`, then `snakemake fetch --config "
+            "model=<model>`; stages themselves download nothing",
+        ),
+    ),
 )

@@ -145,8 +145,10 @@ def _format_item(name: str, text: str) -> str:
 
 
 def _match(signature: Signature, log: StageLog) -> Diagnosis | None:
-    """Return the first match of the signature that it can explain."""
+    """Return the first match of the signature that it can explain; ignored errors are at most symptoms."""
     for match in re.finditer(signature.pattern, log.text, re.MULTILINE):
+        if log.is_ignored(match.start()) and not signature.symptom:
+            continue
         evidence = Evidence(log, match)
         if explanation := signature.explain(evidence):
             return Diagnosis(signature, explanation, evidence)

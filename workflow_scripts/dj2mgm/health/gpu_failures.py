@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,6 +152,33 @@ def explain_mismatch(evidence: Evidence) -> Explanation:
     )
 
 
+def explain_port(evidence: Evidence) -> Explanation:
+    """Name the port, and say whether it is still taken."""
+    line = evidence.line
+    number = re.search(r"port: ?(\d+)|:(\d{4,5})\b", line)
+    port = int(number[1] or number[2]) if number else None
+    if port and _is_free(port):
+        return Explanation(
+            f"another process held the port {port}, at which the processes of a training meet. It is free now",
+            "run the same command again",
+        )
+    name = f"the port {port}" if port else "the port"
+    return Explanation(
+        f"another process, such as the rest of a killed training, holds {name}, at which the processes of a training "
+        "meet",
+        f"end it (`ss -ltnp | grep {port or 'LISTEN'}` shows its number), then run the same command again. A script "
+        "that is started by hand takes another port with MASTER_PORT=<number>",
+    )
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("", port)).close()
+    except OSError:
+        return False
+    return True
+
+
 CUDA_SIGNATURES = (
     Signature(
         "CUDA toolkit and torch do not match",
@@ -170,6 +198,74 @@ CUDA_SIGNATURES = (
             "`sudo dmesg | grep -i xid`. If it passes, run "
             "the stage's command again with CUDA_LAUNCH_BLOCKING=1, which stops at the failing kernel",
         ),
+    ),
+    Signature(
+        "CUDA: illegal memory access",
+        r"an illegal memory access was encountered|CUDA error: (?:misaligned address|unspecified launch failure)",
+        make_fixed_explanation(
+            "a kernel on the GPU used memory that is not its own. GPU errors are reported late, so the lines of "
+            "the traceback may be unrelated",
+            "run the stage's command again with CUDA_LAUNCH_BLOCKING=1, which stops at the kernel. Set compile: "
+            "false and attention: sdpa to rule out compiled kernels. If it fails elsewhere each time, the GPU may "
+            f"be faulty: `sudo dmesg | grep -i xid`, and `{DOCTOR_COMMAND}`",
+        ),
+    ),
+    Signature(
+        "CUDA: an index is out of range",
+        r"CUDA error: device-side assert triggered|Assertion `.*(?:srcIndex|index|idx|target|t) .*` failed",
+        make_fixed_explanation(
+            "a kernel on the GPU received an index that is too large, usually the number of a token that the model's "
+            "vocabulary does not have",
+            "use the tokenizer that belongs to the model; CUDA_LAUNCH_BLOCKING=1 names the line",
+        ),
+    ),
+    Signature(
+        "The GPU is faulty",
+        r"uncorrectable (?:ECC|NVLink) error|GPU has fallen off the bus|GPU is lost"
+        r"|NVRM: Xid .*: (?:48|63|64|74|79|94|95|119|120),|CUDA error: (?:hardware|an ECC) .*",
+        make_fixed_explanation(
+            "the GPU or its connection reported a fault of the hardware",
+            "`nvidia-smi -q | grep -iA 3 ecc` and `sudo dmesg | grep -i xid` show it. Restart the machine, or use "
+            "another GPU (CUDA_VISIBLE_DEVICES); if the fault returns, the GPU has to be replaced",
+        ),
+    ),
+    Signature(
+        "The driver is older than torch's CUDA",
+        r"The NVIDIA driver on your system is too old(?: \(found version (?P<version>\d+)\))?"
+        r"|CUDA driver version is insufficient for CUDA runtime version",
+        make_fixed_explanation(
+            "the GPU's driver does not support the CUDA version that torch was built with",
+            "install a newer driver (CUDA 12.4 needs 550 or newer), or a torch for an older CUDA: `--sdm conda` uses "
+            "the pinned environment. `nvidia-smi` shows the driver and the newest CUDA that it supports",
+        ),
+    ),
+    Signature(
+        "A package was built for another torch",
+        r"(?:ImportError|OSError): (?P<file>\S+\.so)\S*: undefined symbol: \S+",
+        make_fixed_explanation(
+            "{file} was compiled for another version of torch or CUDA than the installed one",
+            "build the package again for this torch (flash-attn: `pip install --no-build-isolation --force-reinstall "
+            "--no-deps flash-attn==2.8.3.post2`), use the pinned environment (`--sdm conda`), or uninstall the "
+            "package; attention: sdpa needs no flash-attn",
+        ),
+    ),
+    Signature(
+        "Another training holds the port",
+        r"EADDRINUSE.*|[Aa]ddress already in use.*|\[Errno 98\].*",
+        explain_port,
+    ),
+    Signature(
+        "Crash in a library",
+        r"Fatal Python error: (?:Segmentation fault|Bus error|Illegal instruction|Floating-point exception|Aborted)"
+        r"|Segmentation fault \(core dumped\)|is killed by signal: Segmentation fault"
+        r"|(?:^exit status |exits with return code = |\bexitcode *: )(?:-11|-4|-8|139|132|136)\b|Signal 11 \(SIGSEGV\)",
+        make_fixed_explanation(
+            "compiled code of a library crashed, which Python cannot report as an error",
+            f"run the same command again; `{DOCTOR_COMMAND}` checks that the packages fit each other and this "
+            "processor. If it crashes again, `PYTHONFAULTHANDLER=1` shows the library's line, and the pinned "
+            "environment (`--sdm conda`) rules out other versions",
+        ),
+        symptom=True,
     ),
     Signature(
         "NCCL time-out",

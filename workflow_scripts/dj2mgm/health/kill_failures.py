@@ -1,5 +1,7 @@
 """Failures by a signal: processes that the kernel, a user or a scheduler ended."""
 
+import re
+
 from dj2mgm.health.failure_signature import Evidence, Explanation, Signature, make_fixed_explanation
 from dj2mgm.health.kernel_log import OomKill, read_kernel_kills
 from dj2mgm.health.log_text import StageLog
@@ -7,6 +9,9 @@ from dj2mgm.monitoring.cgroups import CgroupLimits, read_cgroup_limits, read_tot
 from dj2mgm.monitoring.memory_csv import format_gib, read_last_row
 
 NEAR_S = 600  # longest time between a kill and the last line of its log
+SCHEDULER_KILL = re.compile(
+    r"oom[_-]kill event|have been OOM Killed|^.*slurmstepd: error: .*exceeded memory limit", re.M
+)
 KERNEL_LOG_COMMAND = "sudo dmesg -T | grep -i 'killed process'"
 REDUCE_HOST_MEMORY_REMEDY = (
     "set deepspeed: zero3_offload with LoRA instead of full fine-tuning (the optimizer state of every trained weight "
@@ -62,6 +67,12 @@ def find_kills(log: StageLog) -> list[OomKill] | None:
 
 
 def explain_kill(evidence: Evidence) -> Explanation:
+    if SCHEDULER_KILL.search(evidence.match[0]):
+        return Explanation(
+            "the scheduler ended a process of this job, because the job had used all memory that it requested",
+            f"request more (`--set-resources finetune:mem_mb=<MiB>`, with the name of the rule), or "
+            f"{REDUCE_HOST_MEMORY_REMEDY}",
+        )
     readings = evidence.log.path.parent / "checkpoints" / "memory.csv"
     reading = read_last_row(readings) if readings.is_file() else None
     return describe_kill(find_kills(evidence.log), read_cgroup_limits(), read_total_memory(), reading)
@@ -70,17 +81,19 @@ def explain_kill(evidence: Evidence) -> Explanation:
 SIGNAL_SIGNATURES = (
     Signature(
         "Killed with signal 9",
-        r"exits with return code = -9\b|^exit status 137$"
-        r"|DataLoader worker \(pid\(?s?\)? [\d, ]+\) is killed by signal: Killed",
+        r"exits with return code = -9\b|^exit status 137$|\bexitcode *: -9\b|Signal 9 \(SIGKILL\)"
+        r"|DataLoader worker \(pid\(?s?\)? [\d, ]+\) is killed by signal: Killed"
+        rf"|{SCHEDULER_KILL.pattern}",
         explain_kill,
         symptom=True,
     ),
     Signature(
         "Stopped from outside",
         r"^(?:\[rank\d+\]: )?KeyboardInterrupt$|Main process received SIG(?:INT|TERM), exiting"
-        r"|^exit status (?:130|143)$|CANCELLED AT \S+ DUE TO TIME LIMIT",
+        r"|^exit status (?:130|143)$|slurmstepd: error: \*\*\* (?:JOB|STEP) .*CANCELLED AT \S+"
+        r"|\bexitcode *: -15\b|Signal 15 \(SIGTERM\) received",
         make_fixed_explanation(
-            "the stage was ended by Ctrl-C, `kill`, or a scheduler at its time limit",
+            "the stage was ended by Ctrl-C, `kill`, or a scheduler (`scancel`, a time limit, or a more important job)",
             "run the same command again; a training stage continues from its last complete checkpoint. If the time "
             "limit was reached, raise it (`runtime` of the rule: --set-resources finetune:runtime=<minutes>)",
         ),

@@ -2,8 +2,15 @@
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+# Python prints errors of clean-up code after this heading, and continues.
+IGNORED = re.compile(
+    r"^(?:\[rank\d+\]: )?Exception ignored (?:in|on|while)\b.*\n"
+    r"(?:.*Traceback \(most recent call last\):\n(?:(?:\[rank\d+\]: )?[ \t].*\n)*.*)?",
+    re.MULTILINE,
+)
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 HEADING = "diagnosis: "
 
@@ -18,6 +25,14 @@ class StageLog:
     def find_line_number(self, position: int) -> int:
         """Return the number of the line that holds this character, counted from 1."""
         return self.text.count("\n", 0, position) + 1
+
+    @cached_property
+    def ignored_parts(self) -> list[tuple[int, int]]:
+        """First and last positions of errors that Python marks as ignored."""
+        return [match.span() for match in IGNORED.finditer(self.text)]
+
+    def is_ignored(self, position: int) -> bool:
+        return any(start <= position < end for start, end in self.ignored_parts)
 
     def list_last_lines(self, count: int) -> list[str]:
         return [line for line in self.text.splitlines() if line.strip()][-count:]

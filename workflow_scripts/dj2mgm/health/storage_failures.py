@@ -1,30 +1,51 @@
 """Failures of storage: full disks and full shared memory."""
 
+import os
 import shutil
 from pathlib import Path
 
 from dj2mgm.health.failure_signature import Evidence, Explanation, Signature
 from dj2mgm.monitoring.memory_csv import format_gib
 
+FULL_BYTES = 2**30  # a disk with less free space is called full
+SHARED_MEMORY = "/dev/shm"
 
-def explain_full(evidence: Evidence) -> Explanation:
-    folder = evidence.log.path.resolve().parent
-    free = format_gib(shutil.disk_usage(folder).free)
-    path_note = f" ({evidence.match['path']})" if evidence.match["path"] else ""
+
+def explain_full(evidence: Evidence) -> Explanation | None:
+    """Explain a full disk by the space and the inodes that are free now; shared memory has another signature."""
+    if SHARED_MEMORY in evidence.line:
+        return None
+    path = evidence.match["path"]
+    folder = Path(path).parent if path and Path(path).parent.is_dir() else evidence.log.path.resolve().parent
+    system = os.statvfs(folder)
+    free = system.f_bavail * system.f_frsize
+    message = f"a file could not be written{f' ({path})' if path else ''}, because there was no space for it"
+    if system.f_files and not system.f_favail:
+        now = f"The file system of {folder} has no inodes left, so it can hold no more files"
+    elif free < FULL_BYTES:
+        now = f"The file system of {folder} has {format_gib(free)} free"
+    else:
+        now = (
+            f"The file system of {folder} has {format_gib(free)} free now. So it was full for some time only, or a "
+            "quota (`quota -s`), a limit of file sizes (`ulimit -f`) or another file system was"
+        )
     return Explanation(
-        f"a file could not be written{path_note}, because the disk was full. The disk of this log now has {free} free",
-        "free space (`df -h`; `du -sh results/* ~/.cache/* /tmp`), then run the same command again; a stage continues "
-        "from its last complete checkpoint. A quota (`quota -s`) and a limit of file sizes (`ulimit -f`) produce the "
-        "same message",
+        f"{message}. {now}",
+        "free space (`df -h`, `df -i`; `du -sh results/* ~/.cache/* /tmp`), then run the same command again; a stage "
+        "continues from its last complete checkpoint",
     )
 
 
 def explain_shared_memory(evidence: Evidence) -> Explanation:
-    folder = Path("/dev/shm")
-    size = f" ({format_gib(shutil.disk_usage(folder).total)})" if folder.is_dir() else ""
+    folder = Path(SHARED_MEMORY)
+    size = ""
+    if folder.is_dir():
+        usage = shutil.disk_usage(folder)
+        size = f" ({format_gib(usage.total)}, of which {format_gib(usage.free)} are free now)"
     return Explanation(
-        f"/dev/shm{size}, through which data loader processes pass batches, was full",
-        "enlarge it for the container (`docker run --shm-size=8g` or `--ipc=host`), or set loader_workers: 0",
+        f"{SHARED_MEMORY}{size}, through which data loaders and NCCL pass data between processes, was full",
+        "enlarge it for the container (`docker run --shm-size=8g` or `--ipc=host`), delete files that killed processes "
+        f"left in {SHARED_MEMORY}, or set loader_workers: 0",
     )
 
 
@@ -32,7 +53,8 @@ STORAGE_SIGNATURES = (
     Signature(
         "Shared memory is full",
         r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) is killed by signal: Bus error"
-        r"|unable to (?:write to|allocate shared memory\(shm\) for|mmap \d+ bytes from) file </torch_\w+>",
+        r"|unable to (?:write to|allocate shared memory\(shm\) for|mmap \d+ bytes from) file </torch_\w+>"
+        r"|/dev/shm/.*No space left on device|No space left on device.*/dev/shm/",
         explain_shared_memory,
     ),
     Signature(

@@ -156,6 +156,7 @@ def find_damaged_file(folder: Path) -> DamagedFile | None:
 
 
 def _find_damaged_settings(path: Path) -> DamagedFile | None:
+    """Return what is wrong with a file of a tokenizer, processor or configuration; None if it can be read."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         content = file.read(MAX_PARSED_BYTES)

@@ -7,7 +7,7 @@ from dj2mgm.model_files.model_folders import has_chat_template
 from dj2mgm.settings.chat_templates import WITHOUT_CHAT
 from dj2mgm.settings.config_files import read_json_config
 
-# keys of transformers' MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES; a test compares them with the installed version
+# types of transformers' AutoModelForImageTextToText; a test compares them with the installed version
 VISION_LANGUAGE_TYPES = frozenset(
     """
     aria aya_vision blip blip-2 chameleon cohere2_vision cohere_compass cosmos3_edge cosmos3_omni deepseek_ocr2

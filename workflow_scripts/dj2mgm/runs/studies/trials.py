@@ -59,7 +59,7 @@ def propose_trials(search: SearchSettings, tried: Sequence[ScoredTrial], batch: 
     distributions |= dict.fromkeys(list_quantile_keys(search.mixture), FloatDistribution(0, 1))
     study = optuna.create_study(direction="maximize")
     for trial, score in tried:
-        parameters = _encode_values(axes, trial.changes) | compute_quantiles(search.mixture, trial.changes)
+        parameters = _format_parameters(axes, trial.changes) | compute_quantiles(search.mixture, trial.changes)
         _add_trial(study, parameters, distributions, score)
     scores: dict[str, float | None] = {trial.name: score for trial, score in tried}
     proposed: list[TrialRecord] = []
@@ -67,14 +67,14 @@ def propose_trials(search: SearchSettings, tried: Sequence[ScoredTrial], batch: 
         seed = crc32(f"{search.seed} {batch} {len(proposed)}".encode())
         study.sampler = SAMPLERS[search.sampler](seed=seed)
         for _ in range(MAX_RETRIES):
-            asked = study.ask(distributions)
-            changes = {key: _decode_value(axis, asked.params[key]) for key, axis in axes.items()}
-            changes |= compute_shares(search.mixture, asked.params)
+            new_trial = study.ask(distributions)
+            changes = {key: _decode_value(axis, new_trial.params[key]) for key, axis in axes.items()}
+            changes |= compute_shares(search.mixture, new_trial.params)
             name = f"{search.experiment}-{hash_changes(changes)}"
             if name not in scores:
                 break
             score = scores[name]  # a known point tells the sampler its score again, so that it proposes another one
-            study.tell(asked, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
+            study.tell(new_trial, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
         else:
             return proposed
         scores[name] = None
@@ -93,7 +93,7 @@ def find_importances(
     """
     study, distributions = optuna.create_study(direction="maximize"), _build_distributions(axes)
     for changes, score in scores:
-        _add_trial(study, _encode_values(axes, changes), distributions, score)
+        _add_trial(study, _format_parameters(axes, changes), distributions, score)
     return optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
 
 
@@ -102,7 +102,7 @@ def _add_trial(study: optuna.Study, parameters: dict, distributions: dict, score
     study.add_trial(optuna.trial.create_trial(params=parameters, distributions=distributions, value=score, state=state))
 
 
-def _encode_values(axes: Mapping[str, list | Interval], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _format_parameters(axes: Mapping[str, list | Interval], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return values as Optuna stores them; rounding may have moved one out of its interval."""
     return {
         key: json.dumps(changes[key]) if isinstance(axis, list) else min(max(changes[key], axis.low), axis.high)
