@@ -3,17 +3,21 @@
 # make test-slow  install, then run the others
 # make test-all   install, then lint and run both
 # make test-slurm the tests that start a Slurm of their own; as root, with slurm-wlm, munge and rsync installed
+# make test-fresh the README's two commands and the unit tests on a fresh Debian; as root, with debootstrap installed
 # make lint       install, then lint only
 # make install    everything that pyproject.toml lists, into .venv; files are checked against requirements.lock
 # make operators  list the operators of the installed Data-Juicer, for a review after an upgrade (docs/data.md)
 # make lmms_eval  lmms-eval into .lmms_eval, for `snakemake evaluate` without conda
 # make lock       writes the *.lock files again after a change of versions in pyproject.toml or requirements-lmms_eval.txt
 #
-# PYTHON names another Python 3.11, as in `make install PYTHON=/opt/python/bin/python3.11`, and TEST_PROCESSES the number of
+# PYTHON names another Python, as in `make install PYTHON=/opt/python/bin/python3.12`, and TEST_PROCESSES the number of
 # processes that share the tests; each takes up to 3 GB. PYTEST_OPTIONS adds options, as in `make test-slow
 # PYTEST_OPTIONS=--exitfirst`.
 
-PYTHON ?= python3.11
+# the newest Python that has the venv module; without one, the newest, whose missing packages `make install` names
+find_python = $(shell for name in python3.13 python3.12 python3.11 python3; do \
+    "$$name" -c 'import sys; assert (3, 11) <= sys.version_info < (3, 14)$(1)' 2> /dev/null && echo "$$name" && break; done)
+PYTHON ?= $(or $(call find_python,; import ensurepip),$(call find_python),python3)
 TEST_PROCESSES ?= 4
 ACTIVATE = . .venv/bin/activate
 TORCH = $(shell grep --only-matching 'torch==[0-9.]*' pyproject.toml)
@@ -22,7 +26,7 @@ PIP_INSTALL = .venv/bin/python -m pip --disable-pip-version-check install --quie
 # tests/conftest.py forms groups and puts the longest first
 PYTEST = $(ACTIVATE) && python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST_OPTIONS)
 
-.PHONY: install lmms_eval lock baseline configuration operators test test-slow test-all test-slurm lint
+.PHONY: install lmms_eval lock baseline configuration operators test test-slow test-all test-slurm test-fresh lint
 
 ifneq "$(words $(CURDIR))" "1"
 $(error The path of this folder has a space in it, with which PyTorch cannot compile DeepSpeed's optimizer: $(CURDIR). \
@@ -62,6 +66,9 @@ test-all: lint
 test-slurm: install
 	$(ACTIVATE) && python -m pytest tests/slurm -m "" $(PYTEST_OPTIONS)
 
+test-fresh:
+	bash tests/fresh_machine.sh
+
 lint: install
 	$(ACTIVATE) && ruff check --no-cache . && ruff format --no-cache --check . && snakefmt --check Snakefile rules && snakemake --lint \
 	    && PYTHONPATH=workflow_scripts lint-imports --no-logo && vulture && codespell
@@ -89,16 +96,20 @@ endif
 # doubles the time to import transformers (17 instead of 8 s).
 # torch is installed last, by version only: its builds have different hashes, and a CUDA build requires more packages.
 .venv/installed: uv.lock requirements.lock
-	@test -f "$$($(PYTHON) -c 'import ensurepip, sysconfig; print(sysconfig.get_path("include"))')/Python.h" \
-	    || { echo "make: this needs Python 3.11 with its venv module and headers." \
-	        "On Debian: apt-get install python3.11-venv python3.11-dev" >&2; exit 1; }
-	@echo "Installing the packages of requirements.lock into .venv: once, about a minute"
+	@$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info < (3, 14)' 2> /dev/null \
+	    || { echo "make: this needs Python 3.11, 3.12 or 3.13, but $(PYTHON) is not one of them." \
+	        "Name one with PYTHON=<path>" >&2; exit 1; }
+	@test -f "$$($(PYTHON) -c 'import ensurepip, sysconfig; print(sysconfig.get_path("include"))' 2> /dev/null)/Python.h" \
+	    || { echo "make: $(PYTHON) has no venv module or no headers. On Debian and Ubuntu:" \
+	        "apt-get install $(PYTHON)-venv $(PYTHON)-dev" >&2; exit 1; }
+	@echo "Installing the packages of requirements.lock into .venv, for $$($(PYTHON) -V): once, about a minute"
 	@$(PYTHON) -m venv --clear .venv
 	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > .venv/uv.txt
 	@$(PIP_INSTALL) --require-hashes --no-deps --requirement .venv/uv.txt
 	@.venv/bin/uv pip install --quiet --python .venv/bin/python --default-index "$(PACKAGE_INDEX)" \
 	    --compile-bytecode --require-hashes --no-deps --requirement requirements.lock 2> .venv/uv.log \
 	    || $(PIP_INSTALL) --require-hashes --no-deps --requirement requirements.lock
+	@echo "Installing $(TORCH): its CUDA build takes several GB, the CPU build (README) 200 MB"
 	@$(PIP_INSTALL) $(TORCH)
 	@if command -v c++ > /dev/null; then \
 	    echo "Compiling DeepSpeed's extensions for this processor: once, a minute or two"; \

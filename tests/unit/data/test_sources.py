@@ -648,7 +648,7 @@ def test_the_total_of_global_headers_is_limited(tmp_path):
     record = b"520000 comment%d=" + b"x" * 520_000
     with open(tmp_path / "x.tar", "wb") as file:
         for number in range(4):
-            content = (record % number)[:520_000]
+            content = (record % number)[:519_999] + b"\n"
             file.write(header(b"g", len(content)) + content + bytes(-len(content) % 512))
     with pytest.raises(tarfile.ReadError, match="a header has 520000 bytes"):
         list(read_members(tmp_path / "x.tar"))
