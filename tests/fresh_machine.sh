@@ -25,8 +25,8 @@ if [[ ! -x $root/usr/bin/git ]]; then
     debootstrap --variant=minbase --include=python3,python3-venv,python3-dev,make,gcc,g++,git,ca-certificates \
         "${RELEASE:-trixie}" "$root" "${mirror:-http://deb.debian.org/debian}" > "$root.log" || { tail "$root.log"; exit 1; }
 fi
-cp -L /etc/resolv.conf "$root/etc/"
-cp -rL /etc/ssl/certs "$root/etc/ssl/"
+cp -L --remove-destination /etc/resolv.conf "$root/etc/"
+cp --remove-destination /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
 [[ ! -f /etc/pip.conf ]] || cp /etc/pip.conf "$root/etc/"
 for folder in proc sys dev dev/pts dev/shm; do
     mountpoint -q "$root/$folder" || mount --bind "/$folder" "$root/$folder"
