@@ -27,7 +27,6 @@ with project_imports():
     from dj2mgm.model_files.missing_models import describe_missing, find_downloads, find_missing_models
     from dj2mgm.runs.experiments import REFERENCE
     from dj2mgm.runs.layers import merge_experiment, merge_shared_settings
-    from dj2mgm.servers.hub import limit_waiting
     from dj2mgm.storage.files import format_yaml_line
 
 
@@ -36,7 +35,6 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--config", type=json.loads, default={}, help="keys of the configuration, as JSON")
     args = parser.parse_args()
-    limit_waiting()
     config, fetch = merge_experiment(REFERENCE, args.config), merge_shared_settings(args.config).fetch
     benchmarks = [find_hub_benchmark(name) for name in fetch.benchmarks]
     hub_data = list(filter(None, [*benchmarks, find_hub_dataset(config.dataset)]))

@@ -50,7 +50,8 @@ class HubServer(ThreadingHTTPServer):
         self.requests: list[str] = []
         self.sent: list[tuple[str, str, int]] = []  # method, file, and the first byte of the requested range
         self.altered: dict[str, bytes] = {}  # contents that do not match the checksum
-        self.etags: dict[str, str] = {}  # contents that do not match the checksum, by file
+        self.heads: dict[str, dict[str, str]] = {}  # further or other headers of files' answers, by file
+        self.answers: dict[str, tuple[int, dict[str, str], bytes]] = {}  # status, headers and body, by path
         self.described: dict[str, dict] = {}  # values of a repository, and of each of its files, that differ
         self.cut: dict[str, int] = {}  # files whose next answer breaks off after a number of bytes
         self.endless: set[str] = set()  # files whose answers to range requests never end
@@ -92,6 +93,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path.startswith("/store/"):
             hub.objects[path.rpartition("/")[2]] = body
             return self._send(200, {})
+        if path in hub.answers:
+            return self._send_raw(*hub.answers[path])
         if path in hub.slow_heads:
             return self._trickle(b"HTTP/1.1 200 OK\r\nX-Slow: " + b"a" * 2000)
         has_token = self.headers.get("Authorization") == f"Bearer {TOKEN}"
@@ -146,8 +149,9 @@ class _Handler(BaseHTTPRequestHandler):
             content = content[: int(range_ends[1]) + 1]
         self.server.sent.append((self.command, file, start))
         self.send_response(206 if start or range_ends[1] else 200)
-        self.send_header("ETag", f'"{self.server.etags.get(file) or self._oid(repository, file)}"')
-        self.send_header("X-Repo-Commit", REVISION)
+        head = {"ETag": f'"{self._oid(repository, file)}"', "X-Repo-Commit": REVISION}
+        for header, value in (head | self.server.heads.get(file, {})).items():
+            self.send_header(header, value)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         if self.command == "GET" and file in self.server.endless and range_ends[1]:
@@ -165,6 +169,16 @@ class _Handler(BaseHTTPRequestHandler):
                 self._trickle(content[start:end])
             else:
                 self.wfile.write(content[start:end])
+
+    def _send_raw(self, status: int, headers: dict[str, str], body: bytes):
+        """Send an answer as it is; without Content-Length it arrives byte by byte."""
+        self.send_response(status)
+        for header, value in headers.items():
+            self.send_header(header, value)
+        self.close_connection = True
+        self.end_headers()
+        with suppress(OSError):  # the client closed the connection
+            self.wfile.write(body) if "Content-Length" in headers else self._trickle(body)
 
     def _trickle(self, content: bytes):
         with suppress(OSError):  # the client closed the connection

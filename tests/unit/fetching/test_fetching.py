@@ -1,5 +1,6 @@
 """`fetch.py` with a hub server in this process: output, downloads, checks, continued and refused downloads."""
 
+import gzip
 import json
 import time
 from functools import partial
@@ -7,8 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants, file_download, hf_hub_download
 from safetensors.torch import load_file, save
 
+from dj2mgm import servers
+from dj2mgm.errors import InputError
+from dj2mgm.fetching.repositories import HubSource, download, look_up
+from dj2mgm.servers.hub import check_library_downloads
 from dj2mgm.settings.models import CLIP
 from fetch_command import run_fetch
 from hub_server import REVISION, TOKEN, HubServer, Repository
@@ -102,7 +108,6 @@ def test_a_truncated_file_in_the_cache_is_downloaded_again(hub, fetch, tmp_path)
     assert fetch(hub.url, model=MODEL).returncode == 0
     [weights] = tmp_path.glob(f"home/hub/models--{MODEL.replace('/', '--')}/snapshots/*/model.safetensors")
     weights.resolve().write_bytes(WEIGHTS[:-1])
-    assert "was deleted; run the same command again" in fetch(hub.url, model=MODEL).stderr
     assert fetch(hub.url, model=MODEL).returncode == 0
     assert fetched(tmp_path, "model", MODEL)["model.safetensors"] == WEIGHTS
 
@@ -138,6 +143,10 @@ def test_unusable_repositories_are_refused_before_a_download(hub, fetch, config,
         ({"size": -1}, "has no valid size"),
         ({"size": "1"}, "has no valid size"),
         ({"blobId": None}, "has no checksum"),
+        ({"blobId": "../../../../mine"}, "has no checksum"),
+        ({"lfs": {"sha256": "{folder}/mine", "size": 1, "pointerSize": 1}}, "has no checksum"),
+        ({"rfilename": "a\0.json"}, "is not a file's path in a repository"),
+        ({"rfilename": "a" * 300 + ".json"}, "is not a file's path in a repository"),
         ({"sha": "../../../../mine"}, "'../../../../mine' is not a commit"),
     ],
 )
@@ -153,16 +162,75 @@ def test_an_answer_with_impossible_values_is_refused(hub, fetch, tmp_path, chang
     assert (tmp_path / "mine.json").read_text() == "{}" and not (tmp_path / "mine").exists()
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_a_download_outside_of_the_cache_is_not_accepted(hub, fetch, tmp_path, is_there):
-    """The hub's library builds a path from the server's ETag."""
-    mine = tmp_path / "mine.parquet"
-    if is_there:
-        mine.write_text("mine")
-    hub.etags["data/train.parquet"] = str(mine)
-    done = fetch(hub.url, dataset=DATASET)
-    assert done.returncode == 2 and "is a link out of its folder" in done.stderr
-    assert not is_there or mine.read_text() == "mine"
+@pytest.fixture
+def download_here(hub, tmp_path, monkeypatch):
+    """Download the dataset in this process, which is quicker than `fetch`."""
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "home/hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 2)
+    return lambda: download(look_up(HubSource(DATASET, "dataset", ("*.parquet",))))
+
+
+@pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit"])
+@pytest.mark.parametrize("name", ["{folder}/mine", "../../../../../mine", "..", "a/b", "a\tb", "a" * 300], ids=repr)
+def test_names_in_the_head_of_a_file_are_no_paths(hub, download_here, tmp_path, header, name):
+    """The hub's library would write the content to the path that the server names, before any check."""
+    hub.heads["data/train.parquet"] = {header: name.format(folder=tmp_path)}
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(InputError, match=r"data/train\.parquet .* is not hexadecimal"):
+        download_here()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "mine"]
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+@pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit"])
+def test_libraries_do_not_use_the_names_as_paths(hub, download_here, tmp_path, monkeypatch, header):
+    """`plan` reads the configuration of a hub id with the hub's library."""
+    monkeypatch.setattr(file_download, "get_hf_file_metadata", file_download.get_hf_file_metadata)
+    hub.heads["config.json"] = {header: "../../../../../mine"}
+    check_library_downloads()
+    with pytest.raises(ValueError, match="is not hexadecimal"):
+        hf_hub_download(MODEL, "config.json", cache_dir=tmp_path / "home/hub", endpoint=hub.url)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_file_longer_than_declared_is_cut_off(hub, download_here, tmp_path):
+    hub.endless.add("data/train.parquet")
+    with pytest.raises(InputError, match="the answer has more than the expected 4 bytes"):
+        download_here()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "message"),
+    [
+        (429, {"Retry-After": "1000000"}, b"", "the hub requests a pause of 1000000 s"),
+        (503, {"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}, b"", "the hub requests a pause of"),
+        (429, {"RateLimit": '"api";r=0;t=1000000'}, b"", "the hub requests a pause of 1000000 s"),
+        (200, {"Content-Encoding": "gzip"}, gzip.compress(bytes(2**24)), "the answer is compressed"),
+        (200, {"Content-Encoding": "zstd"}, b"", "the answer is compressed"),
+        (200, {"Content-Length": str(2**40)}, bytes(2**21), "the answer has more than the expected"),
+        (404, {"Content-Length": str(2**40)}, bytes(2**21), "the answer has more than the expected"),
+        (200, {}, b" " * 1000, "is too slow"),
+    ],
+    ids=["seconds", "date", "rate limit", "gzip", "zstd", "long", "long error", "slow"],
+)
+@pytest.mark.parametrize("path", ["/api/datasets/{0}", "/datasets/{0}/resolve/{1}/data/train.parquet"])
+def test_answers_of_the_hub_have_limits(hub, download_here, monkeypatch, path, status, headers, body, message):
+    monkeypatch.setattr(servers.hub, "MAX_ANSWER_BYTES", 2**20)
+    monkeypatch.setattr(servers.hub, "BODY_FACTOR", 1)
+    hub.repositories[f"datasets/{DATASET}"].files["data/train.parquet"] = b"rows" * 1000
+    hub.answers[path.format(DATASET, REVISION)] = (
+        status,
+        ({"Content-Length": str(len(body))} | headers if headers else {}),
+        body,
+    )
+    started = time.monotonic()
+    with pytest.raises(InputError, match=message):
+        download_here()
+    assert time.monotonic() - started < 20
 
 
 def test_images_with_any_suffix_are_downloaded(hub, fetch, tmp_path):

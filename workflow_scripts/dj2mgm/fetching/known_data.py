@@ -5,8 +5,9 @@ of the chosen rows are read, by ranges, and compared with the zip file's checksu
 """
 
 import fnmatch
+import io
+import os
 import struct
-import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -15,29 +16,22 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
-import httpx2
 import pyarrow as pa
 import pyarrow.parquet as pq
-from huggingface_hub import HfFileSystem, constants, get_token
 from huggingface_hub.hf_api import RepoSibling
-from huggingface_hub.hf_file_system import HfFileSystemFile
-from huggingface_hub.utils import hf_raise_for_status, http_stream_backoff
 
 from dj2mgm.data.formats import read_llava
 from dj2mgm.dataset_resolution.hub_data import FETCH_RECORD, HubData
 from dj2mgm.errors import InputError
 from dj2mgm.fetching.benchmark_files import WRITERS
-from dj2mgm.fetching.repositories import HubSource, Repository, check_space, look_up
-from dj2mgm.servers.hub import hub_errors
+from dj2mgm.fetching.repositories import CONNECTIONS, HubSource, Repository, check_space, look_up
+from dj2mgm.servers.hub import HubFile, hub_errors
 from dj2mgm.settings.hub_files import HubArchive, HubBenchmark
 from dj2mgm.storage.files import read_json, replace_file, write_bytes, write_json, write_json_list
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 
 ROWS_AT_ONCE = 64  # rows that are copied together
 TAIL_BYTES = 2**18  # bytes of a request for the end of a file
-CONNECTIONS = 8
-ATTEMPTS = 5  # attempts at a request whose answer breaks off
-MIN_BYTES_PER_S = 2**12  # rate of the slowest accepted answer; the timeout only limits the time between two bytes
 LOCAL_HEADER = struct.Struct("<26xHH")  # precedes a file in a zip file; lengths of its name and extra field
 EXTRA_FIELD_BYTES = 256  # bytes of an extra field that are requested with the file
 MAX_IMAGE_BYTES = 2**26
@@ -108,47 +102,40 @@ def _select_files(repository: Repository, rows: int) -> Iterator[RepoSibling]:
     for file in sorted(repository.files, key=lambda file: file.rfilename):
         if row_count < rows:
             yield file
-            with hub_errors(repository.source.request), _RemoteFile(repository, file) as content:
-                row_count += pq.read_metadata(content).num_rows
+            with hub_errors(repository.source.request):
+                row_count += pq.read_metadata(_RemoteFile(repository, file).buffer()).num_rows
 
 
-class _RemoteFile(HfFileSystemFile):
-    """A file on the hub that is read in ranges, with `TAIL_BYTES` bytes at a time."""
+class _RemoteFile(io.RawIOBase):
+    """A file on the hub that is read in ranges."""
 
     def __init__(self, repository: Repository, file: RepoSibling):
-        system = HfFileSystem(endpoint=constants.ENDPOINT, token=get_token(), skip_instance_cache=True)
-        address = f"datasets/{repository.source.hub_id}@{repository.revision}/{file.rfilename}"
-        super().__init__(system, address, mode="rb", block_size=TAIL_BYTES)
+        super().__init__()
+        self._file = HubFile(repository.source.hub_id, repository.source.kind, repository.revision, file)
+        self._size, self._position = file.size, 0
 
     def read_range(self, start: int, end: int) -> bytes:
-        """Return the bytes of a range, which may be cut off at the end of the file.
+        """Return the bytes of a range, which may be cut off at the end of the file."""
+        return b"".join(self._file.read(start, end))
 
-        Raises:
-            ValueError: the server sends more bytes than requested, or too slowly. The library itself limits neither.
-        """
-        for attempt in range(ATTEMPTS):
-            try:
-                return self._read_once(start, end)
-            except httpx2.TransportError:
-                if attempt == ATTEMPTS - 1:
-                    raise
+    def buffer(self) -> io.BufferedReader:
+        """Return the file with a buffer, so that small reads near its end are one request."""
+        return io.BufferedReader(self, TAIL_BYTES)
 
-    _fetch_range = read_range  # called by the library's cache
+    def readable(self) -> bool:
+        return True
 
-    def _read_once(self, start: int, end: int) -> bytes:
-        content = bytearray()
-        headers = self.fs._api._build_hf_headers() | {"range": f"bytes={start}-{end - 1}"}
-        timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        end_of_request = time.monotonic() + timeout + (end - start) / MIN_BYTES_PER_S
-        with http_stream_backoff("GET", self.url(), headers=headers, timeout=timeout) as answer:
-            hf_raise_for_status(answer)
-            for part in answer.iter_bytes():
-                content += part
-                if time.monotonic() > end_of_request:
-                    raise ValueError(f"the answer to a request of {end - start} bytes is too slow")
-                if len(content) > end - start:
-                    raise ValueError(f"the answer to a request of {end - start} bytes has more")
-        return bytes(content)
+    seekable = readable
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        return self._position
+
+    def readinto(self, target: memoryview) -> int:
+        content = self.read_range(self._position, self._position + len(target))
+        target[: len(content)] = content
+        self._position += len(content)
+        return len(content)
 
 
 def convert_data(download: KnownDownload, snapshot: Path) -> None:
@@ -214,7 +201,7 @@ def _write_archived(download: KnownDownload, archive: RepoSibling, rows: Path) -
     with hub_errors(request):
         content = _RemoteFile(repository, archive)
         try:
-            entries = {entry.filename: entry for entry in zipfile.ZipFile(content).infolist()}
+            entries = {entry.filename: entry for entry in zipfile.ZipFile(content.buffer()).infolist()}
         except (zipfile.BadZipFile, NotImplementedError, struct.error) as error:
             raise InputError(f"{repository.source.hub_id}: {archive.rfilename} is not a zip file ({error})") from None
     selected_rows = list(islice(read_llava(rows, number_ids=True), download.rows))

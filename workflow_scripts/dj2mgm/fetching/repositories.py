@@ -8,25 +8,29 @@ import hashlib
 import os
 import re
 import shutil
+import threading
 from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
-from huggingface_hub import constants, get_token, snapshot_download
+from huggingface_hub import constants
 from huggingface_hub.hf_api import RepoSibling
 
+from dj2mgm.cli.messages import Progress
 from dj2mgm.dataset_resolution.hub_data import find_hub_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.hub_cache import find_cached_snapshot, is_folder_path
 from dj2mgm.model_files.missing_models import ModelDownload, is_complete
 from dj2mgm.model_files.model_folders import MODEL_SUFFIXES
-from dj2mgm.servers.hub import MAX_MESSAGE_LENGTH, Request, clean, hub_errors, make_quiet_api
+from dj2mgm.servers.hub import MAX_MESSAGE_LENGTH, SHOWN_CHARACTERS, HubFile, Request, clean, hub_errors, make_quiet_api
 from dj2mgm.settings.config_files import list_config_names
 from dj2mgm.settings.string_formats import has_format
-from dj2mgm.storage.files import compute_sha256
+from dj2mgm.storage.files import can_be_path, replace_file, write_text
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
-from dj2mgm.storage.plain_files import resolve_inside
+from dj2mgm.storage.plain_files import BLOBS, SNAPSHOTS
 
 CONFIGURATION_PATTERNS = tuple(f"*{suffix}" for suffix in MODEL_SUFFIXES if suffix != ".safetensors")
 SAFETENSORS_PATTERNS = ("model*.safetensors",)
@@ -39,8 +43,9 @@ ROW_FILES = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.tsv", "*.tar", "*.txt
 IMAGE_FILES = tuple(f"*{suffix}" for suffix in IMAGE_SUFFIXES)
 RESUME_REMEDY = "run the same command again, which continues the download"
 DISK_RESERVE_BYTES = 2**30  # bytes that stay free on the disk
-COMMIT = re.compile("[0-9a-f]{40}")
+COMMIT, SHA256 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}")  # Git names contents as it names commits
 MAX_FILE_BYTES = 2**50
+CONNECTIONS = 8
 
 
 @dataclass(frozen=True)
@@ -106,15 +111,13 @@ class Repository:
         return sum(file.size or 0 for file in self.files)
 
     @property
-    def patterns(self) -> list[str]:
-        """Patterns of the names of all files.
+    def folder(self) -> Path:
+        """Folder of the downloaded files."""
+        return Path(self.source.folder) if self.source.folder else self._cache_folder / SNAPSHOTS / self.revision
 
-        Whole datasets have one for each ending, because the hub's library compares each name with each pattern. This is
-        slow for many.
-        """
-        if self.source.kind == "model" or self.source.is_selection:
-            return [_escape_pattern(file.rfilename) for file in self.files]
-        return sorted({_generalize(file.rfilename) for file in self.files})
+    @property
+    def _cache_folder(self) -> Path:
+        return Path(constants.HF_HUB_CACHE, f"{self.source.kind}s--{self.source.hub_id.replace('/', '--')}")
 
     def describe(self) -> str:
         """Return a line about license, size and target folder."""
@@ -187,11 +190,11 @@ def _check_answer(commit: object, files: Iterable[RepoSibling]) -> None:
     if not COMMIT.fullmatch(str(commit)):
         raise ValueError(f"{commit!r} is not a commit")
     for file in files:
-        if not {"", ".", ".."}.isdisjoint(file.rfilename.split("/")):
-            raise ValueError(f"{file.rfilename!r} is not a file's path in a repository")
+        if not {"", ".", ".."}.isdisjoint(file.rfilename.split("/")) or not can_be_path(file.rfilename):
+            raise ValueError(f"{file.rfilename[:SHOWN_CHARACTERS]!r} is not a file's path in a repository")
         if not isinstance(file.size, int) or not 0 <= file.size <= MAX_FILE_BYTES:
             raise ValueError(f"{file.rfilename} has no valid size")
-        if not file.lfs and not file.blob_id:
+        if not (SHA256 if file.lfs else COMMIT).fullmatch(str(_read_checksum(file))):
             raise ValueError(f"{file.rfilename} has no checksum")
 
 
@@ -242,63 +245,77 @@ def _find_existing(path: Path) -> Path:
 def download(repository: Repository) -> Path:
     """Download the files of a repository, and return their folder. Complete files are not downloaded again.
 
+    In the hub's cache, a file is a link to its content, which has the name of its checksum. The names are those of the
+    description that `look_up` has checked; headers of the server's answers are not used.
+
     Raises:
-        InputError: the hub cannot be reached, or a file differs from the hub's checksum. This file is deleted.
+        InputError: the hub cannot be reached, or a file differs from the hub's checksum.
     """
-    source = repository.source
+    meter = _Meter(repository.size)
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        for _ in pool.map(partial(_download_file, repository, meter), repository.files):
+            pass
+    if repository.source.folder is None:  # the file by which the cache finds the branch
+        write_text(repository.folder.parents[1] / "refs/main", repository.revision)
+    return repository.folder
+
+
+class _Meter:
+    """Progress of several downloads in threads, in megabytes."""
+
+    def __init__(self, total_bytes: int):
+        self._progress = Progress("MB", total_bytes // 10**6)
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, number: int) -> None:
+        with self._lock:
+            self._bytes += number
+            if megabytes := self._bytes // 10**6 - self._progress.done:
+                self._progress.add(megabytes)
+
+
+def _download_file(repository: Repository, meter: _Meter, file: RepoSibling) -> None:
+    """Download a file, unless it is whole, under a temporary name, and move it to its place once it is verified."""
+    source, path = repository.source, repository.folder / file.rfilename
+    is_cached = source.folder is None
+    content = repository.folder.parents[1] / BLOBS / _read_checksum(file) if is_cached else path
     with hub_errors(source.request):
-        folder = snapshot_download(
-            source.hub_id,
-            repo_type=source.kind,
-            revision=repository.revision,
-            local_dir=source.folder,
-            allow_patterns=repository.patterns,
-            ignore_patterns=[".*", "*/.*"],
-            token=get_token(),
-        )
-    for file in repository.files:
-        _verify(source, Path(folder), file)
-    # snapshot_download of a commit does not write the file by which the cache finds the branch
-    if source.folder is None:
-        reference = Path(folder).parents[1] / "refs/main"
-        reference.parent.mkdir(exist_ok=True)
-        reference.write_text(repository.revision, encoding="ascii")
-    return Path(folder)
+        if _is_whole(path, file) or _is_whole(content, file):
+            meter.add(file.size)
+        else:
+            digest, on_hub = _start_digest(file), HubFile(source.hub_id, source.kind, repository.revision, file)
+            with replace_file(content, "wb") as target:
+                for part in on_hub.read():
+                    target.write(part)
+                    digest.update(part)
+                    meter.add(len(part))
+                if digest.hexdigest() != _read_checksum(file):
+                    raise InputError(
+                        f"{source.hub_id}: {file.rfilename} differs from the hub's checksum, and was deleted; "
+                        f"{RESUME_REMEDY}"
+                    )
+        if is_cached and not _is_whole(path, file):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            path.symlink_to(os.path.relpath(content, path.parent))
 
 
-def _escape_pattern(name: str) -> str:
-    """Return a pattern that matches this name only."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
-
-
-def _generalize(name: str) -> str:
-    """Return a pattern of all names with this ending, or of this name only if files with the ending are left out."""
-    ending = os.path.splitext(name)[1]
-    return f"*{ending}" if f"*{ending.lower()}" in (*ROW_FILES, *IMAGE_FILES) else _escape_pattern(name)
-
-
-def _verify(source: HubSource, folder: Path, file: RepoSibling) -> None:
-    path = folder / file.rfilename
-    try:
-        target = resolve_inside(path, folder)
-        actual, expected = (
-            (compute_sha256(target), file.lfs.sha256) if file.lfs else (_compute_git_hash(target), file.blob_id)
-        )
-    except OSError as error:
-        raise InputError(f"{source.hub_id}: {path} cannot be read ({error.strerror}); {RESUME_REMEDY}") from None
-    if actual != expected:
-        target.unlink(missing_ok=True)
-        path.unlink(missing_ok=True)
-        raise InputError(
-            f"{source.hub_id}: {file.rfilename} differs from the hub's checksum, and was deleted; {RESUME_REMEDY}"
-        )
-
-
-def _compute_git_hash(path: Path) -> str:
-    """Return the name of a file's content in a Git repository."""
-    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size)
+def _is_whole(path: Path, file: RepoSibling) -> bool:
+    """Return whether a file is there, and has the content of the file on the hub."""
+    if not path.is_file() or path.stat().st_size != file.size:
+        return False
     with open(path, "rb") as content:
-        return hashlib.file_digest(content, lambda: digest).hexdigest()
+        return hashlib.file_digest(content, lambda: _start_digest(file)).hexdigest() == _read_checksum(file)
+
+
+def _read_checksum(file: RepoSibling) -> str:
+    return file.lfs.sha256 if file.lfs else file.blob_id
+
+
+def _start_digest(file: RepoSibling) -> "hashlib._Hash":
+    """Return the digest of a file's content: SHA-256, or the one by which Git names it."""
+    return hashlib.sha256() if file.lfs else hashlib.sha1(b"blob %d\0" % file.size)
 
 
 def convert(download: ModelDownload) -> None:

@@ -45,6 +45,7 @@ from dj2mgm.models.vlm.vlm_family import (
 )
 from dj2mgm.planning.integer_shapes import IntegersOnCPU
 from dj2mgm.planning.meta_kernels import ATTENTION, MASKED_ATTENTION
+from dj2mgm.servers.hub import check_library_downloads
 from dj2mgm.settings.config_files import locate_config_file, read_config
 from dj2mgm.settings.models import MgmParts, detect_model_kind
 from dj2mgm.settings.schema import build_schema
@@ -339,6 +340,7 @@ def _read_model_config(part: str, kind: type[PretrainedConfig] | None = None) ->
         check_config(path)
     else:
         check_local_model(part)
+        check_library_downloads()
     kind = kind or (MGMConfig if _read_model_type(path) == MGMConfig.model_type else AutoConfig)
     try:
         return kind.from_pretrained(path if path.exists() else part, trust_remote_code=False)

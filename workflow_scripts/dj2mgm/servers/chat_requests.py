@@ -6,11 +6,11 @@ import time
 
 from dj2mgm.cli.messages import note
 from dj2mgm.errors import InputError
+from dj2mgm.servers.answer_limits import MIN_SHOWN_PAUSE_S
 from dj2mgm.servers.chat_answer import ChatAnswer
 from dj2mgm.servers.chat_server import ChatServer, RequestError
 
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 60.0  # between tries; doubled each time
-MIN_SHOWN_PAUSE_S = 10.0  # pauses that the server requests are shown from this length on
 BUSY_TRIES = 4  # factor on the tries of a question while the server answers other questions
 DOWN_AFTER = 3  # unanswered questions in a row, after which the server counts as down
 UNUSABLE_AFTER = 50  # questions in a row that the server rejects, or whose answer is unusable

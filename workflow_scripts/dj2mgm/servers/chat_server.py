@@ -3,28 +3,32 @@
 It uses httpx and not the library `openai`. That library repeats requests by itself, so that budgets would not count
 them and other requests would not learn that the server is busy. It also returns any JSON as an answer.
 
-httpx's own time limits count silence, so requests have deadlines too (`deadlines.py`).
+Answers have limits (`answer_limits.py`).
 """
 
 import logging
-import math
 import os
 import re
 import time
 from dataclasses import replace
-from email.utils import parsedate_to_datetime
 from http.cookiejar import DefaultCookiePolicy
 
 import httpx
 
 from dj2mgm.cli.messages import note
 from dj2mgm.errors import InputError
+from dj2mgm.servers.answer_limits import (
+    MAX_PAUSE_S,
+    TooLongAnswerError,
+    is_compressed,
+    keep_deadlines,
+    limit_bytes,
+    read_retry_after,
+)
 from dj2mgm.servers.chat_answer import MAX_TEXT_LENGTH, QUOTES_KEY, ChatAnswer, read_answer, read_token_count
-from dj2mgm.servers.deadlines import keep_deadlines
 from dj2mgm.settings.endpoints import MIN_SECRET_LENGTH, compile_secret_pattern
 
 CONNECT_S = 10.0
-MAX_PAUSE_S = 600.0  # longest pause that a server may request; during a longer one the stage would hold its GPUs
 BUSY, TRY_AGAIN = {429, 503}, {408, 409, 425, 429}
 NOT_THERE = {502, 503, 504}  # statuses of a proxy without a server
 FINAL_STATUS_CODES = {402, 404, 405}  # no credit; no such model or address
@@ -167,20 +171,19 @@ class ChatServer:
 
     def _request(self, method: str, path: str, **body) -> httpx.Response:
         """Return a response of at most MAX_BYTES; raise RequestError for a late, large, compressed or broken one."""
-        content, whole_s = bytearray(), TIMEOUT_FACTOR * self._timeout_s
+        whole_s = TIMEOUT_FACTOR * self._timeout_s
         self._deadlines.start(whole_s, head_s=self._timeout_s)
         try:
             with self._client.stream(method, path, **body) as response:
                 self._deadlines.mark_head_received()
-                if response.headers.get("Content-Encoding", "identity") != "identity":
+                if is_compressed(response.headers):
                     raise RequestError("a compressed answer, although the request excludes it", can_retry=False)
-                for part in response.iter_raw():
-                    content += part
-                    if len(content) > MAX_BYTES:
-                        raise RequestError(f"an answer of more than {MAX_BYTES >> 20} MiB", can_retry=False)
-            whole = httpx.Response(response.status_code, headers=response.headers, content=bytes(content))
+                content = b"".join(limit_bytes(response.iter_raw(), MAX_BYTES))
+            whole = httpx.Response(response.status_code, headers=response.headers, content=content)
             whole.encoding = "utf-8"  # the server may name a codec that is not for text, such as zlib
             return whole
+        except TooLongAnswerError:
+            raise RequestError(f"an answer of more than {MAX_BYTES >> 20} MiB", can_retry=False) from None
         except httpx.TimeoutException:
             late = time.monotonic() >= self._deadlines.whole
             raise RequestError(
@@ -207,7 +210,7 @@ class ChatServer:
 
     def _make_failure(self, response: httpx.Response) -> RequestError:
         """Return the failure that the response stands for; a long pause, or an account without credit, is refused."""
-        status, wait_s = response.status_code, _read_retry_after(response)
+        status, wait_s = response.status_code, read_retry_after(response.headers)
         if wait_s > MAX_PAUSE_S or "insufficient_quota" in response.text:
             wait = f" and requests a pause of {wait_s:.0f} s" if wait_s else ""
             raise InputError(
@@ -243,16 +246,3 @@ def _parse_json(response: httpx.Response) -> object:
         return response.json()
     except (ValueError, RecursionError):
         return None
-
-
-def _read_retry_after(response: httpx.Response) -> float:
-    """Return the pause in seconds from the header Retry-After (seconds or a date), or 0 without one."""
-    value = response.headers.get("Retry-After", "")
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, OverflowError):
-            return 0.0
-    return max(seconds, 0.0) if math.isfinite(seconds) else 0.0

@@ -1,22 +1,50 @@
-"""Requests to the Hugging Face hub, with one sentence for each failure and no token in any message."""
+"""Requests to the Hugging Face hub, with one sentence for each failure and no token in any message.
+
+The server may be a mirror, so all its answers are limited, and files are read here and not by the hub's library. The
+library takes the names of files in its cache from headers of the server, and limits neither time nor size.
+"""
 
 import errno
+import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx2
-from huggingface_hub import HfApi, constants, get_token, logging, set_client_factory
+from huggingface_hub import HfApi, constants, file_download, get_token, hf_hub_url, logging, set_client_factory
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from huggingface_hub.hf_api import RepoSibling
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff, parse_ratelimit_headers
 from huggingface_hub.utils._http import default_client_factory
 
 from dj2mgm.cli.command_line import escape_control
+from dj2mgm.cli.messages import note
 from dj2mgm.errors import InputError
-from dj2mgm.servers.deadlines import keep_deadlines
+from dj2mgm.servers.answer_limits import (
+    MAX_PAUSE_S,
+    MIN_SHOWN_PAUSE_S,
+    Deadlines,
+    TooLongAnswerError,
+    is_compressed,
+    keep_deadlines,
+    limit_bytes,
+    read_retry_after,
+)
 from dj2mgm.settings.endpoints import compile_secret_pattern
 
 MAX_MESSAGE_LENGTH = 200  # characters shown of a server's message
 HEAD_FACTOR = 6  # factor on the library's time limit; the hub lists the files of a large repository within a minute
+BODY_FACTOR = 60  # factor on the library's time limit for a whole answer that is not a file
+MAX_ANSWER_BYTES = 2**27  # bytes of an answer that is not a file; about 400 000 files of a repository
+ATTEMPTS = 5  # attempts in a row at a file that bring little
+MIN_ATTEMPT_BYTES = 2**20  # bytes of an attempt that brings enough
+MIN_BYTES_PER_S = 2**12  # rate of the slowest accepted file
+BUSY_STATUS_CODES = (408, 429, 500, 502, 503, 504)  # answers after which a file is requested again
+LIMITS = "dj2mgm_limits"  # extension of a request with the most bytes and seconds of its answer
+COMMIT_HEADER = "X-Repo-Commit"
+SHOWN_CHARACTERS = 60  # of such a header
+HEXADECIMAL = re.compile("[0-9a-f]{1,64}")
 UNKNOWN_FORM_ERRORS = (
     LookupError,
     TypeError,
@@ -42,26 +70,154 @@ class Request:
 
 
 def make_quiet_api() -> HfApi:
-    """Return the hub's interface, whose library prints no warnings of a server unchanged."""
+    """Return the hub's interface with limited answers; its library prints no warnings of a server unchanged."""
     logging.set_verbosity_error()
+    set_client_factory(_make_limited_client)
     return HfApi()
 
 
-def limit_waiting() -> None:
-    """End requests of the hub's library if the head of the answer does not come in time.
+def _make_limited_client() -> httpx2.Client:
+    """Return a client of the hub's library that limits time, bytes and requested pauses of each answer."""
+    client = default_client_factory()
+    client.headers["Accept-Encoding"] = "identity"
+    deadlines, timeout_s = keep_deadlines(client), constants.HF_HUB_DOWNLOAD_TIMEOUT
 
-    The library waits without end for an answer of the hub's interface, and for heads that come byte by byte.
+    def limit_head(request: httpx2.Request) -> None:
+        deadlines.start(float("inf"), HEAD_FACTOR * timeout_s)
+
+    def limit_body(response: httpx2.Response) -> None:
+        limits = response.request.extensions.get(LIMITS, (MAX_ANSWER_BYTES, BODY_FACTOR * timeout_s))
+        max_bytes, body_s = limits if response.is_success else (MAX_ANSWER_BYTES, BODY_FACTOR * timeout_s)
+        deadlines.mark_head_received(body_s)
+        _check_pause(response)
+        if is_compressed(response.headers):
+            raise ValueError("the answer is compressed, although the request excludes it")
+        response.stream = _LimitedStream(response.stream, max_bytes, deadlines)
+
+    client.event_hooks["request"].append(limit_head)
+    client.event_hooks["response"].append(limit_body)
+    return client
+
+
+class _LimitedStream(httpx2.SyncByteStream):
+    """The body of an answer, up to a number of bytes and a deadline."""
+
+    def __init__(self, stream: httpx2.SyncByteStream, max_bytes: int, deadlines: Deadlines):
+        self._stream, self._max_bytes, self._deadlines = stream, max_bytes, deadlines
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from limit_bytes(self._stream, self._max_bytes)
+        except TooLongAnswerError:
+            raise ValueError(f"the answer has more than the expected {self._max_bytes} bytes") from None
+        except httpx2.TimeoutException:
+            if time.monotonic() < self._deadlines.whole:
+                raise
+            raise ValueError(f"the answer of at most {self._max_bytes} bytes is too slow") from None
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _check_pause(response: httpx2.Response) -> None:
+    """Show a pause that the hub requests; raise InputError for one that is too long. The library would obey both."""
+    if response.status_code not in BUSY_STATUS_CODES:
+        return
+    rate = parse_ratelimit_headers(response.headers)
+    pause_s = max(read_retry_after(response.headers), rate.reset_in_seconds if rate else 0)
+    if pause_s > MAX_PAUSE_S:
+        raise InputError(f"the hub requests a pause of {pause_s:.0f} s; run the same command again after it")
+    if pause_s >= MIN_SHOWN_PAUSE_S:
+        note(f"the hub requests a pause of {pause_s:.0f} s")
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file on the hub.
+
+    Attributes:
+        hub_id: id of the repository.
+        kind: `model` or `dataset`.
+        revision: commit.
+        file: path and size, which the description of the repository states.
     """
 
-    def make_client() -> httpx2.Client:
-        client = default_client_factory()
-        deadlines = keep_deadlines(client)
-        head_s = HEAD_FACTOR * constants.HF_HUB_DOWNLOAD_TIMEOUT
-        client.event_hooks["request"].append(lambda request: deadlines.start(float("inf"), head_s))
-        client.event_hooks["response"].append(lambda response: deadlines.mark_head_received())
-        return client
+    hub_id: str
+    kind: str
+    revision: str
+    file: RepoSibling
 
-    set_client_factory(make_client)
+    def read(self, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """Yield the bytes of a range, which ends with the file. A broken connection is continued.
+
+        Raises:
+            ValueError: the server sends more bytes than requested, too slowly, or other bytes.
+        """
+        end = self.file.size if end is None else min(end, self.file.size)
+        failed = 0
+        while start < end:
+            begin = start
+            try:
+                for part in self._read_once(start, end):
+                    yield part
+                    start += len(part)
+            except httpx2.TransportError:
+                failed = failed + 1 if start - begin < MIN_ATTEMPT_BYTES else 1
+                if failed == ATTEMPTS:
+                    raise
+            else:
+                if start < end:
+                    raise ValueError(f"{self.file.rfilename} is cut off")
+
+    def _read_once(self, start: int, end: int) -> Iterator[bytes]:
+        url = hf_hub_url(self.hub_id, self.file.rfilename, repo_type=self.kind, revision=self.revision)
+        headers = build_hf_headers(token=get_token()) | {"Range": f"bytes={start}-{end - 1}"}
+        timeout_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
+        with http_stream_backoff(
+            "GET",
+            url,
+            headers=headers,
+            timeout=timeout_s,
+            retry_on_exceptions=(),
+            retry_on_status_codes=BUSY_STATUS_CODES,
+            extensions={LIMITS: (end - start, timeout_s + (end - start) / MIN_BYTES_PER_S)},
+        ) as answer:
+            hf_raise_for_status(answer)
+            for head in (*answer.history, answer):
+                self._check_head(head)
+            if start and answer.status_code != 206:
+                raise ValueError(f"the server does not send parts of {self.file.rfilename}")
+            yield from answer.iter_raw()
+
+    def _check_head(self, head: httpx2.Response) -> None:
+        """Raise ValueError if the head has names that no cache can use. They are not used here, but show an attack."""
+        if COMMIT_HEADER in head.headers:  # the hub's own answer, not that of the storage it leads to
+            etag = head.headers.get("X-Linked-Etag") or ("" if head.is_redirect else head.headers.get("ETag", ""))
+            _check_names(self.file.rfilename, head.headers[COMMIT_HEADER], etag.removeprefix("W/").strip('"'))
+
+
+def _check_names(file: str, *names: str | None) -> None:
+    """Raise ValueError if a commit or the name of a content is not hexadecimal, so that it may be a path."""
+    if unusable := next((name for name in names if name and not HEXADECIMAL.fullmatch(name)), None):
+        raise ValueError(f"the server names {file} {unusable[:SHOWN_CHARACTERS]!r}, which is not hexadecimal")
+
+
+def check_library_downloads() -> None:
+    """Patch the hub's library: it refuses a file whose head names no commit or checksum (huggingface_hub 2.4).
+
+    Libraries that load a model by its hub id download with it, and it joins these names to the path of its cache. No
+    upstream issue was found.
+    """
+    request_head = file_download.get_hf_file_metadata
+    if request_head.__module__ == __name__:
+        return
+
+    def request_checked_head(url: str, *args, **options) -> file_download.HfFileMetadata:
+        metadata = request_head(url, *args, **options)
+        _check_names(url, metadata.commit_hash, metadata.etag)
+        return metadata
+
+    file_download.get_hf_file_metadata = request_checked_head
 
 
 @contextmanager

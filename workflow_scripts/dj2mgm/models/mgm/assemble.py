@@ -21,6 +21,7 @@ from dj2mgm.model_files.missing_models import CONVERT_COMMAND
 from dj2mgm.models.mgm.configuration_mgm import MGMConfig
 from dj2mgm.models.mgm.modeling_mgm import MGMForConditionalGeneration
 from dj2mgm.models.mgm.processing_mgm import MGMProcessor
+from dj2mgm.servers.hub import check_library_downloads
 
 SAFE = {"trust_remote_code": False, "use_safetensors": True}
 
@@ -96,6 +97,7 @@ def _load(key: str, part: str, loader, **options):
     if is_folder_path(part) and not Path(part).is_dir():
         raise InputError(f"{key}: the folder {part} is missing; docs/models.md says where to get it")
     check_local_model(part)
+    check_library_downloads()
     try:
         return loader.from_pretrained(part, **{"trust_remote_code": False} | options)
     except (OSError, ValueError) as error:

@@ -1,9 +1,53 @@
-"""Deadlines of requests; the time limits of httpx count silence, so a server that drips bytes never exceeds them."""
+"""Limits of a server's answers, for chat servers and the hub: time, bytes, compression, and requested pauses.
 
+The time limits of httpx count silence, so a server that drips bytes never exceeds them. Requests have deadlines too.
+"""
+
+import math
 import sys
 import threading
 import time
+from collections.abc import Iterable, Iterator, Mapping
+from email.utils import parsedate_to_datetime
 from types import ModuleType
+
+MAX_PAUSE_S = 600.0  # longest pause that a server may request; during a longer one a stage would hold its GPUs
+MIN_SHOWN_PAUSE_S = 10.0  # pauses that the server requests are shown from this length on
+
+
+class TooLongAnswerError(ValueError):
+    """An answer with more bytes than allowed."""
+
+
+def limit_bytes(parts: Iterable[bytes], max_bytes: int) -> Iterator[bytes]:
+    """Yield the parts of an answer.
+
+    Raises:
+        TooLongAnswerError: they have more than `max_bytes` bytes.
+    """
+    for part in parts:
+        max_bytes -= len(part)
+        if max_bytes < 0:
+            raise TooLongAnswerError
+        yield part
+
+
+def is_compressed(headers: Mapping[str, str]) -> bool:
+    """Return whether an answer must be decompressed to know its size, although every request excludes this."""
+    return headers.get("Content-Encoding", "identity") != "identity"
+
+
+def read_retry_after(headers: Mapping[str, str]) -> float:
+    """Return the pause in seconds from the header Retry-After (seconds or a date), or 0 without one."""
+    value = headers.get("Retry-After", "")
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - time.time()
+        except (ValueError, OverflowError):
+            return 0.0
+    return max(seconds, 0.0) if math.isfinite(seconds) else 0.0
 
 
 class Deadlines(threading.local):
@@ -29,8 +73,10 @@ class Deadlines(threading.local):
         if self.head_s is not None:
             self.head = time.monotonic() + self.head_s
 
-    def mark_head_received(self) -> None:
+    def mark_head_received(self, body_s: float = float("inf")) -> None:
+        """Begin the wait for the answer's body, which may take `body_s` seconds."""
         self.head, self.head_s = float("inf"), None
+        self.whole = min(self.whole, time.monotonic() + body_s)
 
     def compute_remaining(self, timeout: float | None, error: type[Exception]) -> float | None:
         """Return the seconds that the next operation may take; raise `error` if no seconds remain."""
