@@ -1,4 +1,5 @@
 # Input functions that several rule files use, except those of models (model_inputs.smk).
+import os
 from itertools import chain
 from pathlib import Path
 
@@ -16,11 +17,18 @@ FINGERPRINTS = Fingerprints(Path(".snakemake/fingerprints.json"))
 
 
 def check_user_files(paths):
-    """Check the paths of the user's own files, and return them as inputs."""
+    """Check the user's own files, and return them as inputs.
+
+    A missing one is found here, because Snakemake uses old results of a stage whose input is missing.
+    """
     paths = list(paths)
     with raising_user_errors():
         for path in paths:
             check_format(path, "path", path)
+            if not path.startswith("results/") and not os.path.exists(path):
+                raise InputError(
+                    f"{path}: the file is missing. Restore it, or correct its path"
+                )
     return paths
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from snakemake.exceptions import MissingRuleException, WorkflowError
 
 from dj2mgm.cli.console import UserError
-from dj2mgm.cli.snakemake_patches import replace_graph_builder
+from dj2mgm.cli.snakemake_patches import record_input_errors, replace_graph_builder
 from dj2mgm.runs.finished_results import PlannedJob, check_jobs
 
 
@@ -19,13 +19,6 @@ def build_planned_job(job):
         wildcards.get("dataset"),
         wildcards.get("model"),
     )
-
-
-def find_user_error(error):
-    """Return the error in the user's input that made Snakemake fail, or None for another failure."""
-    while error is not None and not isinstance(error, UserError):
-        error = error.__cause__ or error.__context__
-    return error
 
 
 def describe_unknown_target(name):
@@ -64,6 +57,7 @@ def check_requested_targets():
 def build_and_check_graph(build_graph):
     """Build the graph as Snakemake does, explain mistakes of the user, and refuse jobs that must not run."""
     check_requested_targets()
+    input_errors = record_input_errors()
     try:
         build_graph()
     except MissingRuleException:
@@ -71,10 +65,12 @@ def build_and_check_graph(build_graph):
             if not workflow.is_rule(name) and not os.path.exists(name):
                 raise UserError(describe_unknown_target(name)) from None
         raise
-    except WorkflowError as error:
-        if mistake := find_user_error(error):
-            raise UserError(str(mistake)) from None
-        raise
+    except WorkflowError:
+        if not input_errors:
+            raise
+    if input_errors:
+        # Snakemake would use old results of a stage whose input function fails.
+        raise input_errors[0] from None
     FINGERPRINTS.save()
     graph = workflow.dag
     # The search starts at the targets, because with --until the graph also holds jobs after them, which do not run.

@@ -1,6 +1,7 @@
 """Users' errors, end to end: one sentence names the file, the row or key, and the remedy."""
 
 import json
+import os
 import re
 import shutil
 
@@ -12,6 +13,8 @@ from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.data.user_dataset import write_user_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import FilesDataset
+from dj2mgm.storage.files import write_text
+from source_files import WRITERS
 
 DROP = "jsonl={on_bad_row: drop}"
 
@@ -180,3 +183,29 @@ def test_own_data_is_filtered_and_broken_images_are_named(fresh, own_data):
 def test_an_empty_dataset_after_filtering_names_the_operator(fresh, own_data):
     write(own_data, [row | {"text": build_dj_text("x")} for row in read(own_data)])
     assert "the recipe kept none of 10 rows; text_length_filter" in refusal(fresh, "filter_data", own_data)
+
+
+@pytest.mark.parametrize("target", ["baseline", "results/report/report.html"])
+@pytest.mark.parametrize(
+    ("file", "problem"),
+    [
+        (None, "001.png has no caption; write it to 001.txt"),
+        (b"caf\xe9", "must be a path without braces"),
+        (b"a{}b", "must be a path without braces"),
+        (b"a\nb", "must be a path without braces"),
+    ],
+    ids=repr,
+)
+def test_old_results_do_not_hide_a_mistake_in_other_data(fresh, target, file, problem):
+    """Snakemake drops a job that has become impossible, and uses the files that stages after it have left."""
+    for page in ("results/report/report.html", "results/baseline/report/report.html"):
+        write_text(fresh.folder / page, "the page of the small dataset")
+    photos = WRITERS["folder"](fresh.folder / "photos")
+    for suffix in (b".png", b".txt"):
+        old = os.fsencode(photos) + b"/001" + suffix
+        if file:
+            os.rename(old, os.fsencode(photos) + b"/" + file + suffix)
+        elif suffix == b".txt":
+            os.remove(old)
+    printed = fresh.run(target, ok=False, config=("dataset=photos",))
+    assert problem in printed and "Nothing to be done" not in printed and "Exception" not in printed

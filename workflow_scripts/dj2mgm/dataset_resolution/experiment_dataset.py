@@ -121,16 +121,25 @@ def list_dataset_files(dataset: ReadableDataset) -> list[str]:
     """Return the user's own files that a dataset is made of; the embedded dataset has none.
 
     Raises:
-        InputError: a source without files.
+        InputError: a source without files, or an image without a caption.
     """
     files = [
         file for split in dataset.splits.values() for file in (split.file, getattr(split, "questions", "")) if file
     ]
     for source in _get_sources(dataset).values():
         read = find_files(source.path, source.suffixes)
-        captions = [file.with_suffix(".txt") for file in read] if source.format == "folder" else []
+        captions = [_locate_caption(file) for file in read] if source.format == "folder" else []
         files += [str(file) for file in (*read, *captions)]
     return files
+
+
+def _locate_caption(image: Path) -> Path:
+    caption = image.with_suffix(".txt")
+    if not caption.is_file():
+        raise InputError(
+            f"{image} has no caption; write it to {caption.name} in the same folder, or move the image elsewhere"
+        )
+    return caption
 
 
 def _get_sources(dataset: ReadableDataset) -> dict[str, SourceOnDisk]:
