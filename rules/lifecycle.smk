@@ -19,6 +19,8 @@ from dj2mgm.training.checkpoints import discard_finished
 set_torch_environment()
 with raising_user_errors():
     share_compiled_code()
+# Stages import modules from the folder of their script.
+os.environ.pop("PYTHONSAFEPATH", None)
 for switch, value in SWITCHES.items():
     os.environ.setdefault(switch, value)
 

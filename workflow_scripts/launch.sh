@@ -5,6 +5,8 @@
 # - several nodes, in a job of Slurm: srun and torchrun.
 #
 #     bash workflow_scripts/launch.sh GPUS NODES SCRIPT [ARGUMENT...]
+#
+# Without -P, Python would import a random.py or types.py of the working folder.
 set -euo pipefail
 if (($# < 3)); then
     echo "usage: bash workflow_scripts/launch.sh GPUS NODES SCRIPT [ARGUMENT...]" >&2
@@ -15,7 +17,7 @@ shift 2
 # A free port, so that two trainings on one node do not share one. It is below the ports of outgoing connections, one of
 # which could take it before the processes listen.
 port=$(
-    python - << 'PYTHON'
+    python -P - << 'PYTHON'
 import random, socket
 
 for port in random.sample(range(20000, 32000), 100):
@@ -39,7 +41,7 @@ if ((gpus == 1 && nodes == 1)); then
 fi
 if ((nodes == 1)); then
     # the devices that a scheduler or the user chose; the `deepspeed` command would use the machine's first ones
-    devices=$(python - "$gpus" << 'PYTHON'
+    devices=$(python -P - "$gpus" << 'PYTHON'
 import base64, json, os, sys
 
 gpus, visible = int(sys.argv[1]), os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -55,7 +57,7 @@ if len(devices) < gpus:
 print(base64.urlsafe_b64encode(json.dumps({"localhost": devices}).encode()).decode())
 PYTHON
     )
-    exec python -m deepspeed.launcher.launch --world_info "$devices" --master_port "$port" "$@"
+    exec python -P -m deepspeed.launcher.launch --world_info "$devices" --master_port "$port" "$@"
 fi
 if [[ -z ${SLURM_JOB_ID:-} ]]; then
     echo "error: nodes: $nodes needs Slurm (snakemake --profile profiles/slurm), but this is not a Slurm job" >&2
@@ -65,5 +67,5 @@ read -r names processors <<< "$(squeue --noheader --jobs "$SLURM_JOB_ID" --forma
 first=$(scontrol show hostnames "$names" | head -n 1)
 exec srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 \
     --cpus-per-task=$((processors / nodes)) --kill-on-bad-exit \
-    python -m torch.distributed.run --nnodes="$nodes" --nproc_per_node=$((gpus / nodes)) \
+    python -P -m torch.distributed.run --nnodes="$nodes" --nproc_per_node=$((gpus / nodes)) \
     --rdzv_backend=c10d --rdzv_id="$SLURM_JOB_ID" --rdzv_endpoint="$first:$port" "$@"

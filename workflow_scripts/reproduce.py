@@ -44,7 +44,7 @@ def main() -> None:
         "--folders", nargs="*", type=Path, default=[], help="folders that it may read, in addition to this one"
     )
     args = parser.parse_args()
-    snakemake = [args.python, "-m", "snakemake", "--cores", str(args.cores)]
+    snakemake = [args.python, "-P", "-m", "snakemake", "--cores", str(args.cores)]
     if args.deployment:
         snakemake += ["--sdm", *args.deployment, f"--conda-prefix={Path('.snakemake/conda').absolute()}"]
     check_is_elsewhere(args.crate)

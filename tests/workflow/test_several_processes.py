@@ -190,11 +190,22 @@ def test_fewer_devices_than_processes_are_refused(tmp_path):
     assert refused.stderr == "error: gpus: 4, but CUDA_VISIBLE_DEVICES lists only 2 (0,1); set gpus: 2\n"
 
 
-def launch_script(script, processes: int, visible: str | None) -> subprocess.CompletedProcess:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_launcher_imports_nothing_from_the_working_folder(tmp_path, processes):
+    for module in ("random", "types", "socket", "json", "base64", "deepspeed", "torch"):
+        (tmp_path / f"{module}.py").write_text("raise SystemExit('imported from the working folder')")
+    (tmp_path / "scripts").mkdir()
+    script = tmp_path / "scripts/script.py"
+    script.write_text("print('started')")
+    launched = launch_script(script, processes, None, tmp_path)
+    assert (launched.returncode, launched.stdout.count("started\n")) == (0, processes), launched.stderr
+
+
+def launch_script(script, processes: int, visible: str | None, folder=None) -> subprocess.CompletedProcess:
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     environment |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     command = ["bash", PROJECT / "workflow_scripts/launch.sh", str(processes), "1", script]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
 def test_the_launcher_without_arguments_shows_its_usage():

@@ -83,6 +83,7 @@ def escape_control(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+SAFE_PATH = "PYTHONSAFEPATH"
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # full disk, exceeded quota, too large file
 
 
@@ -93,7 +94,8 @@ def command_line(main: Callable[[], None]) -> Callable[[], None]:
     def run() -> None:
         set_torch_environment()  # for scripts that import PyTorch later
         try:
-            main()
+            with _safe_children():
+                main()
         except InputError as error:
             _fail(str(error))
         except OSError as error:
@@ -109,6 +111,19 @@ def command_line(main: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
+@contextmanager
+def _safe_children() -> Iterator[None]:
+    """Keep the working folder out of the imports of Python processes that libraries start, such as spawned workers."""
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(SAFE_PATH)
+        if before is not None:
+            os.environ[SAFE_PATH] = before
+
+
 def _fail(message: str) -> NoReturn:
     print(f"error: {escape_control(message)}", file=sys.stderr, flush=True)
     sys.exit(2)
@@ -118,6 +133,7 @@ def restart_process() -> NoReturn:
     """Replace this process by a new one with the same command."""
     sys.stdout.flush()
     sys.stderr.flush()
+    os.environ.pop(SAFE_PATH, None)  # the script imports modules from its folder
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 

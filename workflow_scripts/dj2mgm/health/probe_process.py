@@ -18,9 +18,9 @@ class ProbeOutput:
 
 
 def run_probe(module: str, limit_s: float, *arguments: str) -> ProbeOutput:
-    """Run `python -m <module> <arguments>`, whose last line is a JSON object, for at most `limit_s` seconds."""
+    """Run `python -P -m <module> <arguments>`, whose last line is a JSON object, for at most `limit_s` seconds."""
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", module, *arguments]
+    command = [sys.executable, "-P", "-m", module, *arguments]
     try:
         result = subprocess.run(command, env=environment, capture_output=True, timeout=limit_s)
     except subprocess.TimeoutExpired as error:
