@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -101,6 +102,14 @@ def test_two_runs_in_one_folder_exclude_each_other(other_run, monkeypatch):
     assert is_run_in_progress()
     with pytest.raises(InputError, match=rf"in progress in this folder on .* \(process {other_run.pid}\); wait for it"):
         start_run(on_cluster=False)
+
+
+def test_a_killed_run_that_nobody_waits_for_blocks_no_other(other_run, capsys):
+    os.kill(other_run.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, other_run.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+    assert not is_run_in_progress()
+    assert start_run(on_cluster=False)
+    assert "the last run in this folder was killed" in capsys.readouterr().err
 
 
 def test_takeover_of_a_killed_run_ends_its_stages(other_run, folder, capsys):

@@ -33,6 +33,7 @@ LIST_JOBS = ["squeue", "--me", "--noheader", "--states=PD,CF,R,S,ST,CG,RQ,SI", "
 COMMENT_PREFIX = "rule_"
 POLL_S = 5
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 ATTEMPTS, ATTEMPT_S = 10, 0.1  # a process that checks for a run holds the lock for a moment
 
 _lock: IO | None = None  # held until this process ends
@@ -92,11 +93,15 @@ def _is_free(file: IO, kind: int, owner: dict | None) -> bool:
 
 
 def _is_alive(owner: dict) -> bool:
-    """Return whether the owner is another, still living process on this host."""
+    """Return whether the owner is another, still living process on this host.
+
+    A killed process that its parent has not waited for, a zombie, is listed but does not live.
+    """
     if owner.get("ended") or owner["host"] != socket.gethostname() or owner["pid"] == os.getpid():
         return False
     try:
-        return psutil.Process(owner["pid"]).create_time() == owner["started"]
+        process = psutil.Process(owner["pid"])
+        return process.create_time() == owner["started"] and process.status() not in DEAD
     except psutil.NoSuchProcess:
         return False
 
