@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from snakemake.cli import parse_config
 
 from dj2mgm.errors import InputError, UnsuitableDatasetError
 from dj2mgm.recipes.recipe_step import INSTRUCTION_OPERATOR
@@ -597,3 +598,23 @@ def test_seeds_share_checked_recipes_but_not_their_settings(write, monkeypatch):
     assert len(calls) == 2 * once
     assert first.settings["filter"].recipe == second.settings["filter"].recipe
     assert first.settings["filter"].recipe is not second.settings["filter"].recipe
+
+
+@pytest.mark.parametrize("name", ["2024_10", "007", "1e3", "1_0", "0x10", "True", "nan", "-1", "1.50"])
+def test_names_that_look_like_numbers_stay_as_they_are_written(tmp_path, name):
+    """Snakemake reads `--config dataset=2024_10` as the number 202410."""
+    names, number = ("dataset", "results", "model"), "gpus=2"
+    arguments = [number, *(f"{key}={name}" for key in names)]
+    values = layers.restore_names(parse_config(arguments), arguments, [])
+    assert layers.build_command_line_layer(values).values == dict.fromkeys(names, name) | {"gpus": 2}
+    file = tmp_path / "config.yaml"
+    file.write_text(f"dataset: {name}\nresults: other\ngpus: 2\n")
+    read = yaml.safe_load(file.read_text()) | parse_config(arguments[2:])
+    values = layers.restore_names(read, arguments[2:], [file])
+    assert layers.build_command_line_layer(values).values == dict.fromkeys(names, name) | {"gpus": 2}
+
+
+def test_numbers_on_the_command_line_are_those_of_config_files():
+    for argument in ("gpus=1_0", "gpus=010", "gpus=1e999"):
+        with pytest.raises(InputError, match="gpus"):
+            layers.build_command_line_layer(layers.restore_names(parse_config([argument]), [argument], []))

@@ -1,6 +1,6 @@
 """Merge of a configuration's layers: defaults ← the model's settings ← the experiment ← the command line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from dj2mgm.errors import InputError
@@ -95,6 +95,23 @@ def build_command_line_layer(values: dict) -> Layer:
         return Layer(source, convert_values(values, build_schema(build_configuration_model())))
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
+
+
+def restore_names(values: dict, arguments: Iterable[str], files: Iterable[Path]) -> dict:
+    """Return values with the text of those that Snakemake has read as numbers: a folder may be called 2024_10 or 007.
+
+    Args:
+        values: Snakemake's configuration.
+        arguments: strings of the form `key=value` after --config.
+        files: files after --configfile, which the arguments override.
+    """
+    schema = build_schema(build_configuration_model())
+    written: dict = {}
+    for file in files:
+        written |= read_config(file, schema)
+    written |= {key: text for key, _, text in (argument.partition("=") for argument in arguments)}
+    read_as_numbers = {key for key, value in values.items() if isinstance(value, int | float)}
+    return values | {key: written[key] for key in read_as_numbers & written.keys()}
 
 
 def drop_defaults(values: dict, explicit_values: dict) -> dict:
