@@ -51,3 +51,53 @@ def test_failed_job_is_shown_at_the_end(console, capsys):
     console.emit(new_record(LogEvent.JOB_ERROR, "", jobid=1))
     console.close()
     assert capsys.readouterr().err == "train small: failed after 0.0 s\n"
+
+
+REFUSED = "SLURM sbatch failed. The error message was 'sbatch: error: invalid partition: gpuu\nsbatch: error: no'.\n"
+CALL = "    sbatch call:\n        sbatch --wrap=python -m snakemake --config base64//AAAA\n"
+ADVICE = "For further error details see the cluster/cloud log and the log files of the involved rule(s)."
+
+
+def fail(console, message: str | None, log=()) -> None:
+    record = new_record(LogEvent.JOB_ERROR, "", jobid=1, rule_msg=message)
+    record.log = list(log)
+    console.emit(record)
+
+
+def test_the_executors_reason_is_shown_without_the_command(console, capsys):
+    fail(console, REFUSED + CALL + ADVICE)
+    console.close()
+    assert capsys.readouterr().err.splitlines() == [
+        "train small: failed after 0.0 s",
+        "SLURM sbatch failed. The error message was 'sbatch: error: invalid partition: gpuu",
+        "sbatch: error: no'.",
+    ]
+
+
+def test_attempts_keep_their_number_and_repeat_no_reason(capsys, tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text("error: no more memory\n")
+    console = Console(lambda rule: True, Lines())
+    console.emit(new_record(LogEvent.RUN_INFO, "", stats={"train": 1, "all": 3}))
+    for message in (REFUSED, REFUSED, "SLURM-job '7' failed, SLURM status is: 'TIMEOUT'."):
+        console.emit(new_record(LogEvent.JOB_INFO, "", jobid=1, output=["model"], shellcmd="train"))
+        fail(console, message + ADVICE, [str(log)])
+        console.emit(new_record(None, "Trying to restart job 1."))
+    console.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith("[")] == [
+        "[1/4] train small",
+        "[1/4] train small: failed after 0.0 s",
+        "[1/4] train small (attempt 2)",
+        "[1/4] train small (attempt 2): failed after 0.0 s, for the same reason as [1/4] train small",
+        "[1/4] train small (attempt 3)",
+        "[1/4] train small (attempt 3): failed after 0.0 s",
+    ]
+    assert "SLURM-job '7' failed, SLURM status is: 'TIMEOUT'." in lines
+    assert lines.count("error: no more memory") == 2 and "restart" not in " ".join(lines)
+
+
+def test_a_failure_without_any_reason_says_so(console, capsys, tmp_path):
+    fail(console, None, [str(tmp_path / "missing.log")])
+    console.close()
+    assert "No reason is known" in capsys.readouterr().err

@@ -23,12 +23,17 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from dj2mgm.cli.command_line import escape_control
 from dj2mgm.cli.messages import NOTE, PROGRESS, WARNING, format_duration
 
 POLL_S = 1.0
 INTERRUPTION_S = 1.0  # Ctrl-C also ends the jobs, and Snakemake may report their errors before the interruption
 BETWEEN_LINES_S = 30.0  # pause between lines of progress that cannot be overwritten, as in a pipe
 LAST_LINES = 10
+MAX_LINE_LENGTH = 500  # characters shown of a line of a scheduler's message
+# parts of an executor's message that explain nothing: the submitted command, and Snakemake's general advice
+UNEXPLAINING = re.compile(r"\n\s*sbatch call:.*|For further error details see the cluster/cloud\b[^\n]*", re.DOTALL)
+NO_REASON = "No reason is known: the log is empty. If the stage ran on a cluster, ask its scheduler about the job"
 DONE, FAILED, STOPPED, WARNED = "green", "bold red", "yellow", "yellow"  # colors in a terminal
 DIAGNOSIS, MISTAKE = re.compile(r"^diagnosis: ", re.MULTILINE), re.compile(r"^error: .+", re.MULTILINE)
 INTERRUPTED_MESSAGE = "Terminating processes on user request"  # Snakemake's message after Ctrl-C
@@ -36,7 +41,8 @@ INTERRUPTED_MESSAGE = "Terminating processes on user request"  # Snakemake's mes
 ROUTINE_LINE = re.compile(
     r"Assuming unrestricted shared|Building DAG|Using shell|Provided (cores|resources|remote)|Rules claiming more"
     r"|Conda environments: ignored|Select jobs|Execute \d+ jobs|Elapsed time|Removing (output|temporary)|(None)?$"
-    r"|Shutting down|Exiting because|RuleException:\nCalledProcessError|WorkflowError:\nAt least one job did not"
+    r"|Shutting down|Exiting because|Trying to restart job|RuleException:\nCalledProcessError"
+    r"|WorkflowError:\nAt least one job did not"
 )
 
 
@@ -108,12 +114,13 @@ class LogTail:
 
 
 class Job:
-    """Running job; only a stage has a number."""
+    """Running job; only a stage has a number, which further attempts at the same job keep."""
 
-    def __init__(self, record: logging.LogRecord, number: str | None):
+    def __init__(self, record: logging.LogRecord, number: str | None, attempt: int = 1):
         wildcards = dict(getattr(record, "wildcards", None) or {})  # missing in errors
         self.name = " ".join([record.rule_name, *map(str, wildcards.values())])
         self.number = number
+        self.attempt = attempt
         self.logs = [LogTail(Path(path)) for path in record.log]
         self.inputs = [str(path) for path in getattr(record, "input", ())]
         self.is_target = not (record.output or record.log or record.shellcmd)
@@ -124,11 +131,19 @@ class Job:
 
     @property
     def title(self) -> str:
-        return f"{self.number} {self.name}" if self.number else self.name
+        title = f"{self.number} {self.name}" if self.number else self.name
+        return title if self.attempt == 1 else f"{title} (attempt {self.attempt})"
 
     @property
     def elapsed(self) -> str:
         return format_duration((self.ended or time.monotonic()) - self.started)
+
+
+def read_executor_reason(record: logging.LogRecord) -> str:
+    """Return what the executor or its scheduler states about a failed job; empty if it states nothing."""
+    text = UNEXPLAINING.sub("", getattr(record, "rule_msg", None) or "")
+    lines = [escape_control(line.strip())[:MAX_LINE_LENGTH] for line in text.splitlines() if line.strip()]
+    return "\n".join(lines[:LAST_LINES])
 
 
 class Console(logging.Handler):
@@ -141,6 +156,8 @@ class Console(logging.Handler):
         self.started = time.monotonic()
         self.jobs: dict[int, Job] = {}
         self.ended_jobs: list[tuple[Job, logging.LogRecord]] = []  # with an error, not shown yet
+        self.failed_jobs: dict[int, Job] = {}  # the last failed attempt, by number of the job
+        self.shown_reasons: dict[str, str] = {}  # titles of the first failed jobs, by reason
         self.stages_begun = self.stages_done = self.stages = 0
         self.failed = self.interrupted = False
         self.last_message = ""
@@ -204,12 +221,14 @@ class Console(logging.Handler):
 
     def _show_job_info(self, record: logging.LogRecord) -> None:
         self._show_ended_jobs()
-        number = None
-        if self.is_stage(record.rule_name):
+        number, attempt = None, 1
+        if failed_job := self.failed_jobs.get(record.jobid):
+            number, attempt = failed_job.number, failed_job.attempt + 1
+        elif self.is_stage(record.rule_name):
             self.stages_begun += 1
-            self.stages = max(self.stages, self.stages_begun)  # a failed attempt counts again
+            self.stages = max(self.stages, self.stages_begun)
             number = f"[{self.stages_begun}/{self.stages}]"
-        self.jobs[record.jobid] = job = Job(record, number)
+        self.jobs[record.jobid] = job = Job(record, number, attempt)
         if number:
             self.screen.begin(job)
             self._show_running()
@@ -228,6 +247,7 @@ class Console(logging.Handler):
     def _show_job_error(self, record: logging.LogRecord) -> None:
         self._update()
         job = self.jobs.pop(record.jobid, None) or Job(record, None)
+        self.failed_jobs[record.jobid] = job
         job.ended = time.monotonic()
         self.ended_jobs.append((job, record))
         if self.interrupted:
@@ -243,12 +263,24 @@ class Console(logging.Handler):
                 self._show_failure(job, record)
 
     def _show_failure(self, job: Job, record: logging.LogRecord) -> None:
+        """Show the reasons that the executor and the stage's log give, unless they are those of an earlier failure."""
         self.failed, self.last_message = True, ""
+        reasons = [read_executor_reason(record)]
+        for path in record.log:
+            if reason := LogTail(Path(path)).find_failure_reason():
+                reasons.append(f"\n{reason}\n\nIts complete log: {path}")
+        text = "\n".join(filter(None, reasons)) or (f"{NO_REASON}." if record.log else "")
+        if text in self.shown_reasons:
+            earlier = self.shown_reasons[text]
+            self.screen.say(f"{job.title}: failed after {job.elapsed}, for the same reason as {earlier}", FAILED)
+            return
+        if text:
+            self.shown_reasons[text] = job.title
         self.screen.say(f"{job.title}: failed after {job.elapsed}", FAILED)
         for name, value in record.aux.items():
             self.screen.say(f"{name}: {value}")
-        for path in record.log:
-            self.screen.say(f"\n{LogTail(Path(path)).find_failure_reason()}\n\nIts complete log: {path}")
+        if text:
+            self.screen.say(text)
 
     def _show_message(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
