@@ -26,10 +26,12 @@ from dj2mgm.servers.answer_limits import (
     read_retry_after,
 )
 from dj2mgm.servers.chat_answer import MAX_TEXT_LENGTH, QUOTES_KEY, ChatAnswer, read_answer, read_token_count
+from dj2mgm.servers.proxies import find_proxy, make_client
 from dj2mgm.settings.endpoints import MIN_SECRET_LENGTH, compile_secret_pattern
 
 CONNECT_S = 10.0
 BUSY, TRY_AGAIN = {429, 503}, {408, 409, 425, 429}
+PROXY_NEEDS_PASSWORD = 407
 NOT_THERE = {502, 503, 504}  # statuses of a proxy without a server
 FINAL_STATUS_CODES = {402, 404, 405}  # no credit; no such model or address
 MAX_BYTES = 4 * 2**20  # bytes of an answer; a caption takes a few kilobytes
@@ -80,13 +82,14 @@ class ChatServer:
         for library in ("httpx", "httpcore"):  # they log a line for each request, httpcore with its headers
             logging.getLogger(library).setLevel(logging.WARNING)
         self._base_url = base_url
-        self._name_model(model)
         self._key_variable = key_variable
         self._key = _read_key(key_variable)
         self._key_pattern = compile_secret_pattern(self._key)
         self._timeout_s = timeout_s
         self._has_answered = False
-        self._client = httpx.Client(
+        self._client = make_client(
+            httpx,
+            base_url,
             base_url=f"{base_url}/",
             # a compressed answer would have to be decompressed to know its size
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
@@ -94,7 +97,9 @@ class ChatServer:
             limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
         )
         self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))  # keeps no cookies
+        self._proxy = find_proxy(self._client, base_url)
         self._deadlines = keep_deadlines(self._client)
+        self._name_model(model)
 
     def check_model(self) -> None:
         """Check that the server lists the model, or find the only one. A server without a list is accepted.
@@ -140,7 +145,8 @@ class ChatServer:
 
     def _name_model(self, model: str | None) -> None:
         self.model = model
-        self.name = self._base_url if model is None else f"{self._base_url} (model {model})"
+        details = [f"model {model}"] * (model is not None) + [f"through the proxy {self._proxy}"] * bool(self._proxy)
+        self.name = f"{self._base_url} ({', '.join(details)})" if details else self._base_url
 
     def complete(self, content: list[dict], **settings) -> ChatAnswer:
         """Return the answer to one message of a user, whose `content` has the parts of OpenAI's chat completions.
@@ -184,6 +190,8 @@ class ChatServer:
             return whole
         except TooLongAnswerError:
             raise RequestError(f"an answer of more than {MAX_BYTES >> 20} MiB", can_retry=False) from None
+        except httpx.ProxyError as error:
+            raise RequestError(f"no way through the proxy ({self._sanitize(str(error))})") from None
         except httpx.TimeoutException:
             late = time.monotonic() >= self._deadlines.whole
             raise RequestError(
@@ -201,9 +209,19 @@ class ChatServer:
     def _check_key(self, response: httpx.Response) -> None:
         """Check that the server has accepted the key. Its answer is not quoted, since it may contain the key."""
         status = response.status_code
+        if status == PROXY_NEEDS_PASSWORD:
+            raise InputError(
+                f"{self.name}: the proxy needs a name and a password (407). Put them into its address in the "
+                "environment, or name the server in NO_PROXY"
+            )
         if status != 401 and (status != 403 or self._has_answered):
             return
         variable = self._key_variable or "a variable of the environment and its name into key_variable"
+        if self._proxy and status == 403:
+            raise InputError(
+                f"{self.name}: the server or the proxy refuses the request (403). Name the server in NO_PROXY to ask "
+                f"it directly, or put another key into {variable}"
+            )
         if self._key:
             raise InputError(f"{self.name}: the server rejects the key in {variable} ({status}). Put another one there")
         raise InputError(f"{self.name}: the server needs a key ({status}). Put one into {variable}")

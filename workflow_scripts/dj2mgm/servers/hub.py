@@ -16,7 +16,7 @@ from huggingface_hub import HfApi, constants, file_download, get_token, hf_hub_u
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff, parse_ratelimit_headers
-from huggingface_hub.utils._http import default_client_factory
+from huggingface_hub.utils._http import hf_request_event_hook
 
 from dj2mgm.cli.command_line import escape_control
 from dj2mgm.cli.messages import note
@@ -31,6 +31,7 @@ from dj2mgm.servers.answer_limits import (
     limit_bytes,
     read_retry_after,
 )
+from dj2mgm.servers.proxies import make_client
 from dj2mgm.settings.endpoints import compile_secret_pattern
 
 MAX_MESSAGE_LENGTH = 200  # characters shown of a server's message
@@ -78,8 +79,9 @@ def make_quiet_api() -> HfApi:
 
 def _make_limited_client() -> httpx2.Client:
     """Return a client of the hub's library that limits time, bytes and requested pauses of each answer."""
-    client = default_client_factory()
-    client.headers["Accept-Encoding"] = "identity"
+    # as the library's `default_client_factory`
+    options = {"event_hooks": {"request": [hf_request_event_hook]}, "follow_redirects": True, "timeout": None}
+    client = make_client(httpx2, constants.ENDPOINT, headers={"Accept-Encoding": "identity"}, **options)
     deadlines, timeout_s = keep_deadlines(client), constants.HF_HUB_DOWNLOAD_TIMEOUT
 
     def limit_head(request: httpx2.Request) -> None:
@@ -170,6 +172,7 @@ class HubFile:
                     raise ValueError(f"{self.file.rfilename} is cut off")
 
     def _read_once(self, start: int, end: int) -> Iterator[bytes]:
+        """Yield the bytes of one answer to a request for a range."""
         url = hf_hub_url(self.hub_id, self.file.rfilename, repo_type=self.kind, revision=self.revision)
         headers = build_hf_headers(token=get_token()) | {"Range": f"bytes={start}-{end - 1}"}
         timeout_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
