@@ -27,7 +27,7 @@ def main() -> None:
         case ReadableSources() as settings:
             working_folder = args.output_dir / ".sources"  # a fixed name, so that a killed run leaves nothing behind
             shutil.rmtree(working_folder, ignore_errors=True)
-            working_folder.mkdir()
+            working_folder.mkdir(parents=True)
             merged, source_records = write_merged_sources(settings, args.output_dir, working_folder)
             summary = write_user_dataset(merged, args.output_dir) | {"sources": source_records}
             shutil.rmtree(working_folder)

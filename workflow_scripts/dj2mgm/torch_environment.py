@@ -1,5 +1,6 @@
 """Environment variables that PyTorch and libraries for training read on import. Entry points set them first."""
 
+import getpass
 import os
 import re
 import shutil
@@ -42,6 +43,11 @@ def set_torch_environment() -> None:
         os.environ["GOMP_SPINCOUNT"] = "300"
     # Batches differ in length. Without it, GPU memory that was reserved for one length cannot be used for others.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    # PyTorch and Snakemake need a name of the user, and fail for a number without one, as in `docker run --user 10043`.
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["USER"] = str(os.getuid())
 
 
 def locate_extensions() -> Path:

@@ -84,25 +84,34 @@ def escape_control(text: str) -> str:
 
 
 SAFE_PATH = "PYTHONSAFEPATH"
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # full disk, exceeded quota, too large file
+REMEDIES = dict.fromkeys(
+    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),  # full disk, exceeded quota, too large file
+    "Free space or raise the limit, and run the same command again",
+) | {
+    errno.EACCES: "Give this user access to it, or name another path",
+    errno.EPERM: "Give this user access to it, or name another path",
+    errno.EROFS: "Name a folder on another file system, or mount this one for writing",
+}
 
 
 def command_line(main: Callable[[], None]) -> Callable[[], None]:
-    """Wrap an entry point; an `InputError` or a full disk becomes one line on stderr and exit status 2."""
+    """Wrap an entry point; an `InputError` or a file without access becomes one line on stderr and exit status 2."""
 
     @functools.wraps(main)
     def run() -> None:
         set_torch_environment()  # for scripts that import PyTorch later
         try:
+            if os.path.expanduser("~") == "~":
+                raise InputError("HOME is not set, and this user has no home folder. Set HOME to a writable folder")
             with _safe_children():
                 main()
         except InputError as error:
             _fail(str(error))
         except OSError as error:
-            if error.errno not in DISK_ERRORS:
+            if error.errno not in REMEDIES:
                 raise
-            file_note = f" ({error.filename})" if error.filename else ""
-            _fail(f"{error.strerror}{file_note}. Free space or raise the limit, and run the same command again")
+            file_note = f" ({os.fsdecode(error.filename)})" if isinstance(error.filename, str | bytes) else ""
+            _fail(f"{error.strerror}{file_note}. {REMEDIES[error.errno]}")
         except sqlite3.OperationalError as error:  # mappings on disk (disk_map.py)
             if "disk is full" not in str(error):
                 raise
