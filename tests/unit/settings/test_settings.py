@@ -184,6 +184,11 @@ def test_a_missing_file_lists_the_existing_ones(project):
         STAGES["finetune"].settings(config, images)
 
 
+def test_a_device_is_not_a_dataset():
+    with pytest.raises(InputError, match="dataset: '/dev/null' is a device, a pipe or a socket; name a folder"):
+        resolve_dataset("/dev/null")
+
+
 def test_a_dataset_that_is_neither_known_nor_a_folder_is_refused(project):
     with pytest.raises(
         InputError, match="'nowhere' is neither a folder, nor a file, nor a name in config/datasets; known are"

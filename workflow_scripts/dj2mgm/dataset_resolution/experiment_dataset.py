@@ -73,6 +73,8 @@ def resolve_dataset(value: str) -> Dataset:
         return Dataset(value, _read_dataset(locate_config_file("datasets", f"{value}.yaml")))
     if os.path.isdir(value) or os.path.isfile(value):
         return _detect(Path(value), Path(value))
+    if os.path.exists(value):
+        raise InputError(f"dataset: {value!r} is a device, a pipe or a socket; name a folder or a file")
     if data := find_hub_dataset(value):
         if not data.is_fetched:
             raise InputError(

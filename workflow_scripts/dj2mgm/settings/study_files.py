@@ -1,5 +1,6 @@
 """Content of a study's file: variants of an experiment, and the page that compares them."""
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -95,6 +96,9 @@ class ListDesign(Section):
     def _check_number(self) -> Self:
         if (number := len(self.variants)) > MAX_VARIANTS:
             refuse_contradiction(f"{number} variants, but at most {MAX_VARIANTS} are possible", "variants")
+        for (name, changes), (other_name, others) in itertools.combinations(self.variants.items(), 2):
+            if changes == others:
+                refuse_contradiction(f"it changes the same as {name}; remove one of them", "variants", other_name)
         return self
 
 

@@ -143,7 +143,8 @@ def test_the_order_of_changes_of_a_variant_has_no_effect(write):
     section, part = {"finetune.lora": {"r": 4}}, {"finetune.lora.alpha": 3}
     words = {"without": ["words_num_filter"]}, {"recipe.text_length_filter": False}
     variants = {"one": section | part | words[0] | words[1], "two": words[1] | words[0] | part | section}
-    write("studies/mine", design={"kind": "list", "variants": variants})
+    for name, changes in variants.items():
+        write(f"studies/of_{name}", design={"kind": "list", "variants": {name: changes}})
     runs = Runs({})
     first, second = (runs.experiments.configs[f"baseline-{name}"] for name in variants)
     assert first == second and (first.finetune.lora.r, first.finetune.lora.alpha) == (4, 3)
@@ -403,6 +404,15 @@ RANKS = grid(**{"finetune.lora.r": [8]})
                 }
             },
             "design.variants: 1001 variants, but at most 1000 are possible",
+        ),
+        (
+            {
+                "design": {
+                    "kind": "list",
+                    "variants": {"a": {"finetune.lora.r": 4}, "b": {"gpus": 2}, "c": {"finetune.lora.r": 4}},
+                }
+            },
+            "design.variants.c: it changes the same as a; remove one of them",
         ),
         (
             {"design": {"kind": "curve", "fractions": [0.5]}},
