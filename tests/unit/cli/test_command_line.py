@@ -11,7 +11,7 @@ import pytest
 from dj2mgm.cli.command_line import command_line
 
 
-def test_processes_of_a_script_import_nothing_from_the_working_folder(tmp_path, monkeypatch):
+def test_children_import_nothing_from_the_working_folder(tmp_path, monkeypatch):
     (tmp_path / "random.py").write_text("raise SystemExit('imported from the working folder')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)

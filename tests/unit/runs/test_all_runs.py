@@ -605,16 +605,16 @@ def test_names_that_look_like_numbers_stay_as_they_are_written(tmp_path, name):
     """Snakemake reads `--config dataset=2024_10` as the number 202410."""
     names, number = ("dataset", "results", "model"), "gpus=2"
     arguments = [number, *(f"{key}={name}" for key in names)]
-    values = layers.restore_names(parse_config(arguments), arguments, [])
+    values = layers.replace_numbers(parse_config(arguments), arguments, [])
     assert layers.build_command_line_layer(values).values == dict.fromkeys(names, name) | {"gpus": 2}
     file = tmp_path / "config.yaml"
     file.write_text(f"dataset: {name}\nresults: other\ngpus: 2\n")
     read = yaml.safe_load(file.read_text()) | parse_config(arguments[2:])
-    values = layers.restore_names(read, arguments[2:], [file])
+    values = layers.replace_numbers(read, arguments[2:], [file])
     assert layers.build_command_line_layer(values).values == dict.fromkeys(names, name) | {"gpus": 2}
 
 
 def test_numbers_on_the_command_line_are_those_of_config_files():
     for argument in ("gpus=1_0", "gpus=010", "gpus=1e999"):
         with pytest.raises(InputError, match="gpus"):
-            layers.build_command_line_layer(layers.restore_names(parse_config([argument]), [argument], []))
+            layers.build_command_line_layer(layers.replace_numbers(parse_config([argument]), [argument], []))

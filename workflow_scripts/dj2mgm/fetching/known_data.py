@@ -25,7 +25,7 @@ from dj2mgm.dataset_resolution.hub_data import FETCH_RECORD, HubData
 from dj2mgm.errors import InputError
 from dj2mgm.fetching.benchmark_files import WRITERS
 from dj2mgm.fetching.repositories import CONNECTIONS, HubSource, Repository, check_space, look_up
-from dj2mgm.servers.hub import HubFile, hub_errors
+from dj2mgm.servers.hub import RepositoryFile, hub_errors
 from dj2mgm.settings.hub_files import HubArchive, HubBenchmark
 from dj2mgm.storage.files import read_json, replace_file, write_bytes, write_json, write_json_list
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
@@ -111,7 +111,7 @@ class _RemoteFile(io.RawIOBase):
 
     def __init__(self, repository: Repository, file: RepoSibling):
         super().__init__()
-        self._file = HubFile(repository.source.hub_id, repository.source.kind, repository.revision, file)
+        self._file = RepositoryFile(repository.source.hub_id, repository.source.kind, repository.revision, file)
         self._size, self._position = file.size, 0
 
     def read_range(self, start: int, end: int) -> bytes:

@@ -25,7 +25,15 @@ from dj2mgm.errors import InputError
 from dj2mgm.model_files.hub_cache import find_cached_snapshot, is_folder_path
 from dj2mgm.model_files.missing_models import ModelDownload, is_complete
 from dj2mgm.model_files.model_folders import MODEL_SUFFIXES
-from dj2mgm.servers.hub import MAX_MESSAGE_LENGTH, SHOWN_CHARACTERS, HubFile, Request, clean, hub_errors, make_quiet_api
+from dj2mgm.servers.hub import (
+    MAX_MESSAGE_LENGTH,
+    SHOWN_CHARACTERS,
+    RepositoryFile,
+    Request,
+    clean,
+    hub_errors,
+    make_quiet_api,
+)
 from dj2mgm.settings.config_files import list_config_names
 from dj2mgm.settings.string_formats import has_format
 from dj2mgm.storage.files import can_be_path, replace_file, write_text
@@ -284,7 +292,7 @@ def _download_file(repository: Repository, meter: _Meter, file: RepoSibling) -> 
         if _is_whole(path, file) or _is_whole(content, file):
             meter.add(file.size)
         else:
-            digest, on_hub = _start_digest(file), HubFile(source.hub_id, source.kind, repository.revision, file)
+            digest, on_hub = _start_digest(file), RepositoryFile(source.hub_id, source.kind, repository.revision, file)
             with replace_file(content, "wb") as target:
                 for part in on_hub.read():
                     target.write(part)

@@ -97,7 +97,7 @@ def build_command_line_layer(values: dict) -> Layer:
         raise InputError(f"{source}: {error}") from None
 
 
-def restore_names(values: dict, arguments: Iterable[str], files: Iterable[Path]) -> dict:
+def replace_numbers(values: dict, arguments: Iterable[str], files: Iterable[Path]) -> dict:
     """Return values with the text of those that Snakemake has read as numbers: a folder may be called 2024_10 or 007.
 
     Args:

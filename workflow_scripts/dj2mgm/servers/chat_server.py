@@ -26,7 +26,7 @@ from dj2mgm.servers.answer_limits import (
     read_retry_after,
 )
 from dj2mgm.servers.chat_answer import MAX_TEXT_LENGTH, QUOTES_KEY, ChatAnswer, read_answer, read_token_count
-from dj2mgm.servers.proxies import find_proxy, make_client
+from dj2mgm.servers.environment_proxies import find_proxy, make_client
 from dj2mgm.settings.endpoints import MIN_SECRET_LENGTH, compile_secret_pattern
 
 CONNECT_S = 10.0

@@ -31,7 +31,7 @@ from dj2mgm.servers.answer_limits import (
     limit_bytes,
     read_retry_after,
 )
-from dj2mgm.servers.proxies import make_client
+from dj2mgm.servers.environment_proxies import make_client
 from dj2mgm.settings.endpoints import compile_secret_pattern
 
 MAX_MESSAGE_LENGTH = 200  # characters shown of a server's message
@@ -134,7 +134,7 @@ def _check_pause(response: httpx2.Response) -> None:
 
 
 @dataclass(frozen=True)
-class HubFile:
+class RepositoryFile:
     """A file on the hub.
 
     Attributes:

@@ -9,8 +9,8 @@ import pytest
 
 from dj2mgm.errors import InputError
 from dj2mgm.servers.chat_server import ChatServer, RequestError
+from dj2mgm.servers.environment_proxies import find_proxy, make_client
 from dj2mgm.servers.hub import make_quiet_api
-from dj2mgm.servers.proxies import find_proxy, make_client
 from scripted_server import ScriptedServer, caption
 
 KEY = "sk-toy-0123456789abcdef"
