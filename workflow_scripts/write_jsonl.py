@@ -75,7 +75,7 @@ def main() -> None:
         )
         counts = files[name] = write_training_jsonl(rows, root, held_out, output, rules, processes, checks[root])
         repeats = f" ({counts.repeated} of them repeated)" if counts.repeated else ""
-        note_amounts(name, counts.sources, settings.sources)
+        note_amounts(name, counts.sources, settings.sources, settings.shares)
         print(f"{name}: {counts.rows_out} samples{repeats} from {counts.rows_in} rows, in {output}", flush=True)
     for source, amount in settings.sources.items():
         usable = any(source in counts.sources for counts in files.values())
@@ -109,12 +109,15 @@ def _read_splits(
     return sources
 
 
-def note_amounts(stage: str, counts: dict[str, SourceSamples], amounts: dict[str, float]) -> None:
+def note_amounts(
+    stage: str, counts: dict[str, SourceSamples], amounts: dict[str, float], shares: dict[str, float]
+) -> None:
     """Print notes about amounts that may be mistakes: a source without samples, an integer that looks like a weight."""
     for source, count in counts.items():
-        amount, usable = amounts.get(source, 1.0), f"{count.usable} rows of {stage}"
+        key, unit = ("shares", "share") if source in shares else ("sources", "amount")
+        amount, usable = shares.get(source, amounts.get(source, 1.0)), f"{count.usable} rows of {stage}"
         if amount and not count.rows_out:
-            note(f"sources.{source}: none of its {usable} is used; raise its amount ({amount}), or lower the others")
+            note(f"{key}.{source}: none of its {usable} is used; raise its {unit} ({amount}), or lower the others")
         elif isinstance(amount, int) and 0 < amount < min(FEW_ROWS, count.usable):
             verb = "is" if amount == 1 else "are"
             note(f"sources.{source}: {amount} of its {usable} {verb} used; for a weight per row, write {amount}.0")

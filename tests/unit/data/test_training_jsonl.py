@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 
 import pytest
@@ -437,18 +438,20 @@ def test_samples_of_sources_keep_their_proportions(sources, data):
     usable = Counter({source: rows for source, (rows, _) in sources.items()})
     amounts = {source: amount for source, (_, amount) in sources.items()}
     rules = partial(build_sample_rules, sources=amounts)
-    requested = {s: a if isinstance(a, int) else round(a * usable[s]) for s, a in amounts.items()}
-    assume(sum(requested.values()))
+    requested = {s: a if isinstance(a, int) else Fraction(str(a)) * usable[s] for s, a in amounts.items()}
+    limits = {s: min(usable[s], round(n)) for s, n in requested.items()}  # an amount below 1 limits different rows
+    assume(round(sum(n for s, n in requested.items() if limits[s])))
     if any(isinstance(a, int) and a > usable[s] for s, a in amounts.items()):
         with pytest.raises(InputError, match=r"sources\.[a-d]: \d+ rows are requested, but only \d+ rows of pretrain"):
             apportion(usable, rules(), "pretrain")
         return
     used, sample_counts = apportion(usable, rules(), "pretrain")
-    assert sample_counts == Counter(requested) and used == Counter({s: min(usable[s], n) for s, n in requested.items()})
+    assert all(abs(sample_counts[s] - n) <= 1 and used[s] <= limits[s] for s, n in requested.items())
     budget = data.draw(st.integers(1, 200))
     _, sample_counts = apportion(usable, rules(budget), "pretrain")
     assert sample_counts.total() == budget
-    assert all(abs(sample_counts[s] - n * budget / sum(requested.values())) < 1 for s, n in requested.items())
+    drawn = {s: n for s, n in requested.items() if limits[s]}
+    assert all(abs(sample_counts[s] - n * budget / sum(drawn.values())) < 1 for s, n in drawn.items())
     good = io.StringIO(
         "".join(json.dumps({"id": f"{s}{n}", "source": s}) + "\n" for s in usable for n in range(usable[s]))
     )
@@ -465,7 +468,7 @@ def test_samples_of_sources_keep_their_proportions(sources, data):
     for source in usable:
         times = [uses[f"{source}{n}"] for n in range(usable[source])]
         pool = [count for count in times if count]
-        assert len(pool) <= used[source] and (not pool or max(pool) - min(pool) <= 1)
+        assert len(pool) <= limits[source] and (not pool or max(pool) - min(pool) <= 1)
 
 
 @given(st.dictionaries(st.sampled_from("abcd"), st.integers(1, 40), min_size=1), st.data())
@@ -497,23 +500,37 @@ def test_smaller_shares_are_subsets_of_larger_ones(sources, data):
     st.dictionaries(
         st.sampled_from("abcd"), st.tuples(st.integers(1, 200), st.integers(0, 100) | st.none()), min_size=1
     ),
-    st.integers(50, 400),
+    st.integers(1, 400) | st.none(),
+    st.integers(1, 400) | st.none(),
 )
-def test_sources_without_a_share_divide_the_rest(sources, budget):
+def test_no_source_repeats_a_row_while_it_has_unused_ones(sources, budget, max_samples):
+    """Check the exact shares, the rest for sources without a share, and the different rows, with and without limits."""
     usable = Counter({source: rows for source, (rows, _) in sources.items()})
-    shares = {source: share / 100 for source, (_, share) in sources.items() if share is not None}
+    shares = {source: Fraction(share, 100) for source, (_, share) in sources.items() if share is not None}
     total, others = sum(shares.values()), {source: rows for source, rows in usable.items() if source not in shares}
-    assume(total > 0 and total <= 1)
-    rules = build_sample_rules(budget, sources=dict.fromkeys(usable, 1.0), shares=shares | {"of another stage": 0.9})
-    used, sample_counts = apportion(usable, rules, "pretrain")
-    assert sample_counts.total() == budget and all(used[source] <= usable[source] for source in usable)
-    divided = 1 - total if others and total < 1 else 0
-    expected = {source: share * (1 - divided) / total for source, share in shares.items()}
-    expected |= {source: divided * rows / sum(others.values()) for source, rows in others.items()}
-    for source, share in expected.items():
-        # rounded twice, to a possibly small number of rows and to samples
-        rows = sum(others.values()) / divided if divided else sum(usable[source] for source in shares)
-        assert sample_counts[source] == pytest.approx(budget * share, abs=1 + 1.5 * budget / rows)
+    assume(not shares or 0 < total <= 1)
+    settings = {"sources": dict.fromkeys(usable, 1.0), "shares": {s: float(x) for s, x in shares.items()}}
+    settings["shares"] |= {"of another stage": 0.9}
+    limit = {} if max_samples is None else {"max_samples": max_samples}
+    used, samples = apportion(usable, build_sample_rules(budget, **settings, **limit), "pretrain")
+    rest = 1 - total if others else 0
+    exact = {source: share * (1 - rest) / (total or 1) for source, share in shares.items()}
+    exact |= {source: rest * rows / sum(others.values()) for source, rows in others.items()}
+    all_rows = sum(usable[source] for source, share in exact.items() if share)
+    assert samples.total() == (budget or min(all_rows, max_samples or all_rows))
+    assert all(used[source] <= min(usable[source], samples[source]) for source in usable)
+    if samples.total() <= (max_samples or 1000):
+        assert all(abs(samples[source] - samples.total() * share) < 1 for source, share in exact.items())
+        assert all(used[source] == min(usable[source], samples[source]) for source in usable)
+    elif any(used[source] < min(usable[source], samples[source]) for source in usable):
+        assert used.total() == max_samples, "rows are repeated only if different rows are limited"
+
+
+@pytest.mark.parametrize("shares", [{"photos": 0.7}, {"photos": 0.7, "charts": 0.3}])
+def test_a_source_without_a_share_limits_no_other_source(shares):
+    rules = build_sample_rules(5000, sources={"photos": 1.0, "charts": 1.0}, shares=shares)
+    used, samples = apportion(Counter(photos=4900, charts=100), rules, "pretrain")
+    assert samples == Counter(photos=3500, charts=1500) and used == Counter(photos=3500, charts=100)
 
 
 def test_amounts_without_any_rows_name_stage_and_sources():
@@ -530,8 +547,8 @@ def test_1_means_one_row_and_1_0_means_each_row_once(root, tmp_path, amount, dro
 
 
 def test_probably_unintended_amounts_are_noted(capsys):
-    counts = {name: SourceSamples(50, rows) for name, rows in (("a", 1), ("b", 0), ("c", 9), ("d", 0))}
-    write_jsonl.note_amounts("pretrain", counts, {"a": 1, "b": 0.5, "c": 1e300, "d": 0})
+    counts = {name: SourceSamples(50, rows, rows) for name, rows in (("a", 1), ("b", 0), ("c", 9), ("d", 0))}
+    write_jsonl.note_amounts("pretrain", counts, {"a": 1, "b": 0.5, "c": 1e300, "d": 1.0}, {"d": 0})
     assert capsys.readouterr().err.splitlines() == [
         "note: sources.a: 1 of its 50 rows of pretrain is used; for a weight per row, write 1.0",
         "note: sources.b: none of its 50 rows of pretrain is used; raise its amount (0.5), or lower the others",

@@ -115,16 +115,11 @@ def test_source_table_counts_rows_and_samples(experiments):
     mixed = replace(experiments[0], dataset_counts=experiments[0].dataset_counts | {"sources": read})
     mixed = replace(mixed, licenses={"a": "CC0", "b": None})
     files = mixed.runs[0].jsonl.files
-    pretrain = replace(files["pretrain"], sources={"a": SourceSamples(usable=8, rows_out=4, words=30)})
+    pretrain = replace(files["pretrain"], sources={"a": SourceSamples(usable=8, used=2, rows_out=4, words=30)})
     run = replace(mixed.runs[0], jsonl=JsonlSummary(files | {"pretrain": pretrain}, {}))
     first, second = build_source_table(mixed, run)
-    assert (first["name"], first["rows"], first["rows_out"], first["times"], first["license"]) == (
-        "a",
-        9,
-        4,
-        0.5,
-        "CC0",
-    )
+    expected = {"name": "a", "rows": 9, "used": 2, "rows_out": 4, "times": 2.0, "license": "CC0"}
+    assert first | expected == first
     assert (second["name"], second["rows_out"], second["times"]) == ("b", 0, 0.0)
 
 

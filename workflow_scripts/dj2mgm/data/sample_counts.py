@@ -2,13 +2,14 @@
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
 from dj2mgm.errors import InputError
 from dj2mgm.settings.data import JsonlSettings
 
-SHARE_RESOLUTION = 10**6  # resolution of the sources' shares
+SHARE_TOLERANCE = Fraction(1, 10**6)  # a smaller rest of the shares is an error of rounding
 SourceCounts = Counter  # numbers of rows by source; the key None is a dataset without sources
 
 
@@ -41,51 +42,64 @@ def check_subset_size(usable: int, rules: SampleRules, stage: str) -> None:
 def apportion(usable: SourceCounts, rules: SampleRules, stage: str) -> tuple[SourceCounts, SourceCounts]:
     """Return the number of different rows and the number of samples of each source.
 
-    The amounts are scaled to the largest number of samples, then to the budget, and then to the share of each source.
+    The samples are in the exact proportions of amounts and shares, rounded once. A source repeats rows only if it has
+    more samples than rows, or if a limit of different rows leaves it no others.
     """
+    row_limits = Counter({source: _limit_rows(source, rows, rules) for source, rows in usable.items()})
     requested = _compute_requested_samples(usable, rules, stage)
-    if usable and not requested.total():
+    requested = {source: amount for source, amount in requested.items() if row_limits[source]}
+    total = round(sum(requested.values()))
+    if usable and not total:
         amount_by_source = rules.settings.sources | rules.settings.shares
         amounts = ", ".join(f"{source}: {amount_by_source[source]} of {rows} rows" for source, rows in usable.items())
         raise InputError(f"sources: the amounts leave no row of {stage} to train on ({amounts}); raise one")
-    capped = _scale(requested, min(requested.total(), rules.most_rows))
-    used_rows = Counter({source: min(usable[source], rows) for source, rows in capped.items()})
-    sample_counts = capped if rules.budget is None else _scale(capped, rules.budget)
-    if rules.settings.used_fraction == 1:
-        return used_rows, sample_counts
-    sample_counts = _shorten(sample_counts, rules)
-    # rows are limited to samples only here, so that the rows of a smaller share are a part of a larger share's rows
-    return Counter(
-        {source: min(rows, sample_counts[source]) for source, rows in _shorten(used_rows, rules).items()}
-    ), sample_counts
+    budget = min(total, rules.most_rows) if rules.budget is None else rules.budget
+    samples = _scale(requested, budget)
+    used_rows = _fill(requested, row_limits & samples, rules.most_rows)
+    # a limit below the number of sources leaves some of them without rows, and thus without samples
+    samples = _scale({source: amount for source, amount in requested.items() if used_rows[source]}, budget)
+    return _shorten(used_rows, rules), _shorten(samples, rules)
 
 
-def _compute_requested_samples(usable: SourceCounts, rules: SampleRules, stage: str) -> SourceCounts:
-    """Return the number of samples of each source before any limit, in the proportions of the amounts and shares.
+def _compute_requested_samples(usable: SourceCounts, rules: SampleRules, stage: str) -> dict[str | None, Fraction]:
+    """Return the number of samples of each source before any limit, in the exact proportions of amounts and shares.
 
-    Sources without a share get their amounts, and the shares scale the other sources relative to these. If all sources
-    have shares, the total is the number of their rows.
+    The total is the number of rows, with those of sources without a share by their amounts. These sources divide the
+    rest of the shares; without them, the shares are scaled to add up to 1.
     """
-    parts = {
-        source: round(share * SHARE_RESOLUTION) for source, share in rules.settings.shares.items() if source in usable
-    }
-    requested: SourceCounts = Counter()
+    shares = {source: _read_exactly(share) for source, share in rules.settings.shares.items() if source in usable}
+    amounts: dict[str | None, Fraction] = {}
     for source, rows in usable.items():
-        if source in parts:
+        if source in shares:
             continue
         amount = rules.settings.sources.get(source, 1.0)
-        requested[source] = amount if isinstance(amount, int) else round(amount * rows)
+        amounts[source] = Fraction(amount) if isinstance(amount, int) else _read_exactly(amount) * rows
         if isinstance(amount, int) and amount > rows:
             raise InputError(
                 f"sources.{source}: {amount} rows are requested, but only {rows} rows of {stage} can be trained on; "
                 f"request fewer, or state a weight per row, {amount / rows:.2f}"
             )
-    if not parts:
-        return requested
-    shared, rest = Counter(parts), SHARE_RESOLUTION - sum(parts.values())
-    if rest > 0 and requested.total():
-        return requested + _scale(shared, round(requested.total() * shared.total() / rest))
-    return _scale(shared, sum(usable[source] for source in shared)) if shared.total() else shared
+    if not shares:
+        return amounts
+    total = sum(amounts.values(), Fraction(0))
+    rest = 1 - sum(shares.values())
+    weights = shares | dict.fromkeys(amounts, Fraction(0))
+    if rest > SHARE_TOLERANCE and total:
+        weights |= {source: rest * amount / total for source, amount in amounts.items()}
+    total_rows = sum(amounts.get(source, usable[source]) for source, weight in weights.items() if weight)
+    scale = Fraction(total_rows) / (sum(weights.values()) or 1)
+    return {source: weights[source] * scale for source in usable}
+
+
+def _read_exactly(number: float) -> Fraction:
+    """Return the decimal number that the user has written."""
+    return Fraction(str(number))
+
+
+def _limit_rows(source: str | None, rows: int, rules: SampleRules) -> int:
+    """Return the number of different rows that a source may use: fewer than it has only if its amount states so."""
+    amount = 1.0 if source in rules.settings.shares else rules.settings.sources.get(source, 1.0)
+    return min(rows, amount if isinstance(amount, int) else round(_read_exactly(amount) * rows))
 
 
 def _shorten(rows: SourceCounts, rules: SampleRules) -> SourceCounts:
@@ -95,13 +109,28 @@ def _shorten(rows: SourceCounts, rules: SampleRules) -> SourceCounts:
     return Counter({source: max(min(1, count), round(shares[source] * count)) for source, count in rows.items()})
 
 
-def _scale(rows: SourceCounts, total: int) -> SourceCounts:
-    """Scale numbers to a total in the same proportions, by largest remainders (Hamilton's method)."""
-    exact = {source: Fraction(count * total, rows.total()) for source, count in rows.items()}
+def _scale(amounts: Mapping[str | None, Fraction], total: int) -> SourceCounts:
+    """Return whole numbers with this total in the same proportions, by largest remainders (Hamilton's method)."""
+    whole = sum(amounts.values())
+    exact = {source: amount * total / whole for source, amount in amounts.items()} if whole else {}
     scaled = Counter({source: math.floor(share) for source, share in exact.items()})
     by_remainder = sorted(exact, key=lambda source: (scaled[source] - exact[source], str(source)))
     scaled.update(by_remainder[: total - scaled.total()] if exact else ())
     return scaled
+
+
+def _fill(amounts: Mapping[str | None, Fraction], limits: SourceCounts, total: int) -> SourceCounts:
+    """Divide a total in the proportions of amounts; what exceeds the limit of a source goes to the others."""
+    filled: SourceCounts = Counter()
+    remaining = {source: amount for source, amount in amounts.items() if amount}
+    while remaining:
+        scaled = _scale(remaining, total - filled.total())
+        full = {source: limits[source] for source in remaining if scaled[source] >= limits[source]}
+        if not full:
+            return filled + scaled
+        filled.update(full)
+        remaining = {source: amount for source, amount in remaining.items() if source not in full}
+    return filled
 
 
 def count_drop_reasons(left_out: int, usable: SourceCounts, rules: SampleRules) -> Counter:

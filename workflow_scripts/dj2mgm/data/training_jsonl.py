@@ -95,7 +95,7 @@ def write_training_jsonl(
         rows_out = write_jsonl(
             output, _count_words(_repeat_rows(good, usable, used_rows, sample_counts, rules), words, rules)
         )
-    left_out = sum(usable[source] - min(used_rows[source], sample_counts[source]) for source in usable)
+    left_out = usable.total() - used_rows.total()
     usable_by_source = {source: rows for source, rows in usable.items() if source is not None}
     return TrainingFileCounts(
         rows_in,
@@ -103,7 +103,7 @@ def write_training_jsonl(
         dropped=dict(sorted((bad.reasons + count_drop_reasons(left_out, usable, rules) + leaked).items())),
         repeated=rows_out + left_out - usable.total(),
         sources={
-            source: SourceSamples(rows, sample_counts[source], words[source])
+            source: SourceSamples(rows, used_rows[source], sample_counts[source], words[source])
             for source, rows in sorted(usable_by_source.items())
         },
     )

@@ -11,6 +11,7 @@ class SourceSamples:
     """Numbers of a source in a training file."""
 
     usable: int = 0  # rows that can be trained on
+    used: int = 0  # different rows among the samples
     rows_out: int = 0  # samples, including repeated rows
     words: int = 0  # words of the samples
 
@@ -45,7 +46,7 @@ class JsonlSummary:
 
 
 def read_jsonl_summary(path: Path) -> JsonlSummary:
-    """Read the file; older ones have no digests and no repeated rows."""
+    """Read the file; older ones have no digests, no repeated rows and no different rows of each source."""
     values = read_json(path)
     files = {split: _read_counts(values[split]) for split in ("pretrain", "finetune")}
     return JsonlSummary(files, values.get("inputs", {}))
@@ -53,7 +54,12 @@ def read_jsonl_summary(path: Path) -> JsonlSummary:
 
 def _read_counts(values: dict) -> TrainingFileCounts:
     sources = {
-        name: SourceSamples(counts["usable"], counts["rows_out"], counts["words"])
+        name: SourceSamples(
+            counts["usable"],
+            counts.get("used", min(counts["usable"], counts["rows_out"])),
+            counts["rows_out"],
+            counts["words"],
+        )
         for name, counts in values.get("sources", {}).items()
     }
     return TrainingFileCounts(

@@ -111,7 +111,7 @@ def build_source_table(experiment: ExperimentResults, run: RunResults) -> list[d
     }
     for name, source in training_sources.items():
         counts = samples.get(name, SourceSamples())
-        times = counts.rows_out / counts.usable if counts.usable else 0.0
+        times = counts.rows_out / counts.used if counts.used else 0.0
         license = experiment.licenses.get(name) or ""
         rows.append({"name": name, "license": license, **source, **asdict(counts), "times": times})
     return rows
