@@ -209,8 +209,6 @@ BAD_TALKS = [
     (without(TALK, "id"), "'id' must be a string"),
     (TALK | {"id": 1}, "'id' must be a string"),
     (TALK | {"image": ["a.png", 1]}, "leave it out for text-only rows"),
-    (TALK | {"image": []}, "leave it out for text-only rows"),
-    (TALK | {"image": None}, "leave it out for text-only rows"),
     (without(TALK, "conversations"), "must alternate human and gpt turns"),
     (TALK | {"conversations": []}, "must alternate human and gpt turns"),
     (TALK | {"conversations": "text"}, "must alternate human and gpt turns"),

@@ -162,7 +162,7 @@ def test_conversations_with_several_turns_are_for_stage_2(here):
         "instructions": {"format": "sharegpt", "path": "photos/talks.jsonl", "images": "photos", "split": "finetune"},
     }
     captions.unlink()
-    with pytest.raises(InputError, match=r"talks.jsonl has conversations of several questions.*add pairs"):
+    with pytest.raises(InputError, match=r"talks.jsonl has conversations with several questions.*add pairs"):
         resolve_dataset("photos")
 
 

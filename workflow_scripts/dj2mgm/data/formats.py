@@ -5,6 +5,15 @@ from pathlib import Path
 
 from dj2mgm.control_tokens import find_control_token
 from dj2mgm.data.json_rows import NumberedIds, UniqueIds, check_object, parse_identifier, read_json_list, read_objects
+from dj2mgm.dataset_resolution.row_media import (
+    IMAGE_TOKEN,
+    UNREAD_MEDIA,
+    find_media_mark,
+    find_other_media,
+    has_empty_image,
+    read_row_media,
+    replace_tagged_images,
+)
 from dj2mgm.errors import InputError
 
 # Data-Juicer's image–text format: one JSON object per line.
@@ -82,6 +91,10 @@ def _read_dj_rows(path: str | Path, several_images: bool) -> Iterator[tuple[str,
                 f"{location}: 'text' must contain the image token {DJ_IMAGE_TOKEN} {expected}, found {tokens}; "
                 f"write {DJ_IMAGE_TOKEN}\\n<caption> {END_OF_CHUNK}"
             )
+        if mark := find_media_mark(row["text"].replace(DJ_IMAGE_TOKEN, ""), is_answer=True):
+            raise InputError(f"{location}: 'text' contains {mark}, but only images are read; delete the row")
+        if unread := find_other_media(row, has_images=True):
+            raise InputError(f"{location}: {unread}; delete the key, or the row")
         if not isinstance(row.get("question", ""), str):
             raise InputError(
                 f"{location}: 'question' must be a string, found {row['question']!r}; correct it or leave it out"
@@ -94,9 +107,10 @@ def _read_dj_rows(path: str | Path, several_images: bool) -> Iterator[tuple[str,
 # {"id": "1", "image": "a.jpg", "conversations": [{"from": "human", "value": "<image>\nWhat is this?"},
 #                                                 {"from": "gpt", "value": "A cat."}]}
 #
-# `image` may be a list; each <image> in the human turns then stands for the next path.
+# `image` may be a list; each <image> in the human turns then stands for the next path. Images under other names are
+# read, too (row_media.py). A row with media that are not read gets the key UNREAD_MEDIA, and is not trained on.
 
-IMAGE_TOKEN = "<image>"
+LLAVA_KEYS = {"id", "image", "conversations", "source"}
 CHAT_ROLES = {"human": "user", "gpt": "assistant"}  # LLaVA's roles → roles of chat templates
 
 
@@ -114,8 +128,8 @@ def build_text_conversation(question: str, answer: str) -> dict:
 
 def list_images(row: dict) -> list[str]:
     """Return the image paths of a LLaVA row; [] for a text-only row."""
-    images = row.get("image", [])
-    return [images] if isinstance(images, str) else images
+    images = row.get("image")
+    return [images] if isinstance(images, str) else images or []
 
 
 def read_llava(path: str | Path, number_ids: bool = False) -> Iterator[dict]:
@@ -136,14 +150,25 @@ def read_llava(path: str | Path, number_ids: bool = False) -> Iterator[dict]:
             row = row | {"id": numbered.add(row["id"])}
         else:
             ids.add(row["id"], number)
-        images = row.get("image", "")
-        if not isinstance(images, str | list) or images == [] or not all(isinstance(image, str) for image in images):
+        images = row.get("image") or ""
+        if not isinstance(images, str | list) or not all(isinstance(image, str) for image in images):
             raise InputError(
                 f"{location}: 'image' must be a path or a list of paths, found {images!r}; leave it out for text-only "
                 "rows"
             )
         _check_turns(location, row.get("conversations"))
-        yield row
+        yield row if images and row.keys() <= LLAVA_KEYS else _add_media(row)
+
+
+def _add_media(row: dict) -> dict:
+    """Return a row with the images that it has under other names than `image`, and with a phrase about other media."""
+    media = read_row_media(row)
+    if media.images and not row.get("image"):
+        turns = [turn | {"value": replace_tagged_images(turn["value"])} for turn in row["conversations"]]
+        row = row | {"image": media.images[0] if len(media.images) == 1 else list(media.images), "conversations": turns}
+    elif row.get("image") in (None, []) and has_empty_image(row):
+        row = row | {"image": None}
+    return row | ({UNREAD_MEDIA: media.unread} if media.unread else {})
 
 
 def read_list_or_lines(path: Path) -> Iterator[tuple[int, dict]]:
@@ -177,6 +202,15 @@ def find_image_problem(row: dict) -> str | None:
     if tokens == expected:
         return None
     return f"expected {expected} image token {IMAGE_TOKEN} in the human turns, found {tokens}"
+
+
+def find_mark_problem(row: dict) -> str | None:
+    """Return the problem if a turn of a LLaVA row has a mark of media that are not read, else None."""
+    image_mark = DJ_IMAGE_TOKEN if list_images(row) else IMAGE_TOKEN
+    turns = ((turn["value"].replace(image_mark, ""), turn["from"] == "gpt") for turn in row["conversations"])
+    marks = (find_media_mark(text, is_answer) for text, is_answer in turns)
+    mark = next(filter(None, marks), None)
+    return mark and f"its text contains {mark}, but only images are read, at {IMAGE_TOKEN}"
 
 
 def find_control_problem(row: dict, tokens: Collection[str] = ()) -> str | None:

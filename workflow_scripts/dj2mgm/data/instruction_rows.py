@@ -18,6 +18,7 @@ from dj2mgm.data.formats import IMAGE_TOKEN, build_dj_text, extract_caption, fin
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.images import BadImageError, UnreadableImages, locate_image
 from dj2mgm.data.question_texts import normalize_lines
+from dj2mgm.dataset_resolution.row_media import UNREAD_MEDIA
 from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.shards import compute_image_digest
 
@@ -29,7 +30,7 @@ COLUMNS = {"question": "", "slot": 0, "caption": "", "asked": []}
 def is_single_question(row: dict) -> bool:
     """Return whether a LLaVA row has one question and answer about one image."""
     turns = row["conversations"]
-    if len(turns) != 2 or len(list_images(row)) != 1 or find_image_problem(row):
+    if len(turns) != 2 or len(list_images(row)) != 1 or find_image_problem(row) or UNREAD_MEDIA in row:
         return False
     return bool(read_question(row)) and bool(turns[1]["value"].strip())
 

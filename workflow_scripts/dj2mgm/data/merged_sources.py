@@ -21,6 +21,7 @@ from dj2mgm.data.formats import (
 )
 from dj2mgm.data.json_rows import NumberedIds
 from dj2mgm.data.sources.source import Source
+from dj2mgm.dataset_resolution.row_media import UNREAD_MEDIA
 from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import WITH_IMAGES, FilesDataset, MergedSplit, ReadableSources, SourceOnDisk
 from dj2mgm.settings.generation_prompts import CAPTION_QUESTION
@@ -143,6 +144,10 @@ def _prefix_images(source: Source, images: list[str]) -> list[str]:
 def _convert_to_pair(row: dict, source: Source) -> dict:
     """Convert a conversation of one question and one answer about one image to a pair."""
     turns, images = row["conversations"], list_images(row)
+    if unread := row.get(UNREAD_MEDIA):
+        raise InputError(f"sources.{source.name}: row {row['id']!r}: {unread}; correct the row, or delete it")
+    if not images and "image" in row:  # null: the filters drop and count the row
+        images = [""]
     if len(turns) != 2 or len(images) != 1:
         raise InputError(
             f"sources.{source.name}: row {row['id']!r} has {len(images)} images and {len(turns) // 2} questions, but a "

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import IO
 
 from dj2mgm.data import formats
-from dj2mgm.data.formats import find_control_problem, find_image_problem, list_images
+from dj2mgm.data.formats import find_control_problem, find_image_problem, find_mark_problem, list_images
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.images import BadImageError, load_image, locate_image
 from dj2mgm.data.json_rows import NumberedIds
 from dj2mgm.data.sample_counts import SampleRules, SourceCounts, apportion, check_subset_size, count_drop_reasons
+from dj2mgm.dataset_resolution.row_media import UNREAD_MEDIA
 from dj2mgm.errors import InputError
 from dj2mgm.records.jsonl_summary import SourceSamples, TrainingFileCounts
 from dj2mgm.storage.disk_map import DiskMap
@@ -234,12 +235,14 @@ def _check_rows(
         images.replace((image, json.dumps(result)) for image, result in results.items())
         for row, problem in batch:
             leaks = "leaked_text" if problem is None and row["id"] in rules.leaked_rows else ""
-            if problem is None and "image" in row:
+            if problem is None and list_images(row):
                 image_results = [json.loads(images.get(image)) for image in list_images(row)]
                 problem = next((problem for _, problem in image_results if problem), None)
                 paths = [path for path, _ in image_results]
                 leaks = leaks if rules.leaked.isdisjoint(paths) else "leaked"
                 row = row | {"image": paths[0] if isinstance(row["image"], str) else paths}
+            elif row.get("image", "") is None:
+                row = {key: value for key, value in row.items() if key != "image"}
             yield row["id"], leaks or (BadRow(*problem) if problem else row)
 
 
@@ -256,17 +259,19 @@ def _check_batch(
 
 
 def _check_text(row: dict, rules: SampleRules) -> Problem:
-    problems = {
-        "image_token": find_image_problem(row),
-        "control_token": find_control_problem(row, rules.settings.control_tokens),
-    }
+    problems = [
+        ("other_media", row.get(UNREAD_MEDIA)),
+        ("image_token", find_image_problem(row)),
+        ("control_token", find_control_problem(row, rules.settings.control_tokens)),
+        ("other_media", find_mark_problem(row)),
+    ]
     if len(list_images(row)) > 1 and not rules.settings.several_images:
-        problems["several_images"] = f"it has {len(list_images(row))} images, but this model accepts one"
+        problems.append(("several_images", f"it has {len(list_images(row))} images, but this model accepts one"))
     if rules.settings.one_question and not list_images(row):
-        problems["no_image"] = "it has no image, but this model needs one"
+        problems.append(("no_image", "it has no image, but this model needs one"))
     if rules.settings.one_question and len(row["conversations"]) > 2:
-        problems["several_questions"] = "it has several questions, but this model accepts one"
-    return next(((reason, detail) for reason, detail in problems.items() if detail), None)
+        problems.append(("several_questions", "it has several questions, but this model accepts one"))
+    return next(((reason, detail) for reason, detail in problems if detail), None)
 
 
 def _check_image(root: str | Path, held_out: HeldOutImages, relative: str) -> tuple[str, Problem]:

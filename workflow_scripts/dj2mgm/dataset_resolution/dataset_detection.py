@@ -109,8 +109,9 @@ def _choose_groups(groups: list[FileGroup], folder: Path, advice: Advice) -> dic
                 [_describe(others | {split: group}, folder, advice, has_choice=True) for group in candidates],
             )
     if not splits["pretrain"]:
+        [group] = splits["finetune"]
         raise InputError(
-            f"dataset: {splits['finetune'][0].files[0]} has conversations of several questions, which only stage 2 is "
+            f"dataset: {group.files[0]} has conversations with {group.recognized.no_pairs}, which only stage 2 is "
             "trained on; add pairs of one image and one text for stage 1 (docs/data.md)"
         )
     return {split: candidates[0] for split, candidates in splits.items() if candidates}

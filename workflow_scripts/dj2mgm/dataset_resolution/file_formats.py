@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dj2mgm.dataset_resolution.file_samples import FileSample, read_sample
+from dj2mgm.dataset_resolution.row_media import IMAGE_TOKEN, has_empty_image, list_turns, read_row_media
+from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import USUAL_NAMES
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 
@@ -38,6 +40,7 @@ class RecognizedFormat:
         split: `finetune` for conversations that are no pairs of one image and one text.
         is_conversation: whether its rows are conversations.
         images: paths of images in the first rows.
+        no_pairs: the reason why conversations are no pairs, such as "several questions".
     """
 
     format: str
@@ -45,6 +48,11 @@ class RecognizedFormat:
     split: str = "pretrain"
     is_conversation: bool = False
     images: tuple[str, ...] = ()
+    no_pairs: str = ""
+
+
+class UnreadableMediaError(Exception):
+    """Error for conversations whose media cannot be read; the message is a sentence without the file's name."""
 
 
 class UnrecognizedFormatError(Exception):
@@ -85,8 +93,13 @@ def _recognize_conversations(format_name: str, sample: FileSample) -> Recognized
     rows = [row for row in sample.rows if _list_turns(row)]
     if not rows or format_name != ("llava" if all(map(_is_llava, rows)) else "sharegpt"):
         raise UnrecognizedFormatError(_describe_keys(sample))
-    are_pairs = all(_counts_as_pair(row) for row in rows)
-    return RecognizedFormat(format_name, {}, "pretrain" if are_pairs else "finetune", True, _list_images(rows))
+    media = [read_row_media(row, ("images", "image")) for row in rows]
+    if unread := media[0].unread if all(row_media.unread for row_media in media) else "":
+        raise UnreadableMediaError(f"{unread} (as in all of its first {len(rows)} rows)")
+    images = tuple(path for row_media in media for path in row_media.images)
+    readable = [row for row, row_media in zip(rows, media, strict=True) if not row_media.unread]
+    no_pairs = next(filter(None, map(_find_pair_problem, readable)), "" if images else "no image")
+    return RecognizedFormat(format_name, {}, "finetune" if no_pairs else "pretrain", True, images, no_pairs)
 
 
 def _recognize_table(sample: FileSample) -> RecognizedFormat:
@@ -130,8 +143,9 @@ def _recognize_webdataset(sample: FileSample) -> RecognizedFormat:
         ends = f", and its files end with {enumerate_names(suffixes)}" if suffixes else ""
         raise UnrecognizedFormatError(f"it holds no images{ends}")
     if turns := _find_names("conversations", tuple(metadata), lambda name: isinstance(metadata[name], list)):
-        is_pair = _counts_as_pair({"conversations": metadata[turns[0]], "image": "of the shard"})
-        return RecognizedFormat("webdataset", {"conversations": turns}, "pretrain" if is_pair else "finetune", True)
+        no_pairs = _find_pair_problem({"conversations": metadata[turns[0]], "image": "of the shard"})
+        split = "finetune" if no_pairs else "pretrain"
+        return RecognizedFormat("webdataset", {"conversations": turns}, split, True, no_pairs=no_pairs)
     if ".txt" in suffixes:  # a .txt has precedence over captions in a .json
         return RecognizedFormat("webdataset")
     if not metadata:
@@ -170,6 +184,8 @@ def recognize_file(file: Path, folder: Path) -> RecognizedFormat | str:
                 return source_format.recognize(sample)
             except UnrecognizedFormatError as error:
                 problem = str(error)
+            except UnreadableMediaError as error:
+                raise InputError(f"dataset: {file}: {error}; only image files are read (docs/data.md)") from None
     return problem
 
 
@@ -180,21 +196,29 @@ def _list_images(rows: Iterable[dict]) -> tuple[str, ...]:
 
 
 def _list_turns(row: dict) -> list[dict]:
-    turns = row.get("conversations") or row.get("messages")
-    return turns if isinstance(turns, list) and turns and all(isinstance(turn, dict) for turn in turns) else []
+    turns = list_turns(row)
+    return turns if all(isinstance(turn, dict) for turn in turns) else []
 
 
 def _is_llava(row: dict) -> bool:
     turns = row.get("conversations") or [{}]
     if row.get("id") is None or "images" in row or not all(turn.get("from") in LLAVA_ROLES for turn in turns):
         return False
-    return not row.get("image") or any("<image>" in str(turn.get("value")) for turn in turns)
+    if not all(isinstance(turn.get("value"), str) for turn in turns):
+        return False
+    return not read_row_media(row).images or any(IMAGE_TOKEN in turn["value"] for turn in turns)
 
 
-def _counts_as_pair(row: dict) -> bool:
+def _find_pair_problem(row: dict) -> str:
+    """Return why a conversation is no pair of one image and one text, or ""; an image may be null."""
     speakers = [turn.get("from") or turn.get("role") or "assistant" in turn for turn in _list_turns(row)]
     answers = sum(speaker in ("gpt", "assistant", "model", True) for speaker in speakers)
-    return answers == 1 and len(_list_images([row])) == 1
+    if answers != 1:
+        return "several questions"
+    images = read_row_media(row, ("images", "image")).images
+    if len(images) > 1:
+        return "several images"
+    return "" if images or has_empty_image(row) else "no image"
 
 
 def _list_texts(values: Iterable[Any]) -> list[str]:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from dj2mgm.data.formats import build_conversation
 from dj2mgm.data.json_rows import MAX_ROW, check_object, make_row_size_error, parse_identifier
 from dj2mgm.data.sources.source import Source, build_conversation_row, check_single, find_column, read_cell
+from dj2mgm.dataset_resolution.row_media import is_media_key, read_row_media
 from dj2mgm.errors import InputError
 from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
@@ -48,10 +49,11 @@ def _read_file(source: Source, file: Path, number: int, copied: DiskMap) -> Iter
         text = None if turns else find_column(file, column_names, "text", source)
         question = None if turns else find_column(file, column_names, "question", source, needed=False)
         identifier = check_single(file, column_names, "id") if "id" in column_names else None
-        columns = [column for column in (image, turns, text, question, identifier) if column]
+        media_columns = [name for name in column_names if turns and name not in (image, turns) and is_media_key(name)]
+        columns = [column for column in (image, turns, text, question, identifier, *media_columns) if column]
         row_number = 0
         for batch in table.iter_batches(_choose_batch_size(table, columns), columns=columns):
-            _check_texts(batch.drop_columns([image]), file, row_number)
+            _check_texts(batch.drop_columns([image, *media_columns]), file, row_number)
             for row in _read_values(batch, file, row_number):
                 row_number += 1
                 location = f"{file}, row {row_number}"
@@ -60,7 +62,9 @@ def _read_file(source: Source, file: Path, number: int, copied: DiskMap) -> Iter
                 name = name or f"{file.stem}-{row_number:09d}"
                 if turns:
                     check_object({"turns": row[turns]}, location)
-                    yield build_conversation_row(name, paths, row[turns], location)
+                    others = {"conversations": row[turns]} | {name: row[name] for name in media_columns}
+                    media = read_row_media(others | {"image": paths}).with_images_of_file(paths)
+                    yield build_conversation_row(name, media, row[turns], location)
                     continue
                 if len(paths) != 1:
                     raise InputError(f"{location}: it has {len(paths)} images, but a caption belongs to one")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
-from dj2mgm.data.formats import IMAGE_TOKEN
+from dj2mgm.dataset_resolution.row_media import IMAGE_TOKEN, UNREAD_MEDIA, RowMedia, read_content, replace_tagged_images
 from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import USUAL_NAMES, Columns
 
@@ -45,11 +45,12 @@ def read_cell(value: object, name: str, location: str) -> str:
 LLAVA_ROLE = {"human": "human", "user": "human", "gpt": "gpt", "assistant": "gpt", "model": "gpt", "system": "system"}
 
 
-def build_conversation_row(identifier: str, images: list[str], turns: object, location: str) -> dict:
+def build_conversation_row(identifier: str, media: RowMedia, turns: object, location: str) -> dict:
     """Convert turns of ShareGPT, OpenAI or FineVision to LLaVA's form.
 
     System messages precede the first question. If no turn has an image token, the images come first.
     """
+    images = list(media.images)
     messages = list(_read_turns(turns, location))
     system = [text for role, text in messages if role == "system"]
     messages = [(role, text) for role, text in messages if role != "system"]
@@ -66,9 +67,8 @@ def build_conversation_row(identifier: str, images: list[str], turns: object, lo
     row: dict = {"id": identifier}
     if images:
         row["image"] = images[0] if len(images) == 1 else images
-    return row | {
-        "conversations": [{"from": role, "value": value} for (role, _), value in zip(messages, values, strict=True)]
-    }
+    row["conversations"] = [{"from": role, "value": value} for (role, _), value in zip(messages, values, strict=True)]
+    return row | ({UNREAD_MEDIA: media.unread} if media.unread else {})
 
 
 def _read_turns(turns: object, location: str) -> Iterable[tuple[str, str]]:
@@ -81,27 +81,13 @@ def _read_turns(turns: object, location: str) -> Iterable[tuple[str, str]]:
             continue
         speaker = (turn.get("from") or turn.get("role")) if isinstance(turn, dict) else None
         role = LLAVA_ROLE.get(speaker) if isinstance(speaker, str) else None
-        text = _read_text(turn.get("value", turn.get("content"))) if role else None
-        if text is None:
+        content = read_content(turn.get("value", turn.get("content"))) if role else None
+        if content is None:
             raise InputError(
                 f"{location}: turn {number} must be {{'role': 'user' or 'assistant', 'content': text}} or "
                 "{'from': 'human' or 'gpt', 'value': text}"
             )
-        yield role, text
-
-
-def _read_text(content: object) -> str | None:
-    """Return a turn's text; OpenAI's parts are joined in order, with a token for each image."""
-    if not isinstance(content, list):
-        return content if isinstance(content, str) else None
-    texts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("text") if kind == "text" else IMAGE_TOKEN if kind in ("image", "image_url") else None
-        if not isinstance(text, str):
-            return None
-        texts.append(text)
-    return "\n".join(texts)
+        yield role, replace_tagged_images(content[0])
 
 
 def find_column(file: Path, column_names: Sequence[str], kind: str, source: Source, needed: bool = True) -> str | None:

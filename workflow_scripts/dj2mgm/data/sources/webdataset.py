@@ -5,12 +5,14 @@ A caption is in `<key>.txt`, or in `<key>.json` under a usual column name; a con
 
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 
 from dj2mgm.data.formats import build_conversation
 from dj2mgm.data.json_rows import MAX_ROW, check_object, make_row_size_error, open_input, parse_json
 from dj2mgm.data.sources.source import Source, build_conversation_row, find_column, read_cell
+from dj2mgm.dataset_resolution.row_media import OTHER_SUFFIXES, read_row_media
 from dj2mgm.errors import InputError
 from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
@@ -81,13 +83,17 @@ def _build_row(source: Source, shard: Path, key: str, sample: list[Member]) -> d
         for suffix, member in parts.items()
         if suffix.endswith(IMAGE_SUFFIXES)
     ]
-    for suffix, member in parts.items():
-        if not suffix.endswith(IMAGE_SUFFIXES) and suffix not in (".txt", ".json"):
-            source.unread.add(f"{shard}/{member.name}")
+    others = [suffix for suffix in parts if not suffix.endswith(IMAGE_SUFFIXES) and suffix not in (".txt", ".json")]
+    for suffix in others:
+        source.unread.add(f"{shard}/{parts[suffix].name}")
     metadata = _read_json(parts[".json"], location) if ".json" in parts else {}
     turns_key = find_column(shard, list(metadata), "conversations", source, needed=False)
     if turns_key:
-        return build_conversation_row(key, images, metadata[turns_key], location)
+        row = {"conversations": metadata[turns_key], "images": images or None}
+        media = read_row_media(metadata | row, ("images", "image")).with_images_of_file(images)
+        if other := next((suffix for suffix in others if suffix.endswith(OTHER_SUFFIXES)), ""):
+            media = replace(media, unread=f"its file {other} is not read")
+        return build_conversation_row(key, media, metadata[turns_key], location)
     if len(images) != 1:
         raise InputError(
             f"{location}: it has {len(images)} images, but a caption belongs to one (the suffixes are "

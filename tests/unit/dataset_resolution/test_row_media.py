@@ -1,0 +1,157 @@
+"""Media of conversations under the keys and marks of common trainers: read, or a reason not to train on the row."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dj2mgm.data.formats import list_images, read_llava, read_pairs
+from dj2mgm.data.instruction_rows import is_single_question
+from dj2mgm.data.sources import parquet, sharegpt, webdataset
+from dj2mgm.data.sources.source import Source
+from dj2mgm.data.training_jsonl import _check_text
+from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
+from dj2mgm.dataset_resolution.row_media import UNREAD_MEDIA, find_media_mark
+from dj2mgm.errors import InputError
+from dj2mgm.storage.files import write_jsonl
+from sample_rules import build_sample_rules
+from source_files import png, write_tar
+
+
+def llava(question: str = "<image>\nWhat?", answer: str = "A cat.", **keys) -> dict:
+    return {"id": "1", "conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]} | keys
+
+
+def openai(*parts: dict | str, **keys) -> dict:
+    content = [*parts, {"type": "text", "text": "What?"}]
+    return {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "A cat."}]} | keys
+
+
+def read(tmp_path, row: dict) -> dict:
+    """Return the row as a reader of its kind of turns yields it."""
+    file = tmp_path / "rows.jsonl"
+    write_jsonl(file, [row])
+    if "conversations" in row and "from" in row["conversations"][0]:
+        return next(read_llava(file))
+    return next(sharegpt.read(Source("a", (file,), tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("row", "images"),
+    [
+        (llava(image_path="a.png"), ["a.png"]),
+        (llava(images=["a.png"]), ["a.png"]),
+        (llava(imagePath="a.png", source="coco"), ["a.png"]),
+        (llava(file_name="a.png"), ["a.png"]),
+        (llava("<image><image>\nWhich?", img_paths=["a.png", "b.png"]), ["a.png", "b.png"]),
+        (llava("Picture 1: <img>a.png</img>\nWhat?"), ["a.png"]),
+        (llava(image="a.png", image_url="https://x/a.png", video_id="v", frame=3), ["a.png"]),
+        (openai({"type": "image"}, images=["a.png"]), ["a.png"]),
+        (openai({"type": "image", "text": None, "index": 0}, images=["a.png"]), ["a.png"]),
+        (openai({"type": "image_url", "image_url": {"url": "a.png", "detail": "low"}}), ["a.png"]),
+        (openai({"type": "image_url", "image_url": "a.png"}), ["a.png"]),
+        (openai({"type": "image", "image": "file:///data/a.png"}), ["/data/a.png"]),
+        (openai({"type": "image", "path": "a.png"}, {"type": "image", "url": "b.png"}), ["a.png", "b.png"]),
+        (openai({"image": "a.png"}), ["a.png"]),
+        (openai(image=[{"path": "a.png", "bytes": None}]), ["a.png"]),
+        (openai(images=[None]), [""]),
+        (llava("What is it?", source="alpaca", url="https://x.org/page", images=[], videos=[], audio=None), []),
+        (llava("Write a page.", "<video>, <img> and <audio> are tags of HTML."), []),
+    ],
+)
+def test_images_are_read_wherever_there_is_one_reading(tmp_path, row, images):
+    read_row = read(tmp_path, row)
+    assert list_images(read_row) == images and _check_text(read_row, build_sample_rules(several_images=True)) is None
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        llava("<video>\nWhat?", video="a.mp4"),
+        llava("What?", video="a.mp4"),
+        llava("What?", videos=["a.mp4"]),
+        llava("What?", audio={"path": None, "array": [0.1]}),
+        llava("What?", audio_path="1"),
+        llava(image="a.png", videos=["a.mp4"]),
+        llava("What?", meta={"image": "a"}),
+        llava("What?", attachments=[{"path": "A.JPG"}]),
+        llava("What?", source="clips/a.mp4"),
+        llava("What?", image="data:image/png;base64,AAAA"),
+        llava("What?", img="a", photo="b"),
+        llava("What?", image_path={"bytes": "AAAA"}),
+        *(
+            llava(f"{mark}\nWhat?")
+            for mark in (
+                *("<video>", "<audio>", "<speech>", "<Img>", "<image_1>", "<image 1>", "<ImageHere>", "<IMG_CONTEXT>"),
+                *("<image_placeholder>", "<image_soft_token>", "<start_of_image>", "<im_patch>", "[IMG]"),
+                *("<__dj__video>", "<__dj__image>", "<AudioHere>", "<|image_pad|>", "<|video_pad|>", "<|image_1|>"),
+            )
+        ),
+        llava(answer="<__dj__audio> A cat.", image="a.png"),
+        openai({"type": "video", "video": "a.mp4"}),
+        openai({"type": "input_audio", "input_audio": {"data": "AAAA"}}),
+        openai({"type": "video_url", "video_url": {"url": "a.mp4"}}),
+        openai({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}),
+        openai({"type": "image", "base64": "AAAA"}) | {"images": None},
+        openai({"type": "image", "path": "a.png"}, {"type": "image"}),
+        openai({"type": "image"}, {"type": "image"}, images=["a.png"]),
+        openai(videos=["a.mp4"]),
+        openai("<video>"),
+        {"messages": [{"role": "user", "content": "What?", "video": "a"}, {"role": "assistant", "content": "A."}]},
+        {
+            "messages": [{"role": "user", "content": "<audio>What?"}, {"role": "assistant", "content": "A."}],
+            "audios": ["a"],
+        },
+    ],
+)
+def test_a_row_with_other_media_is_not_trained_on_as_text(tmp_path, row):
+    read_row = read(tmp_path, row)
+    assert not (UNREAD_MEDIA in read_row and is_single_question(read_row)), (
+        "a recipe of instructions would lose the problem"
+    )
+    problem = _check_text(read_row, build_sample_rules(several_images=True))
+    assert problem is not None and problem[0] in ("other_media", "image_token", "control_token")
+
+
+def test_media_in_a_shard_or_parquet_are_not_left_out_of_a_row(tmp_path):
+    turns = llava("What?")["conversations"]
+    members = [("a.json", json.dumps({"conversations": turns}).encode()), ("a.mp4", b"x")]
+    members += [("b.json", json.dumps({"conversations": turns, "image": "b.png"}).encode())]
+    members += [("c.json", json.dumps({"conversations": turns}).encode()), ("c.png", png(1))]
+    shard = write_tar(tmp_path / "x.tar", members)
+    rows = list(webdataset.read(Source("a", (shard,), tmp_path)))
+    assert [UNREAD_MEDIA in row for row in rows] == [True, True, False] and len(list_images(rows[2])) == 1
+    image = {"bytes": png(1), "path": None}
+    columns = {"images": [[image], [], []], "video": [None, "a.mp4", None], "image_path": [None, None, "a.png"]}
+    talk = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "A cat."}]
+    pq.write_table(pa.table(columns | {"messages": [talk] * 3}), tmp_path / "a.parquet")
+    rows = list(parquet.read(Source("a", (tmp_path / "a.parquet",), tmp_path, output=tmp_path / "out")))
+    assert [UNREAD_MEDIA in row for row in rows] == [False, True, True]
+
+
+@pytest.mark.parametrize("keys", [{"videos": ["a.mp4"]}, {"text": "<__dj__image>\n<__dj__video> a cat <|__dj__eoc|>"}])
+def test_a_pair_with_other_media_is_refused(tmp_path, keys):
+    pair = {"id": "1", "text": "<__dj__image>\na cat <|__dj__eoc|>", "images": ["a.png"], "videos": [], "audios": None}
+    write_jsonl(tmp_path / "a.jsonl", [pair])
+    assert len(list(read_pairs(tmp_path / "a.jsonl"))) == 1
+    write_jsonl(tmp_path / "a.jsonl", [pair | keys])
+    with pytest.raises(InputError, match="a.jsonl, line 1: .*(video|read)"):
+        list(read_pairs(tmp_path / "a.jsonl"))
+
+
+def test_a_file_of_other_media_is_refused_at_the_start(tmp_path):
+    for number, row in enumerate([llava("What?", video="a.mp4"), openai({"type": "image", "base64": "A" * 9000})]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        write_jsonl(folder / "rows.jsonl", [row] * 3)
+        with pytest.raises(InputError, match="rows.jsonl: .*only image files are read") as error:
+            resolve_dataset(str(folder))
+        assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "text", ["<image>\na <b>bold</b> claim", "x < image > y", "<ref>a</ref>", "[image]", "<imagine>"]
+)
+def test_a_text_without_marks_is_kept(text):
+    assert find_media_mark(text) is None
