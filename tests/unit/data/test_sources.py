@@ -1,5 +1,6 @@
 """Datasets of several sources have the same rows and images in every format."""
 
+import csv
 import errno
 import gzip
 import hashlib
@@ -12,6 +13,7 @@ import tarfile
 import tracemalloc
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -568,6 +570,35 @@ def test_an_image_under_unknown_keys_is_named(make, tmp_path, keys):
     pq.write_table(pa.table({"image": [keys], "caption": ["a"]}), "data/part.parquet")
     with pytest.raises(InputError, match=f"row 1: its image has the keys {', '.join(keys)}, but no bytes under"):
         make(one={"format": "parquet", "path": "data/part.parquet"})
+
+
+def write_tsv(folder: Path, captions: list[str], **options) -> dict:
+    """Return a source of photos with these captions, in a table as pandas writes it."""
+    write_loose(folder)
+    images = [f"{key}.png" for key in list(IMAGES)[: len(captions)]]
+    pd.DataFrame({"image": images, "caption": captions}).to_csv(folder / "rows.tsv", sep="\t", index=False, **options)
+    return {"format": "table", "path": str(folder / "rows.tsv")}
+
+
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+def test_a_quoted_tsv_is_read_as_pandas_reads_it(make, tmp_path, quoting):
+    captions = ['a sign says "STOP"', '"Ahoy!"', "two\nlines", "a\ttab", "plain", '5" wide', "it's", '""']
+    source = write_tsv(tmp_path / "data/one", captions, quoting=quoting)
+    frame = pd.read_csv(source["path"], sep="\t", keep_default_na=False)
+    assert list(frame["caption"]) == captions
+    rows = list(read_table(Source("one", (Path(source["path"]),), tmp_path)))
+    assert [row["conversations"][1]["value"] for row in rows] == captions
+
+
+@pytest.mark.parametrize("caption", ['"STOP" is written on it', '"never closed'])
+def test_plain_quotes_of_a_tsv_are_refused_with_both_readings(make, tmp_path, caption):
+    source = write_tsv(tmp_path / "data/one", ["a", "b", "c"])
+    with open(source["path"], "a") as file:
+        file.write(f"003.png\t{caption}\n")
+    with pytest.raises(
+        InputError, match=r"rows.tsv, line 5: .*read as quoted, as pandas does; if your quotes are plain"
+    ):
+        make(one=source)
 
 
 @pytest.mark.parametrize("end", ["csv", "tsv"])

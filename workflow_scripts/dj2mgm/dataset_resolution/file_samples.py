@@ -140,10 +140,11 @@ def _read_table(path: Path, folder: Path) -> FileSample:
 def find_dialect(path: Path, text: str) -> dict[str, Any]:
     """Return the arguments of `csv.reader` for a table that begins with this text.
 
-    Spreadsheet programs write .csv with semicolons in countries with decimal commas.
+    Spreadsheet programs write .csv with semicolons in countries with decimal commas. A cell that begins with a quote is
+    quoted in .tsv, too, as pandas writes and reads it.
     """
     if path.suffix.lower() == ".tsv":
-        return {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+        return {"delimiter": "\t"}
     names = text.lstrip("\ufeff\r\n").partition("\n")[0]
     return {"delimiter": max(",;\t", key=names.count)}
 

@@ -18,6 +18,11 @@ from dj2mgm.storage.plain_files import MIB
 
 LOOK_FOR = "look for a quote that is not closed or not doubled, or for an unquoted comma"
 
+PLAIN_QUOTES = (
+    ". A cell that begins with a quote is read as quoted, as pandas does; if your quotes are plain characters, double "
+    "them and put the cell in quotes"
+)
+
 
 def read(source: Source) -> Iterator[dict]:
     for file in source.files:
@@ -102,8 +107,9 @@ def _skip_blank_rows(rows, lines: _Lines) -> Iterator[tuple[list[str], int]]:
         try:
             row = next(rows, None)
         except csv.Error as error:
+            plain = PLAIN_QUOTES if lines.file.suffix.lower() == ".tsv" else ""
             raise InputError(
-                f"{lines.file}, line {line}: {error}; {LOOK_FOR} in the row that begins at this line"
+                f"{lines.file}, line {line}: {error}; {LOOK_FOR} in the row that begins at this line{plain}"
             ) from None
         if row is None:
             return
