@@ -572,6 +572,23 @@ def test_an_image_under_unknown_keys_is_named(make, tmp_path, keys):
         make(one={"format": "parquet", "path": "data/part.parquet"})
 
 
+UTF_16 = {  # writers of one caption in UTF-16 without a byte order mark
+    "folder": lambda path: path.with_name("000.txt").write_bytes("a boat".encode("utf-16-le")),
+    "table": lambda path: path.write_bytes(path.read_bytes() + "000.png,a boat\n".encode("utf-16-le")),
+    "llava": lambda path: path.write_bytes(path.read_text(encoding="utf-8").replace("ü", "u").encode("utf-16-le")),
+    "sharegpt": lambda path: path.write_bytes(path.read_text(encoding="utf-8").replace("ü", "u").encode("utf-16-be")),
+    "webdataset": lambda path: write_tar(path.with_name("9.tar"), [("x.png", png(1)), ("x.txt", b"a\0 \0b\0")]),
+}
+
+
+@pytest.mark.parametrize("kind", UTF_16)
+def test_text_in_utf_16_without_a_mark_is_refused(make, tmp_path, kind):
+    path = WRITERS[kind](tmp_path / "data/one")
+    UTF_16[kind](path / "any" if path.is_dir() else path)
+    with pytest.raises(InputError, match="it contains null bytes, as text in UTF-16 does; save the file as UTF-8"):
+        make(one={"format": kind, "path": str(path)})
+
+
 def write_tsv(folder: Path, captions: list[str], **options) -> dict:
     """Return a source of photos with these captions, in a table as pandas writes it."""
     write_loose(folder)

@@ -281,6 +281,17 @@ def test_a_control_token_in_a_turn_makes_a_row_invalid(root, tmp_path):
     assert [row["id"] for row in read_llava(tmp_path / "out.jsonl")] == ["good"]
 
 
+def test_a_control_character_makes_a_row_invalid(root, tmp_path):
+    characters = ["\0", "\x07", "\x0b", "\x1b", "\x7f", "\x85", "\x9f"]
+    rows = [build_conversation(f"a{c}", "a.png", "", f"a{c} boat") for c in characters]
+    rows += [build_conversation(f"q{c}", "a.png", f"What{c}?", "a boat") for c in characters]
+    rows.append(build_conversation("good", "a.png", "a\tb\r\nc", "größer 山 \u00a0é\u200d👩"))
+    with pytest.raises(InputError, match=r"its text contains the control character \\x00"):
+        write(rows, root, tmp_path / "out.jsonl")
+    summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop")
+    assert check_sum(summary) and summary["dropped"] == {"control_character": 2 * len(characters)}
+
+
 def test_a_control_token_in_a_caption_makes_a_row_invalid(root, tmp_path):
     pairs = [{"id": token, "text": build_dj_text(f"a boat {token} or two"), "images": ["a.png"]} for token in CONTROL]
     pairs.append({"id": "good", "text": build_dj_text("a boat"), "images": ["a.png"]})

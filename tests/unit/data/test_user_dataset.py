@@ -9,7 +9,8 @@ import pytest
 from better_synth_kit import QUESTION, save_kit
 from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.data.held_out_images import HeldOutImages
-from dj2mgm.data.user_dataset import write_user_dataset
+from dj2mgm.data.images import UnreadableImages
+from dj2mgm.data.user_dataset import select_held_out, write_user_dataset
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import FilesDataset
@@ -290,3 +291,16 @@ def test_missing_images_are_counted_and_the_first_is_named(tmp_path):
     with pytest.raises(InputError, match=message) as error:
         write_files(settings, tmp_path / "out")
     assert str(tmp_path) in str(error.value)
+
+
+def test_a_caption_with_a_control_character_is_no_reference(tmp_path):
+    for number in range(4):
+        save_image(tmp_path / f"{number}.png", (number, 0, 0))
+    captions = ["a b", "a\0 \0b", "\x1b[31m", "two\nlines"]
+    rows = [
+        {"id": str(number), "text": build_dj_text(caption), "images": [f"{number}.png"]}
+        for number, caption in enumerate(captions)
+    ]
+    write_jsonl(tmp_path / "pairs.jsonl", rows)
+    chosen = select_held_out(str(tmp_path / "pairs.jsonl"), str(tmp_path), 4, UnreadableImages())
+    assert sorted(row["captions"][0] for row in chosen) == ["a b", "two\nlines"]

@@ -8,7 +8,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from dj2mgm.data.formats import check_no_control
+from dj2mgm.data.formats import check_no_control, check_no_control_character
 from dj2mgm.data.json_rows import UniqueIds, read_objects
 from dj2mgm.errors import InputError
 
@@ -35,4 +35,6 @@ def read_evaluation(path: str | Path) -> Iterator[dict]:
                 raise InputError(f"{location}: the values in {key!r} must be strings, found {wrong[0]!r}")
         for item in row["questions"]:
             check_no_control(item["question"], location)
+        for text in (*captions, *(item["answer"] for item in row["questions"])):
+            check_no_control_character(text, location)
         yield row

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from dj2mgm.control_tokens import find_control_token
+from dj2mgm.control_tokens import find_control_character, find_control_token
 from dj2mgm.data.json_rows import NumberedIds, UniqueIds, check_object, parse_identifier, read_json_list, read_objects
 from dj2mgm.dataset_resolution.row_media import (
     IMAGE_TOKEN,
@@ -190,9 +190,22 @@ def _check_turns(location: str, turns: object) -> None:
 
 
 def check_no_control(text: str, location: str) -> None:
-    """Raise InputError for a question that contains a control token, such as an image token or the end of a turn."""
+    """Raise InputError for a question that contains a control character or token, such as the end of a turn."""
     if control := find_control_token(text):
         raise InputError(f"{location}: its text contains the control token {control}; fix or delete the row")
+    check_no_control_character(text, location)
+
+
+def check_no_control_character(text: str, location: str) -> None:
+    """Raise InputError for a text that contains a control character."""
+    if character := find_control_character(text):
+        raise InputError(f"{location}: its text contains the control character {character}; fix or delete the row")
+
+
+def find_character_problem(row: dict) -> str | None:
+    """Return the problem if a turn of a LLaVA row contains a control character, else None."""
+    character = find_control_character("".join(turn["value"] for turn in row["conversations"]))
+    return character and f"its text contains the control character {character}"
 
 
 def find_image_problem(row: dict) -> str | None:

@@ -14,6 +14,7 @@ from itertools import accumulate, count
 from pathlib import Path
 from typing import IO
 
+from dj2mgm.dataset_resolution.file_samples import check_no_null
 from dj2mgm.errors import InputError
 from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import readable
@@ -34,7 +35,7 @@ def read_objects(path: str | Path) -> Iterator[tuple[int, dict]]:
             if not raw.strip():
                 continue
             try:
-                row = parse_json(raw.decode("utf-8"))
+                row = parse_json(check_no_null(raw.decode("utf-8"), location))
             except UnicodeDecodeError as error:
                 raise InputError(
                     f"{location}: not UTF-8 ({error}); save the file as UTF-8, or delete the line"
@@ -93,7 +94,7 @@ def read_json_file(path: str | Path) -> object:
                 raise InputError(
                     f"{path}: the file has {size} bytes; at most {MAX_JSON} are allowed for JSON. Check the path"
                 )
-            return parse_json(file.read())
+            return parse_json(check_no_null(file.read(), path))
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 ({error}); save the file as UTF-8") from None
     except (ValueError, RecursionError) as error:
@@ -288,6 +289,6 @@ def _may_be_cut(text: str, error: json.JSONDecodeError) -> bool:
 
 def _read(file: IO[str], path: str | Path, characters: int) -> str:
     try:
-        return file.read(characters)
+        return check_no_null(file.read(characters), path)
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 ({error}); save the file as UTF-8") from None

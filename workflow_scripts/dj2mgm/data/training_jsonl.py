@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import IO
 
 from dj2mgm.data import formats
-from dj2mgm.data.formats import find_control_problem, find_image_problem, find_mark_problem, list_images
+from dj2mgm.data.formats import (
+    find_character_problem,
+    find_control_problem,
+    find_image_problem,
+    find_mark_problem,
+    list_images,
+)
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.images import BadImageError, load_image, locate_image
 from dj2mgm.data.json_rows import NumberedIds
@@ -263,6 +269,7 @@ def _check_text(row: dict, rules: SampleRules) -> Problem:
         ("other_media", row.get(UNREAD_MEDIA)),
         ("image_token", find_image_problem(row)),
         ("control_token", find_control_problem(row, rules.settings.control_tokens)),
+        ("control_character", find_character_problem(row)),
         ("other_media", find_mark_problem(row)),
     ]
     if len(list_images(row)) > 1 and not rules.settings.several_images:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from pathlib import Path
 
+from dj2mgm.control_tokens import find_control_character
 from dj2mgm.data.evaluation_rows import read_evaluation
 from dj2mgm.data.formats import IMAGE_TOKEN, extract_caption, list_images, read_llava, read_pairs
 from dj2mgm.data.held_out_images import HeldOutImages
@@ -169,7 +170,7 @@ def select_held_out(source: str, root: str, size: int, unreadable: UnreadableIma
     for row in read_pairs(source):
         name = _normalize_path(row)
         sort_key = random.Random(name).random(), name
-        if name in contents or (len(heap) == size and sort_key < heap[0]) or not extract_caption(row["text"]):
+        if name in contents or (len(heap) == size and sort_key < heap[0]) or not _read_reference(row):
             continue
         content = _digest_readable(root, row["images"][0], unreadable)
         if content is None or content in contents.values():
@@ -181,11 +182,17 @@ def select_held_out(source: str, root: str, size: int, unreadable: UnreadableIma
     rows: dict[str, dict] = {}
     for row in read_pairs(source):
         name = _normalize_path(row)
-        if name in contents and (caption := extract_caption(row["text"])):
+        if name in contents and (caption := _read_reference(row)):
             image = rows.setdefault(name, {"id": row["id"], "image": row["images"][0], "captions": []})
             if len(image["captions"]) < MAX_REFERENCES:
                 image["captions"].append(caption)
     return list(rows.values())
+
+
+def _read_reference(row: dict) -> str:
+    """Return the caption of a pair as a reference; "" for one that is not trained on, either."""
+    caption = extract_caption(row["text"])
+    return "" if find_control_character(caption) else caption
 
 
 def _normalize_path(row: dict) -> str:

@@ -155,9 +155,17 @@ def _read_text(path: Path, folder: Path) -> tuple[str, bool]:
         content = file.read(MIB + 1)
     is_whole = len(content) <= MIB
     try:
-        return codecs.getincrementaldecoder("utf-8-sig")().decode(content, final=is_whole), is_whole
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(content, final=is_whole)
     except UnicodeDecodeError:
         raise InputError(f"{path} is not UTF-8 text; save it as UTF-8") from None
+    return check_no_null(text, path), is_whole
+
+
+def check_no_null(text: str, location: str | Path) -> str:
+    """Return the text; raise InputError if it contains a null character, as UTF-16 without a byte order mark does."""
+    if "\0" in text:
+        raise InputError(f"{location}: it contains null bytes, as text in UTF-16 does; save the file as UTF-8")
+    return text
 
 
 def _get_reason(error: ValueError) -> str:

@@ -7,6 +7,7 @@ from dj2mgm.data.formats import build_conversation
 from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.data.json_rows import MAX_ROW, make_row_size_error, open_input
 from dj2mgm.data.sources.source import Source
+from dj2mgm.dataset_resolution.file_samples import check_no_null
 from dj2mgm.errors import InputError
 
 
@@ -38,6 +39,6 @@ def _read_text(source: Source, file: Path, image: Path) -> str:
         with open_input(file) as text:
             if (size := file.stat().st_size) > MAX_ROW:
                 raise make_row_size_error(str(file), size)
-            return text.read().strip()
+            return check_no_null(text.read().strip(), file)
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: not UTF-8 ({error}); save the file as UTF-8") from None

@@ -12,7 +12,7 @@ from typing import IO
 from dj2mgm.data.formats import build_conversation, read_list_or_lines
 from dj2mgm.data.json_rows import MAX_ROW, make_row_size_error, open_input, parse_identifier
 from dj2mgm.data.sources.source import Source, find_column, read_cell
-from dj2mgm.dataset_resolution.file_samples import find_dialect
+from dj2mgm.dataset_resolution.file_samples import check_no_null, find_dialect
 from dj2mgm.errors import InputError
 from dj2mgm.storage.plain_files import MIB
 
@@ -97,7 +97,7 @@ class _Lines:
             raise InputError(
                 f"{self.file}, line {self.number}: not UTF-8 (byte 0x{byte:02x}); save the table as UTF-8"
             ) from None
-        return line
+        return check_no_null(line, f"{self.file}, line {self.number}")
 
 
 def _skip_blank_rows(rows, lines: _Lines) -> Iterator[tuple[list[str], int]]:

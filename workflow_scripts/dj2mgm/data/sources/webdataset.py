@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from dj2mgm.data.formats import build_conversation
 from dj2mgm.data.json_rows import MAX_ROW, check_object, make_row_size_error, open_input, parse_json
 from dj2mgm.data.sources.source import Source, build_conversation_row, find_column, read_cell
+from dj2mgm.dataset_resolution.file_samples import check_no_null
 from dj2mgm.dataset_resolution.row_media import OTHER_SUFFIXES, read_row_media
 from dj2mgm.errors import InputError
 from dj2mgm.storage.disk_map import DiskMap
@@ -113,7 +114,7 @@ def _read_text(member: Member, location: str) -> str:
     if member.size > MAX_ROW:
         raise make_row_size_error(f"{location}, {member.name}", member.size)
     try:
-        return member.read().decode("utf-8-sig").strip()
+        return check_no_null(member.read().decode("utf-8-sig").strip(), f"{location}, {member.name}")
     except UnicodeDecodeError as error:
         raise InputError(f"{location}: {member.name} is not UTF-8 ({error}); write it again") from None
 
