@@ -76,6 +76,9 @@ def main() -> None:
         counts = files[name] = write_training_jsonl(rows, root, held_out, output, rules, processes, checks[root])
         repeats = f" ({counts.repeated} of them repeated)" if counts.repeated else ""
         note_amounts(name, counts.sources, settings.sources, settings.shares)
+        if (lost := sum(counts.losses.values())) > counts.rows_in / 3:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in counts.losses.items())
+            note(f"{lost} of {counts.rows_in} rows of {name} are dropped ({reasons})")
         print(f"{name}: {counts.rows_out} samples{repeats} from {counts.rows_in} rows, in {output}", flush=True)
     for source, amount in settings.sources.items():
         usable = any(source in counts.sources for counts in files.values())

@@ -205,6 +205,15 @@ def test_script_writes_both_files_and_a_consistent_summary(run, tmp_path):
     assert summary["inputs"]["evaluation"] == compute_sha256(tmp_path / "evaluation.jsonl")
 
 
+@pytest.mark.parametrize(("bad", "noted"), [(1, False), (2, True)])
+def test_a_loss_of_many_rows_is_noted(run, capsys, bad, noted):
+    rows = rows_about(*["a.png"] * 3, *["missing.png"] * bad)
+    run(rows, on_bad_row="drop", max_samples=2)
+    assert (
+        f"note: {bad} of {3 + bad} rows of finetune are dropped ({bad} missing)" in capsys.readouterr().err
+    ) == noted
+
+
 def test_the_number_of_samples_can_match_another_experiment(run, tmp_path):
     write_summary(tmp_path / "summary.json", TrainingFileCounts(3, 3, {}), TrainingFileCounts(2, 2, {}))
     out = run(rows_about("a.png"), "--same-samples-as", str(tmp_path / "summary.json"))

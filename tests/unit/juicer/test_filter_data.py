@@ -11,15 +11,17 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.shapes.shapes_dataset import write_shapes
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.recipes.recipe_step import parse_steps
-from dj2mgm.storage.files import read_jsonl, write_yaml
+from dj2mgm.storage.files import read_jsonl, write_jsonl, write_yaml
 from drawn_datasets import draw_dataset
 from forked_python import forked_python
 from paths import PROJECT
+from tiny_models import save_image
 
 RECIPE = PROJECT / "config/recipes/baseline.yaml"
 
@@ -80,6 +82,52 @@ def test_the_command_logs_operators_and_needs_no_torch_or_ray(shapes, tmp_path):
     assert "[1/10] image_integrity_filter: 300 rows in, 276 out, 24 dropped" in lines[0]
     summary = json.loads((tmp_path / "out put é/summary.json").read_text(encoding="utf-8"))
     assert summary["rows_in"] == 300 == summary["rows_kept"] + summary["rows_dropped"]
+
+
+CAPTIONS = {
+    "Chinese": ["浅色的桌子上放着一个红色的圆球，背景是一面白色的墙。", "红色的圆球"],
+    "Japanese": ["白いテーブルの上に赤いボールがあります。", "犬が海辺を走っている"],
+    "Thai": ["ลูกบอลสีแดงวางอยู่บนโต๊ะสีขาว"],
+    "Korean": ["하얀 식탁 위에 빨간 공이 놓여 있다"],
+    "Latin": ["A red ball lies on a white table.", "a dog runs along the beach"],
+}
+JUNK = ["img", "红", "好好", "photo 12", "。" * 12, "点击这里" * 4, "买" * 60, "A" * 600]
+
+
+def run_on_captions(tmp_path: Path, captions: list[str], process: list[dict]) -> list[str]:
+    """Return the captions that a recipe keeps."""
+    rows = []
+    for number, caption in enumerate(captions):
+        save_image(tmp_path / f"{number}.png", (number, 200, 100), (64, 64))
+        rows.append({"id": str(number), "text": build_dj_text(caption), "images": [f"{number}.png"]})
+    write_jsonl(tmp_path / "pairs.jsonl", rows)
+    roots = {"image_integrity_filter": {"image_root": str(tmp_path)}}
+    settings = RecipeSettings(tmp_path, 1, parse_steps("recipe", process), roots)
+    run_recipe(settings, tmp_path / "pairs.jsonl", tmp_path / "out", FILTERED)
+    return [captions[int(row["id"])] for row in read_jsonl(tmp_path / "out" / FILTERED)]
+
+
+def test_the_baseline_recipe_suits_languages_without_spaces(tmp_path):
+    good = [caption for captions in CAPTIONS.values() for caption in captions]
+    process = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))["process"]
+    assert run_on_captions(tmp_path, [*good, *JUNK], process) == good
+
+
+@pytest.mark.parametrize(
+    ("english", "limits", "loss"),
+    [
+        (9, {"max_num": 8}, "drops 3 of 12 rows (3 of 3 in Chinese). "),  # words of the caption, and two tokens
+        (4, {"max_num": 8}, "drops 3 of 7 rows (3 of 3 in Chinese). "),
+        (3, {"min_num": 8}, "drops 3 of 6 rows (3 of 3 in Latin). "),
+        (9, {"min_num": 3}, None),
+    ],
+)
+def test_a_loss_of_many_rows_or_of_one_script_is_noted(tmp_path, capsys, english, limits, loss):
+    captions = [f"a dog runs beside {word}" for word in "abcdefghi"[:english]]
+    captions += ["浅色的桌子上放着一个红色的圆球", "浅色的桌子上放着一个蓝色的方块", "浅色的桌子上放着一个绿色的方块"]
+    run_on_captions(tmp_path, captions, [{"words_num_filter": {"min_num": 1} | limits}])
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert lines == [] if loss is None else len(lines) == 1 and f"words_num_filter {loss}" in lines[0]
 
 
 SETTINGS = {"processes": 1, "recipe": {"process": [{"text_length_filter": {}}]}}

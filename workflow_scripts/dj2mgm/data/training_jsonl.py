@@ -24,6 +24,7 @@ from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.images import BadImageError, load_image, locate_image
 from dj2mgm.data.json_rows import NumberedIds
 from dj2mgm.data.sample_counts import SampleRules, SourceCounts, apportion, check_subset_size, count_drop_reasons
+from dj2mgm.data.text_units import separate_words
 from dj2mgm.dataset_resolution.row_media import UNREAD_MEDIA
 from dj2mgm.errors import InputError
 from dj2mgm.records.jsonl_summary import SourceSamples, TrainingFileCounts
@@ -184,7 +185,8 @@ def drop_repeats(rows: Iterable[dict]) -> Iterator[dict]:
 def _count_words(rows: Iterable[dict], words: SourceCounts, rules: SampleRules) -> Iterator[dict]:
     """Yield the rows, counting the words of each source's samples."""
     for row in rows:
-        words[find_source(row, rules)] += sum(len(turn["value"].split()) for turn in row["conversations"])
+        texts = (separate_words(turn["value"]) for turn in row["conversations"])
+        words[find_source(row, rules)] += sum(len(text.split()) for text in texts)
         yield row
 
 

@@ -7,17 +7,20 @@ Entry points call `prepare_process` (or `patch_data_juicer` alone) before they r
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 
 from data_juicer import __version__
 from data_juicer.ops import OPERATORS, Filter, Mapper, base_op, load_ops
 from data_juicer.ops.base_op import OP
+from data_juicer.ops.common import helper_func
 from data_juicer.utils import mm_utils, model_utils
-from data_juicer.utils.constant import Fields
+from data_juicer.utils.constant import Fields, StatsKeys
 from data_juicer.utils.lazy_loader import LazyLoader
 from data_juicer.utils.mm_utils import SpecialTokens
 from PIL import Image
 
 from dj2mgm.data.images import IMAGE_FORMATS, load_image
+from dj2mgm.data.text_units import measure_length, separate_words
 from dj2mgm.errors import InputError
 from dj2mgm.storage.shards import read_file_size
 from dj2mgm.storage.streaming import end_with_parent
@@ -95,12 +98,38 @@ def _open_images_like_the_workflow() -> None:
     """
     for ours, theirs in ((load_image, "load_image"), (read_file_size, "get_file_size")):
         original = getattr(mm_utils, theirs)
-        setattr(mm_utils, theirs, ours)
-        for name, module in list(sys.modules.items()):
-            if name.startswith("data_juicer.") and vars(module).get(theirs) is original:
-                setattr(module, theirs, ours)
+        _replace_in_modules(original, ours, theirs)
     Image.init()  # from now on, Pillow adds no format by itself
     Image.ID[:] = IMAGE_FORMATS
+
+
+def _replace_in_modules(original: object, replacement: object, name: str) -> None:
+    """Replace a function in every module of Data-Juicer that has imported it."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("data_juicer.") and vars(module).get(name) is original:
+            setattr(module, name, replacement)
+
+
+def _count_in_all_scripts() -> None:
+    """Let operators count words and characters in scripts without spaces, too.
+
+    Data-Juicer splits texts at white space, so that a Chinese caption has one word. Its alternative, `tokenization`,
+    downloads a model, and is a choice for all rows.
+    """
+    split = helper_func.get_words_from_document
+
+    def split_in_all_scripts(document: str, token_func: Callable | None = None, *args, **kwargs) -> list[str]:
+        return split(document if token_func else separate_words(document), token_func, *args, **kwargs)
+
+    _replace_in_modules(split, split_in_all_scripts, "get_words_from_document")
+    OPERATORS.get("text_length_filter").compute_stats_batched = _measure_text_lengths
+
+
+def _measure_text_lengths(operator: Filter, samples: dict) -> dict:
+    """Measure the length of texts, as `text_length_filter` does for the characters of all scripts but the wide ones."""
+    for text, stats in zip(samples[operator.text_key], samples[Fields.stats], strict=True):
+        stats.setdefault(StatsKeys.text_len, measure_length(text))
+    return samples
 
 
 def patch_data_juicer() -> None:
@@ -111,6 +140,7 @@ def patch_data_juicer() -> None:
     _load_core_without_ray()
     _import_torch_for_models_only()
     _open_images_like_the_workflow()
+    _count_in_all_scripts()
 
 
 def prepare_process() -> None:

@@ -9,22 +9,29 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from data_juicer.utils.mm_utils import remove_special_tokens
+
+from dj2mgm.cli.messages import note
 from dj2mgm.data.images import BadImageError
+from dj2mgm.data.text_units import find_script
 from dj2mgm.juicer import engine, patched_data_juicer
 from dj2mgm.juicer.built_operators import check_installed
 from dj2mgm.juicer.engine import Engine
 from dj2mgm.juicer.no_rows_error import NoRowsKeptError, make_no_rows_error
 from dj2mgm.juicer.operators.declarations import find_model_files
-from dj2mgm.juicer.partitions import iterate_output_rows, iterate_output_stats, join_traces
+from dj2mgm.juicer.partitions import iterate_column_values, iterate_output_rows, iterate_output_stats, join_traces
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.recipes.operator_checks import check_models_named
 from dj2mgm.recipes.recipe_files import find_recipe_files
 from dj2mgm.recipes.recipe_step import DATASET_FILES, INSTRUCTIONS, RecipeStep
 from dj2mgm.records.recipe_summary import OperatorSummary, RecipeSummary
 from dj2mgm.script_modules import find_modules
-from dj2mgm.storage.files import compute_sha256, write_json, write_jsonl
+from dj2mgm.storage.disk_map import DiskMap
+from dj2mgm.storage.files import compute_sha256, read_jsonl, write_json, write_jsonl
 
 FILTERED, SYNTHESIZED = "filtered.jsonl", "synthesized.jsonl"
+MANY_ROWS, MUCH_OF_A_SCRIPT = 1 / 3, 1 / 2  # shares of rows whose loss in one step is noted
+FEW_ROWS = 3  # fewer rows of a script are not counted
 STATS, TRACE, SUMMARY = "stats.jsonl", "dropped.jsonl", "summary.json"
 WORKING_FOLDER_PREFIX = ".data_juicer-"
 
@@ -65,8 +72,42 @@ def run_recipe(settings: RecipeSettings, data: Path, output_dir: Path, rows_file
             input={"path": str(data), "sha256": compute_sha256(data)},
             rows=settings.rows if settings.rows == INSTRUCTIONS else None,
         )
+        for sentence in describe_losses(recipe_engine.summaries, recipe_engine.folders[0], output_dir / TRACE):
+            note(sentence)
     write_json(output_dir / SUMMARY, summary.as_dict())
     return summary
+
+
+def describe_losses(operators: Sequence[OperatorSummary], rows: Path, trace: Path) -> Iterator[str]:
+    """Yield a sentence for each operator that has dropped many rows, or most rows whose text is in one script.
+
+    Args:
+        operators: summaries of the operators.
+        rows: folder of the partitions of the input.
+        trace: file of the dropped rows.
+    """
+    steps = DiskMap()  # step that dropped each row
+    steps.fill((row["id"], row["step"]) for row in read_jsonl(trace) if row["event"] == "dropped")
+    dropped: Counter[tuple[int | None, str]] = Counter()  # by step (None: kept) and script
+    for identifier, text in iterate_column_values(rows, "id", "text"):
+        dropped[steps.get(identifier), find_script(remove_special_tokens(text)) or "no letters"] += 1
+    remaining: Counter[str] = Counter()
+    for (_, script), count in dropped.items():
+        remaining[script] += count
+    for operator in operators:
+        lost = {script: dropped[operator.step, script] for script in remaining if dropped[operator.step, script]}
+        most = [
+            f"{count} of {remaining[script]} in {script}"
+            for script, count in lost.items()
+            if script != "no letters" and remaining[script] >= FEW_ROWS and count > MUCH_OF_A_SCRIPT * remaining[script]
+        ]
+        if most or operator.dropped > MANY_ROWS * operator.rows_in:
+            scripts = f" ({', '.join(most)})" if most and len(remaining) > 1 else ""
+            yield (
+                f"{operator.operator} drops {operator.dropped} of {operator.rows_in} rows{scripts}. {TRACE} lists "
+                "them; if they are good, change its limits in the recipe"
+            )
+        remaining -= Counter(lost)
 
 
 def compute_recipe_fingerprint(steps: Sequence[RecipeStep], settings: RecipeSettings, data: Path) -> str:

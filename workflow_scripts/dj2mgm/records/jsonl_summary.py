@@ -5,6 +5,8 @@ from pathlib import Path
 
 from dj2mgm.storage.files import read_json
 
+SIZE_REASONS = ("sampled", "over_max_samples", "over_size", "over_budget")  # of good rows
+
 
 @dataclass(frozen=True)
 class SourceSamples:
@@ -25,6 +27,11 @@ class TrainingFileCounts:
     dropped: dict[str, int]  # rows by reason
     repeated: int = 0
     sources: dict[str, SourceSamples] = field(default_factory=dict)  # empty for a dataset without sources
+
+    @property
+    def losses(self) -> dict[str, int]:
+        """Rows that cannot or must not be trained on by reason, without good rows that are left out to fit a size."""
+        return {reason: count for reason, count in self.dropped.items() if reason not in SIZE_REASONS}
 
     @property
     def different_rows(self) -> int:

@@ -30,6 +30,7 @@ from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.data.images import load_image
 from dj2mgm.data.question_texts import normalize_words
+from dj2mgm.data.text_units import separate_words
 from dj2mgm.storage.disk_map import DiskMap
 
 from .batched_image_text_similarity_filter import load_clip
@@ -68,7 +69,7 @@ class LengthBalanceFilter(BalanceFilter):
         self.bucket_words = bucket_words
 
     def assign_groups(self, rows: Rows) -> np.ndarray:
-        words = (len(remove_special_tokens(row[self.text_key]).split()) for row in rows)
+        words = (len(separate_words(remove_special_tokens(row[self.text_key])).split()) for row in rows)
         return np.fromiter(words, dtype=np.int64, count=len(rows)) // self.bucket_words * self.bucket_words
 
 
@@ -78,7 +79,7 @@ AT_ONCE = 1000  # rows
 
 def find_ngrams(text: str, words: int) -> list[str]:
     """Return the distinct n-grams of a caption, in order. A shorter caption is one n-gram."""
-    tokens = normalize_words(remove_special_tokens(text)).split()
+    tokens = separate_words(normalize_words(remove_special_tokens(text))).split()
     grams = (" ".join(tokens[start : start + words]) for start in range(max(1, len(tokens) - words + 1)))
     return list(dict.fromkeys(grams))
 
