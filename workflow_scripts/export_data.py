@@ -18,7 +18,7 @@ from dj2mgm.data.export_card import build_export_card
 from dj2mgm.data.exports import TEXT_FIELDS, WRITERS, Sample
 from dj2mgm.data.formats import extract_caption, read_dj_jsonl
 from dj2mgm.data.images import BadImageError, locate_image
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, quote_value
 from dj2mgm.records.publication_records import ExportSettings
 from dj2mgm.records.recipe_summary import read_recipe_summary
 from dj2mgm.settings.validation import load_settings
@@ -55,7 +55,7 @@ def read_samples(pairs: Path, root: str, names: list[str], scores: DiskMap) -> I
         try:
             image = locate_image(root, row["images"][0])
         except BadImageError as error:
-            raise InputError(f"{pairs}: row {row['id']!r}: {error}; run the filters again") from None
+            raise InputError(f"{pairs}: row {quote_value(row['id'])}: {error}; run the filters again") from None
         values = json.loads(scores.get(row["id"]) or "{}")
         yield Sample(
             id=row["id"],

@@ -1,9 +1,29 @@
 """Error that a user can fix; any other exception is a defect of the workflow and keeps its traceback."""
 
+import json
+import re
+from typing import Any
+
+LONG_WORD = re.compile(r"\S{401,}")  # longer than paths are
+
 
 class InputError(Exception):
     """Mistake in the input: one sentence with the problem, its location (file and row, or key) and the remedy."""
 
+    def __str__(self) -> str:
+        return shorten_words(super().__str__())
+
 
 class UnsuitableDatasetError(InputError):
     """Mistake only if the experiment is requested: its recipe is for datasets with other parts."""
+
+
+def quote_value(value: Any) -> str:
+    """Return a value for a message: short, and written as in YAML."""
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    return text if len(text) <= 100 else f"{text[:70]}…{text[-20:]}"
+
+
+def shorten_words(text: str) -> str:
+    """Return a text without the middle of long words, such as an image in base64."""
+    return LONG_WORD.sub(lambda match: f"{match.group()[:70]}…{match.group()[-20:]}", text)

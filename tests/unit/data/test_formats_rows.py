@@ -218,7 +218,7 @@ BAD_TALKS = [
     (TALK | {"conversations": [TURNS[0], TURNS[0]]}, "turn 2 must be {'from': 'gpt'"),
     (TALK | {"conversations": [TURNS[0], {"from": "gpt"}]}, "turn 2 must be"),
     (TALK | {"conversations": [TURNS[0], "A"]}, "turn 2 must be"),
-    (TALK | {"id": True}, "'id' must be a string, found True"),
+    (TALK | {"id": True}, "'id' must be a string, found true"),
 ]
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from time import monotonic
 from typing import TypeVar
 
+from dj2mgm.errors import shorten_words
+
 NOTE, WARNING, PROGRESS = "note: ", "warning: ", "progress: "
 INTERVAL_S = 10.0
 
@@ -73,4 +75,4 @@ def _format_time_left(seconds: float) -> str:
 
 
 def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(shorten_words(line), file=sys.stderr, flush=True)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.data.images import BadImageError, detect_suffix
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, quote_value
 from dj2mgm.storage.files import write_json_list, write_jsonl
 from dj2mgm.storage.shards import read_file, read_file_size
 
@@ -77,7 +77,8 @@ def _read_image(sample: Sample) -> tuple[bytes, str]:
         return content, detect_suffix(content)
     except (BadImageError, OSError) as error:
         raise InputError(
-            f"row {sample.id!r}: {sample.image} cannot be exported ({error}); replace the image, or take the "
+            f"row {quote_value(sample.id)}: {sample.image} cannot be exported ({error}); replace the image, or take "
+            "the "
             "row out of the dataset"
         ) from None
 

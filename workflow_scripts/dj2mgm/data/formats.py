@@ -14,7 +14,7 @@ from dj2mgm.dataset_resolution.row_media import (
     read_row_media,
     replace_tagged_images,
 )
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, quote_value
 
 # Data-Juicer's image–text format: one JSON object per line.
 #
@@ -84,7 +84,7 @@ def _read_dj_rows(path: str | Path, several_images: bool) -> Iterator[tuple[str,
         count_fits = len(images) == 1 or (several_images and images)
         if not count_fits or not all(isinstance(image, str) for image in images):
             expected = "at least one path" if several_images else "exactly one path"
-            raise InputError(f"{location}: 'images' must contain {expected}, found {images!r}")
+            raise InputError(f"{location}: 'images' must contain {expected}, found {quote_value(images)}")
         if (tokens := row["text"].count(DJ_IMAGE_TOKEN)) != len(images):
             expected = "exactly once" if len(images) == 1 else f"once for each of its {len(images)} images"
             raise InputError(
@@ -97,7 +97,8 @@ def _read_dj_rows(path: str | Path, several_images: bool) -> Iterator[tuple[str,
             raise InputError(f"{location}: {unread}; delete the key, or the row")
         if not isinstance(row.get("question", ""), str):
             raise InputError(
-                f"{location}: 'question' must be a string, found {row['question']!r}; correct it or leave it out"
+                f"{location}: 'question' must be a string, found {quote_value(row['question'])}; correct it or "
+                "leave it out"
             )
         yield location, row
 
@@ -145,7 +146,9 @@ def read_llava(path: str | Path, number_ids: bool = False) -> Iterator[dict]:
         if number_ids and row.get("id") is not None:
             row = row | {"id": parse_identifier(row["id"], location)}
         if not isinstance(row.get("id"), str):
-            raise InputError(f"{location}: 'id' must be a string, found {row.get('id')!r}; give each row one")
+            raise InputError(
+                f"{location}: 'id' must be a string, found {quote_value(row.get('id'))}; give each row one"
+            )
         if number_ids:
             row = row | {"id": numbered.add(row["id"])}
         else:
@@ -153,7 +156,8 @@ def read_llava(path: str | Path, number_ids: bool = False) -> Iterator[dict]:
         images = row.get("image") or ""
         if not isinstance(images, str | list) or not all(isinstance(image, str) for image in images):
             raise InputError(
-                f"{location}: 'image' must be a path or a list of paths, found {images!r}; leave it out for text-only "
+                f"{location}: 'image' must be a path or a list of paths, found {quote_value(images)}; leave it out "
+                "for text-only "
                 "rows"
             )
         _check_turns(location, row.get("conversations"))

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, quote_value
 from dj2mgm.storage.files import read_json
 from dj2mgm.storage.image_files import IMAGE_FOLDERS_FILE
 from dj2mgm.storage.plain_files import list_homes
@@ -93,7 +93,7 @@ def locate_image(root: str | Path, relative: str) -> Path:
         outside = all(os.path.commonpath([folder, real]) != folder for folder in folders)
         status = None if outside else os.stat(real)
     except (OSError, ValueError) as error:  # missing, name too long, null byte, circular links
-        raise BadImageError("missing", f"{relative!r} does not exist: {error}") from None
+        raise BadImageError("missing", f"{quote_value(relative)} does not exist: {error}") from None
     if outside:
         raise BadImageError("outside", f"{relative} leaves the image folder {root}")
     if not stat.S_ISREG(status.st_mode):
@@ -117,7 +117,7 @@ def _join(root: str, relative: str) -> tuple[str, list[str]]:
         return relative, [home for folder in folders.values() for home in _list_homes(folder)]
     name, _, rest = relative.partition("/")
     if name not in folders:
-        raise BadImageError("missing", f"{relative!r} does not begin with a source of {root}")
+        raise BadImageError("missing", f"{quote_value(relative)} does not begin with a source of {root}")
     return os.path.join(_resolve_folder(folders[name]), rest), _list_homes(folders[name])
 
 

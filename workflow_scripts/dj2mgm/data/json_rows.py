@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from dj2mgm.dataset_resolution.file_samples import check_no_null
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, quote_value
 from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import readable
 
@@ -69,7 +69,7 @@ def _build_object(pairs: list[tuple[str, object]]) -> dict:
     values = dict(pairs)
     if len(values) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {twice!r} occurs twice in an object")
+        raise ValueError(f"the key {quote_value(twice)} occurs twice in an object")
     return values
 
 
@@ -182,7 +182,8 @@ def parse_identifier(value: object, location: str) -> str | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     raise InputError(
-        f"{location}: 'id' must be a string or an integer, found {value!r} ({type(value).__name__}); write it as a "
+        f"{location}: 'id' must be a string or an integer, found {quote_value(value)} ({type(value).__name__}); "
+        "write it as a "
         "string, or leave it out"
     )
 
@@ -198,7 +199,8 @@ class UniqueIds:
         first = self.first_seen.setdefault(identifier, number)
         if first != number:
             raise InputError(
-                f"{self.path}, row {number}: id {identifier!r} is already the id of row {first}; ids must be unique"
+                f"{self.path}, row {number}: id {quote_value(identifier)} is already the id of row {first}; ids "
+                "must be unique"
             )
 
 

@@ -22,7 +22,7 @@ from dj2mgm.data.formats import (
 from dj2mgm.data.json_rows import NumberedIds
 from dj2mgm.data.sources.source import Source
 from dj2mgm.dataset_resolution.row_media import UNREAD_MEDIA
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, quote_value
 from dj2mgm.settings.dataset_files import WITH_IMAGES, FilesDataset, MergedSplit, ReadableSources, SourceOnDisk
 from dj2mgm.settings.generation_prompts import CAPTION_QUESTION
 from dj2mgm.storage.files import find_files, list_files, write_json, write_jsonl
@@ -111,7 +111,8 @@ def _read_pairs(source: Source, format_name: str, row_counts: Counter) -> Iterat
         pair = row if format_name in PAIR_FORMATS else _convert_to_pair(row, source)
         if pair["text"].count(DJ_IMAGE_TOKEN) > 1:
             raise InputError(
-                f"sources.{source.name}: the caption of row {row['id']!r} contains {DJ_IMAGE_TOKEN}, which stands for "
+                f"sources.{source.name}: the caption of row {quote_value(row['id'])} contains {DJ_IMAGE_TOKEN}, "
+                "which stands for "
                 "an image; remove it"
             )
         yield pair | _build_identity(source, ids, row["id"]) | {"images": _prefix_images(source, pair["images"])}
@@ -145,12 +146,15 @@ def _convert_to_pair(row: dict, source: Source) -> dict:
     """Convert a conversation of one question and one answer about one image to a pair."""
     turns, images = row["conversations"], list_images(row)
     if unread := row.get(UNREAD_MEDIA):
-        raise InputError(f"sources.{source.name}: row {row['id']!r}: {unread}; correct the row, or delete it")
+        raise InputError(
+            f"sources.{source.name}: row {quote_value(row['id'])}: {unread}; correct the row, or delete it"
+        )
     if not images and "image" in row:  # null: the filters drop and count the row
         images = [""]
     if len(turns) != 2 or len(images) != 1:
         raise InputError(
-            f"sources.{source.name}: row {row['id']!r} has {len(images)} images and {len(turns) // 2} questions, but a "
+            f"sources.{source.name}: row {quote_value(row['id'])} has {len(images)} images and {len(turns) // 2} "
+            "questions, but a "
             "pair has one of each; set `split: finetune` for this source"
         )
     question = turns[0]["value"].replace(IMAGE_TOKEN, "").strip()

@@ -19,7 +19,7 @@ from dj2mgm.data.evaluation_rows import read_evaluation
 from dj2mgm.data.formats import IMAGE_TOKEN, extract_caption, list_images, read_llava, read_pairs
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.images import BadImageError, UnreadableImages, join_image_path, load_image, locate_image
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, quote_value
 from dj2mgm.settings.dataset_files import MAX_HELD_OUT, FilesDataset, MergedSplit, PretrainSplit
 from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import write_json_list, write_jsonl
@@ -139,7 +139,8 @@ def restore_questions(pairs: Iterator[dict], original: str) -> Iterator[dict]:
         question = questions.get(row["id"])
         if question is None and (question := questions.get(source_id) if source_id else None) is None:
             raise InputError(
-                f"{original} has no row with the id {row['id']!r} of a pair; add it, or leave `questions` out"
+                f"{original} has no row with the id {quote_value(row['id'])} of a pair; add it, or leave "
+                "`questions` out"
             )
         yield row | {"question": question}
 

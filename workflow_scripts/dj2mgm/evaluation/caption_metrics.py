@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from dj2mgm.data.images import BadImageError, locate_image
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, quote_value
 from dj2mgm.evaluation.caption_attributes import measure_attributes
 from dj2mgm.evaluation.embedder import Embedder
 from dj2mgm.evaluation.groups import Metrics, Rows
@@ -128,5 +128,5 @@ def select_captioned(models: dict[str, dict[str, Rows]], evaluation: Rows) -> Ro
     if any(model_ids != ids for model_ids in other_ids):
         raise InputError(f"the models {' and '.join(per_model)} captioned different images; {remedy}")
     if unknown := [identifier for identifier, _ in ids if identifier not in by_id]:
-        raise InputError(f"caption of {unknown[0]!r}: the evaluation split has no such id; {remedy}")
+        raise InputError(f"caption of {quote_value(unknown[0])}: the evaluation split has no such id; {remedy}")
     return [by_id[identifier] | {"image_id": image} for identifier, image in ids]

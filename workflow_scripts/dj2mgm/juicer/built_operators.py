@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, quote_value
 from dj2mgm.juicer.operators.declarations import get_declarations, keeps_or_drops_rows
 from dj2mgm.juicer.patched_data_juicer import (
     OP,
@@ -114,7 +114,7 @@ def name_failing_row(name: str, method: Callable[..., dict]) -> Callable[..., di
             raise
         except Exception as error:
             row = _find_failing_row(lambda row: method(row, *args, **kwargs), samples)
-            location = "" if row is None else f" on row {row!r}"
+            location = "" if row is None else f" on row {quote_value(row)}"
             remedy = "No row fails alone, so run it again" if row is None else "Fix the row"
             raise InputError(
                 f"operator {name} failed{location}: {type(error).__name__}: {error}. "
@@ -159,10 +159,10 @@ def check_special_tokens(name: str, before: dict, after: dict) -> None:
         expected, actual = (value.count(SpecialTokens.image) for value in (texts_before[row], text))
         if expected != actual:
             raise InputError(
-                f"operator {name} changed the image tokens of row {row!r}: its text had {expected} times "
+                f"operator {name} changed the image tokens of row {quote_value(row)}: its text had {expected} times "
                 f"{SpecialTokens.image}, and now has it {actual} times. {CHANGE_REMEDY}"
             )
         if SpecialTokens.eoc in texts_before[row] and SpecialTokens.eoc not in text:
             raise InputError(
-                f"operator {name} changed the {SpecialTokens.eoc} at the end of row {row!r}. {CHANGE_REMEDY}"
+                f"operator {name} changed the {SpecialTokens.eoc} at the end of row {quote_value(row)}. {CHANGE_REMEDY}"
             )

@@ -24,7 +24,7 @@ from datasets.arrow_writer import ArrowWriter
 from dj2mgm.data.formats import read_dj_jsonl
 from dj2mgm.data.images import join_image_path
 from dj2mgm.data.instruction_rows import COLUMNS
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, quote_value
 from dj2mgm.juicer.patched_data_juicer import Fields, load_nested_dataset_class
 from dj2mgm.storage.files import read_json, replace_folder, write_json
 
@@ -222,7 +222,9 @@ def iterate_output_rows(folder: Path, image_root: Path) -> Iterator[dict]:
     for identifier, text, images, source, meta, others in iterate_column_values(folder, *columns):
         row = json.loads(source)
         if images != [join_image_path(image_root, image) for image in row["images"]]:
-            raise InputError(f"the recipe replaced the image of row {identifier!r}. Remove operators that edit images")
+            raise InputError(
+                f"the recipe replaced the image of row {quote_value(identifier)}. Remove operators that edit images"
+            )
         if RECAPTION_RECORD in row:  # from an earlier run, whose output is this dataset
             row[f"earlier_{RECAPTION_RECORD}"] = row.pop(RECAPTION_RECORD)
         if question := json.loads(others).get("question"):

@@ -5,10 +5,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, quote_value
 from dj2mgm.model_files.hub_cache import find_cached_snapshot, is_folder_path
 from dj2mgm.provenance.crate_files import MADE_HERE, ROOT
-from dj2mgm.settings.config_files import quote_value
 from dj2mgm.storage.files import can_be_path
 
 SYSTEM_FOLDERS = ("/proc", "/sys", "/dev", "/run")  # never data, even inside a user's folder

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, quote_value
 from dj2mgm.provenance.crate_files import check_config_sizes, is_config
 from dj2mgm.records.crate_records import CrateRecord
-from dj2mgm.settings.config_files import quote_value
 from dj2mgm.settings.validation import validate_settings
 from dj2mgm.storage.files import can_be_path
 from dj2mgm.storage.plain_files import open_plain

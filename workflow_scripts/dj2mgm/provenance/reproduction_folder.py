@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from pathlib import Path
 
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, quote_value
 from dj2mgm.model_files.hub_cache import is_folder_path
 from dj2mgm.provenance.allowed_folders import FOLDERS_KEY, AllowedFolders, OutsideError
 from dj2mgm.provenance.crate_files import CONFIG_SUFFIXES, is_config, list_model_parts
@@ -20,7 +20,7 @@ from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.layers import build_command_line_layer
 from dj2mgm.runs.model_reader import MODEL_KEYS
 from dj2mgm.runs.pages import list_page_experiments
-from dj2mgm.settings.config_files import SHIPPED, quote_value, read_config
+from dj2mgm.settings.config_files import SHIPPED, read_config
 from dj2mgm.settings.configuration import build_configuration_model
 from dj2mgm.settings.schema import build_schema
 from dj2mgm.storage.files import write_bytes, write_json, write_yaml

@@ -9,9 +9,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, quote_value
 from dj2mgm.settings.base import Section, setting
-from dj2mgm.settings.config_files import list_config_names, locate_config_file, quote_value, read_config, suggest_name
+from dj2mgm.settings.config_files import list_config_names, locate_config_file, read_config, suggest_name
 from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.validation import validate_settings
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, quote_value
 from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.settings.schema import describe_accepted_values
 from dj2mgm.storage.files import MAX_NESTING
@@ -254,12 +254,6 @@ def _check_text(text: str, path: tuple[str, ...]) -> str:
 
 def _format_path(path: tuple[str, ...]) -> str:
     return f"{quote_value('.'.join(path))}: " if path else ""
-
-
-def quote_value(value: Any) -> str:
-    """Return a value for a message: short, and written as in YAML."""
-    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
-    return text if len(text) <= 100 else f"{text[:70]}…{text[-20:]}"
 
 
 def _read(path: Path, parse: Callable[[str], Any], schema: dict) -> dict:

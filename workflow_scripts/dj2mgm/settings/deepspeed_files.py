@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, quote_value
 from dj2mgm.settings.batch_sizes import AUTO, solve_batch
 from dj2mgm.settings.config_files import (
     list_config_names,
     locate_config_file,
-    quote_value,
     read_json_config,
     suggest_name,
 )

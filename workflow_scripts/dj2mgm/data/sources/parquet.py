@@ -18,7 +18,7 @@ from dj2mgm.data.formats import build_conversation
 from dj2mgm.data.json_rows import MAX_ROW, check_object, make_row_size_error, parse_identifier
 from dj2mgm.data.sources.source import Source, build_conversation_row, check_single, find_column, read_cell
 from dj2mgm.dataset_resolution.row_media import is_media_key, read_row_media
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, quote_value
 from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 from dj2mgm.storage.shards import Member
@@ -162,7 +162,7 @@ class TarWriter:
         if content is None and path is None:
             content = b""
         if not isinstance(content, bytes):
-            actual = f"only the path {path!r}" if content is None else type(content).__name__
+            actual = f"only the path {quote_value(path)}" if content is None else type(content).__name__
             raise InputError(
                 f"{location}: its image must be bytes, found {actual}; store it with datasets' Image feature"
             )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from dj2mgm.dataset_resolution.row_media import IMAGE_TOKEN, UNREAD_MEDIA, RowMedia, read_content, replace_tagged_images
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, quote_value
 from dj2mgm.settings.dataset_files import USUAL_NAMES, Columns
 
 
@@ -38,7 +38,7 @@ def read_cell(value: object, name: str, location: str) -> str:
     """Return a caption or question: a string, the first string of a list, or "" for null."""
     value = next(iter(value), None) if isinstance(value, list) else value
     if value is not None and not isinstance(value, str):
-        raise InputError(f"{location}: {name!r} must be a string, found {value!r}")
+        raise InputError(f"{location}: {quote_value(name)} must be a string, found {quote_value(value)}")
     return value or ""
 
 
@@ -102,7 +102,9 @@ def find_column(file: Path, column_names: Sequence[str], kind: str, source: Sour
     """
     if name := getattr(source.columns, kind):
         if name not in column_names:
-            raise InputError(f"{file}: column {name!r} is missing; the columns are {', '.join(column_names)}")
+            raise InputError(
+                f"{file}: column {quote_value(name)} is missing; the columns are {', '.join(column_names)}"
+            )
         return check_single(file, column_names, name)
     column = next((name for name in USUAL_NAMES[kind] if name in column_names), None)
     if column is None and needed:
@@ -118,5 +120,5 @@ def find_column(file: Path, column_names: Sequence[str], kind: str, source: Sour
 def check_single(file: Path, column_names: Sequence[str], name: str) -> str:
     """Return `name`; raise InputError if several columns have it."""
     if column_names.count(name) > 1:
-        raise InputError(f"{file}: several columns are named {name!r}; rename all but one")
+        raise InputError(f"{file}: several columns are named {quote_value(name)}; rename all but one")
     return name

@@ -14,7 +14,7 @@ from dj2mgm.data.json_rows import MAX_ROW, check_object, make_row_size_error, op
 from dj2mgm.data.sources.source import Source, build_conversation_row, find_column, read_cell
 from dj2mgm.dataset_resolution.file_samples import check_no_null
 from dj2mgm.dataset_resolution.row_media import OTHER_SUFFIXES, read_row_media
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, quote_value
 from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 from dj2mgm.storage.shards import Member, read_members
@@ -35,7 +35,7 @@ def read(source: Source) -> Iterator[dict]:
                 yield _build_row(source, shard, key, list(sample))
         except UnicodeEncodeError as error:
             raise InputError(
-                f"{shard}: the name {error.object!r} is not UTF-8; write the archive again with UTF-8 names"
+                f"{shard}: the name {quote_value(error.object)} is not UTF-8; write the archive again with UTF-8 names"
             ) from None
         except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError) as error:
             if program := _find_decompressor(shard):
@@ -74,7 +74,7 @@ def _get_key(member: Member) -> str:
 
 def _build_row(source: Source, shard: Path, key: str, sample: list[Member]) -> dict:
     """Return a conversation or a captioned image; files with other suffixes are counted as unread."""
-    location = f"{shard}, key {key!r}"
+    location = f"{shard}, key {quote_value(key)}"
     parts = {member.name[len(key) :].lower(): member for member in sample}
     if len(parts) < len(sample):
         raise InputError(f"{location}: two of its files have the same suffix; rename one")

@@ -24,7 +24,7 @@ from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
 from dj2mgm.data.formats import check_no_control
 from dj2mgm.data.images import BadImageError, load_image
 from dj2mgm.data.json_rows import UniqueIds, open_input
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, quote_value
 from dj2mgm.evaluation.benchmarks import Benchmark
 from dj2mgm.evaluation.groups import Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
@@ -105,7 +105,7 @@ def _read_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 def _parse_row(cells: dict[str, str], location: str) -> dict:
     """Check the cells of a question, and return its row with prompt and image (bytes, or another row's id)."""
     if not cells["index"].isdecimal():
-        raise InputError(f"{location}: 'index' must be a whole number, found {cells['index']!r}")
+        raise InputError(f"{location}: 'index' must be a whole number, found {quote_value(cells['index'])}")
     if not cells["question"].strip():
         raise InputError(f"{location}: 'question' is empty")
     options = {letter: cells[letter] for letter in LETTERS if cells.get(letter)}
@@ -115,7 +115,9 @@ def _parse_row(cells: dict[str, str], location: str) -> dict:
         )
     answer = cells.get("answer") or None
     if answer is not None and answer not in options:
-        raise InputError(f"{location}: 'answer' must be one of the options {', '.join(options)}, found {answer!r}")
+        raise InputError(
+            f"{location}: 'answer' must be one of the options {', '.join(options)}, found {quote_value(answer)}"
+        )
     prompt = "\n".join(
         [
             *filter(None, [cells.get("hint")]),

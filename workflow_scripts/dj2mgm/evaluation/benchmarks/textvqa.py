@@ -21,7 +21,7 @@ from pathlib import Path
 from dj2mgm.data.formats import check_no_control
 from dj2mgm.data.images import BadImageError, load_image, locate_image
 from dj2mgm.data.json_rows import check_object, read_json_file, read_objects
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, quote_value
 from dj2mgm.evaluation.benchmarks import Benchmark
 from dj2mgm.evaluation.groups import Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
@@ -44,7 +44,9 @@ def read(questions: str | Path, answers: str | Path, images: str | Path) -> Iter
         location = f"{questions}, row {number}"
         for name in ("question_id", "image", "text"):
             if not isinstance(row.get(name), str):
-                raise InputError(f"{location}: {name!r} must be a string, found {row.get(name)!r}")
+                raise InputError(
+                    f"{location}: {quote_value(name)} must be a string, found {quote_value(row.get(name))}"
+                )
         question, own_variant = _parse_prompt(row["text"], location)
         variant = variant or own_variant
         if own_variant != variant:
@@ -56,7 +58,9 @@ def read(questions: str | Path, answers: str | Path, images: str | Path) -> Iter
         if (first_number := first_numbers.setdefault(key, number)) != number:
             raise InputError(f"{location} repeats the question of row {first_number}; delete one of them")
         if key not in truth:
-            raise InputError(f"{location}: {answers} has no answers to {question!r} about the image {key[0]}")
+            raise InputError(
+                f"{location}: {answers} has no answers to {quote_value(question)} about the image {key[0]}"
+            )
         if row["image"] not in paths:
             paths[row["image"]] = _check_image(images, row["image"], location)
         yield {
@@ -112,7 +116,7 @@ def _read_answers(path: Path) -> dict[Key, dict]:
         if not isinstance(row.get("image_id"), str) or not isinstance(row.get("question"), str):
             raise InputError(f"{location}: 'image_id' and 'question' must be strings")
         if not isinstance(row.get("question_id"), int | str) or isinstance(row["question_id"], bool):
-            raise InputError(f"{location}: 'question_id' must be a number, found {row.get('question_id')!r}")
+            raise InputError(f"{location}: 'question_id' must be a number, found {quote_value(row.get('question_id'))}")
         answers = row.get("answers")
         if (
             not isinstance(answers, list)
@@ -124,7 +128,9 @@ def _read_answers(path: Path) -> dict[Key, dict]:
             )
         key = row["image_id"], row["question"].strip().lower()
         if key in truth:
-            raise InputError(f"{location} repeats the question {row['question']!r} about {key[0]}; delete one row")
+            raise InputError(
+                f"{location} repeats the question {quote_value(row['question'])} about {key[0]}; delete one row"
+            )
         truth[key] = row
     return truth
 
