@@ -60,7 +60,7 @@ def test_a_recognized_folder_is_described_once(fresh):
     (fresh.folder / "photos/captions.jsonl").write_text(PAIR)
     (fresh.folder / "photos/a\x1b[2J.csv").write_text("name,size\n1,2\n")
     printed = fresh.run("baseline", "--until", "configure_dataset", config=("dataset=photos",))
-    assert printed.count("recognized as pairs in Data-Juicer's jsonl") == 1
+    assert printed.count("recognized as pairs in Data-Juicer's format") == 1
     assert printed.count("is made for rendered scenes, and its scores on photos mean nothing") == 1
     assert "    file: photos/captions.jsonl\n    images: photos\nNot read: a\\x1b[2J.csv." in printed
 

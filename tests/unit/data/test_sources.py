@@ -28,7 +28,7 @@ from dj2mgm.data.sources.table import read as read_table
 from dj2mgm.data.sources.webdataset import read as read_webdataset
 from dj2mgm.dataset_resolution.experiment_dataset import check_files, list_dataset_files, resolve_dataset
 from dj2mgm.errors import InputError
-from dj2mgm.storage.files import find_files, read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
+from dj2mgm.storage.files import find_files, read_json, read_jsonl, read_yaml, write_json_list, write_jsonl, write_yaml
 from dj2mgm.storage.shards import compute_image_digest, read_file, read_file_size, read_members
 from run_main import run_main
 from source_files import (
@@ -323,6 +323,30 @@ def test_a_name_that_is_not_utf_8_is_refused_in_a_sentence(make, tmp_path, name)
     shard = write_tar(tmp_path / "x.tar", [(name, png(1))], format=tarfile.GNU_FORMAT, encoding="latin-1")
     with pytest.raises(InputError, match=r"x.tar: the name '.*\\udce4.png' is not UTF-8; write the archive again"):
         make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
+
+
+@pytest.mark.parametrize("kind", ["folder", "parquet", "table"])
+def test_a_file_whose_name_is_not_utf_8_is_refused_by_the_script(make, tmp_path, capsys, kind):
+    path = WRITERS[kind](tmp_path / "data/one")
+    output = make(one={"format": kind, "path": str(path)})
+    ending = {"folder": "png", "parquet": "parquet", "table": "csv"}[kind]
+    file = next((path if path.is_dir() else path.parent).glob(f"*.{ending}"))
+    name = os.fsencode(file.parent) + b"/caf\xe9" + os.fsencode(file.suffix)
+    os.rename(file, name)
+    if kind == "folder":
+        os.rename(file.with_suffix(".txt"), name[:-4] + b".txt")
+    settings = read_yaml(output / "config.yaml")
+    settings["sources"]["one"]["path"] = str(file.parent)
+    write_yaml(output / "config.yaml", settings)
+    done = run_main(make_dataset, "--config", f"{output}/config.yaml", "--output-dir", str(output), capture=capsys)
+    assert done.status == 2 and r"caf\udce9" in done.stderr and "not UTF-8; rename it" in done.stderr
+
+
+def test_an_unread_file_whose_name_is_not_utf_8_is_counted(make, tmp_path):
+    path = WRITERS["folder"](tmp_path / "data/one")
+    (path / os.fsdecode(b"note.\xe9")).write_text("x")
+    summary = read_json(make(one={"format": "folder", "path": str(path)}) / "summary.json")
+    assert list(summary["sources"]["one"]["not_read"].values()) == [1]
 
 
 def test_own_column_name_is_used_and_missing_column_is_named(make, tmp_path):

@@ -5,6 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,7 +21,7 @@ from dj2mgm.data.images import locate_image
 from dj2mgm.dataset_resolution.experiment_dataset import Dataset, resolve_amounts, resolve_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import FilesDataset
-from dj2mgm.storage.files import write_json_list, write_jsonl, write_yaml
+from dj2mgm.storage.files import read_jsonl, write_json_list, write_jsonl, write_yaml
 from dj2mgm.storage.shards import read_file
 from run_main import run_main
 from source_files import (
@@ -87,6 +88,37 @@ def json_table(folder: Path) -> Path:
     return metadata(folder, "json")
 
 
+def excel(folder: Path) -> Path:
+    """Write a table whose first line states its separator."""
+    path = table(folder, "csv", ";")
+    path.write_text("sep=;\r\n" + path.read_text(encoding="utf-8"), encoding="utf-8-sig")
+    return path
+
+
+def indexed(folder: Path) -> Path:
+    """Write a table with pandas' index, a column of words without a name."""
+    path = table(folder)
+    index = [f"photo {number}" for number in range(len(CAPTIONS))]
+    pd.read_csv(path).rename(columns={"caption": "words"}).set_index(pd.Index(index)).to_csv(path)
+    return path
+
+
+def data_juicer_list(folder: Path) -> Path:
+    path = data_juicer(folder)
+    write_json_list(path.with_suffix(".json"), list(read_jsonl(path)))
+    path.unlink()
+    return path.with_suffix(".json")
+
+
+def openai(folder: Path) -> Path:
+    write_loose(folder)
+    parts = [[{"type": "image_url", "image_url": {"url": f"{key}.png"}}] for key in CAPTIONS]
+    answers = [{"role": "assistant", "content": text} for text in CAPTIONS.values()]
+    turns = ([{"role": "user", "content": part}, answer] for part, answer in zip(parts, answers, strict=True))
+    write_json_list(folder / "rows.json", ({"messages": messages} for messages in turns))
+    return folder / "rows.json"
+
+
 def write_dataset(dataset: Dataset, output: Path, capsys) -> list[tuple[str, bytes]]:
     """Write the dataset as its rule does; return caption and image of each pair, sorted."""
     write_yaml(output / "config.yaml", dataset.settings.file_content())
@@ -100,6 +132,7 @@ def write_dataset(dataset: Dataset, output: Path, capsys) -> list[tuple[str, byt
 FORMS = (
     WRITERS
     | {writer.__name__: writer for writer in (tsv, semicolons, csv_with_tabs, metadata, json_table)}
+    | {writer.__name__: writer for writer in (excel, indexed, data_juicer_list, openai)}
     | {f"export of {kind}": export(kind) for kind in EXPORTS}
 )
 
@@ -414,6 +447,38 @@ def pipe(folder: Path) -> None:
     os.mkfifo(folder / "rows.jsonl")
 
 
+def test_pairs_may_have_a_null_image(here, capsys):
+    rows = json.loads(llava(here / "photos").read_text(encoding="utf-8"))
+    write_json_list(here / "photos/rows.json", [rows[0] | {"image": None}, *rows[1:]])
+    pairs = resolve_dataset("photos")
+    assert pairs.settings.sources["captions"].split == "pretrain"
+    output = here / "results/datasets/photos"
+    write_yaml(output / "config.yaml", pairs.settings.file_content())
+    done = run_main(make_dataset, "--config", f"{output}/config.yaml", "--output-dir", str(output), capture=capsys)
+    assert not done.status, done.stderr
+    images = {row["id"]: row["images"] for row in read_dj_jsonl(output / "pretrain.jsonl")}
+    assert images["captions/000"] == ["captions/"]  # missing, so the filters drop and count the row
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}] * 2}, "several questions"),
+        ({"images": ["000.png", "001.png"]}, "several images"),
+        ({"images": []} | {"messages": None}, "no image"),
+    ],
+)
+def test_the_reason_why_conversations_are_no_pairs_is_named(here, changes, reason):
+    write_loose(here / "photos")
+    turns = [{"from": "human", "value": "What is it?"}, {"from": "gpt", "value": "A"}]
+    row = {"images": ["000.png"], "conversations": turns} | changes
+    if reason == "no image":
+        del row["images"]
+    write_jsonl(here / "photos/rows.jsonl", [row] * 2)
+    with pytest.raises(InputError, match=f"rows.jsonl has conversations with {reason}, which only stage 2"):
+        resolve_dataset("photos")
+
+
 @pytest.mark.parametrize(
     ("write", "sentence"),
     [
@@ -438,6 +503,9 @@ def pipe(folder: Path) -> None:
             content("a.csv", "name,size\nx,1\n"),
             "the columns are name, size. Name its columns in config/datasets/photos.yaml: `{sources:",
         ),
+        (content("a.csv", ",caption\n000.png,a b\n"), "a.csv: the column of its images has no name; write one"),
+        (content("a.csv", "image,caption\n".encode("utf-16-le")), "a.csv: it contains null bytes, as text in UTF-16"),
+        (content("a.csv", "image,caption\n".encode("utf-16")), "a.csv is not UTF-8 text; save it as UTF-8"),
         (content("a.csv", "a,b" * 2**20), "a.csv has no first line of at most 1048576 bytes"),
         (
             content("a.csv", "image,caption\nhttps://x/a.jpg,a\n"),

@@ -1,10 +1,19 @@
 """Readers and builders of row formats: Data-Juicer's pairs, LLaVA's conversations, and plain texts."""
 
+import codecs
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from dj2mgm.control_tokens import find_control_character, find_control_token
-from dj2mgm.data.json_rows import NumberedIds, UniqueIds, check_object, parse_identifier, read_json_list, read_objects
+from dj2mgm.data.json_rows import (
+    NumberedIds,
+    UniqueIds,
+    check_object,
+    open_input,
+    parse_identifier,
+    read_json_list,
+    read_objects,
+)
 from dj2mgm.dataset_resolution.row_media import (
     IMAGE_TOKEN,
     UNREAD_MEDIA,
@@ -69,8 +78,9 @@ def read_pairs(path: str | Path) -> Iterator[dict]:
 def _read_dj_rows(path: str | Path, several_images: bool) -> Iterator[tuple[str, dict]]:
     """Yield each row with its location (file and line); the numbers of image tokens and images must agree."""
     ids = UniqueIds(path)
-    for number, row in read_objects(path):
-        location = f"{path}, line {number}"
+    is_list = Path(path).suffix.lower() == ".json" and _begins_with_bracket(path)
+    for number, row in read_list_or_lines(Path(path)) if is_list else read_objects(path):
+        location = f"{path}, {'row' if is_list else 'line'} {number}"
         for key, kind in (("id", str), ("text", str), ("images", list)):
             if key not in row:
                 raise InputError(f"{location}: key {key!r} is missing; a row needs id, text and images")
@@ -101,6 +111,11 @@ def _read_dj_rows(path: str | Path, several_images: bool) -> Iterator[tuple[str,
                 "leave it out"
             )
         yield location, row
+
+
+def _begins_with_bracket(path: str | Path) -> bool:
+    with open_input(path, "rb") as file:
+        return file.read(1024).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
 
 
 # LLaVA's conversation format, as a JSON list or as one object per line.

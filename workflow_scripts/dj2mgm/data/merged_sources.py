@@ -56,6 +56,8 @@ def write_merged_sources(dataset: ReadableSources, folder: Path, working: Path) 
         for name, values in sources.items()
     }
     for name, values in sources.items():
+        for file in source_by_name[name].files:
+            _check_name(file)
         _count_unread_files(source_by_name[name], values)
     splits, counts = {}, {}
     for split in dict.fromkeys(values.split for values in sources.values()):
@@ -80,6 +82,14 @@ def write_merged_sources(dataset: ReadableSources, folder: Path, working: Path) 
     }
     write_json(folder / IMAGE_FOLDERS_FILE, folders)
     return FilesDataset.model_construct(**{"evaluation": dataset.evaluation} | splits), counts
+
+
+def _check_name(file: Path) -> None:
+    """Raise InputError for a file whose name is not UTF-8, because ids and paths of rows are written as UTF-8."""
+    try:
+        str(file).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{file}: the name of the file or of its folder is not UTF-8; rename it") from None
 
 
 def _count_unread_files(source: Source, values: SourceOnDisk) -> None:

@@ -76,7 +76,8 @@ class SourceFormat:
 
 def _recognize_pairs(sample: FileSample) -> RecognizedFormat:
     for row in sample.rows:
-        if isinstance(row.get("text"), str) and isinstance(row.get("images"), list):
+        is_pair = isinstance(row.get("text"), str) and isinstance(row.get("images"), list)
+        if is_pair and (not sample.is_list or "<__dj__image>" in row["text"]):  # a list without tokens is a table
             return RecognizedFormat("data_juicer", images=_list_images(sample.rows))
     raise UnrecognizedFormatError(_describe_keys(sample))
 
@@ -103,6 +104,7 @@ def _recognize_conversations(format_name: str, sample: FileSample) -> Recognized
 
 
 def _recognize_table(sample: FileSample) -> RecognizedFormat:
+    """Recognize a table of image paths and captions; columns without a name are not used."""
     if not sample.names:
         raise UnrecognizedFormatError(_describe_keys(sample))
     if any(name.lower().endswith(IMAGE_SUFFIXES) for name in sample.names):
@@ -111,10 +113,15 @@ def _recognize_table(sample: FileSample) -> RecognizedFormat:
         )
     values = {name: _list_texts(row.get(name) for row in sample.rows) for name in sample.names}
     images = [name for name, texts in values.items() if any(map(_is_image_name, texts))]
+    if images and all(map(_is_nameless, images)):
+        raise UnrecognizedFormatError("the column of its images has no name; write one in its first line")
+    for name in filter(_is_nameless, sample.names):  # such as the index that pandas writes
+        del values[name]
+    images = [name for name in images if name in values]
     texts = [
         name for name, column_values in values.items() if name not in images and any(map(_has_words, column_values))
     ]
-    columns = _find_columns(sample.names, images.__contains__, texts.__contains__, images, texts)
+    columns = _find_columns(tuple(values), images.__contains__, texts.__contains__, images, texts)
     paths = tuple(values[columns["image"][0]]) if len(columns["image"]) == 1 else ()
     return RecognizedFormat("table", columns, images=paths)
 
@@ -163,7 +170,7 @@ def _recognize_captioned(sample: FileSample) -> RecognizedFormat:
 
 
 FORMATS = {
-    "data_juicer": SourceFormat((".jsonl",), "pairs in Data-Juicer's jsonl", _recognize_pairs),
+    "data_juicer": SourceFormat((".jsonl", ".json"), "pairs in Data-Juicer's format", _recognize_pairs),
     "llava": SourceFormat((".json", ".jsonl"), "conversations in LLaVA's format", _recognize_llava),
     "sharegpt": SourceFormat(
         (".json", ".jsonl"), "conversations in the format of ShareGPT or OpenAI", _recognize_sharegpt
@@ -219,6 +226,10 @@ def _find_pair_problem(row: dict) -> str:
     if len(images) > 1:
         return "several images"
     return "" if images or has_empty_image(row) else "no image"
+
+
+def _is_nameless(column: str) -> bool:
+    return not column.strip() or re.fullmatch(r"Unnamed: \d+", column) is not None
 
 
 def _list_texts(values: Iterable[Any]) -> list[str]:

@@ -7,9 +7,10 @@ import codecs
 import csv
 import io
 import json
+import re
 import tarfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 MAX_ROWS = 32
 MAX_MEMBERS = 64
 MAX_DESCRIBED = 1 << 16  # bytes of a JSON member
+SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\r?')
 DECODER = json.JSONDecoder()
 
 
@@ -36,11 +38,13 @@ class FileSample:
         rows: rows by name; empty for parquet. For a tar, the content of its first `.json`.
         kinds: kinds of parquet's columns: `text`, `image` (bytes, or a struct with them), `turns` (of a conversation),
             lists of these, or `other`.
+        is_list: whether the rows are one JSON list instead of a line each.
     """
 
     names: tuple[str, ...]
     rows: tuple[dict[str, Any], ...] = ()
     kinds: dict[str, str] = field(default_factory=dict)
+    is_list: bool = False
 
 
 def read_sample(path: Path, folder: Path) -> FileSample:
@@ -82,7 +86,9 @@ def _read_list(path: Path, folder: Path) -> FileSample:
     text, is_whole = _read_text(path, folder)
     start = _skip_space(text, 0)
     if text[start : start + 1] == "{":
-        return FileSample(())  # one object, not a list: probably settings or statistics, so no format matches
+        return FileSample(
+            (), is_list=True
+        )  # one object, not a list: probably settings or statistics, so no format matches
     if text[start : start + 1] != "[":
         raise InputError(f"{path} is not a JSON list of rows; correct it, or name it .jsonl if each line is an object")
     rows: list[Any] = []
@@ -101,7 +107,7 @@ def _read_list(path: Path, folder: Path) -> FileSample:
         start = _skip_space(text, start)
         if text[start : start + 1] != ",":
             break
-    return _sample_rows(rows, path)
+    return replace(_sample_rows(rows, path), is_list=True)
 
 
 def _skip_space(text: str, start: int) -> int:
@@ -125,7 +131,7 @@ def _read_table(path: Path, folder: Path) -> FileSample:
     rows: list[list[str]] = []
     try:
         for row in csv.reader(io.StringIO(lines, newline=""), strict=True, **find_dialect(path, lines)):
-            rows += [row] if row else []
+            rows += [row] if row and (rows or not is_separator_row(row)) else []
             if len(rows) > MAX_ROWS:
                 break
     except csv.Error as error:
@@ -146,7 +152,14 @@ def find_dialect(path: Path, text: str) -> dict[str, Any]:
     if path.suffix.lower() == ".tsv":
         return {"delimiter": "\t"}
     names = text.lstrip("\ufeff\r\n").partition("\n")[0]
+    if line := SEPARATOR_LINE.match(names):
+        return {"delimiter": line[1]}
     return {"delimiter": max(",;\t", key=names.count)}
+
+
+def is_separator_row(row: list[str]) -> bool:
+    """Return whether the first row of a table only states its separator: `sep=;`, as Excel reads it."""
+    return row[0] == "sep=" and not any(row[1:]) or (len(row) == 1 and SEPARATOR_LINE.fullmatch(row[0]) is not None)
 
 
 def _read_text(path: Path, folder: Path) -> tuple[str, bool]:

@@ -1,4 +1,4 @@
-"""Reader of pairs in Data-Juicer's jsonl."""
+"""Reader of pairs in Data-Juicer's jsonl or JSON list."""
 
 from collections.abc import Iterator
 

@@ -18,6 +18,7 @@ class UnreadFiles:
     first: str = ""
 
     def add(self, name: str) -> None:
+        name = name.encode(errors="backslashreplace").decode()  # names that are not UTF-8
         self.counts[PurePath(name).suffix.lower() or PurePath(name).name] += 1
         self.first = self.first or name
 

@@ -12,7 +12,7 @@ from typing import IO
 from dj2mgm.data.formats import build_conversation, read_list_or_lines
 from dj2mgm.data.json_rows import MAX_ROW, make_row_size_error, open_input, parse_identifier
 from dj2mgm.data.sources.source import Source, find_column, read_cell
-from dj2mgm.dataset_resolution.file_samples import check_no_null, find_dialect
+from dj2mgm.dataset_resolution.file_samples import check_no_null, find_dialect, is_separator_row
 from dj2mgm.errors import InputError
 from dj2mgm.storage.plain_files import MIB
 
@@ -53,6 +53,8 @@ def _read_lines(source: Source, file: Path) -> Iterator[dict]:
         lines = _Lines(raw, file)
         rows = csv.reader(lines, strict=True, **dialect)
         column_names, _ = next(_skip_blank_rows(rows, lines), ([], 0))
+        if column_names and is_separator_row(column_names):
+            column_names, _ = next(_skip_blank_rows(rows, lines), ([], 0))
         if not column_names:
             raise InputError(f"{file} is empty; its first line names the columns")
         image, text = (_find_column_index(file, column_names, kind, source) for kind in ("image", "text"))
