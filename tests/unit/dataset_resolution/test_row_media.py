@@ -98,6 +98,12 @@ def test_images_are_read_wherever_there_is_one_reading(tmp_path, row, images):
         openai({"type": "image"}, {"type": "image"}, images=["a.png"]),
         openai(videos=["a.mp4"]),
         openai("<video>"),
+        {
+            "messages": [
+                {"from": "user", "value": [{"type": "audio", "audio": "a"}, "What?"]},
+                {"from": "gpt", "value": "A."},
+            ]
+        },
         {"messages": [{"role": "user", "content": "What?", "video": "a"}, {"role": "assistant", "content": "A."}]},
         {
             "messages": [{"role": "user", "content": "<audio>What?"}, {"role": "assistant", "content": "A."}],

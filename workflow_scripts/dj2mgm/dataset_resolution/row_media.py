@@ -8,6 +8,7 @@ read, make a row unusable: without them it would be trained on as text.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from dj2mgm.storage.image_files import HEIF_SUFFIXES, IMAGE_SUFFIXES
@@ -22,6 +23,7 @@ OTHER_SUFFIXES = (
 MEDIA_SUFFIXES = (*IMAGE_SUFFIXES, *OTHER_SUFFIXES)
 TURN_KEYS = ("conversations", "messages", "texts")
 TEXT_KEYS = {"from", "role", "value", "content", "text", "user", "assistant", "system", "id", "type", *TURN_KEYS}
+PLAIN_TURN = {"from", "value"}
 MAX_PATH_WORDS = 8  # a longer string that ends like the name of a file is a text
 
 _ENDINGS = r"(?:_?(?:path|file|file_?name|name|list|dir|folder|ur[il]|link|src|source|bytes|data|base64|b64|content))"
@@ -67,12 +69,11 @@ def read_row_media(row: dict, order: tuple[str, str] = ("image", "images")) -> R
     """
     turns = [turn for turn in list_turns(row) if isinstance(turn, dict)]
     in_turns, unread = _read_turns(turns)
-    normalized = {key: _normalize_key(key) for key in row}
     image_keys = [key for key in order if _has_media(row.get(key))]
     if not (image_keys or in_turns):
-        image_keys = [key for key, name in normalized.items() if IMAGE_KEY.fullmatch(name) and _has_media(row[key])]
+        image_keys = [key for key, value in row.items() if _matches(IMAGE_KEY, key) and _has_media(value)]
     if not (image_keys or in_turns):
-        image_keys = [key for key, name in normalized.items() if FILE_KEY.fullmatch(name) and _names_images(row[key])]
+        image_keys = [key for key, value in row.items() if _matches(FILE_KEY, key) and _names_images(value)]
     images: list[str] | None = in_turns
     if image_keys:
         images = read_paths(row[image_keys[0]])
@@ -92,7 +93,7 @@ def read_row_media(row: dict, order: tuple[str, str] = ("image", "images")) -> R
 def find_other_media(row: dict, has_images: bool) -> str:
     """Return a phrase about a key of other media than images, or ""; rows with images may have facts about them."""
     pattern = CONTENT_KEY if has_images else OTHER_KEY
-    keys = (key for key, value in row.items() if pattern.fullmatch(_normalize_key(key)) and _has_media(value))
+    keys = (key for key, value in row.items() if _matches(pattern, key) and _has_media(value))
     return next((f"its {key!r} is not read" for key in keys), "")
 
 
@@ -148,7 +149,7 @@ def read_content(content: Any) -> tuple[str, list[str | None], str] | None:
             if not isinstance(part.get("text"), str):
                 return None
             texts.append(part["text"])
-        elif IMAGE_KEY.fullmatch(_normalize_key(kind)):
+        elif _matches(IMAGE_KEY, kind):
             paths = read_paths({key: part[key] for key in (*PART_KEYS, *DATA_KEYS) if part.get(key)})
             is_mark = not any(_has_media(value) for key, value in part.items() if key not in ("type", "text", "index"))
             if is_mark or (paths is not None and len(paths) == 1):
@@ -166,18 +167,20 @@ def _read_turns(turns: list[dict]) -> tuple[list[str], str]:
     images: list[str | None] = []
     unread = ""
     for turn in turns:
+        text = turn.get("value")
+        if isinstance(text, str) and "<img>" not in text and turn.keys() <= PLAIN_TURN:
+            continue
         content = read_content(turn.get("value", turn.get("content")))
         if content:
             text, parts, problem = content
             images += [*parts, *TAGGED_IMAGE.findall(text)]
             unread = unread or problem
         for key, value in turn.items():
-            name = _normalize_key(key)
             if not _has_media(value) or key in TEXT_KEYS:
                 continue
-            paths = read_paths(value) if IMAGE_KEY.fullmatch(name) else None
+            paths = read_paths(value) if _matches(IMAGE_KEY, key) else None
             images += paths or []
-            if paths is None and (OTHER_KEY.fullmatch(name) or IMAGE_KEY.fullmatch(name)):
+            if paths is None and is_media_key(key):
                 unread = unread or f"{key!r} of a turn is not read"
     paths = [image for image in images if image is not None]
     if paths and len(paths) < len(images):
@@ -198,12 +201,14 @@ def find_media_mark(text: str, is_answer: bool = False) -> str | None:
 
 def is_media_key(key: str) -> bool:
     """Return whether a key or column usually has images or other media."""
-    name = _normalize_key(key)
-    return bool(IMAGE_KEY.fullmatch(name) or OTHER_KEY.fullmatch(name))
+    return _matches(IMAGE_KEY, key) or _matches(OTHER_KEY, key)
 
 
-def _normalize_key(key: str) -> str:
-    return re.sub("(?<=[a-z])(?=[A-Z])", "_", key).lower().replace("-", "_").replace(" ", "_")
+@lru_cache(maxsize=4096)
+def _matches(pattern: re.Pattern, key: str) -> bool:
+    """Return whether a key has a pattern's form in any spelling, such as imagePath or Image-Path for image_path."""
+    name = re.sub("(?<=[a-z])(?=[A-Z])", "_", key).lower().replace("-", "_").replace(" ", "_")
+    return pattern.fullmatch(name) is not None
 
 
 def _has_media(value: Any) -> bool:
