@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dj2mgm.errors import InputError
-from dj2mgm.storage.plain_files import MIB, check_plain, open_plain
+from dj2mgm.storage.plain_files import MIB, check_no_null, check_plain, open_plain
 from dj2mgm.storage.shards import read_members
 
 if TYPE_CHECKING:
@@ -172,13 +172,6 @@ def _read_text(path: Path, folder: Path) -> tuple[str, bool]:
     except UnicodeDecodeError:
         raise InputError(f"{path} is not UTF-8 text; save it as UTF-8") from None
     return check_no_null(text, path), is_whole
-
-
-def check_no_null(text: str, location: str | Path) -> str:
-    """Return the text; raise InputError if it contains a null character, as UTF-16 without a byte order mark does."""
-    if "\0" in text:
-        raise InputError(f"{location}: it contains null bytes, as text in UTF-16 does; save the file as UTF-8")
-    return text
 
 
 def _get_reason(error: ValueError) -> str:

@@ -102,3 +102,10 @@ def _check_status(path: Path, status: os.stat_result, most_bytes: int | None) ->
 def _name_kind(mode: int) -> str:
     kinds = {stat.S_ISLNK: "a link", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISDIR: "a folder"}
     return next((name for is_kind, name in kinds.items() if is_kind(mode)), "a device")
+
+
+def check_no_null(text: str, location: str | Path) -> str:
+    """Return the text; raise InputError if it contains a null character, as UTF-16 without a byte order mark does."""
+    if "\0" in text:
+        raise InputError(f"{location}: it contains null bytes, as text in UTF-16 does; save the file as UTF-8")
+    return text

@@ -7,8 +7,8 @@ from dj2mgm.data.formats import build_conversation
 from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.data.json_rows import MAX_ROW, make_row_size_error, open_input
 from dj2mgm.data.sources.source import Source
-from dj2mgm.dataset_resolution.file_samples import check_no_null
 from dj2mgm.errors import InputError
+from dj2mgm.storage.plain_files import check_no_null
 
 
 def read(source: Source) -> Iterator[dict]:

@@ -12,9 +12,9 @@ from typing import IO
 from dj2mgm.data.formats import build_conversation, read_list_or_lines
 from dj2mgm.data.json_rows import MAX_ROW, make_row_size_error, open_input, parse_identifier
 from dj2mgm.data.sources.source import Source, find_column, read_cell
-from dj2mgm.dataset_resolution.file_samples import check_no_null, find_dialect, is_separator_row
+from dj2mgm.dataset_resolution.file_samples import find_dialect, is_separator_row
 from dj2mgm.errors import InputError
-from dj2mgm.storage.plain_files import MIB
+from dj2mgm.storage.plain_files import MIB, check_no_null
 
 LOOK_FOR = "look for a quote that is not closed or not doubled, or for an unquoted comma"
 

@@ -12,11 +12,11 @@ from pathlib import Path, PurePosixPath
 from dj2mgm.data.formats import build_conversation
 from dj2mgm.data.json_rows import MAX_ROW, check_object, make_row_size_error, open_input, parse_json
 from dj2mgm.data.sources.source import Source, build_conversation_row, find_column, read_cell
-from dj2mgm.dataset_resolution.file_samples import check_no_null
 from dj2mgm.dataset_resolution.row_media import OTHER_SUFFIXES, read_row_media
 from dj2mgm.errors import InputError, quote_value
 from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
+from dj2mgm.storage.plain_files import check_no_null
 from dj2mgm.storage.shards import Member, read_members
 
 COMPRESSION_COMMANDS = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
