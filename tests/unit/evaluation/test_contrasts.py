@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from dj2mgm.evaluation.contrast_verdicts import apply_holm_correction, decide
-from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
+from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_base, contrast_with_reference
 from dj2mgm.evaluation.intervals import LEVEL
 from dj2mgm.evaluation.paired_values import PairedValues
 from dj2mgm.evaluation.sequential import compute_verdict
@@ -161,6 +161,58 @@ def test_larger_noise_of_one_experiment_is_found():
     assert coverage([loud]) >= 0.93
     everyone = simulate(rng, 500, seeds=5, images=50, ratio=4.0, noise=lambda rng, runs: noise(rng, runs)[::-1])
     assert coverage(everyone) >= 0.93
+
+
+def simulate_training(rng, seeds: int, images: int, ratio: float, truth: float, shared: float) -> PairedContrast:
+    """Draw changes by training, in standard errors of a run's mean over images.
+
+    Args:
+        rng: the generator.
+        seeds: number of seeds.
+        images: number of images.
+        ratio: standard deviation between seeds.
+        truth: true change.
+        shared: share of the images' variance that all seeds have in common.
+    """
+    noise = np.sqrt(1 - shared) * rng.standard_normal((500, seeds, images))
+    noise += np.sqrt(shared) * rng.standard_normal((500, 1, images))
+    values = truth + ratio * rng.standard_normal((500, seeds, 1)) + np.sqrt(images) * noise
+    return contrast_with_base(PairedValues(tuple(range(seeds)), values, np.ones(images)))
+
+
+def measure_found_losses(rng, batches: int, level: float, **scenario) -> float:
+    """Return the share of studies whose p-value is at most `level`."""
+    return float(
+        np.mean([np.mean(simulate_training(rng, **scenario).compute_p_value() <= level) for _ in range(batches)])
+    )
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3, 5])
+def test_losses_by_training_are_found_with_any_number_of_seeds(seeds):
+    """One of twenty rows has a loss of ten standard errors, and Holm's method tests it at 0.25 %."""
+    rng, scenario = np.random.default_rng(seeds), {"seeds": seeds, "images": 100, "shared": 1.0}
+    for ratio in (0.0, 1.0):
+        assert measure_found_losses(rng, 4, LEVEL / 20, truth=-10.0, ratio=ratio, **scenario) >= 0.95
+        assert measure_found_losses(rng, 4, LEVEL, truth=0.0, ratio=ratio, **scenario) <= 0.06, "noise of 2000 studies"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [0.5, 1.0])
+@pytest.mark.parametrize("images", [50, 500])
+@pytest.mark.parametrize("seeds", [1, 2, 3, 5])
+def test_losses_by_training_at_all_sizes(seeds, images, shared):
+    rng, scenario = np.random.default_rng([seeds, images]), {"seeds": seeds, "images": images, "shared": shared}
+    for ratio in (0.0, 0.5, 1.0):
+        for rows in (1, 10, 20):
+            assert measure_found_losses(rng, 10, LEVEL / rows, truth=-10.0, ratio=ratio, **scenario) >= 0.95
+        assert measure_found_losses(rng, 40, LEVEL, truth=0.0, ratio=ratio, **scenario) <= 0.053, "noise of 20000"
+
+
+def test_seeds_that_vary_more_than_images_have_their_own_noise():
+    values = np.random.default_rng(0).normal(size=(5, 1, 400)) + 5 * np.random.default_rng(1).normal(size=(5, 1, 1))
+    contrast = contrast_with_base(paired(values[:, 0]))
+    assert contrast.noisy and contrast.seed_df == 4
+    assert contrast.seed_variance == pytest.approx(values.mean(axis=-1).var(ddof=1) / 5)
 
 
 def paired(values, seeds=None, counts=None) -> PairedValues:

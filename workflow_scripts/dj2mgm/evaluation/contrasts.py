@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import brentq
 from scipy.optimize.elementwise import find_root
-from scipy.special import chdtri, ndtr
+from scipy.special import chdtri, fdtrc, ndtr
 
 from dj2mgm.evaluation.intervals import LEVEL, compute_image_variance, compute_student_quantile
 from dj2mgm.evaluation.paired_values import PairedValues
@@ -23,6 +23,7 @@ NODES, WEIGHTS = (part / 2 for part in np.polynomial.legendre.leggauss(40))
 NODES += 0.5
 SUM_ROUNDING = 1e-12  # relative error of sums
 MIN_LOG_LEVEL = -230.0  # p-values below 1e-100 are not distinguished
+LARGER_NOISE_LEVEL = 0.02  # level of the test whether seeds vary more than images
 
 
 @dataclass(frozen=True)
@@ -166,3 +167,38 @@ def contrast_with_reference(experiments: Sequence[PairedValues]) -> list[PairedC
         seed_part = variance / seeds
         contrasts.append(PairedContrast(mean, total, images, seeds, image_part, image_df, seed_part, seed_df, noisy))
     return contrasts
+
+
+def contrast_with_base(values: PairedValues) -> PairedContrast:
+    """Return the contrast of trained models with the model before training.
+
+    A few seeds do not show how much trainings vary: with two, Student's t is 12.7, and with one it is unknown. Images
+    are many. So a training is assumed to vary as the mean over images does, which is an upper bound if seeds vary less:
+
+        variance = V_images + V_run / S
+
+    V_images is the jackknife variance of the mean over S seeds, and V_run the mean variance of a single run. The
+    images are shared, so more seeds do not reduce V_images. If an F test of the variance between seeds shows that
+    trainings vary more than images, this variance with its S − 1 degrees of freedom counts, as in `PairedContrast`.
+    The expected variance between seeds in this test includes the noise of single scores, V_run − V_shared.
+    """
+    contrast = contrast_with_reference([values])[0]
+    if contrast.images == 1:
+        return contrast
+    runs = [compute_image_variance(values.sums[..., [run], :], values.counts)[0] for run in range(contrast.seeds)]
+    run_variance = np.mean(runs, axis=0)
+    image_df = np.full_like(run_variance, contrast.image_df)
+    assumed = replace(contrast, seed_variance=run_variance / contrast.seeds, seed_df=image_df)
+    if contrast.seeds == 1:
+        return assumed
+    score_variance = np.maximum(0, run_variance - contrast.image_variance) * contrast.seeds / (contrast.seeds - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):  # equal scores of all images
+        ratio = contrast.seed_variance * contrast.seeds / (run_variance + score_variance)
+    noisy = fdtrc(contrast.seeds - 1, contrast.image_df, np.nan_to_num(ratio)) < LARGER_NOISE_LEVEL
+    noisy &= contrast.compute_half_width() > assumed.compute_half_width()
+    return replace(
+        contrast,
+        seed_variance=np.where(noisy, contrast.seed_variance, assumed.seed_variance),
+        seed_df=np.where(noisy, contrast.seed_df, assumed.seed_df),
+        noisy=noisy,
+    )

@@ -47,17 +47,41 @@ def experiments(tmp_path, drawn):
     return load_experiments(tmp_path / "config.yaml")
 
 
-def test_differences_equal_a_paired_t_test(experiments, drawn):
+def test_differences_equal_a_paired_t_test_with_as_much_noise_of_the_seed(experiments, drawn):
     rows = list_training_changes(experiments[0], find_headline(experiments))
     assert [row.word for row in rows] == WORDS
     assert [row.title for row in rows][::4] == ["Probability of the right answer", "pope/pope accuracy"]
     paired = [stats.ttest_rel(tuned, base) for base, tuned in drawn.values()]
     for metric, row, test in zip(drawn, rows, paired, strict=True):
         scale, digits = (1, 3) if "/" in metric else (100, 1)
-        low, high = (f"{scale * end:+.{digits}f}".replace("-", "−") for end in test.confidence_interval(0.95))
+        ends = test.confidence_interval(0.95)
+        middle, half = (ends.low + ends.high) / 2, np.sqrt(2) * (ends.high - ends.low) / 2
+        low, high = (f"{scale * end:+.{digits}f}".replace("-", "−") for end in (middle - half, middle + half))
         assert row.interval == f"{low} to {high}"
     # here, Bonferroni's correction finds the same rows as Holm's
-    assert [row.word != "no change shown" for row in rows] == [len(rows) * test.pvalue <= 0.05 for test in paired]
+    p_values = [2 * stats.t.sf(abs(test.statistic) / np.sqrt(2), test.df) for test in paired]
+    assert [row.word != "no change shown" for row in rows] == [len(rows) * p <= 0.05 for p in p_values]
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3, 5])
+def test_a_loss_is_found_with_every_number_of_seeds(tmp_path, seeds):
+    """The loss in each seed is about ten standard errors of the mean over images, and seeds vary as images do."""
+    rng = np.random.default_rng(seeds)
+    error = 0.2 / np.sqrt(len(IMAGES))
+    images, runs = 0.2 * rng.standard_normal(len(IMAGES)), {}
+    for seed in range(seeds):
+        changes = images - 10 * error + error * rng.standard_normal()
+        values = {}
+        for metric, change in {**dict.fromkeys(LEVELS, 0 * changes), "caption_log_likelihood": changes}.items():
+            for group, level in (("base/own", -1 + 0 * changes), ("finetune/own", -1 + change)):
+                by_image = {name: (float(value), 1) for name, value in zip(IMAGES, level, strict=True)}
+                values.setdefault(group, {})[metric] = by_image
+        runs[seed] = write_run(tmp_path / f"baseline/{seed}", {}, values)
+    entry = build_entry("baseline", write_dataset(tmp_path / "data"), runs)
+    write_yaml(tmp_path / "config.yaml", {"experiments": [entry]})
+    experiments = load_experiments(tmp_path / "config.yaml")
+    [lost] = build_verdict_records(experiments)["baseline"]["forgotten"]
+    assert lost["title"] == "Log-likelihood of the caption (nats per token)"
 
 
 def test_one_chance_finding_among_many_is_not_a_change(experiments):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
+from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_base
 from dj2mgm.evaluation.paired_values import PairedValues
 from dj2mgm.reporting.comparison import LOWER_IS_BETTER, SCORE_TITLES
 from dj2mgm.reporting.experiment_results import ExperimentResults
@@ -46,7 +46,7 @@ def compute_change_by_training(experiment: ExperimentResults, group: str, metric
         return None
     changes = [tuned - base for tuned, base in pairs]
     values = PairedValues(tuple(experiment.seeds), np.stack([change.sums for change in changes]), changes[0].counts)
-    return contrast_with_reference([values])[0]
+    return contrast_with_base(values)
 
 
 def find_group_before_training(group: str) -> str:
