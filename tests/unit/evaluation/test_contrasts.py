@@ -86,14 +86,61 @@ def test_pooled_intervals_cover_the_truth_at_all_sizes(seeds, images, dominated,
         assert covered_share >= 0.94, experiments
 
 
+def noise_on(side: str, factor: float) -> NoiseOf:
+    """Return noise that is `factor` times as large for the reference, for all experiments, or for one of them."""
+
+    def noise(rng: np.random.Generator, runs: int) -> np.ndarray:
+        shares = np.ones(runs)
+        shares[{"reference": slice(1), "experiments": slice(1, None), "one experiment": slice(1, 2)}[side]] = factor
+        return shares
+
+    return noise
+
+
+SIDES = ["reference", "experiments", "one experiment"]
+
+
+def check_unequal_noise(seeds: int, experiments: int, side: str, batches: int, slack: float) -> None:
+    """Assert the coverage of all intervals, and the family-wise error, with two- and four-fold noise on one side.
+
+    `slack` allows for the noise of the simulation.
+    """
+    rng = np.random.default_rng([seeds, experiments])
+    scenario = {"seeds": seeds, "images": 20, "ratio": 40.0, "experiments": experiments}
+    for factor, least in ((1.0, 0.94), (2.0, 0.94), (4.0, 0.90)):
+        covered, errors = [], []
+        for _ in range(batches):
+            contrasts = simulate(rng, 500, noise=noise_on(side, factor), **scenario)
+            covered.append(coverage(contrasts))
+            p_values = np.array([contrast.compute_p_value() for contrast in contrasts])
+            errors.append(
+                np.mean(len(contrasts) * p_values.min(axis=0) <= LEVEL)
+            )  # one of Holm's values is significant
+        assert np.mean(covered) >= least - slack, factor
+        assert np.mean(errors) <= 0.05 + slack, factor
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(("seeds", "experiments"), [(2, 20), (3, 3)])
+def test_unequal_noise_on_any_side(seeds, experiments, side):
+    check_unequal_noise(seeds, experiments, side, batches=2, slack=0.01)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("experiments", [2, 3, 5, 20])
 @pytest.mark.parametrize("seeds", [2, 3, 5, 10])
-def test_reference_with_twice_the_noise_of_all_others(seeds):
-    """Check the least favorable case, which docs/evaluation.md describes."""
-    rng = np.random.default_rng(seeds)
-    noise = {"noise": lambda rng, runs: np.array([2.0] + [1.0] * (runs - 1))}
-    covered_share = measure_coverage(rng, 2000, 500, seeds=seeds, images=100, ratio=DOMINATED["seeds"], **noise)
-    assert covered_share >= 0.92
+def test_unequal_noise_at_all_sizes(seeds, experiments, side):
+    check_unequal_noise(seeds, experiments, side, batches=10, slack=0.005)
+
+
+@pytest.mark.parametrize(("seeds", "experiments"), [(2, 20), (3, 5)])
+def test_the_noisiest_experiments_own_interval(seeds, experiments):
+    scenario = {"seeds": seeds, "images": 20, "ratio": 40.0, "experiments": experiments}
+    for factor, least in ((2.0, 0.93), (4.0, 0.90), (16.0, 0.89)):
+        rng = np.random.default_rng(experiments)
+        noisiest = [simulate(rng, 500, noise=noise_on("one experiment", factor), **scenario)[0] for _ in range(4)]
+        assert coverage(noisiest) >= least - 0.01, factor
 
 
 def family_wise_error(rng, seeds: int, studies: int, images: int, ratio: float, noise: NoiseOf = equal_noise) -> float:
@@ -139,28 +186,20 @@ def test_family_wise_error_at_all_sizes(seeds, images, dominated):
     assert np.mean(error_rates) <= 0.05
 
 
-def test_pooling_shortens_the_seed_term_to_a_third():
+def test_pooling_shortens_the_seed_term_of_two_seeds():
     seeds, images = 2, 20
     rng = np.random.default_rng(0)
     contrasts = simulate(rng, 4000, seeds, images, DOMINATED["seeds"])
     alone = simulate(rng, 4000, seeds, images, DOMINATED["seeds"], experiments=1)
     pooled = [np.mean(stats.t.ppf(0.975, c.seed_df) * np.sqrt(c.seed_variance)) for c in contrasts]
     separate = [np.mean(stats.t.ppf(0.975, c.seed_df) * np.sqrt(c.seed_variance)) for c in alone]
-    assert np.mean(pooled) <= np.mean(separate) / 3
+    assert np.mean(pooled) <= 0.8 * np.mean(separate)
 
 
 def test_larger_noise_of_one_experiment_is_found():
-    rng = np.random.default_rng(0)
-
-    def noise(rng, runs):
-        return np.array([1.0] * (runs - 1) + [16.0])
-
-    *others, loud = simulate(rng, 500, seeds=5, images=50, ratio=4.0, noise=noise)
-    assert np.mean(loud.noisy) > 0.95
-    assert np.mean([other.noisy for other in others]) < 0.02
-    assert coverage([loud]) >= 0.93
-    everyone = simulate(rng, 500, seeds=5, images=50, ratio=4.0, noise=lambda rng, runs: noise(rng, runs)[::-1])
-    assert coverage(everyone) >= 0.93
+    *others, loud = simulate(np.random.default_rng(0), 500, 5, 50, 4.0, noise=lambda _, runs: np.array([1, 1, 1, 16]))
+    assert np.mean(loud.noisy) > 0.95 and np.mean([other.noisy for other in others]) < 0.05
+    assert np.median(loud.seed_df) == pytest.approx(4, abs=0.5)
 
 
 def simulate_training(rng, seeds: int, images: int, ratio: float, truth: float, shared: float) -> PairedContrast:
@@ -205,7 +244,7 @@ def test_losses_by_training_at_all_sizes(seeds, images, shared):
     for ratio in (0.0, 0.5, 1.0):
         for rows in (1, 10, 20):
             assert measure_found_losses(rng, 10, LEVEL / rows, truth=-10.0, ratio=ratio, **scenario) >= 0.95
-        assert measure_found_losses(rng, 40, LEVEL, truth=0.0, ratio=ratio, **scenario) <= 0.053, "noise of 20000"
+        assert measure_found_losses(rng, 40, LEVEL, truth=0.0, ratio=ratio, **scenario) <= 0.055, "noise of 20000"
 
 
 def test_seeds_that_vary_more_than_images_have_their_own_noise():
@@ -246,17 +285,20 @@ def test_two_experiments_use_their_own_differences_noise():
 
 
 def test_pooled_noise_equals_a_two_way_analysis_of_variance():
-    """Compare with the textbook formula of the residual mean square, with the reference as a row."""
-    rng = np.random.default_rng(5)
-    runs = rng.normal(size=(5, 4)) * [[0.1], [1], [1], [1], [1]]  # experiments including the reference, and seeds
-    centered = runs - runs.mean(axis=0) - runs.mean(axis=1, keepdims=True) + runs.mean()
-    expected = 2 * (centered**2).sum() / (4 * 3)
-    differences = runs[1:] - runs[0]
-    assert differences.var(axis=1, ddof=1).mean() < expected  # differs from the mean variance of the differences
-    contrasts = contrast_with_reference([paired(np.repeat(own[:, None], 6, axis=1)) for own in differences])
-    for contrast in contrasts:
-        assert contrast.seed_variance * 4 == pytest.approx(expected)
-        assert contrast.seed_df == 12 and not contrast.noisy
+    """Compare with the textbook formula of the residual mean square of the differences."""
+    differences = np.random.default_rng(5).normal(size=(4, 4))
+    for reference_noise in (0.0, 10.0):
+        runs = differences + reference_noise * np.array([1, 0, 0, -1])
+        centered = runs - runs.mean(axis=0) - runs.mean(axis=1, keepdims=True) + runs.mean()
+        residual = (centered**2).sum() / (3 * 3)
+        expected = max(2 * residual, runs.var(axis=1, ddof=1).mean())
+        contrasts = contrast_with_reference([paired(np.repeat(own[:, None], 6, axis=1)) for own in runs])
+        quiet = [contrast for contrast in contrasts if not contrast.noisy]
+        assert quiet and all(contrast.seed_variance * 4 == pytest.approx(expected) for contrast in quiet)
+        parts = expected - 0.75 * residual, 0.75 * residual
+        expected_df = expected**2 / (parts[0] ** 2 / 3 + parts[1] ** 2 / 9)
+        assert all(contrast.seed_df == pytest.approx(expected_df) for contrast in quiet)
+    assert expected_df == pytest.approx(3, abs=0.2), "the reference's noise has the degrees of freedom of its seeds"
 
 
 def test_experiments_with_other_seeds_share_the_noise():
@@ -264,8 +306,10 @@ def test_experiments_with_other_seeds_share_the_noise():
     values = rng.normal(size=(3, 6, 20))
     few, many = paired(values[0][:2], seeds=(0, 1)), paired(values[1], seeds=range(6))
     contrasts = contrast_with_reference([few, many])
-    assert contrasts[0].seed_df == contrasts[1].seed_df > 5
+    assert contrasts[0].seed_df == contrasts[1].seed_df >= 3
     assert contrasts[0].seed_variance * 2 == pytest.approx(contrasts[1].seed_variance * 6)
+    apart = contrast_with_reference([few, paired(values[1], seeds=range(6, 12))])  # they share no run of the reference
+    assert all(np.isfinite(contrast.compute_half_width()) for contrast in apart)
 
 
 def test_equal_results_do_not_count_in_the_noise_estimate():
@@ -278,7 +322,7 @@ def test_equal_results_do_not_count_in_the_noise_estimate():
 def test_experiment_with_one_seed_has_no_seed_term():
     rng = np.random.default_rng(6)
     single, *others = contrast_with_reference([paired(rng.normal(size=(seeds, 20))) for seeds in (1, 3, 3)])
-    assert single.seed_variance == 0 and others[0].seed_df == 4
+    assert single.seed_variance == 0 and others[0].seed_df > 2
 
 
 def test_interval_at_the_p_values_level_ends_at_zero():
@@ -354,14 +398,14 @@ def test_detectable_difference_is_shown_in_four_of_five(seeds, experiments):
         rng = np.random.default_rng(8)
         estimates = simulate(rng, 1000, ratio=ratio, **scenario)[0]
         variances = [float(np.mean(part)) for part in (estimates.image_variance, estimates.seed_variance)]
-        seed_df = float(np.median(estimates.seed_df))
+        seed_df = 1 / float(np.mean(1 / estimates.seed_df))
         typical = PairedContrast(
             0.0, 100, 100, seeds, variances[0], 99, variances[1], seed_df, np.zeros((), dtype=bool)
         )
         truth = typical.compute_detectable()
         contrasts = simulate(rng, 1000, ratio=ratio, truth=truth, **scenario)[0]
         power = np.mean((contrasts.compute_p_value() <= LEVEL) & (contrasts.mean > 0))
-        assert power == pytest.approx(0.8, abs=0.06), dominated
+        assert power == pytest.approx(0.8, abs=0.08), dominated
 
 
 def test_cost_in_images_equals_the_textbook_formula():

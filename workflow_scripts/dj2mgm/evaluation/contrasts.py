@@ -41,7 +41,7 @@ class PairedContrast:
         image_df: degrees of freedom of `compute_image_variance`.
         seed_variance: part of training noise; 0 for one seed, because two single models are compared.
         seed_df: degrees of freedom of `seed_variance`.
-        noisy: whether the experiment's own seed noise counts, because it is larger than the noise of the others.
+        noisy: whether the experiment's own seed noise counts, because it is larger than the pooled or assumed noise.
     """
 
     mean: np.ndarray

@@ -1,58 +1,54 @@
 """Estimate of the noise between seeds, pooled over all experiments of a page that have several seeds.
 
-The seed term of a difference has only S − 1 degrees of freedom for S seeds. If the experiments of a page vary equally
-between seeds, their seed noise is estimated together. In the model y = experiment + seed + noise for the mean y of each
-run, the residuals of E experiments and the reference have E (S − 1) degrees of freedom, and a difference has twice
-their variance. `estimate_seed_noise` takes this variance or, if it is larger, the mean of the E variances of
-differences. This second estimate stays right if the reference varies more than the experiments.
+The difference of an experiment from the reference varies between S seeds by the noise of the experiment, σ_e², and that
+of the reference, σ_r². In the model d = experiment + seed + noise for the mean difference d of each run, the residuals
+of E experiments estimate σ_e² with (E − 1)(S − 1) degrees of freedom. All differences share the reference's noise, so
+that σ_r² has only S − 1, however many experiments there are. The pooled variance of a difference is
 
-If the noise of an experiment is larger than the noise of the others, its pooled interval is too short. An F test
-compares each experiment's residuals with the residuals of all others, with Bonferroni's correction (Cochran's test in
-the form of 't Lam 2010, Analytica Chimica Acta 659, 68). Bartlett's test also reacts to small variances, for which
-pooling is conservative, and fails for equal scores. Levene's test is undefined for two seeds, whose deviations from
-their mean are equal. An experiment with larger noise gets the longer of its own interval and the pooled interval. If
-the reference has larger noise, this applies to all experiments.
+    V = max(mean variance of the differences, 2 B) = A + (1 − 1/E) B
+
+B is the residual mean square, and A the rest, the noise of the seeds' means over experiments. With 2 B as a lower
+bound, the reference is at least as noisy as the experiments. If the variance v of an experiment's own differences is
+larger than V, it replaces V. It is then the sum of V', the pooled variance of the other experiments, and the excess
+over it. Both sums have the degrees of freedom of a sum of independent variances (Satterthwaite 1946, Biometrics
+Bulletin 2, 110):
+
+    ν = V² / (A² / (S − 1) + ((1 − 1/E) B)² / ((E − 1)(S − 1)))      v² / (V'² / ν' + (v − V')² / (S − 1))
+
+If the reference or the experiment dominates, they approach S − 1.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import fdtrc
 
-from dj2mgm.evaluation.intervals import compute_student_quantile
 from dj2mgm.evaluation.paired_values import PairedValues
-
-# Level of the test for larger seed noise. At 0.05, false alarms lengthen intervals of two seeds by 10 %.
-POOLING_LEVEL = 0.02
 
 
 def estimate_seed_noise(experiments: Sequence[PairedValues]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Return the variance of one seed's difference, its degrees of freedom, and whether the experiment is noisy.
 
-    Experiments with one seed have no noise and infinite degrees of freedom. Equal results count once, and results that
-    equal the reference's do not count, since stages are shared.
+    An experiment is noisy if its own variance is larger than the pooled one. Experiments with one seed have no noise
+    and infinite degrees of freedom. Equal results count once, and results that equal the reference's do not count,
+    since stages are shared.
     """
     zero = np.zeros(experiments[0].sums.shape[:-2]) if experiments else np.zeros(())
-    own_variances = [
-        np.var(experiment.means, axis=-1, ddof=1) if len(experiment.seeds) > 1 else zero for experiment in experiments
-    ]
     pool = _select_distinct([experiment for experiment in experiments if len(experiment.seeds) > 1])
     pooled = _pool_noise(pool) if len(pool) > 1 else None
     noise = []
-    for values, own_variance in zip(experiments, own_variances, strict=True):
+    for values in experiments:
         own_df = len(values.seeds) - 1
-        index = next((number for number, experiment in enumerate(pool) if _are_equal(experiment, values)), None)
+        own_variance = np.var(values.means, axis=-1, ddof=1) if own_df else zero
+        others = [experiment for experiment in pool if not _are_equal(experiment, values)]
         if not own_df:
             noise.append((zero, zero + np.inf, zero > 0))
-        elif pooled is None or index is None:
+        elif pooled is None or len(others) == len(pool):
             noise.append((own_variance, zero + own_df, zero > 0))
         else:
-            own_square = compute_student_quantile(own_df) ** 2 * own_variance  # of half the interval's length
-            is_noisy = own_square > compute_student_quantile(pooled.degrees_of_freedom) ** 2 * pooled.variance
-            is_noisy &= pooled.noisy[index] | pooled.noisy_reference
-            larger_variance = np.where(is_noisy, own_variance, pooled.variance)
-            noise.append((larger_variance, np.where(is_noisy, own_df, pooled.degrees_of_freedom), is_noisy))
+            noisy, (other_variance, other_df) = own_variance > pooled[0], _pool_noise(others)
+            explained = np.minimum(own_variance, other_variance)
+            df = _combine_degrees_of_freedom((explained, other_df), (own_variance - explained, own_df))
+            noise.append((np.maximum(own_variance, pooled[0]), np.where(noisy, df, pooled[1]), noisy))
     return noise
 
 
@@ -71,51 +67,31 @@ def _are_equal(values: PairedValues, other_values: PairedValues) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class _PooledNoise:
-    """Noise between seeds that several experiments share, as arrays with the shape of the contrasts.
-
-    Attributes:
-        variance: variance of a difference.
-        degrees_of_freedom: degrees of freedom of the variance.
-        noisy_reference: whether the reference is noisier than the experiments.
-        noisy: whether each experiment is noisier than the others.
-    """
-
-    variance: np.ndarray
-    degrees_of_freedom: int
-    noisy_reference: np.ndarray
-    noisy: list[np.ndarray]
-
-
-def _pool_noise(experiments: list[PairedValues]) -> _PooledNoise:
-    """Pool the seed noise of several experiments."""
-    seeds = sorted({seed for experiment in experiments for seed in experiment.seeds})
-    rows = [(0, seed) for seed in seeds]  # the reference, whose difference is zero
-    rows += [(number, seed) for number, experiment in enumerate(experiments, start=1) for seed in experiment.seeds]
-    leading_shape = experiments[0].sums.shape[:-2]
-    values = np.concatenate(
-        [np.zeros((*leading_shape, len(seeds))), *(experiment.means for experiment in experiments)], axis=-1
-    )
-    squares, degrees_of_freedom = _sum_residual_squares(rows, values)
-    sums_of_squares = [
-        experiment.means.var(axis=-1, ddof=1) * (len(experiment.seeds) - 1) for experiment in experiments
+def _pool_noise(experiments: list[PairedValues]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pooled variance of a difference, and its degrees of freedom, in the shape of the contrasts."""
+    rows = [(number, seed) for number, experiment in enumerate(experiments) for seed in experiment.seeds]
+    values = np.concatenate([experiment.means for experiment in experiments], axis=-1)
+    squares, residual_df = _sum_residual_squares(rows, values)
+    residual_variance = squares / residual_df if residual_df else 0 * squares  # no two experiments share two seeds
+    own_dfs = [len(experiment.seeds) - 1 for experiment in experiments]
+    own_squares = [
+        experiment.means.var(axis=-1, ddof=1) * own_df for experiment, own_df in zip(experiments, own_dfs, strict=True)
     ]
-    mean_variance = sum(sums_of_squares) / sum(len(experiment.seeds) - 1 for experiment in experiments)
-    variance = np.maximum(2 * squares / degrees_of_freedom, mean_variance)
-    noisy = []
-    for number in range(len(experiments) + 1):
-        indices = [index for index, (row, _) in enumerate(rows) if row != number]
-        other_squares, other_df = _sum_residual_squares([rows[index] for index in indices], values[..., indices])
-        if other_df < 1:
-            noisy.append(np.zeros(leading_shape, dtype=bool))
-            continue
-        own_df = degrees_of_freedom - other_df
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = ((squares - other_squares) / own_df) / (other_squares / other_df)
-        p = fdtrc(own_df, other_df, np.nan_to_num(ratio)) * (len(experiments) + 1)
-        noisy.append(p < POOLING_LEVEL)
-    return _PooledNoise(variance, degrees_of_freedom, noisy[0], noisy[1:])
+    variance = np.maximum(sum(own_squares) / sum(own_dfs), 2 * residual_variance)
+    own_part = (1 - 1 / len(experiments)) * residual_variance
+    df = _combine_degrees_of_freedom((variance - own_part, np.mean(own_dfs)), (own_part, max(1, residual_df)))
+    return variance, df
+
+
+def _combine_degrees_of_freedom(*parts: tuple[np.ndarray, np.ndarray | float]) -> np.ndarray:
+    """Return Satterthwaite's degrees of freedom of a sum of independent variances, given with their own.
+
+    A sum of zero has those of the last part.
+    """
+    total = sum(variance for variance, _ in parts)
+    shares = [variance / np.where(total > 0, total, 1.0) for variance, _ in parts]
+    shares[-1] = np.where(total > 0, shares[-1], 1.0)
+    return 1 / sum(share**2 / df for share, (_, df) in zip(shares, parts, strict=True))
 
 
 def _sum_residual_squares(rows: list[tuple[int, int]], values: np.ndarray) -> tuple[np.ndarray, int]:

@@ -224,10 +224,8 @@ def _describe_certainty(
     if contrast.seeds == 1:
         text += " One seed does not show how much the scores would change with another seed."
     elif pooled_experiments > 1:
-        source = "from this experiment alone, because its noise is larger than that of the others"
-        text += (
-            f" The noise between seeds is estimated {source if contrast.noisy else 'from all experiments of the page'}."
-        )
+        addition = ", and from this one alone as far as its seeds differ more" if contrast.noisy else ""
+        text += f" The noise between seeds is estimated from all experiments of the page{addition}."
     return text
 
 

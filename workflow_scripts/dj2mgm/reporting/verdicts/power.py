@@ -138,7 +138,8 @@ def _compute_contrasts(scores: dict[str, list[RunScores]], group: str, metric: s
             values[name] = pair_values(runs, reference_runs)[group, metric]
         except InputError:  # no common seed, or other images
             continue
-    contrasts = dict(zip(values, contrast_with_reference(list(values.values())), strict=True))
+    # not pooled: the variance of a page is an upper estimate
+    contrasts = {name: contrast_with_reference([differences])[0] for name, differences in values.items()}
     return {
         name: contrast for name, contrast in contrasts.items() if contrast.images > 1 and np.any(contrast.variance > 0)
     }
