@@ -226,8 +226,9 @@ def _build_score_table(settings: PublishSettings, records: RunRecord) -> list[st
     """Return the table of the first screen's scores, each figure with its place in the records."""
     experiment = settings.experiment
     lines = [
-        "On held-out images, with `95 %` intervals. Differences from the baseline are paired by image. Controls, such "
-        f"as the same model with other images, are in [{TABLE}]({RECORDS}/{TABLE}).",
+        "On held-out images, with `95 %` intervals. Differences from the baseline are paired by image, on the seeds "
+        "that both have. Controls, such as the same model with other images, are in "
+        f"[{TABLE}]({RECORDS}/{TABLE}).",
         "",
         "| metric | value | interval | difference | interval | values per seed | seeds |",
         "|---|---|---|---|---|---|---|",

@@ -4,7 +4,7 @@ The configuration (records/page_records.py) names the folder of each stage, beca
 stages.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,10 @@ class ExperimentResults:
     @property
     def scores(self) -> list[RunScores]:
         return [run.scores for run in self.runs]
+
+    def select_seeds(self, seeds: list[int]) -> "ExperimentResults":
+        """Return the experiment with the runs of these seeds, whose scores are the means of a paired difference."""
+        return self if set(self.seeds) <= set(seeds) else replace(self, runs=[r for r in self.runs if r.seed in seeds])
 
     @property
     def judges(self) -> list[Judge]:

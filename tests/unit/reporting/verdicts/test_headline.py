@@ -116,6 +116,26 @@ def test_several_experiments_are_corrected_and_share_noise(page):
     assert all(noise in shown.certainty for shown in verdicts)
 
 
+def test_the_scores_of_a_sentence_are_from_the_seeds_of_its_difference(page, tmp_path):
+    page({"baseline": 0.5, "new": 0.6, "one seed": 0.62}, seeds=3)
+    config = read_yaml(tmp_path / "config.yaml")
+    del config["experiments"][2]["runs"][1:]
+    write_yaml(tmp_path / "config.yaml", config)
+    experiments = load_experiments(tmp_path / "config.yaml")
+    shown = {verdict.experiment: verdict.statement for verdict in build_headline_verdicts(experiments)}
+    for experiment in experiments[1:]:
+        own, base = (
+            100
+            * np.mean(
+                [run.groups["finetune/own"]["answer_probability"].mean for run in side.scores[: len(experiment.runs)]]
+            )
+            for side in (experiment, experiments[0])
+        )
+        levels = f"{own:.1f} % instead of {base:.1f} % ({own - base:+.1f} points"
+        assert levels in shown[experiment.name]
+    assert experiments[0].groups["finetune/own"]["answer_probability"].seeds == 3
+
+
 def test_an_experiment_is_compared_with_its_random_control(page, tmp_path):
     page({"baseline": 0.5, "new": 0.6, "new-random": 0.52}, seeds=3)
     config = read_yaml(tmp_path / "config.yaml")

@@ -47,7 +47,7 @@ def experiments(tmp_path, drawn):
     return load_experiments(tmp_path / "config.yaml")
 
 
-def test_differences_equal_a_paired_t_test_with_noise_of_the_seed(experiments, drawn):
+def test_differences_equal_a_paired_t_test(experiments, drawn):
     rows = list_training_changes(experiments[0], find_headline(experiments))
     assert [row.word for row in rows] == WORDS
     assert [row.title for row in rows][::4] == ["Probability of the right answer", "pope/pope accuracy"]

@@ -29,6 +29,8 @@ def write_statement(
 ) -> Statement:
     """Return a verdict and its scores as a part of a sentence.
 
+    The scores are means over the seeds that both sides have, as the difference is.
+
     Args:
         kind: a verdict on a measured comparison.
         sides: the experiment and the reference.
@@ -36,7 +38,9 @@ def write_statement(
         hint: a remark on an undecided verdict, with a leading space.
     """
     experiment, reference = (side.name for side in sides)
-    scores = [format_score(headline.metric, side.groups[headline.group][headline.metric].mean) for side in sides]
+    shared_seeds = [seed for seed in sides[0].seeds if seed in sides[1].seeds]
+    groups = [side.select_seeds(shared_seeds).groups[headline.group] for side in sides]
+    scores = [format_score(headline.metric, estimates[headline.metric].mean) for estimates in groups]
     if kind == VerdictKind.EQUIVALENT:
         margin = format_difference(headline.metric, headline.margin).lstrip("+")
         rest = f" within the margin of {margin}: {headline.title} {' and '.join(scores)}"
