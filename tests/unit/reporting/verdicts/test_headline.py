@@ -273,11 +273,11 @@ def test_reasons_name_their_experiments_unless_all_share_them():
     def fault(reason):
         return LearningFault(reason, "Train longer")
 
-    same, stage = fault("The loss did not fall"), fault("The stage took 6 steps")
+    same, stage = fault("The loss rose"), fault("The stage took 6 steps")
     unlearned = {"one": [fault("No gain (5 % and 6 %)"), same], "two": [fault("No gain (7 % and 8 %)"), same, stage]}
     assert describe_faults(unlearned) == [
         "No gain (one: 5 % and 6 %; two: 7 % and 8 %).",
-        "The loss did not fall.",
+        "The loss rose.",
         "two: The stage took 6 steps.",
     ]
     assert describe_faults({"one": [fault("No gain (5 %)"), fault("No gain (6 %)")]}) == ["No gain (5 %; 6 %)."]
@@ -310,7 +310,7 @@ def test_seed_noise_does_not_hide_that_models_learned(page):
     assert find_unlearned(experiments) == {}
 
 
-def test_few_steps_and_a_loss_that_stays_are_named(page, tmp_path):
+def test_few_steps_and_a_loss_that_rises_are_named(page, tmp_path):
     page({"baseline": 0.5, "new": 0.6}, seeds=1)
     write_training_record(tmp_path / "new/0/finetune", steps=6)
     losses = [{"step": step, "loss": 1.0 + step / 100} for step in range(1, 41)]
@@ -322,7 +322,7 @@ def test_few_steps_and_a_loss_that_stays_are_named(page, tmp_path):
         "finetune.min_steps or finetune.epochs, or lower finetune.global_batch_size."
     )
     assert str(rising).startswith(
-        "The loss of the stage pretrain did not fall (1.025 at the beginning, 1.385 at the end)."
+        "The loss of the stage pretrain rose (1.070 over the first third of the logged steps, 1.340 over the last third"
     )
     assert verdict(experiments).statement.startswith("The verdict is withheld, because new learned nothing")
 
