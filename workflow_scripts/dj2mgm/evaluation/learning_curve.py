@@ -7,8 +7,16 @@ a is the score on all rows and b the gain from the fewest to all of them. For a 
 logarithms, weighted by their marginal likelihood (Gelman et al., Bayesian Data Analysis, 14.2). A least-squares fit of
 all parameters, with its covariance, is too sure of the exponent.
 
+Exponents range from −0.5 to 3. Zero is the limit of logarithmic growth, and at 3 the score saturates.
+
 A few runs may lie on a power law by chance. So σ has a lower bound: the noise of a mean over images, if a run's errors
 on different images are independent. Noise between seeds that all images share comes on top.
+
+The law is tested for lack of fit: the squared residuals of the means of equal numbers of rows, per degree of freedom,
+are compared with the variance between seeds by an F test (Draper and Smith, Applied Regression Analysis, 2.1). With one
+seed, the noise is taken to be twice the variance of a mean over images, as if seeds varied as images do. The test does
+not see deviations that are smaller than the noise σ² / n of a mean over n seeds. So this variance is added for the law
+at each number of rows, multiplied by the ratio of the test if that is above 1 (Birge 1932, Physical Review 40, 207).
 """
 
 from collections.abc import Sequence
@@ -17,13 +25,18 @@ from itertools import combinations
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import ndtr
+from scipy.special import chdtrc, fdtrc, ndtr
 
 from dj2mgm.evaluation.intervals import compute_image_variance
 from dj2mgm.evaluation.run_scores import MetricValues
 
 CURVE_LEVEL = 0.2  # 1 − the confidence of intervals
-EXPONENTS = np.geomspace(0.05, 2.0, 150)  # published exponents (arXiv 1712.00409, 2001.08361), and larger ones
+EXPONENTS = np.linspace(
+    -0.5, 3.0, 142
+)  # published exponents (arXiv 1712.00409, 2001.08361) and others; never exactly 0
+GRID_ERROR = 1e-3  # deviation from the nearest of these exponents, relative to the range of scores
+SCORE_ROUNDING = 1e-12
+FIT_LEVEL = 0.05  # of the test for lack of fit
 # σ, relative to the residuals of the best and of the worst exponent; other values have no weight
 DEVIATIONS = 0.1, 1000.0
 MIN_SIZES, MIN_RUNS = 3, 4
@@ -39,7 +52,12 @@ class Extrapolation:
 
 
 class LearningCurve:
-    """A power law through the scores of runs on different numbers of rows."""
+    """A power law through the scores of runs on different numbers of rows.
+
+    Attributes:
+        fits: whether the scores follow a power law. False also if that cannot be tested, because there are only
+            `MIN_SIZES` numbers of rows.
+    """
 
     def __init__(self, rows: Sequence[float], scores: Sequence[float], least_noise: float = 0.0):
         """Fit the law.
@@ -67,25 +85,53 @@ class LearningCurve:
         logs = logs - 0.5 * squares[:, None] / self.deviations**2
         self.weights = np.exp(logs - logs.max())  # (exponents, deviations)
         self.weights /= self.weights.sum()
+        self.fits, self.misfit = self._test_fit(sizes, values, least_noise)
+
+    def _test_fit(self, sizes: np.ndarray, values: np.ndarray, least_noise: float) -> tuple[bool, float]:
+        """Return whether the law fits, and the variance of its misfit at a number of rows, relative to a run's noise.
+
+        Args:
+            sizes: (N,) numbers of rows.
+            values: (N,) scores.
+            least_noise: as in `__init__`.
+        """
+        numbers, indices, counts = np.unique(sizes, return_inverse=True, return_counts=True)
+        means = np.bincount(indices, values) / counts
+        mean_count, test_df, noise_df = len(sizes) / len(numbers), len(numbers) - 3, len(sizes) - len(numbers)
+        u = self._compute_u(numbers[:, None], EXPONENTS)  # (numbers, exponents)
+        residuals = means[:, None] - self.coefficients[:, 0] + self.coefficients[:, 1] * u
+        squares = (counts[:, None] * residuals**2).sum(axis=0).min()
+        rounding = (GRID_ERROR * np.ptp(values)) ** 2 + SCORE_ROUNDING**2
+        if squares <= rounding:
+            return True, 1 / mean_count
+        if not test_df:
+            return False, 1 / mean_count
+        if noise_df:
+            variance = max(((values - means[indices]) ** 2).sum() / noise_df, least_noise**2, rounding)
+            p = float(fdtrc(test_df, noise_df, squares / test_df / variance))
+        else:
+            variance = max(2 * least_noise**2, rounding)
+            p = float(chdtrc(test_df, squares / variance))
+        return p > FIT_LEVEL, max(1.0, squares / test_df / variance) / mean_count
 
     def predict_score(self, rows: float) -> Extrapolation:
         """Return the score of another run on a number of rows."""
-        return self._predict(rows, base=1.0, noise=True)
+        return self._predict(rows, base=1.0, added=1 + self.misfit)
 
     def predict_gain(self, rows: float) -> Extrapolation:
         """Return the change of the score from all rows of the curve to another number, without a run's noise."""
-        return self._predict(rows, base=0.0, noise=False)
+        return self._predict(rows, base=0.0, added=2 * self.misfit)
 
     def _compute_u(self, rows: np.ndarray | float, exponents: np.ndarray) -> np.ndarray:
         """Return the law's falling term for each exponent: 1 at the fewest rows, 0 at the most."""
         return np.expm1(-exponents * np.log(rows / self.most)) / np.expm1(-exponents * np.log(self.fewest / self.most))
 
-    def _predict(self, rows: float, base: float, noise: bool) -> Extrapolation:
-        """Return the quantiles of the mixture of normal distributions."""
+    def _predict(self, rows: float, base: float, added: float) -> Extrapolation:
+        """Return the quantiles of the mixture of normal distributions; `added` is a variance relative to a run's."""
         u = self._compute_u(rows, EXPONENTS)
         predictors = np.stack([np.full_like(u, base), -u], axis=1)
         centers = (predictors * self.coefficients).sum(axis=1)[:, None]
-        factors = np.einsum("ei,eij,ej->e", predictors, self.covariances, predictors) + noise
+        factors = np.einsum("ei,eij,ej->e", predictors, self.covariances, predictors) + added
         widths = np.sqrt(factors)[:, None] * self.deviations
 
         def quantile(share: float) -> float:

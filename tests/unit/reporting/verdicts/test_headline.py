@@ -116,7 +116,7 @@ def test_several_experiments_are_corrected_and_share_noise(page):
     assert all(noise in shown.certainty for shown in verdicts)
 
 
-def test_the_scores_of_a_sentence_are_from_the_seeds_of_its_difference(page, tmp_path):
+def test_scores_and_their_difference_are_from_the_same_seeds(page, tmp_path):
     page({"baseline": 0.5, "new": 0.6, "one seed": 0.62}, seeds=3)
     config = read_yaml(tmp_path / "config.yaml")
     del config["experiments"][2]["runs"][1:]

@@ -23,8 +23,8 @@ class Simulation:
     """Losses and scores of the experiments of a page, drawn again for each page.
 
     Attributes:
-        fall: how far each loss falls.
-        gain: by how much each stage raises the held-out score.
+        fall: fall of each loss.
+        gain: rise of the held-out score in each stage.
         base: gain of the model before training from its own images; None if it was not measured.
     """
 

@@ -20,6 +20,7 @@ from dj2mgm.reporting.variants_page import PlainTable
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
 from dj2mgm.score_groups import DIFFERENCE, split_group
 
+NO_EXTRAPOLATION = "no extrapolation: the scores are not shown to follow a power law"
 MORE_ROWS = 1000  # additional rows of the advice; at most as many as there are
 
 
@@ -75,6 +76,9 @@ def _build_row(source: str | None, points: list[tuple[int, MetricValues]], headl
     max_rows, extra_rows = int(curve.most), min(MORE_ROWS, int(curve.most))
     score, change = partial(format_score, headline.metric), partial(format_difference, headline.metric)
     best = [value.mean for row_count, value in points if row_count == max_rows]
+    measured = ["all" if source is None else source, format_integer(max_rows), score(sum(best) / len(best))]
+    if not curve.fits:
+        return [*measured, NO_EXTRAPOLATION, "–"]
     doubled = curve.predict_score(2 * max_rows)
     if split_group(headline.group)[1] != DIFFERENCE:
         ends = find_score_range(headline.metric)
@@ -84,9 +88,7 @@ def _build_row(source: str | None, points: list[tuple[int, MetricValues]], headl
         return f"{show(extrapolation.median)} ({show(extrapolation.low)} to {show(extrapolation.high)})"
 
     return [
-        "all" if source is None else source,
-        format_integer(max_rows),
-        score(sum(best) / len(best)),
+        *measured,
         describe(score, doubled),
         f"{format_integer(extra_rows)} more: {describe(change, curve.predict_gain(max_rows + extra_rows))}",
     ]
