@@ -3,7 +3,8 @@ r"""Look at an experiment and its reference after some seeds: write the verdict 
     python workflow_scripts/take_look.py --config results/dj_synth/decide/seeds-2/config.yaml \
         --budget results/dj_synth/decide/budget.yaml --output results/dj_synth/decide/seeds-2/look.yaml
 
-`--earlier` takes the looks after fewer seeds. evaluation/sequential.py explains the intervals.
+`--earlier` takes the looks after fewer seeds. evaluation/sequential.py explains the intervals. If the experiment's
+report has several of the seeds already, it counts as an earlier look.
 """
 
 from pathlib import Path
@@ -13,7 +14,7 @@ from dj2mgm.cli.messages import note
 from dj2mgm.records.look_records import LookRecord
 from dj2mgm.reporting.decision_page import describe_decision
 from dj2mgm.reporting.experiment_results import load_experiments
-from dj2mgm.reporting.verdicts.look_verdict import take_look
+from dj2mgm.reporting.verdicts.look_verdict import take_look, was_reported
 from dj2mgm.settings.targets import DecideSection
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_yaml
@@ -29,7 +30,9 @@ def main() -> None:
     args = parser.parse_args()
     budget = load_settings(DecideSection, args.budget)
     earlier = [load_settings(LookRecord, path) for path in args.earlier]
-    look = take_look(load_experiments(args.config), earlier, budget)
+    experiments = load_experiments(args.config)
+    reported = not earlier and was_reported(experiments, args.output.parents[2])
+    look = take_look(experiments, earlier, budget, reported=reported)
     write_yaml(args.output, look.model_dump())
     note(describe_decision(look, budget))
 

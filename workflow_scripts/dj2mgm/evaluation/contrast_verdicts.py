@@ -13,6 +13,10 @@ from dj2mgm.evaluation.intervals import LEVEL
 from dj2mgm.verdict_kinds import VerdictKind
 
 MAX_SEEDS, MAX_IMAGES = 100, 1_000_000  # no larger cost is reported
+# Share of the remaining error probability that a page or a budget of `decide` spends. The rest is left to `decide`, or
+# to a larger budget.
+SPENT_SHARE = 0.9
+VERDICT_LEVEL = SPENT_SHARE * LEVEL  # of the corrected p-values of a page
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,8 @@ def decide(contrasts: Sequence[PairedContrast], margin: float, lower_is_better: 
 
     A difference is equivalent if its 95 % interval lies within the margin, and if the p-value of a difference beyond
     the margin, corrected by Holm, is small enough too. The probability that any true difference of zero is called
-    better or worse is at most 5 %. The probability that any difference beyond the margin is called equivalent is at
-    most 5 %, too.
+    better or worse is at most `VERDICT_LEVEL`, and so is the probability that any difference beyond the margin is
+    called equivalent.
 
     Args:
         contrasts: the differences, each of one study.
@@ -75,8 +79,8 @@ def decide(contrasts: Sequence[PairedContrast], margin: float, lower_is_better: 
     p_values = [(next(p_different), next(p_beyond)) if contrast.images > 1 else (1.0, 1.0) for contrast in contrasts]
     kinds = [_judge(contrast, margin, lower_is_better, *p) for contrast, p in zip(contrasts, p_values, strict=True)]
     # levels at which Holm's method tests the next difference and the next equivalence
-    levels = LEVEL / max(1, sum(p > LEVEL for p, _ in p_values)), LEVEL / max(1, sum(p > LEVEL for _, p in p_values))
-    goal = DecisionGoal(margin, levels[0], min(LEVEL, 2 * levels[1]))
+    levels = [VERDICT_LEVEL / max(1, sum(p > VERDICT_LEVEL for p in column)) for column in zip(*p_values, strict=True)]
+    goal = DecisionGoal(margin, levels[0], min(LEVEL, 2 * levels[1])) if levels else None
     verdicts = []
     for contrast, kind, (p, _) in zip(contrasts, kinds, p_values, strict=True):
         detectable = contrast.compute_detectable(goal.level) if contrast.images > 1 else None
@@ -115,9 +119,9 @@ def find_decision_cost(contrast: PairedContrast, goal_after: Callable[[int], Dec
 
 
 def _judge(contrast: PairedContrast, margin: float, lower_is_better: bool, p: float, p_beyond: float) -> VerdictKind:
-    if p_beyond <= LEVEL and abs(contrast.mean) + contrast.compute_half_width() <= margin:
+    if p_beyond <= VERDICT_LEVEL and abs(contrast.mean) + contrast.compute_half_width() <= margin:
         return VerdictKind.EQUIVALENT
-    if p > LEVEL:
+    if p > VERDICT_LEVEL:
         return VerdictKind.UNDECIDED
     return VerdictKind.BETTER if (contrast.mean > 0) != lower_is_better else VerdictKind.WORSE
 

@@ -7,7 +7,8 @@ with this probability, whether it is better, worse or equivalent.
 
 The level of each look follows from alpha spending (Lan and DeMets 1983, Biometrika 70, 659): after a share t of the
 budget's seeds, the probability of an error is `SPENT_SHARE` · 5 % · t^`SPENDING_EXPONENT` at most (Kim and DeMets
-1987). The rest is reserved for a larger budget, which spends the same share of it.
+1987). The rest is reserved for a larger budget, which spends the same share of it. A report with several of the same
+seeds is an earlier look that has spent this share, and all looks of a decision spend the same share of its rest.
 
 A mean over k seeds is truth + noise of the images + noise of the seeds. The images are the same at all looks, so means
 after j < k seeds have a correlation of sqrt(j / k) without image noise, and a larger one with it. Levels are computed
@@ -25,13 +26,12 @@ from functools import cache
 import numpy as np
 from scipy.special import stdtr
 
-from dj2mgm.evaluation.contrast_verdicts import DecisionCost, find_decision_cost
+from dj2mgm.evaluation.contrast_verdicts import SPENT_SHARE, VERDICT_LEVEL, DecisionCost, find_decision_cost
 from dj2mgm.evaluation.contrasts import DecisionGoal, PairedContrast
 from dj2mgm.evaluation.intervals import LEVEL, compute_student_quantile
 from dj2mgm.records.look_records import MIN_SEEDS
 from dj2mgm.verdict_kinds import VerdictKind
 
-SPENT_SHARE = 0.9  # share of the remaining error probability that a budget spends
 SPENDING_EXPONENT = 2.0
 RANDOM_PATHS, PATHS_OF_COST = 200_000, 20_000
 MIN_LEVEL = 1e-15  # level of a look that decides nothing
@@ -54,6 +54,11 @@ class Look:
     spent: float
 
 
+# A report with several of the same seeds, made before the first look. Its noise is pooled with other experiments, so it
+# is not known which comparisons it leaves undecided. Therefore later looks are counted as if it left all of them.
+REPORT_LOOK = Look(0, 0, MIN_LEVEL, VERDICT_LEVEL)
+
+
 def compute_next_look(earlier_looks: Sequence[Look], seeds: int, budget: int, is_last: bool = False) -> Look:
     """Return the look after the earlier looks, which spends its part of the error probability.
 
@@ -70,7 +75,7 @@ def compute_next_look(earlier_looks: Sequence[Look], seeds: int, budget: int, is
 
 def plan_looks(earlier_looks: Sequence[Look], budget: int, paths: int = RANDOM_PATHS) -> list[Look]:
     """Return all looks after the earlier looks, one after each seed up to the budget."""
-    minimum = earlier_looks[-1].seeds + 1 if earlier_looks else MIN_SEEDS
+    minimum = max([MIN_SEEDS, *(look.seeds + 1 for look in earlier_looks)])
     plan = [(seeds, _compute_spent(earlier_looks, seeds, budget)) for seeds in range(minimum, budget + 1)]
     return compute_further_looks(earlier_looks, plan, budget, paths)
 
@@ -154,8 +159,9 @@ def compute_verdicts(
 def find_deciding_budget(contrast: PairedContrast, margin: float) -> int | None:
     """Return the smallest seed budget at which a new `decide` run reaches a verdict with probability `POWER`.
 
-    It exceeds the number of seeds that a single look needs. Earlier looks may decide, too, but only the last one is
-    counted, so the true probability is slightly larger.
+    It exceeds the number of seeds that a single look needs, because the page of the contrast is an earlier look.
+    Earlier looks of the run may decide, too, but only the last one is counted, so the true probability is slightly
+    larger.
 
     Args:
         contrast: a difference over several seeds. If its noise is pooled with other experiments, the additional degrees
@@ -166,7 +172,7 @@ def find_deciding_budget(contrast: PairedContrast, margin: float) -> int | None:
 
     @cache
     def goal_after(seeds: int) -> DecisionGoal:
-        level = plan_looks([], seeds, PATHS_OF_COST)[-1].level
+        level = plan_looks([REPORT_LOOK], seeds, PATHS_OF_COST)[-1].level
         return DecisionGoal(margin, level, level)
 
     more = find_decision_cost(unpooled_contrast, goal_after).seeds

@@ -20,6 +20,7 @@ class LookRecord(Section):
     half: float = setting(..., "half the length of the interval")
     level: float = setting(..., "1 − the confidence of the interval")
     spent: float = setting(..., "probability of an error at this look or an earlier one")
+    reported: bool = setting(False, "a report with several of the seeds was made before the first look")
     budget: DecideSection = setting(..., "the budget when the look was taken")
     most_seeds: int = setting(..., "seeds that this budget allowed")
     seconds: float | None = setting(..., "measured time of all seeds of both sides")

@@ -95,9 +95,9 @@ def test_an_undecided_verdict_states_power_and_cost(page):
     assert "With 100 images and 3 seeds, the smallest difference found with 80 % power is " in result.certainty
     assert result.next_step.startswith("If the true difference equals the measured one, ")
     assert " more seeds of both experiments (about 3 h 00 min) would decide with 80 % probability." in result.next_step
-    advice = " This command adds seeds one by one until the verdict is decided, up to 10 per experiment in all:"
-    assert result.next_step.endswith(advice)
-    assert result.command == "snakemake --cores 1 decide --config experiment=new"
+    advice = " This command adds seeds one by one until the verdict is decided, up to 20 per experiment in all:"
+    assert result.next_step.endswith(advice), "the page was a look"
+    assert result.command == "snakemake --cores 1 decide --config experiment=new 'decide={seeds: 20}'"
     result = verdict(page({"baseline": 0.5, "new": 0.52}, seeds=3, spread=0.05))
     assert "more held-out images together would decide" in result.next_step
 

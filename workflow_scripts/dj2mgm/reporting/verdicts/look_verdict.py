@@ -1,12 +1,14 @@
 """The verdict of a look of `snakemake decide`: a comparison of two experiments with the seeds trained so far."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
 from dj2mgm.evaluation.run_scores import estimate_difference, pair_values
-from dj2mgm.evaluation.sequential import Look, compute_next_look, compute_verdict, find_cost_after_looks
+from dj2mgm.evaluation.sequential import REPORT_LOOK, Look, compute_next_look, compute_verdict, find_cost_after_looks
 from dj2mgm.records.look_records import LookRecord, count_affordable_seeds, count_planned_seeds
+from dj2mgm.records.page_records import VERDICT_FILE, PageSettings
 from dj2mgm.reporting.comparison import format_difference, format_interval, select_comparable_scores
 from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
@@ -17,6 +19,7 @@ from dj2mgm.reporting.verdicts.learning_faults import LearningFault, list_traini
 from dj2mgm.reporting.verdicts.verdict_sentences import explain_withheld, write_statement
 from dj2mgm.runs.studies.seed_times import sum_measured_seconds
 from dj2mgm.settings.targets import DecideSection
+from dj2mgm.settings.validation import load_settings
 from dj2mgm.verdict_kinds import VerdictKind
 
 
@@ -25,6 +28,7 @@ def take_look(
     earlier_records: list[LookRecord],
     budget: DecideSection,
     peers: Sequence[ExperimentResults] = (),
+    reported: bool = False,
 ) -> LookRecord:
     """Return the look at the reference and an experiment after their seeds.
 
@@ -34,6 +38,8 @@ def take_look(
         budget: the budget of this look and of later looks.
         peers: further experiments with these seeds. The noise between seeds is estimated from all experiments,
             because two seeds of one pair may agree by chance. The report does the same.
+        reported: whether a report with several of these seeds was made before this look. It counts as a look if this
+            is the first one; later looks follow the first.
 
     Raises:
         InputError: the headline cannot be compared.
@@ -46,7 +52,9 @@ def take_look(
     last_record = earlier_records[-1] if earlier_records else None
     most_seeds = count_planned_seeds(budget, last_record, seed_count, seconds, seconds_per_seed)
     is_last = min(most_seeds, count_affordable_seeds(budget, seed_count, seconds, seconds_per_seed)) <= seed_count
-    looks = [Look(len(record.seeds), record.most_seeds, record.level, record.spent) for record in earlier_records]
+    reported = earlier_records[0].reported if earlier_records else reported
+    looks = [REPORT_LOOK] if reported else []
+    looks += [Look(len(record.seeds), record.most_seeds, record.level, record.spent) for record in earlier_records]
     look = compute_next_look(looks, seed_count, most_seeds, is_last)
     unlearned = find_unlearned(experiments)
     if unlearned:
@@ -69,6 +77,7 @@ def take_look(
         half=float(contrast.compute_half_width(look.level)),
         level=look.level,
         spent=look.spent,
+        reported=reported,
         budget=budget,
         most_seeds=most_seeds,
         seconds=seconds,
@@ -80,6 +89,23 @@ def take_look(
         next_step=next_step,
         command=command,
     )
+
+
+def was_reported(experiments: list[ExperimentResults], folder: Path) -> bool:
+    """Return whether a finished report compares the experiment and its reference with several of their seeds.
+
+    Args:
+        experiments: the reference and the experiment.
+        folder: the experiment's folder of results. Its page is there, or next to it for all compared experiments.
+    """
+    for page in (folder / "report", folder.parent / "report"):
+        if not (page / VERDICT_FILE).is_file() or not (page / "config.yaml").is_file():
+            continue
+        shown = {entry.name: entry for entry in load_settings(PageSettings, page / "config.yaml").experiments}
+        sides = [{run.seed for run in shown[side.name].runs} for side in experiments if side.name in shown]
+        if len(sides) == len(experiments) and len(set(experiments[1].seeds).intersection(*sides)) > 1:
+            return True
+    return False
 
 
 def _choose_kind_without_learning(experiments: list[ExperimentResults], is_last: bool) -> VerdictKind:
