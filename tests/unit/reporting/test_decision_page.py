@@ -79,12 +79,12 @@ def test_an_earlier_report_is_a_look(page, tmp_path):
     folder = tmp_path / "results/new"
     assert not was_reported(experiments, folder)
     config = read_yaml(tmp_path / "config.yaml")
-    for place in (folder / "report", folder.parent / "report"):
-        write_yaml(place / "config.yaml", config)
+    for report in (folder / "report", folder.parent / "report"):
+        write_yaml(report / "config.yaml", config)
         assert not was_reported(experiments, folder), "the report is not finished"
-        write_json(place / "verdict.json", {})
+        write_json(report / "verdict.json", {})
         assert was_reported(experiments, folder)
-        (place / "verdict.json").unlink()
+        (report / "verdict.json").unlink()
     for entry in config["experiments"]:
         del entry["runs"][1:]
     write_yaml(folder / "report/config.yaml", config)

@@ -93,7 +93,7 @@ class LearningCurve:
         Args:
             sizes: (N,) numbers of rows.
             values: (N,) scores.
-            least_noise: as in `__init__`.
+            least_noise: lower bound of the noise's standard deviation.
         """
         numbers, indices, counts = np.unique(sizes, return_inverse=True, return_counts=True)
         means = np.bincount(indices, values) / counts

@@ -1,7 +1,6 @@
 """Certificates of cheap proxies: shares of pairs, exact intervals and the rule for their use."""
 
-import random
-
+import numpy as np
 import pytest
 from scipy.stats import beta, kendalltau
 
@@ -18,18 +17,45 @@ from evaluated_runs import build_entry, write_dataset, write_run
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2, 1.0, 5.0])
-def test_shares_and_intervals_equal_kendall_and_clopper(noise):
-    numbers = random.Random(0)
-    truth = {f"v{n}": numbers.gauss(0, 1) for n in range(24)}
-    agreement = measure_agreement({name: score + noise * numbers.gauss(0, 1) for name, score in truth.items()}, truth)
-    numbers = random.Random(0)
-    own = [numbers.gauss(0, 1) for _ in truth]
-    tau = kendalltau(own, [score + noise * numbers.gauss(0, 1) for score in own]).statistic
-    assert agreement.pairs == 276 and agreement.share == pytest.approx((1 + tau) / 2)
-    right, wrong = agreement.right, agreement.pairs - agreement.right
-    assert agreement.low == pytest.approx(beta.ppf(0.025, right, wrong + 1))
-    assert agreement.high == pytest.approx(beta.ppf(0.975, right + 1, wrong) if wrong else 1.0)
+def test_shares_equal_kendalls_and_intervals_a_jackknife(noise):
+    numbers = np.random.default_rng(0)
+    own = numbers.standard_normal(24)
+    measured = own + noise * numbers.standard_normal(24)
+    agreement = measure_agreement(dict(enumerate(measured)), dict(enumerate(own)))
+    share = (1 + kendalltau(own, measured).statistic) / 2
+    assert agreement.pairs == 276 and agreement.share == pytest.approx(share)
+    without_one = [(1 + kendalltau(np.delete(own, n), np.delete(measured, n)).statistic) / 2 for n in range(24)]
+    pairs = np.clip(share * (1 - share) / (23 * np.var(without_one)), 12, 276) if noise else 276
+    assert agreement.low == pytest.approx(beta.ppf(0.025, share * pairs, (1 - share) * pairs + 1))
+    assert agreement.high == pytest.approx(beta.ppf(0.975, share * pairs + 1, (1 - share) * pairs) if noise else 1.0)
     assert agreement.use == ("used" if agreement.low >= 0.75 else "not used")
+
+
+def measure_coverage(variants: int, share: float, studies: int) -> tuple[float, float]:
+    """Return how many intervals contain the true share, and how many proxies are used."""
+    rng, correlation = np.random.default_rng(variants), np.sin(np.pi * (share - 0.5))
+    outcomes = []
+    for _ in range(studies):
+        truth, noise = rng.standard_normal((2, variants))
+        proxy = correlation * truth + np.sqrt(1 - correlation**2) * noise
+        agreement = measure_agreement(dict(enumerate(proxy)), dict(enumerate(truth)))
+        outcomes.append((agreement.low <= share <= agreement.high, agreement.use == "used"))
+    covered, used = np.mean(outcomes, axis=0)
+    return covered, used
+
+
+@pytest.mark.parametrize("variants", [6, 20])
+def test_intervals_cover_the_share_of_dependent_pairs(variants):
+    covered, used = measure_coverage(variants, 0.75, 400)
+    assert covered >= 0.94 and used <= 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variants", [4, 6, 8, 12, 20, 40])
+def test_coverage_at_all_sizes(variants):
+    for share in (0.6, 0.75, 0.9):
+        covered, used = measure_coverage(variants, share, 2000)
+        assert covered >= 0.94 and (used <= 0.04 or share > 0.75)
 
 
 def test_ties_in_the_truth_are_not_counted():
@@ -74,7 +100,7 @@ def test_every_proxy_of_the_runs_has_a_row(variants):
     [table] = build_proxy_table(variants, find_headline(variants), search)
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["gain in log-likelihood of the right answer over a shuffled image (nats) after a short training"] == [
-        *("50 % of the rows", "2 of 6", "33 %", "4 to 78 %", "not used"),
+        *("50 % of the rows", "2 of 6", "33 %", "0 to 96 %", "not used"),
     ]
     assert rows["loss on held-out answers at the first checkpoint"][:2] == ["25 % of stage 2", "10 of 10"]
     assert rows["log-likelihood of the right answer (nats)"][:3] == ["whole run", "10 of 10", "100 %"]
