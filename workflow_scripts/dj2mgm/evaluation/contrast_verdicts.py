@@ -41,13 +41,14 @@ class ContrastVerdict:
     Attributes:
         kind: the verdict.
         p_value: p-value under the hypothesis of no difference, corrected for the number of experiments.
-        detectable: smallest true difference that is shown with probability `POWER`; None for one image.
+        detectable: smallest true difference that is shown with probability `POWER`, for the median of the possible
+            noise between seeds, and its 80 % interval; None for one image.
         cost: cost of a decision; empty if the difference is decided.
     """
 
     kind: VerdictKind
     p_value: float
-    detectable: float | None
+    detectable: tuple[float, float, float] | None
     cost: DecisionCost
 
 
@@ -83,7 +84,9 @@ def decide(contrasts: Sequence[PairedContrast], margin: float, lower_is_better: 
     goal = DecisionGoal(margin, levels[0], min(LEVEL, 2 * levels[1])) if levels else None
     verdicts = []
     for contrast, kind, (p, _) in zip(contrasts, kinds, p_values, strict=True):
-        detectable = contrast.compute_detectable(goal.level) if contrast.images > 1 else None
+        detectable = None
+        if contrast.images > 1:
+            detectable = tuple(contrast.with_noise_quantile(q).compute_detectable(goal.level) for q in (0.5, 0.1, 0.9))
         cost = find_decision_cost(contrast, lambda seeds: goal) if kind == VerdictKind.UNDECIDED else DecisionCost()
         verdicts.append(ContrastVerdict(kind, p, detectable, cost))
     return verdicts

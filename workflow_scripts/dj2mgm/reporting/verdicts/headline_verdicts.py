@@ -202,11 +202,15 @@ def _describe_certainty(
     if kind == VerdictKind.UNDECIDED and contrast_verdict.detectable is None:
         return "At least two images are needed."
     low, high = find_score_range(headline.metric)
-    if kind == VerdictKind.UNDECIDED and not contrast_verdict.detectable < high - low:
+    if kind == VerdictKind.UNDECIDED and not contrast_verdict.detectable[0] < high - low:
         text = f"With {sample}, not even the largest possible difference would be found with 80 % power{corrected}."
     elif kind == VerdictKind.UNDECIDED:
-        change = format_difference(headline.metric, contrast_verdict.detectable).lstrip("+")
+        change, least, most = (
+            format_difference(headline.metric, value).lstrip("+") for value in contrast_verdict.detectable
+        )
         text = f"With {sample}, the smallest difference found with 80 % power is {change}{corrected}."
+        if contrast.seeds > 1:
+            text += f" This is an estimate from few seeds; it may be {least} to {most} (80 % interval)."
         if abs(contrast.mean) > contrast.compute_half_width():
             text += f" The interval excludes zero, but {qualifier} p-value is {contrast_verdict.p_value:.2g}."
     elif kind == VerdictKind.EQUIVALENT:
