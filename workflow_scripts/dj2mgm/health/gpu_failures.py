@@ -251,7 +251,7 @@ CUDA_SIGNATURES = (
     ),
     Signature(
         "Another training holds the port",
-        r"EADDRINUSE.*|[Aa]ddress already in use.*|\[Errno 98\].*",
+        r"EADDRINUSE.*|(?i:address) already in use.*|\[Errno 98\].*",
         explain_port,
     ),
     Signature(
