@@ -110,7 +110,8 @@ endif
 	    --compile-bytecode --require-hashes --no-deps --requirement requirements.lock 2> .venv/uv.log \
 	    || $(PIP_INSTALL) --require-hashes --no-deps --requirement requirements.lock
 	@echo "Installing $(TORCH): its CUDA build takes several GB, the CPU build (README) 200 MB"
-	@$(PIP_INSTALL) $(TORCH)
+	@if test -t 1; then .venv/bin/python -m pip --disable-pip-version-check install $(TORCH); \
+	    else $(PIP_INSTALL) $(TORCH); fi
 	@if command -v c++ > /dev/null; then \
 	    echo "Compiling DeepSpeed's extensions for this processor: once, a minute or two"; \
 	    $(ACTIVATE) && python workflow_scripts/compile_extensions.py > .venv/extensions.log 2>&1 \

@@ -37,9 +37,11 @@ def print_findings(findings: list[Finding]) -> None:
     Console().print(table)
 
 
-def run_visible_checks(config: dict, fix: bool, end_stray: bool) -> list[Finding]:
-    """Run all checks, and show in a terminal which one is running."""
-    with Console().status("Checking …") as status:
+def run_visible_checks(console: Console, config: dict, fix: bool, end_stray: bool) -> list[Finding]:
+    """Run all checks, and show which one is running: on one line of a terminal, otherwise on a line each."""
+    if not console.is_terminal:
+        return run_checks(config, fix, end_stray, lambda part: console.print(f"checking {part} …", soft_wrap=True))
+    with console.status("Checking …") as status:
         return run_checks(config, fix, end_stray, lambda part: status.update(f"Checking {part} …"))
 
 
@@ -51,7 +53,7 @@ def main() -> None:
     parser.add_argument("--fix", action="store_true", help=f"write {ENVIRONMENT_FILE} and DeepSpeed configurations")
     parser.add_argument("--end-stray", action="store_true", help="end your orphaned processes on a GPU")
     args = parser.parse_args()
-    findings = run_visible_checks(args.config, args.fix, args.end_stray)
+    findings = run_visible_checks(Console(stderr=args.json), args.config, args.fix, args.end_stray)
     if args.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
     else:

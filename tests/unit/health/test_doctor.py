@@ -502,5 +502,6 @@ def test_doctor_prints_json_and_exits_with_1_on_failure():
     findings = {finding["name"]: finding for finding in json.loads(done.stdout)}
     assert done.returncode == 1 and findings["configuration"]["status"] == "fail"
     assert findings["torch"]["status"] == "pass"
+    assert "checking PyTorch and its kernels" in done.stderr, "a person sees what takes long"
     assert findings["DeepSpeed CPUAdam"]["status"] in ("pass", "skip")
     assert all(set(finding) == {"name", "status", "reason", "remedy"} for finding in findings.values())
