@@ -57,11 +57,14 @@ def test_a_first_look_without_exclusions_is_described(page):
     budget = DecideSection(seeds=10)
     look = take_look(page({"baseline": 0.5, "new": 0.53}, seeds=2, spread=0.1), [], budget)
     assert look.kind == "undecided" and look.half > 1 and look.interval == ""
-    assert "points; all differences are still possible)." in describe_decision(look, budget)
+    assert "points; the interval still includes every possible difference)." in describe_decision(look, budget)
     decision = build_decision_page([look], budget)
     [card] = decision.cards
-    assert card.confidence == "Not sure." and "all differences are still possible" in card.verdict.certainty
-    assert decision.rows[0].scores[0].lines == ["all differences are still possible", "undecided"]
+    assert (
+        card.confidence == "Not sure."
+        and "the interval still includes every possible difference" in card.verdict.certainty
+    )
+    assert decision.rows[0].scores[0].lines == ["the interval still includes every possible difference", "undecided"]
 
 
 def test_peers_share_the_noise_between_seeds(page):

@@ -17,7 +17,7 @@ from dj2mgm.runs.studies.seed_times import format_hours
 from dj2mgm.settings.targets import DecideSection
 from dj2mgm.verdict_kinds import VerdictKind
 
-NOTHING_EXCLUDED = "all differences are still possible"
+NOTHING_EXCLUDED = "the interval still includes every possible difference"
 
 
 def describe_decision(look: LookRecord, budget: DecideSection) -> str:

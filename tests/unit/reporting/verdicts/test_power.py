@@ -67,8 +67,8 @@ def test_stated_difference_is_shown_in_four_of_five_studies():
 
 def test_plan_states_power_and_the_time_of_a_seed(tmp_path):
     text = describe_power(settings(finished(tmp_path, {"baseline": 0.5, "other": 0.6}, seeds=3)))
-    assert text.startswith("Power: on 200 held-out images, a true difference in the ")
-    assert " points (2 seeds), " in text and " points (10).\n" in text
+    assert text.startswith("Power: on 200 held-out images, a comparison finds a true difference in the ")
+    assert " points with 2 seeds, " in text and " points with 10.\n" in text
     assert "With one seed, as configured, it must be at least " in text
     assert "One more seed of other and baseline takes about 20 min 00 s, as measured" in text
     one_seed = describe_power(settings(finished(tmp_path / "one", {"other": 0.6}, seeds=1)))

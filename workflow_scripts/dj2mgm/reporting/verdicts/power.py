@@ -56,10 +56,10 @@ def describe_power(settings: PowerSettings) -> str:
         ).lstrip("+")
 
     unit = {SHOWN_SEEDS[0]: " seeds"}
-    *sizes, last_size = (f"{describe_smallest(seeds)} ({seeds}{unit.get(seeds, '')})" for seeds in SHOWN_SEEDS)
+    sizes = (f"{describe_smallest(seeds)} with {seeds}{unit.get(seeds, '')}" for seeds in SHOWN_SEEDS)
     lines = [
-        f"Power: on {images}, a true difference in the {title} is found with 80 % probability if it is at least "
-        f"{', '.join(sizes)} or {last_size}."
+        f"Power: on {images}, a comparison finds a true difference in the {title} four times in five (80 % power) from "
+        f"this size on: {', '.join(sizes)}."
     ]
     if settings.seeds == 1:
         lines.append(
