@@ -5,7 +5,12 @@ from pathlib import Path
 
 from dj2mgm.cli import console
 from dj2mgm.cli.library_messages import SWITCHES
-from dj2mgm.cli.run_lock import end_run, restart_snakemake, start_run
+from dj2mgm.cli.run_lock import (
+    check_scheduler,
+    end_run,
+    restart_snakemake,
+    start_run,
+)
 from dj2mgm.cli.snakemake_patches import lift_default_job_limit
 from dj2mgm.runs.start_messages import list_start_messages
 from dj2mgm.torch_environment import (
@@ -43,6 +48,7 @@ if workflow.remote_exec or (
 
 onstart:
     with raising_user_errors():
+        check_scheduler(workflow.executor_plugin.name)
         taken_over = start_run(on_cluster=workflow.non_local_exec)
     if taken_over:
         restart_snakemake(on_cluster=workflow.non_local_exec)

@@ -11,7 +11,15 @@ import sys
 import pytest
 
 from dj2mgm.cli import run_lock
-from dj2mgm.cli.run_lock import LOCK_FILE, OWNER_FILE, end_run, is_run_in_progress, list_jobs, start_run
+from dj2mgm.cli.run_lock import (
+    LOCK_FILE,
+    OWNER_FILE,
+    check_scheduler,
+    end_run,
+    is_run_in_progress,
+    list_jobs,
+    start_run,
+)
 from dj2mgm.errors import InputError
 from paths import PROJECT
 
@@ -162,3 +170,10 @@ def test_the_owner_file_is_written_atomically(folder, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         end_run(on_cluster=False)
     assert not json.loads(OWNER_FILE.read_text())["ended"], "the note that was there"
+
+
+def test_a_missing_scheduler_ends_the_run_at_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check_scheduler("local")
+    with pytest.raises(InputError, match="sbatch is missing on this machine"):
+        check_scheduler("slurm")

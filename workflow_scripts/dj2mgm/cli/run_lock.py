@@ -61,6 +61,19 @@ def start_run(on_cluster: bool) -> bool:
     return taken_over
 
 
+def check_scheduler(executor: str) -> None:
+    """Check that this machine can submit jobs with an executor of Snakemake.
+
+    Raises:
+        InputError: it needs Slurm, which is not here. Otherwise each attempt of each job would fail on its own.
+    """
+    if executor == "slurm" and not shutil.which("sbatch"):
+        raise InputError(
+            "sbatch is missing on this machine, but the profile submits jobs to Slurm. Run the command on a login node "
+            "of the cluster, or without --profile to run the jobs here"
+        )
+
+
 def end_run(on_cluster: bool) -> None:
     """Record that the run has ended and none of its stages is running on this machine."""
     _write_owner(on_cluster, ended=True)
