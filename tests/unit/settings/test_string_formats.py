@@ -12,7 +12,7 @@ from snakemake_interface_executor_plugins.utils import TargetSpec, encode_target
 
 from dj2mgm.cli.command_line import escape_control
 from dj2mgm.errors import InputError
-from dj2mgm.settings.string_formats import check_format, has_format
+from dj2mgm.settings.string_formats import check_format, has_format, make_name
 
 
 # half of all strings are not valid names
@@ -56,3 +56,11 @@ def test_an_unprintable_path_is_escaped_in_the_message(path):
     with pytest.raises(InputError, match="must be a path without braces, tabs") as error:
         check_format(path, "path", path)
     assert escape_control(str(error.value)).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("my photos", "my_photos"), ("Ürlaub à Köln", "Urlaub_a_Koln"), ("照片", "my_data"), ("../x", "x")],
+)
+def test_names_are_made_of_any_text(text, name):
+    assert make_name(text) == name and has_format("name", name)

@@ -22,7 +22,7 @@ from dj2mgm.runs.publication_check import refuse_unlearned
 from dj2mgm.runs.run import Run
 from dj2mgm.runs.stages import STAGE_NOTE, STAGES, TRAINING_STAGES
 from dj2mgm.settings.config_files import list_config_names
-from dj2mgm.settings.string_formats import has_format
+from dj2mgm.settings.string_formats import has_format, make_name
 from dj2mgm.storage.files import read_if_whole
 
 CRATE, PUBLISHED, EXPORT = "crate", "publish", "export"
@@ -257,7 +257,7 @@ def _find_unused_name(runs: Runs, name: str) -> str:
         *list_reserved_names(),
         *(folder.lower() for folder in (*runs.experiments.files, *runs.experiments.configs, runs.results_prefix)),
     }
-    plain = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("-")[:80] or "other"
+    plain = make_name(name).replace(".", "_")[:80]
     names = (plain, f"of_{plain}", *(f"of_{plain}_{number}" for number in range(2, len(used_names) + 3)))
     return next(
         candidate for candidate in names if has_format("name", candidate) and candidate.lower() not in used_names

@@ -1,6 +1,7 @@
 """Formats of strings in the configuration, and the types of settings that have one."""
 
 import re
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
@@ -82,7 +83,10 @@ def check_format(what: str, kind: str, text: str) -> None:
 
 
 def make_name(text: str) -> str:
-    """Return a valid name for a user's `text`, such as `my_photos` for `my photos`."""
+    """Return a valid name for a user's `text`, such as `my_photos` for `my photos`; letters lose their accents."""
+    text = "".join(
+        character for character in unicodedata.normalize("NFKD", text) if not unicodedata.combining(character)
+    )
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", text)[:100].strip("-._") or "my_data"
 
 
