@@ -181,7 +181,7 @@ def write_table_as(content: bytes):
         ("webdataset", damaged(b"no archive"), "00001.tar is damaged or not a plain tar file"),
         ("webdataset", repeat_key, r"00002.tar: key '000' is already used in .*00000.tar; rename the sample"),
         ("parquet", lambda folder: (folder / "part.parquet").write_bytes(b"PAR1"), "part.parquet is damaged"),
-        ("folder", lambda folder: (folder / "003.txt").unlink(), "003.png has no caption; write it to 003.txt"),
+        ("folder", lambda folder: [file.unlink() for file in folder.glob("*.txt")], "has no image with a caption"),
         (
             "table",
             lambda folder: (folder / "rows.csv").write_text("picture,words\n"),
@@ -197,7 +197,7 @@ def write_table_as(content: bytes):
         ("table", write_table_as(b""), "rows.csv is empty; its first line names the columns"),
         ("table", write_table_as(b"image,text,text\n"), "several columns are named 'text'"),
         ("webdataset", zip_up, r"00001.tar is compressed.*gunzip < 00001.tar > plain/00001.tar"),
-        ("webdataset", make_tar("a.png", "b.png", "a.txt", "b.txt"), "neither .txt nor .json.* must be neighbors"),
+        ("webdataset", make_tar("a.png", "b.png", "a.txt", "b.txt"), "key 'a' are in two places.* must be neighbors"),
         ("webdataset", make_tar("b.txt"), "key 'b': it has 0 images.* must be neighbors"),
         ("table", lambda folder: (folder / "rows.csv").write_text("image,text\n"), "has no rows"),
         (
@@ -216,6 +216,51 @@ def test_a_damaged_source_is_named_with_its_file_and_row(make, tmp_path, kind, d
     path = next(path.parent.glob("b.jsonl"), path)
     with pytest.raises(InputError, match=sentence):
         make(good={"format": "data_juicer"}, bad={"format": kind, "path": str(path)})
+
+
+def remove_two_captions(kind: str, path: Path) -> None:
+    keys = list(CAPTIONS)[3:5]
+    if kind == "folder":
+        for key in keys:
+            (path / f"{key}.txt").unlink()
+        return
+    members = [(f"{key}.txt", text.encode()) for key, text in CAPTIONS.items() if key not in keys]
+    members += [(f"{key}.png", content) for key, content in IMAGES.items()]
+    for shard in path.iterdir():
+        shard.unlink()
+    write_tar(path / "00000.tar", sorted(members))
+
+
+@pytest.mark.parametrize("kind", ["folder", "webdataset"])
+def test_images_without_a_caption_are_counted_and_named(make, tmp_path, capsys, kind):
+    path = WRITERS[kind](tmp_path / "data/one")
+    remove_two_captions(kind, path)
+    texts = {}
+    for values in ({}, {"uncaptioned": "keep"}):
+        output = make(one={"format": kind, "path": str(path)} | values)
+        counts = read_json(output / "summary.json")["sources"]["one"]
+        assert counts["uncaptioned"] == 2 and "not_read" not in counts
+        texts[counts["rows"]] = [extract_caption(row["text"]) for row in read_jsonl(output / "pretrain.jsonl")]
+        references = [row["captions"] for row in read_jsonl(output / "evaluation.jsonl")]
+        assert [""] not in references
+    assert {rows: captions.count("") for rows, captions in texts.items()} == {
+        len(CAPTIONS) - 2: 0,
+        len(CAPTIONS): 2,
+    }
+    files = list_dataset_files(resolve_dataset("mixed").settings)
+    assert all(map(os.path.isfile, files))
+    with pytest.raises(InputError, match="sources.two: uncaptioned: table has no files of captions"):
+        make(two={"format": "table", "uncaptioned": "keep"})
+
+
+def test_the_first_image_without_a_caption_is_named(make, tmp_path, capsys):
+    path = WRITERS["folder"](tmp_path / "data/one")
+    remove_two_captions("folder", path)
+    write_yaml(tmp_path / "config/datasets/mixed.yaml", {"sources": {"one": {"format": "folder", "path": str(path)}}})
+    output = tmp_path / "results/datasets/mixed"
+    write_yaml(output / "config.yaml", resolve_dataset("mixed").settings.file_content())
+    done = run_main(make_dataset, "--config", f"{output}/config.yaml", "--output-dir", str(output), capture=capsys)
+    assert f"2 of {len(CAPTIONS)}, left out; the first is {path}/003.png" in done.stdout + done.stderr
 
 
 def test_earlier_copies_of_a_source_read_in_place_are_removed(make, tmp_path):

@@ -52,6 +52,7 @@ def write_merged_sources(dataset: ReadableSources, folder: Path, working: Path) 
             Path(values.images),
             values.columns,
             folder / "images" / name,
+            values.uncaptioned == "keep",
         )
         for name, values in sources.items()
     }
@@ -69,12 +70,17 @@ def write_merged_sources(dataset: ReadableSources, folder: Path, working: Path) 
             file, (row for name in names for row in read(source_by_name[name], sources[name].format, row_counts))
         )
         for name in names:
+            source = source_by_name[name]
             if not row_counts[name]:
-                raise InputError(f"sources.{name}: {sources[name].path} has no rows; add some, or remove the source")
+                reason = "no image with a caption" if source.uncaptioned.counts else "no rows"
+                raise InputError(f"sources.{name}: {sources[name].path} has {reason}; add some, or remove the source")
             counts[name] = {"split": split, "rows": row_counts[name], "format": sources[name].format}
-            if source_by_name[name].unread.counts:
-                counts[name]["not_read"] = dict(sorted(source_by_name[name].unread.counts.items()))
-                _note_unread(source_by_name[name])
+            if source.uncaptioned.counts:
+                counts[name]["uncaptioned"] = source.uncaptioned.counts.total()
+                _note_uncaptioned(source, row_counts[name])
+            if source.unread.counts:
+                counts[name]["not_read"] = dict(sorted(source.unread.counts.items()))
+                _note_unread(source)
         splits[split] = MergedSplit(file=str(file), images=str(folder / IMAGE_FOLDERS_FILE), sources=names)
     folders = {  # relative if inside of the dataset's folder, so that a project can be moved
         name: f"images/{name}" if source.output.is_dir() else str(source.images.resolve())
@@ -111,6 +117,19 @@ def _note_unread(source: Source) -> None:
     note(
         f"sources.{source.name}: {counts.total()} files were not read ({kinds}{more}); the first is "
         f"{source.unread.first}{remedy}"
+    )
+
+
+def _note_uncaptioned(source: Source, row_count: int) -> None:
+    count = source.uncaptioned.counts.total()
+    if source.keep_uncaptioned:
+        total, outcome, remedy = row_count, "kept for a captioner", "Recipes that require words drop them"
+    else:
+        total, outcome = row_count + count, "left out"
+        remedy = "Write the captions to .txt files of the images' names, or let a captioner write them (docs/data.md)"
+    note(
+        f"sources.{source.name}: images without a caption: {count} of {total}, {outcome}; the first is "
+        f"{source.uncaptioned.first}. {remedy}"
     )
 
 

@@ -16,6 +16,7 @@ from dj2mgm.settings.config_files import list_config_names, locate_config_file, 
 from dj2mgm.settings.configuration import Experiment
 from dj2mgm.settings.dataset_files import (
     SPLITS,
+    WITH_CAPTION_FILES,
     WITH_IMAGES,
     DatasetFile,
     ReadableDataset,
@@ -123,25 +124,16 @@ def list_dataset_files(dataset: ReadableDataset) -> list[str]:
     """Return the user's own files that a dataset is made of; the embedded dataset has none.
 
     Raises:
-        InputError: a source without files, or an image without a caption.
+        InputError: a source without files.
     """
     files = [
         file for split in dataset.splits.values() for file in (split.file, getattr(split, "questions", "")) if file
     ]
     for source in _get_sources(dataset).values():
         read = find_files(source.path, source.suffixes)
-        captions = [_locate_caption(file) for file in read] if source.format == "folder" else []
-        files += [str(file) for file in (*read, *captions)]
+        captions = [file.with_suffix(".txt") for file in read] if source.format == "folder" else []
+        files += [str(file) for file in (*read, *filter(Path.is_file, captions))]
     return files
-
-
-def _locate_caption(image: Path) -> Path:
-    caption = image.with_suffix(".txt")
-    if not caption.is_file():
-        raise InputError(
-            f"{image} has no caption; write it to {caption.name} in the same folder, or move the image elsewhere"
-        )
-    return caption
 
 
 def _get_sources(dataset: ReadableDataset) -> dict[str, SourceOnDisk]:
@@ -221,6 +213,8 @@ def _locate_source(location: str, name: str, values: SourceSettings) -> SourceOn
     folder = path if path.is_dir() else Path(os.path.commonpath([file.parent for file in files]))
     if values.images and values.format in WITH_IMAGES:
         raise InputError(f"{location}: images: {values.format} contains its images; remove the key")
+    if "uncaptioned" in values.model_fields_set and values.format not in WITH_CAPTION_FILES:
+        raise InputError(f"{location}: uncaptioned: {values.format} has no files of captions; remove the key")
     explicit_settings = {key: getattr(values, key) for key in values.model_fields_set}
     path_settings = {"path": str(path), "images": values.images or str(folder), "split": values.split}
     return SourceOnDisk.model_construct(**explicit_settings | path_settings, suffixes=list(suffixes))

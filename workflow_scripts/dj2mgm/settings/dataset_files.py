@@ -15,6 +15,7 @@ FaultRate = Annotated[Number, Field(ge=0, le=1)]
 MAX_HELD_OUT = 500  # images that are held out of a dataset without an evaluation file
 SPLITS = ("pretrain", "finetune", "evaluation")
 WITH_IMAGES = ("folder", "parquet", "webdataset")  # formats of sources that include their images
+WITH_CAPTION_FILES = ("folder", "webdataset")  # formats in which an image may lack its caption's file
 LICENSE = "its name on the hub, such as cc-by-4.0; a change repeats no training"
 
 
@@ -118,6 +119,9 @@ class SourceSettings(Section):
     )
     license: str = setting("", LICENSE)
     columns: Columns = section(Columns, "the names of your own columns or keys")
+    uncaptioned: Literal["drop", "keep"] = setting(
+        "drop", "images without a caption: keep gives them an empty one, for a captioner to replace"
+    )
     amount: Number = setting(1.0, "as in an experiment's `sources`; 1.0: every row once", ge=0, le=1e9)
 
 

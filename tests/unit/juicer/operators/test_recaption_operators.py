@@ -118,6 +118,14 @@ def test_rows_below_get_the_jointly_most_likely_caption(clip, rows, known_captio
     assert len(chosen) == 3 and any(len(set(indices)) > 1 for indices in chosen), "the two models must differ somewhere"
 
 
+def test_a_row_without_a_caption_is_recaptioned_at_any_limit(clip, rows, known_captioner):
+    captioner = known_captioner({name: texts[:1] for name, texts in CANDIDATES_OF.items()})
+    uncaptioned = rows | {"text": [build_dj_text(""), *rows["text"][1:]]}
+    recaptioned, report = recaption(uncaptioned, hf_clip=clip, min_similarity=NOTHING, captioner=captioner)
+    assert [row["text"] for row in recaptioned] == [build_dj_text("0 one"), *rows["text"][1:]]
+    assert report["below"] == 1
+
+
 def test_captions_without_likelihoods_are_chosen_by_similarity(clip, rows, known_captioner):
     captioner = known_captioner({name: texts[:1] for name, texts in CANDIDATES_OF.items()})
     recaptioned, _ = recaption(rows, hf_clip=clip, min_similarity=EVERYTHING, captioner=captioner)

@@ -1,4 +1,4 @@
-"""Reader of a folder of images, each with its caption in a text file of the same name."""
+"""Reader of a folder of images, each with its caption in a text file of the same name; others are counted."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,15 +19,17 @@ def read(source: Source) -> Iterator[dict]:
         if stem in stems:
             raise InputError(f"{image} and {stems[stem]} share a caption file; rename one")
         stems[stem] = image
-        yield build_conversation(str(stem), str(relative), "", _read_text(source, image.with_suffix(".txt"), image))
+        caption_file = image.with_suffix(".txt")
+        if not caption_file.is_file():
+            source.uncaptioned.add(str(image))
+            if source.keep_uncaptioned:
+                yield build_conversation(str(stem), str(relative), "", "")
+            continue
+        yield build_conversation(str(stem), str(relative), "", _read_text(source, caption_file))
 
 
-def _read_text(source: Source, file: Path, image: Path) -> str:
+def _read_text(source: Source, file: Path) -> str:
     """Return the caption in a UTF-8 file, which must be inside the image folder and have at most MAX_ROW bytes."""
-    if not file.is_file():
-        raise InputError(
-            f"{image} has no caption; write it to {file.name} in the same folder, or move the image elsewhere"
-        )
     try:
         locate_image(source.images, str(file.relative_to(source.images)))
     except BadImageError as error:

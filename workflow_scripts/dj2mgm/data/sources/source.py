@@ -11,8 +11,8 @@ from dj2mgm.settings.dataset_files import USUAL_NAMES, Columns
 
 
 @dataclass
-class UnreadFiles:
-    """Files of a source that its reader skips, counted by suffix."""
+class SkippedFiles:
+    """Files of a source that are not used, counted by suffix."""
 
     counts: Counter = field(default_factory=Counter)
     first: str = ""
@@ -32,7 +32,9 @@ class Source:
     images: Path  # the folder that the rows' image paths are relative to
     columns: Columns = Columns()
     output: Path = Path()  # folder of files that the reader must write, such as images that cannot be read in place
-    unread: UnreadFiles = field(default_factory=UnreadFiles)  # filled by webdataset.py or merged_sources.py
+    keep_uncaptioned: bool = False  # whether images without a caption get an empty one
+    unread: SkippedFiles = field(default_factory=SkippedFiles)  # filled by webdataset.py or merged_sources.py
+    uncaptioned: SkippedFiles = field(default_factory=SkippedFiles)  # filled by folder.py or webdataset.py
 
 
 def read_cell(value: object, name: str, location: str) -> str:

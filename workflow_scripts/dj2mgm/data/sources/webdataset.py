@@ -20,7 +20,7 @@ from dj2mgm.storage.plain_files import check_no_null
 from dj2mgm.storage.shards import Member, read_members
 
 COMPRESSION_COMMANDS = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
-KEEP_TOGETHER = "the files of a sample must be neighbors in the archive; write it again, or delete the sample"
+KEEP_TOGETHER = "the files of a sample must be neighbors in the archive; write it again (tar --sort=name does)"
 
 
 def read(source: Source) -> Iterator[dict]:
@@ -29,10 +29,12 @@ def read(source: Source) -> Iterator[dict]:
     for shard in source.files:
         try:
             for key, sample in groupby(_read_parts(source, shard), key=_get_key):
-                if (first := shards.get(key)) is not None:
+                if (first := shards.get(key)) == str(shard):
+                    raise InputError(f"{shard}: the files of key {key!r} are in two places; {KEEP_TOGETHER}")
+                if first is not None:
                     raise InputError(f"{shard}: key {key!r} is already used in {first}; rename the sample")
                 shards.fill([(key, str(shard))])
-                yield _build_row(source, shard, key, list(sample))
+                yield from _read_sample(source, shard, key, list(sample))
         except UnicodeEncodeError as error:
             raise InputError(
                 f"{shard}: the name {quote_value(error.object)} is not UTF-8; write the archive again with UTF-8 names"
@@ -72,8 +74,8 @@ def _get_key(member: Member) -> str:
     return folder + slash + name.partition(".")[0]
 
 
-def _build_row(source: Source, shard: Path, key: str, sample: list[Member]) -> dict:
-    """Return a conversation or a captioned image; files with other suffixes are counted as unread."""
+def _read_sample(source: Source, shard: Path, key: str, sample: list[Member]) -> Iterator[dict]:
+    """Yield a conversation or a captioned image, if there is one; count images without captions, and other files."""
     location = f"{shard}, key {quote_value(key)}"
     parts = {member.name[len(key) :].lower(): member for member in sample}
     if len(parts) < len(sample):
@@ -94,7 +96,8 @@ def _build_row(source: Source, shard: Path, key: str, sample: list[Member]) -> d
         media = read_row_media(metadata | row, ("images", "image")).with_images_of_file(images)
         if other := next((suffix for suffix in others if suffix.endswith(OTHER_SUFFIXES)), ""):
             media = replace(media, unread=f"its file {other} is not read")
-        return build_conversation_row(key, media, metadata[turns_key], location)
+        yield build_conversation_row(key, media, metadata[turns_key], location)
+        return
     if len(images) != 1:
         raise InputError(
             f"{location}: it has {len(images)} images, but a caption belongs to one (the suffixes are "
@@ -103,11 +106,16 @@ def _build_row(source: Source, shard: Path, key: str, sample: list[Member]) -> d
     question_key = find_column(shard, list(metadata), "question", source, needed=False)
     prompt = read_cell(metadata[question_key], question_key, location) if question_key else ""
     if ".txt" in parts and not source.columns.text:
-        return build_conversation(key, images[0], prompt, _read_text(parts[".txt"], location))
-    if not metadata:
-        raise InputError(f"{location}: it has neither .txt nor .json; {KEEP_TOGETHER}")
-    text_key = find_column(Path(location), list(metadata), "text", source)
-    return build_conversation(key, images[0], prompt, read_cell(metadata[text_key], text_key, location))
+        caption = _read_text(parts[".txt"], location)
+    elif metadata:
+        text_key = find_column(Path(location), list(metadata), "text", source)
+        caption = read_cell(metadata[text_key], text_key, location)
+    else:
+        source.uncaptioned.add(f"{shard}/{images[0].rpartition('/')[2]}")
+        if not source.keep_uncaptioned:
+            return
+        caption = ""
+    yield build_conversation(key, images[0], prompt, caption)
 
 
 def _read_text(member: Member, location: str) -> str:

@@ -7,8 +7,9 @@
           captioner: {image_captioning_mapper: {hf_img2seq: Salesforce/blip2-opt-2.7b, keep_original_sample: false}}
       - batched_image_text_similarity_filter: {keep_fraction: 0.5}
 
-A row below the limit gets the candidate that captioner and CLIP together find most likely. Later filters decide whether
-it is good enough; they find its similarity and log-likelihood in the row's stats. Rows above the limit do not change.
+A row below the limit, or without a caption, gets the candidate that captioner and CLIP together find most likely. Later
+filters decide whether it is good enough; they find its similarity and log-likelihood in the row's stats. Other rows do
+not change.
 """
 
 from collections import Counter
@@ -232,7 +233,8 @@ class LowSimilarityRecaptionMapper(StoredAnswersOperator, ShareMapper, Mapper):
 
     def _is_low(self, samples: dict, row: int) -> bool:
         images, scores = samples[self.image_key][row], self.read_scores(samples[Fields.stats][row])
-        return bool(images) and len(images) == 1 and bool(scores) and scores[0] < self.min_similarity
+        has_caption = remove_special_tokens(samples[self.text_key][row]).strip() != ""
+        return len(images or ()) == 1 and bool(scores) and (scores[0] < self.min_similarity or not has_caption)
 
     def _choose_captions(
         self, originals: list[tuple[str, float]], images: list[str], captions: list[Captions]
