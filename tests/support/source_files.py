@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from datasets import Dataset, Features, Value
+from datasets import Image as DatasetsImage
 from PIL import Image
 
 from dj2mgm.data.formats import build_dj_text
@@ -87,6 +89,14 @@ def parquet(folder: Path) -> Path:
     return folder
 
 
+def arrow(folder: Path) -> Path:
+    images = [{"bytes": content, "path": f"{key}.png"} for key, content in IMAGES.items()]
+    features = Features({"image": DatasetsImage(), "caption": Value("string")})
+    rows = Dataset.from_dict({"image": images, "caption": list(CAPTIONS.values())}, features)
+    rows.save_to_disk(folder, num_shards=2)
+    return folder
+
+
 def webdataset(folder: Path) -> Path:
     folder.mkdir(parents=True)
     keys = list(CAPTIONS)
@@ -100,7 +110,8 @@ def webdataset(folder: Path) -> Path:
     return folder
 
 
-WRITERS = {writer.__name__: writer for writer in (data_juicer, llava, sharegpt, folder, table, parquet, webdataset)}
+FORMATS = (data_juicer, llava, sharegpt, folder, table, parquet, arrow, webdataset)
+WRITERS = {writer.__name__: writer for writer in FORMATS}
 
 
 def write_tar(file: Path, members: list[tuple[str, bytes]], **options) -> Path:

@@ -21,6 +21,7 @@ from dj2mgm.data.formats import (
 )
 from dj2mgm.data.json_rows import NumberedIds
 from dj2mgm.data.sources.source import Source
+from dj2mgm.dataset_resolution.file_samples import SAVED_RECORDS
 from dj2mgm.dataset_resolution.row_media import UNREAD_MEDIA
 from dj2mgm.errors import InputError, quote_value
 from dj2mgm.settings.dataset_files import WITH_IMAGES, FilesDataset, MergedSplit, ReadableSources, SourceOnDisk
@@ -104,8 +105,9 @@ def _count_unread_files(source: Source, values: SourceOnDisk) -> None:
         return
     captions = [file.with_suffix(".txt") for file in source.files] if values.format == "folder" else []
     read = {*source.files, *captions}
+    records = SAVED_RECORDS if values.format == "arrow" else ()
     for file in list_files(values.path):
-        if file not in read:
+        if file not in read and file.name not in records:
             source.unread.add(str(file))
 
 

@@ -27,7 +27,9 @@ class Advice:
         """Return the remedy: what the user writes about a file with this problem."""
         if problem == NO_ROWS:
             return "The formats are in docs/data.md"
-        kind = next((name for name in ("table", "parquet") if file.suffix.lower() in FORMATS[name].suffixes), None)
+        kind = next(
+            (name for name in ("table", "parquet", "arrow") if file.suffix.lower() in FORMATS[name].suffixes), None
+        )
         if kind is None:
             return f"Describe the data in {self.file} (docs/data.md)"
         columns = {"image": "<column>", "text": "<column>"}

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,10 @@ def _recognize_table(sample: FileSample) -> RecognizedFormat:
     return RecognizedFormat("table", columns, images=paths)
 
 
+def _recognize_arrow(sample: FileSample) -> RecognizedFormat:
+    return replace(_recognize_parquet(sample), format="arrow")
+
+
 def _recognize_parquet(sample: FileSample) -> RecognizedFormat:
     column_types = sample.kinds
     images = tuple(name for name, column_type in column_types.items() if column_type == "image")
@@ -176,6 +180,7 @@ FORMATS = {
         (".json", ".jsonl"), "conversations in the format of ShareGPT or OpenAI", _recognize_sharegpt
     ),
     "parquet": SourceFormat((".parquet",), "parquet with the bytes of images", _recognize_parquet),
+    "arrow": SourceFormat((".arrow",), "a dataset that Hugging Face's save_to_disk wrote", _recognize_arrow),
     "webdataset": SourceFormat((".tar",), "a WebDataset, tar files of images with captions", _recognize_webdataset),
     "table": SourceFormat((".csv", ".tsv", ".jsonl", ".json"), "a table of image paths and captions", _recognize_table),
     "folder": SourceFormat(IMAGE_SUFFIXES, "images, each with a .txt file of the same name", _recognize_captioned),

@@ -16,11 +16,13 @@ from dj2mgm.dataset_resolution.file_formats import (
     recognize_file,
     split_words,
 )
+from dj2mgm.dataset_resolution.file_samples import SAVED_RECORDS, list_cached
 from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import WITH_IMAGES
 from dj2mgm.storage.image_files import CONVERT_HEIF, HEIF_SUFFIXES, IMAGE_SUFFIXES
 
 EVALUATION_FILE = "evaluation.jsonl"  # always a held-out split in the workflow's own format
+NO_ROWS_FILES = {EVALUATION_FILE, *SAVED_RECORDS}
 MAX_ENTRIES = 100_000  # files and folders that are listed in a search for files
 MAX_KINDS = 64  # kinds of file names; one file of each kind is read
 # words in names of files and folders (https://huggingface.co/docs/datasets/repository_structure)
@@ -138,9 +140,10 @@ def _recognize_files(listings: list[Listing], folder: Path, problems: dict[str, 
     suffixes = {suffix for name, format in FORMATS.items() if name != "folder" for suffix in format.suffixes}
     for directory, names in listings:
         images = {os.path.splitext(name)[0] for name in names if name.lower().endswith(IMAGE_SUFFIXES)}
+        skipped = NO_ROWS_FILES | {file.name for file in list_cached(directory / name for name in names)}
         for name in names:
             stem, suffix = os.path.splitext(name)
-            if suffix.lower() not in suffixes or name == EVALUATION_FILE or (suffix == ".json" and stem in images):
+            if suffix.lower() not in suffixes or name in skipped or (suffix == ".json" and stem in images):
                 continue
             files_by_pattern.setdefault((directory, re.sub(r"\d+", "0", stem), suffix), []).append(directory / name)
     if len(files_by_pattern) > MAX_KINDS:

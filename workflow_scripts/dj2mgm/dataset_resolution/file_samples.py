@@ -1,4 +1,4 @@
-"""Small samples of untrusted files: the first rows of JSON and tables, the first members of a tar, columns of parquet.
+"""Small samples of untrusted files: the first rows of JSON and tables, the first members of a tar, columns of others.
 
 Snakemake reads them whenever it starts, so each read is bounded.
 """
@@ -9,7 +9,7 @@ import io
 import json
 import re
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -27,6 +27,9 @@ MAX_MEMBERS = 64
 MAX_DESCRIBED = 1 << 16  # bytes of a JSON member
 SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\r?')
 DECODER = json.JSONDecoder()
+STREAM = "an arrow stream, as `save_to_disk` of datasets writes"
+SAVED_STATE = "state.json"  # lists the arrow files of a saved dataset; others next to it are a cache
+SAVED_RECORDS = (SAVED_STATE, "dataset_info.json", "dataset_dict.json")  # files of save_to_disk without rows
 
 
 @dataclass(frozen=True)
@@ -205,7 +208,8 @@ def _parse_object(content: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _read_parquet(path: Path, folder: Path) -> FileSample:
+def _read_schema(path: Path, folder: Path) -> FileSample:
+    """Sample the columns of a parquet or arrow file; no row is read."""
     try:
         import pyarrow as pa  # here, because it takes 0.2 s and is needed for this format only
         import pyarrow.parquet as pq
@@ -213,13 +217,52 @@ def _read_parquet(path: Path, folder: Path) -> FileSample:
         raise InputError(
             f"{path}: its columns cannot be read without pyarrow; install it (pip install pyarrow)"
         ) from None
+    is_parquet = path.suffix.lower() == ".parquet"
     with open_plain(path, folder, None) as file:
         try:
-            schema = pq.read_schema(file)
+            schema = pq.read_schema(file) if is_parquet else pa.ipc.open_stream(file).schema
         except (pa.ArrowException, OSError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
-            raise InputError(f"{path} is damaged or not a parquet file ({reason}); download it again") from None
+            reason, kind = str(error).partition("\n")[0], "a parquet file" if is_parquet else STREAM
+            raise InputError(f"{path} is damaged or not {kind} ({reason}); download it again") from None
     return FileSample(tuple(schema.names), kinds={column.name: _find_kind(column.type) for column in schema})
+
+
+def list_cached(files: Iterable[Path]) -> set[Path]:
+    """Return the arrow files that belong to the cache of datasets, and not to a saved dataset.
+
+    Raises:
+        InputError: a saved dataset consists of selected rows of its files.
+    """
+    names: dict[Path, set[str] | None] = {}
+    cached = set()
+    for file in files:
+        if file.suffix.lower() != ".arrow":
+            continue
+        folder = file.parent
+        if folder not in names:
+            names[folder] = _list_saved(folder)
+        saved = names[folder]
+        if file.name not in saved if saved is not None else file.name.startswith("cache-"):
+            cached.add(file)
+    return cached
+
+
+def _list_saved(folder: Path) -> set[str] | None:
+    """Return the names of the files of a saved dataset; None if the folder has no readable list of them."""
+    path = folder / SAVED_STATE
+    if not path.is_file():
+        return None
+    with open_plain(path, folder, MIB) as file:
+        state = _parse_object(file.read())
+    if state.get("_indices_data_files"):
+        raise InputError(
+            f"{path}: an old version of datasets saved a selection of rows; load the folder with it, and save "
+            "`flatten_indices()`"
+        )
+    files = state.get("_data_files")
+    if not isinstance(files, list):
+        return None
+    return {part["filename"] for part in files if isinstance(part, dict) and isinstance(part.get("filename"), str)}
 
 
 def _find_kind(column_type: "pa.DataType") -> str:
@@ -246,5 +289,6 @@ READERS: dict[str, Callable[[Path, Path], FileSample]] = {
     ".csv": _read_table,
     ".tsv": _read_table,
     ".tar": _read_tar,
-    ".parquet": _read_parquet,
+    ".parquet": _read_schema,
+    ".arrow": _read_schema,
 }

@@ -14,7 +14,7 @@ RowCount = Annotated[int, Field(ge=1, le=10**8)]
 FaultRate = Annotated[Number, Field(ge=0, le=1)]
 MAX_HELD_OUT = 500  # images that are held out of a dataset without an evaluation file
 SPLITS = ("pretrain", "finetune", "evaluation")
-WITH_IMAGES = ("folder", "parquet", "webdataset")  # formats of sources that include their images
+WITH_IMAGES = ("arrow", "folder", "parquet", "webdataset")  # formats of sources that include their images
 WITH_CAPTION_FILES = ("folder", "webdataset")  # formats in which an image may lack its caption's file
 LICENSE = "its name on the hub, such as cc-by-4.0; a change repeats no training"
 
@@ -111,7 +111,7 @@ USUAL_NAMES = {  # usual names of columns and keys in published datasets, the mo
 class SourceSettings(Section):
     """One source of a dataset."""
 
-    format: Literal["data_juicer", "folder", "llava", "parquet", "sharegpt", "table", "webdataset"] = setting()
+    format: Literal["arrow", "data_juicer", "folder", "llava", "parquet", "sharegpt", "table", "webdataset"] = setting()
     path: FilePath = setting(..., "a file, a folder of such files, a pattern, or a hub id")
     images: FilePath = setting("", "the folder that image paths are relative to; without it, the file's folder")
     split: Literal["pretrain", "finetune", "evaluation"] = setting(

@@ -1,4 +1,4 @@
-"""Reader of parquet in the layout of Hugging Face datasets, with images as bytes in a column.
+"""Readers of parquet and arrow in the layout of Hugging Face datasets, with images as bytes in a column.
 
 Bytes in a compressed column cannot be read in any order; one image means decompressing a row group. So images are
 copied unchanged into tar files in the dataset's folder, equal bytes only once, and read there.
@@ -8,7 +8,8 @@ import errno
 import hashlib
 import io
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,21 +30,42 @@ MAX_BATCH = 2**27  # most bytes per batch
 SHARD_BYTES = 2**30
 
 
+# names of the columns, and a function that yields batches of some of them
+OpenTable = tuple[list[str], Callable[[list[str]], Iterator[pa.RecordBatch]]]
+
+
 def read(source: Source) -> Iterator[dict]:
+    yield from read_tables(source, _open_parquet, "a parquet file")
+
+
+@contextmanager
+def _open_parquet(file: Path) -> Iterator[OpenTable]:
+    with pq.ParquetFile(file) as table:
+        yield (
+            table.schema_arrow.names,
+            lambda columns: table.iter_batches(_choose_batch_size(table, columns), columns=columns),
+        )
+
+
+def read_tables(
+    source: Source, open_table: Callable[[Path], AbstractContextManager[OpenTable]], title: str
+) -> Iterator[dict]:
+    """Yield the rows of a source's files, whose format has this title in messages."""
     copied = DiskMap()  # paths of images by the digests of their bytes
     for number, file in enumerate(source.files):
         try:
-            yield from _read_file(source, file, number, copied)
+            with open_table(file) as table:
+                yield from _read_file(source, file, number, copied, table)
         except (pa.ArrowException, OSError, UnicodeError) as error:
             if getattr(error, "errno", None) in WRITE_ERRORS:  # from writing the copy, not from reading
                 raise
-            raise InputError(f"{file} is damaged or not a parquet file ({error}); download it again") from None
+            raise InputError(f"{file} is damaged or not {title} ({error}); download it again") from None
 
 
-def _read_file(source: Source, file: Path, number: int, copied: DiskMap) -> Iterator[dict]:
-    """Yield the rows of parquet file `number`; `copied` has the paths of images that earlier files share."""
-    with pq.ParquetFile(file) as table, TarWriter(source.output, number, copied) as images:
-        column_names = table.schema_arrow.names
+def _read_file(source: Source, file: Path, number: int, copied: DiskMap, table: OpenTable) -> Iterator[dict]:
+    """Yield the rows of file `number`; `copied` has the paths of images that earlier files share."""
+    column_names, read_batches = table
+    with TarWriter(source.output, number, copied) as images:
         image = find_column(file, column_names, "image", source)
         turns = find_column(file, column_names, "conversations", source, needed=False)
         text = None if turns else find_column(file, column_names, "text", source)
@@ -52,7 +74,7 @@ def _read_file(source: Source, file: Path, number: int, copied: DiskMap) -> Iter
         media_columns = [name for name in column_names if turns and name not in (image, turns) and is_media_key(name)]
         columns = [column for column in (image, turns, text, question, identifier, *media_columns) if column]
         row_number = 0
-        for batch in table.iter_batches(_choose_batch_size(table, columns), columns=columns):
+        for batch in read_batches(columns):
             _check_texts(batch.drop_columns([image, *media_columns]), file, row_number)
             for row in _read_values(batch, file, row_number):
                 row_number += 1
