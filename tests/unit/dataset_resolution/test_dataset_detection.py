@@ -17,11 +17,17 @@ from dj2mgm.data.evaluation_rows import read_evaluation
 from dj2mgm.data.exports import WRITERS as EXPORTS
 from dj2mgm.data.exports import Sample
 from dj2mgm.data.formats import build_dj_text, extract_caption, read_dj_jsonl
-from dj2mgm.data.images import locate_image
-from dj2mgm.dataset_resolution.experiment_dataset import Dataset, resolve_amounts, resolve_dataset
+from dj2mgm.data.images import BadImageError, locate_image
+from dj2mgm.dataset_resolution.experiment_dataset import (
+    Dataset,
+    list_image_path_files,
+    resolve_amounts,
+    resolve_dataset,
+)
 from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import FilesDataset
 from dj2mgm.storage.files import read_jsonl, write_json_list, write_jsonl, write_yaml
+from dj2mgm.storage.fingerprints import Fingerprints
 from dj2mgm.storage.shards import read_file
 from run_main import run_main
 from source_files import (
@@ -320,6 +326,93 @@ def test_the_folder_of_the_images_is_found(here, images_folder):
             InputError, match=r"rows.json: its images may be in photos/copies or photos.*Save the right"
         ):
             resolve_dataset("photos")
+
+
+def write_rows(kind: str, file: Path, prefix: str) -> None:
+    """Write rows whose image paths begin with a prefix."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "data_juicer":
+        rows = (
+            {"id": key, "text": build_dj_text(text), "images": [f"{prefix}{key}.png"]} for key, text in CAPTIONS.items()
+        )
+    elif kind == "llava":
+        rows = (
+            {
+                "id": key,
+                "image": f"{prefix}{key}.png",
+                "conversations": [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": text}],
+            }
+            for key, text in CAPTIONS.items()
+        )
+    else:
+        rows = ({"file_name": f"{prefix}{key}.png", "text": text} for key, text in CAPTIONS.items())
+    write_jsonl(file, rows)
+
+
+@pytest.mark.parametrize("kind", ["data_juicer", "llava", "table"])
+@pytest.mark.parametrize(("folder", "prefix"), [("a", "../images/"), ("a/b", "../../images/"), ("a", "{here}/images/")])
+def test_images_next_to_the_folder_of_the_rows_are_found(here, capsys, kind, folder, prefix):
+    write_loose(here / "photos/images")
+    write_rows(kind, here / f"photos/{folder}/rows.jsonl", prefix.format(here=here / "photos"))
+    dataset = resolve_dataset("photos")
+    pairs = write_dataset(dataset, here / "results/datasets/photos", capsys)
+    assert len(pairs) == len(CAPTIONS) - 2 and {*pairs} < {(text, IMAGES[key]) for key, text in CAPTIONS.items()}
+    files = Fingerprints(here / "digests.json")
+    before = files.hash_images(list_image_path_files(dataset.settings))
+    (here / "photos/images/000.png").write_bytes(png(50))
+    changed = Fingerprints(here / "digests.json").hash_images(list_image_path_files(dataset.settings))
+    assert changed != before
+
+
+@pytest.mark.parametrize("kind", ["data_juicer", "llava", "table"])
+@pytest.mark.parametrize("prefix", ["../images/", "../../elsewhere/images/", "{here}/images/", "photos/../images/"])
+def test_the_error_about_outside_images_has_the_file(here, capsys, kind, prefix):
+    here = here / "elsewhere"
+    write_loose(here / "images")
+    (here / "photos/photos").mkdir(parents=True)
+    write_rows(kind, here / "photos/rows.jsonl", prefix.format(here=here))
+    with pytest.raises(InputError, match=f"in {here}(/images)?. Only images inside of .*photos are read") as error:
+        resolve_dataset(str(here / "photos"))
+    Path("config/datasets").mkdir(parents=True)
+    Path("config/datasets/photos.yaml").write_text(str(error.value).split("`")[1])
+    pairs = write_dataset(resolve_dataset("photos"), Path("results/datasets/photos"), capsys)
+    assert len(pairs) == len(CAPTIONS) - 2
+
+
+def test_rows_that_leave_the_data_later_are_left_out(here, capsys):
+    """The first rows decide about the folder; each later path is checked by itself."""
+    write_loose(here / "photos/images")
+    write_rows("table", here / "photos/a/rows.jsonl", "../images/")
+    (here / "secret.png").write_bytes(png(60))
+    (here / "photos/images/link.png").symlink_to(here / "secret.png")
+    rows = list(read_jsonl(here / "photos/a/rows.jsonl"))
+    leaving = ["../../secret.png", "../images/link.png", f"{here}/secret.png", "../../photos/../secret.png"]
+    write_jsonl(here / "photos/a/rows.jsonl", rows + [{"file_name": path, "text": "a"} for path in leaving])
+    dataset, output = resolve_dataset("photos"), here / "results/datasets/photos"
+    write_yaml(output / "config.yaml", dataset.settings.file_content())
+    done = run_main(make_dataset, "--config", f"{output}/config.yaml", "--output-dir", str(output), capture=capsys)
+    assert not done.status, done.stderr
+    written = [row["images"][0] for row in read_jsonl(output / "pretrain.jsonl") if row["text"] == build_dj_text("a")]
+    assert len(written) == len(leaving)
+    for path in written:
+        with pytest.raises(BadImageError, match="outside"):
+            locate_image(dataset.images["pretrain"], path)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_an_imagefolder_may_have_a_list_in_each_split(here, suffix):
+    for split in ("train", "test"):
+        write_loose(here / f"photos/{split}")
+        rows = [{"file_name": f"{key}.png", "text": text} for key, text in CAPTIONS.items()]
+        if suffix == "jsonl":
+            write_jsonl(here / f"photos/{split}/metadata.jsonl", rows)
+        else:
+            pd.DataFrame(rows).to_csv(here / f"photos/{split}/metadata.csv", index=False)
+    sources = describe("photos")["sources"].values()
+    assert [(source["images"], source.get("split")) for source in sources] == [
+        ("photos/train", None),
+        ("photos/test", "evaluation"),
+    ]
 
 
 def both(*writers):

@@ -7,6 +7,7 @@ name.
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from dj2mgm.errors import InputError, quote_value
 from dj2mgm.settings.dataset_files import WITH_IMAGES, FilesDataset, MergedSplit, ReadableSources, SourceOnDisk
 from dj2mgm.settings.generation_prompts import CAPTION_QUESTION
 from dj2mgm.storage.files import find_files, list_files, write_json, write_jsonl
-from dj2mgm.storage.image_files import CONVERT_HEIF, HEIF_SUFFIXES, IMAGE_FOLDERS_FILE
+from dj2mgm.storage.image_files import CONVERT_HEIF, HEIF_SUFFIXES, IMAGE_FOLDERS_FILE, rebase_image_path
 
 PAIR_FORMATS = ("data_juicer",)  # readers of all other formats yield conversations
 SHOWN_KINDS = 5
@@ -138,7 +139,7 @@ def _note_uncaptioned(source: Source, row_count: int) -> None:
 def _read_pairs(source: Source, format_name: str, row_counts: Counter) -> Iterator[dict]:
     """Yield a source's rows in Data-Juicer's format; the source's format, not a row's keys, decides how to convert."""
     ids = NumberedIds("~")
-    for row in _read_rows(source, format_name, row_counts):
+    for row, file in _read_rows(source, format_name, row_counts):
         pair = row if format_name in PAIR_FORMATS else _convert_to_pair(row, source)
         if pair["text"].count(DJ_IMAGE_TOKEN) > 1:
             raise InputError(
@@ -146,31 +147,35 @@ def _read_pairs(source: Source, format_name: str, row_counts: Counter) -> Iterat
                 "which stands for "
                 "an image; remove it"
             )
-        yield pair | _build_identity(source, ids, row["id"]) | {"images": _prefix_images(source, pair["images"])}
+        yield pair | _build_identity(source, ids, row["id"]) | {"images": _prefix_images(source, pair["images"], file)}
 
 
 def _read_conversations(source: Source, format_name: str, row_counts: Counter) -> Iterator[dict]:
     """Yield a source's rows in LLaVA's format."""
     ids = NumberedIds("~")
-    for row in _read_rows(source, format_name, row_counts):
+    for row, file in _read_rows(source, format_name, row_counts):
         conversation = _convert_to_conversation(row) if format_name in PAIR_FORMATS else _add_question(row)
-        if images := _prefix_images(source, list_images(conversation)):
+        if images := _prefix_images(source, list_images(conversation), file):
             conversation |= {"image": images[0] if isinstance(conversation["image"], str) else images}
         yield conversation | _build_identity(source, ids, row["id"])
 
 
-def _read_rows(source: Source, format_name: str, row_counts: Counter) -> Iterator[dict]:
-    for row in import_module(f"dj2mgm.data.sources.{format_name}").read(source):
-        row_counts[source.name] += 1
-        yield row
+def _read_rows(source: Source, format_name: str, row_counts: Counter) -> Iterator[tuple[dict, Path]]:
+    """Yield the rows, each with its file; with the first file if the format contains its images."""
+    read = import_module(f"dj2mgm.data.sources.{format_name}").read
+    has_images = format_name in WITH_IMAGES
+    for part in [source] if has_images else [replace(source, files=(file,)) for file in source.files]:
+        for row in read(part):
+            row_counts[source.name] += 1
+            yield row, part.files[0]
 
 
 def _build_identity(source: Source, ids: NumberedIds, identifier: str) -> dict:
     return {"id": f"{source.name}/{ids.add(identifier)}", "source": source.name}
 
 
-def _prefix_images(source: Source, images: list[str]) -> list[str]:
-    return [f"{source.name}/{image}" for image in images]
+def _prefix_images(source: Source, images: list[str], file: Path) -> list[str]:
+    return [f"{source.name}/{rebase_image_path(image, file, source.images)}" for image in images]
 
 
 def _convert_to_pair(row: dict, source: Source) -> dict:

@@ -26,6 +26,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import WITH_IMAGES, FilesDataset, SourcesDataset
 from dj2mgm.settings.validation import validate_settings
 from dj2mgm.storage.files import find_files, format_yaml
+from dj2mgm.storage.image_files import leads_up
 
 MAX_SUBFOLDERS = 200  # folders in which images are searched for
 
@@ -144,11 +145,13 @@ def _describe(groups: dict[str, FileGroup], folder: Path, advice: Advice, has_ch
         advice: remedies for messages.
         has_choice: whether this is one of several choices, in which further choices are not reported.
     """
-    images = {
+    image_folders = {
         split: _find_images(group, folder)
         for split, group in groups.items()
         if group.recognized.format not in WITH_IMAGES
     }
+    # if no image exists, the reader of rows names the missing images
+    images = {split: folders or [str(groups[split].files[0].parent)] for split, folders in image_folders.items()}
     if _are_plain(groups):
         values: dict = {
             split: {"file": str(group.files[0]), "images": images[split][0]} for split, group in groups.items()
@@ -164,6 +167,9 @@ def _describe(groups: dict[str, FileGroup], folder: Path, advice: Advice, has_ch
             columns = {key: names[0] for key, names in group.recognized.columns.items()}
             values["sources"][SOURCE_NAMES[split]] = source | ({"columns": columns} if columns else {})
     for split, group in groups.items() if not has_choice else ():
+        if image_folders.get(split) == [] and (outside := _find_outside_images(group, folder)):
+            described = _replace(values, (*key_paths[split], "images"), outside)
+            raise advice.make_outside_error(group.files[0], group.recognized.images[0], folder, outside, described)
         _check_single(
             f"{group.files[0]}: its images may be in",
             images.get(split, []),
@@ -178,7 +184,12 @@ def _describe(groups: dict[str, FileGroup], folder: Path, advice: Advice, has_ch
 
 
 def _are_plain(groups: dict[str, FileGroup]) -> bool:
-    """Return whether a dataset is one file of Data-Juicer's pairs, and at most one of LLaVA's conversations."""
+    """Return whether a dataset is one file of Data-Juicer's pairs, and at most one of LLaVA's conversations.
+
+    Image paths with `..` need sources, which read them relative to the file.
+    """
+    if any(map(leads_up, (image for group in groups.values() for image in group.recognized.images))):
+        return False
     formats = {split: group.recognized.format for split, group in groups.items()}
     plain_formats = ({"pretrain": "data_juicer"}, {"pretrain": "data_juicer", "finetune": "llava"})
     return formats in plain_formats and all(len(group.files) == 1 for group in groups.values())
@@ -220,9 +231,10 @@ def _name_files(group: FileGroup, folder: Path) -> str:
 
 
 def _find_images(group: FileGroup, folder: Path) -> list[str]:
-    """Return the folders that the image paths of a group's rows may be relative to.
+    """Return the folders that the image paths of a group's rows may be relative to; none if no image is found.
 
     The first images must exist: in the folder of the file, in the folder of the dataset, or in a folder inside them.
+    Paths with `..` are relative to the file, and like absolute paths they must lead into one of the first two folders.
     """
     home = group.files[0].parent
     if address := next((image for image in group.recognized.images if ADDRESS_PATTERN.match(image)), None):
@@ -237,9 +249,38 @@ def _find_images(group: FileGroup, folder: Path) -> list[str]:
         str(directory): _count_images(group.recognized.images, directory)
         for directory in _list_subfolders(home, folder)
     }
-    most = max(counts.values(), default=0)
-    # if no image exists, the reader of rows names the missing images
-    return [directory for directory, count in counts.items() if count == most][:SHOWN_NAMES] if most else [str(home)]
+    if most := max(counts.values(), default=0):
+        return [directory for directory, count in counts.items() if count == most][:SHOWN_NAMES]
+    targets = _locate_elsewhere(group)
+    directories = (home, folder) if targets else ()
+    return [str(directory) for directory in directories if any(_is_inside(path, directory) for path in targets)][:1]
+
+
+def _find_outside_images(group: FileGroup, folder: Path) -> str | None:
+    """Return the folder outside of the dataset in which the first images are, if there is one besides `/`."""
+    if targets := _locate_elsewhere(group):
+        common = os.path.commonpath(list(map(os.path.dirname, targets)))
+        return common if common != os.sep else None
+    above = (str(parent) for parent in Path(os.path.abspath(folder)).parents if parent != parent.parent)
+    return next((parent for parent in above if _count_images(group.recognized.images, Path(parent))), None)
+
+
+def _locate_elsewhere(group: FileGroup) -> list[str]:
+    """Return the paths of existing images with an absolute path, or one with `..` from the file's folder.
+
+    Their folders are resolved. The images are not, because files in the hub's cache are links.
+    """
+    paths = [image for image in group.recognized.images if os.path.isabs(image) or leads_up(image)]
+    joined = (os.path.join(os.path.abspath(group.files[0].parent), path) for path in paths)
+    return [
+        os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        for path in joined
+        if os.path.lexists(path)
+    ]
+
+
+def _is_inside(path: str, folder: Path) -> bool:
+    return Path(path).is_relative_to(os.path.realpath(folder))
 
 
 def _count_images(images: Iterable[str], folder: Path) -> int:

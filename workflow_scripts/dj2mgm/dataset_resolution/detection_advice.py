@@ -41,3 +41,11 @@ class Advice:
         texts = " or ".join(f"`{format_yaml_line(choice)}`" for choice in choices)
         name = Path(self.file).stem
         return InputError(f"dataset: {question}. Save the right one as {self.file}, and use dataset={name}: {texts}")
+
+    def make_outside_error(self, file: Path, image: str, folder: Path, outside: str, described: dict) -> InputError:
+        """Return the error about images outside of the dataset's folder, with the lines that allow reading them."""
+        return InputError(
+            f"dataset: {file}: its images, such as {image[:100]}, are in {outside}. Only images inside "
+            f"of {folder} are read, unless you state their folder. If it is right, save this as {self.file}, and use "
+            f"dataset={Path(self.file).stem}: `{format_yaml_line(described)}`"
+        )

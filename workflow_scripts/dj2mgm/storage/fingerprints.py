@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dj2mgm.errors import InputError
 from dj2mgm.storage.files import compute_sha256, read_json, write_json
-from dj2mgm.storage.image_files import IMAGE_SUFFIXES
+from dj2mgm.storage.image_files import IMAGE_SUFFIXES, rebase_image_path
 
 MAX_READ_BYTES = 256 << 20  # bytes; larger files are represented by size, time and blocks of their content
 BLOCK_BYTES, BLOCKS = 1 << 16, 64
@@ -54,7 +54,11 @@ class Fingerprints:
         """Return the fingerprint of the images that lists name: pairs of a list's file and the folder of its images."""
         lists = tuple(lists)
         if lists not in self._fingerprints:
-            images = {os.path.join(folder, name) for file, folder in lists for name in self._list_names(file)}
+            images = {
+                os.path.join(folder, rebase_image_path(name, file, folder))
+                for file, folder in lists
+                for name in self._list_names(file)
+            }
             self._fingerprints[lists] = _compute_digest(list(self._describe_images(images)))
         return self._fingerprints[lists]
 

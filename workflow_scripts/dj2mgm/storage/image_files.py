@@ -1,5 +1,8 @@
 """Names of image files, and of the file that names the image folders of several sources."""
 
+import os
+from pathlib import Path
+
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".avif"),
@@ -7,3 +10,23 @@ IMAGE_SUFFIXES = (
 HEIF_SUFFIXES = (".heic", ".heif", ".hif")  # photos of phones
 CONVERT_HEIF = "convert .heic and .heif to JPEG, because Pillow cannot read them"
 IMAGE_FOLDERS_FILE = "sources.json"  # folders by source, instead of one image folder
+
+
+def leads_up(path: str) -> bool:
+    """Return whether a relative path begins with `..`, also after a detour."""
+    return os.path.normpath(path).split(os.sep)[0] == os.pardir
+
+
+def rebase_image_path(path: str, file: str | Path, folder: str | Path) -> str:
+    """Return the image path of a row relative to the image folder.
+
+    A path that leaves the folder with `..` may be relative to the row's file instead. If it leaves the folder from
+    there, too, it is returned unchanged, and `locate_image` refuses it.
+    """
+    if not leads_up(path):
+        return path
+    root = os.path.realpath(folder)
+    if not leads_up(os.path.relpath(os.path.join(root, path), root)):
+        return path
+    relative = os.path.relpath(os.path.join(os.path.realpath(os.path.dirname(file)), path), root)
+    return path if leads_up(relative) else relative
