@@ -614,6 +614,13 @@ def test_names_that_look_like_numbers_stay_as_they_are_written(tmp_path, name):
     assert layers.build_command_line_layer(values).values == dict.fromkeys(names, name) | {"gpus": 2}
 
 
+@pytest.mark.parametrize("quote", ["", "'", '"'])
+def test_names_of_the_command_line_may_have_quotes(quote):
+    arguments = [f"dataset={quote}1e3{quote}", f"results={quote}007{quote}"]
+    values = layers.replace_numbers(parse_config(arguments), arguments, [])
+    assert values == {"dataset": "1e3", "results": "007"}
+
+
 def test_numbers_on_the_command_line_are_those_of_config_files():
     for argument in ("gpus=1_0", "gpus=010", "gpus=1e999"):
         with pytest.raises(InputError, match="gpus"):

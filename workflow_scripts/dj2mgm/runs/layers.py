@@ -109,9 +109,14 @@ def replace_numbers(values: dict, arguments: Iterable[str], files: Iterable[Path
     written: dict = {}
     for file in files:
         written |= read_config(file, schema)
-    written |= {key: text for key, _, text in (argument.partition("=") for argument in arguments)}
+    written |= {key: _remove_quotes(text) for key, _, text in (argument.partition("=") for argument in arguments)}
     read_as_numbers = {key for key, value in values.items() if isinstance(value, int | float)}
     return values | {key: written[key] for key in read_as_numbers & written.keys()}
+
+
+def _remove_quotes(text: str) -> str:
+    """Return a value without the quotes that reached Snakemake, as in `--config 'dataset="007"'`."""
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
 
 
 def drop_defaults(values: dict, explicit_values: dict) -> dict:
