@@ -9,7 +9,7 @@ sys.path.insert(0, str(SCRIPTS))
 from dj2mgm.cli.command_line import escape_control
 from dj2mgm.cli.console import UserError
 from dj2mgm.errors import InputError
-from dj2mgm.runs.layers import EMBEDDED_DEFAULTS, drop_defaults, replace_numbers
+from dj2mgm.runs.layers import EMBEDDED_DEFAULTS, drop_defaults, restore_texts
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.settings.config_files import check_stated_once
 
@@ -59,7 +59,7 @@ def select_explicit_settings(config):
 with raising_user_errors():
     check_stated_once(workflow.config_settings.config_args or [])
     if workflow.modifier.parent_modifier is None:
-        config = replace_numbers(
+        config = restore_texts(
             config,
             workflow.config_settings.config_args or [],
             workflow.config_settings.configfiles,

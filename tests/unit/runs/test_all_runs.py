@@ -605,23 +605,33 @@ def test_names_that_look_like_numbers_stay_as_they_are_written(tmp_path, name):
     """Snakemake reads `--config dataset=2024_10` as the number 202410."""
     names, number = ("dataset", "results", "model"), "gpus=2"
     arguments = [number, *(f"{key}={name}" for key in names)]
-    values = layers.replace_numbers(parse_config(arguments), arguments, [])
+    values = layers.restore_texts(parse_config(arguments), arguments, [])
     assert layers.build_command_line_layer(values).values == dict.fromkeys(names, name) | {"gpus": 2}
     file = tmp_path / "config.yaml"
     file.write_text(f"dataset: {name}\nresults: other\ngpus: 2\n")
     read = yaml.safe_load(file.read_text()) | parse_config(arguments[2:])
-    values = layers.replace_numbers(read, arguments[2:], [file])
+    values = layers.restore_texts(read, arguments[2:], [file])
     assert layers.build_command_line_layer(values).values == dict.fromkeys(names, name) | {"gpus": 2}
+
+
+@pytest.mark.parametrize("name", ["photos #2", "null", "~", "a: b", "[x]", "!x", "&a", "{a}", "- a", "photos"])
+def test_names_that_yaml_reads_otherwise_stay_as_they_are_written(name):
+    arguments = [f"dataset={name}", f"model={name}"]
+    assert layers.restore_texts(parse_config(arguments), arguments, []) == {"dataset": name, "model": name}
+
+
+def test_a_null_stays_a_null_where_a_setting_may_be_null():
+    assert layers.restore_texts({"results": None}, ["results=null"], []) == {"results": None}
 
 
 @pytest.mark.parametrize("quote", ["", "'", '"'])
 def test_names_of_the_command_line_may_have_quotes(quote):
     arguments = [f"dataset={quote}1e3{quote}", f"results={quote}007{quote}"]
-    values = layers.replace_numbers(parse_config(arguments), arguments, [])
+    values = layers.restore_texts(parse_config(arguments), arguments, [])
     assert values == {"dataset": "1e3", "results": "007"}
 
 
 def test_numbers_on_the_command_line_are_those_of_config_files():
     for argument in ("gpus=1_0", "gpus=010", "gpus=1e999"):
         with pytest.raises(InputError, match="gpus"):
-            layers.build_command_line_layer(layers.replace_numbers(parse_config([argument]), [argument], []))
+            layers.build_command_line_layer(layers.restore_texts(parse_config([argument]), [argument], []))

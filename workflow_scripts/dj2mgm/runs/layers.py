@@ -97,8 +97,10 @@ def build_command_line_layer(values: dict) -> Layer:
         raise InputError(f"{source}: {error}") from None
 
 
-def replace_numbers(values: dict, arguments: Iterable[str], files: Iterable[Path]) -> dict:
-    """Return values with the text of those that Snakemake has read as numbers: a folder may be called 2024_10 or 007.
+def restore_texts(values: dict, arguments: Iterable[str], files: Iterable[Path]) -> dict:
+    """Return values with the text of those that Snakemake has read as YAML or numbers.
+
+    A folder may be called 2024_10, `photos #2` or null.
 
     Args:
         values: Snakemake's configuration.
@@ -109,9 +111,17 @@ def replace_numbers(values: dict, arguments: Iterable[str], files: Iterable[Path
     written: dict = {}
     for file in files:
         written |= read_config(file, schema)
-    written |= {key: _remove_quotes(text) for key, _, text in (argument.partition("=") for argument in arguments)}
-    read_as_numbers = {key for key, value in values.items() if isinstance(value, int | float)}
-    return values | {key: written[key] for key in read_as_numbers & written.keys()}
+    on_command_line = {key: _remove_quotes(text) for key, _, text in (part.partition("=") for part in arguments)}
+    written |= on_command_line
+    changed_keys = {key for key, value in values.items() if isinstance(value, int | float)} & written.keys()
+    changed_keys |= {key for key in on_command_line if _is_text(schema["properties"].get(key, {}), values[key])}
+    return values | {key: written[key] for key in changed_keys}
+
+
+def _is_text(schema: dict, value: object) -> bool:
+    """Return whether a setting is a string, unless it may be null and is."""
+    types = schema.get("type")
+    return types == "string" or (types == ["string", "null"] and value is not None)
 
 
 def _remove_quotes(text: str) -> str:
