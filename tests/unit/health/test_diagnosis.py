@@ -134,6 +134,13 @@ def test_failures_are_found_among_colors_and_progress_bars(tmp_path):
         ("NVRM: Xid (PCI:0000:3b:00): 79, pid=88, GPU has fallen off the bus.", "The GPU is faulty"),
         ("exits with return code = -11", "Crash in a library"),
         ("OSError: [Errno 98] Address already in use", "Another training holds the port"),
+        ("unable to open shared memory object </torch_1_2> in read-write mode: No space left on device (28)", SHM),
+        ("slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2026 ***\nsrun: error: n1: task 0: Out Of Memory", KILLED),
+        ("slurmstepd: error: *** JOB 1 ON a CANCELLED AT 2026 DUE TO NODE FAILURE ***", "Stopped from outside"),
+        ("OSError: [Errno 28] 设备上没有空间: '/data/a.pt'", "The disk is full"),
+        ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB. GPU 0", "CUDA out of memory"),
+        ("Volatile uncorrectable ECC errors: 0", None),
+        ("tensorboard: Address already in use, trying 6007", None),
     ],
 )
 def test_other_forms_of_a_failure_are_recognized(line, expected, tmp_path):
@@ -168,6 +175,8 @@ OSError: [Errno 28] No space left on device
 
 def test_errors_that_python_ignores_are_no_cause(tmp_path):
     assert title(IGNORED, tmp_path) is None
+    short = "ValueError: wrong\nERROR: Exception ignored in: <_io.TextIOWrapper name=1>\nOSError: [Errno 28] No space"
+    assert title(f"{short} left on device\n", tmp_path) is None
     assert title(f"{IGNORED}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n", tmp_path) == (
         "CUDA out of memory"
     )

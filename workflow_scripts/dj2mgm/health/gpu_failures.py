@@ -13,7 +13,7 @@ from dj2mgm.monitoring.memory_csv import format_gib, parse_torch_size
 from dj2mgm.settings.batch_sizes import AUTO
 
 SIZE_PATTERN = r"[\d.]+ (?:bytes|[KMGT]iB)"
-REQUEST_PATTERN = rf"CUDA out of memory\. Tried to allocate (?P<requested>{SIZE_PATTERN})(?P<rest>.*)"
+REQUEST_PATTERN = rf"(?:CUDA|HIP|XPU) out of memory\. Tried to allocate (?P<requested>{SIZE_PATTERN})(?P<rest>.*)"
 NUMBERS = {
     "total": rf"total capac\w+ of ({SIZE_PATTERN})",
     "free": rf"of which ({SIZE_PATTERN}) is free",
@@ -152,9 +152,11 @@ def explain_mismatch(evidence: Evidence) -> Explanation:
     )
 
 
-def explain_port(evidence: Evidence) -> Explanation:
-    """Name the port, and say whether it is still taken."""
+def explain_port(evidence: Evidence) -> Explanation | None:
+    """Name the port, and say whether it is still taken; None if the program took another port."""
     line = evidence.line
+    if re.search(r"\b(?:trying|retry)", line, re.I):
+        return None
     number = re.search(r"port: ?(\d+)|:(\d{4,5})\b", line)
     port = int(number[1] or number[2]) if number else None
     if port and _is_free(port):
@@ -221,7 +223,7 @@ CUDA_SIGNATURES = (
     ),
     Signature(
         "The GPU is faulty",
-        r"uncorrectable (?:ECC|NVLink) error|GPU has fallen off the bus|GPU is lost"
+        r"(?:CUDA error: |an )uncorrectable (?:ECC|NVLink) error|GPU has fallen off the bus|GPU is lost"
         r"|NVRM: Xid .*: (?:48|63|64|74|79|94|95|119|120),|CUDA error: (?:hardware|an ECC) .*",
         make_fixed_explanation(
             "the GPU or its connection reported a fault of the hardware",

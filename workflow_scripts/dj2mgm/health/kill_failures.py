@@ -1,8 +1,9 @@
 """Failures by a signal: processes that the kernel, a user or a scheduler ended."""
 
 import re
+from collections.abc import Callable
 
-from dj2mgm.health.failure_signature import Evidence, Explanation, Signature, make_fixed_explanation
+from dj2mgm.health.failure_signature import Evidence, Explanation, Signature
 from dj2mgm.health.kernel_log import OomKill, read_kernel_kills
 from dj2mgm.health.log_text import StageLog
 from dj2mgm.monitoring.cgroups import CgroupLimits, read_cgroup_limits, read_total_memory
@@ -10,7 +11,8 @@ from dj2mgm.monitoring.memory_csv import format_gib, read_last_row
 
 NEAR_S = 600  # longest time between a kill and the last line of its log
 SCHEDULER_KILL = re.compile(
-    r"oom[_-]kill event|have been OOM Killed|^.*slurmstepd: error: .*exceeded memory limit", re.M
+    r"oom[_-]kill event|have been OOM Killed|task \d+: Out Of Memory|^.*slurmstepd: error: .*exceeded memory limit",
+    re.M,
 )
 KERNEL_LOG_COMMAND = "sudo dmesg -T | grep -i 'killed process'"
 REDUCE_HOST_MEMORY_REMEDY = (
@@ -78,6 +80,15 @@ def explain_kill(evidence: Evidence) -> Explanation:
     return describe_kill(find_kills(evidence.log), read_cgroup_limits(), read_total_memory(), reading)
 
 
+def explain_stop(cause: str, remedy: str) -> Callable[[Evidence], Explanation | None]:
+    """Return a function with a fixed explanation, unless the scheduler ended the job because of its memory."""
+
+    def explain(evidence: Evidence) -> Explanation | None:
+        return None if SCHEDULER_KILL.search(evidence.log.text) else Explanation(cause, remedy)
+
+    return explain
+
+
 SIGNAL_SIGNATURES = (
     Signature(
         "Killed with signal 9",
@@ -92,8 +103,9 @@ SIGNAL_SIGNATURES = (
         r"^(?:\[rank\d+\]: )?KeyboardInterrupt$|Main process received SIG(?:INT|TERM), exiting"
         r"|^exit status (?:130|143)$|slurmstepd: error: \*\*\* (?:JOB|STEP) .*CANCELLED AT \S+"
         r"|\bexitcode *: -15\b|Signal 15 \(SIGTERM\) received",
-        make_fixed_explanation(
-            "the stage was ended by Ctrl-C, `kill`, or a scheduler (`scancel`, a time limit, or a more important job)",
+        explain_stop(
+            "the stage was ended by Ctrl-C, `kill`, or a scheduler (`scancel`, its time limit, a more important job, "
+            "or the failure of its node)",
             "run the same command again; a training stage continues from its last complete checkpoint. If the time "
             "limit was reached, raise it (`runtime` of the rule: --set-resources finetune:runtime=<minutes>)",
         ),

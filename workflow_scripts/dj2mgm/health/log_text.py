@@ -7,8 +7,9 @@ from pathlib import Path
 
 # Python prints errors of clean-up code after this heading, and continues.
 IGNORED = re.compile(
-    r"^(?:\[rank\d+\]: )?Exception ignored (?:in|on|while)\b.*\n"
-    r"(?:.*Traceback \(most recent call last\):\n(?:(?:\[rank\d+\]: )?[ \t].*\n)*.*)?",
+    r"^.*Exception ignored (?:in|on|while)\b.*\n"
+    r"(?:.*Traceback \(most recent call last\):\n(?:(?:\[rank\d+\]: )?[ \t].*\n)*)?"
+    r"(?:(?:\[rank\d+\]: )?[\w.]*(?:Error|Exception|Warning|Interrupt)\b.*)?",
     re.MULTILINE,
 )
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

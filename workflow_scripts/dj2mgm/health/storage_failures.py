@@ -13,7 +13,7 @@ SHARED_MEMORY = "/dev/shm"
 
 def explain_full(evidence: Evidence) -> Explanation | None:
     """Explain a full disk by the space and the inodes that are free now; shared memory has another signature."""
-    if SHARED_MEMORY in evidence.line:
+    if SHARED_MEMORY in evidence.line or "</torch_" in evidence.line:
         return None
     path = evidence.match["path"]
     folder = Path(path).parent if path and Path(path).parent.is_dir() else evidence.log.path.resolve().parent
@@ -54,12 +54,13 @@ STORAGE_SIGNATURES = (
         "Shared memory is full",
         r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) is killed by signal: Bus error"
         r"|unable to (?:write to|allocate shared memory\(shm\) for|mmap \d+ bytes from) file </torch_\w+>"
+        r"|</torch_\w+>.*No space left on device"
         r"|/dev/shm/.*No space left on device|No space left on device.*/dev/shm/",
         explain_shared_memory,
     ),
     Signature(
         "The disk is full",
-        r"No space left on device(?:: '(?P<path>[^']+)')?|Disk quota exceeded"
+        r"(?:No space left on device|\[Errno 28\][^':\n]*)(?:: '(?P<path>[^'\n]+)')?|Disk quota exceeded"
         r"|OperationalError: database or disk is full|PytorchStreamWriter failed writing file"
         r"|inline_container\.cc:\d+\] \. unexpected pos",
         explain_full,
