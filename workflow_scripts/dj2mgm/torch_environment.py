@@ -56,7 +56,7 @@ def locate_extensions() -> Path:
     In one folder, environments that take turns would compile them again each time, because PyTorch compares the
     commands of a build, which contain paths.
     """
-    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache/torch_extensions")
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or os.path.expanduser("~/.cache/torch_extensions"))
     if re.fullmatch(r"environment-[0-9a-f]{12}", root.name):  # set by the process that started this one
         root = root.parent
     key = sha256(f"{sys.prefix}\n{_read_processor_features()}".encode()).hexdigest()[:12]

@@ -202,7 +202,11 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 11422
             r"one has no tokenizer \(tokenizer.json\); save the model and its processor there again",
         ),
         ("processor_config.json", None, r"one has no image processor \(processor_config.json\); save the model"),
-        ("processor_config.json", "{}", "one has no chat template, without which.*Name the instruction-tuned model"),
+        (
+            "processor_config.json",
+            '{"chat_template": null}',
+            "one has no chat template, without which.*Name the instruction-tuned model",
+        ),
     ],
 )
 def test_unusable_files_are_found_before_the_first_job(cache, file, content, message):
@@ -221,6 +225,9 @@ def test_unusable_files_are_found_before_the_first_job(cache, file, content, mes
     [
         ({"model_type": "llava_llama"}, "such as llava-hf/llava-1.5-7b-hf"),
         ({"model_type": "llava", "architectures": ["LlavaLlamaForCausalLM"]}, "such as llava-hf/llava-1.5-7b-hf"),
+        ({"model_type": "llava_mpt", "mm_vision_tower": "clip"}, "no vision-language model of the type llava_mpt"),
+        ({"model_type": "phi3_v", "auto_map": {}}, "type phi3_v, and the code in its folder is never run"),
+        ({"model_type": ["a"], "architectures": 5, "vision_config": {}}, "no vision-language model of the type None"),
         ({"model_type": "moondream1", "vision_config": {}}, "no vision-language model of the type moondream1. Name a"),
         (
             {"model_type": "moondream1", "vision_config": {}, "auto_map": {"AutoModel": "m.M"}},
@@ -233,6 +240,15 @@ def test_unknown_types_are_refused_with_the_form_that_works(cache, config, messa
     write_json(folder / "config.json", config)
     with pytest.raises(InputError, match=message):
         resolve("./one")
+
+
+def test_a_folder_that_looks_like_a_hub_id_is_saved_again(cache):
+    """`fetch` would download another model into the hub's cache."""
+    folder = write_model(cache.parent / "here/models/llava")
+    (folder / "tokenizer.json").write_text(POINTER)
+    with pytest.raises(InputError, match="save the model and its processor there again") as raised:
+        check_model_folders(resolve("models/llava"))
+    assert "snakemake fetch" not in str(raised.value)
 
 
 def test_types_are_those_of_the_installed_transformers():

@@ -10,7 +10,7 @@ from pathlib import Path
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.hub_cache import find_model, is_folder_path
 from dj2mgm.model_files.model_folders import MODEL_SUFFIXES, DamagedFile, find_damaged_file, find_missing_parts
-from dj2mgm.model_files.model_types import VISION_LANGUAGE_TYPES, check_vision_language_model
+from dj2mgm.model_files.model_types import VISION_LANGUAGE_TYPES, check_vision_language_model, read_model_type
 from dj2mgm.settings.config_files import read_json_config
 from dj2mgm.settings.models import ModelFile, TransformersModel
 from dj2mgm.settings.string_formats import has_format
@@ -122,7 +122,7 @@ def _find_damage(part: str) -> DamagedFile | None:
         return None
     if damage := find_damaged_file(folder):
         return damage
-    is_vlm = read_json_config(folder / "config.json").get("model_type") in VISION_LANGUAGE_TYPES
+    is_vlm = read_model_type(read_json_config(folder / "config.json")) in VISION_LANGUAGE_TYPES
     missing = find_missing_parts(folder) if is_vlm else []
     return DamagedFile(folder, f"has no {' and no '.join(missing)}") if missing else None
 
@@ -171,7 +171,7 @@ def describe_missing(key: str, part: str) -> str:
 
 def _find_download(model: ModelFile, key: str, part: str) -> ModelDownload | None:
     """Return the download that fills the part `key` of a model; None if the model's file names no source for it."""
-    if has_format("repository", part) and not is_folder_path(part):
+    if has_format("repository", part) and not is_folder_path(part) and not os.path.isdir(part):
         return ModelDownload(part)
     if key not in (WHOLE_MODEL, "language_model") and len(model.hub_ids) != len(PART_KEYS):
         return None

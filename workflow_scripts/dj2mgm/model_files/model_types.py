@@ -33,20 +33,27 @@ OTHER_FORMS = {
 ORIGINAL_LLAVA = "LlavaLlamaForCausalLM"  # the architecture of LLaVA's first versions, whose model type is `llava`
 
 
+def read_model_type(config: dict) -> str | None:
+    """Return the model type of a config.json; None if it states none, or no string."""
+    kind = config.get("model_type")
+    return kind if isinstance(kind, str) else None
+
+
 def check_format(location: str, config: dict) -> None:
     """Check that transformers, without code of the folder, reads a model with this config.json.
 
     Raises:
         InputError: the message begins with `location`, and names the form of the model that works.
     """
-    kind = config.get("model_type")
-    form = OTHER_FORMS.get("llava_llama" if ORIGINAL_LLAVA in (config.get("architectures") or ()) else kind)
+    kind, architectures = read_model_type(config), config.get("architectures")
+    is_original = isinstance(architectures, list) and ORIGINAL_LLAVA in architectures
+    form = OTHER_FORMS.get("llava_llama" if is_original else kind)
     if form:
         raise InputError(
             f"{location} is in a format that transformers does not read (model_type {kind}). Name the model's form for "
             f"transformers, such as {form}"
         )
-    if "vision_config" in config and kind not in VISION_LANGUAGE_TYPES:
+    if config.keys() & {"vision_config", "mm_vision_tower", "auto_map"} and kind not in VISION_LANGUAGE_TYPES:
         code = ", and the code in its folder is never run" if "auto_map" in config else ""
         raise InputError(
             f"{location}: transformers has no vision-language model of the type {kind}{code}. Name a model of "
@@ -55,14 +62,14 @@ def check_format(location: str, config: dict) -> None:
 
 
 def check_vision_language_model(location: str, folder: Path) -> None:
-    """Check what a download cannot repair in a complete model folder: its format, and a missing chat template.
+    """Check the format of a complete model folder, and that it has a chat template; no download would help.
 
     Raises:
         InputError: the message begins with `location`.
     """
     config = read_json_config(folder / "config.json")
     check_format(location, config)
-    if config.get("model_type") not in WITHOUT_CHAT and not has_chat_template(folder):
+    if read_model_type(config) not in WITHOUT_CHAT and not has_chat_template(folder):
         raise InputError(
             f"{location}: {folder} has no chat template, without which no prompt can be written. Name the "
             "instruction-tuned model, or copy its chat_template.jinja into the folder"

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -86,6 +86,15 @@ class GridDesign(Section):
         return self
 
 
+def _flatten(changes: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys and values; `{finetune: {epochs: 2}}` and `{finetune.epochs: 2}` are the same change."""
+    for key, value in changes.items():
+        if isinstance(value, dict) and value:
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 class ListDesign(Section):
     """Listed variants."""
 
@@ -96,7 +105,8 @@ class ListDesign(Section):
     def _check_number(self) -> Self:
         if (number := len(self.variants)) > MAX_VARIANTS:
             refuse_contradiction(f"{number} variants, but at most {MAX_VARIANTS} are possible", "variants")
-        for (name, changes), (other_name, others) in itertools.combinations(self.variants.items(), 2):
+        flat_variants = {name: dict(_flatten(changes)) for name, changes in self.variants.items()}
+        for (name, changes), (other_name, others) in itertools.combinations(flat_variants.items(), 2):
             if changes == others:
                 refuse_contradiction(f"it changes the same as {name}; remove one of them", "variants", other_name)
         return self

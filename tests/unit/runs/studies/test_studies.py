@@ -409,7 +409,7 @@ RANKS = grid(**{"finetune.lora.r": [8]})
             {
                 "design": {
                     "kind": "list",
-                    "variants": {"a": {"finetune.lora.r": 4}, "b": {"gpus": 2}, "c": {"finetune.lora.r": 4}},
+                    "variants": {"a": {"finetune.lora.r": 4}, "b": {"gpus": 2}, "c": {"finetune": {"lora": {"r": 4}}}},
                 }
             },
             "design.variants.c: it changes the same as a; remove one of them",
