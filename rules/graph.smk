@@ -59,9 +59,11 @@ def build_and_check_graph(build_graph):
     check_requested_targets()
     input_errors = record_input_errors()
     try:
-        build_graph()
-    except MissingRuleException:
-        for name in sorted(workflow.dag_settings.targets):
+        with raising_user_errors():
+            build_graph()
+    except MissingRuleException as error:
+        names = sorted(workflow.dag_settings.targets)
+        for name in [name for name in names if name in str(error)] or names:
             if not workflow.is_rule(name) and not os.path.exists(name):
                 raise UserError(describe_unknown_target(name)) from None
         raise

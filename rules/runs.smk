@@ -6,7 +6,7 @@ from pathlib import Path
 SCRIPTS = Path(workflow.current_basedir).parent / "workflow_scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-from dj2mgm.cli.command_line import escape_control
+from dj2mgm.cli.command_line import describe_system_error, escape_control
 from dj2mgm.cli.console import UserError
 from dj2mgm.errors import InputError
 from dj2mgm.runs.layers import EMBEDDED_DEFAULTS, drop_defaults, restore_texts
@@ -16,11 +16,16 @@ from dj2mgm.settings.config_files import check_stated_once
 
 @contextmanager
 def raising_user_errors():
-    """Raise an InputError as a UserError, whose message Snakemake prints without a traceback."""
+    """Raise an InputError, or an OSError with a remedy, as a UserError, which Snakemake prints without a traceback."""
     try:
         yield
-    except InputError as error:
-        raise UserError(escape_control(str(error))) from None
+    except (InputError, OSError) as error:
+        sentence = (
+            describe_system_error(error) if isinstance(error, OSError) else str(error)
+        )
+        if not sentence:
+            raise
+        raise UserError(escape_control(sentence)) from None
 
 
 # Read from the command line, because Snakemake knows its targets only after it has read all rules. graph.smk refuses

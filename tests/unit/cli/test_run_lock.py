@@ -63,7 +63,7 @@ def test_jobs_are_recognized_in_a_folder_with_a_bar_in_its_name(squeue, tmp_path
 
 def test_unreachable_slurm_is_reported_in_one_sentence(squeue, tmp_path):
     squeue("echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
-    with pytest.raises(InputError, match="Unable to contact.*try again when squeue answers"):
+    with pytest.raises(InputError, match="Unable to contact.*Try again when it answers"):
         list_jobs(tmp_path)
 
 

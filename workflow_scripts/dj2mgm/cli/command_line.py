@@ -94,6 +94,14 @@ REMEDIES = dict.fromkeys(
 }
 
 
+def describe_system_error(error: OSError) -> str | None:
+    """Return a sentence with the file and the remedy; None if the error is not one of `REMEDIES`."""
+    if error.errno not in REMEDIES:
+        return None
+    file_note = f" ({os.fsdecode(error.filename)})" if isinstance(error.filename, str | bytes) else ""
+    return f"{error.strerror}{file_note}. {REMEDIES[error.errno]}"
+
+
 def command_line(main: Callable[[], None]) -> Callable[[], None]:
     """Wrap an entry point; an `InputError` or a file without access becomes one line on stderr and exit status 2."""
 
@@ -108,10 +116,9 @@ def command_line(main: Callable[[], None]) -> Callable[[], None]:
         except InputError as error:
             _fail(str(error))
         except OSError as error:
-            if error.errno not in REMEDIES:
+            if not (sentence := describe_system_error(error)):
                 raise
-            file_note = f" ({os.fsdecode(error.filename)})" if isinstance(error.filename, str | bytes) else ""
-            _fail(f"{error.strerror}{file_note}. {REMEDIES[error.errno]}")
+            _fail(sentence)
         except sqlite3.OperationalError as error:  # mappings on disk (disk_map.py)
             if "disk is full" not in str(error):
                 raise

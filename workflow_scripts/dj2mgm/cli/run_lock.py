@@ -190,8 +190,10 @@ def list_jobs(folder: Path) -> list[str]:
         return []
     result = subprocess.run(LIST_JOBS, capture_output=True, text=True)
     if result.returncode:
+        reason = " ".join(result.stderr.split())
         raise InputError(
-            f"squeue cannot list the jobs of a killed run ({result.stderr.strip()}); try again when squeue answers"
+            f"squeue cannot list the jobs that the last run on a cluster may have left ({reason}). Try again when it "
+            "answers"
         )
     # comments of jobs may contain any character, also line breaks; names of folders may contain any except line breaks
     jobs = [line.partition("|") for line in result.stdout.splitlines()]
