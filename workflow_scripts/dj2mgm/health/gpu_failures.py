@@ -288,7 +288,7 @@ CUDA_SIGNATURES = (
 
 COMPILER_ERROR = re.compile(r"^.*(?:\berror: |cannot find -l|undefined reference|Killed signal|No space left).*$", re.M)
 REMEDIES = (  # by the compiler's message
-    (r"Python\.h", "install Python's headers (Debian: `apt-get install python3.11-dev`)"),
+    (r"Python\.h", "install Python's headers (Debian: `apt-get install python3-dev`)"),
     (
         r"cannot find -lcu|cuda\w*\.h|curand",
         f"install the CUDA toolkit that torch was built with; `{DOCTOR_COMMAND} --fix` finds it",
