@@ -113,6 +113,7 @@ def test_a_shards_conversations_keep_turns_and_images(make, tmp_path):
     assert [read_file(image) for image in images] == [png(1), png(2)]
 
 
+COMMIT = "0" * 40  # of a repository in the hub's cache
 STRAY = {  # keys of rows in the other format
     "data_juicer": {"conversations": [{"from": "human", "value": "stray"}], "image": "stray.png"},
     "llava": {"text": None, "images": ["stray.png"], "question": "stray?", "messages": "stray"},
@@ -281,13 +282,13 @@ def test_a_moved_project_finds_its_images(make, tmp_path):
 def test_shards_in_the_hubs_cache_are_read_through_its_links(make, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     repository = tmp_path / "hub/datasets--me--photos"
-    snapshot = repository / "snapshots/abc"
+    snapshot = repository / "snapshots" / COMMIT
     for number, shard in enumerate(sorted(webdataset(repository / "blobs").iterdir())):
         blob = shard.rename(repository / f"blobs/{number:040d}")
         snapshot.mkdir(parents=True, exist_ok=True)
         (snapshot / shard.name).symlink_to(f"../../blobs/{blob.name}")
     (repository / "refs").mkdir()
-    (repository / "refs/main").write_text("abc")
+    (repository / "refs/main").write_text(COMMIT)
     output = make(one={"format": "webdataset", "path": "me/photos"})
     rows = list(read_dj_jsonl(output / "pretrain.jsonl"))
     images = {read_file(locate_image(output / "sources.json", row["images"][0])) for row in rows}

@@ -135,6 +135,7 @@ def write_dataset(dataset: Dataset, output: Path, capsys) -> list[tuple[str, byt
     return sorted((extract_caption(row["text"]), read_file(locate_image(root, row["images"][0]))) for row in rows)
 
 
+COMMIT = "0" * 40  # of a repository in the hub's cache
 FORMS = (
     WRITERS
     | {writer.__name__: writer for writer in (tsv, semicolons, csv_with_tabs, metadata, json_table)}
@@ -648,10 +649,10 @@ def test_a_dataset_in_the_hubs_cache_is_found_by_its_id(here, form, capsys):
     repository = here / "hub/datasets--me--photos"
     (repository / "blobs").mkdir(parents=True)
     (repository / "refs").mkdir()
-    (repository / "refs/main").write_text("abc")
+    (repository / "refs/main").write_text(COMMIT)
     folder = path if path.is_dir() else path.parent
     for number, file in enumerate(file for file in sorted(folder.rglob("*")) if file.is_file()):
-        link = repository / "snapshots/abc" / file.relative_to(folder)
+        link = repository / "snapshots" / COMMIT / file.relative_to(folder)
         link.parent.mkdir(parents=True, exist_ok=True)
         blob = file.rename(repository / f"blobs/{number:040d}")
         link.symlink_to(os.path.relpath(blob, link.parent))

@@ -3,12 +3,14 @@
 import gzip
 import json
 import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import constants, file_download, hf_hub_download
+from huggingface_hub import constants, hf_hub_download
+from huggingface_hub.errors import RemoteEntryNotFoundError
 from safetensors.torch import load_file, save
 
 from dj2mgm import servers
@@ -179,21 +181,57 @@ def test_names_in_the_head_of_a_file_are_no_paths(hub, download_here, tmp_path, 
     """The hub's library would write the content to the path that the server names, before any check."""
     hub.heads["data/train.parquet"] = {header: name.format(folder=tmp_path)}
     (tmp_path / "mine").write_text("mine")
-    with pytest.raises(InputError, match=r"data/train\.parquet .* is not hexadecimal"):
+    with pytest.raises(InputError, match=r"data/train\.parquet .* is not a commit or checksum"):
         download_here()
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "mine"]
     assert (tmp_path / "mine").read_text() == "mine"
 
 
 @pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit"])
-def test_libraries_do_not_use_the_names_as_paths(hub, download_here, tmp_path, monkeypatch, header):
+def test_libraries_do_not_use_the_names_as_paths(hub, download_here, tmp_path, header):
     """`plan` reads the configuration of a hub id with the hub's library."""
-    monkeypatch.setattr(file_download, "get_hf_file_metadata", file_download.get_hf_file_metadata)
     hub.heads["config.json"] = {header: "../../../../../mine"}
     check_library_downloads()
-    with pytest.raises(ValueError, match="is not hexadecimal"):
+    with pytest.raises(ValueError, match="is not a commit or checksum"):
+        hf_hub_download(MODEL, "config.json", cache_dir=tmp_path / "home/hub", endpoint=hub.url)
+    assert not list(tmp_path.rglob("mine"))
+
+
+@pytest.mark.parametrize("name", ["{folder}/mine", "../../../../../mine"])
+def test_libraries_do_not_use_the_commit_of_an_error_as_path(hub, download_here, tmp_path, name):
+    """The hub's library remembers that a file is missing in a folder with the name of the commit."""
+    headers = {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": name.format(folder=tmp_path), "Content-Length": "0"}
+    hub.answers[f"/{MODEL}/resolve/main/config.json"] = (404, headers, b"")
+    check_library_downloads()
+    with pytest.raises(ValueError, match="is not a commit or checksum"):
         hf_hub_download(MODEL, "config.json", cache_dir=tmp_path / "home/hub", endpoint=hub.url)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (200, {"ETag": '"' + "A1" * 20 + '"'}),
+        (200, {"ETag": '"d41d8cd98f00b204e9800998ecf8427e-2"'}),
+        (200, {"ETag": "a/b", "X-Linked-Etag": "0" * 40}),
+        (404, {"ETag": 'W/"f-mY2VvLxuxB/KhsoOdQTlMTccuAQ"', "X-Error-Code": "EntryNotFound"}),
+    ],
+    ids=["capitals", "parts", "linked", "error"],
+)
+def test_libraries_accept_other_names_of_contents(hub, download_here, tmp_path, status, headers):
+    headers |= {"X-Repo-Commit": REVISION, "Content-Length": "2"}
+    hub.answers[f"/{MODEL}/resolve/main/config.json"] = (status, headers, b"{}")
+    check_library_downloads()
+    with pytest.raises(RemoteEntryNotFoundError) if status == 404 else nullcontext():
+        file = hf_hub_download(MODEL, "config.json", cache_dir=tmp_path / "home/hub", endpoint=hub.url)
+        assert Path(file).read_bytes() == b"{}"
+
+
+def test_libraries_download_files_of_any_size(hub, download_here, tmp_path, monkeypatch):
+    monkeypatch.setattr(servers.hub, "MAX_ANSWER_BYTES", 2**10)
+    check_library_downloads()
+    file = hf_hub_download(MODEL, "model.safetensors", cache_dir=tmp_path / "home/hub", endpoint=hub.url)
+    assert Path(file).read_bytes() == WEIGHTS
 
 
 def test_a_file_longer_than_declared_is_cut_off(hub, download_here, tmp_path):

@@ -12,6 +12,7 @@ from dj2mgm.runs.stage_settings import build_evaluate_clip_settings
 from tiny_clip import save_tiny_clip, save_tiny_siglip
 
 KEY = "evaluate.judge_clip"
+COMMIT = "0" * 40  # of a repository in the hub's cache
 
 
 @pytest.mark.parametrize("save", [save_tiny_clip, save_tiny_siglip])
@@ -44,11 +45,11 @@ def test_a_hub_id_is_accepted_unless_its_kind_is_wrong(tmp_path, monkeypatch):
     check_judge("owner/name", KEY)
     repository = tmp_path / "models--owner--name"
     (repository / "refs").mkdir(parents=True)
-    (repository / "refs/main").write_text("abc")
-    (repository / "snapshots/abc").mkdir(parents=True)
+    (repository / "refs/main").write_text(COMMIT)
+    (repository / "snapshots" / COMMIT).mkdir(parents=True)
     check_judge("owner/name", KEY)
     assert list_clip_files("owner/name") == []
-    (repository / "snapshots/abc/config.json").write_text('{"model_type": "blip"}')
+    (repository / "snapshots" / COMMIT / "config.json").write_text('{"model_type": "blip"}')
     with pytest.raises(InputError, match="owner/name is a model of type 'blip'"):
         check_judge("owner/name", KEY)
 

@@ -20,6 +20,7 @@ from dj2mgm.settings.models import CLIP, TransformersModel
 from dj2mgm.storage.files import write_json
 
 HUB_ID = "Somebody/Their-VLM-2B"
+COMMIT = "0" * 40  # of a repository in the hub's cache
 
 
 @pytest.fixture
@@ -48,8 +49,8 @@ def truncate(file: Path, left_out: int) -> None:
 def put_in_cache(cache: Path, hub_id: str, **keys) -> Path:
     repository = cache / f"models--{hub_id.replace('/', '--')}"
     (repository / "refs").mkdir(parents=True)
-    (repository / "refs/main").write_text("abc")
-    return write_model(repository / "snapshots/abc", **keys)
+    (repository / "refs/main").write_text(COMMIT)
+    return write_model(repository / "snapshots" / COMMIT, **keys)
 
 
 def resolve(value: str) -> TransformersModel:
@@ -74,6 +75,14 @@ def test_a_hub_id_is_a_model_in_the_cache(cache):
         check_clip_folder(model)
     put_in_cache(cache, CLIP)
     check_clip_folder(model)
+
+
+@pytest.mark.parametrize("commit", ["../../../elsewhere", "{folder}", "é", ""])
+def test_a_branch_without_a_commit_is_not_followed(cache, commit):
+    folder = write_model(cache.parent / "elsewhere")
+    snapshot = put_in_cache(cache, HUB_ID)
+    (snapshot.parents[1] / "refs/main").write_text(commit.format(folder=folder))
+    assert resolve(HUB_ID).whole_model == HUB_ID
 
 
 def test_a_missing_hub_id_is_refused_before_its_first_job(cache):

@@ -22,7 +22,7 @@ from huggingface_hub.hf_api import RepoSibling
 from dj2mgm.cli.messages import Progress
 from dj2mgm.dataset_resolution.hub_data import find_hub_dataset
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.hub_cache import find_cached_snapshot, is_folder_path
+from dj2mgm.model_files.hub_cache import COMMIT, find_cached_snapshot, is_folder_path
 from dj2mgm.model_files.missing_models import ModelDownload, is_complete
 from dj2mgm.model_files.model_folders import MODEL_SUFFIXES
 from dj2mgm.servers.hub import (
@@ -51,7 +51,7 @@ ROW_FILES = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.tsv", "*.tar", "*.txt
 IMAGE_FILES = tuple(f"*{suffix}" for suffix in IMAGE_SUFFIXES)
 RESUME_REMEDY = "run the same command again, which continues the download"
 DISK_RESERVE_BYTES = 2**30  # bytes that stay free on the disk
-COMMIT, SHA256 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}")  # Git names contents as it names commits
+SHA256 = re.compile("[0-9a-f]{64}")
 MAX_FILE_BYTES = 2**50
 CONNECTIONS = 8
 

@@ -1,7 +1,10 @@
 """Models and datasets on this machine: folders, and repositories in the hub's cache."""
 
 import os
+import re
 from pathlib import Path
+
+COMMIT = re.compile("[0-9a-f]{40}")  # Git names contents as it names commits
 
 
 def is_folder_path(part: str) -> bool:
@@ -23,8 +26,9 @@ def find_cached_snapshot(hub_id: str, kind: str) -> Path | None:
     cache = Path(os.environ.get("HF_HUB_CACHE", Path(os.environ.get("HF_HOME", default), "hub"))).expanduser()
     repository = cache / f"{kind}--{hub_id.replace('/', '--')}"
     main = repository / "refs/main"
-    snapshot = repository / "snapshots" / main.read_text(encoding="ascii") if main.is_file() else None
-    return snapshot if snapshot and snapshot.is_dir() else None
+    commit = main.read_bytes().decode("ascii", errors="replace") if main.is_file() else ""
+    snapshot = repository / "snapshots" / commit
+    return snapshot if COMMIT.fullmatch(commit) and snapshot.is_dir() else None
 
 
 def find_model(part: str) -> str:

@@ -1,7 +1,8 @@
 """Requests to the Hugging Face hub, with one sentence for each failure and no token in any message.
 
 The server may be a mirror, so all its answers are limited, and files are read here and not by the hub's library. The
-library takes the names of files in its cache from headers of the server, and limits neither time nor size.
+library takes the names of files in its cache from headers of the server, and limits neither time nor size. Every
+client of the library that this module makes refuses such names if they may be paths.
 """
 
 import errno
@@ -10,9 +11,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import httpx2
-from huggingface_hub import HfApi, constants, file_download, get_token, hf_hub_url, logging, set_client_factory
+from huggingface_hub import HfApi, constants, get_token, hf_hub_url, logging, set_client_factory
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff, parse_ratelimit_headers
@@ -44,8 +46,8 @@ MIN_BYTES_PER_S = 2**12  # rate of the slowest accepted file
 BUSY_STATUS_CODES = (408, 429, 500, 502, 503, 504)  # answers after which a file is requested again
 LIMITS = "dj2mgm_limits"  # extension of a request with the most bytes and seconds of its answer
 COMMIT_HEADER = "X-Repo-Commit"
-SHOWN_CHARACTERS = 60  # of such a header
-HEXADECIMAL = re.compile("[0-9a-f]{1,64}")
+SHOWN_CHARACTERS = 60  # of a name or path
+CONTENT_NAME = re.compile("[0-9A-Fa-f-]{1,64}")  # storages number the parts of a content after a hyphen
 UNKNOWN_FORM_ERRORS = (
     LookupError,
     TypeError,
@@ -77,20 +79,34 @@ def make_quiet_api() -> HfApi:
     return HfApi()
 
 
-def _make_limited_client() -> httpx2.Client:
-    """Return a client of the hub's library that limits time, bytes and requested pauses of each answer."""
+def check_library_downloads() -> None:
+    """Make the hub's library check the names in answers. Files of any size are allowed.
+
+    Libraries that load a model by its hub id download with it.
+    """
+    set_client_factory(partial(_make_limited_client, limits=(float("inf"), float("inf"))))
+
+
+def _make_limited_client(limits: tuple[float, float] | None = None) -> httpx2.Client:
+    """Return a client of the hub's library that checks each answer's head, and limits its time, bytes and pauses.
+
+    Args:
+        limits: most bytes and seconds of an answer whose request states no limits.
+    """
     # as the library's `default_client_factory`
     options = {"event_hooks": {"request": [hf_request_event_hook]}, "follow_redirects": True, "timeout": None}
     client = make_client(httpx2, constants.ENDPOINT, headers={"Accept-Encoding": "identity"}, **options)
     deadlines, timeout_s = keep_deadlines(client), constants.HF_HUB_DOWNLOAD_TIMEOUT
+    description_limits = (MAX_ANSWER_BYTES, BODY_FACTOR * timeout_s)
 
     def limit_head(request: httpx2.Request) -> None:
         deadlines.start(float("inf"), HEAD_FACTOR * timeout_s)
 
     def limit_body(response: httpx2.Response) -> None:
-        limits = response.request.extensions.get(LIMITS, (MAX_ANSWER_BYTES, BODY_FACTOR * timeout_s))
-        max_bytes, body_s = limits if response.is_success else (MAX_ANSWER_BYTES, BODY_FACTOR * timeout_s)
+        requested_limits = response.request.extensions.get(LIMITS, limits or description_limits)
+        max_bytes, body_s = requested_limits if response.is_success else description_limits
         deadlines.mark_head_received(body_s)
+        _check_names(response)
         _check_pause(response)
         if is_compressed(response.headers):
             raise ValueError("the answer is compressed, although the request excludes it")
@@ -119,6 +135,21 @@ class _LimitedStream(httpx2.SyncByteStream):
 
     def close(self) -> None:
         self._stream.close()
+
+
+def _check_names(response: httpx2.Response) -> None:
+    """Raise ValueError if an answer's commit or checksum may be a path, since the hub's library joins them to paths.
+
+    It uses the commit of every answer, also of an error (huggingface_hub 2.4), and the checksum of the hub's own
+    answers, which state a commit. No upstream issue was found.
+    """
+    names = [response.headers.get(COMMIT_HEADER)]
+    if names[0] is not None and not response.is_error:
+        etag = response.headers.get("X-Linked-Etag") or response.headers.get("ETag", "")
+        names.append(etag.removeprefix("W/").strip('"'))
+    if unusable := next((name for name in names if name and not CONTENT_NAME.fullmatch(name)), None):
+        file, name = response.url.path[-SHOWN_CHARACTERS:], unusable[:SHOWN_CHARACTERS]
+        raise ValueError(f"the server states for {file} {name!r}, which is not a commit or checksum")
 
 
 def _check_pause(response: httpx2.Response) -> None:
@@ -186,41 +217,9 @@ class RepositoryFile:
             extensions={LIMITS: (end - start, timeout_s + (end - start) / MIN_BYTES_PER_S)},
         ) as answer:
             hf_raise_for_status(answer)
-            for head in (*answer.history, answer):
-                self._check_head(head)
             if start and answer.status_code != 206:
                 raise ValueError(f"the server does not send parts of {self.file.rfilename}")
             yield from answer.iter_raw()
-
-    def _check_head(self, head: httpx2.Response) -> None:
-        """Raise ValueError if the head has names that no cache can use. They are not used here, but show an attack."""
-        if COMMIT_HEADER in head.headers:  # the hub's own answer, not that of the storage it leads to
-            etag = head.headers.get("X-Linked-Etag") or ("" if head.is_redirect else head.headers.get("ETag", ""))
-            _check_names(self.file.rfilename, head.headers[COMMIT_HEADER], etag.removeprefix("W/").strip('"'))
-
-
-def _check_names(file: str, *names: str | None) -> None:
-    """Raise ValueError if a commit or the name of a content is not hexadecimal, so that it may be a path."""
-    if unusable := next((name for name in names if name and not HEXADECIMAL.fullmatch(name)), None):
-        raise ValueError(f"the server names {file} {unusable[:SHOWN_CHARACTERS]!r}, which is not hexadecimal")
-
-
-def check_library_downloads() -> None:
-    """Patch the hub's library: it refuses a file whose head names no commit or checksum (huggingface_hub 2.4).
-
-    Libraries that load a model by its hub id download with it, and it joins these names to the path of its cache. No
-    upstream issue was found.
-    """
-    request_head = file_download.get_hf_file_metadata
-    if request_head.__module__ == __name__:
-        return
-
-    def request_checked_head(url: str, *args, **options) -> file_download.HfFileMetadata:
-        metadata = request_head(url, *args, **options)
-        _check_names(url, metadata.commit_hash, metadata.etag)
-        return metadata
-
-    file_download.get_hf_file_metadata = request_checked_head
 
 
 @contextmanager
