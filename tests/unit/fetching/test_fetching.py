@@ -247,13 +247,26 @@ def test_a_file_longer_than_declared_is_cut_off(hub, download_here, tmp_path):
         (429, {"Retry-After": "1000000"}, b"", "the hub requests a pause of 1000000 s"),
         (503, {"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}, b"", "the hub requests a pause of"),
         (429, {"RateLimit": '"api";r=0;t=1000000'}, b"", "the hub requests a pause of 1000000 s"),
+        (429, {"Retry-After": "9" * 400}, b"", "the hub requests a pause of 1000000000 s"),
+        (429, {"RateLimit": f'"api";r=0;t={"9" * 400}'}, b"", "the hub requests a pause of 1000000000 s"),
         (200, {"Content-Encoding": "gzip"}, gzip.compress(bytes(2**24)), "the answer is compressed"),
         (200, {"Content-Encoding": "zstd"}, b"", "the answer is compressed"),
         (200, {"Content-Length": str(2**40)}, bytes(2**21), "the answer has more than the expected"),
         (404, {"Content-Length": str(2**40)}, bytes(2**21), "the answer has more than the expected"),
         (200, {}, b" " * 1000, "is too slow"),
     ],
-    ids=["seconds", "date", "rate limit", "gzip", "zstd", "long", "long error", "slow"],
+    ids=[
+        "seconds",
+        "date",
+        "rate limit",
+        "infinite",
+        "infinite rate limit",
+        "gzip",
+        "zstd",
+        "long",
+        "long error",
+        "slow",
+    ],
 )
 @pytest.mark.parametrize("path", ["/api/datasets/{0}", "/datasets/{0}/resolve/{1}/data/train.parquet"])
 def test_answers_of_the_hub_have_limits(hub, download_here, monkeypatch, path, status, headers, body, message):
@@ -269,6 +282,13 @@ def test_answers_of_the_hub_have_limits(hub, download_here, monkeypatch, path, s
     with pytest.raises(InputError, match=message):
         download_here()
     assert time.monotonic() - started < 20
+
+
+def test_a_folder_in_the_place_of_a_branch_is_reported(download_here, tmp_path):
+    branch = tmp_path / "home/hub/datasets--somebody--photos/refs/main"
+    branch.mkdir(parents=True)
+    with pytest.raises(InputError, match="Is a directory"):
+        download_here()
 
 
 def test_images_with_any_suffix_are_downloaded(hub, fetch, tmp_path):

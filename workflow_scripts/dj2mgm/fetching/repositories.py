@@ -263,8 +263,9 @@ def download(repository: Repository) -> Path:
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         for _ in pool.map(partial(_download_file, repository, meter), repository.files):
             pass
-    if repository.source.folder is None:  # the file by which the cache finds the branch
-        write_text(repository.folder.parents[1] / "refs/main", repository.revision)
+    if repository.source.folder is None:
+        with hub_errors(repository.source.request):  # the file by which the cache finds the branch
+            write_text(repository.folder.parents[1] / "refs/main", repository.revision)
     return repository.folder
 
 

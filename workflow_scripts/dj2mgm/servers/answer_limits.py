@@ -3,7 +3,6 @@
 The time limits of httpx count silence, so a server that drips bytes never exceeds them. Requests have deadlines too.
 """
 
-import math
 import sys
 import threading
 import time
@@ -12,6 +11,7 @@ from email.utils import parsedate_to_datetime
 from types import ModuleType
 
 MAX_PAUSE_S = 600.0  # longest pause that a server may request; during a longer one a stage would hold its GPUs
+LONGEST_PAUSE_S = 1e9  # a longer requested pause counts as this one
 MIN_SHOWN_PAUSE_S = 10.0  # pauses that the server requests are shown from this length on
 
 
@@ -38,7 +38,7 @@ def is_compressed(headers: Mapping[str, str]) -> bool:
 
 
 def read_retry_after(headers: Mapping[str, str]) -> float:
-    """Return the pause in seconds from the header Retry-After (seconds or a date), or 0 without one."""
+    """Return the pause in seconds from the header Retry-After (seconds or a date); 0 without one."""
     value = headers.get("Retry-After", "")
     try:
         seconds = float(value)
@@ -47,7 +47,7 @@ def read_retry_after(headers: Mapping[str, str]) -> float:
             seconds = parsedate_to_datetime(value).timestamp() - time.time()
         except (ValueError, OverflowError):
             return 0.0
-    return max(seconds, 0.0) if math.isfinite(seconds) else 0.0
+    return min(seconds, LONGEST_PAUSE_S) if seconds > 0 else 0.0  # 0 for "nan"
 
 
 class Deadlines(threading.local):

@@ -24,6 +24,7 @@ from dj2mgm.cli.command_line import escape_control
 from dj2mgm.cli.messages import note
 from dj2mgm.errors import InputError
 from dj2mgm.servers.answer_limits import (
+    LONGEST_PAUSE_S,
     MAX_PAUSE_S,
     MIN_SHOWN_PAUSE_S,
     Deadlines,
@@ -157,7 +158,7 @@ def _check_pause(response: httpx2.Response) -> None:
     if response.status_code not in BUSY_STATUS_CODES:
         return
     rate = parse_ratelimit_headers(response.headers)
-    pause_s = max(read_retry_after(response.headers), rate.reset_in_seconds if rate else 0)
+    pause_s = max(read_retry_after(response.headers), min(rate.reset_in_seconds, LONGEST_PAUSE_S) if rate else 0)
     if pause_s > MAX_PAUSE_S:
         raise InputError(f"the hub requests a pause of {pause_s:.0f} s; run the same command again after it")
     if pause_s >= MIN_SHOWN_PAUSE_S:
@@ -229,7 +230,7 @@ def hub_errors(request: Request) -> Iterator[None]:
         yield
     except OfflineModeIsEnabled:
         raise InputError(f"{request.repository} cannot be reached while HF_HUB_OFFLINE is set; unset it") from None
-    except (OSError, RuntimeError, ValueError, httpx2.HTTPError, *UNKNOWN_FORM_ERRORS) as error:
+    except (OSError, RuntimeError, ValueError, ArithmeticError, httpx2.HTTPError, *UNKNOWN_FORM_ERRORS) as error:
         raise InputError(_describe(request, _find_cause(error))) from None
 
 
