@@ -122,9 +122,9 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._send(403, {"error": "Access to this repository is restricted."}, error="GatedRepo")
             return self._send_file(repository, "/".join(remainder[2:]))
         entries = [self._entry(repository, file) for file in repository.files]
-        if remainder[:1] == ["tree"]:
-            return self._send(200, entries)
         changes = self.server.described.get(f"{owner}/{name}", {})
+        if remainder[:1] == ["tree"]:
+            return self._send(200, [entry | changes for entry in entries])
         siblings = [entry | {"rfilename": entry["path"]} | changes for entry in entries]
         description = {"sha": REVISION, "id": f"{owner}/{name}", "siblings": siblings, "gated": repository.gated}
         return self._send(200, description | {"cardData": repository.card} | changes)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import constants, hf_hub_download
+from huggingface_hub import HfApi, constants, hf_hub_download
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from safetensors.torch import load_file, save
 
@@ -145,11 +145,12 @@ def test_unusable_repositories_are_refused_before_a_download(hub, fetch, config,
         ({"size": -1}, "has no valid size"),
         ({"size": "1"}, "has no valid size"),
         ({"blobId": None}, "has no checksum"),
-        ({"blobId": "../../../../mine"}, "has no checksum"),
-        ({"lfs": {"sha256": "{folder}/mine", "size": 1, "pointerSize": 1}}, "has no checksum"),
+        ({"blobId": "../../../../mine"}, "'../../../../mine', which is not a commit or checksum"),
+        ({"lfs": {"sha256": "{folder}/mine", "size": 1, "pointerSize": 1}}, "which is not a commit or checksum"),
         ({"rfilename": "a\0.json"}, "is not a file's path in a repository"),
         ({"rfilename": "a" * 300 + ".json"}, "is not a file's path in a repository"),
-        ({"sha": "../../../../mine"}, "'../../../../mine' is not a commit"),
+        ({"sha": "../../../../mine"}, "'../../../../mine', which is not a commit or checksum"),
+        ({"sha": "12"}, "'12' is not a commit"),
     ],
 )
 def test_an_answer_with_impossible_values_is_refused(hub, fetch, tmp_path, changed, problem):
@@ -205,6 +206,22 @@ def test_libraries_do_not_use_the_commit_of_an_error_as_path(hub, download_here,
     check_library_downloads()
     with pytest.raises(ValueError, match="is not a commit or checksum"):
         hf_hub_download(MODEL, "config.json", cache_dir=tmp_path / "home/hub", endpoint=hub.url)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("name", ["{folder}/mine", "../../../../../mine"])
+@pytest.mark.parametrize("key", ["sha", "oid", "lfs"])
+def test_libraries_do_not_use_names_in_descriptions_as_paths(hub, download_here, tmp_path, key, name):
+    """The hub's library would write the commit of a branch to the path that the description names."""
+    name = name.format(folder=tmp_path)
+    hub.described[MODEL] = {key: {"oid": name, "size": 1, "pointerSize": 1} if key == "lfs" else name}
+    check_library_downloads()
+    api = HfApi(endpoint=hub.url)
+    with pytest.raises(ValueError, match="is not a commit or checksum"):
+        if key == "sha":
+            api.resolve_revision(MODEL, cache_dir=tmp_path / "home/hub")
+        else:
+            list(api.list_repo_tree(MODEL))
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 

@@ -1,17 +1,18 @@
 """Requests to the Hugging Face hub, with one sentence for each failure and no token in any message.
 
 The server may be a mirror, so all its answers are limited, and files are read here and not by the hub's library. The
-library takes the names of files in its cache from headers of the server, and limits neither time nor size. Every
+library takes the names of files in its cache from the server, and limits neither time nor size. Every
 client of the library that this module makes refuses such names if they may be paths.
 """
 
 import errno
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import httpx2
 from huggingface_hub import HfApi, constants, get_token, hf_hub_url, logging, set_client_factory
@@ -47,6 +48,7 @@ MIN_BYTES_PER_S = 2**12  # rate of the slowest accepted file
 BUSY_STATUS_CODES = (408, 429, 500, 502, 503, 504)  # answers after which a file is requested again
 LIMITS = "dj2mgm_limits"  # extension of a request with the most bytes and seconds of its answer
 COMMIT_HEADER = "X-Repo-Commit"
+NAME_KEYS = ("sha", "oid", "blobId", "sha256")  # of commits and contents in descriptions of repositories
 SHOWN_CHARACTERS = 60  # of a name or path
 CONTENT_NAME = re.compile("[0-9A-Fa-f-]{1,64}")  # storages number the parts of a content after a hyphen
 UNKNOWN_FORM_ERRORS = (
@@ -107,7 +109,7 @@ def _make_limited_client(limits: tuple[float, float] | None = None) -> httpx2.Cl
         requested_limits = response.request.extensions.get(LIMITS, limits or description_limits)
         max_bytes, body_s = requested_limits if response.is_success else description_limits
         deadlines.mark_head_received(body_s)
-        _check_names(response)
+        _check_answer(response)
         _check_pause(response)
         if is_compressed(response.headers):
             raise ValueError("the answer is compressed, although the request excludes it")
@@ -138,18 +140,40 @@ class _LimitedStream(httpx2.SyncByteStream):
         self._stream.close()
 
 
-def _check_names(response: httpx2.Response) -> None:
-    """Raise ValueError if an answer's commit or checksum may be a path, since the hub's library joins them to paths.
+def _check_answer(response: httpx2.Response) -> None:
+    """Raise ValueError if an answer's commits or checksums may be paths, since the hub's library joins them to paths.
 
-    It uses the commit of every answer, also of an error (huggingface_hub 2.4), and the checksum of the hub's own
-    answers, which state a commit. No upstream issue was found.
+    It uses the commit in the head of every answer, also of an error (huggingface_hub 2.4), the checksum in the head of
+    the hub's own answers, which state a commit, and both in decoded JSON, which is checked when it is decoded. No
+    upstream issue was found.
     """
     names = [response.headers.get(COMMIT_HEADER)]
     if names[0] is not None and not response.is_error:
         etag = response.headers.get("X-Linked-Etag") or response.headers.get("ETag", "")
         names.append(etag.removeprefix("W/").strip('"'))
-    if unusable := next((name for name in names if name and not CONTENT_NAME.fullmatch(name)), None):
-        file, name = response.url.path[-SHOWN_CHARACTERS:], unusable[:SHOWN_CHARACTERS]
+    _check_names(response, names)
+    decode = response.json
+
+    def decode_checked(**options) -> Any:
+        values = decode(**options)
+        _check_names(response, _list_names(values))
+        return values
+
+    response.json = decode_checked
+
+
+def _list_names(values: Any) -> Iterator[object]:
+    """Yield the commits and checksums in the description of a repository, or of its files."""
+    siblings = values.get("siblings") if isinstance(values, dict) else values
+    for entry in (values, *(siblings if isinstance(siblings, list) else ())):
+        for part in (entry, entry.get("lfs")) if isinstance(entry, dict) else ():
+            if isinstance(part, dict):
+                yield from map(part.get, NAME_KEYS)
+
+
+def _check_names(response: httpx2.Response, names: Iterable[object]) -> None:
+    if unusable := next((name for name in names if name and not CONTENT_NAME.fullmatch(str(name))), None):
+        file, name = response.url.path[-SHOWN_CHARACTERS:], str(unusable)[:SHOWN_CHARACTERS]
         raise ValueError(f"the server states for {file} {name!r}, which is not a commit or checksum")
 
 
