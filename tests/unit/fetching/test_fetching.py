@@ -270,6 +270,7 @@ def test_a_file_longer_than_declared_is_cut_off(hub, download_here, tmp_path):
         (200, {"Content-Encoding": "zstd"}, b"", "the answer is compressed"),
         (200, {"Content-Length": str(2**40)}, bytes(2**21), "the answer has more than the expected"),
         (404, {"Content-Length": str(2**40)}, bytes(2**21), "the answer has more than the expected"),
+        (302, {"Content-Length": str(2**40), "Location": "/"}, bytes(2**21), "the answer has more than the expected"),
         (200, {}, b" " * 1000, "is too slow"),
     ],
     ids=[
@@ -282,12 +283,14 @@ def test_a_file_longer_than_declared_is_cut_off(hub, download_here, tmp_path):
         "zstd",
         "long",
         "long error",
+        "long redirect",
         "slow",
     ],
 )
 @pytest.mark.parametrize("path", ["/api/datasets/{0}", "/datasets/{0}/resolve/{1}/data/train.parquet"])
 def test_answers_of_the_hub_have_limits(hub, download_here, monkeypatch, path, status, headers, body, message):
-    monkeypatch.setattr(servers.hub, "MAX_ANSWER_BYTES", 2**20)
+    if status == 200:
+        monkeypatch.setattr(servers.hub, "MAX_ANSWER_BYTES", 2**20)
     monkeypatch.setattr(servers.hub, "BODY_FACTOR", 1)
     hub.repositories[f"datasets/{DATASET}"].files["data/train.parquet"] = b"rows" * 1000
     hub.answers[path.format(DATASET, REVISION)] = (
@@ -299,6 +302,18 @@ def test_answers_of_the_hub_have_limits(hub, download_here, monkeypatch, path, s
     with pytest.raises(InputError, match=message):
         download_here()
     assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("hops", [5, 6])
+def test_redirects_are_few(hub, download_here, hops):
+    """Each redirect's answer is kept in memory until the last one."""
+    for hop in range(hops):
+        target = f"/hop{hop + 1}" if hop + 1 < hops else f"/api/models/{MODEL}"
+        path = f"/hop{hop}" if hop else f"/api/datasets/{DATASET}"
+        hub.answers[path] = (302, {"Location": target, "Content-Length": "0", "Connection": "close"}, b"")
+    message = "Exceeded maximum allowed redirects" if hops > 5 else "has no files"
+    with pytest.raises(InputError, match=message):
+        download_here()
 
 
 def test_a_folder_in_the_place_of_a_branch_is_reported(download_here, tmp_path):

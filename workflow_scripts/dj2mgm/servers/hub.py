@@ -42,6 +42,8 @@ MAX_MESSAGE_LENGTH = 200  # characters shown of a server's message
 HEAD_FACTOR = 6  # factor on the library's time limit; the hub lists the files of a large repository within a minute
 BODY_FACTOR = 60  # factor on the library's time limit for a whole answer that is not a file
 MAX_ANSWER_BYTES = 2**27  # bytes of an answer that is not a file; about 400 000 files of a repository
+MAX_REFUSAL_BYTES = 2**20  # bytes of a redirect or an error; a client keeps all redirects of an answer
+MAX_REDIRECTS = 5
 ATTEMPTS = 5  # attempts in a row at a file that bring little
 MIN_ATTEMPT_BYTES = 2**20  # bytes of an attempt that brings enough
 MIN_BYTES_PER_S = 2**12  # rate of the slowest accepted file
@@ -97,17 +99,24 @@ def _make_limited_client(limits: tuple[float, float] | None = None) -> httpx2.Cl
         limits: most bytes and seconds of an answer whose request states no limits.
     """
     # as the library's `default_client_factory`
-    options = {"event_hooks": {"request": [hf_request_event_hook]}, "follow_redirects": True, "timeout": None}
+    options = {
+        "event_hooks": {"request": [hf_request_event_hook]},
+        "follow_redirects": True,
+        "max_redirects": MAX_REDIRECTS,
+        "timeout": None,
+    }
     client = make_client(httpx2, constants.ENDPOINT, headers={"Accept-Encoding": "identity"}, **options)
     deadlines, timeout_s = keep_deadlines(client), constants.HF_HUB_DOWNLOAD_TIMEOUT
-    description_limits = (MAX_ANSWER_BYTES, BODY_FACTOR * timeout_s)
+    body_timeout_s = BODY_FACTOR * timeout_s
 
     def limit_head(request: httpx2.Request) -> None:
         deadlines.start(float("inf"), HEAD_FACTOR * timeout_s)
 
     def limit_body(response: httpx2.Response) -> None:
-        requested_limits = response.request.extensions.get(LIMITS, limits or description_limits)
-        max_bytes, body_s = requested_limits if response.is_success else description_limits
+        max_bytes, body_s = MAX_REFUSAL_BYTES, body_timeout_s
+        if response.is_success:
+            default = limits or (MAX_ANSWER_BYTES, body_timeout_s)
+            max_bytes, body_s = response.request.extensions.get(LIMITS, default)
         deadlines.mark_head_received(body_s)
         _check_answer(response)
         _check_pause(response)
