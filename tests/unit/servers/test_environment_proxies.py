@@ -6,11 +6,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx2
 import pytest
+from huggingface_hub import constants
 
 from dj2mgm.errors import InputError
+from dj2mgm.fetching.repositories import HubSource
 from dj2mgm.servers.chat_server import ChatServer, RequestError
 from dj2mgm.servers.environment_proxies import find_proxy, make_client
-from dj2mgm.servers.hub import make_quiet_api
+from dj2mgm.servers.hub import hub_errors, make_quiet_api
 from scripted_server import ScriptedServer, caption
 
 KEY = "sk-toy-0123456789abcdef"
@@ -109,6 +111,34 @@ def test_a_proxy_that_cannot_be_used_gets_a_sentence(refuse, monkeypatch, scheme
     assert "secret" not in str(raised.value)
     with pytest.raises(InputError, match="a proxy in the environment cannot be used"):
         make_quiet_api().model_info("somebody/model")
+
+
+@pytest.mark.parametrize(
+    ("url", "status", "message"),
+    [
+        ("http://hub.example", 403, r"the hub or the proxy {} refuses the request \(403\).*NO_PROXY.*HF_TOKEN"),
+        ("http://hub.example", 407, r"the proxy {} needs a name and a password \(407\)"),
+        ("https://hub.example", 403, r"the proxy {} gives no way to the hub \(403 Forbidden\).*NO_PROXY"),
+        ("https://hub.example", 407, r"the proxy {} needs a name and a password \(407\)"),
+        ("https://hub.example", 502, r"the proxy {} gives no way to the hub \(502 Bad Gateway\).*NO_PROXY"),
+    ],
+)
+def test_failures_of_the_proxy_are_not_the_hubs(refuse, monkeypatch, url, status, message):
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    proxy = refuse(status)
+    source = HubSource("a/b", "model", ("*.json",))
+    with (
+        pytest.raises(InputError, match=message.format(f"http://{proxy.address}")) as raised,
+        hub_errors(source.request),
+    ):
+        make_quiet_api().repo_info("a/b")
+    assert "gated" not in str(raised.value) and "secret" not in str(raised.value)
+
+
+def test_a_proxy_without_a_port_is_named_without_one(refuse, monkeypatch):
+    monkeypatch.setenv("all_proxy", "http://proxy.example")
+    url = "http://models.example/v1"
+    assert find_proxy(make_client(httpx2, url), url) == "http://proxy.example"
 
 
 def test_servers_in_no_proxy_are_asked_directly(refuse, monkeypatch):

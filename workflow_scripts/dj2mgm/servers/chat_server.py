@@ -26,12 +26,11 @@ from dj2mgm.servers.answer_limits import (
     read_retry_after,
 )
 from dj2mgm.servers.chat_answer import MAX_TEXT_LENGTH, QUOTES_KEY, ChatAnswer, read_answer, read_token_count
-from dj2mgm.servers.environment_proxies import find_proxy, make_client
+from dj2mgm.servers.environment_proxies import PROXY_NEEDS_PASSWORD, find_proxy, make_client
 from dj2mgm.settings.endpoints import MIN_SECRET_LENGTH, compile_secret_pattern
 
 CONNECT_S = 10.0
 BUSY, TRY_AGAIN = {429, 503}, {408, 409, 425, 429}
-PROXY_NEEDS_PASSWORD = 407
 NOT_THERE = {502, 503, 504}  # statuses of a proxy without a server
 FINAL_STATUS_CODES = {402, 404, 405}  # no credit; no such model or address
 MAX_BYTES = 4 * 2**20  # bytes of an answer; a caption takes a few kilobytes

@@ -6,6 +6,8 @@ from urllib.parse import urlsplit
 
 from dj2mgm.errors import InputError
 
+PROXY_NEEDS_PASSWORD = 407
+
 
 def make_client(library: ModuleType, url: str, **options):
     """Return a client of httpx or httpx2 for the server at `url`.
@@ -30,7 +32,10 @@ def make_client(library: ModuleType, url: str, **options):
 def find_proxy(client, url: str) -> str | None:
     """Return the address of the proxy through which a client asks a server, without name and password."""
     proxy = getattr(client._transport_for_url(client.build_request("GET", url).url)._pool, "_proxy_url", None)
-    return proxy and f"{proxy.scheme.decode()}://{proxy.host.decode()}:{proxy.port}"
+    if proxy is None:
+        return None
+    port = f":{proxy.port}" if proxy.port else ""
+    return f"{proxy.scheme.decode()}://{proxy.host.decode()}{port}"
 
 
 def _is_this_machine(host: str) -> bool:

@@ -18,7 +18,13 @@ import httpx2
 from huggingface_hub import HfApi, constants, get_token, hf_hub_url, logging, set_client_factory
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from huggingface_hub.hf_api import RepoSibling
-from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff, parse_ratelimit_headers
+from huggingface_hub.utils import (
+    build_hf_headers,
+    get_session,
+    hf_raise_for_status,
+    http_stream_backoff,
+    parse_ratelimit_headers,
+)
 from huggingface_hub.utils._http import hf_request_event_hook
 
 from dj2mgm.cli.command_line import escape_control
@@ -35,7 +41,7 @@ from dj2mgm.servers.answer_limits import (
     limit_bytes,
     read_retry_after,
 )
-from dj2mgm.servers.environment_proxies import make_client
+from dj2mgm.servers.environment_proxies import PROXY_NEEDS_PASSWORD, find_proxy, make_client
 from dj2mgm.settings.endpoints import compile_secret_pattern
 
 MAX_MESSAGE_LENGTH = 200  # characters shown of a server's message
@@ -277,6 +283,8 @@ def _find_cause(error: BaseException) -> BaseException:
 def _describe(request: Request, error: BaseException) -> str:
     """Return one sentence about a failed request, with its remedy and without the token."""
     repository, remedy = request.repository, request.retry_remedy
+    if proxy_failure := _describe_proxy_failure(error):
+        return proxy_failure
     if isinstance(error, HfHubHTTPError) and error.response is not None:
         status, message = error.response.status_code, _shorten(str(error.server_message or ""))
         if status in request.reasons:
@@ -291,6 +299,37 @@ def _describe(request: Request, error: BaseException) -> str:
     if isinstance(error, UNKNOWN_FORM_ERRORS):
         return f"the hub's answer about {repository} is not understood ({type(error).__name__}); {remedy}"
     return f"{repository} could not be {request.done} ({_shorten(str(error)) or type(error).__name__}); {remedy}"
+
+
+def _describe_proxy_failure(error: BaseException) -> str | None:
+    """Return one sentence about a failure of the environment's proxy, or None if the proxy has not failed.
+
+    A proxy answers requests to `http://` itself; the hub states a code with its own refusals.
+    """
+    response = getattr(error, "response", None)
+    status = response.status_code if response is not None else None
+    needs_password = status == PROXY_NEEDS_PASSWORD or str(error).startswith(str(PROXY_NEEDS_PASSWORD))
+    may_refuse = status == 403 and response.url.scheme == "http" and "X-Error-Code" not in response.headers
+    if not isinstance(error, httpx2.ProxyError) and status != PROXY_NEEDS_PASSWORD and not may_refuse:
+        return None
+    url = (error if response is None else response).request.url
+    proxy = find_proxy(get_session(), str(url))
+    if not proxy:
+        return None
+    if needs_password:
+        return (
+            f"the proxy {proxy} needs a name and a password (407). Put them into its address in the environment, or "
+            "name the hub in NO_PROXY"
+        )
+    if may_refuse:
+        return (
+            f"the hub or the proxy {proxy} refuses the request (403). Name the hub in NO_PROXY to ask it directly, or "
+            "set a valid token as HF_TOKEN"
+        )
+    return (
+        f"the proxy {proxy} gives no way to the hub ({_shorten(str(error))}). Correct HTTPS_PROXY, or name the hub in "
+        "NO_PROXY"
+    )
 
 
 def _shorten(text: str) -> str:
