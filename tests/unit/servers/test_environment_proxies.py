@@ -1,7 +1,9 @@
 """Servers behind a proxy of the environment, with a proxy in this process that refuses every request."""
 
+import socket
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx2
@@ -10,12 +12,19 @@ from huggingface_hub import constants
 
 from dj2mgm.errors import InputError
 from dj2mgm.fetching.repositories import HubSource
+from dj2mgm.servers import environment_proxies
 from dj2mgm.servers.chat_server import ChatServer, RequestError
 from dj2mgm.servers.environment_proxies import find_proxy, make_client
 from dj2mgm.servers.hub import hub_errors, make_quiet_api
 from scripted_server import ScriptedServer, caption
 
 KEY = "sk-toy-0123456789abcdef"
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:  # it sends nothing
+    try:
+        udp.connect(("198.51.100.1", 9))
+        OWN_ADDRESS = udp.getsockname()[0]  # of the network, if there is one
+    except OSError:
+        OWN_ADDRESS = "127.0.0.1"
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
@@ -75,11 +84,43 @@ def test_a_server_on_this_machine_is_asked_directly(refuse, host, scheme, variab
         assert server.lists == 1 and proxy.requests == []
 
 
-@pytest.mark.parametrize("host", ["127.9.8.7", "[::1]", "0.0.0.0", "LOCALHOST", "a.localhost", "[::ffff:127.0.0.1]"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.9.8.7",
+        "[::1]",
+        "0.0.0.0",
+        "LOCALHOST",
+        "a.localhost",
+        "[::ffff:127.0.0.1]",
+        "127.1",
+        "0",
+        "2130706433",
+        "localhost.localdomain",
+        "ip6-localhost",
+    ],
+)
 def test_names_of_this_machine(refuse, host):
     refuse(403)
     url = f"http://{host}:1/v1"
     assert find_proxy(make_client(httpx2, url), url) is None
+
+
+@pytest.mark.parametrize(("address", "is_own"), [("127.0.1.1", True), (OWN_ADDRESS, True), ("198.51.100.1", False)])
+def test_names_with_an_address_of_this_machine(refuse, monkeypatch, address, is_own):
+    refuse(403)
+    resolved = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: resolved if host == "worker-7" else [])
+    url = "http://worker-7:1/v1"
+    assert (find_proxy(make_client(httpx2, url), url) is None) == is_own
+
+
+def test_a_slow_name_server_is_not_waited_for(refuse, monkeypatch):
+    refuse(403)
+    monkeypatch.setattr(environment_proxies, "RESOLVE_S", 0.1)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(20))
+    url, started = "http://worker-7:1/v1", time.monotonic()
+    assert find_proxy(make_client(httpx2, url), url) and time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize(
