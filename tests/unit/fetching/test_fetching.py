@@ -1,7 +1,9 @@
 """`fetch.py` with a hub server in this process: output, downloads, checks, continued and refused downloads."""
 
+import errno
 import gzip
 import json
+import os
 import time
 from contextlib import nullcontext
 from functools import partial
@@ -15,6 +17,7 @@ from safetensors.torch import load_file, save
 
 from dj2mgm import servers
 from dj2mgm.errors import InputError
+from dj2mgm.fetching import repositories
 from dj2mgm.fetching.repositories import HubSource, download, look_up
 from dj2mgm.servers.hub import check_library_downloads
 from dj2mgm.settings.models import CLIP
@@ -319,8 +322,36 @@ def test_redirects_are_few(hub, download_here, hops):
 def test_a_folder_in_the_place_of_a_branch_is_reported(download_here, tmp_path):
     branch = tmp_path / "home/hub/datasets--somebody--photos/refs/main"
     branch.mkdir(parents=True)
-    with pytest.raises(InputError, match="Is a directory"):
+    with pytest.raises(InputError, match=rf"Is a directory: {branch}\)\. Move it away") as raised:
         download_here()
+    assert "HF_ENDPOINT" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EROFS, "Name a folder on another file system"),
+        (errno.EACCES, "Give this user access to it"),
+        (errno.EPERM, "Give this user access to it"),
+        (errno.ENOSPC, "Free space"),
+    ],
+)
+def test_a_cache_that_cannot_be_written_gets_its_remedy(download_here, monkeypatch, number, remedy):
+    def fail(path: Path, *_):
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(repositories, "replace_file", fail)
+    with pytest.raises(InputError, match=rf"{os.strerror(number)}: .*\. {remedy}") as raised:
+        download_here()
+    assert "which continues" not in str(raised.value) and "HF_ENDPOINT" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("status", "is_temporary"), [(304, False), (204, False), (410, False), (500, True)])
+def test_only_temporary_failures_are_to_be_repeated(hub, download_here, status, is_temporary):
+    hub.answers[f"/api/datasets/{DATASET}"] = (status, {"Content-Length": "0"}, b"")
+    with pytest.raises(InputError) as raised:
+        download_here()
+    assert ("HF_ENDPOINT" not in str(raised.value)) == is_temporary and ": )" not in str(raised.value)
 
 
 def test_images_with_any_suffix_are_downloaded(hub, fetch, tmp_path):

@@ -6,6 +6,7 @@ client of the library that this module makes refuses such names if they may be p
 """
 
 import errno
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,7 +28,7 @@ from huggingface_hub.utils import (
 )
 from huggingface_hub.utils._http import hf_request_event_hook
 
-from dj2mgm.cli.command_line import escape_control
+from dj2mgm.cli.command_line import REMEDIES, escape_control
 from dj2mgm.cli.messages import note
 from dj2mgm.errors import InputError
 from dj2mgm.servers.answer_limits import (
@@ -54,6 +55,11 @@ ATTEMPTS = 5  # attempts in a row at a file that bring little
 MIN_ATTEMPT_BYTES = 2**20  # bytes of an attempt that brings enough
 MIN_BYTES_PER_S = 2**12  # rate of the slowest accepted file
 BUSY_STATUS_CODES = (408, 429, 500, 502, 503, 504)  # answers after which a file is requested again
+SERVER_REMEDY = "if HF_ENDPOINT is set, correct it; otherwise run the same command again later"
+PATH_REMEDIES = REMEDIES | dict.fromkeys(
+    (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP),
+    "Move it away, and run the same command again",
+)
 LIMITS = "dj2mgm_limits"  # extension of a request with the most bytes and seconds of its answer
 COMMIT_HEADER = "X-Repo-Commit"
 NAME_KEYS = ("sha", "oid", "blobId", "sha256")  # of commits and contents in descriptions of repositories
@@ -291,13 +297,19 @@ def _describe(request: Request, error: BaseException) -> str:
             return request.reasons[status].replace("{message}", message)
         if status == 401:
             return "the hub rejects the token; set a valid one as HF_TOKEN, or run `hf auth login`"
-        return f"the hub refused {repository} (status {status}: {message}); {remedy}"
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return f"the disk is full, so {repository} was not {request.done}; free space, and run the same command again"
+        if status not in BUSY_STATUS_CODES and status < 500:
+            remedy = SERVER_REMEDY
+        return f"the hub refused {repository} (status {status}{f': {message}' if message else ''}); {remedy}"
+    if isinstance(error, OSError) and error.errno in PATH_REMEDIES:
+        path = _shorten(os.fsdecode(error.filename2 or error.filename or ""))
+        reason = f"{error.strerror}{f': {path}' if path else ''}"
+        return f"{repository} was not {request.done} ({reason}). {PATH_REMEDIES[error.errno]}"
     if isinstance(error, httpx2.TransportError | ConnectionError | TimeoutError):
         return f"the hub cannot be reached ({_shorten(str(error)) or type(error).__name__}); {remedy}"
     if isinstance(error, UNKNOWN_FORM_ERRORS):
-        return f"the hub's answer about {repository} is not understood ({type(error).__name__}); {remedy}"
+        return f"the hub's answer about {repository} is not understood ({type(error).__name__}); {SERVER_REMEDY}"
+    if isinstance(error, ValueError | ArithmeticError | httpx2.HTTPError):  # of the server's answer
+        remedy = SERVER_REMEDY
     return f"{repository} could not be {request.done} ({_shorten(str(error)) or type(error).__name__}); {remedy}"
 
 
