@@ -2,8 +2,9 @@
 
     python workflow_scripts/fetch.py --config '{"model": "qwen3-vl-2b", "dataset": "llava-pretrain"}'
 
-Only missing folders are downloaded. An interrupted download continues with the same command. Every file is compared
-with the hub's checksum. HF_TOKEN or `hf auth login` gives access to gated repositories.
+Only missing folders are downloaded. If a download is interrupted, the same command downloads the files that are not
+complete. Every file is compared with the hub's checksum. HF_TOKEN or `hf auth login` gives access to gated
+repositories.
 """
 
 import json

@@ -89,11 +89,12 @@ def test_an_interrupted_download_keeps_its_complete_files(hub, fetch):
         while not {"config.json", "tokenizer.json"} <= {file for _, file, _ in hub.sent} and time.monotonic() < latest:
             time.sleep(0.05)
         time.sleep(0.5)  # the client writes these files
-        return 400
+        return 501
 
     hub.fails = fail_last
     done = fetch(hub.url, model=MODEL)
     assert done.returncode and "run the same command again" in done.stderr, done.stderr
+    assert "continues" not in done.stderr, "a file that is not complete is downloaded as a whole"
     hub.fails = lambda path, number: None
     hub.sent.clear()
     assert fetch(hub.url, model=MODEL).returncode == 0
@@ -343,7 +344,7 @@ def test_a_cache_that_cannot_be_written_gets_its_remedy(download_here, monkeypat
     monkeypatch.setattr(repositories, "replace_file", fail)
     with pytest.raises(InputError, match=rf"{os.strerror(number)}: .*\. {remedy}") as raised:
         download_here()
-    assert "which continues" not in str(raised.value) and "HF_ENDPOINT" not in str(raised.value)
+    assert "which keeps complete files" not in str(raised.value) and "HF_ENDPOINT" not in str(raised.value)
 
 
 @pytest.mark.parametrize(("status", "is_temporary"), [(304, False), (204, False), (410, False), (500, True)])

@@ -49,7 +49,7 @@ PICKLED = {
 }
 ROW_FILES = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.tsv", "*.tar", "*.txt", "readme.md")
 IMAGE_FILES = tuple(f"*{suffix}" for suffix in IMAGE_SUFFIXES)
-RESUME_REMEDY = "run the same command again, which continues the download"
+RESUME_REMEDY = "run the same command again, which keeps complete files"
 DISK_RESERVE_BYTES = 2**30  # bytes that stay free on the disk
 SHA256 = re.compile("[0-9a-f]{64}")
 MAX_FILE_BYTES = 2**50

@@ -55,7 +55,6 @@ ATTEMPTS = 5  # attempts in a row at a file that bring little
 MIN_ATTEMPT_BYTES = 2**20  # bytes of an attempt that brings enough
 MIN_BYTES_PER_S = 2**12  # rate of the slowest accepted file
 BUSY_STATUS_CODES = (408, 429, 500, 502, 503, 504)  # answers after which a file is requested again
-SERVER_REMEDY = "if HF_ENDPOINT is set, correct it; otherwise run the same command again later"
 PATH_REMEDIES = REMEDIES | dict.fromkeys(
     (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP),
     "Move it away, and run the same command again",
@@ -289,6 +288,7 @@ def _find_cause(error: BaseException) -> BaseException:
 def _describe(request: Request, error: BaseException) -> str:
     """Return one sentence about a failed request, with its remedy and without the token."""
     repository, remedy = request.repository, request.retry_remedy
+    server_remedy = f"if HF_ENDPOINT is set, check that it names a hub; {remedy}"
     if proxy_failure := _describe_proxy_failure(error):
         return proxy_failure
     if isinstance(error, HfHubHTTPError) and error.response is not None:
@@ -298,7 +298,7 @@ def _describe(request: Request, error: BaseException) -> str:
         if status == 401:
             return "the hub rejects the token; set a valid one as HF_TOKEN, or run `hf auth login`"
         if status not in BUSY_STATUS_CODES and status < 500:
-            remedy = SERVER_REMEDY
+            remedy = server_remedy
         return f"the hub refused {repository} (status {status}{f': {message}' if message else ''}); {remedy}"
     if isinstance(error, OSError) and error.errno in PATH_REMEDIES:
         path = _shorten(os.fsdecode(error.filename2 or error.filename or ""))
@@ -307,9 +307,9 @@ def _describe(request: Request, error: BaseException) -> str:
     if isinstance(error, httpx2.TransportError | ConnectionError | TimeoutError):
         return f"the hub cannot be reached ({_shorten(str(error)) or type(error).__name__}); {remedy}"
     if isinstance(error, UNKNOWN_FORM_ERRORS):
-        return f"the hub's answer about {repository} is not understood ({type(error).__name__}); {SERVER_REMEDY}"
+        return f"the hub's answer about {repository} is not understood ({type(error).__name__}); {server_remedy}"
     if isinstance(error, ValueError | ArithmeticError | httpx2.HTTPError):  # of the server's answer
-        remedy = SERVER_REMEDY
+        remedy = server_remedy
     return f"{repository} could not be {request.done} ({_shorten(str(error)) or type(error).__name__}); {remedy}"
 
 
