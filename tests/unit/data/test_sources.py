@@ -115,8 +115,8 @@ def test_a_shards_conversations_keep_turns_and_images(make, tmp_path):
 
 COMMIT = "0" * 40  # of a repository in the hub's cache
 STRAY = {  # keys of rows in the other format
-    "data_juicer": {"conversations": [{"from": "human", "value": "stray"}], "image": "stray.png"},
-    "llava": {"text": None, "images": ["stray.png"], "question": "stray?", "messages": "stray"},
+    "data_juicer": {"conversations": [{"from": "human", "value": "stray"}], "image": None},
+    "llava": {"text": None, "images": None, "question": "stray?", "messages": "stray"},
     "sharegpt": {"text": build_dj_text("stray"), "question": "stray?"},
 }
 
@@ -327,7 +327,7 @@ def base(folder: Path) -> dict:
     return {"path": str(folder / "base/rows.csv")}
 
 
-@pytest.mark.parametrize("extra", [{"images": None}, {"images": ["x"]}, {"text": "x"}])
+@pytest.mark.parametrize("extra", [{"images": None}, {"images": []}, {"text": "x"}])
 def test_conversation_with_other_keys_is_not_a_pair(make, tmp_path, extra):
     path = llava(tmp_path / "data/one")
     rows = [row | extra for row in json.loads(path.read_text(encoding="utf-8"))]

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dj2mgm.data.formats import list_images, read_llava, read_pairs
+from dj2mgm.data.formats import build_dj_text, list_images, read_llava, read_pairs
 from dj2mgm.data.instruction_rows import is_single_question
-from dj2mgm.data.sources import parquet, sharegpt, webdataset
+from dj2mgm.data.sources import arrow, parquet, sharegpt, table, webdataset
 from dj2mgm.data.sources.source import Source
 from dj2mgm.data.training_jsonl import _check_text
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
@@ -46,7 +46,8 @@ def read(tmp_path, row: dict) -> dict:
         (llava(file_name="a.png"), ["a.png"]),
         (llava("<image><image>\nWhich?", img_paths=["a.png", "b.png"]), ["a.png", "b.png"]),
         (llava("Picture 1: <img>a.png</img>\nWhat?"), ["a.png"]),
-        (llava(image="a.png", image_url="https://x/a.png", video_id="v", frame=3), ["a.png"]),
+        (llava(image="a.png", image_url="https://x/b.png", video_id="v", frame=3), ["a.png"]),
+        (llava(image="a.png", images=["a.png"], image_path="/data/a.png", picture_source="coco"), ["a.png"]),
         (openai({"type": "image"}, images=["a.png"]), ["a.png"]),
         (openai({"type": "image", "text": None, "index": 0}, images=["a.png"]), ["a.png"]),
         (openai({"type": "image_url", "image_url": {"url": "a.png", "detail": "low"}}), ["a.png"]),
@@ -54,6 +55,8 @@ def read(tmp_path, row: dict) -> dict:
         (openai({"type": "image", "image": "file:///data/a.png"}), ["/data/a.png"]),
         (openai({"type": "image", "path": "a.png"}, {"type": "image", "url": "b.png"}), ["a.png", "b.png"]),
         (openai({"image": "a.png"}), ["a.png"]),
+        (openai({"type": "image", "image": "a.png"}, images=["a.png"]), ["a.png"]),
+        (openai({"type": "text", "text": "Q", "cache_control": {"type": "ephemeral"}}, image="a.png"), ["a.png"]),
         (openai(image=[{"path": "a.png", "bytes": None}]), ["a.png"]),
         (openai(images=[None]), [""]),
         (llava("What is it?", source="alpaca", url="https://x.org/page", images=[], videos=[], audio=None), []),
@@ -70,6 +73,14 @@ def test_images_are_read_wherever_there_is_one_reading(tmp_path, row, images):
     [
         llava("<video>\nWhat?", video="a.mp4"),
         llava("What?", video="a.mp4"),
+        llava(image="a.png", image2="b.png"),
+        llava(image="a.png", gif="b.gif"),
+        llava(image="a.png", clip_path="b.mp4"),
+        llava(image="a.png", depth={"maps": ["b.npy"]}),
+        llava(image="x/a.png", images=["y/a.png"]),
+        llava("![](a.png) What?"),
+        llava("![x](data:image/png;base64,AAAA) What?"),
+        llava("<img alt='x' src='a.png'> What?"),
         llava("What?", videos=["a.mp4"]),
         llava("What?", audio={"path": None, "array": [0.1]}),
         llava("What?", audio_path="1"),
@@ -97,6 +108,24 @@ def test_images_are_read_wherever_there_is_one_reading(tmp_path, row, images):
         openai({"type": "image", "path": "a.png"}, {"type": "image"}),
         openai({"type": "image"}, {"type": "image"}, images=["a.png"]),
         openai(videos=["a.mp4"]),
+        openai({"type": "text", "text": "Q", "video": "a.mp4"}),
+        openai({"type": "image", "image": "b.png"}, images=["a.png"]),
+        openai("<img>b.png</img>", images=["a.png"]),
+        *(
+            {"messages": [{"role": "user", "content": "What?"} | keys, {"role": "assistant", "content": "A."}]}
+            for keys in (
+                {"files": ["a.png"]},
+                {"attachments": [{"type": "image", "path": "a.png"}]},
+                {"experimental_attachments": [{"contentType": "image/png", "url": "https://x/a.png"}]},
+            )
+        ),
+        llava(image="a.png")
+        | {
+            "conversations": [
+                {"from": "human", "value": "<image>\nQ", "video": "v.mp4"},
+                {"from": "gpt", "value": "A."},
+            ]
+        },
         openai("<video>"),
         {
             "messages": [
@@ -120,16 +149,72 @@ def test_a_row_with_other_media_is_not_trained_on_as_text(tmp_path, row):
     assert problem is not None and problem[0] in ("other_media", "image_token", "control_token")
 
 
+@pytest.mark.parametrize("part", [{"text": "Q", "image": "a.png"}, {"image": "a.png", "text": "Q"}])
+@pytest.mark.parametrize("kind", [{}, {"type": "text"}, {"type": "image"}])
+def test_a_part_with_text_and_image_keeps_both(tmp_path, part, kind):
+    row = read(tmp_path, {"messages": [{"role": "user", "content": [part | kind]}, {"role": "model", "content": "A"}]})
+    assert list_images(row) == ["a.png"] and row["conversations"][0]["value"] == "<image>\nQ"
+
+
+@pytest.mark.parametrize("value", [0, False, {}, 1.5, [1]])
+def test_an_image_that_is_no_path_is_refused(tmp_path, value):
+    with pytest.raises(InputError, match="row 1: 'image' must be a path or a list of paths"):
+        read(tmp_path, llava("What?", image=value))
+
+
+UNUSED = [  # columns next to an image a.png, and whether they name other media
+    ({"video": "v.mp4"}, True),
+    ({"clip_path": "v.mp4"}, True),
+    ({"image_2": "b.png"}, True),
+    ({"url": "https://x/b.png", "video_id": "v", "title": "IMG_1.jpg", "split": "a"}, False),
+    ({"video": None, "image_2": ""}, False),
+]
+
+
+@pytest.mark.parametrize(("columns", "is_unread"), UNUSED)
+def test_captions_with_other_media_are_flagged_by_every_reader(tmp_path, columns, is_unread):
+    row = {"image": "a.png", "caption": "a cat"} | columns
+    write_jsonl(tmp_path / "a.jsonl", [row])
+    (tmp_path / "a.csv").write_text(",".join(row) + "\n" + ",".join(value or "" for value in row.values()) + "\n")
+    shard = write_tar(tmp_path / "a.tar", [("a.json", json.dumps(row).encode()), ("a.png", png(1))])
+    image = {"bytes": png(1), "path": "a.png"}
+    stored = {key: pa.array([value], pa.string()) for key, value in columns.items()}
+    pq.write_table(pa.table({"image": [image], "caption": ["a cat"]} | stored), tmp_path / "a.parquet")
+    with pa.ipc.new_stream(tmp_path / "a.arrow", pq.read_table(tmp_path / "a.parquet").schema) as stream:
+        stream.write_table(pq.read_table(tmp_path / "a.parquet"))
+    files = {"a.jsonl": table, "a.csv": table, "a.parquet": parquet, "a.arrow": arrow, shard.name: webdataset}
+    for name, reader in files.items():
+        [read_row] = reader.read(Source("a", (tmp_path / name,), tmp_path, output=tmp_path / f"out-{name}"))
+        assert (UNREAD_MEDIA in read_row) == is_unread, name
+    write_jsonl(tmp_path / "pair.jsonl", [{"id": "1", "text": build_dj_text("a cat"), "images": ["a.png"]} | columns])
+    if is_unread:
+        with pytest.raises(InputError, match="is not read; delete the key"):
+            list(read_pairs(tmp_path / "pair.jsonl"))
+    else:
+        assert len(list(read_pairs(tmp_path / "pair.jsonl"))) == 1
+
+
+@pytest.mark.parametrize("other", [{"bytes": png(2), "path": None}, png(2)], ids=["struct", "bytes"])
+@pytest.mark.parametrize("column", ["image_2", "second"])
+@pytest.mark.parametrize("texts", [{"caption": "a cat"}, {"conversations": llava("Q")["conversations"]}])
+def test_a_second_column_of_images_is_not_left_out_of_a_row(tmp_path, texts, column, other):
+    columns = {"image": {"bytes": png(1), "path": None}} | texts | {column: other}
+    pq.write_table(pa.table({key: [value, value] for key, value in columns.items()}), tmp_path / "a.parquet")
+    rows = list(parquet.read(Source("a", (tmp_path / "a.parquet",), tmp_path, output=tmp_path / "out")))
+    assert all(row[UNREAD_MEDIA].endswith("is not read") for row in rows) and len(rows) == 2
+
+
 def test_media_in_a_shard_or_parquet_are_not_left_out_of_a_row(tmp_path):
     turns = llava("What?")["conversations"]
     members = [("a.json", json.dumps({"conversations": turns}).encode()), ("a.mp4", b"x")]
     members += [("b.json", json.dumps({"conversations": turns, "image": "b.png"}).encode())]
-    members += [("c.json", json.dumps({"conversations": turns}).encode()), ("c.png", png(1))]
+    about = {"image": "7", "file_name": "x.png"}  # names of the image before it was stored
+    members += [("c.json", json.dumps({"conversations": turns} | about).encode()), ("c.png", png(1))]
     shard = write_tar(tmp_path / "x.tar", members)
     rows = list(webdataset.read(Source("a", (shard,), tmp_path)))
     assert [UNREAD_MEDIA in row for row in rows] == [True, True, False] and len(list_images(rows[2])) == 1
     image = {"bytes": png(1), "path": None}
-    columns = {"images": [[image], [], []], "video": [None, "a.mp4", None], "image_path": [None, None, "a.png"]}
+    columns = {"images": [[image], [], []], "video": [None, "a.mp4", None], "image_path": ["b.png", None, "a.png"]}
     talk = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "A cat."}]
     pq.write_table(pa.table(columns | {"messages": [talk] * 3}), tmp_path / "a.parquet")
     rows = list(parquet.read(Source("a", (tmp_path / "a.parquet",), tmp_path, output=tmp_path / "out")))

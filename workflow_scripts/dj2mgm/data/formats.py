@@ -18,7 +18,7 @@ from dj2mgm.dataset_resolution.row_media import (
     IMAGE_TOKEN,
     UNREAD_MEDIA,
     find_media_mark,
-    find_other_media,
+    find_unread_media,
     has_empty_image,
     read_row_media,
     replace_tagged_images,
@@ -103,7 +103,7 @@ def _read_dj_rows(path: str | Path, several_images: bool) -> Iterator[tuple[str,
             )
         if mark := find_media_mark(row["text"].replace(DJ_IMAGE_TOKEN, ""), is_answer=True):
             raise InputError(f"{location}: 'text' contains {mark}, but only images are read; delete the row")
-        if unread := find_other_media(row, has_images=True):
+        if unread := find_unread_media(row, images, {"images", "text"}):
             raise InputError(f"{location}: {unread}; delete the key, or the row")
         if not isinstance(row.get("question", ""), str):
             raise InputError(
@@ -126,15 +126,18 @@ def _begins_with_bracket(path: str | Path) -> bool:
 # `image` may be a list; each <image> in the human turns then stands for the next path. Images under other names are
 # read, too (row_media.py). A row with media that are not read gets the key UNREAD_MEDIA, and is not trained on.
 
-LLAVA_KEYS = {"id", "image", "conversations", "source"}
 CHAT_ROLES = {"human": "user", "gpt": "assistant"}  # LLaVA's roles → roles of chat templates
 
 
-def build_conversation(identifier: str, image: str, question: str, answer: str) -> dict:
-    """Return a conversation of one question and answer about one image; without a question, a stage-1 caption row."""
+def build_conversation(identifier: str, image: str, question: str, answer: str, unread: str = "") -> dict:
+    """Return a conversation of one question and answer about one image; without a question, a stage-1 caption row.
+
+    `unread` is a phrase about media of the row that are not read.
+    """
     human = f"{IMAGE_TOKEN}\n{question}" if question else IMAGE_TOKEN
     turns = [{"from": "human", "value": human}, {"from": "gpt", "value": answer}]
-    return {"id": identifier, "image": image, "conversations": turns}
+    row = {"id": identifier, "image": image, "conversations": turns}
+    return row | ({UNREAD_MEDIA: unread} if unread else {})
 
 
 def build_text_conversation(question: str, answer: str) -> dict:
@@ -168,15 +171,14 @@ def read_llava(path: str | Path, number_ids: bool = False) -> Iterator[dict]:
             row = row | {"id": numbered.add(row["id"])}
         else:
             ids.add(row["id"], number)
-        images = row.get("image") or ""
-        if not isinstance(images, str | list) or not all(isinstance(image, str) for image in images):
+        images = row.get("image")
+        if not isinstance(images, str | list | None) or not all(isinstance(image, str) for image in images or ()):
             raise InputError(
                 f"{location}: 'image' must be a path or a list of paths, found {quote_value(images)}; leave it out "
-                "for text-only "
-                "rows"
+                "for text-only rows"
             )
         _check_turns(location, row.get("conversations"))
-        yield row if images and row.keys() <= LLAVA_KEYS else _add_media(row)
+        yield _add_media(row)
 
 
 def _add_media(row: dict) -> dict:

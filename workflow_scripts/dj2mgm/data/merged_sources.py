@@ -144,20 +144,23 @@ def _read_pairs(source: Source, format_name: str, row_counts: Counter) -> Iterat
         if pair["text"].count(DJ_IMAGE_TOKEN) > 1:
             raise InputError(
                 f"sources.{source.name}: the caption of row {quote_value(row['id'])} contains {DJ_IMAGE_TOKEN}, "
-                "which stands for "
-                "an image; remove it"
+                "which stands for an image; remove it"
             )
-        yield pair | _build_identity(source, ids, row["id"]) | {"images": _prefix_images(source, pair["images"], file)}
+        texts = {key: pair[key] for key in ("text", "question") if key in pair}
+        images = _prefix_images(source, pair["images"], file)
+        yield _build_identity(source, ids, row["id"]) | texts | {"images": images}
 
 
 def _read_conversations(source: Source, format_name: str, row_counts: Counter) -> Iterator[dict]:
-    """Yield a source's rows in LLaVA's format."""
+    """Yield a source's rows in LLaVA's format, without other keys: paths in them do not have the source's name."""
     ids = NumberedIds("~")
     for row, file in _read_rows(source, format_name, row_counts):
         conversation = _convert_to_conversation(row) if format_name in PAIR_FORMATS else _add_question(row)
         if images := _prefix_images(source, list_images(conversation), file):
             conversation |= {"image": images[0] if isinstance(conversation["image"], str) else images}
-        yield conversation | _build_identity(source, ids, row["id"])
+        media = {key: conversation[key] for key in ("image", UNREAD_MEDIA) if key in conversation}
+        turns = [{"from": turn["from"], "value": turn["value"]} for turn in conversation["conversations"]]
+        yield _build_identity(source, ids, row["id"]) | media | {"conversations": turns}
 
 
 def _read_rows(source: Source, format_name: str, row_counts: Counter) -> Iterator[tuple[dict, Path]]:
@@ -190,8 +193,7 @@ def _convert_to_pair(row: dict, source: Source) -> dict:
     if len(turns) != 2 or len(images) != 1:
         raise InputError(
             f"sources.{source.name}: row {quote_value(row['id'])} has {len(images)} images and {len(turns) // 2} "
-            "questions, but a "
-            "pair has one of each; set `split: finetune` for this source"
+            "questions, but a pair has one of each; set `split: finetune` for this source"
         )
     question = turns[0]["value"].replace(IMAGE_TOKEN, "").strip()
     pair = {"id": row["id"], "text": build_dj_text(turns[1]["value"]), "images": images}

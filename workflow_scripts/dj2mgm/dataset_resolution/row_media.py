@@ -1,12 +1,13 @@
 """Media of conversations: image paths wherever common trainers put them, and media that would be left out.
 
 LLaMA-Factory, ms-swift and Data-Juicer have lists next to the turns, OpenAI, TRL, Axolotl and Qwen-VL parts of a turn,
-LLaVA-NeXT and InternVL a `video` key. Images are read if there is one reading. Other media, and images that cannot be
-read, make a row unusable: without them it would be trained on as text.
+LLaVA-NeXT and InternVL a `video` key. Images are read if all keys and parts that may name them name the same ones.
+Other media, and images that cannot be read, make a row unusable, because it would be trained on without them:
+`find_unread_media` decides so for every reader.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -22,18 +23,27 @@ OTHER_SUFFIXES = (
 )
 MEDIA_SUFFIXES = (*IMAGE_SUFFIXES, *OTHER_SUFFIXES)
 TURN_KEYS = ("conversations", "messages", "texts")
-TEXT_KEYS = {"from", "role", "value", "content", "text", "user", "assistant", "system", "id", "type", *TURN_KEYS}
-PLAIN_TURN = {"from", "value"}
+TEXT_KEYS = {
+    *("from", "role", "value", "content", "text", "user", "assistant", "system", "id", "type", "question", *TURN_KEYS),
+    *("caption", "original_caption", "title", "alt", "alt_text"),
+}
+PLAIN_TURNS = {"from", "value"}, {"role", "content"}
 MAX_PATH_WORDS = 8  # a longer string that ends like the name of a file is a text
 
 _ENDINGS = r"(?:_?(?:path|file|file_?name|name|list|dir|folder|ur[il]|link|src|source|bytes|data|base64|b64|content))"
 _IMAGE = r"(?:image|img|picture|photo|pic|figure|screenshot)"
 _OTHER = r"(?:video|vid|movie|clip|gif|frame|audio|speech|sound|voice|music|waveform|wav|mp3|mp4|media|point_?cloud)"
-IMAGE_KEY = re.compile(rf"(?:input_|raw_)?{_IMAGE}s?{_ENDINGS}?s?")
+IMAGE_KEY = re.compile(rf"(?:input_|raw_)?{_IMAGE}s?(?:_?\d+)?{_ENDINGS}?s?(?:_?\d+)?")
 FILE_KEY = re.compile(r"file|file_?path|file_?name|path|jpe?g|png|webp")  # image paths only if they end like images
-OTHER_KEY = re.compile(rf"(?:input_|raw_)?{_OTHER}s?{_ENDINGS}?s?")
-# keys that are no facts about an image, such as the name of the video that it is a frame of
-CONTENT_KEY = re.compile(r"(?:video|audio|speech|sound|media|frame)s?(?:_?(?:path|file|list|url|bytes|data|base64)s?)?")
+OTHER_KEY = re.compile(rf"(?:input_|raw_)?{_OTHER}s?(?:_?\d+)?{_ENDINGS}?s?(?:_?\d+)?")
+# Next to an image, keys like `video_id` and `image_source` state facts about it. These keys still name media.
+CONTENT_KEY = re.compile(
+    r"(?:video|audio|speech|sound|media|frame)s?(?:_?(?:path|file|list|url|bytes|data|base64)s?)?"
+    rf"|{_IMAGE}s?(?:(?:_?\d+)?|_?\d+{_ENDINGS}|{_ENDINGS}_?\d+)"
+)
+MEDIA_BYTES = re.compile(
+    rb"\xff\xd8\xff|\x89PNG|GIF8|BM|RIFF|II\*\0|MM\0\*|....ftyp|\x1aE\xdf\xa3|ID3|OggS|fLaC", re.DOTALL
+)
 
 # Tokens and tags that stand for media. In answers, tags that HTML has too are text.
 _KINDS = r"(?:im|img|image|picture|photo|vid|video|aud|audio|speech|sound|voice|music|media|frame|vision|visual)"
@@ -41,10 +51,11 @@ _PARTS = r"(?:[ _-]?(?:\d+|here|placeholder|token|soft_token|context|pad|patch|s
 MARK = re.compile(
     rf"<__dj__\w+>|(?i:</?{_KINDS}s?{_PARTS}+>|<(?:start|end|begin)_of_{_KINDS}>)|\[(?:IMG|VIDEO|AUDIO)(?:_\w+)?\]"
 )
-TAG = re.compile(rf"</?{_KINDS}s?>", re.IGNORECASE)
+TAG = re.compile(rf"</?{_KINDS}s?>|<img\s[^>]{{0,200}}?\bsrc\b|!\[[^\]\n]{{0,200}}\]\(", re.IGNORECASE)
 TAGGED_IMAGE = re.compile(r"(?:Picture \d+: ?)?<img>([^<>\n]+)</img>\n?")  # Qwen-VL
 PART_KEYS = ("image_url", "url", "path", "image", "file", "source", "image_path")
 DATA_KEYS = ("bytes", "data", "base64")  # images themselves, which are not read
+TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 @dataclass(frozen=True)
@@ -54,47 +65,61 @@ class RowMedia:
     images: tuple[str, ...] = ()
     unread: str = ""
 
-    def with_images_of_file(self, images: list[str]) -> "RowMedia":
-        """Return the media of a row whose images are in its file, as in an archive."""
-        lost = "its file holds none of its images" if self.images and not images else ""
-        return RowMedia(tuple(images), self.unread or lost)
 
-
-def read_row_media(row: dict, order: tuple[str, str] = ("image", "images")) -> RowMedia:
+def read_row_media(
+    row: dict, order: tuple[str, str] = ("image", "images"), stored: Sequence[str] | None = None
+) -> RowMedia:
     """Return the media of a conversation.
 
     Args:
         row: the row, with its turns under one of `TURN_KEYS`.
         order: keys of images; the first one with a value counts, before parts of turns and before other names.
+        stored: the images in the row's file, such as an archive, if it holds images. The row may name them once more,
+            by other names.
     """
-    turns = [turn for turn in list_turns(row) if isinstance(turn, dict)]
-    in_turns, unread = _read_turns(turns)
+    in_turns, unread = _read_turns([turn for turn in list_turns(row) if isinstance(turn, dict)])
     image_keys = [key for key in order if _has_media(row.get(key))]
     if not (image_keys or in_turns):
         image_keys = [key for key, value in row.items() if _matches(IMAGE_KEY, key) and _has_media(value)]
     if not (image_keys or in_turns):
         image_keys = [key for key, value in row.items() if _matches(FILE_KEY, key) and _names_images(value)]
-    images: list[str] | None = in_turns
-    if image_keys:
-        images = read_paths(row[image_keys[0]])
-        others = [key for key in image_keys[1:] if key not in order and read_paths(row[key]) != images]
-        if others:
-            unread = unread or f"its images may be under {image_keys[0]!r} or {others[0]!r}"
+    paths_by_key = {key: read_paths(row[key]) for key in image_keys} | ({"conversations": in_turns} if in_turns else {})
+    if stored is not None:
+        lost = "its file holds none of its images" if paths_by_key and not stored else ""
+        unread = unread or lost or find_unread_media(row, stored, stored=True)
+        if in_turns and len(in_turns) != len(stored):
+            unread = unread or "its turns name other images than its file holds"
+        return RowMedia(tuple(stored), unread)
+    first = next(iter(paths_by_key), "")
+    images = paths_by_key.get(first, [])
     if images is None:
-        is_data = _is_data(row[image_keys[0]])
+        is_data = _is_data(row[first])
         problem = "is an image in base64, not the path of a file" if is_data else "is not the path of an image"
-        unread, images = unread or f"its {image_keys[0]!r} {problem}", []
-    unread = unread or find_other_media(row, bool(images))
-    if not images and not unread:
-        unread = next((f"its {key!r} is not read" for key in _find_media_keys(row)), "")
-    return RowMedia(tuple(images), unread)
+        return RowMedia((), unread or f"its {first!r} {problem}")
+    other = next((key for key, paths in paths_by_key.items() if paths != images), "")
+    unread = unread or (f"its images may be under {first!r} or {other!r}" if other else "")
+    return RowMedia(tuple(images), unread or find_unread_media(row, images, image_keys))
 
 
-def find_other_media(row: dict, has_images: bool) -> str:
-    """Return a phrase about a key of other media than images, or ""; rows with images may have facts about them."""
-    pattern = CONTENT_KEY if has_images else OTHER_KEY
-    keys = (key for key, value in row.items() if _matches(pattern, key) and _has_media(value))
-    return next((f"its {key!r} is not read" for key in keys), "")
+def find_unread_media(row: dict, images: Sequence[str] = (), used: Collection[str] = (), stored: bool = False) -> str:
+    """Return a phrase about a key that is not used and whose value names media, or "" if there is none.
+
+    Next to images, another name or the web address of an image of the row is not unread.
+
+    Args:
+        row: a row of any reader, or some of its keys.
+        images: paths of the images that are read.
+        used: keys whose values the reader uses.
+        stored: whether the images are stored in the row's file, so that their usual keys name them once more.
+    """
+    for key, value in row.items():
+        if key in used or key in TEXT_KEYS or value is None or key.startswith("__dj__"):
+            continue
+        if stored and images and _is_name_of_stored(key, value, len(images)):
+            continue
+        if (media_key := next(_find_media_keys(value, key, images), None)) is not None:
+            return f"its {media_key!r} is not read"
+    return ""
 
 
 def has_empty_image(row: dict) -> bool:
@@ -142,23 +167,27 @@ def read_content(content: Any) -> tuple[str, list[str | None], str] | None:
             part = {"text": part}
         if not isinstance(part, dict):
             return None
-        kind = part.get("type") or next((key for key in part if part[key] and key in ("text", *PART_KEYS)), None)
-        if not isinstance(kind, str):
+        text, kind = part.get("text"), part.get("type")
+        if not kind or kind in TEXT_PARTS:
+            image_key = next((key for key in PART_KEYS if part.get(key) and _matches(IMAGE_KEY, key)), None)
+            kind = image_key or ("text" if isinstance(text, str) else kind or next(filter(part.get, part), None))
+        if not isinstance(kind, str) or not isinstance(text, str | None) or (kind in TEXT_PARTS and text is None):
             return None
-        if kind in ("text", "input_text", "output_text"):
-            if not isinstance(part.get("text"), str):
-                return None
-            texts.append(part["text"])
-        elif _matches(IMAGE_KEY, kind):
+        used = {"type", "text", "index"}
+        if _matches(IMAGE_KEY, kind):
             paths = read_paths({key: part[key] for key in (*PART_KEYS, *DATA_KEYS) if part.get(key)})
-            is_mark = not any(_has_media(value) for key, value in part.items() if key not in ("type", "text", "index"))
+            is_mark = not any(_has_media(value) for key, value in part.items() if key not in used)
             if is_mark or (paths is not None and len(paths) == 1):
                 images.append(None if is_mark else paths[0])
             else:
                 unread = unread or f"an image in a part of type {kind!r} is not the path of a file"
             texts.append(IMAGE_TOKEN)
-        else:
+            used |= {*PART_KEYS, *DATA_KEYS}
+        elif kind not in TEXT_PARTS:
             unread = unread or f"a part of type {kind[:40]!r} is not read"
+        unread = unread or find_unread_media(part, used=used)
+        if text or kind in TEXT_PARTS:
+            texts.append(text or "")
     return "\n".join(texts), images, unread
 
 
@@ -167,21 +196,17 @@ def _read_turns(turns: list[dict]) -> tuple[list[str], str]:
     images: list[str | None] = []
     unread = ""
     for turn in turns:
-        text = turn.get("value")
-        if isinstance(text, str) and "<img>" not in text and turn.keys() <= PLAIN_TURN:
+        text = turn.get("value", turn.get("content"))
+        if isinstance(text, str) and "<img>" not in text and turn.keys() in PLAIN_TURNS:
             continue
-        content = read_content(turn.get("value", turn.get("content")))
+        content = read_content(text)
         if content:
             text, parts, problem = content
             images += [*parts, *TAGGED_IMAGE.findall(text)]
             unread = unread or problem
-        for key, value in turn.items():
-            if not _has_media(value) or key in TEXT_KEYS:
-                continue
-            paths = read_paths(value) if _matches(IMAGE_KEY, key) else None
-            images += paths or []
-            if paths is None and is_media_key(key):
-                unread = unread or f"{key!r} of a turn is not read"
+        in_keys = {key: read_paths(turn[key]) for key in turn if _matches(IMAGE_KEY, key) and _has_media(turn[key])}
+        images += [path for paths in in_keys.values() for path in paths or []]
+        unread = unread or find_unread_media(turn, used=[key for key, paths in in_keys.items() if paths is not None])
     paths = [image for image in images if image is not None]
     if paths and len(paths) < len(images):
         unread = unread or "only some of its images have a path"
@@ -197,11 +222,6 @@ def find_media_mark(text: str, is_answer: bool = False) -> str | None:
     """Return a mark that stands for media, except the image token; an answer may contain tags that HTML has, too."""
     match = MARK.search(text) or (None if is_answer else TAG.search(text.replace(IMAGE_TOKEN, "")))
     return match.group() if match else None
-
-
-def is_media_key(key: str) -> bool:
-    """Return whether a key or column usually has images or other media."""
-    return _matches(IMAGE_KEY, key) or _matches(OTHER_KEY, key)
 
 
 @lru_cache(maxsize=4096)
@@ -222,23 +242,60 @@ def _is_data(value: Any) -> bool:
     return isinstance(value, str) and value[:5].lower() == "data:"
 
 
+def _names_other_media(path: str) -> bool:
+    return path.lower().partition("?")[0].endswith(OTHER_SUFFIXES)
+
+
 def _names_images(value: Any) -> bool:
     paths = read_paths(value)
     return bool(paths) and all(path.lower().endswith(IMAGE_SUFFIXES) for path in paths)
 
 
-def _find_media_keys(value: Any, key: str = "") -> Iterator[str]:
-    """Yield the keys, at any depth, whose values are media by the key's name or by the ending of a path."""
-    if isinstance(value, dict):
+def _is_name_of_stored(key: str, value: Any, count: int) -> bool:
+    """Return whether a key has the usual form for names of as many images."""
+    if key[-1:].isdigit() or not (_matches(IMAGE_KEY, key) or _matches(FILE_KEY, key)):
+        return False
+    paths = read_paths(value)
+    return paths is not None and len(paths) == count and not any(map(_names_other_media, paths))
+
+
+def _find_media_keys(value: Any, key: str, images: Sequence[str]) -> Iterator[str]:
+    """Yield the keys, at any depth, whose values are media by the key's name, by their bytes, or as a path."""
+    if isinstance(value, str) and images and _is_same_image(value, images):
+        return
+    is_key = _matches(CONTENT_KEY, key) if images else _matches(IMAGE_KEY, key) or _matches(OTHER_KEY, key)
+    if isinstance(value, list | tuple):  # tuples of pyarrow's maps
+        for item in value:
+            if isinstance(item, str | dict | list | tuple | bytes):
+                yield from _find_media_keys(item, key, images)
+            elif is_key and item is not None:
+                yield key
+    elif is_key and _has_media(value):
+        yield key
+    elif isinstance(value, dict):
         for name, item in value.items():
             if name not in TEXT_KEYS:
-                yield from (name for _ in [0] if is_media_key(name) and _has_media(item))
-                yield from _find_media_keys(item, name)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _find_media_keys(item, key)
+                yield from _find_media_keys(item, name, images)
     elif isinstance(value, str) and _is_media_name(value):
         yield key
+    elif isinstance(value, bytes) and (key in DATA_KEYS or MEDIA_BYTES.match(value)):
+        yield key
+
+
+def _is_same_image(text: str, images: Sequence[str]) -> bool:
+    """Return whether a text is the web address of an image, or a path that ends like one of the images, or the reverse.
+
+    An address next to an image that is read tells where the image comes from.
+    """
+    path = _normalize_path(text)
+    if path.startswith(("http://", "https://")) and path.lower().partition("?")[0].endswith(IMAGE_SUFFIXES):
+        return True
+    others = map(_normalize_path, images)
+    return any(path == other or path.endswith(f"/{other}") or other.endswith(f"/{path}") for other in others)
+
+
+def _normalize_path(text: str) -> str:
+    return text[:4096].strip().replace("\\", "/").removeprefix("file://").removeprefix("./")
 
 
 def _is_media_name(text: str) -> bool:

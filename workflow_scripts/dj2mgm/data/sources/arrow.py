@@ -40,7 +40,7 @@ def _open_stream(file: Path) -> Iterator[OpenTable]:
         if size and content.read() != END_OF_STREAM:
             raise InputError(f"{file} is not complete, or not {STREAM}; download or save it again")
     with pa.memory_map(str(file)) as content, pa.ipc.open_stream(content) as stream:
-        yield stream.schema.names, lambda columns: _read_batches(stream, columns)
+        yield stream.schema, lambda columns: _read_batches(stream, columns)
 
 
 def _read_batches(stream: pa.RecordBatchReader, columns: list[str]) -> Iterator[pa.RecordBatch]:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from dj2mgm.data.formats import build_conversation
 from dj2mgm.data.json_rows import MAX_ROW, check_object, make_row_size_error, parse_identifier
 from dj2mgm.data.sources.source import Source, build_conversation_row, check_single, find_column, read_cell
-from dj2mgm.dataset_resolution.row_media import is_media_key, read_row_media
+from dj2mgm.dataset_resolution.row_media import find_unread_media, read_row_media
 from dj2mgm.errors import InputError, quote_value
 from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
@@ -30,8 +30,8 @@ MAX_BATCH = 2**27  # most bytes per batch
 SHARD_BYTES = 2**30
 
 
-# names of the columns, and a function that yields batches of some of them
-OpenTable = tuple[list[str], Callable[[list[str]], Iterator[pa.RecordBatch]]]
+# the schema, and a function that yields batches of some columns
+OpenTable = tuple[pa.Schema, Callable[[list[str]], Iterator[pa.RecordBatch]]]
 
 
 def read(source: Source) -> Iterator[dict]:
@@ -42,7 +42,7 @@ def read(source: Source) -> Iterator[dict]:
 def _open_parquet(file: Path) -> Iterator[OpenTable]:
     with pq.ParquetFile(file) as table:
         yield (
-            table.schema_arrow.names,
+            table.schema_arrow,
             lambda columns: table.iter_batches(_choose_batch_size(table, columns), columns=columns),
         )
 
@@ -64,35 +64,48 @@ def read_tables(
 
 def _read_file(source: Source, file: Path, number: int, copied: DiskMap, table: OpenTable) -> Iterator[dict]:
     """Yield the rows of file `number`; `copied` has the paths of images that earlier files share."""
-    column_names, read_batches = table
+    schema, read_batches = table
+    column_names = schema.names
     with TarWriter(source.output, number, copied) as images:
         image = find_column(file, column_names, "image", source)
         turns = find_column(file, column_names, "conversations", source, needed=False)
         text = None if turns else find_column(file, column_names, "text", source)
         question = None if turns else find_column(file, column_names, "question", source, needed=False)
         identifier = check_single(file, column_names, "id") if "id" in column_names else None
-        media_columns = [name for name in column_names if turns and name not in (image, turns) and is_media_key(name)]
-        columns = [column for column in (image, turns, text, question, identifier, *media_columns) if column]
+        used = [column for column in (image, turns, text, question, identifier) if column]
+        others = [field.name for field in schema if field.name not in used and _may_name_media(field.type)]
+        columns = [*used, *dict.fromkeys(check_single(file, column_names, name) for name in others)]
         row_number = 0
         for batch in read_batches(columns):
-            _check_texts(batch.drop_columns([image, *media_columns]), file, row_number)
+            _check_texts(batch.drop_columns([image, *others]), file, row_number)
             for row in _read_values(batch, file, row_number):
                 row_number += 1
                 location = f"{file}, row {row_number}"
                 paths = [images.add(value, location) for value in _as_list(row[image]) or ([] if turns else [None])]
                 name = parse_identifier(row[identifier], location) if identifier else None
                 name = name or f"{file.stem}-{row_number:09d}"
+                unused = {name: row[name] for name in others}
                 if turns:
                     check_object({"turns": row[turns]}, location)
-                    others = {"conversations": row[turns]} | {name: row[name] for name in media_columns}
-                    media = read_row_media(others | {"image": paths}).with_images_of_file(paths)
+                    media = read_row_media(unused | {"conversations": row[turns]}, stored=paths)
                     yield build_conversation_row(name, media, row[turns], location)
                     continue
                 if len(paths) != 1:
                     raise InputError(f"{location}: it has {len(paths)} images, but a caption belongs to one")
                 caption = read_cell(row[text], text, location)
                 prompt = read_cell(row[question], question, location) if question else ""
-                yield build_conversation(name, paths[0], prompt, caption)
+                unread = find_unread_media(unused, paths, stored=True)
+                yield build_conversation(name, paths[0], prompt, caption, unread)
+
+
+def _may_name_media(data_type: pa.DataType) -> bool:
+    """Return whether values of a type may hold strings or bytes."""
+    if pa.types.is_dictionary(data_type):
+        return _may_name_media(data_type.value_type)
+    if pa.types.is_nested(data_type):
+        return any(_may_name_media(data_type.field(number).type) for number in range(data_type.num_fields))
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return any(test(data_type) for test in tests)
 
 
 def _choose_batch_size(table: pq.ParquetFile, columns: list[str]) -> int:

@@ -13,6 +13,7 @@ from dj2mgm.data.formats import build_conversation, read_list_or_lines
 from dj2mgm.data.json_rows import MAX_ROW, make_row_size_error, open_input, parse_identifier
 from dj2mgm.data.sources.source import Source, find_column, read_cell
 from dj2mgm.dataset_resolution.file_samples import find_dialect, is_separator_row
+from dj2mgm.dataset_resolution.row_media import find_unread_media
 from dj2mgm.errors import InputError
 from dj2mgm.storage.plain_files import MIB, check_no_null
 
@@ -40,8 +41,9 @@ def _read_objects(source: Source, file: Path) -> Iterator[dict]:
             raise InputError(f"{location}: it has {len(row[image])} images, but a caption belongs to one")
         prompt = read_cell(row[question], question, location) if question else ""
         identifier = parse_identifier(row.get("id"), location) or f"{file.stem}-{number:09d}"
-        caption = read_cell(row[text], text, location)
-        yield build_conversation(identifier, read_cell(row[image], image, location), prompt, caption)
+        caption, path = read_cell(row[text], text, location), read_cell(row[image], image, location)
+        unread = find_unread_media(row, [path], {image, text, question})
+        yield build_conversation(identifier, path, prompt, caption, unread)
 
 
 def _read_lines(source: Source, file: Path) -> Iterator[dict]:
@@ -59,6 +61,7 @@ def _read_lines(source: Source, file: Path) -> Iterator[dict]:
             raise InputError(f"{file} is empty; its first line names the columns")
         image, text = (_find_column_index(file, column_names, kind, source) for kind in ("image", "text"))
         question = _find_column_index(file, column_names, "question", source, needed=False)
+        others = [index for index in range(len(column_names)) if index not in (image, text, question)]
         for number, (row, line) in enumerate(_skip_blank_rows(rows, lines), start=2):
             if len(row) != len(column_names):
                 raise InputError(
@@ -66,7 +69,9 @@ def _read_lines(source: Source, file: Path) -> Iterator[dict]:
                     f"{LOOK_FOR}, or delete the line"
                 )
             prompt = "" if question is None else row[question]
-            yield build_conversation(f"{file.stem}-{number:09d}", row[image], prompt, row[text])
+            phrases = (find_unread_media({column_names[index]: row[index]}, [row[image]]) for index in others)
+            unread = next(filter(None, phrases), "")
+            yield build_conversation(f"{file.stem}-{number:09d}", row[image], prompt, row[text], unread)
 
 
 class _Lines:

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from dj2mgm.data.formats import build_conversation
 from dj2mgm.data.json_rows import MAX_ROW, check_object, make_row_size_error, open_input, parse_json
 from dj2mgm.data.sources.source import Source, build_conversation_row, find_column, read_cell
-from dj2mgm.dataset_resolution.row_media import OTHER_SUFFIXES, read_row_media
+from dj2mgm.dataset_resolution.row_media import OTHER_SUFFIXES, find_unread_media, read_row_media
 from dj2mgm.errors import InputError, quote_value
 from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
@@ -92,8 +92,7 @@ def _read_sample(source: Source, shard: Path, key: str, sample: list[Member]) ->
     metadata = _read_json(parts[".json"], location) if ".json" in parts else {}
     turns_key = find_column(shard, list(metadata), "conversations", source, needed=False)
     if turns_key:
-        row = {"conversations": metadata[turns_key], "images": images or None}
-        media = read_row_media(metadata | row, ("images", "image")).with_images_of_file(images)
+        media = read_row_media(metadata | {"conversations": metadata[turns_key]}, stored=images)
         if other := next((suffix for suffix in others if suffix.endswith(OTHER_SUFFIXES)), ""):
             media = replace(media, unread=f"its file {other} is not read")
         yield build_conversation_row(key, media, metadata[turns_key], location)
@@ -105,6 +104,7 @@ def _read_sample(source: Source, shard: Path, key: str, sample: list[Member]) ->
         )
     question_key = find_column(shard, list(metadata), "question", source, needed=False)
     prompt = read_cell(metadata[question_key], question_key, location) if question_key else ""
+    text_key = None
     if ".txt" in parts and not source.columns.text:
         caption = _read_text(parts[".txt"], location)
     elif metadata:
@@ -115,7 +115,8 @@ def _read_sample(source: Source, shard: Path, key: str, sample: list[Member]) ->
         if not source.keep_uncaptioned:
             return
         caption = ""
-    yield build_conversation(key, images[0], prompt, caption)
+    unread = find_unread_media(metadata, images, {text_key, question_key}, stored=True)
+    yield build_conversation(key, images[0], prompt, caption, unread)
 
 
 def _read_text(member: Member, location: str) -> str:
