@@ -553,6 +553,14 @@ def test_a_source_without_a_share_limits_no_other_source(shares):
     assert samples == Counter(photos=3500, charts=1500) and used == Counter(photos=3500, charts=100)
 
 
+def test_samples_are_rounded_once():
+    """A source with too few rows for one sample does not take the only sample of another."""
+    used, samples = apportion(Counter(b=420, a=20, c=30), build_sample_rules(7), "finetune")
+    assert used == samples == Counter(b=6, c=1)
+    used, samples = apportion(Counter(a=5, b=5, c=5), build_sample_rules(30, max_samples=2), "finetune")
+    assert sorted(samples.values()) == [15, 15] and used.total() == 2 and not samples - Counter(dict.fromkeys(used, 15))
+
+
 def test_amounts_without_any_rows_name_stage_and_sources():
     rules = build_sample_rules(sources={"a": 0, "b": 0.01})
     with pytest.raises(InputError, match=r"no row of finetune to train on \(a: 0 of 12 rows, b: 0.01 of 8 rows\)"):

@@ -43,7 +43,7 @@ def apportion(usable: SourceCounts, rules: SampleRules, stage: str) -> tuple[Sou
     """Return the number of different rows and the number of samples of each source.
 
     The samples are in the exact proportions of amounts and shares, rounded once. A source repeats rows only if it has
-    more samples than rows, or if a limit of different rows leaves it no others.
+    more samples than rows, or if `max_samples` or the size of a subset limits the number of different rows.
     """
     row_limits = Counter({source: _limit_rows(source, rows, rules) for source, rows in usable.items()})
     requested = _compute_requested_samples(usable, rules, stage)
@@ -56,8 +56,11 @@ def apportion(usable: SourceCounts, rules: SampleRules, stage: str) -> tuple[Sou
     budget = min(total, rules.most_rows) if rules.budget is None else rules.budget
     samples = _scale(requested, budget)
     used_rows = _fill(requested, row_limits & samples, rules.most_rows)
-    # a limit below the number of sources leaves some of them without rows, and thus without samples
-    samples = _scale({source: amount for source, amount in requested.items() if used_rows[source]}, budget)
+    # `max_samples` may leave a source with samples, but without rows to repeat
+    while starved := {source for source, count in samples.items() if count and not used_rows[source]}:
+        requested = {source: amount for source, amount in requested.items() if source not in starved}
+        samples = _scale(requested, budget)
+        used_rows = _fill(requested, row_limits & samples, rules.most_rows)
     return _shorten(used_rows, rules), _shorten(samples, rules)
 
 
