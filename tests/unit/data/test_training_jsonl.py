@@ -561,6 +561,15 @@ def test_samples_are_rounded_once():
     assert sorted(samples.values()) == [15, 15] and used.total() == 2 and not samples - Counter(dict.fromkeys(used, 15))
 
 
+@pytest.mark.parametrize("budget", [None, 1000])
+def test_a_source_that_rounds_to_no_row_limits_no_other_source(budget):
+    rules = build_sample_rules(budget, sources={"c": 0.4}, shares={"a": 0.1})
+    used, samples = apportion(Counter(a=1000, c=1), rules, "finetune")
+    assert used == samples == Counter(a=1000)
+    used, _ = apportion(Counter(a=3, c=1), rules, "finetune")
+    assert used == Counter(a=3), "a share of .1 of 3 rows leaves rows, too"
+
+
 def test_amounts_without_any_rows_name_stage_and_sources():
     rules = build_sample_rules(sources={"a": 0, "b": 0.01})
     with pytest.raises(InputError, match=r"no row of finetune to train on \(a: 0 of 12 rows, b: 0.01 of 8 rows\)"):

@@ -46,8 +46,9 @@ def apportion(usable: SourceCounts, rules: SampleRules, stage: str) -> tuple[Sou
     more samples than rows, or if `max_samples` or the size of a subset limits the number of different rows.
     """
     row_limits = Counter({source: _limit_rows(source, rows, rules) for source, rows in usable.items()})
-    requested = _compute_requested_samples(usable, rules, stage)
-    requested = {source: amount for source, amount in requested.items() if row_limits[source]}
+    requested = _compute_requested_samples(
+        {source: rows for source, rows in usable.items() if row_limits[source]}, rules, stage
+    )
     total = round(sum(requested.values()))
     if usable and not total:
         amount_by_source = rules.settings.sources | rules.settings.shares
@@ -64,11 +65,14 @@ def apportion(usable: SourceCounts, rules: SampleRules, stage: str) -> tuple[Sou
     return _shorten(used_rows, rules), _shorten(samples, rules)
 
 
-def _compute_requested_samples(usable: SourceCounts, rules: SampleRules, stage: str) -> dict[str | None, Fraction]:
+def _compute_requested_samples(
+    usable: Mapping[str | None, int], rules: SampleRules, stage: str
+) -> dict[str | None, Fraction]:
     """Return the number of samples of each source before any limit, in the exact proportions of amounts and shares.
 
     The total is the number of rows, with those of sources without a share by their amounts. These sources divide the
-    rest of the shares; without them, the shares are scaled to add up to 1.
+    rest of the shares; without them, the shares are scaled to add up to 1. `usable` has only sources whose amounts
+    leave them rows, because a source without rows must not limit the others.
     """
     shares = {source: _read_exactly(share) for source, share in rules.settings.shares.items() if source in usable}
     amounts: dict[str | None, Fraction] = {}
