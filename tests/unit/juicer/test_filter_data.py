@@ -113,6 +113,15 @@ def test_the_baseline_recipe_suits_languages_without_spaces(tmp_path):
     assert run_on_captions(tmp_path, [*good, *JUNK], process) == good
 
 
+def test_max_len_counts_characters_in_all_scripts(tmp_path):
+    """Wide characters count as two for `min_len` only."""
+    around = len(build_dj_text(""))
+    limits = {"min_len": around + 10, "max_len": around + 30}
+    captions = ["红" * 4, "红" * 5, "红" * 30, "红" * 31, "a" * 9, "a" * 10, "a" * 30, "a" * 31]
+    kept_captions = run_on_captions(tmp_path, captions, [{"text_length_filter": limits}])
+    assert kept_captions == ["红" * 5, "红" * 30, "a" * 10, "a" * 30]
+
+
 @pytest.mark.parametrize(
     ("english", "limits", "loss"),
     [

@@ -24,7 +24,7 @@ def separate_words(text: str) -> str:
 
 
 def measure_length(text: str) -> int:
-    """Return the number of characters; wide ones count as two."""
+    """Return the number of characters, with wide ones as two."""
     return len(text) if text.isascii() else len(text) + len(WIDE_PATTERN.findall(text))
 
 
@@ -35,7 +35,8 @@ def find_script(text: str) -> str | None:
     letters = Counter(character for character in text if character.isalpha())
     scripts: Counter[str] = Counter()
     for letter, count in letters.items():
-        name = unicodedata.name(letter, "").partition(" ")[0].lower()
+        usual_form = unicodedata.normalize("NFKC", letter)[0]  # of half-width Japanese and full-width Latin letters
+        name = unicodedata.name(usual_form, "").replace("-", " ").partition(" ")[0].lower()
         scripts[SCRIPT_NAMES.get(name, name.capitalize())] += count
     if scripts["Japanese"] and scripts["Chinese"]:  # Japanese has Chinese characters, too
         scripts["Japanese"] += scripts.pop("Chinese")

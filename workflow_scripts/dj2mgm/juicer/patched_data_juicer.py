@@ -126,9 +126,14 @@ def _count_in_all_scripts() -> None:
 
 
 def _measure_text_lengths(operator: Filter, samples: dict) -> dict:
-    """Measure the length of texts, as `text_length_filter` does for the characters of all scripts but the wide ones."""
+    """Measure the number of characters of texts, as `text_length_filter` does, with a lower limit for wide characters.
+
+    A text that is shorter than `min_len` counts wide characters as two, at most up to `min_len`: it has as much content
+    as longer texts in other scripts. `max_len` limits characters in all scripts.
+    """
     for text, stats in zip(samples[operator.text_key], samples[Fields.stats], strict=True):
-        stats.setdefault(StatsKeys.text_len, measure_length(text))
+        length = min(measure_length(text), max(len(text), operator.min_len))
+        stats.setdefault(StatsKeys.text_len, length)
     return samples
 
 
