@@ -78,8 +78,7 @@ def _read_image(sample: Sample) -> tuple[bytes, str]:
     except (BadImageError, OSError) as error:
         raise InputError(
             f"row {quote_value(sample.id)}: {sample.image} cannot be exported ({error}); replace the image, or take "
-            "the "
-            "row out of the dataset"
+            "the row out of the dataset"
         ) from None
 
 

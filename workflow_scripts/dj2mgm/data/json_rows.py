@@ -183,8 +183,7 @@ def parse_identifier(value: object, location: str) -> str | None:
         return str(value)
     raise InputError(
         f"{location}: 'id' must be a string or an integer, found {quote_value(value)} ({type(value).__name__}); "
-        "write it as a "
-        "string, or leave it out"
+        "write it as a string, or leave it out"
     )
 
 
