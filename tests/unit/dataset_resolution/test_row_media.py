@@ -204,6 +204,25 @@ def test_a_second_column_of_images_is_not_left_out_of_a_row(tmp_path, texts, col
     assert all(row[UNREAD_MEDIA].endswith("is not read") for row in rows) and len(rows) == 2
 
 
+@pytest.mark.parametrize(
+    ("values", "is_unread"),
+    [
+        (pa.array([[("a", "v.mp4")]], pa.map_(pa.string(), pa.string())), True),
+        (pa.array(["v.mp4"]).dictionary_encode(), True),
+        (pa.array(["v.mp4"], pa.string_view()), True),
+        (pa.array([[{"bytes": b"x", "path": None}]]), True),
+        (pa.array([[0.5, 1]]), False),
+        (pa.array([b"\1\2\3"]), False),
+    ],
+    ids=["map", "dictionary", "view", "struct", "numbers", "digest"],
+)
+def test_columns_of_any_type_are_searched_for_media(tmp_path, values, is_unread):
+    image = {"bytes": png(1), "path": None}
+    pq.write_table(pa.table({"image": [image], "caption": ["a cat"], "x": values}), tmp_path / "a.parquet")
+    [row] = parquet.read(Source("a", (tmp_path / "a.parquet",), tmp_path, output=tmp_path / "out"))
+    assert (UNREAD_MEDIA in row) == is_unread
+
+
 def test_media_in_a_shard_or_parquet_are_not_left_out_of_a_row(tmp_path):
     turns = llava("What?")["conversations"]
     members = [("a.json", json.dumps({"conversations": turns}).encode()), ("a.mp4", b"x")]

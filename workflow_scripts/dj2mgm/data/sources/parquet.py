@@ -99,13 +99,12 @@ def _read_file(source: Source, file: Path, number: int, copied: DiskMap, table: 
 
 
 def _may_name_media(data_type: pa.DataType) -> bool:
-    """Return whether values of a type may hold strings or bytes."""
+    """Return whether values of a type may hold strings or bytes; extension types are not read."""
     if pa.types.is_dictionary(data_type):
         return _may_name_media(data_type.value_type)
     if pa.types.is_nested(data_type):
         return any(_may_name_media(data_type.field(number).type) for number in range(data_type.num_fields))
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
-    return any(test(data_type) for test in tests)
+    return not (pa.types.is_primitive(data_type) or isinstance(data_type, pa.BaseExtensionType))
 
 
 def _choose_batch_size(table: pq.ParquetFile, columns: list[str]) -> int:
