@@ -6,21 +6,20 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtr
 
-from dj2mgm.evaluation.contrasts import contrast_with_reference
 from dj2mgm.evaluation.groups import estimate_metric
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.evaluation.paired_values import PairedValues
 from dj2mgm.records.training_record import TrainingRecord
 from dj2mgm.reporting.comparison import format_score
 from dj2mgm.reporting.experiment_results import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import join_words
-from dj2mgm.reporting.verdicts.training_changes import HELD_OUT_METRICS
 from dj2mgm.score_groups import FINETUNED, GAIN_GROUP, OWN, SHUFFLED, UNTRAINED, name_group
 from dj2mgm.settings.configuration import ExperimentOnlyKeys
 
 MIN_STEPS = 20  # optimizer steps of a training stage; fewer change little
-RISE_LEVEL = 0.001  # of the test whether a training's loss rose; a page has six trainings or more
-CHANGE_LEVEL = 0.01  # of the tests whether a training changed its loss or a score
+RISE_LEVEL = 0.0001  # of the test whether a training's loss rose; a page has six trainings or more, and `decide` ends
+LOSS_BLOCKS = 10  # of successive steps, whose mean losses hardly depend on each other
+LIKELIHOODS = ("answer_probability", "answer_log_likelihood")
+ROUNDING = 0.01  # of a probability or log-likelihood that bfloat16 models compute, on an image
 
 
 @dataclass(frozen=True)
@@ -41,10 +40,8 @@ def find_learning_faults(experiment: ExperimentResults, metric: str, title: str)
         metric: headline metric, which is compared between own and shuffled images.
         title: name of the metric in sentences.
     """
-    training_faults = list_training_faults(experiment)
-    # a rising loss is a change, too
-    unchanged = [] if training_faults else _find_unchanged_stages(experiment)
-    return [*_find_image_faults(experiment, metric, title), *training_faults, *unchanged]
+    faults = [*_find_image_faults(experiment, metric, title), *list_training_faults(experiment)]
+    return [*faults, *dict.fromkeys(fault for run in experiment.runs for fault in _find_unchanged(experiment, run))]
 
 
 def describe_faults(unlearned: dict[str, list[LearningFault]]) -> list[str]:
@@ -124,81 +121,54 @@ def _find_training_faults(experiment: ExperimentResults, run: RunResults) -> Ite
                 f"The stage {stage} changed weights in {steps} optimizer steps only; at least {MIN_STEPS} are needed",
                 f"Raise {f'{stage}.max_steps' if has_limit else keys}",
             )
-        trend = compute_loss_trend(list_losses(run, stage))
-        if trend.p_rise <= RISE_LEVEL:
+        losses = [row["loss"] for row in run.steps[stage] if "loss" in row]
+        if compute_rise_p_value(losses) <= RISE_LEVEL:
+            third = len(losses) // 3
             yield LearningFault(
-                f"The loss of the stage {stage} rose ({trend.first:.3f} over the first third of the logged steps, "
-                f"{trend.last:.3f} over the last third)",
+                f"The loss of the stage {stage} rose ({np.mean(losses[:third]):.3f} over the first third of the logged "
+                f"steps, {np.mean(losses[-third:]):.3f} over the last third)",
                 f"Train longer, or change {stage}.learning_rate",
             )
 
 
-@dataclass(frozen=True)
-class LossTrend:
-    """Mean losses of the first and last third of the logged steps, with one-sided p-values of a constant loss."""
+def compute_rise_p_value(losses: Sequence[float]) -> float:
+    """Return the one-sided p-value of a constant loss: small if the logged losses rose.
 
-    first: float
-    last: float
-    p_fall: float
-    p_rise: float
-
-
-def compute_loss_trend(losses: Sequence[float]) -> LossTrend:
-    """Compare the first with the last third of the logged losses (Cox and Stuart 1955, Biometrika 42, 80).
-
-    The noise is estimated from successive differences, which hardly contain the trend (von Neumann 1941, Annals of
-    Mathematical Statistics 12, 367): half of their mean square is the variance, with 2 (n − 1)² / (3 n − 4) degrees of
-    freedom. The difference divided by its standard error is Student's t. Fewer than three losses show no trend.
+    Successive losses may be correlated, so a line is fitted to the means of blocks of steps. Its slope divided by the
+    standard error is Student's t. Fewer than three losses, or equal ones, show no rise.
     """
-    number = len(losses)
+    number = min(LOSS_BLOCKS, len(losses))
     if number < 3:
-        return LossTrend(0.0, 0.0, 1.0, 1.0)
-    third = number // 3
-    first, last = float(np.mean(losses[:third])), float(np.mean(losses[-third:]))
-    error = np.sqrt(np.mean(np.diff(losses) ** 2) / third)
-    if not error > 0:
-        return LossTrend(first, last, 1.0, 1.0)
-    t, degrees_of_freedom = (first - last) / error, 2 * (number - 1) ** 2 / (3 * number - 4)
-    return LossTrend(first, last, float(stdtr(degrees_of_freedom, -t)), float(stdtr(degrees_of_freedom, t)))
+        return 1.0
+    means = np.array([block.mean() for block in np.array_split(np.asarray(losses, dtype=float), number)])
+    times = np.arange(number) - (number - 1) / 2
+    slope = means @ times / (times @ times)
+    residuals = means - means.mean() - slope * times
+    error = np.sqrt(residuals @ residuals / (number - 2) / (times @ times))
+    return float(stdtr(number - 2, -slope / error)) if error > 0 else float(not slope > 0)
 
 
-def list_losses(run: RunResults, stage: str) -> list[float]:
-    """Return the logged losses of a training stage."""
-    return [row["loss"] for row in run.steps[stage] if "loss" in row]
+def _find_unchanged(experiment: ExperimentResults, run: RunResults) -> Iterator[LearningFault]:
+    """Yield a fault for each stage that changed no likelihood of held-out data, on any image, beyond rounding.
 
-
-def _find_unchanged_stages(experiment: ExperimentResults) -> Iterator[LearningFault]:
-    """Yield a fault for each stage in which no loss fell and no score of held-out data changed beyond their noise.
-
-    A loss that does not fall measurably is no fault by itself, because a small fall may be hidden by the noise of the
-    batches. A stage without scores before and after it has no fault. Each p-value is corrected for the number of runs
-    or scores (Bonferroni).
+    A stage without likelihoods before and after it has no fault. Those of captions count only if both models have the
+    same prompt.
     """
+    templates = experiment.config.model.model_extra or {}
+    same_prompt = templates.get("pretrain_template") == templates.get("template")
+    metrics = (*LIKELIHOODS, "caption_log_likelihood") if same_prompt else LIKELIHOODS
     before = UNTRAINED
-    for stage in experiment.runs[0].records:
-        changes = _test_score_changes(experiment, before, stage)
-        falls = [compute_loss_trend(list_losses(run, stage)).p_fall for run in experiment.runs]
-        if changes and all(min(p_values) * len(p_values) > CHANGE_LEVEL for p_values in (changes, falls)):
+    for stage in run.records:
+        groups = [run.scores.groups.get(name_group(model, OWN), {}) for model in (before, stage)]
+        changes = [groups[1][metric] - groups[0][metric] for metric in metrics if all(metric in g for g in groups)]
+        if any(change.ids.size for change in changes) and all(
+            np.all(np.abs(change.sums) <= ROUNDING * change.counts) for change in changes
+        ):
             yield LearningFault(
-                f"The stage {stage} changed neither its loss nor a score of held-out data by more than noise",
-                f"Train longer, or change {stage}.learning_rate",
+                f"The stage {stage} did not change the model: all likelihoods of held-out data are the same",
+                f"Raise {stage}.learning_rate, or train longer",
             )
         before = stage
-
-
-def _test_score_changes(experiment: ExperimentResults, before: str, after: str) -> list[float]:
-    """Return the p-value of the change of each held-out score between two models, over images."""
-    groups, p_values = [name_group(model, OWN) for model in (before, after)], []
-    for metric in HELD_OUT_METRICS:
-        pairs = [[run.groups.get(group, {}).get(metric) for group in groups] for run in experiment.scores]
-        if any(None in pair for pair in pairs):
-            continue
-        changes = [after_values - before_values for before_values, after_values in pairs]
-        sums = np.mean([change.sums for change in changes], axis=0, keepdims=True)
-        [contrast] = contrast_with_reference([PairedValues((0,), sums, changes[0].counts)])
-        if contrast.images > 1:
-            p_values.append(float(contrast.compute_p_value()))
-    return p_values
 
 
 def _count_effective_steps(record: TrainingRecord, rows: list[dict]) -> int:
