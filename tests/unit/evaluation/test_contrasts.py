@@ -302,15 +302,33 @@ def test_pooled_noise_equals_a_two_way_analysis_of_variance():
     assert expected_df == pytest.approx(3, abs=0.2), "the reference's noise has the degrees of freedom of its seeds"
 
 
-def test_experiments_with_other_seeds_share_the_noise():
-    rng = np.random.default_rng(3)
-    values = rng.normal(size=(3, 6, 20))
+def test_only_experiments_with_equally_many_seeds_share_the_noise():
+    values = np.random.default_rng(3).normal(size=(3, 6, 20))
     few, many = paired(values[0][:2], seeds=(0, 1)), paired(values[1], seeds=range(6))
-    contrasts = contrast_with_reference([few, many])
-    assert contrasts[0].seed_df == contrasts[1].seed_df >= 3
-    assert contrasts[0].seed_variance * 2 == pytest.approx(contrasts[1].seed_variance * 6)
-    apart = contrast_with_reference([few, paired(values[1], seeds=range(6, 12))])  # they share no run of the reference
-    assert all(np.isfinite(contrast.compute_half_width()) for contrast in apart)
+    assert contrast_with_reference([few, many]) == [contrast_with_reference([one])[0] for one in (few, many)]
+    apart = contrast_with_reference([many, paired(values[2], seeds=range(6, 12))])  # they share no run of the reference
+    assert apart[0].seed_df > 5 and all(np.isfinite(contrast.compute_half_width()) for contrast in apart)
+
+
+@pytest.mark.parametrize("noise", [1.0, 2.0, 4.0])
+@pytest.mark.parametrize("others", [5, 10])
+def test_an_experiment_with_fewer_seeds_than_the_others(others, noise):
+    rng, counts, studies = np.random.default_rng(others), np.ones(3), 3000
+    reference = rng.normal(size=(studies, others, 1))
+    seeds, factors = [2, *[others] * 4], [noise, 1, 1, 1, 1]
+    contrasts = contrast_with_reference(
+        [
+            PairedValues(
+                tuple(range(number)),
+                factor * rng.normal(size=(studies, number, 1)) - reference[:, :number] + np.zeros(3),
+                counts,
+            )
+            for number, factor in zip(seeds, factors, strict=True)
+        ]
+    )
+    assert coverage(contrasts[:1]) >= 0.93 and coverage(contrasts) >= 0.94
+    p_values = np.array([contrast.compute_p_value() for contrast in contrasts])
+    assert np.mean(len(contrasts) * p_values.min(axis=0) <= LEVEL) <= 0.05
 
 
 def test_equal_results_do_not_count_in_the_noise_estimate():

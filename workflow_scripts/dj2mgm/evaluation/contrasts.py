@@ -167,7 +167,7 @@ class DecisionGoal:
 
 
 def contrast_with_reference(experiments: Sequence[PairedValues]) -> list[PairedContrast]:
-    """Return the contrast of each experiment of a page, with the seed noise of all experiments with several seeds."""
+    """Return the contrast of each experiment of a page, with the seed noise of those with as many seeds."""
     noise = estimate_seed_noise(experiments)
     contrasts = []
     for values, (variance, seed_df, noisy) in zip(experiments, noise, strict=True):

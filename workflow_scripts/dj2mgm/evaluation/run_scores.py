@@ -132,7 +132,7 @@ def estimate_paired_difference(runs: list[RunScores], reference_runs: list[RunSc
 
 
 def estimate_differences(experiments: list[dict[tuple[str, str], PairedValues]]) -> list[GroupEstimates]:
-    """Estimate the differences of a page's experiments from its reference, with the seed noise of all experiments."""
+    """Estimate the differences of a page's experiments from its reference, with the seed noise of all of them."""
     estimates: list[GroupEstimates] = [{} for _ in experiments]
     for group, metric in dict.fromkeys(key for values in experiments for key in values):
         measured = [number for number, values in enumerate(experiments) if (group, metric) in values]

@@ -1,4 +1,4 @@
-"""Estimate of the noise between seeds, pooled over all experiments of a page that have several seeds.
+"""Estimate of the noise between seeds, pooled over experiments of a page with the same number of seeds.
 
 The difference of an experiment from the reference varies between S seeds by the noise of the experiment, σ_e², and that
 of the reference, σ_r². In the model d = experiment + seed + noise for the mean difference d of each run, the residuals
@@ -15,7 +15,8 @@ Bulletin 2, 110):
 
     ν = V² / (A² / (S − 1) + ((1 − 1/E) B)² / ((E − 1)(S − 1)))      v² / (V'² / ν' + (v − V')² / (S − 1))
 
-If the reference or the experiment dominates, they approach S − 1.
+If the reference or the experiment dominates, they approach S − 1. Only experiments with the same number of seeds are
+pooled. Others may have precise estimates of a smaller noise, which hide that an experiment with two seeds is noisier.
 """
 
 from collections.abc import Sequence
@@ -33,22 +34,23 @@ def estimate_seed_noise(experiments: Sequence[PairedValues]) -> list[tuple[np.nd
     since stages are shared.
     """
     zero = np.zeros(experiments[0].sums.shape[:-2]) if experiments else np.zeros(())
-    pool = _select_distinct([experiment for experiment in experiments if len(experiment.seeds) > 1])
-    pooled = _pool_noise(pool) if len(pool) > 1 else None
+    distinct = _select_distinct([experiment for experiment in experiments if len(experiment.seeds) > 1])
     noise = []
     for values in experiments:
         own_df = len(values.seeds) - 1
         own_variance = np.var(values.means, axis=-1, ddof=1) if own_df else zero
+        pool = [experiment for experiment in distinct if len(experiment.seeds) == len(values.seeds)]
         others = [experiment for experiment in pool if not _are_equal(experiment, values)]
         if not own_df:
             noise.append((zero, zero + np.inf, zero > 0))
-        elif pooled is None or len(others) == len(pool):
+        elif len(pool) < 2 or len(others) == len(pool):
             noise.append((own_variance, zero + own_df, zero > 0))
         else:
-            noisy, (other_variance, other_df) = own_variance > pooled[0], _pool_noise(others)
+            (variance, pooled_df), (other_variance, other_df) = _pool_noise(pool), _pool_noise(others)
             explained = np.minimum(own_variance, other_variance)
             df = _combine_degrees_of_freedom((explained, other_df), (own_variance - explained, own_df))
-            noise.append((np.maximum(own_variance, pooled[0]), np.where(noisy, df, pooled[1]), noisy))
+            noisy = own_variance > variance
+            noise.append((np.maximum(own_variance, variance), np.where(noisy, df, pooled_df), noisy))
     return noise
 
 

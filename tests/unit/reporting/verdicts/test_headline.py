@@ -112,7 +112,7 @@ def test_several_experiments_are_corrected_and_share_noise(page):
     verdicts = build_headline_verdicts(page({"baseline": 0.5, "one": 0.6, "two": 0.4, "three": 0.5003}, seeds=3))
     assert [decided.kind for decided in verdicts[:2]] == ["better", "worse"]
     assert all("corrected for 3 comparisons" in decided.certainty for decided in verdicts[:2])
-    noise = "The noise between seeds is estimated from all experiments of the page"
+    noise = "The noise between seeds is estimated from all experiments of the page with "
     assert all(noise in shown.certainty for shown in verdicts)
 
 
@@ -148,7 +148,7 @@ def test_an_experiment_is_compared_with_its_random_control(page, tmp_path):
     assert control.statement.startswith("new is better than new-random: ")
     for shown in (better, control):
         assert "corrected for 2 comparisons" in shown.certainty
-        assert "The noise between seeds is estimated from all experiments of the page" in shown.certainty
+        assert "The noise between seeds is estimated from all experiments of the page with " in shown.certainty
     card = write_verdict_cards(experiments)[1]
     assert card.label == "new: better" and "than as many random ones" in card.next_step
     # the intervals equal those of the page's tables

@@ -129,7 +129,7 @@ def _compute_contrasts(
 ) -> tuple[dict[int, PairedContrast], dict[int, int]]:
     """Return each measured comparison's contrast, and the number of experiments that its seed noise is estimated from.
 
-    Keys are indices of `comparisons`. All experiments of the page count for the noise, as in its tables.
+    Keys are indices of `comparisons`. All experiments of the page with as many seeds count for the noise, as in tables.
     """
     contrasts, pooled_experiments = {}, {}
     for reference in {comparison.reference.name: comparison.reference for comparison in comparisons}.values():
@@ -142,7 +142,8 @@ def _compute_contrasts(
         by_name = dict(zip(values, contrast_with_reference(list(values.values())), strict=True))
         for number, comparison in enumerate(comparisons):
             if comparison.reference.name == reference.name and comparison.experiment.name in by_name:
-                contrasts[number], pooled_experiments[number] = by_name[comparison.experiment.name], len(values)
+                contrasts[number] = contrast = by_name[comparison.experiment.name]
+                pooled_experiments[number] = sum(len(value.seeds) == contrast.seeds for value in values.values())
     return dict(sorted(contrasts.items())), pooled_experiments
 
 
@@ -229,7 +230,7 @@ def _describe_certainty(
         text += " One seed does not show how much the scores would change with another seed."
     elif pooled_experiments > 1:
         addition = ", and from this one alone as far as its seeds differ more" if contrast.noisy else ""
-        text += f" The noise between seeds is estimated from all experiments of the page{addition}."
+        text += f" The noise between seeds is estimated from all experiments of the page with {seeds}{addition}."
     return text
 
 
