@@ -21,6 +21,7 @@ from dj2mgm.evaluation.sequential import (
     find_deciding_budget,
     plan_looks,
 )
+from median_estimates import draw_median
 
 IMAGES = 20
 DOMINATED = {"images": 0.25, "both": 1.0, "seeds": 10.0}  # standard deviation of a seed relative to that of the images
@@ -151,7 +152,7 @@ def test_cost_of_a_larger_budget_decides_in_four_of_five():
         none + truth, IMAGES, IMAGES, 6, none + 1.0, IMAGES - 1, none + ratio**2 / 6, none + 5.0, none > 0
     )
     assert compute_verdict(typical, looks[-1].level, 0.0) == "undecided"
-    more = find_cost_after_looks(typical, looks, 0.0).seeds
+    more = find_cost_after_looks(draw_median(typical), looks, 0.0).seeds
     longer = looks + plan_looks(looks, 6 + more)
     values = differences(np.random.default_rng(6), 4000, 6 + more, ratio, truth)
     open_after_six = decide(values, looks).kinds == "undecided"
@@ -167,7 +168,7 @@ def test_a_budget_for_a_new_decision_decides_in_four_of_five():
         none + truth, IMAGES, IMAGES, 3, none + 1.0, IMAGES - 1, none + ratio**2 / 3, none + 6.0, none > 0
     )
     at_once = 3 + find_decision_cost(typical, lambda seeds: DecisionGoal(0.0, LEVEL, LEVEL)).seeds
-    budget = find_deciding_budget(typical, 0.0)
+    budget = find_deciding_budget(draw_median(typical), 0.0)
     values = differences(np.random.default_rng(7), 4000, budget, ratio, truth)
     assert at_once < budget
     assert decide(values, plan_looks([], at_once)).share("better") < 0.78

@@ -41,8 +41,8 @@ class ContrastVerdict:
     Attributes:
         kind: the verdict.
         p_value: p-value under the hypothesis of no difference, corrected for the number of experiments.
-        detectable: smallest true difference that is shown with probability `POWER`, for the median of the possible
-            noise between seeds, and its 80 % interval; None for one image.
+        detectable: estimate of the smallest true difference that is shown with probability `POWER`, and the ends of its
+            80 % interval; None for one image.
         cost: cost of a decision; empty if the difference is decided.
     """
 
@@ -84,10 +84,10 @@ def decide(contrasts: Sequence[PairedContrast], margin: float, lower_is_better: 
     goal = DecisionGoal(margin, levels[0], min(LEVEL, 2 * levels[1])) if levels else None
     verdicts = []
     for contrast, kind, (p, _) in zip(contrasts, kinds, p_values, strict=True):
-        detectable = None
-        if contrast.images > 1:
-            detectable = tuple(contrast.with_noise_quantile(q).compute_detectable(goal.level) for q in (0.5, 0.1, 0.9))
-        cost = find_decision_cost(contrast, lambda seeds: goal) if kind == VerdictKind.UNDECIDED else DecisionCost()
+        detectable = contrast.estimate_detectable(goal.level) if contrast.images > 1 else None
+        cost = DecisionCost()
+        if kind == VerdictKind.UNDECIDED:
+            cost = find_decision_cost(contrast.with_noise_quantiles(), lambda seeds: goal)
         verdicts.append(ContrastVerdict(kind, p, detectable, cost))
     return verdicts
 

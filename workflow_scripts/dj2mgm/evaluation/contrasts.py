@@ -100,15 +100,36 @@ class PairedContrast:
         largest = float(self.list_possible_half_widths(level)[0].max()) + 10 * error
         return float(brentq(lambda truth: goal.compute_power(self, truth) - POWER, 0.0, largest, rtol=1e-6))
 
-    def with_noise_quantile(self, share: float) -> "PairedContrast":
-        """Return the contrast with a noise between seeds that the true noise is below with probability `share`.
+    def estimate_detectable(self, level: float = LEVEL) -> tuple[float, float, float]:
+        """Return the detectable difference for the medians of the possible true variances, and its 80 % interval.
+
+        The square of the difference is about a sum of a term of each variance. The intervals of the terms are combined
+        as distances from the sum (Zou and Donner 2008, Statistics in Medicine 27, 1693).
+        """
+        if not self.varies:
+            return (self.compute_detectable(level),) * 3
+
+        def compute_square(image_share: float, seed_share: float) -> float:
+            return self.with_noise_quantiles(image_share, seed_share).compute_detectable(level) ** 2
+
+        middle = compute_square(0.5, 0.5)
+        less, more = (
+            float(np.hypot(compute_square(share, 0.5) - middle, compute_square(0.5, share) - middle))
+            for share in (0.1, 0.9)
+        )
+        return float(np.sqrt(middle)), float(np.sqrt(max(0.0, middle - less))), float(np.sqrt(middle + more))
+
+    def with_noise_quantiles(self, image_share: float = 0.5, seed_share: float = 0.5) -> "PairedContrast":
+        """Return the contrast with variances that exceed the true ones with these probabilities.
 
         An estimated variance divided by the true one is a chi-squared number per degree of freedom. With two seeds, the
-        median of this ratio is 0.45, so the estimate itself is too small in two of three studies.
+        median of this ratio is 0.45, so two of three estimates are smaller than the true variance.
         """
+        image_variance = self.image_variance * self.image_df / chdtri(self.image_df, image_share)
         if not np.isfinite(self.seed_df):
-            return self
-        return replace(self, seed_variance=self.seed_variance * self.seed_df / chdtri(self.seed_df, share))
+            return replace(self, image_variance=image_variance)
+        seed_variance = self.seed_variance * self.seed_df / chdtri(self.seed_df, seed_share)
+        return replace(self, image_variance=image_variance, seed_variance=seed_variance)
 
     def list_possible_half_widths(self, level: float) -> tuple[np.ndarray, np.ndarray]:
         """Return values of `half_width` in repeated studies, and their probabilities.
@@ -157,8 +178,8 @@ class DecisionGoal:
     def compute_power(self, contrast: PairedContrast, truth: float) -> float:
         """Return the probability of a right verdict in studies like the contrast's, for a true difference `truth`."""
         error, truth = np.sqrt(contrast.variance), abs(truth)
-        if not error > 0:
-            return float(truth > 0 or self.margin >= 0)
+        if not contrast.varies:  # the sign test decides
+            return float(contrast.smallest_p_value <= self.level and (truth > 0 or self.margin >= 0))
         half_widths, weights = contrast.list_possible_half_widths(self.level)
         # largest difference that is shown to lie within the margin
         bounds = np.maximum(0, self.margin - contrast.list_possible_half_widths(self.level_of_equivalence)[0])

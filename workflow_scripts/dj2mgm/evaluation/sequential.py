@@ -168,7 +168,7 @@ def find_deciding_budget(contrast: PairedContrast, margin: float) -> int | None:
             of freedom are not used, because a `decide` run has no other experiments.
         margin: smallest difference that matters.
     """
-    unpooled_contrast = replace(contrast, seed_df=np.asarray(contrast.seeds - 1.0))
+    unpooled_contrast = replace(contrast.with_noise_quantiles(), seed_df=np.asarray(contrast.seeds - 1.0))
 
     @cache
     def goal_after(seeds: int) -> DecisionGoal:
@@ -189,4 +189,4 @@ def find_cost_after_looks(contrast: PairedContrast, looks: Sequence[Look], margi
         last = plan_looks(looks, seeds, PATHS_OF_COST)[-1] if seeds > looks[-1].seeds else looks[-1]
         return DecisionGoal(margin, last.level, last.level)
 
-    return find_decision_cost(contrast, goal_after)
+    return find_decision_cost(contrast.with_noise_quantiles(), goal_after)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dj2mgm.evaluation.run_scores import MetricValues
 from dj2mgm.reporting.comparison import compare_with_first, format_difference, format_interval
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.variants_page import VariantsPage, write_variants_page
@@ -94,12 +95,40 @@ def test_an_undecided_verdict_states_power_and_cost(page):
     assert result.certainty.startswith("The interval contains zero, so either side may be better. ")
     assert "With 100 images and 3 seeds, the smallest difference found with 80 % power is " in result.certainty
     assert result.next_step.startswith("If the true difference equals the measured one, ")
-    assert " more seeds of both experiments (about 3 h 00 min) would decide with 80 % probability." in result.next_step
-    advice = " This command adds seeds one by one until the verdict is decided, up to 20 per experiment in all:"
+    assert " more seeds of both experiments (about 4 h 48 min) would decide with 80 % probability." in result.next_step
+    advice = " This command adds seeds one by one until the verdict is decided, up to 25 per experiment in all:"
     assert result.next_step.endswith(advice), "the page was a look"
-    assert result.command == "snakemake --cores 1 decide --config experiment=new 'decide={seeds: 20}'"
+    assert result.command == "snakemake --cores 1 decide --config experiment=new 'decide={seeds: 25}'"
     result = verdict(page({"baseline": 0.5, "new": 0.52}, seeds=3, spread=0.05))
     assert "more held-out images together would decide" in result.next_step
+
+
+def reduce_to_images(experiments, changes: list[float]) -> None:
+    """Keep as many images as there are changes, on which all experiments but the first score this much more."""
+    for number, experiment in enumerate(experiments):
+        for run in experiment.runs:
+            for metrics in run.scores.groups.values():
+                for metric, values in metrics.items():
+                    sums = 0.5 + np.array(changes) * bool(number)
+                    metrics[metric] = MetricValues(
+                        values.ids[: len(sums)], sums, values.counts[: len(sums)], values.file
+                    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "certainty", "step"),
+    [
+        ([0.2], "At least two images are needed.", "Hold out more images."),
+        ([0.2] * 3, "The interval excludes zero, but the p-value is 0.25.", "3 more held-out images would decide"),
+        ([0.2, 0.1, 0.3], "or more than the largest possible one (80 % interval).", ""),
+    ],
+    ids=["one image", "equal differences", "few images"],
+)
+def test_an_undecided_verdict_on_few_images(page, changes, certainty, step):
+    experiments = page({"baseline": 0.5, "new": 0.6}, seeds=2)
+    reduce_to_images(experiments, changes)
+    result = verdict(experiments)
+    assert certainty in result.certainty and step in result.next_step
 
 
 def test_a_difference_within_the_margin_is_equivalent(page):

@@ -53,6 +53,8 @@ def _describe_cost(
     contrast_verdict: ContrastVerdict, contrast: PairedContrast, seconds: float | None
 ) -> tuple[str, int]:
     """Return the cost of a decision as a sentence, and the number of additional seeds in it."""
+    if contrast.images < 2:
+        return "Hold out more images.", 0
     images = ""
     if contrast_verdict.cost.images:
         images = describe_images(contrast_verdict.cost.images)

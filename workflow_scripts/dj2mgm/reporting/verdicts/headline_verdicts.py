@@ -210,10 +210,10 @@ def _describe_certainty(
             format_difference(headline.metric, value).lstrip("+") for value in contrast_verdict.detectable
         )
         text = f"With {sample}, the smallest difference found with 80 % power is {change}{corrected}."
-        if contrast.seeds > 1:
-            text += f" This is an estimate from few seeds; it may be {least} to {most} (80 % interval)."
-        if abs(contrast.mean) > contrast.compute_half_width():
-            text += f" The interval excludes zero, but {qualifier} p-value is {contrast_verdict.p_value:.2g}."
+        if not contrast_verdict.detectable[2] < high - low:
+            text += f" This is an estimate; it may be {least}, or more than the largest possible one (80 % interval)."
+        elif least != most:
+            text += f" This is an estimate; it may be {least} to {most} (80 % interval)."
     elif kind == VerdictKind.EQUIVALENT:
         text = f"Measured with {sample}."
     else:
@@ -226,6 +226,8 @@ def _describe_certainty(
         text += f"{studies}{corrected}."
     if kind == VerdictKind.UNDECIDED and abs(contrast.mean) <= contrast.compute_half_width():
         text = f"{EITHER_MAY_BE_BETTER} {text}"
+    elif kind == VerdictKind.UNDECIDED:
+        text += f" The interval excludes zero, but {qualifier} p-value is {contrast_verdict.p_value:.2g}."
     if contrast.seeds == 1:
         text += " One seed does not show how much the scores would change with another seed."
     elif pooled_experiments > 1:
