@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dj2mgm.evaluation.contrasts import contrast_with_reference
+from dj2mgm.evaluation.paired_values import PairedValues
 from dj2mgm.records.power_records import FinishedRun, PowerSettings
 from dj2mgm.reporting.verdicts.power import Noise, compute_expected_contrast, describe_power, find_noise
 from dj2mgm.storage.files import write_text
@@ -65,10 +67,26 @@ def test_stated_difference_is_shown_in_four_of_five_studies():
     assert np.mean(stats.ttest_1samp(draws, 0, axis=1).pvalue < 0.05) == pytest.approx(0.8, abs=0.01)
 
 
+def test_power_and_report_state_the_same_difference(tmp_path):
+    """Draw two seeds as noisy as a mean over the images, whose estimate is too small in two of three cases."""
+    rng = np.random.default_rng(6)
+    ratios = []
+    for _ in range(40):
+        values = rng.normal(size=(2, 1)) / np.sqrt(500) + rng.normal(size=(1, 500))
+        [contrast] = contrast_with_reference([PairedValues((0, 1), values, np.ones(500))])
+        image_noise, seed_noise = np.sqrt(contrast.image_variance * 500), np.sqrt(contrast.seed_variance * 2)
+        noise = Noise(float(image_noise), float(seed_noise), ("", ""), seed_df=1)
+        stated = [compute_expected_contrast(noise.at_quantile(share), 500, 2) for share in (0.5, 0.1, 0.9)]
+        ratios.append(np.divide([c.compute_detectable() for c in stated], contrast.estimate_detectable()))
+    assert np.median(ratios, axis=0) == pytest.approx([1, 1, 1], rel=0.05)
+    assert measure_noise(finished(tmp_path, {"baseline": 0.5, "other": 0.6, "third": 0.4}, seeds=2)).seed_df == 1
+
+
 def test_plan_states_power_and_the_time_of_a_seed(tmp_path):
     text = describe_power(settings(finished(tmp_path, {"baseline": 0.5, "other": 0.6}, seeds=3)))
     assert text.startswith("Power: on 200 held-out images, a comparison finds a true difference in the ")
     assert " points with 2 seeds, " in text and " points with 10.\n" in text
+    assert "With 2 seeds, the smallest difference may be " in text and " (80 % interval)." in text
     assert "With one seed, as configured, it must be at least " in text
     assert "One more seed of other and baseline takes about 20 min 00 s, as measured" in text
     one_seed = describe_power(settings(finished(tmp_path / "one", {"other": 0.6}, seeds=1)))

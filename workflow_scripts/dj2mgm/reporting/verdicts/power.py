@@ -1,9 +1,10 @@
 """Power of a comparison before it is run: the difference that it would show, and the time of one more seed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from scipy.special import chdtri
 
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.errors import InputError
@@ -33,11 +34,25 @@ SHOWN_SEEDS = (2, 3, 5, 10)
 
 @dataclass(frozen=True)
 class Noise:
-    """Standard deviations of a difference from the reference: at one image and between seeds, with their sources."""
+    """Standard deviations of a difference from the reference: at one image and between seeds, with their sources.
+
+    Attributes:
+        image_noise: at one image.
+        seed_noise: between seeds.
+        sources: both as text.
+        seed_df: degrees of freedom of the estimate of `seed_noise`; infinite if it is typical.
+    """
 
     image_noise: float
     seed_noise: float
     sources: tuple[str, str]
+    seed_df: float = np.inf
+
+    def at_quantile(self, share: float = 0.5) -> "Noise":
+        """Return the noise whose part between seeds exceeds the true one with this probability."""
+        if not np.isfinite(self.seed_df):
+            return self
+        return replace(self, seed_noise=self.seed_noise * float(np.sqrt(self.seed_df / chdtri(self.seed_df, share))))
 
 
 def describe_power(settings: PowerSettings) -> str:
@@ -50,10 +65,9 @@ def describe_power(settings: PowerSettings) -> str:
     images = f"{format_integer(settings.images)} held-out images"
     images += "" if settings.images_are_known else " (assumed, since the dataset is not made yet)"
 
-    def describe_smallest(seeds: int) -> str:
-        return format_difference(
-            headline.metric, compute_expected_contrast(noise, settings.images, seeds).compute_detectable()
-        ).lstrip("+")
+    def describe_smallest(seeds: int, share: float = 0.5) -> str:
+        contrast = compute_expected_contrast(noise.at_quantile(share), settings.images, seeds)
+        return format_difference(headline.metric, contrast.compute_detectable()).lstrip("+")
 
     unit = {SHOWN_SEEDS[0]: " seeds"}
     sizes = (f"{describe_smallest(seeds)} with {seeds}{unit.get(seeds, '')}" for seeds in SHOWN_SEEDS)
@@ -69,6 +83,12 @@ def describe_power(settings: PowerSettings) -> str:
     elif settings.seeds not in SHOWN_SEEDS:
         smallest = describe_smallest(settings.seeds)
         lines.append(f"With {settings.seeds} seeds, as configured, it must be at least {smallest}.")
+    if np.isfinite(noise.seed_df):
+        seeds = max(settings.seeds, SHOWN_SEEDS[0])
+        lines.append(
+            f"The noise between seeds is an estimate. With {seeds} seeds, the smallest difference may be "
+            f"{describe_smallest(seeds, 0.1)} to {describe_smallest(seeds, 0.9)} (80 % interval)."
+        )
     lines.append(f"Noise: {join_words(list(noise.sources))}.")
     lines.append(_describe_time(settings))
     return "\n".join(lines) + "\n"
@@ -95,6 +115,7 @@ def find_noise(settings: PowerSettings, group: str, metric: str) -> Noise | None
     contrasts = _compute_contrasts(scores, group, metric)
     typical = TYPICAL_NOISE.get(settings.headline)
     image_noise, seed_noise, sources = typical, typical and typical / np.sqrt(IMAGES_LIKE_SEEDS), ["typical", "typical"]
+    seed_df = np.inf
     if contrasts:
         image_noise = float(
             np.sqrt(np.mean([contrast.image_variance * contrast.images for contrast in contrasts.values()]))
@@ -105,10 +126,11 @@ def find_noise(settings: PowerSettings, group: str, metric: str) -> Noise | None
     if repeated:
         variances = [contrast.seed_variance * contrast.seeds for contrast in repeated.values()]
         seed_noise = float(np.sqrt(np.mean(variances)))
+        seed_df = max(contrast.seeds for contrast in repeated.values()) - 1  # all share the noise of the reference
         sources[1] = f"measured on {join_words(list(repeated))}"
     elif runs := next((runs for runs in scores.values() if len(runs) > 1), None):
         means = [run.groups[group][metric].mean for run in runs]
-        seed_noise = float(np.sqrt(2 * np.var(means, ddof=1)))
+        seed_noise, seed_df = float(np.sqrt(2 * np.var(means, ddof=1))), len(means) - 1
         sources[1] = f"measured on {runs[0].experiment}"
     if image_noise is None or seed_noise is None:
         return None
@@ -116,7 +138,7 @@ def find_noise(settings: PowerSettings, group: str, metric: str) -> Noise | None
         f"{format_difference(metric, value).lstrip('+')} {kind} ({source})"
         for value, kind, source in zip((image_noise, seed_noise), ("per image", "between seeds"), sources, strict=True)
     )
-    return Noise(image_noise, seed_noise, (image_text, seed_text))
+    return Noise(image_noise, seed_noise, (image_text, seed_text), seed_df)
 
 
 def _read_scores(name: str, runs: list[FinishedRun], group: str, metric: str) -> list[RunScores]:
@@ -138,7 +160,7 @@ def _compute_contrasts(scores: dict[str, list[RunScores]], group: str, metric: s
             values[name] = pair_values(runs, reference_runs)[group, metric]
         except InputError:  # no common seed, or other images
             continue
-    # not pooled: the variance of a page is an upper estimate
+    # not pooled, because a page gives each experiment at least the noise of the others
     contrasts = {name: contrast_with_reference([differences])[0] for name, differences in values.items()}
     return {
         name: contrast for name, contrast in contrasts.items() if contrast.images > 1 and np.any(contrast.variance > 0)
