@@ -14,12 +14,14 @@ from dj2mgm.reporting.comparison import (
     build_difference_table,
     classify_difference,
     describe_chance,
+    describe_paired_seeds,
     format_difference,
     format_score,
     tabulate_scores,
     write_table,
 )
 from dj2mgm.reporting.experiment_results import FILE_RULES, load_experiments
+from dj2mgm.reporting.report_page import describe_seed_coverage
 from dj2mgm.reporting.verdicts.headline_panels import build_headline_panels, build_metric_verdicts
 from dj2mgm.storage.files import read_yaml, write_yaml
 from evaluated_runs import build_entry, write_dataset, write_run
@@ -113,6 +115,18 @@ def test_differences_are_to_the_first_experiment(results):
     assert own["difference_low"] <= own["difference"] == pytest.approx(0.5) and own["difference_low"] > 0
     assert np.isnan(better.loc["finetune/own", "attribute_accuracy"]["difference"])
     assert better.loc["reference", "clip_score"]["difference"] == 0
+
+
+def test_a_difference_of_fewer_seeds_names_their_number(results):
+    config = read_yaml(results / "config.yaml")
+    del config["experiments"][1]["runs"][1]
+    write_yaml(results / "config.yaml", config)
+    experiments = load_experiments(results / "config.yaml")
+    table = tabulate_scores(experiments)
+    assert set(table["difference_seeds"][table["experiment"] == "better"].dropna()) == {1}
+    assert "(1 of better)" in describe_paired_seeds(experiments)
+    assert describe_paired_seeds(experiments) in describe_seed_coverage(experiments)
+    assert describe_paired_seeds([experiments[0]] * 2) == ""
 
 
 def test_the_table_is_deterministic(results):

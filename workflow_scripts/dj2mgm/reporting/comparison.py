@@ -107,7 +107,7 @@ def compare_with_first(experiments: list[ExperimentResults]) -> dict[str, GroupE
 
 COLUMNS = [
     *("experiment", "seeds", "group", "metric", "value", "low", "high", "n"),
-    *("difference", "difference_low", "difference_high"),
+    *("difference", "difference_low", "difference_high", "difference_seeds"),
 ]
 SCORE_TITLES = {  # inside a sentence
     "answer_probability": "probability of the right answer",
@@ -142,8 +142,10 @@ def tabulate_scores(experiments: list[ExperimentResults]) -> pd.DataFrame:
     """Return one row per experiment, group and metric, with the paired difference from the first experiment.
 
     `value`, `low` and `high` are the mean over the seeds and its 95 % interval (empty for one image), `n` is the number
-    of values per seed. Differences are empty for the first experiment, for metrics that only one experiment has, and
-    for metrics that cannot be compared (`find_obstacle`). The group `<model>/difference` is own − shuffled images.
+    of values per seed. A difference is over the seeds that both experiments have, whose number is `difference_seeds`.
+    If one of them has more seeds, it is not the difference of the values. Differences are empty for the first
+    experiment, for metrics that only one experiment has, and for metrics that cannot be compared (`find_obstacle`). The
+    group `<model>/difference` is own − shuffled images.
     """
     differences = compare_with_first(experiments)
     rows = []
@@ -152,7 +154,9 @@ def tabulate_scores(experiments: list[ExperimentResults]) -> pd.DataFrame:
             for metric, estimate in estimates.items():
                 difference = differences.get(experiment.name, {}).get(group, {}).get(metric)
                 score_values = [estimate.mean, estimate.low, estimate.high, estimate.n]
-                difference_values = [difference.mean, difference.low, difference.high] if difference else [None] * 3
+                difference_values = [None] * 4
+                if difference:
+                    difference_values = [difference.mean, difference.low, difference.high, difference.seeds]
                 rows.append([experiment.name, estimate.seeds, group, metric, *score_values, *difference_values])
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -184,6 +188,23 @@ def describe_coverage(seeds: int) -> str:
             "scores."
         )
     return "The 95 % intervals cover the choice of images and training noise."
+
+
+def describe_paired_seeds(experiments: list[ExperimentResults]) -> str:
+    """Return a note on the seeds of the differences; empty if all experiments have the seeds of the first."""
+    reference, *others = experiments
+    paired = {
+        experiment.name: len(set(experiment.seeds) & set(reference.seeds))
+        for experiment in others
+        if set(experiment.seeds) != set(reference.seeds)
+    }
+    if not paired:
+        return ""
+    counts = join_words([f"{number} of {name}" for name, number in paired.items()])
+    return (
+        f"Differences are over the seeds that both sides have ({counts}), so they differ from the differences of the "
+        "means shown."
+    )
 
 
 def describe_chance(comparisons: int, one_seed: bool) -> str:

@@ -11,6 +11,7 @@ from dj2mgm.reporting.comparison import (
     compare_with_first,
     describe_chance,
     describe_coverage,
+    describe_paired_seeds,
 )
 from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.recaptions import RecaptionedRow, read_recaptions
@@ -214,7 +215,7 @@ def describe_seed_coverage(experiments: list[ExperimentResults]) -> str:
     counts = join_words([f"{name} with {len(numbers)}" for name, numbers in seeds.items()])
     return (
         f"Seeds: {counts}. The 95 % intervals cover the choice of images and, with at least two seeds, training noise. "
-        "Differences are taken between equal seeds."
+        + describe_paired_seeds(experiments)
     )
 
 

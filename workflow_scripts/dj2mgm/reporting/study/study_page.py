@@ -15,6 +15,7 @@ from dj2mgm.reporting.comparison import (
     describe_chance,
     describe_coverage,
     describe_obstacles,
+    describe_paired_seeds,
     find_title,
     format_difference,
     format_interval,
@@ -250,6 +251,7 @@ def _write_introduction(rows: list[ComparedVariant], study: ShownStudy) -> list[
         else "",
         "Memory columns show the peak.",
         describe_coverage(seeds),
+        describe_paired_seeds([row.experiment for row in rows]),
     ]
 
 
