@@ -14,6 +14,7 @@ from dj2mgm.reporting.variants_page import VariantsPage, write_variants_page
 from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict, build_headline_verdicts, find_unlearned
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, describe_faults, estimate_image_gain
+from dj2mgm.reporting.verdicts.training_changes import find_forgotten
 from dj2mgm.reporting.verdicts.verdict_cards import build_verdict_records, merge_withheld, write_verdict_cards
 from dj2mgm.settings.targets import ReportSection
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
@@ -451,6 +452,23 @@ def test_training_is_compared_with_the_model_before_it(page, tmp_path, base, lab
     [card] = write_verdict_cards(load_experiments(tmp_path / "config.yaml"))
     assert card.label == label and card.verdict.statement.startswith(statement)
     assert ("learning_rate: 0.0001" in card.command) == (label == "Forgot")
+
+
+def test_a_single_experiment_is_judged_by_the_corrected_change(page):
+    """Both scores fall by 2.1 standard errors, whose p-value is 0.04, and 0.08 after Holm's correction."""
+    experiments = page({"baseline": 0.5}, seeds=1)
+    noise = stats.zscore(np.random.default_rng(0).normal(size=100), ddof=1)
+    groups = experiments[0].runs[0].scores.groups
+    for images in ("own", "shuffled"):
+        groups[f"base/{images}"] = {
+            metric: MetricValues(
+                values.ids, values.sums + 0.01 * (noise + 0.21 * np.sqrt(2)), values.counts, values.file
+            )
+            for metric, values in groups[f"finetune/{images}"].items()
+        }
+    assert find_forgotten(experiments) == {}
+    result = verdict(experiments)
+    assert result.kind == "better" and "is not shown to differ from before training" in result.statement
 
 
 def test_publishing_is_not_advised_for_a_model_that_forgot(page, tmp_path):

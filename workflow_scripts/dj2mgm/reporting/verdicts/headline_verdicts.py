@@ -10,7 +10,6 @@ from dj2mgm.evaluation.metric_kinds import find_score_range
 from dj2mgm.evaluation.run_scores import estimate_difference, pair_values
 from dj2mgm.reporting.comparison import (
     SCORE_TITLES,
-    classify_difference,
     describe_obstacles,
     find_obstacle,
     format_difference,
@@ -27,8 +26,9 @@ from dj2mgm.reporting.verdicts.experiment_pairs import (
     find_controls,
     is_learning_rate_control,
 )
-from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore, compute_change_by_training, find_headline
+from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore, find_headline
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, estimate_image_gain, find_learning_faults
+from dj2mgm.reporting.verdicts.training_changes import judge_training_changes
 from dj2mgm.reporting.verdicts.verdict_sentences import (
     EITHER_MAY_BE_BETTER,
     Statement,
@@ -36,7 +36,7 @@ from dj2mgm.reporting.verdicts.verdict_sentences import (
     explain_withheld,
     write_statement,
 )
-from dj2mgm.score_groups import FINETUNED, OWN, OWN_GROUP, SHUFFLED, UNTRAINED, name_group
+from dj2mgm.score_groups import FINETUNED, OWN_GROUP, SHUFFLED, name_group
 from dj2mgm.verdict_kinds import VerdictKind
 
 
@@ -278,21 +278,20 @@ def _judge_single(experiment: ExperimentResults, headline: HeadlineScore) -> Hea
     if uses_images:
         emphasis, kind = "uses its images", VerdictKind.BETTER
     rest = f": {measurement}."
-    if contrast := compute_change_by_training(experiment, OWN_GROUP, metric):
-        training = estimate_difference(contrast, OWN_GROUP, metric)
-        base = show(groups[name_group(UNTRAINED, OWN)][metric].mean)
-        change = f"({_describe_difference(metric, training)})"
+    if training := judge_training_changes(experiment, headline).get((OWN_GROUP, metric)):
+        base = training.base
+        change = f"({training.difference}; 95 % interval {training.interval})"
         rest = f": {measurement}, compared with {base} before training {change}."
-        training_verdict = classify_difference(metric, training)
-        if training_verdict == VerdictKind.WORSE:
+        if training.kind == "worse":
             emphasis, kind = "is worse than before training", VerdictKind.WORSE
             rest = f": {title} {show(own_estimate.mean)} instead of {base} {change}."
         elif uses_images:
-            is_better = training_verdict == VerdictKind.BETTER
-            relation = "is better than" if is_better else "is not shown to differ from"
+            relation = "is better than" if training.kind == "better" else "is not shown to differ from"
             rest = f", and {relation} before training{rest}"
     seeds = "one seed" if own_estimate.seeds == 1 else f"{own_estimate.seeds} seeds"
     certainty = f"Measured on {format_integer(own_estimate.images)} held-out images with {seeds}."
+    if training:
+        certainty += " The change by training is judged by its p-value, corrected for the number of measured scores."
     return HeadlineVerdict(
         experiment.name, 0, experiment.description, kind, "The fine-tuned model ", emphasis, rest, certainty
     )

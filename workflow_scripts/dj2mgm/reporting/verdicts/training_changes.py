@@ -37,7 +37,14 @@ class TrainingChange:
 
 
 def list_training_changes(experiment: ExperimentResults, headline: HeadlineScore) -> list[TrainingChange]:
-    """Return a row for each score that was measured before and after training, the headline first.
+    """Return a row for each score that was measured before and after training, the headline first."""
+    return list(judge_training_changes(experiment, headline).values())
+
+
+def judge_training_changes(
+    experiment: ExperimentResults, headline: HeadlineScore
+) -> dict[tuple[str, str], TrainingChange]:
+    """Return the changes of all scores that were measured before and after training, by group and metric.
 
     The p-values of the rows are corrected for their number (Holm 1979). Whether more is better is not known for metrics
     of lmms-eval.
@@ -49,25 +56,23 @@ def list_training_changes(experiment: ExperimentResults, headline: HeadlineScore
     p_values = apply_holm_correction(
         [float(contrast.compute_p_value()) if contrast.images > 1 else 1.0 for contrast in measured.values()]
     )
-    rows = []
+    changes = {}
     for (key, contrast), p_value in zip(measured.items(), p_values, strict=True):
         group, metric = key
         before, after = (experiment.groups[name][metric] for name in (find_group_before_training(group), group))
         difference = estimate_difference(contrast, group, metric)
         show = format_difference if split_group(group)[1] == DIFFERENCE else format_score
-        rows.append(
-            TrainingChange(
-                find_title(headline.title if key == (headline.group, headline.metric) else metric),
-                show(metric, before.mean),
-                format_interval(metric, before, show),
-                show(metric, after.mean),
-                format_interval(metric, after, show),
-                format_difference(metric, difference.mean),
-                format_interval(metric, difference, format_difference),
-                *_judge(metric, difference.mean, p_value),
-            )
+        changes[key] = TrainingChange(
+            find_title(headline.title if key == (headline.group, headline.metric) else metric),
+            show(metric, before.mean),
+            format_interval(metric, before, show),
+            show(metric, after.mean),
+            format_interval(metric, after, show),
+            format_difference(metric, difference.mean),
+            format_interval(metric, difference, format_difference),
+            *_judge(metric, difference.mean, p_value),
         )
-    return rows
+    return changes
 
 
 def _judge(metric: str, difference: float, p_value: float) -> tuple[str, str]:
