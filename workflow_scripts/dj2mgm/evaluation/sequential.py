@@ -54,8 +54,8 @@ class Look:
     spent: float
 
 
-# A report with several of the same seeds, made before the first look. Its noise is pooled with other experiments, so it
-# is not known which comparisons it leaves undecided. Therefore later looks are counted as if it left all of them.
+# A report with several of the same seeds, made before the first look. Its intervals may be shorter, because it pools
+# the noise of its experiments, so it is not known whether it left the comparison undecided. It only spends its level.
 REPORT_LOOK = Look(0, 0, MIN_LEVEL, VERDICT_LEVEL)
 
 

@@ -231,8 +231,8 @@ def _describe_certainty(
     if contrast.seeds == 1:
         text += " One seed does not show how much the scores would change with another seed."
     elif pooled_experiments > 1:
-        addition = ", and from this one alone as far as its seeds differ more" if contrast.noisy else ""
-        text += f" The noise between seeds is estimated from all experiments of the page with {seeds}{addition}."
+        text += f" The noise between seeds is estimated from all experiments of the page with {seeds}."
+        text += " The seeds of this experiment vary more, so its own noise counts." if contrast.noisy else ""
     return text
 
 
