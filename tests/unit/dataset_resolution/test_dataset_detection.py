@@ -180,7 +180,7 @@ def test_each_split_of_a_folder_is_found(here):
     (folder / "evaluation.jsonl").touch()
     resolved = resolve_dataset(str(folder))
     assert resolved.name == "meine Fotos ä" and isinstance(resolved.settings, FilesDataset)
-    assert "save these lines as config/datasets/meine_Fotos.yaml" in resolved.note
+    assert "save these lines as config/datasets/meine_Fotos_a.yaml" in resolved.note
     assert {split: files.file for split, files in resolved.settings.splits.items()} == {
         "pretrain": str(folder / "rows.jsonl"),
         "finetune": str(folder / "talks.json"),
