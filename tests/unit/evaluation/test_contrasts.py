@@ -303,10 +303,10 @@ def test_pooled_noise_equals_a_two_way_analysis_of_variance():
     assert expected_df == pytest.approx(3, abs=0.2), "the reference's noise has the degrees of freedom of its seeds"
 
 
-def test_only_experiments_with_equally_many_seeds_share_the_noise():
+def test_experiments_with_as_many_seeds_share_the_noise():
     values = np.random.default_rng(3).normal(size=(3, 6, 20))
     few, many = paired(values[0][:2], seeds=(0, 1)), paired(values[1], seeds=range(6))
-    assert contrast_with_reference([few, many]) == [contrast_with_reference([one])[0] for one in (few, many)]
+    assert contrast_with_reference([few, many]) == [contrast_with_reference([values])[0] for values in (few, many)]
     apart = contrast_with_reference([many, paired(values[2], seeds=range(6, 12))])  # they share no run of the reference
     assert apart[0].seed_df > 5 and all(np.isfinite(contrast.compute_half_width()) for contrast in apart)
 

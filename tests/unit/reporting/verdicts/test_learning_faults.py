@@ -39,7 +39,7 @@ class Simulation:
         fall: fall of each loss.
         base: gain of the model before training from its own images; None if it was not measured.
         steps: number of logged steps.
-        correlation: of the losses of successive steps.
+        correlation: correlation between the losses of successive steps.
     """
 
     experiments: list[ExperimentResults]
@@ -117,8 +117,8 @@ def test_each_stage_is_compared_with_the_model_before_it(experiments):
             assert [fault.remedy.split()[1].split(".")[0] for fault in faults] == unchanged
 
 
-@pytest.mark.parametrize(("templates", "found"), [({"pretrain_template": "plain", "template": "v1"}, 3), ({}, 0)])
-def test_captions_after_other_prompts_are_not_compared(experiments, templates, found):
+@pytest.mark.parametrize(("templates", "expected"), [({"pretrain_template": "plain", "template": "v1"}, 3), ({}, 0)])
+def test_captions_after_other_prompts_are_not_compared(experiments, templates, expected):
     page = Simulation(experiments, (20, None))
     page.draw()
     for experiment in experiments:
@@ -128,7 +128,7 @@ def test_captions_after_other_prompts_are_not_compared(experiments, templates, f
             values = metrics["answer_probability"]
             metrics["caption_log_likelihood"] = replace(values, sums=0 * values.sums - number)
     faults = find_unlearned(experiments).values()
-    assert sum("finetune did not change" in fault.reason for own in faults for fault in own) == found
+    assert sum("finetune did not change" in fault.reason for own in faults for fault in own) == expected
 
 
 def test_only_a_rising_loss_is_final_for_decide(experiments):

@@ -76,8 +76,8 @@ def test_power_and_report_state_the_same_difference(tmp_path):
         [contrast] = contrast_with_reference([PairedValues((0, 1), values, np.ones(500))])
         image_noise, seed_noise = np.sqrt(contrast.image_variance * 500), np.sqrt(contrast.seed_variance * 2)
         noise = Noise(float(image_noise), float(seed_noise), ("", ""), seed_df=1)
-        stated = [compute_expected_contrast(noise.at_quantile(share), 500, 2) for share in (0.5, 0.1, 0.9)]
-        ratios.append(np.divide([c.compute_detectable() for c in stated], contrast.estimate_detectable()))
+        contrasts = [compute_expected_contrast(noise.at_quantile(share), 500, 2) for share in (0.5, 0.1, 0.9)]
+        ratios.append(np.divide([c.compute_detectable() for c in contrasts], contrast.estimate_detectable()))
     assert np.median(ratios, axis=0) == pytest.approx([1, 1, 1], rel=0.05)
     assert measure_noise(finished(tmp_path, {"baseline": 0.5, "other": 0.6, "third": 0.4}, seeds=2)).seed_df == 1
 

@@ -37,8 +37,8 @@ class Noise:
     """Standard deviations of a difference from the reference: at one image and between seeds, with their sources.
 
     Attributes:
-        image_noise: at one image.
-        seed_noise: between seeds.
+        image_noise: standard deviation at one image.
+        seed_noise: standard deviation between seeds.
         sources: both as text.
         seed_df: degrees of freedom of the estimate of `seed_noise`; infinite if it is typical.
     """
