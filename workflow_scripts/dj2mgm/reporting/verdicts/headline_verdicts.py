@@ -213,7 +213,7 @@ def _describe_certainty(
         if not contrast_verdict.detectable[2] < high - low:
             text += f" This is an estimate; it may be {least}, or more than the largest possible one (80 % interval)."
         elif least != most:
-            text += f" This is an estimate; it may be {least} to {most} (80 % interval)."
+            text += f" This is an estimate; it may be {least.removesuffix(' points')} to {most} (80 % interval)."
     elif kind == VerdictKind.EQUIVALENT:
         text = f"Measured with {sample}."
     else:

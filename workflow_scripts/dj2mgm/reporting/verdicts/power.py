@@ -85,9 +85,10 @@ def describe_power(settings: PowerSettings) -> str:
         lines.append(f"With {settings.seeds} seeds, as configured, it must be at least {smallest}.")
     if np.isfinite(noise.seed_df):
         seeds = max(settings.seeds, SHOWN_SEEDS[0])
+        least, most = (describe_smallest(seeds, share) for share in (0.1, 0.9))
         lines.append(
             f"The noise between seeds is an estimate. With {seeds} seeds, the smallest difference may be "
-            f"{describe_smallest(seeds, 0.1)} to {describe_smallest(seeds, 0.9)} (80 % interval)."
+            f"{least.removesuffix(' points')} to {most} (80 % interval)."
         )
     lines.append(f"Noise: {join_words(list(noise.sources))}.")
     lines.append(_describe_time(settings))
