@@ -250,7 +250,7 @@ def test_source_without_license_is_named_with_its_key(describe):
 
 
 @pytest.mark.parametrize(
-    ("folder", "name"), [("my phötos (2)", "my_ph_tos_2"), ("写真", "my_data"), ("photos", "photos")]
+    ("folder", "name"), [("my phötos (2)", "my_photos_2"), ("写真", "my_data"), ("photos", "photos")]
 )
 def test_remedy_for_folder_without_license_works(describe, tmp_path, folder, name):
     (tmp_path / folder).mkdir()

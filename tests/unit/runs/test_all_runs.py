@@ -615,7 +615,7 @@ def test_names_that_look_like_numbers_stay_as_they_are_written(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["photos #2", "null", "~", "a: b", "[x]", "!x", "&a", "{a}", "- a", "photos"])
-def test_names_that_yaml_reads_otherwise_stay_as_they_are_written(name):
+def test_names_that_yaml_reads_otherwise_stay_as_typed(name):
     arguments = [f"dataset={name}", f"model={name}"]
     assert layers.restore_texts(parse_config(arguments), arguments, []) == {"dataset": name, "model": name}
 
