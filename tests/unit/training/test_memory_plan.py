@@ -23,6 +23,7 @@ from dj2mgm.training.memory_plan import (
     can_halve_micro_batch,
     choose_plan,
     halve_micro_batch,
+    is_halved,
     is_out_of_memory,
     keep_plan,
     plan_from_settings,
@@ -242,14 +243,14 @@ def test_checkpoints_keep_their_deepspeed_configuration(start, tmp_path):
 
 def test_the_micro_batch_is_halved_once(start, tmp_path):
     plan_file = tmp_path / "training_plan.json"
-    assert not can_halve_micro_batch(plan_file)
+    assert not can_halve_micro_batch(plan_file) and not is_halved(plan_file)
     assert start(ROOM).micro_batch_size == 16
-    assert can_halve_micro_batch(plan_file)
+    assert can_halve_micro_batch(plan_file) and not is_halved(plan_file)
     for _ in range(2):  # by two processes
         halve_micro_batch(plan_file)
     again = start(ROOM)
     assert (again.micro_batch_size, again.gradient_accumulation_steps) == (8, 2)
-    assert not can_halve_micro_batch(plan_file)
+    assert not can_halve_micro_batch(plan_file) and is_halved(plan_file)
 
 
 def test_errors_of_a_full_gpu_are_recognized():

@@ -191,10 +191,16 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(message in str(error) for message in FULL_GPU_MESSAGES)
 
 
+def is_halved(plan_file: Path) -> bool:
+    """Return whether a process has halved the micro batch in `plan_file`; False without the file."""
+    return plan_file.exists() and read_json(plan_file)["halved"]
+
+
 def can_halve_micro_batch(plan_file: Path) -> bool:
     """Return whether `plan_file` has a micro batch that was not halved yet and is larger than 1."""
-    values = read_json(plan_file) if plan_file.exists() else {"halved": True}
-    return not values["halved"] and values["plan"]["micro_batch"] > 1
+    if not plan_file.exists() or is_halved(plan_file):
+        return False
+    return read_json(plan_file)["plan"]["micro_batch"] > 1
 
 
 def halve_micro_batch(plan_file: Path) -> None:

@@ -39,6 +39,7 @@ from dj2mgm.training.memory_plan import (
     can_halve_micro_batch,
     choose_plan,
     halve_micro_batch,
+    is_halved,
     is_out_of_memory,
     keep_plan,
     require_explicit_settings,
@@ -66,7 +67,7 @@ from dj2mgm.training.trackers import PROJECT_NAME, Trackers, check_trackers, rea
 from dj2mgm.training.trainer import StageTrainer
 from dj2mgm.training.training_data import Collator, ConversationDataset
 
-PLAN_WATCH_S = 1.0  # seconds between two looks at the plan, for a restart after another process's GPU was full
+PLAN_WATCH_S = 1.0  # seconds between two readings of the plan, which another process with a full GPU may have halved
 SLOW_FP8 = (
     "precision: fp8 made Qwen3-VL, SmolVLM2 and PaliGemma slower, and InternVL3.5 8 % faster (docs/models.md); set "
     "bf16 unless your own measurement differs"
@@ -329,7 +330,7 @@ class StageRun:
         except RuntimeError as error:
             if is_out_of_memory(error):
                 self._halve_micro_batch(settings, halvable)
-            if restartable and not can_halve_micro_batch(self.plan_file):  # also if another process was lost
+            if restartable and is_halved(self.plan_file):  # also if another process was lost
                 restart_training()
             raise
         trainer.score()  # no score yet if the resumed checkpoint was scored on other questions
@@ -351,7 +352,7 @@ class StageRun:
             note(f"the GPU ran out of memory: {resuming} with half of the micro batch")
 
     def _restart_when_halved(self) -> None:
-        while can_halve_micro_batch(self.plan_file):
+        while not is_halved(self.plan_file):
             time.sleep(PLAN_WATCH_S)
         restart_training()
 
