@@ -47,6 +47,7 @@ FIX_REMEDY = "Correct the file, or download it again"
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 # weights, whose files may have any size
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5", ".onnx", ".gguf")
+POINTER_PROBLEM = "is a pointer of Git LFS, not the file itself"
 LFS_POINTER = b"version https://git-lfs.github.com/"
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"  # in one file, or in shards
 SHARD_NAME = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
@@ -164,7 +165,7 @@ def _find_damaged_settings(path: Path) -> DamagedFile | None:
             file.seek(size - len(LFS_POINTER))
         end = file.read().rstrip() or content.rstrip()
     if content.startswith(LFS_POINTER):
-        return DamagedFile(path, "is a pointer of Git LFS, not the file itself")
+        return DamagedFile(path, POINTER_PROBLEM)
     if not content.strip() and path.suffix != ".txt":  # a vocabulary that another file replaces may be empty
         return DamagedFile(path, "is empty")
     if path.suffix == ".json":
@@ -216,7 +217,7 @@ def _find_damaged_shard(path: Path) -> DamagedFile | None:
     size = path.stat().st_size
     with open(path, "rb") as file:
         if file.read(len(LFS_POINTER)) == LFS_POINTER:
-            return DamagedFile(path, "is a pointer of Git LFS, not the file itself")
+            return DamagedFile(path, POINTER_PROBLEM)
         file.seek(0)
         header_bytes = int.from_bytes(file.read(LENGTH_BYTES), "little")
         try:

@@ -98,7 +98,7 @@ def _count_effective_pairs(pairs: np.ndarray, right: np.ndarray) -> float:
 
     Args:
         pairs: (variants,) number of each variant's pairs.
-        right: (variants,) number of those that are in the right order.
+        right: (variants,) number of these pairs in the right order.
     """
     total, disjoint = pairs.sum() / 2, max(1, np.count_nonzero(pairs) // 2)
     share, others = right.sum() / 2 / total, total - pairs
