@@ -51,14 +51,14 @@ STAGES = {
     "train_clip": "foundation/small/clip",
     "train_language_model": "foundation/small/language_model",
     "assemble_model": "models/small/mgm",
-    "filter_data": "baseline/filter",
-    "write_jsonl": "baseline/jsonl",
-    "pretrain": "baseline/pretrain",
-    "finetune": "baseline/finetune",
-    "generate_answers": "baseline/generate",
-    "evaluate_clip": "baseline/evaluate_clip",
-    "evaluate_vqa": "baseline/evaluate_vqa",
-    "compare_experiments": "baseline/report",
+    "filter_data": "small/baseline/filter",
+    "write_jsonl": "small/small/baseline/jsonl",
+    "pretrain": "small/small/baseline/pretrain",
+    "finetune": "small/small/baseline/finetune",
+    "generate_answers": "small/small/baseline/generate",
+    "evaluate_clip": "small/small/baseline/evaluate_clip",
+    "evaluate_vqa": "small/small/baseline/evaluate_vqa",
+    "compare_experiments": "small/small/baseline/report",
 }
 
 

@@ -47,7 +47,7 @@ def write_inputs(folder: Path, searches: int, candidates: int) -> None:
 
 def read_verdicts(folder: Path, study: str) -> dict[str, str]:
     """Return the last verdict on the winner against each other experiment."""
-    files = (folder / "results" / study / "search").rglob("scores.yaml")
+    files = (folder / "results/scenes/tiny" / study / "search").rglob("scores.yaml")
     looks = [read_yaml(file)["looks"] for file in sorted(files, key=lambda file: int(file.parent.name[6:]))]
     return {other: look["kind"] for batch_looks in looks for other, look in batch_looks.items()}
 

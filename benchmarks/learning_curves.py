@@ -55,7 +55,7 @@ def read_scores(folder: Path, name: str) -> list[tuple[int, MetricValues]]:
 
 def predict(folder: Path, case: int) -> dict:
     """Return the prediction for all rows, from the shares of them, and the scores."""
-    name = f"scenes_{case}/case_{case}"
+    name = f"scenes_{case}/tiny/case_{case}"
     points = [point for share in SHARES for point in read_scores(folder, f"{name}-rows-{share:g}")]
     (row_counts, values), truths = zip(*points, strict=True), [scores.mean for _, scores in read_scores(folder, name)]
     means, least_noise = [scores.mean for scores in values], estimate_least_noise(values)
@@ -79,7 +79,7 @@ def main() -> None:
     for case in range(1 if is_tiny else CASES):
         if not (folder / f"config/studies/curve_{case}.yaml").exists():  # newer files would run everything again
             write_case(folder, case)
-        run_target(folder, f"curve_{case}", f"dataset=scenes_{case}", "recipe=all", f"results=scenes_{case}")
+        run_target(folder, f"curve_{case}", f"dataset=scenes_{case}", "recipe=all")
         print(json.dumps(predict(folder, case)), flush=True)
 
 

@@ -110,7 +110,7 @@ def main() -> None:
         write_inputs(folder, mixtures, *((100, 200) if is_tiny else (PAIRS, INSTRUCTIONS)))
     run_target(folder, STUDY, "dataset=instructions", "recipe=all")
 
-    experiments = read_yaml(folder / f"results/{STUDY}/config.yaml")["experiments"]
+    experiments = read_yaml(folder / f"results/instructions/tiny/{STUDY}/config.yaml")["experiments"]
     stages = {entry["name"].removeprefix("baseline-"): entry["runs"][0]["stages"] for entry in experiments}
     reference = stages["clean"]
     settings = load_settings(GenerateSettings, folder / reference["generate"] / "config.yaml")

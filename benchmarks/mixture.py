@@ -73,7 +73,7 @@ def main() -> None:
         write_yaml(folder / "config/recipes/all.yaml", {"process": [{"image_integrity_filter": {}}]})
         write_yaml(folder / "config/experiments/favoured.yaml", {"sources": FAVOURED})
     run_target(folder, "favoured", "dataset=mixture", "recipe=all", f"seeds={arguments.seeds}")
-    print((folder / "results/favoured/report/comparison.csv").read_text(encoding="utf-8"))
+    print((folder / "results/mixture/tiny/favoured/report/comparison.csv").read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def run_study(folder: Path, name: str) -> None:
 
 def read_truth(folder: Path, space: dict[str, list]) -> dict[tuple, float]:
     """Return the headline of each recipe by its values; the experiment itself is the recipe without changes."""
-    with open(folder / "results/truth/truth.csv", encoding="utf-8", newline="") as file:
+    with open(folder / "results/mixture/tiny/truth/truth.csv", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     return {tuple(float(row[key] or REFERENCE[key]) for key in space): float(row[HEADLINE]) for row in rows}
 
@@ -60,7 +60,7 @@ def read_truth(folder: Path, space: dict[str, list]) -> dict[tuple, float]:
 def find_winner(folder: Path, name: str, space: dict[str, list]) -> tuple:
     """Return the values of the recipe with the highest score in a search, among recipes trained on all rows."""
     scores: dict[tuple, float] = {}
-    for file in (folder / "results" / name / "search").rglob("trials.yaml"):
+    for file in (folder / "results/mixture/tiny" / name / "search").rglob("trials.yaml"):
         record, batch_scores = read_yaml(file), read_yaml(file.with_name("scores.yaml"))["scores"]
         if record["fraction"] == 1:
             values = {trial["name"]: trial["changes"] for trial in record["trials"]}

@@ -23,6 +23,7 @@ from dj2mgm.reporting.study.proxies import measure_agreement  # noqa: E402
 from dj2mgm.storage.files import read_json, read_yaml, write_yaml  # noqa: E402
 
 STUDY, SHARES = "tenth", (0.1, 0.25)
+RESULTS = "results/mixture/tiny"
 SCORES = {
     "the headline": ("finetune/own", "answer_probability"),
     "log-likelihood of the right answer": ("finetune/own", "answer_log_likelihood"),
@@ -39,14 +40,15 @@ def write_study(folder: Path) -> None:
 
 def read_names(folder: Path) -> dict[str, tuple]:
     """Return the values of each recipe by the name of its run."""
-    records = [read_yaml(file) for file in (folder / "results" / STUDY / "search").rglob("trials.yaml")]
+    records = [read_yaml(file) for file in (folder / RESULTS / STUDY / "search").rglob("trials.yaml")]
     trials = [trial for record in records for trial in record["trials"]]
     return {trial["name"]: tuple(float(trial["changes"][key]) for key in SPACE) for trial in trials if trial["changes"]}
 
 
 def read_scores(folder: Path, names: dict[str, tuple], share: float, group: str, metric: str) -> dict[tuple, float]:
     """Return the score of each recipe after a training on a share of the rows."""
-    files = {values: folder / f"results/{name}-{share:g}/evaluate_vqa/metrics.json" for name, values in names.items()}
+    runs = {values: folder / RESULTS / f"{name}-{share:g}" for name, values in names.items()}
+    files = {values: run / "evaluate_vqa/metrics.json" for values, run in runs.items()}
     return {
         values: Estimate(**read_json(file)["groups"][group][metric]).mean
         for values, file in files.items()

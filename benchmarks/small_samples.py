@@ -1,6 +1,6 @@
 r"""Measure how often a page decides with fewer held-out images and seeds than finished runs have.
 
-    python benchmarks/small_samples.py --results results --experiments baseline dj_synth \
+    python benchmarks/small_samples.py --results results/shapes/tiny --experiments baseline dj_synth \
         --images 100 --seeds 2 --draws 200
 
 The first experiment is the reference. Each draw takes images and seeds at random, without replacement, and makes the
@@ -88,15 +88,18 @@ def pair_all_seeds(page: Page) -> Iterator[Page]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder with a finished report")
+    parser.add_argument(
+        "--results", type=Path, default=Path("results/shapes/tiny"), help="folder with a finished report"
+    )
     parser.add_argument("--experiments", nargs="+", default=["baseline", "dj_synth"], help="the reference first")
     parser.add_argument("--images", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--every-seed-pair", action="store_true")
     args = parser.parse_args()
-    os.chdir(args.results.parent)  # the page's configuration has paths relative to it
-    configuration = Path(args.results.name, "report/config.yaml")
+    results = args.results.absolute()
+    os.chdir(results.parents[2])  # the page's configuration has paths relative to it
+    configuration = results / "report/config.yaml"
     experiments = {experiment.name: experiment for experiment in load_experiments(configuration)}
     for headline in HEADLINES:
         page = with_headline([experiments[name] for name in args.experiments], headline)

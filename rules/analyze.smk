@@ -1,5 +1,4 @@
 # Measure a whole dataset with Data-Juicer's statistics, and suggest limits.
-from dj2mgm.runs.experiments import REFERENCE
 
 
 include: "inputs/analyze.smk"
@@ -48,5 +47,5 @@ rule analyze_data:
 
 rule analyze:
     input:
-        lambda w: f"results/datasets/{RUNS.first_seed(REFERENCE).dataset.name}/analyze/analysis.html",
+        analysis_page,
     localrule: True

@@ -2,6 +2,7 @@
 import sys
 
 from dj2mgm.runs import pages
+from dj2mgm.runs.experiments import REFERENCE
 
 
 include: "inputs/crate.smk"
@@ -51,8 +52,9 @@ rule reproduce:
 
 rule crate:
     input:
-        target_files(
-            RUNS.shared.provenance.experiment,
-            f"results/{pages.locate_page_folder(RUNS, RUNS.shared.provenance.experiment)}/crate/run.crate.zip",
+        requested_files(
+            None,
+            REFERENCE,
+            lambda run: f"results/{pages.locate_page_folder(RUNS, run.experiment)}/crate/run.crate.zip",
         ),
     localrule: True

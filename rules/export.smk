@@ -1,4 +1,4 @@
-# Export the pairs that an experiment trains on as a dataset: `snakemake export --config format=webdataset`.
+# Export the pairs that an experiment trains on as a dataset: `snakemake export --config experiment=dj_synth`.
 
 
 include: "inputs/export.smk"
@@ -42,8 +42,9 @@ rule export_data:
 
 rule export:
     input:
-        target_files(
-            RUNS.shared.export.experiment,
-            f"results/{RESULTS_PREFIX}{RUNS.shared.export.experiment}/export/{RUNS.shared.format}/README.md",
+        requested_files(
+            None,
+            "dj_synth",
+            lambda run: f"results/{run.folder}/export/{RUNS.shared.format}/README.md",
         ),
     localrule: True

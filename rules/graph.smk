@@ -7,7 +7,9 @@ from snakemake.exceptions import MissingRuleException, WorkflowError
 
 from dj2mgm.cli.console import UserError
 from dj2mgm.cli.snakemake_patches import record_input_errors, replace_graph_builder
-from dj2mgm.runs.finished_results import PlannedJob, check_jobs
+from dj2mgm.runs.experiments import REFERENCE
+from dj2mgm.runs.job_checks import PlannedJob, check_jobs
+from dj2mgm.settings.configuration import TARGETS_BY_KEY
 
 
 def build_planned_job(job):
@@ -28,10 +30,8 @@ def describe_unknown_target(name):
     if "=" in name:
         return f"{name}: a setting follows --config, as in `snakemake --cores 1 baseline --config {name}`"
     if "/" in name:
-        folders = [
-            f"results/{path}" for path in (*RUNS.experiments.configs, *RUNS.datasets)
-        ]
-        top = str(Path(*Path(name).parts[:2]))
+        folders = [f"results/{RUNS.first_seed(name).folder}" for name in EXPERIMENTS]
+        top = str(Path(*Path(name).parts[:4]))
         near = difflib.get_close_matches(top, folders, n=1)
     hint = (
         f"did you mean {near[0]}?"
@@ -41,12 +41,30 @@ def describe_unknown_target(name):
     return f"{name}: nothing makes this target; {hint}"
 
 
+def check_used_keys():
+    """Fail if a key on the command line is for other targets than the requested ones."""
+    targets = workflow.dag_settings.targets or {REFERENCE}
+    if any("/" in target for target in targets):
+        return
+    for key in {
+        argument.split("=")[0]
+        for argument in workflow.config_settings.config_args or ()
+    }:
+        users = TARGETS_BY_KEY.get(key)
+        if users and not {*users} & {*targets}:
+            raise UserError(
+                f"{key}: `snakemake {' '.join(sorted(targets))}` does not use this key, which is for "
+                f"{', '.join(users)}; remove it"
+            )
+
+
 def check_requested_targets():
     """Fail if another target is requested with `fetch`, or if a target is a rule with wildcards."""
     if FETCH_REQUESTED and set(workflow.dag_settings.targets) != {"fetch"}:
         raise UserError(
             "fetch: no other target runs with it; run it alone, then the others"
         )
+    check_used_keys()
     for name in workflow.dag_settings.targets:
         if workflow.is_rule(name) and workflow.get_rule(name).has_wildcards():
             raise UserError(

@@ -1,8 +1,6 @@
 # Find the training rows behind wrong answers: `snakemake influence --config experiment=dj_synth`.
 from dj2mgm.runs.experiments import REFERENCE
 
-TRACED = RUNS.shared.experiment or REFERENCE
-
 
 rule trace_influence:
     input:
@@ -47,7 +45,9 @@ rule trace_influence:
 
 rule influence:
     input:
-        target_files(
-            TRACED, f"results/{RESULTS_PREFIX}{TRACED}/influence/influence.html"
+        requested_files(
+            "influence",
+            REFERENCE,
+            lambda run: f"results/{run.folder}/influence/influence.html",
         ),
     localrule: True

@@ -1,4 +1,4 @@
-# Publish a model and its pairs, with cards: `snakemake publish --config publish='{experiment: dj_synth}'`.
+# Publish a model and its pairs, with cards: `snakemake publish --config experiment=dj_synth`.
 
 
 include: "inputs/publish.smk"

@@ -54,8 +54,8 @@ def select_explicit_settings(config):
     paths = workflow.modifier.path_modifier
     if paths.prefix or paths.modifies_prefixes:
         raise InputError(
-            "module: dj2mgm takes no `prefix` of paths, since its scripts know their folders; set `results` in the "
-            "module's config, which puts results into a folder of their own"
+            "module: dj2mgm takes no `prefix` of paths, since its scripts know their folders; remove `prefix`. Results "
+            "are in results/<dataset>/<model>/"
         )
     return drop_defaults(config, workflow.config_settings.overwrite_config)
 
@@ -71,5 +71,7 @@ with raising_user_errors():
         )
     RUNS = Runs(select_explicit_settings(config))
 EXPERIMENTS = RUNS.experiments.names
-RESULTS_PREFIX = RUNS.results_prefix  # folder of runs and pages, below results/
+RESULTS_PREFIX = (
+    RUNS.results_prefix
+)  # folder of pages and studies, below results/: dataset and model
 MODELS = RUNS.models

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from dj2mgm.runs.export_settings import build_export_settings
 from dj2mgm.runs.leaks import build_leak_settings
-from dj2mgm.runs.studies.power_inputs import build_power_settings
 
 
 include: "inputs/settings.smk"
@@ -53,9 +52,7 @@ SETTINGS_FILES = {
         f"results/{RESULTS_PREFIX}{{study}}/merged/config.yaml",
         mixture_settings,
     ),
-    "configure_power": SettingsFile(
-        "results/plan/power.yaml", lambda w: build_power_settings(RUNS)
-    ),
+    "configure_power": SettingsFile("results/plan/power.yaml", power_settings),
     "configure_attention_benchmark": SettingsFile(
         f"results/{RESULTS_PREFIX}attention_benchmark/config.yaml", attention_settings
     ),

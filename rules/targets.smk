@@ -25,6 +25,35 @@ def target_files(target, *files):
     return checked_files
 
 
+def find_requested_run(target, default):
+    """Return the first run of the experiment that a target is about."""
+    with raising_user_errors():
+        name = RUNS.experiments.get_requested(target, default)
+        RUNS.require_target(name)
+        return RUNS.first_seed(name)
+
+
+def requested_files(target, default, locate):
+    """Return the input function of a target's files for the experiments in the key `experiment`.
+
+    Args:
+        target: the target if it is about one experiment; None if it takes several.
+        default: experiment without the key.
+        locate: function that returns the file of an experiment's first run.
+    """
+
+    def files(wildcards):
+        with raising_user_errors():
+            if target:
+                RUNS.experiments.get_requested(target, default)
+            names = RUNS.experiments.list_requested(default)
+        for name in names:
+            target_files(name)(wildcards)  # only its checks
+        return [locate(RUNS.first_seed(name)) for name in names]
+
+    return files
+
+
 def check_clips(config):
     """Fail if a judging CLIP is incomplete, or if the configuration names a CLIP that nothing makes."""
     judges = {

@@ -1,4 +1,5 @@
 # Values that wildcards may have.
+import os
 import re
 
 from dj2mgm.records.search_records import RANDOM_SUFFIX
@@ -14,9 +15,13 @@ def match_runs(experiments):
     """Return a regular expression for the folders of these experiments' runs, and of trials that change them."""
     searched = {search.experiment for search in RUNS.experiments.searches.values()}
     trials = f"{match_any(searched & {*experiments})}-[0-9a-f]{{10}}(-0\\.[0-9]+|{RANDOM_SUFFIX})?"
-    return (
-        f"{re.escape(RESULTS_PREFIX)}({match_any(experiments)}|{trials})(/seed-[0-9]+)?"
-    )
+    runs = [RUNS.first_seed(name) for name in experiments]
+    parents = {
+        os.path.dirname(folder)
+        for run in runs
+        for folder in (run.folder, run.shared_folder)
+    }
+    return f"{match_any(sorted(parents))}/({match_any(experiments)}|{trials})(/seed-[0-9]+)?"
 
 
 wildcard_constraints:

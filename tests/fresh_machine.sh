@@ -48,5 +48,5 @@ try() {
 }
 try "make baseline"
 try "source .venv/bin/activate && snakemake --cores 1 dj_synth"
-try "test -s results/report/report.html"
+try "test -s results/shapes/tiny/report/report.html"
 try "source .venv/bin/activate && python -m pytest tests/unit --quiet --numprocesses ${TEST_PROCESSES:-2}"

@@ -1,8 +1,8 @@
 r"""Answer a benchmark's questions with the fine-tuned model or the one before training, by greedy decoding.
 
-    python workflow_scripts/answer_benchmark.py --config results/baseline/benchmarks/textvqa/config.yaml \
-        --model results/models/tiny/mgm --finetuned results/baseline/finetune \
-        --output-dir results/baseline/benchmarks/textvqa
+    python workflow_scripts/answer_benchmark.py --config results/shapes/tiny/baseline/benchmarks/textvqa/config.yaml \
+        --model results/models/tiny/mgm --finetuned results/shapes/tiny/baseline/finetune \
+        --output-dir results/shapes/tiny/baseline/benchmarks/textvqa
 
 Without `--finetuned`, the model before training answers. Writes answers.jsonl with each question's prompt, ground
 truth, `prediction` and `blind_prediction`, the answer without the image.

@@ -1,8 +1,8 @@
 r"""Answer a task's questions with the fine-tuned model, or with the model before training.
 
-    python workflow_scripts/answer_evaluation.py --config results/baseline/evaluations/pope/config.yaml \
+    python workflow_scripts/answer_evaluation.py --config results/shapes/tiny/baseline/evaluations/pope/config.yaml \
         --questions results/evaluations/pope --model results/models/tiny/mgm \
-        --finetuned results/baseline/finetune --output-dir results/baseline/evaluations/pope
+        --finetuned results/shapes/tiny/baseline/finetune --output-dir results/shapes/tiny/baseline/evaluations/pope
 
 The fine-tuned model answers with each question's own image, with another image, and without one. Without `--finetuned`,
 the model before training answers with own images. `--questions` is the output folder of read_evaluation.py. The task

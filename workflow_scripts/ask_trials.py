@@ -1,8 +1,9 @@
 r"""Plan the next batch of a search, and ask Optuna for its new trials.
 
-    python workflow_scripts/ask_trials.py --search results/my_search/search/1a2b3c4d/search.yaml \
-        --study config/studies/my_search.yaml --scores results/my_search/search/1a2b3c4d/batch-0/scores.yaml \
-        --output results/my_search/search/1a2b3c4d/batch-1/trials.yaml
+    python workflow_scripts/ask_trials.py --search results/shapes/tiny/my_search/search/1a2b3c4d/search.yaml \
+        --study config/studies/my_search.yaml \
+        --scores results/shapes/tiny/my_search/search/1a2b3c4d/batch-0/scores.yaml \
+        --output results/shapes/tiny/my_search/search/1a2b3c4d/batch-1/trials.yaml
 
 `--scores` takes the files of all earlier batches. Batch 0 is the experiment that the trials change.
 """

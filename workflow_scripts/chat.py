@@ -1,7 +1,7 @@
 r"""Answer one question about one image.
 
     python workflow_scripts/chat.py --model exported/baseline --image photo.jpg --question "What is this?"
-    python workflow_scripts/chat.py --model results/models/tiny/mgm --stage results/baseline/pretrain \
+    python workflow_scripts/chat.py --model results/models/tiny/mgm --stage results/shapes/tiny/baseline/pretrain \
         --image photo.jpg --template plain
 
 The model is a merged, assembled or converted folder; --stage adds the weights that `pretrain` or `finetune` wrote.

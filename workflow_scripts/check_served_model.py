@@ -35,7 +35,7 @@ def main() -> None:
     shared, settings = runs.shared, runs.shared.serve_check
     if not shared.endpoint:
         raise InputError("endpoint: no server is named; add endpoint=http://localhost:8000/v1 to --config")
-    experiment = shared.publish.experiment
+    experiment = runs.experiments.get_requested("serve_check", "dj_synth")
     run = runs.first_seed(experiment)
     if run.config.model.is_mgm:
         raise InputError(

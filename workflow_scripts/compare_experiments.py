@@ -1,6 +1,7 @@
-"""Compare experiments: write report.html, comparison.csv with all scores, verdict.json, and the explorer's pages.
+r"""Compare experiments: write report.html, comparison.csv with all scores, verdict.json, and the explorer's pages.
 
-    python workflow_scripts/compare_experiments.py --config results/report/config.yaml --output-dir results/report
+    python workflow_scripts/compare_experiments.py --config results/shapes/tiny/report/config.yaml \
+        --output-dir results/shapes/tiny/report
 
 The configuration lists the experiments and the folders of their stages (see reporting/experiment_results.py).
 """

@@ -1,6 +1,7 @@
-"""Compare the variants of a study: rows, costs and scores, and differences from the reference.
+r"""Compare the variants of a study: rows, costs and scores, and differences from the reference.
 
-    python workflow_scripts/compare_study.py --config results/ablation/config.yaml --output-dir results/ablation
+    python workflow_scripts/compare_study.py --config results/shapes/tiny/ablation/config.yaml \
+        --output-dir results/shapes/tiny/ablation
 
 The configuration has the format of the report's (see reporting/experiment_results.py), with the study; the reference is
 its first experiment. Writes <folder>.html and <folder>.csv, named after the output folder, and <folder>_rows.jsonl, the

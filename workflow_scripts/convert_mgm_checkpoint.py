@@ -4,9 +4,10 @@ r"""Convert weights from and to the published MGM code, and other formats to saf
         --config config/models/mgm-2b.yaml
     python workflow_scripts/convert_mgm_checkpoint.py to-mgm results/models/mgm-2b/mgm exported/MGM-2B
     python workflow_scripts/convert_mgm_checkpoint.py projector-from-mgm mm_projector.bin results/theirs/pretrain
-    python workflow_scripts/convert_mgm_checkpoint.py projector-to-mgm results/baseline/pretrain mm_projector.bin
-    python workflow_scripts/convert_mgm_checkpoint.py convnext downloads/convnext model_zoo/convnext-large-d-320
-    python workflow_scripts/convert_mgm_checkpoint.py safetensors downloads/a-model model_zoo/a-model
+    python workflow_scripts/convert_mgm_checkpoint.py projector-to-mgm results/shapes/tiny/baseline/pretrain
+    mm_projector.bin python workflow_scripts/convert_mgm_checkpoint.py convnext downloads/convnext
+    model_zoo/convnext-large-d-320 python workflow_scripts/convert_mgm_checkpoint.py safetensors downloads/a-model
+    model_zoo/a-model
 
 Weights are read and written shard by shard, and every tensor must be known. docs/models.md lists the folders' sources.
 """

@@ -1,6 +1,6 @@
 """Explain from a stage's log why it failed: cause, evidence, remedy.
 
-    python workflow_scripts/diagnose.py results/baseline/finetune/finetune.log
+    python workflow_scripts/diagnose.py results/shapes/tiny/baseline/finetune/finetune.log
 
 A stage that finished successfully is reported as healthy. Rules pass the exit status of a failed command: the diagnosis
 is then appended to the log too, and the script exits with that status.

@@ -1,8 +1,8 @@
 r"""Score the generated captions with CLIPScore, RefCLIPScore and, for known objects, attribute accuracy.
 
-    python workflow_scripts/evaluate_clip.py --config results/baseline/evaluate_clip/config.yaml \
-        --model results/models/tiny/mgm --captions results/baseline/generate/captions.jsonl \
-        --evaluation results/datasets/shapes/evaluation.jsonl --output-dir results/baseline/evaluate_clip
+    python workflow_scripts/evaluate_clip.py --config results/shapes/tiny/baseline/evaluate_clip/config.yaml \
+        --model results/models/tiny/mgm --captions results/shapes/tiny/baseline/generate/captions.jsonl \
+        --evaluation results/datasets/shapes/evaluation.jsonl --output-dir results/shapes/tiny/baseline/evaluate_clip
 
 Writes metrics.json, and scores.jsonl with the values of every image.
 

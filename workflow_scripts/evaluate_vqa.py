@@ -1,7 +1,8 @@
 r"""Score generated answers by accuracy, and the likelihoods of reference answers, with the shuffled-image control.
 
-    python workflow_scripts/evaluate_vqa.py --answers results/baseline/generate/answers.jsonl \
-        --likelihoods results/baseline/generate/likelihoods.jsonl --output-dir results/baseline/evaluate_vqa
+    python workflow_scripts/evaluate_vqa.py --answers results/shapes/tiny/baseline/generate/answers.jsonl \
+        --likelihoods results/shapes/tiny/baseline/generate/likelihoods.jsonl \
+        --output-dir results/shapes/tiny/baseline/evaluate_vqa
 
 Writes metrics.json, and scores.jsonl with the values of every image. Without --likelihoods, it scores answers only.
 With `--leaks results/datasets/photos/leaks/leaks.jsonl`, metrics.json also contains the figures without images that

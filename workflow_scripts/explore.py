@@ -1,10 +1,10 @@
 """Explore data on a page with rows, images, statistics, and a slider for each limit of the recipe.
 
-    python workflow_scripts/explore.py results/baseline                            # serve the page until Ctrl-C
-    python workflow_scripts/explore.py results/baseline --output explore.html      # write one file
+    python workflow_scripts/explore.py results/shapes/tiny/baseline                        # serve it until Ctrl-C
+    python workflow_scripts/explore.py results/shapes/tiny/baseline --output explore.html  # write one file
 
-A folder is results/<experiment>, one of its seeds, or results/datasets/<dataset>. Numbers in the report link to their
-rows on this page; the script also prints the address of the report.
+A folder is results/<dataset>/<model>/<experiment>, one of its seeds, or results/datasets/<dataset>. Numbers in the
+report link to their rows on this page; the script also prints the address of the report.
 """
 
 from pathlib import Path

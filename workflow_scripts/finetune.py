@@ -1,10 +1,12 @@
 r"""Stage 2: train the projector and the language model (by LoRA or full fine-tuning) on instructions.
 
-    bash workflow_scripts/launch.sh 1 1 workflow_scripts/finetune.py --config results/baseline/finetune/config.yaml \
-        --data results/baseline/jsonl/finetune.jsonl --model results/models/tiny/mgm \
-        --projector results/baseline/pretrain/projector.safetensors \
-        --evaluation results/datasets/shapes/evaluation.jsonl --generate-config results/baseline/generate/config.yaml \
-        --output-dir results/baseline/finetune
+    bash workflow_scripts/launch.sh 1 1 workflow_scripts/finetune.py \
+        --config results/shapes/tiny/baseline/finetune/config.yaml \
+        --data results/shapes/tiny/baseline/jsonl/finetune.jsonl --model results/models/tiny/mgm \
+        --projector results/shapes/tiny/baseline/pretrain/projector.safetensors \
+        --evaluation results/datasets/shapes/evaluation.jsonl \
+        --generate-config results/shapes/tiny/baseline/generate/config.yaml \
+        --output-dir results/shapes/tiny/baseline/finetune
 
 Writes adapter/ (PEFT) or, if `lora` is null, language_model.safetensors; in both cases projector.safetensors,
 metrics.jsonl (per logging step), scores.jsonl (per checkpoint) and metrics.json. Resumes from its own checkpoints.

@@ -1,9 +1,9 @@
 r"""Generate captions and answers about the held-out images after each stage, and about other images as a control.
 
-    python workflow_scripts/generate_answers.py --config results/baseline/generate/config.yaml \
+    python workflow_scripts/generate_answers.py --config results/shapes/tiny/baseline/generate/config.yaml \
         --model results/models/tiny/mgm --evaluation results/datasets/shapes/evaluation.jsonl \
-        --pretrained results/baseline/pretrain --finetuned results/baseline/finetune \
-        --output-dir results/baseline/generate
+        --pretrained results/shapes/tiny/baseline/pretrain --finetuned results/shapes/tiny/baseline/finetune \
+        --output-dir results/shapes/tiny/baseline/generate
 
 Without --pretrained, the base model takes the place of stage 1. Writes captions.jsonl (of both), answers.jsonl (not of
 stage 1), and likelihoods.jsonl, the log-likelihoods of reference answers and captions (of both, and of the base model).

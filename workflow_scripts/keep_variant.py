@@ -1,6 +1,6 @@
 r"""Write a variant of a study as an experiment's file, config/experiments/<name>.yaml.
 
-    python workflow_scripts/keep_variant.py results/my_search/config.yaml baseline-4988a0e4d9 my_recipe
+    python workflow_scripts/keep_variant.py results/shapes/tiny/my_search/config.yaml baseline-4988a0e4d9 my_recipe
 
 The experiment has seeds that the study did not use, because the scores by which it was chosen are too high by chance.
 `snakemake decide --config experiment=<name>` then compares it with the baseline.
@@ -47,7 +47,7 @@ def describe_variant(settings: PageSettings, variant: str, page: Path) -> dict:
     """Return the content of a variant's file: the keys of the study's experiment, with the changes."""
     experiments = {experiment.name: experiment for experiment in settings.experiments}
     if settings.study is None:
-        raise InputError(f"{page} is not a study's page; name results/<study>/config.yaml")
+        raise InputError(f"{page} is not a study's page; name results/<dataset>/<model>/<study>/config.yaml")
     base_name = settings.study.experiment
     variants = [name for name, experiment in experiments.items() if experiment.changes and name != base_name]
     if variant not in variants:

@@ -1,6 +1,7 @@
 r"""Merge a base model and the trained weights of a stage into one model folder, for `from_pretrained` and for sharing.
 
-    python workflow_scripts/merge_adapter.py --model results/models/mgm-2b/mgm --stage results/baseline/finetune \
+    python workflow_scripts/merge_adapter.py --model results/models/mgm-2b/mgm \
+        --stage results/shapes/mgm-2b/baseline/finetune \
         --output-dir exported/baseline
 
 LoRA is merged into the language model's weights, which keep their dtype. The folder can be used without PEFT.

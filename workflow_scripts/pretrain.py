@@ -2,10 +2,12 @@ r"""Stage 1: train the projector between towers and language model on captions.
 
 Towers and language model stay frozen. In MGM, patch info mining is trained, too.
 
-    bash workflow_scripts/launch.sh 1 1 workflow_scripts/pretrain.py --config results/baseline/pretrain/config.yaml \
-        --data results/baseline/jsonl/pretrain.jsonl --model results/models/tiny/mgm \
-        --evaluation results/datasets/shapes/evaluation.jsonl --generate-config results/baseline/generate/config.yaml \
-        --output-dir results/baseline/pretrain
+    bash workflow_scripts/launch.sh 1 1 workflow_scripts/pretrain.py \
+        --config results/shapes/tiny/baseline/pretrain/config.yaml \
+        --data results/shapes/tiny/baseline/jsonl/pretrain.jsonl --model results/models/tiny/mgm \
+        --evaluation results/datasets/shapes/evaluation.jsonl \
+        --generate-config results/shapes/tiny/baseline/generate/config.yaml \
+        --output-dir results/shapes/tiny/baseline/pretrain
 
 Writes projector.safetensors, metrics.jsonl (per logging step), scores.jsonl (per checkpoint) and metrics.json; resumes
 from its own checkpoints. Without --evaluation and --generate-config, nothing is scored.

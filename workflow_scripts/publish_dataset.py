@@ -1,7 +1,8 @@
 r"""Write the pairs of a run as a dataset for Hugging Face datasets, with a card checked against the record.
 
-    python workflow_scripts/publish_dataset.py --config results/published/dj_synth/config.yaml \
-        --exported results/dj_synth/export/parquet --output-dir results/published/dj_synth/dataset
+    python workflow_scripts/publish_dataset.py --config results/published/shapes/tiny/dj_synth/config.yaml \
+        --exported results/shapes/tiny/dj_synth/export/parquet \
+        --output-dir results/published/shapes/tiny/dj_synth/dataset
 
 The folder is complete or missing. Its files are hard links to the export's files if the file system allows it.
 """

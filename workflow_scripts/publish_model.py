@@ -1,7 +1,8 @@
 r"""Write a trained model in the format of stock libraries, with a card checked against the record.
 
-    python workflow_scripts/publish_model.py --config results/published/dj_synth/config.yaml \
-        --model=results/models/tiny/mgm --stage results/dj_synth/finetune --output-dir results/published/dj_synth/model
+    python workflow_scripts/publish_model.py --config results/published/shapes/tiny/dj_synth/config.yaml \
+        --model=results/models/tiny/mgm --stage results/shapes/tiny/dj_synth/finetune \
+        --output-dir results/published/shapes/tiny/dj_synth/model
 
 The folder is complete or missing.
 """

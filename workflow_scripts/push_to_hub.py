@@ -1,8 +1,8 @@
 r"""Push a published folder to the Hugging Face hub in one commit, after checking its card against the run's record.
 
-    python workflow_scripts/push_to_hub.py --config results/published/dj_synth/config.yaml \
-        --folder results/published/dj_synth/model --kind model --repository me/my-model --private \
-        --output results/published/dj_synth/model.pushed.json
+    python workflow_scripts/push_to_hub.py --config results/published/shapes/tiny/dj_synth/config.yaml \
+        --folder results/published/shapes/tiny/dj_synth/model --kind model --repository me/my-model --private \
+        --output results/published/shapes/tiny/dj_synth/model.pushed.json
 
 The token comes from HF_TOKEN or from `hf auth login`.
 """

@@ -1,7 +1,7 @@
 r"""Run VLMEvalKit on a model of this workflow under the name dj2mgm; further flags are passed to its run.py.
 
     python workflow_scripts/run_vlmevalkit.py --kit ../VLMEvalKit --model results/models/tiny/mgm \
-        --finetuned results/baseline/finetune --template gemma --data MMStar
+        --finetuned results/shapes/tiny/baseline/finetune --template gemma --data MMStar
 
 `--kit` is a checkout of https://github.com/open-compass/VLMEvalKit. Its requirements must be installed in addition to
 the packages of envs/evaluate.yaml. For several GPUs, use

@@ -1,7 +1,7 @@
 r"""Score a benchmark's answers in percent with the benchmark's own metric.
 
-    python workflow_scripts/score_benchmark.py --answers results/baseline/benchmarks/textvqa/answers.jsonl \
-        --output-dir results/baseline/benchmarks/textvqa
+    python workflow_scripts/score_benchmark.py --answers results/shapes/tiny/baseline/benchmarks/textvqa/answers.jsonl \
+        --output-dir results/shapes/tiny/baseline/benchmarks/textvqa
 
 Writes metrics.json with the benchmark, the variant of its prompts, and estimates with 95 % intervals over images, also
 of the answers without the image. There are no estimates if the benchmark withholds its right answers.

@@ -1,6 +1,7 @@
-"""Tabulate the challenge's score of each run, compared with the reference model's.
+r"""Tabulate the challenge's score of each run, compared with the reference model's.
 
-    python workflow_scripts/score_challenge.py --config results/challenge/config.yaml --output-dir results/challenge
+    python workflow_scripts/score_challenge.py --config results/shapes/tiny/challenge/config.yaml \
+        --output-dir results/shapes/tiny/challenge
 
 The score is the mean over the benchmarks of the ratio of the model's score to the reference model's. Writes
 challenge.csv.

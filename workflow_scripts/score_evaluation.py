@@ -1,7 +1,8 @@
 r"""Score a task's answers with the task's own metrics, with 95 % intervals and controls.
 
     python workflow_scripts/score_evaluation.py --config results/evaluations/pope/config.yaml \
-        --answers results/baseline/evaluations/pope/answers.jsonl --output-dir results/baseline/evaluations/pope
+        --answers results/shapes/tiny/baseline/evaluations/pope/answers.jsonl \
+        --output-dir results/shapes/tiny/baseline/evaluations/pope
 
 The configuration is the same as for read_evaluation.py. Writes scores.jsonl with the values of every image, and
 metrics.json with estimates on own images and, for the fine-tuned model, on shuffled images, of their paired difference,

@@ -1,8 +1,8 @@
 r"""Merge the LoRAs of single sources for each mixture, and score the merged models on the held-out questions.
 
-    python workflow_scripts/score_mixtures.py --config results/my_mixtures/merged/config.yaml \
-        --generate-config results/baseline/generate/config.yaml --model results/models/tiny/mgm \
-        --evaluation results/datasets/shapes/evaluation.jsonl --output-dir results/my_mixtures/merged
+    python workflow_scripts/score_mixtures.py --config results/shapes/tiny/my_mixtures/merged/config.yaml \
+        --generate-config results/shapes/tiny/baseline/generate/config.yaml --model results/models/tiny/mgm \
+        --evaluation results/datasets/shapes/evaluation.jsonl --output-dir results/shapes/tiny/my_mixtures/merged
 
 The configuration names a folder of stage 2 for each source, and the shares of the mixtures. Writes scores.yaml. Each
 score is also appended to scored.jsonl, so that a restart reuses the scores of equal weights and questions.

@@ -1,9 +1,9 @@
 r"""Read the score and the cost of the trials of a batch, and take the next interim look at the winner.
 
-    python workflow_scripts/score_trials.py --config results/my_search/search/1a2b3c4d/batch-1/config.yaml \
-        --study config/studies/my_search.yaml --rows results/baseline/jsonl/summary.json \
-        --trials results/my_search/search/1a2b3c4d/batch-1/trials.yaml \
-        --output results/my_search/search/1a2b3c4d/batch-1/scores.yaml
+    python workflow_scripts/score_trials.py --config results/shapes/tiny/my_search/search/1a2b3c4d/batch-1/config.yaml \
+        --study config/studies/my_search.yaml --rows results/shapes/tiny/baseline/jsonl/summary.json \
+        --trials results/shapes/tiny/my_search/search/1a2b3c4d/batch-1/trials.yaml \
+        --output results/shapes/tiny/my_search/search/1a2b3c4d/batch-1/scores.yaml
 
 Without `--trials`, the batch is batch 0: the experiment that the trials change. The configuration lists finished
 trials. `--earlier` names the scores of earlier batches. If they contain looks at this winner, the new look continues

@@ -1,9 +1,9 @@
 r"""Rewrite captions that do not fit their image with a Data-Juicer recipe, and keep the rows that fit afterwards.
 
-    python workflow_scripts/synthesize_captions.py --config results/dj_synth/synthesize/config.yaml \
-        --data results/baseline/filter/filtered.jsonl \
-        --captioner-model results/models/tiny/mgm --captioner-stage results/baseline/pretrain \
-        --output-dir results/dj_synth/synthesize
+    python workflow_scripts/synthesize_captions.py --config results/shapes/tiny/dj_synth/synthesize/config.yaml \
+        --data results/shapes/baseline/filter/filtered.jsonl \
+        --captioner-model results/models/tiny/mgm --captioner-stage results/shapes/tiny/baseline/pretrain \
+        --output-dir results/shapes/tiny/dj_synth/synthesize
 
 `--instructions results/datasets/shapes/finetune.json --evaluation results/datasets/shapes/evaluation.jsonl` are for a
 recipe with `rows: instructions`, which selects instructions, and may write new ones about the images of the pairs.

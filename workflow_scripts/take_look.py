@@ -1,7 +1,8 @@
 r"""Look at an experiment and its reference after some seeds: write the verdict that the interval of this look allows.
 
-    python workflow_scripts/take_look.py --config results/dj_synth/decide/seeds-2/config.yaml \
-        --budget results/dj_synth/decide/budget.yaml --output results/dj_synth/decide/seeds-2/look.yaml
+    python workflow_scripts/take_look.py --config results/shapes/tiny/dj_synth/decide/seeds-2/config.yaml \
+        --budget results/shapes/tiny/dj_synth/decide/budget.yaml \
+        --output results/shapes/tiny/dj_synth/decide/seeds-2/look.yaml
 
 `--earlier` takes the looks after fewer seeds. evaluation/sequential.py explains the intervals. If the experiment's
 report has several of the seeds already, it counts as an earlier look.

@@ -1,14 +1,16 @@
 r"""Find the training rows behind wrong answers to held-out questions.
 
-    python workflow_scripts/trace_influence.py --config results/baseline/influence/config.yaml \
-        --model results/models/tiny/mgm --finetuned results/baseline/finetune \
-        --data results/baseline/jsonl/finetune.jsonl --answers results/baseline/generate/answers.jsonl \
-        --generate-config results/baseline/generate/config.yaml --evaluation results/datasets/shapes/evaluation.jsonl \
-        --output-dir results/baseline/influence
+    python workflow_scripts/trace_influence.py --config results/shapes/tiny/baseline/influence/config.yaml \
+        --model results/models/tiny/mgm --finetuned results/shapes/tiny/baseline/finetune \
+        --data results/shapes/tiny/baseline/jsonl/finetune.jsonl \
+        --answers results/shapes/tiny/baseline/generate/answers.jsonl \
+        --generate-config results/shapes/tiny/baseline/generate/config.yaml \
+        --evaluation results/datasets/shapes/evaluation.jsonl \
+        --output-dir results/shapes/tiny/baseline/influence
 
 Writes influence.jsonl, the instructions of lowest and of highest influence on each right answer, and influence.html.
-With --statistics results/dj_synth_instructions/synthesize/stats.jsonl, the page shows the correlation of the rows'
-statistics with their influence.
+With --statistics results/shapes/tiny/dj_synth_instructions/synthesize/stats.jsonl, the page shows the correlation of
+the rows' statistics with their influence.
 """
 
 from dj2mgm.cli.command_line import command_line, parse_paths

@@ -1,7 +1,7 @@
 r"""Print the decision about an experiment from the looks at it, and write its page.
 
-    python workflow_scripts/write_decision.py --budget results/dj_synth/decide/budget.yaml \
-        --output-dir results/dj_synth/decide --looks results/dj_synth/decide/seeds-2/look.yaml
+    python workflow_scripts/write_decision.py --budget results/shapes/tiny/dj_synth/decide/budget.yaml \
+        --output-dir results/shapes/tiny/dj_synth/decide --looks results/shapes/tiny/dj_synth/decide/seeds-2/look.yaml
 
 take_look.py writes the looks. They are given in the order of their seeds.
 """

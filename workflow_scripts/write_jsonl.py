@@ -1,23 +1,24 @@
 r"""Convert pairs and instructions to the trainer's files, with absolute and verified image paths.
 
-    python workflow_scripts/write_jsonl.py --config results/baseline/jsonl/config.yaml \
-        --pairs results/baseline/filter/filtered.jsonl --instructions results/datasets/shapes/finetune.json \
-        --evaluation results/datasets/shapes/evaluation.jsonl --output-dir results/baseline/jsonl
+    python workflow_scripts/write_jsonl.py --config results/shapes/tiny/baseline/jsonl/config.yaml \
+        --pairs results/shapes/baseline/filter/filtered.jsonl --instructions results/datasets/shapes/finetune.json \
+        --evaluation results/datasets/shapes/evaluation.jsonl --output-dir results/shapes/tiny/baseline/jsonl
 
 Without instructions (an empty list), stage 2 trains on the pairs, with a question that asks for the caption. A row
 whose image is in the evaluation file is handled as a bad row. A model without stage 1 (`one_stage`) is fine-tuned on
 both files; without instructions, finetune.jsonl is then empty.
 
-`--same-samples-as results/baseline/jsonl/summary.json` drops or repeats rows until each file has as many samples as in
-another experiment, so that only the data differs and not the amount of training.
+`--same-samples-as results/shapes/tiny/baseline/jsonl/summary.json` drops or repeats rows until each file has as many
+samples as in another experiment, so that only the data differs and not the amount of training.
 
-`--same-rows-as results/dj_synth/jsonl/summary.json` draws as many different rows at random as another experiment uses.
+`--same-rows-as results/shapes/tiny/dj_synth/jsonl/summary.json` draws as many different rows at random as another
+experiment uses.
 
 `--leaks results/datasets/photos/leaks/leaks.jsonl` drops rows about images of the evaluation, and instructions that ask
 a benchmark's question.
 
-`--synthesized results/dj_synth_instructions/synthesize/synthesized.jsonl` has the instructions that the synthesize
-stage has kept. They replace all instructions of one question about one image.
+`--synthesized results/shapes/tiny/dj_synth_instructions/synthesize/synthesized.jsonl` has the instructions that the
+synthesize stage has kept. They replace all instructions of one question about one image.
 
 Writes pretrain.jsonl, finetune.jsonl and summary.json (counts that add up).
 """

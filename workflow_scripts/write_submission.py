@@ -1,7 +1,8 @@
 r"""Write the file for a benchmark's evaluation server from the model's answers.
 
-    python workflow_scripts/write_submission.py --answers results/baseline/benchmarks/mmbench/answers.jsonl \
-        --output-dir results/baseline/benchmarks/mmbench
+    python workflow_scripts/write_submission.py \
+        --answers results/shapes/tiny/baseline/benchmarks/mmbench/answers.jsonl \
+        --output-dir results/shapes/tiny/baseline/benchmarks/mmbench
 
 The benchmark's module in evaluation/benchmarks describes the content of submission.xlsx.
 """

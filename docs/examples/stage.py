@@ -1,7 +1,7 @@
 r"""Count the words of the training captions.
 
-    python workflow_scripts/count_words.py --data results/baseline/jsonl/pretrain.jsonl \
-        --output-dir results/baseline/count_words
+    python workflow_scripts/count_words.py --data results/shapes/tiny/baseline/jsonl/pretrain.jsonl \
+        --output-dir results/shapes/tiny/baseline/count_words
 
 Writes words.json, {word: count}, the most frequent first.
 """

@@ -33,7 +33,7 @@ def all_looks(wildcards):
 
     def file_after(number):
         return checkpoints.take_look.get(
-            decided=RUNS.shared.experiment, number=number
+            decided=RUNS.shared.experiment[0], number=number
         ).output[0]
 
     with raising_user_errors():

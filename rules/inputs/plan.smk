@@ -10,11 +10,11 @@ from dj2mgm.storage.files import read_json
 
 
 def plan_flags(wildcards):
-    """Params function: flags for the memory plan of the reference's stage 2, with sequences of `max_length` tokens.
+    """Params function: flags for the memory plan of the requested experiment's stage 2, with sequences of `max_length` tokens.
 
-    Stage 1 is planned if the reference has it, and full fine-tuning unless only frozen layers can have the precision.
+    Stage 1 is planned if the experiment has it, and full fine-tuning unless only frozen layers can have the precision.
     """
-    run = RUNS.first_seed(REFERENCE)
+    run = find_requested_run("plan", REFERENCE)
     config, finetune, lora = run.config, run.config.finetune, run.config.finetune.lora
     flags = [
         f"--model={config.model.name}",
@@ -41,8 +41,8 @@ def plan_flags(wildcards):
 
 
 def list_step_notes():
-    """Return sentences about stages of the reference that add epochs, if the numbers of their rows are known."""
-    run = RUNS.first_seed(REFERENCE)
+    """Return sentences about stages of the requested experiment that add epochs, if the numbers of their rows are known."""
+    run = find_requested_run("plan", REFERENCE)
     jsonl_summary = Path(RUNS.find_stage_folder(run, "jsonl"), "summary.json")
     dataset_summary = Path("results/datasets", run.dataset.name, "summary.json")
     rows = {}

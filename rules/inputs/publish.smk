@@ -1,4 +1,5 @@
 # Input functions of rules/publish.smk.
+from dj2mgm.cli.console import UserError
 from dj2mgm.runs.publication import build_publish_settings, list_records
 
 
@@ -21,7 +22,8 @@ def publication_files(wildcards):
 
     Settings that may not be published are refused before anything runs.
     """
-    experiment = RUNS.shared.publish.experiment
+    with raising_user_errors():
+        experiments = RUNS.experiments.list_requested("dj_synth")
     keys = {"model": "repository", "dataset": "dataset_repository"}
     files = [
         (
@@ -31,12 +33,17 @@ def publication_files(wildcards):
         )
         for part, key in keys.items()
     ]
-    inputs = target_files(
-        experiment,
-        *(f"results/published/{RESULTS_PREFIX}{experiment}/{file}" for file in files),
-    )(wildcards)
-    with raising_user_errors():
-        build_publish_settings(RUNS, RUNS.first_seed(experiment))
+    if len(experiments) > 1 and any(".pushed" in file for file in files):
+        raise UserError(
+            "publish: one repository holds one experiment; name one in `experiment`"
+        )
+    inputs = []
+    for experiment in experiments:
+        target_files(experiment)(wildcards)
+        run = RUNS.first_seed(experiment)
+        inputs += [f"results/published/{run.folder}/{file}" for file in files]
+        with raising_user_errors():
+            build_publish_settings(RUNS, run)
     return inputs
 
 

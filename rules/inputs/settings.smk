@@ -4,12 +4,14 @@ from typing import NamedTuple
 
 from snakemake import __version__ as SNAKEMAKE
 
+from dj2mgm.errors import InputError
 from dj2mgm.runs import crates, pages
 from dj2mgm.runs.analyzed_runs import find_analyzed
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.publication import build_publish_settings
 from dj2mgm.runs.stage_settings import build_analysis_settings
 from dj2mgm.runs.stages import TRAINING_STAGES
+from dj2mgm.runs.studies.power_inputs import build_power_settings
 from dj2mgm.runs.studies import looks, merged_mixtures, search_batches
 from dj2mgm.settings.targets import AttentionSettings
 from dj2mgm.storage.files import format_yaml
@@ -43,9 +45,19 @@ def page_settings(wildcards):
         return pages.build_page_settings(RUNS, experiments)
 
 
+def find_run_of_stage(wildcards):
+    """Return the run of a stage; fail if the stage is in another of the run's two folders."""
+    with raising_user_errors():
+        run = RUNS.by_folder(wildcards.run)
+        folder = f"results/{wildcards.run}/{wildcards.stage}"
+        if (own_folder := RUNS.locate_stage(run, wildcards.stage)) != folder:
+            raise InputError(f"{folder}: this stage is in {own_folder}")
+    return run
+
+
 def stage_settings(wildcards):
     """Return the settings of a stage of a run."""
-    run = RUNS.by_folder(wildcards.run)
+    run = find_run_of_stage(wildcards)
     # Labels are not part of run.settings, because runs that differ only in labels share their stages.
     labels = {"labels": run.labels} if wildcards.stage in TRAINING_STAGES else {}
     return run.settings[wildcards.stage].file_content() | labels
@@ -109,6 +121,12 @@ def publishing_settings(wildcards):
         return build_publish_settings(
             RUNS, RUNS.by_folder(wildcards.run)
         ).file_content()
+
+
+def power_settings(wildcards):
+    """Return the settings of the plan's power analysis."""
+    with raising_user_errors():
+        return build_power_settings(RUNS)
 
 
 def format_settings(build):

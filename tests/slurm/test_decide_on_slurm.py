@@ -21,7 +21,7 @@ def test_a_decision_takes_two_looks_as_jobs(slurm_runs, tmp_path):
         run.start()
         run.finish()
         job_counts, printed = completed(run.all_jobs()), run.printed()
-    folder = project.folder / "results/alike/decide"
+    folder = project.folder / "results/small/small/alike/decide"
     looks = [read_yaml(folder / f"seeds-{number}/look.yaml") for number in (2, 3)]
     assert [(look["seeds"], look["kind"]) for look in looks] == [([0, 1], "undecided"), ([0, 1, 2], "undecided")]
     assert (job_counts["take_look"], job_counts["finetune"], job_counts["evaluate_vqa"]) == (2, 6, 6)

@@ -9,7 +9,7 @@ from dj2mgm.storage.files import read_json, read_jsonl
 from one_machine_slurm import NODE, SECOND
 from small_project import copy_project
 
-STAGE = "results/baseline/pretrain/metrics.json"
+STAGE = "results/small/small/baseline/pretrain/metrics.json"
 # the small model's global batch, with one node's accumulation steps divided between two
 TWO_NODES = (
     "gpus=2",

@@ -56,8 +56,10 @@ class Project:
         """Return the rules that `baseline` would run, from a dry run."""
         return set(self.job_counts("baseline", *arguments))
 
-    def result(self, name: str, experiment: str = "baseline") -> Path:
-        return self.folder / "results" / experiment / name
+    def result(self, name: str, experiment: str = "baseline", dataset: str = "small", model: str = "small") -> Path:
+        """Return a file or folder of an experiment's results, by its path from the experiment's folder."""
+        parent = Path(dataset) if name.split("/")[0] == "filter" else Path(dataset, model)
+        return self.folder / "results" / parent / experiment / name
 
 
 def copy_project(folder: Path) -> Project:

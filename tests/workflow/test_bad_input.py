@@ -67,7 +67,7 @@ def refusal(project, until, dataset, *further_config) -> str:
         ("seeds=[4294967296]", "seeds.0: expected an integer from 0 to 4294967295, found 4294967296"),
         ("decontaminate={folders: [/no/such]}", "decontaminate.folders: there is no folder /no/such;"),
         ("sources={a: 1e308}", "sources.a: expected a number from 0 to 1000000000, found 1e+308"),
-        ("results=datasets", "results: results/datasets is in use by the workflow or an experiment"),
+        ("results=mine", "results: unknown key"),
         (
             "model=mgm-2b",
             "or these commands (docs/models.md): hf download google/gemma-2b-it --local-dir model_zoo/gemma-2b-it",
@@ -101,7 +101,7 @@ def test_missing_files_are_refused_before_anything_runs(fresh, config, message):
     [
         ("dataset=photos", "dataset=photos: a setting follows --config, as in `snakemake --cores 1 baseline --config"),
         ("baslinee", "baslinee: nothing makes this target; did you mean baseline?"),
-        ("results/basline/report/report.html", "nothing makes this target; did you mean results/baseline?"),
+        ("results/small/small/basline/report", "nothing makes this target; did you mean results/small/small/baseline?"),
         ("finetune", "finetune: this rule serves every experiment; `snakemake --cores 1 baseline --until finetune`"),
         ("bad", "config/experiments/bad.yaml: 'gpus': YAML's versions disagree about 010"),
     ],
@@ -113,7 +113,7 @@ def test_an_unknown_target_is_refused_in_a_sentence(fresh, target, message):
 
 
 def test_a_second_config_is_refused(fresh):
-    printed = fresh.run("baseline", "--config", "model=tiny", "--dry-run", ok=False, config=("results=mine",))
+    printed = fresh.run("baseline", "--config", "model=tiny", "--dry-run", ok=False, config=("seeds=[1]",))
     assert "--config is given several times, of which Snakemake reads only the last" in re.sub(r"\s+", " ", printed)
 
 
@@ -166,18 +166,23 @@ def test_own_data_is_filtered_and_broken_images_are_named(fresh, own_data):
     (own_data / "images/page.png").write_text("<html>not found</html>")
     write(own_data, rows)
     fresh.run("baseline", "--until", "write_jsonl", config=(f"dataset={own_data}", DROP))
-    summary = json.loads((fresh.result("filter") / "summary.json").read_text())
+    summary = json.loads((fresh.result("filter", dataset=own_data.name) / "summary.json").read_text())
     assert summary["broken_images"] == {"missing": 1, "outside": 1, "empty": 1, "undecodable": 1}
-    rows_out = [json.loads(line) for line in (fresh.result("jsonl") / "pretrain.jsonl").read_text().splitlines()]
+    rows_out = [
+        json.loads(line)
+        for line in (fresh.result("jsonl", dataset=own_data.name) / "pretrain.jsonl").read_text().splitlines()
+    ]
     assert len(rows_out) == 10 and all(row["image"].startswith(str(own_data)) for row in rows_out)  # two are held out
 
-    kept_row = json.loads((fresh.result("filter") / "filtered.jsonl").read_text().splitlines()[0])
+    kept_row = json.loads(
+        (fresh.result("filter", dataset=own_data.name) / "filtered.jsonl").read_text().splitlines()[0]
+    )
     image = own_data / "images" / Path(kept_row["images"][0]).name
     image.write_bytes(image.read_bytes()[:100])
     fresh.run("baseline", "--until", "write_jsonl", config=(f"dataset={own_data}", DROP))
-    summary = json.loads((fresh.result("filter") / "summary.json").read_text())
+    summary = json.loads((fresh.result("filter", dataset=own_data.name) / "summary.json").read_text())
     assert summary["broken_images"]["undecodable"] == 2
-    rows_out = (fresh.result("jsonl") / "pretrain.jsonl").read_text().splitlines()
+    rows_out = (fresh.result("jsonl", dataset=own_data.name) / "pretrain.jsonl").read_text().splitlines()
     assert len(rows_out) == 9 and kept_row["id"] not in {json.loads(line)["id"] for line in rows_out}
 
 
@@ -186,7 +191,7 @@ def test_an_empty_dataset_after_filtering_names_the_operator(fresh, own_data):
     assert "the recipe kept none of 10 rows; text_length_filter" in refusal(fresh, "filter_data", own_data)
 
 
-@pytest.mark.parametrize("target", ["baseline", "results/report/report.html"])
+@pytest.mark.parametrize("target", ["baseline", "results/photos/small/report/report.html"])
 @pytest.mark.parametrize(
     ("file", "problem"),
     [
@@ -198,8 +203,8 @@ def test_an_empty_dataset_after_filtering_names_the_operator(fresh, own_data):
 )
 def test_old_results_do_not_hide_a_mistake_in_other_data(fresh, target, file, problem):
     """Snakemake drops a job that has become impossible, and uses the files that stages after it have left."""
-    for page in ("results/report/report.html", "results/baseline/report/report.html"):
-        write_text(fresh.folder / page, "the page of the small dataset")
+    for page in ("results/photos/small/report/report.html", "results/photos/small/baseline/report/report.html"):
+        write_text(fresh.folder / page, "the page of an earlier run")
     photos = WRITERS["folder"](fresh.folder / "photos")
     for suffix in (b".png", b".txt"):
         old = os.fsencode(photos) + b"/001" + suffix

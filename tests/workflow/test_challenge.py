@@ -16,7 +16,7 @@ def write_benchmark_files(project: Project) -> str:
 def test_missing_files_are_reported_with_the_setting(fresh):
     printed = fresh.run("challenge", "--dry-run", ok=False)
     assert "the challenge needs benchmarks.textvqa.questions" in printed and "config/config.yaml" in printed
-    printed = fresh.run("results/baseline/benchmarks/textvqa/metrics.json", "--dry-run", ok=False)
+    printed = fresh.run("results/small/small/baseline/benchmarks/textvqa/metrics.json", "--dry-run", ok=False)
     assert "benchmarks.textvqa is not set" in printed
 
 
@@ -42,7 +42,7 @@ def test_the_finished_baseline_gets_its_score(finished):
     jobs = finished.job_counts("challenge", config=config)
     assert set(jobs) == {"answer_benchmark", "score_benchmark", "write_submission", "score_challenge"}
     finished.run("challenge", config=config)
-    table = pandas.read_csv(finished.folder / "results/challenge/challenge.csv")
+    table = pandas.read_csv(finished.folder / "results/small/small/challenge/challenge.csv")
     assert table["experiment"].tolist() == ["MGM-2B", "small before training", "baseline"]
     assert table["textvqa"].between(0, 100).all()
     baseline = table.iloc[2]

@@ -47,4 +47,4 @@ def test_a_crate_gives_the_same_scores_in_another_folder(crate, tmp_path):
     rows = list(csv.DictReader(table.open(encoding="utf-8")))
     assert len(rows) > 50 and {float(row["difference"]) for row in rows} == {0.0}
     assert f"{len(rows)} of {len(rows)} scores agree to 3 digits" in printed
-    assert not (elsewhere.folder / "results/baseline").exists()
+    assert not (elsewhere.folder / "results/small/small/baseline").exists()

@@ -27,7 +27,7 @@ def decide(project, *config, ok=True) -> str:
 
 def read_looks(project) -> dict[int, dict]:
     """Return the looks by number of seeds."""
-    files = (project.folder / "results/other/decide").glob("seeds-*/look.yaml")
+    files = (project.folder / "results/small/small/other/decide").glob("seeds-*/look.yaml")
     return {len(look["seeds"]): look for look in sorted(map(read_yaml, files), key=lambda look: len(look["seeds"]))}
 
 
@@ -52,9 +52,10 @@ def test_a_killed_decision_continues_until_it_is_decided(quick):
     assert set(ran) == {f"finetune {side} {seed}" for side in ("baseline", "other") for seed in last["seeds"]}
     decided = f"After {len(last['seeds'])} of at most 10 seeds, other is better than baseline: probability of the "
     assert decided in printed and ", corrected for all looks)." in printed
-    page = (quick.folder / "results/other/decide/decision.html").read_text(encoding="utf-8").replace("\u00a0", " ")
+    folder = quick.result("decide", "other")
+    page = (folder / "decision.html").read_text(encoding="utf-8").replace("\u00a0", " ")
     assert decided in page and page.count("<tr") == 1 + len(looks)
-    record = read_json(quick.folder / "results/other/decide/decision.json")
+    record = read_json(folder / "decision.json")
     assert record["verdict"] == f"Better after {len(last['seeds'])} seeds" and decided in record["statement"]
     before = read_calls(quick)
     assert decided in decide(quick) and read_calls(quick) == before, "the same command only prints"
@@ -68,7 +69,7 @@ def test_a_spent_budget_shows_the_cost_and_can_be_increased(quick):
     assert "After 3 of at most 3 seeds, it is undecided whether alike is better than baseline" in printed
     assert "If the true difference equals the measured one, " in printed
     assert " would decide with 80 % probability." in printed
-    looks = quick.folder / "results/alike/decide"
+    looks = quick.folder / "results/small/small/alike/decide"
     before = {number: (looks / f"seeds-{number}/look.yaml").read_bytes() for number in (2, 3)}
     quick.run("decide", config=(*config, "decide={seeds: 4}"))
     assert {number: (looks / f"seeds-{number}/look.yaml").read_bytes() for number in (2, 3)} == before
@@ -111,8 +112,8 @@ def test_a_killed_decision_on_a_real_run_continues(fresh):
     kill_midway(
         fresh, lambda: any(folder.glob("checkpoints/*/complete.json")), "decide", config=config, whole_tree=True
     )
-    first = (fresh.folder / "results/other/decide/seeds-2/look.yaml").read_bytes()
+    first = (fresh.folder / "results/small/small/other/decide/seeds-2/look.yaml").read_bytes()
     printed = fresh.run("decide", config=config)
     assert "resuming from step" in printed and " of at most 3 seeds" in printed
-    assert (fresh.folder / "results/other/decide/seeds-2/look.yaml").read_bytes() == first
-    assert len(read_yaml(fresh.folder / "results/other/decide/seeds-3/look.yaml")["seeds"]) == 3
+    assert (fresh.folder / "results/small/small/other/decide/seeds-2/look.yaml").read_bytes() == first
+    assert len(read_yaml(fresh.folder / "results/small/small/other/decide/seeds-3/look.yaml")["seeds"]) == 3

@@ -16,7 +16,7 @@ DJ_SYNTH_RULES = {
     "evaluate_vqa",
     "compare_experiments",
 }
-SUMMARY = "results/dj_synth/synthesize/summary.json"
+SUMMARY = "results/small/small/dj_synth/synthesize/summary.json"
 
 
 def test_both_experiments_share_dataset_foundation_and_filters(fresh):
@@ -84,7 +84,7 @@ def test_both_train_on_equally_many_samples(synthesized):
 
 
 def test_the_page_and_the_table_compare_both(synthesized):
-    folder = synthesized.folder / "results/report"
+    folder = synthesized.folder / "results/small/small/report"
     assert "dj_synth" in (folder / "report.html").read_text(encoding="utf-8")
     table = pandas.read_csv(folder / "comparison.csv")
     assert set(table["experiment"]) == {"baseline", "dj_synth"}

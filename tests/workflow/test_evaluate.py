@@ -53,11 +53,11 @@ def test_a_finished_run_gets_its_scores_in_the_report(finished, tmp_path):
     jobs = {"read_evaluation", "answer_evaluation", "score_evaluation", "compare_experiments"}
     assert set(project.job_counts("evaluate", config=config)) == jobs
     project.run("evaluate", config=config)
-    table = pandas.read_csv(project.folder / "results/report/comparison.csv")
+    table = pandas.read_csv(project.folder / "results/small/small/report/comparison.csv")
     rows = table[table["metric"] == "pope/pope_accuracy"].set_index("group")
     groups = {f"finetune/{images}" for images in ("own", "shuffled", "difference", "none")}
     assert set(rows.index) == groups | {"base/own"}
     assert rows.loc["finetune/own", "n"] == 8 and rows["value"].abs().max() <= 1
-    page = (project.folder / "results/report/report.html").read_text(encoding="utf-8")
+    page = (project.folder / "results/small/small/report/report.html").read_text(encoding="utf-8")
     assert "pope/pope accuracy" in page[page.index("What training changed") :] and "Fine-tuned, no image" in page
     assert project.job_counts("evaluate", config=config) == {}

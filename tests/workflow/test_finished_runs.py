@@ -31,7 +31,7 @@ def test_rows_behind_wrong_answers_are_listed(finished):
 
 
 def test_report_links_to_the_explorer_without_a_server(finished, browser: Page):
-    browser.open(finished.folder / "results/baseline/report/report.html", 1280)
+    browser.open(finished.folder / "results/small/small/baseline/report/report.html", 1280)
     links = browser.evaluate("[...document.querySelectorAll('a')].map(link => link.href)")
     explorer_links = [link for link in links if "/explorer/baseline.html#" in link]
     assert explorer_links

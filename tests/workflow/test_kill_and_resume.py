@@ -98,7 +98,7 @@ def test_killed_filter_completes_with_the_same_rows(finished, whole_tree):
 @pytest.mark.parametrize("whole_tree", [False, True], ids=["the stage", "snakemake too"])
 def test_killed_captioning_captions_no_image_twice(synthesized, whole_tree):
     folder, captions = synthesized.result("synthesize", "dj_synth"), synthesized.folder / "results/captions"
-    command = ("results/dj_synth/synthesize/summary.json",)
+    command = ("results/small/small/dj_synth/synthesize/summary.json",)
     synthesized.run(*command)
     uninterrupted = {name: (folder / name).read_bytes() for name in ("synthesized.jsonl", "dropped.jsonl")}
     shutil.rmtree(folder)

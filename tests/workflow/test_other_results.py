@@ -1,4 +1,4 @@
-"""Results of another dataset or model are not replaced without request; targets such as `crate` start no training."""
+"""Results of another dataset or model are in another folder; targets such as `crate` start no training."""
 
 import re
 import shutil
@@ -22,76 +22,50 @@ def fresh(copied):
     return copied
 
 
-def leave_results(project, dataset, model="small", folder="baseline", stage="finetune"):
-    """Write the files of a finished training stage that state its sources."""
-    stage = project.folder / "results" / folder / stage
-    write_yaml(stage / "config.yaml", {"labels": {"dataset": dataset, "model": model}})
-    write_json(stage / "metrics.json", {})
-
-
 def refusal(project, *arguments, config=()) -> str:
     printed = project.run(*arguments, "--dry-run", ok=False, config=config)
     assert "Traceback" not in printed and "Job stats" not in printed
     return re.sub(r"\s+", " ", printed)
 
 
-@pytest.mark.parametrize("target", ["crate", "dj_synth --forceall", "results/baseline/filter/filtered.jsonl"])
-def test_another_datasets_results_are_not_replaced(fresh, target):
-    leave_results(fresh, "shapes")
-    printed = refusal(fresh, *target.split())
-    assert "results/baseline: these results were made with the dataset shapes, and this command would" in printed
-    assert "`--config dataset=shapes`" in printed
-    remedies = "`--config results=small` to write the new ones to results/small; `--config overwrite=true`"
-    assert (remedies in printed) == (target != "crate"), "a crate makes no results"
+def list_outputs(printed: str) -> set[str]:
+    """Return the folders that stages of a dry run would write, below results/."""
+    return set(re.findall(r"--output-dir results/(\S+)", printed))
 
 
-def test_all_three_remedies_work(fresh):
-    leave_results(fresh, "shapes")
-    printed = fresh.run("baseline", "--dry-run", config=("results=small",))
-    assert "--output-dir results/small/baseline/finetune" in printed and "results/small/baseline/report/" in printed
-    assert "results/baseline/" not in printed
-    for setting in ("overwrite=true", "dataset=shapes"):
-        assert "--output-dir results/baseline/finetune" in fresh.run("baseline", "--dry-run", config=(setting,))
+def test_each_dataset_and_model_has_its_own_results(fresh):
+    """Only the dataset and the filter, which does not use the model, are in the same folder for another model."""
+    first = list_outputs(fresh.run("baseline", "--dry-run"))
+    other_model = list_outputs(fresh.run("baseline", "--dry-run", config=("model=tiny",)))
+    other_dataset = list_outputs(fresh.run("baseline", "--dry-run", config=("dataset=shapes",)))
+    assert first & other_model == {"datasets/small", "small/baseline/filter"}
+    assert {"small/small/baseline/finetune", "small/small/baseline/report"} <= first
+    assert not any(folder.startswith(("small/", "datasets/small")) for folder in other_dataset)
 
 
-def test_every_target_writes_below_the_results_setting(fresh):
+def test_every_target_writes_below_its_dataset_and_model(fresh):
     targets = ("ablation", "lora_sweep", "lora_vs_full", "finetune_minimal", "attention_benchmark", "analyze")
-    printed = fresh.run(*targets, "dj_synth", "--dry-run", config=("results=apart", "seeds=[0,1]"))
-    folders = set(re.findall(r"--output-dir results/([^/ \n]+)", printed))
-    assert folders == {"apart", "foundation", "models", "datasets"}
+    printed = fresh.run(*targets, "dj_synth", "--dry-run", config=("seeds=[0,1]",))
+    folders = {folder.split("/")[0] for folder in list_outputs(printed)}
+    assert folders == {"small", "foundation", "models", "datasets"}
 
 
-def test_the_message_names_model_and_dataset_as_given(fresh):
-    """Make results of an earlier version, whose label contains only a folder's name."""
-    dataset_folder = fresh.folder / "photos"
-    write_text(dataset_folder / "rows.jsonl", '{"id": "1"}\n')
-    settings = {"pretrain": {"file": f"{dataset_folder}/rows.jsonl", "images": str(dataset_folder)}}
-    write_yaml(fresh.folder / "results/datasets/photos/config.yaml", settings)
-    leave_results(fresh, "photos", "tiny", stage="pretrain")
-    printed = refusal(fresh, "baseline")
-    assert "made with the dataset photos and the model tiny" in printed
-    assert f"`--config dataset={dataset_folder} model=tiny`" in printed
+def test_a_dataset_with_a_reserved_name_gets_another_one(fresh):
+    write_text(fresh.folder / "models/rows.jsonl", PAIR)
+    printed = fresh.run("baseline", "--dry-run", config=("dataset=models/rows.jsonl",))
+    assert "--output-dir results/rows/small/baseline/finetune" in printed
+    printed = fresh.run("baseline", "--dry-run", config=("dataset=models",))
+    assert "--output-dir results/models_data/small/baseline/finetune" in printed
+    shutil.rmtree(fresh.folder / "models")
 
 
-def test_checkpoints_or_filter_results_alone_are_protected(fresh):
-    stage = fresh.result("pretrain")
-    write_yaml(stage / "config.yaml", {"labels": {"dataset": "shapes", "model": "small"}})
-    assert fresh.run("baseline", "--dry-run"), "it has nothing to lose yet"
-    write_text(stage / "checkpoints/checkpoint-20/trainer_state.json", "{}")
-    assert "the dataset shapes" in refusal(fresh, "baseline")
-    (stage / "checkpoints/checkpoint-20/trainer_state.json").rename(stage / "config.log")
-    (stage / "checkpoints/checkpoint-20").rmdir()
-    write_json(fresh.result("filter") / "summary.json", {"input": {"path": "results/datasets/shapes/pretrain.jsonl"}})
-    assert "the dataset shapes" in refusal(fresh, "baseline")
-
-
-def test_shared_stages_protect_every_run_that_uses_them(fresh):
-    leave_results(fresh, "shapes", folder="other")
-    write_yaml(fresh.folder / "results/dj_synth/finetune/stage.yaml", {"same_as": "results/other/finetune"})
-    assert "results/dj_synth: these results were made with the dataset shapes" in refusal(fresh, "dj_synth")
-    leave_results(fresh, "shapes", folder="baseline/seed-1")
-    assert fresh.run("baseline", "--dry-run")
-    assert "results/baseline/seed-1: these" in refusal(fresh, "baseline", config=("seeds=[0,1]",))
+def test_files_of_other_settings_are_refused_with_their_folder(fresh):
+    for target in (
+        "results/shapes/small/baseline/finetune/metrics.json",
+        "results/small/baseline/finetune/metrics.json",
+    ):
+        printed = refusal(fresh, target)
+        assert "nothing makes this target" in printed or "this stage is in results/small/small/baseline/fine" in printed
 
 
 def test_a_folder_with_the_same_name_is_another_dataset(fresh):
@@ -116,19 +90,13 @@ def test_a_detected_folder_with_the_same_name_is_different(fresh):
     assert "results/datasets/photos: it was made from a/photos, and this command would replace it" in printed
 
 
-def test_other_settings_and_targets_without_results_run(fresh):
-    leave_results(fresh, "small")
-    assert fresh.run("baseline", "--dry-run", config=("finetune={learning_rate: 1.0e-3}", "recipe=baseline"))
-    assert fresh.run("doctor", "--dry-run", config=("dataset=shapes", "model=tiny"))
-
-
 @pytest.mark.parametrize(
     ("target", "command"),
     [
         ("crate", "baseline"),
         ("export", "dj_synth"),
-        ("results/report/crate/run.crate.zip", "dj_synth"),
-        ("results/published/baseline/model/README.md", "baseline"),
+        ("results/small/small/report/crate/run.crate.zip", "dj_synth"),
+        ("results/published/small/small/baseline/model/README.md", "baseline"),
     ],
 )
 def test_targets_of_finished_results_start_no_training(fresh, target, command):
@@ -143,5 +111,27 @@ def test_targets_of_finished_results_start_no_training(fresh, target, command):
 
 def test_crate_trains_with_baseline_and_export_filters(fresh):
     assert "rule write_crate:" in fresh.run("baseline", "crate", "--dry-run")
-    counts = fresh.job_counts("export", config=("export={experiment: baseline}",))
+    counts = fresh.job_counts("export", config=("experiment=baseline",))
     assert set(counts) == {"make_dataset", "filter_data"}
+
+
+@pytest.mark.parametrize(
+    ("target", "setting", "message"),
+    [
+        ("baseline", "experiment=dj_synth", "`snakemake baseline` does not use this key, which is for plan, analyze,"),
+        ("doctor", "format=dj", "format: `snakemake doctor` does not use this key, which is for export; remove it"),
+        (
+            "plan",
+            "experiment=[baseline,dj_synth]",
+            "experiment: `plan` is about one experiment, found baseline, dj_synth",
+        ),
+        ("export", "experiment=dj_snyth", "experiment: there is no experiment 'dj_snyth'; did you mean 'dj_synth'?"),
+    ],
+)
+def test_a_key_that_the_target_does_not_use_is_refused(fresh, target, setting, message):
+    assert message in refusal(fresh, target, config=(setting,))
+
+
+def test_several_experiments_can_be_exported(fresh):
+    printed = fresh.run("export", "--dry-run", config=("experiment=[baseline,dj_synth]", "synthesize={recipe: null}"))
+    assert {"small/small/baseline/export/parquet", "small/small/dj_synth/export/parquet"} <= list_outputs(printed)

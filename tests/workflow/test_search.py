@@ -36,7 +36,7 @@ def list_trainings(project) -> list[str]:
 
 
 def list_trials(project, study="mine") -> list[str]:
-    files = sorted((project.folder / f"results/{study}/search").glob("*/batch-*/trials.yaml"))
+    files = sorted((project.folder / f"results/small/small/{study}/search").glob("*/batch-*/trials.yaml"))
     return [trial["name"] for file in files for trial in read_yaml(file)["trials"]]
 
 
@@ -45,10 +45,10 @@ def test_a_search_continues_until_its_budget_is_spent(quick):
     quick.run("mine")
     assert len(list_trials(quick)) == 3 == len({*list_trials(quick)})
     assert sorted(list_trainings(quick)) == sorted(["baseline", *list_trials(quick)])
-    table = pd.read_csv(quick.folder / "results/mine/mine.csv")
+    table = pd.read_csv(quick.folder / "results/small/small/mine/mine.csv")
     assert sorted(table["experiment"]) == sorted(["baseline", *list_trials(quick)])
     assert table["finetune_answer_probability"][1:].is_monotonic_decreasing
-    page = (quick.folder / "results/mine/mine.html").read_text(encoding="utf-8")
+    page = (quick.folder / "results/small/small/mine/mine.html").read_text(encoding="utf-8")
     assert (
         "The search has tried 3 variants. It spent 3 of at most 3 trainings and " in page
         and page.count('class="point') == 4
@@ -68,8 +68,8 @@ def test_a_search_continues_after_a_divergence(quick):
     assert "training diverged" in quick.run("mine", ok=False)
     quick.run("mine")
     assert list_trials(quick)[:3] == first and len({*list_trials(quick)}) == 4
-    table = pd.read_csv(quick.folder / "results/mine/mine.csv")
-    assert " 1 diverged." in (quick.folder / "results/mine/mine.html").read_text(encoding="utf-8")
+    table = pd.read_csv(quick.folder / "results/small/small/mine/mine.csv")
+    assert " 1 diverged." in (quick.folder / "results/small/small/mine/mine.html").read_text(encoding="utf-8")
     assert len(table) == 4, "the experiment, and all trials except the diverged trial"
     assert not {*table["experiment"]} - {"baseline", *list_trials(quick)}
 
@@ -115,7 +115,7 @@ def test_a_metric_that_no_run_reports_is_refused(quick):
 def test_a_killed_search_repeats_only_killed_trainings(tmp_path):
     project = quick_project(tmp_path)
     write_study(project, trainings=3, batch=2)
-    project.run("results/baseline/evaluate_vqa/metrics.json")
+    project.run("results/small/small/baseline/evaluate_vqa/metrics.json")
     (project.folder / "finetune-0.wait").touch()
     kill_midway(project, lambda: len(list_trainings(project)) == 2, "mine", whole_tree=True)
     first = list_trials(project)
@@ -134,7 +134,8 @@ def test_halving_ends_with_looks_at_the_winner_on_fresh_seeds(quick):
         quick, "halved", rungs="[0.5, 1.0]", keep=0.5, goals="{answer_probability: 1, gpu_hours: -0.5}", **budget
     )
     quick.run("halved")
-    files = sorted(quick.folder.glob("results/halved/search/*/batch-*/trials.yaml"), key=lambda file: file.parent.name)
+    files = quick.result("search", "halved").glob("*/batch-*/trials.yaml")
+    files = sorted(files, key=lambda file: file.parent.name)
     batches = [read_yaml(file) for file in files]
     steps = [batch["step"] for batch in batches]
     explored = [trial["name"] for batch in batches if batch["step"] == "explore" for trial in batch["trials"]]
@@ -150,12 +151,12 @@ def test_halving_ends_with_looks_at_the_winner_on_fresh_seeds(quick):
     new_runs = [run for run in runs if "-0.5 " in run or not run.endswith(" 0")]  # without the jobs of the tests above
     assert sorted(new_runs) == sorted(run for run in expected if "-0.5 " in run or not run.endswith(" 0"))
     assert {*expected} <= {*runs} and len(explored) == 4 >= 2 * len(promoted)
-    page = (quick.folder / "results/halved/halved.html").read_text(encoding="utf-8")
-    table = pd.read_csv(quick.folder / "results/halved/halved.csv")
+    page = (quick.folder / "results/small/small/halved/halved.html").read_text(encoding="utf-8")
+    table = pd.read_csv(quick.folder / "results/small/small/halved/halved.csv")
     assert sorted(table["experiment"]) == sorted(["baseline", *promoted]), "short runs are in a table of their own"
     assert (
         "The trials are ranked by the sum of 1 × answer_probability, -0.5 × gpu_hours." in page
         and "weighted sum of the goals" in page
     )
     assert page.count("Compared with ") == 2 and "50 % of the rows" in page and all(name in page for name in explored)
-    assert read_yaml(quick.folder / f"results/{explored[0]}-0.5/jsonl/config.yaml")["used_fraction"] == 0.5
+    assert read_yaml(quick.folder / f"results/small/small/{explored[0]}-0.5/jsonl/config.yaml")["used_fraction"] == 0.5

@@ -36,7 +36,7 @@ def test_exported_shards_train_a_model_in_requested_amounts(synthesized, tmp_pat
     project = Project(shutil.copytree(synthesized.folder, tmp_path / "copy"))
     write_yaml(project.folder / "config/datasets/mixed.yaml", {"sources": sources})
     write_yaml(project.folder / "config/experiments/mixed.yaml", {"sources": {"shards": 2.0, "parquet": 20}})
-    project.run("results/mixed/generate/answers.jsonl", config=MIXED)
+    project.run("results/small/small/mixed/generate/answers.jsonl", config=MIXED)
     summary = read_json(project.result("jsonl/summary.json", "mixed"))
     usable = {name: counts["usable"] for name, counts in summary["pretrain"]["sources"].items()}
     samples = {name: counts["rows_out"] for name, counts in summary["pretrain"]["sources"].items()}

@@ -37,13 +37,13 @@ def test_baseline_needs_every_stage_once(fresh):
 
 
 def test_a_stage_on_the_gpu_uses_every_core(fresh):
-    printed = fresh.run("results/baseline/pretrain/metrics.json", "--dry-run", "--cores", "16")
+    printed = fresh.run("results/small/small/baseline/pretrain/metrics.json", "--dry-run", "--cores", "16")
     blocks = {block.split(":")[0]: block for block in printed.split("\nrule ")[1:]}
     assert "threads: 16" in blocks["pretrain"] and "threads: 16" not in blocks["train_clip"]
 
 
 def test_filter_with_clip_operator_requests_a_gpu(fresh):
-    target = ("results/baseline/filter/filtered.jsonl", "--dry-run", "--cores", "16")
+    target = ("results/small/baseline/filter/filtered.jsonl", "--dry-run", "--cores", "16")
     without_clip = fresh.run(*target).split("rule filter_data:")[1]
     assert "threads: 16" not in without_clip and "gpu=0" in without_clip and "mem_mb=4000" in without_clip
     with (fresh.folder / "config/recipes/baseline.yaml").open("a", encoding="utf-8") as recipe:
@@ -61,8 +61,8 @@ def test_on_a_cluster_gpu_jobs_are_not_limited_to_one(fresh):
 def test_every_experiment_file_is_a_target(fresh):
     (fresh.folder / "config/experiments/longer.yaml").write_text("pretrain: {epochs: 2}\n", encoding="utf-8")
     printed = fresh.run("longer", "--dry-run")
-    assert "results/longer/pretrain/projector.safetensors" in printed
-    assert "results/longer/report/report.html" in printed
+    assert "results/small/small/longer/pretrain/projector.safetensors" in printed
+    assert "results/small/small/longer/report/report.html" in printed
     counts = count_jobs(printed, "longer")
     assert (counts["filter_data"], counts["pretrain"], counts["evaluate_vqa"]) == (1, 2, 2), (
         "compared with the baseline"
@@ -114,7 +114,7 @@ def test_the_logged_learning_rate_equals_its_steps(finished):
 
 def test_baseline_with_default_profile_runs_without_arguments(fresh):
     printed = fresh.run("--dry-run")
-    assert "results/baseline/report/report.html" in printed
+    assert "results/small/small/baseline/report/report.html" in printed
     assert "Using workflow specific profile profiles/default" in printed
 
 

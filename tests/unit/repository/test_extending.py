@@ -211,7 +211,7 @@ def test_the_stage_is_part_of_each_run_and_counts_words(project):
     command = [sys.executable, "-m", "snakemake", "--cores", "1", "--dry-run", "baseline"]
     planned = subprocess.run(command, cwd=project, capture_output=True, text=True)
     assert planned.returncode == 0, planned.stderr
-    assert "results/baseline/count_words/words.json" in planned.stdout + planned.stderr
+    assert "results/shapes/tiny/baseline/count_words/words.json" in planned.stdout + planned.stderr
 
     turns = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "a cat and a dog"}]
     write_jsonl(project / "pretrain.jsonl", [{"id": "1", "image": "/a.jpg", "conversations": turns}])

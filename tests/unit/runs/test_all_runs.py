@@ -20,8 +20,9 @@ from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.challenge import build_challenge_settings
 from dj2mgm.runs.experiments import list_reserved_names
 from dj2mgm.runs.pages import build_page_settings, list_page_experiments, list_page_files
-from dj2mgm.runs.reserved_names import FOLDERS, RESERVED_NAMES, RULES
-from dj2mgm.runs.stages import INFLUENCE, STAGES
+from dj2mgm.runs.run import Run
+from dj2mgm.runs.stages import INFLUENCE, STAGES, find_finished_stage
+from dj2mgm.settings.reserved_names import FOLDERS, RESERVED_NAMES, RULES
 from dj2mgm.settings.validation import Layer
 from dj2mgm.storage.files import read_yaml, write_yaml
 from paths import PROJECT
@@ -40,17 +41,23 @@ def write(tmp_path, monkeypatch):
     return write
 
 
-def owners(runs: Runs, folder: str) -> dict[str, str]:
-    """Return the owner of each stage of a run, without stages on request."""
-    run = runs.by_folder(folder)
-    return {stage: runs.reuse.find_owner(run, stage).folder for stage in run.settings if stage not in INFLUENCE}
+def find_run(runs: Runs, name: str) -> Run:
+    """Return a run by its name, such as baseline/seed-1."""
+    experiment, _, seed = name.partition("/seed-")
+    return runs.get(experiment, int(seed)) if seed else runs.first_seed(experiment)
+
+
+def owners(runs: Runs, name: str) -> dict[str, str]:
+    """Return the name of the owner of each stage of a run, without stages on request."""
+    run = find_run(runs, name)
+    return {stage: runs.reuse.find_owner(run, stage).name for stage in run.settings if stage not in INFLUENCE}
 
 
 def test_only_later_seeds_have_folders_of_their_own(write):
     runs = Runs({"seeds": [3, 5]})
-    assert [run.folder for run in runs if run.experiment == "baseline"] == ["baseline", "baseline/seed-5"]
-    assert (runs.by_folder("baseline").seed, runs.by_folder("baseline/seed-5").seed) == (3, 5)
-    assert runs.by_folder("baseline/seed-5").settings["pretrain"].seed == 5
+    assert [run.name for run in runs if run.experiment == "baseline"] == ["baseline", "baseline/seed-5"]
+    assert (runs.first_seed("baseline").seed, runs.get("baseline", 5).seed) == (3, 5)
+    assert runs.get("baseline", 5).settings["pretrain"].seed == 5
 
 
 def test_an_experiment_that_changes_nothing_is_the_baseline(write):
@@ -87,8 +94,8 @@ def test_selecting_instructions_repeats_no_stage_1(write):
     assert own == ["synthesize", "jsonl", "finetune", "generate", "evaluate_clip", "evaluate_vqa"]
     write("random", jsonl={"same_size_as": "mine"})
     assert owners(Runs({}), "random")["pretrain"] == "baseline"
-    run = runs.by_folder("mine")
-    assert runs.find_captioner_folder(run) == "results/baseline/finetune"
+    run = runs.first_seed("mine")
+    assert runs.find_captioner_folder(run) == "results/shapes/tiny/baseline/finetune"
     assert run.settings["synthesize"].captioner.template["name"] != "plain"
 
 
@@ -169,7 +176,7 @@ def test_runs_share_the_models_answers_before_training(write, tmp_path):
     write("other_data", dataset=".", finetune={"epochs": 2})
     write("other_model", model="tiny-llava")
     runs = Runs({"evaluations": ["pope"], "seeds": [0, 1]})
-    owner = {run.folder: owners(runs, run.folder) for run in runs}
+    owner = {run.name: owners(runs, run.name) for run in runs}
     before = {folder: stages["base_evaluations/pope"] for folder, stages in owner.items()}
     models = ["baseline", "other_model"]
     assert before == {folder: models["model" in folder] for folder in owner}
@@ -198,18 +205,18 @@ def test_seeds_share_filtering_but_not_training(write):
 
 def test_captions_depend_on_the_captioner_of_the_same_seed(write):
     runs = Runs({"seeds": [0, 1]})
-    run = runs.by_folder("dj_synth/seed-1")
+    run = runs.get("dj_synth", 1)
     assert (run.captioner, runs.find_stage_folder(runs.get(run.captioner, run.seed), "pretrain")) == (
         "baseline",
-        "results/baseline/seed-1/pretrain",
+        "results/shapes/tiny/baseline/seed-1/pretrain",
     )
     write("other", synthesize={"recipe": "dj_synth", "captioner": "blip2"})
-    assert Runs({}).by_folder("other").captioner is None
+    assert Runs({}).first_seed("other").captioner is None
 
 
 def test_a_servers_captions_do_not_depend_on_training(write):
     write(synthesize={"recipe": "dj_synth", "captioner": "openai", "openai": {"model": "some/model"}})
-    run = Runs({}).by_folder("mine")
+    run = Runs({}).first_seed("mine")
     assert (run.captioner, run.settings["synthesize"].captioner.model) == (None, "some/model")
 
 
@@ -223,13 +230,13 @@ def test_a_recipes_own_captioner_replaces_the_model(write, tmp_path):
     (tmp_path / "config/recipes/own.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     write(synthesize={"recipe": "own"})
     runs = Runs({})
-    run = runs.by_folder("mine")
+    run = runs.first_seed("mine")
     assert (run.settings["synthesize"].captioner, runs.find_captioner_folder(run)) == (None, None)
 
 
 def test_a_recipe_without_captions_needs_no_captioner(write):
     write(synthesize={"recipe": "dj_synth"}, without=["low_similarity_recaption_mapper"])
-    assert Runs({}).by_folder("mine").captioner is None
+    assert Runs({}).first_seed("mine").captioner is None
 
 
 def test_the_reference_has_the_seeds_of_all_on_a_page(write):
@@ -238,9 +245,9 @@ def test_the_reference_has_the_seeds_of_all_on_a_page(write):
     seeds = {experiment["name"]: [run["seed"] for run in experiment["runs"]] for experiment in page["experiments"]}
     assert seeds == {"baseline": [0, 2], "mine": [0, 2]}
     [first, second] = page["experiments"][1]["runs"]
-    assert first["stages"]["pretrain"] == "results/baseline/pretrain"
-    assert second["stages"]["pretrain"] == "results/baseline/seed-2/pretrain"
-    assert second["stages"]["finetune"] == "results/mine/seed-2/finetune"
+    assert first["stages"]["pretrain"] == "results/shapes/tiny/baseline/pretrain"
+    assert second["stages"]["pretrain"] == "results/shapes/tiny/baseline/seed-2/pretrain"
+    assert second["stages"]["finetune"] == "results/shapes/tiny/mine/seed-2/finetune"
 
 
 def test_a_random_subset_depends_on_the_size_of_its_experiment(write):
@@ -252,8 +259,8 @@ def test_a_random_subset_depends_on_the_size_of_its_experiment(write):
     write(**selecting, controls=["random"], finetune={"lora": {"r": 4}})
     runs = Runs({"seeds": [0, 1]})
     assert list_page_experiments(runs, "mine/report") == ["baseline", "mine", "mine-random"]
-    run, parent = (runs.by_folder(f"{name}/seed-1") for name in ("mine-random", "mine"))
-    assert run.settings["filter"] == runs.by_folder("baseline").settings["filter"] != parent.settings["filter"]
+    run, parent = (runs.get(name, 1) for name in ("mine-random", "mine"))
+    assert run.settings["filter"] == runs.first_seed("baseline").settings["filter"] != parent.settings["filter"]
     assert {stage: values for stage, values in run.settings.items() if stage != "filter"} == {
         stage: values for stage, values in parent.settings.items() if stage != "filter"
     }
@@ -286,7 +293,7 @@ def test_the_command_line_can_request_controls_of_all(write):
     assert list_page_experiments(runs, "report") == ["baseline", "dj_synth", "dj_synth-random"]
     folders = owners(runs, "dj_synth-random")
     assert folders.pop("filter") == "baseline" and set(folders.values()) == {"dj_synth-random"}
-    assert "synthesize" not in runs.by_folder("dj_synth-random").settings
+    assert "synthesize" not in runs.first_seed("dj_synth-random").settings
 
 
 @pytest.mark.parametrize(
@@ -307,14 +314,14 @@ def test_impossible_controls_are_refused(write, values, message):
 def test_a_part_of_lora_completes_after_lora_null(write):
     write(finetune={"lora": None})
     runs = Runs({"finetune": {"lora": {"r": "8"}}})
-    loras = [runs.by_folder(name).settings["finetune"].lora for name in ("mine", "baseline")]
+    loras = [runs.first_seed(name).settings["finetune"].lora for name in ("mine", "baseline")]
     assert loras[0] == loras[1] and loras[0].r == 8
-    assert Runs({}).by_folder("mine").settings["finetune"].lora is None
+    assert Runs({}).first_seed("mine").settings["finetune"].lora is None
 
 
 def test_a_minimal_fine_tune_has_few_steps(write):
     runs = Runs({"seeds": [3, 4]})
-    run = runs.by_folder("finetune_minimal")
+    run = runs.first_seed("finetune_minimal")
     pretrain, finetune = run.settings["pretrain"], run.settings["finetune"]
     assert run.seed == 3
     assert [(stage.max_steps, stage.save_steps) for stage in (pretrain, finetune)] == [(10, 5), (10, 5)]
@@ -373,25 +380,23 @@ def test_the_challenge_has_all_seeds_of_its_experiments(write):
         ("mine", 0),
         ("mine", 2),
     ]
-    assert challenge["runs"][0]["benchmarks"]["textvqa"] == "results/baseline/base_benchmarks/textvqa"
+    assert challenge["runs"][0]["benchmarks"]["textvqa"] == "results/shapes/tiny/baseline/base_benchmarks/textvqa"
     assert challenge["runs"][4]["benchmarks"] == {
-        "textvqa": "results/baseline/seed-2/benchmarks/textvqa",
-        "mmbench": "results/baseline/seed-2/benchmarks/mmbench",
+        "textvqa": "results/shapes/tiny/baseline/seed-2/benchmarks/textvqa",
+        "mmbench": "results/shapes/tiny/baseline/seed-2/benchmarks/mmbench",
     }
     assert challenge["scores"]["mmbench"]["variant"] == "circular"
 
 
 def test_a_benchmark_without_files_is_not_a_stage(write):
-    stages = Runs({"benchmarks": {"mmbench": FILES["mmbench"]}}).by_folder("baseline").settings
+    stages = Runs({"benchmarks": {"mmbench": FILES["mmbench"]}}).first_seed("baseline").settings
     assert "benchmarks/mmbench" in stages and "benchmarks/textvqa" not in stages
 
 
 def test_an_unknown_experiment_lists_the_known_ones(write):
-    for key, values in (("report", {"experiments": ["nosuch"]}), ("export", {"experiment": "nosuch"})):
-        with pytest.raises(
-            InputError, match=f"{key}.experiment.*: there is no experiment 'nosuch'; known are baseline"
-        ):
-            Runs({key: values})
+    for settings in ({"report": {"experiments": ["nosuch"]}}, {"experiment": "nosuch"}, {"experiment": ["nosuch"]}):
+        with pytest.raises(InputError, match="experiments?: there is no experiment 'nosuch'; known are baseline"):
+            Runs(settings)
 
 
 def write_text(name: str, text: str) -> Path:
@@ -469,7 +474,7 @@ def test_experiments_that_differ_only_in_case_are_refused(write):
 def test_other_names_are_accepted(write, name):
     write_text(name, "description: mine")
     runs = Runs({})
-    assert not runs.experiments.errors and runs.by_folder(name).config.description == "mine"
+    assert not runs.experiments.errors and runs.first_seed(name).config.description == "mine"
 
 
 def test_the_rules_of_the_parsed_workflow_are_reserved():
@@ -482,7 +487,7 @@ def test_the_rules_of_the_parsed_workflow_are_reserved():
 def test_the_folders_of_results_in_rules_are_reserved():
     files = [PROJECT / "Snakefile", *(PROJECT / "rules").rglob("*.smk")]
     texts = "".join(path.read_text(encoding="utf-8") for path in files)
-    assert {*re.findall(r"results/(?:\{RESULTS_PREFIX\})?(\w+)", texts)} - RULES == FOLDERS
+    assert {*re.findall(r"results/(\w+)", texts)} - RULES == FOLDERS - {"report"}  # below a model's folder
     assert RESERVED_NAMES < list_reserved_names() and all(name.islower() for name in RESERVED_NAMES)
 
 
@@ -509,7 +514,7 @@ def test_names_of_digits_are_strings_everywhere(write, tmp_path):
     (tmp_path / "456").mkdir()
     (tmp_path / "456/pairs.jsonl").write_text(PAIR)
     write_text("7", "{recipe: 123, description: 5}")
-    run = Runs({"model": 123, "dataset": 456, "report": {"experiments": ["baseline", "7"]}}).by_folder("7")
+    run = Runs({"model": 123, "dataset": 456, "report": {"experiments": ["baseline", "7"]}}).first_seed("7")
     assert (run.config.model.name, run.dataset.name, run.config.description) == ("123", "456", "5")
 
 
@@ -575,11 +580,14 @@ def test_every_stage_has_a_rule_with_its_outputs():
 def test_a_run_records_the_owners_of_shared_stages(write, tmp_path):
     write(finetune={"lora": {"r": 4}})
     runs = Runs({})
-    for folder in ("baseline", "mine"):
-        (tmp_path / "results" / folder).mkdir(parents=True)
+    for name in ("baseline", "mine"):
+        (tmp_path / "results/shapes/tiny" / name).mkdir(parents=True)
     runs.reuse.write_notes(runs.iterate_with_results())
-    notes = {path.parent.name: read_yaml(path)["same_as"] for path in (tmp_path / "results").rglob("stage.yaml")}
-    assert notes == {name: f"results/baseline/{name}" for name in ("filter", "jsonl", "pretrain")}
+    folder = tmp_path / "results/shapes/tiny"
+    notes = {path.parent.name: read_yaml(path)["same_as"] for path in folder.glob("mine/*/stage.yaml")}
+    expected = {name: f"results/shapes/tiny/baseline/{name}" for name in ("jsonl", "pretrain")}
+    assert notes == expected | {"filter": "results/shapes/baseline/filter"}
+    assert find_finished_stage(folder / "baseline", "filter") == Path("results/shapes/baseline/filter")
     write(finetune={"lora": {"r": 4}}, pretrain={"epochs": 2})
     runs = Runs({})
     runs.reuse.write_notes(runs.iterate_with_results())
@@ -603,12 +611,12 @@ def test_seeds_share_checked_recipes_but_not_their_settings(write, monkeypatch):
 @pytest.mark.parametrize("name", ["2024_10", "007", "1e3", "1_0", "0x10", "True", "nan", "-1", "1.50"])
 def test_names_that_look_like_numbers_stay_as_they_are_written(tmp_path, name):
     """Snakemake reads `--config dataset=2024_10` as the number 202410."""
-    names, number = ("dataset", "results", "model"), "gpus=2"
+    names, number = ("dataset", "experiment", "model"), "gpus=2"
     arguments = [number, *(f"{key}={name}" for key in names)]
     values = layers.restore_texts(parse_config(arguments), arguments, [])
     assert layers.build_command_line_layer(values).values == dict.fromkeys(names, name) | {"gpus": 2}
     file = tmp_path / "config.yaml"
-    file.write_text(f"dataset: {name}\nresults: other\ngpus: 2\n")
+    file.write_text(f"dataset: {name}\nexperiment: other\ngpus: 2\n")
     read = yaml.safe_load(file.read_text()) | parse_config(arguments[2:])
     values = layers.restore_texts(read, arguments[2:], [file])
     assert layers.build_command_line_layer(values).values == dict.fromkeys(names, name) | {"gpus": 2}
@@ -621,14 +629,14 @@ def test_names_that_yaml_reads_otherwise_stay_as_typed(name):
 
 
 def test_a_null_stays_a_null_where_a_setting_may_be_null():
-    assert layers.restore_texts({"results": None}, ["results=null"], []) == {"results": None}
+    assert layers.restore_texts({"experiment": None}, ["experiment=null"], []) == {"experiment": None}
 
 
 @pytest.mark.parametrize("quote", ["", "'", '"'])
 def test_names_of_the_command_line_may_have_quotes(quote):
-    arguments = [f"dataset={quote}1e3{quote}", f"results={quote}007{quote}"]
+    arguments = [f"dataset={quote}1e3{quote}", f"experiment={quote}007{quote}"]
     values = layers.restore_texts(parse_config(arguments), arguments, [])
-    assert values == {"dataset": "1e3", "results": "007"}
+    assert values == {"dataset": "1e3", "experiment": "007"}
 
 
 def test_numbers_on_the_command_line_are_those_of_config_files():

@@ -22,15 +22,15 @@ MEMORY = "attempt,time,seconds,phase,job_gib,host_gib,cgroup_gib,gpu0_gib\n1,now
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """Make results of the baseline in stage 1, and of dj_synth with captions and a shared filter."""
-    for stage, name in (("filter", "summary.json"), ("jsonl", "summary.json")):
-        write_text(tmp_path / f"results/baseline/{stage}/{name}", "{}")
-    folder = tmp_path / "results/baseline/pretrain"
+    for folder, stage, name in (("baseline", "filter", "summary.json"), ("tiny/baseline", "jsonl", "summary.json")):
+        write_text(tmp_path / f"results/shapes/{folder}/{stage}/{name}", "{}")
+    folder = tmp_path / "results/shapes/tiny/baseline/pretrain"
     write_text(folder / "pretrain.log", "")
     write_text(folder / "config.log", "")
     write_json(folder / "progress.json", PROGRESS)
     write_text(folder / "checkpoints/memory.csv", MEMORY + "1,now,2.0,training,1.5,3.5,,20.25\n1,now,3.0,tra")
-    write_text(tmp_path / "results/baseline/finetune/config.log", "")
-    write_text(tmp_path / "results/dj_synth/seed-1/synthesize/summary.json", "{}")
+    write_text(tmp_path / "results/shapes/tiny/baseline/finetune/config.log", "")
+    write_text(tmp_path / "results/shapes/tiny/dj_synth/seed-1/synthesize/summary.json", "{}")
     write_text(tmp_path / "results/datasets/shapes/summary.json", "{}")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -46,7 +46,7 @@ def is_running(project):
 
 
 def states(project, run: str, working: bool) -> dict[str, str]:
-    return {stage.name: stage.state for stage in read_stage_states(project / "results" / run, working)}
+    return {stage.name: stage.state for stage in read_stage_states(project / "results/shapes/tiny" / run, working)}
 
 
 def watch(project, *arguments: str) -> str:
@@ -58,7 +58,8 @@ def watch(project, *arguments: str) -> str:
 
 def test_runs_are_the_folders_with_stages(project):
     folders = find_runs(project / "results")
-    assert [str(folder.relative_to(project / "results")) for folder in folders] == ["baseline", "dj_synth/seed-1"]
+    names = [str(folder.relative_to(project / "results/shapes/tiny")) for folder in folders]
+    assert names == ["baseline", "dj_synth/seed-1"]
 
 
 def test_stages_are_done_running_or_pending(project):
@@ -74,7 +75,7 @@ def test_stages_done_by_another_run_are_not_pending(project):
 
 
 def test_a_shared_stage_is_not_pending(project):
-    write_text(project / "results/baseline/generate/stage.yaml", "same_as: results/other/generate")
+    write_text(project / "results/shapes/tiny/baseline/generate/stage.yaml", "same_as: results/other/generate")
     assert states(project, "baseline", working=True)["generate"] == ""
 
 

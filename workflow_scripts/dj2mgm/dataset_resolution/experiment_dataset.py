@@ -26,6 +26,7 @@ from dj2mgm.settings.dataset_files import (
     SourceSettings,
     detect_dataset_kind,
 )
+from dj2mgm.settings.reserved_names import RESERVED_NAMES
 from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.string_formats import check_format, has_format
 from dj2mgm.settings.study_files import MixtureSpace
@@ -71,7 +72,7 @@ def resolve_dataset(value: str) -> Dataset:
     """
     dataset_names = list_config_names("datasets")
     if value in dataset_names and has_format("name", value):
-        return Dataset(value, _read_dataset(locate_config_file("datasets", f"{value}.yaml")))
+        return Dataset(name_dataset(value), _read_dataset(locate_config_file("datasets", f"{value}.yaml")))
     if os.path.isdir(value) or os.path.isfile(value):
         return _detect(Path(value), Path(value))
     if os.path.exists(value):
@@ -96,7 +97,7 @@ def resolve_dataset(value: str) -> Dataset:
 
 def _detect(path: Path, requested_path: Path) -> Dataset:
     """Return the dataset in a folder or file, for which the user states the path or hub id `requested_path`."""
-    name = _read_name(requested_path, path.is_dir())
+    name = name_dataset(str(requested_path))
     detected = detect_dataset(path, name, requested_path)
     return Dataset(name, _locate_sources(detected.settings, f"dataset {requested_path}"), detected.note)
 
@@ -296,8 +297,21 @@ def _select_trained_sources(dataset: Dataset, key: str, names: Iterable[str]) ->
     return sources
 
 
-def _read_name(path: Path, is_folder: bool) -> str:
-    """Return the name of a folder, also of `.`, or of a file without its ending; it may have spaces and umlauts."""
-    name = path.resolve().name if is_folder else path.stem
-    check_format(f"dataset: the {'folder' if is_folder else 'file'} {name!r}", "folder", name)
-    return name
+def name_dataset(value: str) -> str:
+    """Return the name of a dataset, by which its results are found.
+
+    It is the name of its file in config/datasets, or that of its folder (also of `.`), hub id or file without the
+    ending. It may have spaces and umlauts.
+
+    Raises:
+        InputError: a folder cannot have this name.
+    """
+    if value in list_config_names("datasets") and has_format("name", value):
+        if value.lower() in RESERVED_NAMES:
+            file = locate_config_file("datasets", f"{value}.yaml")
+            raise InputError(f"{file}: {value} is a rule or a folder of results of the workflow; rename the dataset")
+        return value
+    path, is_file = Path(value), os.path.isfile(value)
+    name = path.stem if is_file else path.resolve().name
+    check_format(f"dataset: the {'file' if is_file else 'folder'} {name!r}", "folder", name)
+    return f"{name}_data" if name.lower() in RESERVED_NAMES else name

@@ -1,8 +1,8 @@
 """The leaderboard: all finished experiments below a folder of results, on one page that sorts and filters them.
 
-The config.yaml of each report and each study, such as `results/report/config.yaml`, lists its experiments with their
-settings and the folders of their stages. Unreadable folders are listed with the reason, because runs may be unfinished,
-or from another version.
+The config.yaml of each report and each study, such as `results/shapes/tiny/report/config.yaml`, lists its experiments
+with their settings and the folders of their stages. Unreadable folders are listed with the reason, because runs may be
+unfinished, or from another version.
 """
 
 import os
@@ -32,7 +32,7 @@ from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, write_text
 
 SETTINGS_FILE = "config.yaml"  # tells the folder of a stage from a folder of images with the same name
-PAGE_DEPTH = 3  # folders between the results and a page: results/<parent folder>/<experiment>/report
+PAGE_DEPTH = 4  # folders between the results and a page: results/<dataset>/<model>/<experiment>/report
 SCORE_COLUMNS = {  # group and metric by the title of the column
     "probability of the right answer": (OWN_GROUP, "answer_probability"),
     "log-likelihood of captions": (OWN_GROUP, "caption_log_likelihood"),

@@ -1,7 +1,8 @@
 """All runs, each an experiment with one seed, and the folders of their results.
 
-The first seed's results are in results/<experiment>/, those of others in results/<experiment>/seed-<n>/. With the
-setting `results: <name>`, these folders are in results/<name>/.
+The first seed has its results in results/<dataset>/<model>/<experiment>/, other seeds in seed-<n>/ below it. Stages
+that do not depend on the model are in results/<dataset>/<experiment>/, and all models share them. Results of another
+dataset or model are therefore never replaced.
 """
 
 import re
@@ -39,7 +40,7 @@ from dj2mgm.settings.configuration import Experiment
 from dj2mgm.settings.models import ModelFile
 
 MAX_RUNS = 5000  # limits the time of a start, at which Snakemake resolves all runs
-RUN_FOLDER = re.compile(r"(?P<experiment>[^/]+?)(?:/seed-(?P<seed>\d+))?")
+SEED_FOLDER = re.compile(r"seed-(\d+)")
 
 
 class Runs:
@@ -48,7 +49,7 @@ class Runs:
     Attributes:
         experiments: merged configurations.
         shared: the configuration for the keys of several experiments.
-        results_prefix: folder of runs and pages, below results/, with its slash.
+        results_prefix: folder of pages, below results/, with its slash: <dataset>/<model>/ of the reference.
         stages: all stages by name, with those of benchmarks and evaluations.
         reuse: finds the owners of shared stages.
     """
@@ -62,13 +63,12 @@ class Runs:
         """
         self.experiments = Experiments(command_line)
         self.shared = self.experiments.shared
-        self.results_prefix = self.experiments.results_prefix
         self.stages: dict[str, Stage] = STAGES | INFLUENCE
         for name in read_declarations():
             self.stages |= build_benchmark_stages(name)
         for task in self.shared.evaluations:
             self.stages |= build_evaluation_stages(task)
-        self.reuse = Reuse(self.experiments, self.stages, self.get)
+        self.reuse = Reuse(self.experiments, self.stages, self.get, self.locate_stage)
         self._datasets: dict[str, Dataset] = {}  # by name, filled when a run first needs one
         self._runs: dict[tuple[str, int], Run] = {}
         self._checked_spaces: set[str] = set()  # names of studies
@@ -95,17 +95,23 @@ class Runs:
     def iterate_with_results(self) -> Iterator[Run]:
         """Iterate over the runs that have a folder of results."""
         for name, seed in self._list_names():
-            if Path("results", self._locate_run_folder(name, seed)).is_dir():
+            if self._has_results(name, seed):
                 yield self.get(name, seed)
+
+    def _has_results(self, experiment: str, seed: int) -> bool:
+        """Return whether a run has a folder of results, without resolving it."""
+        first_run, name = self.first_seed(experiment), self._name_run(experiment, seed)
+        folders = (Path(first_run.folder).parent, first_run.dataset.name)
+        return any(Path("results", folder, name).is_dir() for folder in folders)
 
     def _list_names(self) -> list[tuple[str, int]]:
         """Return experiment and seed of every run; `decide` requests seeds that no configuration names."""
         configs = self.experiments.configs.items()
         return list(dict.fromkeys([*((name, seed) for name, config in configs for seed in config.seeds), *self._runs]))
 
-    def _locate_run_folder(self, experiment: str, seed: int) -> str:
+    def _name_run(self, experiment: str, seed: int) -> str:
         is_first_seed = seed == self.experiments.configs[experiment].seeds[0]
-        return self.results_prefix + (experiment if is_first_seed else f"{experiment}/seed-{seed}")
+        return experiment if is_first_seed else f"{experiment}/seed-{seed}"
 
     def get(self, experiment: str, seed: int) -> Run:
         """Return the run of an experiment with a seed."""
@@ -116,9 +122,8 @@ class Runs:
                 config, dataset, settings = self._resolve_settings(self.experiments.configs[experiment], seed)
             except InputError as error:
                 raise type(error)(f"experiment {experiment}: {error}") from None
-            self._runs[experiment, seed] = Run(
-                experiment, seed, self._locate_run_folder(experiment, seed), config, dataset, settings
-            )
+            name = self._name_run(experiment, seed)
+            self._runs[experiment, seed] = Run(experiment, seed, name, config, dataset, settings)
         return self._runs[experiment, seed]
 
     def _resolve_settings(self, config: Experiment, seed: int) -> tuple[Experiment, Dataset, dict[str, StageSettings]]:
@@ -138,17 +143,37 @@ class Runs:
 
     def first_seed(self, experiment: str) -> Run:
         """Return the run of an experiment with its first seed."""
+        if experiment not in self.experiments.configs:
+            self._find_trial(experiment)
         return self.get(experiment, self.experiments.configs[experiment].seeds[0])
 
     def by_folder(self, folder: str) -> Run:
-        """Return the run whose results are in results/<folder>."""
-        match = RUN_FOLDER.fullmatch(folder.removeprefix(self.results_prefix))
-        experiment, seed = match["experiment"], match["seed"]
-        return self.get(experiment, int(seed)) if seed else self.first_seed(experiment)
+        """Return the run whose results are in results/<folder>.
+
+        Raises:
+            InputError: the folder belongs to another dataset or model than those of this command.
+        """
+        *parents, name = folder.split("/")
+        seed = SEED_FOLDER.fullmatch(name)
+        if seed and (name not in self.experiments.configs or parents[-1] in self.experiments.configs):
+            run = self.get(parents[-1], int(seed[1]))
+        else:
+            run = self.first_seed(name)
+        if folder not in (run.folder, run.shared_folder):
+            raise InputError(
+                f"results/{folder}: with these settings, the results of {run.name} are in results/{run.folder}. Add "
+                "the `--config` with which this folder was made"
+            )
+        return run
 
     def find_stage_folder(self, run: Run, stage: str) -> str:
         """Return the folder of a stage's output, which is another run's if they share the stage."""
-        return f"results/{self.reuse.find_owner(run, stage).folder}/{stage}"
+        return self.locate_stage(self.reuse.find_owner(run, stage), stage)
+
+    def locate_stage(self, run: Run, stage: str) -> str:
+        """Return the folder of a stage of the run itself."""
+        uses_model = self.stages[stage].uses_model(run.settings[stage])
+        return f"results/{run.folder if uses_model else run.shared_folder}/{stage}"
 
     def find_captioner_folder(self, run: Run) -> str | None:
         """Return the folder of the trained stage that writes captions for a run.
@@ -159,6 +184,10 @@ class Runs:
             return None
         captioner = self.get(run.captioner, run.seed)
         return self.find_stage_folder(captioner, run.choose_training_stage(captioner))
+
+    @property
+    def results_prefix(self) -> str:
+        return self.experiments.results_prefix
 
     @property
     def datasets(self) -> dict[str, Dataset]:

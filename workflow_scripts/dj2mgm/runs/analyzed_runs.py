@@ -6,6 +6,7 @@ from dj2mgm.runs.run import Run
 
 
 def find_analyzed(runs: Runs, dataset: str) -> Run:
-    """Return the run whose recipe and CLIP analyze a dataset: the reference if it uses the dataset."""
+    """Return the run whose recipe and CLIP analyze a dataset: of the requested experiment if it uses the dataset."""
     users = [run for run in runs if run.dataset.name == dataset]
-    return next((run for run in users if run.experiment == REFERENCE), users[0])
+    experiment = runs.experiments.get_requested("analyze", REFERENCE)
+    return next((run for run in users if run.experiment == experiment), users[0])

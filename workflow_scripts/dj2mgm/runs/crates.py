@@ -5,7 +5,7 @@ from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.pages import build_page_settings, list_page_experiments, locate_stage_folders
 from dj2mgm.runs.run import Run
 
-NOT_RECORDED = ("crate", "crate_folders", "overwrite")  # these keys belong to a command, not to a run
+NOT_RECORDED = ("crate", "crate_folders")  # these keys belong to a command, not to a run
 
 
 def build_crate_settings(runs: Runs, page: str) -> dict:

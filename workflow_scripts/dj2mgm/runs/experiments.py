@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from dj2mgm.dataset_resolution.experiment_dataset import require_folder
+from dj2mgm.dataset_resolution.experiment_dataset import name_dataset, require_folder
 from dj2mgm.errors import InputError, UnsuitableDatasetError
 from dj2mgm.records.search_records import RANDOM_SUFFIX, SearchSettings
 from dj2mgm.runs.layers import (
@@ -17,7 +17,6 @@ from dj2mgm.runs.layers import (
     merge_shared_settings,
 )
 from dj2mgm.runs.model_reader import read_model
-from dj2mgm.runs.reserved_names import RESERVED_NAMES
 from dj2mgm.runs.studies.searches import (
     build_search_settings,
     list_check_variants,
@@ -28,6 +27,7 @@ from dj2mgm.runs.studies.study_designs import list_study_names, list_study_varia
 from dj2mgm.runs.studies.variants import NamedConfig, Variant, can_select_rows, list_controls, make_minimal_variant
 from dj2mgm.settings.config_files import suggest_name
 from dj2mgm.settings.configuration import Experiment
+from dj2mgm.settings.reserved_names import RESERVED_NAMES
 from dj2mgm.settings.string_formats import check_format
 from dj2mgm.settings.study_files import SearchDesign, StudyFile
 from dj2mgm.settings.validation import Layer
@@ -70,11 +70,7 @@ class Experiments:
         self.errors: dict[str, InputError] = {}
         self.check_experiments([REFERENCE], "config/experiments")
         self.check_experiments(self.shared.report.experiments, "report.experiments")
-        for key in ("export", "publish", "provenance", MINIMAL_TARGET):
-            self.check_experiments([getattr(self.shared, key).experiment], f"{key}.experiment")
-        if self.shared.experiment is not None:
-            self.check_experiments([self.shared.experiment], "experiment")
-        self._check_results_folder(self.shared.results)
+        self.check_experiments(self.shared.experiment, "experiment")
         for folder in self.shared.decontaminate.folders:
             require_folder("decontaminate.folders", folder)
 
@@ -85,8 +81,26 @@ class Experiments:
 
     @property
     def results_prefix(self) -> str:
-        """Folder of runs and pages, below results/, with its slash; empty without the setting `results`."""
-        return f"{self.shared.results}/" if self.shared.results else ""
+        """Folder of pages and studies, below results/, with its slash: dataset and model of the reference."""
+        reference = self.configs[REFERENCE]
+        return f"{name_dataset(reference.dataset)}/{reference.model.folder_name}/"
+
+    def list_requested(self, default: str) -> list[str]:
+        """Return the experiments in the key `experiment`, or a target's default.
+
+        Raises:
+            InputError: the default does not exist.
+        """
+        if not self.shared.experiment:
+            self.check_experiments([default], "experiment")
+        return self.shared.experiment or [default]
+
+    def get_requested(self, target: str, default: str) -> str:
+        """Return the experiment of a target that is about one; raises as `list_requested`, and for several names."""
+        names = self.list_requested(default)
+        if len(names) > 1:
+            raise InputError(f"experiment: `{target}` is about one experiment, found {', '.join(names)}; name one")
+        return names[0]
 
     def require(self, *targets: str) -> None:
         """Raise the InputError of an experiment or target that cannot run."""
@@ -144,8 +158,9 @@ class Experiments:
         if study := self.studies.get(target):
             variants = self._list_study_variants(target, study)
         elif target == MINIMAL_TARGET:
-            self.require(self.shared.finetune_minimal.experiment)
-            variants = [make_minimal_variant(self.shared.finetune_minimal)]
+            parent = self.shared.experiment[0] if self.shared.experiment else REFERENCE
+            self.require(parent)
+            variants = [make_minimal_variant(parent, self.shared.finetune_minimal)]
         else:
             variants = self._list_controls(target)
         for variant in variants:
@@ -254,11 +269,6 @@ class Experiments:
         for name in names:
             if name not in self.files:
                 raise InputError(f"{key}: there is no experiment {name!r}; {suggest_name(name, self.files)}")
-
-    def _check_results_folder(self, name: str | None) -> None:
-        """Refuse a folder for results that contains other results."""
-        if name and name.lower() in {*list_reserved_names(), *(file.lower() for file in self.files)}:
-            raise InputError(f"results: results/{name} is in use by the workflow or an experiment; choose another name")
 
 
 def list_reserved_names() -> frozenset[str]:

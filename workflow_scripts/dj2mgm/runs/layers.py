@@ -121,7 +121,7 @@ def restore_texts(values: dict, arguments: Iterable[str], files: Iterable[Path])
 def _is_text(schema: dict, value: object) -> bool:
     """Return whether a setting is a string, unless it may be null and is."""
     types = schema.get("type")
-    return types == "string" or (types == ["string", "null"] and value is not None)
+    return types == "string" or (isinstance(types, list) and "string" in types and not isinstance(value, list | None))
 
 
 def _remove_quotes(text: str) -> str:

@@ -16,13 +16,14 @@ from dj2mgm.runs.studies.study_designs import read_setting
 
 DATASET_FILES = ("summary.json", "pretrain.jsonl", "evaluation.jsonl")  # files of a dataset that pages read
 # keys that do not affect the results of an experiment; pages are not written again if one of them changes
-NOT_SHOWN = {"seed", "description", "controls", "overwrite", "experiment", "decide"}
+NOT_SHOWN = {"seed", "description", "controls", "experiment", "decide"}
 
 
 def locate_page_folder(runs: Runs, experiment: str) -> str:
     """Return the folder of an experiment's page, below results/.
 
-    Compared experiments share results/report/. Each other experiment has a page with itself and the reference.
+    Compared experiments share results/<dataset>/<model>/report/. Each other experiment has a page with itself and the
+    reference.
     """
     compared = experiment in runs.shared.report.experiments and experiment != REFERENCE
     return f"{runs.results_prefix}report" if compared else f"{runs.results_prefix}{experiment}/report"

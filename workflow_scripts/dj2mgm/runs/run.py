@@ -15,17 +15,27 @@ class Run:
     """An experiment with one seed.
 
     Attributes:
-        folder: below results/.
+        name: the experiment, with the folder of a seed after the first: `baseline` or `baseline/seed-1`.
         config: the merged configuration, with this run's seed.
         settings: settings of each stage by its name.
     """
 
     experiment: str
     seed: int
-    folder: str
+    name: str
     config: Experiment
     dataset: Dataset
     settings: dict[str, StageSettings]
+
+    @property
+    def folder(self) -> str:
+        """Folder of the run's stages, below results/."""
+        return f"{self.dataset.name}/{self.config.model.folder_name}/{self.name}"
+
+    @property
+    def shared_folder(self) -> str:
+        """Folder of the stages that do not depend on the model, below results/; runs of all models share them."""
+        return f"{self.dataset.name}/{self.name}"
 
     @property
     def training_stages(self) -> list[str]:

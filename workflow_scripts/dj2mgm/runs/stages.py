@@ -1,8 +1,10 @@
 """The table of stages: rule, upstream stages, settings and outputs of each."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from dj2mgm.records.crate_records import InputKind
 from dj2mgm.runs.stage_settings import (
@@ -20,6 +22,7 @@ from dj2mgm.runs.stage_settings import (
 )
 from dj2mgm.settings.base import StageSettings
 from dj2mgm.settings.configuration import Experiment
+from dj2mgm.storage.files import read_yaml
 
 STAGE_NOTE = "stage.yaml"  # in the folder of a shared stage: names its owner
 EVALUATIONS, BASE_EVALUATIONS = "evaluations/", "base_evaluations/"  # prefixes of stages, before the name of a task
@@ -30,7 +33,7 @@ Settings = Callable[[Experiment, dict], StageSettings | None]
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a run, in results/<run>/<name>/. A new stage is one entry of `STAGES` and one rule.
+    """One stage of a run, in <folder of the run>/<name>/. A new stage is one entry of `STAGES` and one rule.
 
     Attributes:
         label: name in pages and messages.
@@ -187,3 +190,18 @@ INFLUENCE = {
 def find_stage(name: str) -> Stage:
     """Return a stage of a report by its name, which may contain a task of lmms-eval."""
     return STAGES[name] if name in STAGES else build_evaluation_stages(name.partition("/")[2])[name]
+
+
+def find_finished_stage(run: Path, stage: str) -> Path:
+    """Return the folder with a stage's files: another run's if they share it, or that of all models.
+
+    Args:
+        run: results/<dataset>/<model>/<experiment>, or the folder of one of its seeds.
+        stage: name of the stage.
+    """
+    folder = run / stage
+    if (note := folder / STAGE_NOTE).is_file():
+        return Path(read_yaml(note)["same_as"])
+    names = 2 if re.fullmatch(r"seed-\d+", run.name) else 1  # after the model's name
+    shared_folder = Path(*run.parts[: -names - 1], *run.parts[-names:], stage)
+    return shared_folder if shared_folder.is_dir() and not folder.is_dir() else folder

@@ -28,10 +28,9 @@ from dj2mgm.settings.targets import (
     Control,
     DecideSection,
     DecontaminateSection,
-    ExportSection,
+    ExperimentNames,
     FetchSection,
     FinetuneMinimalSection,
-    ProvenanceSection,
     PublishSection,
     ReportSection,
     ServeCheckSection,
@@ -138,15 +137,11 @@ class SharedKeys(Section):
         "true: recipes may use all of Data-Juicer: run code, query servers, write and delete files (docs/data.md)",
     )
     fetch: FetchSection = section(FetchSection, "`snakemake fetch`: data of config/hub")
-    results: Name | None = setting(
-        None, "folder in results/ for the experiments' results and pages; null: results/ itself"
-    )
-    overwrite: bool = setting(
-        False, "true: results of another dataset or model may be replaced; false: such a command is refused"
-    )
     report: ReportSection = section(ReportSection, "the page that compares experiments")
-    experiment: Name | None = setting(
-        None, "experiment that `decide` compares with the baseline, and whose wrong answers `influence` traces"
+    experiment: ExperimentNames = setting(
+        [],
+        "experiment of `plan`, `analyze`, `decide`, `export`, `publish`, `crate`, `influence`, `serve_check` and "
+        "`finetune_minimal`; a list of several for export, publish and crate; []: the target's own default",
     )
     decide: DecideSection = section(
         DecideSection, "`snakemake decide`: more seeds until the headline's verdict is decided, or the budget is spent"
@@ -156,7 +151,6 @@ class SharedKeys(Section):
         DecontaminateSection,
         "excludes near-duplicates of further images from training, besides those of held-out and benchmark images",
     )
-    export: ExportSection = section(ExportSection, "`snakemake export`: a dataset for others")
     publish: PublishSection = section(
         PublishSection, "`snakemake publish`: model and pairs with their cards, in results/published/"
     )
@@ -165,12 +159,11 @@ class SharedKeys(Section):
         "server with OpenAI's chat completions that `snakemake serve_check` asks, such as http://localhost:8000/v1",
     )
     serve_check: ServeCheckSection = section(
-        ServeCheckSection, "`snakemake serve_check`: a server's answers compared with those of publish.experiment"
+        ServeCheckSection, "`snakemake serve_check`: a server's answers compared with those of `experiment`"
     )
     influence: InfluenceSection = section(
         InfluenceSection, "`snakemake influence`: the training rows behind wrong answers of `experiment`"
     )
-    provenance: ProvenanceSection = section(ProvenanceSection, "`snakemake crate`: results as an RO-Crate")
     crate: FilePath | None = setting(None, "zip file or folder of the crate that `snakemake reproduce` reads")
     crate_folders: Annotated[list[FilePath], UniqueItems()] = setting(
         [], "folders, in addition to the current one, whose files the crate's run may read"
@@ -199,6 +192,34 @@ class SharedKeys(Section):
         ChallengeSection,
         "`snakemake challenge`: the scores of report.experiments relative to those of a reference model",
     )
+
+
+# Targets that use a key; another target refuses it on the command line. Every target uses the other keys.
+TARGETS_BY_KEY = {
+    "experiment": (
+        "plan",
+        "analyze",
+        "decide",
+        "export",
+        "publish",
+        "crate",
+        "influence",
+        "serve_check",
+        "finetune_minimal",
+    ),
+    "decide": ("decide",),
+    "format": ("export",),
+    "publish": ("publish",),
+    "endpoint": ("serve_check",),
+    "serve_check": ("serve_check",),
+    "influence": ("influence",),
+    "crate": ("reproduce",),
+    "crate_folders": ("reproduce",),
+    "finetune_minimal": ("finetune_minimal",),
+    "attention_benchmark": ("attention_benchmark",),
+    "challenge": ("challenge",),
+    "fetch": ("fetch",),
+}
 
 
 class Configuration(SharedKeys, ModelOverridableKeys, ExperimentOnlyKeys):

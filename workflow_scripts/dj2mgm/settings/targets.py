@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from dj2mgm.score_groups import GAIN_GROUP, OWN_GROUP
 from dj2mgm.settings.base import Number, Section, StageSettings, ThreadSettings, UniqueItems, setting
@@ -11,6 +11,21 @@ from dj2mgm.settings.string_formats import FilePath, Name, Repository, Variable
 from dj2mgm.settings.training_stages import Steps
 
 Length = Annotated[int, Field(ge=1, le=2**24)]
+
+
+def _make_list(value: object) -> object:
+    """Return a list of one name, or of none, for a name or null."""
+    return [value] if isinstance(value, str) else [] if value is None else value
+
+
+ExperimentNames = Annotated[
+    list[Name],
+    BeforeValidator(_make_list),
+    UniqueItems(),
+    WithJsonSchema(
+        {"type": ["string", "array", "null"], "format": "name", "items": {"type": "string", "format": "name"}}
+    ),
+]
 Headline = Literal[
     "answer_probability",
     "answer_log_likelihood",
@@ -56,10 +71,10 @@ class LocatedHeadline(NamedTuple):
 
 
 class ReportSection(Section):
-    """Report of several experiments, in results/report/."""
+    """Report of several experiments, in results/<dataset>/<model>/report/."""
 
     experiments: Annotated[list[Name], UniqueItems()] = setting(
-        ["baseline", "dj_synth"], "compared in results/report/, each with the first", min_length=1
+        ["baseline", "dj_synth"], "compared in results/<dataset>/<model>/report/, each with the first", min_length=1
     )
     headline: Headline = setting(
         "answer_probability",
@@ -99,16 +114,9 @@ class DecontaminateSection(Section):
     folders: Annotated[list[FilePath], UniqueItems()] = setting([], "folders of images")
 
 
-class ExportSection(Section):
-    """`snakemake export`."""
-
-    experiment: Name = setting("dj_synth", "experiment whose pairs become a dataset, with images, scores and a card")
-
-
 class PublishSection(Section):
     """`snakemake publish`."""
 
-    experiment: Name = setting("dj_synth", "experiment whose first seed is published")
     weights: Literal["merged", "adapter"] = setting(
         "merged", "merged: a whole model; adapter: the LoRA adapter alone, which needs the base model"
     )
@@ -118,16 +126,9 @@ class PublishSection(Section):
     allow_unlearned: bool = setting(False, "true: also publish a model that has learned nothing; its card states it")
 
 
-class ProvenanceSection(Section):
-    """`snakemake crate`."""
-
-    experiment: Name = setting("baseline", "experiment; the crate contains every experiment on its report")
-
-
 class FinetuneMinimalSection(Section):
     """`snakemake finetune_minimal`."""
 
-    experiment: Name = setting("baseline", "experiment to try out")
     max_steps: Steps = setting(10, "optimizer steps of each stage")
     save_steps: Steps = setting(5, "steps from one resume checkpoint to the next")
 

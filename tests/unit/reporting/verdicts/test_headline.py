@@ -52,7 +52,7 @@ def test_better_data_are_named_with_their_difference(page):
     assert (card.label, card.tone, card.confidence) == ("Better", "good", "95 % confidence.")
     # six stages and three seeds, three minutes each; the filter's time is 9999 s
     assert card.cost == "9 h 13 min for the stages that this experiment added."
-    assert card.command == "snakemake --cores 1 publish --config 'publish={experiment: new}'"
+    assert card.command == "snakemake --cores 1 publish --config experiment=new"
     assert verdict(page({"baseline": 0.6, "new": 0.5}, seeds=3)).kind == "worse"
 
 

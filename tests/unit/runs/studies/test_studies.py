@@ -35,7 +35,7 @@ def write(tmp_path, monkeypatch):
 
 
 def owners(runs: Runs, name: str) -> dict[str, str]:
-    run = runs.by_folder(name)
+    run = runs.first_seed(name)
     return {stage: runs.reuse.find_owner(run, stage).experiment for stage in run.settings}
 
 
@@ -45,7 +45,7 @@ def grid(**space) -> dict:
 
 def operators(runs: Runs, name: str, stage: str = "filter") -> dict[str, dict | None]:
     return {
-        key: value for step in runs.by_folder(name).settings[stage].recipe["process"] for key, value in step.items()
+        key: value for step in runs.first_seed(name).settings[stage].recipe["process"] for key, value in step.items()
     }
 
 
@@ -77,7 +77,7 @@ def test_a_sweep_keeps_the_alpha_ratio_and_shares_stage_1(write):
     write("studies/ranks", experiment="mine", design=grid(**{"finetune.lora.r": [8, 16]}), proportional=ties)
     runs = Runs({})
     assert list_study_experiments(runs, "ranks") == ["mine", "mine-lora-r8"], "rank 16 is the experiment's own"
-    lora = runs.by_folder("mine-lora-r8").settings["finetune"].lora
+    lora = runs.first_seed("mine-lora-r8").settings["finetune"].lora
     assert (lora.r, lora.alpha) == (8, 12)
     assert owners(runs, "mine-lora-r8")["pretrain"] == "baseline"
     assert owners(runs, "mine-lora-r8")["finetune"] == "mine-lora-r8"
@@ -88,7 +88,7 @@ def test_a_sweep_keeps_the_alpha_ratio_and_shares_stage_1(write):
 def test_lora_is_compared_with_full_fine_tuning(write):
     runs = Runs({"finetune": {"lora": {"dropout": "0.05"}}})
     full, lora, every_layer = (
-        runs.by_folder(name).settings["finetune"].file_content()
+        runs.first_seed(name).settings["finetune"].file_content()
         for name in list_study_experiments(runs, "lora_vs_full")
     )
     assert every_layer == lora | {"lora": lora["lora"] | {"targets": "all"}}
@@ -101,7 +101,7 @@ def test_lora_is_compared_with_full_fine_tuning(write):
 def test_variants_override_the_command_line(write):
     runs = Runs({"finetune": {"lora": {"r": "64", "alpha": "128"}, "max_steps": "100"}})
     names = list_study_experiments(runs, "lora_sweep")
-    settings = {name: runs.by_folder(name).settings["finetune"] for name in names}
+    settings = {name: runs.first_seed(name).settings["finetune"] for name in names}
     assert [stage_settings.lora.r for stage_settings in settings.values()] == [64, 8, 16, 32]
     assert {stage_settings.lora.alpha / stage_settings.lora.r for stage_settings in settings.values()} == {2.0}
     assert {stage_settings.max_steps for stage_settings in settings.values()} == {100}
@@ -202,7 +202,7 @@ def test_a_mixture_varies_shares_of_one_split(write, tmp_path):
     assert shares == pytest.approx([0.6 * (stratum + 0.5) / 8 for stratum in range(8)], abs=6e-4)
     assert all(sum(changed.values()) == pytest.approx(0.6) for changed in changes)
     name = runs.experiments.variant_names["mine"][0]
-    assert runs.by_folder(name).settings["jsonl"].shares == {
+    assert runs.first_seed(name).settings["jsonl"].shares == {
         "a": changes[0]["shares.a"],
         "b.c": changes[0]["shares.b.c"],
     }
@@ -237,9 +237,10 @@ def test_merged_mixtures_have_a_training_for_each_source(write, tmp_path):
     runs = Runs({"dataset": "mixed"})
     *mixed, only_a, only_b = runs.experiments.variant_names["mine"]
     assert (only_a, only_b) == ("baseline-only-a", "baseline-only-b.c")
-    assert runs.by_folder(only_b).settings["jsonl"].shares == {"a": 0.0, "b.c": 0.6}
+    assert runs.first_seed(only_b).settings["jsonl"].shares == {"a": 0.0, "b.c": 0.6}
     settings = build_merge_settings(runs, "mine")
-    assert settings.sources == {"a": f"results/{only_a}/finetune", "b.c": f"results/{only_b}/finetune"}
+    folders = {"a": f"results/mixed/tiny/{only_a}/finetune", "b.c": f"results/mixed/tiny/{only_b}/finetune"}
+    assert settings.sources == folders
     assert [mixture.variant for mixture in settings.mixtures[:7]] == [*mixed, None]
     assert all(sum(mixture.shares.values()) == pytest.approx(0.6) for mixture in settings.mixtures)
     different = {tuple(mixture.shares.values()) for mixture in settings.mixtures}
@@ -257,7 +258,7 @@ def test_a_curve_shares_the_filter_and_reduces_sources(write):
     write("studies/mine", design={"kind": "curve", "fractions": [0.25, 0.5]})
     runs = Runs({})
     assert list_study_experiments(runs, "mine") == ["baseline", "baseline-rows-0.25", "baseline-rows-0.5"]
-    quarter = runs.by_folder("baseline-rows-0.25")
+    quarter = runs.first_seed("baseline-rows-0.25")
     assert quarter.settings["jsonl"].used_fraction == 0.25
     assert quarter.settings["finetune"].min_steps == round(runs.first_seed("baseline").config.finetune.min_steps / 4)
     assert owners(runs, "baseline-rows-0.25")["filter"] == "baseline"
@@ -301,7 +302,8 @@ def test_a_search_trains_short_runs_and_a_random_subset(write):
         write_yaml(f"{search.folder}/batch-{number}/trials.yaml", record | seeds)
     runs = Runs({})
     assert list_study_experiments(runs, "mine") == ["baseline", trial["name"]], "the only whole run"
-    short, whole, random = (runs.by_folder(f"{trial['name']}{end}") for end in ("-0.5", "", "-random/seed-3"))
+    short, whole = (runs.first_seed(f"{trial['name']}{end}") for end in ("-0.5", ""))
+    random = runs.get(f"{trial['name']}-random", 3)
     assert short.settings["jsonl"].used_fraction == 0.5
     assert owners(runs, trial["name"])["filter"] == f"{trial['name']}-0.5", "the filter runs once"
     assert operators(runs, trial["name"])["words_num_filter"]["max_num"] == 12
@@ -456,7 +458,7 @@ def test_a_variant_cannot_have_the_name_of_a_file(write):
     runs = Runs({})
     with pytest.raises(InputError, match="baseline-full.yaml: config/studies/lora_vs_full.yaml uses this name"):
         list_study_experiments(runs, "lora_vs_full")
-    assert runs.by_folder("baseline-full").config.description == "mine"
+    assert runs.first_seed("baseline-full").config.description == "mine"
 
 
 def test_a_study_cannot_have_the_name_of_a_variant(write):
@@ -491,7 +493,7 @@ def test_a_kept_variant_has_its_settings_and_fresh_seeds(write, monkeypatch, cap
     }
     ties = {"finetune.lora.alpha": "finetune.lora.r"}
     write("studies/kinds", experiment="mine", design={"kind": "list", "variants": variants}, proportional=ties)
-    runs = Runs({"seeds": [0, 4], "results": "second_try"})
+    runs = Runs({"seeds": [0, 4], "model": "tiny-llava"})
     write_yaml("results/kinds/config.yaml", build_study_settings(runs, "kinds"))
     if variant == "mine-on":  # as if the study's winner had been confirmed with seeds 5 and 6
         page = read_yaml("results/kinds/config.yaml")
@@ -501,9 +503,9 @@ def test_a_kept_variant_has_its_settings_and_fresh_seeds(write, monkeypatch, cap
     monkeypatch.setattr(sys, "argv", ["keep_variant.py", "results/kinds/config.yaml", variant, "kept"])
     keep_variant.main()
     assert capsys.readouterr().out.endswith(
-        "next: snakemake --cores 1 decide --config results=second_try experiment=kept\n"
+        "next: snakemake --cores 1 decide --config model=tiny-llava experiment=kept\n"
     )
-    config, own = (Runs({}).experiments.configs[name].model_dump() for name in ("kept", variant))
+    config, own = (Runs({"model": "tiny-llava"}).experiments.configs[name].model_dump() for name in ("kept", variant))
     assert config.pop("seeds") == ([7, 8] if variant == "mine-on" else [5, 6])
     assert "of the study kinds" in config.pop("description")
     assert config == {key: value for key, value in own.items() if key not in ("seeds", "description")}
@@ -526,11 +528,12 @@ def run_as_snakemake(runs: Runs, *names: str) -> dict[tuple[str, str], str]:
     """Write the settings of all stages to the folders of their owners, and return the owners."""
     owner_folders = {}
     for name in names:
-        run = runs.by_folder(name)
-        Path("results", name).mkdir(parents=True, exist_ok=True)
-        owner_folders |= {(name, stage): runs.reuse.find_owner(run, stage).folder for stage in run.settings}
-    for (_, stage), folder in owner_folders.items():
-        write_yaml(Path("results", folder, stage, "config.yaml"), runs.by_folder(folder).settings[stage].file_content())
+        run = runs.first_seed(name)
+        Path("results", run.folder).mkdir(parents=True, exist_ok=True)
+        owner_folders |= {(name, stage): runs.find_stage_folder(run, stage) for stage in run.settings}
+        for stage in run.settings:
+            settings = runs.reuse.find_owner(run, stage).settings[stage]
+            write_yaml(Path(runs.find_stage_folder(run, stage), "config.yaml"), settings.file_content())
     return owner_folders
 
 
@@ -555,7 +558,7 @@ def test_a_stage_with_results_keeps_its_folder(write):
     write_variants(write, "one", a=with_rate(1e-5) | {"recipe.words_num_filter.max_num": 13})
     write_variants(write, "two", b=with_rate(1e-4) | {"recipe.words_num_filter.max_num": 13})
     assert owners(Runs({}), "baseline-a")["filter"] == "baseline-a", "b has run with other settings"
-    Path("results/baseline-b/filter/config.yaml").write_text("")  # damaged
+    Path("results/shapes/baseline-b/filter/config.yaml").write_text("")  # damaged
     assert owners(Runs({}), "baseline-a")["filter"] == "baseline-a"
 
 

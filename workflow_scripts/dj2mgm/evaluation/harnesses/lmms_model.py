@@ -1,7 +1,7 @@
 r"""This workflow's models in lmms-eval: MGM with or without a trained stage, and models of transformers.
 
     PYTHONPATH=workflow_scripts:.lmms_eval python -m lmms_eval --model dj2mgm --batch_size auto --tasks pope \
-        --model_args model=results/models/tiny/mgm,finetuned=results/baseline/finetune,template=gemma
+        --model_args model=results/models/tiny/mgm,finetuned=results/shapes/tiny/baseline/finetune,template=gemma
 
 lmms-eval finds the class by the entry point in workflow_scripts/dj2mgm-1.dist-info.
 """

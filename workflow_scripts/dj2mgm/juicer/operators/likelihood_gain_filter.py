@@ -3,7 +3,7 @@
     process:
       - likelihood_gain_filter:
           base_model: results/models/tiny/mgm
-          stage: results/baseline/pretrain
+          stage: results/shapes/tiny/baseline/pretrain
           keep_fraction: 0.5
 
 The text of a row is a caption, or the answer to the row's question.

@@ -1,7 +1,7 @@
 """A mapper that replaces each text by the caption that a trained MGM writes for the row's image.
 
     process:
-      - mgm_captioning_mapper: {base_model: results/models/tiny/mgm, stage: results/baseline/pretrain}
+      - mgm_captioning_mapper: {base_model: results/models/tiny/mgm, stage: results/shapes/tiny/baseline/pretrain}
 
 The prompt is the prompt of the model's stage 1. With `template: plain` it is the image alone. All captions of beam
 search are kept in the row's meta with their log-likelihoods, most likely per token first. The first caption becomes the

@@ -22,10 +22,10 @@ from dj2mgm.reporting.explorer.pairs import (
 )
 from dj2mgm.reporting.explorer.row_table import Table, TextFile, build_number_column, build_word_column
 from dj2mgm.runs.experiment_recipes import is_for_instructions
-from dj2mgm.runs.stages import STAGE_NOTE, STAGES
+from dj2mgm.runs.stages import STAGES, find_finished_stage
 from dj2mgm.score_groups import OWN, REFERENCE_CAPTIONS
 from dj2mgm.settings.dataset_files import load_dataset_settings
-from dj2mgm.storage.files import read_jsonl, read_yaml
+from dj2mgm.storage.files import read_jsonl
 
 RIGHT, WRONG = "right", "wrong"
 Values = dict[tuple[str, str], dict[str, float]]
@@ -110,6 +110,7 @@ def _build_table(
 
 
 EVALUATED = ("generate", "evaluate_clip")
+FOLDER_ADVICE = "name results/<dataset>/<model>/<experiment> or results/datasets/<dataset>"
 
 
 @dataclass(frozen=True)
@@ -121,13 +122,11 @@ class Results:
 
 
 def read_results(folder: Path) -> Results:
-    """Read the tables of results/<experiment>, of one of its seeds, or of results/datasets/<dataset>."""
+    """Read the tables of a run, results/<dataset>/<model>/<experiment>, or of results/datasets/<dataset>."""
     absolute_folder = Path(os.path.abspath(folder))  # links are not followed, since results may be on another disk
     results = next((parent for parent in absolute_folder.parents if parent.name == "results"), None)
     if results is None or not absolute_folder.is_dir():
-        raise InputError(
-            f"{folder} is not a folder of results; name results/<experiment> or results/datasets/<dataset>"
-        )
+        raise InputError(f"{folder} is not a folder of results; {FOLDER_ADVICE}")
     folder = absolute_folder.relative_to(results.parent)
     with chdir(results.parent):  # paths in results are relative to it
         return _read_dataset(folder) if folder.parts[1] == "datasets" else _read_run_folder(folder)
@@ -143,14 +142,12 @@ def _read_dataset(folder: Path) -> Results:
 
 
 def _read_run_folder(folder: Path) -> Results:
-    stages = {name: _find_stage_folder(folder / name) for name in STAGES}
+    stages = {name: find_finished_stage(folder, name) for name in STAGES}
     if not any(stage.is_dir() for stage in stages.values()):
         if folder.name in STAGES:
             raise InputError(f"{folder} is one stage of a run; name its parent, {folder.parent}")
-        raise InputError(
-            f"{folder} contains no stage of a run; name results/<experiment> or results/datasets/<dataset>"
-        )
-    # reports link to the name of the experiment, without the folder that the setting `results` adds
+        raise InputError(f"{folder} contains no stage of a run; {FOLDER_ADVICE}")
+    # reports link to the name of the experiment, without the folders of dataset and model
     is_seed_folder = len(folder.parts) > 2 and re.fullmatch(r"seed-\d+", folder.name)
     parts = folder.parts[-2:] if is_seed_folder else folder.parts[-1:]
     run_stages = {name: stage for name, stage in stages.items() if name == "filter" or stage.is_dir()}
@@ -179,12 +176,6 @@ def read_run(name: str, stages: dict[str, Path]) -> Results:
         evaluation_tables = (read(stages, dataset / "evaluation.jsonl") for read in (read_captions, read_answers))
         tables += [table for table in evaluation_tables if table]
     return Results(name, tables)
-
-
-def _find_stage_folder(stage: Path) -> Path:
-    """Return the folder that has the stage's files; a run may share a stage with another run."""
-    note = stage / STAGE_NOTE
-    return Path(read_yaml(note)["same_as"]) if note.is_file() else stage
 
 
 def _check_file(file: Path, rule: str) -> None:

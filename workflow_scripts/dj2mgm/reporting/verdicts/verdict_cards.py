@@ -283,7 +283,7 @@ def _advise_next_step(
         warning = f"{NO_MORE_RUNS}, but training made scores of {experiment.name} worse."
         return f"{warning} Before you publish: {advice[0].lower()}{advice[1:]}", command
     if verdict.kind == VerdictKind.BETTER:
-        command = build_snakemake_command(reference, "publish", publish=f"{{experiment: {experiment.name}}}")
+        command = build_snakemake_command(reference, "publish", experiment=experiment.name)
         return f"{NO_MORE_RUNS}. To publish model and data:", command
     if verdict.kind in (VerdictKind.WORSE, VerdictKind.EQUIVALENT):
         return f"{NO_MORE_RUNS}. Keep the data of {reference.name}.", ""

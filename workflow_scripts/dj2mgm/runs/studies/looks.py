@@ -8,7 +8,6 @@ from dj2mgm.errors import InputError
 from dj2mgm.records.look_records import MIN_SEEDS, LookRecord, needs_another_seed
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.finished_results import check_runs
 from dj2mgm.runs.pages import build_page_settings, list_page_files
 from dj2mgm.runs.run import Run
 from dj2mgm.runs.studies.seed_times import format_hours, sum_measured_seconds
@@ -63,9 +62,9 @@ def check_decidable(runs: Runs) -> str:
         InputError: it is not named, is the reference or not valid, the budget is smaller than its number of seeds, or
             no run reports the headline.
     """
-    experiment, budget = runs.shared.experiment, runs.shared.decide
-    if experiment is None:
+    if not runs.shared.experiment:
         raise InputError(f"decide: the key experiment is missing; name one, as in {EXAMPLE_COMMAND}")
+    experiment, budget = runs.experiments.get_requested("decide", REFERENCE), runs.shared.decide
     if experiment == REFERENCE:
         raise InputError(
             f"decide: experiments are compared with {REFERENCE}; name another one, as in {EXAMPLE_COMMAND}"
@@ -80,9 +79,6 @@ def check_decidable(runs: Runs) -> str:
     _check_hours(runs, experiment)
     for name in (REFERENCE, experiment):
         check_headline(runs, name)
-    numbers = choose_seeds(runs, experiment, budget.seeds)
-    if not runs.shared.overwrite:
-        check_runs(runs, [runs.get(name, seed) for name in (REFERENCE, experiment) for seed in numbers])
     return experiment
 
 

@@ -19,7 +19,7 @@ def build_power_settings(runs: Runs) -> dict:
     It is about the experiment in the key `experiment`, or else about the first one on the report.
     """
     other_names = [name for name in runs.shared.report.experiments if name != REFERENCE]
-    experiment = runs.shared.experiment or next(iter(other_names), REFERENCE)
+    experiment = runs.experiments.get_requested("plan", next(iter(other_names), REFERENCE))
     images = _count_held_out_images(runs.first_seed(REFERENCE))
     finished = {name: _list_finished_runs(runs, name) for name in dict.fromkeys([REFERENCE, *runs.experiments.names])}
     return {

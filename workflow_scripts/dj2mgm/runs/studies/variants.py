@@ -41,11 +41,11 @@ class NamedConfig:
     config: Experiment
 
 
-def make_minimal_variant(settings: FinetuneMinimalSection) -> Variant:
-    """Return the variant with a few steps of both stages."""
+def make_minimal_variant(parent: str, settings: FinetuneMinimalSection) -> Variant:
+    """Return the variant of an experiment with a few steps of both stages."""
     steps = settings.model_dump(include={"max_steps", "save_steps"})
     changes = {"pretrain": steps, "finetune": steps}
-    return Variant("finetune_minimal", settings.experiment, "finetune_minimal", changes)
+    return Variant("finetune_minimal", parent, "finetune_minimal", changes)
 
 
 def list_controls(experiment: NamedConfig, reference: NamedConfig, source: str, kinds: list[Control]) -> list[Variant]:

@@ -1,9 +1,4 @@
-"""Sources of finished results, and the check of jobs that would replace them.
-
-Snakemake repeats every stage whose settings changed. That is right for a learning rate, but a forgotten
-`--config dataset=…` would replace the results of one dataset by those of another. `check_jobs` checks the jobs of a
-command before the first one starts.
-"""
+"""Checks of the jobs of a command before the first one starts."""
 
 import re
 import shlex
@@ -16,17 +11,15 @@ from dj2mgm.errors import InputError
 from dj2mgm.model_files.missing_models import check_clip_folder, check_model_folders
 from dj2mgm.records.page_records import VERDICT_FILE
 from dj2mgm.runs.all_runs import Runs
-from dj2mgm.runs.experiments import list_reserved_names
 from dj2mgm.runs.pages import list_page_experiments, locate_page_folder
 from dj2mgm.runs.publication_check import refuse_unlearned
 from dj2mgm.runs.run import Run
-from dj2mgm.runs.stages import STAGE_NOTE, STAGES, TRAINING_STAGES
+from dj2mgm.runs.stages import STAGES, TRAINING_STAGES
 from dj2mgm.settings.config_files import list_config_names
-from dj2mgm.settings.string_formats import has_format, make_name
+from dj2mgm.settings.configuration import TARGETS_BY_KEY
 from dj2mgm.storage.files import read_if_whole
 
 CRATE, PUBLISHED, EXPORT = "crate", "publish", "export"
-OVERWRITE_ADVICE = "`--config overwrite=true` replaces the existing results"
 
 
 @dataclass(frozen=True)
@@ -45,19 +38,11 @@ class PlannedJob:
     model: str | None = None
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Dataset and model of a folder of results; None if it does not state them."""
-
-    dataset: str | None
-    model: str | None
-
-
 def check_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[PlannedJob]) -> None:
-    """Refuse jobs that would replace other results, that their target may not start, or that cannot succeed.
+    """Refuse jobs that would replace another dataset, that their target may not start, or that cannot succeed.
 
-    These are jobs that would replace the results of another dataset or model, stages that `crate`, `publish` or
-    `export` may not run, jobs whose model is missing, and the publication of a model that has learned nothing.
+    These are jobs that would replace a dataset of the same name, stages that `crate`, `publish` or `export` may not
+    run, jobs whose model is missing, and the publication of a model that has learned nothing.
 
     Args:
         jobs: the jobs that would run.
@@ -67,14 +52,8 @@ def check_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[Planned
         InputError: the message says how to continue.
     """
     jobs, targets = list(jobs), list(targets)
-    kinds = [kind and kind[0] for kind in map(_find_kind, targets)]
-    may_start_stages = not kinds or None in kinds or EXPORT in kinds
-    if not runs.shared.overwrite:
-        check_runs(
-            runs, [runs.by_folder(folder) for folder in sorted({job.run for job in jobs if job.run})], may_start_stages
-        )
-        for name in sorted({job.dataset for job in jobs if job.dataset}):
-            _check_dataset(runs, name)
+    for name in sorted({job.dataset for job in jobs if job.dataset}):
+        _check_dataset(runs, name)
     _check_starts_no_training(runs, jobs, targets)
     _check_published(runs, targets)
     for name in sorted({job.model for job in jobs if job.model}):
@@ -82,66 +61,6 @@ def check_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[Planned
     for job in jobs:
         for folder in _list_stage_folders(runs, job):
             _check_clip(runs.by_folder(job.run), Path(folder).name)
-
-
-def check_runs(runs: Runs, planned: Iterable[Run], may_start_stages: bool = True) -> None:
-    """Refuse to replace the results of runs by those of another dataset or model.
-
-    Args:
-        may_start_stages: whether the command may run stages; its message then suggests another folder for them.
-    """
-    for run in planned:
-        _check_run(runs, run, may_start_stages)
-
-
-def find_origin(folder: Path) -> Origin | None:
-    """Return the sources of a run's finished results, or None if its folder contains none."""
-    for name in reversed(TRAINING_STAGES):
-        stage = _find_owner_folder(folder / name)
-        if (stage / STAGES[name].outputs[-1]).is_file() or any(stage.glob("checkpoints/*")):
-            labels = read_if_whole(stage / "config.yaml").get("labels", {})
-            return Origin(labels.get("dataset"), labels.get("model"))
-    summary = _find_owner_folder(folder / "filter") / "summary.json"
-    if not summary.is_file():
-        return None
-    source = Path(str(read_if_whole(summary).get("input", {}).get("path")))
-    return Origin(source.parent.name if source.name == "pretrain.jsonl" else None, None)
-
-
-def _check_run(runs: Runs, run: Run, may_start_stages: bool) -> None:
-    """Refuse to replace a run's results by those of another dataset or model.
-
-    Args:
-        may_start_stages: whether the command may run stages; its message then suggests another folder for them.
-    """
-    folder = Path("results", run.folder)
-    old_origin, new_origin = find_origin(folder), Origin(run.dataset.name, run.config.model.name)
-    if old_origin is None:
-        return
-    changed_sources = {
-        key: (getattr(old_origin, key), getattr(new_origin, key))
-        for key in ("dataset", "model")
-        if getattr(old_origin, key) not in (None, getattr(new_origin, key))
-    }
-    if not changed_sources:
-        return
-    old_sources = " and ".join(f"the {key} {old}" for key, (old, _) in changed_sources.items())
-    new_sources = " and ".join(f"the {key} {new}" for key, (_, new) in changed_sources.items())
-    old_arguments = " ".join(
-        shlex.quote(f"{key}={_find_dataset_value(old) if key == 'dataset' else old}")
-        for key, (old, _) in changed_sources.items()
-    )
-    other_folder = _find_unused_name(runs, next(iter(changed_sources.values()))[1])
-    alternative = (
-        f", or `--config results={other_folder}` to write the new ones to results/{other_folder}; {OVERWRITE_ADVICE}"
-        if may_start_stages
-        else ""
-    )
-    raise InputError(
-        f"{folder}: these results were made with {old_sources}, and this command "
-        f"would replace them with results of {new_sources}. Add `--config {old_arguments}` to continue the existing "
-        f"results{alternative}"
-    )
 
 
 def _check_dataset(runs: Runs, name: str) -> None:
@@ -156,8 +75,8 @@ def _check_dataset(runs: Runs, name: str) -> None:
     if (Path(DATASETS, name) / "summary.json").is_file():
         raise InputError(
             f"{DATASETS}/{name}: it was made from {old}, and this command would replace it with {new}. Add "
-            f"`--config {shlex.quote(f'dataset={old}')}` to continue with it, or rename one of the folders; "
-            f"{OVERWRITE_ADVICE}"
+            f"`--config {shlex.quote(f'dataset={old}')}` to continue with it, rename one of the folders, or delete "
+            f"{DATASETS}/{name} and results/{name}"
         )
 
 
@@ -181,7 +100,7 @@ def _check_starts_no_training(runs: Runs, jobs: list[PlannedJob], targets: list[
     if not stages:
         return
     kind, experiment = next(filter(None, kinds))
-    same = " with the same --config" if runs.experiments.command_line.keys() - {kind, "overwrite"} else ""
+    same = " with the same --config" if runs.experiments.command_line.keys() - TARGETS_BY_KEY.keys() else ""
     target = _find_target(runs, experiment)
     finished = all(any(Path(stage).glob("*.json*")) for stage in stages)
     problem = f"{min(stages)} is out of date" if finished else f"{target} has not finished"
@@ -229,17 +148,6 @@ def _list_stage_folders(runs: Runs, job: PlannedJob) -> Iterator[str]:
             yield str(folder)
 
 
-def _find_owner_folder(stage: Path) -> Path:
-    """Return the folder with a stage's output, which another run may own."""
-    return Path(read_if_whole(stage / STAGE_NOTE).get("same_as", stage))
-
-
-def _find_dataset_value(dataset: str) -> str:
-    """Return the value of `dataset=`: the name of a file in config/datasets, otherwise the dataset's folder or file."""
-    source = _find_dataset_source(dataset, read_if_whole(Path(DATASETS, dataset, "config.yaml")))
-    return dataset if dataset in list_config_names("datasets") or source is None else str(source)
-
-
 def _find_dataset_source(dataset: str, settings: dict) -> Path | None:
     """Return the folder or file of a dataset's rows: a path with the dataset's name, otherwise its image folder."""
     sources = settings.get("sources")
@@ -249,16 +157,3 @@ def _find_dataset_source(dataset: str, settings: dict) -> Path | None:
     candidates = (candidate for path in paths for candidate in (path, *path.parents))
     matches = (candidate for candidate in candidates if dataset in (candidate.resolve().name, candidate.stem))
     return next(matches, paths[-1] if paths else None)
-
-
-def _find_unused_name(runs: Runs, name: str) -> str:
-    """Return an unused value of `results` for the results of a dataset or model."""
-    used_names = {
-        *list_reserved_names(),
-        *(folder.lower() for folder in (*runs.experiments.files, *runs.experiments.configs, runs.results_prefix)),
-    }
-    plain = make_name(name).replace(".", "_")[:80]
-    names = (plain, f"of_{plain}", *(f"of_{plain}_{number}" for number in range(2, len(used_names) + 3)))
-    return next(
-        candidate for candidate in names if has_format("name", candidate) and candidate.lower() not in used_names
-    )
