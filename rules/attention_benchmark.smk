@@ -35,11 +35,12 @@ rule benchmark_attention:
     params:
         content=hash_user_files(reference_model_files),
         model=lambda w: RUNS.first_seed(REFERENCE).config.model.folder,
+        folder=subpath(output.table, parent=True),
     shell:
         build_stage_command(
             "benchmark_attention.py",
             "--config {input.config:q} --model={params.model:q}"
-            f" --output-dir results/{RESULTS_PREFIX}attention_benchmark",
+            " --output-dir {params.folder:q}",
         )
 
 

@@ -120,10 +120,12 @@ rule score_challenge:
     resources:
         mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=30,
+    params:
+        folder=subpath(output.table, parent=True),
     shell:
         build_stage_command(
             "score_challenge.py",
-            f"--config {{input.config:q}} --output-dir results/{RESULTS_PREFIX}challenge",
+            "--config {input.config:q} --output-dir {params.folder:q}",
         )
 
 

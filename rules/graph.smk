@@ -1,12 +1,15 @@
 # Check the jobs of a command before the first one starts. Included last, because it needs all rules.
+import atexit
 import difflib
 import os
+import sys
 from pathlib import Path
 
 from snakemake.exceptions import MissingRuleException, WorkflowError
 
 from dj2mgm.cli.console import UserError
 from dj2mgm.cli.snakemake_patches import record_input_errors, replace_graph_builder
+from dj2mgm.runs.dry_run_summary import summarize_jobs
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.job_checks import PlannedJob, check_jobs
 from dj2mgm.settings.configuration import TARGETS_BY_KEY
@@ -17,6 +20,8 @@ def build_planned_job(job):
     wildcards = job.wildcards_dict or {}
     return PlannedJob(
         tuple(map(str, job.output or job.input)),
+        job.rule.name,
+        job.rule.benchmark is not None,
         wildcards.get("run"),
         wildcards.get("dataset"),
         wildcards.get("model"),
@@ -39,6 +44,12 @@ def describe_unknown_target(name):
         else f"targets are {', '.join(EXPERIMENTS)}; docs/ names the others"
     )
     return f"{name}: nothing makes this target; {hint}"
+
+
+def print_last(text):
+    """Print a text after everything that Snakemake prints."""
+    if text:
+        atexit.register(print, text, file=sys.stderr)
 
 
 def check_used_keys():
@@ -94,11 +105,13 @@ def build_and_check_graph(build_graph):
     FINGERPRINTS.save()
     graph = workflow.dag
     # The search starts at the targets, because with --until the graph also holds jobs after them, which do not run.
-    jobs = filter(graph.needrun, graph.bfs(graph.dependencies, *graph.targetjobs))
+    needed = filter(graph.needrun, graph.bfs(graph.dependencies, *graph.targetjobs))
+    jobs = list(map(build_planned_job, needed))
+    targets = list(map(build_planned_job, graph.targetjobs))
     with raising_user_errors():
-        check_jobs(
-            RUNS, map(build_planned_job, jobs), map(build_planned_job, graph.targetjobs)
-        )
+        check_jobs(RUNS, jobs, targets)
+        if workflow.dryrun:
+            print_last("\n".join(summarize_jobs(RUNS, jobs, targets)))
 
 
 if workflow.is_main_process:

@@ -62,10 +62,12 @@ rule compare_study:
     resources:
         mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=30,
+    params:
+        folder=subpath(output.table, parent=True),
     shell:
         build_stage_command(
             "compare_study.py",
-            f"--config {{input.config:q}} --output-dir results/{RESULTS_PREFIX}{{wildcards.study:q}}",
+            "--config {input.config:q} --output-dir {params.folder:q}",
         )
 
 
@@ -94,10 +96,11 @@ rule score_mixtures:
     params:
         content=hash_user_files(merged_model_files),
         model=lambda w: find_merged_run(w).config.model.folder,
+        folder=subpath(output[0], parent=True),
     shell:
         build_stage_command(
             "score_mixtures.py",
             "--config {input.config:q} --generate-config {input.generate:q} --model={params.model:q}"
             " --evaluation {input.evaluation:q}"
-            f" --output-dir results/{RESULTS_PREFIX}{{wildcards.study:q}}/merged",
+            " --output-dir {params.folder:q}",
         )

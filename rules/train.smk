@@ -109,8 +109,5 @@ use rule finetune as finetune_in_one_stage with:
 
 rule finetune_minimal:
     input:
-        target_files(
-            "finetune_minimal",
-            f"results/{RESULTS_PREFIX}finetune_minimal/finetune/metrics.json",
-        ),
+        minimal_metrics,
     localrule: True

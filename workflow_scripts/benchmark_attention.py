@@ -1,7 +1,7 @@
 r"""Measure eager attention, SDPA and FlashAttention in the model's language model, by sequence length.
 
-    python workflow_scripts/benchmark_attention.py --config results/attention_benchmark/config.yaml \
-        --model results/models/tiny/mgm --output-dir results/attention_benchmark
+    python workflow_scripts/benchmark_attention.py --config results/shapes/tiny/attention_benchmark/config.yaml \
+        --model results/models/tiny/mgm --output-dir results/shapes/tiny/attention_benchmark
 
 Writes attention.csv and attention.html. Configurations that cannot run here (FlashAttention without a GPU, long
 sequences on a CPU) have a row with the reason.

@@ -1,6 +1,6 @@
 """Reproduce the run of a crate in a folder of its own, and show the difference of every score.
 
-    python workflow_scripts/reproduce.py --crate results/shapes/tiny/baseline/report/crate/run.crate.zip --cores 1
+    python workflow_scripts/reproduce.py --crate results/shapes/tiny/report/crate/run.crate.zip --cores 1
 
 Differences between this machine and the crate's machine are printed first. This clone's code runs with the crate's
 configuration; nothing of the crate is executed. Results are in results/reproduced/<digest of the crate>/. After a kill,

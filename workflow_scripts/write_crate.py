@@ -1,7 +1,7 @@
 r"""Write the provenance of a page as a Workflow Run RO-Crate: code, configuration, inputs, jobs, results.
 
-    python workflow_scripts/write_crate.py --config results/shapes/tiny/baseline/report/crate/config.yaml \
-        --output results/shapes/tiny/baseline/report/crate/run.crate.zip
+    python workflow_scripts/write_crate.py --config results/shapes/tiny/report/crate/config.yaml \
+        --output results/shapes/tiny/report/crate/run.crate.zip
 
 The crate contains weights, images and large files only as digests.
 """

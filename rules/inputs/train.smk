@@ -67,3 +67,9 @@ def projector_or_pairs(wildcards):
 def projector_or_pairs_flags(wildcards, input):
     """Params function: the flag for the projector or the pairs."""
     return ["--projector" if projector_file(wildcards) else "--pairs", input.before]
+
+
+def minimal_metrics(wildcards):
+    """Input function: the last output of `finetune_minimal`."""
+    target_files("finetune_minimal")(wildcards)
+    return f"results/{RUNS.first_seed('finetune_minimal').folder}/finetune/metrics.json"

@@ -12,9 +12,9 @@ import json, random, sys, time
 from pathlib import Path
 
 stage, folder = Path(sys.argv[0]).stem, Path(sys.argv[sys.argv.index("--output-dir") + 1])
-run = folder.parent.name
-seed = int(run.removeprefix("seed-")) if run.startswith("seed-") else 0
-experiment = folder.parts[1]
+*_, parent, run = folder.parent.parts  # results/<dataset>/[<model>/]<experiment>/[seed-<n>/]<stage>
+is_seed = run.startswith("seed-")
+seed, experiment = (int(run.removeprefix("seed-")), parent) if is_seed else (0, run)
 with open("calls.txt", "a") as calls:
     calls.write(f"{stage} {experiment} {seed}\\n")
 while Path(f"{stage}-{seed}.wait").exists():

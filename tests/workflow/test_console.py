@@ -44,7 +44,7 @@ def test_a_dry_run_is_printed_like_by_snakemake(fresh):
 def test_the_last_line_names_the_file_to_open(finished):
     printed = finished.run("baseline", "--forcerun", "compare_experiments")
     last = printed.splitlines()[-1]
-    assert re.fullmatch(r"baseline: done in [\d.]+ s; open results/shapes/tiny/baseline/report/report.html", last)
+    assert re.fullmatch(r"baseline: done in [\d.]+ s; open results/small/small/baseline/report/report.html", last)
 
 
 def test_an_input_error_is_shown_once_before_its_log(fresh, tmp_path):

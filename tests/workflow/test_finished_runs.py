@@ -13,7 +13,7 @@ def test_leaderboard_lists_the_finished_run(finished):
         r"wrote results/leaderboard/leaderboard.html with [1-9]\d* experiments; 0 folders are not", printed
     )
     page = (finished.folder / "results/leaderboard/leaderboard.html").read_text(encoding="utf-8")
-    assert '<a href="../baseline/report/report.html">baseline</a>' in page
+    assert '<a href="../small/small/baseline/report/report.html">baseline</a>' in page
 
 
 def test_rows_behind_wrong_answers_are_listed(finished):

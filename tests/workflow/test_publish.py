@@ -5,7 +5,7 @@ from forked_snakemake import run_snakemake
 from hub_server import TOKEN, HubServer
 from small_project import Project
 
-KEYS = "experiment: baseline, repository: me/mine, dataset_repository: me/pairs"
+KEYS = "repository: me/mine, dataset_repository: me/pairs"
 PUBLISH = f"{{{KEYS}, allow_unlearned: true}}"  # the small model learns nothing in a few steps
 # job_counts omits rules whose names begin with the target's name
 PUBLISH_RULES = {"export_data": 1, "push_model": 1, "push_dataset": 1}
@@ -20,13 +20,15 @@ def publish(project: Project, hub: HubServer, **variables: str) -> tuple[int, st
     }
     # push_to_hub.py reads the address and is not forked
     environment = project.environment() | hub_variables | variables
-    process = run_snakemake(project.arguments("publish", config=(f"publish={PUBLISH}",)), project.folder, environment)
+    process = run_snakemake(
+        project.arguments("publish", config=("experiment=baseline", f"publish={PUBLISH}")), project.folder, environment
+    )
     assert TOKEN not in process.stdout + process.stderr
     return process.returncode, process.stdout + process.stderr
 
 
 def test_nothing_runs_without_a_license(fresh):
-    printed = fresh.run("publish", ok=False, config=(f"publish={PUBLISH}",))
+    printed = fresh.run("publish", ok=False, config=("experiment=baseline", f"publish={PUBLISH}"))
     assert (
         "small has no license, and nothing is published without one; state license in config/datasets/small.yaml"
         in " ".join(printed.split())
@@ -35,7 +37,7 @@ def test_nothing_runs_without_a_license(fresh):
 
 
 def test_unlearned_models_are_refused_before_anything_is_copied(licensed):
-    printed = " ".join(licensed.run("publish", ok=False, config=(f"publish={{{KEYS}}}",)).split())
+    printed = " ".join(licensed.run("publish", ok=False, config=("experiment=baseline", f"publish={{{KEYS}}}")).split())
     assert "publish: the model of baseline has learned nothing measurable. " in printed
     again = "then run `snakemake --cores 1 baseline` again"
     assert f"{again}, or add `--config publish='{{allow_unlearned: true}}'`" in printed
@@ -44,8 +46,10 @@ def test_unlearned_models_are_refused_before_anything_is_copied(licensed):
 
 def test_finished_run_is_published_without_retraining(licensed):
     report = {"compare_experiments": 1}  # the report shows licenses
-    assert licensed.job_counts("publish", config=(f"publish={PUBLISH}",)) == PUBLISH_RULES | report
-    folder = licensed.folder / "results/published/baseline"
+    assert (
+        licensed.job_counts("publish", config=("experiment=baseline", f"publish={PUBLISH}")) == PUBLISH_RULES | report
+    )
+    folder = licensed.folder / "results/published/small/small/baseline"
     with HubServer() as hub:
         status, printed = publish(licensed, hub)
         assert status != 0 and "no token was found to push it with" in " ".join(printed.split())
@@ -57,6 +61,6 @@ def test_finished_run_is_published_without_retraining(licensed):
             assert set(hub.repositories[key].files) - {".gitattributes"} == local
             assert hub.repositories[key].private and len(hub.repositories[key].commits) == 1
             assert read_json(folder / f"{part}.pushed.json")["repository"] in key
-    assert licensed.job_counts("publish", config=(f"publish={PUBLISH}",)) == {}
+    assert licensed.job_counts("publish", config=("experiment=baseline", f"publish={PUBLISH}")) == {}
     content = b"".join(file.read_bytes() for file in licensed.folder.rglob("*.log"))
     assert TOKEN.encode() not in content

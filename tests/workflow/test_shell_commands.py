@@ -195,10 +195,9 @@ class HostileProject:
         values["report"] = {"experiments": ["baseline", "dj_synth", *self.experiments]}
         values["finetune"] = {"deepspeed": self.deepspeed}
         values["trusted_recipes"] = True  # other keys accept no such string
-        values["publish"] = {"experiment": self.experiments[1], "weights": "merged"}
+        values["publish"] = {"weights": "merged"}
         values["publish"] |= {"repository": "me/my-model", "dataset_repository": "me/my-data"}
         values["experiment"] = self.experiments[1]
-        values["finetune_minimal"] = {"experiment": self.experiments[1]}
         file = self.project.folder / "config/config.yaml"
         file.write_text(yaml.safe_dump(merge_values(yaml.safe_load(file.read_text()), values)), encoding="utf-8")
 
@@ -234,7 +233,7 @@ class HostileProject:
         result = self.dry_run(config, *targets)
         further_results = [self.dry_run(config, target) for target in ("fetch", *reversed(self.studies))]
         [score_command] = [command for rule, command in further_results[-1]["jobs"] if rule == "score_trials"]
-        folder = re.search(r"results/\S+/search/[0-9a-f]{8}", score_command)[0]
+        folder = re.search(r"results/[^']+/search/[0-9a-f]{8}", score_command)[0]
         further_results.append(self.dry_run(config, f"{folder}/batch-1/trials.yaml"))
         return result | {
             "jobs": result["jobs"] + [job for further_result in further_results for job in further_result["jobs"]]

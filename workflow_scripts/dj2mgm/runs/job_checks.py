@@ -28,11 +28,15 @@ class PlannedJob:
 
     Attributes:
         files: its outputs, or its inputs if it is a target without outputs.
+        rule: name of its rule.
+        is_stage: whether its time is measured.
         run: its wildcard `run`, the folder of a run below results/.
         dataset, model: its wildcards of these names.
     """
 
     files: tuple[str, ...]
+    rule: str = ""
+    is_stage: bool = False
     run: str | None = None
     dataset: str | None = None
     model: str | None = None

@@ -1,0 +1,98 @@
+"""The last lines of a dry run: which stages would train, on how many rows, how long, and where results go."""
+
+import csv
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+
+from dj2mgm.cli.messages import format_duration
+from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER
+from dj2mgm.records.jsonl_summary import read_jsonl_summary
+from dj2mgm.runs.all_runs import Runs
+from dj2mgm.runs.job_checks import PlannedJob
+from dj2mgm.runs.run import Run
+from dj2mgm.runs.stages import TRAINING_STAGES
+from dj2mgm.settings.batch_sizes import find_steps
+from dj2mgm.storage.files import read_json
+
+MAX_TRAININGS = 6  # trainings listed; a study may have hundreds
+SUFFIX = ".benchmark.tsv"
+LARGE_FOLDERS = {"images", "checkpoints", "captions", "published"}  # without benchmark files
+
+
+def summarize_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[PlannedJob]) -> list[str]:
+    """Return lines of at most 80 columns about the jobs of a dry run; none if nothing would run.
+
+    Args:
+        runs: all runs.
+        jobs: the jobs that would run.
+        targets: the jobs that the command line names.
+    """
+    stages = [job for job in jobs if job.is_stage]
+    if not stages:
+        return []
+    trainings = [
+        (runs.by_folder(job.run), stage)
+        for job in stages
+        for stage in TRAINING_STAGES
+        if job.run and job.files[0].startswith(f"results/{job.run}/{stage}/")
+    ]
+    trainings.reverse()  # the jobs come from the targets backwards
+    count = f"{len(stages)} {'stage' if len(stages) == 1 else 'stages'} would run"
+    lines = ["", f"Summary: {count}, {len(trainings)} of them a training."]
+    lines += [f"  {_describe_training(runs, *training)}" for training in trainings[:MAX_TRAININGS]]
+    if len(trainings) > MAX_TRAININGS:
+        lines.append(f"  … and {len(trainings) - MAX_TRAININGS} more trainings")
+    lines.append(f"Time: {_estimate_time(stages)}.")
+    pages = [file for target in targets for file in target.files if "/" in file]
+    lines += [f"Result: {page}" for page in pages[:3]]
+    return lines
+
+
+def _describe_training(runs: Runs, run: Run, stage: str) -> str:
+    """Return the rows and steps of a training, as far as they are known before the stages before it have run."""
+    label = f"{stage} of {run.name}"
+    rows, is_exact = _count_rows(runs, run, stage)
+    if not rows:
+        return f"{label}: the number of rows is known after make_dataset"
+    steps = find_steps(run.settings[stage], rows)
+    return f"{label}: {'' if is_exact else 'at most '}{rows} rows, {steps} steps"
+
+
+def _count_rows(runs: Runs, run: Run, stage: str) -> tuple[int, bool]:
+    """Return the number of rows of a training, and whether it is exact; 0 if it is not known."""
+    written = Path(runs.find_stage_folder(run, "jsonl"), "summary.json")
+    if written.is_file():
+        return read_jsonl_summary(written).files[stage].rows_out, True
+    made, settings = Path(DATASETS_FOLDER, run.dataset.name, "summary.json"), run.dataset.settings
+    if made.is_file():
+        counts = read_json(made)
+        return counts[stage] or counts["pretrain"], False
+    if settings.is_rendered:
+        return (settings.pretrain_pairs if stage == "pretrain" else settings.finetune_instructions), False
+    return 0, False
+
+
+def _estimate_time(stages: list[PlannedJob]) -> str:
+    """Return the sum of the times that the same rules took here before."""
+    seconds = _read_seconds_by_rule()
+    known = [median(seconds[job.rule]) for job in stages if job.rule in seconds]
+    if not known:
+        return "not known, because no stage has run here yet; `snakemake plan` predicts it"
+    missing = len(stages) - len(known)
+    note = f"; {missing} of {len(stages)} stages have not run here yet" if missing else ""
+    return f"about {format_duration(sum(known))}, as long as the same stages took here before{note}"
+
+
+def _read_seconds_by_rule() -> dict[str, list[float]]:
+    """Return the times of each rule's finished jobs in seconds, from Snakemake's benchmark files."""
+    seconds: dict[str, list[float]] = {}
+    for folder, subfolders, names in os.walk("results"):
+        subfolders[:] = [name for name in subfolders if name not in LARGE_FOLDERS]
+        for name in names:
+            if name.endswith(SUFFIX):
+                with open(Path(folder, name), encoding="utf-8", newline="") as rows:
+                    times = [float(row["s"]) for row in csv.DictReader(rows, delimiter="\t") if row.get("s")]
+                seconds.setdefault(name.removesuffix(SUFFIX), []).extend(times)
+    return {rule: times for rule, times in seconds.items() if times}
