@@ -46,7 +46,7 @@ def describe_unknown_target(name):
     return f"{name}: nothing makes this target; {hint}"
 
 
-def print_last(text):
+def show_at_exit(text):
     """Print a text after everything that Snakemake prints."""
     if text:
         atexit.register(print, text, file=sys.stderr)
@@ -111,7 +111,7 @@ def build_and_check_graph(build_graph):
     with raising_user_errors():
         check_jobs(RUNS, jobs, targets)
         if workflow.dryrun:
-            print_last("\n".join(summarize_jobs(RUNS, jobs, targets)))
+            show_at_exit("\n".join(summarize_jobs(RUNS, jobs, targets)))
 
 
 if workflow.is_main_process:

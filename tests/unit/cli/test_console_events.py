@@ -97,7 +97,7 @@ def test_attempts_keep_their_number_and_repeat_no_reason(capsys, tmp_path):
     assert lines.count("error: no more memory") == 2 and "restart" not in " ".join(lines)
 
 
-def test_a_failure_without_any_reason_says_so(console, capsys, tmp_path):
+def test_a_stage_without_any_output_was_killed(console, capsys, tmp_path):
     fail(console, None, [str(tmp_path / "missing.log")])
     console.close()
-    assert "No reason is known" in capsys.readouterr().err
+    assert "It ended without an error message, so it was killed" in capsys.readouterr().err

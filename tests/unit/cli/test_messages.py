@@ -3,7 +3,7 @@
 import pytest
 
 from dj2mgm.cli import messages
-from dj2mgm.cli.console import LogTail
+from dj2mgm.cli.console import KILLED, LogTail
 from dj2mgm.cli.messages import Progress, note, report_progress, warn
 
 
@@ -71,10 +71,14 @@ def test_a_truncated_log_is_read_from_its_start(tmp_path):
     [
         ("error: a\nlauncher: b\n", "error: a"),
         ("error: a\n\ndiagnosis: CUDA\n  cause: c\n", "diagnosis: CUDA\n  cause: c"),
-        ("".join(f"{number}\n" for number in range(20)), "\n".join(map(str, range(10, 20)))),
+        (
+            "".join(f"{number}\n" for number in range(20)),
+            f"{KILLED}. Its last lines:\n" + "\n".join(map(str, range(10, 20))),
+        ),
+        ("ValueError: 3\nend\n", "ValueError: 3\nend"),
         (None, ""),
     ],
-    ids=["mistake", "diagnosis", "neither", "no log"],
+    ids=["mistake", "diagnosis", "killed", "unexpected error", "no log"],
 )
 def test_failure_reason_is_taken_from_the_log(tmp_path, text, words):
     path = tmp_path / "stage.log"

@@ -33,9 +33,13 @@ LAST_LINES = 10
 MAX_LINE_LENGTH = 500  # characters shown of a line of a scheduler's message
 # parts of an executor's message that explain nothing: the submitted command, and Snakemake's general advice
 UNEXPLAINING = re.compile(r"\n\s*sbatch call:.*|For further error details see the cluster/cloud\b[^\n]*", re.DOTALL)
-NO_REASON = "No reason is known: the log is empty. If the stage ran on a cluster, ask its scheduler about the job"
+KILLED = (
+    "It ended without an error message, so it was killed: by `kill`, by a limit of the scheduler (ask it about the "
+    "job), or by the kernel if memory ran out (`sudo dmesg -T | grep -i 'killed process'`). The same command continues"
+)
 DONE, FAILED, STOPPED, WARNED = "green", "bold red", "yellow", "yellow"  # colors in a terminal
 DIAGNOSIS, MISTAKE = re.compile(r"^diagnosis: ", re.MULTILINE), re.compile(r"^error: .+", re.MULTILINE)
+FAILURE = re.compile(r"Traceback|\b\w*(?:error|exception)\b|\bfatal\b", re.IGNORECASE)
 INTERRUPTED_MESSAGE = "Terminating processes on user request"  # Snakemake's message after Ctrl-C
 # Snakemake's messages at each start, for each job and after a failure, which the console replaces or omits
 ROUTINE_LINE = re.compile(
@@ -94,7 +98,10 @@ class LogTail:
         return complete.decode("utf-8", errors="replace").splitlines()
 
     def find_failure_reason(self) -> str:
-        """Return the diagnosis, else the sentence about a mistake in the input, else the last lines."""
+        """Return the diagnosis, else the sentence about a mistake in the input, else the last lines.
+
+        A stage whose shell was killed has no diagnosis.
+        """
         try:
             text = self.path.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
@@ -103,7 +110,10 @@ class LogTail:
             return text[diagnoses[-1].start() :].rstrip()
         if mistake := MISTAKE.search(text):
             return mistake[0]
-        return "\n".join(text.splitlines()[-LAST_LINES:])
+        last_lines = "\n".join(text.splitlines()[-LAST_LINES:])
+        if FAILURE.search(last_lines) or not last_lines:
+            return last_lines
+        return f"{KILLED}. Its last lines:\n{last_lines}"
 
     def _read_state(self) -> tuple[int, int, int] | None:
         try:
@@ -269,7 +279,7 @@ class Console(logging.Handler):
         for path in record.log:
             if reason := LogTail(Path(path)).find_failure_reason():
                 reasons.append(f"\n{reason}\n\nIts complete log: {path}")
-        text = "\n".join(filter(None, reasons)) or (f"{NO_REASON}." if record.log else "")
+        text = "\n".join(filter(None, reasons)) or (f"{KILLED}." if record.log else "")
         if text in self.shown_reasons:
             earlier = self.shown_reasons[text]
             self.screen.say(f"{job.title}: failed after {job.elapsed}, for the same reason as {earlier}", FAILED)

@@ -77,12 +77,11 @@ def _count_rows(runs: Runs, run: Run, stage: str) -> tuple[int, bool]:
 def _estimate_time(stages: list[PlannedJob]) -> str:
     """Return the sum of the times that the same rules took here before."""
     seconds = _read_seconds_by_rule()
-    known = [median(seconds[job.rule]) for job in stages if job.rule in seconds]
-    if not known:
-        return "not known, because no stage has run here yet; `snakemake plan` predicts it"
-    missing = len(stages) - len(known)
-    note = f"; {missing} of {len(stages)} stages have not run here yet" if missing else ""
-    return f"about {format_duration(sum(known))}, as long as the same stages took here before{note}"
+    measured_times = [median(seconds[job.rule]) for job in stages if job.rule in seconds]
+    if not measured_times:
+        return "no stage has run here yet; `snakemake plan` predicts it"
+    share = "all" if len(measured_times) == len(stages) else f"{len(measured_times)} of {len(stages)}"
+    return f"about {format_duration(sum(measured_times))}, as {share} stages took here before"
 
 
 def _read_seconds_by_rule() -> dict[str, list[float]]:

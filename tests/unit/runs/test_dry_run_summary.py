@@ -1,0 +1,61 @@
+"""The last lines of a dry run."""
+
+from dataclasses import replace
+
+import pytest
+
+from dj2mgm.runs.all_runs import Runs
+from dj2mgm.runs.dry_run_summary import summarize_jobs
+from dj2mgm.runs.job_checks import PlannedJob
+from dj2mgm.storage.files import write_json, write_text
+from paths import PROJECT
+
+RUN = "shapes/tiny/baseline"
+PAGE = PlannedJob((f"results/{RUN}/report/report.html",), "baseline")
+
+
+def plan_job(stage: str, rule: str) -> PlannedJob:
+    return PlannedJob((f"results/{RUN}/{stage}/metrics.json",), rule, True, RUN)
+
+
+JOBS = [plan_job("evaluate_vqa", "evaluate_vqa"), plan_job("finetune", "finetune"), plan_job("pretrain", "pretrain")]
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch) -> Runs:
+    (tmp_path / "config").symlink_to(PROJECT / "config")
+    monkeypatch.chdir(tmp_path)
+    return Runs({})
+
+
+def test_trainings_have_their_rows_and_steps(runs):
+    lines = summarize_jobs(runs, JOBS, [PAGE])
+    assert lines[1] == "Summary: 3 stages would run, 2 of them a training."
+    assert lines[2:4] == [
+        "  pretrain of baseline: at most 10000 rows, 157 steps",
+        "  finetune of baseline: at most 12000 rows, 94 steps",
+    ]
+    assert "no stage has run here yet" in lines[4] and lines[5] == f"Result: {PAGE.files[0]}"
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_written_training_files_have_exact_rows(runs):
+    counts = {"rows_in": 9, "rows_out": 640, "dropped": {}, "repeated": 0}
+    write_json(f"results/{RUN}/jsonl/summary.json", {"pretrain": counts, "finetune": counts})
+    assert "  finetune of baseline: 640 rows, " in summarize_jobs(runs, JOBS, [PAGE])[3]
+
+
+def test_times_are_those_of_the_same_rules(runs):
+    for run, seconds in (("shapes/tiny/other", 50), ("photos/tiny/other", 70)):
+        write_text(f"results/{run}/finetune/finetune.benchmark.tsv", f"s\th:m:s\n{seconds}\t0:01:00\n")
+    [time] = [line for line in summarize_jobs(runs, JOBS, [PAGE]) if line.startswith("Time")]
+    assert time == "Time: about 1 min 00 s, as 1 of 3 stages took here before."
+
+
+def test_many_trainings_are_counted(runs):
+    jobs = [plan_job("finetune", "finetune")] * 20
+    assert "  … and 14 more trainings" in summarize_jobs(runs, jobs, [replace(PAGE, files=("results/x.html",) * 9)])
+
+
+def test_nothing_is_printed_if_nothing_would_run(runs):
+    assert summarize_jobs(runs, [], [PAGE]) == []
