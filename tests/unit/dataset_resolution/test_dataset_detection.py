@@ -2,7 +2,11 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -414,6 +418,56 @@ def test_an_imagefolder_may_have_a_list_in_each_split(here, suffix):
         ("photos/train", None),
         ("photos/test", "evaluation"),
     ]
+
+
+def write_classes(here: Path, suffix: str = "jsonl", classes: int = 3) -> None:
+    """Write a list of images in each of several folders, whose images have the same names."""
+    for number, (key, text) in enumerate(CAPTIONS.items()):
+        folder = here / f"photos/{number % classes}"
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"{number // classes}.png"
+        (folder / name).write_bytes(IMAGES[key])
+        with open(folder / f"metadata.{suffix}", "a", encoding="utf-8") as file:
+            head = "" if suffix == "jsonl" or file.tell() else "file_name,text\n"
+            row = json.dumps({"file_name": name, "text": text}) if suffix == "jsonl" else f'{name},"{text}"'
+            file.write(f"{head}{row}\n")
+
+
+@pytest.mark.parametrize(("suffix", "classes"), [("jsonl", 3), ("csv", 2), ("jsonl", 24)])
+def test_a_list_in_each_folder_of_images_is_one_source(here, capsys, suffix, classes):
+    write_classes(here, suffix, classes)
+    dataset = resolve_dataset("photos")
+    pairs = write_dataset(dataset, here / "results/datasets/photos", capsys)
+    assert len(pairs) == len(CAPTIONS) - 2 and {*pairs} < {(text, IMAGES[key]) for key, text in CAPTIONS.items()}
+    before = Fingerprints(here / "digests.json").hash_images(list_image_path_files(dataset.settings))
+    (here / "photos/0/0.png").write_bytes(png(50))
+    assert Fingerprints(here / "digests.json").hash_images(list_image_path_files(dataset.settings)) != before
+
+
+def test_lists_with_the_same_content_are_a_choice(here):
+    write_classes(here)
+    shutil.copytree(here / "photos/0", here / "photos/backup")
+    with pytest.raises(InputError, match=r"photos holds .*metadata.jsonl \(table\) and .*, and each may be the data"):
+        resolve_dataset("photos")
+
+
+def test_parquet_with_paths_and_archives_have_a_command(here, capsys):
+    """Run the command of each message, and read the dataset that it names."""
+    captioned_images(here / "loose")
+    write_loose(here / "my photos")
+    paths = [f"{key}.png" for key in CAPTIONS]
+    columns = {"image": paths, "caption": list(CAPTIONS.values())}
+    pq.write_table(pa.table(columns), here / "my photos/rows.parquet")
+    shutil.make_archive(str(here / "zipped"), "zip", here / "loose")
+    shutil.make_archive(str(here / "packed"), "gztar", here / "loose")
+    for name in ("my photos", "zipped.zip", "packed.tar.gz"):
+        with pytest.raises(InputError) as error:
+            resolve_dataset(name)
+        command = re.findall("`(.+)`", str(error.value))[0].replace("python ", f"{sys.executable} ", 1)
+        subprocess.run(["bash", "-c", command], check=True)
+        [argument] = shlex.split(str(error.value).split("and use ")[1])
+        dataset = resolve_dataset(argument.removeprefix("dataset="))
+        assert len(write_dataset(dataset, here / "results/datasets" / dataset.name, capsys)) == len(CAPTIONS) - 2
 
 
 def both(*writers):

@@ -27,6 +27,7 @@ from dj2mgm.settings.dataset_files import WITH_IMAGES, FilesDataset, SourcesData
 from dj2mgm.settings.validation import validate_settings
 from dj2mgm.storage.files import find_files, format_yaml
 from dj2mgm.storage.image_files import leads_up
+from dj2mgm.storage.plain_files import MIB
 
 MAX_SUBFOLDERS = 200  # folders in which images are searched for
 
@@ -80,7 +81,28 @@ def _join_groups(groups: Iterable[FileGroup]) -> list[FileGroup]:
     for group in groups:
         before = joined.get(group.key)
         joined[group.key] = FileGroup(group.recognized, (*before.files, *group.files)) if before else group
-    return list(joined.values())
+    lists = [group for group in joined.values() if group.recognized.format not in WITH_IMAGES]
+    if not _have_own_images(lists):
+        return list(joined.values())
+    joined_list = FileGroup(lists[0].recognized, tuple(file for group in lists for file in group.files))
+    return [joined_list, *(group for group in joined.values() if group not in lists)]
+
+
+def _have_own_images(lists: list[FileGroup]) -> bool:
+    """Return whether lists of the same form are each in a folder of their own, with the images that they name.
+
+    Lists with the same content may be copies.
+    """
+    files = [group.files[0] for group in lists]
+    if len(files) < 2 or len({group.form for group in lists}) > 1 or len({file.parent for file in files}) < len(files):
+        return False
+    has_images = (_count_images(group.recognized.images, group.files[0].parent) for group in lists)
+    return all(has_images) and len(set(map(_read_beginning, files))) == len(files)
+
+
+def _read_beginning(file: Path) -> bytes:
+    with open(file, "rb") as content:  # a regular file, as its sample shows
+        return content.read(MIB)
 
 
 def _choose_held_out(groups: list[FileGroup], folder: Path) -> FileGroup | None:
@@ -237,6 +259,8 @@ def _find_images(group: FileGroup, folder: Path) -> list[str]:
     Paths with `..` are relative to the file, and like absolute paths they must lead into one of the first two folders.
     """
     home = group.files[0].parent
+    if any(file.parent != home for file in group.files):  # lists that each name images in their own folder
+        return [os.path.commonpath([file.parent for file in group.files])]
     if address := next((image for image in group.recognized.images if ADDRESS_PATTERN.match(image)), None):
         raise InputError(
             f"dataset: {group.files[0]} names images by addresses ({address[:100]}), and nothing is downloaded; "

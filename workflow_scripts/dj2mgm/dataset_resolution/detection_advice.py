@@ -1,10 +1,12 @@
 """Remedies for problems with a detected dataset, with the lines to write into its file."""
 
+import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dj2mgm.dataset_resolution.file_formats import FORMATS, NO_ROWS
+from dj2mgm.dataset_resolution.file_formats import FORMATS, NO_ROWS, PATHS_IN_PARQUET
 from dj2mgm.errors import InputError
 from dj2mgm.settings.string_formats import make_name
 from dj2mgm.storage.files import format_yaml_line
@@ -27,6 +29,14 @@ class Advice:
         """Return the remedy: what the user writes about a file with this problem."""
         if problem == NO_ROWS:
             return "The formats are in docs/data.md"
+        if problem.startswith(PATHS_IN_PARQUET):
+            table = file.with_suffix(".jsonl")
+            names = [json.dumps(str(path), ensure_ascii=False) for path in (file, table)]
+            script = 'import pandas; pandas.read_parquet({}).to_json({}, orient="records", lines=True)'.format(*names)
+            return (
+                f"Save it as rows of JSON with `python -c {shlex.quote(script)}`, and use "
+                f"{shlex.quote(f'dataset={table}')}"
+            )
         kind = next(
             (name for name in ("table", "parquet", "arrow") if file.suffix.lower() in FORMATS[name].suffixes), None
         )
@@ -49,3 +59,17 @@ class Advice:
             f"of {folder} are read, unless you state their folder. If it is right, save this as {self.file}, and use "
             f"dataset={Path(self.file).stem}: `{format_yaml_line(described)}`"
         )
+
+
+def advise_unpacking(file: Path) -> str:
+    """Return the command that unpacks an archive, and the dataset that it makes."""
+    folder = file.with_name(file.name.partition(".")[0])
+    name, target = shlex.quote(str(file)), shlex.quote(str(folder))
+    kind = file.suffix.lower()
+    if kind == ".zip":
+        step = f"Unpack it with `python -m zipfile --extract {name} {target}`"
+    elif kind in (".7z", ".rar"):
+        step = f"Unpack it into {target}"
+    else:
+        step = f"Unpack it with `mkdir {target} && tar --extract --file {name} --directory {target}`"
+    return f"{step}, and use {shlex.quote(f'dataset={folder}')}"

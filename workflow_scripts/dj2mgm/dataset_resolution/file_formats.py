@@ -25,8 +25,10 @@ HINTS = {
 ABOUT_ROWS = {"split", "type", "id", "source", "license", "date", "question"}  # in names of columns without captions
 CONTENTS = {"image": "images", "text": "captions", "question": "questions", "conversations": "conversations"}
 NAMES = USUAL_NAMES | {"answer": ("answer", "answers")}
+PATHS_IN_PARQUET = "its images are paths"  # begins the problem of parquet without bytes
 NO_ROWS = "it is a JSON object, not a list of rows"
 LLAVA_ROLES = {"human", "gpt"}
+ADDRESS_WORDS = {"url", "urls", "link", "links"}  # in names of columns of addresses
 ADDRESS_PATTERN = re.compile("https?://", re.IGNORECASE)
 
 
@@ -131,8 +133,13 @@ def _recognize_arrow(sample: FileSample) -> RecognizedFormat:
 
 
 def _recognize_parquet(sample: FileSample) -> RecognizedFormat:
+    """Recognize a column of images as bytes, and columns of captions or conversations."""
     column_types = sample.kinds
     images = tuple(name for name, column_type in column_types.items() if column_type == "image")
+    texts = tuple(name for name, column_type in column_types.items() if column_type == "text")
+    paths = _find_names("image", texts, lambda name: not ADDRESS_WORDS & split_words(name))
+    if not images and paths and len(texts) > 1:
+        raise UnrecognizedFormatError(f"{PATHS_IN_PARQUET} (column {paths[0]}), which only tables of text may have")
     if not images:
         raise UnrecognizedFormatError(
             f"it has no column of images as bytes; its columns are {enumerate_names(sample.names)}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from dj2mgm.dataset_resolution.detection_advice import Advice
+from dj2mgm.dataset_resolution.detection_advice import Advice, advise_unpacking
 from dj2mgm.dataset_resolution.file_formats import (
     FORMATS,
     SHOWN_NAMES,
@@ -21,10 +21,12 @@ from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import WITH_IMAGES
 from dj2mgm.storage.image_files import CONVERT_HEIF, HEIF_SUFFIXES, IMAGE_SUFFIXES
 
+ARCHIVE_SUFFIXES = (".zip", ".tgz", ".tar.gz", ".tar.xz", ".tar.bz2", ".tar.zst", ".7z", ".rar")
 EVALUATION_FILE = "evaluation.jsonl"  # always a held-out split in the workflow's own format
 NO_ROWS_FILES = {EVALUATION_FILE, *SAVED_RECORDS}
 MAX_ENTRIES = 100_000  # files and folders that are listed in a search for files
-MAX_KINDS = 64  # kinds of file names; one file of each kind is read
+MAX_KINDS = 64  # kinds of file names; one file of each kind in each folder is read
+MAX_READ = 1000  # files that are read
 # words in names of files and folders (https://huggingface.co/docs/datasets/repository_structure)
 TRAINING_WORDS = {"train", "training"}
 VALIDATION_NAMES = {"validation", "valid", "val", "dev", "eval", "evaluation"}
@@ -39,10 +41,15 @@ class FileGroup:
     files: tuple[Path, ...]
 
     @property
+    def form(self) -> tuple:
+        """Format, columns and split."""
+        columns = tuple(sorted(self.recognized.columns.items()))
+        return self.recognized.format, columns, self.recognized.split
+
+    @property
     def key(self) -> tuple:
         """Groups with the same key are one source."""
-        columns = tuple(sorted(self.recognized.columns.items()))
-        return self.recognized.format, columns, () if self.recognized.format in WITH_IMAGES else self.files
+        return *self.form[:2], () if self.recognized.format in WITH_IMAGES else self.files
 
 
 def find_groups(path: Path, advice: Advice) -> tuple[list[FileGroup], list[FileGroup], list[str]]:
@@ -55,10 +62,10 @@ def find_groups(path: Path, advice: Advice) -> tuple[list[FileGroup], list[FileG
     problems: dict[str, str] = {}
     training: list[FileGroup] = []
     held_back: list[FileGroup] = []
-    names: list[str] = []
+    files: list[Path] = []
     for level in (islice(levels, 1), levels):  # the folder itself, then all deeper levels
         listings = [listing for directories in level for listing in directories]
-        names += [name for _, file_names in listings for name in file_names]
+        files += [directory / name for directory, file_names in listings for name in file_names]
         for group in (*_find_captioned(listings), *_recognize_files(listings, folder, problems)):
             (held_back if _is_held_back(group, folder) else training).append(group)
         if training:
@@ -68,6 +75,7 @@ def find_groups(path: Path, advice: Advice) -> tuple[list[FileGroup], list[FileG
     if problems:
         file, problem = next(iter(problems.items()))
         raise InputError(f"dataset: {folder / file}: {problem}. {advice.describe(folder / file, problem)}")
+    names = [file.name for file in files]
     if not names:
         raise InputError(f"dataset: {path} is empty; put rows or images there, or correct the path")
     if any(name.lower().endswith(IMAGE_SUFFIXES) for name in names):
@@ -75,6 +83,8 @@ def find_groups(path: Path, advice: Advice) -> tuple[list[FileGroup], list[FileG
             f"dataset: {path} holds images without captions. Write the caption of each image to a .txt file of the "
             "same name next to it, or add a table of paths and captions (.csv)"
         )
+    if archive := next((file for file in files if file.name.lower().endswith(ARCHIVE_SUFFIXES)), None):
+        raise InputError(f"dataset: {archive} is an archive, which is not read. {advise_unpacking(archive)}")
     suffixes = ", ".join(dict.fromkeys(suffix for format in FORMATS.values() for suffix in format.suffixes[:2]))
     remedy = (
         CONVERT_HEIF
@@ -146,7 +156,7 @@ def _recognize_files(listings: list[Listing], folder: Path, problems: dict[str, 
             if suffix.lower() not in suffixes or name in skipped or (suffix == ".json" and stem in images):
                 continue
             files_by_pattern.setdefault((directory, re.sub(r"\d+", "0", stem), suffix), []).append(directory / name)
-    if len(files_by_pattern) > MAX_KINDS:
+    if len({key[1:] for key in files_by_pattern}) > MAX_KINDS or len(files_by_pattern) > MAX_READ:
         raise InputError(
             f"dataset: {folder} holds files with more than {MAX_KINDS} kinds of names; name one of the files, or "
             "describe the data in a config/datasets/<name>.yaml (docs/data.md)"

@@ -20,13 +20,15 @@ def leads_up(path: str) -> bool:
 def rebase_image_path(path: str, file: str | Path, folder: str | Path) -> str:
     """Return the image path of a row relative to the image folder.
 
-    A path that leaves the folder with `..` may be relative to the row's file instead. If it leaves the folder from
-    there, too, it is returned unchanged, and `locate_image` refuses it.
+    A path that leaves the folder with `..`, or that names no file in it, may be relative to the row's file instead. If
+    it leaves the folder from there, too, it is returned unchanged, and `locate_image` refuses it.
     """
-    if not leads_up(path):
+    is_up = leads_up(path)
+    if not is_up and os.path.lexists(os.path.join(folder, path)):
         return path
-    root = os.path.realpath(folder)
-    if not leads_up(os.path.relpath(os.path.join(root, path), root)):
+    root, home = os.path.realpath(folder), os.path.realpath(os.path.dirname(file))
+    if is_up and not leads_up(os.path.relpath(os.path.join(root, path), root)):
         return path
-    relative = os.path.relpath(os.path.join(os.path.realpath(os.path.dirname(file)), path), root)
-    return path if leads_up(relative) else relative
+    target = os.path.join(home, path)
+    relative = os.path.relpath(target, root)
+    return relative if not leads_up(relative) and (is_up or os.path.lexists(target)) else path
