@@ -1,4 +1,6 @@
 # Data to model: `snakemake --cores 1 baseline`. Every experiment in config/experiments/ is a target.
+from glob import glob
+
 from snakemake.utils import min_version
 
 min_version("9.0")
@@ -39,6 +41,12 @@ include: "rules/influence.smk"
 include: "rules/export.smk"
 include: "rules/publish.smk"
 include: "rules/crate.smk"
+
+
+# rules of features
+for path in sorted(glob(f"{workflow.current_basedir}/rules/features/*.smk")):
+
+    include: path
 
 
 # imported here, because rules/runs.smk adds the library to sys.path

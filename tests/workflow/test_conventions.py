@@ -10,7 +10,7 @@ import yaml
 
 from paths import PROJECT
 
-RULES = sorted((PROJECT / "rules").glob("*.smk"))
+RULES = sorted((PROJECT / "rules").rglob("*.smk"))
 CI = yaml.safe_load((PROJECT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
 MAKE_TARGETS = re.findall(r"^(\w[\w-]*):", (PROJECT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
 

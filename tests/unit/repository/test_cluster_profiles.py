@@ -7,7 +7,7 @@ import yaml
 
 from paths import PROJECT
 
-RULES = "\n".join(path.read_text(encoding="utf-8") for path in sorted((PROJECT / "rules").glob("*.smk")))
+RULES = "\n".join(path.read_text(encoding="utf-8") for path in sorted((PROJECT / "rules").rglob("*.smk")))
 DERIVED = re.findall(r"^use rule (\w+) as (\w+)", RULES, flags=re.MULTILINE)
 BODIES = dict(re.findall(r"^(?:rule|checkpoint) (\w+):\n(.*?)(?=^\S|\Z)", RULES, flags=re.MULTILINE | re.DOTALL))
 SUBMITTED = {name: body for name, body in BODIES.items() if "localrule: True" not in body}

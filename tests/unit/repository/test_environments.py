@@ -77,7 +77,7 @@ def locked() -> dict[str, str]:
 
 def rules() -> Iterator[tuple[str, str, Path, Path]]:
     """Return name, complete text, environment and script of every rule that runs something."""
-    for file in sorted((PROJECT / "rules").glob("*.smk")):
+    for file in sorted((PROJECT / "rules").rglob("*.smk")):
         for name, body in RULE.findall(file.read_text(encoding="utf-8")):
             if "shell:" in body:
                 [environment] = re.findall(r'conda:\s+"(.+)"', body)
@@ -182,7 +182,7 @@ def unlisted_imports(script: Path, pinned: dict[str, str]) -> list[str]:
 
 
 def test_every_rule_and_environment_is_checked():
-    texts = [file.read_text(encoding="utf-8") for file in (PROJECT / "rules").glob("*.smk")]
+    texts = [file.read_text(encoding="utf-8") for file in (PROJECT / "rules").rglob("*.smk")]
     assert len(list(rules())) == sum(text.count(" shell:\n") for text in texts) > 0
     assert {environment for _, _, environment, _ in rules()} == set(ENVIRONMENTS)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from paths import PROJECT
 
 FILES = [PROJECT / "Snakefile", *sorted((PROJECT / "rules").rglob("*.smk"))]
-INPUTS = PROJECT / "rules/inputs"
-RULE_FILES = sorted((PROJECT / "rules").glob("*.smk"))
+INPUT_FILES = [path for path in FILES if path.parent.name == "inputs"]
+RULE_FILES = [path for path in FILES if path.parent.name in ("rules", "features")]
 DEFINITION = re.compile(r"^def (\w+)", re.MULTILINE)
 IMPORT = re.compile(r"^(?:from [\w.]+ )?import (?:\([^)]*\)|.*)$", re.MULTILINE)
 RULE = re.compile(r"^ *(use )?(rule|checkpoint)\b.*:$", re.MULTILINE)
@@ -52,9 +52,9 @@ def test_input_functions_are_in_the_file_of_their_rules():
     using_files = users()
     misplaced = [
         f"{path.name}: {name}"
-        for path in INPUTS.glob("*.smk")
+        for path in INPUT_FILES
         for name in defined_functions(path)
-        if not using_files[name] & {path, PROJECT / "rules" / path.name} and len(using_files[name]) < 2
+        if not using_files[name] & {path, path.parents[1] / path.name} and len(using_files[name]) < 2
     ]
     assert not misplaced, "move it into the file in rules/inputs with the name of the rule file that uses it"
 
@@ -73,9 +73,9 @@ def test_shared_functions_serve_several_rule_files():
 def test_rule_files_include_their_input_functions():
     for path in RULE_FILES:
         text = path.read_text(encoding="utf-8")
-        assert f'include: "inputs/{path.name}"' in text or not (INPUTS / path.name).exists(), path.name
+        assert f'include: "inputs/{path.name}"' in text or not (path.parent / "inputs" / path.name).exists(), path.name
         assert not (RULE.search(text) and DEFINITION.search(text)), path.name
-    assert {path.name for path in INPUTS.iterdir()} <= {path.name for path in RULE_FILES}
+    assert {path.parents[1] / path.name for path in INPUT_FILES} <= {*RULE_FILES}
 
 
 def test_each_file_imports_the_names_that_it_uses():

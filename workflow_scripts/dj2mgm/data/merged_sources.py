@@ -79,9 +79,11 @@ def write_merged_sources(dataset: ReadableSources, folder: Path, working: Path) 
             counts[name] = {"split": split, "rows": row_counts[name], "format": sources[name].format}
             if source.uncaptioned.counts:
                 counts[name]["uncaptioned"] = source.uncaptioned.counts.total()
+                counts[name]["uncaptioned_examples"] = source.uncaptioned.examples
                 _note_uncaptioned(source, row_counts[name])
             if source.unread.counts:
                 counts[name]["not_read"] = dict(sorted(source.unread.counts.items()))
+                counts[name]["not_read_examples"] = source.unread.examples
                 _note_unread(source)
         splits[split] = MergedSplit(file=str(file), images=str(folder / IMAGE_FOLDERS_FILE), sources=names)
     folders = {  # relative if inside of the dataset's folder, so that a project can be moved
@@ -119,7 +121,7 @@ def _note_unread(source: Source) -> None:
     remedy = f"; {CONVERT_HEIF}" if counts.keys() & set(HEIF_SUFFIXES) else ""
     note(
         f"sources.{source.name}: {counts.total()} files were not read ({kinds}{more}); the first is "
-        f"{source.unread.first}{remedy}"
+        f"{source.unread.examples[0]}{remedy}"
     )
 
 
@@ -132,7 +134,7 @@ def _note_uncaptioned(source: Source, row_count: int) -> None:
         remedy = "Write the captions to .txt files of the images' names, or let a captioner write them (docs/data.md)"
     note(
         f"sources.{source.name}: images without a caption: {count} of {total}, {outcome}; the first is "
-        f"{source.uncaptioned.first}. {remedy}"
+        f"{source.uncaptioned.examples[0]}. {remedy}"
     )
 
 

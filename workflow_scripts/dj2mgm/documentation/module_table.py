@@ -36,7 +36,7 @@ def _list_modules() -> Iterator[str]:
 def _list_scripts() -> Iterator[str]:
     """Yield a row per script: the rules that run it, else the file that starts it, else you."""
     root = SCRIPTS.parent
-    files = [*sorted(root.glob("rules/*.smk")), root / "Makefile", *sorted(SCRIPTS.glob("*.py"))]
+    files = [*sorted(root.glob("rules/**/*.smk")), root / "Makefile", *sorted(SCRIPTS.glob("*.py"))]
     texts = {str(path.relative_to(root)): path.read_text(encoding="utf-8") for path in files}
     snakefiles = "".join(text for file, text in texts.items() if file.endswith(".smk"))
     rules = RULE.findall(snakefiles)

@@ -19,10 +19,13 @@ THUMBNAIL_SIDE = 320  # px
 THUMBNAIL_QUALITY = 85
 
 
-def build_template_environment() -> Environment:
-    """Return the templates; they escape all values, since captions come from models and web crawls."""
+def build_template_environment(*folders: Path) -> Environment:
+    """Return the templates; they escape all values, since captions come from models and web crawls.
+
+    `folders` are those of a feature's own templates.
+    """
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader([*folders, TEMPLATES]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -3,7 +3,11 @@
 A test compares them with the rules of the parsed workflow and with the paths in its rules.
 """
 
-RULES = frozenset(
+import re
+
+from dj2mgm.script_modules import SCRIPTS
+
+CORE_RULES = frozenset(
     """
     analyze analyze_data answer_benchmark answer_evaluation ask_trials assemble_model attention_benchmark
     benchmark_attention challenge compare_experiments compare_study configure_analysis configure_attention_benchmark
@@ -18,6 +22,12 @@ RULES = frozenset(
     write_jsonl write_submission
     """.split()
 )
+FEATURE_RULES = frozenset(
+    name
+    for path in (SCRIPTS.parent / "rules/features").glob("*.smk")
+    for name in re.findall(r"^rule (\w+):", path.read_text(encoding="utf-8"), re.MULTILINE)
+)
+RULES = CORE_RULES | FEATURE_RULES
 
 # folders in results/ without a rule of their name
 FOLDERS = frozenset(

@@ -9,18 +9,21 @@ from dj2mgm.dataset_resolution.row_media import IMAGE_TOKEN, UNREAD_MEDIA, RowMe
 from dj2mgm.errors import InputError, quote_value
 from dj2mgm.settings.dataset_files import USUAL_NAMES, Columns
 
+MAX_EXAMPLES = 3  # names of files that are not used
+
 
 @dataclass
 class SkippedFiles:
-    """Files of a source that are not used, counted by suffix."""
+    """Files of a source that are not used, counted by suffix, with the names of the first ones."""
 
     counts: Counter = field(default_factory=Counter)
-    first: str = ""
+    examples: list[str] = field(default_factory=list)
 
     def add(self, name: str) -> None:
         name = name.encode(errors="backslashreplace").decode()  # names that are not UTF-8
         self.counts[PurePath(name).suffix.lower() or PurePath(name).name] += 1
-        self.first = self.first or name
+        if len(self.examples) < MAX_EXAMPLES:
+            self.examples.append(name)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,70 @@
+# Check a dataset before a training: `snakemake check --config dataset=path/to/my_photos`.
+import os
+
+from dj2mgm.runs.experiments import REFERENCE
+
+
+include: "inputs/check.smk"
+
+
+rule configure_check:
+    input:
+        template=os.path.relpath(SCRIPTS / "dj2mgm/settings/settings.yaml.jinja"),
+    output:
+        "results/datasets/{dataset}/check/config.yaml",
+    log:
+        "results/datasets/{dataset}/check/config.log",  # stays empty; `snakemake --lint` requires one
+    localrule: True
+    params:
+        yaml=format_settings(check_settings),
+    template_engine:
+        "jinja2"
+
+
+rule check_dataset:
+    input:
+        multiext(
+            "results/datasets/{dataset}/",
+            "pretrain.jsonl",
+            "finetune.json",
+            "evaluation.jsonl",
+            "summary.json",
+            "config.yaml",
+        ),
+        config="results/datasets/{dataset}/check/config.yaml",
+        templates=[
+            *list_templates("report_style.css.j2"),
+            os.path.relpath(SCRIPTS / "dj2mgm/features/check/check.html.j2"),
+        ],
+        code=list_script_files("check_dataset.py"),
+    output:
+        page="results/datasets/{dataset}/check/check.html",
+        text="results/datasets/{dataset}/check/check.txt",
+    log:
+        "results/datasets/{dataset}/check/check_dataset.log",
+    benchmark:
+        "results/datasets/{dataset}/check/check_dataset.benchmark.tsv"
+    conda:
+        "../../envs/evaluate.yaml"
+    resources:
+        mem_mb=mem_with_retries(SMALL_STAGE_MB),
+        runtime=60,
+    shell:
+        build_stage_command(
+            "check_dataset.py",
+            "--config {input.config:q} --dataset results/datasets/{wildcards.dataset:q}"
+            " --output-dir results/datasets/{wildcards.dataset:q}/check",
+        )
+
+
+# It has no output, so that it prints the sentences at every request.
+rule check:
+    input:
+        text=lambda w: f"results/datasets/{RUNS.first_seed(REFERENCE).dataset.name}/check/check.txt",
+    log:
+        "results/check/check.log",
+    localrule: True
+    conda:
+        "../../envs/evaluate.yaml"
+    shell:
+        f"python {quote_script_path('print_check.py')} --text {{input.text:q}} 2> {{log:q}}"

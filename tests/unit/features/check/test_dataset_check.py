@@ -1,0 +1,204 @@
+"""The check of a dataset: counts of the dataset stage, problems with their remedy, lengths, power of a comparison."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import check_dataset
+import make_dataset
+import print_check
+from dj2mgm.data.formats import build_dj_text
+from dj2mgm.data.images import BadImageError, load_image, locate_image
+from dj2mgm.dataset_resolution.experiment_dataset import Dataset, resolve_dataset
+from dj2mgm.features.check.check_page import write_console_text
+from dj2mgm.features.check.check_settings import CheckSettings
+from dj2mgm.features.check.dataset_check import DatasetCheck
+from dj2mgm.features.check.dataset_check import check_dataset as check_folder
+from dj2mgm.reporting.verdicts.power import TYPICAL_NOISE, Noise, compute_expected_contrast
+from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_text, write_yaml
+from paths import PROJECT
+from run_main import run_main
+from source_files import CAPTIONS, IMAGES, WRITERS, png, write_tar
+
+TOKENIZER = PROJECT / "config/foundation/tiny/language_model/tokenizer.json"
+
+
+def build_settings(dataset: Dataset, **changes) -> dict:
+    power = {"headline": "answer_probability", "experiment": "dj_synth", "images": 500, "images_are_known": False}
+    return {
+        "dataset": dataset.name,
+        "note": dataset.note,
+        "images": dataset.images,
+        "model": "tiny",
+        "tokenizer": str(TOKENIZER),
+        "max_length": 256,
+        "refuses_bad_rows": True,
+        "report": {},
+        "power": power | {"seeds": 1, "finished": {}},
+    } | changes
+
+
+@pytest.fixture
+def check(tmp_path, monkeypatch, capsys):
+    """Return a function that makes a dataset, and checks it."""
+    monkeypatch.chdir(tmp_path)
+
+    def check(name: str, **changes) -> DatasetCheck:
+        # absolute, because resolved folders of images are cached
+        dataset = resolve_dataset(name if Path(f"config/datasets/{name}.yaml").is_file() else str(tmp_path / name))
+        folder = Path("results/datasets", dataset.name)
+        write_yaml(folder / "config.yaml", dataset.settings.file_content())
+        done = run_main(make_dataset, "--config", f"{folder}/config.yaml", "--output-dir", str(folder), capture=capsys)
+        assert done.status == 0, done.stderr
+        write_yaml(folder / "check/config.yaml", build_settings(dataset, **changes))
+        return check_folder(CheckSettings.model_validate(build_settings(dataset, **changes)), folder)
+
+    return check
+
+
+def write_pairs(folder: Path, captions: dict[str, str]) -> None:
+    folder.mkdir()
+    for number, name in enumerate(captions):
+        (folder / f"{name}.png").write_bytes(png(number % 24) + name.encode())  # all differ
+    rows = ({"id": name, "text": build_dj_text(text), "images": [f"{name}.png"]} for name, text in captions.items())
+    write_jsonl(folder / "rows.jsonl", rows)
+
+
+def damage_table(folder: Path) -> None:
+    (folder / "005.png").unlink()
+    (folder / "006.png").write_bytes(b"")
+
+
+def damage_folder(folder: Path) -> None:
+    for name in ("001", "002", "003", "004"):
+        (folder / f"{name}.txt").unlink()
+    (folder / "005.png").write_bytes(IMAGES["005"][:40])
+    (folder / "photo.heic").touch()
+
+
+def damage_webdataset(folder: Path) -> None:
+    write_tar(folder / "00002.tar", [("a.png", png(30)), ("b.png", b"no image"), ("b.txt", b"a caption")])
+
+
+DAMAGES = {"table": damage_table, "folder": damage_folder, "webdataset": damage_webdataset}
+
+
+def is_unreadable(root: str, image: str) -> bool:
+    try:
+        load_image(locate_image(root, image))
+    except BadImageError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("form", DAMAGES)
+def test_counts_are_those_of_the_dataset_stage(check, tmp_path, form):
+    WRITERS[form](tmp_path / "mine")
+    DAMAGES[form](tmp_path / "mine")
+    [pairs] = (result := check("mine")).splits
+    folder = tmp_path / "results/datasets/mine"
+    summary = read_json(folder / "summary.json")
+    assert (pairs.trained, result.held_out) == (summary["pretrain"], summary["evaluation"])
+    uncaptioned = summary["sources"]["captions"].get("uncaptioned", 0)
+    assert pairs.rows == pairs.trained + sum(part.count for part in pairs.left_out)
+    assert pairs.rows == summary["sources"]["captions"]["rows"] + uncaptioned
+    bad = [
+        row for row in read_jsonl(folder / "pretrain.jsonl") if is_unreadable(f"{folder}/sources.json", *row["images"])
+    ]
+    assert sum(part.count for part in pairs.bad) == len(bad) == {"table": 2}.get(form, 1)
+
+
+def test_reasons_have_up_to_three_names(check, tmp_path):
+    WRITERS["folder"](tmp_path / "mine")
+    damage_folder(tmp_path / "mine")
+    result = check("mine")
+    [pairs] = result.splits
+    left_out = {part.reason: part for part in pairs.left_out}
+    assert left_out["without a caption"].count == 4
+    assert left_out["without a caption"].examples == tuple(
+        f"{tmp_path}/mine/{name}.png" for name in ("001", "002", "003")
+    )
+    assert len(left_out["about held-out images"].examples) == 2 == result.held_out
+    [unread] = result.not_read
+    assert (unread.count, unread.reason, unread.examples) == (1, "1 .heic", (f"{tmp_path}/mine/photo.heic",))
+    assert [part.examples for part in pairs.bad] == [("captions/005",)]
+
+
+def test_shown_rows_are_spread_and_have_small_images(check, tmp_path):
+    write_pairs(tmp_path / "mine", {f"{number:03d}": f"a caption {number}" for number in range(60)})
+    shown = check("mine").shown
+    positions = [int(row.identifier) for row in shown]
+    assert len(shown) == 10 and positions[0] < 6 and positions[-1] > 50 and positions == sorted(positions)
+    assert all(row.image.startswith("data:image/jpeg;base64,") and len(row.image) < 20_000 for row in shown)
+    assert shown[0].text == f"a caption {positions[0]}"
+
+
+def test_a_problem_names_the_file_that_corrects_it(check, tmp_path):
+    WRITERS["table"](tmp_path / "photos")
+    (tmp_path / "elsewhere").mkdir()
+    for name in list(CAPTIONS)[4:]:
+        (tmp_path / "photos" / f"{name}.png").rename(tmp_path / "elsewhere" / f"{name}.png")
+    problem = check("photos").problem
+    assert "with a missing image" in problem
+    [description] = re.findall("`({.*})`", problem)
+    [file] = re.findall(r"save this as (\S+),", problem)
+    for name in list(CAPTIONS)[:4]:
+        (tmp_path / "photos" / f"{name}.png").rename(tmp_path / "elsewhere" / f"{name}.png")
+    write_text(file, description.replace("<folder of the images>", "elsewhere"))
+    assert yaml.safe_load(description)["sources"]["captions"]["format"] == "table"
+    corrected = check(Path(file).stem)
+    assert corrected.problem == "" and corrected.splits[0].rows == len(CAPTIONS)
+
+
+def test_empty_captions_are_a_problem(check, tmp_path):
+    captions = {f"{number:03d}": "" if number % 2 else "a caption" for number in range(30)}
+    write_pairs(tmp_path / "mine", captions)
+    assert "captions are empty" in check("mine").problem
+
+
+def test_lengths_are_counted_in_words_and_tokens(check, tmp_path):
+    write_pairs(tmp_path / "mine", {f"{number:03d}": "a " * (number + 1) for number in range(100)})
+    [pairs] = check("mine", max_length=50).splits
+    assert pairs.words.longest in range(95, 101) and pairs.words.median in range(45, 56)
+    assert pairs.tokens.longest >= pairs.words.longest and pairs.measured == pairs.trained
+    assert 40 <= pairs.cut <= 55
+    assert check("mine", tokenizer="").splits[0].tokens is None
+
+
+def test_power_is_that_of_the_deciding_score(check, tmp_path):
+    write_pairs(tmp_path / "mine", {f"{number:03d}": "a caption" for number in range(240)})
+    [captions] = check("mine").power
+    noise = TYPICAL_NOISE["caption_log_likelihood"]
+    smallest = compute_expected_contrast(Noise(noise, noise / 500**0.5, ("", "")), 24, 3).compute_detectable()
+    assert (captions.sizes[0].images, captions.sizes[0].differences) == (24, f"{smallest:.3f}")
+    low, _, high = captions.sizes[0].interval.partition(" to ")
+    assert float(low) == pytest.approx(smallest / 2, rel=0.02) and float(high) == pytest.approx(2 * smallest, rel=0.02)
+    assert captions.sizes[1].images == 500 and float(captions.sizes[1].differences) < smallest / 2
+    questions = [{"type": "x", "question": "What?", "answer": "a"}]
+    rows = ({"id": f"e{n}", "image": f"{n:03d}.png", "captions": ["a"], "questions": questions} for n in range(9))
+    write_jsonl(tmp_path / "mine/evaluation.jsonl", rows)
+    metrics = check("mine").power
+    assert [metric.title for metric in metrics] == ["probability of the right answer", "VQA accuracy"]
+    assert all(metric.sizes[0].differences.endswith(" points") for metric in metrics)
+
+
+def test_console_fits_80_columns_and_fails_with_the_problem(check, tmp_path, capsys):
+    write_pairs(tmp_path / "mine", {f"{number:03d}": "<b>\u202ea caption" if number else "" for number in range(30)})
+    result = check("mine")
+    text = write_console_text(result, Path("check.html"))
+    assert (
+        all(len(line) <= 80 or " " not in line.strip() for line in text.splitlines())
+        and "27 of 30 rows to train on" in text
+    )
+    for name in range(20):
+        (tmp_path / f"mine/{name:03d}.png").unlink()
+    check("mine")
+    folder = "results/datasets/mine"
+    arguments = ["--config", f"{folder}/check/config.yaml", "--dataset", folder, "--output-dir", f"{folder}/check"]
+    assert run_main(check_dataset, *arguments, capture=capsys).status == 0
+    printed = run_main(print_check, "--text", f"{folder}/check/check.txt", capture=capsys)
+    assert printed.status == 2 and printed.stderr.startswith("error: mine: ") and "error" not in printed.stdout
+    page = (tmp_path / folder / "check/check.html").read_text(encoding="utf-8")
+    assert "&lt;b&gt;" in page and "<b>" not in page and "\u202e" not in page and "http" not in page

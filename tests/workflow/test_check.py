@@ -1,0 +1,56 @@
+"""`snakemake check` in a project: its output and page, and a new check after a change of the data."""
+
+import re
+
+import pytest
+
+from accessibility import SIZES, find_serious
+from small_project import copy_project
+from source_files import folder as write_photos
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory):
+    """Return a project with the check of a folder of photos, the photos, and the check's output."""
+    project = copy_project(tmp_path_factory.mktemp("project"))
+    photos = write_photos(tmp_path_factory.mktemp("data") / "my photos ü")
+    (photos / "003.txt").unlink()
+    return project, photos, project.run("check", config=(f"dataset={photos}",))
+
+
+def test_check_reads_own_photos_and_trains_nothing(checked):
+    project, photos, printed = checked
+    text = re.sub(r"\s+", " ", printed)
+    assert "21 of 24 rows to train on" in text and f"1 without a caption ({photos}/003.png)" in text
+    assert "the tokenizer of the model small is not on this machine" in text and "Enough for a verdict?" in text
+    assert "make_dataset" not in project.job_counts("baseline", config=(f"dataset={photos}",)), "its work is used"
+    assert {path.name for path in (project.folder / "results").iterdir()} <= {"datasets", "check"}
+
+
+def test_check_runs_again_after_a_change_of_the_data(checked):
+    project, photos, _ = checked
+    config, text = (f"dataset={photos}",), f"results/datasets/{photos.name}/check/check.txt"
+    assert project.job_counts(text, config=config) == {}
+    (photos / "003.txt").write_text("a late caption", encoding="utf-8")
+    assert project.job_counts(text, config=config) == {"make_dataset": 1, "check_dataset": 1}
+    assert "22 of 24 rows to train on" in project.run("check", config=config)
+
+
+def test_a_problem_ends_the_command(checked):
+    project, photos, _ = checked
+    for number in range(10, 24):
+        (photos / f"{number:03d}.png").write_bytes(b"not an image")
+    printed = project.run("check", ok=False, config=(f"dataset={photos}",))
+    assert "rows cannot be used" in printed and "Traceback" not in printed
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dark", [False, True])
+def test_page_has_no_serious_barriers(browser, checked, size, dark):
+    project, photos, _ = checked
+    browser.open(project.folder / f"results/datasets/{photos.name}/check/check.html", *size, dark)
+    browser.evaluate("document.querySelectorAll('details').forEach(details => (details.open = true))")
+    assert find_serious(browser) == []
+    assert browser.evaluate("document.documentElement.scrollWidth") <= size[0]
+    requests = [event["request"]["url"] for event in browser.reported("Network.requestWillBeSent")]
+    assert len([url for url in requests if not url.startswith("data:")]) == 1

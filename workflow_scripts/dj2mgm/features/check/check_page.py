@@ -1,0 +1,106 @@
+"""Page and console text of `snakemake check`."""
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+from dj2mgm.cli.command_line import escape_control
+from dj2mgm.features.check.dataset_check import MAX_OPENED, DatasetCheck, LeftOut, Lengths, MetricPower, SplitCheck
+from dj2mgm.reporting.rendering import build_template_environment, join_words
+from dj2mgm.storage.files import write_text
+
+WIDTH = 80  # columns of the console
+ASSUMPTION = (
+    "This noise was measured on rendered scenes with the tiny model (docs/evaluation.md). No training has measured it "
+    "on these data yet, so the range in parentheses is for half and for twice this noise."
+)
+ERROR = "error: "  # begins the line about a problem, after which the command fails
+
+
+def write_check_page(check: DatasetCheck, path: Path) -> None:
+    """Write one self-contained HTML file without scripts."""
+    templates = build_template_environment(Path(__file__).parent)
+    templates.filters |= {"shown": escape_control, "sentences": iterate_sentences, "power": list_power_sentences}
+    write_text(path, templates.get_template("check.html.j2").render(check=check))
+
+
+def write_console_text(check: DatasetCheck, page: Path) -> str:
+    """Return the essential sentences in lines of at most `WIDTH` columns, and the problem as a last line."""
+    paragraphs = [f"Dataset {check.dataset}: {phrase}." for phrase in check.recognized]
+    for split in check.splits:
+        paragraphs += iterate_sentences(split, check)
+    paragraphs += [f"Files that are not read: {_show(part)}." for part in check.not_read]
+    paragraphs.append(f"Held out for evaluation: {check.held_out} images, {check.held_out_choice}.")
+    paragraphs.append(" ".join(["Enough for a verdict?", *list_power_sentences(check)]))
+    paragraphs.append(f"Thumbnails and details: {page}")
+    lines = [
+        line
+        for text in paragraphs
+        for line in textwrap.wrap(
+            escape_control(text), WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+    ]
+    return "\n".join([*lines, *([f"{ERROR}{escape_control(check.problem)}"] if check.problem else [])]) + "\n"
+
+
+def iterate_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str]:
+    """Yield the sentences about the rows of a split: their numbers first, then problems and lengths."""
+    left_out = f"; left out: {join_words([*map(_show, split.left_out)])}" if split.left_out else ""
+    yield (f"{split.title.capitalize()}: {split.trained} of {split.rows} rows to train on{left_out}.")
+    if split.bad:
+        images = (
+            f" ({MAX_OPENED} images were opened, spread over the rows; of the others, only the file was looked up)"
+            if split.opened < split.trained
+            else ""
+        )
+        fate = (
+            "The run stops at such rows, unless you set `jsonl: {on_bad_row: drop}`"
+            if split.title == "instructions" and check.refuses_bad_rows
+            else "Filters drop such rows"
+        )
+        yield f"Among the {split.title} to train on: {join_words([*map(_show, split.bad)])}{images}. {fate}."
+    if split.words:
+        yield f"Words: {_show_lengths(split.words)}."
+    if split.tokens:
+        sample = f" in {split.measured} rows" if split.measured < split.trained else ""
+        yield (
+            f"Tokens of the model {check.model}{sample}: {_show_lengths(split.tokens)}; "
+            f"{split.cut} rows are longer than max_length ({check.max_length}) and cut. The tokens of an "
+            "image come in addition."
+        )
+    else:
+        yield f"Tokens: not counted, because the tokenizer of the model {check.model} is not on this machine."
+
+
+def list_power_sentences(check: DatasetCheck) -> list[str]:
+    """Return what a comparison can show in each metric, and where the assumed noise comes from."""
+    if not check.power:
+        return ["The noise of the score that decides is not known before a first run."]
+    sentences = [_describe_metric(metric) for metric in check.power]
+    return sentences + ([ASSUMPTION] if any(metric.is_typical for metric in check.power) else [])
+
+
+def _describe_metric(metric: MetricPower) -> str:
+    """Return the smallest differences that a comparison finds with 80 % probability, and the noise."""
+    sizes = [
+        size.differences + (f" ({size.interval})" if size.interval else "") + f" with {size.images} held-out images"
+        for size in metric.sizes
+    ]
+    noise = f"{'Assumed noise' if metric.is_typical else 'Noise'}: {metric.noise}."
+    return (
+        f"In a comparison with {metric.seeds} seeds, the smallest difference in the {metric.title} that is found with "
+        f"80 % probability is {' and '.join(sizes)}. {noise}"
+    )
+
+
+def _show(part: LeftOut) -> str:
+    count = f"{part.count} {part.reason}"
+    return (
+        f"{count} ({', '.join(part.examples)}{', …' if part.count > len(part.examples) else ''})"
+        if part.examples
+        else count
+    )
+
+
+def _show_lengths(lengths: Lengths) -> str:
+    return f"median {lengths.median}, 90 % have at most {lengths.most}, the longest has {lengths.longest}"

@@ -1,0 +1,433 @@
+"""Check of a dataset that the dataset stage has made: rows, lengths, images, and the power of a comparison."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from dj2mgm.data.formats import IMAGE_TOKEN, extract_caption, list_images
+from dj2mgm.data.images import BadImageError, encode_data_url, join_image_path, load_image, locate_image
+from dj2mgm.data.json_rows import read_json_list
+from dj2mgm.data.text_units import separate_words
+from dj2mgm.data.user_dataset import HELD_OUT_FRACTION, MIN_HELD_OUT
+from dj2mgm.dataset_resolution.detection_advice import Advice
+from dj2mgm.dataset_resolution.file_formats import FORMATS
+from dj2mgm.errors import InputError
+from dj2mgm.features.check.check_settings import CheckSettings
+from dj2mgm.reporting.comparison import SCORE_TITLES, format_difference
+from dj2mgm.reporting.verdicts.power import Noise, compute_expected_contrast, find_noise
+from dj2mgm.settings.dataset_files import (
+    MAX_HELD_OUT,
+    WITH_IMAGES,
+    ReadableDataset,
+    ReadableSources,
+    ShapesDataset,
+    load_dataset_settings,
+)
+from dj2mgm.storage.files import find_files, format_yaml_line, read_json, read_jsonl
+
+SHOWN_EXAMPLES = 3  # names of each reason
+SHOWN_ROWS = 10
+THUMBNAIL_SIDE, THUMBNAIL_QUALITY = 200, 70  # px, and JPEG's quality
+MAX_OPENED = 1000  # images of a split that are decoded; of the others only the file is looked up
+MAX_MEASURED = 10_000  # texts of a split whose tokens are counted
+MAX_BAD_SHARE = 0.1  # share of rows that cannot be used; with more, the data or their description is probably wrong
+SEEDS = 3  # of a comparison, if one seed is configured, which compares two models and not their data
+NOISE_FACTOR = 2  # assumed ratio between the noise of other data or models and the typical one
+SPLIT_TITLES = {"pretrain": "pairs", "finetune": "instructions"}
+IMAGE_PROBLEMS = {  # by reason of a BadImageError
+    "missing": "with a missing image",
+    "outside": "with an image outside of the image folder",
+    "empty": "with an image of zero bytes",
+    "undecodable": "with an image that is damaged or of an unknown format",
+}
+EMPTY_CAPTION = "with an empty caption"
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Rows that are left out for one reason, with the first names."""
+
+    reason: str
+    count: int
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Median, 90 % quantile and maximum of lengths."""
+
+    median: int
+    most: int
+    longest: int
+
+
+@dataclass(frozen=True)
+class ShownRow:
+    """A row with its image as a data URI."""
+
+    identifier: str
+    image: str
+    text: str
+
+
+@dataclass(frozen=True)
+class SplitCheck:
+    """Rows of a split to train on.
+
+    Attributes:
+        rows: rows in the user's files.
+        trained: rows that the dataset stage wrote.
+        left_out: the other rows of the files; both add up to `rows`.
+        bad: rows among `trained` that a later stage drops or refuses.
+        opened: images that were decoded.
+        words: words of a caption or of all turns; None without rows.
+        tokens: the same in tokens; None without a tokenizer.
+        measured: rows whose tokens were counted.
+        cut: rows among them that alone exceed the largest length.
+    """
+
+    title: str
+    rows: int
+    trained: int
+    left_out: list[LeftOut]
+    bad: list[LeftOut]
+    opened: int
+    words: Lengths | None
+    tokens: Lengths | None
+    measured: int
+    cut: int
+
+    @property
+    def bad_images(self) -> list[LeftOut]:
+        return [bad for bad in self.bad if bad.reason != EMPTY_CAPTION]
+
+
+@dataclass(frozen=True)
+class Detectable:
+    """Smallest differences that a comparison with a number of held-out images finds with 80 % probability."""
+
+    images: int
+    differences: str
+    interval: str  # for other noise than the typical one; empty if the noise is measured
+
+
+@dataclass(frozen=True)
+class MetricPower:
+    """Smallest differences in one metric that comparisons can show."""
+
+    title: str
+    seeds: int
+    sizes: list[Detectable]
+    noise: str
+    is_typical: bool  # whether the noise is assumed, and not measured in finished runs
+
+
+@dataclass(frozen=True)
+class DatasetCheck:
+    """All that the page and the console show.
+
+    Attributes:
+        note: lines with the file that describes the dataset; empty if it exists.
+        recognized: a phrase for each file or source.
+        not_read: files that are neither rows nor images.
+        held_out: number of held-out images.
+        held_out_choice: how they were chosen.
+        problem: a sentence with the remedy if the data cannot be used as they are; else empty.
+    """
+
+    dataset: str
+    note: str
+    recognized: list[str]
+    splits: list[SplitCheck]
+    not_read: list[LeftOut]
+    held_out: int
+    held_out_choice: str
+    shown: list[ShownRow]
+    model: str
+    max_length: int
+    refuses_bad_rows: bool
+    power: list[MetricPower] = field(default_factory=list)
+    problem: str = ""
+
+
+def check_dataset(settings: CheckSettings, folder: Path) -> DatasetCheck:
+    """Check the dataset in a folder that the dataset stage has written."""
+    dataset = load_dataset_settings(folder / "config.yaml")
+    summary = read_json(folder / "summary.json")
+    evaluation = list(read_jsonl(folder / "evaluation.jsonl"))
+    counter = _TokenCounter(settings)
+    pairs = _RowCheck(settings, "pretrain", summary["pretrain"], counter)
+    for row in read_jsonl(folder / "pretrain.jsonl"):
+        pairs.add(row["id"], row["images"], extract_caption(row["text"]))
+    instructions = _RowCheck(settings, "finetune", summary["finetune"], counter)
+    for row in read_json_list(folder / "finetune.json"):
+        turns = " ".join(turn["value"].replace(IMAGE_TOKEN, "").strip() for turn in row["conversations"])
+        instructions.add(row["id"], list_images(row), turns)
+    splits = [
+        check.finish(list(_list_left_out(check.split, summary, dataset, evaluation)))
+        for check in (pairs, instructions)
+        if check.total
+    ]
+    return DatasetCheck(
+        settings.dataset,
+        settings.note,
+        list(_describe_files(dataset)),
+        splits,
+        list(_list_unread(summary)),
+        len(evaluation),
+        _describe_choice(dataset),
+        pairs.shown,
+        settings.model,
+        settings.max_length,
+        settings.refuses_bad_rows,
+        list(_measure_power(settings, evaluation)),
+        _find_problem(settings, dataset, pairs, splits[0]),
+    )
+
+
+class _TokenCounter:
+    """Tokenizer of the configured model, if it is on this machine."""
+
+    def __init__(self, settings: CheckSettings):
+        self.tokenizer = None
+        if settings.tokenizer:
+            from tokenizers import Tokenizer  # here, because only this function needs it
+
+            try:
+                self.tokenizer = Tokenizer.from_file(settings.tokenizer)
+            except Exception as error:  # the library raises no narrower type
+                raise InputError(f"{settings.tokenizer}: not a tokenizer ({error}). Download the model again") from None
+            self.tokenizer.no_truncation()
+            self.tokenizer.no_padding()
+
+    def count(self, texts: list[str]) -> list[int]:
+        """Return the number of tokens of each text; an empty list without a tokenizer."""
+        if self.tokenizer is None:
+            return []
+        return [len(encoding) for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+
+class _RowCheck:
+    """Check of the rows of a split, one after the other."""
+
+    def __init__(self, settings: CheckSettings, split: str, total: int, counter: _TokenCounter):
+        self.split, self.total, self.counter = split, total, counter
+        self.root, self.max_length = settings.images[split], settings.max_length
+        self.opened_rows, self.measured_rows, self.shown_rows = (
+            {number * total // limit for number in range(limit)} if total > limit else set(range(total))
+            for limit in (MAX_OPENED, MAX_MEASURED, SHOWN_ROWS)
+        )
+        self.number = 0
+        self.counts: Counter[str] = Counter()
+        self.examples: dict[str, list[str]] = {}
+        self.words: list[int] = []
+        self.texts: list[str] = []
+        self.shown: list[ShownRow] = []
+        self.first_bad_image = ""
+        self.find_problem = lru_cache(maxsize=1024)(self._find_problem)  # rows about one image tend to be neighbors
+
+    def add(self, identifier: str, images: list[str], text: str) -> None:
+        """Check the next row."""
+        is_opened = self.number in self.opened_rows
+        problem = next(filter(None, (self.find_problem(image, is_opened) for image in images)), "")
+        if problem and not self.first_bad_image:
+            bad = next(image for image in images if self.find_problem(image, is_opened))
+            self.first_bad_image = join_image_path(self.root, bad)
+        if not problem and not text:
+            problem = EMPTY_CAPTION
+        if problem:
+            self.counts[problem] += 1
+            if len(names := self.examples.setdefault(problem, [])) < SHOWN_EXAMPLES:
+                names.append(identifier)
+        self.words.append(len(separate_words(text).split()))
+        if self.number in self.measured_rows:
+            self.texts.append(text)
+        if self.number in self.shown_rows and images and (not problem or problem == EMPTY_CAPTION):
+            self.shown.append(ShownRow(identifier, self._load_thumbnail(images[0]), text))
+        self.number += 1
+
+    def finish(self, left_out: list[LeftOut]) -> SplitCheck:
+        """Return the result after the last row."""
+        tokens = self.counter.count(self.texts)
+        return SplitCheck(
+            SPLIT_TITLES[self.split],
+            self.total + sum(part.count for part in left_out),
+            self.total,
+            left_out,
+            [LeftOut(reason, count, tuple(self.examples[reason])) for reason, count in self.counts.most_common()],
+            len(self.opened_rows),
+            _summarize(self.words),
+            _summarize(tokens),
+            len(tokens),
+            sum(count > self.max_length for count in tokens),
+        )
+
+    def _find_problem(self, relative: str, is_opened: bool) -> str:
+        try:
+            path = locate_image(self.root, relative)
+            if is_opened:
+                load_image(path)
+        except BadImageError as error:
+            return IMAGE_PROBLEMS[error.reason]
+        return ""
+
+    def _load_thumbnail(self, relative: str) -> str:
+        try:
+            image = load_image(locate_image(self.root, relative), THUMBNAIL_SIDE)
+        except BadImageError:  # damaged, in a row that was not opened before
+            return ""
+        image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+        return encode_data_url(image, "JPEG", quality=THUMBNAIL_QUALITY)
+
+
+def _summarize(values: list[int]) -> Lengths | None:
+    if not values:
+        return None
+    median, most = np.quantile(values, (0.5, 0.9), method="inverted_cdf")
+    return Lengths(int(median), int(most), max(values))
+
+
+def _list_left_out(split: str, summary: dict, dataset: ReadableDataset, evaluation: list[dict]) -> Iterator[LeftOut]:
+    """Yield the rows that the dataset stage has left out of a split."""
+    images = tuple(row["image"] for row in evaluation[:SHOWN_EXAMPLES])
+    held_out, copies = (summary.get(key, {}).get(split, 0) for key in ("left_out", "left_out_copies"))
+    if held_out > copies:
+        yield LeftOut("about held-out images", held_out - copies, images)
+    if copies:
+        yield LeftOut("about copies of held-out images", copies)
+    for name, source in summary.get("sources", {}).items():
+        is_dropped = source["split"] == split and dataset.sources[name].uncaptioned == "drop"
+        if is_dropped and source.get("uncaptioned"):
+            yield LeftOut("without a caption", source["uncaptioned"], tuple(source["uncaptioned_examples"]))
+
+
+def _list_unread(summary: dict) -> Iterator[LeftOut]:
+    for source in summary.get("sources", {}).values():
+        if counts := source.get("not_read"):
+            kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+            yield LeftOut(kinds, sum(counts.values()), tuple(source["not_read_examples"]))
+
+
+def _describe_files(dataset: ReadableDataset) -> Iterator[str]:
+    """Yield a phrase for each file or source: its format, files, and columns or keys."""
+    if isinstance(dataset, ShapesDataset):
+        yield "the embedded dataset of rendered scenes"
+        return
+    titles = {"pretrain": "data_juicer", "finetune": "llava"}
+    for split, files in dataset.splits.items():
+        title = FORMATS[titles[split]].title if split in titles else "held-out images in the workflow's own format"
+        yield f"{title}: {files.file}, images in {files.images}"
+    for source in dataset.sources.values() if isinstance(dataset, ReadableSources) else ():
+        files = find_files(source.path, source.suffixes)
+        columns = ", ".join(f"{kind}: {name}" for kind, name in source.columns.model_dump().items() if name)
+        number = f"{len(files)} files" if len(files) > 1 else "1 file"
+        path = source.path if len(files) > 1 else files[0]
+        yield (
+            f"{FORMATS[source.format].title}: {path} ({number}{f'; columns {columns}' if columns else ''})"
+            + ("" if source.split == "pretrain" else f", for {source.split}")
+        )
+
+
+def _describe_choice(dataset: ReadableDataset) -> str:
+    """Return how the held-out images were chosen, as a phrase."""
+    if isinstance(dataset, ShapesDataset):
+        return "drawn for evaluation only"
+    if evaluation := dataset.splits.get("evaluation"):
+        return f"all images of {evaluation.file}"
+    if isinstance(dataset, ReadableSources):
+        source = next((source for source in dataset.sources.values() if source.split == "evaluation"), None)
+        if source:
+            return f"at most {MAX_HELD_OUT} images of {source.path}, in a fixed random order"
+    return (
+        f"{100 * HELD_OUT_FRACTION:.0f} % of the images ({MIN_HELD_OUT} to {MAX_HELD_OUT}), in a fixed random order of "
+        "their paths"
+    )
+
+
+def _measure_power(settings: CheckSettings, evaluation: list[dict]) -> Iterator[MetricPower]:
+    """Yield what a comparison can show in the metric that decides, and for questions also in accuracy."""
+    has_questions = any(row.get("questions") for row in evaluation)
+    headline = settings.report.locate_headline(has_questions)
+    keys = dict.fromkeys([headline.key, "vqa_accuracy"] if has_questions else [headline.key])
+    seeds = settings.power.seeds if settings.power.seeds > 1 else SEEDS
+    images = len(evaluation)
+    for key in keys:
+        located = settings.report.model_copy(update={"headline": key}).locate_headline(has_questions)
+        power = settings.power.model_copy(update={"headline": key, "images": images})
+        noise = find_noise(power, located.group, located.metric)
+        if noise is None:
+            continue
+        is_typical = noise.sources[0].endswith("(typical)")
+        sizes = [
+            Detectable(size, *_format_detectable(noise, located.metric, size, seeds, is_typical))
+            for size in sorted({images, MAX_HELD_OUT if images < MAX_HELD_OUT else 4 * images})
+            if size > 1
+        ]
+        noise_text = " and ".join(source.rpartition(" (")[0] if is_typical else source for source in noise.sources)
+        yield MetricPower(SCORE_TITLES[key], seeds, sizes, noise_text, is_typical)
+
+
+def _format_detectable(noise: Noise, metric: str, images: int, seeds: int, is_typical: bool) -> tuple[str, str]:
+    """Return the smallest difference and, if the noise is typical, the same for half and twice this noise."""
+    differences = [
+        compute_expected_contrast(
+            Noise(factor * noise.image_noise, factor * noise.seed_noise, noise.sources, noise.seed_df).at_quantile(),
+            images,
+            seeds,
+        ).compute_detectable()
+        for factor in (1, 1 / NOISE_FACTOR, NOISE_FACTOR)
+    ]
+    middle, low, high = (format_difference(metric, value).lstrip("+") for value in differences)
+    return middle, f"{low.removesuffix(' points')} to {high}" if is_typical else ""
+
+
+def _find_problem(settings: CheckSettings, dataset: ReadableDataset, check: "_RowCheck", pairs: SplitCheck) -> str:
+    """Return a sentence about pairs that mostly cannot be used, with the remedy; "" if they can."""
+    bad_images, empty = sum(part.count for part in pairs.bad_images), check.counts[EMPTY_CAPTION]
+    if bad_images > MAX_BAD_SHARE * pairs.trained:
+        counts = ", ".join(f"{part.count} {part.reason}" for part in pairs.bad_images)
+        return (
+            f"{settings.dataset}: {bad_images} of {pairs.trained} rows cannot be used ({counts}); the first image is "
+            f"{check.first_bad_image}. {_advise(settings, dataset, 'images')}"
+        )
+    if empty > MAX_BAD_SHARE * pairs.trained:
+        return (
+            f"{settings.dataset}: {empty} of {pairs.trained} captions are empty; the first is that of row "
+            f"{check.examples[EMPTY_CAPTION][0]}. {_advise(settings, dataset, 'columns')}"
+        )
+    return ""
+
+
+def _advise(settings: CheckSettings, dataset: ReadableDataset, key: str) -> str:
+    """Return the remedy: the file that describes the dataset, with another value of `key`."""
+    replacement = {"images": "<folder of the images>", "columns": {"text": "<column of the captions>"}}[key]
+    restore = {"images": "Restore the images", "columns": "Write the captions"}[key]
+    if isinstance(dataset, ReadableSources):
+        sources = {
+            name: source.model_dump(exclude_unset=True, exclude={"suffixes", "license"})
+            for name, source in dataset.sources.items()
+        }
+        fits = {"images": lambda kind: kind not in WITH_IMAGES, "columns": lambda kind: kind != "folder"}[key]
+        changed = next((name for name, source in sources.items() if fits(source["format"])), None)
+        if changed is None:
+            return f"{restore}."
+        if isinstance(replacement, dict):
+            replacement = sources[changed].get("columns", {}) | replacement
+        sources[changed] |= {key: replacement}
+        description: dict = {"sources": sources}
+    elif key == "images" and not isinstance(dataset, ShapesDataset):
+        description = dataset.file_content()
+        description["pretrain"] |= {"images": replacement}
+    else:
+        return f"{restore}."
+    if not settings.note:
+        return f"{restore}, or correct `{key}` in config/datasets/{settings.dataset}.yaml."
+    file = Advice(settings.dataset).file
+    return (
+        f"{restore}; or save this as {file}, with the right value of `{key}`, and use dataset={Path(file).stem}: "
+        f"`{format_yaml_line(description)}`"
+    )
