@@ -30,7 +30,7 @@ from dj2mgm.dataset_resolution.experiment_dataset import (
 )
 from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import FilesDataset
-from dj2mgm.storage.files import read_jsonl, write_json_list, write_jsonl, write_yaml
+from dj2mgm.storage.files import read_jsonl, write_json, write_json_list, write_jsonl, write_yaml
 from dj2mgm.storage.fingerprints import Fingerprints
 from dj2mgm.storage.shards import read_file
 from run_main import run_main
@@ -451,8 +451,19 @@ def test_lists_with_the_same_content_are_a_choice(here):
         resolve_dataset("photos")
 
 
-def test_parquet_with_paths_and_archives_have_a_command(here, capsys):
+def test_parquet_with_paths_coco_and_archives_have_a_command(here, capsys):
     """Run the command of each message, and read the dataset that it names."""
+    for name in ("coco", "mapped"):
+        captioned_images(here / name / "images")
+        for text in (here / name / "images").glob("*.txt"):
+            text.unlink()
+        names = {f"{key}.png": text for key, text in CAPTIONS.items()}
+        images = [{"id": number, "file_name": image} for number, image in enumerate(names)]
+        captions = [{"image_id": number, "caption": text} for number, text in enumerate(names.values())]
+        if name == "coco":
+            write_json(here / "coco/annotations/captions.json", {"annotations": captions, "images": images})
+        else:
+            write_json(here / "mapped/captions.json", names)
     captioned_images(here / "loose")
     write_loose(here / "my photos")
     paths = [f"{key}.png" for key in CAPTIONS]
@@ -460,7 +471,7 @@ def test_parquet_with_paths_and_archives_have_a_command(here, capsys):
     pq.write_table(pa.table(columns), here / "my photos/rows.parquet")
     shutil.make_archive(str(here / "zipped"), "zip", here / "loose")
     shutil.make_archive(str(here / "packed"), "gztar", here / "loose")
-    for name in ("my photos", "zipped.zip", "packed.tar.gz"):
+    for name in ("my photos", "zipped.zip", "packed.tar.gz", "coco", "mapped"):
         with pytest.raises(InputError) as error:
             resolve_dataset(name)
         command = re.findall("`(.+)`", str(error.value))[0].replace("python ", f"{sys.executable} ", 1)

@@ -13,6 +13,19 @@ from dj2mgm.storage.files import format_yaml_line
 
 SOURCE_NAMES = {"pretrain": "captions", "finetune": "instructions", "evaluation": "held_out"}  # by split
 
+# Python that writes rows of JSON to the second file from the first one
+PARQUET_TO_ROWS = 'import pandas; pandas.read_parquet({}).to_json({}, orient="records", lines=True)'
+COCO_TO_ROWS = (
+    'import json; d = json.load(open({})); n = {{i["id"]: i["file_name"] for i in d["images"]}}; '
+    'print(*(json.dumps({{"image": n[a["image_id"]], "caption": a["caption"]}}) for a in d["annotations"]), '
+    'sep="\\n", file=open({}, "w"))'
+)
+MAPPING_TO_ROWS = (
+    'import json; d = json.load(open({})); print(*(json.dumps({{"image": k, "caption": v}}) for k, v in d.items()), '
+    'sep="\\n", file=open({}, "w"))'
+)
+HEAD_SIZE = 2**20  # characters of a file that are searched for COCO's keys
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -28,15 +41,9 @@ class Advice:
     def describe(self, file: Path, problem: str) -> str:
         """Return the remedy: what the user writes about a file with this problem."""
         if problem == NO_ROWS:
-            return "The formats are in docs/data.md"
+            return _advise_rows(file, COCO_TO_ROWS if _is_coco(file) else MAPPING_TO_ROWS)
         if problem.startswith(PATHS_IN_PARQUET):
-            table = file.with_suffix(".jsonl")
-            names = [json.dumps(str(path), ensure_ascii=False) for path in (file, table)]
-            script = 'import pandas; pandas.read_parquet({}).to_json({}, orient="records", lines=True)'.format(*names)
-            return (
-                f"Save it as rows of JSON with `python -c {shlex.quote(script)}`, and use "
-                f"{shlex.quote(f'dataset={table}')}"
-            )
+            return _advise_rows(file, PARQUET_TO_ROWS)
         kind = next(
             (name for name in ("table", "parquet", "arrow") if file.suffix.lower() in FORMATS[name].suffixes), None
         )
@@ -73,3 +80,22 @@ def advise_unpacking(file: Path) -> str:
     else:
         step = f"Unpack it with `mkdir {target} && tar --extract --file {name} --directory {target}`"
     return f"{step}, and use {shlex.quote(f'dataset={folder}')}"
+
+
+def _advise_rows(file: Path, script: str) -> str:
+    """Return the command that writes the rows of a file as rows of JSON, and the dataset to use then."""
+    # COCO keeps its images next to the folder of annotations
+    folder = file.parent.parent if file.parent.name == "annotations" else file.parent
+    table = folder / f"{file.stem}.jsonl"
+    command = script.format(*(json.dumps(str(path), ensure_ascii=False) for path in (file, table)))
+    return (
+        f"Save it as rows of JSON with `python -c {shlex.quote(command)}`, and use "
+        f"{shlex.quote(f'dataset={table}')}"
+    )
+
+
+def _is_coco(file: Path) -> bool:
+    """Return whether a JSON object has keys of COCO's captions; otherwise it is taken for images with captions."""
+    with open(file, encoding="utf-8", errors="replace") as text:
+        head = text.read(HEAD_SIZE)
+    return any(f'"{key}"' in head for key in ("file_name", "image_id", "annotations"))
