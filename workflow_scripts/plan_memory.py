@@ -3,9 +3,11 @@
     python workflow_scripts/plan_memory.py --model mgm-2b
     python workflow_scripts/plan_memory.py --model mgm-2b --gpus 1 --gpu-memory 23.63 --host-memory 62.6 --tuning lora
     python workflow_scripts/plan_memory.py --model 7b_mamba --gpus 6 --gpu-memory 32 --host-memory 512
+    python workflow_scripts/plan_memory.py --model qwen3-vl-2b --gpu rtx-4090 --samples finetune=12000
 
 Memory is in GiB. Flags that are left out take this machine's memory. The model runs without weights and data, and is
-compiled on GPUs unless `--no-compile` is given. If no plan fits, remedies are printed.
+compiled on GPUs unless `--no-compile` is given. If no plan fits, remedies are printed. For a known GPU
+(settings/gpu_cards.py), the minutes of each stage and the disk are predicted, too.
 """
 
 import argparse
@@ -28,18 +30,29 @@ with quiet_imports():
     from dj2mgm.models.lora import find_projections
     from dj2mgm.models.tuning import TUNINGS, Tuning
     from dj2mgm.planning.architecture import DEFAULT_IMAGE_SIZE, Architecture, VLMArchitecture, find_architecture
-    from dj2mgm.planning.plan_table import print_plans
+    from dj2mgm.planning.plan_table import print_plans, print_times
     from dj2mgm.planning.prediction import Machine, read_free_memory
     from dj2mgm.planning.search import Candidate, list_candidates
+    from dj2mgm.planning.stage_times import (
+        ASSUMED_HELD_OUT,
+        ASSUMED_ROWS,
+        HOST_GIB,
+        Amounts,
+        predict_disk,
+        predict_times,
+    )
     from dj2mgm.planning.step import Workload
+    from dj2mgm.settings.config_files import suggest_name
     from dj2mgm.settings.configuration import Configuration
     from dj2mgm.settings.deepspeed_files import list_deepspeed_names, read_deepspeed, read_deepspeed_file
     from dj2mgm.settings.frozen_precision import FROZEN, select_whole_weights
+    from dj2mgm.settings.gpu_cards import CARDS, DESKTOP_GIB, GpuCard, find_card
     from dj2mgm.settings.schema import find_maximum
     from dj2mgm.settings.training_stages import (
         FinetuneSection,
         LoraSettings,
         Precision,
+        PretrainSection,
         is_bf16,
         refuse_unknown_targets,
     )
@@ -50,7 +63,7 @@ with quiet_imports():
 def main() -> None:
     args = parse_arguments()
     architecture = find_architecture(args.model)
-    machine = find_machine_to_plan(args)
+    card, machine = find_card_to_plan(args), find_machine_to_plan(args)
     configs = {Path(name).stem: read_deepspeed_config(name, architecture.hidden_size) for name in args.deepspeed}
     micro_batches = [args.micro_batch] if args.micro_batch else None
     tunings = args.tuning or (TUNINGS if architecture.image_tokens else ["full"])
@@ -63,12 +76,16 @@ def main() -> None:
             )
         tunings = [tuning for tuning in tunings if tuning != "full"]
     workloads = [build_planned_workload(architecture, tuning, args, machine) for tuning in tunings]
+    if args.gpu:
+        print(describe_assumptions(card, machine))
     console = Console()
     if not console.is_terminal:
         console = Console(width=max(120, console.width))  # for files and pipes
     with console.status(f"Tracing a step of {architecture.name} with each tuning ({', '.join(tunings)}) …"):
         candidates = search_all(workloads, machine, configs, args.global_batch, micro_batches)
     print_plans(console, list(zip(workloads, candidates, strict=True)), machine)
+    if architecture.image_tokens:
+        print_stage_times(console, workloads, machine, configs, card, args)
     if args.power:
         print(f"\n{args.power.read_text(encoding='utf-8')}", end="")
     for note in args.note:
@@ -88,6 +105,12 @@ def parse_arguments() -> argparse.Namespace:
     add_number("--gpus", Configuration, "gpus", 0, help="GPUs of the machine; 0 plans for its CPU")
     nodes_help = "nodes with equally many GPUs; --host-memory is that of one node"
     add_number("--nodes", Configuration, "nodes", default=1, help=nodes_help)
+    add("--gpu", help=f"another machine's card: {', '.join(CARDS)}")
+    desktop_help = f"GiB of the card that a desktop takes (default: {DESKTOP_GIB} on a card with a display)"
+    add("--desktop-memory", type=make_memory_parser("--desktop-memory", 0), help=desktop_help)
+    add("--samples", type=parse_samples, action="append", default=[], help="STAGE=NUMBER that the stage trains on")
+    add("--held-out", type=make_number_parser("--held-out", 0, 10**9), help="number of held-out images")
+    add("--weights-gb", type=float, help="GB of the downloaded weights")
     add("--gpu-memory", type=make_memory_parser("--gpu-memory"), help="usable GiB of each GPU")
     add("--host-memory", type=make_memory_parser("--host-memory"), help="usable GiB of main memory")
     sequence_help = "tokens of a sample with its image (default 1024)"
@@ -104,6 +127,10 @@ def parse_arguments() -> argparse.Namespace:
     add("--power", type=Path, help="text to print after the plans: output of plan_power.py")
     add("--note", action="append", default=[], help="sentence to print after the plans; repeatable")
     args = parser.parse_args()
+    if args.gpu and args.gpu not in CARDS:
+        raise InputError(f"--gpu: {args.gpu} is unknown; {suggest_name(args.gpu, CARDS)}")
+    if args.gpu and args.gpus == 0:
+        raise InputError("--gpu: --gpus 0 plans for the CPU; leave out one of the two flags")
     if args.gpus == 0 and args.gpu_memory is not None:
         raise InputError("--gpu-memory: --gpus 0 plans for the CPU; leave out one of the two flags")
     args.deepspeed = args.deepspeed or list_deepspeed_names()
@@ -111,7 +138,14 @@ def parse_arguments() -> argparse.Namespace:
     return args
 
 
-def make_memory_parser(flag: str) -> Callable[[str], float]:
+def parse_samples(text: str) -> tuple[str, int]:
+    stage, _, number = text.partition("=")
+    if stage not in ASSUMED_ROWS:
+        raise InputError(f"--samples: expected {' or '.join(ASSUMED_ROWS)}=NUMBER, found {text}")
+    return stage, make_number_parser(f"--samples {stage}", 1, 10**12)(number)
+
+
+def make_memory_parser(flag: str, minimum: float = math.ulp(0.0)) -> Callable[[str], float]:
     """Return a function that parses a flag's GiB, and raises InputError for any text but a number above 0."""
 
     def parse(text: str) -> float:
@@ -119,7 +153,7 @@ def make_memory_parser(flag: str) -> Callable[[str], float]:
             size = float(text)
         except ValueError:
             size = math.nan
-        if not 0 < size < math.inf:
+        if not minimum <= size < math.inf:
             raise InputError(f"{flag}: expected GiB above 0, such as 23.63; found {text}")
         return size
 
@@ -139,7 +173,66 @@ def make_number_parser(flag: str, minimum: int, maximum: int) -> Callable[[str],
     return parse
 
 
+def describe_assumptions(card: GpuCard, machine: Machine) -> str:
+    """Return what is known and assumed about the machine of `--gpu`."""
+    taken = card.memory_gib - machine.gpu_gib
+    desktop = f"a desktop takes {taken:.1f} GiB of it" if taken > 0 else "no desktop takes any of it"
+    return (
+        f"{card.title}: {card.describe()}.\nAssumed: {desktop} (plan.desktop_gib), and {machine.host_gib:g} GiB of "
+        "main memory are free (plan.host_gib)."
+    )
+
+
+def find_card_to_plan(args: argparse.Namespace) -> GpuCard | None:
+    """Return the card of `--gpu`, otherwise that of this machine; None if there is none or if it is not known."""
+    if args.gpu:
+        return CARDS[args.gpu]
+    return find_card(torch.cuda.get_device_name(0)) if torch.cuda.is_available() and args.gpus != 0 else None
+
+
+def print_stage_times(
+    console: Console,
+    workloads: list[Workload],
+    machine: Machine,
+    configs: dict[str, dict],
+    card: GpuCard | None,
+    args: argparse.Namespace,
+) -> None:
+    """Print the minutes of each stage and the disk, or why they are not predicted."""
+    if card is None:
+        reason = "this plan is for the processor of this machine"
+        if machine.gpus:
+            has_gpu = torch.cuda.is_available()
+            reason = f"the rates of {torch.cuda.get_device_name(0)} are unknown" if has_gpu else "no GPU is named"
+        print(f"\nNo minutes are predicted, because {reason}. gpu=<name> plans for a card: {', '.join(CARDS)}.")
+        return
+    by_tuning = {workload.tuning: workload for workload in workloads}
+    stages = {
+        "pretrain": by_tuning.get("stage1"),
+        "finetune": by_tuning.get("lora", by_tuning.get("full")),
+    }
+    trainings = {stage: workload for stage, workload in stages.items() if workload}
+    batches = {"pretrain": read_default_batch(PretrainSection)}
+    batches["finetune"] = args.global_batch or read_default_batch(FinetuneSection)
+    samples = ASSUMED_ROWS if "pretrain" in trainings else {"finetune": sum(ASSUMED_ROWS.values())}
+    held_out = ASSUMED_HELD_OUT if args.held_out is None else args.held_out
+    amounts = Amounts(samples | dict(args.samples), held_out)
+    with_batches = {stage: (workload, batches[stage]) for stage, workload in trainings.items()}
+    times = predict_times(with_batches, machine, configs, card, amounts)
+    if times:
+        print_times(console, times, machine, card, predict_disk(trainings, args.weights_gb))
+
+
+def read_default_batch(section: type) -> int:
+    return section.model_fields["global_batch_size"].default
+
+
 def find_machine_to_plan(args: argparse.Namespace) -> Machine:
+    if args.gpu:
+        card = CARDS[args.gpu]
+        free = card.free_gib if args.desktop_memory is None else max(0.0, card.memory_gib - args.desktop_memory)
+        free = args.gpu_memory or free
+        return Machine(args.gpus or 1, free, args.host_memory or HOST_GIB, args.nodes)
     if args.gpus and args.gpu_memory is None and not torch.cuda.is_available():
         raise InputError("--gpu-memory: there is no GPU here; give the usable GiB of each GPU")
     machine = read_free_memory(1 if args.gpus is None else args.gpus, args.nodes)

@@ -4,7 +4,7 @@ from pathlib import Path
 from dj2mgm.records.jsonl_summary import read_jsonl_summary
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.stages import TRAINING_STAGES
-from dj2mgm.settings.batch_sizes import describe_steps
+from dj2mgm.settings.batch_sizes import count_samples, describe_steps
 from dj2mgm.settings.frozen_precision import FROZEN
 from dj2mgm.storage.files import read_json
 
@@ -37,30 +37,71 @@ def plan_flags(wildcards):
         flags.append("--no-compile")
     if finetune.global_batch_size:
         flags.append(f"--global-batch={finetune.global_batch_size}")
-    return flags + [f"--note={note}" for note in list_step_notes()]
+    rows, held_out = count_rows()
+    samples = {
+        stage: count_samples(run.settings[stage], number)
+        for stage, number in rows.items()
+    }
+    flags += [f"--samples={stage}={number}" for stage, number in samples.items()]
+    if rows:
+        flags.append(f"--held-out={held_out}")
+    if size := getattr(config.model, "size_gb", None):
+        flags.append(f"--weights-gb={size}")
+    return (
+        flags
+        + list_machine_flags()
+        + [f"--note={note}" for note in list_notes(rows, samples)]
+    )
 
 
-def list_step_notes():
-    """Return sentences about stages of the requested experiment that add epochs, if the numbers of their rows are known."""
+def list_machine_flags():
+    """Return the flags for another machine's card, and for memory that the configuration states."""
+    settings = RUNS.shared
+    flags = {
+        "--gpu": settings.gpu,
+        "--desktop-memory": settings.plan.desktop_gib if settings.gpu else None,
+        "--host-memory": settings.plan.host_gib,
+    }
+    return [f"{flag}={value}" for flag, value in flags.items() if value is not None]
+
+
+def count_rows():
+    """Return the experiment's rows by training stage and its held-out images; no rows if nothing has counted them."""
     run = find_requested_run("plan", REFERENCE)
     jsonl_summary = Path(RUNS.find_stage_folder(run, "jsonl"), "summary.json")
     dataset_summary = Path("results/datasets", run.dataset.name, "summary.json")
-    rows = {}
+    has_stage_1 = len(run.training_stages) > 1
     with raising_user_errors():
+        if not dataset_summary.is_file():
+            return {}, 0
+        counts = read_json(dataset_summary)
+        rows = {stage: counts[stage] for stage in TRAINING_STAGES}
         if jsonl_summary.is_file():
             files = read_jsonl_summary(jsonl_summary).files
             rows = {stage: files[stage].rows_out for stage in TRAINING_STAGES}
-        elif dataset_summary.is_file():
-            counts = read_json(dataset_summary)
+        elif has_stage_1 and not rows["finetune"]:
             # without instructions, stage 2 trains on the pairs
-            rows = {
-                stage: counts[stage] or counts["pretrain"] for stage in TRAINING_STAGES
-            }
-    if len(run.training_stages) == 1:
-        # this stage trains on the rows of both stages
-        rows = {"finetune": sum(rows.values())} if rows else {}
-    notes = [
-        describe_steps(stage, run.settings[stage], number)
-        for stage, number in rows.items()
+            rows["finetune"] = rows["pretrain"]
+    if not has_stage_1:
+        # this stage trains on the rows of both files, each of them once
+        rows = {"finetune": sum(rows.values())}
+    most = run.config.jsonl.max_samples
+    return {
+        stage: min(number, most) for stage, number in rows.items() if number
+    }, counts["evaluation"]
+
+
+def list_notes(rows, samples):
+    """Return sentences about the samples of each stage, and about stages that add epochs."""
+    settings = find_requested_run("plan", REFERENCE).settings
+    notes = [describe_steps(stage, settings[stage], rows[stage]) for stage in rows]
+    explained = [
+        f"{stage}: {rows[stage]:,} rows (pairs or instructions), seen {samples[stage] / rows[stage]:.3g} times, are "
+        f"{samples[stage]:,} samples"
+        for stage in rows
     ]
-    return [f"{note[0].upper()}{note[1:]}." for note in notes if note]
+    if not rows:
+        explained = [
+            "the data are counted by the first run; until then, their numbers are assumed"
+        ]
+    return [f"{note[0].upper()}{note[1:]}." for note in explained + notes if note]

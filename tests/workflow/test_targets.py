@@ -186,6 +186,23 @@ def test_a_model_of_one_stage_has_no_plan_of_stage_1(fresh, config, flags):
     assert " ".join(re.findall(r"--tuning=\w+", printed)) == flags
 
 
+@pytest.mark.parametrize(
+    ("model", "samples"),
+    [("qwen3-vl-2b", ["finetune=9828"]), ("mgm-2b", ["pretrain=6696", "finetune=9828"])],
+)
+def test_the_plan_counts_each_pair_once_for_each_stage_and_epoch(fresh, model, samples):
+    folder = fresh.folder / "results/datasets/shapes"
+    folder.mkdir(parents=True, exist_ok=True)
+    counts = {"pretrain": 216, "finetune": 0, "evaluation": 24}
+    (folder / "summary.json").write_text(json.dumps(counts), encoding="utf-8")
+    stages = ["pretrain={min_steps: 30, global_batch_size: 256}", "finetune={min_steps: 90, global_batch_size: 128}"]
+    config = (f"model={model}", "dataset=shapes", "gpu=rtx-4090", "plan={host_gib: 30}", *stages)
+    printed = fresh.run("plan", "--dry-run", "--printshellcmds", config=config)
+    assert "--gpu=rtx-4090 --host-memory=30" in printed and "--held-out=24" in printed
+    assert "216 rows (pairs or instructions), seen " in printed
+    assert re.findall(r"--samples=(\w+=\d+)", printed) == samples
+
+
 def test_tiny_model_is_trained_only_if_requested_or_changed(fresh):
     training_rules = {"train_clip", "train_language_model"}
     targets = [f"results/foundation/tiny/{part}/model.safetensors" for part in ("clip", "language_model")]

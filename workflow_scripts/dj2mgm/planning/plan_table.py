@@ -1,6 +1,6 @@
-"""The table of training plans and the advice that `plan` prints."""
+"""The tables of training plans and of stages, and the advice that `plan` prints."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -8,7 +8,9 @@ from rich.table import Table
 
 from dj2mgm.planning.prediction import Machine
 from dj2mgm.planning.search import Candidate, describe_checkpointing, find_fastest, find_nearest, suggest_remedies
+from dj2mgm.planning.stage_times import StageTime
 from dj2mgm.planning.step import Workload, count_parameters
+from dj2mgm.settings.gpu_cards import GpuCard
 
 MIN_WIDTH_OF_NAMES = 80  # columns from which the names of DeepSpeed configurations stand on one line
 NARROW_COLUMNS = 110  # columns below which the table of plans has no lines between columns
@@ -41,6 +43,37 @@ def print_plans(console: Console, searches: Sequence[tuple[Workload, list[Candid
     console.print(table)
     for workload, candidates in searches:
         _print_advice(console, workload, candidates, machine)
+
+
+def print_times(
+    console: Console, times: Sequence[StageTime], machine: Machine, card: GpuCard, disk: Mapping[str, float]
+) -> None:
+    """Print a row for each stage with its training plan and its minutes, and the disk that the run needs."""
+    source = "measured on this card" if card.is_measured else "not measured on this card, but scaled from an H200"
+    console.print(f"\n[bold]Predicted for {machine.gpus} × {card.title}[/bold]: the rates are {source}")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("stage", "amount", "micro batch", "checkpointed layers", "GPU GiB", "host GiB", "samples/s", "min"):
+        table.add_column(column, overflow="fold")
+    for time in times:
+        table.add_row(time.stage, time.amount, *_describe_training(time), f"{time.seconds / 60:.1f}")
+    table.add_section()
+    table.add_row("in all", *[""] * 6, f"{sum(time.seconds for time in times) / 60:.1f}")
+    console.print(table)
+    terms = " + ".join(f"{part} {size:.1f}" for part, size in disk.items())
+    console.print(f"  disk {sum(disk.values()):.1f} GiB = {terms}, and the data")
+
+
+def _describe_training(time: StageTime) -> list[str]:
+    if time.candidate is None:
+        return [""] * 5
+    plan, prediction = time.candidate.plan, time.candidate.prediction
+    return [
+        str(plan.micro_batch),
+        describe_checkpointing(plan),
+        f"{prediction.gpu_gib:.1f}",
+        f"{prediction.host_gib:.1f}",
+        f"{time.rate:.1f}",
+    ]
 
 
 def _describe_machine(machine: Machine) -> str:

@@ -3,10 +3,8 @@
 from dj2mgm.planning.prediction import TrainingPlan
 from dj2mgm.planning.step import Workload, count_parameters, trace_memory
 
-# Speed estimates rank the plans that fit. They do not forecast the speed of one machine.
-#
-# The constants are fitted to runs of the MGM-2B shape on one H200 (docs/measurements/training.md). Other machines are
-# slower, by factors that are about the same for all plans.
+# The constants are fitted to runs of the MGM-2B shape on one H200 (docs/measurements/training.md). Plans are ranked by
+# their speed on it, because other cards are slower by factors that are about the same for all plans.
 
 # By whether layers are compiled: FLOP/s of a busy GPU, and seconds of a micro batch in which the GPU waits for kernels.
 FLOPS_PER_S = {False: 3.8e14, True: 5.2e14}
@@ -20,13 +18,19 @@ UPDATED_ELEMENTS_PER_S = 6.4e9  # the gradient moves to the host, updates the we
 
 
 def estimate_speed(
-    workload: Workload, plan: TrainingPlan, gpus: int, samples: int | None = None, flops: float | None = None
+    workload: Workload,
+    plan: TrainingPlan,
+    gpus: int,
+    samples: int | None = None,
+    flops: float | None = None,
+    slowdown: float = 1.0,
 ) -> float:
     """Return samples per second over all GPUs.
 
     Args:
         samples: samples of a step (the last micro batch may be smaller); None: all micro batches are full.
         flops: floating point operations of a micro batch; None: they are traced.
+        slowdown: time of another GPU's computation, as a multiple of the H200's.
     """
     parameters, zero = count_parameters(workload), plan.zero
     if flops is None:
@@ -41,6 +45,6 @@ def estimate_speed(
     if zero.offload_param:
         fetched_elements = sum(elements for elements in parameters.all_sizes if elements > zero.persistence_threshold)
         seconds += 2 * fetched_elements * workload.precision.itemsize / GATHERED_BYTES_PER_S
-    computation_seconds = flops * samples / (plan.micro_batch * gpus) / FLOPS_PER_S[workload.fused]
+    computation_seconds = slowdown * flops * samples / (plan.micro_batch * gpus) / FLOPS_PER_S[workload.fused]
     update_seconds = sum(parameters.trained_sizes) / gpus / UPDATED_ELEMENTS_PER_S if zero.offload_optimizer else 0
     return samples / (plan.accumulation * seconds + computation_seconds + update_seconds)

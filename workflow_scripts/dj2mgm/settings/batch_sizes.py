@@ -92,6 +92,12 @@ def find_steps(settings: Any, rows: int) -> int:
     return max(steps, settings.min_steps + without_effect)
 
 
+def count_samples(settings: Any, rows: int) -> int:
+    """Return the samples of all steps of a training stage: every row once in each epoch."""
+    batch = settings.global_batch_size or solve_batch("config.yaml", vars(settings))["global_batch_size"]
+    return round(rows * find_steps(settings, rows) / math.ceil(rows / batch))
+
+
 def describe_steps(stage: str, settings: Any, rows: int) -> str:
     """Return a sentence about epochs that `min_steps` adds; empty if it adds none."""
     planned_steps, steps = count_steps(settings, rows), find_steps(settings, rows)

@@ -19,6 +19,7 @@ from dj2mgm.settings.base import Number, Section, Seed, UniqueItems, section, se
 from dj2mgm.settings.benchmarks import read_declarations
 from dj2mgm.settings.data import FilterSection, JsonlSection, Shares, SynthesizeSection
 from dj2mgm.settings.evaluation import EvaluateSection, InfluenceSection
+from dj2mgm.settings.gpu_cards import CARDS
 from dj2mgm.settings.models import ModelFile
 from dj2mgm.settings.string_formats import Address, FilePath, Name
 from dj2mgm.settings.targets import (
@@ -31,6 +32,7 @@ from dj2mgm.settings.targets import (
     ExperimentNames,
     FetchSection,
     FinetuneMinimalSection,
+    PlanSection,
     PublishSection,
     ReportSection,
     ServeCheckSection,
@@ -146,6 +148,10 @@ class SharedKeys(Section):
     decide: DecideSection = section(
         DecideSection, "`snakemake decide`: more seeds until the headline's verdict is decided, or the budget is spent"
     )
+    gpu: Literal[tuple(CARDS)] | None = setting(
+        None, "card of another machine that `snakemake plan` plans for; null: this machine's"
+    )
+    plan: PlanSection = section(PlanSection, "`snakemake plan`: memory that it assumes to be free")
     format: Literal["dj", "llava", "parquet", "webdataset"] = setting("parquet", "format of `snakemake export`")
     decontaminate: DecontaminateSection = section(
         DecontaminateSection,
@@ -208,6 +214,8 @@ TARGETS_BY_KEY = {
         "finetune_minimal",
     ),
     "decide": ("decide",),
+    "gpu": ("plan",),
+    "plan": ("plan",),
     "format": ("export",),
     "publish": ("publish",),
     "endpoint": ("serve_check",),

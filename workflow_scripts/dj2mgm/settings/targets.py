@@ -108,6 +108,17 @@ class DecideSection(Section):
     )
 
 
+class PlanSection(Section):
+    """`snakemake plan`: what it assumes about the machine of `gpu`."""
+
+    desktop_gib: Annotated[Number, Field(ge=0, le=1000)] | None = setting(
+        None, "GiB of the GPU's memory that a desktop takes; null: 1.0 on a card with a display, otherwise 0"
+    )
+    host_gib: Annotated[Number, Field(gt=0, le=1e6)] | None = setting(
+        None, "GiB of free main memory; null: 60 with `gpu`, as on a machine of 64 GB, otherwise this machine's"
+    )
+
+
 class DecontaminateSection(Section):
     """Images whose near-duplicates are removed from the training data."""
 

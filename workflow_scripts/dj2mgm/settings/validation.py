@@ -159,7 +159,16 @@ def _describe_problem(problem: str, path: tuple, node: dict, value: object) -> s
     text = value if is_number else quote_value(value)  # the YAML reader returns such numbers as strings
     sentence = f"{name}: expected {describe_accepted_values(node)}" + ("" if secret else f", found {text}")
     example = next(iter(node.get("properties", {})), None)
-    return f"{sentence}; put them in braces, as in {{{example}: …}}" if example else sentence
+    if example:
+        return f"{sentence}; put them in braces, as in {{{example}: …}}"
+    near = [] if secret else difflib.get_close_matches(str(value).lower(), _list_words(node), n=1)
+    return f"{sentence}; did you mean {near[0]!r}?" if near else sentence
+
+
+def _list_words(node: dict) -> list[str]:
+    """Return the strings that a value may be, of all kinds of a union."""
+    words = [word for kind in (node, *node.get("anyOf", ())) for word in kind.get("enum", ())]
+    return [word for word in words if isinstance(word, str)]
 
 
 def _describe_unknown_key(path: tuple, values: Mapping, known_keys: list[str]) -> str:

@@ -1,0 +1,164 @@
+"""Predicted minutes and disk of the stages, compared with runs on H100 and H200 (docs/measurements/training.md)."""
+
+import re
+import sys
+
+import pytest
+import torch
+
+import plan_memory
+from dj2mgm.planning.architecture import find_architecture
+from dj2mgm.planning.prediction import Machine, TrainingPlan, ZeroConfig
+from dj2mgm.planning.search import rate_plan
+from dj2mgm.planning.stage_times import (
+    Amounts,
+    compute_slowdown,
+    estimate_rate,
+    predict_disk,
+    predict_times,
+    shorten_workload,
+)
+from dj2mgm.planning.step import Workload
+from dj2mgm.settings.deepspeed_files import read_deepspeed
+from dj2mgm.settings.gpu_cards import CARDS, find_card
+from dj2mgm.settings.training_stages import LoraSettings
+from dj2mgm.training.deepspeed_config import complete_deepspeed_config
+from paths import PROJECT
+from run_main import run_main
+
+sys.path.append(str(PROJECT / "benchmarks"))
+import predicted_times
+
+MEASURED_GPU = Machine(1, 22.0, 100.0)  # GiB free in the measured runs
+LORA = LoraSettings(r=16, alpha=32, dropout=0.1, targets=["q_proj", "v_proj", "o_proj"])
+BATCHES = {"stage1": 256, "lora": 128}
+
+
+def make_workload(model: str, tuning: str) -> Workload:
+    architecture = find_architecture(model)
+    lora = LORA if tuning == "lora" else None
+    return shorten_workload(
+        Workload(architecture, tuning, architecture.image_tokens + 2000, 2000, torch.bfloat16, True, lora)
+    )
+
+
+def complete(workload: Workload) -> dict:
+    return complete_deepspeed_config(read_deepspeed("zero2", "deepspeed"), workload.architecture.hidden_size)
+
+
+@pytest.mark.parametrize(
+    ("model", "tuning", "micro_batch", "interval", "card", "measured", "error"),
+    [
+        ("mgm-2b", "lora", 8, 0, "h200", 59.7, 0.06),
+        ("mgm-2b", "lora", 7, 16, "h100", 54.0, 0.03),
+        ("mgm-2b", "stage1", 16, 8, "h200", 74.6, 0.03),
+        ("mgm-2b", "stage1", 14, 0, "h100", 72.7, 0.07),
+        ("qwen3-vl-2b", "lora", 10, 0, "h200", 101.2, 0.07),
+        pytest.param("qwen3-vl-2b", "lora", 10, 0, "h100", 83.3, 0.18, marks=pytest.mark.slow),
+        pytest.param("smolvlm2-2.2b", "lora", 5, 0, "h100", 22.2, 0.10, marks=pytest.mark.slow),
+        pytest.param("internvl3.5-2b", "lora", 2, 0, "h100", 10.6, 0.10, marks=pytest.mark.slow),
+    ],
+)
+def test_rates_are_near_the_measured_ones(model, tuning, micro_batch, interval, card, measured, error):
+    workload = make_workload(model, tuning)
+    zero = ZeroConfig.from_deepspeed(complete(workload))
+    batch = BATCHES[tuning]
+    plan = TrainingPlan("zero2", zero, interval, micro_batch, -(-batch // micro_batch))
+    candidate = rate_plan(workload, plan, MEASURED_GPU, batch)
+    rate = estimate_rate(workload, candidate, batch, 1, CARDS[card])
+    print(model, tuning, card, f"{rate:.1f} predicted, {measured} measured, {rate / measured - 1:+.1%}")
+    assert rate == pytest.approx(measured, rel=error)
+
+
+def test_minutes_are_near_the_measured_ones():
+    # MGM-2B, 10 000 pairs and 12 000 instructions on one H100
+    workloads = {"pretrain": make_workload("mgm-2b", "stage1"), "finetune": make_workload("mgm-2b", "lora")}
+    trainings = {"pretrain": (workloads["pretrain"], 256), "finetune": (workloads["finetune"], 128)}
+    configs = {"zero2": complete(workloads["pretrain"])}
+    amounts = Amounts({"pretrain": 10_000, "finetune": 12_000}, 500)
+    times = predict_times(trainings, MEASURED_GPU, configs, CARDS["h100"], amounts)
+    seconds = [time.seconds for time in times]
+    print([f"{second:.0f} s" for second in seconds])
+    assert seconds == pytest.approx([220.6, 313.9, 49], rel=0.06)
+    assert times[1].candidate.plan.micro_batch == 7
+    disk = predict_disk(workloads, None)
+    assert disk["downloaded weights"] == disk["assembled model"] == pytest.approx(5.6, abs=0.1)
+
+
+def test_the_bandwidth_makes_an_h100_slower_than_an_h200():
+    assert compute_slowdown(CARDS["h200"]) == 1
+    assert compute_slowdown(CARDS["h100"]) == pytest.approx(1.12, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA A10G", None),
+        ("NVIDIA L40S", None),
+        ("NVIDIA H100 PCIe", None),
+    ],
+)
+def test_only_the_same_card_has_its_rates(device, name):
+    assert find_card(device) is (CARDS[name] if name else None)
+
+
+@pytest.fixture
+def plan(monkeypatch, capsys):
+    monkeypatch.chdir(PROJECT)
+    flags = ["--model", "smolvlm2-500m", "--tuning", "lora", "--deepspeed", "zero2", "--global-batch", "128"]
+
+    def run(*further: str):
+        return run_main(plan_memory, *flags, "--sequence", "2048", *further, capture=capsys)
+
+    return run
+
+
+@pytest.fixture
+def local_shape(monkeypatch):
+    """Plan a shape that is on this machine."""
+    monkeypatch.setattr(plan_memory, "find_architecture", lambda name: find_architecture("smolvlm2-2.2b"))
+
+
+def test_a_plan_for_another_card_states_assumptions(plan, local_shape):
+    done = plan("--gpu", "rtx-3090", "--samples", "finetune=1000", "--held-out", "50")
+    assert done.status == 0, done.stderr
+    assert "RTX 3090: 23.68 GiB, 71 TFLOP/s in bf16, 936 GB/s, PCIe 32 GB/s (data sheet, not measured)" in done.stdout
+    assert "1 × 22.68 GiB of GPU memory, 60.00 GiB of host memory" in done.stdout
+    [finetune] = re.findall(r"^ finetune +1,000 samples .* ([\d.]+) +([\d.]+) *$", done.stdout, flags=re.MULTILINE)
+    rate, minutes = map(float, finetune)
+    assert minutes == pytest.approx((80 + 1000 / rate) / 60, abs=0.2)
+    assert "50 held-out images" in done.stdout and "disk " in done.stdout
+
+
+def test_desktop_and_host_can_be_stated(plan, local_shape):
+    done = plan("--gpu", "rtx-3090", "--desktop-memory", "0", "--host-memory", "30")
+    assert "1 × 23.68 GiB of GPU memory, 30.00 GiB of host memory" in done.stdout
+
+
+def test_missing_minutes_are_explained(plan, local_shape):
+    done = plan("--gpus", "1", "--gpu-memory", "24", "--host-memory", "60")
+    assert "No minutes are predicted, because no GPU is named. gpu=<name> plans for a card: rtx-3090, " in done.stdout
+
+
+def test_an_unknown_card_is_refused_with_the_nearest_name(plan):
+    done = plan("--gpu", "rtx-409")
+    assert done.status == 2 and done.stderr.startswith("error: --gpu: rtx-409 is unknown; did you mean 'rtx-4090'?")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "qwen3-vl-2b",
+        pytest.param("mgm-2b", marks=pytest.mark.slow),
+        pytest.param("smolvlm2-2.2b", marks=pytest.mark.slow),
+    ],
+)
+def test_the_tables_of_both_readmes_are_what_the_plan_predicts(model):
+    assert model in predicted_times.MODELS
+    row = predicted_times.build_row(model)
+    for page in predicted_times.PAGES:
+        lines = (PROJECT / page).read_text(encoding="utf-8").splitlines()
+        assert row in lines, "run python benchmarks/predicted_times.py --write"

@@ -1,0 +1,130 @@
+"""Predicted minutes of each stage, and the disk that a run needs, before anything runs.
+
+The time of a training is its samples divided by the predicted rate, plus its start. The rate is that of an H200
+(speed.py), scaled to another card by its FLOP/s and its bandwidth. Trainings do not import this module, so that a new
+card does not run them again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from dj2mgm.monitoring.memory_csv import GIB
+from dj2mgm.planning.architecture import MGMArchitecture
+from dj2mgm.planning.prediction import FLOAT32, Machine
+from dj2mgm.planning.search import Candidate, find_fastest, list_candidates
+from dj2mgm.planning.speed import estimate_speed
+from dj2mgm.planning.step import Workload, count_parameters
+from dj2mgm.settings.gpu_cards import CARDS, GpuCard
+
+FITTED_CARD = CARDS["h200"]  # to which the rates in speed.py are fitted
+# Share of a step's time on the H200 in which it computes matrix products (torch.profiler); in the rest, it reads and
+# writes memory. On another card, the one scales with its FLOP/s, the other with its bandwidth.
+PRODUCT_SHARE = 0.72
+# Tokens of text of the longest and of an average sample, as in the measured runs (docs/measurements/training.md).
+LONGEST_TEXT = {"stage1": 64, "lora": 448, "full": 448}
+AVERAGE_TEXT = {"stage1": 30, "lora": 128, "full": 128}
+AVERAGE_ANSWER = {"stage1": 26, "lora": 86, "full": 86}
+# Seconds of a training stage outside of its usual steps: imports, plan, loading, compilation, checkpoints. They were 69
+# to 98 s in four runs on H100s.
+START_SECONDS = 80
+# Held-out answers, captions and likelihoods of 500 images with three questions took 49 s on an H100, of which 20 s are
+# the start: as long as this many samples of MGM-2B's LoRA for each image.
+SAMPLES_PER_HELD_OUT_IMAGE = 3.1
+ANSWERS_START_SECONDS = 20
+ASSUMED_ROWS, ASSUMED_HELD_OUT = {"pretrain": 10_000, "finetune": 12_000}, 500  # until the data are counted
+HOST_GIB = 60.0  # free main memory of a machine with 64 GB, if the card is another machine's
+KEPT_CHECKPOINTS = 3  # two, and the one that is being written
+COMPILED_CODE_GIB = 2.0  # most of it that is kept in .snakemake/compiled
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """Amounts of work of a run: samples by training stage, and held-out images."""
+
+    samples: Mapping[str, int]
+    held_out: int
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """A stage, its training plan if it trains, and its predicted duration."""
+
+    stage: str
+    amount: str  # samples or images, with their number
+    candidate: Candidate | None
+    rate: float  # samples per second
+    seconds: float
+
+
+def shorten_workload(workload: Workload) -> Workload:
+    """Return the workload with the longest sample of usual data, if its own is longer."""
+    text = min(LONGEST_TEXT[workload.tuning], workload.sequence_length - workload.architecture.image_tokens)
+    return replace(workload, sequence_length=workload.architecture.image_tokens + text, answer_tokens=text)
+
+
+def compute_slowdown(card: GpuCard) -> float:
+    """Return the time of a card's computation as a multiple of the H200's: 1.12 for an H100."""
+    products = PRODUCT_SHARE * FITTED_CARD.bf16_tflops / card.bf16_tflops
+    return products + (1 - PRODUCT_SHARE) * FITTED_CARD.memory_gb_per_s / card.memory_gb_per_s
+
+
+def estimate_rate(workload: Workload, candidate: Candidate, batch: int, gpus: int, card: GpuCard) -> float:
+    """Return the samples per second of average samples.
+
+    A micro batch holds more of them than of the longest ones, but the fitted constants count as many.
+    """
+    image_tokens = workload.architecture.image_tokens
+    average = image_tokens + min(AVERAGE_TEXT[workload.tuning], workload.sequence_length - image_tokens)
+    answer_tokens = min(AVERAGE_ANSWER[workload.tuning], average - image_tokens)
+    workload = replace(workload, sequence_length=average, answer_tokens=answer_tokens)
+    return estimate_speed(workload, candidate.plan, gpus, batch, slowdown=compute_slowdown(card))
+
+
+def predict_times(
+    trainings: Mapping[str, tuple[Workload, int]],
+    machine: Machine,
+    configs: Mapping[str, dict],
+    card: GpuCard,
+    amounts: Amounts,
+) -> list[StageTime]:
+    """Predict each training stage that fits the machine, and the answers of the trained model.
+
+    Args:
+        trainings: workload and global batch by stage, in the order of the stages.
+        configs: completed DeepSpeed configurations by name.
+    """
+    times = []
+    for stage, (workload, batch) in trainings.items():
+        workload, samples = shorten_workload(workload), amounts.samples[stage]
+        candidate = find_fastest(list_candidates(workload, machine, configs, batch))
+        if candidate is None:
+            return []
+        rate = estimate_rate(workload, candidate, batch, machine.processes, card)
+        seconds = START_SECONDS + samples / rate
+        times.append(StageTime(stage, f"{samples:,} samples", candidate, rate, seconds))
+    answers = amounts.held_out * SAMPLES_PER_HELD_OUT_IMAGE
+    seconds = ANSWERS_START_SECONDS + answers / times[-1].rate
+    return [*times, StageTime("generate_answers", f"{amounts.held_out:,} held-out images", None, 0, seconds)]
+
+
+def predict_disk(workloads: Mapping[str, Workload], weights_gb: float | None) -> dict[str, float]:
+    """Return the GiB that a run needs on the disk, by part, without the data.
+
+    Args:
+        workloads: workload of each stage.
+        weights_gb: gigabytes of the downloaded weights, if they are known; otherwise those of the model in use.
+    """
+    sizes = {stage: count_parameters(workload) for stage, workload in workloads.items()}
+    bytes_of_weight = next(iter(workloads.values())).precision.itemsize
+    trained = {stage: sum(parameters.trained_sizes) for stage, parameters in sizes.items()}
+    whole = max(sum(parameters.all_sizes) for parameters in sizes.values()) * bytes_of_weight
+    # a checkpoint has the weights, and the optimizer's float32 weights and two moments; those of a finished stage go
+    checkpoints = KEPT_CHECKPOINTS * max(trained.values()) * (bytes_of_weight + 3 * FLOAT32)
+    is_assembled = isinstance(next(iter(workloads.values())).architecture, MGMArchitecture)
+    return {
+        "downloaded weights": (weights_gb * 1e9 if weights_gb else whole) / GIB,
+        **({"assembled model": whole / GIB} if is_assembled else {}),
+        "checkpoints": checkpoints / GIB,
+        "trained weights": sum(trained.values()) * bytes_of_weight / GIB,
+        "compiled code": COMPILED_CODE_GIB,
+    }
