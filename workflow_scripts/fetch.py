@@ -9,15 +9,19 @@ repositories.
 
 import json
 import shlex
+from collections.abc import Iterable
 
 from dj2mgm.cli.command_line import command_line, make_parser, project_imports
 
 with project_imports():
+    from huggingface_hub.constants import HF_HUB_CACHE
+
     from dj2mgm.dataset_resolution.hub_data import HubData, find_hub_benchmark, find_hub_dataset
     from dj2mgm.errors import InputError
     from dj2mgm.fetching.benchmark_files import WRITERS
     from dj2mgm.fetching.known_data import convert_data, look_up_data, needs_download
     from dj2mgm.fetching.repositories import (
+        HubSource,
         build_model_source,
         check_room,
         convert,
@@ -25,9 +29,10 @@ with project_imports():
         find_dataset_source,
         look_up,
     )
-    from dj2mgm.model_files.missing_models import describe_missing, find_downloads, find_missing_models
+    from dj2mgm.model_files.missing_models import ModelDownload, describe_missing, find_downloads, find_missing_models
     from dj2mgm.runs.experiments import REFERENCE
     from dj2mgm.runs.layers import merge_experiment, merge_shared_settings
+    from dj2mgm.servers.hub import UnreachableHubError
     from dj2mgm.storage.files import format_yaml_line
 
 
@@ -49,8 +54,12 @@ def main() -> None:
         print(f"nothing to fetch: the model {config.model.name} and the dataset {config.dataset} are on this machine")
         name_files(benchmarks)
         return
-    repositories = [look_up(source) for source in sources]
-    data_downloads = [look_up_data(data, fetch.rows) for data in missing_data]
+    try:
+        repositories = [look_up(source) for source in sources]
+        data_downloads = [look_up_data(data, fetch.rows) for data in missing_data]
+    except UnreachableHubError as error:
+        print(describe_offline_steps(model_downloads, dataset, missing_data), flush=True)
+        raise InputError(f"{error}; the lines above say what to do without internet") from None
     for item in (*repositories, *data_downloads):
         print(item.describe(), flush=True)
     check_room([*repositories, *(data.repository for data in data_downloads)])
@@ -70,6 +79,32 @@ def main() -> None:
     name_files(benchmarks)
     overrides = [shlex.quote(f"{key}={args.config[key]}") for key in ("model", "dataset") if key in args.config]
     print(f"next: {' '.join(['snakemake --cores 16', REFERENCE, *(['--config', *overrides] if overrides else [])])}")
+
+
+def describe_offline_steps(
+    models: Iterable[ModelDownload], dataset: HubSource | None, missing_data: Iterable[HubData]
+) -> str:
+    """Return what to do on a machine that does not reach the hub, and every folder to copy to it."""
+    commands, folders = [], []
+    for model in models:
+        commands += model.iterate_commands()
+        cache = f"{HF_HUB_CACHE}/models--{model.hub_id.replace('/', '--')}"
+        folders.append(model.converted or model.folder or cache)
+    if dataset:
+        commands.append(f"hf download {dataset.hub_id} --repo-type dataset")
+        folders.append(f"{HF_HUB_CACHE}/datasets--{dataset.hub_id.replace('/', '--')}")
+    data = [str(item.folder) for item in missing_data]
+    if data:
+        commands.append("this `snakemake fetch`, which also converts the data")
+    lines = [
+        "The hub does not answer. Behind a proxy, set HTTPS_PROXY; with a mirror of the hub, set HF_ENDPOINT.",
+        "Without internet, run on a machine that has it, in a copy of this project:",
+        *(f"  {command}" for command in commands),
+        "and copy to the same paths here:",
+        *(f"  {folder}" for folder in dict.fromkeys((*folders, *data))),
+        "  .venv, with the Python that it was made with (or, with --sdm conda, .snakemake/conda)",
+    ]
+    return "\n".join(lines)
 
 
 def name_files(benchmarks: list[HubData]) -> None:

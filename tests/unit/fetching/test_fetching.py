@@ -368,6 +368,19 @@ def test_a_missing_network_is_reported_in_one_sentence(fetch):
     assert done.returncode and "the hub cannot be reached" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_steps_without_internet_are_on_one_screen(fetch, tmp_path):
+    done = fetch("http://127.0.0.1:9", model="mgm-2b", dataset="llava-pretrain", fetch={"benchmarks": ["textvqa"]})
+    assert done.returncode and "Traceback" not in done.stderr and done.stderr.count("\n") == 1
+    lines = done.stdout.splitlines()
+    assert len(lines) < 24 and "HTTPS_PROXY" in lines[0] and "HF_ENDPOINT" in lines[0]
+    assert "  hf download google/gemma-2b-it --local-dir model_zoo/gemma-2b-it" in lines
+    for folder in ("model_zoo/gemma-2b-it", "downloads/llava-pretrain", "downloads/textvqa"):
+        assert f"  {folder}" in lines
+    cached = fetch("http://127.0.0.1:9", model="qwen3-vl-2b")
+    assert "  hf download Qwen/Qwen3-VL-2B-Instruct" in cached.stdout
+    assert f"  {tmp_path}/home/hub/models--Qwen--Qwen3-VL-2B-Instruct" in cached.stdout
+
+
 def test_pickled_towers_of_an_mgm_are_converted(hub, fetch, tmp_path):
     """The language model's repository is already cached, and CLIP has no safetensors."""
     (tmp_path / "model_zoo/gemma-2b-it").mkdir(parents=True)

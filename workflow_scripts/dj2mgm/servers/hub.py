@@ -71,6 +71,10 @@ UNKNOWN_FORM_ERRORS = (
 )  # raised by the hub's library for answers of an unknown form
 
 
+class UnreachableHubError(InputError):
+    """No answer of the hub, as on a machine without internet."""
+
+
 @dataclass(frozen=True)
 class Request:
     """A transfer of a repository, for the messages of its failures.
@@ -275,7 +279,9 @@ def hub_errors(request: Request) -> Iterator[None]:
     except OfflineModeIsEnabled:
         raise InputError(f"{request.repository} cannot be reached while HF_HUB_OFFLINE is set; unset it") from None
     except (OSError, RuntimeError, ValueError, ArithmeticError, httpx2.HTTPError, *UNKNOWN_FORM_ERRORS) as error:
-        raise InputError(_describe(request, _find_cause(error))) from None
+        cause = _find_cause(error)
+        is_silent = isinstance(cause, httpx2.TransportError | ConnectionError | TimeoutError)
+        raise (UnreachableHubError if is_silent else InputError)(_describe(request, cause)) from None
 
 
 def _find_cause(error: BaseException) -> BaseException:
