@@ -11,7 +11,7 @@ from killed_runs import kill_midway
 from quick_stages import read_calls, replace_stages
 from small_project import Project, copy_project
 
-SPACE = "{finetune.learning_rate: auto, recipe.words_num_filter.max_num: [12, 14, 20]}"
+SPACE = "{finetune.learning_rate: auto, recipe.words_num_filter.max_num: [10, 12, 18]}"
 
 
 def write_study(project, name="mine", space=SPACE, **design):

@@ -113,10 +113,19 @@ def test_the_baseline_recipe_suits_languages_without_spaces(tmp_path):
     assert run_on_captions(tmp_path, [*good, *JUNK], process) == good
 
 
+def test_the_arguments_in_the_docs_keep_an_empty_caption(tmp_path):
+    [line] = re.findall(
+        "^arguments: .*min_num: 0.*$", (PROJECT / "docs/data.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    process = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))["process"]
+    arguments = yaml.safe_load(line)["arguments"]
+    process = [{name: arguments.get(name, values) for name, values in step.items()} for step in process]
+    assert run_on_captions(tmp_path, ["", *JUNK], process)[0] == ""
+
+
 def test_max_len_counts_characters_in_all_scripts(tmp_path):
     """Wide characters count as two for `min_len` only."""
-    around = len(build_dj_text(""))
-    limits = {"min_len": around + 10, "max_len": around + 30}
+    limits = {"min_len": 10, "max_len": 30}
     captions = ["红" * 4, "红" * 5, "红" * 30, "红" * 31, "a" * 9, "a" * 10, "a" * 30, "a" * 31]
     kept_captions = run_on_captions(tmp_path, captions, [{"text_length_filter": limits}])
     assert kept_captions == ["红" * 5, "红" * 30, "a" * 10, "a" * 30]
@@ -125,10 +134,10 @@ def test_max_len_counts_characters_in_all_scripts(tmp_path):
 @pytest.mark.parametrize(
     ("english", "limits", "loss"),
     [
-        (9, {"max_num": 8}, "drops 3 of 12 rows (3 of 3 in Chinese). "),  # words of the caption, and two tokens
-        (4, {"max_num": 8}, "drops 3 of 7 rows (3 of 3 in Chinese). "),
-        (3, {"min_num": 8}, "drops 3 of 6 rows (3 of 3 in Latin). "),
-        (9, {"min_num": 3}, None),
+        (9, {"max_num": 6}, "drops 3 of 12 rows (3 of 3 in Chinese). "),
+        (4, {"max_num": 6}, "drops 3 of 7 rows (3 of 3 in Chinese). "),
+        (3, {"min_num": 6}, "drops 3 of 6 rows (3 of 3 in Latin). "),
+        (9, {"min_num": 1}, None),
     ],
 )
 def test_a_loss_of_many_rows_or_of_one_script_is_noted(tmp_path, capsys, english, limits, loss):

@@ -191,7 +191,7 @@ def test_the_filter_stage_states_the_share_kept_by_limits(project, tmp_path):
     write_yaml(tmp_path / "config.yaml", base_settings(project) | {"recipe": {"process": process}})
     with pytest.raises(
         InputError,
-        match=r"text_len: lowest 46, median 47, highest 48; min_len 48 would keep 20%, min_len 47 would keep 70%",
+        match=r"text_len: lowest 18, median 19, highest 20; min_len 20 would keep 20%, min_len 19 would keep 70%",
     ):
         run_recipe(read_filter_settings(tmp_path / "config.yaml"), project / "data/pairs.jsonl", tmp_path, FILTERED)
 

@@ -46,6 +46,22 @@ def extract_caption(text: str) -> str:
     return text.replace(DJ_IMAGE_TOKEN, "").strip().removesuffix(END_OF_CHUNK).strip()
 
 
+def replace_caption(text: str, caption: str) -> str:
+    """Return a Data-Juicer `text` with another caption between the same tokens and white space.
+
+    A text without a caption, or with the image token inside it, gets the form of `build_dj_text`.
+    """
+    current = extract_caption(text)
+    if caption == current:
+        return text
+    head, token, tail = text.partition(DJ_IMAGE_TOKEN)
+    if not current or (head.strip() and extract_caption(tail)):
+        return build_dj_text(caption)
+    if head.strip():
+        return head.replace(current, caption, 1) + token + tail
+    return head + token + tail.replace(current, caption, 1)
+
+
 def read_dj_jsonl(path: str | Path) -> Iterator[dict]:
     """Yield validated rows: a unique string `id`, one image, and a `text` with exactly one image token."""
     for _, row in _read_dj_rows(path, several_images=False):

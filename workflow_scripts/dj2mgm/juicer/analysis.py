@@ -16,6 +16,7 @@ from data_juicer.analysis import OverallAnalysis
 from data_juicer.ops.base_op import Deduplicator
 from datasets import Json
 
+from dj2mgm.data.formats import extract_caption
 from dj2mgm.data.images import BadImageError
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.built_operators import check_installed
@@ -58,7 +59,7 @@ class Analysis:
     steps: list[RecipeStep]  # operators of the recipe and of the analysis
     recipe: set[str]  # names of the recipe's operators
     unreadable: dict[str, str] = field(default_factory=dict)  # reason by id
-    texts: list[str] = field(default_factory=list)
+    captions: list[str] = field(default_factory=list)
     images: list[list[str]] = field(default_factory=list)  # absolute paths
     statistics: list[Statistic] = field(default_factory=list)
     repeats: dict[str, np.ndarray] = field(default_factory=dict)  # (N,) bool by deduplicator: equals an earlier row
@@ -66,7 +67,7 @@ class Analysis:
 
     @property
     def rows(self) -> int:
-        return len(self.texts)
+        return len(self.captions)
 
     @property
     def repeated(self) -> np.ndarray:
@@ -165,7 +166,7 @@ def _describe(analysis: Analysis, engine: Engine, stats: list[dict], trace: list
     `stats` are the statistics of the readable rows. `trace` has the unreadable rows and the repeats.
     """
     for text, images in iterate_column_values(engine.folders[-1], "text", "images"):
-        analysis.texts.append(text)
+        analysis.captions.append(extract_caption(text))
         analysis.images.append(images)
     reason = get_declarations(engine.operators[0]).unreadable_stat
     analysis.unreadable = {row["id"]: row["stats"][reason] for row in trace if row["event"] == "dropped"}

@@ -1,11 +1,13 @@
 """The operators of a recipe, each built once, and errors that name the failing operator and row."""
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dj2mgm.data.formats import extract_caption, replace_caption
 from dj2mgm.errors import InputError, quote_value
 from dj2mgm.juicer.operators.declarations import get_declarations, keeps_or_drops_rows
 from dj2mgm.juicer.patched_data_juicer import (
@@ -131,6 +133,29 @@ def _find_failing_row(method: Callable[[dict], object], samples: dict) -> str | 
         except Exception:
             return identifier
     return None
+
+
+TOKEN_NAMES = {"SpecialTokens", "remove_special_tokens", "remove_non_special_tokens"}  # of data_juicer.utils.mm_utils
+
+
+@functools.cache
+def handles_tokens(operator: type[OP]) -> bool:
+    """Return whether an operator's module uses the names by which Data-Juicer's operators find tokens in texts."""
+    return any(not TOKEN_NAMES.isdisjoint(vars(sys.modules[base.__module__])) for base in operator.__mro__)
+
+
+def show_text(operator: OP, text: str) -> str:
+    """Return a row's text as the operator gets it.
+
+    It is the caption alone, so that limits in words and characters are those of the caption. Operators that match the
+    chunks of a text with images get the whole text, with image token and end of chunk.
+    """
+    return text if handles_tokens(type(operator)) else extract_caption(text)
+
+
+def restore_text(operator: OP, text: str, shown: str) -> str:
+    """Return a row's whole text after an operator that got it from `show_text` and returned `shown`."""
+    return shown if handles_tokens(type(operator)) else replace_caption(text, extract_caption(shown))
 
 
 def check_ids(name: str, before: set[str], after: dict) -> None:

@@ -13,7 +13,15 @@ import numpy as np
 import pyarrow as pa
 
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.built_operators import Step, check_ids, check_special_tokens, name_failing_row, naming_operator
+from dj2mgm.juicer.built_operators import (
+    Step,
+    check_ids,
+    check_special_tokens,
+    name_failing_row,
+    naming_operator,
+    restore_text,
+    show_text,
+)
 from dj2mgm.juicer.operators.declarations import (
     get_batch_method,
     get_decision_method,
@@ -113,12 +121,17 @@ class RowBatch:
         """Run the operator on a part of the batch, and return the columns of the rows that it keeps."""
         operator = step.operator
         method = getattr(operator, get_batch_method(operator, step.only_measures))
+        texts = dict(zip(before["id"], before["text"], strict=True))
         columns = {key: list(values) for key, values in before.items()}
+        columns["text"] = [show_text(operator, text) for text in before["text"]]
         after = dict(name_failing_row(operator._name, method)(columns, **arguments))
         check_ids(operator._name, set(before["id"]), after)
         decide = get_decision_method(operator)
-        if decide and not step.only_measures:
-            before, is_kept = after, [bool(keep) for keep in decide(after)]
+        is_kept = [bool(keep) for keep in decide(after)] if decide and not step.only_measures else None
+        rows = zip(after["id"], after["text"], strict=True)
+        after["text"] = [restore_text(operator, texts[identifier], shown) for identifier, shown in rows]
+        if is_kept is not None:
+            before = after
             if not all(is_kept):
                 after = {key: list(compress(values, is_kept)) for key, values in after.items()}
         if len(after["id"]) < len(before["id"]):

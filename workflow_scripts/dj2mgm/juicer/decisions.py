@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from dj2mgm.data.near_duplicates.clusters import NearDuplicates
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.built_operators import Step, naming_operator
+from dj2mgm.juicer.built_operators import Step, naming_operator, show_text
 from dj2mgm.juicer.chain import ERROR_COLUMN, OUTCOME_SCHEMA
 from dj2mgm.juicer.operators.declarations import merge_reports, take_report
 from dj2mgm.juicer.operators.deduplicators import NearDeduplicator
@@ -117,17 +117,19 @@ class RowStream:
 
 
 class MeasuredRows:
-    """The rows of a folder: id, text, stats, and added columns. They can be iterated repeatedly."""
+    """The rows of a folder for an operator: id, text, stats, and added columns. They can be iterated repeatedly."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, operator: SelectionFilter):
         self.folder = folder
+        self.operator = operator
 
     def __len__(self) -> int:
         return count_rows(self.folder)
 
     def __iter__(self) -> Iterator[dict]:
         for identifier, text, stats, others in iterate_column_values(self.folder, "id", "text", "stats", "others"):
-            yield {"id": identifier, "text": text, Fields.stats: json.loads(stats)} | json.loads(others)
+            row = {"id": identifier, "text": show_text(self.operator, text), Fields.stats: json.loads(stats)}
+            yield row | json.loads(others)
 
 
 def keep_selected(step: Step, source: Path, target: Path) -> None:
@@ -140,7 +142,7 @@ def keep_selected(step: Step, source: Path, target: Path) -> None:
     started, operator = perf_counter(), step.operator
     assert isinstance(operator, SelectionFilter)
     with naming_operator(step.name):
-        selection = operator.select(MeasuredRows(source))
+        selection = operator.select(MeasuredRows(source, operator))
     first, counts = 0, {"report": take_report(operator)}
     with replace_folder(target) as folder:
         for partition in list_partitions(source):

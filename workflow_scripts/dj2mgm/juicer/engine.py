@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ from dj2mgm.juicer.built_operators import (
     check_special_tokens,
     name_failing_row,
     naming_operator,
+    restore_text,
+    show_text,
 )
 from dj2mgm.juicer.chain import Chain
 from dj2mgm.juicer.decisions import PartitionAccount, RowStream, SeenHashes, drop_near_duplicates, keep_selected
@@ -41,6 +44,7 @@ from dj2mgm.juicer.operators.declarations import (
 from dj2mgm.juicer.operators.deduplicators import NearDeduplicator
 from dj2mgm.juicer.operators.selection import SelectionFilter, ShareLimits
 from dj2mgm.juicer.partitions import (
+    WHOLE_TEXT,
     count_rows,
     import_rows,
     iterate,
@@ -223,7 +227,8 @@ class Engine:
         if target.exists():
             return
         started = perf_counter()
-        operator, dataset = step.operator, load_partitions(self.folders[-1], self.working)
+        operator = step.operator
+        dataset = load_partitions(self.folders[-1], self.working, partial(show_text, operator))
         earlier_statistics = dataset[0][Fields.stats] or {}
         with naming_operator(step.name):
             measured, kept_rows = _run_on_dataset(operator, dataset, step.only_measures)
@@ -235,7 +240,10 @@ class Engine:
         account.add_counts(step.number, counts | {"seconds": perf_counter() - started})
         with replace_folder(target) as folder:
             write_partitions(
-                folder, iterate_tables(measured if step.only_measures else kept_rows), account.counts, account.trace
+                folder,
+                iterate_tables(measured if step.only_measures else kept_rows, partial(restore_text, operator)),
+                account.counts,
+                account.trace,
             )
 
     def _summarize(self, current: Pass) -> None:
@@ -322,11 +330,7 @@ def _list_events(
     for identifier, stats, meta in iterate(measured, "id", Fields.stats, Fields.meta):
         if identifier not in remaining_ids:
             yield {"id": identifier, "event": event_name} | step_keys | {"stats": stats or {}} | read_recaption(meta)
-    texts = dict(iterate(before, "id", "text"))
-    for identifier, text in iterate(kept_rows, "id", "text"):
-        if text != texts[identifier]:
-            check_special_tokens(
-                step.name, *({"id": [identifier], "text": [value]} for value in (texts[identifier], text))
-            )
-            change = {"id": identifier, "event": "changed", "text_before": texts[identifier], "text_after": text}
-            yield change | step_keys
+    for identifier, text, shown in iterate(kept_rows, "id", WHOLE_TEXT, "text"):
+        if (new_text := restore_text(step.operator, text, shown)) != text:
+            check_special_tokens(step.name, *({"id": [identifier], "text": [value]} for value in (text, new_text)))
+            yield {"id": identifier, "event": "changed", "text_before": text, "text_after": new_text} | step_keys

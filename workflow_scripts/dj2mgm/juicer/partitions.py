@@ -12,7 +12,7 @@ record of a new caption comes out with its row; a record from an earlier run is 
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -166,10 +166,10 @@ def join_traces(folders: list[Path], operators: int, target: Path) -> None:
                             shutil.copyfileobj(lines, output)
 
 
-INPUT_ROW = "input_row"
+INPUT_ROW, WHOLE_TEXT = "input_row", "__dj__whole_text"
 RECAPTION_RECORD = "recaption"  # the key of `low_similarity_recaption_mapper` in a row's meta
 ROW_FEATURES = Features(
-    {"id": Value("string"), "text": Value("string"), "images": [Value("string")], INPUT_ROW: Value("string")}
+    {name: Value("string") for name in ("id", "text", INPUT_ROW, WHOLE_TEXT)} | {"images": [Value("string")]}
 )
 
 
@@ -188,25 +188,34 @@ def read_recaption(meta: dict | None) -> dict:
     return {RECAPTION_RECORD: {key: value for key, value in record.items() if key != "problem" or value is not None}}
 
 
-def load_partitions(folder: Path, working: Path) -> "NestedDataset":
-    """Return the partitions of `folder` as one dataset in `working`, for operators that need all rows."""
+def load_partitions(folder: Path, working: Path, show: Callable[[str], str]) -> "NestedDataset":
+    """Return the partitions of `folder` as one dataset in `working`, for an operator that needs all rows.
+
+    `show` turns a row's text into the one that the operator gets. The column `WHOLE_TEXT` keeps the text.
+    """
     columns = {Fields.stats: "stats", Fields.meta: "meta"}
     arrow = working / f"{folder.name}.arrow"
     features = Features(ROW_FEATURES | {"others": Value("string")} | {column: Json() for column in columns})
     with ArrowWriter(features=features, path=str(arrow)) as writer:
         for row in iterate_column_values(folder, *ROW_SCHEMA.names):
             row = dict(zip(ROW_SCHEMA.names, row, strict=True))
+            row |= {WHOLE_TEXT: row["text"], "text": show(row["text"])}
             writer.write(row | {column: json.loads(row.pop(name)) for column, name in columns.items()})
         writer.finalize()
     return load_nested_dataset_class()(Dataset.from_file(str(arrow)))
 
 
-def iterate_tables(dataset: "NestedDataset") -> Iterator[pa.Table]:
-    """Yield the rows of a dataset of `load_partitions` as tables for partitions, after an operator has processed it."""
-    columns = ("id", "text", "images", INPUT_ROW, Fields.stats, Fields.meta, "others")
+def iterate_tables(dataset: "NestedDataset", restore: Callable[[str, str], str]) -> Iterator[pa.Table]:
+    """Yield the rows of a dataset of `load_partitions` as tables for partitions, after an operator has processed it.
+
+    `restore` turns a row's text before the operator, and the one that it returned, into the text after it.
+    """
+    columns = ("id", "text", "images", INPUT_ROW, Fields.stats, Fields.meta, "others", WHOLE_TEXT)
     rows = iterate(dataset, *columns)
     while part := list(islice(rows, ROWS_AT_ONCE)):
-        values = dict(zip(ROW_SCHEMA.names, map(list, zip(*part, strict=True)), strict=True))
+        *lists, whole_texts = map(list, zip(*part, strict=True))
+        values = dict(zip(ROW_SCHEMA.names, lists, strict=True))
+        values["text"] = list(map(restore, whole_texts, values["text"]))
         for name in ("stats", "meta"):
             values[name] = [json.dumps(value or {}, ensure_ascii=False) for value in values[name]]
         yield pa.table(values, schema=ROW_SCHEMA)

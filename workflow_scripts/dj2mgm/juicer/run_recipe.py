@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from data_juicer.utils.mm_utils import remove_special_tokens
-
 from dj2mgm.cli.messages import note
+from dj2mgm.data.formats import extract_caption
 from dj2mgm.data.images import BadImageError
 from dj2mgm.data.text_units import find_script
 from dj2mgm.juicer import engine, patched_data_juicer
@@ -90,7 +89,7 @@ def describe_losses(operators: Sequence[OperatorSummary], rows: Path, trace: Pat
     steps.fill((row["id"], row["step"]) for row in read_jsonl(trace) if row["event"] == "dropped")
     dropped: Counter[tuple[int | None, str]] = Counter()  # by step (None: kept) and script
     for identifier, text in iterate_column_values(rows, "id", "text"):
-        dropped[steps.get(identifier), find_script(remove_special_tokens(text)) or "no letters"] += 1
+        dropped[steps.get(identifier), find_script(extract_caption(text)) or "no letters"] += 1
     remaining: Counter[str] = Counter()
     for (_, script), count in dropped.items():
         remaining[script] += count

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.data.formats import extract_caption
 from dj2mgm.data.images import load_image
 from dj2mgm.juicer.analysis import SUGGESTIONS, Analysis, format_suggested_recipe
 from dj2mgm.juicer.filter_statistics import FilterLimit, Limits, Statistic
@@ -256,12 +255,12 @@ def _select_different(rows: Iterable[int], statistic: Statistic, analysis: Analy
     for row in rows:
         if len(first_rows) == EXAMPLE_COUNT:
             break
-        first_rows.setdefault(row if statistic.of_images else analysis.texts[row], int(row))
+        first_rows.setdefault(row if statistic.of_images else analysis.captions[row], int(row))
     return list(first_rows.values())
 
 
 def _build_example(row: int, statistic: Statistic, analysis: Analysis) -> Example:
-    caption = extract_caption(analysis.texts[row])
+    caption = analysis.captions[row]
     if len(caption) > MAX_CAPTION_LENGTH:
         caption = caption[:MAX_CAPTION_LENGTH] + "…"
     image = encode_shrunk_image(load_image(analysis.images[row][0]), MAX_SIDE) if statistic.of_images else ""

@@ -61,7 +61,7 @@ class ExperimentOnlyKeys(Section):
     without: Annotated[list[str], UniqueItems()] = setting([], "operators to leave out of the recipes")
     arguments: dict[str, dict[str, Any] | None] = setting(
         {},
-        "by operator: arguments that replace those in the recipes, as {words_num_filter: {max_num: 14}}; null: remove "
+        "by operator: arguments that replace those in the recipes, as {words_num_filter: {max_num: 12}}; null: remove "
         "the recipe's arguments",
     )
     controls: Annotated[list[Control], UniqueItems()] = setting(

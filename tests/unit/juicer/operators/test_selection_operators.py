@@ -215,7 +215,7 @@ def test_draws_depend_on_the_seed_and_not_on_other_rows(tmp_path, name):
 
 def test_selections_apply_to_the_remaining_rows(clip, colored, tmp_path):
     process = [
-        {"text_length_filter": {"min_len": 28 + 4}},  # without the red images
+        {"text_length_filter": {"min_len": 4}},  # without the red images
         {CLUSTERS: {"hf_clip": clip, "clusters": 2, "keep_rows": 2}},
         {LENGTHS: {"bucket_words": 1, "keep_rows": 1}},
         {"words_num_filter": {"min_num": 1}},

@@ -22,8 +22,8 @@ from dj2mgm.storage.files import write_jsonl, write_yaml
 ROWS = 120
 PROCESS = [
     {"image_integrity_filter": None},
-    {"text_length_filter": {"min_len": 31, "max_len": 70}},
-    {"words_num_filter": {"min_num": 4, "max_num": 9, "max_closed_interval": False}},
+    {"text_length_filter": {"min_len": 3, "max_len": 42}},
+    {"words_num_filter": {"min_num": 2, "max_num": 7, "max_closed_interval": False}},
     {"special_characters_filter": {"max_ratio": 0.6}},
     {"alphanumeric_filter": None},
     {"image_shape_filter": {"min_width": 20, "max_width": 60, "min_height": 20}},

@@ -101,7 +101,6 @@ def _describe(table: Table) -> dict:
         "rows": len(table),
         "shown": table.first_filter,
         "recipes": table.recipes,
-        "note": table.note,
         "columns": {key: {"label": column.label, "words": column.words} for key, column in table.columns.items()},
         "steps": [step.as_dict() for step in table.steps],
     }

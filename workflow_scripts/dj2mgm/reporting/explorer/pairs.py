@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.data.formats import build_dj_text, extract_caption
+from dj2mgm.data.formats import extract_caption
 from dj2mgm.data.instruction_rows import INSTRUCTIONS_FILE
 from dj2mgm.errors import InputError
 from dj2mgm.records.page_records import StageRecipe, read_image_root
@@ -29,11 +29,6 @@ from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import read_jsonl, readable
 
-TEMPLATE = build_dj_text("")
-TEMPLATE_NOTE = (
-    f"Data-Juicer's text statistics include the tokens around each caption ({len(TEMPLATE)} characters, "
-    f"{len(TEMPLATE.split())} words), and so do the limits."
-)
 QUESTION = "question"  # label of a line
 CAPTION_STATES = {True: "rewritten", False: "original"}
 
@@ -118,7 +113,7 @@ def read_stage_table(data: Path, stages: list[StageFolder]) -> Table:
         columns["caption"] = build_word_column("caption", [CAPTION_STATES[bool(is_changed)] for is_changed in changed])
     texts, sources = _write_texts(data, extras)
     recipes = {stage.name: stage.recipe for stage in stages}
-    return Table("pairs", "Pairs", stages[0].image_root, texts, columns | sources, steps, fate, recipes, TEMPLATE_NOTE)
+    return Table("pairs", "Pairs", stages[0].image_root, texts, columns | sources, steps, fate, recipes)
 
 
 def read_analysis(data: Path, stage: StageFolder) -> Table:
@@ -131,7 +126,7 @@ def read_analysis(data: Path, stage: StageFolder) -> Table:
     texts, sources = _write_texts(data, DiskMap())
     columns = _build_columns(stage, statistics, several=False) | sources
     recipes = {stage.name: stage.recipe}
-    return Table("pairs", "Pairs", stage.image_root, texts, columns, steps, fate, recipes, TEMPLATE_NOTE)
+    return Table("pairs", "Pairs", stage.image_root, texts, columns, steps, fate, recipes)
 
 
 def read_plain_table(data: Path, image_root: Path) -> Table:

@@ -68,7 +68,6 @@ class Table:
     # steps
     fate: np.ndarray | None = None
     recipes: dict[str, dict] = field(default_factory=dict)  # by stage, for the steps
-    note: str = ""  # about the statistics
     first_filter: dict[str, str] = field(default_factory=dict)  # filter when the page opens, {column: word}
 
     def __post_init__(self):

@@ -30,7 +30,6 @@ class Limits {
     const stages = Object.keys(table.recipes).filter((stage) => table.steps.some((step) => step.stage === stage && step.limits.length));
     this.buttons = stages.map((stage) => element("button", { type: "button", onclick: () => this._save(stage) }, stages.length > 1 ? `Save as recipe: ${stage}` : "Save as recipe"));
     form.replaceChildren(element("h2", {}, table.steps.length ? "Recipe" : "No recipe"), ...table.steps.map((step) => this._step(step, show)));
-    if (table.note) form.children[0].after(element("p", { class: "soft" }, table.note));
     if (this.sliders.size) form.append(reset, ...this.buttons, this.saved, this.recipe);
   }
 
