@@ -29,7 +29,7 @@ def main() -> None:
 
         use_cpu_threads(settings.cpu_threads)
     analysis = analyze(recipe, settings.clip, arguments.data, arguments.output_dir)
-    write_analysis_page(analysis, arguments.output_dir / PAGE)
+    write_analysis_page(analysis, arguments.output_dir / PAGE, settings.chosen)
     write_json(arguments.output_dir / SUMMARY, summarize_analysis(analysis, settings.clip))
 
 

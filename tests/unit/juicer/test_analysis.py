@@ -203,10 +203,16 @@ def test_values_without_numbers_are_not_statistics():
     )
 
 
+CHOSEN = {"dataset": "my_photos"}
+
+
 def test_the_page_is_self_contained_and_escapes_captions(analyzed, tmp_path):
     analysis, _ = analyzed
-    write_analysis_page(analysis, tmp_path / "analysis.html")
+    write_analysis_page(analysis, tmp_path / "analysis.html", CHOSEN)
     page = (tmp_path / "analysis.html").read_text(encoding="utf-8")
+    commands = re.findall("snakemake --cores 1 [^<&]*", page)
+    assert commands == [f"snakemake --cores 1 {target} --config dataset=my_photos" for target in ("plan", "suggested")]
+    assert "`" not in page
     assert "<script" not in page and "<b>stars</b>" not in page and "&lt;b&gt;stars&lt;/b&gt;" in page
     assert all(source.startswith("data:image/webp;base64,") for source in re.findall(r'src="([^"]*)"', page))
     assert page.count('<section class="card statistic"') == len(analysis.statistics)
@@ -224,7 +230,7 @@ def test_the_page_is_self_contained_and_escapes_captions(analyzed, tmp_path):
 @pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
 def test_a_browser_shows_the_page_at_every_width(analyzed, tmp_path):
     analysis, _ = analyzed
-    write_analysis_page(analysis, tmp_path / "analysis.html")
+    write_analysis_page(analysis, tmp_path / "analysis.html", CHOSEN)
     with open_browser(find_browser(), tmp_path / "profile") as tab:
         for width in (360, 860, 1400):
             tab.open(tmp_path / "analysis.html", width)
@@ -246,7 +252,7 @@ def test_the_page_shows_a_constant_statistic(tmp_path):
     analysis = analyze(
         settings(tmp_path / "pretrain.jsonl", RECIPE), None, tmp_path / "pretrain.jsonl", tmp_path / "out"
     )
-    write_analysis_page(analysis, tmp_path / "out/analysis.html")
+    write_analysis_page(analysis, tmp_path / "out/analysis.html", {})
     assert "All rows have 64." in (tmp_path / "out/analysis.html").read_text(encoding="utf-8")
 
 

@@ -229,7 +229,7 @@ def format_suggested_recipe(analysis: Analysis) -> str:
     drops |= {name: f"drops {int(rows.sum())}: equal to an earlier row" for name, rows in analysis.repeats.items()}
     drops |= {name: f"not measured: {reason}" for name, reason in analysis.not_measured.items()}
     head = (
-        f"Suggested by `snakemake analyze` for {analysis.data}: {analysis.rows_in} rows, "
+        f"Suggested by snakemake analyze for {analysis.data}: {analysis.rows_in} rows, "
         f"{analysis.rows} of them with readable images.\n"
         "Each count is the number of readable rows that the limit alone would drop. All limits together would keep "
         f"{analysis.count_kept('suggested')} rows.\nLook at the examples in analysis.html before you trust a limit."

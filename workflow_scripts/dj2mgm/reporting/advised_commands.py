@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dj2mgm.records.page_records import ShownExperiment
 from dj2mgm.reporting.experiment_results import ExperimentResults
-from dj2mgm.settings.configuration import ExperimentOnlyKeys
+from dj2mgm.settings.configuration import drop_defaults
 
 
 def build_snakemake_command(experiment: ExperimentResults | ShownExperiment, target: str, /, **settings: str) -> str:
@@ -16,13 +16,13 @@ def build_snakemake_command(experiment: ExperimentResults | ShownExperiment, tar
         target: target of Snakemake.
         settings: further settings of the command line, in YAML.
     """
-    experiment_settings = {"dataset": experiment.config.dataset, "model": experiment.config.model.name}
-    experiment_settings = {
-        key: value
-        for key, value in experiment_settings.items()
-        if value != ExperimentOnlyKeys.model_fields[key].default
-    }
-    arguments = [shlex.quote(f"{key}={value}") for key, value in (experiment_settings | settings).items()]
+    experiment_settings = drop_defaults({"dataset": experiment.config.dataset, "model": experiment.config.model.name})
+    return format_snakemake_command(target, experiment_settings | settings)
+
+
+def format_snakemake_command(target: str, settings: dict[str, str]) -> str:
+    """Return the command of a target with settings of the command line, each in YAML."""
+    arguments = [shlex.quote(f"{key}={value}") for key, value in settings.items()]
     return " ".join(["snakemake --cores 1", target, *(["--config", *arguments] if arguments else [])])
 
 

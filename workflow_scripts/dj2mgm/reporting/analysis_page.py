@@ -13,6 +13,7 @@ from dj2mgm.data.images import load_image
 from dj2mgm.juicer.analysis import SUGGESTIONS, Analysis, format_suggested_recipe
 from dj2mgm.juicer.filter_statistics import FilterLimit, Limits, Statistic
 from dj2mgm.juicer.suggestions import format_statistic
+from dj2mgm.reporting.advised_commands import format_snakemake_command
 from dj2mgm.reporting.charts import Bars, LimitMark, Scale, Tick, compute_bin_edges, scale_to_square_roots, stack_bars
 from dj2mgm.reporting.rendering import build_template_environment, encode_shrunk_image, format_integer, list_counts
 from dj2mgm.storage.files import write_text
@@ -88,30 +89,33 @@ class AnalysisCard:
     statement: str
     confidence: str
     cost: str
+    plan: str  # the command that shows what a comparison needs
     next_step: str
     command: str
 
 
-def write_card(analysis: Analysis, panels: list[StatisticPanel], folder: Path) -> AnalysisCard:
+def write_card(analysis: Analysis, panels: list[StatisticPanel], folder: Path, chosen: dict[str, str]) -> AnalysisCard:
     """Return what the suggested limits would change, how sure that is, and how to try them.
 
     Args:
         analysis: the analysis.
         panels: the sections of all statistics.
         folder: the folder of the recipe with the suggested limits.
+        chosen: dataset, model and recipe that are not the defaults.
     """
     current_count, suggested_count = (
         format_integer(analysis.count_kept(limits)) for limits in ("current", "suggested")
     )
     summary = f"The recipe's limits keep {current_count} of {format_integer(analysis.rows_in)} rows"
     changed_titles = [section.title for section in panels if any(end.changed for end in section.ranges)]
-    cost = "Nothing was trained. `snakemake --cores 1 plan` shows what a comparison needs."
+    cost = "Nothing was trained. This command shows what a comparison needs:"
+    plan = format_snakemake_command("plan", chosen)
     if not changed_titles:
         confidence = (
             "No limit was found that cuts off a separate group of rows. This does not show that all rows are good."
         )
-        step = "This command trains on these rows. Add the same `--config` as for this analysis:"
-        return AnalysisCard("Keep the limits", f"{summary}.", confidence, cost, step, "snakemake --cores 1 baseline")
+        step, command = "This command trains on these rows:", format_snakemake_command("baseline", chosen)
+        return AnalysisCard("Keep the limits", f"{summary}.", confidence, cost, plan, step, command)
     statement = f"{summary}, the suggested limits {suggested_count}. They differ in {', '.join(changed_titles)}."
     confidence = (
         "Suggestions follow from the distributions only. A comparison of trained models shows whether they help."
@@ -119,17 +123,14 @@ def write_card(analysis: Analysis, panels: list[StatisticPanel], folder: Path) -
     commands = [
         f"cp {shlex.quote(str(folder / SUGGESTIONS))} config/recipes/suggested.yaml",
         "echo 'recipe: suggested' > config/experiments/suggested.yaml",
-        "snakemake --cores 1 suggested",
+        format_snakemake_command("suggested", chosen),
     ]
-    step = (
-        "Check the example rows below. The last command compares the suggested limits. Add the same `--config` as for "
-        "this analysis:"
-    )
-    return AnalysisCard("Other limits suggested", statement, confidence, cost, step, " && ".join(commands))
+    step = "Check the example rows below. The last command compares the suggested limits with the recipe's:"
+    return AnalysisCard("Other limits suggested", statement, confidence, cost, plan, step, " && ".join(commands))
 
 
-def write_analysis_page(analysis: Analysis, path: Path) -> None:
-    """Write one self-contained HTML file without scripts."""
+def write_analysis_page(analysis: Analysis, path: Path, chosen: dict[str, str]) -> None:
+    """Write one self-contained HTML file without scripts; its commands have the settings in `chosen`."""
     panels = [build_panel(statistic, analysis) for statistic in analysis.statistics]
     templates = build_template_environment()
     templates.filters["share"] = partial(format_share, total=analysis.rows)
@@ -141,7 +142,7 @@ def write_analysis_page(analysis: Analysis, path: Path) -> None:
         reasons=list_counts(Counter(analysis.unreadable.values())),
         repeats={name: int(rows.sum()) for name, rows in analysis.repeats.items()},
         kept={"current": analysis.count_kept("current"), "suggested": analysis.count_kept("suggested")},
-        card=write_card(analysis, panels, path.parent),
+        card=write_card(analysis, panels, path.parent, chosen),
         panels=panels,
         not_measured=analysis.not_measured,
         recipe=format_suggested_recipe(analysis),

@@ -29,7 +29,7 @@ from dj2mgm.runs.training_checks import check_lora_targets
 from dj2mgm.score_groups import FINETUNED, PRETRAINED, UNTRAINED
 from dj2mgm.settings.batch_sizes import AUTO, solve_training_batch
 from dj2mgm.settings.chat_templates import WITHOUT_CHAT, read_chat_template
-from dj2mgm.settings.configuration import Experiment
+from dj2mgm.settings.configuration import Experiment, drop_defaults
 from dj2mgm.settings.data import (
     CAPTIONERS,
     AnalysisSettings,
@@ -74,8 +74,9 @@ def build_filter_settings(config: Experiment, images: dict) -> FilterSettings:
 def build_analysis_settings(config: Experiment, images: dict) -> AnalysisSettings:
     """Return the settings of a dataset's analysis."""
     values = _build_recipe_values(config, images, read_recipes(config)["filter"])
+    chosen = drop_defaults({"dataset": config.dataset, "model": config.model.name, "recipe": config.recipe})
     return AnalysisSettings.from_sections(
-        config.filter, clip=config.model.clip, cpu_threads=config.cpu_threads, **values
+        config.filter, clip=config.model.clip, cpu_threads=config.cpu_threads, chosen=chosen, **values
     )
 
 

@@ -78,6 +78,12 @@ class ExperimentOnlyKeys(Section):
     description: str = setting("", "purpose of the experiment, in a sentence; the report shows it")
 
 
+def drop_defaults(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return those settings of an experiment that are not the defaults."""
+    fields = ExperimentOnlyKeys.model_fields
+    return {key: value for key, value in settings.items() if value != fields[key].default}
+
+
 class ModelOverridableKeys(Section):
     """Keys of an experiment that a model's `settings` may hold, too."""
 

@@ -192,6 +192,9 @@ class AnalysisSettings(RecipeStageSettings):
 
     clip: str | None = setting(..., "as in `FilterSettings`")
     cpu_threads: Processes | None = setting(..., "null: one for each core of this process")
+    chosen: dict[str, str] = setting(
+        {}, "dataset, model and recipe that are not the defaults, for commands on the page"
+    )
 
 
 class SynthesizeSettings(RecipeStageSettings, SeedSettings):
