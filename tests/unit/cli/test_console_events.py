@@ -101,3 +101,17 @@ def test_a_stage_without_any_output_was_killed(console, capsys, tmp_path):
     fail(console, None, [str(tmp_path / "missing.log")])
     console.close()
     assert "It ended without an error message, so it was killed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("output", "shown"), [("", []), (' 3> /dev/null >&"${STAGE_OUTPUT:-3}"', ["train small: note: x"])]
+)
+def test_a_command_that_prints_its_output_is_not_repeated(capsys, tmp_path, output, shown):
+    console, log = Console(lambda rule: False, Lines()), tmp_path / "train.log"
+    record = new_record(LogEvent.JOB_INFO, "", jobid=1, output=["model"], shellcmd=f"train 2>&1 | tee {log}{output}")
+    record.log = [str(log)]
+    console.emit(record)
+    log.write_text("note: x\n")
+    console.emit(new_record(LogEvent.JOB_FINISHED, "", job_id=1))
+    console.close()
+    assert capsys.readouterr().err.splitlines() == shown

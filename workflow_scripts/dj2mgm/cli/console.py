@@ -30,6 +30,7 @@ POLL_S = 1.0
 INTERRUPTION_S = 1.0  # Ctrl-C also ends the jobs, and Snakemake may report their errors before the interruption
 BETWEEN_LINES_S = 30.0  # pause between lines of progress that cannot be overwritten, as in a pipe
 LAST_LINES = 10
+SILENCING = "STAGE_OUTPUT"  # in commands whose output is only in their log; others print it themselves
 MAX_LINE_LENGTH = 500  # characters shown of a line of a scheduler's message
 # parts of an executor's message that explain nothing: the submitted command, and Snakemake's general advice
 UNEXPLAINING = re.compile(r"\n\s*sbatch call:.*|For further error details see the cluster/cloud\b[^\n]*", re.DOTALL)
@@ -131,7 +132,7 @@ class Job:
         self.name = " ".join([record.rule_name, *map(str, wildcards.values())])
         self.number = number
         self.attempt = attempt
-        self.logs = [LogTail(Path(path)) for path in record.log]
+        self.logs = [LogTail(Path(path)) for path in record.log] if SILENCING in (record.shellcmd or SILENCING) else []
         self.inputs = [str(path) for path in getattr(record, "input", ())]
         self.is_target = not (record.output or record.log or record.shellcmd)
         self.started = time.monotonic()
