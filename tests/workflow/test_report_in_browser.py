@@ -10,7 +10,7 @@ from browser import Page
 from dj2mgm.planning.attention_benchmark import Measurement
 from dj2mgm.records.page_records import ShownStudy
 from dj2mgm.reporting.experiment_results import load_experiments
-from dj2mgm.reporting.leaderboard import write_leaderboard
+from dj2mgm.reporting.leaderboard import SCORE_COLUMNS, Entry, Score, Unread, build_leaderboard, write_leaderboard
 from dj2mgm.reporting.report_page import write_report_page
 from dj2mgm.reporting.study.row_agreement import RowAgreement
 from dj2mgm.reporting.study.study_page import build_study_page, list_page_notes
@@ -120,6 +120,24 @@ def test_leaderboard_sorts_and_filters(browser: Page, leaderboard, report):
     assert browser.evaluate(names) == ["dj_synth"]
     [link] = browser.evaluate("[...document.querySelectorAll('tbody th a')].map(one => one.href)")
     assert link == report.resolve().as_uri()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_wide_leaderboard_fits_a_laptop_without_serious_barriers(browser: Page, tmp_path, size, dark):
+    scores = dict.fromkeys(SCORE_COLUMNS, Score(-1.234, "-1.234", "-1.301 to -1.167"))
+    names = ("length_balanced_half_learning_rate", "results", "my_summer_photos_2024", "Qwen2.5-VL-3B-Instruct")
+    settings = {f"finetune.learning_rate_{number}": "0.0002" for number in range(3)}
+    verdict = ("No clear difference", "a statement", scores, 7300.0, "2026-11-28 23:26", "../a.html", settings)
+    page = tmp_path / "leaderboard.html"
+    entries = [Entry(*names, [0, 1, 2, 3, 4], *verdict)]
+    page.write_text(build_leaderboard(entries, [Unread("results/x", "No page lists it.")]), encoding="utf-8")
+    browser.open(page, *size, dark)
+    browser.evaluate(OPENED)
+    assert find_serious(browser) == []
+    assert browser.evaluate("document.documentElement.scrollWidth") <= size[0]
+    right = browser.evaluate("document.querySelector('#experiments').getBoundingClientRect().right")
+    assert right <= size[0] or size[0] < 1200, "all columns are visible"
 
 
 def check_layout(browser: Page, width: int) -> None:

@@ -5,6 +5,15 @@ const follow = () => document.documentElement.classList.toggle("dark", dark.matc
 follow();
 dark.addEventListener("change", follow);
 
+/** Name the fields below the titles for screen readers. */
+function nameFields() {
+  const titles = [...table.tHead.rows[0].cells].map((cell) => cell.textContent.trim());
+  for (const field of table.tHead.rows[1].querySelectorAll("input, select")) {
+    const title = titles[field.closest("td, th").cellIndex];
+    field.setAttribute("aria-label", field.matches("select") ? `how to filter by ${title}` : `filter by ${title}`);
+  }
+}
+
 const table = document.getElementById("experiments");
 if (table) {
   new DataTable(table, {
@@ -15,4 +24,5 @@ if (table) {
     ordering: { indicators: false, handler: true },
     language: { search: "Search: ", zeroRecords: "No experiment matches the filters." },
   });
+  nameFields();
 }
