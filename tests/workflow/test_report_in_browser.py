@@ -124,7 +124,7 @@ def test_leaderboard_sorts_and_filters(browser: Page, leaderboard, report):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dark", [False, True])
-def test_a_wide_leaderboard_fits_a_laptop_without_serious_barriers(browser: Page, tmp_path, size, dark):
+def test_a_wide_leaderboard_fits_and_is_accessible(browser: Page, tmp_path, size, dark):
     scores = dict.fromkeys(SCORE_COLUMNS, Score(-1.234, "-1.234", "-1.301 to -1.167"))
     names = ("length_balanced_half_learning_rate", "results", "my_summer_photos_2024", "Qwen2.5-VL-3B-Instruct")
     settings = {f"finetune.learning_rate_{number}": "0.0002" for number in range(3)}

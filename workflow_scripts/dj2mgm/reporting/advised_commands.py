@@ -5,6 +5,7 @@ from pathlib import Path
 
 from dj2mgm.records.page_records import ShownExperiment
 from dj2mgm.reporting.experiment_results import ExperimentResults
+from dj2mgm.reporting.rendering import format_snakemake_command
 from dj2mgm.settings.configuration import drop_defaults
 
 
@@ -18,12 +19,6 @@ def build_snakemake_command(experiment: ExperimentResults | ShownExperiment, tar
     """
     experiment_settings = drop_defaults({"dataset": experiment.config.dataset, "model": experiment.config.model.name})
     return format_snakemake_command(target, experiment_settings | settings)
-
-
-def format_snakemake_command(target: str, settings: dict[str, str]) -> str:
-    """Return the command of a target with settings of the command line, each in YAML."""
-    arguments = [shlex.quote(f"{key}={value}") for key, value in settings.items()]
-    return " ".join(["snakemake --cores 1", target, *(["--config", *arguments] if arguments else [])])
 
 
 def build_keep_command(variant: ExperimentResults, study: str) -> str:

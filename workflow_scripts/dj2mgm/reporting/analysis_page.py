@@ -13,9 +13,14 @@ from dj2mgm.data.images import load_image
 from dj2mgm.juicer.analysis import SUGGESTIONS, Analysis, format_suggested_recipe
 from dj2mgm.juicer.filter_statistics import FilterLimit, Limits, Statistic
 from dj2mgm.juicer.suggestions import format_statistic
-from dj2mgm.reporting.advised_commands import format_snakemake_command
 from dj2mgm.reporting.charts import Bars, LimitMark, Scale, Tick, compute_bin_edges, scale_to_square_roots, stack_bars
-from dj2mgm.reporting.rendering import build_template_environment, encode_shrunk_image, format_integer, list_counts
+from dj2mgm.reporting.rendering import (
+    build_template_environment,
+    encode_shrunk_image,
+    format_integer,
+    format_snakemake_command,
+    list_counts,
+)
 from dj2mgm.storage.files import write_text
 
 EXAMPLE_COUNT = 4

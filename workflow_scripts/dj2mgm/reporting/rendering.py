@@ -1,6 +1,7 @@
 """Parts of all pages: templates, embedded images, links to the explorer, formats of numbers and lists, shown rows."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote, urlencode
@@ -64,6 +65,12 @@ def format_number(value: float, digits: int, signed: bool = False) -> str:
     value = round(value, digits) + 0.0  # no minus in front of zero
     text = f"{value:{'+' if signed and value else ''},.{digits}f}"
     return text.replace("-", "−").replace(",", "\u202f")
+
+
+def format_snakemake_command(target: str, settings: dict[str, str]) -> str:
+    """Return the command of a target with settings of the command line, each in YAML."""
+    arguments = [shlex.quote(f"{key}={value}") for key, value in settings.items()]
+    return " ".join(["snakemake --cores 1", target, *(["--config", *arguments] if arguments else [])])
 
 
 def list_counts(counts: dict[str, int]) -> str:
