@@ -21,6 +21,7 @@ from explorer_results import format_row_id, write_run
 ROWS = 2000
 READY = """new Promise(done => { const look = () => document.querySelector("#rows tbody td:nth-child(2)")?.textContent
     ? done(true) : setTimeout(look, 5); look(); })"""
+ROW_TOP = 'document.querySelector("#rows tbody tr").getBoundingClientRect().top'
 COUNTS = 'document.getElementById("counts").textContent.replaceAll("\\u202f", "")'
 
 
@@ -74,7 +75,7 @@ def test_counts_agree_with_summaries_and_page_is_offline(page, run):
     )
     folder_address = page.address.rpartition("/")[0].removesuffix("/explorer")
     requests = [event["request"]["url"] for event in page.reported("Network.requestWillBeSent")]
-    assert [url for url in requests if not url.startswith((folder_address, "data:"))] == []
+    assert [url for url in requests if not url.startswith((folder_address, "data:", run.parent.as_uri()))] == []
     check_silence(page)
 
 
@@ -250,14 +251,41 @@ def test_explorer_has_no_serious_barriers(browser, addresses, size, dark):
     browser.open("about:blank", *size, dark)
     browser.open(addresses["file"], *size, dark)
     assert browser.evaluate(READY)
-    browser.evaluate('document.querySelector("details").open = true')
     assert browser.evaluate("document.documentElement.scrollWidth") <= size[0]
     caption = browser.evaluate('document.querySelector("#rows .text").getBoundingClientRect().toJSON()')
     assert caption["width"] > 150 and caption["bottom"] <= size[1]
+    browser.evaluate('document.querySelectorAll("details").forEach(details => (details.open = true))')
     assert find_serious(browser) == []
     browser.evaluate('document.querySelector("#rows tbody tr").click()')
     wait(browser, '!!document.querySelector("dialog[open]")')
     assert find_serious(browser) == []
+
+
+def test_filters_and_limits_can_be_reached_on_a_phone(browser, addresses):
+    browser.open("about:blank", *SIZES[1])
+    browser.open(addresses["file"], *SIZES[1])
+    assert browser.evaluate(READY)
+    summary = browser.evaluate('document.querySelector("#tools > summary").getBoundingClientRect().toJSON()')
+    assert 0 < summary["height"] and summary["bottom"] < browser.evaluate(f"{ROW_TOP}") < SIZES[1][1]
+    browser.evaluate('document.querySelector("#tools > summary").click()')
+    for control in ("#filters select", "#limits input[type=range]", "#limits > button"):
+        browser.evaluate(f"document.querySelector('{control}').scrollIntoView({{block: 'center'}})")
+        box = browser.evaluate(f"document.querySelector('{control}').getBoundingClientRect().toJSON()")
+        assert 0 <= box["top"] < box["bottom"] <= SIZES[1][1] and box["right"] <= SIZES[1][0], control
+    browser.evaluate("scrollTo(0, 0)")
+    assert browser.evaluate(ROW_TOP) < SIZES[1][1], "rows are visible while a slider moves"
+
+
+def test_all_images_are_shown_next_to_the_dataset(browser, addresses):
+    """The first screen has thumbnails in the page; other images are read from their files."""
+    visit(browser, addresses["file"])
+    sources = "[...document.querySelectorAll('#rows img')].map(image => image.src.slice(0, 5))"
+    assert set(browser.evaluate(sources)[:8]) == {"data:"}
+    browser.evaluate("document.querySelector('.dt-scroll-body').scrollTop = 60000")
+    wait(browser, "[...document.querySelectorAll('#rows img')].some(image => image.src.startsWith('file:'))")
+    shown = "[...document.querySelectorAll('#rows img')].every(image => image.complete && image.naturalWidth > 0)"
+    wait(browser, f"{shown} && !document.querySelector('#rows .no-image')")
+    check_silence(browser)
 
 
 def test_rows_are_readable_in_dark_mode(browser, addresses):

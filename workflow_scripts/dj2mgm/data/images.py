@@ -121,6 +121,13 @@ def _join(root: str, relative: str) -> tuple[str, list[str]]:
     return os.path.join(_resolve_folder(folders[name]), rest), _list_homes(folders[name])
 
 
+def list_image_folders(root: str | Path) -> dict[str, str]:
+    """Return the real image folder of each source of `root` (see `locate_image`); that of a single folder is at ""."""
+    if os.path.basename(root) != IMAGE_FOLDERS_FILE:
+        return {"": _resolve_folder(str(root))}
+    return {source: _resolve_folder(folder) for source, folder in _find_source_folders(str(root)).items()}
+
+
 @cache
 def _resolve_folder(root: str) -> str:
     return os.path.realpath(root)

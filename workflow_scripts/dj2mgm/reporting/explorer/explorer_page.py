@@ -3,15 +3,17 @@
 import base64
 import gzip
 import json
+import os
 from collections.abc import Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 from markupsafe import Markup
 
 from dj2mgm.cli.messages import note
-from dj2mgm.data.images import BadImageError, load_image, locate_image
+from dj2mgm.data.images import BadImageError, list_image_folders, load_image, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.reporting.data_tables import build_library_script, build_page_style, hash_source
 from dj2mgm.reporting.experiment_results import ExperimentResults
@@ -21,9 +23,9 @@ from dj2mgm.reporting.rendering import TEMPLATES, build_template_environment, en
 from dj2mgm.storage.files import replace_folder, write_text
 
 PAGE_SCRIPTS = ("explore_model.js", "explore_source.js", "explore_recipe.js", "explore_limits.js", "explore_rows.js")
-MAX_IMAGES, IMAGE_SIDE = 300, 96  # most images per table in an offline page, their longest side in px
+MAX_IMAGES, IMAGE_SIDE = 300, 96  # thumbnails per table in an offline page, about 3 KB each; their longest side in px
 MAX_ROWS = 100_000  # a larger dataset gets no page with the report
-FIRST_IMAGES = 5  # images of each step that drops rows
+SCREEN_ROWS = 12  # rows on a first screen: of all rows, of kept rows, and of those that a step drops
 
 
 def build_served_page(results: Results) -> str:
@@ -32,16 +34,27 @@ def build_served_page(results: Results) -> str:
 
 
 def write_offline_page(results: Results, path: Path) -> None:
-    """Write one file with all rows and some of their images; all images would make it as large as the dataset."""
+    """Write one file with all rows and some thumbnails; all images would make it as large as the dataset.
+
+    Images without a thumbnail are read from their files, whose addresses are relative to the page. A page on another
+    machine shows their names.
+    """
     note = (
-        f"This file contains all rows, and up to {format_integer(MAX_IMAGES)} images per table. For other rows it "
-        "shows the name of the image. workflow_scripts/explore.py shows all images."
+        f"This file contains all rows, and up to {format_integer(MAX_IMAGES)} thumbnails per table. Other images are "
+        "read from the dataset's folder, or shown by name if it is not on this machine."
     )
-    data = {}
+    data, page_folder = {}, os.path.realpath(path.parent)
+    folders = {
+        table.name: {
+            source: quote(os.path.relpath(folder, page_folder))
+            for source, folder in list_image_folders(table.image_root).items()
+        }
+        for table in results.tables
+    }
     for table in results.tables:
         data[f"{table.name}-numbers"] = _compress([pack_numbers(table)])
         data[f"{table.name}-texts"] = _compress(_encode_texts(table))
-    write_text(path, _build_page(results, {"base": ""}, "img-src data:", note, data))
+    write_text(path, _build_page(results, {"base": ""}, "img-src data: file:", note, data, folders))
 
 
 def write_explorers(experiments: list[ExperimentResults], folder: Path) -> list[str]:
@@ -70,8 +83,18 @@ def pack_numbers(table: Table) -> bytes:
     return b"".join(values.tobytes() for values in [*columns, *([] if table.fate is None else [table.fate])])
 
 
-def _build_page(results: Results, base: dict, sources: str, note: str, data: dict[str, str]) -> str:
-    """Return the page, whose policy allows only its own scripts and styles, and images from `sources`."""
+def _build_page(
+    results: Results,
+    base: dict,
+    sources: str,
+    note: str,
+    data: dict[str, str],
+    folders: dict[str, dict[str, str]] | None = None,
+) -> str:
+    """Return the page, whose policy allows only its own scripts and styles, and images from `sources`.
+
+    `folders` has the addresses of each table's image folders, by source.
+    """
     style = build_page_style("explore_style.css")
     library = build_library_script()
     script = "\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in PAGE_SCRIPTS)
@@ -79,9 +102,8 @@ def _build_page(results: Results, base: dict, sources: str, note: str, data: dic
     policy = f"default-src 'none'; script-src {scripts}; style-src {hash_source(style)}; {sources}; base-uri 'none'"
     templates = build_template_environment()
     tables = [{"name": table.name, "title": table.title, "rows": len(table)} for table in results.tables]
-    model = json.dumps(
-        base | {"name": results.name, "tables": [_describe(table) for table in results.tables]}, ensure_ascii=False
-    )
+    described = [_describe(table) | {"folders": (folders or {}).get(table.name, {})} for table in results.tables]
+    model = json.dumps(base | {"name": results.name, "tables": described}, ensure_ascii=False)
     return templates.get_template("explore.html.j2").render(
         name=results.name,
         policy=policy + "; form-action 'none'",
@@ -123,14 +145,19 @@ def _encode_texts(table: Table) -> Iterator[bytes]:
 
 
 def _encode_images(table: Table) -> Iterator[tuple[int, str]]:
-    """Return (row, data URI) of the first rows that each step drops, and of rows evenly spread."""
-    steps = range(1, len(table.steps) + 1)
-    rows = {int(row) for step in steps for row in np.flatnonzero(table.fate == step)[:FIRST_IMAGES]}
+    """Return (row, data URI) of the rows on first screens, and of rows evenly spread.
+
+    The data URI is empty for an image that cannot be read.
+    """
+    fate = np.zeros(len(table)) if table.fate is None else table.fate
+    groups = [np.arange(len(table)), *(np.flatnonzero(fate == step) for step in range(len(table.steps) + 1))]
+    rows = {int(row) for group in groups for row in group[:SCREEN_ROWS]}
     count = min(max(MAX_IMAGES - len(rows), 0), len(table))
     rows |= {index * len(table) // count for index in range(count)}
     for row in sorted(rows):
         try:
             image = load_image(locate_image(table.image_root, table.texts[row]["image"]))
         except BadImageError:
+            yield row, ""
             continue
         yield row, encode_shrunk_image(image, IMAGE_SIDE)

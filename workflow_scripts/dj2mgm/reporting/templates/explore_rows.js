@@ -8,6 +8,13 @@ const source = model.base ? new Served(model.base) : new Embedded();
 const counts = document.getElementById("counts"), detail = document.getElementById("detail");
 const wanted = new URLSearchParams(location.hash.slice(1));
 
+// on a phone, filters and limits are above the rows, which fill the screen, and open on demand
+const phone = matchMedia("(max-width: 900px)");
+if (phone.matches) {
+  document.getElementById("tools").open = false;
+  document.querySelector("main").prepend(document.querySelector("aside"));
+}
+
 let table, state, limits, rows, outcome, grid, waiting, searches = 0;
 let order = { key: null };
 
@@ -103,7 +110,7 @@ function draw() {
       visible: content !== valueCell || Boolean(state.order),
       createdCell: (cell, _, data) => cell.replaceChildren(...content(data)),
     })),
-    scrollY: "max(24rem, 100vh - 14.5rem)",
+    scrollY: phone.matches ? "max(20rem, 100vh - 18rem)" : "max(24rem, 100vh - 14.5rem)",
     scroller: { rowHeight: rowHeight(), displayBuffer: 3, serverWait: 20 },
     keys: { columns: ":eq(1)", keys: ROW_KEYS },
     ordering: false,
@@ -129,9 +136,16 @@ async function answer({ draw, start, length }) {
 }
 
 function picture(data, side) {
-  const address = source.image(data.table, data.row, SIDES[side]);
-  if (!address) return element("span", { class: "no-image" }, data.image.split("/").pop());
-  return element("img", { src: address, alt: `Image of ${data.id}`, decoding: "async" });
+  const addresses = source.images(data, SIDES[side]).filter(Boolean);
+  const image = element("img", { alt: `Image of ${data.id}`, decoding: "async" });
+  const next = () => {
+    if (addresses.length) image.src = addresses.shift();
+    else image.replaceWith(element("span", { class: "no-image" }, data.image.split("/").pop()));
+  };
+  image.addEventListener("error", next);
+  if (!addresses.length) return element("span", { class: "no-image" }, data.image.split("/").pop());
+  next();
+  return image;
 }
 
 const imageCell = (data) => [picture(data, 0)];
@@ -179,7 +193,7 @@ async function copies({ table, row }) {
 detail.addEventListener("close", () => grid.keys.enable());
 document.addEventListener("focusin", ({ target }) => target.closest(".dt-scroll, dialog") || grid?.cell.blur()); // otherwise arrow keys would move between rows, not the slider
 document.getElementById("tables").addEventListener("change", (event) => open(event.target.value));
-matchMedia("(max-width: 900px)").addEventListener("change", () => location.reload()); // the other layout has another row height
+phone.addEventListener("change", () => location.reload()); // the other layout has another row height
 for (const form of document.forms) form.addEventListener("submit", (event) => event.preventDefault());
 addEventListener("hashchange", () => {
   const link = new URLSearchParams(location.hash.slice(1));

@@ -28,8 +28,9 @@ class Served {
     return new Uint8Array(await answer.arrayBuffer());
   }
 
-  image(table, row, side) {
-    return `${this.base}/${table.name}/image?at=${row}&side=${side}`;
+  /** Return the addresses of a row's image, the best first. */
+  images({ table, row }, side) {
+    return [`${this.base}/${table.name}/image?at=${row}&side=${side}`];
   }
 
   async _get(table, what) {
@@ -59,9 +60,20 @@ class Embedded {
     return Uint8Array.from(this.kept[table.name].rows, holds);
   }
 
-  image(table, row) {
-    return this.kept[table.name].images[row] || "";
+  /** Return the thumbnail in the page and the image's file, which is there if the page is on the machine of its run. */
+  images({ table, row, image }, side) {
+    const thumbnail = this.kept[table.name].images[row]; // empty for a file that could not be read
+    const addresses = thumbnail === "" ? [] : [thumbnail, fileAddress(table.folders, image)];
+    return side > SIDES[0] ? addresses.reverse() : addresses;
   }
+}
+
+/** Return the relative address of an image's file; `folders` has the images' folder, or one for each source. */
+function fileAddress(folders, image) {
+  const parts = image.split("/");
+  const folder = folders[""] ?? folders[parts.shift()];
+  if (location.protocol !== "file:" || folder === undefined || parts.includes("..") || image.startsWith("/")) return "";
+  return [folder, ...parts.map(encodeURIComponent)].join("/");
 }
 
 async function unzip(key) {
