@@ -107,7 +107,10 @@ def _list_problems(model: type[Section], values: Mapping, error: ValidationError
             path, node = (*path, node["kind"]), {"enum": words}
             error_type = "missing" if error_type == "union_tag_not_found" else error_type
         value = values
-        for part in path[:-1] if error_type in ("missing", "extra_forbidden") else path:
+        for index, part in enumerate(path[:-1] if error_type in ("missing", "extra_forbidden") else path):
+            if isinstance(value, str):  # one name instead of a list
+                path = path[:index]
+                break
             value = value[part]
         yield path, _describe_problem(error_type, path, node, value)
 
