@@ -1,4 +1,4 @@
-# Data to model: `snakemake --cores 1 baseline`. Every experiment in config/experiments/ is a target.
+# Data to model: `snakemake baseline`. Every experiment in config/experiments/ is a target.
 from glob import glob
 
 from snakemake.utils import min_version

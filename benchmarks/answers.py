@@ -1,7 +1,8 @@
-"""Measure answers and captions per second at the shape of MGM-2B, and the time of their parts.
+"""Measure answers and captions per second at the shape of MGM-2B or of another family, and the time of their parts.
 
-    python benchmarks/answers.py                   # on one GPU with 22 GiB left free
-    python benchmarks/answers.py --shape tiny      # without a GPU, to try the script
+    python benchmarks/answers.py                                  # on one GPU with 22 GiB left free
+    python benchmarks/answers.py --shape qwen3-vl-2b-instruct     # a model of transformers, at several batch sizes
+    python benchmarks/answers.py --shape tiny                     # without a GPU, to try the script
 
 Weights are random, images have 640×480 pixels, settings are the defaults. A random model does not end its answers, so
 all answers have the greatest length. Images are decoded at the same time, as in every stage. Loading the model does not
@@ -25,10 +26,12 @@ from dj2mgm.torch_environment import set_torch_environment  # noqa: E402
 set_torch_environment()  # as stages do, before PyTorch is imported
 
 import numpy as np  # noqa: E402
+import random_vlm  # noqa: E402
 import torch  # noqa: E402
 from loop import limit_gpu_memory  # noqa: E402
 from torch import nn  # noqa: E402
 
+from dj2mgm.models.generators import load_generator  # noqa: E402
 from dj2mgm.models.mgm.mgm_family import MGMFamily  # noqa: E402
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator  # noqa: E402
 from dj2mgm.models.mgm.modeling_mgm import MGMForConditionalGeneration  # noqa: E402
@@ -37,6 +40,9 @@ from random_mgm import IMAGES, WORDS, make_random_mgm, write_conversations  # no
 ANSWER_TOKENS, CAPTION_TOKENS = 8, 64
 QUESTION_WORDS = (5, 16)
 COUNTS = {"mgm-2b": 8 * IMAGES, "tiny": 12}  # questions of each measurement
+FAMILY_SHAPES = [f"{shape}-vlm" if shape in COUNTS else shape for shape in random_vlm.SHAPES]
+FAMILY_COUNT = 768  # questions of each measurement of another family
+BATCH_SIZES = (32, 64, 128)
 
 
 def print_speed(name: str, count: int, run: Callable[[], object]) -> None:
@@ -122,19 +128,57 @@ def measure(folder: Path, count: int) -> None:
         print_speed("captions, compiled layers", count, lambda: answer(image_files, requests, CAPTION_TOKENS))
 
 
+def measure_family(shape: str, folder: Path) -> None:
+    """Measure a model of transformers with the batch size of its generator, and with others."""
+    random_vlm.save_random_vlm(shape.removesuffix("-vlm"), folder / "model")
+    count = FAMILY_COUNT if torch.cuda.is_available() else 12
+    random, generator = np.random.default_rng(0), load_generator(folder / "model", None)
+    images = []
+    for number in range(count):
+        path = folder / "images" / f"copy-{number}.jpg"
+        path.hardlink_to(folder / "images" / f"{number % IMAGES}.jpg")
+        images.append(path)
+    questions = [" ".join(random.choice(WORDS, random.integers(*QUESTION_WORDS))) for _ in range(count)]
+    shared = [images[number // 6] for number in range(count)]
+    captions = ["Describe the image."] * count
+
+    def answer(about: list[Path], texts: list[str], tokens: int, batch_size: int) -> None:
+        generator._cache.clear()
+        for _ in generator.answer(about, texts, {}, tokens, batch_size):
+            pass
+
+    answer(images[:32], questions[:32], ANSWER_TOKENS, 32)  # kernels are loaded
+    default = generator.choose_batch_size()
+    for size in dict.fromkeys((default, *BATCH_SIZES) if torch.cuda.is_available() else (default,)):
+        rows = {
+            "answers, an image each": (images, questions, ANSWER_TOKENS),
+            "answers, six to an image": (shared, questions, ANSWER_TOKENS),
+            "captions": (images, captions, CAPTION_TOKENS),
+        }
+        for name, row in rows.items():
+            try:
+                print_speed(f"{shape}: {name}, batches of {size}", count, lambda row=row, size=size: answer(*row, size))
+            except torch.cuda.OutOfMemoryError:
+                print(json.dumps({"measured": f"{shape}: {name}, batches of {size}", "out_of_memory": True}))
+                torch.cuda.empty_cache()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=COUNTS, default="mgm-2b")
+    parser.add_argument("--shape", choices=[*COUNTS, *FAMILY_SHAPES], default="mgm-2b")
     parser.add_argument("--gpu-gib", type=float, default=22.0, help="usable GiB of GPU memory (default: 22)")
     parser.add_argument("--folder", type=Path, help="folder that may contain a random model already")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
-        if not (folder / "mgm").exists():
-            make_random_mgm(arguments.shape, folder)
         write_conversations(folder / "conversations.jsonl", [])
+        if arguments.shape in COUNTS and not (folder / "mgm").exists():
+            make_random_mgm(arguments.shape, folder)
         with limit_gpu_memory(arguments.gpu_gib):
-            measure(folder, COUNTS[arguments.shape])
+            if arguments.shape in COUNTS:
+                measure(folder, COUNTS[arguments.shape])
+            else:
+                measure_family(arguments.shape, folder)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Compare a synthesize stage of instructions with the truth of the embedded dataset.
 
-    snakemake --cores 1 dj_synth_instructions --config dataset=shapes_wrong_instructions
+    snakemake dj_synth_instructions --config dataset=shapes_wrong_instructions
     python benchmarks/synthesized_instructions.py results/shapes/tiny/dj_synth_instructions/synthesize \
         results/datasets/shapes_wrong_instructions
 

@@ -33,7 +33,7 @@ def describe_unknown_target(name):
     targets = sorted(rule.name for rule in workflow.rules if not rule.has_wildcards())
     near = difflib.get_close_matches(name, targets, n=1)
     if "=" in name:
-        return f"{name}: a setting follows --config, as in `snakemake --cores 1 baseline --config {name}`"
+        return f"{name}: a setting follows --config, as in `snakemake baseline --config {name}`"
     if "/" in name:
         folders = [f"results/{RUNS.first_seed(name).folder}" for name in EXPERIMENTS]
         top = str(Path(*Path(name).parts[:4]))
@@ -79,7 +79,7 @@ def check_requested_targets():
     for name in workflow.dag_settings.targets:
         if workflow.is_rule(name) and workflow.get_rule(name).has_wildcards():
             raise UserError(
-                f"{name}: this rule serves every experiment; `snakemake --cores 1 baseline --until {name}` runs one's"
+                f"{name}: this rule serves every experiment; `snakemake baseline --until {name}` runs one's"
             )
 
 

@@ -24,7 +24,7 @@ def main() -> None:
     for result in unread:
         warn(f"{arguments.results / result.folder}: {result.reason}")
     if not count and not unread:
-        note("no experiment has finished yet; run one first, as in `snakemake --cores 1 baseline`")
+        note("no experiment has finished yet; run one first, as in `snakemake baseline`")
     print(f"wrote {arguments.output} with {count} experiments; {len(unread)} folders are not shown", flush=True)
 
 

@@ -6,6 +6,6 @@ def crate_to_reproduce(wildcards):
     """Params function: the crate that the command line names."""
     if RUNS.shared.crate is None:
         raise UserError(
-            "crate is not set: `snakemake --cores 1 reproduce --config crate=path/to/run.crate.zip`"
+            "crate is not set: `snakemake reproduce --config crate=path/to/run.crate.zip`"
         )
     return RUNS.shared.crate

@@ -99,10 +99,10 @@ def test_missing_files_are_refused_before_anything_runs(fresh, config, message):
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("dataset=photos", "dataset=photos: a setting follows --config, as in `snakemake --cores 1 baseline --config"),
+        ("dataset=photos", "dataset=photos: a setting follows --config, as in `snakemake baseline --config"),
         ("baslinee", "baslinee: nothing makes this target; did you mean baseline?"),
         ("results/small/small/basline/report", "nothing makes this target; did you mean results/small/small/baseline?"),
-        ("finetune", "finetune: this rule serves every experiment; `snakemake --cores 1 baseline --until finetune`"),
+        ("finetune", "finetune: this rule serves every experiment; `snakemake baseline --until finetune`"),
         ("bad", "config/experiments/bad.yaml: 'gpus': YAML's versions disagree about 010"),
     ],
 )

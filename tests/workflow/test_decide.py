@@ -90,7 +90,7 @@ def test_a_budget_of_the_configured_seeds_gives_one_look(quick):
     [
         (("experiment=othr",), "experiment: there is no experiment 'othr'; did you mean 'other'?"),
         (("experiment=baseline",), "decide: experiments are compared with baseline; name another one"),
-        ((), "decide: the key experiment is missing; name one, as in `snakemake --cores 1 decide --config"),
+        ((), "decide: the key experiment is missing; name one, as in `snakemake decide --config"),
         (("experiment=other", "decide={seeds: 1}"), "decide.seeds: expected an integer from 2 to 1000, found 1"),
         (("experiment=other", "seeds=[0,1,2]", "decide={seeds: 2}"), "raise it to at least 3"),
         (("experiment=other", "report={headline: speed}"), "report.headline: expected answer_probability,"),

@@ -17,7 +17,7 @@ def test_leaderboard_lists_the_finished_run(finished):
 
 
 def test_rows_behind_wrong_answers_are_listed(finished):
-    command = "snakemake --cores 1 influence --config dataset=small model=small experiment=baseline"
+    command = "snakemake influence --config dataset=small model=small experiment=baseline"
     assert command in (finished.result("report") / "report.html").read_text(encoding="utf-8")
     finished.run("influence", config=("experiment=baseline", "influence={questions: 3, rows: 2}"))
     traced_answers = list(read_jsonl(finished.result("influence") / "influence.jsonl"))

@@ -39,7 +39,7 @@ def test_nothing_runs_without_a_license(fresh):
 def test_unlearned_models_are_refused_before_anything_is_copied(licensed):
     printed = " ".join(licensed.run("publish", ok=False, config=("experiment=baseline", f"publish={{{KEYS}}}")).split())
     assert "publish: the model of baseline has learned nothing measurable. " in printed
-    again = "then run `snakemake --cores 1 baseline` again"
+    again = "then run `snakemake baseline` again"
     assert f"{again}, or add `--config publish='{{allow_unlearned: true}}'`" in printed
     assert not (licensed.folder / "results/published").exists() and not licensed.result("export").exists()
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from dj2mgm.cli.console import INTERRUPTED_MESSAGE, Console, Lines
+from dj2mgm.cli.console import INTERRUPTED_MESSAGE, Console, Job, Lines
 
 STOPPED = ["interrupted; the same command continues", "train small: stopped after 0.0 s"]
 
@@ -115,3 +115,19 @@ def test_a_command_that_prints_its_output_is_not_repeated(capsys, tmp_path, outp
     console.emit(new_record(LogEvent.JOB_FINISHED, "", job_id=1))
     console.close()
     assert capsys.readouterr().err.splitlines() == shown
+
+
+@pytest.mark.parametrize(
+    ("wildcards", "shown"),
+    [
+        ({"run": "photos/qwen/baseline"}, "train baseline"),
+        ({"run": "photos/qwen/baseline/seed-1"}, "train baseline/seed-1"),
+        ({"run": "photos/baseline"}, "train baseline"),
+        ({"page": "photos/qwen/mine/report"}, "train mine/report"),
+        ({"dataset": "photos"}, "train photos"),
+    ],
+)
+def test_jobs_are_named_without_dataset_and_model(wildcards, shown):
+    record = new_record(LogEvent.JOB_INFO, "", jobid=1)
+    record.wildcards = wildcards
+    assert Job(record, None).name == shown

@@ -155,7 +155,7 @@ def test_unlearned_models_are_published_on_request_only(finished, tmp_path, caps
     assert done.status == 2 and not output.exists()
     assert (
         "publish: the model of dj_synth has learned nothing measurable. The stage finetune took 6 "
-        "optimizer steps. Raise finetune.epochs, then run `snakemake --cores 1 dj_synth` again, or add "
+        "optimizer steps. Raise finetune.epochs, then run `snakemake dj_synth` again, or add "
         "`--config publish='{allow_unlearned: true}'` to publish it as it is"
     ) in " ".join(done.stderr.split())
     copy_records(settings.records, output, "model", settings)

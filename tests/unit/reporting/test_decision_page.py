@@ -49,7 +49,7 @@ def test_the_command_continues_the_decision_on_its_dataset(page, tmp_path):
         experiment["config"] |= {"dataset": "../my photos", "model": {"name": "mgm-2b"}}
     write_yaml(tmp_path / "config.yaml", config)
     command = take_look(load_experiments(tmp_path / "config.yaml"), [], DecideSection(seeds=3)).command
-    start = "snakemake --cores 1 decide --config 'dataset=../my photos' model=mgm-2b experiment=new 'decide={seeds: "
+    start = "snakemake decide --config 'dataset=../my photos' model=mgm-2b experiment=new 'decide={seeds: "
     assert command.startswith(start)
 
 

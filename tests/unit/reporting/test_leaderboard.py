@@ -91,7 +91,7 @@ def test_a_decision_replaces_the_verdict_until_training_again(results):
 def test_the_command_to_run_is_shown_without_results(capsys, tmp_path):
     output = tmp_path / "leaderboard/leaderboard.html"
     done = run_main(write_leaderboard, f"--results={tmp_path}", f"--output={output}", capture=capsys)
-    assert done.status == 0 and "run one first, as in `snakemake --cores 1 baseline`" in done.stderr
+    assert done.status == 0 and "run one first, as in `snakemake baseline`" in done.stderr
 
 
 def test_incomplete_results_are_named_and_others_are_shown(results, capsys, tmp_path):

@@ -12,7 +12,7 @@ from dj2mgm.health.probe_process import ProbeOutput
 from dj2mgm.health.torch_probe import TorchProbe
 from dj2mgm.monitoring.memory_csv import format_gib
 
-PINNED_COMMAND = "snakemake --cores 1 baseline --sdm conda   # brings torch 2.6 and the CUDA 12.4 toolkit"
+PINNED_COMMAND = "snakemake baseline --sdm conda   # brings torch 2.6 and the CUDA 12.4 toolkit"
 FIX_COMMAND = "python workflow_scripts/doctor.py --fix && source results/doctor/environment.sh"
 COMPILE_COMMAND = "python workflow_scripts/compile_extensions.py"
 

@@ -187,7 +187,7 @@ def format_recipes(settings: PublishSettings) -> list[str]:
 def format_command(settings: PublishSettings) -> list[str]:
     return [
         "```bash",
-        f"snakemake --cores 1 {settings.experiment} --config model={settings.model} dataset='{settings.dataset}'",
+        f"snakemake {settings.experiment} --config model={settings.model} dataset='{settings.dataset}'",
         "```",
     ]
 

@@ -70,7 +70,7 @@ def format_number(value: float, digits: int, signed: bool = False) -> str:
 def format_snakemake_command(target: str, settings: dict[str, str]) -> str:
     """Return the command of a target with settings of the command line, each in YAML."""
     arguments = [shlex.quote(f"{key}={value}") for key, value in settings.items()]
-    return " ".join(["snakemake --cores 1", target, *(["--config", *arguments] if arguments else [])])
+    return " ".join(["snakemake", target, *(["--config", *arguments] if arguments else [])])
 
 
 def list_counts(counts: dict[str, int]) -> str:

@@ -109,7 +109,7 @@ def _check_starts_no_training(runs: Runs, jobs: list[PlannedJob], targets: list[
     finished = all(any(Path(stage).glob("*.json*")) for stage in stages)
     problem = f"{min(stages)} is out of date" if finished else f"{target} has not finished"
     raise InputError(
-        f"{kind}: {problem}, and {kind} starts no training. Run `snakemake --cores 1 {target}`{same} first"
+        f"{kind}: {problem}, and {kind} starts no training. Run `snakemake {target}`{same} first"
     )
 
 

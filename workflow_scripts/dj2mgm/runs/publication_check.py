@@ -19,6 +19,6 @@ def refuse_unlearned(experiment: str, verdict: str | Path, allow_unlearned: bool
         reason, remedy = (faults[0][key] for key in ("reason", "remedy"))
         raise InputError(
             f"publish: the model of {experiment} has learned nothing measurable. {reason}. {remedy}, "
-            f"then run `snakemake --cores 1 {experiment}` again, or add "
+            f"then run `snakemake {experiment}` again, or add "
             "`--config publish='{allow_unlearned: true}'` to publish it as it is"
         )

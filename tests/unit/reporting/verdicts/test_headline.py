@@ -52,7 +52,7 @@ def test_better_data_are_named_with_their_difference(page):
     assert (card.label, card.tone, card.confidence) == ("Better", "good", "95 % confidence.")
     # six stages and three seeds, three minutes each; the filter's time is 9999 s
     assert card.cost == "9 h 13 min for the stages that this experiment added."
-    assert card.command == "snakemake --cores 1 publish --config experiment=new"
+    assert card.command == "snakemake publish --config experiment=new"
     assert verdict(page({"baseline": 0.6, "new": 0.5}, seeds=3)).kind == "worse"
 
 
@@ -72,7 +72,7 @@ def test_the_verdict_on_one_seed_is_about_two_models(page):
             "With 2 more seeds of both experiments (about 1 h 12 min) the verdict is about the data, not only about "
             "these two models." in result.next_step
         )
-        assert result.command == f"snakemake --cores 1 {command}"
+        assert result.command == f"snakemake {command}"
 
 
 def test_the_verdict_on_one_common_seed_is_about_two_models(page, tmp_path):
@@ -99,7 +99,7 @@ def test_an_undecided_verdict_states_power_and_cost(page):
     assert " more seeds of both experiments (about 4 h 48 min) would decide with 80 % probability." in result.next_step
     advice = " This command adds seeds one by one until the verdict is decided, up to 25 per experiment in all:"
     assert result.next_step.endswith(advice), "the page was a look"
-    assert result.command == "snakemake --cores 1 decide --config experiment=new 'decide={seeds: 25}'"
+    assert result.command == "snakemake decide --config experiment=new 'decide={seeds: 25}'"
     result = verdict(page({"baseline": 0.5, "new": 0.52}, seeds=3, spread=0.05))
     assert "more held-out images together would decide" in result.next_step
 
@@ -194,7 +194,7 @@ def test_a_page_of_variants_begins_with_verdicts(page, tmp_path):
     better, open_one = cards = write_verdict_cards(experiments, "lora_sweep")
     assert (better.label, better.next_step) == ("Better", "Use base-lora-r8 instead of base.")
     assert open_one.label == "Undecided" and open_one.confidence == "Not sure."
-    assert not open_one.command or open_one.command.startswith("snakemake --cores 1 lora_sweep --config 'seeds=[")
+    assert not open_one.command or open_one.command.startswith("snakemake lora_sweep --config 'seeds=[")
     shown = VariantsPage("LoRA rank sweep", ["A note."], "Experiment", [], [], cards=cards)
     write_variants_page(shown, tmp_path / "lora_sweep.html")
     html = (tmp_path / "lora_sweep.html").read_text(encoding="utf-8")
@@ -324,7 +324,7 @@ def test_experiments_that_learned_nothing_share_a_card(page, tmp_path):
         first, merged = merge_withheld(cards, experiments[0], target)
         assert first == cards[0] and merged.verdict.experiment == "one and two"
         assert merged.verdict.statement == "The verdicts are withheld, because one and two learned nothing."
-        assert merged.command == f"snakemake --cores 1 {command} --config {LONGER}"
+        assert merged.command == f"snakemake {command} --config {LONGER}"
         assert merged.next_step == cards[1].next_step == cards[2].next_step
         assert merged.cost.endswith(" for the stages that these experiments added.")
     assert set(build_verdict_records(experiments)) == {"baseline", "new", *names}
@@ -396,7 +396,7 @@ def test_shared_stages_cost_nothing_and_commands_continue_runs(page, tmp_path):
     [card] = write_verdict_cards(load_experiments(tmp_path / "config.yaml"))
     assert card.cost == "18 min 00 s for the stages that this experiment added."
     assert (card.label, card.confidence) == ("Undecided, one seed", "Not sure.")
-    assert card.command == ("snakemake --cores 1 decide --config 'dataset=../my photos' model=mgm-2b experiment=new")
+    assert card.command == ("snakemake decide --config 'dataset=../my photos' model=mgm-2b experiment=new")
 
 
 def test_longer_training_is_advised_for_unlearned_models(page, tmp_path):
@@ -405,7 +405,7 @@ def test_longer_training_is_advised_for_unlearned_models(page, tmp_path):
     record = build_verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
     [fault] = record["learning_faults"]
     assert record["verdict"] == "Nothing learned" and record["next_step"].startswith(fault["remedy"])
-    assert record["command"] == f"snakemake --cores 1 baseline --config {LONGER}"
+    assert record["command"] == f"snakemake baseline --config {LONGER}"
 
 
 def test_a_larger_model_is_advised_for_photos(page, tmp_path):
@@ -417,8 +417,7 @@ def test_a_larger_model_is_advised_for_photos(page, tmp_path):
     record = build_verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
     assert record["next_step"].startswith("The model tiny is made for rendered scenes; on photos, train another one.")
     assert record["command"] == (
-        "snakemake fetch --config model=qwen3-vl-2b && "
-        "snakemake --cores 1 baseline --config dataset=photos model=qwen3-vl-2b"
+        "snakemake fetch --config model=qwen3-vl-2b && snakemake baseline --config dataset=photos model=qwen3-vl-2b"
     )
 
 
@@ -430,10 +429,7 @@ def test_a_higher_max_steps_is_advised_if_it_limits_steps(page, tmp_path):
     write_yaml(tmp_path / "config.yaml", config)
     record = build_verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
     assert record["next_step"] == "Raise finetune.max_steps. This command trains with more steps:"
-    assert (
-        record["command"]
-        == "snakemake --cores 1 baseline --config 'pretrain={min_steps: 120}' 'finetune={max_steps: 60}'"
-    )
+    assert record["command"] == "snakemake baseline --config 'pretrain={min_steps: 120}' 'finetune={max_steps: 60}'"
 
 
 @pytest.mark.parametrize(
@@ -484,7 +480,7 @@ def test_publishing_is_not_advised_for_a_model_that_forgot(page, tmp_path):
         "The verdict needs no more runs, but training made scores of new worse. Before you publish: train less, or "
         "mix general instructions into the data. This command trains with half the learning rate:"
     )
-    assert card.command == "snakemake --cores 1 new --config 'finetune={learning_rate: 0.0001}'"
+    assert card.command == "snakemake new --config 'finetune={learning_rate: 0.0001}'"
 
 
 def test_statements_stay_within_the_range_of_a_share(page):

@@ -502,9 +502,7 @@ def test_a_kept_variant_has_its_settings_and_fresh_seeds(write, monkeypatch, cap
         write_yaml("results/kinds/config.yaml", page)
     monkeypatch.setattr(sys, "argv", ["keep_variant.py", "results/kinds/config.yaml", variant, "kept"])
     keep_variant.main()
-    assert capsys.readouterr().out.endswith(
-        "next: snakemake --cores 1 decide --config model=tiny-llava experiment=kept\n"
-    )
+    assert capsys.readouterr().out.endswith("next: snakemake decide --config model=tiny-llava experiment=kept\n")
     config, own = (Runs({"model": "tiny-llava"}).experiments.configs[name].model_dump() for name in ("kept", variant))
     assert config.pop("seeds") == ([7, 8] if variant == "mine-on" else [5, 6])
     assert "of the study kinds" in config.pop("description")

@@ -16,7 +16,7 @@ from dj2mgm.settings.targets import ReportSection
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, read_jsonl
 
-EXAMPLE_COMMAND = "`snakemake --cores 1 decide --config experiment=dj_synth`"
+EXAMPLE_COMMAND = "`snakemake decide --config experiment=dj_synth`"
 
 
 def choose_seeds(runs: Runs, experiment: str, number: int) -> list[int]:
