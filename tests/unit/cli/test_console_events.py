@@ -128,6 +128,6 @@ def test_a_command_that_prints_its_output_is_not_repeated(capsys, tmp_path, outp
     ],
 )
 def test_jobs_are_named_without_dataset_and_model(wildcards, shown):
-    record = new_record(LogEvent.JOB_INFO, "", jobid=1)
+    record = new_record(LogEvent.JOB_INFO, "", jobid=1, output=["model"], shellcmd="train")
     record.wildcards = wildcards
     assert Job(record, None).name == shown
