@@ -42,7 +42,6 @@ QUESTION_WORDS = (5, 16)
 COUNTS = {"mgm-2b": 8 * IMAGES, "tiny": 12}  # questions of each measurement
 FAMILY_SHAPES = [f"{shape}-vlm" if shape in COUNTS else shape for shape in random_vlm.SHAPES]
 FAMILY_COUNT = 768  # questions of each measurement of another family
-BATCH_SIZES = (32, 64, 128)
 
 
 def print_speed(name: str, count: int, run: Callable[[], object]) -> None:
@@ -128,8 +127,8 @@ def measure(folder: Path, count: int) -> None:
         print_speed("captions, compiled layers", count, lambda: answer(image_files, requests, CAPTION_TOKENS))
 
 
-def measure_family(shape: str, folder: Path) -> None:
-    """Measure a model of transformers with the batch size of its generator, and with others."""
+def measure_family(shape: str, folder: Path, sizes: list[int]) -> None:
+    """Measure a model of transformers with batches of these sizes, or with its generator's own."""
     random_vlm.save_random_vlm(shape.removesuffix("-vlm"), folder / "model")
     count = FAMILY_COUNT if torch.cuda.is_available() else 12
     random, generator = np.random.default_rng(0), load_generator(folder / "model", None)
@@ -148,24 +147,20 @@ def measure_family(shape: str, folder: Path) -> None:
             pass
 
     answer(images[:32], questions[:32], ANSWER_TOKENS, 32)  # kernels are loaded
-    default = generator.choose_batch_size()
-    for size in dict.fromkeys((default, *BATCH_SIZES) if torch.cuda.is_available() else (default,)):
+    for size in sizes or [generator.choose_batch_size()]:
         rows = {
             "answers, an image each": (images, questions, ANSWER_TOKENS),
             "answers, six to an image": (shared, questions, ANSWER_TOKENS),
             "captions": (images, captions, CAPTION_TOKENS),
         }
         for name, row in rows.items():
-            try:
-                print_speed(f"{shape}: {name}, batches of {size}", count, lambda row=row, size=size: answer(*row, size))
-            except torch.cuda.OutOfMemoryError:
-                print(json.dumps({"measured": f"{shape}: {name}, batches of {size}", "out_of_memory": True}))
-                torch.cuda.empty_cache()
+            print_speed(f"{shape}: {name}, batches of {size}", count, lambda row=row, size=size: answer(*row, size))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=[*COUNTS, *FAMILY_SHAPES], default="mgm-2b")
+    parser.add_argument("--batch-sizes", type=int, nargs="*", default=[], help="of a model of transformers")
     parser.add_argument("--gpu-gib", type=float, default=22.0, help="usable GiB of GPU memory (default: 22)")
     parser.add_argument("--folder", type=Path, help="folder that may contain a random model already")
     arguments = parser.parse_args()
@@ -178,7 +173,7 @@ def main() -> None:
             if arguments.shape in COUNTS:
                 measure(folder, COUNTS[arguments.shape])
             else:
-                measure_family(arguments.shape, folder)
+                measure_family(arguments.shape, folder, arguments.batch_sizes)
 
 
 if __name__ == "__main__":

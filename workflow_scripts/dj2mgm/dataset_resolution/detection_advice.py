@@ -88,10 +88,7 @@ def _advise_rows(file: Path, script: str) -> str:
     folder = file.parent.parent if file.parent.name == "annotations" else file.parent
     table = folder / f"{file.stem}.jsonl"
     command = script.format(*(json.dumps(str(path), ensure_ascii=False) for path in (file, table)))
-    return (
-        f"Save it as rows of JSON with `python -c {shlex.quote(command)}`, and use "
-        f"{shlex.quote(f'dataset={table}')}"
-    )
+    return f"Save it as rows of JSON with `python -c {shlex.quote(command)}`, and use {shlex.quote(f'dataset={table}')}"
 
 
 def _is_coco(file: Path) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.data.formats import extract_caption, replace_caption
+from dj2mgm.data.images import BadImageError
 from dj2mgm.errors import InputError, quote_value
 from dj2mgm.juicer.operators.declarations import get_declarations, keeps_or_drops_rows
 from dj2mgm.juicer.patched_data_juicer import (
@@ -118,6 +119,8 @@ def name_failing_row(name: str, method: Callable[..., dict]) -> Callable[..., di
             row = _find_failing_row(lambda row: method(row, *args, **kwargs), samples)
             location = "" if row is None else f" on row {quote_value(row)}"
             remedy = "No row fails alone, so run it again" if row is None else "Fix the row"
+            if isinstance(error, BadImageError):
+                remedy = "Put `image_integrity_filter: {}` before it, which drops such rows, fix the row"
             raise InputError(
                 f"operator {name} failed{location}: {type(error).__name__}: {error}. "
                 f"{remedy}, change the operator's arguments or remove it from the recipe"

@@ -108,9 +108,7 @@ def _check_starts_no_training(runs: Runs, jobs: list[PlannedJob], targets: list[
     target = _find_target(runs, experiment)
     finished = all(any(Path(stage).glob("*.json*")) for stage in stages)
     problem = f"{min(stages)} is out of date" if finished else f"{target} has not finished"
-    raise InputError(
-        f"{kind}: {problem}, and {kind} starts no training. Run `snakemake {target}`{same} first"
-    )
+    raise InputError(f"{kind}: {problem}, and {kind} starts no training. Run `snakemake {target}`{same} first")
 
 
 def _check_published(runs: Runs, targets: list[PlannedJob]) -> None:

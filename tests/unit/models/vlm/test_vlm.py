@@ -463,6 +463,34 @@ def test_answers_of_a_batch_equal_those_of_generate(folders, tmp_path, family):
         assert answer == text.strip()
 
 
+def test_rows_that_do_not_fit_together_are_halved(folders, tmp_path, monkeypatch, capsys):
+    """A GPU's memory holds two rows at a time here; one image in the tower."""
+    paths = [save_image(tmp_path / f"{n}.png", (90 * n, 200, 90), (48, 40)) for n in range(3)]
+    about, questions = [0, 1, 2, 0, 1], [f"Is it {word}?" for word in ("red", "blue", "green", "large", "round")]
+    images = [paths[number] for number in about]
+
+    def run(generator) -> list:
+        answers = list(generator.answer(images, questions, "", max_new_tokens=6, batch_size=5))
+        likelihoods = list(generator.compute_log_likelihoods(images, questions, answers, ""))
+        return [answers, [*map(len, likelihoods)], list(generator.generate_candidates(paths, "", "", 2, 4, 3))]
+
+    expected = run(load_family(folders["qwen3_vl"]).make_generator(None, "cpu"))
+    generator = load_family(folders["qwen3_vl"]).make_generator(None, "cpu")
+    for name, most in (("_answer_rows", 2), ("_measure_rows", 2), ("_search_beams", 2), ("_encode", 1)):
+        method = getattr(generator, name)
+
+        def fail(rows, *args, method=method, most=most, **kwargs):
+            if len(rows) > most:
+                raise torch.OutOfMemoryError
+            return method(rows, *args, **kwargs)
+
+        monkeypatch.setattr(generator, name, fail)
+    actual = run(generator)
+    assert actual[:2] == expected[:2]
+    texts = [[[text for text, _ in candidates] for candidates in result[2]] for result in (actual, expected)]
+    assert texts[0] == texts[1] and "GPU memory is too small for 3 rows together" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("family", BUILDERS)
 def test_images_are_encoded_once_with_the_same_answers(folders, tmp_path, monkeypatch, family):
     paths = [save_image(tmp_path / f"{n}.png", (90 * n, 30, 90), size) for n, size in enumerate(SIZES[:2])]

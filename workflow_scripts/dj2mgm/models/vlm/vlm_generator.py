@@ -2,11 +2,13 @@
 
 import inspect
 import os
-from collections.abc import Collection, Iterator, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import PIL.Image
@@ -31,11 +33,12 @@ from dj2mgm.models.vision_language import IGNORE_INDEX, PIXELS_KEY, Generator
 from dj2mgm.models.vlm.encoder import BLANK_IMAGE_SIZE, PIXEL_MASK, ProcessorEncoder, concatenate
 from dj2mgm.storage.streaming import map_in_order
 
-CPU_BATCH_SIZE, GPU_BATCH_SIZE = 16, 32  # batch size for "auto"
+CPU_BATCH_SIZE, GPU_BATCH_SIZE = 16, 128  # batch size for "auto"; a GPU with too little memory halves it
 MAX_DECODING_PROCESSES = 8  # most processes that decode and resize images for a GPU
 CACHE_BYTES = 2**31  # most bytes of cached features, for further questions about their images
 DEEPSTACK = "deepstack_features"
 PIXEL_FIELDS = (PIXELS_KEY, PIXEL_MASK)
+T, R = TypeVar("T"), TypeVar("R")
 
 
 class ProcessedImage(NamedTuple):
@@ -82,6 +85,7 @@ class TransformersGenerator(Generator):
         self.stops = list_stop_tokens(model, encoder)
         model.generation_config = GenerationConfig()  # answers are greedy; the folder's sampling settings are ignored
         self._cache: dict[object, EncodedImage] = {}  # by path
+        self._fitting_rows = sys.maxsize  # most rows together for which the GPU's memory is not known to be too small
         self._output, self._stacked = dict, False  # type of the towers' output, and whether its features are one tensor
         self._takes_features = model._supports_mm_encoder_outputs() and hasattr(model.base_model, "get_image_features")
         if not self._takes_features:
@@ -113,10 +117,35 @@ class TransformersGenerator(Generator):
                 encoded = [self._encode_blank()]
             else:
                 encoded = self._encode_missing(list(map(make_image_key, batch.images)), new)
-            inputs = self._make_prompts([encoded[number] for number in batch.about], batch.questions)
             ends = build_stopping_criteria(self.encoder, self.stops, max_new_tokens)
-            sequences = self.model.generate(**inputs, **ends, do_sample=False, num_beams=1)
-            yield self._decode(sequences[:, inputs["input_ids"].shape[1] :])
+            rows = [(encoded[number], text) for number, text in zip(batch.about, batch.questions, strict=True)]
+            yield self._run_in_parts(partial(self._answer_rows, ends=ends), rows)
+
+    def _answer_rows(self, rows: list[tuple[EncodedImage | None, str]], ends: dict) -> list[str]:
+        inputs = self._make_prompts(*map(list, zip(*rows, strict=True)))
+        sequences = self.model.generate(**inputs, **ends, do_sample=False, num_beams=1)
+        return self._decode(sequences[:, inputs["input_ids"].shape[1] :])
+
+    def _run_in_parts(self, run: Callable[[list[T]], list[R]], rows: list[T]) -> list[R]:
+        """Return the results of `run` for all rows, for half as many together if the GPU's memory is too small.
+
+        Images are of different sizes, so the rows that fit are not known before.
+        """
+        results: list[R] = []
+        while rows:
+            part = rows[: self._fitting_rows]
+            try:
+                results += run(part)
+            except torch.OutOfMemoryError:
+                if len(part) == 1:
+                    raise
+                self._fitting_rows = len(part) // 2
+            else:
+                rows = rows[len(part) :]
+                continue
+            torch.cuda.empty_cache()  # after the exception, which refers to the tensors
+            note(f"GPU memory is too small for {len(part)} rows together; continuing with {self._fitting_rows}")
+        return results
 
     @torch.inference_mode()
     def generate_candidates(
@@ -129,33 +158,38 @@ class TransformersGenerator(Generator):
         batch_size: int,
     ) -> Iterator[Candidates]:
         """Sum the log-likelihoods of tokens up to a caption's first stop token; later positions count nothing."""
+        ends = build_stopping_criteria(self.encoder, self.stops, max_new_tokens)
+        search = partial(self._search_beams, question=question, num_beams=num_beams, ends=ends)
         for encoded in self._encode_in_parts(images, batch_size):
-            inputs = self._make_prompts(encoded, [question] * len(encoded))
-            output = self.model.generate(
-                **inputs,
-                **build_stopping_criteria(self.encoder, self.stops, max_new_tokens),
-                do_sample=False,
-                num_beams=num_beams,
-                num_return_sequences=num_beams,
-                length_penalty=1.0,
-                return_dict_in_generate=True,
-                output_scores=True,
-            )
-            tokens = output.sequences[:, inputs["input_ids"].shape[1] :]
-            texts = self._decode(tokens)
-            steps = self.model.compute_transition_scores(
-                output.sequences, output.scores, getattr(output, "beam_indices", None), normalize_logits=num_beams == 1
-            )
-            is_end = torch.isin(tokens, torch.tensor(self.stops, device=tokens.device))
-            is_after_end = is_end.cumsum(dim=1) > is_end  # positions after the first token that ends a caption
-            values = steps.masked_fill(steps.isinf() | is_after_end[:, : steps.shape[1]], 0).sum(dim=1).tolist()
-            for start in range(0, len(texts), num_beams):
-                captions: dict[str, float] = {}
-                for text, value in zip(
-                    texts[start : start + num_beams], values[start : start + num_beams], strict=True
-                ):
-                    captions.setdefault(text, value)
-                yield list(captions.items())
+            yield from self._run_in_parts(search, encoded)
+
+    def _search_beams(self, encoded: list[EncodedImage], question: str, num_beams: int, ends: dict) -> list[Candidates]:
+        inputs = self._make_prompts(encoded, [question] * len(encoded))
+        output = self.model.generate(
+            **inputs,
+            **ends,
+            do_sample=False,
+            num_beams=num_beams,
+            num_return_sequences=num_beams,
+            length_penalty=1.0,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        tokens = output.sequences[:, inputs["input_ids"].shape[1] :]
+        texts = self._decode(tokens)
+        steps = self.model.compute_transition_scores(
+            output.sequences, output.scores, getattr(output, "beam_indices", None), normalize_logits=num_beams == 1
+        )
+        is_end = torch.isin(tokens, torch.tensor(self.stops, device=tokens.device))
+        is_after_end = is_end.cumsum(dim=1) > is_end  # positions after the first token that ends a caption
+        values = steps.masked_fill(steps.isinf() | is_after_end[:, : steps.shape[1]], 0).sum(dim=1).tolist()
+        candidates = []
+        for start in range(0, len(texts), num_beams):
+            captions: dict[str, float] = {}
+            for text, value in zip(texts[start : start + num_beams], values[start : start + num_beams], strict=True):
+                captions.setdefault(text, value)
+            candidates.append(list(captions.items()))
+        return candidates
 
     @torch.inference_mode()
     def compute_answer_log_likelihoods(
@@ -170,17 +204,19 @@ class TransformersGenerator(Generator):
             list(chain.from_iterable(self._encode_in_parts(images, at_once))) if has_images else [self._encode_blank()]
         )
         for part in split_into_parts(answers, at_once):
-            answer_images = [encoded[answer.about] for answer in part]
-            items = [self._make_text_item(answer, image) for answer, image in zip(part, answer_images, strict=True)]
-            batch = self.encoder.batch_tokens(items, max(len(item["input_ids"]) for item in items))
-            labels, positions = batch.pop("labels"), batch.pop("answer_positions")
-            log_probs = self._compute_log_probs(self._add_images(batch, answer_images), positions)
-            targets = labels.flatten()[positions + 1].to(log_probs.device)
-            values = iter(log_probs.gather(1, targets.unsqueeze(1)).squeeze(1).tolist())
-            log_likelihoods += [
-                [next(values) for label in item["labels"][1:] if label != IGNORE_INDEX] for item in items
-            ]
+            rows = [(answer, encoded[answer.about]) for answer in part]
+            log_likelihoods += self._run_in_parts(self._measure_rows, rows)
         return log_likelihoods
+
+    def _measure_rows(self, rows: list[tuple[GivenAnswer, EncodedImage | None]]) -> list[list[float]]:
+        """Return the log-likelihoods of the tokens of each answer."""
+        items = [self._make_text_item(answer, image) for answer, image in rows]
+        batch = self.encoder.batch_tokens(items, max(len(item["input_ids"]) for item in items))
+        labels, positions = batch.pop("labels"), batch.pop("answer_positions")
+        log_probs = self._compute_log_probs(self._add_images(batch, [image for _, image in rows]), positions)
+        targets = labels.flatten()[positions + 1].to(log_probs.device)
+        values = iter(log_probs.gather(1, targets.unsqueeze(1)).squeeze(1).tolist())
+        return [[next(values) for label in item["labels"][1:] if label != IGNORE_INDEX] for item in items]
 
     def _compute_log_probs(self, inputs: dict[str, torch.Tensor], positions: torch.Tensor) -> torch.Tensor:
         """Return the log-probabilities (n, V) at positions (n,) of the flattened batch.
@@ -231,7 +267,7 @@ class TransformersGenerator(Generator):
 
         `new` are the images that are not cached.
         """
-        self._cache |= self._encode(new) if new else {}
+        self._cache |= dict(self._run_in_parts(self._encode, list(new.items())))
         encoded, cached_bytes = [self._cache[key] for key in keys], 0
         for key in reversed(list(self._cache)):
             cached_bytes += self._cache[key].nbytes
@@ -247,13 +283,19 @@ class TransformersGenerator(Generator):
             keys = list(range(len(part)))
             yield self._encode_missing(keys, {key: next(processed) for key in keys})
 
-    def _encode(self, images: dict[object, ProcessedImage]) -> dict[object, EncodedImage]:
-        """Compute the features of images together; a model that takes no features gets each image's inputs instead."""
-        parts = [{name: torch.from_numpy(values) for name, values in image.inputs.items()} for image in images.values()]
-        texts = [image.replacement for image in images.values()]
+    def _encode(self, images: list[tuple[object, ProcessedImage]]) -> list[tuple[object, EncodedImage]]:
+        """Compute the features of images together; a model that takes no features gets each image's inputs instead.
+
+        Args:
+            images: key and processed image of each.
+        """
+        keys = [key for key, _ in images]
+        parts = [{name: torch.from_numpy(values) for name, values in image.inputs.items()} for _, image in images]
+        texts = [image.replacement for _, image in images]
         if not self._takes_features:
             parts = [{name: self._move(values) for name, values in part.items()} for part in parts]
-            return {key: EncodedImage(text, part, [], []) for key, text, part in zip(images, texts, parts, strict=True)}
+            encoded = [EncodedImage(text, part, [], []) for text, part in zip(texts, parts, strict=True)]
+            return list(zip(keys, encoded, strict=True))
         inputs = {name: self._move(values) for name, values in _concatenate_fields(parts).items()}
         output = self.model.base_model.get_image_features(**inputs, return_dict=True)
         self._output, self._stacked = type(output), isinstance(output.pooler_output, torch.Tensor)
@@ -262,12 +304,11 @@ class TransformersGenerator(Generator):
         features = _split_by_image(output.pooler_output, counts)
         layers = [_split_by_image(layer, counts) for layer in output.get(DEEPSTACK) or ()]
         sizes = [{n: self._move(values) for n, values in part.items() if n not in PIXEL_FIELDS} for part in parts]
-        return {
-            key: EncodedImage(text, size, *rest)
-            for key, text, size, *rest in zip(
-                images, texts, sizes, features, [[layer[n] for layer in layers] for n in range(len(texts))], strict=True
-            )
-        }
+        layers_by_image = [[layer[n] for layer in layers] for n in range(len(texts))]
+        return [
+            (key, EncodedImage(text, size, *rest))
+            for key, text, size, *rest in zip(keys, texts, sizes, features, layers_by_image, strict=True)
+        ]
 
     def _process_in_order(self, images: Sequence[Image]) -> Iterator[ProcessedImage]:
         """Yield the processed images; for a GPU, other processes decode and resize them ahead."""
