@@ -22,6 +22,7 @@ from dj2mgm.runs.experiments import list_reserved_names
 from dj2mgm.runs.pages import build_page_settings, list_page_experiments, list_page_files
 from dj2mgm.runs.run import Run
 from dj2mgm.runs.stages import INFLUENCE, STAGES, find_finished_stage
+from dj2mgm.settings.configuration import TARGETS_BY_KEY
 from dj2mgm.settings.reserved_names import FOLDERS, RESERVED_NAMES, RULES
 from dj2mgm.settings.validation import Layer
 from dj2mgm.storage.files import read_yaml, write_yaml
@@ -248,6 +249,14 @@ def test_the_reference_has_the_seeds_of_all_on_a_page(write):
     assert first["stages"]["pretrain"] == "results/shapes/tiny/baseline/pretrain"
     assert second["stages"]["pretrain"] == "results/shapes/tiny/baseline/seed-2/pretrain"
     assert second["stages"]["finetune"] == "results/shapes/tiny/mine/seed-2/finetune"
+
+
+def test_settings_of_other_targets_leave_the_report_as_it_is(write):
+    write(finetune={"lora": {"r": 4}})
+    page = build_page_settings(Runs({}), ["baseline", "mine"])
+    values = {"publish": {"repository": "me/model"}, "format": "dj", "experiment": "mine", "fetch": {"rows": 9}}
+    assert build_page_settings(Runs(values), ["baseline", "mine"]) == page
+    assert not [key for entry in page["experiments"] for key in TARGETS_BY_KEY if key in entry["config"]]
 
 
 def test_a_random_subset_depends_on_the_size_of_its_experiment(write):

@@ -13,10 +13,11 @@ from dj2mgm.runs.stages import LEAK_FILES, STAGES, TASK_PREFIXES
 from dj2mgm.runs.studies import merged_mixtures
 from dj2mgm.runs.studies.searches import list_full_trials, read_planned_batches
 from dj2mgm.runs.studies.study_designs import read_setting
+from dj2mgm.settings.configuration import TARGETS_BY_KEY
 
 DATASET_FILES = ("summary.json", "pretrain.jsonl", "evaluation.jsonl")  # files of a dataset that pages read
 # keys that do not affect the results of an experiment; pages are not written again if one of them changes
-NOT_SHOWN = {"seed", "description", "controls", "experiment", "decide"}
+NOT_SHOWN = {"seed", "description", "controls", *TARGETS_BY_KEY}
 
 
 def locate_page_folder(runs: Runs, experiment: str) -> str:
