@@ -11,10 +11,10 @@ from pydantic.fields import FieldInfo
 from dj2mgm.records.look_records import LookRecord
 from dj2mgm.records.publication_records import RecipeContents
 from dj2mgm.settings.base import RETRAINS, ImageRootSettings, Number, Section, read_extra, setting
-from dj2mgm.settings.configuration import Configuration
+from dj2mgm.settings.configuration import TARGETS_BY_KEY, Configuration
 from dj2mgm.settings.study_files import Interval, StudyPage
 from dj2mgm.settings.targets import Control
-from dj2mgm.settings.validation import RENAMED_KEYS, load_settings
+from dj2mgm.settings.validation import load_settings
 
 VERDICT_FILE = "verdict.json"  # next to a page: verdicts, and signs that a model has learned nothing
 ABSENT = object()
@@ -35,12 +35,11 @@ class ShownConfiguration(Configuration):
 
     @model_validator(mode="before")
     @classmethod
-    def _rename_keys(cls, values: Any) -> Any:
-        """Return the values with current keys, so that pages of earlier versions can be read."""
-        publish = values.get("publish") if isinstance(values, dict) else None
-        if not isinstance(publish, dict):
+    def _select_known_keys(cls, values: Any) -> Any:
+        """Return the values without keys of other targets, and without removed keys of earlier versions."""
+        if not isinstance(values, dict):
             return values
-        return values | {"publish": {RENAMED_KEYS.get(key, key): value for key, value in publish.items()}}
+        return {key: value for key, value in values.items() if key in cls.model_fields and key not in TARGETS_BY_KEY}
 
 
 class ShownRun(Section):
