@@ -15,6 +15,7 @@ from dj2mgm.reporting.explorer.explorer_page import write_explorers
 from dj2mgm.reporting.rendering import EXPLORER
 from dj2mgm.reporting.report_page import write_report_page
 from dj2mgm.reporting.verdicts.headline_verdicts import find_unlearned
+from dj2mgm.reporting.verdicts.learning_faults import write_warning
 from dj2mgm.reporting.verdicts.verdict_cards import build_verdict_records
 from dj2mgm.storage.files import write_json
 
@@ -27,8 +28,8 @@ def main() -> None:
     write_json(paths.output_dir / VERDICT_FILE, build_verdict_records(experiments))
     explorers = write_explorers(experiments, paths.output_dir / EXPLORER)
     write_report_page(experiments, paths.output_dir / "report.html", explorers)
-    for name, faults in find_unlearned(experiments).items():
-        warn(f"{name} has learned nothing measurable. {' '.join(map(str, faults))}")
+    if unlearned := find_unlearned(experiments):
+        warn(write_warning(unlearned))
     print(f"wrote {paths.output_dir / 'report.html'} and comparison.csv for {len(experiments)} experiments", flush=True)
 
 

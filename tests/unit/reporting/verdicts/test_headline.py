@@ -281,20 +281,21 @@ def test_a_model_that_ignores_images_has_a_banner(monkeypatch, tmp_path, capsys)
         write_jsonl(file, rows)
     text = read_page_text(write_report(monkeypatch, config))
     first = text[: text.index("Headline metrics")]
-    assert "dj_synth has learned nothing measurable." in first
+    assert first.count("dj_synth has learned nothing measurable, so there is no verdict on it.") == 1
     assert "(probability of the right answer 25.0 % and 25.0 %)" in first
-    assert "The verdict is withheld, because dj_synth learned nothing" in first and "baseline has learned" not in first
+    assert first.lower().count("learned") == first.lower().count("withheld") == 1
     assert "warning: dj_synth has learned nothing" in capsys.readouterr().err
 
 
-def test_shared_reasons_and_the_next_step_are_stated_once(monkeypatch, tmp_path):
+def test_shared_reasons_and_the_next_step_are_stated_once(monkeypatch, tmp_path, capsys):
     config = write_results(tmp_path)
     for file in tmp_path.glob("*/**/evaluate_vqa/scores.jsonl"):
         rows = [row | {"values": row["values"] | {"answer_probability": [0.25, 1]}} for row in read_jsonl(file)]
         write_jsonl(file, rows)
     text = read_page_text(write_report(monkeypatch, config))
     first = text[: text.index("Headline metrics")]
-    assert first.count("baseline and dj_synth have learned nothing measurable.") == 1
+    assert first.count("baseline and dj_synth have learned nothing measurable") == 1
+    assert capsys.readouterr().err.count("learned nothing") == 1
     assert first.count("The model does not measurably score better with the right images than with shuffled ones") == 1
     assert first.count("Train longer, and check that images and texts belong together.") == 1
 

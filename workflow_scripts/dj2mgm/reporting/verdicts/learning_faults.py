@@ -70,6 +70,14 @@ def describe_faults(unlearned: dict[str, list[LearningFault]]) -> list[str]:
     return sentences
 
 
+def write_warning(unlearned: dict[str, list[LearningFault]]) -> str:
+    """Return the warning about all models that learned nothing, with each reason and each remedy once."""
+    verb = "has" if len(unlearned) == 1 else "have"
+    remedies = dict.fromkeys(f"{fault.remedy}." for faults in unlearned.values() for fault in faults)
+    lead = f"{join_words([*unlearned])} {verb} learned nothing measurable."
+    return " ".join([lead, *describe_faults(unlearned), *remedies])
+
+
 def list_training_faults(experiment: ExperimentResults) -> list[LearningFault]:
     """Return why the trainings of the experiment's models taught nothing, which more seeds do not change."""
     return list(dict.fromkeys(fault for run in experiment.runs for fault in _find_training_faults(experiment, run)))
