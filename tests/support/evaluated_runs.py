@@ -51,7 +51,8 @@ def write_run(folder: Path, clip: Values, vqa: Values, filtered: int = 80, synth
             write_jsonl(folder / stage / name, [])
     counts = {"rows_in": 0, "rows_out": 0, "dropped": {}}
     write_json(folder / "jsonl/summary.json", {"pretrain": counts, "finetune": counts})
-    write_jsonl(folder / "jsonl/pretrain.jsonl", [])
+    for name in ("pretrain.jsonl", "finetune.jsonl"):
+        write_jsonl(folder / "jsonl" / name, [])
     for stage in ("pretrain", "finetune"):
         write_training_record(folder / stage)
         write_jsonl(folder / stage / "metrics.jsonl", [{"step": 1, "loss": 1.0}])

@@ -222,7 +222,11 @@ def _write_run(folder: Path, filter_folder: Path, dataset: Path, seed: int, bett
     }
     instructions = {"rows_in": 40, "rows_out": 38, "dropped": {"missing": 2}, "repeated": 0}
     write_json(folder / "jsonl/summary.json", {"pretrain": pretrain_counts, "finetune": instructions})
-    write_jsonl(folder / "jsonl/pretrain.jsonl", [{"id": name} for name in [*ids, *(f"{i}#2" for i in ids[:repeated])]])
+    write_jsonl(folder / "jsonl/finetune.jsonl", [{"id": f"i{number:02d}"} for number in range(38)])
+    rewritten_ids = set(_list_remaining_ids()[:LOW]) if better else set()
+    texts = {name: [{"value": "new" if name in rewritten_ids else "old"}] for name in ids}
+    rows = [*texts.items(), *((f"{name}#2", texts[name]) for name in ids[:repeated])]
+    write_jsonl(folder / "jsonl/pretrain.jsonl", [{"id": name, "conversations": text} for name, text in rows])
     for stage, samples in (("pretrain", pretrain_counts["rows_out"]), ("finetune", 38)):
         steps = [{"step": step, "loss": 3 / step + 0.01 * seed, "learning_rate": 1e-3} for step in range(1, 30)]
         write_jsonl(folder / stage / "metrics.jsonl", steps)

@@ -174,11 +174,11 @@ def _repeat_rows(
 
 def drop_repeats(rows: Iterable[dict]) -> Iterator[dict]:
     """Yield the rows of a training file without repeated samples of a row, which have its id with a number."""
-    first_samples: dict[str, dict] = {}
+    first_samples: dict[str, int] = {}  # hashes, since files may have millions of rows
     for row in rows:
-        original = first_samples.get(row["id"].rpartition(REPETITION_MARK)[0])
-        if original is None or original | {"id": row["id"]} != row:
-            first_samples[row["id"]] = row
+        content = hash(json.dumps(row | {"id": ""}))
+        if first_samples.get(row["id"].rpartition(REPETITION_MARK)[0]) != content:
+            first_samples[row["id"]] = content
             yield row
 
 

@@ -45,13 +45,13 @@ def build_template_environment(*folders: Path) -> Environment:
     return environment
 
 
-def load_thumbnail(image_root: Path, relative: str) -> str:
-    """Return the image as a WebP data URI, shrunk to THUMBNAIL_SIDE if it is larger."""
+def load_thumbnail(image_root: Path, relative: str, longest_side: int = THUMBNAIL_SIDE) -> str:
+    """Return the image as a WebP data URI, shrunk to `longest_side` px if it is larger."""
     try:
         image = load_image(locate_image(image_root, relative))
     except BadImageError as error:
         raise InputError(f"the gallery's image {error}; restore the image or remove its row") from None
-    return encode_shrunk_image(image, THUMBNAIL_SIDE, THUMBNAIL_QUALITY)
+    return encode_shrunk_image(image, longest_side, THUMBNAIL_QUALITY)
 
 
 def encode_shrunk_image(image: Image.Image, longest_side: int, quality: int = 80) -> str:

@@ -37,6 +37,7 @@ from dj2mgm.reporting.verdicts.headline_verdicts import find_unlearned
 from dj2mgm.reporting.verdicts.learning_faults import describe_faults
 from dj2mgm.reporting.verdicts.training_changes import find_forgotten, list_training_changes
 from dj2mgm.reporting.verdicts.verdict_cards import merge_withheld, write_verdict_cards
+from dj2mgm.reporting.what_changed import describe_changes
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.storage.files import write_text
 
@@ -95,6 +96,7 @@ def _collect_verdict_values(experiments: list[ExperimentResults], differences: d
         "cards": merge_withheld(write_verdict_cards(experiments), experiments[0]),
         "unlearned": list(unlearned),
         "faults": describe_faults(unlearned),
+        "changed": describe_changes(experiments),
         "verdicts": build_metric_verdicts(experiments, differences),
         "compared": any(differences.values()),
         "seeds": [experiment.seeds for experiment in experiments],

@@ -8,6 +8,7 @@ from typing import Any
 from dj2mgm.dataset_resolution.experiment_dataset import name_dataset, require_folder
 from dj2mgm.errors import InputError, UnsuitableDatasetError
 from dj2mgm.records.search_records import RANDOM_SUFFIX, SearchSettings
+from dj2mgm.runs.experiment_recipes import read_recipes
 from dj2mgm.runs.layers import (
     build_command_line_layer,
     list_experiment_names,
@@ -185,7 +186,7 @@ class Experiments:
             variants = self._list_trials(name, study, parent)
         else:
             variants = list_study_variants(name, study, parent)
-        kinds = study.controls if can_select_rows(parent, self.configs[REFERENCE]) else []
+        kinds = study.controls if can_select_rows(read_recipes(parent), read_recipes(self.configs[REFERENCE])) else []
         labels = [variant.name.removeprefix(f"{study.experiment}-") for variant in variants]
         if study.page.reference not in (None, *labels):
             reference = study.page.reference
@@ -236,7 +237,7 @@ class Experiments:
         experiment, reference = self.configs[name], self.configs[REFERENCE]
         if name == REFERENCE or not experiment.controls:
             return []
-        if "random" in experiment.controls and not can_select_rows(experiment, reference):
+        if "random" in experiment.controls and not can_select_rows(read_recipes(experiment), read_recipes(reference)):
             raise InputError(
                 f"{locate_experiment_file(name)}: controls: random: the recipes drop no other rows than those of "
                 f"{REFERENCE}, so a random subset of the same size is {REFERENCE} itself; remove random"

@@ -93,7 +93,7 @@ STAGES = {
         rule="write_jsonl",
         upstream=("filter", "synthesize"),
         settings=build_jsonl_settings,
-        outputs=("pretrain.jsonl", "summary.json"),
+        outputs=("pretrain.jsonl", "finetune.jsonl", "summary.json"),
         reads=("dataset",),
     ),
     "pretrain": Stage(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from dj2mgm.evaluation.caption_attributes import count_extra, judge_caption
 from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.reporting.comparison import MODEL_LABELS
-from dj2mgm.reporting.experiment_results import ExperimentResults
+from dj2mgm.reporting.experiment_results import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import load_thumbnail, select_evenly
 from dj2mgm.score_groups import OWN
 from dj2mgm.storage.files import read_jsonl
@@ -70,8 +70,10 @@ def build_gallery(experiments: list[tuple[int, ExperimentResults]], items: int =
         items: largest number of images.
     """
     first_experiment = experiments[0][1]
-    captions = {experiment.name: _read_outputs(experiment, "captions.jsonl", False) for _, experiment in experiments}
-    answers = {experiment.name: _read_outputs(experiment, "answers.jsonl", True) for _, experiment in experiments}
+    captions = {experiment.name: read_outputs(experiment.runs[0], "captions.jsonl") for _, experiment in experiments}
+    answers = {
+        experiment.name: read_outputs(experiment.runs[0], "answers.jsonl", True) for _, experiment in experiments
+    }
     rows = [row for row in first_experiment.evaluation if all(row["id"] in outputs for outputs in captions.values())]
     return [
         GalleryItem(
@@ -82,16 +84,16 @@ def build_gallery(experiments: list[tuple[int, ExperimentResults]], items: int =
                 ExperimentCaptions(e.name, index, _build_captions(captions[e.name][row["id"]], row))
                 for index, e in experiments
             ],
-            _build_questions([(index, e.name, answers[e.name].get(row["id"], [])) for index, e in experiments]),
+            build_questions([(index, e.name, answers[e.name].get(row["id"], [])) for index, e in experiments]),
         )
         for row in select_evenly(rows, items)
     ]
 
 
-def _read_outputs(experiment: ExperimentResults, file: str, may_be_empty: bool) -> dict[str, list[dict]]:
-    """Return the outputs of the first run's models for the right images (no shuffled images), by image."""
+def read_outputs(run: RunResults, file: str, may_be_empty: bool = False) -> dict[str, list[dict]]:
+    """Return the outputs of a run's models for the right images (no shuffled images), by image."""
     outputs: dict[str, list[dict]] = {}
-    for row in read_jsonl(experiment.runs[0].stages["generate"] / file, may_be_empty):
+    for row in read_jsonl(run.stages["generate"] / file, may_be_empty):
         if row["images"] == OWN:
             outputs.setdefault(row["id"], []).append(row)
     return outputs
@@ -114,7 +116,7 @@ def _build_caption(stage: str, text: str, objects: list[dict]) -> GalleryCaption
     return GalleryCaption(stage, text.strip(), verdict, bool(right.all()) and not extra)
 
 
-def _build_questions(outputs: list[tuple[int, str, list[dict]]]) -> list[GalleryQuestion]:
+def build_questions(outputs: list[tuple[int, str, list[dict]]]) -> list[GalleryQuestion]:
     """Return the questions about an image in their order, with answers by the models of the last training stage."""
     questions: dict[str, GalleryQuestion] = {}
     for index, name, rows in outputs:

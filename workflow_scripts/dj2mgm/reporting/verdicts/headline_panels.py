@@ -19,7 +19,7 @@ from dj2mgm.reporting.comparison import (
     lower_title,
 )
 from dj2mgm.reporting.experiment_results import ExperimentResults
-from dj2mgm.score_groups import OWN, REFERENCE_CAPTIONS, SHUFFLED, name_group
+from dj2mgm.score_groups import FINETUNED, OWN, REFERENCE_CAPTIONS, SHUFFLED, name_group
 
 TRAINING_NAMES = {"pretrain": "pretraining", "finetune": "fine-tuning"}
 
@@ -79,6 +79,7 @@ class MetricPanel:
     zero: float
     unit: str  # of differences
     judge: int | None  # the first (0) or second (1) judge; None for scores without a judge
+    scale: str  # how to read a judge's score; empty for other scores
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def build_metric_verdicts(
             experiment.name,
             index,
             experiment.description,
-            list(_summarize_differences(differences[experiment.name])),
+            list(summarize_differences(differences[experiment.name])),
             describe_obstacles(experiment, experiments[0]),
         )
         for index, experiment in enumerate(experiments)
@@ -120,7 +121,8 @@ def build_metric_verdicts(
     ]
 
 
-def _summarize_differences(differences: GroupEstimates) -> Iterator[DifferenceSummary]:
+def summarize_differences(differences: GroupEstimates) -> Iterator[DifferenceSummary]:
+    """Yield the shown scores that are better, worse and the same after each training stage."""
     for model, stage in TRAINING_NAMES.items():
         estimates = differences.get(name_group(model, OWN), {})
         titles_by_kind: dict[str, list[str]] = {"better": [], "worse": [], "same": []}
@@ -173,9 +175,27 @@ def build_headline_panels(
                     difference_scale.locate(0),
                     "percentage points" if is_share(metric) else "",
                     int(metric.startswith(SECOND_JUDGE_PREFIX)) if "clip_score" in metric else None,
+                    _describe_clip_scale(experiments, metric) if "clip_score" in metric else "",
                 )
             )
     return panels
+
+
+def _describe_clip_scale(experiments: list[ExperimentResults], metric: str) -> str:
+    """Return the range of a judge's score, its usual values, and the distance that a difference is compared with."""
+    text = (
+        "Harmonic mean of CLIPScore and the cosine to the closest reference caption, 0 to 1.43."
+        if "ref_clip_score" in metric
+        else "2.5 times the cosine, 0 to 2.5. Its level depends on the judge: OpenAI's CLIPs give captions that fit a "
+        "photo 0.6 to 0.8."
+    )
+    groups = [name_group(FINETUNED, SHUFFLED), REFERENCE_CAPTIONS]
+    scores = [experiments[0].groups.get(group, {}).get(metric) for group in groups]
+    if None in scores:
+        return text
+    shuffled, reference = (format_score(metric, score.mean) for score in scores)
+    advice = " Compare differences with this distance." if len(experiments) > 1 else ""
+    return f"{text} Here captions of other images get {shuffled}, and the reference captions {reference}.{advice}"
 
 
 def _find_level_scale(experiments: list[ExperimentResults], metric: str) -> Scale:

@@ -4,10 +4,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dj2mgm.cli.messages import format_duration
+from dj2mgm.evaluation.run_scores import GroupEstimates
 from dj2mgm.reporting.advised_commands import build_keep_command, build_snakemake_command
+from dj2mgm.reporting.comparison import compare_with_first
 from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
-from dj2mgm.reporting.verdicts.experiment_pairs import ExperimentPair, find_comparisons, is_learning_rate_control
+from dj2mgm.reporting.verdicts.experiment_pairs import (
+    ExperimentPair,
+    find_comparisons,
+    find_controls,
+    is_learning_rate_control,
+)
+from dj2mgm.reporting.verdicts.headline_panels import summarize_differences
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict, build_headline_verdicts, find_unlearned
 from dj2mgm.reporting.verdicts.learning_faults import MIN_STEPS, LearningFault, advise_other_model
 from dj2mgm.reporting.verdicts.training_changes import find_forgotten
@@ -21,6 +29,8 @@ from dj2mgm.reporting.verdicts.verdict_sentences import (
     explain_withheld,
 )
 from dj2mgm.runs.studies.seed_times import sum_seconds
+from dj2mgm.runs.studies.variants import can_select_rows
+from dj2mgm.settings.configuration import ExperimentOnlyKeys
 from dj2mgm.verdict_kinds import VerdictKind
 
 PHOTO_MODEL = "qwen3-vl-2b"  # advised instead of a tiny model
@@ -64,6 +74,8 @@ class VerdictCard:
     next_step: str
     command: str
     withheld: WithheldComparison | None = None
+    fallen: str = ""  # sentence on scores that are worse, although the verdict is better
+    control: str = ""  # command that adds a random subset as control; empty if the experiment needs none
 
 
 def write_verdict_cards(experiments: list[ExperimentResults], target: str = "") -> list[VerdictCard]:
@@ -78,6 +90,7 @@ def write_verdict_cards(experiments: list[ExperimentResults], target: str = "") 
     comparisons = find_comparisons(experiments) or [
         ExperimentPair(first_experiment, first_experiment, first_experiment)
     ]
+    differences = {} if target else compare_with_first(experiments)
     cards: list[VerdictCard] = []
     for verdict, comparison in zip(build_headline_verdicts(experiments, target), comparisons, strict=True):
         experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
@@ -98,6 +111,11 @@ def write_verdict_cards(experiments: list[ExperimentResults], target: str = "") 
         else:
             kinds = {card.verdict.experiment: card.verdict.kind for card in cards}
             step, command = _advise_next_step(verdict, comparison, kinds, experiment.name in forgotten)
+        fallen = control = ""
+        if not target and verdict.kind == VerdictKind.BETTER and subject is experiment:
+            fallen = _describe_fallen(differences.get(experiment.name, {}))
+        if not target and verdict.kind != VerdictKind.NONE:
+            control = _build_control_command(comparison, experiments)
         confidence = "" if withheld else _describe_confidence(verdict, seeds, bool(later_experiments))
         cards.append(
             VerdictCard(
@@ -109,9 +127,37 @@ def write_verdict_cards(experiments: list[ExperimentResults], target: str = "") 
                 step,
                 command,
                 withheld,
+                fallen,
+                control,
             )
         )
     return cards
+
+
+def _describe_fallen(differences: GroupEstimates) -> str:
+    """Return a sentence on the shown scores in which a better experiment is worse than the first; empty if none is."""
+    worse = [f"{score} after {scores.stage}" for scores in summarize_differences(differences) for score in scores.worse]
+    return f"Not all scores are better: {join_words(worse)}. The 95 % interval excludes 0." if worse else ""
+
+
+def _build_control_command(comparison: ExperimentPair, experiments: list[ExperimentResults]) -> str:
+    """Return the command that adds a random subset to an experiment that selects rows and has no such control."""
+    experiment, reference = comparison.experiment, comparison.reference
+    controls = find_controls(experiments, comparison)
+    recipes = [dict(side.recipes) for side in (experiment, reference)]
+    counts = [[file.rows_in for file in side.runs[0].jsonl.files.values()] for side in (experiment, reference)]
+    if (
+        not comparison.can_be_decided
+        or "random" in controls
+        or experiment.dataset != reference.dataset
+        or not can_select_rows(*recipes)
+        or not any(own < other for own, other in zip(*counts, strict=True))
+    ):
+        return ""
+    settings = {"controls": f"[{','.join([*controls, 'random'])}]"}
+    if experiment.seeds != ExperimentOnlyKeys.model_fields["seeds"].default:
+        settings["seeds"] = f"[{','.join(map(str, experiment.seeds))}]"
+    return build_snakemake_command(reference, experiment.name, **settings)
 
 
 def merge_withheld(cards: list[VerdictCard], reference: ExperimentResults, target: str = "") -> list[VerdictCard]:
@@ -169,6 +215,7 @@ def build_verdict_records(experiments: list[ExperimentResults]) -> dict[str, dic
             verdict = card.verdict
             record |= {"verdict": card.label, "statement": verdict.statement, "certainty": verdict.certainty}
             record |= {"cost": card.cost, "next_step": card.next_step, "command": card.command}
+            record |= {"fallen": card.fallen, "control_command": card.control}
         records[name] = record
     return records
 

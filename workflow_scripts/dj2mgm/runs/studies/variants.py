@@ -1,12 +1,13 @@
 """Control experiments, and the variant of `finetune_minimal`. Variants of studies are in study_designs.py."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dj2mgm.runs.experiment_recipes import read_recipes
 from dj2mgm.settings.configuration import Experiment
 from dj2mgm.settings.targets import Control, FinetuneMinimalSection
+
+Recipes = Mapping[str, dict | None]  # by stage
 
 
 @dataclass(frozen=True)
@@ -105,13 +106,12 @@ def _halve_learning_rates(named_config: NamedConfig) -> dict:
 CONTROLS = {"random": _make_random_rows, "half_learning_rate": _make_half_learning_rate}
 
 
-def can_select_rows(experiment: Experiment, reference: Experiment) -> bool:
+def can_select_rows(recipes: Recipes, reference_recipes: Recipes) -> bool:
     """Return whether an experiment's recipes may keep other rows than the reference's; mappers drop no rows."""
-    own_steps, reference_steps = (list(_list_selecting_steps(config)) for config in (experiment, reference))
-    return own_steps != reference_steps
+    return list(_list_selecting_steps(recipes)) != list(_list_selecting_steps(reference_recipes))
 
 
-def _list_selecting_steps(experiment: Experiment) -> Iterator[tuple[str, dict]]:
-    for recipe in read_recipes(experiment).values():
+def _list_selecting_steps(recipes: Recipes) -> Iterator[tuple[str, dict]]:
+    for recipe in recipes.values():
         for step in recipe["process"] if recipe else ():
             yield from (item for item in step.items() if not item[0].endswith("_mapper"))
