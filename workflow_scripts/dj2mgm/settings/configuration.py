@@ -142,7 +142,8 @@ class SharedKeys(Section):
     )
     trusted_recipes: bool = setting(
         False,
-        "true: recipes may use all of Data-Juicer: run code, query servers, write and delete files (docs/data.md)",
+        "true: recipes may use all of Data-Juicer: run code, query servers, write and delete files "
+        "(docs/data_reference.md)",
     )
     fetch: FetchSection = section(FetchSection, "`snakemake fetch`: data of config/hub")
     report: ReportSection = section(ReportSection, "the page that compares experiments")
