@@ -33,7 +33,7 @@ from dj2mgm.models.vision_language import IGNORE_INDEX, PIXELS_KEY, Generator
 from dj2mgm.models.vlm.encoder import BLANK_IMAGE_SIZE, PIXEL_MASK, ProcessorEncoder, concatenate
 from dj2mgm.storage.streaming import map_in_order
 
-CPU_BATCH_SIZE, GPU_BATCH_SIZE = 16, 128  # batch size for "auto"; a GPU with too little memory halves it
+CPU_BATCH_SIZE, GPU_BATCH_SIZE = 16, 64  # batch size for "auto"; a GPU with too little memory halves it
 MAX_DECODING_PROCESSES = 8  # most processes that decode and resize images for a GPU
 CACHE_BYTES = 2**31  # most bytes of cached features, for further questions about their images
 DEEPSTACK = "deepstack_features"
