@@ -24,7 +24,7 @@ def own_threads() -> dict[str, int]:
     return threads_by_rule | {name: threads_by_rule[base] for base, name in DERIVED if base in threads_by_rule}
 
 
-@pytest.mark.parametrize("profile", ["slurm", "cluster-generic", "kubernetes"])
+@pytest.mark.parametrize("profile", ["slurm", "example_cluster", "cluster-generic", "kubernetes"])
 def test_profiles_request_processors_of_multithreaded_rules(profile):
     settings = yaml.safe_load((PROJECT / "profiles" / profile / "config.yaml").read_text(encoding="utf-8"))
     processors = {rule: resources["cpus_per_task"] for rule, resources in settings["set-resources"].items()}
