@@ -5,6 +5,12 @@ from glob import escape, glob
 
 from dj2mgm.script_modules import find_modules
 
+# Print a command's output and keep it in its log. The console prints the sentence about an error; without a console, when
+# STAGE_OUTPUT is set, it is printed here.
+PRINT_AND_LOG = (
+    """2>&1 | tee {log:q} | sed --unbuffered "${{STAGE_OUTPUT:+#}}/^error: /d\""""
+)
+
 
 def quote_script_path(name):
     """Return the path of a script, quoted for a shell command that Snakemake formats."""

@@ -47,7 +47,7 @@ rule reproduce:
         deployment=sorted(map(str, workflow.deployment_settings.deployment_method)),
     shell:
         f"python {quote_script_path('reproduce.py')} --crate={{params.crate:q}} --python={{params.python:q}}"
-        f" --folders {{params.folders:q}} --cores {{threads:q}} --deployment {{params.deployment:q}} 2>&1 | tee {{log:q}}"
+        f" --folders {{params.folders:q}} --cores {{threads:q}} --deployment {{params.deployment:q}} {PRINT_AND_LOG}"
 
 
 rule crate:

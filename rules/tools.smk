@@ -28,7 +28,7 @@ rule fetch:
     params:
         config=config_as_json,
     shell:
-        f"python {quote_script_path('fetch.py')} --config {{params.config:q}} 2>&1 | tee {{log:q}}"
+        f"python {quote_script_path('fetch.py')} --config {{params.config:q}} {PRINT_AND_LOG}"
 
 
 # Ask a server the held-out questions: `snakemake serve_check --config endpoint=http://localhost:8000/v1`.
@@ -41,7 +41,7 @@ rule serve_check:
     params:
         config=config_as_json,
     shell:
-        f"python {quote_script_path('check_served_model.py')} --config {{params.config:q}} 2>&1 | tee {{log:q}}"
+        f"python {quote_script_path('check_served_model.py')} --config {{params.config:q}} {PRINT_AND_LOG}"
 
 
 # List all finished experiments of this project.
@@ -53,4 +53,4 @@ rule leaderboard:
         "../envs/report.yaml"
     shell:
         f"python {quote_script_path('write_leaderboard.py')} --results results"
-        " --output results/leaderboard/leaderboard.html 2>&1 | tee {log:q}"
+        f" --output results/leaderboard/leaderboard.html {PRINT_AND_LOG}"

@@ -16,11 +16,23 @@ from dj2mgm.cli.command_line import command_line, make_parser, project_imports
 with project_imports():
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    from dj2mgm.dataset_resolution.hub_data import HubData, find_hub_benchmark, find_hub_dataset
+    from dj2mgm.dataset_resolution.hub_data import (
+        DOWNLOADS_FOLDER,
+        HubData,
+        find_hub_benchmark,
+        find_hub_dataset,
+    )
     from dj2mgm.errors import InputError
     from dj2mgm.fetching.benchmark_files import WRITERS
-    from dj2mgm.fetching.known_data import convert_data, look_up_data, needs_download
+    from dj2mgm.fetching.known_data import (
+        convert_data,
+        list_fetched_files,
+        list_patterns,
+        look_up_data,
+        needs_download,
+    )
     from dj2mgm.fetching.repositories import (
+        RESUME_REMEDY,
         HubSource,
         build_model_source,
         check_room,
@@ -30,10 +42,14 @@ with project_imports():
         look_up,
     )
     from dj2mgm.model_files.missing_models import ModelDownload, describe_missing, find_downloads, find_missing_models
+    from dj2mgm.model_files.model_folders import MODEL_SUFFIXES
     from dj2mgm.runs.experiments import REFERENCE
     from dj2mgm.runs.layers import merge_experiment, merge_shared_settings
-    from dj2mgm.servers.hub import UnreachableHubError
+    from dj2mgm.servers.hub import Request, UnreachableHubError, check_hub_answers
+    from dj2mgm.settings.hub_files import HubArchive, HubBenchmark
     from dj2mgm.storage.files import format_yaml_line
+
+CACHE_FOLDERS = ("blobs", "refs", "snapshots")  # folders of a repository in the hub's cache
 
 
 @command_line
@@ -55,11 +71,14 @@ def main() -> None:
         name_files(benchmarks)
         return
     try:
+        check_hub_answers(Request("the hub", "reached", RESUME_REMEDY, {}))
         repositories = [look_up(source) for source in sources]
         data_downloads = [look_up_data(data, fetch.rows) for data in missing_data]
     except UnreachableHubError as error:
-        print(describe_offline_steps(model_downloads, dataset, missing_data), flush=True)
-        raise InputError(f"{error}; the lines above say what to do without internet") from None
+        keys = {key: args.config[key] for key in ("dataset", "fetch") if key in args.config}
+        overrides = [f"{key}={value if key == 'dataset' else format_yaml_line(value)}" for key, value in keys.items()]
+        print(describe_offline_steps(model_downloads, dataset, missing_data, overrides), flush=True)
+        raise InputError(f"{error}. The lines above say what to do without internet") from None
     for item in (*repositories, *data_downloads):
         print(item.describe(), flush=True)
     check_room([*repositories, *(data.repository for data in data_downloads)])
@@ -82,29 +101,53 @@ def main() -> None:
 
 
 def describe_offline_steps(
-    models: Iterable[ModelDownload], dataset: HubSource | None, missing_data: Iterable[HubData]
+    models: Iterable[ModelDownload], dataset: HubSource | None, missing_data: Iterable[HubData], overrides: list[str]
 ) -> str:
-    """Return what to do on a machine that does not reach the hub, and every folder to copy to it."""
-    commands, folders = [], []
+    """Return what to do on a machine that does not reach the hub, and the files to copy to it.
+
+    Args:
+        overrides: keys of `--config` that name known datasets and benchmarks.
+    """
+    commands, files = [], []
     for model in models:
         commands += model.iterate_commands()
-        cache = f"{HF_HUB_CACHE}/models--{model.hub_id.replace('/', '--')}"
-        folders.append(model.converted or model.folder or cache)
+        folder = model.converted or model.folder
+        names = [f"*{suffix}" for suffix in MODEL_SUFFIXES] if folder else CACHE_FOLDERS
+        files.append((folder or _find_cache_folder("model", model.hub_id), names))
     if dataset:
         commands.append(f"hf download {dataset.hub_id} --repo-type dataset")
-        folders.append(f"{HF_HUB_CACHE}/datasets--{dataset.hub_id.replace('/', '--')}")
-    data = [str(item.folder) for item in missing_data]
-    if data:
-        commands.append("this `snakemake fetch`, which also converts the data")
+        files.append((_find_cache_folder("dataset", dataset.hub_id), CACHE_FOLDERS))
+    missing_data = list(missing_data)
+    if missing_data:
+        commands.append(f"{shlex.join(['snakemake', 'fetch', '--config', *overrides])}   # also converts the data")
+        files += [(data.folder, list_fetched_files(data)) for data in missing_data]
+    commands += [line for data in missing_data if (line := _find_plain_download(data))]
     lines = [
-        "The hub does not answer. Behind a proxy, set HTTPS_PROXY; with a mirror of the hub, set HF_ENDPOINT.",
+        "Behind a proxy, set HTTPS_PROXY; with a mirror of the hub, set HF_ENDPOINT.",
         "Without internet, run on a machine that has it, in a copy of this project:",
         *(f"  {command}" for command in commands),
-        "and copy to the same paths here:",
-        *(f"  {folder}" for folder in dict.fromkeys((*folders, *data))),
+        "and copy these files to the same paths here (as `rsync --archive` does, with links):",
+        *(f"  {folder}/{{{','.join(names)}}}" for folder, names in dict(files).items()),
         "  .venv, with the Python that it was made with (or, with --sdm conda, .snakemake/conda)",
     ]
     return "\n".join(lines)
+
+
+def _find_cache_folder(kind: str, hub_id: str) -> str:
+    return f"{HF_HUB_CACHE}/{kind}s--{hub_id.replace('/', '--')}"
+
+
+def _find_plain_download(data: HubData) -> str | None:
+    """Return the command that downloads a known dataset with all rows, which is read without a conversion."""
+    if isinstance(data.file, HubBenchmark):
+        return None
+    folder = DOWNLOADS_FOLDER / f"{data.name.partition('/')[0]}-whole"
+    includes = [word for pattern in list_patterns(data) for word in ("--include", pattern)]
+    words = ["hf", "download", data.file.hub_id, "--repo-type", "dataset", *includes, "--local-dir", str(folder)]
+    command = shlex.join(words)
+    if isinstance(data.file, HubArchive):
+        command += f" && unzip -q -n {folder / data.file.images} -d {folder}"
+    return f"{command}   # instead, all rows: dataset={folder / data.subset}"
 
 
 def name_files(benchmarks: list[HubData]) -> None:

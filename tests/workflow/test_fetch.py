@@ -61,3 +61,10 @@ def test_a_report_is_made_from_a_model_and_dataset_of_the_hub(fresh, hub):
     assert f"dataset {DATASET}: recognized as parquet" in printed
     assert fresh.result("report/report.html").is_file()
     assert hub.requests == []
+
+
+def test_a_missing_network_is_reported_once(fresh, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    printed = fresh.run("fetch", ok=False, config=(f"model={MODEL}",))
+    assert printed.count("the hub cannot be reached") == 1 and printed.count(f"hf download {MODEL}") == 1

@@ -28,7 +28,7 @@ PATH = RUN + " ' ; touch X ; ' \" ; touch X ; \" \\ "  # a hostile but valid fol
 # hostile text by the schema's `format`; None if the format accepts none
 TEXTS = {"path": PATH, "question_prompt": PATH + "\ntouch X\n{question}", "question": VALUE}
 TEXTS |= {"name": None, "address": None, "variable": None, "repository": None}
-STUBS = ("python", "bash", "tee", "touch", "X")
+STUBS = ("python", "bash", "tee", "sed", "touch", "X")
 # keys that name a chat template, a dataset, an operator, or a module of the language model
 TEMPLATES = {"pretrain_template": "plain", "template": "gemma"}
 NAMES = {"dataset", "model", "without", "targets"}
@@ -314,7 +314,7 @@ def test_hostile_values_and_names_stay_single_arguments(hostile, commands, tmp_p
     found_marks = set()
     calls = record_calls(tmp_path, [command for _, command in commands["jobs"]])
     assert len(calls) > len(commands["jobs"])
-    assert {program for program, *_ in calls} <= {"python", "bash", "tee"}
+    assert {program for program, *_ in calls} <= {"python", "bash", "tee", "sed"}
     texts = [text for _, *arguments in calls for argument in arguments for text in find_strings(argument)]
     texts += [text for document in commands["settings"] for text in find_strings_in_settings(document)]
     for text in texts:

@@ -4,8 +4,9 @@ import errno
 import gzip
 import json
 import os
+import socket
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -369,16 +370,54 @@ def test_a_missing_network_is_reported_in_one_sentence(fetch):
 
 
 def test_steps_without_internet_are_on_one_screen(fetch, tmp_path):
-    done = fetch("http://127.0.0.1:9", model="mgm-2b", dataset="llava-pretrain", fetch={"benchmarks": ["textvqa"]})
+    data = {"dataset": "finevision/chartqa", "fetch": {"benchmarks": ["textvqa"]}}
+    done = fetch("http://127.0.0.1:9", model="mgm-2b", **data)
     assert done.returncode and "Traceback" not in done.stderr and done.stderr.count("\n") == 1
-    lines = done.stdout.splitlines()
+    lines = [line.strip() for line in done.stdout.splitlines()]
     assert len(lines) < 24 and "HTTPS_PROXY" in lines[0] and "HF_ENDPOINT" in lines[0]
-    assert "  hf download google/gemma-2b-it --local-dir model_zoo/gemma-2b-it" in lines
-    for folder in ("model_zoo/gemma-2b-it", "downloads/llava-pretrain", "downloads/textvqa"):
-        assert f"  {folder}" in lines
-    cached = fetch("http://127.0.0.1:9", model="qwen3-vl-2b")
-    assert "  hf download Qwen/Qwen3-VL-2B-Instruct" in cached.stdout
-    assert f"  {tmp_path}/home/hub/models--Qwen--Qwen3-VL-2B-Instruct" in cached.stdout
+    assert "hf download google/gemma-2b-it --local-dir model_zoo/gemma-2b-it" in lines
+    [again] = [line for line in lines if line.startswith("snakemake fetch")]
+    assert again.startswith("snakemake fetch --config dataset=finevision/chartqa 'fetch={benchmarks: [textvqa]}'  ")
+    [plain] = [line for line in lines if "hf download HuggingFaceM4/FineVision" in line]
+    assert "--include 'chartqa/train-*.parquet'" in plain and plain.endswith(
+        "dataset=downloads/finevision-whole/chartqa"
+    )
+    for files in (
+        "model_zoo/gemma-2b-it/{*.safetensors,*.json,*.jinja,*.model,*.txt}",
+        "downloads/finevision/chartqa/{rows.parquet,.fetched.json}",
+        "downloads/textvqa/{questions.jsonl,answers.json,images,.fetched.json}",
+    ):
+        assert files in lines
+
+
+def test_cached_models_and_archives_are_listed_without_internet(fetch, tmp_path):
+    lines = fetch("http://127.0.0.1:9", model="qwen3-vl-2b", dataset="llava-pretrain").stdout.splitlines()
+    assert "  hf download Qwen/Qwen3-VL-2B-Instruct" in lines
+    assert f"  {tmp_path}/home/hub/models--Qwen--Qwen3-VL-2B-Instruct/{{blobs,refs,snapshots}}" in lines
+    assert "  downloads/llava-pretrain/{rows.json,*/,.fetched.json}" in lines
+    assert "unzip -q -n downloads/llava-pretrain-whole/images.zip" in "\n".join(lines)
+
+
+@pytest.mark.parametrize("backlog", [0, 9])
+def test_a_network_that_drops_packets_is_reported_in_seconds(fetch, backlog):
+    """A full backlog drops the packets that open a connection; otherwise it opens, and nothing answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=backlog) as silent, ExitStack() as others:
+        for _ in range(4 if backlog == 0 else 0):
+            other = others.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(silent.getsockname())
+        started = time.monotonic()
+        done = fetch(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=1, model=MODEL)
+    assert time.monotonic() - started < 30
+    assert done.returncode and "no answer within 1 s" in done.stderr and "HTTPS_PROXY" in done.stdout
+
+
+@pytest.mark.parametrize("problem", ["offline", "name"])
+def test_other_reasons_get_the_same_steps(fetch, problem):
+    url = "http://no-such-host.invalid" if problem == "name" else "http://127.0.0.1:9"
+    done = fetch(url, offline=problem == "offline", model=MODEL)
+    assert done.returncode and ("HF_HUB_OFFLINE" in done.stderr) == (problem == "offline")
+    assert f"hf download {MODEL}" in done.stdout and "HTTPS_PROXY" in done.stdout
 
 
 def test_pickled_towers_of_an_mgm_are_converted(hub, fetch, tmp_path):

@@ -30,6 +30,7 @@ from dj2mgm.settings.hub_files import HubArchive, HubBenchmark
 from dj2mgm.storage.files import read_json, replace_file, write_bytes, write_json, write_json_list
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 
+PARQUET_ROWS, ARCHIVE_ROWS = "rows.parquet", "rows.json"  # files in a dataset's folder
 ROWS_AT_ONCE = 64  # rows that are copied together
 TAIL_BYTES = 2**18  # bytes of a request for the end of a file
 LOCAL_HEADER = struct.Struct("<26xHH")  # precedes a file in a zip file; lengths of its name and extra field
@@ -71,16 +72,27 @@ def needs_download(data: HubData, rows: int | None) -> bool:
     return not isinstance(data.file, HubBenchmark) and read_json(data.folder / FETCH_RECORD)["rows"] != rows
 
 
+def list_fetched_files(data: HubData) -> list[str]:
+    """Return the names of the files in the folder of fetched data; `*/` stands for folders of images."""
+    if isinstance(data.file, HubBenchmark):
+        return [*WRITERS[data.file.benchmark].files.values(), FETCH_RECORD]
+    return [*((ARCHIVE_ROWS, "*/") if isinstance(data.file, HubArchive) else (PARQUET_ROWS,)), FETCH_RECORD]
+
+
+def list_patterns(data: HubData) -> tuple[str, ...]:
+    """Return the patterns of the names of a dataset's or benchmark's files on the hub."""
+    file = data.file
+    patterns = (file.rows, file.images) if isinstance(file, HubArchive) else (file.files,)
+    return tuple(f"{data.subset}/{pattern}" for pattern in patterns) if data.subset else patterns
+
+
 def look_up_data(data: HubData, rows: int | None) -> KnownDownload:
     """Ask the hub about a dataset or benchmark.
 
     Raises:
         InputError: the hub does not show it, or its files have other names than config/hub states.
     """
-    file = data.file
-    patterns: tuple[str, ...] = (file.rows, file.images) if isinstance(file, HubArchive) else (file.files,)
-    if data.subset:
-        patterns = tuple(f"{data.subset}/{pattern}" for pattern in patterns)
+    file, patterns = data.file, list_patterns(data)
     copied_to = None if isinstance(file, HubArchive) else str(data.folder)
     source = HubSource(file.hub_id, "dataset", patterns, is_selection=True, license=file.license, copied_to=copied_to)
     repository = look_up(source)
@@ -155,7 +167,7 @@ def convert_data(download: KnownDownload, snapshot: Path) -> None:
         if download.archive:
             number = _write_archived(download, download.archive, files[0])
         else:
-            number = _write_parquet(files, download.rows, data.folder / "rows.parquet")
+            number = _write_parquet(files, download.rows, data.folder / PARQUET_ROWS)
         if download.rows is not None and number < download.rows:
             print(f"{data.file.hub_id} has only {number} of the {download.rows} requested rows", flush=True)
     write_json(
@@ -224,7 +236,7 @@ def _write_archived(download: KnownDownload, archive: RepoSibling, rows: Path) -
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         for _ in pool.map(fetch, images.items()):
             pass
-    write_json_list(folder / "rows.json", selected_rows)
+    write_json_list(folder / ARCHIVE_ROWS, selected_rows)
     return len(selected_rows)
 
 

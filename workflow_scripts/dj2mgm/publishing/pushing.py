@@ -9,7 +9,7 @@ from huggingface_hub import get_token
 
 from dj2mgm.errors import InputError
 from dj2mgm.publishing.run_record import MARKER, RECORDS
-from dj2mgm.servers.hub import Request, clean, hub_errors, make_quiet_api
+from dj2mgm.servers.hub import Request, check_hub_answers, clean, hub_errors, make_quiet_api
 from dj2mgm.storage.plain_files import check_tree
 
 HUB_FILES = {".gitattributes"}  # created by the hub in each new repository
@@ -28,6 +28,7 @@ def push(folder: Path, kind: str, repository: str, private: bool) -> str:
             "then run the same command again"
         )
     api = make_quiet_api()
+    check_hub_answers(_make_request(repository))
     with hub_errors(_make_request(repository)):
         api.whoami()
         api.create_repo(repository, repo_type=kind, private=private, exist_ok=True)

@@ -8,6 +8,7 @@ client of the library that this module makes refuses such names if they may be p
 import errno
 import os
 import re
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -97,6 +98,34 @@ def make_quiet_api() -> HfApi:
     logging.set_verbosity_error()
     set_client_factory(_make_limited_client)
     return HfApi()
+
+
+def check_hub_answers(request: Request) -> None:
+    """Check within HF_HUB_DOWNLOAD_TIMEOUT seconds that the hub answers anything at all.
+
+    A network may drop packets silently. Then the system looks each name server and each address of the hub up for
+    itself, which takes minutes, and no time limit of a client includes that. So a thread waits for the answer.
+
+    Raises:
+        UnreachableHubError: there is no answer, or HF_HUB_OFFLINE is set.
+    """
+    make_quiet_api()
+    answers: list[object] = []
+
+    def ask() -> None:
+        try:
+            answers.append(get_session().head(constants.ENDPOINT, follow_redirects=False))
+        except Exception as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+    with hub_errors(request):
+        if not answers:
+            raise TimeoutError(f"no answer within {constants.HF_HUB_DOWNLOAD_TIMEOUT} s")
+        if isinstance(answers[0], httpx2.TransportError | OSError | OfflineModeIsEnabled):
+            raise answers[0]  # after any other error, the hub has answered
 
 
 def check_library_downloads() -> None:
@@ -277,7 +306,8 @@ def hub_errors(request: Request) -> Iterator[None]:
     try:
         yield
     except OfflineModeIsEnabled:
-        raise InputError(f"{request.repository} cannot be reached while HF_HUB_OFFLINE is set; unset it") from None
+        message = f"{request.repository} cannot be reached while HF_HUB_OFFLINE is set; unset it"
+        raise UnreachableHubError(message) from None
     except (OSError, RuntimeError, ValueError, ArithmeticError, httpx2.HTTPError, *UNKNOWN_FORM_ERRORS) as error:
         cause = _find_cause(error)
         is_silent = isinstance(cause, httpx2.TransportError | ConnectionError | TimeoutError)
