@@ -56,6 +56,8 @@ def complete(workload: Workload) -> dict:
         ("qwen3-vl-2b", "lora", 10, 0, "h200", 101.2, 0.07),
         pytest.param("qwen3-vl-2b", "lora", 10, 0, "h100", 83.3, 0.18, marks=pytest.mark.slow),
         pytest.param("smolvlm2-2.2b", "lora", 5, 0, "h100", 22.2, 0.10, marks=pytest.mark.slow),
+        pytest.param("paligemma2-3b", "lora", 7, 16, "h100", 73.1, 0.25, marks=pytest.mark.slow),
+        pytest.param("paligemma2-3b", "lora", 5, 0, "h100", 66.4, 0.27, marks=pytest.mark.slow),
         pytest.param("internvl3.5-2b", "lora", 2, 0, "h100", 10.6, 0.10, marks=pytest.mark.slow),
     ],
 )
