@@ -13,13 +13,20 @@ from dj2mgm.cli.messages import note
 from dj2mgm.data.merged_sources import write_merged_sources
 from dj2mgm.data.shapes.shapes_dataset import assign_faults, count_faults, write_shapes
 from dj2mgm.data.user_dataset import write_user_dataset
-from dj2mgm.settings.dataset_files import FilesDataset, ReadableSources, ShapesDataset, load_dataset_settings
-from dj2mgm.storage.files import write_json
+from dj2mgm.settings.dataset_files import (
+    CHECK_FILES,
+    FilesDataset,
+    ReadableSources,
+    ShapesDataset,
+    load_dataset_settings,
+)
+from dj2mgm.storage.files import discard_files, write_json
 
 
 @command_line
 def main() -> None:
     args = parse_paths(__doc__, "--config", "--output-dir")
+    discard_files(args.output_dir, CHECK_FILES)  # they show earlier data, also if these cannot be read
     match load_dataset_settings(args.config):
         case ShapesDataset() as settings:
             summary = write_shapes(settings, args.output_dir)

@@ -1,6 +1,8 @@
 """`snakemake check` in a project: its output and page, and a new check after a change of the data."""
 
+import json
 import re
+import zipfile
 
 import pytest
 
@@ -42,6 +44,30 @@ def test_a_problem_ends_the_command(checked):
         (photos / f"{number:03d}.png").write_bytes(b"not an image")
     printed = project.run("check", ok=False, config=(f"dataset={photos}",))
     assert "rows cannot be used" in printed and "Traceback" not in printed
+
+
+def test_an_earlier_page_is_deleted_if_the_data_cannot_be_read(tmp_path):
+    project = copy_project(tmp_path / "project")
+    images = [f"{number % 3}/{number}.jpg" for number in range(24)]
+    rows = [{"id": name, "image": name, "conversations": [{"from": "human", "value": "<image>"}]} for name in images]
+    for row in rows:
+        row["conversations"].append({"from": "gpt", "value": f"caption {row['id']}"})
+    data = tmp_path / "llava"
+    data.mkdir()
+    (data / "rows.json").write_text(json.dumps(rows))
+    with zipfile.ZipFile(data / "images.zip", "w") as archive:
+        for name in images:
+            archive.writestr(name, b"image")
+    page = project.folder / "results/datasets/llava/check/check.html"
+    page.parent.mkdir(parents=True)
+    page.touch()
+    printed = project.run("check", ok=False, config=(f"dataset={data}",))
+    assert f"unpack images.zip with `python -m zipfile --extract {data}/images.zip {data}`" in printed
+    assert not page.exists()
+    page.touch()
+    (data / "rows.json").unlink()
+    assert "images.zip is an archive" in project.run("check", ok=False, config=(f"dataset={data}",))
+    assert not page.exists()
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pandas as pd
@@ -30,6 +31,7 @@ from dj2mgm.dataset_resolution.experiment_dataset import (
 )
 from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import FilesDataset
+from dj2mgm.storage.archives import advise_unpacking_images
 from dj2mgm.storage.files import read_jsonl, write_json, write_json_list, write_jsonl, write_yaml
 from dj2mgm.storage.fingerprints import Fingerprints
 from dj2mgm.storage.shards import read_file
@@ -754,3 +756,16 @@ def test_a_table_without_column_names_is_refused(here):
 def test_a_missing_hub_id_names_the_command(here):
     with pytest.raises(InputError, match="run `snakemake fetch --config dataset=somebody/their-photos` first"):
         resolve_dataset("somebody/their-photos")
+
+
+def test_an_archive_of_images_next_to_rows_has_a_command(tmp_path):
+    packed = tmp_path / "images.tar.zst"
+    packed.touch()
+    advice = advise_unpacking_images(tmp_path / "0/1.jpg")
+    assert f"tar --zstd --extract --file {packed} --directory {tmp_path}`" in advice and "program zstd" in advice
+    packed.unlink()
+    assert advise_unpacking_images(tmp_path / "0/1.jpg") is None
+    with zipfile.ZipFile(tmp_path / "images.zip", "w") as archive:
+        archive.writestr("1.jpg", b"image")
+    assert f"{tmp_path}/images.zip {tmp_path}`" in advise_unpacking_images(tmp_path / "1.jpg")
+    assert f"{tmp_path}/images.zip {tmp_path}/images`" in advise_unpacking_images(tmp_path / "images/1.jpg")

@@ -21,6 +21,7 @@ from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.images import BadImageError, UnreadableImages, join_image_path, load_image, locate_image
 from dj2mgm.errors import InputError, quote_value
 from dj2mgm.settings.dataset_files import MAX_HELD_OUT, FilesDataset, MergedSplit, PretrainSplit
+from dj2mgm.storage.archives import advise_unpacking_images
 from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import write_json_list, write_jsonl
 from dj2mgm.storage.shards import compute_image_digest
@@ -116,10 +117,12 @@ def _select_split(pairs: PretrainSplit, size: int) -> tuple[list[dict], HeldOutI
     evaluation = select_held_out(pairs.file, pairs.images, size, unreadable)
     if len(evaluation) < MIN_HELD_OUT:
         if unreadable.reasons:
+            remedy = (
+                advise_unpacking_images(Path(unreadable.first)) or "correct the paths, or their base folder `images`"
+            )
             raise InputError(
                 f"{pairs.title}: too few readable images to hold {MIN_HELD_OUT} out for "
-                f"evaluation ({len(evaluation)} readable, {unreadable}); correct the paths, or their base folder "
-                "`images`"
+                f"evaluation ({len(evaluation)} readable, {unreadable}); {remedy}"
             )
         raise InputError(
             f"{pairs.title}: too few different, readable images to hold {MIN_HELD_OUT} out "

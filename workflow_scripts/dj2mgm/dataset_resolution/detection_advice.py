@@ -68,20 +68,6 @@ class Advice:
         )
 
 
-def advise_unpacking(file: Path) -> str:
-    """Return the command that unpacks an archive, and the dataset that it makes."""
-    folder = file.with_name(file.name.partition(".")[0])
-    name, target = shlex.quote(str(file)), shlex.quote(str(folder))
-    kind = file.suffix.lower()
-    if kind == ".zip":
-        step = f"Unpack it with `python -m zipfile --extract {name} {target}`"
-    elif kind in (".7z", ".rar"):
-        step = f"Unpack it into {target}"
-    else:
-        step = f"Unpack it with `mkdir {target} && tar --extract --file {name} --directory {target}`"
-    return f"{step}, and use {shlex.quote(f'dataset={folder}')}"
-
-
 def _advise_rows(file: Path, script: str) -> str:
     """Return the command that writes the rows of a file as rows of JSON, and the dataset to use then."""
     # COCO keeps its images next to the folder of annotations

@@ -15,6 +15,7 @@ from dj2mgm.model_files.hub_cache import find_cached_snapshot, is_folder_path
 from dj2mgm.settings.config_files import list_config_names, locate_config_file, read_config, suggest_name
 from dj2mgm.settings.configuration import Experiment
 from dj2mgm.settings.dataset_files import (
+    CHECK_FILES,
     SPLITS,
     WITH_CAPTION_FILES,
     WITH_IMAGES,
@@ -31,7 +32,7 @@ from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.string_formats import check_format, has_format
 from dj2mgm.settings.study_files import MixtureSpace
 from dj2mgm.settings.validation import validate_settings
-from dj2mgm.storage.files import find_files
+from dj2mgm.storage.files import discard_files, find_files
 from dj2mgm.storage.image_files import IMAGE_FOLDERS_FILE
 from dj2mgm.storage.plain_files import resolve_inside
 
@@ -98,7 +99,11 @@ def resolve_dataset(value: str) -> Dataset:
 def _detect(path: Path, requested_path: Path) -> Dataset:
     """Return the dataset in a folder or file, for which the user states the path or hub id `requested_path`."""
     name = name_dataset(str(requested_path))
-    detected = detect_dataset(path, name, requested_path)
+    try:
+        detected = detect_dataset(path, name, requested_path)
+    except InputError:
+        discard_files(Path(DATASETS_FOLDER, name), CHECK_FILES)  # they show other data
+        raise
     return Dataset(name, _locate_sources(detected.settings, f"dataset {requested_path}"), detected.note)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from dj2mgm.dataset_resolution.detection_advice import Advice, advise_unpacking
+from dj2mgm.dataset_resolution.detection_advice import Advice
 from dj2mgm.dataset_resolution.file_formats import (
     FORMATS,
     SHOWN_NAMES,
@@ -19,9 +19,9 @@ from dj2mgm.dataset_resolution.file_formats import (
 from dj2mgm.dataset_resolution.file_samples import SAVED_RECORDS, list_cached
 from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import WITH_IMAGES
+from dj2mgm.storage.archives import ARCHIVE_SUFFIXES, advise_unpacking
 from dj2mgm.storage.image_files import CONVERT_HEIF, HEIF_SUFFIXES, IMAGE_SUFFIXES
 
-ARCHIVE_SUFFIXES = (".zip", ".tgz", ".tar.gz", ".tar.xz", ".tar.bz2", ".tar.zst", ".7z", ".rar")
 EVALUATION_FILE = "evaluation.jsonl"  # always a held-out split in the workflow's own format
 NO_ROWS_FILES = {EVALUATION_FILE, *SAVED_RECORDS}
 MAX_ENTRIES = 100_000  # files and folders that are listed in a search for files

@@ -12,6 +12,7 @@ from dj2mgm.storage.files import read_yaml
 
 RowCount = Annotated[int, Field(ge=1, le=10**8)]
 FaultRate = Annotated[Number, Field(ge=0, le=1)]
+CHECK_FILES = ("check/check.html", "check/check.txt")  # of `snakemake check`, in a dataset's folder of results
 MAX_HELD_OUT = 500  # images that are held out of a dataset without an evaluation file
 SPLITS = ("pretrain", "finetune", "evaluation")
 WITH_IMAGES = ("arrow", "folder", "parquet", "webdataset")  # formats of sources that include their images

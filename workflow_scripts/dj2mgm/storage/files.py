@@ -255,6 +255,12 @@ def can_be_path(text: str) -> bool:
     return b"\0" not in encoded and len(encoded) < 4096 and all(len(name) <= 255 for name in encoded.split(b"/"))
 
 
+def discard_files(folder: Path, names: Iterable[str]) -> None:
+    """Delete files of a folder, as far as they exist."""
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+
+
 def find_files(path: str | Path, suffixes: Sequence[str]) -> list[Path]:
     """Return the file, the files below the folder with one of the suffixes, or the files that match the pattern.
 
