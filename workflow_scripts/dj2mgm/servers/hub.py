@@ -101,7 +101,7 @@ def make_quiet_api() -> HfApi:
 
 
 def check_hub_answers(request: Request) -> None:
-    """Check within HF_HUB_DOWNLOAD_TIMEOUT seconds that the hub answers anything at all.
+    """Check within the time limit of the hub's library that the hub answers anything at all.
 
     A network may drop packets silently. Then the system looks each name server and each address of the hub up for
     itself, which takes minutes, and no time limit of a client includes that. So a thread waits for the answer.
