@@ -50,7 +50,7 @@ CHANGES = [
     ("headings", "\nApache-2.0.", "\n## More\n\nApache-2.0."),
     ("headings", "\n## ", "\n### "),
     ("code blocks", "\nmake baseline ", "\nmake lint\nmake baseline "),
-    ("code blocks", "--cores 1 --sdm conda", "--cores 2 --sdm conda"),
+    ("code blocks", "snakemake baseline --sdm conda", "snakemake baseline --cores 2 --sdm conda"),
     ("code blocks", "dataset=path/to/my_photos\n", "dataset=path/to/my_photos\nls\n"),
     ("first columns", "\n| [docs/targets.md]", "\n| `nurse` | |\n| [docs/targets.md]"),
     ("inline code", "`mgm-2b`", "`mgm-7b`"),

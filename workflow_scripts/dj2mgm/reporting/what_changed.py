@@ -20,6 +20,7 @@ FILE_STEP = "training file"
 FILE_SETTINGS = ("jsonl.", "sources.", "shares.")  # settings that choose rows of the recipes for the training file
 IN_RECIPES = ("arguments", "without")  # settings that the recipes' own differences show
 SHOWN_CHANGES = 8
+NO_ROW = "no row"
 RIGHT = {True: ("✓", "good"), False: ("✗", "bad")}
 STRIP_SIDE = 224  # px of an image, shown at half of it
 RECIPE = " recipe: "  # between a stage and its operator in names of settings
@@ -194,18 +195,24 @@ def list_changes(
         {label for stage in ("filter", "synthesize") for label in _label_steps(side, stage)}
         for side in (reference, experiment)
     ]
-    changes = [
-        Change(
+    changes = {
+        step: Change(
             _describe_settings(step, settings, *operators),
-            _describe_effect(step, rows) or ("no row" if rows and (RECIPE in step or step == FILE_STEP) else ""),
+            _describe_effect(step, rows) or (NO_ROW if rows and (RECIPE in step or step == FILE_STEP) else ""),
         )
         for step, settings in groups.items()
-    ]
+    }
     for step in dict.fromkeys(step for comparison in rows for step in comparison.causes if step not in groups):
         note = "rows that are unreadable or left out" if step == FILE_STEP else "settings not changed"
-        changes.append(Change([(_shorten(step), note)], _describe_effect(step, rows)))
-    changes.sort(key=lambda change: not change.effect)  # stable: changes of rows first
-    return changes[:SHOWN_CHANGES], hidden + sum(len(change.settings) for change in changes[SHOWN_CHANGES:])
+        changes[step] = Change([(_shorten(step), note)], _describe_effect(step, rows))
+
+    def sort_key(step: str) -> tuple[int, bool]:
+        return -sum(comparison.causes.get(step, Counter()).total() for comparison in rows), changes[
+            step
+        ].effect == NO_ROW
+
+    shown = [changes[step] for step in sorted(changes, key=sort_key)]  # most rows first
+    return shown[:SHOWN_CHANGES], hidden + sum(len(change.settings) for change in shown[SHOWN_CHANGES:])
 
 
 def _find_step(setting: str) -> str:
@@ -224,7 +231,10 @@ def _describe_settings(
     step: str, rows: list[SettingRow], reference_operators: set[str], operators: set[str]
 ) -> list[tuple[str, str]]:
     if (step in operators) != (step in reference_operators):
-        return [(_shorten(step), "new operator" if step in operators else "operator left out")]
+        if step not in operators:
+            return [(_shorten(step), "operator left out")]
+        arguments = [f"{row.name.removeprefix(step)[1:]}: {row.value}" for row in rows if row.name != step]
+        return [(_shorten(step), f"new operator{' with ' if arguments else ''}{', '.join(arguments)}")]
     return [
         (_shorten(row.name), f"{row.reference} → {row.value}") for row in rows if row.name != step or RECIPE not in step
     ]

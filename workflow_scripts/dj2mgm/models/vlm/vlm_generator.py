@@ -164,6 +164,7 @@ class TransformersGenerator(Generator):
             yield from self._run_in_parts(search, encoded)
 
     def _search_beams(self, encoded: list[EncodedImage], question: str, num_beams: int, ends: dict) -> list[Candidates]:
+        """Return the captions of each image by beam search, the best first, with their log-likelihoods."""
         inputs = self._make_prompts(encoded, [question] * len(encoded))
         output = self.model.generate(
             **inputs,
