@@ -121,7 +121,7 @@ def resumed(inputs, trained):
 
 def test_each_process_uses_one_gpu(resumed):
     folder, gpus_by_process = resumed
-    assert sorted(gpus_by_process.values()) == [{0}, {1}]
+    assert sorted(map(sorted, gpus_by_process.values())) == [[0], [1]]
     with open(folder / "memory.csv", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["phase"] == "training"]
     peaks = [max(float(row[f"gpu{index}_gib"]) for row in rows) for index in range(2)]

@@ -93,7 +93,7 @@ def test_captions_are_compared_if_there_are_no_questions(finished, monkeypatch, 
         ({}, [MODEL], "endpoint: no server is named; add endpoint=http://localhost:8000/v1 to --config"),
         ({"endpoint": None}, [MODEL, "other"], "lists 'tiny', 'other'. Name one of these"),
         ({"endpoint": None, "model": "tiny"}, [MODEL], "trains an MGM, which no server supports"),
-        ({"endpoint": None, "publish": {"experiment": "baseline"}}, [MODEL], "run `snakemake baseline` first"),
+        ({"endpoint": None, "experiment": "baseline"}, [MODEL], "run `snakemake baseline` first"),
     ],
 )
 def test_incomparable_results_are_refused(finished, monkeypatch, capsys, config, models, message):

@@ -168,7 +168,7 @@ def test_a_folder_or_missing_file_is_named(tmp_path):
         ('{"a": [1e999]}', r"'a\.0': must be a finite number"),
         ('{"a": ' + "9" * 5000 + "}", "too large"),
         ('{"a": 1', "line 1: not valid JSON"),
-        ('{"a": ' + "[" * 2000, "levels deep"),
+        ('{"a": ' + "[" * 2000 + "]" * 2000 + "}", "levels deep"),
         ("[1]", "expected keys and values, found a list"),
         (b"\xff\xfe{", "not UTF-8"),
     ],
