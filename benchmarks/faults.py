@@ -51,7 +51,7 @@ STAGES = {
     "train_clip": "foundation/small/clip",
     "train_language_model": "foundation/small/language_model",
     "assemble_model": "models/small/mgm",
-    "filter_data": "small/baseline/filter",
+    "filter_data": "small/small/baseline/filter",
     "write_jsonl": "small/small/baseline/jsonl",
     "pretrain": "small/small/baseline/pretrain",
     "finetune": "small/small/baseline/finetune",

@@ -51,7 +51,7 @@ rule plan_power:
 # It has no output, so that it prints the plan at every request.
 rule plan:
     input:
-        list_foundation_files(PLANNED.name),
+        planned_parts,
         power="results/plan/power.txt",
     log:
         "results/plan/plan.log",

@@ -15,12 +15,7 @@ def match_runs(experiments):
     """Return a regular expression for the folders of these experiments' runs, and of trials that change them."""
     searched = {search.experiment for search in RUNS.experiments.searches.values()}
     trials = f"{match_any(searched & {*experiments})}-[0-9a-f]{{10}}(-0\\.[0-9]+|{RANDOM_SUFFIX})?"
-    runs = [RUNS.first_seed(name) for name in experiments]
-    parents = {
-        os.path.dirname(folder)
-        for run in runs
-        for folder in (run.folder, run.shared_folder)
-    }
+    parents = {os.path.dirname(RUNS.first_seed(name).folder) for name in experiments}
     return f"{match_any(sorted(parents))}/({match_any(experiments)}|{trials})(/seed-[0-9]+)?"
 
 

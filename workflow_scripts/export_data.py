@@ -3,7 +3,7 @@ r"""Export the pairs that an experiment trains on, with their images, scores and
     python workflow_scripts/export_data.py --config results/shapes/tiny/dj_synth/export/config.yaml --format parquet \
         --pairs results/shapes/tiny/dj_synth/synthesize/synthesized.jsonl \
         --dataset results/datasets/shapes/summary.json \
-        --stages results/shapes/baseline/filter results/shapes/tiny/dj_synth/synthesize \
+        --stages results/shapes/tiny/baseline/filter results/shapes/tiny/dj_synth/synthesize \
         --output-dir results/shapes/tiny/dj_synth/export/parquet
 
 The folder is complete or missing.

@@ -1,7 +1,7 @@
 r"""Filter a Data-Juicer jsonl with a Data-Juicer recipe, and list every dropped row with its operator and stats.
 
-    python workflow_scripts/filter_data.py --config results/shapes/baseline/filter/config.yaml \
-        --data results/datasets/shapes/pretrain.jsonl --output-dir results/shapes/baseline/filter
+    python workflow_scripts/filter_data.py --config results/shapes/tiny/baseline/filter/config.yaml \
+        --data results/datasets/shapes/pretrain.jsonl --output-dir results/shapes/tiny/baseline/filter
 
 Writes filtered.jsonl, stats.jsonl, dropped.jsonl and summary.json.
 """

@@ -1,7 +1,7 @@
 r"""Rewrite captions that do not fit their image with a Data-Juicer recipe, and keep the rows that fit afterwards.
 
     python workflow_scripts/synthesize_captions.py --config results/shapes/tiny/dj_synth/synthesize/config.yaml \
-        --data results/shapes/baseline/filter/filtered.jsonl \
+        --data results/shapes/tiny/baseline/filter/filtered.jsonl \
         --captioner-model results/models/tiny/mgm --captioner-stage results/shapes/tiny/baseline/pretrain \
         --output-dir results/shapes/tiny/dj_synth/synthesize
 

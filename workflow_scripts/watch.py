@@ -25,7 +25,7 @@ with project_imports():
     from dj2mgm.errors import InputError
     from dj2mgm.monitoring.memory_csv import GIB, read_last_row
     from dj2mgm.monitoring.readings import read_memory
-    from dj2mgm.runs.stages import STAGE_NOTE, STAGES, find_finished_stage
+    from dj2mgm.runs.stages import STAGE_NOTE, STAGES
     from dj2mgm.storage.files import read_json
 
 RESULTS = Path("results")
@@ -57,6 +57,8 @@ def build_view() -> RenderableType:
     """Return the tables of stages and trainings, and a line about the machine."""
     is_running = is_run_in_progress()
     folders = find_runs(RESULTS)
+    if not folders:
+        return Text("no run has begun yet; start one with `snakemake baseline`")
     groups = {Path(*folder.parts[:3]) for folder in folders}  # results/<dataset>/<model>
     parent = groups.pop() if len(groups) == 1 else RESULTS
     runs = {str(folder.relative_to(parent)): read_stage_states(folder, is_running) for folder in folders}
@@ -87,12 +89,13 @@ class StageState:
 def find_runs(results: Path) -> list[Path]:
     """Return the folders of all runs, sorted: folders with a stage's folder."""
     folders = [folder for pattern in ("*/*/*", "*/*/*/seed-*") for folder in results.glob(pattern)]
+    folders = [folder for folder in folders if not folder.is_relative_to(results / "datasets")]  # images may be there
     return sorted(folder for folder in folders if any((folder / stage).is_dir() for stage in STAGES))
 
 
 def read_stage_states(run: Path, is_running: bool) -> list[StageState]:
     """Read the states of a run's stages, in the order of data flow; `is_running`: whether a workflow runs here."""
-    stages = [_read_stage(run, name, is_running) for name in STAGES]
+    stages = [_read_stage(run / name, is_running) for name in STAGES]
     begun_indices = [index for index, stage in enumerate(stages) if stage.state != "pending"]
     # a stage without files before a stage that has begun is shared with another run, or not part of this experiment
     last_begun = max(begun_indices, default=0)
@@ -102,10 +105,9 @@ def read_stage_states(run: Path, is_running: bool) -> list[StageState]:
     ]
 
 
-def _read_stage(run: Path, name: str, is_running: bool) -> StageState:
-    if (run / name / STAGE_NOTE).exists():
-        return StageState(name, "")
-    folder = find_finished_stage(run, name)
+def _read_stage(folder: Path, is_running: bool) -> StageState:
+    if (folder / STAGE_NOTE).exists():
+        return StageState(folder.name, "")
     if (folder / STAGES[folder.name].outputs[-1]).exists():
         return StageState(folder.name, "done")
     if not any(log.name != "config.log" for log in folder.glob("*.log")):

@@ -1,7 +1,8 @@
 r"""Convert pairs and instructions to the trainer's files, with absolute and verified image paths.
 
     python workflow_scripts/write_jsonl.py --config results/shapes/tiny/baseline/jsonl/config.yaml \
-        --pairs results/shapes/baseline/filter/filtered.jsonl --instructions results/datasets/shapes/finetune.json \
+        --pairs results/shapes/tiny/baseline/filter/filtered.jsonl \
+        --instructions results/datasets/shapes/finetune.json \
         --evaluation results/datasets/shapes/evaluation.jsonl --output-dir results/shapes/tiny/baseline/jsonl
 
 Without instructions (an empty list), stage 2 trains on the pairs, with a question that asks for the caption. A row

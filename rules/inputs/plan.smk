@@ -30,6 +30,8 @@ def plan_flags(wildcards):
             if finetune.precision not in FROZEN:
                 flags.append("--tuning=full")
     else:
+        if len(run.training_stages) > 1:
+            flags.append("--tuning=stage1")
         flags.append("--tuning=full")
     if config.gpus > 1:
         flags += [f"--gpus={config.gpus}", f"--nodes={config.nodes}"]
@@ -82,13 +84,16 @@ def count_rows():
         elif has_stage_1 and not rows["finetune"]:
             # without instructions, stage 2 trains on the pairs
             rows["finetune"] = rows["pretrain"]
+    rows = {
+        stage: min(number, run.config.jsonl.max_samples)
+        for stage, number in rows.items()
+    }
     if not has_stage_1:
         # this stage trains on the rows of both files, each of them once
         rows = {"finetune": sum(rows.values())}
-    most = run.config.jsonl.max_samples
-    return {
-        stage: min(number, most) for stage, number in rows.items() if number
-    }, counts["evaluation"]
+    return {stage: number for stage, number in rows.items() if number}, counts[
+        "evaluation"
+    ]
 
 
 def list_notes(rows, samples):
@@ -105,3 +110,9 @@ def list_notes(rows, samples):
             "the data are counted by the first run; until then, their numbers are assumed"
         ]
     return [f"{note[0].upper()}{note[1:]}." for note in explained + notes if note]
+
+
+def planned_parts(wildcards):
+    """Input function: the trained parts of the planned model, if it is tiny."""
+    model = find_requested_run("plan", REFERENCE).config.model
+    return list_foundation_files(model.name)

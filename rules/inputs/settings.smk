@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 from snakemake import __version__ as SNAKEMAKE
 
-from dj2mgm.errors import InputError
 from dj2mgm.runs import crates, pages
 from dj2mgm.runs.analyzed_runs import find_analyzed
 from dj2mgm.runs.experiments import REFERENCE
@@ -45,19 +44,9 @@ def page_settings(wildcards):
         return pages.build_page_settings(RUNS, experiments)
 
 
-def find_run_of_stage(wildcards):
-    """Return the run of a stage; fail if the stage is in another of the run's two folders."""
-    with raising_user_errors():
-        run = RUNS.by_folder(wildcards.run)
-        folder = f"results/{wildcards.run}/{wildcards.stage}"
-        if (own_folder := RUNS.locate_stage(run, wildcards.stage)) != folder:
-            raise InputError(f"{folder}: this stage is in {own_folder}")
-    return run
-
-
 def stage_settings(wildcards):
     """Return the settings of a stage of a run."""
-    run = find_run_of_stage(wildcards)
+    run = RUNS.by_folder(wildcards.run)
     # Labels are not part of run.settings, because runs that differ only in labels share their stages.
     labels = {"labels": run.labels} if wildcards.stage in TRAINING_STAGES else {}
     return run.settings[wildcards.stage].file_content() | labels

@@ -1,4 +1,5 @@
 # Input functions of rules/train.smk.
+from dj2mgm.runs.experiments import REFERENCE
 
 
 def list_training_records(stage):
@@ -71,5 +72,6 @@ def projector_or_pairs_flags(wildcards, input):
 
 def minimal_metrics(wildcards):
     """Input function: the last output of `finetune_minimal`."""
+    find_requested_run("finetune_minimal", REFERENCE)
     target_files("finetune_minimal")(wildcards)
     return f"results/{RUNS.first_seed('finetune_minimal').folder}/finetune/metrics.json"

@@ -58,8 +58,7 @@ class Project:
 
     def result(self, name: str, experiment: str = "baseline", dataset: str = "small", model: str = "small") -> Path:
         """Return a file or folder of an experiment's results, by its path from the experiment's folder."""
-        parent = Path(dataset) if name.split("/")[0] == "filter" else Path(dataset, model)
-        return self.folder / "results" / parent / experiment / name
+        return self.folder / "results" / dataset / model / experiment / name
 
 
 def copy_project(folder: Path) -> Project:

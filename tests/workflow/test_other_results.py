@@ -34,11 +34,11 @@ def list_outputs(printed: str) -> set[str]:
 
 
 def test_each_dataset_and_model_has_its_own_results(fresh):
-    """Only the dataset and the filter, which does not use the model, are in the same folder for another model."""
+    """Only the dataset is in the same folder for another model."""
     first = list_outputs(fresh.run("baseline", "--dry-run"))
     other_model = list_outputs(fresh.run("baseline", "--dry-run", config=("model=tiny",)))
     other_dataset = list_outputs(fresh.run("baseline", "--dry-run", config=("dataset=shapes",)))
-    assert first & other_model == {"datasets/small", "small/baseline/filter"}
+    assert first & other_model == {"datasets/small"}
     assert {"small/small/baseline/finetune", "small/small/baseline/report"} <= first
     assert not any(folder.startswith(("small/", "datasets/small")) for folder in other_dataset)
 

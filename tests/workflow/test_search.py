@@ -57,7 +57,8 @@ def test_a_search_continues_until_its_budget_is_spent(quick):
     assert "Nothing to be done" in quick.run("mine") and read_calls(quick) == before
     filtered = [call.split()[1] for call in read_calls(quick) if call.startswith("filter_data")]
     limits = {
-        str(read_yaml(file)["recipe"]["process"]) for file in quick.folder.glob("results/small/*/filter/config.yaml")
+        str(read_yaml(file)["recipe"]["process"])
+        for file in quick.folder.glob("results/small/small/*/filter/config.yaml")
     }
     assert len(filtered) == len(limits), "trials share equal filters"
 

@@ -224,6 +224,7 @@ class HostileProject:
             "dj_synth",
             *self.experiments,
             "analyze",
+            "check",
             "doctor",
             "plan",
             "deepspeed_configs",
@@ -268,7 +269,10 @@ def record_calls(folder: Path, commands: list[str]) -> list[list[str]]:
     for new_folder in (
         programs,
         work,
-        *(work / "results" / rule for rule in ("doctor", "plan", "decide", "leaderboard", "fetch", "serve_check")),
+        *(
+            work / "results" / rule
+            for rule in ("check", "doctor", "plan", "decide", "leaderboard", "fetch", "serve_check")
+        ),
     ):
         new_folder.mkdir(parents=True)
     for name in STUBS:

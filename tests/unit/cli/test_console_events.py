@@ -7,6 +7,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 from dj2mgm.cli.console import INTERRUPTED_MESSAGE, Console, Job, Lines
 
+STAGE = 'train 2>&1 | tee train.log 3> /dev/null >&"${STAGE_OUTPUT:-3}"'
 STOPPED = ["interrupted; the same command continues", "train small: stopped after 0.0 s"]
 
 
@@ -14,7 +15,7 @@ STOPPED = ["interrupted; the same command continues", "train small: stopped afte
 def console():
     """Console of a run with one job."""
     console = Console(lambda rule: False, Lines())
-    console.emit(new_record(LogEvent.JOB_INFO, "", jobid=1, output=["model"], shellcmd="train"))
+    console.emit(new_record(LogEvent.JOB_INFO, "", jobid=1, output=["model"], shellcmd=STAGE))
     yield console
     console.close()
 
@@ -97,8 +98,12 @@ def test_attempts_keep_their_number_and_repeat_no_reason(capsys, tmp_path):
     assert lines.count("error: no more memory") == 2 and "restart" not in " ".join(lines)
 
 
-def test_a_stage_without_any_output_was_killed(console, capsys, tmp_path):
-    fail(console, None, [str(tmp_path / "missing.log")])
+def test_a_stage_without_any_output_was_killed(capsys, tmp_path):
+    console = Console(lambda rule: False, Lines())
+    record = new_record(LogEvent.JOB_INFO, "", jobid=1, output=["model"], shellcmd=STAGE)
+    record.log = [str(tmp_path / "missing.log")]
+    console.emit(record)
+    fail(console, None, record.log)
     console.close()
     assert "It ended without an error message, so it was killed" in capsys.readouterr().err
 

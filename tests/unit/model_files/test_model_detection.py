@@ -163,7 +163,7 @@ def test_an_incomplete_folder_of_the_user_is_refused(cache):
     (folder / SHARD).unlink()
     with pytest.raises(
         InputError,
-        match=f"model one: one/{SHARD} is missing; save the model and its processor there again, or.*hf download",
+        match=f"model ./one: one/{SHARD} is missing; save the model and its processor there again, or.*hf download",
     ):
         check_model_folders(resolve("./one"))
 

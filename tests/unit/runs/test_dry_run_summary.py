@@ -35,7 +35,7 @@ def test_trainings_have_their_rows_and_steps(runs):
         "  pretrain of baseline: at most 10000 rows, 157 steps",
         "  finetune of baseline: at most 12000 rows, 94 steps",
     ]
-    assert "no stage has run here yet" in lines[4] and lines[5] == f"Result: {PAGE.files[0]}"
+    assert "trainings have not run here yet" in lines[4] and lines[5] == f"Result: {PAGE.files[0]}"
     assert all(len(line) <= 80 for line in lines)
 
 
@@ -45,11 +45,19 @@ def test_written_training_files_have_exact_rows(runs):
     assert "  finetune of baseline: 640 rows, " in summarize_jobs(runs, JOBS, [PAGE])[3]
 
 
+def test_rows_of_planned_stages_are_not_exact(runs):
+    counts = {"rows_in": 9, "rows_out": 640, "dropped": {}, "repeated": 0}
+    write_json(f"results/{RUN}/jsonl/summary.json", {"pretrain": counts, "finetune": counts})
+    jobs = [*JOBS, PlannedJob((f"results/{RUN}/jsonl/pretrain.jsonl",), "write_jsonl", True, RUN)]
+    assert "  finetune of baseline: at most 12000 rows, 94 steps" in summarize_jobs(runs, jobs, [PAGE])
+
+
 def test_times_are_those_of_the_same_rules(runs):
-    for run, seconds in (("shapes/tiny/other", 50), ("photos/tiny/other", 70)):
-        write_text(f"results/{run}/finetune/finetune.benchmark.tsv", f"s\th:m:s\n{seconds}\t0:01:00\n")
+    for run, seconds in (("shapes/tiny/other", 50), ("shapes/tiny/more", 70), ("photos/tiny/other", 900)):
+        for stage in ("pretrain", "finetune"):
+            write_text(f"results/{run}/{stage}/{stage}.benchmark.tsv", f"s\th:m:s\n{seconds}\t0:01:00\n")
     [time] = [line for line in summarize_jobs(runs, JOBS, [PAGE]) if line.startswith("Time")]
-    assert time == "Time: about 1 min 00 s, as 1 of 3 stages took here before."
+    assert time == "Time: more than 2 min 00 s, which 2 of the 3 stages took here before."
 
 
 def test_many_trainings_are_counted(runs):

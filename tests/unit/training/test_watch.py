@@ -22,8 +22,8 @@ MEMORY = "attempt,time,seconds,phase,job_gib,host_gib,cgroup_gib,gpu0_gib\n1,now
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """Make results of the baseline in stage 1, and of dj_synth with captions and a shared filter."""
-    for folder, stage, name in (("baseline", "filter", "summary.json"), ("tiny/baseline", "jsonl", "summary.json")):
-        write_text(tmp_path / f"results/shapes/{folder}/{stage}/{name}", "{}")
+    for stage, name in (("filter", "summary.json"), ("jsonl", "summary.json")):
+        write_text(tmp_path / f"results/shapes/tiny/baseline/{stage}/{name}", "{}")
     folder = tmp_path / "results/shapes/tiny/baseline/pretrain"
     write_text(folder / "pretrain.log", "")
     write_text(folder / "config.log", "")
@@ -31,7 +31,7 @@ def project(tmp_path, monkeypatch):
     write_text(folder / "checkpoints/memory.csv", MEMORY + "1,now,2.0,training,1.5,3.5,,20.25\n1,now,3.0,tra")
     write_text(tmp_path / "results/shapes/tiny/baseline/finetune/config.log", "")
     write_text(tmp_path / "results/shapes/tiny/dj_synth/seed-1/synthesize/summary.json", "{}")
-    write_text(tmp_path / "results/datasets/shapes/summary.json", "{}")
+    write_text(tmp_path / "results/datasets/shapes/images/pretrain/0.png", "")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -288,7 +288,7 @@ class Console(logging.Handler):
         for path in record.log:
             if reason := LogTail(Path(path)).find_failure_reason():
                 reasons.append(f"\n{reason}\n\nIts complete log: {path}")
-        text = "\n".join(filter(None, reasons)) or (f"{KILLED}." if record.log else "")
+        text = "\n".join(filter(None, reasons)) or (f"{KILLED}." if job.logs else "")
         if text in self.shown_reasons:
             earlier = self.shown_reasons[text]
             self.screen.say(f"{job.title}: failed after {job.elapsed}, for the same reason as {earlier}", FAILED)

@@ -319,4 +319,5 @@ def name_dataset(value: str) -> str:
     path, is_file = Path(value), os.path.isfile(value)
     name = path.stem if is_file else path.resolve().name
     check_format(f"dataset: the {'file' if is_file else 'folder'} {name!r}", "folder", name)
-    return f"{name}_data" if name.lower() in RESERVED_NAMES else name
+    is_used = name.lower() in RESERVED_NAMES or name in list_config_names("datasets")
+    return f"{name}_data" if is_used else name

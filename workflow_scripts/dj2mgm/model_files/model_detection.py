@@ -37,7 +37,9 @@ def describe_model(value: str, folder: str) -> ModelFile:
         raise InputError(f"model: there is no folder {value}; correct the path")
     hub_ids = [] if os.path.isdir(value) or is_folder_path(value) else [value]
     model = TransformersModel(transformers=os.path.normpath(folder), hub_ids=hub_ids)
-    return model.with_name(os.path.normpath(value))
+    name = os.path.normpath(value)
+    # the folder ./tiny is not the model tiny
+    return model.with_name(os.path.join(".", name) if os.path.isdir(value) and os.sep not in name else name)
 
 
 def _check_type(value: str, folder: Path) -> None:

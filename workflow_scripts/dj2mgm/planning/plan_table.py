@@ -49,7 +49,7 @@ def print_times(
     console: Console, times: Sequence[StageTime], machine: Machine, card: GpuCard, disk: Mapping[str, float]
 ) -> None:
     """Print a row for each stage with its training plan and its minutes, and the disk that the run needs."""
-    source = "measured on this card" if card.is_measured else "not measured on this card, but scaled from an H200"
+    source = "scaled from an H200, and near those measured on this card" if card.is_measured else "scaled from an H200"
     console.print(f"\n[bold]Predicted for {machine.gpus} × {card.title}[/bold]: the rates are {source}")
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("stage", "amount", "micro batch", "checkpointed layers", "GPU GiB", "host GiB", "samples/s", "min"):

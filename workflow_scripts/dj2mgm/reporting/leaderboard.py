@@ -150,6 +150,8 @@ def find_page_configs(results: Path) -> Iterator[Path]:
     for depth in range(PAGE_DEPTH):
         for config in sorted(results.glob("*/" * depth + "*/config.yaml")):
             folder = config.parent
+            if folder.is_relative_to(results / "datasets"):
+                continue  # pages of datasets
             if folder.name == "report" or (folder / f"{folder.name}.html").is_file():
                 yield config
 

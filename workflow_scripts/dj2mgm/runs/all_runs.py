@@ -1,8 +1,8 @@
 """All runs, each an experiment with one seed, and the folders of their results.
 
-The first seed has its results in results/<dataset>/<model>/<experiment>/, other seeds in seed-<n>/ below it. Stages
-that do not depend on the model are in results/<dataset>/<experiment>/, and all models share them. Results of another
-dataset or model are therefore never replaced.
+The first seed has its results in results/<dataset>/<model>/<experiment>/, other seeds in seed-<n>/ below it. Results of
+another dataset or model are therefore never replaced. Datasets, their checks, analyses and near-duplicates, captions
+and models are in folders of their own, which runs share.
 """
 
 import re
@@ -68,7 +68,7 @@ class Runs:
             self.stages |= build_benchmark_stages(name)
         for task in self.shared.evaluations:
             self.stages |= build_evaluation_stages(task)
-        self.reuse = Reuse(self.experiments, self.stages, self.get, self.locate_stage)
+        self.reuse = Reuse(self.experiments, self.stages, self.get)
         self._datasets: dict[str, Dataset] = {}  # by name, filled when a run first needs one
         self._runs: dict[tuple[str, int], Run] = {}
         self._checked_spaces: set[str] = set()  # names of studies
@@ -100,9 +100,8 @@ class Runs:
 
     def _has_results(self, experiment: str, seed: int) -> bool:
         """Return whether a run has a folder of results, without resolving it."""
-        first_run, name = self.first_seed(experiment), self._name_run(experiment, seed)
-        folders = (Path(first_run.folder).parent, first_run.dataset.name)
-        return any(Path("results", folder, name).is_dir() for folder in folders)
+        parent = Path(self.first_seed(experiment).folder).parent
+        return Path("results", parent, self._name_run(experiment, seed)).is_dir()
 
     def _list_names(self) -> list[tuple[str, int]]:
         """Return experiment and seed of every run; `decide` requests seeds that no configuration names."""
@@ -159,7 +158,7 @@ class Runs:
             run = self.get(parents[-1], int(seed[1]))
         else:
             run = self.first_seed(name)
-        if folder not in (run.folder, run.shared_folder):
+        if folder != run.folder:
             raise InputError(
                 f"results/{folder}: with these settings, the results of {run.name} are in results/{run.folder}. Add "
                 "the `--config` with which this folder was made"
@@ -168,12 +167,7 @@ class Runs:
 
     def find_stage_folder(self, run: Run, stage: str) -> str:
         """Return the folder of a stage's output, which is another run's if they share the stage."""
-        return self.locate_stage(self.reuse.find_owner(run, stage), stage)
-
-    def locate_stage(self, run: Run, stage: str) -> str:
-        """Return the folder of a stage of the run itself."""
-        uses_model = self.stages[stage].uses_model(run.settings[stage])
-        return f"results/{run.folder if uses_model else run.shared_folder}/{stage}"
+        return f"results/{self.reuse.find_owner(run, stage).folder}/{stage}"
 
     def find_captioner_folder(self, run: Run) -> str | None:
         """Return the folder of the trained stage that writes captions for a run.

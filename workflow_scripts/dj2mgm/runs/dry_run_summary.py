@@ -18,6 +18,7 @@ from dj2mgm.storage.files import read_json
 
 MAX_TRAININGS = 6  # trainings listed; a study may have hundreds
 SUFFIX = ".benchmark.tsv"
+SHARED_FOLDERS = {"datasets", "foundation", "models"}
 LARGE_FOLDERS = {"images", "checkpoints", "captions", "published"}  # without benchmark files
 
 
@@ -41,7 +42,7 @@ def summarize_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[Pla
     trainings.reverse()  # the jobs come from the targets backwards
     count = f"{len(stages)} {'stage' if len(stages) == 1 else 'stages'} would run"
     lines = ["", f"Summary: {count}, {len(trainings)} of them a training."]
-    lines += [f"  {_describe_training(runs, *training)}" for training in trainings[:MAX_TRAININGS]]
+    lines += [f"  {_describe_training(runs, *training, stages)}" for training in trainings[:MAX_TRAININGS]]
     if len(trainings) > MAX_TRAININGS:
         lines.append(f"  … and {len(trainings) - MAX_TRAININGS} more trainings")
     lines.append(f"Time: {_estimate_time(stages)}.")
@@ -50,46 +51,63 @@ def summarize_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[Pla
     return lines
 
 
-def _describe_training(runs: Runs, run: Run, stage: str) -> str:
-    """Return the rows and steps of a training, as far as they are known before the stages before it have run."""
+def _describe_training(runs: Runs, run: Run, stage: str, jobs: list[PlannedJob]) -> str:
+    """Return the rows and steps of a training, as far as they are known before the planned jobs have run."""
     label = f"{stage} of {run.name}"
-    rows, is_exact = _count_rows(runs, run, stage)
+    rows, is_exact = _count_rows(runs, run, stage, jobs)
     if not rows:
-        return f"{label}: the number of rows is known after make_dataset"
+        return f"{label}: the number of rows is not known yet"
     steps = find_steps(run.settings[stage], rows)
     return f"{label}: {'' if is_exact else 'at most '}{rows} rows, {steps} steps"
 
 
-def _count_rows(runs: Runs, run: Run, stage: str) -> tuple[int, bool]:
+def _count_rows(runs: Runs, run: Run, stage: str, jobs: list[PlannedJob]) -> tuple[int, bool]:
     """Return the number of rows of a training, and whether it is exact; 0 if it is not known."""
-    written = Path(runs.find_stage_folder(run, "jsonl"), "summary.json")
-    if written.is_file():
-        return read_jsonl_summary(written).files[stage].rows_out, True
-    made, settings = Path(DATASETS_FOLDER, run.dataset.name, "summary.json"), run.dataset.settings
-    if made.is_file():
-        counts = read_json(made)
-        return counts[stage] or counts["pretrain"], False
-    if settings.is_rendered:
-        return (settings.pretrain_pairs if stage == "pretrain" else settings.finetune_instructions), False
-    return 0, False
+    written, settings = Path(runs.find_stage_folder(run, "jsonl")), run.dataset.settings
+    made = Path(DATASETS_FOLDER, run.dataset.name)
+    planned_folders = {Path(file).parent for job in jobs for file in job.files}
+    if (written / "summary.json").is_file() and written not in planned_folders:
+        files, is_exact = read_jsonl_summary(written / "summary.json").files, True
+        rows = {name: files[name].rows_out for name in TRAINING_STAGES}
+    elif (made / "summary.json").is_file() and made not in planned_folders:
+        counts, is_exact = read_json(made / "summary.json"), False
+        rows = {name: counts[name] for name in TRAINING_STAGES}
+    elif settings.is_rendered:
+        rows, is_exact = {"pretrain": settings.pretrain_pairs, "finetune": settings.finetune_instructions}, False
+    else:
+        return 0, False
+    if len(run.training_stages) == 1:  # it trains on both files
+        return sum(rows.values()), is_exact
+    return rows[stage] or rows["pretrain"], is_exact
 
 
 def _estimate_time(stages: list[PlannedJob]) -> str:
-    """Return the sum of the times that the same rules took here before."""
-    seconds = _read_seconds_by_rule()
+    """Return the sum of the times that the same rules took before with the same dataset and model."""
+    seconds = _read_seconds_by_rule({"/".join(job.run.split("/")[:2]) for job in stages if job.run})
     measured_times = [median(seconds[job.rule]) for job in stages if job.rule in seconds]
+    trainings = [job for job in stages if job.rule.startswith(TRAINING_STAGES)]
+    if any(job.rule not in seconds for job in trainings):
+        return "trainings have not run here yet; `snakemake plan` predicts it"
     if not measured_times:
-        return "no stage has run here yet; `snakemake plan` predicts it"
-    share = "all" if len(measured_times) == len(stages) else f"{len(measured_times)} of {len(stages)}"
-    return f"about {format_duration(sum(measured_times))}, as {share} stages took here before"
+        return "these stages have not run here yet"
+    total = format_duration(sum(measured_times))
+    if len(measured_times) == len(stages):
+        return f"about {total}, as these stages took here before"
+    return f"more than {total}, which {len(measured_times)} of the {len(stages)} stages took here before"
 
 
-def _read_seconds_by_rule() -> dict[str, list[float]]:
-    """Return the times of each rule's finished jobs in seconds, from Snakemake's benchmark files."""
+def _read_seconds_by_rule(models: set[str]) -> dict[str, list[float]]:
+    """Return the times of each rule's finished jobs in seconds, from Snakemake's benchmark files.
+
+    Args:
+        models: folders of dataset and model, below results/, whose runs count.
+    """
     seconds: dict[str, list[float]] = {}
     for folder, subfolders, names in os.walk("results"):
         subfolders[:] = [name for name in subfolders if name not in LARGE_FOLDERS]
-        for name in names:
+        parts = Path(folder).parts[1:]
+        counts = parts[:1] and parts[0] in SHARED_FOLDERS or "/".join(parts[:2]) in models
+        for name in names if counts else ():
             if name.endswith(SUFFIX):
                 with open(Path(folder, name), encoding="utf-8", newline="") as rows:
                     times = [float(row["s"]) for row in csv.DictReader(rows, delimiter="\t") if row.get("s")]

@@ -13,23 +13,9 @@ from dj2mgm.storage.files import read_if_whole, write_yaml
 class Reuse:
     """Search for the run that owns a stage's output."""
 
-    def __init__(
-        self,
-        experiments: Experiments,
-        stages: Mapping[str, Stage],
-        get_run: Callable[[str, int], Run],
-        locate_stage: Callable[[Run, str], str],
-    ):
-        """Find owners among the runs of these experiments.
-
-        Args:
-            experiments: the experiments.
-            stages: all stages by name.
-            get_run: function that returns the run of an experiment with a seed.
-            locate_stage: function that returns the folder of a run's own stage.
-        """
-        self._experiments, self._stages = experiments, stages
-        self._get_run, self._locate_stage = get_run, locate_stage
+    def __init__(self, experiments: Experiments, stages: Mapping[str, Stage], get_run: Callable[[str, int], Run]):
+        """Find owners among the runs of these experiments; `get_run` returns the run of an experiment with a seed."""
+        self._experiments, self._stages, self._get_run = experiments, stages, get_run
         self._signatures: dict[tuple[str, int, str], str] = {}
         self._owners: dict[tuple[str, int, str], Run] = {}
         self._variants: dict[tuple[str, str, int, int], dict[str, list[Run]]] = {}
@@ -75,7 +61,7 @@ class Reuse:
 
         The answer of the first call is kept, because the run itself writes into the folder.
         """
-        folder = Path(self._locate_stage(run, stage))
+        folder = Path("results", run.folder, stage)
         if folder not in self._begun:
             settings = {} if (folder / STAGE_NOTE).exists() else read_if_whole(folder / "config.yaml")
             settings.pop("labels", None)
@@ -104,14 +90,13 @@ class Reuse:
     def write_notes(self, runs: Iterable[Run]) -> None:
         """Write a stage.yaml for each stage that one of the runs shares, which names the owner's folder."""
         for run in runs:
+            folder = Path("results", run.folder)
             for stage in run.settings:
-                folder = f"results/{run.folder}/{stage}"
-                used_folder = self._locate_stage(self.find_owner(run, stage), stage)
-                note = Path(folder, STAGE_NOTE)
-                if used_folder == folder:
+                note, owner = folder / stage / STAGE_NOTE, self.find_owner(run, stage)
+                if owner.folder == run.folder:
                     note.unlink(missing_ok=True)
                 else:
-                    write_yaml(note, {"same_as": used_folder})
+                    write_yaml(note, {"same_as": f"results/{owner.folder}/{stage}"})
 
     def _find_signature(self, run: Run, stage: str) -> str:
         """Return the signature of a stage: equal for two runs if all inputs of the stage's output are equal."""

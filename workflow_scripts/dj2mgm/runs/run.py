@@ -33,11 +33,6 @@ class Run:
         return f"{self.dataset.name}/{self.config.model.folder_name}/{self.name}"
 
     @property
-    def shared_folder(self) -> str:
-        """Folder of the stages that do not depend on the model, below results/; runs of all models share them."""
-        return f"{self.dataset.name}/{self.name}"
-
-    @property
     def training_stages(self) -> list[str]:
         """Names of the run's training stages, in their order."""
         return [stage for stage in TRAINING_STAGES if stage in self.settings]

@@ -1,6 +1,5 @@
 """The table of stages: rule, upstream stages, settings and outputs of each."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -193,15 +192,6 @@ def find_stage(name: str) -> Stage:
 
 
 def find_finished_stage(run: Path, stage: str) -> Path:
-    """Return the folder with a stage's files: another run's if they share it, or that of all models.
-
-    Args:
-        run: results/<dataset>/<model>/<experiment>, or the folder of one of its seeds.
-        stage: name of the stage.
-    """
-    folder = run / stage
-    if (note := folder / STAGE_NOTE).is_file():
-        return Path(read_yaml(note)["same_as"])
-    names = 2 if re.fullmatch(r"seed-\d+", run.name) else 1  # after the model's name
-    shared_folder = Path(*run.parts[: -names - 1], *run.parts[-names:], stage)
-    return shared_folder if shared_folder.is_dir() and not folder.is_dir() else folder
+    """Return the folder with the files of a stage of a run's folder, which another run may own."""
+    note = run / stage / STAGE_NOTE
+    return Path(read_yaml(note)["same_as"]) if note.is_file() else run / stage

@@ -1,6 +1,6 @@
 """Model files, config/models/<name>.yaml: one class for each kind of model."""
 
-import re
+from hashlib import sha256
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer
@@ -8,7 +8,7 @@ from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_se
 from dj2mgm.settings.base import Number, Section, Seed, StageSettings, UniqueItems, setting
 from dj2mgm.settings.chat_templates import OF_THE_TOKENIZER
 from dj2mgm.settings.data import BatchSize
-from dj2mgm.settings.string_formats import FilePath, Name, Repository, make_name
+from dj2mgm.settings.string_formats import FilePath, Name, Repository, has_format, make_name
 from dj2mgm.settings.training_stages import Steps
 
 Width = Annotated[int, Field(ge=1, le=65536)]
@@ -72,8 +72,10 @@ class ModelFile(Section):
 
     @property
     def folder_name(self) -> str:
-        """Name of the folder of its runs' results: the name of its file, or its hub id or path as one name."""
-        return make_name(re.sub("/+", "--", self.name.strip("/")))
+        """Name of the folder of its runs' results: the name of its file; for a hub id or path, with a digest of it."""
+        if has_format("name", self.name):
+            return self.name
+        return f"{make_name(self.name.rstrip('/').rpartition('/')[2])}-{sha256(self.name.encode()).hexdigest()[:8]}"
 
     def with_name(self, name: str) -> Self:
         """Return a copy with the name of its file, and without `settings`, which are merged into experiments."""

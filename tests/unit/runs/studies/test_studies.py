@@ -556,7 +556,7 @@ def test_a_stage_with_results_keeps_its_folder(write):
     write_variants(write, "one", a=with_rate(1e-5) | {"recipe.words_num_filter.max_num": 13})
     write_variants(write, "two", b=with_rate(1e-4) | {"recipe.words_num_filter.max_num": 13})
     assert owners(Runs({}), "baseline-a")["filter"] == "baseline-a", "b has run with other settings"
-    Path("results/shapes/baseline-b/filter/config.yaml").write_text("")  # damaged
+    Path("results/shapes/tiny/baseline-b/filter/config.yaml").write_text("")  # damaged
     assert owners(Runs({}), "baseline-a")["filter"] == "baseline-a"
 
 

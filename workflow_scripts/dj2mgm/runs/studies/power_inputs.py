@@ -8,7 +8,7 @@ from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.run import Run
 from dj2mgm.settings.dataset_files import MAX_HELD_OUT
-from dj2mgm.storage.files import read_json
+from dj2mgm.storage.files import read_json, read_jsonl
 
 SCORED_STAGES = ("evaluate_clip", "evaluate_vqa")
 
@@ -23,13 +23,19 @@ def build_power_settings(runs: Runs) -> dict:
     images = _count_held_out_images(runs.first_seed(REFERENCE))
     finished = {name: _list_finished_runs(runs, name) for name in dict.fromkeys([REFERENCE, *runs.experiments.names])}
     return {
-        "headline": runs.shared.report.headline,
+        "headline": runs.shared.report.locate_headline(_has_questions(runs.first_seed(REFERENCE))).key,
         "experiment": experiment,
         "images": images or MAX_HELD_OUT,
         "images_are_known": images is not None,
         "seeds": len(runs.experiments.configs.get(experiment, runs.experiments.configs[REFERENCE]).seeds),
         "finished": {name: finished_runs for name, finished_runs in finished.items() if finished_runs},
     }
+
+
+def _has_questions(run: Run) -> bool:
+    """Return whether held-out images have questions; True if the dataset is not made yet."""
+    file = Path(DATASETS, run.dataset.name, "evaluation.jsonl")
+    return not file.is_file() or any(row.get("questions") for row in read_jsonl(file))
 
 
 def _count_held_out_images(run: Run) -> int | None:
