@@ -76,20 +76,20 @@ def main() -> None:
             )
         tunings = [tuning for tuning in tunings if tuning != "full"]
     workloads = [build_planned_workload(architecture, tuning, args, machine) for tuning in tunings]
-    if args.gpu:
-        print(describe_assumptions(card, machine))
     console = Console()
-    if not console.is_terminal:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(width=max(120, console.width))  # for files and pipes
+    if args.gpu:
+        console.print(describe_assumptions(card, machine), markup=False, highlight=False)
     with console.status(f"Tracing a step of {architecture.name} with each tuning ({', '.join(tunings)}) …"):
         candidates = search_all(workloads, machine, configs, args.global_batch, micro_batches)
     print_plans(console, list(zip(workloads, candidates, strict=True)), machine)
     if architecture.image_tokens:
         print_stage_times(console, workloads, machine, configs, card, args)
     if args.power:
-        print(f"\n{args.power.read_text(encoding='utf-8')}", end="")
+        console.print(f"\n{args.power.read_text(encoding='utf-8')}", end="", markup=False, highlight=False)
     for note in args.note:
-        print(note)
+        console.print(note, markup=False, highlight=False)
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -45,6 +45,15 @@ def test_one_screen_shows_all_tunings_and_configurations(plan):
     assert len(done.stdout.splitlines()) < 60
 
 
+def test_a_terminal_of_80_columns_shows_a_line_for_each_plan(plan, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    done = plan("--gpu", "rtx-3090", "--host-memory", "8", "--tuning", "full")
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    rows = [line for line in done.stdout.splitlines() if line.startswith(" full ")]
+    assert len(rows) == len(list((PROJECT / "config/deepspeed").glob("*.json")))
+    assert {row.split()[-1] for row in rows} <= {"fits", "fastest", "big"}
+
+
 def test_each_of_two_nodes_has_half_of_the_processes(plan):
     flags = ["--gpus", "4", "--gpu-memory", "24", "--host-memory", "64", "--tuning", "full"]
     one_node, two_nodes = plan(*flags), plan(*flags, "--nodes", "2")

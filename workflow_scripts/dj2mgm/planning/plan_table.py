@@ -19,26 +19,19 @@ NARROW_COLUMNS = 110  # columns below which the table of plans has no lines betw
 def print_plans(console: Console, searches: Sequence[tuple[Workload, list[Candidate]]], machine: Machine) -> None:
     """Print a row for each workload and DeepSpeed configuration: the fastest plan that fits, or the nearest one."""
     console.print(_describe_machine(machine))
-    table = Table() if console.width >= NARROW_COLUMNS else Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in (
-        "tuning",
-        "DeepSpeed",
-        "checkpointed layers",
-        "micro × acc.",
-        "GPU GiB",
-        "host GiB",
-        "speed",
-        "verdict",
-    ):
+    is_narrow = console.width < NARROW_COLUMNS
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0)) if is_narrow else Table()
+    layers, units = ("layers", "\n") if is_narrow else ("checkpointed layers", " ")
+    sizes = f"micro{units}× acc."
+    for column in ("tuning", "DeepSpeed", layers, sizes, f"GPU{units}GiB", f"host{units}GiB", "speed", "verdict"):
         no_wrap = column == "DeepSpeed" and console.width >= MIN_WIDTH_OF_NAMES
         table.add_column(column, overflow="fold", no_wrap=no_wrap)  # fold: all is legible in a narrow terminal, too
     for workload, candidates in searches:
         best = find_fastest(candidates)
         for name in dict.fromkeys(candidate.plan.deepspeed for candidate in candidates):
             config_candidates = [candidate for candidate in candidates if candidate.plan.deepspeed == name]
-            table.add_row(
-                *_build_row(workload, find_fastest(config_candidates) or find_nearest(config_candidates, machine), best)
-            )
+            candidate = find_fastest(config_candidates) or find_nearest(config_candidates, machine)
+            table.add_row(*_build_row(workload, candidate, best, is_narrow))
         table.add_section()
     console.print(table)
     for workload, candidates in searches:
@@ -52,7 +45,9 @@ def print_times(
     source = "scaled from an H200, and near those measured on this card" if card.is_measured else "scaled from an H200"
     console.print(f"\n[bold]Predicted for {machine.gpus} × {card.title}[/bold]: the rates are {source}")
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("stage", "amount", "micro batch", "checkpointed layers", "GPU GiB", "host GiB", "samples/s", "min"):
+    columns = ("stage", "amount", "micro batch", "checkpointed layers", "GPU GiB", "host GiB", "samples/s", "min")
+    narrow_columns = ("stage", "amount", "micro\nbatch", "layers", "GPU\nGiB", "host\nGiB", "samples\n/s", "min")
+    for column in columns if console.width >= NARROW_COLUMNS else narrow_columns:
         table.add_column(column, overflow="fold")
     for time in times:
         table.add_row(time.stage, time.amount, *_describe_training(time), f"{time.seconds / 60:.1f}")
@@ -82,14 +77,16 @@ def _describe_machine(machine: Machine) -> str:
     return f"Machine: {gpus}, {_format_gib(machine.host_gib)} of host memory{per_node}"
 
 
-def _build_row(workload: Workload, candidate: Candidate, best: Candidate | None) -> list[str]:
+def _build_row(workload: Workload, candidate: Candidate, best: Candidate | None, is_narrow: bool) -> list[str]:
     plan, prediction = candidate.plan, candidate.prediction
     speed = f"{candidate.samples_per_second / best.samples_per_second:.2f}" if best and candidate.fits else ""
-    verdict = candidate.shortage or ("fastest that fits" if candidate is best else "fits")
+    fastest, shortage = ("fastest", "too big") if is_narrow else ("fastest that fits", candidate.shortage)
+    verdict = shortage if candidate.shortage else fastest if candidate is best else "fits"
+    layers = describe_checkpointing(plan)
     return [
         workload.tuning,
         plan.deepspeed,
-        describe_checkpointing(plan),
+        layers.removesuffix(" layer") if is_narrow else layers,
         f"{plan.micro_batch} × {plan.accumulation}",
         f"{prediction.gpu_gib:.1f}" if prediction.gpu else "",
         f"{prediction.host_gib:.1f}",
