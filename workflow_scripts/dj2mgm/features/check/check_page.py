@@ -29,7 +29,7 @@ def write_console_text(check: DatasetCheck, page: Path) -> str:
     paragraphs = [f"Dataset {check.dataset}: {phrase}." for phrase in check.recognized]
     for split in check.splits:
         paragraphs += iterate_sentences(split, check)
-    paragraphs += [f"Files that are not read: {_show(part)}." for part in check.not_read]
+    paragraphs += [f"Files that are not read: {part.reason}{_show_examples(part)}." for part in check.not_read]
     paragraphs.append(f"Held out for evaluation: {check.held_out} images, {check.held_out_choice}.")
     paragraphs.append(" ".join(["Enough for a verdict?", *list_power_sentences(check)]))
     paragraphs.append(f"Thumbnails and details: {page}")
@@ -47,27 +47,22 @@ def iterate_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str]:
     """Yield the sentences about the rows of a split: their numbers first, then problems and lengths."""
     left_out = f"; left out: {join_words([*map(_show, split.left_out)])}" if split.left_out else ""
     yield (f"{split.title.capitalize()}: {split.trained} of {split.rows} rows to train on{left_out}.")
+    if split.opened < split.trained:
+        yield f"{MAX_OPENED} images were opened, spread over the rows; of the others, only the file was looked up."
     if split.bad:
-        images = (
-            f" ({MAX_OPENED} images were opened, spread over the rows; of the others, only the file was looked up)"
-            if split.opened < split.trained
-            else ""
-        )
         fate = (
             "The run stops at such rows, unless you set `jsonl: {on_bad_row: drop}`"
             if split.title == "instructions" and check.refuses_bad_rows
             else "Filters drop such rows"
         )
-        yield f"Among the {split.title} to train on: {join_words([*map(_show, split.bad)])}{images}. {fate}."
+        yield f"Among the {split.title} to train on: {join_words([*map(_show, split.bad)])}. {fate}."
     if split.words:
         yield f"Words: {_show_lengths(split.words)}."
     if split.tokens:
         sample = f" in {split.measured} rows" if split.measured < split.trained else ""
-        yield (
-            f"Tokens of the model {check.model}{sample}: {_show_lengths(split.tokens)}; "
-            f"{split.cut} rows are longer than max_length ({check.max_length}) and cut. The tokens of an "
-            "image come in addition."
-        )
+        is_longer = "row is" if split.cut == 1 else "rows are"
+        cut = f"; {split.cut} {is_longer} longer than max_length ({check.max_length}) and cut" if split.cut else ""
+        yield f"Tokens of the model {check.model}{sample}: {_show_lengths(split.tokens)}{cut}. An image adds its own."
     else:
         yield f"Tokens: not counted, because the tokenizer of the model {check.model} is not on this machine."
 
@@ -94,12 +89,12 @@ def _describe_metric(metric: MetricPower) -> str:
 
 
 def _show(part: LeftOut) -> str:
-    count = f"{part.count} {part.reason}"
-    return (
-        f"{count} ({', '.join(part.examples)}{', …' if part.count > len(part.examples) else ''})"
-        if part.examples
-        else count
-    )
+    return f"{part.count} {part.reason}{_show_examples(part)}"
+
+
+def _show_examples(part: LeftOut) -> str:
+    more = ", …" if part.count > len(part.examples) else ""
+    return f" ({', '.join(part.examples)}{more})" if part.examples else ""
 
 
 def _show_lengths(lengths: Lengths) -> str:
