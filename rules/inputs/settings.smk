@@ -10,7 +10,7 @@ from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.publication import build_publish_settings
 from dj2mgm.runs.stage_settings import build_analysis_settings
 from dj2mgm.runs.stages import TRAINING_STAGES
-from dj2mgm.runs.studies.power_inputs import build_power_settings
+from dj2mgm.runs.studies.power_inputs import build_power_settings, find_decisive_score
 from dj2mgm.runs.studies import looks, merged_mixtures, search_batches
 from dj2mgm.settings.targets import AttentionSettings
 from dj2mgm.storage.files import format_yaml
@@ -115,7 +115,7 @@ def publishing_settings(wildcards):
 def power_settings(wildcards):
     """Return the settings of the plan's power analysis."""
     with raising_user_errors():
-        return build_power_settings(RUNS)
+        return build_power_settings(RUNS) | {"headline": find_decisive_score(RUNS)}
 
 
 def format_settings(build):

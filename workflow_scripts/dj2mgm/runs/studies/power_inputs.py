@@ -23,7 +23,7 @@ def build_power_settings(runs: Runs) -> dict:
     images = _count_held_out_images(runs.first_seed(REFERENCE))
     finished = {name: _list_finished_runs(runs, name) for name in dict.fromkeys([REFERENCE, *runs.experiments.names])}
     return {
-        "headline": runs.shared.report.locate_headline(_has_questions(runs.first_seed(REFERENCE))).key,
+        "headline": runs.shared.report.headline,
         "experiment": experiment,
         "images": images or MAX_HELD_OUT,
         "images_are_known": images is not None,
@@ -32,10 +32,11 @@ def build_power_settings(runs: Runs) -> dict:
     }
 
 
-def _has_questions(run: Run) -> bool:
-    """Return whether held-out images have questions; True if the dataset is not made yet."""
-    file = Path(DATASETS, run.dataset.name, "evaluation.jsonl")
-    return not file.is_file() or any(row.get("questions") for row in read_jsonl(file))
+def find_decisive_score(runs: Runs) -> str:
+    """Return the score that decides with the held-out data of the reference, or the headline if they are not made."""
+    file = Path(DATASETS, runs.first_seed(REFERENCE).dataset.name, "evaluation.jsonl")
+    has_questions = not file.is_file() or any(row.get("questions") for row in read_jsonl(file))
+    return runs.shared.report.locate_headline(has_questions).key
 
 
 def _count_held_out_images(run: Run) -> int | None:
