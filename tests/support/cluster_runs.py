@@ -85,18 +85,24 @@ class ClusterRun:
         [job] = [job for job in self.all_jobs() if job["JobState"] == "RUNNING" and read_rule(job) == rule]
         return job["JobId"]
 
-    def jobs(self, rule: str, wildcards: str) -> list[dict[str, str]]:
-        """Return all Slurm jobs of one of the workflow's jobs, in order."""
-        return [job for job in self.all_jobs() if job["Comment"] == f"rule_{rule}_wildcards_{wildcards}"]
+    def jobs(self, rule: str, name: str) -> list[dict[str, str]]:
+        """Return all Slurm jobs of a rule for an experiment, or for the dataset, in order."""
+        comment = f"rule_{rule}_wildcards_{find_wildcards(name)}"
+        return [job for job in self.all_jobs() if job["Comment"] == comment]
 
     def all_jobs(self) -> list[dict[str, str]]:
         project_jobs = [job for job in jobs() if job["WorkDir"] == str(self.project.folder)]
         return sorted(project_jobs, key=lambda job: int(job["JobId"]))
 
-    def logs(self, rule: str, wildcards: str) -> str:
+    def logs(self, rule: str, name: str) -> str:
         """Return the output of a rule's jobs, of all attempts in order."""
-        folder = self.project.folder / ".snakemake/slurm_logs" / f"rule_{rule}" / wildcards
+        folder = self.project.folder / ".snakemake/slurm_logs" / f"rule_{rule}" / find_wildcards(name)
         return "".join(path.read_text() for path in sorted(folder.glob("*.log"), key=lambda path: int(path.stem)))
+
+
+def find_wildcards(name: str) -> str:
+    """Return the wildcards in Slurm's names: the dataset, or the folder of an experiment's run."""
+    return name if name == "small" else f"small_small_{name}"
 
 
 def completed(jobs: list[dict[str, str]]) -> Counter:
