@@ -5,8 +5,7 @@ python workflow_scripts/print_check.py --text results/datasets/shapes/check/chec
 
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.errors import InputError
-
-ERROR = "error: "  # begins the line about a problem
+from dj2mgm.features.check import ERROR
 
 
 @command_line

@@ -1,9 +1,8 @@
 # Input functions of rules/plan.smk.
 from pathlib import Path
 
-from dj2mgm.records.jsonl_summary import read_jsonl_summary
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.stages import TRAINING_STAGES
+from dj2mgm.runs.row_counts import read_row_counts
 from dj2mgm.settings.batch_sizes import count_samples, describe_steps
 from dj2mgm.settings.frozen_precision import FROZEN
 from dj2mgm.storage.files import read_json
@@ -70,18 +69,14 @@ def list_machine_flags():
 def count_rows():
     """Return the experiment's rows by training stage and its held-out images; no rows if nothing has counted them."""
     run = find_requested_run("plan", REFERENCE)
-    jsonl_summary = Path(RUNS.find_stage_folder(run, "jsonl"), "summary.json")
     dataset_summary = Path("results/datasets", run.dataset.name, "summary.json")
     has_stage_1 = len(run.training_stages) > 1
     with raising_user_errors():
         if not dataset_summary.is_file():
             return {}, 0
         counts = read_json(dataset_summary)
-        rows = {stage: counts[stage] for stage in TRAINING_STAGES}
-        if jsonl_summary.is_file():
-            files = read_jsonl_summary(jsonl_summary).files
-            rows = {stage: files[stage].rows_out for stage in TRAINING_STAGES}
-        elif has_stage_1 and not rows["finetune"]:
+        rows, is_exact = read_row_counts(RUNS, run)
+        if not is_exact and has_stage_1 and not rows["finetune"]:
             # without instructions, stage 2 trains on the pairs
             rows["finetune"] = rows["pretrain"]
     rows = {

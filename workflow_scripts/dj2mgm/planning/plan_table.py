@@ -78,6 +78,7 @@ def _describe_machine(machine: Machine) -> str:
 
 
 def _build_row(workload: Workload, candidate: Candidate, best: Candidate | None, is_narrow: bool) -> list[str]:
+    """Return the cells of a training plan; a narrow table has short ones."""
     plan, prediction = candidate.plan, candidate.prediction
     speed = f"{candidate.samples_per_second / best.samples_per_second:.2f}" if best and candidate.fits else ""
     fastest, shortage = ("fastest", "too big") if is_narrow else ("fastest that fits", candidate.shortage)

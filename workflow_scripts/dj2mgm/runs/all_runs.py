@@ -95,13 +95,9 @@ class Runs:
     def iterate_with_results(self) -> Iterator[Run]:
         """Iterate over the runs that have a folder of results."""
         for name, seed in self._list_names():
-            if self._has_results(name, seed):
+            parent = Path("results", self.first_seed(name).folder).parent  # of all seeds, which are not resolved for it
+            if (parent / self._name_run(name, seed)).is_dir():
                 yield self.get(name, seed)
-
-    def _has_results(self, experiment: str, seed: int) -> bool:
-        """Return whether a run has a folder of results, without resolving it."""
-        parent = Path(self.first_seed(experiment).folder).parent
-        return Path("results", parent, self._name_run(experiment, seed)).is_dir()
 
     def _list_names(self) -> list[tuple[str, int]]:
         """Return experiment and seed of every run; `decide` requests seeds that no configuration names."""

@@ -7,14 +7,12 @@ from pathlib import Path
 from statistics import median
 
 from dj2mgm.cli.messages import format_duration
-from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER
-from dj2mgm.records.jsonl_summary import read_jsonl_summary
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.job_checks import PlannedJob
+from dj2mgm.runs.row_counts import read_row_counts
 from dj2mgm.runs.run import Run
 from dj2mgm.runs.stages import TRAINING_STAGES
 from dj2mgm.settings.batch_sizes import find_steps
-from dj2mgm.storage.files import read_json
 
 MAX_TRAININGS = 6  # trainings listed; a study may have hundreds
 SUFFIX = ".benchmark.tsv"
@@ -42,7 +40,8 @@ def summarize_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[Pla
     trainings.reverse()  # the jobs come from the targets backwards
     count = f"{len(stages)} {'stage' if len(stages) == 1 else 'stages'} would run"
     lines = ["", f"Summary: {count}, {len(trainings)} of them a training."]
-    lines += [f"  {_describe_training(runs, *training, stages)}" for training in trainings[:MAX_TRAININGS]]
+    planned_folders = {Path(file).parent for job in stages for file in job.files}
+    lines += [f"  {_describe_training(runs, *training, planned_folders)}" for training in trainings[:MAX_TRAININGS]]
     if len(trainings) > MAX_TRAININGS:
         lines.append(f"  … and {len(trainings) - MAX_TRAININGS} more trainings")
     lines.append(f"Time: {_estimate_time(stages)}.")
@@ -51,30 +50,23 @@ def summarize_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[Pla
     return lines
 
 
-def _describe_training(runs: Runs, run: Run, stage: str, jobs: list[PlannedJob]) -> str:
+def _describe_training(runs: Runs, run: Run, stage: str, planned_folders: set[Path]) -> str:
     """Return the rows and steps of a training, as far as they are known before the planned jobs have run."""
     label = f"{stage} of {run.name}"
-    rows, is_exact = _count_rows(runs, run, stage, jobs)
+    rows, is_exact = _count_rows(runs, run, stage, planned_folders)
     if not rows:
         return f"{label}: the number of rows is not known yet"
     steps = find_steps(run.settings[stage], rows)
     return f"{label}: {'' if is_exact else 'at most '}{rows} rows, {steps} steps"
 
 
-def _count_rows(runs: Runs, run: Run, stage: str, jobs: list[PlannedJob]) -> tuple[int, bool]:
+def _count_rows(runs: Runs, run: Run, stage: str, planned_folders: set[Path]) -> tuple[int, bool]:
     """Return the number of rows of a training, and whether it is exact; 0 if it is not known."""
-    written, settings = Path(runs.find_stage_folder(run, "jsonl")), run.dataset.settings
-    made = Path(DATASETS_FOLDER, run.dataset.name)
-    planned_folders = {Path(file).parent for job in jobs for file in job.files}
-    if (written / "summary.json").is_file() and written not in planned_folders:
-        files, is_exact = read_jsonl_summary(written / "summary.json").files, True
-        rows = {name: files[name].rows_out for name in TRAINING_STAGES}
-    elif (made / "summary.json").is_file() and made not in planned_folders:
-        counts, is_exact = read_json(made / "summary.json"), False
-        rows = {name: counts[name] for name in TRAINING_STAGES}
-    elif settings.is_rendered:
-        rows, is_exact = {"pretrain": settings.pretrain_pairs, "finetune": settings.finetune_instructions}, False
-    else:
+    rows, is_exact = read_row_counts(runs, run, planned_folders)
+    settings = run.dataset.settings
+    if not rows and settings.is_rendered:
+        rows = {"pretrain": settings.pretrain_pairs, "finetune": settings.finetune_instructions}
+    if not rows:
         return 0, False
     if len(run.training_stages) == 1:  # it trains on both files
         return sum(rows.values()), is_exact

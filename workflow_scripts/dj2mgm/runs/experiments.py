@@ -159,7 +159,7 @@ class Experiments:
         if study := self.studies.get(target):
             variants = self._list_study_variants(target, study)
         elif target == MINIMAL_TARGET:
-            parent = self.shared.experiment[0] if self.shared.experiment else REFERENCE
+            parent = self.list_requested(REFERENCE)[0]
             self.require(parent)
             variants = [make_minimal_variant(parent, self.shared.finetune_minimal)]
         else:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from dj2mgm.records.crate_records import InputKind
 from dj2mgm.runs.stage_settings import (
@@ -21,7 +20,6 @@ from dj2mgm.runs.stage_settings import (
 )
 from dj2mgm.settings.base import StageSettings
 from dj2mgm.settings.configuration import Experiment
-from dj2mgm.storage.files import read_yaml
 
 STAGE_NOTE = "stage.yaml"  # in the folder of a shared stage: names its owner
 EVALUATIONS, BASE_EVALUATIONS = "evaluations/", "base_evaluations/"  # prefixes of stages, before the name of a task
@@ -189,9 +187,3 @@ INFLUENCE = {
 def find_stage(name: str) -> Stage:
     """Return a stage of a report by its name, which may contain a task of lmms-eval."""
     return STAGES[name] if name in STAGES else build_evaluation_stages(name.partition("/")[2])[name]
-
-
-def find_finished_stage(run: Path, stage: str) -> Path:
-    """Return the folder with the files of a stage of a run's folder, which another run may own."""
-    note = run / stage / STAGE_NOTE
-    return Path(read_yaml(note)["same_as"]) if note.is_file() else run / stage

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dj2mgm.cli.command_line import escape_control
+from dj2mgm.features.check import ERROR
 from dj2mgm.features.check.dataset_check import MAX_OPENED, DatasetCheck, LeftOut, Lengths, MetricPower, SplitCheck
 from dj2mgm.reporting.rendering import build_template_environment, join_words
 from dj2mgm.storage.files import write_text
@@ -14,7 +15,6 @@ ASSUMPTION = (
     "This noise was measured on rendered scenes with the tiny model (docs/evaluation.md). No training has measured it "
     "on these data yet, so the range in parentheses is for half and for twice this noise."
 )
-ERROR = "error: "  # begins the line about a problem, after which the command fails
 
 
 def write_check_page(check: DatasetCheck, path: Path) -> None:

@@ -22,10 +22,10 @@ from dj2mgm.reporting.explorer.pairs import (
 )
 from dj2mgm.reporting.explorer.row_table import Table, TextFile, build_number_column, build_word_column
 from dj2mgm.runs.experiment_recipes import is_for_instructions
-from dj2mgm.runs.stages import STAGES, find_finished_stage
+from dj2mgm.runs.stages import STAGE_NOTE, STAGES
 from dj2mgm.score_groups import OWN, REFERENCE_CAPTIONS
 from dj2mgm.settings.dataset_files import load_dataset_settings
-from dj2mgm.storage.files import read_jsonl
+from dj2mgm.storage.files import read_jsonl, read_yaml
 
 RIGHT, WRONG = "right", "wrong"
 Values = dict[tuple[str, str], dict[str, float]]
@@ -142,7 +142,7 @@ def _read_dataset(folder: Path) -> Results:
 
 
 def _read_run_folder(folder: Path) -> Results:
-    stages = {name: find_finished_stage(folder, name) for name in STAGES}
+    stages = {name: _find_stage_folder(folder / name) for name in STAGES}
     if not any(stage.is_dir() for stage in stages.values()):
         if folder.name in STAGES:
             raise InputError(f"{folder} is one stage of a run; name its parent, {folder.parent}")
@@ -176,6 +176,12 @@ def read_run(name: str, stages: dict[str, Path]) -> Results:
         evaluation_tables = (read(stages, dataset / "evaluation.jsonl") for read in (read_captions, read_answers))
         tables += [table for table in evaluation_tables if table]
     return Results(name, tables)
+
+
+def _find_stage_folder(stage: Path) -> Path:
+    """Return the folder that has the stage's files; a run may share a stage with another run."""
+    note = stage / STAGE_NOTE
+    return Path(read_yaml(note)["same_as"]) if note.is_file() else stage
 
 
 def _check_file(file: Path, rule: str) -> None:
