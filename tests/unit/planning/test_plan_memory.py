@@ -29,6 +29,7 @@ def plan(model, monkeypatch, capsys):
         return run_main(plan_memory, *arguments, capture=capsys)
 
     monkeypatch.chdir(PROJECT)
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it, and the plan would have this width
     return run
 
 

@@ -110,6 +110,7 @@ def test_only_the_same_card_has_its_rates(device, name):
 @pytest.fixture
 def plan(monkeypatch, capsys):
     monkeypatch.chdir(PROJECT)
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it, and the plan would have this width
     flags = ["--model", "smolvlm2-500m", "--tuning", "lora", "--deepspeed", "zero2", "--global-batch", "128"]
 
     def run(*further: str):
