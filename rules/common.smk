@@ -88,16 +88,6 @@ def pairs_file(wildcards):
     return f"{RUNS.find_stage_folder(run, stage)}/{name}.jsonl"
 
 
-def instruction_output(file):
-    """Return the input function of a file of the synthesize stage; no file if its recipe is not for instructions."""
-
-    def path(wildcards):
-        selects = RUNS.by_folder(wildcards.run).selects_instructions
-        return stage_output("synthesize", file)(wildcards) if selects else []
-
-    return path
-
-
 def leaks_file(wildcards):
     """Input function: near-duplicates of evaluation images among training images; none for the embedded dataset."""
     folder = locate_leaks_folder(RUNS.by_folder(wildcards.run).dataset)

@@ -28,3 +28,13 @@ def counted_summary(wildcards):
         if experiment
         else []
     )
+
+
+def instruction_output(file):
+    """Return the input function of a file of the synthesize stage; no file if its recipe is not for instructions."""
+
+    def path(wildcards):
+        selects = RUNS.by_folder(wildcards.run).selects_instructions
+        return stage_output("synthesize", file)(wildcards) if selects else []
+
+    return path

@@ -52,7 +52,7 @@ SCRIPTS = [
     "answer_evaluation.py",
     *("evaluate_clip.py", "evaluate_vqa.py", "analyze_data.py", "doctor.py", "train_text_model.py"),
     *("compare_experiments.py", "compare_study.py", "take_look.py", "write_decision.py", "ask_trials.py"),
-    *("score_trials.py", "score_mixtures.py", "score_benchmark.py", "find_leaks.py", "trace_influence.py"),
+    *("score_trials.py", "score_mixtures.py", "score_benchmark.py", "find_leaks.py"),
     *(
         "run_vlmevalkit.py",
         "read_evaluation.py",

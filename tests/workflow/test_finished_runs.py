@@ -1,10 +1,8 @@
 """Targets that only read finished runs, and links between their pages."""
 
 import re
-import shutil
 
 from browser import Page
-from dj2mgm.storage.files import read_jsonl
 
 
 def test_leaderboard_lists_the_finished_run(finished):
@@ -14,20 +12,6 @@ def test_leaderboard_lists_the_finished_run(finished):
     )
     page = (finished.folder / "results/leaderboard/leaderboard.html").read_text(encoding="utf-8")
     assert '<a href="../small/small/baseline/report/report.html">baseline</a>' in page
-
-
-def test_rows_behind_wrong_answers_are_listed(finished):
-    command = "snakemake influence --config dataset=small model=small experiment=baseline"
-    assert command in (finished.result("report") / "report.html").read_text(encoding="utf-8")
-    finished.run("influence", config=("experiment=baseline", "influence={questions: 3, rows: 2}"))
-    traced_answers = list(read_jsonl(finished.result("influence") / "influence.jsonl"))
-    assert len(traced_answers) == 3
-    rows = {row["id"] for row in read_jsonl(finished.result("jsonl") / "finetune.jsonl")}
-    for answer in traced_answers:
-        assert answer["prediction"] != answer["answer"]
-        influences = [row["influence"] for row in (*answer["harmful"], *answer["helpful"][::-1])]
-        assert influences == sorted(influences) and {row["id"] for row in answer["harmful"]} <= rows
-    shutil.rmtree(finished.result("influence"))
 
 
 def test_report_links_to_the_explorer_without_a_server(finished, browser: Page):

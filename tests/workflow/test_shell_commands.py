@@ -218,7 +218,6 @@ class HostileProject:
             "decide",
             "leaderboard",
             "serve_check",
-            "influence",
         ]
         targets = [
             "baseline",

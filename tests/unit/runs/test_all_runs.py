@@ -21,7 +21,7 @@ from dj2mgm.runs.challenge import build_challenge_settings
 from dj2mgm.runs.experiments import list_reserved_names
 from dj2mgm.runs.pages import build_page_settings, list_page_experiments, list_page_files
 from dj2mgm.runs.run import Run
-from dj2mgm.runs.stages import INFLUENCE, STAGES
+from dj2mgm.runs.stages import STAGES
 from dj2mgm.settings.configuration import TARGETS_BY_KEY
 from dj2mgm.settings.reserved_names import FOLDERS, RESERVED_NAMES, RULES
 from dj2mgm.settings.validation import Layer
@@ -49,9 +49,9 @@ def find_run(runs: Runs, name: str) -> Run:
 
 
 def owners(runs: Runs, name: str) -> dict[str, str]:
-    """Return the name of the owner of each stage of a run, without stages on request."""
+    """Return the name of the owner of each stage of a run."""
     run = find_run(runs, name)
-    return {stage: runs.reuse.find_owner(run, stage).name for stage in run.settings if stage not in INFLUENCE}
+    return {stage: runs.reuse.find_owner(run, stage).name for stage in run.settings}
 
 
 def test_only_later_seeds_have_folders_of_their_own(write):

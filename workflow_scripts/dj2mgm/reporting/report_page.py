@@ -4,7 +4,6 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from dj2mgm.evaluation.run_scores import GroupEstimates
-from dj2mgm.reporting.advised_commands import build_snakemake_command
 from dj2mgm.reporting.comparison import (
     build_difference_table,
     build_metric_table,
@@ -333,7 +332,6 @@ def _build_galleries(experiments: list[ExperimentResults]) -> list[dict]:
             "dataset": dataset.name,
             "experiments": [(experiment.name, index) for index, experiment in group],
             "shown": build_gallery(group),
-            "tracing": build_snakemake_command(group[-1][1], "influence", experiment=group[-1][1].name),
         }
         for dataset, group in by_dataset.items()
     ]

@@ -26,7 +26,6 @@ from dj2mgm.runs.recipe_checks import check_without_instructions
 from dj2mgm.runs.reuse import Reuse
 from dj2mgm.runs.run import Run
 from dj2mgm.runs.stages import (
-    INFLUENCE,
     STAGES,
     Stage,
     build_benchmark_stages,
@@ -63,7 +62,7 @@ class Runs:
         """
         self.experiments = Experiments(command_line)
         self.shared = self.experiments.shared
-        self.stages: dict[str, Stage] = STAGES | INFLUENCE
+        self.stages: dict[str, Stage] = dict(STAGES)
         for name in read_declarations():
             self.stages |= build_benchmark_stages(name)
         for task in self.shared.evaluations:

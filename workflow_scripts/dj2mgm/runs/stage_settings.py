@@ -44,7 +44,6 @@ from dj2mgm.settings.evaluation import (
     BenchmarkSettings,
     Decoding,
     GenerateSettings,
-    InfluenceSettings,
     JudgeSettings,
 )
 from dj2mgm.settings.frozen_precision import FROZEN, select_unpartitioned_choices
@@ -252,14 +251,6 @@ def build_base_answer_settings(task: str, config: Experiment, images: dict) -> A
     """Return the settings of a task of lmms-eval for the model before training, which are the same for all seeds."""
     settings = build_answer_settings(task, config, images)
     return None if settings is None else settings.model_copy(update={"seed": 0})
-
-
-def build_influence_settings(config: Experiment, images: dict) -> InfluenceSettings:
-    """Return the settings of the search for training rows behind wrong answers."""
-    template = _read_template(config, "template")
-    return InfluenceSettings.from_sections(
-        config, config.influence, template=template, max_length=config.finetune.max_length
-    )
 
 
 def count_gpus_per_node(config: Experiment) -> int:

@@ -13,7 +13,6 @@ from dj2mgm.runs.stage_settings import (
     build_filter_settings,
     build_finetune_settings,
     build_generate_settings,
-    build_influence_settings,
     build_jsonl_settings,
     build_pretrain_settings,
     build_synthesize_settings,
@@ -169,19 +168,6 @@ def build_evaluation_stages(task: str) -> dict[str, Stage]:
             f"{task}, before training", upstream=(), settings=base_settings, uses_dataset=False, **common
         ),
     }
-
-
-# stages that run on request only, and that the report does not show
-INFLUENCE = {
-    "influence": Stage(
-        "Influence",
-        rule="trace_influence",
-        upstream=("generate",),
-        settings=build_influence_settings,
-        outputs=("influence.jsonl", "influence.html"),
-        optional=True,
-    )
-}
 
 
 def find_stage(name: str) -> Stage:

@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from dj2mgm.settings.base import Number, Section, Seed, UniqueItems, section, setting
 from dj2mgm.settings.benchmarks import read_declarations
 from dj2mgm.settings.data import FilterSection, JsonlSection, Shares, SynthesizeSection
-from dj2mgm.settings.evaluation import EvaluateSection, InfluenceSection
+from dj2mgm.settings.evaluation import EvaluateSection
 from dj2mgm.settings.gpu_cards import CARDS
 from dj2mgm.settings.models import ModelFile
 from dj2mgm.settings.string_formats import Address, FilePath, Name
@@ -149,7 +149,7 @@ class SharedKeys(Section):
     report: ReportSection = section(ReportSection, "the page that compares experiments")
     experiment: ExperimentNames = setting(
         [],
-        "experiment of `plan`, `analyze`, `decide`, `export`, `publish`, `crate`, `influence`, `serve_check` and "
+        "experiment of `plan`, `analyze`, `decide`, `export`, `publish`, `crate`, `serve_check` and "
         "`finetune_minimal`; a list of several for export, publish and crate; []: the target's own default",
     )
     decide: DecideSection = section(
@@ -173,9 +173,6 @@ class SharedKeys(Section):
     )
     serve_check: ServeCheckSection = section(
         ServeCheckSection, "`snakemake serve_check`: a server's answers compared with those of `experiment`"
-    )
-    influence: InfluenceSection = section(
-        InfluenceSection, "`snakemake influence`: the training rows behind wrong answers of `experiment`"
     )
     crate: FilePath | None = setting(None, "zip file or folder of the crate that `snakemake reproduce` reads")
     crate_folders: Annotated[list[FilePath], UniqueItems()] = setting(
@@ -216,7 +213,6 @@ TARGETS_BY_KEY = {
         "export",
         "publish",
         "crate",
-        "influence",
         "serve_check",
         "finetune_minimal",
     ),
@@ -227,7 +223,6 @@ TARGETS_BY_KEY = {
     "publish": ("publish",),
     "endpoint": ("serve_check",),
     "serve_check": ("serve_check",),
-    "influence": ("influence",),
     "crate": ("reproduce",),
     "crate_folders": ("reproduce",),
     "finetune_minimal": ("finetune_minimal",),

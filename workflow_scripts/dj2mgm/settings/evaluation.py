@@ -105,20 +105,6 @@ class AnswerSettings(SeedSettings):
     gpus: int = setting(ge=1)
 
 
-class InfluenceSection(Section):
-    """Keys of the search for training rows behind wrong answers."""
-
-    questions: int = setting(100, "wrong answers, evenly spread over the held-out questions", ge=1, le=10_000)
-    rows: int = setting(8, "rows of lowest and of highest influence for each answer", ge=1, le=1000)
-
-
-class InfluenceSettings(InfluenceSection, ThreadSettings):
-    """The search for training rows behind wrong answers."""
-
-    template: Template = setting()
-    max_length: int = setting(..., "length in tokens to which training cut the rows")
-
-
 class LeakSettings(ImageFolders):
     """The search for images and questions of evaluations in a dataset."""
 

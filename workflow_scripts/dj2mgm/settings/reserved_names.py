@@ -15,10 +15,10 @@ CORE_RULES = frozenset(
     configure_export configure_foundation configure_leaks configure_look configure_mixtures configure_model
     configure_page configure_power configure_publishing configure_search configure_stage configure_study crate
     decide deepspeed_configs doctor evaluate evaluate_clip evaluate_vqa export export_data fetch filter_data
-    find_leaks finetune finetune_full finetune_in_one_stage finetune_minimal generate_answers influence leaderboard
+    find_leaks finetune finetune_full finetune_in_one_stage finetune_minimal generate_answers leaderboard
     make_dataset make_tiny_vlm plan plan_power pretrain publish publish_dataset publish_model push_dataset push_model
     read_evaluation reproduce score_benchmark score_challenge score_evaluation score_mixtures score_trials serve_check
-    synthesize_captions take_look trace_influence train_clip train_language_model unpack_foundation write_crate
+    synthesize_captions take_look train_clip train_language_model unpack_foundation write_crate
     write_jsonl write_submission
     """.split()
 )
