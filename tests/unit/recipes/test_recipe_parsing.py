@@ -337,6 +337,9 @@ def test_patterns_must_not_have_quotes():
         parse_recipe("a recipe", {"process": [{"replace_content_mapper": {"pattern": "r'o'"}}]})
 
 
+RECAPTION = "low_similarity_recaption_mapper"
+
+
 @pytest.mark.parametrize(
     ("process", "says"),
     [
@@ -353,8 +356,8 @@ def test_patterns_must_not_have_quotes():
             "would write the same rows again",
         ),
         (
-            [{"blind_answer_filter": {}}, {"answer_repair_mapper": {}}, {"blind_answer_filter": {}}],
-            "each row is measured once, so the blind_answer_filter after",
+            [{"vlm_rating_filter": {}}, {RECAPTION: {"keep_fraction": 0.5}}, {"vlm_rating_filter": {}}],
+            "each row is measured once, so the vlm_rating_filter after",
         ),
     ],
 )

@@ -141,7 +141,6 @@ def test_operators_for_instructions_need_their_rows(write, tmp_path):
             "openai",
             "found 'results/models/y'. Run the experiment that writes it first",
         ),
-        ({"answer_repair_mapper": {}}, "openai", r"recipe \(base_model, stage, template of answer_repair_mapper\)"),
     ],
 )
 def test_operators_need_a_suitable_captioner(write, tmp_path, step, captioner, problem):

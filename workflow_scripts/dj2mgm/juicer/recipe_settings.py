@@ -17,7 +17,6 @@ from dj2mgm.recipes.recipe_step import (
     PAIRS,
     RATING_OPERATOR,
     RECAPTION_OPERATOR,
-    REPAIR_OPERATOR,
     WITH_CLIP,
     RecipeStep,
 )
@@ -126,9 +125,7 @@ def prepare_synthesis(
     arguments = build_clip_arguments(settings.clip) | {
         RECAPTION_OPERATOR: {"hf_clip": settings.clip} | writer_arguments
     }
-    arguments |= dict.fromkeys(
-        (RATING_OPERATOR, REPAIR_OPERATOR), {key: value for key, value in writer_arguments.items() if key != "seed"}
-    )
+    arguments |= {RATING_OPERATOR: {key: value for key, value in writer_arguments.items() if key != "seed"}}
     if files:
         file_arguments = {"question_file": str(files.instructions), "held_out_file": str(files.evaluation)}
         arguments |= {INSTRUCTION_OPERATOR: writer_arguments | file_arguments}

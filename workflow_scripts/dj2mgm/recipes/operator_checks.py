@@ -11,7 +11,6 @@ from dj2mgm.recipes.recipe_step import (
     MEASURED_ON_INPUT_TEXT,
     READING_IMAGES,
     RECAPTION_OPERATOR,
-    REPAIR_OPERATOR,
     RecipeStep,
     find_nearest_name,
 )
@@ -74,7 +73,7 @@ def check_order(steps: Collection[RecipeStep]) -> None:
                     f"{step.location}: new rows have no text yet when {readers[0]} reads them. Put "
                     f"{INSTRUCTION_OPERATOR} before it"
                 )
-        if step.name in (RECAPTION_OPERATOR, REPAIR_OPERATOR):
+        if step.name == RECAPTION_OPERATOR:
             repeated = [name for name in before if name in MEASURED_ON_INPUT_TEXT and name in after]
             if repeated:
                 raise InputError(

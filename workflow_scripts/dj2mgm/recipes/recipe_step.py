@@ -24,9 +24,8 @@ LIKELIHOOD_GAIN = "likelihood_gain_filter"
 RECAPTION_OPERATOR = "low_similarity_recaption_mapper"
 INSTRUCTION_OPERATOR = "instruction_synthesis_mapper"
 RATING_OPERATOR = "vlm_rating_filter"
-REPAIR_OPERATOR = "answer_repair_mapper"
 # operators whose captioner answers questions
-ANSWERING_OPERATORS = (INSTRUCTION_OPERATOR, RATING_OPERATOR, REPAIR_OPERATOR)
+ANSWERING_OPERATORS = (INSTRUCTION_OPERATOR, RATING_OPERATOR)
 # operators that measure texts with a trained model
 MEASURING_OPERATORS = (LIKELIHOOD_GAIN, "blind_answer_filter", "round_trip_filter")
 # operators that measure a text once, and not again after a mapper has changed it
@@ -43,7 +42,6 @@ READING_IMAGES = (
 # operators that read questions
 WITH_QUESTIONS = (
     INSTRUCTION_OPERATOR,
-    REPAIR_OPERATOR,
     "blind_answer_filter",
     "round_trip_filter",
     "caption_agreement_filter",

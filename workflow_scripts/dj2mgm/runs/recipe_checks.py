@@ -8,7 +8,6 @@ from dj2mgm.recipes.recipe_step import (
     MEASURING_OPERATORS,
     RATING_OPERATOR,
     RECAPTION_OPERATOR,
-    REPAIR_OPERATOR,
     WITH_QUESTIONS,
 )
 from dj2mgm.runs.experiment_recipes import is_for_instructions, list_operators_without_captioner
@@ -27,7 +26,7 @@ def check_rows(recipe: dict) -> None:
         if writer := next((name for name in names if name in writers), None):
             raise InputError(
                 f"synthesize.recipe: {writer} would replace the answers of instructions by captions; remove it (or "
-                f"rows: instructions), or use {REPAIR_OPERATOR}"
+                "rows: instructions)"
             )
     elif reader := next((name for name in names if name in WITH_QUESTIONS), None):
         raise InputError(f"synthesize.recipe: {reader} reads questions; add rows: instructions to the recipe")
@@ -61,12 +60,6 @@ def check_captioner(recipe: dict, captioner: str) -> None:
             f"synthesize.captioner: {captioner} cannot answer questions of the dataset; choose mgm, or questions: "
             f"model for {INSTRUCTION_OPERATOR}"
         )
-    missing = [name for name in ("base_model", "stage", "template") if steps.get(REPAIR_OPERATOR, {}).get(name) is None]
-    if REPAIR_OPERATOR in steps and missing and not settings.tells_likelihood:
-        raise InputError(
-            f"synthesize.captioner: {captioner} gives no likelihoods, which {REPAIR_OPERATOR} needs; choose mgm, or "
-            f"name the model that measures in the recipe ({', '.join(missing)} of {REPAIR_OPERATOR})"
-        )
 
 
 def check_templates(recipe: dict, captioner: str) -> None:
@@ -74,7 +67,7 @@ def check_templates(recipe: dict, captioner: str) -> None:
     for name, arguments in (item for step in recipe["process"] for item in step.items()):
         step_arguments = arguments or {}
         template = step_arguments.get("template", "plain" if not CAPTIONERS[captioner].tells_likelihood else None)
-        own_model = name in (*MEASURING_OPERATORS, REPAIR_OPERATOR) and step_arguments.get("base_model") is not None
+        own_model = name in MEASURING_OPERATORS and step_arguments.get("base_model") is not None
         if own_model and isinstance(template, str) and not read_chat_template(template)["asks_question"]:
             raise InputError(
                 f"synthesize.recipe: {name}: template {template} leaves questions out; name the chat template of the "

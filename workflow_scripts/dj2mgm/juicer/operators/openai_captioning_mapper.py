@@ -7,7 +7,7 @@
             openai_captioning_mapper: {base_url: "http://localhost:8000/v1", model: Qwen/Qwen3-VL-8B-Instruct}
 
 It cannot be a step of a recipe. It is the captioner of operators that keep each answer as it arrives:
-`low_similarity_recaption_mapper`, `instruction_synthesis_mapper`, `vlm_rating_filter` and `answer_repair_mapper`.
+`low_similarity_recaption_mapper`, `instruction_synthesis_mapper` and `vlm_rating_filter`.
 """
 
 import os
