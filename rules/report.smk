@@ -52,7 +52,6 @@ rule compare_study:
             labels={"page": "{study}"},
         ),
         table=f"results/{RESULTS_PREFIX}{{study}}/{{study}}.csv",
-        rows=f"results/{RESULTS_PREFIX}{{study}}/{{study}}_rows.jsonl",
     log:
         f"results/{RESULTS_PREFIX}{{study}}/compare_study.log",
     benchmark:

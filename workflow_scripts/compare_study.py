@@ -4,8 +4,7 @@ r"""Compare the variants of a study: rows, costs and scores, and differences fro
         --output-dir results/shapes/tiny/ablation
 
 The configuration has the format of the report's (see reporting/experiment_results.py), with the study; the reference is
-its first experiment. Writes <folder>.html and <folder>.csv, named after the output folder, and <folder>_rows.jsonl, the
-rows that the best recipes agree on.
+its first experiment. Writes <folder>.html and <folder>.csv, named after the output folder.
 """
 
 from dataclasses import replace
@@ -14,7 +13,6 @@ from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.records.page_records import PageSettings
 from dj2mgm.reporting.comparison import write_table
 from dj2mgm.reporting.experiment_results import load_experiments
-from dj2mgm.reporting.study.row_agreement import RowAgreement, list_rows
 from dj2mgm.reporting.study.study_page import (
     MAX_CARDS,
     build_study_cards,
@@ -26,7 +24,6 @@ from dj2mgm.reporting.study.study_table import compare_variants, tabulate
 from dj2mgm.reporting.variants_page import write_variants_page
 from dj2mgm.reporting.verdicts.headline_verdicts import find_unlearned
 from dj2mgm.settings.validation import load_settings
-from dj2mgm.storage.files import write_jsonl
 
 
 @command_line
@@ -38,15 +35,10 @@ def main() -> None:
     rows = compare_variants(experiments, study)
     write_table(tabulate(rows), paths.output_dir / f"{name}.csv")
     cards, summary = build_study_cards(experiments, rows, study, name)
-    agreement = RowAgreement(experiments)
-    write_jsonl(paths.output_dir / f"{name}_rows.jsonl", list_rows(agreement))
-    page = build_study_page(rows, [*describe_cut(cards), *list_page_notes(experiments)], study, name, agreement)
+    page = build_study_page(rows, [*describe_cut(cards), *list_page_notes(experiments)], study, name)
     page = replace(page, summary=summary, cards=cards[:MAX_CARDS], unlearned=find_unlearned(experiments))
     write_variants_page(page, paths.output_dir / f"{name}.html")
-    print(
-        f"wrote {paths.output_dir / name}.html, {name}.csv and {name}_rows.jsonl for {len(rows)} experiments",
-        flush=True,
-    )
+    print(f"wrote {paths.output_dir / name}.html and {name}.csv for {len(rows)} experiments", flush=True)
 
 
 if __name__ == "__main__":

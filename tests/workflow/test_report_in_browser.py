@@ -12,7 +12,6 @@ from dj2mgm.records.page_records import ShownStudy
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.leaderboard import SCORE_COLUMNS, Entry, Score, Unread, build_leaderboard, write_leaderboard
 from dj2mgm.reporting.report_page import write_report_page
-from dj2mgm.reporting.study.row_agreement import RowAgreement
 from dj2mgm.reporting.study.study_page import build_study_page, list_page_notes
 from dj2mgm.reporting.study.study_table import compare_variants
 from dj2mgm.reporting.variants_page import write_variants_page
@@ -168,7 +167,6 @@ def small_pages(tmp_path_factory) -> list[Path]:
         list_page_notes(experiments),
         study,
         "study",
-        RowAgreement(experiments),
     )
     write_variants_page(page, root / "study.html")
     lengths = (512, 1024, 2048, 4096)

@@ -27,7 +27,6 @@ from dj2mgm.reporting.sections.judge_section import describe_judges
 from dj2mgm.reporting.study.curve_page import build_curve_table
 from dj2mgm.reporting.study.mixture_page import build_mixture_table
 from dj2mgm.reporting.study.proxies import build_proxy_table
-from dj2mgm.reporting.study.row_agreement import RowAgreement, build_agreement_table
 from dj2mgm.reporting.study.search_page import (
     build_confirmation_cards,
     build_cost_table,
@@ -125,9 +124,7 @@ def list_page_notes(experiments: list[ExperimentResults]) -> list[str]:
     return obstacles + describe_judges(experiments)[:1]
 
 
-def build_study_page(
-    rows: list[ComparedVariant], notes: list[str], study: ShownStudy, name: str, agreement: RowAgreement
-) -> VariantsPage:
+def build_study_page(rows: list[ComparedVariant], notes: list[str], study: ShownStudy, name: str) -> VariantsPage:
     """Return the page; the notes stand above the table."""
     reference, *variant_rows = rows
     experiments = [row.experiment for row in rows]
@@ -163,7 +160,7 @@ def build_study_page(
         zero_line=True,
         chart=draw_cost_chart(rows),
         parallels=_draw_parallels(experiments, study.search),
-        tables=[*_list_tables(experiments, study), *build_agreement_table(agreement)],
+        tables=_list_tables(experiments, study),
     )
 
 
