@@ -53,9 +53,6 @@ SETTINGS_FILES = {
         mixture_settings,
     ),
     "configure_power": SettingsFile("results/plan/power.yaml", power_settings),
-    "configure_attention_benchmark": SettingsFile(
-        f"results/{RESULTS_PREFIX}attention_benchmark/config.yaml", attention_settings
-    ),
     "configure_challenge": SettingsFile(
         f"results/{RESULTS_PREFIX}challenge/config.yaml",
         lambda w: build_challenge_settings(),

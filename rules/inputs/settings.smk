@@ -6,13 +6,11 @@ from snakemake import __version__ as SNAKEMAKE
 
 from dj2mgm.runs import crates, pages
 from dj2mgm.runs.analyzed_runs import find_analyzed
-from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.publication import build_publish_settings
 from dj2mgm.runs.stage_settings import build_analysis_settings
 from dj2mgm.runs.stages import TRAINING_STAGES
 from dj2mgm.runs.studies.power_inputs import build_power_settings, find_decisive_score
 from dj2mgm.runs.studies import looks, merged_mixtures, search_batches
-from dj2mgm.settings.targets import AttentionSettings
 from dj2mgm.storage.files import format_yaml
 
 
@@ -50,14 +48,6 @@ def stage_settings(wildcards):
     # Labels are not part of run.settings, because runs that differ only in labels share their stages.
     labels = {"labels": run.labels} if wildcards.stage in TRAINING_STAGES else {}
     return run.settings[wildcards.stage].file_content() | labels
-
-
-def attention_settings(wildcards):
-    """Return the settings of `attention_benchmark`."""
-    config = RUNS.first_seed(REFERENCE).config
-    return AttentionSettings.from_sections(
-        config, RUNS.shared.attention_benchmark
-    ).file_content()
 
 
 def study_settings(wildcards):

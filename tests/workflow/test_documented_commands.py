@@ -62,7 +62,7 @@ def commands(tmp_path_factory) -> set[tuple[str, ...]]:
     (project.folder / "questions.tsv").touch()
     for folder in (".lmms_eval/lmms_eval", "evaluations/pope"):
         (project.folder / folder).mkdir(parents=True)
-    targets = ["baseline", "dj_synth", "analyze", "ablation", "lora_sweep", "attention_benchmark", "deepspeed_configs"]
+    targets = ["baseline", "dj_synth", "analyze", "ablation", "lora_sweep", "deepspeed_configs"]
     further_targets = ["challenge", "evaluate", "export", "publish", "crate", "decide", "plan", "leaderboard"]
     script = PROJECT / "tests/support/shell_commands.py"
     process = subprocess.run(

@@ -44,7 +44,7 @@ def test_each_dataset_and_model_has_its_own_results(fresh):
 
 
 def test_every_target_writes_below_its_dataset_and_model(fresh):
-    targets = ("ablation", "lora_sweep", "lora_vs_full", "finetune_minimal", "attention_benchmark", "analyze")
+    targets = ("ablation", "lora_sweep", "lora_vs_full", "finetune_minimal", "analyze")
     printed = fresh.run(*targets, "dj_synth", "--dry-run", config=("seeds=[0,1]",))
     folders = {folder.split("/")[0] for folder in list_outputs(printed)}
     assert folders == {"small", "foundation", "models", "datasets"}

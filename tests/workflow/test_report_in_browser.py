@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-import benchmark_attention
 from accessibility import SIZES, find_serious
 from browser import Page
-from dj2mgm.planning.attention_benchmark import Measurement
 from dj2mgm.records.page_records import ShownStudy
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.leaderboard import SCORE_COLUMNS, Entry, Score, Unread, build_leaderboard, write_leaderboard
@@ -157,7 +155,7 @@ def check_silence(browser: Page, page: Path) -> None:
 
 @pytest.fixture(scope="module")
 def small_pages(tmp_path_factory) -> list[Path]:
-    """Write the pages of a study, of the attention benchmark, and of models that forgot."""
+    """Write the pages of a study and of models that forgot."""
     root = tmp_path_factory.mktemp("small pages ä")
     experiments = load_experiments(write_results(root / "study"))
     shown = {"experiment": "baseline", "description": "What it is for.", "page": {"title": "A study", "keeps": 0.9}}
@@ -169,13 +167,7 @@ def small_pages(tmp_path_factory) -> list[Path]:
         "study",
     )
     write_variants_page(page, root / "study.html")
-    lengths = (512, 1024, 2048, 4096)
-    rows = [
-        Measurement(name, length, length / 1e4, length**2 / 1e6) for name in ("eager", "sdpa") for length in lengths
-    ]
-    rows += [Measurement("flash_attention_2", length, skipped="needs a GPU") for length in lengths]
-    benchmark_attention.write_attention_page(rows, root / "attention.html")
-    return [root / "study.html", root / "attention.html", write_report(root / "forgetting", base=1.0)]
+    return [root / "study.html", write_report(root / "forgetting", base=1.0)]
 
 
 def test_checks_of_this_file_find_faults(browser: Page, tmp_path):

@@ -207,7 +207,6 @@ class HostileProject:
             "ablation",
             "lora_sweep",
             "lora_vs_full",
-            "attention_benchmark",
             "finetune_minimal",
             "challenge",
             "evaluate",

@@ -82,11 +82,6 @@ def test_a_sweep_trains_each_rank_on_one_stage_1(fresh):
     assert fresh.job_counts("lora_sweep") == expected
 
 
-def test_the_attention_benchmark_needs_a_model_and_no_training(fresh):
-    parts = {"train_clip", "train_language_model", "assemble_model", "benchmark_attention"}
-    assert set(fresh.job_counts("attention_benchmark")) == parts
-
-
 def test_a_finished_run_has_a_snakemake_report(finished):
     finished.run("baseline", "--report", "snakemake.html")
     assert "report.html" in (finished.folder / "snakemake.html").read_text(encoding="utf-8")

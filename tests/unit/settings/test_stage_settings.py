@@ -26,7 +26,7 @@ SCRIPTS = PROJECT / "workflow_scripts"
 STAGE_SCRIPTS = ("filter_data", "synthesize_captions", "write_jsonl", "pretrain", "finetune", "generate_answers")
 STAGE_SCRIPTS += ("evaluate_clip", "answer_benchmark", "answer_evaluation", "read_evaluation", "score_evaluation")
 STAGE_SCRIPTS += ("analyze_data", "assemble_model", "make_tiny_vlm", "compare_experiments", "compare_study")
-STAGE_SCRIPTS += ("find_leaks", "benchmark_attention", "score_challenge", "train_clip", "train_language_model")
+STAGE_SCRIPTS += ("find_leaks", "score_challenge", "train_clip", "train_language_model")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from dj2mgm.settings.gpu_cards import CARDS
 from dj2mgm.settings.models import ModelFile
 from dj2mgm.settings.string_formats import Address, FilePath, Name
 from dj2mgm.settings.targets import (
-    AttentionBenchmarkSection,
     ChallengeScore,
     ChallengeSection,
     Control,
@@ -182,10 +181,6 @@ class SharedKeys(Section):
         FinetuneMinimalSection,
         "`snakemake finetune_minimal`: does training run here, and does it fit? A few steps of both stages",
     )
-    attention_benchmark: AttentionBenchmarkSection = section(
-        AttentionBenchmarkSection,
-        "`snakemake attention_benchmark`: eager, SDPA and FlashAttention with the baseline's language model",
-    )
     benchmarks: dict[str, dict[str, FilePath | None]] = setting(
         {
             "textvqa": {"questions": None, "answers": None, "images": None},
@@ -226,7 +221,6 @@ TARGETS_BY_KEY = {
     "crate": ("reproduce",),
     "crate_folders": ("reproduce",),
     "finetune_minimal": ("finetune_minimal",),
-    "attention_benchmark": ("attention_benchmark",),
     "challenge": ("challenge",),
     "fetch": ("fetch",),
 }

@@ -9,8 +9,8 @@ from dj2mgm.script_modules import SCRIPTS
 
 CORE_RULES = frozenset(
     """
-    analyze analyze_data answer_benchmark answer_evaluation ask_trials assemble_model attention_benchmark
-    benchmark_attention challenge compare_experiments compare_study configure_analysis configure_attention_benchmark
+    analyze analyze_data answer_benchmark answer_evaluation ask_trials assemble_model
+    challenge compare_experiments compare_study configure_analysis
     configure_batch configure_challenge configure_crate configure_dataset configure_decision configure_evaluation
     configure_export configure_foundation configure_leaks configure_look configure_mixtures configure_model
     configure_page configure_power configure_publishing configure_search configure_stage configure_study crate

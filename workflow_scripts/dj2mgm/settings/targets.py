@@ -5,8 +5,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from dj2mgm.score_groups import GAIN_GROUP, OWN_GROUP
-from dj2mgm.settings.base import Number, Section, StageSettings, ThreadSettings, UniqueItems, setting
-from dj2mgm.settings.data import BatchSize
+from dj2mgm.settings.base import Number, Section, StageSettings, UniqueItems, setting
 from dj2mgm.settings.string_formats import FilePath, Name, Repository, Variable
 from dj2mgm.settings.training_stages import Steps
 
@@ -142,19 +141,6 @@ class FinetuneMinimalSection(Section):
 
     max_steps: Steps = setting(10, "optimizer steps of each stage")
     save_steps: Steps = setting(5, "steps from one resume checkpoint to the next")
-
-
-class AttentionBenchmarkSection(Section):
-    """`snakemake attention_benchmark`."""
-
-    sequence_lengths: Annotated[list[Length], UniqueItems()] = setting([512, 1024, 2048, 4096], "tokens", min_length=1)
-    longest_on_cpu: Length = setting(1024, "without a GPU, longer sequences are skipped, and the page names them")
-    batch_size: BatchSize = setting(1, "sequences at a time")
-    passes: int = setting(5, "number of forward and backward passes; the median is reported", ge=1, le=1_000_000)
-
-
-class AttentionSettings(ThreadSettings, AttentionBenchmarkSection):
-    """Settings of the benchmark of attention."""
 
 
 class ChallengeScore(Section):
