@@ -54,7 +54,6 @@ SCRIPTS = [
     *("compare_experiments.py", "compare_study.py", "take_look.py", "write_decision.py", "ask_trials.py"),
     *("score_trials.py", "score_mixtures.py", "score_benchmark.py", "find_leaks.py"),
     *(
-        "run_vlmevalkit.py",
         "read_evaluation.py",
         "score_evaluation.py",
         "publish_model.py",
