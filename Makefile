@@ -70,7 +70,7 @@ test-fresh:
 	bash tests/fresh_machine.sh
 
 lint: install
-	$(ACTIVATE) && ruff check --no-cache . && ruff format --no-cache --check . && snakefmt --check Snakefile rules && snakemake --lint \
+	$(ACTIVATE) && ruff check --no-cache . && ruff format --no-cache --check . && snakefmt --check Snakefile rules \
 	    && PYTHONPATH=workflow_scripts lint-imports --no-logo && vulture && codespell
 
 # In a folder of its own, because its dependencies would replace the PyTorch in .venv.

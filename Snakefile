@@ -1,5 +1,7 @@
 # Data to model: `snakemake baseline`. Every experiment in config/experiments/ is a target.
+import os
 from glob import glob
+from pathlib import Path
 
 from snakemake.utils import min_version
 
@@ -38,13 +40,31 @@ include: "rules/search.smk"
 include: "rules/tools.smk"
 include: "rules/export.smk"
 include: "rules/publish.smk"
-include: "rules/crate.smk"
 
 
 # rules of features
 for path in sorted(glob(f"{workflow.current_basedir}/rules/features/*.smk")):
 
     include: path
+
+
+# Snakemake renders templates in its own process, which saves a start of Python for each file.
+for name, settings_file in SETTINGS_FILES.items():
+
+    rule:
+        name:
+            name
+        input:
+            settings_file.needs,
+            template=os.path.relpath(SCRIPTS / "dj2mgm/settings/settings.yaml.jinja"),
+        output:
+            settings_file.path,
+        log:
+            Path(settings_file.path).with_suffix(".log"),  # stays empty; Snakemake's lint requires one
+        params:
+            yaml=format_settings(settings_file.build),
+        template_engine:
+            "jinja2"
 
 
 # imported here, because rules/runs.smk adds the library to sys.path

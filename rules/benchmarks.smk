@@ -1,9 +1,6 @@
 # Published benchmarks, from the user's files, and the challenge's score.
+from dj2mgm.cli.console import UserError
 from dj2mgm.settings.benchmarks import read_declarations
-
-
-include: "inputs/benchmarks.smk"
-
 
 WITH_SUBMISSION = [
     name for name, declared in read_declarations().items() if declared.has_submission
@@ -12,6 +9,31 @@ WITH_SUBMISSION = [
 
 wildcard_constraints:
     benchmarks="(base_)?benchmarks",
+
+
+def benchmark_files(wildcards):
+    """Input function: the user's own files of a benchmark, without the folder of its images."""
+    settings = RUNS.by_folder(wildcards.run).settings.get(
+        f"benchmarks/{wildcards.benchmark}"
+    )
+    if settings is None:
+        raise UserError(
+            f"benchmarks.{wildcards.benchmark} is not set: name its files in config/config.yaml"
+        )
+    files = settings.files
+    return check_user_files(file for kind, file in files.items() if kind != "images")
+
+
+def benchmark_images(wildcards):
+    """Params function: a digest of the images that a benchmark's files name."""
+    settings = RUNS.by_folder(wildcards.run).settings.get(
+        f"benchmarks/{wildcards.benchmark}"
+    )
+    files = settings.files if settings else {}
+    folder = files.get("images")
+    return FINGERPRINTS.hash_images(
+        (file, folder) for kind, file in files.items() if folder and kind != "images"
+    )
 
 
 rule answer_benchmark:
@@ -97,6 +119,25 @@ rule write_submission:
             "--answers {input.answers:q}"
             " --output-dir results/{wildcards.run:q}/benchmarks/{wildcards.benchmark:q}",
         )
+
+
+def list_benchmark_outputs(benchmark, name):
+    """Return a file of a benchmark, for every run in the challenge's table; a model before training submits nothing."""
+    return sorted(
+        {
+            f"{run['benchmarks'][benchmark]}/{name}"
+            for run in build_challenge_settings()["runs"]
+            if run["seed"] is not None or name != "submission.xlsx"
+        }
+    )
+
+
+def list_challenge_files(names, file):
+    """Return a file of each of these benchmarks that the challenge scores, for every run in its table."""
+    benchmarks = [
+        name for name in build_challenge_settings()["scores"] if name in names
+    ]
+    return [path for name in benchmarks for path in list_benchmark_outputs(name, file)]
 
 
 rule score_challenge:

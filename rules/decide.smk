@@ -1,13 +1,29 @@
 # Run more seeds of an experiment and of the reference until the verdict is decided: `snakemake decide --config
 # experiment=dj_synth`. Seeds are ordinary runs. The look after each seed is a checkpoint, because it decides whether
 # another seed is needed.
-
-
-include: "inputs/decide.smk"
-
+from dj2mgm.runs.studies import looks
 
 DECISION = f"results/{RESULTS_PREFIX}{{decided}}/decide"
+
+
 LOOK = f"{DECISION}/seeds-{{number}}"
+
+
+def locate_look_file(experiment, number):
+    """Return the file of the look after a number of seeds."""
+    return f"results/{looks.locate_decision_folder(RUNS, experiment)}/seeds-{number}/look.yaml"
+
+
+def earlier_looks(wildcards):
+    """Input function: the looks after fewer seeds."""
+    numbers = range(looks.MIN_SEEDS, int(wildcards.number))
+    return [locate_look_file(wildcards.decided, number) for number in numbers]
+
+
+def look_inputs(wildcards):
+    """Input function: the results of both sides that a look reads."""
+    with raising_user_errors():
+        return looks.list_look_inputs(RUNS, wildcards.decided, int(wildcards.number))
 
 
 # The budget is ancient, so that a new budget does not repeat earlier looks.
@@ -36,6 +52,27 @@ checkpoint take_look:
             "take_look.py",
             "--config {input.config:q} --budget {input.budget:q} {params.earlier:q} --output {output:q}",
         )
+
+
+def budget_file(wildcards):
+    """Input function: the budget of the decision about the experiment that the configuration names."""
+    with raising_user_errors():
+        experiment = looks.check_decidable(RUNS)
+    target_files(experiment)(wildcards)
+    return f"results/{looks.locate_decision_folder(RUNS, experiment)}/budget.yaml"
+
+
+def all_looks(wildcards):
+    """Input function: all looks up to the last one; after each of them, Snakemake calls it again."""
+    budget_file(wildcards)
+
+    def file_after(number):
+        return checkpoints.take_look.get(
+            decided=RUNS.shared.experiment[0], number=number
+        ).output[0]
+
+    with raising_user_errors():
+        return looks.list_looks(RUNS, file_after)
 
 
 # It has no output, so that it prints the decision and writes its page at every request.

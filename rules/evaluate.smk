@@ -1,7 +1,11 @@
 # Let the model caption held-out images and answer questions about them, and score this with controls.
+import os
 
 
-include: "inputs/evaluate.smk"
+def pretrained_flags(wildcards):
+    """Params function: the flag for stage 1's folder, if there is one."""
+    projector = projector_file(wildcards)
+    return [f"--pretrained={os.path.dirname(projector)}"] if projector else []
 
 
 rule generate_answers:

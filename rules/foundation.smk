@@ -1,20 +1,34 @@
 # Assemble each base model into one folder, from parts that are shipped, trained here, or named as folders and hub ids.
 import os
-
-
-include: "inputs/foundation.smk"
-
+from glob import escape, glob
+from dj2mgm.model_files.missing_models import list_part_files
+from dj2mgm.settings.config_files import locate_config_file
 
 # names of files that transformers writes for a model
 WEIGHTS = ("config.json", "model.safetensors")
+
+
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+
+
 WHOLE_MODEL = (*WEIGHTS, "processor_config.json", *TOKENIZER)
 
+
 CLIP = multiext("results/foundation/{model}/clip/", *WHOLE_MODEL)
+
+
 CONVNEXT = multiext("results/foundation/{model}/convnext/", *WEIGHTS)
+
+
 LANGUAGE_MODEL = multiext(
     "results/foundation/{model}/language_model/", *WEIGHTS, *TOKENIZER
 )
+
+
+def list_shipped_foundation(model):
+    """Return the trained parts of a tiny model that come with the workflow."""
+    folder = os.path.relpath(RUNS.shipped_foundations[model])
+    return sorted(glob(f"{escape(folder)}/*/*"))
 
 
 rule unpack_foundation:
@@ -71,6 +85,12 @@ rule train_clip:
         )
 
 
+def list_chat_templates(*names):
+    """Return chat templates that a script reads by name, as inputs."""
+    files = (locate_config_file("chat_templates", f"{name}.yaml") for name in names)
+    return [os.path.relpath(file) for file in files]
+
+
 rule train_language_model:
     input:
         config="results/foundation/{model}/language_model.yaml",
@@ -96,6 +116,11 @@ rule train_language_model:
             "--config {input.config:q}"
             " --output-dir results/foundation/{wildcards.model:q}/language_model",
         )
+
+
+def assembled_files(wildcards):
+    """Input function: the files of the folders that an MGM is assembled from."""
+    return check_user_files(list_part_files(MODELS[wildcards.model]))
 
 
 rule assemble_model:

@@ -1,8 +1,12 @@
 # Search for copies of evaluation images in the training data. The embedded dataset is left out, because its held-out
 # scenes are drawn in the same way as its training scenes.
+from dj2mgm.runs.leaks import list_decontamination_files
 
 
-include: "inputs/leaks.smk"
+def decontamination_files(wildcards):
+    """Input function: the user's own files that training images are compared with."""
+    with raising_user_errors():
+        return check_user_files(list_decontamination_files(RUNS))
 
 
 rule find_leaks:

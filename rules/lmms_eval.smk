@@ -1,12 +1,24 @@
 # Run tasks of lmms-eval. Each task is read once, answered by the fine-tuned model of every run and by the model before
 # training, and scored by its own metrics.
-
-
-include: "inputs/lmms_eval.smk"
+from snakemake.settings.types import DeploymentMethod
+from dj2mgm.cli.console import UserError
+from dj2mgm.runs.evaluations import DATA_SUFFIXES, check_lmms_eval
+from dj2mgm.storage.files import find_files
 
 
 wildcard_constraints:
     evaluations="(base_)?evaluations",
+
+
+def evaluation_data(wildcards):
+    """Input function: the files of a task's data, without leftover files of downloads."""
+    with raising_user_errors():
+        if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
+            check_lmms_eval()
+        files = find_files(
+            build_evaluation_settings(wildcards.task)["data"], DATA_SUFFIXES
+        )
+    return check_user_files(map(str, files))
 
 
 rule read_evaluation:
@@ -99,6 +111,20 @@ rule score_evaluation:
             "--config {input.config:q} --answers {input.answers:q}"
             " --output-dir results/{wildcards.run:q}/{wildcards.evaluations:q}/{wildcards.task:q}",
         )
+
+
+def evaluation_report(wildcards):
+    """Input function: the report of all compared experiments, with the scores of tasks."""
+    if not RUNS.shared.evaluations:
+        raise UserError(
+            "evaluations is empty: name tasks of lmms-eval in config/config.yaml, or with "
+            "--config 'evaluations=[pope]' (docs/evaluation.md)"
+        )
+    for task in RUNS.shared.evaluations:
+        build_evaluation_settings(task)
+    return target_files("evaluate", f"results/{RESULTS_PREFIX}report/report.html")(
+        wildcards
+    )
 
 
 rule evaluate:

@@ -1,11 +1,12 @@
 # Plan before a training: memory on this machine, the power of a comparison, and DeepSpeed configurations for other
 # numbers of GPUs.
+from pathlib import Path
 from dj2mgm.runs.experiments import REFERENCE
+from dj2mgm.runs.row_counts import read_row_counts
+from dj2mgm.settings.batch_sizes import count_samples, describe_steps
 from dj2mgm.settings.deepspeed_files import list_written_files
-
-
-include: "inputs/plan.smk"
-
+from dj2mgm.settings.frozen_precision import FROZEN
+from dj2mgm.storage.files import read_json
 
 PLANNED = RUNS.experiments.configs[REFERENCE].model
 
@@ -46,6 +47,111 @@ rule plan_power:
         build_stage_command(
             "plan_power.py", "--config {input.config:q} --output {output:q}"
         )
+
+
+def list_machine_flags():
+    """Return the flags for another machine's card, and for memory that the configuration states."""
+    settings = RUNS.shared
+    flags = {
+        "--gpu": settings.gpu,
+        "--desktop-memory": settings.plan.desktop_gib if settings.gpu else None,
+        "--host-memory": settings.plan.host_gib,
+    }
+    return [f"{flag}={value}" for flag, value in flags.items() if value is not None]
+
+
+def count_rows():
+    """Return the experiment's rows by training stage and its held-out images; no rows if nothing has counted them."""
+    run = find_requested_run("plan", REFERENCE)
+    dataset_summary = Path("results/datasets", run.dataset.name, "summary.json")
+    has_stage_1 = len(run.training_stages) > 1
+    with raising_user_errors():
+        if not dataset_summary.is_file():
+            return {}, 0
+        counts = read_json(dataset_summary)
+        rows, is_exact = read_row_counts(RUNS, run)
+        if not is_exact and has_stage_1 and not rows["finetune"]:
+            # without instructions, stage 2 trains on the pairs
+            rows["finetune"] = rows["pretrain"]
+    rows = {
+        stage: min(number, run.config.jsonl.max_samples)
+        for stage, number in rows.items()
+    }
+    if not has_stage_1:
+        # this stage trains on the rows of both files, each of them once
+        rows = {"finetune": sum(rows.values())}
+    return {stage: number for stage, number in rows.items() if number}, counts[
+        "evaluation"
+    ]
+
+
+def list_notes(rows, samples):
+    """Return sentences about the samples of each stage, and about stages that add epochs."""
+    settings = find_requested_run("plan", REFERENCE).settings
+    notes = [describe_steps(stage, settings[stage], rows[stage]) for stage in rows]
+    explained = [
+        f"{stage}: {rows[stage]:,} rows (pairs or instructions), seen {samples[stage] / rows[stage]:.3g} times, are "
+        f"{samples[stage]:,} samples"
+        for stage in rows
+    ]
+    if not rows:
+        explained = [
+            "the data are counted by the first run; until then, their numbers are assumed"
+        ]
+    return [f"{note[0].upper()}{note[1:]}." for note in explained + notes if note]
+
+
+def plan_flags(wildcards):
+    """Params function: flags for the memory plan of the requested experiment's stage 2, with sequences of `max_length` tokens.
+
+    Stage 1 is planned if the experiment has it, and full fine-tuning unless only frozen layers can have the precision.
+    """
+    run = find_requested_run("plan", REFERENCE)
+    config, finetune, lora = run.config, run.config.finetune, run.config.finetune.lora
+    flags = [
+        f"--model={config.model.name}",
+        f"--sequence={finetune.max_length}",
+        f"--precision={finetune.precision}",
+    ]
+    if lora:
+        targets = [lora.targets] if lora.targets == "all" else lora.targets
+        flags += [f"--lora-target={target}" for target in targets]
+        flags.append(f"--lora-rank={lora.r}")
+        if len(run.training_stages) == 1:
+            flags.append("--tuning=lora")
+            if finetune.precision not in FROZEN:
+                flags.append("--tuning=full")
+    else:
+        if len(run.training_stages) > 1:
+            flags.append("--tuning=stage1")
+        flags.append("--tuning=full")
+    if config.gpus > 1:
+        flags += [f"--gpus={config.gpus}", f"--nodes={config.nodes}"]
+    if not finetune.compile:
+        flags.append("--no-compile")
+    if finetune.global_batch_size:
+        flags.append(f"--global-batch={finetune.global_batch_size}")
+    rows, held_out = count_rows()
+    samples = {
+        stage: count_samples(run.settings[stage], number)
+        for stage, number in rows.items()
+    }
+    flags += [f"--samples={stage}={number}" for stage, number in samples.items()]
+    if rows:
+        flags.append(f"--held-out={held_out}")
+    if size := getattr(config.model, "size_gb", None):
+        flags.append(f"--weights-gb={size}")
+    return (
+        flags
+        + list_machine_flags()
+        + [f"--note={note}" for note in list_notes(rows, samples)]
+    )
+
+
+def planned_parts(wildcards):
+    """Input function: the trained parts of the planned model, if it is tiny."""
+    model = find_requested_run("plan", REFERENCE).config.model
+    return list_foundation_files(model.name)
 
 
 # It has no output, so that it prints the plan at every request.

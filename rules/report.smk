@@ -1,9 +1,7 @@
 # Write the pages that compare experiments: the report, and a page for each study.
 from dj2mgm.runs import pages
 from dj2mgm.runs.stage_settings import count_gpus_per_node
-
-
-include: "inputs/report.smk"
+from dj2mgm.runs.studies import merged_mixtures
 
 
 rule compare_experiments:
@@ -38,6 +36,33 @@ rule compare_experiments:
         )
 
 
+def list_merged_scores(study):
+    """Return the file with the scores of a study's merged models; none for other studies."""
+    with raising_user_errors():
+        file = merged_mixtures.locate_scores_file(RUNS, study)
+        if file is None:
+            return []
+        # called only for its errors, which are then reported before anything runs
+        merged_mixtures.build_merge_settings(RUNS, study)
+        return [file]
+
+
+def list_study_experiments(study):
+    """Return the experiments on a study's page."""
+    with raising_user_errors():
+        return pages.list_study_experiments(RUNS, study)
+
+
+def compared_files(wildcards):
+    """Input function: the files that a study's page reads."""
+    scores = all_scores(wildcards.study)(wildcards)
+    return [
+        *scores,
+        *list_page_files(list_study_experiments(wildcards.study)),
+        *list_merged_scores(wildcards.study),
+    ]
+
+
 rule compare_study:
     input:
         compared_files,
@@ -68,6 +93,26 @@ rule compare_study:
             "compare_study.py",
             "--config {input.config:q} --output-dir {params.folder:q}",
         )
+
+
+def find_merged_run(wildcards):
+    """Return the first run of the experiment whose mixtures are merged."""
+    return RUNS.first_seed(RUNS.experiments.studies[wildcards.study].experiment)
+
+
+def merged_model_files(wildcards):
+    """Input function: the model that the merged LoRAs were trained from."""
+    return list_model_files(find_merged_run(wildcards).config.model)
+
+
+def merged_adapters(wildcards):
+    """Input function: the weights of stage 2 of each source alone."""
+    with raising_user_errors():
+        folders = merged_mixtures.build_merge_settings(
+            RUNS, wildcards.study
+        ).sources.values()
+    names = list_stage_2_weights(find_merged_run(wildcards))
+    return [f"{folder}/{name}" for folder in folders for name in names]
 
 
 # Mixtures of sources are not trained here: the LoRAs of single sources are merged, and the merged models are scored.

@@ -1,15 +1,112 @@
 # Write the settings of every stage into one file, with which the stage can also be run by hand.
-import os
-from pathlib import Path
+from collections.abc import Callable
+from typing import NamedTuple
 
+from dj2mgm.runs import pages
+from dj2mgm.runs.analyzed_runs import find_analyzed
 from dj2mgm.runs.export_settings import build_export_settings
 from dj2mgm.runs.leaks import build_leak_settings
+from dj2mgm.runs.publication import build_publish_settings
+from dj2mgm.runs.stage_settings import build_analysis_settings
+from dj2mgm.runs.stages import TRAINING_STAGES
+from dj2mgm.runs.studies import looks, merged_mixtures, search_batches
+from dj2mgm.runs.studies.power_inputs import build_power_settings, find_decisive_score
+from dj2mgm.storage.files import format_yaml
 
 
-include: "inputs/settings.smk"
+class SettingsFile(NamedTuple):
+    """A file of settings.
+
+    Attributes:
+        path: its path, with wildcards.
+        build: function of the wildcards that returns its content.
+        needs: input function of the results on which the content depends, or no files.
+    """
+
+    path: str
+    build: Callable
+    needs: Callable | list = []
 
 
-# by the name of the rule that writes the file
+def page_settings(wildcards):
+    """Return the settings of a page that compares experiments."""
+    experiments = pages.list_page_experiments(RUNS, wildcards.page)
+    with raising_user_errors():
+        return pages.build_page_settings(RUNS, experiments)
+
+
+def stage_settings(wildcards):
+    """Return the settings of a stage of a run."""
+    run = RUNS.by_folder(wildcards.run)
+    # Labels are not part of run.settings, because runs that differ only in labels share their stages.
+    labels = {"labels": run.labels} if wildcards.stage in TRAINING_STAGES else {}
+    return run.settings[wildcards.stage].file_content() | labels
+
+
+def study_settings(wildcards):
+    """Return the settings of a study's page."""
+    with raising_user_errors():
+        settings = pages.build_study_settings(RUNS, wildcards.study)
+        if search := search_batches.show_search(RUNS, wildcards.study):
+            settings["study"]["search"] = search.model_dump()
+    return settings
+
+
+def study_scores(wildcards):
+    """Input function: the scores of all batches of a study's search; none for other designs."""
+    return all_scores(wildcards.study)(wildcards)
+
+
+def mixture_settings(wildcards):
+    """Return the settings of the mixtures that a study merges."""
+    with raising_user_errors():
+        settings = merged_mixtures.build_merge_settings(RUNS, wildcards.study)
+    return settings.model_dump()
+
+
+def batch_settings(wildcards):
+    """Return the settings of the scores of a batch of trials."""
+    with raising_user_errors():
+        return search_batches.build_batch_settings(
+            RUNS,
+            wildcards.study,
+            find_requested_search(wildcards),
+            int(wildcards.number),
+        )
+
+
+def look_settings(wildcards):
+    """Return the settings of a look at an experiment after a number of seeds."""
+    with raising_user_errors():
+        return looks.build_look_settings(RUNS, wildcards.decided, int(wildcards.number))
+
+
+def analyzed_settings(wildcards):
+    """Return the settings of a dataset's analysis."""
+    run = find_analyzed(RUNS, wildcards.dataset)
+    return build_analysis_settings(run.config, run.dataset.images).file_content()
+
+
+def publishing_settings(wildcards):
+    """Return the settings of a published run."""
+    with raising_user_errors():
+        return build_publish_settings(
+            RUNS, RUNS.by_folder(wildcards.run)
+        ).file_content()
+
+
+def power_settings(wildcards):
+    """Return the settings of the plan's power analysis."""
+    with raising_user_errors():
+        return build_power_settings(RUNS) | {"headline": find_decisive_score(RUNS)}
+
+
+def format_settings(build):
+    """Return the params function of the settings that a function of the wildcards returns, as YAML."""
+    return lambda wildcards: format_yaml(build(wildcards))
+
+
+# by the name of the rule that writes the file; features add theirs, and Snakefile makes the rules
 SETTINGS_FILES = {
     "configure_stage": SettingsFile(
         "results/{run}/{stage}/config.yaml", stage_settings
@@ -75,24 +172,4 @@ SETTINGS_FILES = {
         "results/evaluations/{task}/config.yaml",
         lambda w: build_evaluation_settings(w.task),
     ),
-    "configure_crate": SettingsFile("results/{page}/crate/config.yaml", crate_settings),
 }
-
-
-# Snakemake renders templates in its own process, which saves a start of Python for each file.
-for name, settings_file in SETTINGS_FILES.items():
-
-    rule:
-        name:
-            name
-        input:
-            settings_file.needs,
-            template=os.path.relpath(SCRIPTS / "dj2mgm/settings/settings.yaml.jinja"),
-        output:
-            settings_file.path,
-        log:
-            Path(settings_file.path).with_suffix(".log"),  # stays empty; `snakemake --lint` requires one
-        params:
-            yaml=format_settings(settings_file.build),
-        template_engine:
-            "jinja2"

@@ -1,7 +1,45 @@
 # Rewrite captions that do not fit their image, or select instructions. New captions are also kept in results/captions.
+import os
+from dj2mgm.model_files.missing_models import list_local_model_files
 
 
-include: "inputs/synthesize.smk"
+def captioner_files(wildcards):
+    """Input function: the model that writes captions, if it is one of this workflow or a folder."""
+    run = RUNS.by_folder(wildcards.run)
+    folder = RUNS.find_captioner_folder(run)
+    if not folder:
+        captioner = run.settings["synthesize"].captioner
+        return check_user_files(
+            list_local_model_files(captioner and captioner.folder or "")
+        )
+    if os.path.basename(folder) == "finetune":
+        config = RUNS.get(run.captioner, run.seed).config
+        weights = "adapter/adapter_model" if config.finetune.lora else "language_model"
+    else:
+        weights = "projector"
+    return [f"{folder}/{weights}.safetensors", *model_files(wildcards)]
+
+
+def instruction_inputs(wildcards):
+    """Input function: instructions and evaluation file, if the recipe of the synthesize stage is for instructions."""
+    selects = RUNS.by_folder(wildcards.run).selects_instructions
+    names = ("finetune.json", "evaluation.jsonl") if selects else ()
+    return [dataset_file(name)(wildcards) for name in names]
+
+
+def captioner_flags(wildcards):
+    """Params function: the flags for the trained model that writes captions."""
+    folder = RUNS.find_captioner_folder(RUNS.by_folder(wildcards.run))
+    model = model_folder(wildcards)
+    return (
+        [f"--captioner-model={model}", f"--captioner-stage={folder}"] if folder else []
+    )
+
+
+def instruction_flags(wildcards, input):
+    """Params function: the flags for instructions and evaluation file, if the recipe is for instructions."""
+    files = input.instruction_files
+    return ["--instructions", files[0], "--evaluation", files[1]] if files else []
 
 
 rule synthesize_captions:

@@ -1,7 +1,10 @@
 # Run single commands. They have no outputs, so they run at every request.
+import json
 
 
-include: "inputs/tools.smk"
+def config_as_json(wildcards):
+    """Params function: the values of --config; a function, so that braces in them are not read as wildcards."""
+    return json.dumps(config)
 
 
 # Check whether this machine can run the workflow, in the environment that trains, and print the result.

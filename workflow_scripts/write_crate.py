@@ -1,4 +1,4 @@
-r"""Write the provenance of a page as a Workflow Run RO-Crate: code, configuration, inputs, jobs, results.
+r"""Write a page's origin as a Workflow Run RO-Crate: code, configuration, inputs, jobs, results.
 
     python workflow_scripts/write_crate.py --config results/shapes/tiny/report/crate/config.yaml \
         --output results/shapes/tiny/report/crate/run.crate.zip
@@ -7,8 +7,8 @@ The crate contains weights, images and large files only as digests.
 """
 
 from dj2mgm.cli.command_line import command_line, parse_paths
-from dj2mgm.provenance.crate_writer import write_crate
-from dj2mgm.records.crate_records import CrateSettings
+from dj2mgm.features.crate.crate_record import CrateSettings
+from dj2mgm.features.crate.crate_writer import write_crate
 from dj2mgm.settings.validation import load_settings
 
 

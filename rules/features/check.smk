@@ -1,24 +1,18 @@
 # Check a dataset before a training: `snakemake check --config dataset=path/to/my_photos`.
 import os
-
+from dj2mgm.features.check.check_settings import build_check_settings
 from dj2mgm.runs.experiments import REFERENCE
 
 
-include: "inputs/check.smk"
+def check_settings(wildcards):
+    """Return the settings of the check of a dataset."""
+    with raising_user_errors():
+        return build_check_settings(RUNS, wildcards.dataset)
 
 
-rule configure_check:
-    input:
-        template=os.path.relpath(SCRIPTS / "dj2mgm/settings/settings.yaml.jinja"),
-    output:
-        "results/datasets/{dataset}/check/config.yaml",
-    log:
-        "results/datasets/{dataset}/check/config.log",  # stays empty; `snakemake --lint` requires one
-    localrule: True
-    params:
-        yaml=format_settings(check_settings),
-    template_engine:
-        "jinja2"
+SETTINGS_FILES["configure_check"] = SettingsFile(
+    "results/datasets/{dataset}/check/config.yaml", check_settings
+)
 
 
 rule check_dataset:

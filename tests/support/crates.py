@@ -1,19 +1,17 @@
-"""A finished page written by hand like the rules do, and manipulated crates."""
+"""A finished page written by hand like the rules do, and its crate."""
 
 import contextlib
-import hashlib
 import io
 import json
 import os
 import zipfile
 from pathlib import Path
-from urllib.parse import quote
 
 from PIL import Image
 
 from dj2mgm.data.formats import build_conversation, build_dj_text
-from dj2mgm.provenance.crate_writer import write_crate
-from dj2mgm.records.crate_records import CrateSettings
+from dj2mgm.features.crate.crate_record import CrateSettings
+from dj2mgm.features.crate.crate_writer import write_crate
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.storage.files import write_json, write_jsonl, write_text
 from evaluated_runs import build_entry, write_run
@@ -91,23 +89,3 @@ def read_graph(crate: Path) -> dict[str, dict]:
 def read_contents(crate: Path) -> dict[str, bytes]:
     with zipfile.ZipFile(crate) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
-
-
-def write_zip(path: Path, files: dict[str, bytes]) -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    return path
-
-
-def forge_crate(crate: Path, path: Path, changes: dict[str, bytes]) -> Path:
-    """Change files of a crate, with metadata that matches the changed files."""
-    files = read_contents(crate) | changes
-    metadata = json.loads(files["ro-crate-metadata.json"])
-    entities = {entity["@id"]: entity for entity in metadata["@graph"]}
-    for name, content in changes.items():
-        if quote(name) not in entities:
-            entities[quote(name)] = {"@id": quote(name), "@type": "File"}
-            metadata["@graph"].append(entities[quote(name)])
-        entities[quote(name)]["sha256"] = hashlib.sha256(content).hexdigest()
-    return write_zip(path, files | {"ro-crate-metadata.json": json.dumps(metadata).encode()})

@@ -1,5 +1,6 @@
 """Files for the Snakemake catalog, GitHub and `snakemake --report` name existing objects."""
 
+import os
 import re
 import tomllib
 import zipfile
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from forked_snakemake import run_snakemake
 from paths import PROJECT
 
 RULES = sorted((PROJECT / "rules").rglob("*.smk"))
@@ -77,3 +79,9 @@ def test_one_version_is_stated_everywhere():
     version = tomllib.loads(read("pyproject.toml"))["project"]["version"]
     assert yaml.safe_load(read("CITATION.cff"))["version"] == version
     assert re.findall(r"^## \[(\d[^\]]*)\]", read("CHANGELOG.md"), flags=re.MULTILINE)[0] == version
+
+
+def test_snakemake_finds_no_fault_in_the_rules():
+    """Functions stand above their rule, which is the only thing that Snakemake's lint complains of."""
+    printed = run_snakemake(["--lint"], PROJECT, dict(os.environ)).stderr
+    assert set(re.findall(r"^    \* (.*)$", printed, re.MULTILINE)) == {"Mixed rules and functions in same snakefile.:"}

@@ -213,7 +213,6 @@ class HostileProject:
             "export",
             "publish",
             "crate",
-            "reproduce",
             "decide",
             "leaderboard",
             "serve_check",

@@ -1,4 +1,4 @@
-"""Jobs of targets in dry runs, and `snakemake --lint` and the report without complaints."""
+"""Jobs of targets in dry runs, and the report without complaints."""
 
 import json
 import math

@@ -1,6 +1,6 @@
 """The catalogue of operators: config/schemas/operators.yaml, and the list of the Data-Juicer that was reviewed.
 
-Both files are always the workflow's own. A folder of configuration, such as a crate's, cannot replace them.
+Both files are always the workflow's own.
 """
 
 import json

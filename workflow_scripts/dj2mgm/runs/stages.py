@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
-from dj2mgm.records.crate_records import InputKind
 from dj2mgm.runs.stage_settings import (
     build_answer_settings,
     build_base_answer_settings,
@@ -24,6 +24,7 @@ STAGE_NOTE = "stage.yaml"  # in the folder of a shared stage: names its owner
 EVALUATIONS, BASE_EVALUATIONS = "evaluations/", "base_evaluations/"  # prefixes of stages, before the name of a task
 TASK_PREFIXES = (EVALUATIONS, BASE_EVALUATIONS)
 LEAK_FILES = ("summary.json", "leaks.jsonl")  # files of a search for leaks that pages read
+InputKind = Literal["dataset", "model", "recipe"]  # of the user's files
 Settings = Callable[[Experiment, dict], StageSettings | None]
 
 

@@ -173,10 +173,6 @@ class SharedKeys(Section):
     serve_check: ServeCheckSection = section(
         ServeCheckSection, "`snakemake serve_check`: a server's answers compared with those of `experiment`"
     )
-    crate: FilePath | None = setting(None, "zip file or folder of the crate that `snakemake reproduce` reads")
-    crate_folders: Annotated[list[FilePath], UniqueItems()] = setting(
-        [], "folders, in addition to the current one, whose files the crate's run may read"
-    )
     finetune_minimal: FinetuneMinimalSection = section(
         FinetuneMinimalSection,
         "`snakemake finetune_minimal`: does training run here, and does it fit? A few steps of both stages",
@@ -218,8 +214,6 @@ TARGETS_BY_KEY = {
     "publish": ("publish",),
     "endpoint": ("serve_check",),
     "serve_check": ("serve_check",),
-    "crate": ("reproduce",),
-    "crate_folders": ("reproduce",),
     "finetune_minimal": ("finetune_minimal",),
     "challenge": ("challenge",),
     "fetch": ("fetch",),

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from dj2mgm.data.instruction_rows import INSTRUCTIONS_FILE
 from dj2mgm.errors import InputError
-from dj2mgm.records.crate_records import CrateSettings, InputKind
-from dj2mgm.runs.stages import find_stage
+from dj2mgm.features.crate.crate_record import CrateSettings
+from dj2mgm.runs.stages import InputKind, find_stage
 from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.storage.files import read_json
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES

@@ -1,11 +1,20 @@
-# Write the provenance of a page's figures as an RO-Crate, and reproduce the run of a crate.
-import sys
-
+# Write the origin of a page's figures as an RO-Crate: `snakemake crate`.
+from snakemake import __version__ as SNAKEMAKE
+from dj2mgm.features.crate.crate_record import build_crate_settings
 from dj2mgm.runs import pages
 from dj2mgm.runs.experiments import REFERENCE
 
 
-include: "inputs/crate.smk"
+def crate_settings(wildcards):
+    """Return the settings of a page's crate."""
+    with raising_user_errors():
+        settings = build_crate_settings(RUNS, wildcards.page)
+    return settings | {"snakemake": SNAKEMAKE}
+
+
+SETTINGS_FILES["configure_crate"] = SettingsFile(
+    "results/{page}/crate/config.yaml", crate_settings
+)
 
 
 rule write_crate:
@@ -22,7 +31,7 @@ rule write_crate:
     benchmark:
         "results/{page}/crate/write_crate.benchmark.tsv"
     conda:
-        "../envs/crate.yaml"
+        "../../envs/crate.yaml"
     resources:
         mem_mb=mem_with_retries(SCRIPT_MB),
         runtime=240,
@@ -30,24 +39,6 @@ rule write_crate:
         build_stage_command(
             "write_crate.py", "--config {input.config:q} --output {output:q}"
         )
-
-
-# It has no output, so it runs at every request. Its own Snakemake works in another folder, because this one is locked.
-rule reproduce:
-    log:
-        "results/reproduced/reproduce.log",
-    localrule: True
-    conda:
-        "../envs/crate.yaml"
-    threads: workflow.resource_settings.cores or 1
-    params:
-        crate=crate_to_reproduce,
-        folders=RUNS.shared.crate_folders,
-        python=sys.executable,
-        deployment=sorted(map(str, workflow.deployment_settings.deployment_method)),
-    shell:
-        f"python {quote_script_path('reproduce.py')} --crate={{params.crate:q}} --python={{params.python:q}}"
-        f" --folders {{params.folders:q}} --cores {{threads:q}} --deployment {{params.deployment:q}} {PRINT_AND_LOG}"
 
 
 rule crate:

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from rocrate.model import ContextEntity
 from rocrate.rocrate import ROCrate
 
-from dj2mgm.provenance.crate_files import (
+from dj2mgm.features.crate.crate_files import (
     SNAKEFILE,
     describe_inputs,
     describe_this_machine,
@@ -22,11 +22,12 @@ from dj2mgm.provenance.crate_files import (
     list_code_files,
     list_config_files,
 )
-from dj2mgm.provenance.crate_reader import RECORD
-from dj2mgm.provenance.finished_jobs import FinishedJob, find_jobs
-from dj2mgm.records.crate_records import CrateDataset, CrateImages, CrateInput, CrateRecord, CrateSettings, InputKind
+from dj2mgm.features.crate.crate_record import CrateDataset, CrateImages, CrateInput, CrateRecord, CrateSettings
+from dj2mgm.features.crate.finished_jobs import FinishedJob, find_jobs
+from dj2mgm.runs.stages import InputKind
 from dj2mgm.storage.files import compute_sha256, replace_file, write_json
 
+RECORD = "run.json"
 MAX_INCLUDED_BYTES = 1 << 20  # bytes; larger files are only described
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt")
 MEDIA_TYPES = dict.fromkeys(("", ".log", ".txt", ".j2", ".rst", ".smk", ".sh"), "text/plain") | {
@@ -58,7 +59,7 @@ class RunCrate:
     """RO-Crate of a run; each entity is added once.
 
     Args:
-        record: the record that `reproduce` reads.
+        record: inputs, software and machine.
         record_file: the record as a file.
         jobs: all finished jobs in the order of data flow; the last one wrote the page.
     """

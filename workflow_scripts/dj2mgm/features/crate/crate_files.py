@@ -18,11 +18,12 @@ from dj2mgm.data.formats import list_images, read_dj_jsonl, read_llava
 from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.dataset_resolution.experiment_dataset import list_dataset_files
 from dj2mgm.errors import InputError
+from dj2mgm.features.crate.crate_record import CrateInput, CrateMachine, CrateSettings
 from dj2mgm.model_files.hub_cache import find_model
 from dj2mgm.model_files.model_folders import MODEL_SUFFIXES
 from dj2mgm.recipes.recipe_files import find_recipe_files
-from dj2mgm.records.crate_records import CrateInput, CrateMachine, CrateSettings, InputKind
 from dj2mgm.runs.model_reader import MODEL_KEYS
+from dj2mgm.runs.stages import InputKind
 from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.settings.config_files import CONFIG, SHIPPED
 from dj2mgm.storage.disk_map import DiskMap
@@ -88,9 +89,8 @@ CODE_FILES = (
     "profiles",
     "report",
     "config/schemas",
-    "config/deepspeed",  # DeepSpeed opens files and connections named in these, so they are not only data
+    "config/deepspeed",
 )
-MAX_CONFIGS, MAX_CONFIG_BYTES = 1000, 4 << 20  # limits of a crate's files in config/
 FOUNDATION_FOLDER = "foundation"  # folder in config/ with weights, which count as inputs
 CONFIG_SUFFIXES = (".yaml", ".json", ".jinja")
 MADE_HERE = "results/"
@@ -108,31 +108,20 @@ def list_code_files() -> dict[str, Path]:
 def list_config_files() -> dict[str, Path]:
     """Return the configuration files by name, `config/…`, from the current folder or else from the clone.
 
-    A file that is a link out of its folder is refused, because a crate would publish its target, and so are more
-    files than `reproduce` accepts.
+    A file that is a link out of its folder is refused, because a crate would publish its target.
     """
     files = {}
     for folder in (SHIPPED, CONFIG):
         for path in sorted(folder.rglob("*")):
             name = Path("config", path.relative_to(folder)).as_posix()
-            if path.suffix in CONFIG_SUFFIXES and path.is_file() and is_config(name):
+            if path.suffix in CONFIG_SUFFIXES and path.is_file() and _is_config(name):
                 check_plain(path, folder, None)
                 files[name] = path
-    check_config_sizes([path.stat().st_size for path in files.values()], str(CONFIG), "move unused files elsewhere")
     return files
 
 
-def check_config_sizes(sizes: list[int], folder: str, remedy: str) -> None:
-    """Raise an InputError if these configuration files are too many or too large for a crate."""
-    if len(sizes) > MAX_CONFIGS or sum(sizes) > MAX_CONFIG_BYTES:
-        raise InputError(
-            f"crate: {folder} has {len(sizes)} configuration files of {sum(sizes)} bytes; a crate has at most "
-            f"{MAX_CONFIGS} files and {MAX_CONFIG_BYTES} bytes; {remedy}"
-        )
-
-
-def is_config(name: str) -> bool:
-    """Return whether a file of the repository is configuration that a crate may contain, not code or weights."""
+def _is_config(name: str) -> bool:
+    """Return whether a file of the repository is configuration not code or weights."""
     kinds = ("schemas", "deepspeed", FOUNDATION_FOLDER)
     return name.startswith("config/") and not name.startswith(tuple(f"config/{kind}/" for kind in kinds))
 
@@ -149,7 +138,7 @@ def describe_inputs(settings: CrateSettings) -> list[CrateInput]:
         ]
     for experiment in settings.experiments:
         entries += [("recipe", file, "") for _, recipe in experiment.recipes for file in find_recipe_files(recipe)]
-        parts = list_model_parts(experiment.config.model.model_dump())
+        parts = _list_model_parts(experiment.config.model.model_dump())
         entries += [("model", *pair) for part in parts for pair in _list_model_files(part)]
     user_entries = (entry for entry in dict.fromkeys(entries) if not entry[1].startswith(MADE_HERE))
     return [_describe_input(*entry) for entry in user_entries]
@@ -179,7 +168,7 @@ def find_input(source: str, file: str) -> Path:
     return Path(find_model(source), file) if file else Path(source)
 
 
-def list_model_parts(model: dict) -> list[str]:
+def _list_model_parts(model: dict) -> list[str]:
     """Return the folders and hub ids in a model's configuration."""
     parts = (model.get(key) for key in MODEL_KEYS)
     return [part for part in parts if isinstance(part, str) and not part.startswith(MADE_HERE)]

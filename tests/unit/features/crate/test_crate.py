@@ -1,0 +1,138 @@
+"""Crates match recomputed hashes and the RO-Crate profile."""
+
+import hashlib
+import json
+import re
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from crates import (
+    ENDED,
+    PAGE,
+    SECONDS,
+    encode_png,
+    read_contents,
+    read_graph,
+    write_log,
+    write_page,
+    write_page_with_crate,
+)
+from dj2mgm.features.crate.crate_files import digest_images
+from dj2mgm.features.crate.finished_jobs import find_jobs
+from dj2mgm.storage.files import write_json
+
+PROFILES = ("process/0.5", "workflow/0.5", "provenance/0.5")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    """Make a folder with a finished page and its crate, which tests do not change."""
+    return write_page_with_crate(tmp_path_factory.mktemp("a page ä"))
+
+
+@pytest.fixture
+def crate(page, monkeypatch) -> Path:
+    monkeypatch.chdir(page)
+    return page / "run.crate.zip"
+
+
+def links(entity: dict, key: str) -> list[str]:
+    value = entity.get(key, [])
+    return [item["@id"] for item in (value if isinstance(value, list) else [value])]
+
+
+def select_type(graph: dict[str, dict], kind: str) -> list[dict]:
+    return [entity for entity in graph.values() if kind == entity["@type"] or kind in list(entity["@type"])]
+
+
+def test_each_file_has_the_recomputed_digest_and_size(crate):
+    archive_files, outside = read_contents(crate), 0
+    for entity in select_type(read_graph(crate), "File"):
+        name = unquote(entity["@id"])
+        if name.startswith("file:"):
+            content, outside = Path(unquote(urlsplit(entity["@id"]).path)).read_bytes(), outside + 1
+        else:
+            content = archive_files.pop(name)
+        assert entity["sha256"] == hashlib.sha256(content).hexdigest(), name
+        assert entity["contentSize"] == str(len(content)), name
+    assert list(archive_files) == ["ro-crate-metadata.json"] and outside == 2  # the user's captions, and the weights
+
+
+def test_weights_and_the_users_data_are_not_in_a_crate(crate):
+    names = read_contents(crate)
+    assert not [name for name in names if name.endswith((".safetensors", ".png")) or "phötos" in name]
+    assert {"Snakefile", "rules/features/crate.smk", "workflow_scripts/finetune.py", "envs/train.yaml"} <= set(names)
+    assert {"config/config.yaml", "config/recipes/baseline.yaml", f"results/{PAGE}/comparison.csv"} <= set(names)
+
+
+def test_job_has_times_script_inputs_and_results(crate):
+    graph = read_graph(crate)
+    job = graph["#results/baseline/finetune/finetune"]
+    assert datetime.fromisoformat(job["endTime"]) == datetime.fromtimestamp(ENDED, UTC)
+    assert datetime.fromisoformat(job["startTime"]) == datetime.fromtimestamp(ENDED, UTC) - timedelta(seconds=SECONDS)
+    assert links(job, "instrument") == ["workflow_scripts/finetune.py"]
+    weights = (Path.cwd() / "results/baseline/pretrain/projector.safetensors").as_uri()
+    assert {weights, "results/baseline/jsonl/pretrain.jsonl"} <= set(links(job, "object"))
+    assert "results/baseline/finetune/metrics.json" in links(job, "result")
+    [usage] = [graph[uri] for uri in links(job, "resourceUsage")]
+    assert (usage["name"], usage["value"], usage["unitCode"]) == ("max_rss", "100.5", "4L")
+    made = graph["#results/datasets/photos/make_dataset"]
+    assert (Path.cwd() / "my phötos/captions.jsonl").as_uri() in links(made, "object")
+
+
+def test_answering_a_task_is_a_job_after_fine_tuning(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings, folder = write_page(), tmp_path / "results/baseline/evaluations/pope"
+    write_json(folder / "metrics.json", {})
+    write_log(folder, "answer_evaluation")
+    stages = settings.experiments[0].runs[0].stages
+    stages["evaluations/pope"] = str(folder)
+    [job] = [job for job in find_jobs(settings) if job.folder == folder]
+    assert job.script == "answer_evaluation" and job.reads == (Path(stages["finetune"]),)
+
+
+def test_crates_satisfy_the_profile(crate):
+    """Check the structure that roc-validator 0.13 requires of a Provenance Run Crate 0.5."""
+    graph = read_graph(crate)
+    root = graph["./"]
+    assert {f"https://w3id.org/ro/wfrun/{profile}" for profile in PROFILES} <= set(links(root, "conformsTo"))
+    assert all(root[key] for key in ("name", "description", "datePublished", "license"))
+    [main] = links(root, "mainEntity")
+    workflow = graph[main]
+    assert {"File", "SoftwareSourceCode", "ComputationalWorkflow", "HowTo"} == set(workflow["@type"])
+    actions = select_type(graph, "CreateAction")
+    [run] = [action for action in actions if links(action, "instrument") == [main]]
+    jobs = [action for action in actions if action is not run]
+    tools = {uri for action in jobs for uri in links(action, "instrument")}
+    assert tools == set(links(workflow, "hasPart")) and len(jobs) == 9
+    assert {uri for step in links(workflow, "step") for uri in links(graph[step], "workExample")} == tools
+    controls = select_type(graph, "ControlAction")
+    assert {uri for control in controls for uri in links(control, "object")} == {job["@id"] for job in jobs}
+    assert {uri for control in controls for uri in links(control, "instrument")} <= set(links(workflow, "step"))
+    [organized] = select_type(graph, "OrganizeAction")
+    assert set(links(organized, "object")) == {control["@id"] for control in controls}
+    assert links(organized, "result") == [run["@id"]]
+    for parameter in select_type(graph, "FormalParameter"):
+        assert parameter["additionalType"] == "File"
+        assert links(graph[links(parameter, "workExample")[0]], "exampleOfWork") == [parameter["@id"]]
+    linked = set(re.findall(r'\{"@id": "([^"]+)"\}', json.dumps(list(graph.values()))))
+    assert [uri for uri in linked - graph.keys() if not uri.startswith("http")] == []
+
+
+def test_digest_of_images_does_not_depend_on_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    roots = write_page().datasets["photos"].images
+    digest = digest_images(Path("results/datasets/photos"), roots)
+    lines = [*(hashlib.sha256(encode_png(n)).hexdigest() for n in (0, 1)), "missing"]
+    lines += [hashlib.sha256(encode_png(n)).hexdigest() for n in (0, 2)]  # images of instructions, and held-out images
+    expected = hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
+    assert digest == {"count": 5, "sha256": expected}
+    shutil.move("my phötos", "moved")
+    moved = dict.fromkeys(roots, "moved")
+    assert digest_images(Path("results/datasets/photos"), moved) == digest
+    Path("moved/images/2.png").write_bytes(encode_png(200))
+    assert digest_images(Path("results/datasets/photos"), moved)["sha256"] != expected

@@ -1,1 +1,0 @@
-"""Finished runs as RO-Crates: written, read, checked and reproduced."""
