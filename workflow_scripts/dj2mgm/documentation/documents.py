@@ -26,6 +26,7 @@ from dj2mgm.settings.models import AssembledModel, MgmModel, TinyModel, Transfor
 from dj2mgm.settings.presets import PresetFile
 from dj2mgm.settings.schema import DIALECT, build_schema, describe_accepted_values
 from dj2mgm.settings.study_files import StudyFile
+from dj2mgm.settings.training_stages import FinetuneSection, PretrainSection
 
 WRITE_COMMAND = "python workflow_scripts/write_configuration.py"
 WIDTH = 120
@@ -146,13 +147,18 @@ def _build_page() -> str:
 
 
 def _build_section(field: FieldInfo, name: str) -> Iterator[str]:
-    """Yield the heading and table of a section, and of each section in it."""
+    """Yield the heading and table of a section, and of each section in it; no row of `pretrain` twice."""
     kind = _find_section(field)
     yield f"### `{name}`\n"
     if field.description:
         yield f"{field.description}\n"
     section_keys = [key for key, inner_field in kind.model_fields.items() if _is_section(inner_field)]
-    if plain_keys := [key for key in kind.model_fields if key not in section_keys]:
+    plain_keys = [key for key in kind.model_fields if key not in section_keys]
+    if kind is FinetuneSection:
+        repeated_rows = {_build_row(PretrainSection, key) for key in PretrainSection.model_fields}
+        plain_keys = [key for key in plain_keys if _build_row(kind, key) not in repeated_rows]
+        yield "All other keys are those of `pretrain`, with the same defaults.\n"
+    if plain_keys:
         yield _build_table(kind, plain_keys)
     if resumable := [f"`{key}`" for key in plain_keys if not read_extra(kind.model_fields[key], RETRAINS, True)]:
         yield f"A checkpoint may be resumed after a change of {', '.join(resumable)}.\n"
@@ -161,17 +167,21 @@ def _build_section(field: FieldInfo, name: str) -> Iterator[str]:
 
 
 def _build_table(model: type[Section], keys: list[str]) -> str:
-    rows = ["| key | value | default | meaning |", "|---|---|---|---|"]
-    for key in keys:
-        field = model.model_fields[key]
-        meaning = field.description or ""
-        if search := read_extra(field, SEARCH):
-            scale = " (log scale)" if search.log else ""
-            meaning = "; ".join(filter(None, [meaning, f"search: {search.low:g} to {search.high:g}{scale}"]))
-        default = "" if field.is_required() else f"`{_format_scalar(field.default)}`"
-        cells = [f"`{key}`", describe_accepted_values(build_schema(model)["properties"][key]), default, meaning]
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    rows = ["| key | value | default | meaning |", "|---|---|---|---|", *(_build_row(model, key) for key in keys)]
     return "\n".join(rows) + "\n"
+
+
+def _build_row(model: type[Section], key: str) -> str:
+    field = model.model_fields[key]
+    meaning = field.description or ""
+    if search := read_extra(field, SEARCH):
+        scale = " (log scale)" if search.log else ""
+        meaning = "; ".join(filter(None, [meaning, f"search: {search.low:g} to {search.high:g}{scale}"]))
+    values = describe_accepted_values(build_schema(model)["properties"][key])
+    values = re.sub(r"\ban? (?=integer|number|list|name|path|string|address)", "", values)
+    default = "" if field.is_required() else f"`{_format_scalar(field.default)}`"
+    cells = [f"`{key}`", values, default, meaning]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _is_section(field: FieldInfo) -> bool:
