@@ -10,7 +10,7 @@ with raising_user_errors():
 # Main memory of a job's first attempt in MB. The values are estimates, not fitted to measurements. A job that runs out of
 # memory gets more at its next attempt.
 # Stages without a large model: data, scores and pages. Data stages take at most 1.3 GiB for 1 000 000 rows
-# (docs/measurements/data_stages.md).
+# (docs/data_performance.md).
 SMALL_STAGE_MB = 4000
 # Scripts that read a few small files.
 SCRIPT_MB = 2000
