@@ -179,6 +179,7 @@ def _build_row(model: type[Section], key: str) -> str:
         meaning = "; ".join(filter(None, [meaning, f"search: {search.low:g} to {search.high:g}{scale}"]))
     values = describe_accepted_values(build_schema(model)["properties"][key])
     values = re.sub(r"\ban? (?=integer|number|list|name|path|string|address)", "", values)
+    values = re.sub(r"(?<=integer) from (\d+) to (\d+)", r" \1–\2", values)
     default = "" if field.is_required() else f"`{_format_scalar(field.default)}`"
     cells = [f"`{key}`", values, default, meaning]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
