@@ -19,7 +19,7 @@ class Decoding(Section):
     batch_size: BatchSize | Literal["auto"] = setting(
         "auto",
         "questions that are answered together; auto: for MGM, as many as fit half of the GPU's free memory, at most "
-        "256 (64 on a CPU); for other models, 32 (16 on a CPU)",
+        "256 (64 on a CPU); for other models, 64 (16 on a CPU)",
     )
     max_new_tokens: Tokens = setting(64, "maximum length of an answer")
 
