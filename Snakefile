@@ -38,8 +38,6 @@ include: "rules/report.smk"
 include: "rules/decide.smk"
 include: "rules/search.smk"
 include: "rules/tools.smk"
-include: "rules/export.smk"
-include: "rules/publish.smk"
 
 
 # rules of features

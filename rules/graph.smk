@@ -109,7 +109,9 @@ def build_and_check_graph(build_graph):
     jobs = list(map(build_planned_job, needed))
     targets = list(map(build_planned_job, graph.targetjobs))
     with raising_user_errors():
-        check_jobs(RUNS, jobs, targets)
+        check_jobs(RUNS, jobs, targets, READING_TARGETS)
+        for check in TARGET_CHECKS:
+            check(RUNS, targets)
         if workflow.dryrun:
             show_at_exit("\n".join(summarize_jobs(RUNS, jobs, targets)))
 

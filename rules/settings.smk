@@ -4,9 +4,7 @@ from typing import NamedTuple
 
 from dj2mgm.runs import pages
 from dj2mgm.runs.analyzed_runs import find_analyzed
-from dj2mgm.runs.export_settings import build_export_settings
 from dj2mgm.runs.leaks import build_leak_settings
-from dj2mgm.runs.publication import build_publish_settings
 from dj2mgm.runs.stage_settings import build_analysis_settings
 from dj2mgm.runs.stages import TRAINING_STAGES
 from dj2mgm.runs.studies import looks, merged_mixtures, search_batches
@@ -87,14 +85,6 @@ def analyzed_settings(wildcards):
     return build_analysis_settings(run.config, run.dataset.images).file_content()
 
 
-def publishing_settings(wildcards):
-    """Return the settings of a published run."""
-    with raising_user_errors():
-        return build_publish_settings(
-            RUNS, RUNS.by_folder(wildcards.run)
-        ).file_content()
-
-
 def power_settings(wildcards):
     """Return the settings of the plan's power analysis."""
     with raising_user_errors():
@@ -156,13 +146,6 @@ SETTINGS_FILES = {
     ),
     "configure_analysis": SettingsFile(
         "results/datasets/{dataset}/analyze/config.yaml", analyzed_settings
-    ),
-    "configure_export": SettingsFile(
-        "results/{run}/export/config.yaml",
-        lambda w: build_export_settings(RUNS.by_folder(w.run)).file_content(),
-    ),
-    "configure_publishing": SettingsFile(
-        "results/published/{run}/config.yaml", publishing_settings
     ),
     "configure_leaks": SettingsFile(
         "results/datasets/{dataset}/leaks/config.yaml",

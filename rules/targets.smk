@@ -6,6 +6,10 @@ from dj2mgm.model_files.clips import check_judge, check_made
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.training_checks import require_flash_attention, require_fp8_device
 
+# Features add targets that start no training, and checks of all requested targets before the first job.
+READING_TARGETS = {}
+TARGET_CHECKS = []
+
 
 def target_files(target, *files):
     """Return the input function of a target's files, which fails with the reason if the target cannot run."""

@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, make_parser
-from dj2mgm.data.export_card import build_export_card
-from dj2mgm.data.exports import TEXT_FIELDS, WRITERS, Sample
 from dj2mgm.data.formats import extract_caption, read_dj_jsonl
 from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.errors import InputError, quote_value
-from dj2mgm.records.publication_records import ExportSettings
+from dj2mgm.features.publish.export_card import build_export_card
+from dj2mgm.features.publish.exports import TEXT_FIELDS, WRITERS, Sample
+from dj2mgm.features.publish.publish_settings import ExportSettings
 from dj2mgm.records.recipe_summary import read_recipe_summary
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.disk_map import DiskMap

@@ -1,4 +1,4 @@
-r"""Write the pairs of a run as a dataset for Hugging Face datasets, with a card checked against the record.
+r"""Write the pairs of a run as a dataset for Hugging Face datasets, with a card from the record.
 
     python workflow_scripts/publish_dataset.py --config results/published/shapes/tiny/dj_synth/config.yaml \
         --exported results/shapes/tiny/dj_synth/export/parquet \
@@ -13,12 +13,11 @@ import shutil
 from huggingface_hub import DatasetCard
 
 from dj2mgm.cli.command_line import command_line, parse_paths
-from dj2mgm.publishing.card_check import check_card
-from dj2mgm.publishing.dataset_card import build_dataset_card
-from dj2mgm.publishing.run_record import RunRecord, copy_records, reporting_full_disk, select_dataset_records
+from dj2mgm.features.publish.dataset_card import build_dataset_card
+from dj2mgm.features.publish.learning_check import refuse_unlearned
+from dj2mgm.features.publish.publish_settings import PublishSettings
+from dj2mgm.features.publish.run_record import RunRecord, copy_records, reporting_full_disk, select_dataset_records
 from dj2mgm.records.page_records import VERDICT_FILE
-from dj2mgm.records.publication_records import PublishSettings
-from dj2mgm.runs.publication_check import refuse_unlearned
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import replace_folder
 from dj2mgm.storage.plain_files import check_tree
@@ -36,8 +35,7 @@ def main() -> None:
         shutil.copytree(args.exported / "data", folder / "data", copy_function=link_or_copy)
         exported = DatasetCard.load(args.exported / "README.md", ignore_metadata_errors=True)
         build_dataset_card(settings, RunRecord(folder), exported).save(folder / "README.md")
-        count = check_card(folder, records)
-    print(f"{args.output_dir}: {count} figures of its card agree with the record", flush=True)
+    print(f"wrote {args.output_dir}", flush=True)
 
 
 def link_or_copy(source: str, target: str) -> None:

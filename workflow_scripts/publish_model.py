@@ -1,4 +1,4 @@
-r"""Write a trained model in the format of stock libraries, with a card checked against the record.
+r"""Write a trained model in the format of stock libraries, with a card from the record.
 
     python workflow_scripts/publish_model.py --config results/published/shapes/tiny/dj_synth/config.yaml \
         --model=results/models/tiny/mgm --stage results/shapes/tiny/dj_synth/finetune \
@@ -11,14 +11,13 @@ from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
+    from dj2mgm.features.publish.learning_check import refuse_unlearned
+    from dj2mgm.features.publish.model_card import build_model_card
+    from dj2mgm.features.publish.publish_settings import PublishSettings
+    from dj2mgm.features.publish.run_record import RunRecord, copy_records, reporting_full_disk
+    from dj2mgm.features.publish.stock_weights import drop_code, write_adapter, write_merged
     from dj2mgm.models.families import load_family
-    from dj2mgm.publishing.card_check import check_card
-    from dj2mgm.publishing.model_card import build_model_card
-    from dj2mgm.publishing.run_record import RunRecord, copy_records, reporting_full_disk
-    from dj2mgm.publishing.stock_weights import drop_code, write_adapter, write_merged
     from dj2mgm.records.page_records import VERDICT_FILE
-    from dj2mgm.records.publication_records import PublishSettings
-    from dj2mgm.runs.publication_check import refuse_unlearned
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.storage.files import replace_folder
 
@@ -39,8 +38,7 @@ def main() -> None:
         drop_code(folder)
         adapter, chat = (args.stage / "adapter").is_dir(), bool(getattr(family.processor, "chat_template", None))
         build_model_card(settings, RunRecord(folder), adapter, chat).save(folder / "README.md")
-        count = check_card(folder, settings.records)
-    print(f"{args.output_dir}: {count} figures of its card agree with the record", flush=True)
+    print(f"wrote {args.output_dir}", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ from snakemake import __version__ as SNAKEMAKE
 from dj2mgm.features.crate.crate_record import build_crate_settings
 from dj2mgm.runs import pages
 from dj2mgm.runs.experiments import REFERENCE
+from dj2mgm.runs.job_checks import ReadingTarget
 
 
 def crate_settings(wildcards):
@@ -12,6 +13,7 @@ def crate_settings(wildcards):
     return settings | {"snakemake": SNAKEMAKE}
 
 
+READING_TARGETS["crate"] = ReadingTarget(r"results/(.+)/crate/run\.crate\.zip")
 SETTINGS_FILES["configure_crate"] = SettingsFile(
     "results/{page}/crate/config.yaml", crate_settings
 )

@@ -16,12 +16,12 @@ from data_juicer.utils import mm_utils
 from PIL import ExifTags, Image
 from transformers.image_utils import load_image as turned_by_transformers
 
-from dj2mgm.data.exports import Sample, write_parquet
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import BadImageError, load_image, read_image_size
 from dj2mgm.data.near_duplicates.image_signatures import compute_signature
 from dj2mgm.data.near_duplicates.protected_images import ReferenceImages
 from dj2mgm.evaluation.harnesses.exchange import save_once
+from dj2mgm.features.publish.exports import Sample, write_parquet
 from dj2mgm.juicer.operators.openai_captioning_mapper import OpenAICaptioningMapper
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.run_recipe import FILTERED, STATS, run_recipe

@@ -19,8 +19,6 @@ from huggingface_hub.utils._shared_blobs import publish_blob_to_shared_store
 
 import make_dataset
 from dj2mgm.data.evaluation_rows import read_evaluation
-from dj2mgm.data.exports import WRITERS as EXPORTS
-from dj2mgm.data.exports import Sample
 from dj2mgm.data.formats import build_dj_text, extract_caption, read_dj_jsonl
 from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.dataset_resolution.experiment_dataset import (
@@ -30,6 +28,8 @@ from dj2mgm.dataset_resolution.experiment_dataset import (
     resolve_dataset,
 )
 from dj2mgm.errors import InputError
+from dj2mgm.features.publish.exports import WRITERS as EXPORTS
+from dj2mgm.features.publish.exports import Sample
 from dj2mgm.settings.dataset_files import FilesDataset
 from dj2mgm.storage.archives import advise_unpacking_images
 from dj2mgm.storage.files import read_jsonl, write_json, write_json_list, write_jsonl, write_yaml

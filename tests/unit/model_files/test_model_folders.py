@@ -14,13 +14,13 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from dj2mgm.errors import InputError
+from dj2mgm.features.publish.publish_settings import PublishSettings
+from dj2mgm.features.publish.run_record import copy_records
 from dj2mgm.model_files.clips import check_named_models
 from dj2mgm.model_files.model_folders import MAX_CONFIG_BYTES, check_config, check_model_folder
 from dj2mgm.models.families import load_family
 from dj2mgm.models.mgm.conversion import convert_to_safetensors
 from dj2mgm.models.vlm.folder_checks import folder_errors
-from dj2mgm.publishing.run_record import copy_records
-from dj2mgm.records.publication_records import PublishSettings
 from dj2mgm.storage.plain_files import check_tree, copy_plain
 from tiny_families import save_tiny_family
 from unpack_foundation import copy_part

@@ -9,7 +9,6 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from dj2mgm.records.look_records import LookRecord
-from dj2mgm.records.publication_records import RecipeContents
 from dj2mgm.settings.base import RETRAINS, ImageRootSettings, Number, Section, read_extra, setting
 from dj2mgm.settings.configuration import TARGETS_BY_KEY, Configuration
 from dj2mgm.settings.study_files import Interval, StudyPage
@@ -18,6 +17,13 @@ from dj2mgm.settings.validation import load_settings
 
 VERDICT_FILE = "verdict.json"  # next to a page: verdicts, and signs that a model has learned nothing
 ABSENT = object()
+
+
+class RecipeContents(Section):
+    """Checked recipes by stage; null: the experiment names none."""
+
+    filter: dict = setting()
+    synthesize: dict | None = setting()
 
 
 class ShownModel(Section):

@@ -15,8 +15,14 @@ from dj2mgm.evaluation.run_scores import GroupEstimates, RunScores, aggregate, r
 from dj2mgm.recipes.recipe_step import INSTRUCTIONS
 from dj2mgm.records.jsonl_summary import JsonlSummary, read_jsonl_summary
 from dj2mgm.records.judges import Judge
-from dj2mgm.records.page_records import PageSettings, ShownConfiguration, ShownControl, ShownExperiment, read_image_root
-from dj2mgm.records.publication_records import RecipeContents
+from dj2mgm.records.page_records import (
+    PageSettings,
+    RecipeContents,
+    ShownConfiguration,
+    ShownControl,
+    ShownExperiment,
+    read_image_root,
+)
 from dj2mgm.records.recipe_summary import RecipeSummary, read_recipe_summary
 from dj2mgm.records.training_record import TrainingRecord, read_training_record
 from dj2mgm.runs.stages import LEAK_FILES, STAGES, TASK_PREFIXES, TRAINING_STAGES

@@ -2,24 +2,20 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER as DATASETS
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.missing_models import check_clip_folder, check_model_folders
-from dj2mgm.records.page_records import VERDICT_FILE
 from dj2mgm.runs.all_runs import Runs
-from dj2mgm.runs.pages import list_page_experiments, locate_page_folder
-from dj2mgm.runs.publication_check import refuse_unlearned
+from dj2mgm.runs.pages import list_page_experiments
 from dj2mgm.runs.run import Run
 from dj2mgm.runs.stages import STAGES, TRAINING_STAGES
 from dj2mgm.settings.config_files import list_config_names
 from dj2mgm.settings.configuration import TARGETS_BY_KEY
 from dj2mgm.storage.files import read_if_whole
-
-CRATE, PUBLISHED, EXPORT = "crate", "publish", "export"
 
 
 @dataclass(frozen=True)
@@ -42,15 +38,37 @@ class PlannedJob:
     model: str | None = None
 
 
-def check_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[PlannedJob]) -> None:
-    """Refuse jobs that would replace another dataset, that their target may not start, or that cannot succeed.
+@dataclass(frozen=True)
+class ReadingTarget:
+    """A target that reads finished runs and starts no training.
 
-    These are jobs that would replace a dataset of the same name, stages that `crate`, `publish` or `export` may not
-    run, jobs whose model is missing, and the publication of a model that has learned nothing.
+    Attributes:
+        files: pattern of its files; the group is the folder of the run or of the page, below results/.
+        selects_rows: whether it may run the stages before training.
+    """
+
+    files: str
+    selects_rows: bool = False
+
+    def find_folder(self, target: PlannedJob) -> str | None:
+        """Return the folder of the run or page; None for another target."""
+        matches = (re.search(self.files, file) for file in target.files)
+        return next((match[1] for match in matches if match), None)
+
+
+def check_jobs(
+    runs: Runs,
+    jobs: Iterable[PlannedJob],
+    targets: Iterable[PlannedJob],
+    reading_targets: Mapping[str, ReadingTarget],
+) -> None:
+    """Refuse jobs that would replace another dataset, that their target may not start, or whose model is missing.
 
     Args:
+        runs: all runs.
         jobs: the jobs that would run.
         targets: the jobs that the command line names.
+        reading_targets: targets that start no training, by name.
 
     Raises:
         InputError: the message says how to continue.
@@ -58,8 +76,7 @@ def check_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[Planned
     jobs, targets = list(jobs), list(targets)
     for name in sorted({job.dataset for job in jobs if job.dataset}):
         _check_dataset(runs, name)
-    _check_starts_no_training(runs, jobs, targets)
-    _check_published(runs, targets)
+    _check_starts_no_training(runs, jobs, targets, reading_targets)
     for name in sorted({job.model for job in jobs if job.model}):
         check_model_folders(runs.models[name])
     for job in jobs:
@@ -90,48 +107,31 @@ def _check_clip(run: Run, stage: str) -> None:
         check_clip_folder(run.config.model)
 
 
-def _check_starts_no_training(runs: Runs, jobs: list[PlannedJob], targets: list[PlannedJob]) -> None:
-    """Refuse `crate` and `publish` if they would run any stage, and `export` if it would train."""
-    kinds = [_find_kind(target) for target in targets]
-    if not kinds or None in kinds:
+def _check_starts_no_training(
+    runs: Runs, jobs: list[PlannedJob], targets: list[PlannedJob], reading_targets: Mapping[str, ReadingTarget]
+) -> None:
+    """Refuse stages if all targets only read finished runs."""
+    readers = [
+        (name, kind, folder)
+        for target in targets
+        for name, kind in reading_targets.items()
+        if (folder := kind.find_folder(target))
+    ]
+    if not readers or len(readers) < len(targets):
         return
-    allowed_stages = (
-        set(STAGES) - set(TRAINING_STAGES) if {kind for kind, _ in filter(None, kinds)} == {EXPORT} else set()
-    )
+    selects_rows = all(kind.selects_rows for _, kind, _ in readers)
+    allowed_stages = set(STAGES) - set(TRAINING_STAGES) if selects_rows else set()
     stages = [
         stage for job in jobs for stage in _list_stage_folders(runs, job) if Path(stage).name not in allowed_stages
     ]
     if not stages:
         return
-    kind, experiment = next(filter(None, kinds))
+    name, _, folder = readers[0]
     same = " with the same --config" if runs.experiments.command_line.keys() - TARGETS_BY_KEY.keys() else ""
-    target = _find_target(runs, experiment)
+    target = _find_target(runs, folder)
     finished = all(any(Path(stage).glob("*.json*")) for stage in stages)
     problem = f"{min(stages)} is out of date" if finished else f"{target} has not finished"
-    raise InputError(f"{kind}: {problem}, and {kind} starts no training. Run `snakemake {target}`{same} first")
-
-
-def _check_published(runs: Runs, targets: list[PlannedJob]) -> None:
-    """Refuse models that have learned nothing according to their page; publishing makes and checks a missing page."""
-    for _, folder in (pair for pair in map(_find_kind, targets) if pair and pair[0] == PUBLISHED):
-        experiment = runs.by_folder(folder).experiment
-        verdict = Path("results", locate_page_folder(runs, experiment), VERDICT_FILE)
-        if verdict.is_file():
-            refuse_unlearned(experiment, verdict, runs.shared.publish.allow_unlearned)
-
-
-def _find_kind(target: PlannedJob) -> tuple[str, str] | None:
-    """Return the kind of a target and the folder of its run or page; None for targets of other kinds."""
-    for file in target.files:
-        patterns = {
-            CRATE: r"results/(.+)/crate/run\.crate\.zip",
-            PUBLISHED: r"results/published/(.+)/(?:model|dataset)(?:\.pushed\.json|/README\.md)",
-            EXPORT: r"results/(.+)/export/[^/]+/README\.md",
-        }
-        for kind, pattern in patterns.items():
-            if match := re.search(pattern, file):
-                return kind, match[1]
-    return None
+    raise InputError(f"{name}: {problem}, and {name} starts no training. Run `snakemake {target}`{same} first")
 
 
 def _find_target(runs: Runs, folder: str) -> str:

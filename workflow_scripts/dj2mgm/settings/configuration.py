@@ -1,6 +1,7 @@
 """The whole configuration: keys of an experiment, and keys for several experiments."""
 
 from functools import cache
+from importlib import import_module
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -15,13 +16,14 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.settings.base import Number, Section, Seed, UniqueItems, section, setting
 from dj2mgm.settings.benchmarks import read_declarations
 from dj2mgm.settings.data import FilterSection, JsonlSection, Shares, SynthesizeSection
 from dj2mgm.settings.evaluation import EvaluateSection
 from dj2mgm.settings.gpu_cards import CARDS
 from dj2mgm.settings.models import ModelFile
-from dj2mgm.settings.string_formats import Address, FilePath, Name
+from dj2mgm.settings.string_formats import FilePath, Name
 from dj2mgm.settings.targets import (
     ChallengeScore,
     ChallengeSection,
@@ -32,9 +34,7 @@ from dj2mgm.settings.targets import (
     FetchSection,
     FinetuneMinimalSection,
     PlanSection,
-    PublishSection,
     ReportSection,
-    ServeCheckSection,
 )
 from dj2mgm.settings.training_stages import FinetuneSection, PretrainSection, ScoreSettings
 
@@ -132,7 +132,7 @@ class ModelOverridableKeys(Section):
     evaluate: EvaluateSection = section(EvaluateSection, "captions and answers of the trained model, and their scores")
 
 
-class SharedKeys(Section):
+class CoreKeys(Section):
     """Keys for several experiments, which experiment files cannot set."""
 
     foundation: Literal["shipped", "train"] = setting(
@@ -148,8 +148,8 @@ class SharedKeys(Section):
     report: ReportSection = section(ReportSection, "the page that compares experiments")
     experiment: ExperimentNames = setting(
         [],
-        "experiment of `plan`, `analyze`, `decide`, `export`, `publish`, `crate`, `serve_check` and "
-        "`finetune_minimal`; a list of several for export, publish and crate; []: the target's own default",
+        "experiment of a target that is about one, such as `plan` or `publish`; a list of several for export, publish "
+        "and crate; []: the target's own default",
     )
     decide: DecideSection = section(
         DecideSection, "`snakemake decide`: more seeds until the headline's verdict is decided, or the budget is spent"
@@ -158,20 +158,9 @@ class SharedKeys(Section):
         None, "card of another machine that `snakemake plan` plans for; null: this machine's"
     )
     plan: PlanSection = section(PlanSection, "`snakemake plan`: memory that it assumes to be free")
-    format: Literal["dj", "llava", "parquet", "webdataset"] = setting("parquet", "format of `snakemake export`")
     decontaminate: DecontaminateSection = section(
         DecontaminateSection,
         "excludes near-duplicates of further images from training, besides those of held-out and benchmark images",
-    )
-    publish: PublishSection = section(
-        PublishSection, "`snakemake publish`: model and pairs with their cards, in results/published/"
-    )
-    endpoint: Address | None = setting(
-        None,
-        "server with OpenAI's chat completions that `snakemake serve_check` asks, such as http://localhost:8000/v1",
-    )
-    serve_check: ServeCheckSection = section(
-        ServeCheckSection, "`snakemake serve_check`: a server's answers compared with those of `experiment`"
     )
     finetune_minimal: FinetuneMinimalSection = section(
         FinetuneMinimalSection,
@@ -197,27 +186,25 @@ class SharedKeys(Section):
 
 # Targets that use a key; another target refuses it on the command line. Every target uses the other keys.
 TARGETS_BY_KEY = {
-    "experiment": (
-        "plan",
-        "analyze",
-        "decide",
-        "export",
-        "publish",
-        "crate",
-        "serve_check",
-        "finetune_minimal",
-    ),
+    "experiment": ("plan", "analyze", "decide", "finetune_minimal"),
     "decide": ("decide",),
     "gpu": ("plan",),
     "plan": ("plan",),
-    "format": ("export",),
-    "publish": ("publish",),
-    "endpoint": ("serve_check",),
-    "serve_check": ("serve_check",),
     "finetune_minimal": ("finetune_minimal",),
     "challenge": ("challenge",),
     "fetch": ("fetch",),
 }
+
+# what features add: their targets by key, and a class with their own keys
+_FEATURES = [
+    import_module(f"dj2mgm.features.{path.parent.name}.{path.stem}")
+    for path in sorted((SCRIPTS / "dj2mgm/features").glob("*/*_keys.py"))
+]
+for _feature in _FEATURES:
+    for _key, _targets in _feature.TARGETS_BY_KEY.items():
+        TARGETS_BY_KEY[_key] = (*TARGETS_BY_KEY.get(_key, ()), *_targets)
+_FEATURE_KEYS = [_feature.Keys for _feature in _FEATURES if hasattr(_feature, "Keys")]
+SharedKeys = create_model("SharedKeys", __base__=(*_FEATURE_KEYS, CoreKeys), __doc__=CoreKeys.__doc__)
 
 
 class Configuration(SharedKeys, ModelOverridableKeys, ExperimentOnlyKeys):

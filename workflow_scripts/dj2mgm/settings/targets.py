@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from dj2mgm.score_groups import GAIN_GROUP, OWN_GROUP
 from dj2mgm.settings.base import Number, Section, StageSettings, UniqueItems, setting
-from dj2mgm.settings.string_formats import FilePath, Name, Repository, Variable
+from dj2mgm.settings.string_formats import FilePath, Name
 from dj2mgm.settings.training_stages import Steps
 
 Length = Annotated[int, Field(ge=1, le=2**24)]
@@ -48,17 +48,6 @@ class FetchSection(Section):
         5000, "rows of a dataset of config/hub, such as dataset=llava-pretrain; null: all"
     )
     benchmarks: Annotated[list[Name], UniqueItems()] = setting([], "benchmarks to fetch: textvqa, mmbench")
-
-
-class ServeCheckSection(Section):
-    """`snakemake serve_check`."""
-
-    model: str | None = setting(None, "name of the model on the server; null: the only one that it lists")
-    key_variable: Variable | None = setting(None, "environment variable with the server's key, never the key itself")
-    connections: int = setting(8, "requests at the same time", ge=1, le=256)
-    timeout_s: Annotated[Number, Field(gt=0, le=86400)] = setting(
-        120, "seconds of silence after which a request failed"
-    )
 
 
 class LocatedHeadline(NamedTuple):
@@ -122,18 +111,6 @@ class DecontaminateSection(Section):
     """Images whose near-duplicates are removed from the training data."""
 
     folders: Annotated[list[FilePath], UniqueItems()] = setting([], "folders of images")
-
-
-class PublishSection(Section):
-    """`snakemake publish`."""
-
-    weights: Literal["merged", "adapter"] = setting(
-        "merged", "merged: a whole model; adapter: the LoRA adapter alone, which needs the base model"
-    )
-    repository: Repository | None = setting(None, "repository on the hub for the model; null: it is not pushed")
-    dataset_repository: Repository | None = setting(None, "repository on the hub for the pairs")
-    private: bool = setting(True, "whether new repositories are private")
-    allow_unlearned: bool = setting(False, "true: also publish a model that has learned nothing; its card states it")
 
 
 class FinetuneMinimalSection(Section):

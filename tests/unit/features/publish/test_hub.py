@@ -9,9 +9,8 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from dj2mgm.cli.library_messages import SWITCHES
-from dj2mgm.publishing.run_record import MARKER
-from dj2mgm.records.publication_records import PublishSettings, RecipeContents
-from dj2mgm.storage.files import write_json, write_yaml
+from dj2mgm.features.publish.run_record import MARKER
+from dj2mgm.storage.files import write_json
 from hub_server import TOKEN, HubServer, Repository
 from paths import PROJECT
 
@@ -21,26 +20,6 @@ KEY = "models/me/mine"
 
 @pytest.fixture
 def folder(tmp_path):
-    write_json(tmp_path / "results/summary.json", {"pretrain": 5})
-    settings = PublishSettings(
-        experiment="mine",
-        seed=0,
-        dataset="photos",
-        licenses={"": "mit"},
-        recipes=RecipeContents(filter={"process": []}, synthesize=None),
-        model="tiny",
-        license="mit",
-        base_models=[],
-        adapter_base=None,
-        mgm=False,
-        trained_by_workflow=True,
-        allow_unlearned=False,
-        weights="merged",
-        question="",
-        max_new_tokens=40,
-        records={"dataset/summary.json": "results/summary.json"},
-    )
-    write_yaml(tmp_path / "config.yaml", settings.file_content())
     folder = tmp_path / "published/mine/model"
     write_json(folder / "records/dataset/summary.json", {"pretrain": 5})
     write_json(folder / "records" / MARKER, {"published_by": "dj2mgm"})
@@ -53,7 +32,7 @@ def folder(tmp_path):
 @pytest.fixture
 def push(folder, tmp_path):
     def run(url: str, *flags: str, repository: str = "me/mine", token: str | None = TOKEN, **environment: str):
-        command = [sys.executable, PROJECT / "workflow_scripts/push_to_hub.py", "--config", "config.yaml"]
+        command = [sys.executable, PROJECT / "workflow_scripts/push_to_hub.py"]
         command += ["--folder", folder.relative_to(tmp_path), "--kind", "model", "--repository", repository]
         hub_variables = {"HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1", **SWITCHES, "HF_HOME": str(tmp_path / "home")}
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
@@ -185,11 +164,3 @@ def test_other_files_are_never_overwritten(push, folder):
         status, output = push(hub.url)
         assert status == 2 and "already exists, and its files were not published from here" in output
         assert stored(hub) == {"README.md": b"my thesis"}
-
-
-def test_card_that_contradicts_its_record_is_not_pushed(push, folder):
-    (folder / "README.md").write_text(CARD.replace("[5]", "[6]"), encoding="utf-8")
-    with HubServer() as hub:
-        status, output = push(hub.url)
-        assert status == 2 and "states 6, but records/dataset/summary.json /pretrain is 5" in output
-        assert hub.requests == []

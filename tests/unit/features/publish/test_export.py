@@ -10,11 +10,11 @@ from datasets import load_dataset
 from PIL import Image
 
 import export_data
-from dj2mgm.data.exports import WRITERS
 from dj2mgm.data.formats import build_dj_text, read_dj_jsonl
 from dj2mgm.data.images import locate_image
 from dj2mgm.data.merged_sources import write_merged_sources
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
+from dj2mgm.features.publish.exports import WRITERS
 from dj2mgm.storage.files import write_json, write_jsonl, write_yaml
 from dj2mgm.storage.shards import read_file
 from recipe_summaries import summarize_operator, write_recipe_summary

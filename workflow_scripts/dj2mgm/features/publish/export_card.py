@@ -2,7 +2,7 @@
 
 import yaml
 
-from dj2mgm.records.publication_records import ExportSettings
+from dj2mgm.features.publish.publish_settings import ExportSettings
 from dj2mgm.records.recipe_summary import RecipeSummary
 
 LOADING_CODE = {

@@ -2,8 +2,10 @@
 
 from huggingface_hub import DatasetCard, DatasetCardData
 
-from dj2mgm.data.export_card import format_inline_code
-from dj2mgm.publishing.run_record import (
+from dj2mgm.features.publish.export_card import format_inline_code
+from dj2mgm.features.publish.licenses import build_license_keys
+from dj2mgm.features.publish.publish_settings import PublishSettings
+from dj2mgm.features.publish.run_record import (
     RECORDS,
     RunRecord,
     build_license_table,
@@ -12,8 +14,6 @@ from dj2mgm.publishing.run_record import (
     format_recipes,
     format_section,
 )
-from dj2mgm.records.publication_records import PublishSettings
-from dj2mgm.runs.licenses import build_license_keys
 
 LOADING_SECTION = """```python
 from datasets import load_dataset
@@ -23,7 +23,7 @@ rows = load_dataset(".", split="train")  # this folder, or the name of this repo
 
 
 def build_dataset_card(settings: PublishSettings, records: RunRecord, exported: DatasetCard) -> DatasetCard:
-    """Return the card of a published dataset (runs/publication.py), from the card of the export of the same pairs."""
+    """Return the card of a published dataset (publication.py), from the card of the export of the same pairs."""
     data = DatasetCardData(
         **build_license_keys(*(license for name, license in settings.licenses.items() if _has_pairs(name, records))),
         task_categories=["image-to-text"],

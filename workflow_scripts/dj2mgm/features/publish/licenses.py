@@ -31,11 +31,11 @@ def check_licenses(name: str, dataset: ReadableDataset) -> None:
         if not text:
             group = "sources" if isinstance(dataset, ReadableSources) else ""
             key = ".".join(filter(None, [group, part, "license"]))
-            remedy = f"state {key} in config/datasets/{name}.yaml (docs/publishing.md); this repeats no training"
+            remedy = f"state {key} in config/datasets/{name}.yaml (docs/features/publish.md); this repeats no training"
             if not has_format("name", name) or name not in list_config_names("datasets"):  # no file in config/datasets/
                 new = make_name(name)
                 remedy = (
-                    f"describe the folder in config/datasets/{new}.yaml with {key} (docs/publishing.md), and set "
+                    f"describe the folder in config/datasets/{new}.yaml with {key} (docs/features/publish.md), and set "
                     f"dataset: {new}"
                 )
             raise InputError(f"publish: {part or name} has no license, and nothing is published without one; {remedy}")

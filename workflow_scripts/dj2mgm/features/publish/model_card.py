@@ -4,9 +4,11 @@ import re
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from dj2mgm.data.export_card import format_inline_code
 from dj2mgm.evaluation.metric_kinds import is_share
-from dj2mgm.publishing.run_record import (
+from dj2mgm.features.publish.export_card import format_inline_code
+from dj2mgm.features.publish.licenses import build_license_keys
+from dj2mgm.features.publish.publish_settings import PublishSettings
+from dj2mgm.features.publish.run_record import (
     RECORDS,
     RunRecord,
     build_license_table,
@@ -16,10 +18,8 @@ from dj2mgm.publishing.run_record import (
     format_section,
     make_pointer,
 )
-from dj2mgm.publishing.stock_weights import ADAPTER_FOLDER, STAGE
+from dj2mgm.features.publish.stock_weights import ADAPTER_FOLDER, STAGE
 from dj2mgm.records.page_records import VERDICT_FILE
-from dj2mgm.records.publication_records import PublishSettings
-from dj2mgm.runs.licenses import build_license_keys
 from dj2mgm.score_groups import OWN_GROUP
 from dj2mgm.settings.generation_prompts import CAPTION_QUESTION
 
@@ -134,7 +134,7 @@ SHOWN_SETTINGS = (  # file of a stage, path of the value, label
 
 
 def build_model_card(settings: PublishSettings, records: RunRecord, adapter: bool, chat: bool) -> ModelCard:
-    """Return the card of a published model (runs/publication.py).
+    """Return the card of a published model (publication.py).
 
     Args:
         adapter: whether LoRA was trained.

@@ -16,10 +16,10 @@ from pathlib import Path
 import yaml
 from safetensors import SafetensorError
 
-from dj2mgm.data.export_card import format_inline_code
 from dj2mgm.errors import InputError
+from dj2mgm.features.publish.export_card import format_inline_code
+from dj2mgm.features.publish.publish_settings import PublishSettings
 from dj2mgm.recipes.recipe_step import INSTRUCTIONS
-from dj2mgm.records.publication_records import PublishSettings
 from dj2mgm.storage.files import read_json, read_yaml, write_json
 from dj2mgm.storage.plain_files import copy_plain
 

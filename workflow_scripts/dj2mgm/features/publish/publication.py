@@ -1,15 +1,45 @@
-"""Settings of a publication: a run's model and pairs with their cards, and the files that the cards cite."""
+"""Settings of exports and publications: a run's pairs and model with their cards, and the files that the cards cite."""
+
+from collections.abc import Iterable
+from pathlib import Path
 
 from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER
 from dj2mgm.errors import InputError
-from dj2mgm.records.page_records import VERDICT_FILE
-from dj2mgm.records.publication_records import PublishSettings, RecipeContents
+from dj2mgm.features.publish.learning_check import refuse_unlearned
+from dj2mgm.features.publish.licenses import check_licenses
+from dj2mgm.features.publish.publish_settings import ExportSettings, PublishSettings
+from dj2mgm.records.page_records import VERDICT_FILE, RecipeContents
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.experiment_recipes import read_recipes
-from dj2mgm.runs.licenses import check_licenses
+from dj2mgm.runs.job_checks import PlannedJob, ReadingTarget
 from dj2mgm.runs.pages import locate_page_folder
 from dj2mgm.runs.run import Run
 from dj2mgm.settings.string_formats import has_format
+
+READING_TARGETS = {
+    "publish": ReadingTarget(r"results/published/(.+)/(?:model|dataset)(?:\.pushed\.json|/README\.md)"),
+    "export": ReadingTarget(r"results/(.+)/export/[^/]+/README\.md", selects_rows=True),
+}
+
+
+def check_learned(runs: Runs, targets: Iterable[PlannedJob]) -> None:
+    """Refuse models that have learned nothing according to their page; publishing makes and checks a missing page."""
+    for folder in filter(None, map(READING_TARGETS["publish"].find_folder, targets)):
+        experiment = runs.by_folder(folder).experiment
+        verdict = Path("results", locate_page_folder(runs, experiment), VERDICT_FILE)
+        if verdict.is_file():
+            refuse_unlearned(experiment, verdict, runs.shared.publish.allow_unlearned)
+
+
+def build_export_settings(run: Run) -> ExportSettings:
+    """Return the settings of an export of a run's pairs."""
+    return ExportSettings(
+        experiment=run.experiment,
+        dataset=run.dataset.name,
+        licenses=run.dataset.settings.licenses,
+        image_root=run.dataset.images["pretrain"],
+        recipes=RecipeContents(**read_recipes(run.config)),
+    )
 
 
 def build_publish_settings(runs: Runs, run: Run) -> PublishSettings:

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from dj2mgm.errors import InputError
+from dj2mgm.features.publish.stock_weights import drop_code, write_adapter
 from dj2mgm.models.trained_weights import load_stage_weights
-from dj2mgm.publishing.stock_weights import drop_code, write_adapter
 
 FILES = ("projector.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json")
 

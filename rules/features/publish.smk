@@ -1,13 +1,103 @@
-# Publish a model and its pairs, with cards: `snakemake publish --config experiment=dj_synth`.
+# Share a run: `snakemake export`, `publish` and `serve_check`, each with `--config experiment=dj_synth`.
+import os
+
 from dj2mgm.cli.console import UserError
-from dj2mgm.runs.publication import build_publish_settings, list_records
+from dj2mgm.features.publish import publication
+
+READING_TARGETS |= publication.READING_TARGETS
+TARGET_CHECKS.append(publication.check_learned)
+
+
+def publishing_settings(wildcards):
+    """Return the settings of a published run."""
+    with raising_user_errors():
+        return publication.build_publish_settings(
+            RUNS, RUNS.by_folder(wildcards.run)
+        ).file_content()
+
+
+SETTINGS_FILES |= {
+    "configure_export": SettingsFile(
+        "results/{run}/export/config.yaml",
+        lambda w: publication.build_export_settings(
+            RUNS.by_folder(w.run)
+        ).file_content(),
+    ),
+    "configure_publishing": SettingsFile(
+        "results/published/{run}/config.yaml", publishing_settings
+    ),
+}
+
+
+def filter_folders(wildcards):
+    """Params function: the output folders of the filter stage and, if it ran on pairs, the synthesize stage."""
+    run = RUNS.by_folder(wildcards.run)
+    names = ("filter",) if run.selects_instructions else ("filter", "synthesize")
+    stages = [stage for stage in names if stage in run.settings]
+    return [RUNS.find_stage_folder(run, stage) for stage in stages]
+
+
+def export_folder(wildcards):
+    """Params function: the folder of an export; fails if it cannot be written."""
+    folder = f"results/{wildcards.run}/export"
+    if os.path.isdir(folder) and not os.access(folder, os.W_OK):
+        raise UserError(
+            f"{folder} cannot be written; allow it, or make {folder} a link to a folder on another disk"
+        )
+    return f"{folder}/{wildcards.format}"
+
+
+rule export_data:
+    input:
+        pairs=pairs_file,
+        stages=lambda w: [
+            f"{folder}/{name}"
+            for folder in filter_folders(w)
+            for name in ("stats.jsonl", "summary.json")
+        ],
+        dataset=dataset_file("summary.json"),
+        config="results/{run}/export/config.yaml",
+        code=list_script_files("export_data.py"),
+    output:
+        "results/{run}/export/{format}/README.md",
+    log:
+        "results/{run}/export/{format}.log",
+    benchmark:
+        "results/{run}/export/{format}.benchmark.tsv"
+    wildcard_constraints:
+        format="dj|llava|parquet|webdataset",
+    conda:
+        "../../envs/dataset.yaml"
+    resources:
+        mem_mb=mem_with_retries(SMALL_STAGE_MB),
+        runtime=120,
+    params:
+        stages=filter_folders,
+        folder=export_folder,
+    shell:
+        build_stage_command(
+            "export_data.py",
+            "--config {input.config:q} --format {wildcards.format:q} --pairs {input.pairs:q}"
+            " --dataset {input.dataset:q} --stages {params.stages:q}"
+            " --output-dir {params.folder:q}",
+        )
+
+
+rule export:
+    input:
+        requested_files(
+            None,
+            "dj_synth",
+            lambda run: f"results/{run.folder}/export/{RUNS.shared.format}/README.md",
+        ),
+    localrule: True
 
 
 def record_files(*names):
     """Return the input function of the files whose figures a card states, in all folders or in the folders `names`."""
 
     def files(wildcards):
-        records = list_records(RUNS, RUNS.by_folder(wildcards.run))
+        records = publication.list_records(RUNS, RUNS.by_folder(wildcards.run))
         return [
             path
             for name, path in records.items()
@@ -37,7 +127,7 @@ rule publish_model:
     benchmark:
         "results/published/{run}/model.benchmark.tsv"
     conda:
-        "../envs/evaluate.yaml"
+        "../../envs/evaluate.yaml"
     resources:
         mem_mb=mem_with_retries(WEIGHTS_STAGE_MB),
         runtime=120,
@@ -66,7 +156,7 @@ rule publish_dataset:
     benchmark:
         "results/published/{run}/dataset.benchmark.tsv"
     conda:
-        "../envs/evaluate.yaml"
+        "../../envs/evaluate.yaml"
     resources:
         mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=120,
@@ -85,7 +175,6 @@ rule push_model:
     input:
         card="results/published/{run}/model/README.md",
         other="results/published/{run}/dataset/README.md",  # nothing is pushed before everything is complete
-        config="results/published/{run}/config.yaml",
         code=list_script_files("push_to_hub.py"),
     output:
         "results/published/{run}/model.pushed.json",
@@ -93,7 +182,7 @@ rule push_model:
         "results/published/{run}/model.push.log",
     localrule: True
     conda:
-        "../envs/evaluate.yaml"
+        "../../envs/evaluate.yaml"
     params:
         repository=RUNS.shared.publish.repository,
         private=["--private"] if RUNS.shared.publish.private else [],
@@ -101,7 +190,7 @@ rule push_model:
     shell:
         build_stage_command(
             "push_to_hub.py",
-            "--config {input.config:q} --folder results/published/{wildcards.run:q}/{params.kind:q}"
+            "--folder results/published/{wildcards.run:q}/{params.kind:q}"
             " --kind {params.kind:q} --repository {params.repository:q} {params.private:q} --output {output:q}",
         )
 
@@ -114,7 +203,6 @@ use rule push_model as push_dataset with:
     input:
         card="results/published/{run}/dataset/README.md",
         other="results/published/{run}/model/README.md",
-        config="results/published/{run}/config.yaml",
         code=list_script_files("push_to_hub.py"),
     output:
         "results/published/{run}/dataset.pushed.json",
@@ -152,7 +240,7 @@ def publication_files(wildcards):
         run = RUNS.first_seed(experiment)
         inputs += [f"results/published/{run.folder}/{file}" for file in files]
         with raising_user_errors():
-            build_publish_settings(RUNS, run)
+            publication.build_publish_settings(RUNS, run)
     return inputs
 
 
@@ -160,3 +248,16 @@ rule publish:
     input:
         publication_files,
     localrule: True
+
+
+# Ask a server the held-out questions: `snakemake serve_check --config endpoint=http://localhost:8000/v1`.
+rule serve_check:
+    log:
+        "results/serve_check/serve_check.log",
+    localrule: True
+    conda:
+        "../../envs/evaluate.yaml"
+    params:
+        config=config_as_json,
+    shell:
+        f"python {quote_script_path('check_served_model.py')} --config {{params.config:q}} {PRINT_AND_LOG}"

@@ -4,14 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dj2mgm.settings.base import ImageRootSettings, Section, StageSettings, setting
-
-
-class RecipeContents(Section):
-    """Checked recipes by stage; null: the experiment names none."""
-
-    filter: dict = setting()
-    synthesize: dict | None = setting()
+from dj2mgm.records.page_records import RecipeContents
+from dj2mgm.settings.base import ImageRootSettings, StageSettings, setting
 
 
 class SharedPairs(StageSettings):

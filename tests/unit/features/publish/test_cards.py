@@ -1,11 +1,8 @@
 """Cards of published models and datasets: numbers agree with the record, and changed numbers are found."""
 
-import contextlib
 import json
-import math
 import os
 import re
-import time
 from dataclasses import replace
 
 import pytest
@@ -14,27 +11,26 @@ from huggingface_hub import DatasetCard, ModelCard
 
 import publish_dataset
 import publish_model
-from dj2mgm.data.export_card import build_export_card
-from dj2mgm.data.exports import Sample, write_parquet
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
 from dj2mgm.errors import InputError
-from dj2mgm.publishing.card_check import _matches_value, check_card
-from dj2mgm.publishing.model_card import build_model_card
-from dj2mgm.publishing.run_record import (
+from dj2mgm.features.publish.export_card import build_export_card
+from dj2mgm.features.publish.exports import Sample, write_parquet
+from dj2mgm.features.publish.licenses import build_license_keys, check_licenses
+from dj2mgm.features.publish.model_card import build_model_card
+from dj2mgm.features.publish.publication import build_publish_settings
+from dj2mgm.features.publish.publish_settings import ExportSettings
+from dj2mgm.features.publish.pushing import push
+from dj2mgm.features.publish.run_record import (
     RECORDS,
     RunRecord,
     copy_records,
     format_value,
     reporting_full_disk,
-    select_dataset_records,
 )
-from dj2mgm.records.page_records import VERDICT_FILE
-from dj2mgm.records.publication_records import ExportSettings, RecipeContents
+from dj2mgm.records.page_records import VERDICT_FILE, RecipeContents
 from dj2mgm.reporting.comparison import tabulate_scores, write_table
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.runs.all_runs import Runs
-from dj2mgm.runs.licenses import build_license_keys, check_licenses
-from dj2mgm.runs.publication import build_publish_settings
 from dj2mgm.settings.dataset_files import ReadableDataset
 from dj2mgm.storage.files import read_json, read_yaml, write_json, write_yaml
 from report_results import write_results
@@ -43,6 +39,7 @@ from source_files import PAIR
 from tiny_models import save_image
 
 OWN = "/dj_synth/finetune~1own"
+FIGURE = re.compile(r'\[([^][\n]*)\]\(records/([^ )[\n]+) "([^"\n]*)"\)')
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +70,10 @@ def published(finished, tmp_path):
 
 
 def test_card_agrees_with_record_and_metadata_are_valid(published, finished):
-    assert check_card(published, finished.records) > 50
+    record, figures = RunRecord(published), FIGURE.findall(read_card(published))
+    assert len(figures) > 50
+    for figure, file, pointer in figures:
+        assert figure == format_value(record.get_value(file, pointer), figure.partition(" ")[2]), pointer
     data = ModelCard.load(published / "README.md").data
     assert (data.license, data.pipeline_tag) == ("apache-2.0", "image-text-to-text")
     table = {
@@ -91,54 +91,6 @@ def test_card_agrees_with_record_and_metadata_are_valid(published, finished):
 
 def read_card(folder) -> str:
     return (folder / "README.md").read_text(encoding="utf-8")
-
-
-def tamper(folder, pattern: str, new: str) -> None:
-    text, count = re.subn(pattern, new, read_card(folder), count=1)
-    assert count == 1
-    (folder / "README.md").write_text(text, encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("pattern", "new", "message"),
-    [
-        (
-            rf'\[[\d.]+ %\]\((.*?"{OWN}/vqa_accuracy/value")',
-            r"[99.9 %](\1",
-            "states 99.9 %, but records/comparison.csv",
-        ),
-        (rf'\[[\d.]+ %\]\((.*?"{OWN}/vqa_accuracy/value")', r"[good](\1", "states good"),
-        (r'\[\d+\]\((records/filter/summary.json "/operators/0/dropped")', r"[1](\1", "states 1, but records/filter"),
-        (r'\[16\]\((records/finetune/config.yaml "/lora/r")', r"[16.4](\1", "states 16.4"),
-        (r'"/lora/r"', '"/lora/rank"', "has no /lora/rank"),
-        (r"## Limits\n", "## Limits\n\nIt is right in 97 % of all cases.\n", "the number 97 has no record"),
-        (r"(- type: vqa_accuracy\n +value: )[\d.]+", r"\g<1>0.9876", "metadata state 0.9876 for vqa_accuracy"),
-        (r"(value: [\d.]+\n +args:\n +record: )\S+", r"\1records/none.json", "has no"),
-        *(
-            (r'\[16\]\((records/finetune/config.yaml "/lora/r")', rf"[{text}](\1", f"states {text}")
-            for text in ("NaN", "sNaN", "Infinity", "1.6E1", "1_6", "１６", "+16")
-        ),
-        *(
-            (rf'\[[\d.]+ %\]\((.*?"{OWN}/vqa_accuracy/value")', rf"[{text} %](\1", f"states {text} %")
-            for text in ("1E4", "0E9", "NaN", "sNaN", "-Infinity")
-        ),
-        (r"args:\n +record: \S+\n +place: \S+\n", "args: foo\n", "have no record and place"),
-        (r"args:\n +record: \S+\n +place: \S+\n", "args: [1]\n", "have no record and place"),
-        (r"args:\n +record: \S+\n +place: \S+\n", "more: 1\n", "have no record and place"),
-        (r"model-index:\n", "model-index: 5\nothers:\n", "README.md is damaged"),
-        (r"- type: vqa_accuracy\n", "- kind: vqa_accuracy\n", "README.md is damaged"),
-        (r"license: ", "license: : ", "README.md is damaged"),
-    ],
-)
-def test_changed_number_is_found_and_named(published, finished, pattern, new, message):
-    tamper(published, pattern, new)
-    with pytest.raises(InputError, match=re.escape(message)):
-        check_card(published, finished.records)
-
-
-def test_prose_can_change_and_names_can_contain_digits(published, finished):
-    tamper(published, r"## Limits\n", "## Limits\n\nNot for CLIP2 or `v1.5`.\n")
-    assert check_card(published, finished.records)
 
 
 @pytest.mark.parametrize(
@@ -165,35 +117,11 @@ def test_unlearned_models_are_published_on_request_only(finished, tmp_path, caps
     )
 
 
-def test_outdated_record_is_found(published, finished):
-    (published / "records/comparison.csv").write_text("experiment\n")
-    with pytest.raises(InputError, match="comparison.csv differs from .*; publish again"):
-        check_card(published, finished.records)
-
-
-def test_an_unknown_file_among_the_records_is_refused(published, finished):
-    (published / "records/benchmarks.json").write_text('{"mmbench": 0.999}')
-    tamper(published, r"## Limits\n", '## Limits\n\n[99.9 %](records/benchmarks.json "/mmbench")\n')
-    with pytest.raises(InputError, match="records/benchmarks.json is not a record of this run; delete it"):
-        check_card(published, finished.records)
-
-
-def test_a_missing_card_is_reported_in_one_sentence(published, finished):
-    (published / "README.md").unlink()
-    with pytest.raises(InputError, match="README.md is missing; delete the folder and publish again"):
-        check_card(published, finished.records)
-
-
 def test_small_numbers_are_stated_as_displayed():
-    assert _matches_value(format_value(0.00001234), 0.00001234) and format_value(0.00001234) == "1.234e-05"
-    assert (
-        _matches_value("nan", math.nan)
-        and not _matches_value("1e-05", 0.00001234)
-        and not _matches_value("1.5", math.nan)
-    )
+    assert format_value(0.00001234) == "1.234e-05"
 
 
-def test_published_dataset_loads_and_its_card_is_checked(finished, tmp_path, monkeypatch, capsys):
+def test_published_dataset_loads(finished, tmp_path, monkeypatch, capsys):
     write_export(tmp_path / "exported")
     write_yaml(tmp_path / "config.yaml", finished.file_content())
     flags = ["--config", "config.yaml", "--exported", "exported", "--output-dir", "out/dataset"]
@@ -205,10 +133,8 @@ def test_published_dataset_loads_and_its_card_is_checked(finished, tmp_path, mon
     assert rows["caption"] == ["a", "b"] and rows["image"][0].size == (8, 8)
     card = DatasetCard.load(folder / "README.md")
     assert card.data.license == "apache-2.0" and "`score`" in card.text
-    assert check_card(folder, select_dataset_records(finished.records)) > 10
-    tamper(folder, r"\[\d+\]\(records/dataset", "[7](records/dataset")
-    with pytest.raises(InputError, match="states 7"):
-        check_card(folder, select_dataset_records(finished.records))
+    records = {file.split("/")[0] for _, file, _ in FIGURE.findall(read_card(folder))}
+    assert records == {"dataset", "filter", "synthesize"}
 
 
 def write_export(exported) -> None:
@@ -308,46 +234,6 @@ def test_a_full_disk_is_reported_in_one_sentence(tmp_path):
         raise PermissionError(13, "not allowed")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[" * 60_000,
-        '[1](records/a "' * 10_000,
-        "[1](records/a" * 10_000,
-        "```x\n" * 20_000,
-        "`" * 60_000,
-        "1." * 60_000,
-    ],
-    ids=["brackets", "titles", "places", "fences", "ticks", "digits"],
-)
-def test_card_check_takes_linear_time(tmp_path, text):
-    """Patterns with quadratic time would need half a minute for these inputs."""
-    (tmp_path / "README.md").write_text(f"---\nlicense: mit\n---\n\n{text}\n")
-    (tmp_path / "records").mkdir()
-    started = time.monotonic()
-    with contextlib.suppress(InputError):
-        check_card(tmp_path, {})
-    assert time.monotonic() - started < 2
-
-
-def test_an_unclosed_fence_does_not_hide_numbers(tmp_path):
-    (tmp_path / "records").mkdir()
-    card = tmp_path / "README.md"
-    card.write_text("---\nlicense: mit\n---\n\n```python\nx = 1\n```\nText `2` x\n")
-    assert check_card(tmp_path, {}) == 0
-    card.write_text("---\nlicense: mit\n---\n\n```python\nx = 1\n```\nText\n```\nscore 3\n")
-    with pytest.raises(InputError, match="line 10: the number 3 has no record"):
-        check_card(tmp_path, {})
-
-
-def test_a_very_large_card_is_not_read(tmp_path):
-    (tmp_path / "records").mkdir()
-    with open(tmp_path / "README.md", "wb") as file:
-        file.truncate(1 << 40)
-    with pytest.raises(InputError, match="README.md has .* bytes; a card may have at most"):
-        check_card(tmp_path, {})
-
-
 @pytest.mark.parametrize("kind", ["pipe", "link", "pipe in records"])
 def test_a_published_folder_contains_only_regular_files(published, finished, kind):
     path = published / ("records/more.json" if kind == "pipe in records" else "README.md")
@@ -357,32 +243,7 @@ def test_a_published_folder_contains_only_regular_files(published, finished, kin
     else:
         os.mkfifo(path)
     with pytest.raises(InputError, match=f"{path} is not a regular file but a (pipe|link)"):
-        check_card(published, finished.records)
-
-
-def test_a_missing_record_of_the_run_is_named(published, finished, tmp_path):
-    lost = finished.records | {"dataset/summary.json": str(tmp_path / "lost.json")}
-    with pytest.raises(InputError, match="summary.json differs from .*lost.json; publish again"):
-        check_card(published, lost)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "sentence"),
-    [
-        ("README.md", "---\n" + "k: 1\n" * 60_000 + "---\n", "its metadata have more than 262144 characters"),
-        ("README.md", None, "README.md is missing"),
-        ("records/experiment.json", "[" * 100_000, "experiment.json is damaged"),
-        ("records/experiment.json", "[]", "experiment.json is damaged"),
-    ],
-)
-def test_a_damaged_file_of_a_published_folder_is_named(published, finished, name, content, sentence):
-    (published / name).unlink()
-    if content is None:
-        (published / name).mkdir()
-    else:
-        (published / name).write_text(content)
-    with pytest.raises(InputError, match=sentence):
-        check_card(published, finished.records)
+        push(published, "model", "me/model", private=True)
 
 
 def test_rows_of_instructions_are_not_pairs(finished, tmp_path):
