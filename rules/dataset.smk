@@ -1,8 +1,11 @@
 # Make a dataset in the workflow's formats: render scenes (config/datasets/shapes.yaml), or convert the user's files.
+from functools import cache
+
 from dj2mgm.dataset_resolution.experiment_dataset import (
     list_dataset_files,
     list_image_path_files,
 )
+from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 
 
 def dataset_images(wildcards):
@@ -12,17 +15,35 @@ def dataset_images(wildcards):
     )
 
 
-def source_files(wildcards):
-    """Input function: the user's own files of a dataset; none of the embedded one."""
+@cache
+def list_source_files(dataset):
+    """List them once, because Snakemake evaluates input functions and params several times."""
     with raising_user_errors():
-        return check_user_files(
-            list_dataset_files(find_used_dataset(wildcards).settings)
-        )
+        return check_user_files(list_dataset_files(RUNS.datasets[dataset].settings))
+
+
+def source_files(wildcards):
+    """Return the user's own files of a dataset; the embedded one has none."""
+    dataset = find_used_dataset(wildcards)
+    return list_source_files(dataset.name)
+
+
+def row_files(wildcards):
+    """Input function: the user's own files of many rows each.
+
+    Images and their captions are not among them, because Snakemake needs up to a millisecond for each input. It
+    notices their changes by the digest of all files.
+    """
+    return [
+        file
+        for file in source_files(wildcards)
+        if not file.lower().endswith((*IMAGE_SUFFIXES, ".txt"))
+    ]
 
 
 rule make_dataset:
     input:
-        source_files,
+        row_files,
         config="results/datasets/{dataset}/config.yaml",
         code=list_script_files("make_dataset.py"),
     output:

@@ -7,6 +7,7 @@ import zipfile
 import pytest
 
 from accessibility import SIZES, find_serious
+from dj2mgm.storage.files import read_json
 from small_project import copy_project
 from source_files import folder as write_photos
 
@@ -27,6 +28,13 @@ def test_check_reads_own_photos_and_trains_nothing(checked):
     assert "the tokenizer of the model small is not on this machine" in text and "Enough for a verdict?" in text
     assert "make_dataset" not in project.job_counts("baseline", config=(f"dataset={photos}",)), "its work is used"
     assert {path.name for path in (project.folder / "results").iterdir()} <= {"datasets", "check"}
+
+
+def test_photos_and_captions_are_no_inputs_of_jobs(checked):
+    project, _, _ = checked
+    records = map(read_json, (project.folder / ".snakemake/metadata").iterdir())
+    [inputs] = {tuple(record["input"]) for record in records if record["rule"] == "make_dataset"}
+    assert not [file for file in inputs if file.endswith((".png", ".txt"))], "Snakemake would hash each of thousands"
 
 
 def test_check_runs_again_after_a_change_of_the_data(checked):
@@ -64,6 +72,7 @@ def test_an_earlier_page_is_deleted_if_the_data_cannot_be_read(tmp_path):
     printed = project.run("check", ok=False, config=(f"dataset={data}",))
     assert f"unpack images.zip with `python -m zipfile --extract {data}/images.zip {data}`" in printed
     assert not page.exists()
+    page.parent.mkdir(exist_ok=True)  # Snakemake removes it if no job has written a file there
     page.touch()
     (data / "rows.json").unlink()
     assert "images.zip is an archive" in project.run("check", ok=False, config=(f"dataset={data}",))

@@ -90,7 +90,7 @@ def locate_image(root: str | Path, relative: str) -> Path:
     member = parse_member(path)
     try:
         real = os.path.realpath(member.archive if member else path)
-        outside = all(os.path.commonpath([folder, real]) != folder for folder in folders)
+        outside = not os.path.join(real, "").startswith(tuple(os.path.join(folder, "") for folder in folders))
         status = None if outside else os.stat(real)
     except (OSError, ValueError) as error:  # missing, name too long, null byte, circular links
         raise BadImageError("missing", f"{quote_value(relative)} does not exist: {error}") from None

@@ -6,6 +6,7 @@ LLaVA file lack its questions. If the user names that file too, each row gets it
 memory all at once.
 """
 
+import math
 import os
 import random
 from collections import Counter
@@ -27,6 +28,7 @@ from dj2mgm.storage.files import write_json_list, write_jsonl
 from dj2mgm.storage.shards import compute_image_digest
 
 HELD_OUT_FRACTION = 0.1
+SPARE_IMAGES = 0.1  # share of further images that are opened to hold images out
 MAX_REFERENCES = 50  # captions per image; no published benchmark has more
 MIN_HELD_OUT = 2  # each image is also scored with another one, as a control
 
@@ -97,10 +99,10 @@ class _HeldOutFilter:
 def _choose_evaluation(settings: FilesDataset) -> tuple[Iterable[dict], HeldOutImages]:
     """Return the evaluation rows, from the user's file or selected from the pairs, and their images."""
     pairs, evaluation = settings.pretrain, settings.evaluation
-    if not (images := validate_and_count_images(pairs.file)):
+    if next(read_pairs(pairs.file), None) is None:
         raise InputError(f"{pairs.title} has no rows")
     if isinstance(evaluation, MergedSplit):
-        return _select_split(evaluation, MAX_HELD_OUT)
+        return _select_split(evaluation, 1)
     if evaluation:
         held_out = HeldOutImages(read_checked_evaluation(evaluation.file, evaluation.images), evaluation.images)
         if len(held_out) < MIN_HELD_OUT:
@@ -108,13 +110,19 @@ def _choose_evaluation(settings: FilesDataset) -> tuple[Iterable[dict], HeldOutI
                 f"{evaluation.file} has {len(held_out)} different images; at least {MIN_HELD_OUT} are needed"
             )
         return read_evaluation(evaluation.file), held_out
-    return _select_split(pairs, min(MAX_HELD_OUT, max(MIN_HELD_OUT, round(HELD_OUT_FRACTION * images))))
+    return _select_split(pairs, HELD_OUT_FRACTION)
 
 
-def _select_split(pairs: PretrainSplit, size: int) -> tuple[list[dict], HeldOutImages]:
-    """Return evaluation rows about some of the images of pairs, and these images."""
-    unreadable = UnreadableImages()
-    evaluation = select_held_out(pairs.file, pairs.images, size, unreadable)
+def _select_split(pairs: PretrainSplit, share: float) -> tuple[list[dict], HeldOutImages]:
+    """Return evaluation rows about a share of the images of pairs, and these images."""
+    images, numbers = validate_and_number_images(pairs.file)
+    size = min(MAX_HELD_OUT, max(MIN_HELD_OUT, round(share * images)))
+    tried = _add_spare_images(size)  # then all images, if too many of them are copies or cannot be read
+    for lowest in [*numbers[tried - 1 : tried], 0.0]:
+        unreadable = UnreadableImages()
+        evaluation = select_held_out(pairs.file, pairs.images, size, unreadable, lowest)
+        if len(evaluation) == size:
+            break
     if len(evaluation) < MIN_HELD_OUT:
         if unreadable.reasons:
             remedy = (
@@ -148,15 +156,21 @@ def restore_questions(pairs: Iterator[dict], original: str) -> Iterator[dict]:
         yield row | {"question": question}
 
 
-def validate_and_count_images(source: str) -> int:
-    """Validate the pairs and return the number of different images."""
+def validate_and_number_images(source: str) -> tuple[int, list[float]]:
+    """Validate the pairs; return the number of different images, and their highest random numbers in falling order."""
     first_rows = DiskMap()  # number of the first row of each image; first occurrences are counted
-    return sum(
-        first_rows.setdefault(_normalize_path(row), number) == number for number, row in enumerate(read_pairs(source))
-    )
+    images, numbers = 0, []
+    for row_number, row in enumerate(read_pairs(source)):
+        name = _normalize_path(row)
+        if first_rows.setdefault(name, row_number) == row_number:
+            images += 1
+            heappush(numbers, _draw_number(name))
+            if len(numbers) > _add_spare_images(MAX_HELD_OUT):
+                heappop(numbers)
+    return images, sorted(numbers, reverse=True)
 
 
-def select_held_out(source: str, root: str, size: int, unreadable: UnreadableImages) -> list[dict]:
+def select_held_out(source: str, root: str, size: int, unreadable: UnreadableImages, lowest: float = 0.0) -> list[dict]:
     """Select readable images as evaluation rows, in a fixed pseudo-random order.
 
     Each row has the captions of its image, at most MAX_REFERENCES. No two rows have images with the same bytes. Each
@@ -168,29 +182,40 @@ def select_held_out(source: str, root: str, size: int, unreadable: UnreadableIma
         root: the folder that image paths are relative to.
         size: number of images to select; the result is shorter if there are fewer.
         unreadable: counter of rows whose image was opened and could not be read.
+        lowest: images with lower numbers are left out, so that few images are opened that are not selected.
     """
     heap: list[tuple[float, str]] = []  # lowest number first
     contents: dict[str, str] = {}  # digests of the images in the heap
+    rows: dict[str, dict] = {}
     for row in read_pairs(source):
         name = _normalize_path(row)
-        sort_key = random.Random(name).random(), name
-        if name in contents or (len(heap) == size and sort_key < heap[0]) or not _read_reference(row):
+        if name in rows:
+            if len(captions := rows[name]["captions"]) < MAX_REFERENCES and (caption := _read_reference(row)):
+                captions.append(caption)
+            continue
+        sort_key = _draw_number(name), name
+        is_low = sort_key[0] < lowest or (len(heap) == size and sort_key < heap[0])
+        if is_low or not (caption := _read_reference(row)):
             continue
         content = _digest_readable(root, row["images"][0], unreadable)
         if content is None or content in contents.values():
             continue
         heappush(heap, sort_key)
         contents[name] = content
+        rows[name] = {"id": row["id"], "image": row["images"][0], "captions": [caption]}
         if len(heap) > size:
-            del contents[heappop(heap)[1]]
-    rows: dict[str, dict] = {}
-    for row in read_pairs(source):
-        name = _normalize_path(row)
-        if name in contents and (caption := _read_reference(row)):
-            image = rows.setdefault(name, {"id": row["id"], "image": row["images"][0], "captions": []})
-            if len(image["captions"]) < MAX_REFERENCES:
-                image["captions"].append(caption)
+            _, removed = heappop(heap)
+            del contents[removed], rows[removed]
     return list(rows.values())
+
+
+def _add_spare_images(size: int) -> int:
+    return size + math.ceil(SPARE_IMAGES * size)
+
+
+def _draw_number(name: str) -> float:
+    """Return the random number of an image, from 0 to 1."""
+    return random.Random(name).random()
 
 
 def _read_reference(row: dict) -> str:

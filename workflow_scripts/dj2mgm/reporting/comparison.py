@@ -7,8 +7,7 @@ why other metrics are not compared.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.metric_kinds import BY_TYPE, SECOND_JUDGE_PREFIX, is_share, is_task_metric
@@ -36,6 +35,9 @@ from dj2mgm.score_groups import (
 )
 from dj2mgm.storage.files import replace_file
 from dj2mgm.verdict_kinds import VerdictKind
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 JUDGED_METRICS = ("clip_score", "ref_clip_score")  # measured by both judges
 
@@ -138,7 +140,7 @@ GROUP_LABELS = {
 } | {REFERENCE_CAPTIONS: "Reference captions"}
 
 
-def tabulate_scores(experiments: list[ExperimentResults]) -> pd.DataFrame:
+def tabulate_scores(experiments: list[ExperimentResults]) -> "pd.DataFrame":
     """Return one row per experiment, group and metric, with the paired difference from the first experiment.
 
     `value`, `low` and `high` are the mean over the seeds and its 95 % interval (empty for one image), `n` is the number
@@ -158,10 +160,12 @@ def tabulate_scores(experiments: list[ExperimentResults]) -> pd.DataFrame:
                 if difference:
                     difference_values = [difference.mean, difference.low, difference.high, difference.seeds]
                 rows.append([experiment.name, estimate.seeds, group, metric, *score_values, *difference_values])
+    import pandas as pd  # here, because many commands need only the titles and formats
+
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def write_table(table: pd.DataFrame, path: str | Path) -> None:
+def write_table(table: "pd.DataFrame", path: str | Path) -> None:
     """Write a CSV with at most six digits after the point."""
     with replace_file(path) as file:
         table.round(6).to_csv(file, index=False, lineterminator="\n")

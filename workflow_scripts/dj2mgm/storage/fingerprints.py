@@ -20,7 +20,7 @@ from dj2mgm.storage.image_files import IMAGE_SUFFIXES, rebase_image_path
 MAX_READ_BYTES = 256 << 20  # bytes; larger files are represented by size, time and blocks of their content
 BLOCK_BYTES, BLOCKS = 1 << 16, 64
 MAX_IMAGES = 20_000  # most images of a list that a fingerprint represents, by size and time
-CONTENT_READS = 64  # most images of a list that a fingerprint represents by content, too
+CONTENT_READS = 64  # most images that a fingerprint represents by content, too
 MAX_LIST_BYTES = 1 << 30  # bytes of a list of images that are read; names after them are not found
 SETTLED_S = 2.0  # digests of newer files are not stored: these may change again within the same time stamp
 # possible names in a list of images: JSON strings or table cells
@@ -42,12 +42,12 @@ class Fingerprints:
         self._fingerprints: dict[tuple, str] = {}
 
     def hash_files(self, files: Iterable[str]) -> str:
-        """Return the fingerprint of files; images are represented as in `hash_images`, other files by content."""
+        """Return the fingerprint of files: images by size and time, a few of them and all other files by content."""
         files = tuple(files)
         if files not in self._fingerprints:
             images = [file for file in files if file.lower().endswith(IMAGE_SUFFIXES)]
             others = [[file, self._digest_file(file)] for file in sorted({*files} - {*images})]
-            self._fingerprints[files] = _compute_digest([*others, *self._describe_images(images)])
+            self._fingerprints[files] = _compute_digest([*others, *self._describe_images(images, len(images))])
         return self._fingerprints[files]
 
     def hash_images(self, lists: Iterable[tuple[str, str]]) -> str:
@@ -59,7 +59,7 @@ class Fingerprints:
                 for file, folder in lists
                 for name in self._list_names(file)
             }
-            self._fingerprints[lists] = _compute_digest(list(self._describe_images(images)))
+            self._fingerprints[lists] = _compute_digest(list(self._describe_images(images, MAX_IMAGES)))
         return self._fingerprints[lists]
 
     def save(self) -> None:
@@ -68,8 +68,8 @@ class Fingerprints:
             write_json(self.path, self._stored)
             self._changed = False
 
-    def _describe_images(self, images: Iterable[str]) -> Iterator[list]:
-        sample = _select_smallest(images, MAX_IMAGES)
+    def _describe_images(self, images: Iterable[str], limit: int) -> Iterator[list]:
+        sample = _select_smallest(images, limit)
         for index, image in enumerate(sample):
             state = _read_state(image)
             size_and_time = None if state is None else state[:2]
