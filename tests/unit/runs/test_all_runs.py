@@ -304,6 +304,16 @@ def test_the_command_line_can_request_controls_of_all(write):
     assert "synthesize" not in runs.first_seed("dj_synth-random").settings
 
 
+def test_a_report_may_hold_an_experiment_that_selects_no_rows(write):
+    write(finetune={"lora": {"r": 4}})
+    runs = Runs({"controls": ["random"], "report": {"experiments": ["baseline", "dj_synth", "mine"]}})
+    assert list_page_experiments(runs, "report") == ["baseline", "dj_synth", "dj_synth-random", "mine"]
+    runs.experiments.require("mine")
+    alone = Runs({"controls": ["random"], "report": {"experiments": ["baseline", "mine"]}})
+    with pytest.raises(InputError, match="controls: random"):
+        alone.experiments.require("mine")
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

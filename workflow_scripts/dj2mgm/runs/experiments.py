@@ -186,7 +186,7 @@ class Experiments:
             variants = self._list_trials(name, study, parent)
         else:
             variants = list_study_variants(name, study, parent)
-        kinds = study.controls if can_select_rows(read_recipes(parent), read_recipes(self.configs[REFERENCE])) else []
+        kinds = study.controls if self._can_select_rows(study.experiment) else []
         labels = [variant.name.removeprefix(f"{study.experiment}-") for variant in variants]
         if study.page.reference not in (None, *labels):
             reference = study.page.reference
@@ -234,17 +234,23 @@ class Experiments:
 
     def _list_controls(self, name: str) -> list[Variant]:
         """Return the controls of an experiment. The reference has none, even if its file requests them."""
-        experiment, reference = self.configs[name], self.configs[REFERENCE]
-        if name == REFERENCE or not experiment.controls:
+        kinds = self.configs[name].controls
+        if name == REFERENCE or not kinds:
             return []
-        if "random" in experiment.controls and not can_select_rows(read_recipes(experiment), read_recipes(reference)):
-            raise InputError(
-                f"{locate_experiment_file(name)}: controls: random: the recipes drop no other rows than those of "
-                f"{REFERENCE}, so a random subset of the same size is {REFERENCE} itself; remove random"
-            )
-        return list_controls(
-            self._get_named_config(name), self._get_named_config(REFERENCE), "controls", experiment.controls
-        )
+        if "random" in kinds and not self._can_select_rows(name):
+            compared = self.shared.report.experiments
+            is_for_all = "controls" in self._raw_command_line and name in compared
+            if not is_for_all or not any(map(self._can_select_rows, compared)):
+                raise InputError(
+                    f"{locate_experiment_file(name)}: controls: random: the recipes drop no other rows than those of "
+                    f"{REFERENCE}, so a random subset of the same size is {REFERENCE} itself; remove random"
+                )
+            kinds = [kind for kind in kinds if kind != "random"]
+        return list_controls(self._get_named_config(name), self._get_named_config(REFERENCE), "controls", kinds)
+
+    def _can_select_rows(self, name: str) -> bool:
+        recipes = (read_recipes(self.configs[experiment]) for experiment in (name, REFERENCE))
+        return name in self.configs and can_select_rows(*recipes)
 
     def _get_named_config(self, name: str) -> NamedConfig:
         return NamedConfig(name, self.configs[name])
