@@ -120,10 +120,21 @@ def test_reasons_have_up_to_three_names(check, tmp_path):
     assert left_out["without a caption"].examples == tuple(
         f"{tmp_path}/mine/{name}.png" for name in ("001", "002", "003")
     )
-    assert len(left_out["about held-out images"].examples) == 2 == result.held_out
+    examples = left_out["about held-out images"].examples
+    assert len(examples) == 2 == result.held_out
+    assert all(Path(image).parent == tmp_path / "mine" and Path(image).is_file() for image in examples)
     [unread] = result.not_read
     assert (unread.count, unread.reason, unread.examples) == (1, "1 .heic", (f"{tmp_path}/mine/photo.heic",))
-    assert [part.examples for part in pairs.bad] == [("captions/005",)]
+    assert [part.examples for part in pairs.bad] == [(f"{tmp_path}/mine/005.png",)]
+
+
+def test_photos_are_named_as_the_user_names_their_folder(check, tmp_path):
+    WRITERS["folder"](tmp_path / "mine")
+    damage_folder(tmp_path / "mine")
+    (tmp_path / "link").symlink_to("mine")
+    [pairs] = check("link").splits
+    names = [name for part in (*pairs.left_out, *pairs.bad) for name in part.examples]
+    assert {Path(name).parent for name in names} == {tmp_path / "link"}
 
 
 def test_shown_rows_are_spread_and_have_small_images(check, tmp_path):
@@ -131,7 +142,7 @@ def test_shown_rows_are_spread_and_have_small_images(check, tmp_path):
     shown = check("mine").shown
     positions = [int(row.identifier) for row in shown]
     assert len(shown) == 10 and positions[0] < 6 and positions[-1] > 50 and positions == sorted(positions)
-    assert all(row.image.startswith("data:image/jpeg;base64,") and len(row.image) < 20_000 for row in shown)
+    assert all(row.image.startswith("data:image/webp;base64,") and len(row.image) < 20_000 for row in shown)
     assert shown[0].text == f"a caption {positions[0]}"
 
 

@@ -1,15 +1,16 @@
 """Check of a dataset that the dataset stage has made: rows, lengths, images, and the power of a comparison."""
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 
 from dj2mgm.data.formats import IMAGE_TOKEN, extract_caption, list_images
-from dj2mgm.data.images import BadImageError, encode_data_url, join_image_path, load_image, locate_image
+from dj2mgm.data.images import BadImageError, join_image_path, load_image, locate_image
 from dj2mgm.data.json_rows import read_json_list
 from dj2mgm.data.text_units import separate_words
 from dj2mgm.data.user_dataset import HELD_OUT_FRACTION, MIN_HELD_OUT
@@ -18,6 +19,7 @@ from dj2mgm.dataset_resolution.file_formats import FORMATS
 from dj2mgm.errors import InputError
 from dj2mgm.features.check.check_settings import CheckSettings
 from dj2mgm.reporting.comparison import SCORE_TITLES, format_difference
+from dj2mgm.reporting.rendering import encode_shrunk_image
 from dj2mgm.reporting.verdicts.power import Noise, compute_expected_contrast, find_noise
 from dj2mgm.settings.dataset_files import (
     MAX_HELD_OUT,
@@ -31,7 +33,7 @@ from dj2mgm.storage.files import find_files, format_yaml_line, read_json, read_j
 
 SHOWN_EXAMPLES = 3  # names of each reason
 SHOWN_ROWS = 10
-THUMBNAIL_SIDE, THUMBNAIL_QUALITY = 200, 70  # px, and JPEG's quality
+THUMBNAIL_SIDE = 200  # px
 MAX_OPENED = 1000  # images of a split that are decoded; of the others only the file is looked up
 MAX_MEASURED = 10_000  # texts of a split whose tokens are counted
 MAX_BAD_SHARE = 0.1  # share of rows that cannot be used; with more, the data or their description is probably wrong
@@ -49,7 +51,7 @@ EMPTY_CAPTION = "with an empty caption"
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Rows that are left out for one reason, with the first names."""
+    """Rows that are left out for one reason, with the paths of the first images, or the first ids of empty captions."""
 
     reason: str
     count: int
@@ -160,15 +162,17 @@ def check_dataset(settings: CheckSettings, folder: Path) -> DatasetCheck:
     summary = read_json(folder / "summary.json")
     evaluation = list(read_jsonl(folder / "evaluation.jsonl"))
     counter = _TokenCounter(settings)
-    pairs = _RowCheck(settings, "pretrain", summary["pretrain"], counter)
+    pairs = _RowCheck(settings, dataset, "pretrain", summary["pretrain"], counter)
     for row in read_jsonl(folder / "pretrain.jsonl"):
         pairs.add(row["id"], row["images"], extract_caption(row["text"]))
-    instructions = _RowCheck(settings, "finetune", summary["finetune"], counter)
+    instructions = _RowCheck(settings, dataset, "finetune", summary["finetune"], counter)
     for row in read_json_list(folder / "finetune.json"):
         turns = " ".join(turn["value"].replace(IMAGE_TOKEN, "").strip() for turn in row["conversations"])
         instructions.add(row["id"], list_images(row), turns)
+    name_image = partial(_name_image, dataset, settings.images["evaluation"])
+    held_out_images = tuple(name_image(row["image"]) for row in evaluation[:SHOWN_EXAMPLES])
     splits = [
-        check.finish(list(_list_left_out(check.split, summary, dataset, evaluation)))
+        check.finish(list(_list_left_out(check.split, summary, dataset, held_out_images)))
         for check in (pairs, instructions)
         if check.total
     ]
@@ -214,9 +218,12 @@ class _TokenCounter:
 class _RowCheck:
     """Check of the rows of a split, one after the other."""
 
-    def __init__(self, settings: CheckSettings, split: str, total: int, counter: _TokenCounter):
+    def __init__(
+        self, settings: CheckSettings, dataset: ReadableDataset, split: str, total: int, counter: _TokenCounter
+    ):
         self.split, self.total, self.counter = split, total, counter
         self.root, self.max_length = settings.images[split], settings.max_length
+        self.name_image = partial(_name_image, dataset, self.root)
         self.opened_rows, self.measured_rows, self.shown_rows = (
             {number * total // limit for number in range(limit)} if total > limit else set(range(total))
             for limit in (MAX_OPENED, MAX_MEASURED, SHOWN_ROWS)
@@ -233,16 +240,17 @@ class _RowCheck:
     def add(self, identifier: str, images: list[str], text: str) -> None:
         """Check the next row."""
         is_opened = self.number in self.opened_rows
-        problem = next(filter(None, (self.find_problem(image, is_opened) for image in images)), "")
-        if problem and not self.first_bad_image:
-            bad = next(image for image in images if self.find_problem(image, is_opened))
-            self.first_bad_image = join_image_path(self.root, bad)
-        if not problem and not text:
+        bad = next((image for image in images if self.find_problem(image, is_opened)), None)
+        problem, name = "", identifier
+        if bad is not None:
+            problem, name = self.find_problem(bad, is_opened), self.name_image(bad)
+            self.first_bad_image = self.first_bad_image or name
+        elif not text:
             problem = EMPTY_CAPTION
         if problem:
             self.counts[problem] += 1
             if len(names := self.examples.setdefault(problem, [])) < SHOWN_EXAMPLES:
-                names.append(identifier)
+                names.append(name)
         self.words.append(len(separate_words(text).split()))
         if self.number in self.measured_rows:
             self.texts.append(text)
@@ -280,8 +288,18 @@ class _RowCheck:
             image = load_image(locate_image(self.root, relative), THUMBNAIL_SIDE)
         except BadImageError:  # damaged, in a row that was not opened before
             return ""
-        image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
-        return encode_data_url(image, "JPEG", quality=THUMBNAIL_QUALITY)
+        return encode_shrunk_image(image, THUMBNAIL_SIDE)
+
+
+def _name_image(dataset: ReadableDataset, root: str, image: str) -> str:
+    """Return the path of a row's image, with its folder as the user's settings name it."""
+    path = join_image_path(root, image)
+    sources = dataset.sources if isinstance(dataset, ReadableSources) else {}
+    for files in (*sources.values(), *dataset.splits.values()):
+        folder = os.path.join(os.path.realpath(files.images), "")
+        if path.startswith(folder):
+            return os.path.join(files.images, path.removeprefix(folder))
+    return path
 
 
 def _summarize(values: list[int]) -> Lengths | None:
@@ -291,12 +309,13 @@ def _summarize(values: list[int]) -> Lengths | None:
     return Lengths(int(median), int(most), max(values))
 
 
-def _list_left_out(split: str, summary: dict, dataset: ReadableDataset, evaluation: list[dict]) -> Iterator[LeftOut]:
+def _list_left_out(
+    split: str, summary: dict, dataset: ReadableDataset, held_out_images: tuple[str, ...]
+) -> Iterator[LeftOut]:
     """Yield the rows that the dataset stage has left out of a split."""
-    images = tuple(row["image"] for row in evaluation[:SHOWN_EXAMPLES])
     held_out, copies = (summary.get(key, {}).get(split, 0) for key in ("left_out", "left_out_copies"))
     if held_out > copies:
-        yield LeftOut("about held-out images", held_out - copies, images)
+        yield LeftOut("about held-out images", held_out - copies, held_out_images)
     if copies:
         yield LeftOut("about copies of held-out images", copies)
     for name, source in summary.get("sources", {}).items():
