@@ -34,7 +34,7 @@ def main() -> None:
     study = load_settings(PageSettings, paths.config).study
     rows = compare_variants(experiments, study)
     write_table(tabulate(rows), paths.output_dir / f"{name}.csv")
-    cards, summary = build_study_cards(experiments, rows, study, name)
+    cards, summary = build_study_cards(experiments, rows, study, paths.output_dir)
     page = build_study_page(rows, [*describe_cut(cards), *list_page_notes(experiments)], study, name)
     page = replace(page, summary=summary, cards=cards[:MAX_CARDS], unlearned=find_unlearned(experiments))
     write_variants_page(page, paths.output_dir / f"{name}.html")

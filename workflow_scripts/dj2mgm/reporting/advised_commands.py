@@ -21,8 +21,7 @@ def build_snakemake_command(experiment: ExperimentResults | ShownExperiment, tar
     return format_snakemake_command(target, experiment_settings | settings)
 
 
-def build_keep_command(variant: ExperimentResults, study: str) -> str:
-    """Return the command that makes an experiment's file of a study's variant."""
-    folder = Path(*Path(variant.runs[0].stages["finetune"]).parts[:3])  # results/<dataset>/<model>
-    arguments = [f"{folder / study}/config.yaml", variant.name, f"{study}_best"]
+def build_keep_command(variant: ExperimentResults, study: Path) -> str:
+    """Return the command that makes an experiment's file of a variant; `study` is the folder of the study's page."""
+    arguments = [f"{study}/config.yaml", variant.name, f"{study.name}_best"]
     return " ".join(["python workflow_scripts/keep_variant.py", *map(shlex.quote, arguments)])

@@ -2,12 +2,14 @@
 
 import re
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from dj2mgm.evaluation.run_scores import MetricValues
+from dj2mgm.reporting.advised_commands import build_keep_command
 from dj2mgm.reporting.comparison import compare_with_first, format_difference, format_interval
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.variants_page import VariantsPage, write_variants_page
@@ -189,9 +191,15 @@ def test_an_experiment_is_compared_with_its_random_control(page, tmp_path):
     assert build_verdict_records(experiments)["new-random"]["statement"] == control.statement
 
 
+def test_the_command_that_keeps_a_variant_names_the_page(page):
+    [_, variant] = page({"base": 0.5, "base-lora-r8": 0.6}, seeds=2)
+    command = build_keep_command(variant, Path("results/shapes/mgm-2b/sweep"))  # the variants may have another model
+    assert command.endswith("keep_variant.py results/shapes/mgm-2b/sweep/config.yaml base-lora-r8 sweep_best")
+
+
 def test_a_page_of_variants_begins_with_verdicts(page, tmp_path):
     experiments = page({"base": 0.5, "base-lora-r8": 0.6, "base-lora-r32": 0.51}, seeds=3, spread=0.05)
-    better, open_one = cards = write_verdict_cards(experiments, "lora_sweep")
+    better, open_one = cards = write_verdict_cards(experiments, Path("results/shapes/mgm-2b/lora_sweep"))
     assert (better.label, better.next_step) == ("Better", "Use base-lora-r8 instead of base.")
     assert open_one.label == "Undecided" and open_one.confidence == "Not sure."
     assert not open_one.command or open_one.command.startswith("snakemake lora_sweep --config 'seeds=[")
@@ -321,7 +329,7 @@ def test_experiments_that_learned_nothing_share_a_card(page, tmp_path):
         write_training_record(tmp_path / name / "0/finetune", steps=6)
     experiments = load_experiments(tmp_path / "config.yaml")
     for target, command in (("", "one two"), ("sweep", "sweep")):
-        cards = write_verdict_cards(experiments, target)
+        cards = write_verdict_cards(experiments, Path("results", target) if target else None)
         first, merged = merge_withheld(cards, experiments[0], target)
         assert first == cards[0] and merged.verdict.experiment == "one and two"
         assert merged.verdict.statement == "The verdicts are withheld, because one and two learned nothing."

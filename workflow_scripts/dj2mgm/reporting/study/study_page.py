@@ -1,5 +1,6 @@
 """Page of a study: its table, notes, charts and verdicts."""
 
+from pathlib import Path
 from typing import Any
 
 from dj2mgm.cli.messages import format_duration
@@ -73,7 +74,7 @@ KEPT_TEXTS = {True: "yes", False: "no", None: "not shown"}
 
 
 def build_study_cards(
-    experiments: list[ExperimentResults], rows: list[ComparedVariant], study: ShownStudy, name: str
+    experiments: list[ExperimentResults], rows: list[ComparedVariant], study: ShownStudy, folder: Path
 ) -> tuple[list[VerdictCard], str]:
     """Return the verdicts in the order of the table, and a sentence that sums them up.
 
@@ -81,10 +82,10 @@ def build_study_cards(
     """
     winner = next((trial for trial in experiments if study.search and trial.name == study.search.winner), None)
     if winner:
-        return build_confirmation_cards(study.search, build_keep_command(winner, name)), ""
+        return build_confirmation_cards(study.search, build_keep_command(winner, folder)), ""
     order = [row.name for row in rows]
-    cards = sorted(write_verdict_cards(experiments, name), key=lambda card: order.index(card.verdict.experiment))
-    return merge_withheld(cards, experiments[0], name), _summarize(experiments, cards)
+    cards = sorted(write_verdict_cards(experiments, folder), key=lambda card: order.index(card.verdict.experiment))
+    return merge_withheld(cards, experiments[0], folder.name), _summarize(experiments, cards)
 
 
 def describe_cut(cards: list[VerdictCard]) -> list[str]:

@@ -78,13 +78,15 @@ class VerdictCard:
     control: str = ""  # command that adds a random subset as control; empty if the experiment needs none
 
 
-def write_verdict_cards(experiments: list[ExperimentResults], target: str = "") -> list[VerdictCard]:
+def write_verdict_cards(experiments: list[ExperimentResults], study: Path | None = None) -> list[VerdictCard]:
     """Return a card on each later experiment, or on the first one if it is alone.
 
     Args:
         experiments: the reference, and the others.
-        target: Snakemake target of a page of variants; empty for a page of experiments, which are targets.
+        study: folder of a page of variants, of the name of its Snakemake target; None for a page of experiments, which
+            are targets.
     """
+    target = study.name if study else ""
     first_experiment, *later_experiments = experiments
     unlearned, forgotten = find_unlearned(experiments), find_forgotten(experiments)
     comparisons = find_comparisons(experiments) or [
@@ -104,10 +106,10 @@ def write_verdict_cards(experiments: list[ExperimentResults], target: str = "") 
             step, command = remedy.advice, remedy.build_command(first_experiment, target or withheld.unlearned[0])
         elif verdict.next_step:
             step, command = verdict.next_step, verdict.command
-        elif target:
+        elif study:
             step, command = _choose_variant(verdict, comparison), ""
             if verdict.kind == VerdictKind.BETTER and experiment.changes:
-                step, command = f"{step} {ADVICE_TO_KEEP}", build_keep_command(experiment, target)
+                step, command = f"{step} {ADVICE_TO_KEEP}", build_keep_command(experiment, study)
         else:
             kinds = {card.verdict.experiment: card.verdict.kind for card in cards}
             step, command = _advise_next_step(verdict, comparison, kinds, experiment.name in forgotten)
