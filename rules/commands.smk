@@ -1,4 +1,5 @@
 # Shell commands of stages, and the files that they run.
+import json
 import os
 import shlex
 from glob import escape, glob
@@ -61,3 +62,8 @@ def list_templates(*patterns):
         for pattern in (*patterns, "base_style.css")
         for file in glob(f"{folder}/{pattern}")
     )
+
+
+def config_as_json(wildcards):
+    """Params function: the values of --config; a function, so that braces in them are not read as wildcards."""
+    return json.dumps(config)

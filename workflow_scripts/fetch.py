@@ -23,15 +23,15 @@ with project_imports():
         find_hub_dataset,
     )
     from dj2mgm.errors import InputError
-    from dj2mgm.fetching.benchmark_files import WRITERS
-    from dj2mgm.fetching.known_data import (
+    from dj2mgm.features.fetch.benchmark_files import WRITERS
+    from dj2mgm.features.fetch.known_data import (
         convert_data,
         list_fetched_files,
         list_patterns,
         look_up_data,
         needs_download,
     )
-    from dj2mgm.fetching.repositories import (
+    from dj2mgm.features.fetch.repositories import (
         RESUME_REMEDY,
         HubSource,
         build_model_source,

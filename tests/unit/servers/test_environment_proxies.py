@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import constants
 
 from dj2mgm.errors import InputError
-from dj2mgm.fetching.repositories import HubSource
+from dj2mgm.features.fetch.repositories import HubSource
 from dj2mgm.servers import environment_proxies
 from dj2mgm.servers.chat_server import ChatServer, RequestError
 from dj2mgm.servers.environment_proxies import find_proxy, make_client

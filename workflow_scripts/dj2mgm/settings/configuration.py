@@ -31,7 +31,6 @@ from dj2mgm.settings.targets import (
     DecideSection,
     DecontaminateSection,
     ExperimentNames,
-    FetchSection,
     FinetuneMinimalSection,
     PlanSection,
     ReportSection,
@@ -144,7 +143,6 @@ class CoreKeys(Section):
         "true: recipes may use all of Data-Juicer: run code, query servers, write and delete files "
         "(docs/data_reference.md)",
     )
-    fetch: FetchSection = section(FetchSection, "`snakemake fetch`: data of config/hub")
     report: ReportSection = section(ReportSection, "the page that compares experiments")
     experiment: ExperimentNames = setting(
         [],
@@ -192,7 +190,6 @@ TARGETS_BY_KEY = {
     "plan": ("plan",),
     "finetune_minimal": ("finetune_minimal",),
     "challenge": ("challenge",),
-    "fetch": ("fetch",),
 }
 
 # what features add: their targets by key, and a class with their own keys
@@ -203,7 +200,7 @@ _FEATURES = [
 for _feature in _FEATURES:
     for _key, _targets in _feature.TARGETS_BY_KEY.items():
         TARGETS_BY_KEY[_key] = (*TARGETS_BY_KEY.get(_key, ()), *_targets)
-_FEATURE_KEYS = [_feature.Keys for _feature in _FEATURES if hasattr(_feature, "Keys")]
+_FEATURE_KEYS = [_feature.KEYS for _feature in _FEATURES if hasattr(_feature, "KEYS")]
 SharedKeys = create_model("SharedKeys", __base__=(*_FEATURE_KEYS, CoreKeys), __doc__=CoreKeys.__doc__)
 
 

@@ -41,15 +41,6 @@ Control = Literal["random", "half_learning_rate"]
 Margin = Annotated[Number, Field(ge=0, le=1e6)]
 
 
-class FetchSection(Section):
-    """`snakemake fetch`: data of the hub that config/hub describes."""
-
-    rows: Annotated[int, Field(ge=1, le=10**8)] | None = setting(
-        5000, "rows of a dataset of config/hub, such as dataset=llava-pretrain; null: all"
-    )
-    benchmarks: Annotated[list[Name], UniqueItems()] = setting([], "benchmarks to fetch: textvqa, mmbench")
-
-
 class LocatedHeadline(NamedTuple):
     """The score that decides: its key in the configuration, and its group and metric in metrics.json."""
 

@@ -39,7 +39,7 @@ class ServeCheckSection(Section):
     )
 
 
-class Keys(Section):
+class PublishKeys(Section):
     """Keys for several experiments."""
 
     format: Literal["dj", "llava", "parquet", "webdataset"] = setting("parquet", "format of `snakemake export`")
@@ -53,3 +53,6 @@ class Keys(Section):
     serve_check: ServeCheckSection = section(
         ServeCheckSection, "`snakemake serve_check`: a server's answers compared with those of `experiment`"
     )
+
+
+KEYS = PublishKeys

@@ -23,8 +23,8 @@ from huggingface_hub.hf_api import RepoSibling
 from dj2mgm.data.formats import read_llava
 from dj2mgm.dataset_resolution.hub_data import FETCH_RECORD, HubData
 from dj2mgm.errors import InputError
-from dj2mgm.fetching.benchmark_files import WRITERS
-from dj2mgm.fetching.repositories import CONNECTIONS, HubSource, Repository, check_space, look_up
+from dj2mgm.features.fetch.benchmark_files import WRITERS
+from dj2mgm.features.fetch.repositories import CONNECTIONS, HubSource, Repository, check_space, look_up
 from dj2mgm.servers.hub import RepositoryFile, hub_errors
 from dj2mgm.settings.hub_files import HubArchive, HubBenchmark
 from dj2mgm.storage.files import read_json, replace_file, write_bytes, write_json, write_json_list

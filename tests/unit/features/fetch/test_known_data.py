@@ -19,7 +19,7 @@ from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
 from dj2mgm.dataset_resolution.hub_data import find_hub_benchmark, find_hub_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import load_benchmark, read_questions
-from dj2mgm.fetching.known_data import _read_entry, _write_parquet
+from dj2mgm.features.fetch.known_data import _read_entry, _write_parquet
 from dj2mgm.settings.config_files import list_config_names
 from fetch_command import run_fetch
 from hub_server import HubServer, Repository

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save
 
 from dj2mgm import servers
 from dj2mgm.errors import InputError
-from dj2mgm.fetching import repositories
-from dj2mgm.fetching.repositories import HubSource, download, look_up
+from dj2mgm.features.fetch import repositories
+from dj2mgm.features.fetch.repositories import HubSource, download, look_up
 from dj2mgm.servers.hub import check_library_downloads
 from dj2mgm.settings.models import CLIP
 from fetch_command import run_fetch
