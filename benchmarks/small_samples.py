@@ -27,7 +27,7 @@ import numpy as np
 
 from dj2mgm.evaluation.run_scores import drop_images, select_metrics
 from dj2mgm.reporting.experiment_results import ExperimentResults, RunResults, load_experiments
-from dj2mgm.reporting.verdicts.headline_verdicts import build_headline_verdicts
+from dj2mgm.reporting.verdicts.assessment import Assessment
 
 HEADLINES = ("answer_probability", "answer_log_likelihood", "vqa_accuracy")
 Page = list[ExperimentResults]  # the reference first
@@ -106,7 +106,7 @@ def main() -> None:
         samples = (
             pair_all_seeds(page) if args.every_seed_pair else draw_samples(page, args.images, args.seeds, args.draws)
         )
-        kinds = Counter(build_headline_verdicts(sample)[0].kind or "withheld" for sample in samples)
+        kinds = Counter(Assessment(sample).verdicts[0].kind or "withheld" for sample in samples)
         print(json.dumps({"headline": headline, "verdicts": dict(kinds.most_common())}), flush=True)
 
 

@@ -14,9 +14,8 @@ from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.explorer.explorer_page import write_explorers
 from dj2mgm.reporting.rendering import EXPLORER
 from dj2mgm.reporting.report_page import write_report_page
-from dj2mgm.reporting.verdicts.headline_verdicts import find_unlearned
+from dj2mgm.reporting.verdicts.assessment import Assessment
 from dj2mgm.reporting.verdicts.learning_faults import write_warning
-from dj2mgm.reporting.verdicts.verdict_cards import build_verdict_records
 from dj2mgm.storage.files import write_json
 
 
@@ -24,12 +23,13 @@ from dj2mgm.storage.files import write_json
 def main() -> None:
     paths = parse_paths(__doc__, "--config", "--output-dir")
     experiments = load_experiments(paths.config)
+    assessment = Assessment(experiments)
     write_table(tabulate_scores(experiments), paths.output_dir / "comparison.csv")
-    write_json(paths.output_dir / VERDICT_FILE, build_verdict_records(experiments))
+    write_json(paths.output_dir / VERDICT_FILE, assessment.build_records())
     explorers = write_explorers(experiments, paths.output_dir / EXPLORER)
-    write_report_page(experiments, paths.output_dir / "report.html", explorers)
-    if unlearned := find_unlearned(experiments):
-        warn(write_warning(unlearned))
+    write_report_page(assessment, paths.output_dir / "report.html", explorers)
+    if assessment.unlearned:
+        warn(write_warning(assessment.unlearned))
     print(f"wrote {paths.output_dir / 'report.html'} and comparison.csv for {len(experiments)} experiments", flush=True)
 
 

@@ -22,7 +22,7 @@ from dj2mgm.reporting.study.study_page import (
 )
 from dj2mgm.reporting.study.study_table import compare_variants, tabulate
 from dj2mgm.reporting.variants_page import write_variants_page
-from dj2mgm.reporting.verdicts.headline_verdicts import find_unlearned
+from dj2mgm.reporting.verdicts.assessment import Assessment
 from dj2mgm.settings.validation import load_settings
 
 
@@ -32,11 +32,13 @@ def main() -> None:
     name = paths.output_dir.name
     experiments = load_experiments(paths.config)
     study = load_settings(PageSettings, paths.config).study
-    rows = compare_variants(experiments, study)
-    write_table(tabulate(rows), paths.output_dir / f"{name}.csv")
-    cards, summary = build_study_cards(experiments, rows, study, paths.output_dir)
-    page = build_study_page(rows, [*describe_cut(cards), *list_page_notes(experiments)], study, name)
-    page = replace(page, summary=summary, cards=cards[:MAX_CARDS], unlearned=find_unlearned(experiments))
+    assessment = Assessment(experiments, paths.output_dir)
+    rows = compare_variants(experiments, assessment.headline, study)
+    write_table(tabulate(rows, assessment.headline), paths.output_dir / f"{name}.csv")
+    cards, summary = build_study_cards(assessment, rows, study)
+    notes = [*describe_cut(cards), *list_page_notes(experiments)]
+    page = build_study_page(rows, assessment.headline, notes, study, name)
+    page = replace(page, summary=summary, cards=cards[:MAX_CARDS], unlearned=assessment.unlearned)
     write_variants_page(page, paths.output_dir / f"{name}.html")
     print(f"wrote {paths.output_dir / name}.html and {name}.csv for {len(rows)} experiments", flush=True)
 

@@ -13,6 +13,7 @@ from dj2mgm.reporting.report_page import write_report_page
 from dj2mgm.reporting.study.study_page import build_study_page, list_page_notes
 from dj2mgm.reporting.study.study_table import compare_variants
 from dj2mgm.reporting.variants_page import write_variants_page
+from dj2mgm.reporting.verdicts.assessment import Assessment
 from dj2mgm.storage.files import read_jsonl, write_jsonl
 from report_results import write_results
 
@@ -55,7 +56,7 @@ def write_report(root: Path, base: float | None = None) -> Path:
             row["values"]["answer_probability"] = row["values"]["vqa_accuracy"]
         before = [row | {"model": "base", "values": {name: [base, 1] for name in row["values"]}} for row in rows]
         write_jsonl(file, rows + (before if base is not None else []))
-    write_report_page(load_experiments(config), root / "report/report.html")
+    write_report_page(Assessment(load_experiments(config)), root / "report/report.html")
     return root / "report/report.html"
 
 
@@ -160,12 +161,9 @@ def small_pages(tmp_path_factory) -> list[Path]:
     experiments = load_experiments(write_results(root / "study"))
     shown = {"experiment": "baseline", "description": "What it is for.", "page": {"title": "A study", "keeps": 0.9}}
     study = ShownStudy.model_validate(shown)
-    page = build_study_page(
-        compare_variants(experiments, study),
-        list_page_notes(experiments),
-        study,
-        "study",
-    )
+    headline = Assessment(experiments).headline
+    rows = compare_variants(experiments, headline, study)
+    page = build_study_page(rows, headline, list_page_notes(experiments), study, "study")
     write_variants_page(page, root / "study.html")
     return [root / "study.html", write_report(root / "forgetting", base=1.0)]
 

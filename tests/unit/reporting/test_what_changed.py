@@ -9,8 +9,8 @@ import pytest
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.recaptions import read_recaptions
 from dj2mgm.reporting.row_flow import build_pretrain_steps
+from dj2mgm.reporting.verdicts.assessment import Assessment
 from dj2mgm.reporting.verdicts.headline_panels import build_headline_panels
-from dj2mgm.reporting.verdicts.verdict_cards import build_verdict_records
 from dj2mgm.reporting.what_changed import FILE_STEP, build_strip, describe_changes
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
 from report_pages import read_page_text, write_report
@@ -184,19 +184,19 @@ def measure_probability(config: Path, fall: float = 0.0) -> None:
 
 def test_a_random_control_is_advised_until_there_is_one(config):
     measure_probability(config)
-    record = build_verdict_records(load_experiments(config))
+    record = Assessment(load_experiments(config)).build_records()
     assert record["dj_synth"]["control_command"] == "snakemake dj_synth --config 'controls=[random]'"
     page = read_yaml(config)
     control = page["experiments"][0] | {"name": "dj_synth-random"}
     control["control"] = {"kind": "random", "experiment": "dj_synth", "compared": ["dj_synth", "dj_synth-random"]}
     write_yaml(config, {"experiments": [*page["experiments"], control]})
-    records = build_verdict_records(load_experiments(config))
+    records = Assessment(load_experiments(config)).build_records()
     assert [records[name]["control_command"] for name in ("dj_synth", "dj_synth-random")] == ["", ""]
     entry = page["experiments"][1] | {
         "recipes": page["experiments"][0]["recipes"]
     }  # mappers and equal recipes select none
     write_yaml(config, {"experiments": [page["experiments"][0], entry]})
-    assert build_verdict_records(load_experiments(config))["dj_synth"]["control_command"] == ""
+    assert Assessment(load_experiments(config)).build_records()["dj_synth"]["control_command"] == ""
 
 
 def test_a_control_keeps_seeds_and_other_controls(tmp_path):
@@ -206,14 +206,14 @@ def test_a_control_keeps_seeds_and_other_controls(tmp_path):
     half = page["experiments"][1] | {"name": "dj_synth-half-learning-rate"}
     half["control"] = {"kind": "half_learning_rate", "experiment": "dj_synth", "compared": None}
     write_yaml(config, {"experiments": [*page["experiments"], half]})
-    command = build_verdict_records(load_experiments(config))["dj_synth"]["control_command"]
+    command = Assessment(load_experiments(config)).build_records()["dj_synth"]["control_command"]
     assert command == "snakemake dj_synth --config 'controls=[half_learning_rate,random]' 'seeds=[0,4]'"
 
 
 @pytest.mark.parametrize(("fall", "sentence"), [(0.0, ""), (0.3, "CLIPScore (−0.")])
 def test_a_fallen_score_is_named_next_to_a_better_verdict(monkeypatch, config, fall, sentence):
     measure_probability(config, fall)
-    record = build_verdict_records(load_experiments(config))["dj_synth"]
+    record = Assessment(load_experiments(config)).build_records()["dj_synth"]
     assert record["verdict"] == "Better, one seed"
     assert bool(record["fallen"]) == bool(fall) and sentence in record["fallen"].replace("\u00a0", " ")
     if fall:

@@ -7,7 +7,6 @@ from dj2mgm.evaluation.run_scores import GroupEstimates
 from dj2mgm.reporting.comparison import (
     build_difference_table,
     build_metric_table,
-    compare_with_first,
     describe_chance,
     describe_coverage,
     describe_paired_seeds,
@@ -30,12 +29,9 @@ from dj2mgm.reporting.sections.run_details import (
     list_versions,
 )
 from dj2mgm.reporting.sections.training_charts import draw_loss_chart, draw_memory_timeline, draw_score_charts
+from dj2mgm.reporting.verdicts.assessment import Assessment
 from dj2mgm.reporting.verdicts.headline_panels import LOW_COVERAGE, build_headline_panels, build_metric_verdicts
-from dj2mgm.reporting.verdicts.headline_scores import find_headline
-from dj2mgm.reporting.verdicts.headline_verdicts import find_unlearned
 from dj2mgm.reporting.verdicts.learning_faults import describe_faults
-from dj2mgm.reporting.verdicts.training_changes import find_forgotten, list_training_changes
-from dj2mgm.reporting.verdicts.verdict_cards import merge_withheld, write_verdict_cards
 from dj2mgm.reporting.what_changed import describe_changes
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.storage.files import write_text
@@ -52,17 +48,15 @@ TRAINED = {
 }
 
 
-def write_report_page(
-    experiments: list[ExperimentResults], path: str | Path, explorers: Collection[str] = frozenset()
-) -> None:
+def write_report_page(assessment: Assessment, path: str | Path, explorers: Collection[str] = frozenset()) -> None:
     """Write the report as one self-contained HTML file without scripts.
 
     Args:
-        experiments: the first one is the reference.
+        assessment: the assessment of the experiments, of which the first is the reference.
         path: the file.
         explorers: names of experiments whose explorer page the report links to.
     """
-    differences = compare_with_first(experiments)
+    experiments, differences = assessment.experiments, assessment.differences
     recaptions = {experiment.name: read_recaptions(experiment.runs[0]) for experiment in experiments}
     template = build_template_environment().get_template(
         "report.html.j2", globals={"rows_link": link_rows, "step_key": build_step_key}
@@ -71,30 +65,30 @@ def write_report_page(
         names=[experiment.name for experiment in experiments],
         reference=experiments[0].name,
         explorers=explorers,
-        **_collect_verdict_values(experiments, differences),
+        **_collect_verdict_values(assessment),
         **_collect_data_values(experiments, recaptions, path),
-        **_collect_training_values(experiments),
+        **_collect_training_values(assessment),
         **_collect_result_values(experiments, differences),
         **_collect_record_values(experiments),
     )
     write_text(path, page)
 
 
-def _collect_verdict_values(experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]) -> dict:
+def _collect_verdict_values(assessment: Assessment) -> dict:
     """Return the values of the first screen: verdicts, headline panels, judges and notes on intervals."""
+    experiments, differences = assessment.experiments, assessment.differences
     panels = build_headline_panels(experiments, differences)
     estimates = [
         estimate for groups in differences.values() for metrics in groups.values() for estimate in metrics.values()
     ]
     one_seed = any(estimate.seeds == 1 for estimate in estimates)
     count = sum(len(model.differences) for panel in panels for model in panel.models)
-    unlearned = find_unlearned(experiments)
     return {
         "dataset": experiments[0].dataset.name,
         "model": experiments[0].config.model.name,
-        "cards": merge_withheld(write_verdict_cards(experiments), experiments[0]),
-        "unlearned": list(unlearned),
-        "faults": describe_faults(unlearned),
+        "cards": assessment.merge_cards(assessment.cards),
+        "unlearned": list(assessment.unlearned),
+        "faults": describe_faults(assessment.unlearned),
         "changed": describe_changes(experiments),
         "verdicts": build_metric_verdicts(experiments, differences),
         "compared": any(differences.values()),
@@ -125,15 +119,15 @@ def _collect_data_values(
     }
 
 
-def _collect_training_values(experiments: list[ExperimentResults]) -> dict:
+def _collect_training_values(assessment: Assessment) -> dict:
     """Return the values of the sections about training: what it changed, losses, scores and memory."""
-    headline = find_headline(experiments)
+    experiments = assessment.experiments
     return {
-        "forgotten": find_forgotten(experiments),
+        "forgotten": assessment.forgotten,
         "changes_by_training": [
-            (experiment.name, index, rows)
-            for index, experiment in enumerate(experiments)
-            if (rows := list_training_changes(experiment, headline))
+            (name, index, changes)
+            for index, (name, changes) in enumerate(assessment.training_changes.items())
+            if changes
         ],
         "losses": [
             (

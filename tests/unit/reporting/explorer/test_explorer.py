@@ -25,6 +25,7 @@ from dj2mgm.reporting.explorer.server import Explorer, Server
 from dj2mgm.reporting.explorer.steps import compute_limit
 from dj2mgm.reporting.rendering import build_step_key, locate_explorer_page
 from dj2mgm.reporting.report_page import write_report_page
+from dj2mgm.reporting.verdicts.assessment import Assessment
 from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_jsonl, write_yaml
 from drawn_datasets import draw_dataset
 from explorer_results import MARKUP, format_row_id, write_run
@@ -362,9 +363,9 @@ def test_links_of_the_report_exist_in_the_explorer(tmp_path):
     """Each link of a report names a filter of the explorer's page of the same results."""
     page = tmp_path / "report.html"
     experiments = load_experiments(write_results(tmp_path / "results"))
-    write_report_page(experiments, page)
+    write_report_page(Assessment(experiments), page)
     assert "explorer/" not in page.read_text(), "without pages of the explorer, there are no links to them"
-    write_report_page(experiments, page, ["baseline", "dj_synth"])
+    write_report_page(Assessment(experiments), page, ["baseline", "dj_synth"])
     links = re.findall(r'href="(explorer/[^"]+)"', page.read_text())
     fragments = [parse_qs(urlsplit(unescape(link)).fragment) for link in links]
     recipes = {"filter": FILTER_RECIPE["process"], "synthesize": SYNTHESIS_RECIPE["process"]}

@@ -13,11 +13,11 @@ from dj2mgm.reporting.advised_commands import build_keep_command
 from dj2mgm.reporting.comparison import compare_with_first, format_difference, format_interval
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.variants_page import VariantsPage, write_variants_page
+from dj2mgm.reporting.verdicts.assessment import Assessment
 from dj2mgm.reporting.verdicts.headline_scores import find_headline
-from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict, build_headline_verdicts, find_unlearned
+from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, describe_faults, estimate_image_gain
-from dj2mgm.reporting.verdicts.training_changes import find_forgotten
-from dj2mgm.reporting.verdicts.verdict_cards import build_verdict_records, merge_withheld, write_verdict_cards
+from dj2mgm.reporting.verdicts.verdict_cards import merge_withheld
 from dj2mgm.settings.targets import ReportSection
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
 from evaluated_runs import write_run
@@ -30,7 +30,7 @@ LONGER = "'pretrain={min_steps: 120}' 'finetune={min_steps: 60}'"  # settings of
 
 
 def verdict(experiments) -> HeadlineVerdict:
-    [single_verdict] = build_headline_verdicts(experiments)
+    [single_verdict] = Assessment(experiments).verdicts
     return single_verdict
 
 
@@ -50,7 +50,7 @@ def test_better_data_are_named_with_their_difference(page):
     assert 0 < float(re.fullmatch(pattern, result.certainty)[1]) < 5
     assert (result.next_step, result.command) == ("", "")
     experiments = page({"baseline": 0.5, "new": 0.6}, seeds=3)
-    [card] = write_verdict_cards(experiments)
+    [card] = Assessment(experiments).cards
     assert (card.label, card.tone, card.confidence) == ("Better", "good", "95 % confidence.")
     # six stages and three seeds, three minutes each; the filter's time is 9999 s
     assert card.cost == "9 h 13 min for the stages that this experiment added."
@@ -83,7 +83,7 @@ def test_the_verdict_on_one_common_seed_is_about_two_models(page, tmp_path):
     for experiment, runs in zip(config["experiments"], (slice(0, 2), slice(1, 3)), strict=True):
         experiment["runs"] = experiment["runs"][runs]
     write_yaml(tmp_path / "config.yaml", config)
-    [card] = write_verdict_cards(load_experiments(tmp_path / "config.yaml"))
+    [card] = Assessment(load_experiments(tmp_path / "config.yaml")).cards
     assert card.verdict.statement.startswith("For these two models, new is better")
     assert (card.label, card.confidence) == (
         "Better, one seed",
@@ -141,7 +141,7 @@ def test_a_difference_within_the_margin_is_equivalent(page):
 
 
 def test_several_experiments_are_corrected_and_share_noise(page):
-    verdicts = build_headline_verdicts(page({"baseline": 0.5, "one": 0.6, "two": 0.4, "three": 0.5003}, seeds=3))
+    verdicts = Assessment(page({"baseline": 0.5, "one": 0.6, "two": 0.4, "three": 0.5003}, seeds=3)).verdicts
     assert [decided.kind for decided in verdicts[:2]] == ["better", "worse"]
     assert all("corrected for 3 comparisons" in decided.certainty for decided in verdicts[:2])
     noise = "The noise between seeds is estimated from all experiments of the page with "
@@ -154,7 +154,7 @@ def test_scores_and_their_difference_are_from_the_same_seeds(page, tmp_path):
     del config["experiments"][2]["runs"][1:]
     write_yaml(tmp_path / "config.yaml", config)
     experiments = load_experiments(tmp_path / "config.yaml")
-    shown = {verdict.experiment: verdict.statement for verdict in build_headline_verdicts(experiments)}
+    shown = {verdict.experiment: verdict.statement for verdict in Assessment(experiments).verdicts}
     for experiment in experiments[1:]:
         own, base = (
             100
@@ -174,21 +174,21 @@ def test_an_experiment_is_compared_with_its_random_control(page, tmp_path):
     config["experiments"][2]["control"] = {"kind": "random", "experiment": "new", "compared": ["new", "new-random"]}
     write_yaml(tmp_path / "config.yaml", config)
     experiments = load_experiments(tmp_path / "config.yaml")
-    better, control = build_headline_verdicts(experiments)
+    better, control = Assessment(experiments).verdicts
     assert better.statement.startswith("new is better than baseline: ")
     assert control.experiment == "new-random"
     assert control.statement.startswith("new is better than new-random: ")
     for shown in (better, control):
         assert "corrected for 2 comparisons" in shown.certainty
         assert "The noise between seeds is estimated from all experiments of the page with " in shown.certainty
-    card = write_verdict_cards(experiments)[1]
+    card = Assessment(experiments).cards[1]
     assert card.label == "new: better" and "than as many random ones" in card.next_step
     # the intervals equal those of the page's tables
     for shown, reference in ((better, 0), (control, 2)):
         ordered = [experiments[reference], *(other for index, other in enumerate(experiments) if index != reference)]
         difference = compare_with_first(ordered)["new"]["finetune/own"]["answer_probability"]
         assert format_interval("answer_probability", difference, format_difference) in shown.statement
-    assert build_verdict_records(experiments)["new-random"]["statement"] == control.statement
+    assert Assessment(experiments).build_records()["new-random"]["statement"] == control.statement
 
 
 def test_the_command_that_keeps_a_variant_names_the_page(page):
@@ -199,7 +199,7 @@ def test_the_command_that_keeps_a_variant_names_the_page(page):
 
 def test_a_page_of_variants_begins_with_verdicts(page, tmp_path):
     experiments = page({"base": 0.5, "base-lora-r8": 0.6, "base-lora-r32": 0.51}, seeds=3, spread=0.05)
-    better, open_one = cards = write_verdict_cards(experiments, Path("results/shapes/mgm-2b/lora_sweep"))
+    better, open_one = cards = Assessment(experiments, Path("results/shapes/mgm-2b/lora_sweep")).cards
     assert (better.label, better.next_step) == ("Better", "Use base-lora-r8 instead of base.")
     assert open_one.label == "Undecided" and open_one.confidence == "Not sure."
     assert not open_one.command or open_one.command.startswith("snakemake lora_sweep --config 'seeds=[")
@@ -232,18 +232,18 @@ def test_a_verdict_is_repeated_at_half_of_the_learning_rates(page, tmp_path, hal
         config["experiments"][index]["control"] = control
     write_yaml(tmp_path / "config.yaml", config)
     experiments = load_experiments(tmp_path / "config.yaml")
-    better, control = build_headline_verdicts(experiments)
+    better, control = Assessment(experiments).verdicts
     assert better.statement.startswith("new is better than baseline: ")
     assert control.experiment == names[1] and control.index == 3
     assert control.statement.startswith(begun)
-    card = write_verdict_cards(experiments)[1]
+    card = Assessment(experiments).cards[1]
     assert card.next_step.startswith("The verdict") and advice in card.next_step
-    assert "verdict" not in build_verdict_records(experiments)[names[0]]
+    assert "verdict" not in Assessment(experiments).build_records()[names[0]]
 
 
 def test_an_interval_without_zero_may_be_undecided(page):
     levels = {"baseline": 0.5, "one": 0.536} | {f"other{number}": 0.5 + number / 10000 for number in range(1, 5)}
-    [result, *_] = build_headline_verdicts(page(levels, seeds=3, spread=0.03))
+    [result, *_] = Assessment(page(levels, seeds=3, spread=0.03)).verdicts
     assert result.kind == "undecided"
     assert "The interval excludes zero, but the corrected p-value is 0.052." in result.certainty
 
@@ -329,14 +329,14 @@ def test_experiments_that_learned_nothing_share_a_card(page, tmp_path):
         write_training_record(tmp_path / name / "0/finetune", steps=6)
     experiments = load_experiments(tmp_path / "config.yaml")
     for target, command in (("", "one two"), ("sweep", "sweep")):
-        cards = write_verdict_cards(experiments, Path("results", target) if target else None)
+        cards = Assessment(experiments, Path("results", target) if target else None).cards
         first, merged = merge_withheld(cards, experiments[0], target)
         assert first == cards[0] and merged.verdict.experiment == "one and two"
         assert merged.verdict.statement == "The verdicts are withheld, because one and two learned nothing."
         assert merged.command == f"snakemake {command} --config {LONGER}"
         assert merged.next_step == cards[1].next_step == cards[2].next_step
         assert merged.cost.endswith(" for the stages that these experiments added.")
-    assert set(build_verdict_records(experiments)) == {"baseline", "new", *names}
+    assert set(Assessment(experiments).build_records()) == {"baseline", "new", *names}
 
 
 def test_seed_noise_does_not_hide_that_models_learned(page):
@@ -346,7 +346,7 @@ def test_seed_noise_does_not_hide_that_models_learned(page):
     assert experiments[0].groups["finetune/difference"]["answer_probability"].low < 0
     own = stats.ttest_1samp(np.mean([gain.sums for gain in gains], axis=0), 0).confidence_interval()
     assert estimate_image_gain(experiments[0], "answer_probability").ends == pytest.approx(own)
-    assert find_unlearned(experiments) == {}
+    assert Assessment(experiments).unlearned == {}
 
 
 def test_few_steps_and_a_loss_that_rises_are_named(page, tmp_path):
@@ -355,7 +355,7 @@ def test_few_steps_and_a_loss_that_rises_are_named(page, tmp_path):
     losses = [{"step": step, "loss": 1.0 + step / 100} for step in range(1, 41)]
     write_jsonl(tmp_path / "new/0/pretrain/metrics.jsonl", losses)
     experiments = load_experiments(tmp_path / "config.yaml")
-    [rising, few] = find_unlearned(experiments)["new"]
+    [rising, few] = Assessment(experiments).unlearned["new"]
     assert str(few) == (
         "The stage finetune changed weights in 6 optimizer steps only; at least 20 are needed. Raise "
         "finetune.min_steps or finetune.epochs, or lower finetune.global_batch_size."
@@ -402,7 +402,7 @@ def test_shared_stages_cost_nothing_and_commands_continue_runs(page, tmp_path):
         experiment["config"] |= {"dataset": "../my photos", "model": {"name": "mgm-2b"}}
     config["experiments"][1]["runs"][0]["stages"]["filter"] = config["experiments"][0]["runs"][0]["stages"]["filter"]
     write_yaml(tmp_path / "config.yaml", config)
-    [card] = write_verdict_cards(load_experiments(tmp_path / "config.yaml"))
+    [card] = Assessment(load_experiments(tmp_path / "config.yaml")).cards
     assert card.cost == "18 min 00 s for the stages that this experiment added."
     assert (card.label, card.confidence) == ("Undecided, one seed", "Not sure.")
     assert card.command == ("snakemake decide --config 'dataset=../my photos' model=mgm-2b experiment=new")
@@ -411,7 +411,7 @@ def test_shared_stages_cost_nothing_and_commands_continue_runs(page, tmp_path):
 def test_longer_training_is_advised_for_unlearned_models(page, tmp_path):
     page({"baseline": 0.5}, seeds=1)
     write_training_record(tmp_path / "baseline/0/finetune", steps=6)
-    record = build_verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
+    record = Assessment(load_experiments(tmp_path / "config.yaml")).build_records()["baseline"]
     [fault] = record["learning_faults"]
     assert record["verdict"] == "Nothing learned" and record["next_step"].startswith(fault["remedy"])
     assert record["command"] == f"snakemake baseline --config {LONGER}"
@@ -423,7 +423,7 @@ def test_a_larger_model_is_advised_for_photos(page, tmp_path):
     config = read_yaml(tmp_path / "config.yaml")
     config["experiments"][0]["config"] |= {"dataset": "photos", "model": {"name": "tiny", "foundation": "shipped"}}
     write_yaml(tmp_path / "config.yaml", config)
-    record = build_verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
+    record = Assessment(load_experiments(tmp_path / "config.yaml")).build_records()["baseline"]
     assert record["next_step"].startswith("The model tiny is made for rendered scenes; on photos, train another one.")
     assert record["command"] == (
         "snakemake fetch --config model=qwen3-vl-2b && snakemake baseline --config dataset=photos model=qwen3-vl-2b"
@@ -436,7 +436,7 @@ def test_a_higher_max_steps_is_advised_if_it_limits_steps(page, tmp_path):
     config = read_yaml(tmp_path / "config.yaml")
     config["experiments"][0]["config"] |= {"finetune": {"max_steps": 6}}
     write_yaml(tmp_path / "config.yaml", config)
-    record = build_verdict_records(load_experiments(tmp_path / "config.yaml"))["baseline"]
+    record = Assessment(load_experiments(tmp_path / "config.yaml")).build_records()["baseline"]
     assert record["next_step"] == "Raise finetune.max_steps. This command trains with more steps:"
     assert record["command"] == "snakemake baseline --config 'pretrain={min_steps: 120}' 'finetune={max_steps: 60}'"
 
@@ -454,7 +454,7 @@ def test_training_is_compared_with_the_model_before_it(page, tmp_path, base, lab
               zip(("own", "shuffled"), make_scores(base, 1, 0.02).values(), strict=True)}  # fmt: skip
     stages = write_run(tmp_path / "baseline/0", {}, make_scores(0.5, 0, 0.02) | before)
     assert stages
-    [card] = write_verdict_cards(load_experiments(tmp_path / "config.yaml"))
+    [card] = Assessment(load_experiments(tmp_path / "config.yaml")).cards
     assert card.label == label and card.verdict.statement.startswith(statement)
     assert ("learning_rate: 0.0001" in card.command) == (label == "Forgot")
 
@@ -471,19 +471,19 @@ def test_a_single_experiment_is_judged_by_the_corrected_change(page):
             )
             for metric, values in groups[f"finetune/{images}"].items()
         }
-    assert find_forgotten(experiments) == {}
+    assert Assessment(experiments).forgotten == {}
     result = verdict(experiments)
     assert result.kind == "better" and "is not shown to differ from before training" in result.statement
 
 
 def test_publishing_is_not_advised_for_a_model_that_forgot(page, tmp_path):
     page({"baseline": 0.5, "new": 0.6}, seeds=3)
-    assert " publish " in write_verdict_cards(load_experiments(tmp_path / "config.yaml"))[0].command
+    assert " publish " in Assessment(load_experiments(tmp_path / "config.yaml")).cards[0].command
     for seed in range(3):
         before = {f"base/{images}": values for images, values in
                   zip(("own", "shuffled"), make_scores(0.7, seed, 0.02).values(), strict=True)}  # fmt: skip
         write_run(tmp_path / f"new/{seed}", {}, make_scores(0.6, seed, 0.02) | before)
-    [card] = write_verdict_cards(load_experiments(tmp_path / "config.yaml"))
+    [card] = Assessment(load_experiments(tmp_path / "config.yaml")).cards
     assert card.label == "Better"
     assert card.next_step == (
         "The verdict needs no more runs, but training made scores of new worse. Before you publish: train less, or "

@@ -9,7 +9,7 @@ from scipy.signal import lfilter
 
 from dj2mgm.evaluation.run_scores import MetricValues
 from dj2mgm.reporting.experiment_results import ExperimentResults
-from dj2mgm.reporting.verdicts.headline_verdicts import find_unlearned
+from dj2mgm.reporting.verdicts.assessment import Assessment
 from dj2mgm.reporting.verdicts.learning_faults import (
     RISE_LEVEL,
     LearningFault,
@@ -73,7 +73,7 @@ class Simulation:
                         run.scores.groups[f"{model}/{group}"] = {"answer_probability": metric}
         for experiment in self.experiments:
             experiment.__dict__.pop("groups", None)  # computed from the scores of the previous page
-        return find_unlearned(self.experiments)
+        return Assessment(self.experiments).unlearned
 
 
 def draw_correlated(rng: np.random.Generator, correlation: float, *shape: int) -> np.ndarray:
@@ -127,7 +127,7 @@ def test_captions_after_other_prompts_are_not_compared(experiments, templates, e
             metrics = experiment.runs[0].scores.groups[f"{model}/own"]
             values = metrics["answer_probability"]
             metrics["caption_log_likelihood"] = replace(values, sums=0 * values.sums - number)
-    faults = find_unlearned(experiments).values()
+    faults = Assessment(experiments).unlearned.values()
     assert sum("finetune did not change" in fault.reason for own in faults for fault in own) == expected
 
 

@@ -5,9 +5,9 @@ import pytest
 from scipy import stats
 
 from dj2mgm.reporting.experiment_results import load_experiments
+from dj2mgm.reporting.verdicts.assessment import Assessment
 from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.reporting.verdicts.training_changes import list_training_changes
-from dj2mgm.reporting.verdicts.verdict_cards import build_verdict_records
 from dj2mgm.storage.files import read_jsonl, write_jsonl, write_yaml
 from evaluated_runs import build_entry, write_dataset, write_run
 from report_pages import read_page_text, write_report
@@ -80,7 +80,7 @@ def test_a_loss_is_found_with_every_number_of_seeds(tmp_path, seeds):
     entry = build_entry("baseline", write_dataset(tmp_path / "data"), runs)
     write_yaml(tmp_path / "config.yaml", {"experiments": [entry]})
     experiments = load_experiments(tmp_path / "config.yaml")
-    [lost] = build_verdict_records(experiments)["baseline"]["forgotten"]
+    [lost] = Assessment(experiments).build_records()["baseline"]["forgotten"]
     assert lost["title"] == "Log-likelihood of the caption (nats per token)"
 
 
@@ -105,7 +105,7 @@ def test_the_first_screen_names_forgotten_metrics(monkeypatch, tmp_path):
         rows = list(read_jsonl(file))
         before = [row | {"model": "base", "values": {"vqa_accuracy": [1.0, 1]}} for row in rows]
         write_jsonl(file, rows + before)
-    records = build_verdict_records(load_experiments(config))
+    records = Assessment(load_experiments(config)).build_records()
     [lost] = records["baseline"]["forgotten"]
     assert lost["title"] == "VQA accuracy" and records["dj_synth"]["forgotten"] == []
     text = read_page_text(write_report(monkeypatch, config))

@@ -1,6 +1,5 @@
 """Page of a study: its table, notes, charts and verdicts."""
 
-from pathlib import Path
 from typing import Any
 
 from dj2mgm.cli.messages import format_duration
@@ -55,8 +54,9 @@ from dj2mgm.reporting.variants_page import (
     VariantsPage,
     place_mark,
 )
-from dj2mgm.reporting.verdicts.headline_scores import find_headline
-from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard, merge_withheld, write_verdict_cards
+from dj2mgm.reporting.verdicts.assessment import Assessment
+from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
+from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard
 from dj2mgm.score_groups import OWN_GROUP
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.verdict_kinds import VerdictKind
@@ -74,18 +74,19 @@ KEPT_TEXTS = {True: "yes", False: "no", None: "not shown"}
 
 
 def build_study_cards(
-    experiments: list[ExperimentResults], rows: list[ComparedVariant], study: ShownStudy, folder: Path
+    assessment: Assessment, rows: list[ComparedVariant], study: ShownStudy
 ) -> tuple[list[VerdictCard], str]:
     """Return the verdicts in the order of the table, and a sentence that sums them up.
 
     If a search has a winner, return only the winner's comparisons on fresh seeds, and an empty sentence.
     """
+    experiments = assessment.experiments
     winner = next((trial for trial in experiments if study.search and trial.name == study.search.winner), None)
     if winner:
-        return build_confirmation_cards(study.search, build_keep_command(winner, folder)), ""
+        return build_confirmation_cards(study.search, build_keep_command(winner, assessment.study)), ""
     order = [row.name for row in rows]
-    cards = sorted(write_verdict_cards(experiments, folder), key=lambda card: order.index(card.verdict.experiment))
-    return merge_withheld(cards, experiments[0], folder.name), _summarize(experiments, cards)
+    cards = sorted(assessment.cards, key=lambda card: order.index(card.verdict.experiment))
+    return assessment.merge_cards(cards), _summarize(experiments, cards)
 
 
 def describe_cut(cards: list[VerdictCard]) -> list[str]:
@@ -125,11 +126,13 @@ def list_page_notes(experiments: list[ExperimentResults]) -> list[str]:
     return obstacles + describe_judges(experiments)[:1]
 
 
-def build_study_page(rows: list[ComparedVariant], notes: list[str], study: ShownStudy, name: str) -> VariantsPage:
+def build_study_page(
+    rows: list[ComparedVariant], headline: HeadlineScore, notes: list[str], study: ShownStudy, name: str
+) -> VariantsPage:
     """Return the page; the notes stand above the table."""
     reference, *variant_rows = rows
     experiments = [row.experiment for row in rows]
-    scores = select_table_scores(rows)
+    scores = select_table_scores(rows, headline)
     counts = [
         column for column in COUNT_COLUMNS if column == "seconds" or len({row.counts.get(column) for row in rows}) > 1
     ]
@@ -159,9 +162,9 @@ def build_study_page(rows: list[ComparedVariant], notes: list[str], study: Shown
             for row in rows
         ],
         zero_line=True,
-        chart=draw_cost_chart(rows),
+        chart=draw_cost_chart(rows, headline),
         parallels=_draw_parallels(experiments, study.search),
-        tables=_list_tables(experiments, study),
+        tables=_list_tables(experiments, headline, study),
     )
 
 
@@ -169,9 +172,8 @@ def _draw_parallels(experiments: list[ExperimentResults], search: ShownSearch | 
     return draw_parallels(search, find_trial_score(experiments, search.goals, search.rungs[0])) if search else None
 
 
-def _list_tables(experiments: list[ExperimentResults], study: ShownStudy) -> list[PlainTable]:
+def _list_tables(experiments: list[ExperimentResults], headline: HeadlineScore, study: ShownStudy) -> list[PlainTable]:
     """Return the tables below the variants, in the page's order; tables without content are missing."""
-    headline = find_headline(experiments)
     search = study.search
     search_tables = []
     if search:
@@ -190,9 +192,8 @@ def _list_tables(experiments: list[ExperimentResults], study: ShownStudy) -> lis
     ]
 
 
-def draw_cost_chart(rows: list[ComparedVariant]) -> CostChart | None:
+def draw_cost_chart(rows: list[ComparedVariant], headline: HeadlineScore) -> CostChart | None:
     """Return a chart of headline score against time; None if fewer than three variants were measured."""
-    headline = find_headline([row.experiment for row in rows])
     key = headline.group, headline.metric
     candidates = [(row, row.counts.get("seconds"), find_estimate(row.experiment.groups, key)) for row in rows]
     measured = [(row, seconds, score) for row, seconds, score in candidates if seconds and score]

@@ -31,7 +31,7 @@ from dj2mgm.reporting.comparison import HEADLINES, compute_score_differences, se
 from dj2mgm.reporting.experiment_results import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import format_number
 from dj2mgm.reporting.sections.training_charts import read_stage_memory
-from dj2mgm.reporting.verdicts.headline_scores import find_headline
+from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
 from dj2mgm.reporting.verdicts.verdict_cards import find_cost
 from dj2mgm.score_groups import OWN, OWN_GROUP, PRETRAINED, name_group
 from dj2mgm.storage.files import read_jsonl
@@ -92,10 +92,11 @@ COUNT_COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {  # title, forma
 }
 
 
-def compare_variants(experiments: list[ExperimentResults], study: ShownStudy) -> list[ComparedVariant]:
+def compare_variants(
+    experiments: list[ExperimentResults], headline: HeadlineScore, study: ShownStudy
+) -> list[ComparedVariant]:
     """Return the reference, then its variants by the headline, best first."""
     reference, *variants = experiments
-    headline = find_headline(experiments)
     rows = []
     for variant in variants:
         differences, kept_scores = compute_score_differences(variant, reference), {}
@@ -215,9 +216,8 @@ def find_estimate(estimates: GroupEstimates, key: tuple[str, str]) -> Estimate |
     return estimates.get(key[0], {}).get(key[1])
 
 
-def select_table_scores(rows: list[ComparedVariant]) -> list[tuple[str, str]]:
+def select_table_scores(rows: list[ComparedVariant], headline: HeadlineScore) -> list[tuple[str, str]]:
     """Return group and metric of each score in the table: first the headline, then scores that differ by variant."""
-    headline = find_headline([row.experiment for row in rows])
     headline_key = headline.group, headline.metric
     means_by_key = {
         key: [estimate.mean for row in rows if (estimate := find_estimate(row.experiment.groups, key))]
@@ -226,13 +226,13 @@ def select_table_scores(rows: list[ComparedVariant]) -> list[tuple[str, str]]:
     return [key for key, means in means_by_key.items() if len({*means}) > 1 or (means and key[0] != PRETRAINED_GROUP)]
 
 
-def tabulate(rows: list[ComparedVariant]) -> pd.DataFrame:
+def tabulate(rows: list[ComparedVariant], headline: HeadlineScore) -> pd.DataFrame:
     """Return a row per variant, the reference first.
 
     Columns: experiment, seeds, each changed setting, counts, and scores `<stage>_<metric>` with `_low`, `_high`,
     `_difference`, `_difference_low`, `_difference_high` and `_kept`.
     """
-    scores, counts = select_table_scores(rows), {name: None for row in rows for name in row.counts}
+    scores, counts = select_table_scores(rows, headline), {name: None for row in rows for name in row.counts}
     records = []
     for row in rows:
         record: dict[str, Any] = {"experiment": row.name, "seeds": len(row.experiment.runs)}

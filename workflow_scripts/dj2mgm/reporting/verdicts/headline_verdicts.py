@@ -26,7 +26,7 @@ from dj2mgm.reporting.verdicts.experiment_pairs import (
     find_controls,
     is_learning_rate_control,
 )
-from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore, find_headline
+from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, estimate_image_gain, find_learning_faults
 from dj2mgm.reporting.verdicts.training_changes import judge_training_changes
 from dj2mgm.reporting.verdicts.verdict_sentences import (
@@ -60,14 +60,20 @@ class HeadlineVerdict:
         return f"{self.lead}{self.emphasis}{self.rest}"
 
 
-def build_headline_verdicts(experiments: list[ExperimentResults], target: str = "") -> list[HeadlineVerdict]:
+def build_headline_verdicts(
+    experiments: list[ExperimentResults],
+    headline: HeadlineScore,
+    unlearned: dict[str, list[LearningFault]],
+    target: str = "",
+) -> list[HeadlineVerdict]:
     """Return the verdicts on all comparisons of a page, or the verdict on a single experiment.
 
     Args:
         experiments: the reference, and the others.
+        headline: the score that decides.
+        unlearned: signs that models have learned nothing, by experiment.
         target: Snakemake target of a page of variants; empty for a page of experiments, which are targets.
     """
-    headline = find_headline(experiments)
     if len(experiments) == 1:
         return [_judge_single(experiments[0], headline)]
     comparisons = find_comparisons(experiments)
@@ -75,7 +81,6 @@ def build_headline_verdicts(experiments: list[ExperimentResults], target: str = 
     contrasts, pooled_experiments = _compute_contrasts(comparisons, experiments, key)
     decisions = decide(list(contrasts.values()), headline.margin, headline.lower_is_better)
     contrast_verdicts = dict(zip(contrasts, decisions, strict=True))
-    unlearned = find_unlearned(experiments)
     indices = {experiment.name: index for index, experiment in enumerate(experiments)}
     verdicts: list[HeadlineVerdict] = []
     for number, comparison in enumerate(comparisons):
@@ -147,9 +152,8 @@ def _compute_contrasts(
     return dict(sorted(contrasts.items())), pooled_experiments
 
 
-def find_unlearned(experiments: list[ExperimentResults]) -> dict[str, list[LearningFault]]:
+def find_unlearned(experiments: list[ExperimentResults], headline: HeadlineScore) -> dict[str, list[LearningFault]]:
     """Return the signs that models have learned nothing, by experiment; only experiments with such signs."""
-    headline = find_headline(experiments)
     title = SCORE_TITLES[headline.metric]
     faults_by_name = {
         experiment.name: find_learning_faults(experiment, headline.metric, title) for experiment in experiments

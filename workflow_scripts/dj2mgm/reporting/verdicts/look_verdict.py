@@ -56,7 +56,7 @@ def take_look(
     looks = [REPORT_LOOK] if reported else []
     looks += [Look(len(record.seeds), record.most_seeds, record.level, record.spent) for record in earlier_records]
     look = compute_next_look(looks, seed_count, most_seeds, is_last)
-    unlearned = find_unlearned(experiments)
+    unlearned = find_unlearned(experiments, headline)
     if unlearned:
         kind = _choose_kind_without_learning(experiments, is_last)
     else:

@@ -13,7 +13,6 @@ from dj2mgm.reporting.verdicts.headline_scores import (
     HeadlineScore,
     compute_change_by_training,
     find_group_before_training,
-    find_headline,
 )
 from dj2mgm.score_groups import DIFFERENCE, OWN_GROUP, split_group
 
@@ -83,16 +82,6 @@ def _judge(metric: str, difference: float, p_value: float) -> tuple[str, str]:
         return "same", "rose" if difference > 0 else "fell"
     is_better = (difference > 0) != (metric in LOWER_IS_BETTER)
     return ("better", "gained") if is_better else ("worse", "forgot")
-
-
-def find_forgotten(experiments: list[ExperimentResults]) -> dict[str, list[TrainingChange]]:
-    """Return the scores that training made worse, by experiment; only of experiments with such scores."""
-    headline = find_headline(experiments)
-    forgotten = {
-        experiment.name: [row for row in list_training_changes(experiment, headline) if row.kind == "worse"]
-        for experiment in experiments
-    }
-    return {name: rows for name, rows in forgotten.items() if rows}
 
 
 def _list_metrics(experiment: ExperimentResults) -> Iterator[str]:

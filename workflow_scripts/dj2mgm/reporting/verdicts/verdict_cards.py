@@ -1,12 +1,12 @@
 """The first screen of a page: each verdict with its certainty, its cost, and the next step with its command."""
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.evaluation.run_scores import GroupEstimates
 from dj2mgm.reporting.advised_commands import build_keep_command, build_snakemake_command
-from dj2mgm.reporting.comparison import compare_with_first
 from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.verdicts.experiment_pairs import (
@@ -16,9 +16,8 @@ from dj2mgm.reporting.verdicts.experiment_pairs import (
     is_learning_rate_control,
 )
 from dj2mgm.reporting.verdicts.headline_panels import summarize_differences
-from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict, build_headline_verdicts, find_unlearned
+from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict
 from dj2mgm.reporting.verdicts.learning_faults import MIN_STEPS, LearningFault, advise_other_model
-from dj2mgm.reporting.verdicts.training_changes import find_forgotten
 from dj2mgm.reporting.verdicts.verdict_sentences import (
     ADVICE_TO_KEEP,
     NO_MORE_RUNS,
@@ -78,23 +77,32 @@ class VerdictCard:
     control: str = ""  # command that adds a random subset as control; empty if the experiment needs none
 
 
-def write_verdict_cards(experiments: list[ExperimentResults], study: Path | None = None) -> list[VerdictCard]:
+def write_verdict_cards(
+    experiments: list[ExperimentResults],
+    verdicts: list[HeadlineVerdict],
+    unlearned: dict[str, list[LearningFault]],
+    forgotten: Collection[str],
+    differences: dict[str, GroupEstimates],
+    study: Path | None = None,
+) -> list[VerdictCard]:
     """Return a card on each later experiment, or on the first one if it is alone.
 
     Args:
         experiments: the reference, and the others.
+        verdicts: the verdicts on their comparisons.
+        unlearned: signs that models have learned nothing, by experiment.
+        forgotten: names of experiments of which training made scores worse.
+        differences: differences of all scores from the first experiment; none on a page of variants.
         study: folder of a page of variants, of the name of its Snakemake target; None for a page of experiments, which
             are targets.
     """
     target = study.name if study else ""
     first_experiment, *later_experiments = experiments
-    unlearned, forgotten = find_unlearned(experiments), find_forgotten(experiments)
     comparisons = find_comparisons(experiments) or [
         ExperimentPair(first_experiment, first_experiment, first_experiment)
     ]
-    differences = {} if target else compare_with_first(experiments)
     cards: list[VerdictCard] = []
-    for verdict, comparison in zip(build_headline_verdicts(experiments, target), comparisons, strict=True):
+    for verdict, comparison in zip(verdicts, comparisons, strict=True):
         experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
         withheld = _find_withheld(comparison, unlearned)
         seeds = len({*experiment.seeds} & {*reference.seeds})  # of the paired difference
@@ -203,23 +211,6 @@ def _find_withheld(comparison: ExperimentPair, unlearned: dict[str, list[Learnin
         return None
     remedy = _find_remedy(sides[names[0]], [fault for name in names for fault in unlearned[name]])
     return WithheldComparison(comparison, names, remedy)
-
-
-def build_verdict_records(experiments: list[ExperimentResults]) -> dict[str, dict]:
-    """Return the contents of the first screen by experiment, for verdict.json."""
-    cards = {card.verdict.experiment: card for card in write_verdict_cards(experiments)}
-    unlearned, forgotten = find_unlearned(experiments), find_forgotten(experiments)
-    records = {}
-    for name in (experiment.name for experiment in experiments):
-        record = {"learning_faults": [asdict(fault) for fault in unlearned.get(name, [])]}
-        record |= {"forgotten": [asdict(change) for change in forgotten.get(name, [])]}
-        if card := cards.get(name):
-            verdict = card.verdict
-            record |= {"verdict": card.label, "statement": verdict.statement, "certainty": verdict.certainty}
-            record |= {"cost": card.cost, "next_step": card.next_step, "command": card.command}
-            record |= {"fallen": card.fallen, "control_command": card.control}
-        records[name] = record
-    return records
 
 
 def _choose_label(verdict: HeadlineVerdict, is_comparison: bool, is_withheld: bool, seeds: int) -> tuple[str, str]:
