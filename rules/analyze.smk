@@ -1,4 +1,4 @@
-# Measure a whole dataset with Data-Juicer's statistics, and suggest limits.
+# Measure a whole dataset with Data-Juicer's statistics.
 from dj2mgm.model_files.clips import list_clip_files
 from dj2mgm.recipes.recipe_files import find_recipe_files
 from dj2mgm.runs.analyzed_runs import find_analyzed
@@ -24,7 +24,6 @@ rule analyze_data:
     output:
         stats="results/datasets/{dataset}/analyze/stats.jsonl",
         overall="results/datasets/{dataset}/analyze/overall.csv",
-        suggestions="results/datasets/{dataset}/analyze/suggestions.yaml",
         page=report(
             "results/datasets/{dataset}/analyze/analysis.html",
             caption="../report/analysis.rst",

@@ -1,9 +1,9 @@
-r"""Measure a dataset with Data-Juicer's statistics of every row, and suggest limits.
+r"""Measure a dataset with Data-Juicer's statistics of every row, and count the rows that each limit would drop.
 
     python workflow_scripts/analyze_data.py --config results/datasets/shapes/analyze/config.yaml \
         --data results/datasets/shapes/pretrain.jsonl --output-dir results/datasets/shapes/analyze
 
-Writes stats.jsonl, overall.csv, suggestions.yaml, analysis.html and summary.json.
+Writes stats.jsonl, overall.csv, analysis.html and summary.json.
 """
 
 from dj2mgm.cli.command_line import command_line, parse_paths

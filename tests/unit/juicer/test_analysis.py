@@ -1,4 +1,4 @@
-"""The analysis measures every row, drops none, and suggests a recipe with correct counts."""
+"""The analysis measures every row, drops none, and counts the rows that each limit of the recipe drops."""
 
 import re
 import subprocess
@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from PIL import Image
 
 from accessibility import SIZES, find_serious
@@ -16,11 +15,10 @@ from browser import find_browser, open_browser
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.analysis import analyze, summarize_analysis
-from dj2mgm.juicer.filter_statistics import convert_to_numbers, read_statistic_limits
+from dj2mgm.juicer.filter_statistics import FilterLimit, convert_to_numbers, read_statistic_limits
 from dj2mgm.juicer.patched_data_juicer import Fields, load_ops
 from dj2mgm.juicer.recipe_settings import RecipeSettings, prepare_filters
 from dj2mgm.juicer.run_recipe import FILTERED, WORKING_FOLDER_PREFIX, run_recipe
-from dj2mgm.recipes.recipe_parsing import parse_recipe
 from dj2mgm.recipes.recipe_step import parse_steps
 from dj2mgm.reporting.analysis_page import write_analysis_page
 from dj2mgm.settings.data import AnalysisSettings
@@ -96,34 +94,27 @@ def test_the_overall_table_equals_that_of_the_rows(analyzed):
     assert overall["text_len"]["1%"] == pytest.approx(np.quantile(lengths, 0.01))
 
 
-@pytest.mark.parametrize("which", ["current", "suggested"])
-def test_the_filter_stage_keeps_as_many_rows_as_predicted(which, data, analyzed, tmp_path):
-    analysis, output = analyzed
-    process = yaml.safe_load((output / "suggestions.yaml").read_text(encoding="utf-8"))["process"]
-    if which == "current":
-        process = [{"image_integrity_filter": None}, *RECIPE, {"image_text_deduplicator": None}]
+def test_the_filter_stage_keeps_as_many_rows_as_predicted(data, analyzed, tmp_path):
+    analysis, _ = analyzed
+    process = [{"image_integrity_filter": None}, *RECIPE, {"image_text_deduplicator": None}]
     summary = run_recipe(settings(data, process), data, tmp_path, FILTERED).as_dict()
-    assert summary["rows_kept"] == summarize_analysis(analysis, None)["kept"][which] > 0
+    assert summary["rows_kept"] == summarize_analysis(analysis, None)["rows_kept"] > 0
 
 
-def test_only_tails_get_limits_in_the_recipe(analyzed):
-    analysis, output = analyzed
-    suggested = yaml.safe_load((output / "suggestions.yaml").read_text(encoding="utf-8"))["process"]
-    arguments = {name: values for step in suggested for name, values in step.items()}
-    parse_recipe("suggestions.yaml", {"process": suggested})
-    assert list(arguments)[0] == "image_integrity_filter" and list(arguments)[-1] == "image_text_deduplicator"
-    assert 3 < arguments["text_length_filter"]["min_len"] <= 20
-    assert arguments["text_length_filter"]["max_len"] == 500
-    assert 1 < arguments["words_num_filter"].pop("min_num") <= 7
-    assert arguments["words_num_filter"] == {"lang": "en", "tokenization": False, "max_num": 10_000}
-    assert 6 < arguments["image_shape_filter"]["min_width"] <= 60
-    assert "max_width" not in arguments["image_shape_filter"], "what the recipe leaves open stays open"
-    assert arguments["image_size_filter"]["max_size"] == "20MiB"
-    drops = {s.name: int(s.drops(s.suggested).sum()) for s in analysis.statistics}
-    assert drops["text_len"] == drops["num_words"] == SHORT and drops["image_width"] == drops["image_height"] == 10
+def test_each_limit_of_the_recipe_is_counted_alone(analyzed):
+    statistics = summarize_analysis(analyzed[0], None)["statistics"]
+    assert statistics["num_words"]["limits"] == {
+        "min_num": {"limit": 7, "drops": SHORT},
+        "max_num": {"limit": 10_000, "drops": 0},
+    }
+    assert statistics["image_sizes"]["limits"]["max_size"] == {"limit": "20MiB", "drops": 0}
 
 
-def test_similarity_with_one_mode_gets_no_limit(data, tmp_path):
+def test_a_row_without_a_value_is_kept():
+    assert not FilterLimit("min", "min_size", 5.0, "5").drops(np.array([np.nan])).any()
+
+
+def test_similarity_is_measured_without_a_limit(data, tmp_path):
     clip = str(save_tiny_clip(tmp_path / "clip"))
     arguments = {"batched_image_text_similarity_filter": {"hf_clip": clip}}
     with_clip = settings(data, RECIPE[:1])
@@ -131,26 +122,18 @@ def test_similarity_with_one_mode_gets_no_limit(data, tmp_path):
     analysis = analyze(with_clip, clip, data, tmp_path / "out")
     similarity = analysis.statistics[-1]
     assert (similarity.name, similarity.of_images) == ("image_text_similarity", True)
-    assert similarity.current == {} and len(similarity.finite) == analysis.rows
-    assert not similarity.drops(similarity.suggested).any(), "a default limit drops nothing"
-    assert "One hump" in similarity.remark and "90% → " in similarity.remark
-    suggested = yaml.safe_load((tmp_path / "out/suggestions.yaml").read_text(encoding="utf-8"))["process"]
-    parse_recipe("suggestions.yaml", {"process": suggested})
-    step = suggested[-1]
-    assert list(step["batched_image_text_similarity_filter"]) in (["min_score"], []), "the stage fills in the CLIP"
+    assert similarity.limits == {} and not similarity.dropped.any()
+    assert len(similarity.finite) == analysis.rows
 
 
-def test_a_recipes_kept_share_stays_and_is_counted(data, tmp_path):
+def test_a_recipes_kept_share_is_counted(data, tmp_path):
     save_tiny_clip(tmp_path / "clip")
     step_with_share = {
         "batched_image_text_similarity_filter": {"hf_clip": str(tmp_path / "clip"), "keep_fraction": 0.5}
     }
     analysis = analyze(settings(data, [step_with_share]), None, data, tmp_path)
-    suggested = yaml.safe_load((tmp_path / "suggestions.yaml").read_text(encoding="utf-8"))["process"]
-    [arguments] = [step[name] for step in suggested for name in step if name in step_with_share]
-    assert arguments["keep_fraction"] == 0.5 and "min_score" not in arguments
     [scores] = analysis.statistics
-    assert scores.drops(scores.current).sum() == scores.drops(scores.suggested).sum() == (ROWS + 1) // 2
+    assert scores.limits["min"].argument == "keep_fraction" and scores.dropped.sum() == (ROWS + 1) // 2
 
 
 def test_mappers_do_not_change_measurements(data, tmp_path):
@@ -158,7 +141,6 @@ def test_mappers_do_not_change_measurements(data, tmp_path):
     assert list(analysis.not_measured) == ["whitespace_normalization_mapper"]
     lengths = [row["text_len"] for row in read_jsonl(tmp_path / "stats.jsonl") if "text_len" in row]
     assert lengths == [len(caption) for caption in analysis.captions]
-    assert "not measured" in (tmp_path / "suggestions.yaml").read_text(encoding="utf-8")
 
 
 def test_data_juicers_deduplicator_only_counts_duplicates(data, tmp_path):
@@ -210,20 +192,19 @@ def test_the_page_is_self_contained_and_escapes_captions(analyzed, tmp_path):
     analysis, _ = analyzed
     write_analysis_page(analysis, tmp_path / "analysis.html", CHOSEN)
     page = (tmp_path / "analysis.html").read_text(encoding="utf-8")
-    commands = re.findall("snakemake (?!analyze for)[^<&]*", page)
-    assert commands == [f"snakemake {target} --config dataset=my_photos" for target in ("plan", "suggested")]
+    assert re.findall("<code>([^<]*)</code>", page) == [
+        "snakemake plan --config dataset=my_photos",
+        f"python workflow_scripts/explore.py {tmp_path.parent}",
+    ]
     assert "`" not in page
     assert "<script" not in page and "<b>stars</b>" not in page and "&lt;b&gt;stars&lt;/b&gt;" in page
     assert all(source.startswith("data:image/webp;base64,") for source in re.findall(r'src="([^"]*)"', page))
     assert page.count('<section class="card statistic"') == len(analysis.statistics)
-    first = [
-        page.index(text)
-        for text in ("Other limits suggested", "How sure", "Cost", "Next", "config/recipes/suggested.yaml")
-    ]
+    first = [page.index(text) for text in (f"keep {analysis.rows_kept} distinct rows", "How sure", "Cost", "Next")]
     assert first == sorted(first) and first[-1] < page.index('<dl class="facts"')
     assert not re.search(r"https?://|url\(|@import", page)
     assert page.count("just below") == sum(
-        bool(limit.drops(s.finite).any()) for s in analysis.statistics for limit in s.suggested.values()
+        bool(limit.drops(s.finite).any()) for s in analysis.statistics for limit in s.limits.values()
     )
 
 
@@ -302,6 +283,6 @@ def test_outputs_do_not_depend_on_the_number_of_processes(data, tmp_path):
         script += ["--data", str(data), "--output-dir", str(tmp_path / "out")]
         subprocess.run(script, cwd=PROJECT, check=True, capture_output=True)
         outputs.append({path.name: path.read_bytes() for path in sorted((tmp_path / "out").iterdir())})
-    names = ["analysis.html", "overall.csv", "stats.jsonl", "suggestions.yaml", "summary.json"]
+    names = ["analysis.html", "overall.csv", "stats.jsonl", "summary.json"]
     assert list(outputs[0]) == names and outputs[0] == outputs[1]
     assert read_json(tmp_path / "out/summary.json")["rows_in"] == ROWS + 3

@@ -1,4 +1,4 @@
-"""The analysis of a dataset: every statistic of every row, the rows that a recipe would drop, and suggested limits.
+"""The analysis of a dataset: every statistic of every row, and the rows that each limit of a recipe would drop.
 
 The engine runs the recipe's filters and deduplicators, but they only measure and count. Rows whose image cannot be read
 are dropped and counted. Mappers and selectors are not run, since they would change the measured data.
@@ -22,7 +22,6 @@ from dj2mgm.errors import InputError
 from dj2mgm.juicer.built_operators import check_installed
 from dj2mgm.juicer.engine import Engine
 from dj2mgm.juicer.filter_statistics import (
-    Limits,
     Statistic,
     convert_to_numbers,
     find_share_limits,
@@ -38,12 +37,10 @@ from dj2mgm.juicer.partitions import iterate_column_values, iterate_output_stats
 from dj2mgm.juicer.patched_data_juicer import OP, OPERATORS, Fields, Filter, __version__
 from dj2mgm.juicer.recipe_settings import SIMILARITY_FILTERS, RecipeSettings
 from dj2mgm.juicer.run_recipe import compute_recipe_fingerprint, open_working_folder
-from dj2mgm.juicer.suggestions import format_recipe, suggest
 from dj2mgm.recipes.recipe_step import RecipeStep
 from dj2mgm.storage.files import compute_sha256, read_jsonl, write_jsonl, write_text
 
-STATS, OVERALL, SUGGESTIONS = "stats.jsonl", "overall.csv", "suggestions.yaml"
-PAGE, SUMMARY = "analysis.html", "summary.json"
+STATS, OVERALL, PAGE, SUMMARY = "stats.jsonl", "overall.csv", "analysis.html", "summary.json"
 TRACE = "trace.jsonl"  # file in the working folder
 PERCENTILES = [0.01, 0.05, 0.95, 0.99]  # in addition to Data-Juicer's own 25, 50 and 75 %
 EDITS_ROWS = "edits or selects rows; the analysis does not change the data"
@@ -74,14 +71,14 @@ class Analysis:
         """Rows that any deduplicator would drop, (N,) bool."""
         return np.any(list(self.repeats.values()), axis=0)
 
-    def count_kept(self, limits: str) -> int:
-        """Return the number of rows that all deduplicators and all `current` or `suggested` limits keep."""
-        dropped = [statistic.drops(getattr(statistic, limits)) for statistic in self.statistics]
-        return int((~np.any([self.repeated, *dropped], axis=0)).sum())
+    @property
+    def rows_kept(self) -> int:
+        """Number of rows that all deduplicators and all limits of the recipe keep."""
+        return int((~np.any([self.repeated, *(statistic.dropped for statistic in self.statistics)], axis=0)).sum())
 
 
 def analyze(settings: RecipeSettings, clip: str | None, data: Path, output_dir: Path) -> Analysis:
-    """Measure `data`; write stats.jsonl, overall.csv and suggestions.yaml into `output_dir`.
+    """Measure `data`; write stats.jsonl and overall.csv into `output_dir`.
 
     As in the filter stage, the next run continues after a kill. Ray is not used.
 
@@ -93,7 +90,7 @@ def analyze(settings: RecipeSettings, clip: str | None, data: Path, output_dir: 
         InputError: a row or the recipe is invalid, an operator fails, no image can be read, or there is nothing to
             measure. Then there is no output, not even of an earlier run.
     """
-    for name in (STATS, OVERALL, SUGGESTIONS, PAGE, SUMMARY):
+    for name in (STATS, OVERALL, PAGE, SUMMARY):
         (output_dir / name).unlink(missing_ok=True)
     check_installed(settings.steps)
     steps = _add_needed(settings.steps, clip)
@@ -109,7 +106,6 @@ def analyze(settings: RecipeSettings, clip: str | None, data: Path, output_dir: 
         unreadable = ({"id": identifier, reason: problem} for identifier, problem in analysis.unreadable.items())
         write_jsonl(output_dir / STATS, [*stats, *unreadable])
         write_text(output_dir / OVERALL, _tabulate_statistics(stats, {"id", reason}, working).to_csv())
-    write_text(output_dir / SUGGESTIONS, format_suggested_recipe(analysis))
     return analysis
 
 
@@ -200,15 +196,17 @@ def _describe_operators(analysis: Analysis, engine: Engine, stats: list[dict], t
 
 def _describe_filter(analysis: Analysis, operator: OP, arguments: dict, columns: dict[str, list]) -> None:
     """Fill in the statistics that one filter has computed; `columns` has the values of all rows by statistic."""
-    recipe_arguments = arguments if operator._name in analysis.recipe else None
+    in_recipe = operator._name in analysis.recipe
     for name, column in columns.items():
         numbers = convert_to_numbers(column)
         if numbers is None:
             analysis.not_measured[f"{operator._name}, {name}"] = "is not numeric"
             continue
-        limits = read_statistic_limits(operator, arguments, name, alone=len(columns) == 1)
-        limits |= find_share_limits(numbers[0], arguments)
-        analysis.statistics.append(suggest(Statistic(name, operator._name, *numbers, recipe_arguments, limits)))
+        limits = {}
+        if in_recipe:
+            limits = read_statistic_limits(operator, arguments, name, alone=len(columns) == 1)
+            limits |= find_share_limits(numbers[0], arguments)
+        analysis.statistics.append(Statistic(name, operator._name, *numbers, in_recipe, limits))
 
 
 def _tabulate_statistics(stats: list[dict], others: set[str], working: Path) -> pd.DataFrame:
@@ -219,22 +217,6 @@ def _tabulate_statistics(stats: list[dict], others: set[str], working: Path) -> 
     stats = [{name: value for name, value in row.items() if name not in others} for row in stats]
     analysis = OverallAnalysis({Fields.stats: stats, Fields.meta: [{}] * len(stats)}, str(working))
     return analysis.analyze(percentiles=PERCENTILES, skip_export=True)
-
-
-def format_suggested_recipe(analysis: Analysis) -> str:
-    """Return the contents of suggestions.yaml."""
-    reasons = ", ".join(f"{reason} {count}" for reason, count in Counter(analysis.unreadable.values()).items())
-    check = analysis.steps[0].name
-    drops = {check: f"drops {len(analysis.unreadable)} of {analysis.rows_in}{f': {reasons}' if reasons else ''}"}
-    drops |= {name: f"drops {int(rows.sum())}: equal to an earlier row" for name, rows in analysis.repeats.items()}
-    drops |= {name: f"not measured: {reason}" for name, reason in analysis.not_measured.items()}
-    head = (
-        f"Suggested by snakemake analyze for {analysis.data}: {analysis.rows_in} rows, "
-        f"{analysis.rows} of them with readable images.\n"
-        "Each count is the number of readable rows that the limit alone would drop. All limits together would keep "
-        f"{analysis.count_kept('suggested')} rows.\nLook at the examples in analysis.html before you trust a limit."
-    )
-    return format_recipe(head, [step.as_dict() for step in analysis.steps], analysis.statistics, drops)
 
 
 def summarize_analysis(analysis: Analysis, clip: str | None) -> dict:
@@ -249,7 +231,7 @@ def summarize_analysis(analysis: Analysis, clip: str | None) -> dict:
         "unreadable_images": {reason: unreadable[reason] for reason in BadImageError.REASONS},
         "rows_analyzed": analysis.rows,
         "repeats": {name: int(rows.sum()) for name, rows in analysis.repeats.items()},
-        "kept": {"current": analysis.count_kept("current"), "suggested": analysis.count_kept("suggested")},
+        "rows_kept": analysis.rows_kept,
         "statistics": {statistic.name: _summarize(statistic) for statistic in analysis.statistics},
         "not_measured": analysis.not_measured,
         "clip": clip,
@@ -259,20 +241,13 @@ def summarize_analysis(analysis: Analysis, clip: str | None) -> dict:
 
 
 def _summarize(statistic: Statistic) -> dict:
-    """Return limits with the number of rows that each drops, as JSON values."""
-
-    def summarize_limits(limits: Limits) -> dict:
-        return {
-            limit.argument: {"limit": limit.written, "drops": int(limit.drops(statistic.values).sum())}
-            | ({"reason": limit.reason} if limit.reason else {})
-            for limit in limits.values()
-        }
-
+    """Return the limits of a statistic with the number of rows that each drops, as JSON values."""
     return {
         "operator": statistic.operator,
-        "in_recipe": statistic.arguments is not None,
+        "in_recipe": statistic.in_recipe,
         "rows": len(statistic.finite),
-        "current": summarize_limits(statistic.current),
-        "suggested": summarize_limits(statistic.suggested),
-        "remark": statistic.remark,
+        "limits": {
+            limit.argument: {"limit": limit.written, "drops": int(limit.drops(statistic.values).sum())}
+            for limit in statistic.limits.values()
+        },
     }

@@ -5,7 +5,7 @@ Names of statistics and of the arguments that limit them are in recipes/statisti
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,7 +22,6 @@ class FilterLimit:
     argument: str
     value: float
     written: str | int | float  # spelling in a recipe
-    reason: str = ""
 
     def drops(self, values: np.ndarray) -> np.ndarray:
         """Return the dropped rows, (N,) bool; rows without a value (NaN) are kept, as in Data-Juicer."""
@@ -44,24 +43,18 @@ class Statistic:
     operator: str
     values: np.ndarray  # (N,) float64, NaN where a row has none
     of_images: bool  # one number per image, rather than per text
-    arguments: dict | None  # arguments of the operator in the recipe; None if only the analysis has added it
-    limits: Limits  # limits of the recipe, or Data-Juicer's defaults
-    suggested: Limits = field(default_factory=dict)
-    remark: str = ""  # description of the distribution's shape
-
-    @property
-    def current(self) -> Limits:
-        """Limits that the recipe applies; none if the operator is not in it."""
-        return {} if self.arguments is None else self.limits
+    in_recipe: bool  # False if only the analysis has added the operator
+    limits: Limits  # limits that the recipe applies; none if the operator is not in it
 
     @property
     def finite(self) -> np.ndarray:
         return self.values[np.isfinite(self.values)]
 
-    def drops(self, limits: Limits) -> np.ndarray:
-        """Return the rows that the limits drop, (N,) bool."""
+    @property
+    def dropped(self) -> np.ndarray:
+        """The rows that the limits drop, (N,) bool."""
         dropped = np.zeros(len(self.values), dtype=bool)
-        for limit in limits.values():
+        for limit in self.limits.values():
             dropped |= limit.drops(self.values)
         return dropped
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from dj2mgm.data.images import load_image
-from dj2mgm.juicer.analysis import SUGGESTIONS, Analysis, format_suggested_recipe
+from dj2mgm.juicer.analysis import Analysis
 from dj2mgm.juicer.filter_statistics import FilterLimit, Limits, Statistic
-from dj2mgm.juicer.suggestions import format_statistic
 from dj2mgm.reporting.charts import Bars, LimitMark, Scale, Tick, compute_bin_edges, scale_to_square_roots, stack_bars
 from dj2mgm.reporting.rendering import (
     build_template_environment,
@@ -49,19 +48,12 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Range:
-    """One end of a statistic's range, in the recipe and as suggested."""
+class LimitRow:
+    """A limit of the recipe."""
 
     argument: str
-    current: str  # empty if the recipe has no such operator
-    current_drops: int
-    suggested: str
-    suggested_drops: int
-    reason: str
-
-    @property
-    def changed(self) -> bool:
-        return self.current != self.suggested and bool(self.current or self.suggested_drops)
+    value: str
+    drops: int
 
 
 @dataclass(frozen=True)
@@ -72,13 +64,10 @@ class StatisticPanel:
     title: str
     operator: str
     in_recipe: bool
-    remark: str
     words: str  # instead of bars, if all rows have one value
-    ranges: list[Range]
-    current: str  # both limits, "38 to 528"
-    current_drops: int
-    suggested: str
-    suggested_drops: int
+    range: str  # both limits, "38 to 528"; empty without limits
+    drops: int
+    limit_rows: list[LimitRow]
     bars: list[Bars] = field(default_factory=list)
     limits: list[LimitMark] = field(default_factory=list)
     ticks: list[Tick] = field(default_factory=list)
@@ -90,7 +79,6 @@ class StatisticPanel:
 class AnalysisCard:
     """The first screen of the page."""
 
-    label: str
     statement: str
     confidence: str
     cost: str
@@ -99,39 +87,25 @@ class AnalysisCard:
     command: str
 
 
-def write_card(analysis: Analysis, panels: list[StatisticPanel], folder: Path, chosen: dict[str, str]) -> AnalysisCard:
-    """Return what the suggested limits would change, how sure that is, and how to try them.
+def write_card(analysis: Analysis, dataset: Path, chosen: dict[str, str]) -> AnalysisCard:
+    """Return what the recipe keeps, how sure that is, and how to try other limits.
 
     Args:
         analysis: the analysis.
-        panels: the sections of all statistics.
-        folder: the folder of the recipe with the suggested limits.
+        dataset: folder of the dataset.
         chosen: dataset, model and recipe that are not the defaults.
     """
-    current_count, suggested_count = (
-        format_integer(analysis.count_kept(limits)) for limits in ("current", "suggested")
+    return AnalysisCard(
+        f"The recipe's limits keep {format_integer(analysis.rows_kept)} distinct rows of "
+        f"{format_integer(analysis.rows_in)}.",
+        "Every row was measured, but operators that edit or select rows were not run. Only a comparison of trained "
+        "models shows whether a limit helps.",
+        "Nothing was trained. This command shows what a comparison needs:",
+        format_snakemake_command("plan", chosen),
+        "Check the examples below, then change a limit in a copy of the recipe, or keep a share of the rows with "
+        "keep_fraction. This command shows all rows, with a slider for each limit:",
+        f"python workflow_scripts/explore.py {shlex.quote(str(dataset))}",
     )
-    summary = f"The recipe's limits keep {current_count} of {format_integer(analysis.rows_in)} rows"
-    changed_titles = [section.title for section in panels if any(end.changed for end in section.ranges)]
-    cost = "Nothing was trained. This command shows what a comparison needs:"
-    plan = format_snakemake_command("plan", chosen)
-    if not changed_titles:
-        confidence = (
-            "No limit was found that cuts off a separate group of rows. This does not show that all rows are good."
-        )
-        step, command = "This command trains on these rows:", format_snakemake_command("baseline", chosen)
-        return AnalysisCard("Keep the limits", f"{summary}.", confidence, cost, plan, step, command)
-    statement = f"{summary}, the suggested limits {suggested_count}. They differ in {', '.join(changed_titles)}."
-    confidence = (
-        "Suggestions follow from the distributions only. A comparison of trained models shows whether they help."
-    )
-    commands = [
-        f"cp {shlex.quote(str(folder / SUGGESTIONS))} config/recipes/suggested.yaml",
-        "echo 'recipe: suggested' > config/experiments/suggested.yaml",
-        format_snakemake_command("suggested", chosen),
-    ]
-    step = "Check the example rows below. The last command compares the suggested limits with the recipe's:"
-    return AnalysisCard("Other limits suggested", statement, confidence, cost, plan, step, " && ".join(commands))
 
 
 def write_analysis_page(analysis: Analysis, path: Path, chosen: dict[str, str]) -> None:
@@ -146,11 +120,10 @@ def write_analysis_page(analysis: Analysis, path: Path, chosen: dict[str, str]) 
         unreadable=len(analysis.unreadable),
         reasons=list_counts(Counter(analysis.unreadable.values())),
         repeats={name: int(rows.sum()) for name, rows in analysis.repeats.items()},
-        kept={"current": analysis.count_kept("current"), "suggested": analysis.count_kept("suggested")},
-        card=write_card(analysis, panels, path.parent, chosen),
+        kept=analysis.rows_kept,
+        card=write_card(analysis, path.parents[1], chosen),
         panels=panels,
         not_measured=analysis.not_measured,
-        recipe=format_suggested_recipe(analysis),
     )
     write_text(path, page)
 
@@ -170,14 +143,14 @@ def build_panel(statistic: Statistic, analysis: Analysis) -> StatisticPanel:
         name=statistic.name,
         title=statistic.name.replace("_", " "),
         operator=statistic.operator,
-        in_recipe=statistic.arguments is not None,
-        remark="" if is_constant else statistic.remark,
+        in_recipe=statistic.in_recipe,
         words=f"All rows have {format_statistic(finite[0])}." if is_constant else "",
-        ranges=[_build_range(statistic, side) for side in statistic.suggested],
-        current=_format_limits(statistic.current),
-        current_drops=int(statistic.drops(statistic.current).sum()),
-        suggested=_format_limits(statistic.suggested),
-        suggested_drops=int(statistic.drops(statistic.suggested).sum()),
+        range=_format_limits(statistic.limits),
+        drops=int(statistic.dropped.sum()),
+        limit_rows=[
+            LimitRow(limit.argument, _format_limit(limit), int(limit.drops(statistic.values).sum()))
+            for limit in statistic.limits.values()
+        ],
     )
     if is_constant:
         return StatisticPanel(**values)
@@ -187,21 +160,14 @@ def build_panel(statistic: Statistic, analysis: Analysis) -> StatisticPanel:
         **values,
         bars=_draw_bars(statistic, edges),
         limits=[
-            LimitMark(scale.locate(limit.value), kind)
-            for limit, kind in _list_limits(statistic)
+            LimitMark(scale.locate(limit.value), limit.side)
+            for limit in statistic.limits.values()
             if edges[0] < limit.value < edges[-1]
         ],
         ticks=scale.choose_ticks(5),
         log=log,
         groups=[_build_group(*group, statistic, analysis) for group in _find_groups(statistic, analysis)],
     )
-
-
-def _build_range(statistic: Statistic, side: str) -> Range:
-    suggested, current = statistic.suggested[side], statistic.current.get(side)
-    drops = [int(limit.drops(statistic.values).sum()) if limit else 0 for limit in (current, suggested)]
-    current_text = _format_limit(current) if current else ""
-    return Range(suggested.argument, current_text, drops[0], _format_limit(suggested), drops[1], suggested.reason)
 
 
 def _format_limits(limits: Limits) -> str:
@@ -218,24 +184,19 @@ def _format_limit(limit: FilterLimit) -> str:
 
 def _draw_bars(statistic: Statistic, edges: np.ndarray) -> list[Bars]:
     """Draw bars with the square roots of the numbers of rows, so that small groups are visible."""
-    dropped = statistic.drops(statistic.suggested)[np.isfinite(statistic.values)]
+    dropped = statistic.dropped[np.isfinite(statistic.values)]
     dropped_counts, kept_counts = (np.histogram(statistic.finite[rows], edges)[0] for rows in (dropped, ~dropped))
     highest = int((dropped_counts + kept_counts).max())
     return stack_bars(scale_to_square_roots({"kept": kept_counts, "here": dropped_counts}, highest), highest)
 
 
-def _list_limits(statistic: Statistic) -> Iterator[tuple[FilterLimit, str]]:
-    yield from ((limit, "current") for limit in statistic.current.values())
-    yield from ((limit, "suggested") for limit in statistic.suggested.values())
-
-
 def _find_groups(statistic: Statistic, analysis: Analysis) -> Iterator[tuple[str, np.ndarray]]:
-    """Return (title, rows) of the lowest and highest values and of values next to a suggested limit, nearest first."""
+    """Return (title, rows) of the lowest and highest values and of values next to a limit, nearest first."""
     values = statistic.values
     order = np.argsort(values, kind="stable")
     order = order[np.isfinite(values[order]) & ~analysis.repeated[order]]
     yield "lowest", order
-    for side, limit in statistic.suggested.items():
+    for side, limit in statistic.limits.items():
         dropped = limit.drops(values[order])
         if dropped.any():
             below, above = (order[dropped], order[~dropped]) if side == "min" else (order[~dropped], order[dropped])
@@ -246,7 +207,7 @@ def _find_groups(statistic: Statistic, analysis: Analysis) -> Iterator[tuple[str
 
 def _build_group(title: str, rows: np.ndarray, statistic: Statistic, analysis: Analysis) -> Group:
     values = statistic.values
-    dropped = bool(len(rows)) and bool(statistic.drops(statistic.suggested)[rows[0]])
+    dropped = bool(len(rows)) and bool(statistic.dropped[rows[0]])
     is_extreme = title in ("lowest", "highest")
     count = int((values == values[rows[0]]).sum()) if len(rows) else 0
     if is_extreme and count > COMMON_SHARE * analysis.rows:
@@ -271,3 +232,8 @@ def _build_example(row: int, statistic: Statistic, analysis: Analysis) -> Exampl
         caption = caption[:MAX_CAPTION_LENGTH] + "…"
     image = encode_shrunk_image(load_image(analysis.images[row][0]), MAX_SIDE) if statistic.of_images else ""
     return Example(format_statistic(statistic.values[row]), caption, image)
+
+
+def format_statistic(value: float) -> str:
+    """Return whole numbers below a million in full, and others with three digits."""
+    return str(int(value)) if abs(value) < 1e6 and value == int(value) else f"{value:.3g}"

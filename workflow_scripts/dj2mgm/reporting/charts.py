@@ -78,7 +78,7 @@ class LimitMark:
     """Line in a histogram at the limit of a filter."""
 
     at: float  # percent of the axis
-    kind: str  # min or max; in an analysis, suggested or current
+    kind: str  # min or max
 
 
 @dataclass(frozen=True)
