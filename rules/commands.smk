@@ -54,14 +54,12 @@ def list_script_files(*scripts):
     return sorted(map(os.path.relpath, files))
 
 
-def list_templates(*patterns):
-    """Return templates of a page, and the style sheet of all pages, as inputs."""
-    folder = escape(os.path.relpath(SCRIPTS / "dj2mgm/reporting/templates"))
-    return sorted(
-        file
-        for pattern in (*patterns, "base_style.css")
-        for file in glob(f"{folder}/{pattern}")
-    )
+def list_templates(*patterns, feature=None):
+    """Return templates of a page, the style sheet of all pages, and all templates of a feature, as inputs."""
+    library = escape(os.path.relpath(SCRIPTS / "dj2mgm"))
+    paths = [f"reporting/templates/{name}" for name in (*patterns, "base_style.css")]
+    paths += [f"features/{feature}/*.j2"] if feature else []
+    return sorted(file for path in paths for file in glob(f"{library}/{path}"))
 
 
 def config_as_json(wildcards):

@@ -3,9 +3,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from dj2mgm.runs import pages
-from dj2mgm.runs.analyzed_runs import find_analyzed
 from dj2mgm.runs.leaks import build_leak_settings
-from dj2mgm.runs.stage_settings import build_analysis_settings
 from dj2mgm.runs.stages import TRAINING_STAGES
 from dj2mgm.runs.studies import looks, merged_mixtures, search_batches
 from dj2mgm.runs.studies.power_inputs import build_power_settings, find_decisive_score
@@ -79,12 +77,6 @@ def look_settings(wildcards):
         return looks.build_look_settings(RUNS, wildcards.decided, int(wildcards.number))
 
 
-def analyzed_settings(wildcards):
-    """Return the settings of a dataset's analysis."""
-    run = find_analyzed(RUNS, wildcards.dataset)
-    return build_analysis_settings(run.config, run.dataset.images).file_content()
-
-
 def power_settings(wildcards):
     """Return the settings of the plan's power analysis."""
     with raising_user_errors():
@@ -143,9 +135,6 @@ SETTINGS_FILES = {
     "configure_challenge": SettingsFile(
         f"results/{RESULTS_PREFIX}challenge/config.yaml",
         lambda w: build_challenge_settings(),
-    ),
-    "configure_analysis": SettingsFile(
-        "results/datasets/{dataset}/analyze/config.yaml", analyzed_settings
     ),
     "configure_leaks": SettingsFile(
         "results/datasets/{dataset}/leaks/config.yaml",

@@ -7,12 +7,12 @@ Writes stats.jsonl, overall.csv, analysis.html and summary.json.
 """
 
 from dj2mgm.cli.command_line import command_line, parse_paths
-from dj2mgm.juicer.analysis import PAGE, SUMMARY, analyze, summarize_analysis
+from dj2mgm.features.analyze.analysis import PAGE, SUMMARY, analyze, summarize_analysis
+from dj2mgm.features.analyze.analysis_page import write_analysis_page
+from dj2mgm.features.analyze.analyze_settings import AnalysisSettings
 from dj2mgm.juicer.patched_data_juicer import prepare_process
 from dj2mgm.juicer.recipe_settings import prepare_filters
 from dj2mgm.juicer.stage_log import configure_log
-from dj2mgm.reporting.analysis_page import write_analysis_page
-from dj2mgm.settings.data import AnalysisSettings
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_json
 

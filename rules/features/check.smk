@@ -1,5 +1,4 @@
 # Check a dataset before a training: `snakemake check --config dataset=path/to/my_photos`.
-import os
 from dj2mgm.features.check.check_settings import build_check_settings
 from dj2mgm.runs.experiments import REFERENCE
 
@@ -26,10 +25,7 @@ rule check_dataset:
             "config.yaml",
         ),
         config="results/datasets/{dataset}/check/config.yaml",
-        templates=[
-            *list_templates("report_style.css.j2"),
-            os.path.relpath(SCRIPTS / "dj2mgm/features/check/check.html.j2"),
-        ],
+        templates=list_templates("report_style.css.j2", feature="check"),
         code=list_script_files("check_dataset.py"),
     output:
         page="results/datasets/{dataset}/check/check.html",

@@ -23,10 +23,7 @@ from dj2mgm.storage.files import write_yaml
 from paths import PROJECT
 
 SCRIPTS = PROJECT / "workflow_scripts"
-STAGE_SCRIPTS = ("filter_data", "synthesize_captions", "write_jsonl", "pretrain", "finetune", "generate_answers")
-STAGE_SCRIPTS += ("evaluate_clip", "answer_benchmark", "answer_evaluation", "read_evaluation", "score_evaluation")
-STAGE_SCRIPTS += ("analyze_data", "assemble_model", "make_tiny_vlm", "compare_experiments", "compare_study")
-STAGE_SCRIPTS += ("find_leaks", "score_challenge", "train_clip", "train_language_model")
+TOOLS = ("convert_mgm_checkpoint.py", "train_deepspeed.py")  # started by hand, without a stage's settings
 
 
 @pytest.mark.parametrize(
@@ -94,8 +91,11 @@ def test_stages_load_the_files_of_the_workflow(name, tmp_path, monkeypatch):
 
 
 def test_no_stage_reads_keys_of_a_dictionary():
-    for name in STAGE_SCRIPTS:
-        tree = ast.parse((SCRIPTS / f"{name}.py").read_text(encoding="utf-8"))
+    for path in SCRIPTS.glob("*.py"):
+        name = path.name
+        if name in TOOLS:
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
         called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and hasattr(node.func, "id")}
         assert "read_yaml" not in called, name
         for node in ast.walk(tree):

@@ -21,7 +21,6 @@ from dj2mgm.recipes.recipe_step import (
     RecipeStep,
 )
 from dj2mgm.settings.data import (
-    AnalysisSettings,
     FilterSettings,
     RecipeStageSettings,
     SynthesizeSettings,
@@ -88,7 +87,7 @@ def read_filter_settings(path: str | Path) -> RecipeSettings:
     return prepare_filters(path, load_settings(FilterSettings, path))
 
 
-def prepare_filters(path: str | Path, settings: FilterSettings | AnalysisSettings) -> RecipeSettings:
+def prepare_filters(path: str | Path, settings: FilterSettings) -> RecipeSettings:
     """Return the recipe of the filter stage or of an analysis."""
     return prepare_recipe(path, settings, build_clip_arguments(settings.clip))
 

@@ -1,6 +1,6 @@
 """Names of the statistics of each filter, and of the arguments that limit them.
 
-Values of both are in juicer/filter_statistics.py.
+Values of the limits are in juicer/filter_statistics.py.
 """
 
 from collections.abc import Collection

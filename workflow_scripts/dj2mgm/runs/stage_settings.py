@@ -29,10 +29,9 @@ from dj2mgm.runs.training_checks import check_lora_targets
 from dj2mgm.score_groups import FINETUNED, PRETRAINED, UNTRAINED
 from dj2mgm.settings.batch_sizes import AUTO, solve_training_batch
 from dj2mgm.settings.chat_templates import WITHOUT_CHAT, read_chat_template
-from dj2mgm.settings.configuration import Experiment, drop_defaults
+from dj2mgm.settings.configuration import Experiment
 from dj2mgm.settings.data import (
     CAPTIONERS,
-    AnalysisSettings,
     CaptionerSettings,
     FilterSettings,
     JsonlSettings,
@@ -67,16 +66,7 @@ def build_filter_settings(config: Experiment, images: dict) -> FilterSettings:
             "that synthesize.recipe names"
         )
     clip = {"clip": config.model.clip} if needs_clip(recipe) else {}
-    return FilterSettings.from_sections(config.filter, **_build_recipe_values(config, images, recipe), **clip)
-
-
-def build_analysis_settings(config: Experiment, images: dict) -> AnalysisSettings:
-    """Return the settings of a dataset's analysis."""
-    values = _build_recipe_values(config, images, read_recipes(config)["filter"])
-    chosen = drop_defaults({"dataset": config.dataset, "model": config.model.name, "recipe": config.recipe})
-    return AnalysisSettings.from_sections(
-        config.filter, clip=config.model.clip, cpu_threads=config.cpu_threads, chosen=chosen, **values
-    )
+    return FilterSettings.from_sections(config.filter, **build_recipe_values(config, images, recipe), **clip)
 
 
 def build_synthesize_settings(config: Experiment, images: dict) -> SynthesizeSettings | None:
@@ -93,7 +83,7 @@ def build_synthesize_settings(config: Experiment, images: dict) -> SynthesizeSet
     seed = config.seed if captioned_operators else 0
     return SynthesizeSettings.from_sections(
         config.filter,
-        **_build_recipe_values(config, images, recipe, "finetune" if is_for_instructions(recipe) else "pretrain"),
+        **build_recipe_values(config, images, recipe, "finetune" if is_for_instructions(recipe) else "pretrain"),
         seed=seed,
         cpu_threads=config.cpu_threads,
         gpus=count_gpus_per_node(config),
@@ -116,7 +106,8 @@ def _find_evaluation_images(recipe: dict, images: dict) -> dict:
     return {"evaluation_images": images["evaluation"]}
 
 
-def _build_recipe_values(config: Experiment, images: dict, recipe: dict, split: str = "pretrain") -> dict:
+def build_recipe_values(config: Experiment, images: dict, recipe: dict, split: str = "pretrain") -> dict:
+    """Return the settings that every stage with a recipe has."""
     # only if the recipe needs trust: otherwise a change of the key would run the stage again
     trust = {"trusted_recipes": True} if config.trusted_recipes and needs_trust(recipe) else {}
     return {"image_root": images[split], "recipe": recipe} | trust

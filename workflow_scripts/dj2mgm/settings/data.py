@@ -187,16 +187,6 @@ class FilterSettings(RecipeStageSettings):
     clip: str | None = setting(None, "folder or hub id of the CLIP that operators use; left out if none does")
 
 
-class AnalysisSettings(RecipeStageSettings):
-    """The analysis of a dataset."""
-
-    clip: str | None = setting(..., "as in `FilterSettings`")
-    cpu_threads: Processes | None = setting(..., "null: one for each core of this process")
-    chosen: dict[str, str] = setting(
-        {}, "dataset, model and recipe that are not the defaults, for commands on the page"
-    )
-
-
 class SynthesizeSettings(RecipeStageSettings, SeedSettings):
     """The synthesize stage."""
 

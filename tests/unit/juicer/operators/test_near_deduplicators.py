@@ -12,7 +12,6 @@ from dj2mgm.data.shapes.scenes import draw_image
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.errors import InputError
 from dj2mgm.juicer import decisions
-from dj2mgm.juicer.analysis import analyze
 from dj2mgm.juicer.patched_data_juicer import load_nested_dataset_class, load_ops
 from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
@@ -201,11 +200,3 @@ def test_the_captions_judge_is_the_default_clip(tmp_path):
     values = {"image_root": str(tmp_path), "processes": 1, "recipe": recipe, "clip": "models/clip"}
     write_yaml(tmp_path / "config.yaml", values)
     assert read_filter_settings(tmp_path / "config.yaml").arguments[EMBEDDING] == {"hf_clip": "models/clip"}
-
-
-def test_an_analysis_notes_near_duplicates_and_keeps_them(data, tmp_path):
-    process = [{"text_length_filter": {"min_len": 1}}, {NEAR: None}]
-    arguments = {"image_integrity_filter": {"image_root": str(tmp_path)}}
-    settings = RecipeSettings(data.parent.resolve(), 1, parse_steps("recipe", process), arguments)
-    analysis = analyze(settings, None, data, tmp_path / "out")
-    assert analysis.rows == 13 and analysis.repeats[NEAR].sum() == 4

@@ -13,15 +13,18 @@ from PIL import Image
 from accessibility import SIZES, find_serious
 from browser import find_browser, open_browser
 from dj2mgm.data.formats import build_dj_text
+from dj2mgm.data.shapes.scenes import draw_image
+from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.analysis import analyze, summarize_analysis
-from dj2mgm.juicer.filter_statistics import FilterLimit, convert_to_numbers, read_statistic_limits
+from dj2mgm.features.analyze.analysis import analyze, convert_to_numbers, summarize_analysis
+from dj2mgm.features.analyze.analysis_page import write_analysis_page
+from dj2mgm.features.analyze.analyze_settings import AnalysisSettings
+from dj2mgm.juicer.filter_statistics import FilterLimit, read_statistic_limits
 from dj2mgm.juicer.patched_data_juicer import Fields, load_ops
 from dj2mgm.juicer.recipe_settings import RecipeSettings, prepare_filters
 from dj2mgm.juicer.run_recipe import FILTERED, WORKING_FOLDER_PREFIX, run_recipe
 from dj2mgm.recipes.recipe_step import parse_steps
-from dj2mgm.reporting.analysis_page import write_analysis_page
-from dj2mgm.settings.data import AnalysisSettings
+from dj2mgm.script_modules import find_modules
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_yaml
 from forked_python import forked_python
@@ -141,6 +144,23 @@ def test_mappers_do_not_change_measurements(data, tmp_path):
     assert list(analysis.not_measured) == ["whitespace_normalization_mapper"]
     lengths = [row["text_len"] for row in read_jsonl(tmp_path / "stats.jsonl") if "text_len" in row]
     assert lengths == [len(caption) for caption in analysis.captions]
+
+
+def test_near_duplicates_are_counted_and_kept(tmp_path):
+    scene, other = (draw_image(draw_row_scene(3, "pretrain", number)) for number in (0, 1))
+    images = {"a": scene, "b": scene.resize((90, 90)), "c": other}
+    rows = [{"id": name, "text": build_dj_text(f"scene {name}"), "images": [f"{name}.png"]} for name in images]
+    for name, image in images.items():
+        image.save(tmp_path / f"{name}.png")
+    write_jsonl(tmp_path / "pairs.jsonl", rows)
+    process = [*RECIPE[:1], {"image_near_deduplicator": None}]
+    analysis = analyze(settings(tmp_path / "pairs.jsonl", process), None, tmp_path / "pairs.jsonl", tmp_path / "out")
+    assert analysis.rows == 3 and analysis.repeats["image_near_deduplicator"].sum() == 1
+
+
+def test_a_change_of_an_operator_runs_the_analysis_again():
+    scripts = PROJECT / "workflow_scripts"
+    assert {*(scripts / "dj2mgm/juicer/operators").rglob("*.py")} < {*find_modules(scripts / "analyze_data.py")}
 
 
 def test_data_juicers_deduplicator_only_counts_duplicates(data, tmp_path):

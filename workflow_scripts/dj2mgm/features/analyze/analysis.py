@@ -2,7 +2,7 @@
 
 The engine runs the recipe's filters and deduplicators, but they only measure and count. Rows whose image cannot be read
 are dropped and counted. Mappers and selectors are not run, since they would change the measured data.
-reporting/analysis_page.py makes the page.
+analysis_page.py makes the page.
 """
 
 from collections import Counter
@@ -18,15 +18,11 @@ from datasets import Json
 
 from dj2mgm.data.formats import extract_caption
 from dj2mgm.data.images import BadImageError
+from dj2mgm.data.score_limits import SIDE_BY_SHARE, compute_score_limits
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.built_operators import check_installed
 from dj2mgm.juicer.engine import Engine
-from dj2mgm.juicer.filter_statistics import (
-    Statistic,
-    convert_to_numbers,
-    find_share_limits,
-    read_statistic_limits,
-)
+from dj2mgm.juicer.filter_statistics import FilterLimit, Limits, read_statistic_limits
 from dj2mgm.juicer.no_rows_error import NoRowsKeptError
 from dj2mgm.juicer.operators.batched_image_text_similarity_filter import NAME as SIMILARITY
 from dj2mgm.juicer.operators.declarations import get_declarations
@@ -45,6 +41,30 @@ TRACE = "trace.jsonl"  # file in the working folder
 PERCENTILES = [0.01, 0.05, 0.95, 0.99]  # in addition to Data-Juicer's own 25, 50 and 75 %
 EDITS_ROWS = "edits or selects rows; the analysis does not change the data"
 NO_STATISTIC = "computes no statistic in addition to those of earlier operators"
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """The values of a Data-Juicer statistic over all rows."""
+
+    name: str
+    operator: str
+    values: np.ndarray  # (N,) float64, NaN where a row has none
+    of_images: bool  # one number per image, rather than per text
+    in_recipe: bool  # False if only the analysis has added the operator
+    limits: Limits  # limits that the recipe applies; none if the operator is not in it
+
+    @property
+    def finite(self) -> np.ndarray:
+        return self.values[np.isfinite(self.values)]
+
+    @property
+    def dropped(self) -> np.ndarray:
+        """The rows that the limits drop, (N,) bool."""
+        dropped = np.zeros(len(self.values), dtype=bool)
+        for limit in self.limits.values():
+            dropped |= limit.drops(self.values)
+        return dropped
 
 
 @dataclass
@@ -207,6 +227,27 @@ def _describe_filter(analysis: Analysis, operator: OP, arguments: dict, columns:
             limits = read_statistic_limits(operator, arguments, name, alone=len(columns) == 1)
             limits |= find_share_limits(numbers[0], arguments)
         analysis.statistics.append(Statistic(name, operator._name, *numbers, in_recipe, limits))
+
+
+def convert_to_numbers(column: list) -> tuple[np.ndarray, bool] | None:
+    """Return a column as (N,) float64 and whether it has one number per image, or None if it is not numeric."""
+    per_image = any(isinstance(value, list) for value in column)
+    single = [(value[0] if len(value) == 1 else None) if isinstance(value, list) else value for value in column]
+    if any(isinstance(value, str | bool | list | dict) for value in single):
+        return None
+    values = np.array([np.nan if value is None else value for value in single], dtype=np.float64)
+    values[~np.isfinite(values)] = np.nan
+    return None if np.isnan(values).all() else (values, per_image)
+
+
+def find_share_limits(values: np.ndarray, arguments: dict) -> Limits:
+    """Return the limits that the shares and quantiles in `arguments` set for these values."""
+    shares = {name: arguments[name] for name in SIDE_BY_SHARE if arguments.get(name) is not None}
+    limits = compute_score_limits(values[np.isfinite(values)], **shares)
+    return {
+        SIDE_BY_SHARE[name]: FilterLimit(SIDE_BY_SHARE[name], name, limits[SIDE_BY_SHARE[name]], share)
+        for name, share in shares.items()
+    }
 
 
 def _tabulate_statistics(stats: list[dict], others: set[str], working: Path) -> pd.DataFrame:

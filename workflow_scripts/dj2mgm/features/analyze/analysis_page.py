@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from dj2mgm.data.images import load_image
-from dj2mgm.juicer.analysis import Analysis
-from dj2mgm.juicer.filter_statistics import FilterLimit, Limits, Statistic
+from dj2mgm.features.analyze.analysis import Analysis, Statistic
+from dj2mgm.juicer.filter_statistics import FilterLimit, Limits
 from dj2mgm.reporting.charts import Bars, LimitMark, Scale, Tick, compute_bin_edges, scale_to_square_roots, stack_bars
 from dj2mgm.reporting.rendering import (
     build_template_environment,
@@ -111,7 +111,7 @@ def write_card(analysis: Analysis, dataset: Path, chosen: dict[str, str]) -> Ana
 def write_analysis_page(analysis: Analysis, path: Path, chosen: dict[str, str]) -> None:
     """Write one self-contained HTML file without scripts; its commands have the settings in `chosen`."""
     panels = [build_panel(statistic, analysis) for statistic in analysis.statistics]
-    templates = build_template_environment()
+    templates = build_template_environment(Path(__file__).parent)
     templates.filters["share"] = partial(format_share, total=analysis.rows)
     page = templates.get_template("analysis.html.j2").render(
         data=analysis.data,

@@ -1,8 +1,37 @@
 # Measure a whole dataset with Data-Juicer's statistics.
+from dj2mgm.features.analyze.analyze_settings import AnalysisSettings
 from dj2mgm.model_files.clips import list_clip_files
 from dj2mgm.recipes.recipe_files import find_recipe_files
 from dj2mgm.runs.analyzed_runs import find_analyzed
+from dj2mgm.runs.experiment_recipes import read_recipes
 from dj2mgm.runs.experiments import REFERENCE
+from dj2mgm.runs.stage_settings import build_recipe_values
+from dj2mgm.settings.configuration import drop_defaults
+
+
+def analyzed_settings(wildcards):
+    """Return the settings of a dataset's analysis."""
+    run = find_analyzed(RUNS, wildcards.dataset)
+    config = run.config
+    chosen = {
+        "dataset": config.dataset,
+        "model": config.model.name,
+        "recipe": config.recipe,
+    }
+    return AnalysisSettings.from_sections(
+        config.filter,
+        **build_recipe_values(
+            config, run.dataset.images, read_recipes(config)["filter"]
+        ),
+        clip=config.model.clip,
+        cpu_threads=config.cpu_threads,
+        chosen=drop_defaults(chosen),
+    ).file_content()
+
+
+SETTINGS_FILES["configure_analysis"] = SettingsFile(
+    "results/datasets/{dataset}/analyze/config.yaml", analyzed_settings
+)
 
 
 def analyzed_files(wildcards):
@@ -18,7 +47,7 @@ rule analyze_data:
         config="results/datasets/{dataset}/analyze/config.yaml",
         data="results/datasets/{dataset}/pretrain.jsonl",
         templates=list_templates(
-            "analysis.html.j2", "report_style.css.j2", "report_charts.html.j2"
+            "report_style.css.j2", "report_charts.html.j2", feature="analyze"
         ),
         code=list_script_files("analyze_data.py"),
     output:
@@ -26,7 +55,7 @@ rule analyze_data:
         overall="results/datasets/{dataset}/analyze/overall.csv",
         page=report(
             "results/datasets/{dataset}/analyze/analysis.html",
-            caption="../report/analysis.rst",
+            caption="../../workflow_scripts/dj2mgm/features/analyze/analysis.rst",
             category="Analysis",
             labels={"dataset": "{dataset}"},
         ),
@@ -36,7 +65,7 @@ rule analyze_data:
     benchmark:
         "results/datasets/{dataset}/analyze/analyze_data.benchmark.tsv"
     conda:
-        "../envs/data_juicer.yaml"
+        "../../envs/data_juicer.yaml"
     threads: GPU_STAGE_THREADS
     resources:
         gpu=1,
