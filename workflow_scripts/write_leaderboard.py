@@ -11,7 +11,7 @@ from dj2mgm.cli.command_line import command_line, make_parser, project_imports
 
 with project_imports():
     from dj2mgm.cli.messages import note, warn
-    from dj2mgm.reporting.leaderboard import write_leaderboard
+    from dj2mgm.features.leaderboard.leaderboard import write_leaderboard
 
 
 @command_line

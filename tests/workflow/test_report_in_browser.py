@@ -6,9 +6,16 @@ import pytest
 
 from accessibility import SIZES, find_serious
 from browser import Page
+from dj2mgm.features.leaderboard.leaderboard import (
+    SCORE_COLUMNS,
+    Entry,
+    Score,
+    Unread,
+    build_leaderboard,
+    write_leaderboard,
+)
 from dj2mgm.records.page_records import ShownStudy
 from dj2mgm.reporting.experiment_results import load_experiments
-from dj2mgm.reporting.leaderboard import SCORE_COLUMNS, Entry, Score, Unread, build_leaderboard, write_leaderboard
 from dj2mgm.reporting.report_page import write_report_page
 from dj2mgm.reporting.study.study_page import build_study_page, list_page_notes
 from dj2mgm.reporting.study.study_table import compare_variants

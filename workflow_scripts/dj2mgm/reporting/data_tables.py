@@ -1,4 +1,4 @@
-"""DataTables, the grid of the explorer and the leaderboard, as the package itables ships it: one script, one style."""
+"""DataTables, the grid of pages with many rows, as the package itables ships it: one script, one style."""
 
 import base64
 import hashlib
@@ -20,10 +20,10 @@ def build_library_script() -> str:
     return text
 
 
-def build_page_style(name: str) -> str:
+def build_page_style(own: Path) -> str:
     """Return the styles of a page with a grid: of the library, of all pages, and of the page's own file."""
-    paths = (TEMPLATES / file for file in ("base_style.css", name))
-    return "".join([_read_library_file("dt_bundle.css"), *(path.read_text(encoding="utf-8") for path in paths)])
+    texts = (path.read_text(encoding="utf-8") for path in (TEMPLATES / "base_style.css", own))
+    return "".join([_read_library_file("dt_bundle.css"), *texts])
 
 
 def hash_source(text: str) -> str:

@@ -95,7 +95,7 @@ def _build_page(
 
     `folders` has the addresses of each table's image folders, by source.
     """
-    style = build_page_style("explore_style.css")
+    style = build_page_style(TEMPLATES / "explore_style.css")
     library = build_library_script()
     script = "\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in PAGE_SCRIPTS)
     scripts = " ".join(map(hash_source, (library, script)))

@@ -23,7 +23,7 @@ from dj2mgm.records.page_records import VERDICT_FILE, PageSettings, ShownExperim
 from dj2mgm.reporting.comparison import format_interval, format_score
 from dj2mgm.reporting.data_tables import build_library_script, build_page_style, hash_source
 from dj2mgm.reporting.experiment_results import ExperimentResults, load_experiment
-from dj2mgm.reporting.rendering import TEMPLATES, build_template_environment
+from dj2mgm.reporting.rendering import build_template_environment
 from dj2mgm.reporting.sections.run_details import show_setting
 from dj2mgm.reporting.verdicts.verdict_cards import find_cost
 from dj2mgm.runs.stages import STAGES
@@ -254,12 +254,13 @@ def _describe_error(error: Exception) -> str:
 
 def build_leaderboard(entries: list[Entry], unread: list[Unread]) -> str:
     """Return the page, with the grid of DataTables inside."""
-    style = build_page_style("leaderboard.css")
-    library, script = build_library_script(), (TEMPLATES / "leaderboard.js").read_text(encoding="utf-8")
+    folder = Path(__file__).parent
+    style = build_page_style(folder / "leaderboard.css")
+    library, script = build_library_script(), (folder / "leaderboard.js").read_text(encoding="utf-8")
     scripts = " ".join(map(hash_source, (library, script)))
     policy = f"default-src 'none'; script-src {scripts}; style-src {hash_source(style)}; img-src data:; "
     return (
-        build_template_environment()
+        build_template_environment(folder)
         .get_template("leaderboard.html.j2", globals={"format_duration": format_duration})
         .render(
             policy=policy + "base-uri 'none'; form-action 'none'",
