@@ -4,7 +4,6 @@ import os
 import re
 import tomllib
 import zipfile
-from pathlib import Path
 
 import pytest
 import yaml
@@ -43,8 +42,9 @@ def test_each_page_in_a_report_has_an_existing_caption():
         for page in re.findall(r"report\((.*?)\n        \),", path.read_text(encoding="utf-8"), flags=re.DOTALL):
             [caption] = re.findall(r'caption="(.+)"', page)
             assert (path.parent / caption).is_file() and "category=" in page and "labels=" in page, page
-            captions.add(Path(caption).name)
-    assert captions | {"workflow.rst"} == {path.name for path in (PROJECT / "report").iterdir()}
+            captions.add((path.parent / caption).resolve())
+    files = {*(PROJECT / "report").iterdir(), *(PROJECT / "workflow_scripts").rglob("*.rst")}
+    assert captions | {PROJECT / "report/workflow.rst"} == files
 
 
 def test_ci_uses_commands_of_the_makefile_and_readme():
