@@ -391,7 +391,7 @@ def test_folders_and_files_are_paths_of_the_schemas():
     assert {path[-1] for path in _paths(build_schema(FilesDataset))} == {"file", "images", "questions"}
     parts = {"language_model", "vision_tower", "vision_tower_aux", "clip"}
     assert {path[-1] for path in _paths(build_schema(MgmModel))} == parts
-    expected = {"dataset", "crate", "evaluation_data", "judge_clip", "second_judge", "model", "answers", "images"}
+    expected = {"dataset", "evaluation_data", "judge_clip", "second_judge", "model", "answers", "images"}
     assert expected <= {path[-1] for path in _paths(build_schema(CONFIGURATION))}
 
 

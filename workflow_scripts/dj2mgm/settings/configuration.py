@@ -184,7 +184,7 @@ class CoreKeys(Section):
 
 # Targets that use a key; another target refuses it on the command line. Every target uses the other keys.
 TARGETS_BY_KEY = {
-    "experiment": ("plan", "analyze", "decide", "finetune_minimal"),
+    "experiment": ("plan", "decide", "finetune_minimal"),
     "decide": ("decide",),
     "gpu": ("plan",),
     "plan": ("plan",),
