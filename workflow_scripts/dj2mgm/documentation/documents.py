@@ -10,10 +10,12 @@ from typing import Any
 import yaml
 from pydantic.fields import FieldInfo
 
-from dj2mgm.documentation.model_table import PAGE as MODELS
-from dj2mgm.documentation.model_table import build_models_page
-from dj2mgm.documentation.module_table import PAGE as ARCHITECTURE
-from dj2mgm.documentation.module_table import build_architecture_page
+from dj2mgm.documentation.generated_tables import (
+    ARCHITECTURE_PAGE,
+    MODELS_PAGE,
+    build_architecture_page,
+    build_models_page,
+)
 from dj2mgm.settings.base import RETRAINS, SEARCH, Section, read_extra
 from dj2mgm.settings.configuration import (
     ExperimentOnlyKeys,
@@ -64,8 +66,8 @@ def build_documents() -> dict[Path, str]:
     schemas = {Path(f"config/schemas/{name}.schema.json"): _dump_schema(models) for name, models in kinds.items()}
     pages = {
         Path("docs/configuration.md"): _build_page(),
-        ARCHITECTURE: build_architecture_page(),
-        MODELS: build_models_page(),
+        ARCHITECTURE_PAGE: build_architecture_page(),
+        MODELS_PAGE: build_models_page(),
     }
     return {Path("config/config.yaml"): _write_defaults()} | pages | schemas
 
