@@ -1,29 +1,34 @@
-# Run more seeds of an experiment and of the reference until the verdict is decided: `snakemake decide --config
+# Run more seeds of an experiment and of its opponents until each verdict is decided: `snakemake decide --config
 # experiment=dj_synth`. Seeds are ordinary runs. The look after each seed is a checkpoint, because it decides whether
-# another seed is needed.
+# another seed is needed. Each opponent has looks of its own: the baseline's in decide/, others' in a subfolder.
 from dj2mgm.runs.studies import looks
 
 DECISION = f"results/{RESULTS_PREFIX}{{decided}}/decide"
 
 
-LOOK = f"{DECISION}/seeds-{{number}}"
-
-
-def locate_look_file(experiment, number):
-    """Return the file of the look after a number of seeds."""
-    return f"results/{looks.locate_decision_folder(RUNS, experiment)}/seeds-{number}/look.yaml"
+LOOK = f"{DECISION}{{against}}/seeds-{{number}}"
 
 
 def earlier_looks(wildcards):
     """Input function: the looks after fewer seeds."""
     numbers = range(looks.MIN_SEEDS, int(wildcards.number))
-    return [locate_look_file(wildcards.decided, number) for number in numbers]
+    return expand(
+        f"{LOOK}/look.yaml",
+        decided=wildcards.decided,
+        against=wildcards.against,
+        number=numbers,
+    )
 
 
 def look_inputs(wildcards):
     """Input function: the results of both sides that a look reads."""
     with raising_user_errors():
-        return looks.list_look_inputs(RUNS, wildcards.decided, int(wildcards.number))
+        return looks.list_look_inputs(
+            RUNS,
+            wildcards.decided,
+            looks.find_opponent(wildcards.against),
+            int(wildcards.number),
+        )
 
 
 # The budget is ancient, so that a new budget does not repeat earlier looks.
@@ -55,27 +60,30 @@ checkpoint take_look:
 
 
 def budget_file(wildcards):
-    """Input function: the budget of the decision about the experiment that the configuration names."""
+    """Input function: the budget of the decisions about the experiment that the configuration names."""
     with raising_user_errors():
         experiment = looks.check_decidable(RUNS)
-    target_files(experiment)(wildcards)
+    for name in (experiment, *RUNS.shared.decide.against):
+        target_files(name)(wildcards)
     return f"results/{looks.locate_decision_folder(RUNS, experiment)}/budget.yaml"
 
 
 def all_looks(wildcards):
-    """Input function: all looks up to the last one; after each of them, Snakemake calls it again."""
+    """Input function: all looks up to the last one at each opponent; after each, Snakemake calls it again."""
     budget_file(wildcards)
 
-    def file_after(number):
+    def look_file(opponent, number):
         return checkpoints.take_look.get(
-            decided=RUNS.shared.experiment[0], number=number
+            decided=RUNS.shared.experiment[0],
+            against=looks.name_subfolder(opponent),
+            number=number,
         ).output[0]
 
     with raising_user_errors():
-        return looks.list_looks(RUNS, file_after)
+        return looks.list_looks(RUNS, look_file)
 
 
-# It has no output, so that it prints the decision and writes its page at every request.
+# It has no output, so that it prints the decisions and writes their pages at every request.
 rule decide:
     input:
         looks=all_looks,
@@ -86,8 +94,6 @@ rule decide:
     localrule: True
     conda:
         "../envs/report.yaml"
-    params:
-        folder=subpath(input.budget, parent=True),
     shell:
         f"python {quote_script_path('write_decision.py')} --budget {{input.budget:q}}"
-        " --output-dir {params.folder:q} --looks {input.looks:q} 2> {log:q}"
+        " --looks {input.looks:q} 2> {log:q}"

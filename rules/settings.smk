@@ -72,9 +72,14 @@ def batch_settings(wildcards):
 
 
 def look_settings(wildcards):
-    """Return the settings of a look at an experiment after a number of seeds."""
+    """Return the settings of a look at an experiment and an opponent after a number of seeds."""
     with raising_user_errors():
-        return looks.build_look_settings(RUNS, wildcards.decided, int(wildcards.number))
+        return looks.build_look_settings(
+            RUNS,
+            wildcards.decided,
+            looks.find_opponent(wildcards.against),
+            int(wildcards.number),
+        )
 
 
 def power_settings(wildcards):
@@ -112,12 +117,12 @@ SETTINGS_FILES = {
         needs=study_scores,
     ),
     "configure_look": SettingsFile(
-        f"results/{RESULTS_PREFIX}{{decided}}/decide/seeds-{{number}}/config.yaml",
+        f"results/{RESULTS_PREFIX}{{decided}}/decide{{against}}/seeds-{{number}}/config.yaml",
         look_settings,
     ),
     "configure_decision": SettingsFile(
         f"results/{RESULTS_PREFIX}{{decided}}/decide/budget.yaml",
-        lambda w: RUNS.shared.decide.model_dump(),
+        lambda w: RUNS.shared.decide.model_dump(exclude={"against"}),
     ),
     "configure_search": SettingsFile(
         f"results/{RESULTS_PREFIX}{{study}}/search/{{key}}/search.yaml",

@@ -1,4 +1,4 @@
-r"""Look at an experiment and its reference after some seeds: write the verdict that the interval of this look allows.
+r"""Look at an experiment and an opponent after some seeds: write the verdict that the interval of this look allows.
 
     python workflow_scripts/take_look.py --config results/shapes/tiny/dj_synth/decide/seeds-2/config.yaml \
         --budget results/shapes/tiny/dj_synth/decide/budget.yaml \
@@ -16,9 +16,14 @@ from dj2mgm.records.look_records import LookRecord
 from dj2mgm.reporting.decision_page import describe_decision
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.verdicts.look_verdict import take_look, was_reported
-from dj2mgm.settings.targets import DecideSection
+from dj2mgm.settings.targets import DecisionBudget
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_yaml
+
+
+def _find_results(look: Path) -> Path:
+    """Return the experiment's folder of results; looks at opponents other than the baseline are one folder deeper."""
+    return next(folder.parent for folder in look.parents if folder.name == "decide")
 
 
 @command_line
@@ -29,10 +34,10 @@ def main() -> None:
     parser.add_argument("--earlier", type=Path, nargs="*", default=[])
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
-    budget = load_settings(DecideSection, args.budget)
+    budget = load_settings(DecisionBudget, args.budget)
     earlier = [load_settings(LookRecord, path) for path in args.earlier]
     experiments = load_experiments(args.config)
-    reported = not earlier and was_reported(experiments, args.output.parents[2])
+    reported = not earlier and was_reported(experiments, _find_results(args.output))
     look = take_look(experiments, earlier, budget, reported=reported)
     write_yaml(args.output, look.model_dump())
     note(describe_decision(look, budget))

@@ -9,6 +9,7 @@ from killed_runs import kill_midway
 from quick_stages import read_calls, replace_stages
 from small_project import copy_project
 
+LEVELS = {"baseline": 0.5, "other": 0.9, "alike": 0.515, "winner": 0.9, "runner_up": 0.91, "winner-random": 0.5}
 OTHER = "finetune: {learning_rate: 2.0e-3}\n"
 
 
@@ -17,7 +18,7 @@ def quick(tmp_path_factory):
     """Return a project with immediate stages, whose experiment `other` is better than the baseline."""
     project = copy_project(tmp_path_factory.mktemp("quick"))
     write_text(project.folder / "config/experiments/other.yaml", OTHER)
-    replace_stages(project, {"baseline": 0.5, "other": 0.9, "alike": 0.515}, spread=0.01)
+    replace_stages(project, LEVELS, spread=0.01)
     return project
 
 
@@ -79,6 +80,34 @@ def test_a_spent_budget_shows_the_cost_and_can_be_increased(quick):
     assert "After 2 of at most 9 seeds and " in hours and " of at most 1e-07 hours, it is undecided whether" in hours
 
 
+def test_each_opponent_has_its_own_looks_and_all_share_trainings(quick):
+    """Run after the tests above, whose seeds are used again."""
+    experiments = quick.folder / "config/experiments"
+    text = "arguments: {words_num_filter: {max_num: 10}}\ncontrols: [random]\nseeds: [5]\n"
+    write_text(experiments / "winner.yaml", text)
+    write_text(experiments / "runner_up.yaml", "finetune: {learning_rate: 4.0e-3}\n")
+    config = ("experiment=winner", "report={margin: 0.0}")
+    against = "decide={against: [baseline, runner_up, winner-random], seeds: 4}"
+    printed = quick.run("decide", config=(*config, against))
+    for text in ("winner is better than baseline: ", "whether winner is better than runner_up: "):
+        assert text in printed
+    assert (
+        "Conclusion: winner is better than baseline and winner-random, but not shown to be better than runner_up "
+        "(undecided)."
+    ) in printed
+    folder = quick.result("decide", "winner")
+    looks = {str(file.parent.parent.relative_to(folder)) for file in folder.rglob("look.yaml")}
+    assert looks == {".", "runner_up", "winner-random"}
+    last = read_yaml(folder / "runner_up/seeds-4/look.yaml")
+    assert (last["against"], last["seeds"]) == ("runner_up", [5, 6, 7, 8]), "seeds after the configured one"
+    assert read_json(folder / "runner_up/decision.json")["verdict"] == "Undecided after 4 seeds"
+    trained = [call for call in read_calls(quick) if call.startswith("finetune winner ")]
+    assert len(trained) == len({*trained}) == 4
+    before = read_calls(quick)
+    quick.run("decide", config=(*config, "decide={seeds: 4}"))
+    assert read_calls(quick) == before, "the baseline alone has the same looks"
+
+
 def test_a_budget_of_the_configured_seeds_gives_one_look(quick):
     """Run after the tests above, whose seeds are used again."""
     printed = decide(quick, "seeds=[0,1,2]", "decide={seeds: 3}")
@@ -89,7 +118,13 @@ def test_a_budget_of_the_configured_seeds_gives_one_look(quick):
     ("config", "sentence"),
     [
         (("experiment=othr",), "experiment: there is no experiment 'othr'; did you mean 'other'?"),
-        (("experiment=baseline",), "decide: experiments are compared with baseline; name another one"),
+        (("experiment=baseline",), "decide: baseline would be compared with itself; name another experiment"),
+        (("experiment=other", "decide={against: [othr]}"), "decide.against: there is no experiment 'othr'; did you"),
+        (
+            ("experiment=other", "decide={against: [other-random]}"),
+            "decide.against: other has no control other-random; write `controls: [random]` into config/experiments/oth",
+        ),
+        (("experiment=other", "decide={against: []}"), "decide.against: "),
         ((), "decide: the key experiment is missing; name one, as in `snakemake decide --config"),
         (("experiment=other", "decide={seeds: 1}"), "decide.seeds: expected an integer from 2 to 1000, found 1"),
         (("experiment=other", "seeds=[0,1,2]", "decide={seeds: 2}"), "raise it to at least 3"),

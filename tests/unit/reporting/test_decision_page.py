@@ -4,13 +4,10 @@ from functools import partial
 
 import pytest
 
-from dj2mgm.evaluation.contrasts import contrast_with_reference
-from dj2mgm.evaluation.run_scores import pair_values
-from dj2mgm.reporting.decision_page import build_decision_page, describe_decision
+from dj2mgm.reporting.decision_page import build_decision_page, describe_conclusion, describe_decision
 from dj2mgm.reporting.experiment_results import load_experiments
-from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.reporting.verdicts.look_verdict import take_look, was_reported
-from dj2mgm.settings.targets import DecideSection
+from dj2mgm.settings.targets import DecisionBudget
 from dj2mgm.storage.files import read_yaml, write_json, write_yaml
 from headline_pages import write_levels
 from training_records import write_training_record
@@ -24,7 +21,7 @@ def page(tmp_path):
 def test_the_verdict_on_unlearned_models_is_withheld(page, tmp_path):
     page({"baseline": 0.5, "new": 0.6}, seeds=2)
     write_training_record(tmp_path / "new/0/finetune", steps=6)
-    budget = DecideSection()
+    budget = DecisionBudget()
     look = take_look(load_experiments(tmp_path / "config.yaml"), [], budget)
     assert look.kind == "withheld"
     assert describe_decision(look, budget).endswith("or lower finetune.global_batch_size.")
@@ -32,7 +29,7 @@ def test_the_verdict_on_unlearned_models_is_withheld(page, tmp_path):
 
 
 def test_a_page_of_looks_begins_with_the_cost(page):
-    budget = DecideSection(seeds=3)
+    budget = DecisionBudget(seeds=3)
     look = take_look(page({"baseline": 0.5, "new": 0.53}, seeds=3, spread=0.05), [], budget)
     [card] = build_decision_page([look], budget).cards
     assert (card.label, card.command) == ("Undecided", look.command) and look.command
@@ -48,13 +45,16 @@ def test_the_command_continues_the_decision_on_its_dataset(page, tmp_path):
     for experiment in config["experiments"]:
         experiment["config"] |= {"dataset": "../my photos", "model": {"name": "mgm-2b"}}
     write_yaml(tmp_path / "config.yaml", config)
-    command = take_look(load_experiments(tmp_path / "config.yaml"), [], DecideSection(seeds=3)).command
+    command = take_look(load_experiments(tmp_path / "config.yaml"), [], DecisionBudget(seeds=3)).command
     start = "snakemake decide --config 'dataset=../my photos' model=mgm-2b experiment=new 'decide={seeds: "
     assert command.startswith(start)
+    new_first = load_experiments(tmp_path / "config.yaml")[::-1]
+    command = take_look(new_first, [], DecisionBudget(seeds=3)).command
+    assert "experiment=baseline 'decide={against: [new], seeds: " in command
 
 
 def test_a_first_look_without_exclusions_is_described(page):
-    budget = DecideSection(seeds=10)
+    budget = DecisionBudget(seeds=10)
     look = take_look(page({"baseline": 0.5, "new": 0.53}, seeds=2, spread=0.1), [], budget)
     assert look.kind == "undecided" and look.half > 1 and look.interval == ""
     assert "points; the interval still includes every possible difference)." in describe_decision(look, budget)
@@ -67,18 +67,18 @@ def test_a_first_look_without_exclusions_is_described(page):
     assert decision.rows[0].scores[0].lines == ["the interval still includes every possible difference", "undecided"]
 
 
-def test_peers_share_the_noise_between_seeds(page):
-    reference, new, other = page({"baseline": 0.5, "new": 0.53, "other": 0.51}, seeds=2, spread=0.05)
-    budget = DecideSection(seeds=5)
-    alone, together = (take_look([reference, new], [], budget, peers) for peers in ([], [other]))
-    assert alone.mean == together.mean and alone.half != together.half
-    headline = find_headline([reference, new])
-    pairs = [pair_values(side.scores, reference.scores)[headline.group, headline.metric] for side in (new, other)]
-    assert together.half == float(contrast_with_reference(pairs)[0].compute_half_width(together.level))
+def test_better_than_all_needs_each_verdict(page):
+    experiments = page({"baseline": 0.5, "new": 0.6, "near": 0.605}, seeds=4, spread=0.005)
+    baseline, new, near = experiments
+    looks = [take_look([opponent, new], [], DecisionBudget(seeds=4)) for opponent in (baseline, near)]
+    assert describe_conclusion(looks[:1] * 2) == "Conclusion: new is better than baseline and baseline."
+    assert looks[1].against == "near" and looks[1].kind != "better"
+    sentence = describe_conclusion(looks)
+    assert sentence.startswith("Conclusion: new is better than baseline, but not shown to be better than near (")
 
 
 def test_an_earlier_report_is_a_look(page, tmp_path):
-    experiments, budget = page({"baseline": 0.5, "new": 0.53}, seeds=2, spread=0.05), DecideSection(seeds=10)
+    experiments, budget = page({"baseline": 0.5, "new": 0.53}, seeds=2, spread=0.05), DecisionBudget(seeds=10)
     folder = tmp_path / "results/new"
     assert not was_reported(experiments, folder)
     config = read_yaml(tmp_path / "config.yaml")

@@ -129,7 +129,7 @@ class Job:
 
     def __init__(self, record: logging.LogRecord, number: str | None, attempt: int = 1):
         wildcards = dict(getattr(record, "wildcards", None) or {})  # missing in errors
-        self.name = " ".join([record.rule_name, *(_shorten(key, str(value)) for key, value in wildcards.items())])
+        self.name = " ".join([record.rule_name, *filter(None, map(_shorten, wildcards, wildcards.values()))])
         self.number = number
         self.attempt = attempt
         self.logs = [LogTail(Path(path)) for path in record.log] if SILENCING in (record.shellcmd or SILENCING) else []
@@ -150,12 +150,12 @@ class Job:
         return format_duration((self.ended or time.monotonic()) - self.started)
 
 
-def _shorten(wildcard: str, value: str) -> str:
+def _shorten(wildcard: str, value: object) -> str:
     """Return the value of a wildcard without the folders of dataset and model, which all jobs of a command share."""
-    parts = value.split("/")
+    parts = str(value).split("/")
     if wildcard == "run":
         return "/".join(parts[-2:] if re.fullmatch(r"seed-\d+", parts[-1]) else parts[-1:])
-    return "/".join(parts[2:]) if wildcard == "page" else value
+    return "/".join(parts[2:]) if wildcard == "page" else str(value).strip("/")
 
 
 def read_executor_reason(record: logging.LogRecord) -> str:

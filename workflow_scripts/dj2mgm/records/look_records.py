@@ -3,7 +3,7 @@
 from typing import Literal
 
 from dj2mgm.settings.base import Section, Seed, setting
-from dj2mgm.settings.targets import DecideSection
+from dj2mgm.settings.targets import DecisionBudget
 from dj2mgm.verdict_kinds import VerdictKind
 
 MIN_SEEDS = 2  # seeds at the first look, because one seed shows no noise between seeds
@@ -14,14 +14,15 @@ class LookRecord(Section):
     """A look, the interim analysis of both sides after some seeds: look.yaml."""
 
     experiment: str = setting()
+    against: str = setting("baseline", "experiment that it is compared with")
     seeds: list[Seed] = setting()
     kind: Literal["better", "worse", "equivalent", "undecided", "withheld"] = setting()
-    mean: float = setting(..., "difference of the headline from the baseline")
+    mean: float = setting(..., "difference of the headline from `against`")
     half: float = setting(..., "half the length of the interval")
     level: float = setting(..., "1 − the confidence of the interval")
     spent: float = setting(..., "probability of an error at this look or an earlier one")
     reported: bool = setting(False, "a report with several of the seeds was made before the first look")
-    budget: DecideSection = setting(..., "the budget when the look was taken")
+    budget: DecisionBudget = setting(..., "the budget when the look was taken")
     most_seeds: int = setting(..., "seeds that this budget allowed")
     seconds: float | None = setting(..., "measured time of all seeds of both sides")
     seconds_per_seed: float | None = setting()
@@ -38,7 +39,7 @@ class LookRecord(Section):
 
 
 def count_affordable_seeds(
-    budget: DecideSection, finished_seeds: int, seconds: float | None, seconds_per_seed: float | None
+    budget: DecisionBudget, finished_seeds: int, seconds: float | None, seconds_per_seed: float | None
 ) -> int:
     """Return the number of seeds of each side that a budget allows, at least `finished_seeds`.
 
@@ -56,7 +57,7 @@ def count_affordable_seeds(
 
 
 def count_planned_seeds(
-    budget: DecideSection,
+    budget: DecisionBudget,
     last: LookRecord | None,
     finished_seeds: int,
     seconds: float | None,
@@ -71,7 +72,7 @@ def count_planned_seeds(
     return count_affordable_seeds(budget, finished_seeds, seconds, seconds_per_seed)
 
 
-def needs_another_seed(look: LookRecord, budget: DecideSection) -> bool:
+def needs_another_seed(look: LookRecord, budget: DecisionBudget) -> bool:
     """Return whether another seed follows a look."""
     finished_seeds = len(look.seeds)
     spent = finished_seeds, look.seconds, look.seconds_per_seed

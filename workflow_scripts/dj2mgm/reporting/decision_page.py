@@ -3,6 +3,7 @@
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.records.look_records import LookRecord
 from dj2mgm.reporting.charts import Scale
+from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.variants_page import CountCell, IntervalMark, ScoreCell, VariantRow, VariantsPage
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict
 from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard
@@ -14,18 +15,32 @@ from dj2mgm.reporting.verdicts.verdict_sentences import (
     SURE,
 )
 from dj2mgm.runs.studies.seed_times import format_hours
-from dj2mgm.settings.targets import DecideSection
+from dj2mgm.settings.targets import DecisionBudget
 from dj2mgm.verdict_kinds import VerdictKind
 
 NOTHING_EXCLUDED = "the interval still includes every possible difference"
 
 
-def describe_decision(look: LookRecord, budget: DecideSection) -> str:
+def describe_decision(look: LookRecord, budget: DecisionBudget) -> str:
     """Return the verdict, its certainty and its cost as one sentence, followed by the next step."""
     return " ".join(filter(None, [describe_look(look, budget), look.next_step]))
 
 
-def describe_look(look: LookRecord, budget: DecideSection) -> str:
+def describe_conclusion(looks: list[LookRecord]) -> str:
+    """Return whether an experiment is better than all opponents, from the last look at each.
+
+    No correction for the number of opponents is needed, because each of them must be decided (intersection-union test,
+    Berger 1982, Technometrics 24).
+    """
+    better = [look.against for look in looks if look.verdict == VerdictKind.BETTER]
+    if len(better) == len(looks):
+        return f"Conclusion: {looks[0].experiment} is better than {join_words(better)}."
+    others = [f"{look.against} ({look.verdict.label.lower()})" for look in looks if look.against not in better]
+    shown = f"better than {join_words(better)}, but " if better else ""
+    return f"Conclusion: {looks[0].experiment} is {shown}not shown to be better than {join_words(others)}."
+
+
+def describe_look(look: LookRecord, budget: DecisionBudget) -> str:
     """Return the verdict and its interval in a sentence."""
     spent = f"{len(look.seeds)} of at most {budget.seeds} seeds"
     if budget.hours is not None and look.seconds is not None:
@@ -35,13 +50,13 @@ def describe_look(look: LookRecord, budget: DecideSection) -> str:
     return f"After {spent}, {look.statement}{measurement}."
 
 
-def build_decision_record(look: LookRecord, budget: DecideSection) -> dict[str, str]:
+def build_decision_record(look: LookRecord, budget: DecisionBudget) -> dict[str, str]:
     """Return the decision after the last look as other pages show it."""
     label = look.verdict.label
     return {"verdict": f"{label} after {len(look.seeds)} seeds", "statement": describe_decision(look, budget)}
 
 
-def build_decision_card(look: LookRecord, budget: DecideSection) -> VerdictCard:
+def build_decision_card(look: LookRecord, budget: DecisionBudget) -> VerdictCard:
     """Return the first screen of a decision's page: the verdict after the last look, its cost and the next step."""
     confidence, certainty = _describe_certainty(look)
     kind = look.verdict
@@ -75,15 +90,15 @@ def _describe_certainty(look: LookRecord) -> tuple[str, str]:
     return "", ""
 
 
-def build_decision_page(looks: list[LookRecord], budget: DecideSection) -> VariantsPage:
+def build_decision_page(looks: list[LookRecord], budget: DecisionBudget) -> VariantsPage:
     """Return the page of a decision, with a row per look."""
     last = looks[-1]
     end = 1.05 * max(min(abs(look.mean) + look.half, 4 * (abs(last.mean) + last.half)) for look in looks) or 1.0
     scale = Scale(-end, end)
     return VariantsPage(
-        f"Decision about {last.experiment}",
+        f"Decision between {last.experiment} and {last.against}",
         [
-            "Each row is a look at the difference from the baseline, paired by seed and image. The intervals are "
+            f"Each row is a look at the difference from {last.against}, paired by seed and image. The intervals are "
             "longer than those of a single look. All of them together contain the true difference with a probability "
             "of 95 %. The first ones are long even if seeds agree, because two or three seeds tell little about the "
             "noise between seeds. A dashed interval goes beyond its axis.",

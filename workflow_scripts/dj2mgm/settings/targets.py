@@ -78,12 +78,23 @@ class ReportSection(Section):
         return LocatedHeadline(key, OWN_GROUP, key)
 
 
-class DecideSection(Section):
-    """`snakemake decide`: its budget."""
+class DecisionBudget(Section):
+    """Budget of a decision about two experiments."""
 
     seeds: int = setting(10, "budget: at most this many seeds per experiment, finished ones included", ge=2, le=1000)
     hours: Annotated[Number, Field(gt=0, le=1e6)] | None = setting(
         None, "budget: hours of training and evaluation of all seeds of both sides; null: only `seeds` limits"
+    )
+
+
+class DecideSection(DecisionBudget):
+    """`snakemake decide`: its opponents, and the budget for each of them."""
+
+    against: Annotated[list[Name], UniqueItems()] = setting(
+        ["baseline"],
+        "experiments that `experiment` is compared with, each with this budget; also its own control, such as "
+        "dj_synth-random",
+        min_length=1,
     )
 
 

@@ -159,9 +159,10 @@ def find_page_configs(results: Path) -> Iterator[Path]:
 def read_decided(results: Path) -> Iterator[ShownExperiment]:
     """Yield the experiments of each look of `snakemake decide`. Their seeds may not be on any page."""
     for depth in range(1, PAGE_DEPTH):
-        for config in results.glob("*/" * depth + "decide/seeds-*/config.yaml"):
-            with suppress(*READ_ERRORS):
-                yield from load_settings(PageSettings, config).experiments
+        for pattern in ("decide/seeds-*/config.yaml", "decide/*/seeds-*/config.yaml"):
+            for config in results.glob("*/" * depth + pattern):
+                with suppress(*READ_ERRORS):
+                    yield from load_settings(PageSettings, config).experiments
 
 
 def find_unlisted(results: Path, experiments: list[ShownExperiment]) -> Iterator[Unread]:

@@ -124,7 +124,6 @@ def look_at_winner(
     looks = {}
     for reference in record.against:
         if winner in finished and reference in finished:
-            peers = [finished[name] for name in record.against if name in finished and name != reference]
-            look = take_look([finished[reference], finished[winner]], earlier_looks[reference], budget, peers)
+            look = take_look([finished[reference], finished[winner]], earlier_looks[reference], budget)
             looks[reference] = look.model_copy(update={"command": ""})  # the search itself continues
     return looks

@@ -12,7 +12,7 @@ from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.reporting.verdicts.experiment_pairs import ExperimentPair
 from dj2mgm.runs.studies.seed_times import format_hours, sum_measured_seconds
 from dj2mgm.runs.studies.unused_seeds import choose_unused_seeds
-from dj2mgm.settings.targets import DecideSection
+from dj2mgm.settings.targets import DecideSection, DecisionBudget
 from dj2mgm.verdict_kinds import VerdictKind
 
 MAX_LISTED = 20  # additional seeds in a command
@@ -144,7 +144,8 @@ def describe_cost_after_looks(cost: DecisionCost, seconds_per_seed: float | None
 
 def build_budget_command(
     experiment: ExperimentResults,
-    budget: DecideSection,
+    reference: ExperimentResults,
+    budget: DecisionBudget,
     more: int,
     seconds: float | None,
     seconds_per_seed: float | None,
@@ -153,6 +154,7 @@ def build_budget_command(
 
     Args:
         experiment: the experiment with its finished seeds.
+        reference: the experiment that it is compared with.
         budget: the spent budget.
         more: number of additional seeds.
         seconds: time of the finished seeds; None if unknown.
@@ -162,4 +164,6 @@ def build_budget_command(
     if budget.hours is not None and seconds is not None and seconds_per_seed is not None:
         hours = 1.05 * (seconds + more * seconds_per_seed) / 3600  # seeds do not all take the same time
         limit += f", hours: {format_hours(hours)}"
+    if [reference.name] != DecideSection().against:
+        limit = f"against: [{reference.name}], {limit}"
     return build_snakemake_command(experiment, "decide", experiment=experiment.name, decide=f"{{{limit}}}")

@@ -1,6 +1,5 @@
 """The verdict of a look of `snakemake decide`: a comparison of two experiments with the seeds trained so far."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from dj2mgm.errors import InputError
@@ -18,7 +17,7 @@ from dj2mgm.reporting.verdicts.headline_verdicts import describe_missing_score, 
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, list_training_faults
 from dj2mgm.reporting.verdicts.verdict_sentences import explain_withheld, write_statement
 from dj2mgm.runs.studies.seed_times import sum_measured_seconds
-from dj2mgm.settings.targets import DecideSection
+from dj2mgm.settings.targets import DecisionBudget
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.verdict_kinds import VerdictKind
 
@@ -26,8 +25,7 @@ from dj2mgm.verdict_kinds import VerdictKind
 def take_look(
     experiments: list[ExperimentResults],
     earlier_records: list[LookRecord],
-    budget: DecideSection,
-    peers: Sequence[ExperimentResults] = (),
+    budget: DecisionBudget,
     reported: bool = False,
 ) -> LookRecord:
     """Return the look at the reference and an experiment after their seeds.
@@ -36,8 +34,6 @@ def take_look(
         experiments: the reference and the experiment, with equal seeds.
         earlier_records: the looks after fewer seeds.
         budget: the budget of this look and of later looks.
-        peers: further experiments with these seeds. The noise between seeds is estimated from all experiments,
-            because two seeds of one pair may agree by chance. The report does the same.
         reported: whether a report with several of these seeds was made before this look. It counts as a look if this
             is the first one; later looks follow the first.
 
@@ -46,7 +42,7 @@ def take_look(
     """
     reference, experiment = experiments
     headline, seed_count = find_headline(experiments), len(experiment.seeds)
-    contrast = _compute_contrast(reference, experiment, headline, peers)
+    contrast = _compute_contrast(reference, experiment, headline)
     seconds = sum_measured_seconds(run.stages for side in experiments for run in side.runs)
     seconds_per_seed = sum_measured_seconds(side.runs[-1].stages for side in experiments)
     last_record = earlier_records[-1] if earlier_records else None
@@ -68,9 +64,10 @@ def take_look(
         next_step, more = describe_cost_after_looks(
             find_cost_after_looks(contrast, [*looks, look], headline.margin), seconds_per_seed
         )
-        command = build_budget_command(experiment, budget, more, seconds, seconds_per_seed) if more else ""
+        command = build_budget_command(experiment, reference, budget, more, seconds, seconds_per_seed) if more else ""
     return LookRecord(
         experiment=experiment.name,
+        against=reference.name,
         seeds=experiment.seeds,
         kind=kind.value,
         mean=float(contrast.mean),
@@ -118,16 +115,13 @@ def _choose_kind_without_learning(experiments: list[ExperimentResults], is_last:
 
 
 def _compute_contrast(
-    reference: ExperimentResults,
-    experiment: ExperimentResults,
-    headline: HeadlineScore,
-    peers: Sequence[ExperimentResults],
+    reference: ExperimentResults, experiment: ExperimentResults, headline: HeadlineScore
 ) -> PairedContrast:
     key = headline.group, headline.metric
-    values = [pair_values(*select_comparable_scores(side, reference)).get(key) for side in (experiment, *peers)]
-    if values[0] is None:
+    values = pair_values(*select_comparable_scores(experiment, reference)).get(key)
+    if values is None:
         raise InputError(f"decide: {describe_missing_score(headline, experiment, reference)}")
-    contrast, *_ = contrast_with_reference([value for value in values if value is not None])
+    [contrast] = contrast_with_reference([values])
     if contrast.images < 2:
         raise InputError("decide: one held-out image decides nothing; hold out more images")
     return contrast
