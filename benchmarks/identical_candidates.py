@@ -5,11 +5,12 @@
 
 The candidates of a search train on 40 to 44 % of the same instructions, each on a few rows more than the one before.
 So they draw other rows in another order, and their scores differ by chance. The experiment trains on 42 %. A search
-tries all candidates on a quarter of the rows, trains the best on all of them, gives the finalists a second seed, and
-compares the winner with the experiment and with the runner-up on fresh seeds. The script prints the verdicts.
+tries all candidates on a quarter of the rows, and trains the best on all of them. `snakemake decide` compares the
+winner with the experiment and with the runner-up on fresh seeds. The script prints the verdicts.
 """
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,7 +19,9 @@ sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
 
 from mixture import parse_folder, run_target, write_scenes  # noqa: E402
 
+from dj2mgm.records.page_records import PageSettings  # noqa: E402
 from dj2mgm.settings.dataset_files import FaultRates  # noqa: E402
+from dj2mgm.settings.validation import load_settings  # noqa: E402
 from dj2mgm.storage.files import read_yaml, write_yaml  # noqa: E402
 
 SEARCHES, CANDIDATES = 5, 20
@@ -39,17 +42,26 @@ def write_inputs(folder: Path, searches: int, candidates: int) -> None:
         positions = [searches * number + search for number in range(candidates)]
         shares = [round(LOW + (HIGH - LOW) * (position + 0.5) / (searches * candidates), 5) for position in positions]
         design = {"kind": "search", "space": {"sources.questions": shares}, "seed": search, "sampler": "random"}
-        design |= {"rungs": [0.25, 1.0], "keep": 0.25, "batch": candidates, "finalists": 2, "finalist_seeds": 2}
-        design |= {"confirm_seeds": 3, "trainings": candidates // 4 + candidates // 4 + 2 + 4 * 3}
+        design |= {"rungs": [0.25, 1.0], "keep": 0.25, "batch": candidates}
+        design |= {"trainings": candidates // 2}
         study = {"experiment": EXPERIMENT, "controls": [], "design": design}
         write_yaml(folder / f"config/studies/identical_{search}.yaml", study)
 
 
-def read_verdicts(folder: Path, study: str) -> dict[str, str]:
-    """Return the last verdict on the winner against each other experiment."""
-    files = (folder / "results/scenes/tiny" / study / "search").rglob("scores.yaml")
-    looks = [read_yaml(file)["looks"] for file in sorted(files, key=lambda file: int(file.parent.name[6:]))]
-    return {other: look["kind"] for batch_looks in looks for other, look in batch_looks.items()}
+def decide(folder: Path, study: str) -> dict[str, str]:
+    """Compare the best trial of a search with the experiment and the second, and return the last verdicts."""
+    page = folder / "results/scenes/tiny" / study / "config.yaml"
+    ranked = load_settings(PageSettings, page).study.search.rank_trials()
+    winner, second = f"{study}_best", f"{study}_second"
+    for trial, name in zip(ranked, (winner, second), strict=False):
+        script = folder / "workflow_scripts/keep_variant.py"
+        if not (folder / f"config/experiments/{name}.yaml").exists():
+            arguments = [script, page.relative_to(folder), trial.name, name]
+            subprocess.run([sys.executable, *arguments], cwd=folder, check=True)
+    settings = ("dataset=scenes", "recipe=all", f"experiment={winner}")
+    run_target(folder, "decide", *settings, f"decide={{against: [{EXPERIMENT}, {second}], seeds: 3}}")
+    files = sorted((folder / "results/scenes/tiny" / winner / "decide").rglob("look.yaml"))
+    return {look["against"]: look["kind"] for look in map(read_yaml, files)}
 
 
 def main() -> None:
@@ -59,7 +71,7 @@ def main() -> None:
         write_inputs(folder, searches, candidates)
     for search in range(searches):
         run_target(folder, f"identical_{search}", "dataset=scenes", "recipe=all")
-        print(json.dumps({"search": search, "verdicts": read_verdicts(folder, f"identical_{search}")}), flush=True)
+        print(json.dumps({"search": search, "verdicts": decide(folder, f"identical_{search}")}), flush=True)
 
 
 if __name__ == "__main__":

@@ -57,12 +57,6 @@ def batch_trials(wildcards):
     return trials
 
 
-def trials_flag(wildcards, input):
-    """Params function: the flags for the trials of a batch, and for the earlier batches."""
-    earlier = optional_flag("--earlier", "earlier")(wildcards, input)
-    return ["--trials", input.trials, *earlier] if input.trials else []
-
-
 def reference_rows(wildcards):
     """Input function: the number of rows that the baseline's recipe keeps."""
     return search_batches.locate_reference_summary(RUNS)
@@ -81,9 +75,7 @@ checkpoint score_trials:
     input:
         scored_files,
         trials=batch_trials,
-        earlier=earlier_scores,
         rows=reference_rows,
-        study=ancient(study_budget_file),
         config=f"{BATCH}/config.yaml",
         code=list_script_files("score_trials.py"),
     output:
@@ -98,9 +90,9 @@ checkpoint score_trials:
         mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=30,
     params:
-        trials=trials_flag,
+        trials=optional_flag("--trials", "trials"),
     shell:
         build_stage_command(
             "score_trials.py",
-            "--config {input.config:q} --study {input.study:q} --rows {input.rows:q} {params.trials:q} --output {output:q}",
+            "--config {input.config:q} --rows {input.rows:q} {params.trials:q} --output {output:q}",
         )

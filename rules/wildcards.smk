@@ -2,7 +2,6 @@
 import os
 import re
 
-from dj2mgm.records.search_records import RANDOM_SUFFIX
 from dj2mgm.settings.benchmarks import read_declarations
 
 
@@ -14,7 +13,7 @@ def match_any(names):
 def match_runs(experiments):
     """Return a regular expression for the folders of these experiments' runs, and of trials that change them."""
     searched = {search.experiment for search in RUNS.experiments.searches.values()}
-    trials = f"{match_any(searched & {*experiments})}-[0-9a-f]{{10}}(-0\\.[0-9]+|{RANDOM_SUFFIX})?"
+    trials = f"{match_any(searched & {*experiments})}-[0-9a-f]{{10}}(-0\\.[0-9]+)?"
     parents = {os.path.dirname(RUNS.first_seed(name).folder) for name in experiments}
     return f"{match_any(sorted(parents))}/({match_any(experiments)}|{trials})(/seed-[0-9]+)?"
 

@@ -37,7 +37,7 @@ def main() -> None:
     write_table(tabulate(rows, assessment.headline), paths.output_dir / f"{name}.csv")
     cards, summary = build_study_cards(assessment, rows, study)
     notes = [*describe_cut(cards), *list_page_notes(experiments)]
-    page = build_study_page(rows, assessment.headline, notes, study, name)
+    page = build_study_page(rows, assessment.headline, notes, study, paths.output_dir)
     page = replace(page, summary=summary, cards=cards[:MAX_CARDS], unlearned=assessment.unlearned)
     write_variants_page(page, paths.output_dir / f"{name}.html")
     print(f"wrote {paths.output_dir / name}.html and {name}.csv for {len(rows)} experiments", flush=True)

@@ -2,7 +2,8 @@ r"""Write a variant of a study as an experiment's file, config/experiments/<name
 
     python workflow_scripts/keep_variant.py results/shapes/tiny/my_search/config.yaml baseline-4988a0e4d9 my_recipe
 
-The experiment has seeds that the study did not use, because the scores by which it was chosen are too high by chance.
+The experiment has seeds that the study did not use, because the scores by which it was chosen are too high by chance,
+and a random subset as control if a search's trial trains on fewer rows than the baseline.
 `snakemake decide --config experiment=<name>` then compares it with the baseline.
 """
 
@@ -48,7 +49,7 @@ def describe_variant(settings: PageSettings, variant: str, page: Path) -> dict:
     experiments = {experiment.name: experiment for experiment in settings.experiments}
     if settings.study is None:
         raise InputError(f"{page} is not a study's page; name results/<dataset>/<model>/<study>/config.yaml")
-    base_name = settings.study.experiment
+    base_name, search = settings.study.experiment, settings.study.search
     variants = [name for name, experiment in experiments.items() if experiment.changes and name != base_name]
     if variant not in variants:
         raise InputError(f"{page}: there is no variant {variant!r}; {suggest_name(variant, variants)}")
@@ -62,8 +63,9 @@ def describe_variant(settings: PageSettings, variant: str, page: Path) -> dict:
     }
     keys = read_config(locate_experiment_file(base_name), build_schema(build_configuration_model()))
     merged = merge([Layer(base_name, keys), Layer(variant, nest_changes(str(page), changes, base.config))])
-    search_seeds = settings.study.search.used_seeds if settings.study.search else []
-    last_seed = max([*search_seeds, *(run.seed for run in experiment.runs)])
+    last_seed = max(run.seed for run in experiment.runs)
+    if search and search.has_fewer_rows(variant):
+        merged["controls"] = list(dict.fromkeys([*merged.get("controls", []), "random"]))
     text = ", ".join(f"{key} {value}" for key, value in changes.items())
     seeds = [last_seed + number for number in range(1, FRESH_SEEDS + 1)]
     return merged | {"description": f"{variant} of the study {page.parent.name}: {text}.", "seeds": seeds}

@@ -1,13 +1,12 @@
-r"""Read the score and the cost of the trials of a batch, and take the next interim look at the winner.
+r"""Read the score and the cost of the trials of a batch.
 
     python workflow_scripts/score_trials.py --config results/shapes/tiny/my_search/search/1a2b3c4d/batch-1/config.yaml \
-        --study config/studies/my_search.yaml --rows results/shapes/tiny/baseline/jsonl/summary.json \
+        --rows results/shapes/tiny/baseline/jsonl/summary.json \
         --trials results/shapes/tiny/my_search/search/1a2b3c4d/batch-1/trials.yaml \
         --output results/shapes/tiny/my_search/search/1a2b3c4d/batch-1/scores.yaml
 
 Without `--trials`, the batch is batch 0: the experiment that the trials change. The configuration lists finished
-trials. `--earlier` names the scores of earlier batches. If they contain looks at this winner, the new look continues
-their sequence.
+trials.
 """
 
 from pathlib import Path
@@ -17,7 +16,7 @@ from dj2mgm.records.jsonl_summary import read_jsonl_summary
 from dj2mgm.records.page_records import BatchSettings
 from dj2mgm.records.search_records import BatchRecord
 from dj2mgm.reporting.experiment_results import load_experiments
-from dj2mgm.reporting.study.batch_result import build_batch_result, look_at_winner
+from dj2mgm.reporting.study.batch_result import build_batch_result
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_yaml
 
@@ -26,19 +25,14 @@ from dj2mgm.storage.files import write_yaml
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--study", type=Path, required=True)
     parser.add_argument("--rows", type=Path, required=True, help="summary.json of the baseline's training files")
     parser.add_argument("--trials", type=Path)
-    parser.add_argument("--earlier", type=Path, nargs="*", default=[])
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     settings = load_settings(BatchSettings, args.config)
     experiments = load_experiments(args.config) if settings.experiments else []
     record = load_settings(BatchRecord, args.trials) if args.trials else None
-    result = build_batch_result(experiments, record, settings.goals, args.earlier, read_jsonl_summary(args.rows))
-    if record and record.against:
-        looks = look_at_winner(experiments, record, args.earlier, args.study)
-        result = result.model_copy(update={"looks": looks})
+    result = build_batch_result(experiments, record, settings.goals, read_jsonl_summary(args.rows))
     write_yaml(args.output, result.model_dump())
 
 

@@ -170,7 +170,7 @@ def small_pages(tmp_path_factory) -> list[Path]:
     study = ShownStudy.model_validate(shown)
     headline = Assessment(experiments).headline
     rows = compare_variants(experiments, headline, study)
-    page = build_study_page(rows, headline, list_page_notes(experiments), study, "study")
+    page = build_study_page(rows, headline, list_page_notes(experiments), study, root / "study")
     write_variants_page(page, root / "study.html")
     return [root / "study.html", write_report(root / "forgetting", base=1.0)]
 

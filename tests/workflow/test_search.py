@@ -1,11 +1,15 @@
 """Adaptive studies: batches until the end of the budget, also after a divergence or a kill, and refusals."""
 
+import html
 import re
+import shlex
+import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+import keep_variant
 from dj2mgm.storage.files import read_yaml, write_text
 from killed_runs import kill_midway
 from quick_stages import read_calls, replace_stages
@@ -91,9 +95,10 @@ def test_a_search_continues_after_a_divergence(quick):
         ({"trainings": 0}, "design.trainings: expected an integer from 1 to 1000, found 0"),
         ({"rungs": "[0.5, 0.25, 1.0]"}, "design.rungs: expected rising shares up to 1, as [0.125, 0.5, 1.0]"),
         (
-            {"trainings": 9, "rungs": "[0.125, 1.0]", "finalists": 2, "confirm_seeds": 2},
-            "design.trainings: 9 is less than the 11.125 that one variant costs with its rungs, the finalists and the",
+            {"trainings": 1, "rungs": "[0.125, 1.0]"},
+            "design.trainings: 1 is less than the 1.125 that one variant costs in all rungs; raise it",
         ),
+        ({"finalists": 2}, "design.finalists: unknown key; `snakemake decide` confirms the best trial; remove the key"),
         ({"gpu_hours": 1.0e-6}, "design.gpu_hours: 1e-06 is less than one variant takes"),
     ],
 )
@@ -129,37 +134,40 @@ def test_a_killed_search_repeats_only_killed_trainings(tmp_path):
     assert len(list_trainings(project)) == 5, "only the killed training runs again"
 
 
-@pytest.mark.slow  # unit tests plan the same batches
-def test_halving_ends_with_looks_at_the_winner_on_fresh_seeds(quick):
-    """Short runs are half a training; the finalist has seeds 0 and 1, and the looks have seeds 2 and 3."""
-    budget = {"trainings": 11, "batch": 4, "finalist_seeds": 2, "confirm_seeds": 2, "finalists": 1}
-    write_study(
-        quick, "halved", rungs="[0.5, 1.0]", keep=0.5, goals="{answer_probability: 1, gpu_hours: -0.5}", **budget
-    )
+def test_halving_ends_with_commands_for_the_best_trial(quick, monkeypatch, capsys):
+    """Short runs are half a training; the commands of the page decide about the best trial on other seeds."""
+    space, goals = "{recipe.words_num_filter.max_num: [6, 8, 10, 12]}", "{answer_probability: 1, gpu_hours: -0.5}"
+    write_study(quick, "halved", space, rungs="[0.5, 1.0]", keep=0.5, goals=goals, trainings=4, batch=4)
     quick.run("halved")
-    files = quick.result("search", "halved").glob("*/batch-*/trials.yaml")
-    files = sorted(files, key=lambda file: file.parent.name)
+    files = sorted(quick.result("search", "halved").glob("*/batch-*/trials.yaml"), key=lambda file: file.parent.name)
     batches = [read_yaml(file) for file in files]
-    steps = [batch["step"] for batch in batches]
-    explored = [trial["name"] for batch in batches if batch["step"] == "explore" for trial in batch["trials"]]
-    promoted = [trial["name"] for batch in batches if batch["step"] == "promote" for trial in batch["trials"]]
-    assert steps == sorted(steps, key=["explore", "promote", "finals", "confirm"].index)
-    assert batches[-1]["scored_seeds"] == [2, 3], "the seeds that chose the winner are 0 and 1"
-    winner = batches[-1]["trials"][0]["name"]
-    assert batches[-1]["against"] == ["baseline", f"{winner}-random"]
-    expected = [f"{name}-0.5 0" for name in explored] + [f"{name} 0" for name in promoted]
-    expected += [f"{trial['name']} 1" for trial in batches[-2]["trials"]]
-    expected += [f"{name} {seed}" for name in {winner, *batches[-1]["against"]} for seed in (2, 3)]
-    runs = [" ".join(call.split()[1:]) for call in read_calls(quick) if call.startswith("finetune ")]
-    new_runs = [run for run in runs if "-0.5 " in run or not run.endswith(" 0")]  # without the jobs of the tests above
-    assert sorted(new_runs) == sorted(run for run in expected if "-0.5 " in run or not run.endswith(" 0"))
-    assert {*expected} <= {*runs} and len(explored) == 4 >= 2 * len(promoted)
-    page = (quick.folder / "results/small/small/halved/halved.html").read_text(encoding="utf-8")
-    table = pd.read_csv(quick.folder / "results/small/small/halved/halved.csv")
-    assert sorted(table["experiment"]) == sorted(["baseline", *promoted]), "short runs are in a table of their own"
-    assert (
-        "The trials are ranked by the sum of 1 × answer_probability, -0.5 × gpu_hours." in page
-        and "weighted sum of the goals" in page
-    )
-    assert page.count("Compared with ") == 2 and "50 % of the rows" in page and all(name in page for name in explored)
-    assert read_yaml(quick.folder / f"results/small/small/{explored[0]}-0.5/jsonl/config.yaml")["used_fraction"] == 0.5
+    names = {
+        step: [trial["name"] for batch in batches if batch["step"] == step for trial in batch["trials"]]
+        for step in ("explore", "promote")
+    }
+    assert len(names["explore"]) == 4 and len(names["promote"]) == 2
+    page = quick.result("halved.html", "halved").read_text(encoding="utf-8")
+    table = pd.read_csv(quick.result("halved.csv", "halved"))
+    assert sorted(table["experiment"]) == sorted(["baseline", *names["promote"]]), "short runs have their own table"
+    assert "sum of 1 × answer_probability, -0.5 × gpu_hours." in page and "weighted sum of the goals" in page
+    assert "50 % of the rows" in page and all(name in page for name in names["explore"])
+    used_fraction = read_yaml(quick.result("jsonl/config.yaml", f"{names['explore'][0]}-0.5"))["used_fraction"]
+    assert used_fraction == 0.5
+    commands = [html.unescape(command) for command in re.findall("<code>(.*?)</code>", page.split("<h2>Next</h2>")[1])]
+    *keep_commands, decide = map(shlex.split, commands)
+    monkeypatch.chdir(quick.folder)
+    for command in keep_commands:
+        monkeypatch.setattr(sys, "argv", command[1:])
+        keep_variant.main()
+    files = {
+        name: read_yaml(quick.folder / f"config/experiments/{name}.yaml") for name in ("halved_best", "halved_second")
+    }
+    assert [(file["seeds"], file["controls"]) for file in files.values()] == [([1, 2], ["random"])] * 2
+    assert decide[:2] == ["snakemake", "decide"]
+    assert decide[-1] == "decide={against: [baseline, halved_second, halved_best-random]}"
+    printed = quick.run("decide", config=(*decide[decide.index("--config") + 1 :], "report={margin: 0.2}"))
+    assert "Conclusion: halved_best is " in printed
+    trained = [call.split()[1:] for call in read_calls(quick) if call.startswith("finetune halved_")]
+    assert {name for name, _ in trained} == {"halved_best", "halved_second", "halved_best-random"}
+    looks = [read_yaml(file) for file in quick.result("decide", "halved_best").rglob("look.yaml")]
+    assert min(seed for look in looks for seed in look["seeds"]) == 1, "seed 0 chose the trial"

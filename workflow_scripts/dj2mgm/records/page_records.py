@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
-from dj2mgm.records.look_records import LookRecord
 from dj2mgm.settings.base import RETRAINS, ImageRootSettings, Number, Section, read_extra, setting
 from dj2mgm.settings.configuration import TARGETS_BY_KEY, Configuration
 from dj2mgm.settings.study_files import Interval, StudyPage
@@ -86,7 +85,7 @@ class ShownTrial(Section):
     name: str = setting()
     changes: dict[str, Any] = setting(..., "by dotted key")
     scores: list[float | None] = setting(..., "headline score in each rung; null: not trained, or diverged")
-    final: float | None = setting(..., "mean headline score over the finalists' seeds; null: the trial is no finalist")
+    fewer_rows: bool = setting(False, "whether it trains on fewer different rows than the baseline")
 
 
 class ShownBatch(Section):
@@ -105,13 +104,18 @@ class ShownSearch(Section):
     progress: str = setting(..., "its state in a sentence")
     rungs: list[Number] = setting(..., "shares of the rows")
     goals: dict[str, Number] = setting({}, "weights of the scores that rank trials; none: the headline ranks them")
-    confirm_seeds: int = setting(..., "most new seeds of the confirmation")
-    used_seeds: list[int] = setting(..., "seeds of all trainings")
     axes: dict[str, list | Interval] = setting({}, "values of each key")
     batches: list[ShownBatch] = setting([])
     trials: list[ShownTrial] = setting()
-    winner: str | None = setting(..., "best finalist; null: there are no finalists")
-    looks: dict[str, LookRecord] = setting(..., "last interim result of the winner's comparison with each experiment")
+
+    def rank_trials(self) -> list[ShownTrial]:
+        """Return the trials that were trained on all rows, best first."""
+        trained = [trial for trial in self.trials if trial.scores[-1] is not None]
+        return sorted(trained, key=lambda trial: -trial.scores[-1])
+
+    def has_fewer_rows(self, name: str) -> bool:
+        """Return whether a trial trains on fewer different rows than the baseline."""
+        return any(trial.fewer_rows for trial in self.trials if trial.name == name)
 
 
 class ShownStudy(Section):

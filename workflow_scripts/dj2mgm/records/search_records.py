@@ -2,14 +2,9 @@
 
 from typing import Any, Literal
 
-from dj2mgm.records.look_records import LookRecord
 from dj2mgm.settings.base import Number, Section, Seed, setting
 from dj2mgm.settings.string_formats import Name
 from dj2mgm.settings.study_files import Interval, MixtureSpace, Sampler
-
-RANDOM_SUFFIX = (
-    "-random"  # last part of the name of the winner's control, which trains on a random subset of the same size
-)
 
 
 class SearchSettings(Section):
@@ -39,38 +34,27 @@ class TrialRecord(Section):
 class BatchRecord(Section):
     """The trainings of a batch (trials.yaml)."""
 
-    step: Literal["explore", "promote", "finals", "confirm"] = setting(
-        ..., "explore: new trials; promote: more rows for the best; finals: more seeds; confirm: the winner's verdicts"
-    )
+    step: Literal["explore", "promote"] = setting(..., "explore: new trials; promote: more rows for the best")
     fraction: Number = setting(..., "share of the experiment's rows and samples")
     seeds: list[Seed] = setting(..., "seeds that are trained")
-    scored_seeds: list[Seed] = setting(..., "seeds whose scores count, also those of earlier batches")
-    trials: list[TrialRecord] = setting(..., "in the step confirm, the winner is the first")
-    against: list[Name] = setting([], "in the step confirm: experiments that the winner is compared with")
+    trials: list[TrialRecord] = setting()
     trainings: int = setting(..., "budget of trainings when the batch was planned")
     price: float | None = setting(None, "expected GPU seconds of a training with one seed; null: not known")
 
     @property
     def names(self) -> list[str]:
         """Names of the experiments that are trained."""
-        trials = [format_run_name(trial.name, self.fraction) for trial in self.trials]
-        return list(dict.fromkeys([*trials, *self.against]))
-
-    @property
-    def runs(self) -> set[tuple[str, int]]:
-        """Trainings as pairs of experiment and seed."""
-        return {(name, seed) for name in self.names for seed in self.seeds}
+        return [format_run_name(trial.name, self.fraction) for trial in self.trials]
 
 
 class BatchResult(Section):
     """The results of a batch (scores.yaml). Batch 0 has those of the experiment that the trials change."""
 
     scores: dict[str, float | None] = setting(..., "score by trial (`find_trial_score`); null: its training diverged")
-    runs: int = setting(..., "number of its trainings, one for each seed, that no earlier batch has")
+    runs: int = setting(..., "number of its trainings, one for each seed")
     seconds: float | None = setting(..., "GPU seconds of stages that ran for these trainings only; null: not measured")
     fixed_seconds: float = setting(0.0, "part of `seconds` outside training stages, which does not grow with the rows")
     fewer_rows: list[str] = setting([], "trials that train on fewer different rows than the baseline")
-    looks: dict[str, LookRecord] = setting({}, "verdicts on the winner, by the experiment on the other side")
 
 
 def format_run_name(trial: str, fraction: Number) -> str:

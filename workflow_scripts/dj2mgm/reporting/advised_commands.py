@@ -21,7 +21,10 @@ def build_snakemake_command(experiment: ExperimentResults | ShownExperiment, tar
     return format_snakemake_command(target, experiment_settings | settings)
 
 
-def build_keep_command(variant: ExperimentResults, study: Path) -> str:
-    """Return the command that makes an experiment's file of a variant; `study` is the folder of the study's page."""
-    arguments = [f"{study}/config.yaml", variant.name, f"{study.name}_best"]
+def build_keep_command(variant: ExperimentResults, study: Path, suffix: str = "best") -> str:
+    """Return the command that makes an experiment's file, named after the study with a suffix, of a variant.
+
+    `study` is the folder of the study's page.
+    """
+    arguments = [f"{study}/config.yaml", variant.name, f"{study.name}_{suffix}"]
     return " ".join(["python workflow_scripts/keep_variant.py", *map(shlex.quote, arguments)])

@@ -119,6 +119,7 @@ class VariantsPage:
     zero_line: bool = False  # whether the axes of scores have a line at their middle
     parallels: ParallelPlot | None = None
     tables: list[PlainTable] = field(default_factory=list)
+    commands: list[str] = field(default_factory=list)  # to confirm the best trial of a search
 
 
 def place_mark(scale: Scale, estimate: Estimate) -> IntervalMark:

@@ -9,9 +9,9 @@ from dj2mgm.runs.stages import STAGES, TRAINING_STAGES
 LOG_END = 20_000  # bytes at the end of a log, in which a diverged training is reported
 
 
-def has_diverged(runs: Runs, experiment: str, seeds: list[int] | None = None) -> bool:
+def has_diverged(runs: Runs, experiment: str) -> bool:
     """Return whether an experiment's training diverged for any of its seeds. It would diverge again."""
-    for seed in seeds or runs.experiments.configs[experiment].seeds:
+    for seed in runs.experiments.configs[experiment].seeds:
         run = runs.get(experiment, seed)
         for stage in (stage for stage in TRAINING_STAGES if stage in run.settings):
             folder = Path(runs.find_stage_folder(run, stage))

@@ -1,19 +1,17 @@
 """Experiments: the merged configuration of each file in config/experiments, and of variants that a target compares."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from dj2mgm.dataset_resolution.experiment_dataset import name_dataset, require_folder
 from dj2mgm.errors import InputError, UnsuitableDatasetError
-from dj2mgm.records.search_records import RANDOM_SUFFIX, SearchSettings
+from dj2mgm.records.search_records import SearchSettings
 from dj2mgm.runs.experiment_recipes import read_recipes
 from dj2mgm.runs.layers import (
     build_command_line_layer,
     list_experiment_names,
     locate_experiment_file,
-    merge,
     merge_experiment,
     merge_shared_settings,
 )
@@ -204,11 +202,7 @@ class Experiments:
         """Return the trials that a search has planned so far; before the first ones, check its space."""
         if name not in self.searches:
             self.searches[name] = build_search_settings(name, study, parent, self.results_prefix)
-        records = list(read_planned_batches(self.searches[name]))
-        trials = {trial.name: trial for trial in list_trial_variants(name, study, records, parent)}
-        against = {experiment for record in records for experiment in record.against}
-        winners = [trial for trial in trials.values() if f"{trial.name}{RANDOM_SUFFIX}" in against]
-        return [*trials.values(), *map(self._draw_rows, winners)]
+        return list_trial_variants(name, study, list(read_planned_batches(self.searches[name])), parent)
 
     def list_space_checks(self, name: str) -> Iterator[tuple[Variant, Experiment]]:
         """Yield variants of a search's space with their configurations, before its first batch is planned."""
@@ -218,13 +212,6 @@ class Experiments:
         study = self.studies[name]
         for variant in list_check_variants(name, study, search, self.configs[study.experiment]):
             yield variant, self._merge_variant(variant)
-
-    def _draw_rows(self, winner: Variant) -> Variant:
-        """Return a variant that trains on as many rows as another variant, drawn at random."""
-        named_config = NamedConfig(winner.name, self._merge_variant(winner))
-        [control] = list_controls(named_config, self._get_named_config(REFERENCE), winner.source, ["random"])
-        layers = [Layer(winner.source, variant.changes) for variant in (winner, control)]
-        return replace(control, parent=winner.parent, changes=merge(layers), compared=None)
 
     def _merge_variant(self, variant: Variant) -> Experiment:
         return self._merge(variant.parent, Layer(variant.source, variant.changes))

@@ -50,7 +50,7 @@ def list_study_experiments(runs: Runs, study: str) -> list[str]:
     if settings.page.reference and (reference := f"{settings.experiment}-{settings.page.reference}") in names:
         names.insert(0, reference)
     if search := runs.experiments.searches.get(study):
-        trained = {name for record in read_planned_batches(search) for name in record.names} - {settings.experiment}
+        trained = {name for record in read_planned_batches(search) for name in record.names}
         shown_names = {name for name in list_full_trials(search) if not has_diverged(runs, name)}
         names = [name for name in names if name not in trained or name in shown_names]
     return list(dict.fromkeys(names))

@@ -208,13 +208,6 @@ class SearchDesign(Section):
         [1.0], "rising shares of the rows, up to 1; all variants are trained on the first, the best ones on the next"
     )
     keep: Annotated[Number, Field(gt=0, lt=1)] = setting(0.25, "share of a rung's variants that reach the next rung")
-    finalists: int = setting(
-        0, "best variants of the last rung; one of them becomes the winner and is confirmed; 0: none", ge=0, le=100
-    )
-    finalist_seeds: int = setting(3, "seeds of each finalist, with those of the experiment", ge=1, le=100)
-    confirm_seeds: int = setting(
-        5, "fresh seeds, at most, of the winner, the experiment, the runner-up and a random subset", ge=2, le=1000
-    )
     sampler: Sampler = setting(
         "tpe",
         "tpe: tree-structured Parzen estimator; gp: regression by a Gaussian process, for shares and other numbers; "

@@ -92,11 +92,9 @@ def variants(tmp_path):
 
 
 def test_every_proxy_of_the_runs_has_a_row(variants):
-    trials = [ShownTrial(name=f"v{n}", changes={}, scores=[float(n != 1), 0.0], final=None) for n in range(4)]
-    trials.append(ShownTrial(name="dropped early", changes={}, scores=[9.0, None], final=None))
-    search = ShownSearch(
-        progress="", rungs=[0.5, 1.0], confirm_seeds=2, used_seeds=[0], trials=trials, winner=None, looks={}
-    )
+    trials = [ShownTrial(name=f"v{n}", changes={}, scores=[float(n != 1), 0.0]) for n in range(4)]
+    trials.append(ShownTrial(name="dropped early", changes={}, scores=[9.0, None]))
+    search = ShownSearch(progress="", rungs=[0.5, 1.0], trials=trials)
     [table] = build_proxy_table(variants, find_headline(variants), search)
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["gain in log-likelihood of the right answer over a shuffled image (nats) after a short training"] == [

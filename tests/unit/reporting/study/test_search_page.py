@@ -2,11 +2,9 @@
 
 import random
 
-from dj2mgm.records.look_records import LookRecord
 from dj2mgm.records.page_records import ShownBatch, ShownSearch, ShownTrial
 from dj2mgm.reporting.rendering import build_template_environment
 from dj2mgm.reporting.study.search_page import (
-    build_confirmation_cards,
     build_cost_table,
     build_importance_table,
     build_trial_table,
@@ -15,7 +13,6 @@ from dj2mgm.reporting.study.search_page import (
 from dj2mgm.reporting.variants_page import VariantsPage
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
 from dj2mgm.settings.study_files import Interval
-from dj2mgm.settings.targets import DecideSection
 
 HEADLINE = HeadlineScore("VQA accuracy", "finetune/own", "vqa_accuracy", 0.01)
 GAIN = HeadlineScore("gain over a shuffled image", "finetune/difference", "answer_log_likelihood", 0.01)
@@ -29,9 +26,8 @@ def search(**values) -> ShownSearch:
         changes = {"rate": numbers.random(), "kind": kind, "useless": numbers.randint(1, 9)}
         score = 0.5 - (changes["rate"] - 0.3) ** 2 - (0.01 if kind else 0.0)
         scores = [score, None] if index else [score, 0.7]
-        trials.append(ShownTrial(name=f"t{index}", changes=changes, scores=scores, final=None))
-    defaults = {"rungs": [0.25, 1.0], "confirm_seeds": 2, "used_seeds": [0], "winner": "t0", "looks": {}}
-    return ShownSearch(progress="Spent.", trials=trials, axes=AXES, **defaults | values)
+        trials.append(ShownTrial(name=f"t{index}", changes=changes, scores=scores))
+    return ShownSearch(progress="Spent.", trials=trials, axes=AXES, **{"rungs": [0.25, 1.0]} | values)
 
 
 def test_the_decisive_setting_is_the_most_important():
@@ -60,7 +56,7 @@ def test_each_trial_is_a_line_through_its_settings_and_score():
     assert draw_parallels(few, HEADLINE) is None
 
 
-def test_all_trials_are_listed_with_the_winner_first():
+def test_all_trials_are_listed_with_full_trainings_first():
     [table] = build_trial_table(search(), [GAIN, HEADLINE], HEADLINE)
     assert len(table.rows) == 24 and table.rows[0][:3][0] == "t0" and table.rows[0][2] == "70.0 %"
     assert table.note.startswith(
@@ -68,44 +64,16 @@ def test_all_trials_are_listed_with_the_winner_first():
     )
     later = [float(row[1]) for row in table.rows[1:]]
     assert later == sorted(later, reverse=True)
-    assert build_trial_table(search(rungs=[1.0], winner=None), [HEADLINE], HEADLINE) == []
+    assert build_trial_table(search(rungs=[1.0]), [HEADLINE], HEADLINE) == []
 
 
 def test_planned_costs_are_compared_with_measured_ones():
     batches = [
         ShownBatch(step="explore", fraction=0.25, runs=4, price=30.0, seconds=240.0),
         ShownBatch(step="promote", fraction=1.0, runs=1, price=None, seconds=90.0),
-        ShownBatch(step="confirm", fraction=1.0, runs=0, price=1.0, seconds=None),
+        ShownBatch(step="promote", fraction=1.0, runs=0, price=1.0, seconds=None),
     ]
     [table] = build_cost_table(search(batches=batches))
     assert [row[0] for row in table.rows] == ["1: new trials", "2: more rows"]
     assert table.rows[0][1:3] == ["25 %", "4"] and table.rows[0][-1] == "2.00" and table.rows[1][-1] == "–"
     assert build_cost_table(search()) == []
-
-
-def test_a_winner_without_looks_is_undecided():
-    [card] = build_confirmation_cards(search())
-    assert card.label == "Undecided" and "before the winner could be compared" in card.verdict.statement
-    assert build_confirmation_cards(search(winner=None)) == []
-
-
-def test_a_winner_better_than_all_can_be_kept():
-    values = {"experiment": "t0", "seeds": [3, 4], "mean": 0.1, "half": 0.05, "level": 0.05, "spent": 0.04}
-    values |= {"budget": DecideSection(seeds=2), "most_seeds": 2, "seconds": 60.0, "seconds_per_seed": 30.0}
-    texts = {
-        "title": "VQA accuracy",
-        "difference": "+10 points",
-        "interval": "+5 to +15",
-        "next_step": "",
-        "command": "",
-    }
-    looks = {
-        other: LookRecord(**values, **texts, kind=kind, statement=f"t0 is {kind} than {other}")
-        for other, kind in (("base", "better"), ("t1", "better"))
-    }
-    first, *others = build_confirmation_cards(search(looks=looks), "keep it")
-    assert (first.label, first.command) == ("Winner", "keep it")
-    assert first.verdict.statement == "The winner is better than base and t1." and len(others) == 2
-    looks["t1"] = looks["t1"].model_copy(update={"kind": "undecided"})
-    first, _, last = build_confirmation_cards(search(looks=looks), "keep it")
-    assert (first.label, first.command, last.label) == ("Undecided", "", "Undecided")

@@ -289,26 +289,22 @@ def test_a_short_run_keeps_epochs_and_schedule(write):
     }
 
 
-def test_a_search_trains_short_runs_and_a_random_subset(write):
+def test_a_search_trains_short_runs(write):
     space = {"recipe.words_num_filter.max_num": [12, 14]}
-    design = {"kind": "search", "space": space, "rungs": [0.5, 1.0], "finalists": 1, "confirm_seeds": 2}
+    design = {"kind": "search", "space": space, "rungs": [0.5, 1.0]}
     write("studies/mine", design=design)
     search = Runs({}).experiments.searches["mine"]
     trial = {"name": "baseline-0123456789", "changes": {"recipe.words_num_filter.max_num": 12}}
-    for number, (step, fraction) in enumerate([("explore", 0.5), ("promote", 1.0), ("confirm", 1.0)], start=1):
-        against = ["baseline", f"{trial['name']}-random"] if step == "confirm" else []
-        seeds = {"seeds": [0], "scored_seeds": [0], "trainings": 24}
-        record = {"step": step, "fraction": fraction, "trials": [trial], "against": against}
-        write_yaml(f"{search.folder}/batch-{number}/trials.yaml", record | seeds)
+    for number, (step, fraction) in enumerate([("explore", 0.5), ("promote", 1.0)], start=1):
+        record = {"step": step, "fraction": fraction, "trials": [trial], "seeds": [0], "trainings": 24}
+        write_yaml(f"{search.folder}/batch-{number}/trials.yaml", record)
     runs = Runs({})
     assert list_study_experiments(runs, "mine") == ["baseline", trial["name"]], "the only whole run"
     short, whole = (runs.first_seed(f"{trial['name']}{end}") for end in ("-0.5", ""))
-    random = runs.get(f"{trial['name']}-random", 3)
     assert short.settings["jsonl"].used_fraction == 0.5
     assert owners(runs, trial["name"])["filter"] == f"{trial['name']}-0.5", "the filter runs once"
     assert operators(runs, trial["name"])["words_num_filter"]["max_num"] == 12
-    assert operators(runs, f"{trial['name']}-random") == operators(runs, "baseline")
-    assert random.config.jsonl.same_size_as == trial["name"] and whole.config.jsonl.fraction == 1
+    assert whole.config.jsonl.fraction == 1
 
 
 def test_a_search_does_not_continue_without_its_experiment(write):
@@ -318,7 +314,7 @@ def test_a_search_does_not_continue_without_its_experiment(write):
     log.parent.mkdir(parents=True)
     log.write_text("training diverged by step 3", encoding="utf-8")
     assert has_diverged(runs, "baseline")
-    assert list_batch_runs(runs, runs.experiments.searches["mine"], 0) == (["baseline"], None), "its training fails"
+    assert list_batch_runs(runs, runs.experiments.searches["mine"], 0) == ["baseline"], "its training fails"
 
 
 RANKS = grid(**{"finetune.lora.r": [8]})
@@ -495,18 +491,19 @@ def test_a_kept_variant_has_its_settings_and_fresh_seeds(write, monkeypatch, cap
     write("studies/kinds", experiment="mine", design={"kind": "list", "variants": variants}, proportional=ties)
     runs = Runs({"seeds": [0, 4], "model": "tiny-llava"})
     write_yaml("results/kinds/config.yaml", build_study_settings(runs, "kinds"))
-    if variant == "mine-on":  # as if the study's winner had been confirmed with seeds 5 and 6
+    if variant == "mine-strict":  # as if it were a search's trial that drops rows
         page = read_yaml("results/kinds/config.yaml")
-        page["study"]["search"] = {"progress": "", "rungs": [1.0], "confirm_seeds": 2, "used_seeds": [0, 4, 5, 6]}
-        page["study"]["search"] |= {"trials": [], "winner": None, "looks": {}}
+        trial = {"name": variant, "changes": {}, "scores": [0.5], "fewer_rows": True}
+        page["study"]["search"] = {"progress": "", "rungs": [1.0], "trials": [trial]}
         write_yaml("results/kinds/config.yaml", page)
     monkeypatch.setattr(sys, "argv", ["keep_variant.py", "results/kinds/config.yaml", variant, "kept"])
     keep_variant.main()
     assert capsys.readouterr().out.endswith("next: snakemake decide --config model=tiny-llava experiment=kept\n")
     config, own = (Runs({"model": "tiny-llava"}).experiments.configs[name].model_dump() for name in ("kept", variant))
-    assert config.pop("seeds") == ([7, 8] if variant == "mine-on" else [5, 6])
+    assert config.pop("seeds") == [5, 6]
+    assert config.pop("controls") == (["random"] if variant == "mine-strict" else [])
     assert "of the study kinds" in config.pop("description")
-    assert config == {key: value for key, value in own.items() if key not in ("seeds", "description")}
+    assert config == {key: value for key, value in own.items() if key not in ("seeds", "description", "controls")}
     with pytest.raises(SystemExit):
         keep_variant.main()
 

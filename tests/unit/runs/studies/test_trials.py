@@ -106,8 +106,7 @@ def test_hours_and_trainings_limit_the_next_batch(hours, batches, number):
     done = []
     for batch, (count, seconds) in enumerate(batches):
         trials = [TrialRecord(name=f"t{batch}-{number}", changes={"x": number}) for number in range(count)]
-        seeds = {"seeds": [0], "scored_seeds": [0]}
-        record = BatchRecord(step="explore", fraction=1.0, trials=trials, trainings=10, **seeds)
+        record = BatchRecord(step="explore", fraction=1.0, trials=trials, trainings=10, seeds=[0])
         done.append((record, BatchResult(scores={trial.name: 0.0 for trial in trials}, runs=count, seconds=seconds)))
     first = BatchResult(scores={"base": 0.0}, runs=1, seconds=100.0)
     planned = plan_next(SearchHistory(budget, settings(Path()), first, done))

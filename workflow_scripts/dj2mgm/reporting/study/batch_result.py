@@ -1,34 +1,25 @@
-"""Score and cost of the trials of a batch, and the next look at the winner."""
-
-from pathlib import Path
+"""Score and cost of the trials of a batch."""
 
 from dj2mgm.records.jsonl_summary import JsonlSummary
-from dj2mgm.records.look_records import LookRecord
 from dj2mgm.records.search_records import BatchRecord, BatchResult, format_run_name
 from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.study.trial_scores import Goals, find_trial_score, measure_trial
-from dj2mgm.reporting.verdicts.look_verdict import take_look
 from dj2mgm.runs.stages import TRAINING_STAGES
 from dj2mgm.runs.studies.seed_times import sum_seconds
-from dj2mgm.runs.studies.study_designs import read_study_file
-from dj2mgm.settings.targets import DecideSection
-from dj2mgm.settings.validation import load_settings
 
 
 def build_batch_result(
     experiments: list[ExperimentResults],
     record: BatchRecord | None,
     goals: Goals,
-    earlier: list[Path],
     reference_summary: JsonlSummary,
 ) -> BatchResult:
-    """Return scores and costs of a batch, without looks.
+    """Return scores and costs of a batch.
 
     Args:
         experiments: the finished trials.
         record: the batch (None: batch 0, the experiment that the trials change).
         goals: weights of several goals (none: the headline decides).
-        earlier: the scores of earlier batches.
         reference_summary: numbers of rows of the baseline's training files.
     """
     finished = {experiment.name: experiment for experiment in experiments}
@@ -45,7 +36,7 @@ def build_batch_result(
             for name in full_size_trials
             if name in finished and has_fewer_rows(finished[name].runs[0].jsonl, reference_summary)
         ],
-        **_measure_cost(experiments, record, earlier),
+        **_measure_cost(experiments, record),
     )
 
 
@@ -62,31 +53,21 @@ def _measure_trials(
     }
 
 
-def _measure_cost(experiments: list[ExperimentResults], record: BatchRecord | None, earlier: list[Path]) -> dict:
-    """Return the number of new trainings and their GPU seconds, in total and without training."""
-    all_runs = {(experiment.name, seed) for experiment in experiments for seed in experiment.seeds}
-    new_runs = find_new_runs(record, earlier) if record else all_runs
-    seconds, fixed_seconds = [], []
-    for experiment in experiments:
-        seeds = [seed for name, seed in new_runs if name == experiment.name]
-        seconds.append(sum_gpu_seconds(experiment, seeds))
-        fixed_seconds.append(sum_gpu_seconds(experiment, seeds, without=TRAINING_STAGES))
+def _measure_cost(experiments: list[ExperimentResults], record: BatchRecord | None) -> dict:
+    """Return the number of trainings and their GPU seconds, in total and without training."""
+    seconds = [sum_gpu_seconds(experiment) for experiment in experiments]
+    fixed_seconds = [sum_gpu_seconds(experiment, without=TRAINING_STAGES) for experiment in experiments]
+    runs = len(record.trials) * len(record.seeds) if record else sum(len(side.seeds) for side in experiments)
     return {
-        "runs": len(new_runs),
+        "runs": runs,
         "seconds": sum(filter(None, seconds)) if any(seconds) else None,
         "fixed_seconds": sum(filter(None, fixed_seconds)),
     }
 
 
-def find_new_runs(record: BatchRecord, earlier: list[Path]) -> set[tuple[str, int]]:
-    """Return experiment and seed of the trainings that no earlier batch has; batch 0 has no trials."""
-    batches = [load_settings(BatchRecord, file.with_name("trials.yaml")) for file in earlier[1:]]
-    return record.runs.difference(*(batch.runs for batch in batches))
-
-
-def sum_gpu_seconds(experiment: ExperimentResults, seeds: list[int], without: tuple[str, ...] = ()) -> float | None:
-    """Return the GPU seconds of the stages in an experiment's own folder for these seeds, without shared stages."""
-    stages = [item for run in experiment.runs if run.seed in seeds for item in run.stages.items()]
+def sum_gpu_seconds(experiment: ExperimentResults, without: tuple[str, ...] = ()) -> float | None:
+    """Return the GPU seconds of the stages in an experiment's own folder, without shared stages."""
+    stages = [item for run in experiment.runs for item in run.stages.items()]
     folders = {folder for stage, folder in stages if experiment.name in folder.parts and stage not in without}
     seconds = sum_seconds(folders) if folders else 0.0
     return None if seconds is None else seconds * experiment.config.gpus
@@ -107,23 +88,3 @@ def has_fewer_rows(own_summary: JsonlSummary, reference_summary: JsonlSummary) -
     return rows[selected][0] < rows[selected][1] and all(
         own_rows <= reference_rows for own_rows, reference_rows in rows.values()
     )
-
-
-def look_at_winner(
-    experiments: list[ExperimentResults], record: BatchRecord, earlier: list[Path], study: Path
-) -> dict[str, LookRecord]:
-    """Return the look at the winner against each experiment; experiments whose training diverged are omitted."""
-    finished = {experiment.name: experiment for experiment in experiments}
-    design = read_study_file(study).design
-    budget, winner = DecideSection(seeds=design.confirm_seeds), record.trials[0].name
-    earlier_looks: dict[str, list[LookRecord]] = {reference: [] for reference in record.against}
-    for file in earlier:
-        for reference, look in load_settings(BatchResult, file).looks.items():
-            if reference in earlier_looks and look.experiment == winner:
-                earlier_looks[reference].append(look)
-    looks = {}
-    for reference in record.against:
-        if winner in finished and reference in finished:
-            look = take_look([finished[reference], finished[winner]], earlier_looks[reference], budget)
-            looks[reference] = look.model_copy(update={"command": ""})  # the search itself continues
-    return looks

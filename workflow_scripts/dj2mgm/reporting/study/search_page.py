@@ -1,58 +1,45 @@
-"""Parts of a study's page about its search: the verdict on the winner, and the scores of all trials in each rung."""
+"""Parts of a study's page about its search: the scores of all trials in each rung, and the commands that follow."""
 
+from pathlib import Path
 from typing import Any
 
 from dj2mgm.cli.messages import format_duration
-from dj2mgm.records.look_records import LookRecord
-from dj2mgm.records.page_records import ShownSearch, ShownTrial
+from dj2mgm.records.page_records import ShownSearch, ShownStudy, ShownTrial
+from dj2mgm.reporting.advised_commands import build_keep_command, build_snakemake_command
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparison import format_score
-from dj2mgm.reporting.decision_page import describe_decision, describe_look_cost
+from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.variants_page import ParallelPlot, PlainTable, TrialLine
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
-from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict
-from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard
-from dj2mgm.reporting.verdicts.verdict_sentences import ADVICE_TO_KEEP
 from dj2mgm.runs.studies.trials import find_importances
 from dj2mgm.settings.study_files import Interval
 from dj2mgm.settings.targets import DecideSection
-from dj2mgm.verdict_kinds import VerdictKind
 
 MIN_TRIALS = 8  # with fewer trials, the best quarter is not marked
-STEPS = {"explore": "new trials", "promote": "more rows", "finals": "seeds of finalists", "confirm": "fresh seeds"}
+STEPS = {"explore": "new trials", "promote": "more rows"}
 
 
-def build_confirmation_cards(search: ShownSearch, command: str = "") -> list[VerdictCard]:
-    """Return the verdict on the winner, then on its difference from each experiment.
+def list_next_commands(experiments: list[ExperimentResults], study: ShownStudy, folder: Path) -> list[str]:
+    """Return the commands that confirm the best trial of a search: they keep the best two, and decide on fresh seeds.
 
     Args:
-        search: the search, as its page shows it.
-        command: command that makes an experiment of the winner.
+        experiments: the experiments of the page.
+        study: the study; there are no commands without a search, or before a trial is trained on all rows.
+        folder: folder of its page, of the study's name.
     """
-    if not search.winner:
+    name = folder.name
+    shown = {experiment.name: experiment for experiment in experiments}
+    ranked = study.search.rank_trials() if study.search else []
+    best = dict(zip(("best", "second"), [shown[trial.name] for trial in ranked if trial.name in shown], strict=False))
+    if not best:
         return []
-    kinds = {name: look.verdict for name, look in search.looks.items()}
-    decided = bool(kinds) and {*kinds.values()} == {VerdictKind.BETTER}
-    names = join_words(list(kinds))
-    if decided:
-        text = f"The winner is better than {names}."
-    elif not kinds:
-        text = "The budget was spent before the winner could be compared on fresh seeds."
-    else:
-        text = f"It is not shown that the winner is better than {names}."
-    kind = VerdictKind.BETTER if decided else VerdictKind.UNDECIDED
-    verdict = HeadlineVerdict(search.winner, 0, "", kind, text)
-    step = (ADVICE_TO_KEEP, command) if decided and command else ("", "")
-    winner_card = VerdictCard(verdict, "Winner" if decided else kind.label, kind.tone, "", search.progress, *step)
-    return [winner_card, *(_build_look_card(name, look, search.confirm_seeds) for name, look in search.looks.items())]
-
-
-def _build_look_card(name: str, look: LookRecord, seeds: int) -> VerdictCard:
-    text = describe_decision(look, DecideSection(seeds=seeds))
-    kind = look.verdict
-    verdict = HeadlineVerdict(f"Compared with {name}", 0, "", kind, text)
-    return VerdictCard(verdict, kind.label, kind.tone, "", describe_look_cost(look), "", "")
+    opponents = [*DecideSection().against, study.experiment, *(f"{name}_{suffix}" for suffix in list(best)[1:])]
+    if study.search.has_fewer_rows(best["best"].name):
+        opponents.append(f"{name}_best-random")
+    against = f"{{against: [{', '.join(dict.fromkeys(opponents))}]}}"
+    decide = build_snakemake_command(experiments[0], "decide", experiment=f"{name}_best", decide=against)
+    return [*(build_keep_command(trial, folder, suffix) for suffix, trial in best.items()), decide]
 
 
 def build_cost_table(search: ShownSearch) -> list[PlainTable]:
@@ -152,27 +139,26 @@ def build_trial_table(
     Args:
         search: the search, as its page shows it.
         rung_kinds: the score that ranks the trials of each rung.
-        headline: the score of the finalists.
+        headline: the score of full trainings.
     """
-    if len(search.rungs) == 1 and not search.winner:
+    if len(search.rungs) == 1:
         return []
 
     def rank(trial: ShownTrial) -> tuple:
-        scores = [score for score in [*trial.scores, trial.final] if score is not None]
-        return (trial.name != search.winner, trial.final is None, -len(scores), -(scores or [0.0])[-1])
+        scores = [score for score in trial.scores if score is not None]
+        return (-len(scores), -(scores or [0.0])[-1])
 
-    heads = ["Trial", *(f"{100 * rung:g} % of the rows" for rung in search.rungs), "Finalists' seeds", "Changes"]
+    heads = ["Trial", *(f"{100 * rung:g} % of the rows" for rung in search.rungs), "Changes"]
     rows = []
     for trial in sorted(search.trials, key=rank):
         scores = [
             "–" if score is None else format_score(kind.metric, score)
-            for kind, score in zip([*rung_kinds, headline], [*trial.scores, trial.final], strict=True)
+            for kind, score in zip(rung_kinds, trial.scores, strict=True)
         ]
         rows.append([trial.name, *scores, "; ".join(f"{key} {value}" for key, value in trial.changes.items())])
     note = (
         f"{_describe_scores(search, rung_kinds, headline)} Only the best trials of a rung are trained on more rows. "
-        "Scores by which trials were chosen are too high on average; the winner's fresh seeds were not used to "
-        "choose it."
+        "Scores by which trials were chosen are too high on average."
     )
     return [PlainTable("Trials", note, heads, rows)]
 

@@ -1,5 +1,6 @@
 """Page of a study: its table, notes, charts and verdicts."""
 
+from pathlib import Path
 from typing import Any
 
 from dj2mgm.cli.messages import format_duration
@@ -7,7 +8,6 @@ from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.metric_kinds import find_score_range
 from dj2mgm.records.mixture_records import MixtureScores
 from dj2mgm.records.page_records import ShownSearch, ShownStudy
-from dj2mgm.reporting.advised_commands import build_keep_command
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparison import (
     GROUP_LABELS,
@@ -28,11 +28,11 @@ from dj2mgm.reporting.study.curve_page import build_curve_table
 from dj2mgm.reporting.study.mixture_page import build_mixture_table
 from dj2mgm.reporting.study.proxies import build_proxy_table
 from dj2mgm.reporting.study.search_page import (
-    build_confirmation_cards,
     build_cost_table,
     build_importance_table,
     build_trial_table,
     draw_parallels,
+    list_next_commands,
 )
 from dj2mgm.reporting.study.study_table import (
     COUNT_COLUMNS,
@@ -76,14 +76,8 @@ KEPT_TEXTS = {True: "yes", False: "no", None: "not shown"}
 def build_study_cards(
     assessment: Assessment, rows: list[ComparedVariant], study: ShownStudy
 ) -> tuple[list[VerdictCard], str]:
-    """Return the verdicts in the order of the table, and a sentence that sums them up.
-
-    If a search has a winner, return only the winner's comparisons on fresh seeds, and an empty sentence.
-    """
+    """Return the verdicts in the order of the table, and a sentence that sums them up."""
     experiments = assessment.experiments
-    winner = next((trial for trial in experiments if study.search and trial.name == study.search.winner), None)
-    if winner:
-        return build_confirmation_cards(study.search, build_keep_command(winner, assessment.study)), ""
     order = [row.name for row in rows]
     cards = sorted(assessment.cards, key=lambda card: order.index(card.verdict.experiment))
     return assessment.merge_cards(cards), _summarize(experiments, cards)
@@ -127,9 +121,9 @@ def list_page_notes(experiments: list[ExperimentResults]) -> list[str]:
 
 
 def build_study_page(
-    rows: list[ComparedVariant], headline: HeadlineScore, notes: list[str], study: ShownStudy, name: str
+    rows: list[ComparedVariant], headline: HeadlineScore, notes: list[str], study: ShownStudy, folder: Path
 ) -> VariantsPage:
-    """Return the page; the notes stand above the table."""
+    """Return the page; the notes stand above the table, and `folder` has the study's name."""
     reference, *variant_rows = rows
     experiments = [row.experiment for row in rows]
     scores = select_table_scores(rows, headline)
@@ -140,7 +134,7 @@ def build_study_page(
     scales = {key: _build_scale(variant_rows, key) for key in scores}
     differences = sum(bool(find_estimate(row.differences, key)) for row in variant_rows for key in scores)
     return VariantsPage(
-        study.page.title or name.replace("_", " "),
+        study.page.title or folder.name.replace("_", " "),
         [
             study.description,
             study.search.progress if study.search else "",
@@ -165,6 +159,7 @@ def build_study_page(
         chart=draw_cost_chart(rows, headline),
         parallels=_draw_parallels(experiments, study.search),
         tables=_list_tables(experiments, headline, study),
+        commands=list_next_commands(experiments, study, folder),
     )
 
 

@@ -57,7 +57,7 @@ def take_batches(
     while plan_next(history) is not None:
         trials_file(search, len(files))
         record = read_search_batch(search, len(files))
-        if not {search.experiment, *runs.experiments.variant_names[study]} >= {*record.names}:
+        if not {*runs.experiments.variant_names[study]} >= {*record.names}:
             runs.add_trials(study)
         files.append(scores_file(search, len(files)))
         # `with_batch` reads each file only once per start of Snakemake
@@ -73,17 +73,11 @@ def show_search(runs: Runs, study: str) -> ShownSearch | None:
         return None
     history = read_history(budget, search, files)
     rungs = [history.collect_scores(rung) for rung in range(len(budget.rungs))]
-    finals = history.final_scores
-    winner = next(iter(history.finalists), None)
-    opponents = dict.fromkeys(
-        experiment for record, _ in history.iterate_batches("confirm") for experiment in record.against
-    )
+    fewer_rows = {name for _, result in history.finished_batches for name in result.fewer_rows}
     return ShownSearch(
         progress=_describe_progress(history),
         rungs=budget.rungs,
         goals=budget.goals.weights,
-        confirm_seeds=budget.confirm_seeds,
-        used_seeds=sorted({*search.seeds, *(seed for record, _ in history.finished_batches for seed in record.seeds)}),
         axes=search.axes,
         batches=[
             ShownBatch(
@@ -100,16 +94,10 @@ def show_search(runs: Runs, study: str) -> ShownSearch | None:
                 name=name,
                 changes=trial.changes,
                 scores=[scores.get(name) for scores in rungs],
-                final=finals.get(name),
+                fewer_rows=name in fewer_rows,
             )
             for name, trial in history.trials_by_name.items()
         ],
-        winner=winner,
-        looks={
-            experiment: looks[-1]
-            for experiment in opponents
-            if winner and (looks := history.collect_looks(winner, experiment))
-        },
     )
 
 
@@ -120,7 +108,7 @@ def _describe_progress(history: SearchHistory) -> str:
     diverged = f" {len(history.diverged_trials)} diverged." if history.diverged_trials else ""
     terms = [f"{weight:g} × {key}" for key, weight in budget.goals.weights.items()]
     goal = f" The trials are ranked by the sum of {', '.join(terms)}." if terms else ""
-    warning = "" if budget.finalists else " The best of many scores is too high by chance; confirm it with other seeds."
+    warning = " The best of many scores is too high by chance; confirm it with other seeds."
     return (
         f"The search has tried {len(scores)} variants. It spent {history.trainings:.4g} of at most {budget.trainings} "
         f"trainings and {format_hours(history.seconds / 3600)}{limit} GPU hours.{goal}{diverged}{warning}"
@@ -139,7 +127,7 @@ def _measure_seconds(runs: Runs, experiment: str) -> float | None:
 
 
 def _check_hours(study: str, search: SearchSettings, budget: SearchDesign, seconds_per_training: float | None) -> None:
-    minimum_seconds = (seconds_per_training or 0) * compute_smallest_budget(budget, len(search.seeds))
+    minimum_seconds = (seconds_per_training or 0) * compute_smallest_budget(budget)
     if budget.gpu_hours is not None and minimum_seconds > 3600 * budget.gpu_hours:
         raise InputError(
             f"{study}: design.gpu_hours: {budget.gpu_hours:g} is less than one variant takes, if its trainings take as "
@@ -147,30 +135,27 @@ def _check_hours(study: str, search: SearchSettings, budget: SearchDesign, secon
         )
 
 
-def list_batch_runs(runs: Runs, search: SearchSettings, number: int) -> tuple[list[str], list[int] | None]:
-    """Return the experiments of a batch whose training did not diverge, and the seeds; None: each experiment's own.
+def list_batch_runs(runs: Runs, search: SearchSettings, number: int) -> list[str]:
+    """Return the experiments of a batch whose training did not diverge.
 
     Batch 0 is the experiment that the trials change. If it has no score, the search stops as any experiment does.
     """
     if number == 0:
-        return [search.experiment], None
-    record = read_search_batch(search, number)
-    seeds = record.scored_seeds
-    names = [name for name in record.names if name == search.experiment or not has_diverged(runs, name, seeds)]
-    return names, seeds
+        return [search.experiment]
+    return [name for name in read_search_batch(search, number).names if not has_diverged(runs, name)]
 
 
 def build_batch_settings(runs: Runs, study: str, search: SearchSettings, number: int) -> dict:
     """Return the page settings of a batch's runs, and the goals that rank its trials."""
-    names, seeds = list_batch_runs(runs, search, number)
-    settings = build_page_settings(runs, names, seeds) if names else {"experiments": []}
+    names = list_batch_runs(runs, search, number)
+    settings = build_page_settings(runs, names) if names else {"experiments": []}
     return settings | {"goals": runs.experiments.studies[study].design.goals.weights}
 
 
 def list_batch_files(runs: Runs, search: SearchSettings, number: int) -> list[str]:
     """Return the files that the scores of a batch are read from."""
-    names, seeds = list_batch_runs(runs, search, number)
-    return list_page_files(runs, names, seeds) if names else []
+    names = list_batch_runs(runs, search, number)
+    return list_page_files(runs, names) if names else []
 
 
 def list_score_files(search: SearchSettings, number: int) -> list[str]:

@@ -30,7 +30,7 @@ from dj2mgm.settings.validation import RENAMED_KEYS, load_settings
 NOT_SCORED = {"description", "controls", "trackers", "gpus", "nodes", "cpu_threads"}
 # keys that decide which rule trains, what is compared, or how long
 FIXED_KEYS = ("model", "dataset", "seeds", "finetune.lora", "jsonl.fraction")
-BUDGET_KEYS = {"trainings", "gpu_hours", "batch", "confirm_seeds"}  # may change during a search
+BUDGET_KEYS = {"trainings", "gpu_hours", "batch"}  # may change during a search
 NOT_IN_KEY = BUDGET_KEYS | {"space", "mixture"}  # the key has the axes instead
 CHECKED_POINTS = 25  # random points to check; if 1 in 10 is invalid, they include one with a probability of 93 %
 MEASURING_SECTIONS = (
@@ -54,10 +54,10 @@ def build_search_settings(name: str, study: StudyFile, parent: Experiment, resul
     if fixed_key := next((key for key in axes if key in FIXED_KEYS or key.split(".")[0] in MEASURING_SECTIONS), None):
         raise InputError(f"{file}: design.space.{fixed_key}: a search cannot vary it; use the design `list`")
     keys = {*ExperimentOnlyKeys.model_fields, *ModelOverridableKeys.model_fields} - NOT_SCORED
-    if (minimum := compute_smallest_budget(design, len(parent.seeds))) > design.trainings + 1e-9:
+    if (minimum := compute_smallest_budget(design)) > design.trainings + 1e-9:
         raise InputError(
-            f"{file}: design.trainings: {design.trainings} is less than the {minimum:g} that one variant costs with "
-            "its rungs, the finalists and the confirmation; raise it, or lower confirm_seeds"
+            f"{file}: design.trainings: {design.trainings} is less than the {minimum:g} that one variant costs in "
+            "all rungs; raise it"
         )
     scored_settings = [_add_first_names(parent.model_dump(include=keys)), parent.report.headline, study.proportional]
     scored_settings.append(design.model_dump(exclude=NOT_IN_KEY | (set() if design.goals.weights else {"goals"})))
@@ -135,11 +135,7 @@ def read_planned_batches(search: SearchSettings) -> Iterator[BatchRecord]:
 
 def list_full_trials(search: SearchSettings) -> list[str]:
     """Return the trials that are trained on all rows, with the seeds of the experiment."""
-    batches = [
-        record
-        for record in read_planned_batches(search)
-        if record.step in ("explore", "promote") and record.fraction == 1
-    ]
+    batches = [record for record in read_planned_batches(search) if record.fraction == 1]
     return [trial.name for record in batches for trial in record.trials]
 
 

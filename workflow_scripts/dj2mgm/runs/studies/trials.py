@@ -39,9 +39,7 @@ def ask_for_batch(history: SearchHistory) -> BatchRecord:
     if batch is None or batch.step != "explore":
         return batch
     tried = [
-        (trial, result.scores.get(trial.name))
-        for record, result in history.iterate_batches("explore")
-        for trial in record.trials
+        (trial, result.scores.get(trial.name)) for record, result in history.explore_batches for trial in record.trials
     ]
     return batch.model_copy(
         update={"trials": propose_trials(history.search, tried, len(history.finished_batches) + 1, len(batch.trials))}
