@@ -91,6 +91,7 @@ def test_scores_of_another_judge_or_prompt_are_not_compared(monkeypatch, config,
     assert f"Captions of dj_synth and baseline were {why}. CLIPScore and RefCLIPScore cannot be compared." in text
     [note] = describe_judges(load_experiments(config))
     assert note.startswith("Judged ") and ". These scores cannot be compared." in note
+    assert text.count(note) == 1, "the panels of both scores are of one judge"
     for judge in ("models/clip (CLIP), prompt “A photo depicts ”", why.split(", ")[1].split(" and ")[0]):
         assert judge in text[text.index("Evaluated on") :], "the record names each experiment's judge and prompt"
 

@@ -25,7 +25,7 @@ def config(tmp_path):
 
 
 def test_a_note_names_a_judge_that_selected_the_data(monkeypatch, config, tmp_path):
-    title = "The judge also selected the data of dj_synth."
+    title = "The judge also selected the data of dj_synth, "
     assert read_page_text(write_report(monkeypatch, config)).count(title) == 1  # one panel is of CLIP scores
     change_judges(config, "dj_synth", lambda judges: [judge | {"selects": []} for judge in judges])
     text = read_page_text(write_report(monkeypatch, config))
@@ -37,7 +37,7 @@ def test_a_note_names_a_judge_that_shares_its_image_tower(config):
     for name in ("baseline", "dj_synth"):
         change_judges(config, name, lambda judges: [judge | {"selects": [], "sees": True} for judge in judges])
     [note] = describe_judges(load_experiments(config))
-    assert note.startswith("The judge shares its image tower with the trained models of baseline and dj_synth.")
+    assert note.startswith("The judge shares its image tower with the trained models of baseline and dj_synth, ")
 
 
 def test_no_section_without_a_second_judge(monkeypatch, config):

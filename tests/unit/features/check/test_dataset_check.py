@@ -183,16 +183,16 @@ def test_power_is_that_of_the_deciding_score(check, tmp_path):
     [captions] = check("mine").power
     noise = TYPICAL_NOISE["caption_log_likelihood"]
     smallest = compute_expected_contrast(Noise(noise, noise / 500**0.5, ("", "")), 24, 3).compute_detectable()
-    assert (captions.sizes[0].images, captions.sizes[0].differences) == (24, f"{smallest:.3f}")
-    low, _, high = captions.sizes[0].interval.partition(" to ")
+    assert (captions.sizes[0].images, captions.sizes[0].difference) == (24, f"{smallest:.3f}")
+    low, high = captions.sizes[0].with_half_noise, captions.sizes[0].with_twice_noise
     assert float(low) == pytest.approx(smallest / 2, rel=0.02) and float(high) == pytest.approx(2 * smallest, rel=0.02)
-    assert captions.sizes[1].images == 500 and float(captions.sizes[1].differences) < smallest / 2
+    assert captions.sizes[1].images == 500 and float(captions.sizes[1].difference) < smallest / 2
     questions = [{"type": "x", "question": "What?", "answer": "a"}]
     rows = ({"id": f"e{n}", "image": f"{n:03d}.png", "captions": ["a"], "questions": questions} for n in range(9))
     write_jsonl(tmp_path / "mine/evaluation.jsonl", rows)
     metrics = check("mine").power
     assert [metric.title for metric in metrics] == ["probability of the right answer", "VQA accuracy"]
-    assert all(metric.sizes[0].differences.endswith(" points") for metric in metrics)
+    assert all(metric.sizes[0].difference.endswith(" points") for metric in metrics)
 
 
 def test_console_fits_80_columns_and_fails_with_the_problem(check, tmp_path, capsys):

@@ -12,8 +12,8 @@ from dj2mgm.storage.files import write_text
 
 WIDTH = 80  # columns of the console
 ASSUMPTION = (
-    "This noise was measured on rendered scenes with the tiny model (docs/evaluation.md). No training has measured it "
-    "on these data yet, so the range in parentheses is for half and for twice this noise."
+    "This noise was measured on rendered scenes with the tiny model (docs/evaluation.md), because no training has "
+    "measured it on these data yet."
 )
 
 
@@ -77,15 +77,15 @@ def list_power_sentences(check: DatasetCheck) -> list[str]:
 
 def _describe_metric(metric: MetricPower) -> str:
     """Return the smallest differences that a comparison finds with 80 % probability, and the noise."""
-    sizes = [
-        size.differences + (f" ({size.interval})" if size.interval else "") + f" with {size.images} held-out images"
-        for size in metric.sizes
-    ]
-    noise = f"{'Assumed noise' if metric.is_typical else 'Noise'}: {metric.noise}."
-    return (
-        f"In a comparison with {metric.seeds} seeds, the smallest difference in the {metric.title} that is found with "
-        f"80 % probability is {' and '.join(sizes)}. {noise}"
+    sizes = " or ".join(f"{size.difference} with {size.images} held-out images" for size in metric.sizes)
+    found = (
+        f"With {metric.seeds} seeds, four of five comparisons find a true difference in the {metric.title} of {sizes}."
     )
+    if not metric.is_typical:
+        return f"{found} Noise: {metric.noise}."
+    half = " or ".join(size.with_half_noise for size in metric.sizes)
+    twice = " or ".join(size.with_twice_noise for size in metric.sizes)
+    return f"{found} Assumed noise: {metric.noise}. With half this noise: {half}. With twice this noise: {twice}."
 
 
 def _show(part: LeftOut) -> str:

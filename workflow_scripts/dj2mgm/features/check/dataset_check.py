@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -38,7 +38,6 @@ MAX_OPENED = 1000  # images of a split that are decoded; of the others only the 
 MAX_MEASURED = 10_000  # texts of a split whose tokens are counted
 MAX_BAD_SHARE = 0.1  # share of rows that cannot be used; with more, the data or their description is probably wrong
 SEEDS = 3  # of a comparison, if one seed is configured, which compares two models and not their data
-NOISE_FACTOR = 2  # assumed ratio between the noise of other data or models and the typical one
 SPLIT_TITLES = {"pretrain": "pairs", "finetune": "instructions"}
 IMAGE_PROBLEMS = {  # by reason of a BadImageError
     "missing": "with a missing image",
@@ -110,11 +109,12 @@ class SplitCheck:
 
 @dataclass(frozen=True)
 class Detectable:
-    """Smallest differences that a comparison with a number of held-out images finds with 80 % probability."""
+    """Smallest difference that a comparison with a number of held-out images finds with 80 % probability, by noise."""
 
     images: int
-    differences: str
-    interval: str  # for other noise than the typical one; empty if the noise is measured
+    difference: str
+    with_half_noise: str
+    with_twice_noise: str
 
 
 @dataclass(frozen=True)
@@ -382,7 +382,7 @@ def _measure_power(settings: CheckSettings, evaluation: list[dict]) -> Iterator[
             continue
         is_typical = noise.sources[0].endswith("(typical)")
         sizes = [
-            Detectable(size, *_format_detectable(noise, located.metric, size, seeds, is_typical))
+            Detectable(size, *_format_detectable(noise, located.metric, size, seeds))
             for size in sorted({images, MAX_HELD_OUT if images < MAX_HELD_OUT else 4 * images})
             if size > 1
         ]
@@ -390,18 +390,12 @@ def _measure_power(settings: CheckSettings, evaluation: list[dict]) -> Iterator[
         yield MetricPower(SCORE_TITLES[key], seeds, sizes, noise_text, is_typical)
 
 
-def _format_detectable(noise: Noise, metric: str, images: int, seeds: int, is_typical: bool) -> tuple[str, str]:
-    """Return the smallest difference and, if the noise is typical, the same for half and twice this noise."""
-    differences = [
-        compute_expected_contrast(
-            Noise(factor * noise.image_noise, factor * noise.seed_noise, noise.sources, noise.seed_df).at_quantile(),
-            images,
-            seeds,
-        ).compute_detectable()
-        for factor in (1, 1 / NOISE_FACTOR, NOISE_FACTOR)
-    ]
-    middle, low, high = (format_difference(metric, value).lstrip("+") for value in differences)
-    return middle, f"{low.removesuffix(' points')} to {high}" if is_typical else ""
+def _format_detectable(noise: Noise, metric: str, images: int, seeds: int) -> Iterator[str]:
+    """Yield the smallest differences with this noise, with half of it, and with twice this noise."""
+    for factor in (1, 1 / 2, 2):
+        scaled = replace(noise, image_noise=factor * noise.image_noise, seed_noise=factor * noise.seed_noise)
+        difference = compute_expected_contrast(scaled.at_quantile(), images, seeds).compute_detectable()
+        yield format_difference(metric, difference).lstrip("+")
 
 
 def _find_problem(settings: CheckSettings, dataset: ReadableDataset, check: "_RowCheck", pairs: SplitCheck) -> str:

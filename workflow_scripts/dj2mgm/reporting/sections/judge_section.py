@@ -33,7 +33,6 @@ def describe_judges(experiments: list[ExperimentResults]) -> list[str]:
 def _describe_judge(experiments: list[ExperimentResults], index: int, with_name: bool) -> str:
     """Return sentences about judge `index`: its differences between experiments, and what it shares with the models."""
     judges = {experiment.name: experiment.judges[index] for experiment in experiments if index < len(experiment.judges)}
-    kinds = " or ".join(dict.fromkeys(judge.kind for judge in judges.values()))
     selected_names = [name for name, judge in judges.items() if judge.selects]
     sharing_names = [name for name, judge in judges.items() if judge.sees]
     sentences = []
@@ -43,13 +42,13 @@ def _describe_judge(experiments: list[ExperimentResults], index: int, with_name:
         sentences.append(f"Judge: {next(iter(judges.values())).title}.")
     if selected_names:
         sentences.append(
-            f"The judge also selected the data of {join_words(selected_names)}. The captions may follow the "
-            f"preferences of this {kinds}, including its mistakes. Check that other scores agree."
+            f"The judge also selected the data of {join_words(selected_names)}, so captions with its mistakes may get "
+            "high scores. Check that other scores agree."
         )
     if sharing_names:
         sentences.append(
             f"The judge shares its image tower with the trained model{'s' * (len(sharing_names) > 1)} of "
-            f"{join_words(sharing_names)}. So the judge overlooks the same details."
+            f"{join_words(sharing_names)}, so it overlooks the same details."
         )
     return " ".join(sentences)
 

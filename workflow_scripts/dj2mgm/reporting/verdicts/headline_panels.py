@@ -9,6 +9,7 @@ from dj2mgm.evaluation.run_scores import GroupEstimates
 from dj2mgm.reporting.charts import Scale, Tick
 from dj2mgm.reporting.comparison import (
     HEADLINES,
+    JUDGED_METRICS,
     classify_difference,
     describe_obstacles,
     find_obstacle,
@@ -78,7 +79,7 @@ class MetricPanel:
     difference_ticks: list[Tick]
     zero: float
     unit: str  # of differences
-    judge: int | None  # the first (0) or second (1) judge; None for scores without a judge
+    judge: int | None  # the judge, 0 or 1, if this is the first panel with its scores
     scale: str  # how to read a judge's score; empty for other scores
 
 
@@ -164,6 +165,7 @@ def build_headline_panels(
             comparable = not find_obstacle(metric, *experiments)
             ceiling = experiments[0].groups.get(REFERENCE_CAPTIONS, {}).get(metric) if comparable else None
             factor = 100 if is_share(metric) else 1
+            own_metric = metric.removeprefix(SECOND_JUDGE_PREFIX)
             panels.append(
                 MetricPanel(
                     find_title(metric),
@@ -174,8 +176,8 @@ def build_headline_panels(
                     difference_scale.choose_ticks(3, factor, signed=True),
                     difference_scale.locate(0),
                     "percentage points" if is_share(metric) else "",
-                    int(metric.startswith(SECOND_JUDGE_PREFIX)) if "clip_score" in metric else None,
-                    _describe_clip_scale(experiments, metric) if "clip_score" in metric else "",
+                    int(metric.startswith(SECOND_JUDGE_PREFIX)) if own_metric == JUDGED_METRICS[0] else None,
+                    _describe_clip_scale(experiments, metric) if own_metric in JUDGED_METRICS else "",
                 )
             )
     return panels

@@ -69,20 +69,16 @@ def describe_power(settings: PowerSettings) -> str:
         contrast = compute_expected_contrast(noise.at_quantile(share), settings.images, seeds)
         return format_difference(headline.metric, contrast.compute_detectable()).lstrip("+")
 
-    unit = {SHOWN_SEEDS[0]: " seeds"}
-    sizes = (f"{describe_smallest(seeds)} with {seeds}{unit.get(seeds, '')}" for seeds in SHOWN_SEEDS)
+    several = sorted({*SHOWN_SEEDS, settings.seeds} - {1})
+    sizes = [f"{describe_smallest(seeds)} with {seeds}{' seeds' * (not index)}" for index, seeds in enumerate(several)]
     lines = [
-        f"Power: on {images}, a comparison finds a true difference in the {title} four times in five (80 % power) from "
-        f"this size on: {', '.join(sizes)}."
+        f"Power: on {images}, four of five comparisons find a true difference in the {title} of {', '.join(sizes)}."
     ]
     if settings.seeds == 1:
         lines.append(
-            f"With one seed, as configured, it must be at least {describe_smallest(1)}. Such a comparison is between "
-            "the two trained models, not their data, because another seed changes the models."
+            f"Your configuration has one seed. Then they find {describe_smallest(1)} between the two trained models. "
+            "This says little about the data, because another seed changes both models."
         )
-    elif settings.seeds not in SHOWN_SEEDS:
-        smallest = describe_smallest(settings.seeds)
-        lines.append(f"With {settings.seeds} seeds, as configured, it must be at least {smallest}.")
     if np.isfinite(noise.seed_df):
         seeds = max(settings.seeds, SHOWN_SEEDS[0])
         least, most = (describe_smallest(seeds, share) for share in (0.1, 0.9))
