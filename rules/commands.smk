@@ -6,10 +6,11 @@ from glob import escape, glob
 
 from dj2mgm.script_modules import find_modules
 
-# Print a command's output and keep it in its log. The console prints the sentence about an error; without a console, when
-# STAGE_OUTPUT is set, it is printed here.
+# Print a command's output and keep it in its log. The console prints the marked lines of the log; without a console, when
+# STAGE_OUTPUT is set, they are printed here.
 PRINT_AND_LOG = (
-    """2>&1 | tee {log:q} | sed --unbuffered "${{STAGE_OUTPUT:+#}}/^error: /d\""""
+    "2>&1 | tee {log:q} | sed --unbuffered --regexp-extended"
+    """ "${{STAGE_OUTPUT:+#}}/^(error|note|warning|progress): /d\""""
 )
 
 
@@ -34,8 +35,10 @@ def build_stage_command(name, arguments, launcher=""):
     )
     redirection = '3> /dev/null >&"${{STAGE_OUTPUT:-3}}"'
     diagnosis = f"python {quote_script_path('diagnose.py')} {{log:q}} --exit-status $?"
-    command = f"{start} {quote_script_path(name)} {arguments} 2>&1 | tee {{log:q}}"
-    return f"{command} {redirection} || {diagnosis} {redirection}"
+    command = f"{start} {quote_script_path(name)} {arguments} 2>&1 4>&- | tee {{log:q}}"
+    # bash's own line about a killed command goes to /dev/null, because the diagnosis says more; errors of tee do not
+    command = f"{{{{ {command} {redirection} 2>&4; }}}} 4>&2 2> /dev/null"
+    return f"{command} || {diagnosis} {redirection}"
 
 
 def optional_flag(flag, name):
