@@ -10,7 +10,7 @@ from dj2mgm.runs import challenge, pages
 from dj2mgm.runs.evaluations import find_evaluation_data
 from dj2mgm.runs.leaks import locate_leaks_folder
 from dj2mgm.runs.studies import search_batches
-from dj2mgm.settings.string_formats import check_format
+from dj2mgm.settings.string_formats import check_paths
 from dj2mgm.storage.fingerprints import Fingerprints
 
 FINGERPRINTS = Fingerprints(Path(".snakemake/fingerprints.json"))
@@ -23,8 +23,8 @@ def check_user_files(paths):
     """
     paths = list(paths)
     with raising_user_errors():
+        check_paths(paths)
         for path in paths:
-            check_format(path, "path", path)
             if not path.startswith("results/") and not os.path.exists(path):
                 raise InputError(
                     f"{path}: the file is missing. Restore it, or correct its path"

@@ -364,6 +364,13 @@ def test_an_endless_archive_is_refused(make, tmp_path, size):
         make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
 
 
+@pytest.mark.parametrize("name", ["a\nb.png", "a.\n.png"])
+def test_a_line_break_in_a_name_of_an_archive_is_refused(make, tmp_path, name):
+    shard = write_tar(tmp_path / "x.tar", [(name, png(1)), (name.replace(".png", ".txt"), b"a")])
+    with pytest.raises(InputError, match="x.tar: the name '.*' has line breaks or other control characters; write"):
+        make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
+
+
 @pytest.mark.parametrize("name", ["ä.png", "a.ä.png"])
 def test_a_name_that_is_not_utf_8_is_refused_in_a_sentence(make, tmp_path, name):
     shard = write_tar(tmp_path / "x.tar", [(name, png(1))], format=tarfile.GNU_FORMAT, encoding="latin-1")

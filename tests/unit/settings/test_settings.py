@@ -189,6 +189,13 @@ def test_a_device_is_not_a_dataset():
         resolve_dataset("/dev/null")
 
 
+def test_the_root_folder_and_an_empty_value_are_not_datasets(project):
+    with pytest.raises(InputError, match="dataset: '/' holds all files of the machine; name the folder of the data"):
+        resolve_dataset("/")
+    with pytest.raises(InputError, match="--config: dataset: the value is empty; give one, or leave the key out"):
+        merge_experiment("baseline", {"dataset": ""})
+
+
 def test_a_dataset_that_is_neither_known_nor_a_folder_is_refused(project):
     with pytest.raises(
         InputError, match="'nowhere' is neither a folder, nor a file, nor a name in config/datasets; known are"

@@ -7,12 +7,13 @@ import string
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from snakemake.io import PeriodicityDetector
 from snakemake.target_jobs import parse_target_jobs_cli_args
 from snakemake_interface_executor_plugins.utils import TargetSpec, encode_target_jobs_cli_args, format_cli_arg
 
 from dj2mgm.cli.command_line import escape_control
 from dj2mgm.errors import InputError
-from dj2mgm.settings.string_formats import check_format, has_format, make_name
+from dj2mgm.settings.string_formats import check_format, check_paths, has_format, make_name
 
 
 # half of all strings are not valid names
@@ -49,6 +50,17 @@ def test_a_path_with_braces_is_named():
     check_format("x", "path", "it's/a,b \\.jsonl")
     with pytest.raises(InputError, match="^a/{b}.jsonl must .*rename"):
         check_format("a/{b}.jsonl", "path", "a/{b}.jsonl")
+
+
+@pytest.mark.parametrize("name", ["a" * 40, "x" + "ü" * 40, "ab" * 20])
+def test_a_name_that_snakemake_takes_for_a_recursion_is_refused(name):
+    assert PeriodicityDetector().is_periodic(name) and not has_format("folder", name) and not has_format("name", name)
+    assert has_format("folder", f"{name}-1")
+
+
+def test_impossible_paths_are_refused_together():
+    with pytest.raises(InputError, match=r"^a\{1, a\{2, a\{3, … \(7 in all\), each must be a path without braces"):
+        check_paths(["fine.png", *(f"a{{{number}" for number in range(1, 8))])
 
 
 @pytest.mark.parametrize("path", [os.fsdecode(b"bad\xff.png"), "a\tb.png", "a\x7f.png"])

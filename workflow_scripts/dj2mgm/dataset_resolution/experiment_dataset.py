@@ -318,6 +318,8 @@ def name_dataset(value: str) -> str:
         return value
     path, is_file = Path(value), os.path.isfile(value)
     name = path.stem if is_file else path.resolve().name
+    if not name:
+        raise InputError(f"dataset: {value!r} holds all files of the machine; name the folder of the data")
     check_format(f"dataset: the {'file' if is_file else 'folder'} {name!r}", "folder", name)
     is_used = name.lower() in RESERVED_NAMES or name in list_config_names("datasets")
     return f"{name}_data" if is_used else name

@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -30,18 +30,29 @@ class Format:
     secret: bool = False
 
 
+MAX_SHOWN_PATHS = 3
+
+
+def _is_periodic(text: str) -> bool:
+    """Return whether Snakemake takes a value for the result of an endless recursion: 20 equal parts at its end."""
+    return re.search(r"(.+)\1{19}$", text) is not None
+
+
 FORMATS = {
     # Folders, targets and shell words have such names. Umlauts are left out: file systems spell them in two ways.
     "name": Format(
-        re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,98}[A-Za-z0-9_])?").fullmatch,
-        "be a name of up to 100 ASCII letters, digits and _, with - and . inside it; rename it",
+        lambda text: re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,98}[A-Za-z0-9_])?", text) and not _is_periodic(text),
+        "be a name of up to 100 ASCII letters, digits and _, with - and . inside it, that does not end with 20 equal "
+        "parts; rename it",
     ),
     # A dataset has the name of its folder, which the user chose. On a cluster, Snakemake passes names to its jobs in
     # quotes, several of them separated by commas.
     "folder": Format(
-        lambda text: text.isprintable() and re.fullmatch(r"(?!\s*$|\.\.?$)[^{}'\"\\,/]+", text),
-        "have no braces, quotes, commas, backslashes, tabs, line breaks and other control characters in its name; "
-        "rename it, or describe the data in a config/datasets/<name>.yaml",
+        lambda text: (
+            text.isprintable() and re.fullmatch(r"(?!\s*$|\.\.?$)[^{}'\"\\,/]+", text) and not _is_periodic(text)
+        ),
+        "have no braces, quotes, commas, backslashes, tabs, line breaks and other control characters in its name, and "
+        "must not end with 20 equal parts; rename it, or describe the data in a config/datasets/<name>.yaml",
     ),
     "path": Format(
         # Python reads a byte that is not UTF-8 as half a surrogate pair, which no file in results/ can hold.
@@ -80,6 +91,14 @@ def check_format(what: str, kind: str, text: str) -> None:
     """
     if not has_format(kind, text):
         raise InputError(f"{what} must {FORMATS[kind].rule}")
+
+
+def check_paths(paths: Sequence[str]) -> None:
+    """Raise InputError unless all paths have the format; it names the first paths and states their number."""
+    bad = [path for path in paths if not has_format("path", path)]
+    if bad:
+        more = f", … ({len(bad)} in all), each" if len(bad) > 1 else ""
+        check_format(", ".join(bad[:MAX_SHOWN_PATHS]) + more, "path", bad[0])
 
 
 def make_name(text: str) -> str:

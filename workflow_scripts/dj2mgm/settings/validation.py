@@ -158,6 +158,8 @@ def _describe_problem(problem: str, path: tuple, node: dict, value: object) -> s
         return f"{name}: an item is repeated; keep one, found {quote_value(value)}"
     kind = FORMATS.get(node.get("format"))
     secret = kind is not None and kind.secret
+    if problem == "format" and value == "":
+        return f"{name}: the value is empty; give one, or leave the key out"
     if problem == "format":
         return f"{name}: must {kind.rule}" + ("" if secret else f"; found {quote_value(value)}")
     is_number = "enum" in node and isinstance(value, str) and (INTEGER.fullmatch(value) or FLOAT.fullmatch(value))

@@ -3,6 +3,7 @@
 A caption is in `<key>.txt`, or in `<key>.json` under a usual column name; a conversation is in the json.
 """
 
+import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -68,8 +69,14 @@ def _get_key(member: Member) -> str:
 
     Raises:
         UnicodeEncodeError: the name is not UTF-8.
+        InputError: the name has control characters, such as a line break, which no path in results/ has.
     """
     member.name.encode()
+    if re.search(r"[\x00-\x1f\x7f]", member.name):
+        raise InputError(
+            f"{member.archive}: the name {quote_value(member.name)} has line breaks or other control characters; write "
+            "the archive again with other names"
+        )
     folder, slash, name = member.name.rpartition("/")
     return folder + slash + name.partition(".")[0]
 
