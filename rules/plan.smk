@@ -2,7 +2,7 @@
 # numbers of GPUs.
 from pathlib import Path
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.row_counts import read_row_counts
+from dj2mgm.runs.row_counts import count_training_rows
 from dj2mgm.settings.batch_sizes import count_samples, describe_steps
 from dj2mgm.settings.deepspeed_files import list_written_files
 from dj2mgm.settings.frozen_precision import FROZEN
@@ -61,40 +61,31 @@ def list_machine_flags():
 
 
 def count_rows():
-    """Return the experiment's rows by training stage and its held-out images; no rows if nothing has counted them."""
+    """Return the row counts of the experiment's training stages, and its held-out images; none before the first run."""
     run = find_requested_run("plan", REFERENCE)
     dataset_summary = Path("results/datasets", run.dataset.name, "summary.json")
-    has_stage_1 = len(run.training_stages) > 1
     with raising_user_errors():
         if not dataset_summary.is_file():
             return {}, 0
-        counts = read_json(dataset_summary)
-        rows, is_exact = read_row_counts(RUNS, run)
-        if not is_exact and has_stage_1 and not rows["finetune"]:
-            # without instructions, stage 2 trains on the pairs
-            rows["finetune"] = rows["pretrain"]
-    rows = {
-        stage: min(number, run.config.jsonl.max_samples)
-        for stage, number in rows.items()
-    }
-    if not has_stage_1:
-        # this stage trains on the rows of both files, each of them once
-        rows = {"finetune": sum(rows.values())}
-    return {stage: number for stage, number in rows.items() if number}, counts[
-        "evaluation"
-    ]
+        return (
+            count_training_rows(RUNS, run),
+            read_json(dataset_summary)["evaluation"],
+        )
 
 
-def list_notes(rows, samples):
+def list_notes(counts, samples):
     """Return sentences about the samples of each stage, and about stages that add epochs."""
     settings = find_requested_run("plan", REFERENCE).settings
-    notes = [describe_steps(stage, settings[stage], rows[stage]) for stage in rows]
-    explained = [
-        f"{stage}: {rows[stage]:,} rows (pairs or instructions), seen {samples[stage] / rows[stage]:.3g} times, are "
-        f"{samples[stage]:,} samples"
-        for stage in rows
+    notes = [
+        describe_steps(stage, settings[stage], count.rows)
+        for stage, count in counts.items()
     ]
-    if not rows:
+    explained = [
+        f"{stage}: {samples[stage]:,} samples. The training file has {count.describe()} (pairs or instructions), and "
+        f"the stage uses each row about {samples[stage] / count.rows:.3g} times"
+        for stage, count in counts.items()
+    ]
+    if not counts:
         explained = [
             "the data are counted by the first run; until then, their numbers are assumed"
         ]
@@ -131,20 +122,20 @@ def plan_flags(wildcards):
         flags.append("--no-compile")
     if finetune.global_batch_size:
         flags.append(f"--global-batch={finetune.global_batch_size}")
-    rows, held_out = count_rows()
+    counts, held_out = count_rows()
     samples = {
-        stage: count_samples(run.settings[stage], number)
-        for stage, number in rows.items()
+        stage: count_samples(run.settings[stage], count.rows)
+        for stage, count in counts.items()
     }
     flags += [f"--samples={stage}={number}" for stage, number in samples.items()]
-    if rows:
+    if counts:
         flags.append(f"--held-out={held_out}")
     if size := getattr(config.model, "size_gb", None):
         flags.append(f"--weights-gb={size}")
     return (
         flags
         + list_machine_flags()
-        + [f"--note={note}" for note in list_notes(rows, samples)]
+        + [f"--note={note}" for note in list_notes(counts, samples)]
     )
 
 

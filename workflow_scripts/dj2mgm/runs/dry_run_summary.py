@@ -9,7 +9,7 @@ from statistics import median
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.job_checks import PlannedJob
-from dj2mgm.runs.row_counts import read_row_counts
+from dj2mgm.runs.row_counts import count_training_rows
 from dj2mgm.runs.run import Run
 from dj2mgm.runs.stages import TRAINING_STAGES
 from dj2mgm.settings.batch_sizes import find_steps
@@ -53,24 +53,10 @@ def summarize_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[Pla
 def _describe_training(runs: Runs, run: Run, stage: str, planned_folders: set[Path]) -> str:
     """Return the rows and steps of a training, as far as they are known before the planned jobs have run."""
     label = f"{stage} of {run.name}"
-    rows, is_exact = _count_rows(runs, run, stage, planned_folders)
-    if not rows:
+    count = count_training_rows(runs, run, planned_folders).get(stage)
+    if not count:
         return f"{label}: the number of rows is not known yet"
-    steps = find_steps(run.settings[stage], rows)
-    return f"{label}: {'' if is_exact else 'at most '}{rows} rows, {steps} steps"
-
-
-def _count_rows(runs: Runs, run: Run, stage: str, planned_folders: set[Path]) -> tuple[int, bool]:
-    """Return the number of rows of a training, and whether it is exact; 0 if it is not known."""
-    rows, is_exact = read_row_counts(runs, run, planned_folders)
-    settings = run.dataset.settings
-    if not rows and settings.is_rendered:
-        rows = {"pretrain": settings.pretrain_pairs, "finetune": settings.finetune_instructions}
-    if not rows:
-        return 0, False
-    if len(run.training_stages) == 1:  # it trains on both files
-        return sum(rows.values()), is_exact
-    return rows[stage] or rows["pretrain"], is_exact
+    return f"{label}: {count.describe()}, {find_steps(run.settings[stage], count.rows)} steps"
 
 
 def _estimate_time(stages: list[PlannedJob]) -> str:
