@@ -78,6 +78,10 @@ class Deadlines(threading.local):
         self.head, self.head_s = float("inf"), None
         self.whole = min(self.whole, time.monotonic() + body_s)
 
+    def extend(self, seconds: float) -> None:
+        """Allow the request more time."""
+        self.whole += seconds
+
     def compute_remaining(self, timeout: float | None, error: type[Exception]) -> float | None:
         """Return the seconds that the next operation may take; raise `error` if no seconds remain."""
         seconds = min(self.whole, self.head) - time.monotonic()

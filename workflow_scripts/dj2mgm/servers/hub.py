@@ -48,19 +48,19 @@ from dj2mgm.settings.endpoints import compile_secret_pattern
 
 MAX_MESSAGE_LENGTH = 200  # characters shown of a server's message
 HEAD_FACTOR = 6  # factor on the library's time limit; the hub lists the files of a large repository within a minute
-BODY_FACTOR = 60  # factor on the library's time limit for a whole answer that is not a file
+BODY_FACTOR = 2  # factor on the library's time limit for an answer's body, in addition to the time for its bytes
 MAX_ANSWER_BYTES = 2**27  # bytes of an answer that is not a file; about 400 000 files of a repository
 MAX_REFUSAL_BYTES = 2**20  # bytes of a redirect or an error; a client keeps all redirects of an answer
 MAX_REDIRECTS = 5
 ATTEMPTS = 5  # attempts in a row at a file that bring little
 MIN_ATTEMPT_BYTES = 2**20  # bytes of an attempt that brings enough
-MIN_BYTES_PER_S = 2**12  # rate of the slowest accepted file
+MIN_BYTES_PER_S = 2**12  # rate of the slowest accepted body
 BUSY_STATUS_CODES = (408, 429, 500, 502, 503, 504)  # answers after which a file is requested again
 PATH_REMEDIES = REMEDIES | dict.fromkeys(
     (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP),
     "Move it away, and run the same command again",
 )
-LIMITS = "dj2mgm_limits"  # extension of a request with the most bytes and seconds of its answer
+MAX_BYTES = "dj2mgm_max_bytes"  # extension of a request with the most bytes of its answer
 COMMIT_HEADER = "X-Repo-Commit"
 NAME_KEYS = ("sha", "oid", "blobId", "sha256")  # of commits and contents in descriptions of repositories
 SHOWN_CHARACTERS = 60  # of a name or path
@@ -133,14 +133,15 @@ def check_library_downloads() -> None:
 
     Libraries that load a model by its hub id download with it.
     """
-    set_client_factory(partial(_make_limited_client, limits=(float("inf"), float("inf"))))
+    set_client_factory(partial(_make_limited_client, max_bytes=float("inf"), body_timeout_s=float("inf")))
 
 
-def _make_limited_client(limits: tuple[float, float] | None = None) -> httpx2.Client:
+def _make_limited_client(max_bytes: float | None = None, body_timeout_s: float | None = None) -> httpx2.Client:
     """Return a client of the hub's library that checks each answer's head, and limits its time, bytes and pauses.
 
     Args:
-        limits: most bytes and seconds of an answer whose request states no limits.
+        max_bytes: most bytes of an answer whose request does not state them.
+        body_timeout_s: seconds for the body of an answer, in addition to those for its bytes.
     """
     # as the library's `default_client_factory`
     options = {
@@ -151,22 +152,21 @@ def _make_limited_client(limits: tuple[float, float] | None = None) -> httpx2.Cl
     }
     client = make_client(httpx2, constants.ENDPOINT, headers={"Accept-Encoding": "identity"}, **options)
     deadlines, timeout_s = keep_deadlines(client), constants.HF_HUB_DOWNLOAD_TIMEOUT
-    body_timeout_s = BODY_FACTOR * timeout_s
+    body_timeout_s = body_timeout_s or BODY_FACTOR * timeout_s
 
     def limit_head(request: httpx2.Request) -> None:
         deadlines.start(float("inf"), HEAD_FACTOR * timeout_s)
 
     def limit_body(response: httpx2.Response) -> None:
-        max_bytes, body_s = MAX_REFUSAL_BYTES, body_timeout_s
+        most = MAX_REFUSAL_BYTES
         if response.is_success:
-            default = limits or (MAX_ANSWER_BYTES, body_timeout_s)
-            max_bytes, body_s = response.request.extensions.get(LIMITS, default)
-        deadlines.mark_head_received(body_s)
+            most = response.request.extensions.get(MAX_BYTES, max_bytes or MAX_ANSWER_BYTES)
+        deadlines.mark_head_received(body_timeout_s)
         _check_answer(response)
         _check_pause(response)
         if is_compressed(response.headers):
             raise ValueError("the answer is compressed, although the request excludes it")
-        response.stream = _LimitedStream(response.stream, max_bytes, deadlines)
+        response.stream = _LimitedStream(response.stream, most, deadlines)
 
     client.event_hooks["request"].append(limit_head)
     client.event_hooks["response"].append(limit_body)
@@ -174,14 +174,16 @@ def _make_limited_client(limits: tuple[float, float] | None = None) -> httpx2.Cl
 
 
 class _LimitedStream(httpx2.SyncByteStream):
-    """The body of an answer, up to a number of bytes and a deadline."""
+    """The body of an answer, up to a number of bytes and a deadline that each received byte extends."""
 
     def __init__(self, stream: httpx2.SyncByteStream, max_bytes: int, deadlines: Deadlines):
         self._stream, self._max_bytes, self._deadlines = stream, max_bytes, deadlines
 
     def __iter__(self) -> Iterator[bytes]:
         try:
-            yield from limit_bytes(self._stream, self._max_bytes)
+            for part in limit_bytes(self._stream, self._max_bytes):
+                self._deadlines.extend(len(part) / MIN_BYTES_PER_S)
+                yield part
         except TooLongAnswerError:
             raise ValueError(f"the answer has more than the expected {self._max_bytes} bytes") from None
         except httpx2.TimeoutException:
@@ -208,7 +210,15 @@ def _check_answer(response: httpx2.Response) -> None:
     decode = response.json
 
     def decode_checked(**options) -> Any:
-        values = decode(**options)
+        try:
+            values = decode(**options)
+        except ValueError:
+            if response.text.lstrip()[:1] == "<":
+                raise InputError(
+                    f"{response.url.host} answers with a web page instead of the hub's data. If the network has a "
+                    "login page, log in with a browser; if HF_ENDPOINT is set, check that it names a hub"
+                ) from None
+            raise
         _check_names(response, _list_names(values))
         return values
 
@@ -284,15 +294,14 @@ class RepositoryFile:
         """Yield the bytes of one answer to a request for a range."""
         url = hf_hub_url(self.hub_id, self.file.rfilename, repo_type=self.kind, revision=self.revision)
         headers = build_hf_headers(token=get_token()) | {"Range": f"bytes={start}-{end - 1}"}
-        timeout_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
         with http_stream_backoff(
             "GET",
             url,
             headers=headers,
-            timeout=timeout_s,
+            timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
             retry_on_exceptions=(),
             retry_on_status_codes=BUSY_STATUS_CODES,
-            extensions={LIMITS: (end - start, timeout_s + (end - start) / MIN_BYTES_PER_S)},
+            extensions={MAX_BYTES: end - start},
         ) as answer:
             hf_raise_for_status(answer)
             if start and answer.status_code != 206:

@@ -296,7 +296,6 @@ def test_a_file_longer_than_declared_is_cut_off(hub, download_here, tmp_path):
 def test_answers_of_the_hub_have_limits(hub, download_here, monkeypatch, path, status, headers, body, message):
     if status == 200:
         monkeypatch.setattr(servers.hub, "MAX_ANSWER_BYTES", 2**20)
-    monkeypatch.setattr(servers.hub, "BODY_FACTOR", 1)
     hub.repositories[f"datasets/{DATASET}"].files["data/train.parquet"] = b"rows" * 1000
     hub.answers[path.format(DATASET, REVISION)] = (
         status,
@@ -307,6 +306,15 @@ def test_answers_of_the_hub_have_limits(hub, download_here, monkeypatch, path, s
     with pytest.raises(InputError, match=message):
         download_here()
     assert time.monotonic() - started < 20
+
+
+def test_a_login_page_is_named(hub, download_here):
+    hub.answers["/login"] = (200, {"Content-Type": "text/html", "Content-Length": "19"}, b"\n<html>login</html>")
+    hub.answers[f"/api/datasets/{DATASET}"] = (302, {"Location": "/login", "Content-Length": "0"}, b"")
+    with pytest.raises(
+        InputError, match="answers with a web page instead of the hub's data. If the network has"
+    ):
+        download_here()
 
 
 @pytest.mark.parametrize("hops", [5, 6])
