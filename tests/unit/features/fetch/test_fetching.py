@@ -311,9 +311,7 @@ def test_answers_of_the_hub_have_limits(hub, download_here, monkeypatch, path, s
 def test_a_login_page_is_named(hub, download_here):
     hub.answers["/login"] = (200, {"Content-Type": "text/html", "Content-Length": "19"}, b"\n<html>login</html>")
     hub.answers[f"/api/datasets/{DATASET}"] = (302, {"Location": "/login", "Content-Length": "0"}, b"")
-    with pytest.raises(
-        InputError, match="answers with a web page instead of the hub's data. If the network has"
-    ):
+    with pytest.raises(InputError, match="answers with a web page instead of the hub's data. If the network has"):
         download_here()
 
 

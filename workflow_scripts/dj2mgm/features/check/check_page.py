@@ -78,14 +78,14 @@ def list_power_sentences(check: DatasetCheck) -> list[str]:
 def _describe_metric(metric: MetricPower) -> str:
     """Return the smallest differences that a comparison finds with 80 % probability, and the noise."""
     sizes = " or ".join(f"{size.difference} with {size.images} held-out images" for size in metric.sizes)
-    detectable = (
+    sentence = (
         f"With {metric.seeds} seeds, four of five comparisons find a true difference in the {metric.title} of {sizes}."
     )
     if not metric.is_typical:
-        return f"{detectable} Noise: {metric.noise}."
+        return f"{sentence} Noise: {metric.noise}."
     half = " or ".join(size.with_half_noise for size in metric.sizes)
     twice = " or ".join(size.with_twice_noise for size in metric.sizes)
-    return f"{detectable} Assumed noise: {metric.noise}. With half this noise: {half}. With twice this noise: {twice}."
+    return f"{sentence} Assumed noise: {metric.noise}. With half this noise: {half}. With twice this noise: {twice}."
 
 
 def _show(part: LeftOut) -> str:
