@@ -213,7 +213,7 @@ def _check_answer(response: httpx2.Response) -> None:
         try:
             values = decode(**options)
         except ValueError:
-            if response.text.lstrip()[:1] == "<":
+            if response.is_success and response.text.lstrip()[:1] == "<":
                 raise InputError(
                     f"{response.url.host} answers with a web page instead of the hub's data. If the network has a "
                     "login page, log in with a browser; if HF_ENDPOINT is set, check that it names a hub"
