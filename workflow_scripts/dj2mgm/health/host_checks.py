@@ -82,7 +82,8 @@ def check_disk(host: HostProbe, has_tiny_models: bool) -> Finding:
         return Finding(
             name,
             "warn",
-            f"{free_space}; the weights of a 2B model and three checkpoints need {format_gib(AMPLE_DISK)}",
+            f"{free_space}; full training of a 2B model, with three checkpoints, needs up to {format_gib(AMPLE_DISK)}. "
+            "`snakemake plan` states the disk of your experiment",
             remedy,
         )
     return Finding(name, "pass", free_space)
