@@ -85,10 +85,6 @@ def list_notes(counts, samples):
         f"the stage uses each row about {samples[stage] / count.rows:.3g} times"
         for stage, count in counts.items()
     ]
-    if not counts:
-        explained = [
-            "the data are counted by the first run; until then, their numbers are assumed"
-        ]
     return [f"{note[0].upper()}{note[1:]}." for note in explained + notes if note]
 
 

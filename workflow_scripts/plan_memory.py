@@ -217,6 +217,12 @@ def print_stage_times(
     samples = ASSUMED_ROWS if "pretrain" in trainings else {"finetune": sum(ASSUMED_ROWS.values())}
     held_out = ASSUMED_HELD_OUT if args.held_out is None else args.held_out
     amounts = Amounts(samples | dict(args.samples), held_out)
+    if args.held_out is None:
+        rows = " + ".join(f"{number:,}" for number in samples.values())
+        console.print(
+            f"\nNothing has counted your data yet: {rows} samples and {held_out} held-out images are assumed. "
+            "`snakemake check` counts them in seconds."
+        )
     with_batches = {stage: (workload, batches[stage]) for stage, workload in trainings.items()}
     times = predict_times(with_batches, machine, configs, card, amounts)
     if times:

@@ -47,9 +47,9 @@ def read_runs(command_line: dict) -> tuple[Runs | None, Finding]:
         runs = Runs(command_line)
     except InputError as error:
         return None, Finding(name, "fail", str(error), "correct that file or key")
-    names, errors = runs.experiments.names, runs.experiments.errors
-    if errors:
-        return runs, Finding(name, "warn", "; ".join(map(str, errors.values())), "correct these files")
+    if warnings := runs.experiments.list_warnings():
+        return runs, Finding(name, "warn", "; ".join(warnings), "correct these files")
+    names = runs.experiments.names
     return runs, Finding(name, "pass", f"{len(names)} experiments: {', '.join(names)}")
 
 

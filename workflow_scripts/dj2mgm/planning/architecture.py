@@ -345,14 +345,14 @@ def _read_model_config(part: str, kind: type[PretrainedConfig] | None = None) ->
     try:
         return kind.from_pretrained(path if path.exists() else part, trust_remote_code=False)
     except Exception as error:  # errors of transformers' own checks, too
-        reason = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split()).split(". ")[0][:200]
         if path.exists():
             raise InputError(
                 f"{path}: the configuration cannot be used ({reason}). Fix it, or download it again"
             ) from None
         raise PlanningError(
-            f"{part}: there is no config.json here or in config/architectures, and the hub does not provide one "
-            f"({reason})"
+            f"{part}: its config.json is neither here nor in config/architectures, and the hub gives none ({reason}). "
+            "`snakemake fetch` of this model, with internet, brings it"
         ) from None
 
 

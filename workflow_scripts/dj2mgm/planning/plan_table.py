@@ -33,6 +33,7 @@ def print_plans(console: Console, searches: Sequence[tuple[Workload, list[Candid
             candidate = find_fastest(config_candidates) or find_nearest(config_candidates, machine)
             table.add_row(*_build_row(workload, candidate, best, is_narrow))
         table.add_section()
+    console.print("Each plan fits the longest rows that the settings allow. A stage plans again for those of its data.")
     console.print(table)
     for workload, candidates in searches:
         _print_advice(console, workload, candidates, machine)
@@ -43,7 +44,9 @@ def print_times(
 ) -> None:
     """Print a row for each stage with its training plan and its minutes, and the disk that the run needs."""
     source = "scaled from an H200, and near those measured on this card" if card.is_measured else "scaled from an H200"
-    console.print(f"\n[bold]Predicted for {machine.gpus} × {card.title}[/bold]: the rates are {source}")
+    console.print(
+        f"\n[bold]Predicted for {machine.gpus} × {card.title}[/bold], with rows of usual length: the rates are {source}"
+    )
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     columns = ("stage", "amount", "micro batch", "checkpointed layers", "GPU GiB", "host GiB", "samples/s", "min")
     narrow_columns = ("stage", "amount", "micro\nbatch", "layers", "GPU\nGiB", "host\nGiB", "samples\n/s", "min")
@@ -81,8 +84,8 @@ def _build_row(workload: Workload, candidate: Candidate, best: Candidate | None,
     """Return the cells of a training plan; a narrow table has short ones."""
     plan, prediction = candidate.plan, candidate.prediction
     speed = f"{candidate.samples_per_second / best.samples_per_second:.2f}" if best and candidate.fits else ""
-    fastest, shortage = ("fastest", "too big") if is_narrow else ("fastest that fits", candidate.shortage)
-    verdict = shortage if candidate.shortage else fastest if candidate is best else "fits"
+    shortage = "too big" if is_narrow else candidate.shortage
+    verdict = shortage if candidate.shortage else "chosen" if candidate is best else "fits"
     layers = describe_checkpointing(plan)
     return [
         workload.tuning,

@@ -38,6 +38,8 @@ MAX_OPENED = 1000  # images of a split that are decoded; of the others only the 
 MAX_MEASURED = 10_000  # texts of a split whose tokens are counted
 MAX_BAD_SHARE = 0.1  # share of rows that cannot be used; with more, the data or their description is probably wrong
 SEEDS = 3  # of a comparison, if one seed is configured, which compares two models and not their data
+# by dj_synth on the embedded data (docs/evaluation.md), as a scale for the differences that a check names
+EXAMPLE_DIFFERENCES = {"answer_probability": 0.101, "vqa_accuracy": 0.052, "caption_log_likelihood": 0.255}
 SPLIT_TITLES = {"pretrain": "pairs", "finetune": "instructions"}
 IMAGE_PROBLEMS = {  # by reason of a BadImageError
     "missing": "with a missing image",
@@ -126,6 +128,8 @@ class MetricPower:
     sizes: list[Detectable]
     noise: str
     is_typical: bool  # whether the noise is assumed, and not measured in finished runs
+    example: str  # difference by dj_synth on the embedded data; "" if it is not known in this metric
+    finds_example: bool  # whether the held-out images suffice to find such a difference
 
 
 @dataclass(frozen=True)
@@ -387,15 +391,21 @@ def _measure_power(settings: CheckSettings, evaluation: list[dict]) -> Iterator[
             if size > 1
         ]
         noise_text = " and ".join(source.rpartition(" (")[0] if is_typical else source for source in noise.sources)
-        yield MetricPower(SCORE_TITLES[key], seeds, sizes, noise_text, is_typical)
+        example = EXAMPLE_DIFFERENCES.get(key)
+        finds_example = bool(example) and images > 1 and _compute_detectable(noise, images, seeds) <= example
+        shown = format_difference(located.metric, example).lstrip("+") if example else ""
+        yield MetricPower(SCORE_TITLES[key], seeds, sizes, noise_text, is_typical, shown, finds_example)
+
+
+def _compute_detectable(noise: Noise, images: int, seeds: int) -> float:
+    return compute_expected_contrast(noise.at_quantile(), images, seeds).compute_detectable()
 
 
 def _format_detectable(noise: Noise, metric: str, images: int, seeds: int) -> Iterator[str]:
     """Yield the smallest differences with this noise, with half of it, and with twice this noise."""
     for factor in (1, 1 / 2, 2):
         scaled = replace(noise, image_noise=factor * noise.image_noise, seed_noise=factor * noise.seed_noise)
-        difference = compute_expected_contrast(scaled.at_quantile(), images, seeds).compute_detectable()
-        yield format_difference(metric, difference).lstrip("+")
+        yield format_difference(metric, _compute_detectable(scaled, images, seeds)).lstrip("+")
 
 
 def _find_problem(settings: CheckSettings, dataset: ReadableDataset, check: "_RowCheck", pairs: SplitCheck) -> str:
