@@ -29,15 +29,16 @@ def source_files(wildcards):
 
 
 def row_files(wildcards):
-    """Input function: the user's own files of many rows each.
+    """Input function: the user's own files, without images and their captions.
 
-    Images and their captions are not among them, because Snakemake needs up to a millisecond for each input. It
-    notices their changes by the digest of all files.
+    Snakemake needs up to a millisecond for each input. It notices changes of the others by the digest of all files,
+    which leaves out files below results/.
     """
     return [
         file
         for file in source_files(wildcards)
-        if not file.lower().endswith((*IMAGE_SUFFIXES, ".txt"))
+        if file.startswith("results/")
+        or not file.lower().endswith((*IMAGE_SUFFIXES, ".txt"))
     ]
 
 

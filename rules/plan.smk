@@ -81,7 +81,7 @@ def list_notes(counts, samples):
         for stage, count in counts.items()
     ]
     explained = [
-        f"{stage}: {samples[stage]:,} samples. The training file has {count.describe()} (pairs or instructions), and "
+        f"{stage}: {samples[stage]:,} samples. Its pairs and instructions are {count.describe()}, and "
         f"the stage uses each row about {samples[stage] / count.rows:.3g} times"
         for stage, count in counts.items()
     ]

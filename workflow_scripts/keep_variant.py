@@ -41,6 +41,8 @@ def main() -> None:
         raise InputError(f"{args.name}: this name is in use; choose another one")
     write_yaml(file, describe_variant(settings, args.variant, args.page))
     command = build_snakemake_command(settings.experiments[0], "decide", experiment=args.name)
+    if settings.study.search:
+        command = "the other commands at the end of the search's page"
     print(f"wrote {file}; next: {command}", flush=True)
 
 

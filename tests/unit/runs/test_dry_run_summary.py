@@ -48,7 +48,7 @@ def test_written_training_files_have_exact_rows(runs):
 def test_repeated_rows_are_not_different_rows(runs):
     counts = {"rows_in": 9, "rows_out": 640, "dropped": {}, "repeated": 600}
     write_json(f"results/{RUN}/jsonl/summary.json", {"pretrain": counts, "finetune": counts})
-    assert "  finetune of baseline: 640 rows (40 of them different), " in summarize_jobs(runs, JOBS, [PAGE])[3]
+    assert "  finetune of baseline: 640 rows, 40 of them different, " in summarize_jobs(runs, JOBS, [PAGE])[3]
 
 
 def test_rows_of_planned_stages_are_not_exact(runs):

@@ -82,10 +82,12 @@ class ShownExperiment(Section):
 class ShownTrial(Section):
     """Changed keys of a trial, and its headline scores."""
 
+    model_config = ConfigDict(extra="ignore")  # pages of earlier versions have more keys
+
     name: str = setting()
     changes: dict[str, Any] = setting(..., "by dotted key")
     scores: list[float | None] = setting(..., "headline score in each rung; null: not trained, or diverged")
-    fewer_rows: bool = setting(False, "whether it trains on fewer different rows than the baseline")
+    fewer_rows: bool = setting(False, "whether its recipes keep fewer different rows than the baseline's")
 
 
 class ShownBatch(Section):
@@ -100,6 +102,8 @@ class ShownBatch(Section):
 
 class ShownSearch(Section):
     """Plan, state and results of a search."""
+
+    model_config = ConfigDict(extra="ignore")  # pages of earlier versions have more keys
 
     progress: str = setting(..., "its state in a sentence")
     rungs: list[Number] = setting(..., "shares of the rows")

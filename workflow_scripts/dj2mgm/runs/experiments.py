@@ -184,7 +184,7 @@ class Experiments:
             variants = self._list_trials(name, study, parent)
         else:
             variants = list_study_variants(name, study, parent)
-        kinds = study.controls if self._can_select_rows(study.experiment) else []
+        kinds = study.controls if self.selects_rows(study.experiment) else []
         labels = [variant.name.removeprefix(f"{study.experiment}-") for variant in variants]
         if study.page.reference not in (None, *labels):
             reference = study.page.reference
@@ -224,10 +224,10 @@ class Experiments:
         kinds = self.configs[name].controls
         if name == REFERENCE or not kinds:
             return []
-        if "random" in kinds and not self._can_select_rows(name):
+        if "random" in kinds and not self.selects_rows(name):
             compared = self.shared.report.experiments
             is_for_all = "controls" in self._raw_command_line and name in compared
-            if not is_for_all or not any(map(self._can_select_rows, compared)):
+            if not is_for_all or not any(map(self.selects_rows, compared)):
                 raise InputError(
                     f"{locate_experiment_file(name)}: controls: random: the recipes drop no other rows than those of "
                     f"{REFERENCE}, so a random subset of the same size is {REFERENCE} itself; remove random"
@@ -235,7 +235,8 @@ class Experiments:
             kinds = [kind for kind in kinds if kind != "random"]
         return list_controls(self._get_named_config(name), self._get_named_config(REFERENCE), "controls", kinds)
 
-    def _can_select_rows(self, name: str) -> bool:
+    def selects_rows(self, name: str) -> bool:
+        """Return whether an experiment's recipes may keep other rows than the reference's."""
         recipes = (read_recipes(self.configs[experiment]) for experiment in (name, REFERENCE))
         return name in self.configs and can_select_rows(*recipes)
 

@@ -22,7 +22,7 @@ class RowCount:
 
     def describe(self) -> str:
         rows = f"{'' if self.is_exact else 'at most '}{self.rows} rows"
-        return rows if self.different == self.rows else f"{rows} ({self.different} of them different)"
+        return rows if self.different == self.rows else f"{rows}, {self.different} of them different"
 
 
 def count_training_rows(runs: Runs, run: Run, planned_folders: Collection[Path] = ()) -> dict[str, RowCount]:

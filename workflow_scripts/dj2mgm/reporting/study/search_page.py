@@ -31,15 +31,17 @@ def list_next_commands(experiments: list[ExperimentResults], study: ShownStudy, 
     name = folder.name
     shown = {experiment.name: experiment for experiment in experiments}
     ranked = study.search.rank_trials() if study.search else []
-    best = dict(zip(("best", "second"), [shown[trial.name] for trial in ranked if trial.name in shown], strict=False))
+    best = [shown[trial.name] for trial in ranked if trial.name in shown][:2]
     if not best:
         return []
-    opponents = [*DecideSection().against, study.experiment, *(f"{name}_{suffix}" for suffix in list(best)[1:])]
-    if study.search.has_fewer_rows(best["best"].name):
-        opponents.append(f"{name}_best-random")
+    suffixes = {trial.name.removeprefix(f"{study.experiment}-"): trial for trial in best}
+    winner, *others = (f"{name}_{suffix}" for suffix in suffixes)
+    opponents = [*DecideSection().against, study.experiment, *others]
+    if study.search.has_fewer_rows(best[0].name):
+        opponents.append(f"{winner}-random")
     against = f"{{against: [{', '.join(dict.fromkeys(opponents))}]}}"
-    decide = build_snakemake_command(experiments[0], "decide", experiment=f"{name}_best", decide=against)
-    return [*(build_keep_command(trial, folder, suffix) for suffix, trial in best.items()), decide]
+    decide = build_snakemake_command(experiments[0], "decide", experiment=winner, decide=against)
+    return [*(build_keep_command(trial, folder, suffix) for suffix, trial in suffixes.items()), decide]
 
 
 def build_cost_table(search: ShownSearch) -> list[PlainTable]:

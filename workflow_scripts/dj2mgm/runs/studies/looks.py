@@ -1,7 +1,6 @@
 """Looks of `snakemake decide`: their seeds and files, and the checks of its settings."""
 
 from collections.abc import Callable
-from itertools import count, islice
 from pathlib import Path
 
 from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER as DATASETS
@@ -13,6 +12,7 @@ from dj2mgm.runs.layers import locate_experiment_file
 from dj2mgm.runs.pages import build_page_settings, list_page_files
 from dj2mgm.runs.run import Run
 from dj2mgm.runs.studies.seed_times import format_hours, sum_measured_seconds
+from dj2mgm.runs.studies.unused_seeds import choose_unused_seeds
 from dj2mgm.settings.config_files import suggest_name
 from dj2mgm.settings.targets import ReportSection
 from dj2mgm.settings.validation import load_settings
@@ -22,12 +22,9 @@ EXAMPLE_COMMAND = "`snakemake decide --config experiment=dj_synth`"
 
 
 def choose_seeds(runs: Runs, experiment: str, number: int) -> list[int]:
-    """Return the seeds of both sides: those of the configuration, then the numbers after the largest.
-
-    The experiment of a search's winner has seeds after those that chose it, so no smaller number may follow them.
-    """
+    """Return the seeds of both sides: those of the configuration, then the numbers after the largest."""
     configured = runs.experiments.configs[experiment].seeds
-    return [*configured, *islice(count(max(configured) + 1), max(0, number - len(configured)))][:number]
+    return [*configured, *choose_unused_seeds(configured, max(0, number - len(configured)))][:number]
 
 
 def build_look_settings(runs: Runs, experiment: str, opponent: str, number: int) -> dict:
@@ -108,6 +105,10 @@ def _check_opponent(runs: Runs, experiment: str, opponent: str) -> None:
     controls = experiments.variant_names.get(experiment, [])
     if opponent in controls:
         return
+    if opponent == f"{experiment}-random" and not experiments.selects_rows(experiment):
+        raise InputError(
+            f"decide.against: {experiment} selects no rows, so {opponent} would be {REFERENCE} itself; name {REFERENCE}"
+        )
     if opponent == f"{experiment}-random":
         raise InputError(
             f"decide.against: {experiment} has no control {opponent}; write `controls: [random]` into "

@@ -94,7 +94,7 @@ def show_search(runs: Runs, study: str) -> ShownSearch | None:
                 name=name,
                 changes=trial.changes,
                 scores=[scores.get(name) for scores in rungs],
-                fewer_rows=name in fewer_rows,
+                fewer_rows=name in fewer_rows and runs.experiments.selects_rows(name),
             )
             for name, trial in history.trials_by_name.items()
         ],
