@@ -54,7 +54,9 @@ def start_run(on_cluster: bool) -> bool:
         time.sleep(ATTEMPT_S)
     else:
         owner_note = f" on {owner['host']} (process {owner['pid']})" if owner else ""
-        raise InputError(f"another run is in progress in this folder{owner_note}; wait for it, or stop it first")
+        raise InputError(
+            f"another run is in progress in this folder{owner_note}; wait for it, stop it first, or use another clone"
+        )
     _lock = file
     taken_over = bool(owner) and _take_over(owner)
     _write_owner(on_cluster, ended=False)
