@@ -35,10 +35,8 @@ def build_stage_command(name, arguments, launcher=""):
     )
     redirection = '3> /dev/null >&"${{STAGE_OUTPUT:-3}}"'
     diagnosis = f"python {quote_script_path('diagnose.py')} {{log:q}} --exit-status $?"
-    command = f"{start} {quote_script_path(name)} {arguments} 2>&1 4>&- | tee {{log:q}}"
-    # bash's own line about a killed command goes to /dev/null, because the diagnosis says more; errors of tee do not
-    command = f"{{{{ {command} {redirection} 2>&4; }}}} 4>&2 2> /dev/null"
-    return f"{command} || {diagnosis} {redirection}"
+    command = f"{start} {quote_script_path(name)} {arguments} 2>&1 | tee {{log:q}}"
+    return f"{command} {redirection} || {diagnosis} {redirection}"
 
 
 def optional_flag(flag, name):

@@ -122,7 +122,7 @@ def test_a_budget_of_the_configured_seeds_gives_one_look(quick):
         (("experiment=other", "decide={against: [othr]}"), "decide.against: there is no experiment 'othr'; did you"),
         (
             ("experiment=other", "decide={against: [other-random]}"),
-            "decide.against: other has no control other-random; write `controls: [random]` into config/experiments/oth",
+            "decide.against: other selects no rows, so other-random would be baseline itself",
         ),
         (("experiment=other", "decide={against: []}"), "decide.against: "),
         ((), "decide: the key experiment is missing; name one, as in `snakemake decide --config"),

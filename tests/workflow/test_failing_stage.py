@@ -1,7 +1,5 @@
 """The console output and the log of a failed stage end with a diagnosis."""
 
-import re
-
 import pytest
 
 
@@ -23,7 +21,6 @@ def test_failed_stage_is_diagnosed_on_console_and_in_log(fresh, lines, title):
     printed = fresh.run("baseline", "--until", "make_dataset", ok=False)
     log = (fresh.folder / "results/datasets/small/make_dataset.log").read_text(encoding="utf-8")
     assert f"\ndiagnosis: {title}\n" in printed and f"\ndiagnosis: {title}\n" in log
-    assert not re.search("Killed +python", printed), "bash's line about a killed command"
     last = log.split("diagnosis: ")[1]
     assert last.index("cause:") < last.index("evidence:") < last.index("remedy:")
 

@@ -159,15 +159,14 @@ def test_halving_ends_with_commands_for_the_best_trial(quick, monkeypatch, capsy
     for command in keep_commands:
         monkeypatch.setattr(sys, "argv", command[1:])
         keep_variant.main()
-    files = {
-        name: read_yaml(quick.folder / f"config/experiments/{name}.yaml") for name in ("halved_best", "halved_second")
-    }
+    best, second = (command[-1] for command in keep_commands)
+    files = {name: read_yaml(quick.folder / f"config/experiments/{name}.yaml") for name in (best, second)}
     assert [(file["seeds"], file["controls"]) for file in files.values()] == [([1, 2], ["random"])] * 2
     assert decide[:2] == ["snakemake", "decide"]
-    assert decide[-1] == "decide={against: [baseline, halved_second, halved_best-random]}"
+    assert decide[-1] == f"decide={{against: [baseline, {second}, {best}-random]}}"
     printed = quick.run("decide", config=(*decide[decide.index("--config") + 1 :], "report={margin: 0.2}"))
-    assert "Conclusion: halved_best is " in printed
+    assert f"Conclusion: {best} is " in printed
     trained = [call.split()[1:] for call in read_calls(quick) if call.startswith("finetune halved_")]
-    assert {name for name, _ in trained} == {"halved_best", "halved_second", "halved_best-random"}
-    looks = [read_yaml(file) for file in quick.result("decide", "halved_best").rglob("look.yaml")]
+    assert {name for name, _ in trained} == {best, second, f"{best}-random"}
+    looks = [read_yaml(file) for file in quick.result("decide", best).rglob("look.yaml")]
     assert min(seed for look in looks for seed in look["seeds"]) == 1, "seed 0 chose the trial"
