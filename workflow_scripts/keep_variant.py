@@ -40,10 +40,11 @@ def main() -> None:
     if file.exists() or args.name.lower() in list_reserved_names() | names:
         raise InputError(f"{args.name}: this name is in use; choose another one")
     write_yaml(file, describe_variant(settings, args.variant, args.page))
-    command = build_snakemake_command(settings.experiments[0], "decide", experiment=args.name)
     if settings.study.search:
-        command = "the other commands at the end of the search's page"
-    print(f"wrote {file}; next: {command}", flush=True)
+        next_step = "the other commands at the end of the search's page"
+    else:
+        next_step = build_snakemake_command(settings.experiments[0], "decide", experiment=args.name)
+    print(f"wrote {file}; next: {next_step}", flush=True)
 
 
 def describe_variant(settings: PageSettings, variant: str, page: Path) -> dict:

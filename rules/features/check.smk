@@ -1,5 +1,5 @@
 # Check a dataset before a training: `snakemake check --config dataset=path/to/my_photos`.
-from dj2mgm.features.check.check_settings import build_check_settings
+from dj2mgm.features.check.check_inputs import build_check_settings
 from dj2mgm.runs.experiments import REFERENCE
 
 

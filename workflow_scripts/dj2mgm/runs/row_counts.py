@@ -18,7 +18,7 @@ class RowCount:
 
     rows: int
     different: int
-    is_exact: bool  # otherwise at most so many
+    is_exact: bool  # False: the numbers are upper bounds
 
     def describe(self) -> str:
         rows = f"{'' if self.is_exact else 'at most '}{self.rows} rows"

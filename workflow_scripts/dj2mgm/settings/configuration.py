@@ -2,6 +2,7 @@
 
 from functools import cache
 from importlib import import_module
+from types import ModuleType
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -192,16 +193,18 @@ TARGETS_BY_KEY = {
     "challenge": ("challenge",),
 }
 
-# what features add: their targets by key, and a class with their own keys
-_FEATURES = [
-    import_module(f"dj2mgm.features.{path.parent.name}.{path.stem}")
-    for path in sorted((SCRIPTS / "dj2mgm/features").glob("*/*_keys.py"))
-]
-for _feature in _FEATURES:
-    for _key, _targets in _feature.TARGETS_BY_KEY.items():
-        TARGETS_BY_KEY[_key] = (*TARGETS_BY_KEY.get(_key, ()), *_targets)
-_FEATURE_KEYS = [_feature.KEYS for _feature in _FEATURES if hasattr(_feature, "KEYS")]
-SharedKeys = create_model("SharedKeys", __base__=(*_FEATURE_KEYS, CoreKeys), __doc__=CoreKeys.__doc__)
+
+def _import_feature_keys() -> list[ModuleType]:
+    """Import what features add: `TARGETS_BY_KEY`, and `KEYS`, a class with their own keys, if they have some."""
+    files = sorted((SCRIPTS / "dj2mgm/features").glob("*/*_keys.py"))
+    return [import_module(f"dj2mgm.features.{file.parent.name}.{file.stem}") for file in files]
+
+
+_FEATURE_KEYS = _import_feature_keys()
+for _module in _FEATURE_KEYS:
+    TARGETS_BY_KEY |= {key: (*TARGETS_BY_KEY.get(key, ()), *names) for key, names in _module.TARGETS_BY_KEY.items()}
+_BASES = (*(_module.KEYS for _module in _FEATURE_KEYS if hasattr(_module, "KEYS")), CoreKeys)
+SharedKeys = create_model("SharedKeys", __base__=_BASES, __doc__=CoreKeys.__doc__)
 
 
 class Configuration(SharedKeys, ModelOverridableKeys, ExperimentOnlyKeys):

@@ -1,19 +1,8 @@
 """Settings of `snakemake check`: where the images and the model's tokenizer are, and what is known about noise."""
 
-from pathlib import Path
-
-from dj2mgm.model_files.foundation import find_shipped_foundation
-from dj2mgm.model_files.hub_cache import find_model
 from dj2mgm.records.power_records import PowerSettings
-from dj2mgm.runs.all_runs import Runs
-from dj2mgm.runs.analyzed_runs import find_analyzed
-from dj2mgm.runs.studies.power_inputs import build_power_settings
 from dj2mgm.settings.base import Section, section, setting
-from dj2mgm.settings.dataset_files import MAX_HELD_OUT
-from dj2mgm.settings.models import ModelFile
 from dj2mgm.settings.targets import ReportSection
-
-TOKENIZER_FILE = "tokenizer.json"
 
 
 class CheckSettings(Section):
@@ -28,29 +17,3 @@ class CheckSettings(Section):
     refuses_bad_rows: bool = setting(..., "whether a row that cannot be trained on stops the run")
     report: ReportSection = section(ReportSection)
     power: PowerSettings = setting(..., "without the number of held-out images, which the check counts")
-
-
-def build_check_settings(runs: Runs, dataset: str) -> dict:
-    """Return the settings of the check of a dataset."""
-    run = find_analyzed(runs, dataset)
-    power = build_power_settings(runs) | {"images": MAX_HELD_OUT, "images_are_known": False}
-    return {
-        "dataset": dataset,
-        "note": run.dataset.note,
-        "images": run.dataset.images,
-        "model": run.config.model.name,
-        "tokenizer": _find_tokenizer(run.config.model),
-        "max_length": run.config.finetune.max_length,
-        "refuses_bad_rows": run.config.jsonl.on_bad_row == "refuse",
-        "report": runs.shared.report.model_dump(),
-        "power": power,
-    }
-
-
-def _find_tokenizer(model: ModelFile) -> str:
-    """Return the file of a model's tokenizer on this machine; "" if there is none."""
-    trained = model.trained_parts
-    shipped = trained and find_shipped_foundation(trained)
-    folder = shipped / "language_model" if shipped else Path(find_model(model.language_model_source))
-    file = folder / TOKENIZER_FILE
-    return str(file) if file.is_file() else ""

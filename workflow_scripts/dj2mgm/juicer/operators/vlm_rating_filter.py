@@ -34,7 +34,6 @@ from .text_generation.stored_captions import (
     ENOUGH_TO_JUDGE,
     StoredAnswersOperator,
     StoredCaptioner,
-    check_answerer,
     warn_of_unusable,
 )
 from .text_generation.text_problems import CONTROL_TOKEN
@@ -126,7 +125,8 @@ class VlmRatingFilter(StoredAnswersOperator, Filter):
             writer: name of this run's file in that folder. Runs at the same time need different names.
         """
         super().__init__(*args, **{"batch_size": DEFAULT_BATCH_SIZE} | kwargs)
-        check_answerer(captioner, (SERVER, TRAINED))
+        if not isinstance(captioner, dict) or len(captioner) != 1 or next(iter(captioner)) not in (SERVER, TRAINED):
+            raise ValueError(f"captioner must be {SERVER} or {TRAINED}, found {captioner!r}")
         self.captioner = captioner
         self.min_relevance = min_relevance
         self.min_visual_dependency = min_visual_dependency

@@ -105,15 +105,12 @@ def _check_opponent(runs: Runs, experiment: str, opponent: str) -> None:
     controls = experiments.variant_names.get(experiment, [])
     if opponent in controls:
         return
-    if opponent == f"{experiment}-random" and not experiments.selects_rows(experiment):
-        raise InputError(
-            f"decide.against: {experiment} selects no rows, so {opponent} would be {REFERENCE} itself; name {REFERENCE}"
-        )
     if opponent == f"{experiment}-random":
-        raise InputError(
-            f"decide.against: {experiment} has no control {opponent}; write `controls: [random]` into "
-            f"{locate_experiment_file(experiment)}"
-        )
+        problem = f"{experiment} selects no rows, so {opponent} would be {REFERENCE} itself; name {REFERENCE}"
+        if experiments.selects_rows(experiment):
+            remedy = f"write `controls: [random]` into {locate_experiment_file(experiment)}"
+            problem = f"{experiment} has no control {opponent}; {remedy}"
+        raise InputError(f"decide.against: {problem}")
     if opponent not in experiments.files:
         opponents = [*experiments.files, *controls]
         raise InputError(f"decide.against: there is no experiment {opponent!r}; {suggest_name(opponent, opponents)}")

@@ -1,7 +1,6 @@
 """A captioner with its captions on disk: no image is captioned twice, and no answer of a server is paid for twice."""
 
 import hashlib
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -128,9 +127,3 @@ def warn_of_unusable(sentence: str, unusable: dict[str, int], total: int, conseq
     if count > TOO_MANY_UNUSABLE * total:
         reasons = ", ".join(f"{number} {reason}" for reason, number in sorted(unusable.items()))
         logger.warning(f"{count} of {total} {sentence} ({reasons}); {consequence}")
-
-
-def check_answerer(captioner: object, names: Sequence[str]) -> None:
-    """Raise ValueError unless a recipe's captioner is an operator with one of these names."""
-    if not isinstance(captioner, dict) or len(captioner) != 1 or next(iter(captioner)) not in names:
-        raise ValueError(f"captioner must be {' or '.join(names)}, found {captioner!r}")
