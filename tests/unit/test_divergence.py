@@ -6,7 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from transformers import Trainer
+from transformers.training_args import ParallelMode
 
 from dj2mgm.divergence import TrainingDivergedError, check_end, check_finite, find_last_healthy_step
 from dj2mgm.foundation.clip import train_clip
@@ -80,23 +82,48 @@ def fp16_trainer(folder: Path) -> ResumableTrainer:
     trainer.args = SimpleNamespace(output_dir=str(folder / "finetune/checkpoints"), learning_rate=0.5, should_save=True)
     trainer.state = SimpleNamespace(global_step=17, log_history=[{"step": 1, "loss": 2.0}])
     trainer.accelerator = SimpleNamespace(wait_for_everyone=lambda: None)
+    trainer.args.parallel_mode = ParallelMode.NOT_PARALLEL
     trainer.model_wrapped = SimpleNamespace(fp16_enabled=lambda: True, dynamic_loss_scale=lambda: True)
     trainer.global_batch_size = 8
+    trainer._rate, trainer._reading, trainer._globalstep_last_logged, trainer._total_loss_scalar = 0.1, None, 15, 0.0
     return trainer
+
+
+def end_step(trainer: ResumableTrainer, loss: float, norm: float, save: bool = True) -> None:
+    """End a step that is logged; a step without a checkpoint is logged during the next one."""
+    trainer.control = SimpleNamespace(
+        should_log=True, should_save=save, should_evaluate=False, should_training_stop=False
+    )
+    trainer._maybe_log_save_evaluate(torch.tensor(loss), torch.tensor(norm))
 
 
 def test_steps_skipped_by_a_loss_scale_do_not_stop_training(tmp_path, monkeypatch):
     trainer, logged = fp16_trainer(tmp_path), []
-    monkeypatch.setattr(Trainer, "_maybe_log_save_evaluate", lambda self, loss, norm: self.log({"grad_norm": norm}))
+    monkeypatch.setattr(Trainer, "_maybe_log_save_evaluate", lambda *_: None)
     monkeypatch.setattr(Trainer, "log", lambda self, logs, start_time: logged.append(logs))
-    trainer._maybe_log_save_evaluate(1.0, math.inf)
-    trainer._maybe_log_save_evaluate(1.0, 2.5)
-    assert logged == [{}, {"grad_norm": 2.5}]  # JSON has no infinity
+    end_step(trainer, 1.0, math.inf)
+    trainer.state.global_step = 18
+    end_step(trainer, 3.0, 2.5)
+    rates = {"learning_rate": 0.1}
+    assert logged == [{"loss": 0.5} | rates, {"grad_norm": 2.5, "loss": 3.0} | rates]  # JSON has no infinity
     trainer.model_wrapped.fp16_enabled = lambda: False
     with pytest.raises(
-        TrainingDivergedError, match="finetune: training diverged by step 17: the gradient's norm is inf"
+        TrainingDivergedError, match="finetune: training diverged by step 18: the gradient's norm is inf"
     ):
-        trainer._maybe_log_save_evaluate(1.0, math.inf)
+        end_step(trainer, 1.0, math.inf)
+
+
+def test_a_step_without_a_checkpoint_is_logged_while_the_next_one_runs(tmp_path, monkeypatch):
+    trainer, logged = fp16_trainer(tmp_path), []
+    trainer.accelerator.gradient_state = SimpleNamespace(_set_sync_gradients=lambda _: None)
+    monkeypatch.setattr(Trainer, "_maybe_log_save_evaluate", lambda *_: None)
+    monkeypatch.setattr(Trainer, "_get_learning_rate", lambda _: 0.2)
+    monkeypatch.setattr(Trainer, "log", lambda self, logs, start_time: logged.append(logs))
+    monkeypatch.setattr(Trainer, "training_step", lambda *_: torch.tensor(len(logged)))
+    end_step(trainer, 4.0, 1.0, save=False)
+    assert logged == []
+    assert trainer.training_step(None, [{}, {}]) == 1  # logged between the two micro batches
+    assert logged == [{"grad_norm": 1.0, "loss": 2.0, "learning_rate": 0.1}]
 
 
 def test_a_loss_scale_at_its_minimum_is_a_divergence(tmp_path, monkeypatch):

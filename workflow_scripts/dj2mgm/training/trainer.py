@@ -8,6 +8,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.trainer import SCHEDULER_NAME
+from transformers.trainer_pt_utils import nested_gather
 from transformers.trainer_utils import TrainOutput
 
 from dj2mgm.cli.messages import report_progress
@@ -76,14 +78,39 @@ SCALE_AT_MINIMUM = "loss scale already at minimum"  # DeepSpeed's exception when
 UNLOGGED_LOSS_KEY = "UnloggedLoss"  # key in the state that Trainer saves for callbacks
 
 
+@dataclass(frozen=True)
+class StepReading:
+    """Loss and gradient norm of a step, on their way from the GPU to the host.
+
+    Args:
+        values: scalars on the host, valid after `copied`.
+        copied: event after the copies; None on a CPU.
+        steps: steps of which `values["loss"]` is the sum.
+        rates: learning rates of the step by name.
+    """
+
+    values: dict[str, torch.Tensor]
+    copied: torch.cuda.Event | None
+    steps: int
+    rates: dict[str, float]
+
+    def wait(self) -> dict[str, float]:
+        """Return the values when the GPU has computed them."""
+        if self.copied:
+            self.copied.synchronize()
+        return {name: value.item() for name, value in self.values.items()}
+
+
 class ResumableTrainer(Trainer):
     """Trainer that computes each step in the micro batches of `StepBatches`, and resumes exactly.
 
     A checkpoint is marked complete, with the fingerprint of settings, inputs and code, when every process has written
     its part, and only then are older ones removed. If the checkpoint of the last step is resumed, nothing is trained.
 
-    A diverging training is stopped on every process, and checkpoints with diverged weights are removed. The check costs
-    no wait for the GPU, because the gradient norm is already on the host, and equal on all processes.
+    A diverging training is stopped on every process, and checkpoints with diverged weights are removed.
+
+    Loss and gradient norm of a step are read and logged when the GPU has work of the next step, and before a checkpoint.
+    If the host waited for them at once, the GPU would be idle until the host has launched the next kernels.
 
     The entry point must call `apply_library_patches` before.
 
@@ -101,6 +128,7 @@ class ResumableTrainer(Trainer):
         self.global_batch_size = global_batch_size
         # Trainer counts whole steps; StepBatches decides the number of micro batches of each step
         self.args.gradient_accumulation_steps = 1
+        self._reading: StepReading | None = None  # of the last step, until it is logged
 
     def train(self, *args, **kwargs) -> TrainOutput:
         """Train, and raise TrainingDivergedError if the training diverges."""
@@ -130,13 +158,56 @@ class ResumableTrainer(Trainer):
     def _losses(self) -> list[tuple[int, float]]:
         return [(row["step"], row["loss"]) for row in self.state.log_history if "loss" in row]
 
-    def _maybe_log_save_evaluate(self, tr_loss, grad_norm, *args, **kwargs) -> None:
-        """Stop at the first non-finite gradient, before the step is logged or saved."""
-        engine = self.model_wrapped
-        # a dynamic loss scale of fp16 skips such steps until gradients fit, and DeepSpeed raises if they never do
-        if grad_norm is not None and not (engine.fp16_enabled() and engine.dynamic_loss_scale()):
-            self._check_finite(grad_norm, "gradient's norm")
+    def _clip_grad_norm(self, model: nn.Module) -> None:
+        """Do nothing, because DeepSpeed has clipped the gradients."""
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: None = None) -> torch.Tensor | float | None:
+        """Return DeepSpeed's gradient norm without waiting for it; it is equal on all processes."""
+        return self.model_wrapped.get_global_grad_norm()
+
+    def _maybe_log_save_evaluate(
+        self, tr_loss: torch.Tensor, grad_norm: torch.Tensor | float | None, *args, **kwargs
+    ) -> None:
+        """Start to read the step's loss and gradient norm; log them now only before a checkpoint and at the end."""
+        self._log_reading()
+        self._reading = self._start_reading(tr_loss, grad_norm)
+        control = self.control
+        control.should_log = False
+        if control.should_save or control.should_evaluate or control.should_training_stop:
+            self._log_reading()
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
+
+    def _start_reading(self, tr_loss: torch.Tensor, grad_norm: torch.Tensor | float | None) -> StepReading:
+        """Copy the gradient norm and, if the step is logged, the loss since the last row to the host."""
+        values, steps = {}, self.state.global_step - self._globalstep_last_logged
+        if grad_norm is not None:
+            values["grad_norm"] = torch.as_tensor(grad_norm, dtype=torch.float64)
+        if self.control.should_log and steps:
+            values["loss"] = nested_gather(tr_loss, self.args.parallel_mode).mean()
+            tr_loss.zero_()
+            self._globalstep_last_logged = self.state.global_step
+        host_values = {name: value.to("cpu", non_blocking=True) for name, value in values.items()}
+        copied = torch.cuda.Event() if tr_loss.is_cuda else None
+        if copied:
+            copied.record()
+        return StepReading(host_values, copied, steps, self._read_rates())
+
+    def _log_reading(self) -> None:
+        """Check and log the last step's loss and gradient norm, unless they are already logged."""
+        reading, self._reading = self._reading, None
+        if reading is None:
+            return
+        values, engine = reading.wait(), self.model_wrapped
+        # a dynamic loss scale of fp16 skips steps until gradients are finite, and DeepSpeed raises if they never are
+        if "grad_norm" in values and not (engine.fp16_enabled() and engine.dynamic_loss_scale()):
+            self._check_finite(values["grad_norm"], "gradient's norm")
+        if "loss" in values:
+            self._total_loss_scalar += values["loss"]
+            self.log(values | {"loss": values["loss"] / reading.steps} | reading.rates)
+
+    def _read_rates(self) -> dict[str, float]:
+        """Return the learning rates of the current step by name."""
+        return {"learning_rate": self._rate}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log finite values only; stop at a non-finite loss."""
@@ -196,7 +267,7 @@ class ResumableTrainer(Trainer):
     def _run_epoch(self, **kwargs) -> None:
         self.batches.epoch = epoch = kwargs["epoch"]
         self.batches.first_step = kwargs["steps_trained_in_current_epoch"] if epoch == kwargs["epochs_trained"] else 0
-        self._steps = (self.batches.step(epoch, number) for number in range(self.batches.first_step, len(self.batches)))
+        self._steps = iter(range(self.batches.first_step, len(self.batches)))
         if kwargs["resume_from_checkpoint"] and epoch == kwargs["epochs_trained"]:
             self._restore_unlogged_loss()
         if self.state.global_step < self.state.max_steps:
@@ -204,11 +275,16 @@ class ResumableTrainer(Trainer):
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[dict], num_batches: int, device: torch.device
-    ) -> tuple[list[list[dict]], torch.Tensor]:
-        """Return the step's micro batches as one item, and its number of tokens with loss over all processes."""
-        micro_batches = [next(epoch_iterator) for _ in next(self._steps)]
+    ) -> tuple[list[list[dict]], int]:
+        """Return the step's micro batches as one item, and its number of tokens with loss over all processes.
+
+        Trainer would count the tokens of the batches, gather the counts and wait for the GPU.
+        """
+        number = next(self._steps)
+        micro_batches = [next(epoch_iterator) for _ in self.batches.step(self.batches.epoch, number)]
+        rows = self.batches.list_samples(self.batches.epoch, number)
         # if max_length truncates every answer of a step, its loss is 0, not 0 / 0
-        return [micro_batches], self._get_num_items_in_batch(micro_batches, device).clamp(min=1)
+        return [micro_batches], max(1, sum(self.train_dataset.answers[row] for row in rows))
 
     def training_step(self, model: nn.Module, inputs: list[dict], *args, **kwargs) -> torch.Tensor:
         """Compute the step's micro batches and return the sum of their losses; the last one applies the gradients."""
@@ -218,6 +294,7 @@ class ResumableTrainer(Trainer):
         for number, micro_batch in enumerate(inputs, start=1):
             self.accelerator.gradient_state._set_sync_gradients(number == len(inputs))
             losses.append(super().training_step(model, micro_batch, *args, **kwargs))
+            self._log_reading()  # of the step before; the GPU is busy with this micro batch
         return torch.stack(losses).sum()
 
     def floating_point_ops(self, inputs: list[dict]) -> int:
@@ -332,9 +409,11 @@ class StageTrainer(ResumableTrainer):
         self.score()
         super()._save_checkpoint(model, trial)
 
+    def _read_rates(self) -> dict[str, float]:
+        rates = super()._read_rates()
+        return rates | {"projector_learning_rate": self._projector_rate} if self.projector_learning_rate else rates
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "learning_rate" in logs and self.projector_learning_rate:
-            logs = logs | {"projector_learning_rate": self._projector_rate}
         super().log(logs | {"seconds": round(time.monotonic() - self.start, 3)}, start_time)
 
     def _prepare_inputs(self, inputs: dict) -> dict:

@@ -73,10 +73,14 @@ class StepBatches(Sampler[list[int | None]]):
         for number in range(self.first_step, len(self)):
             yield from self.step(self.epoch, number)
 
+    def list_samples(self, epoch: int, number: int) -> list[int]:
+        """Return the samples of a step, over all processes."""
+        start = number * self.global_batch
+        return self._shuffle_samples(epoch)[start : start + self.global_batch]
+
     def _build_step(self, epoch: int, number: int) -> list[list[int | None]]:
         """Return this process's micro batches of a step."""
-        start = number * self.global_batch
-        samples = self._shuffle_samples(epoch)[start : start + self.global_batch]
+        samples = self.list_samples(epoch, number)
         samples.sort(key=lambda sample: (-self.widths[sample], sample))
         shares = [samples[process :: self.processes] for process in range(self.processes)]
         count = max(self._count_micro_batches(share) for share in shares)
@@ -146,7 +150,7 @@ class ConversationDataset(Dataset):
 
     Attributes:
         lengths: (N,) tokens of each conversation.
-        answers: (N,) tokens of each conversation that carry loss.
+        answers: (N,) tokens of each conversation that carry loss; the first token never does.
         longest: tokens of the longest conversation, with the blank image of a micro batch without images.
         largest_images: images of the conversation whose images have the most tokens.
     """
@@ -234,7 +238,7 @@ class TextDataset(Dataset):
     """Texts for a causal language model, joined and cut into samples of one length.
 
     Items are {input_ids, labels}, both (length,) int64 and equal, because the model shifts its labels itself. Item None
-    carries no loss.
+    carries no loss. `lengths` and `answers` are (N,) tokens of each sample, and those of them that carry loss.
     """
 
     def __init__(self, path: Path, tokenizer: PreTrainedTokenizerBase, length: int):
@@ -245,7 +249,7 @@ class TextDataset(Dataset):
         if not count:
             raise InputError(f"{path}: the file has {len(tokens)} tokens, fewer than max_length, {length}; lower it")
         self.samples = torch.tensor(tokens[: count * length]).view(count, length)
-        self.lengths = [length] * count
+        self.lengths, self.answers = [length] * count, [length - 1] * count
 
     def __len__(self) -> int:
         return len(self.samples)

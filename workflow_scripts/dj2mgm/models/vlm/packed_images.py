@@ -5,6 +5,7 @@ another. The loader computes them here on the host; one attention kernel takes a
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -130,7 +131,19 @@ def use_tower_inputs(model: PreTrainedModel) -> Callable[[dict], None]:
         decoder = model.get_decoder()
         if hasattr(decoder, "_deepstack_process"):
             decoder._deepstack_process = _add_at
+        model.base_model.get_placeholder_mask = partial(_find_image_tokens, model.config.image_token_id)
     return take_arguments
+
+
+def _find_image_tokens(
+    image_token_id: int, input_ids: torch.Tensor, inputs_embeds: torch.Tensor, **features: torch.Tensor
+) -> tuple[torch.Tensor, None]:
+    """Return the mask (B, T, 1) of the image tokens in input_ids (B, T), and None for videos.
+
+    transformers also compares the number of tokens with that of the features, for which the host waits. The processor
+    has written as many tokens as the tower returns features.
+    """
+    return (input_ids == image_token_id).unsqueeze(-1), None
 
 
 def _add_at(hidden: torch.Tensor, mask: torch.Tensor, features: torch.Tensor) -> torch.Tensor:

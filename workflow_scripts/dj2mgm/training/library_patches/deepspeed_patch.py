@@ -1,8 +1,39 @@
-"""Patches of DeepSpeed engines (tested with DeepSpeed 0.19.8), applied to an engine before it loads a checkpoint."""
+"""Patches of DeepSpeed (tested with 0.19.8).
 
+- ZeRO-1 and ZeRO-2 do not wait for the gradient norm, so that the host launches the next step's first kernels while the
+  GPU still computes. `mask_nan_or_inf_with_val_inplace` copies a number to the GPU, and `unscale_and_clip_grads` reads
+  the norm to replace an invalid one by infinity, which `combine_grad_norm_groups` has done already.
+- Engines are changed before they load a checkpoint, by the other functions.
+"""
+
+import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam
+from deepspeed.runtime.zero import stage_1_and_2
 
 from dj2mgm.training.arguments import repeat_products_of_betas
+
+
+def apply() -> None:
+    stage_1_and_2.mask_nan_or_inf_with_val_inplace = _mask_invalid
+    stage_1_and_2.DeepSpeedZeroOptimizer.unscale_and_clip_grads = _unscale_and_clip
+
+
+def _mask_invalid(norm: torch.Tensor, device: torch.device | None = None) -> None:
+    """Replace, in place, a norm that is not finite by -1, DeepSpeed's sign of an invalid norm."""
+    norm.masked_fill_(~norm.isfinite(), -1.0)
+
+
+def _unscale_and_clip(
+    self: stage_1_and_2.DeepSpeedZeroOptimizer, flat_gradients: list[torch.Tensor], total_norm: torch.Tensor | None
+) -> None:
+    """Divide gradients, in place, by the loss scale, and by the factor by which their norm exceeds `clip_grad`."""
+    divisor = self.loss_scale
+    if self.clip_grad > 0:
+        divisor = torch.clamp((total_norm / self.loss_scale + 1e-6) / self.clip_grad, min=1.0) * self.loss_scale
+    elif divisor == 1:
+        return
+    for gradient in flat_gradients:
+        gradient.mul_(1.0 / divisor)
 
 
 def load_into_host_memory(engine) -> None:
