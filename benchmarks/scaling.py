@@ -7,7 +7,7 @@
 
 LoRA is trained on each GPU's 22 GiB: MGM-2B under ZeRO-1 with the random model and samples of benchmarks/train_step.py,
 and activation checkpointing of every 18th layer; other models as in benchmarks/vlm_step.py. The global batch of 128 is
-the batch of one GPU, divided among all GPUs. MGM-2B is also trained with as many samples for each GPU, so that the
+the batch of one GPU, divided among all GPUs. Models are also trained with as many samples for each GPU, so that the
 batch grows. There is no dropout, which would differ between processes, so that losses at the same global batch can be
 compared. The last row is FP8 on the largest number of GPUs. Rates are computed from the median step after the first
 three.
@@ -15,6 +15,7 @@ three.
 
 import argparse
 import json
+import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -60,19 +61,25 @@ def list_vlm(shape: str, counts: list[int], folder: Path) -> dict[str, Measure]:
     """Return functions that measure a model of transformers by name of the row; make its inputs if they are missing."""
     if not (folder / "data.jsonl").exists():
         vlm_step.make_inputs(*((TINY, folder, 4) if shape == TINY_VLM else (shape, folder, STEPS)))
-    measures = {f"{gpus}": partial(measure_vlm, "auto", folder, gpus) for gpus in sorted({1, *counts})}
+    measures = {"1": partial(measure_vlm, "auto", folder, 1)}
+    for gpus in sorted(set(counts) - {1}):
+        measures[f"{gpus}"] = partial(measure_vlm, "auto", folder, gpus)
+        measures[f"{gpus}, growing batch"] = partial(measure_vlm, "auto", folder, gpus, growth=gpus)
     return measures | {f"{max(counts)}{FP8}": partial(measure_vlm, "auto_fp8", folder, max(counts))}
 
 
-def measure_vlm(row: str, folder: Path, gpus: int) -> dict:
+def measure_vlm(row: str, folder: Path, gpus: int, growth: int = 1) -> dict:
     with limit_gpu_memory(22.0):
-        return vlm_step.measure(row, folder, gpus, dropout=0.0)
+        return vlm_step.measure(row, folder, gpus, dropout=0.0, growth=growth)
 
 
 def print_table(rows: dict[str, dict]) -> None:
     one_gpu = rows["1"]
-    print("\n| GPUs | samples/s | efficiency | planned, reserved GiB | losses differ by at most |")
-    print("|---|---|---|---|---|")
+    print(
+        "\n| GPUs | samples/s | efficiency | slowest step from the second on / median | planned, reserved GiB | "
+        "losses differ by at most |"
+    )
+    print("|---|---|---|---|---|---|")
     for name, row in rows.items():
         if "failed" in row:
             print(f"| {name} | failed with {row['failed']} |", *row["log"], sep="\n    ")
@@ -82,9 +89,11 @@ def print_table(rows: dict[str, dict]) -> None:
         efficiency = row["samples_per_second"] / one_gpu["samples_per_second"] / gpus if FP8 not in name else None
         pairs = zip(one_gpu["losses"], row["losses"], strict=False)
         difference = f"{max(abs(a - b) / a for a, b in pairs):.1e}" if is_comparable else ""
+        steps = row["step_seconds"]
         reserved = row.get("peak_gpu_reserved_gib") or row.get("peak_reserved_gib")
         print(
             f"| {name} | {row['samples_per_second']} | {f'{efficiency:.1%}' if efficiency else ''} | "
+            f"{max(steps) / statistics.median(steps):.2f} | "
             f"{row.get('planned_gpu_gib', '')}, {reserved} | {difference} |"
         )
 

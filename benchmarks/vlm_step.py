@@ -91,11 +91,15 @@ def read_stage_settings(folder: Path, gpus: int = 1) -> dict:
         os.chdir(PROJECT)
 
 
-def measure(row: str, folder: Path, gpus: int = 1, dropout: float | None = None) -> dict:
-    """Train in the workflow's own stage, or as peers do, and return the row; `dropout` replaces LoRA's."""
-    output = folder / (row if gpus == 1 else f"{row}_{gpus}")
+def measure(row: str, folder: Path, gpus: int = 1, dropout: float | None = None, growth: int = 1) -> dict:
+    """Train in the workflow's own stage, or as peers do, and return the row.
+
+    `dropout` replaces LoRA's; the global batch is `growth` times as large as by default.
+    """
+    output = folder / "_".join([row, *(str(number) for number in (gpus, growth) if number > 1)])
     output.mkdir()
     settings = read_stage_settings(folder, gpus)
+    settings["global_batch_size"] *= growth
     if dropout is not None:
         settings["lora"] = dict(settings["lora"]) | {"dropout": dropout}
     if row in ("auto_fp8", "auto_nf4"):

@@ -14,7 +14,8 @@ from dj2mgm.settings.deepspeed_files import BY_GPU_COUNT, read_deepspeed
 def complete_deepspeed_config(config: dict, hidden_size: int) -> dict:
     """Replace the "auto" sizes of `zero_optimization` by integers derived from the model's hidden size.
 
-    DeepSpeed's own timing is switched off unless the configuration has it.
+    DeepSpeed's own timing and its search for gradients that overflow in bf16 are switched off unless the configuration
+    has them. Both wait for the GPU, and ResumableTrainer stops at a gradient norm that is not finite.
     """
     sizes = {
         "reduce_bucket_size": hidden_size**2,
@@ -26,8 +27,8 @@ def complete_deepspeed_config(config: dict, hidden_size: int) -> dict:
     for key, size in sizes.items():
         if zero.get(key) == "auto":
             zero[key] = size
-    # the throughput timer's figures are not used, and the timer waits for the GPU at every micro batch
     config.setdefault("timers", {"throughput": {"enabled": False}})
+    config["bf16"] = {"check_grad_overflow": False} | config.get("bf16", {})
     return config
 
 
