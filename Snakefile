@@ -81,7 +81,7 @@ for name in EXPERIMENTS:
         localrule: True
 
 
-for name in RUNS.experiments.studies:
+for name in RUNS.experiments.sources:
 
     rule:
         name:

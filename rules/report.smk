@@ -97,7 +97,7 @@ rule compare_study:
 
 def find_merged_run(wildcards):
     """Return the first run of the experiment whose mixtures are merged."""
-    return RUNS.first_seed(RUNS.experiments.studies[wildcards.study].experiment)
+    return RUNS.first_seed(RUNS.experiments.sources[wildcards.study].experiment)
 
 
 def merged_model_files(wildcards):

@@ -11,6 +11,7 @@ from dj2mgm.cli.console import UserError
 from dj2mgm.errors import InputError
 from dj2mgm.runs.layers import EMBEDDED_DEFAULTS, drop_defaults, restore_texts
 from dj2mgm.runs.all_runs import Runs
+from dj2mgm.runs.experiments import find_variant_sources
 from dj2mgm.settings.config_files import check_stated_once
 
 
@@ -69,7 +70,7 @@ with raising_user_errors():
             workflow.config_settings.config_args or [],
             workflow.config_settings.configfiles,
         )
-    RUNS = Runs(select_explicit_settings(config))
+    RUNS = Runs(select_explicit_settings(config), find_variant_sources())
 EXPERIMENTS = RUNS.experiments.names
 RESULTS_PREFIX = (
     RUNS.results_prefix

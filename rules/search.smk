@@ -53,7 +53,7 @@ def batch_trials(wildcards):
     if wildcards.number == "0":
         return []
     trials = checkpoints.ask_trials.get(**wildcards).output[0]
-    RUNS.add_trials(wildcards.study)
+    RUNS.add_late_variants(wildcards.study)
     return trials
 
 

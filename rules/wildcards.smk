@@ -11,11 +11,15 @@ def match_any(names):
 
 
 def match_runs(experiments):
-    """Return a regular expression for the folders of these experiments' runs, and of trials that change them."""
-    searched = {search.experiment for search in RUNS.experiments.searches.values()}
-    trials = f"{match_any(searched & {*experiments})}-[0-9a-f]{{10}}(-0\\.[0-9]+)?"
+    """Return a regular expression for the folders of these experiments' runs, and of late variants that change them."""
+    late_names = {
+        source.late_names
+        for source in RUNS.experiments.sources.values()
+        if source.late_names and source.experiment in experiments
+    }
+    names = "|".join([match_any(experiments), *sorted(late_names)])
     parents = {os.path.dirname(RUNS.first_seed(name).folder) for name in experiments}
-    return f"{match_any(sorted(parents))}/({match_any(experiments)}|{trials})(/seed-[0-9]+)?"
+    return f"{match_any(sorted(parents))}/({names})(/seed-[0-9]+)?"
 
 
 wildcard_constraints:
@@ -30,5 +34,5 @@ wildcard_constraints:
     benchmark=match_any(read_declarations()),
     task=match_any(RUNS.shared.evaluations),
     part="clip|language_model",
-    study=match_any(RUNS.experiments.studies),
+    study=match_any(RUNS.experiments.sources),
     key="[0-9a-f]+",

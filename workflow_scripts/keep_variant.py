@@ -13,11 +13,11 @@ from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.errors import InputError
 from dj2mgm.records.page_records import PageSettings
 from dj2mgm.reporting.advised_commands import build_snakemake_command
-from dj2mgm.runs.experiments import list_reserved_names
 from dj2mgm.runs.layers import locate_experiment_file, merge
-from dj2mgm.runs.studies.study_designs import nest_changes
+from dj2mgm.runs.studies.study_designs import list_study_names, nest_changes
 from dj2mgm.settings.config_files import CONFIG, read_config, suggest_name
 from dj2mgm.settings.configuration import build_configuration_model
+from dj2mgm.settings.reserved_names import RESERVED_NAMES
 from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.string_formats import check_format
 from dj2mgm.settings.validation import Layer, load_settings
@@ -36,8 +36,8 @@ def main() -> None:
     settings = load_settings(PageSettings, args.page)
     file = CONFIG / "experiments" / f"{args.name}.yaml"
     check_format("the experiment's name", "name", args.name)
-    names = {experiment.name.lower() for experiment in settings.experiments}
-    if file.exists() or args.name.lower() in list_reserved_names() | names:
+    names = {name.lower() for name in (*list_study_names(), *(shown.name for shown in settings.experiments))}
+    if file.exists() or args.name.lower() in RESERVED_NAMES | names:
         raise InputError(f"{args.name}: this name is in use; choose another one")
     write_yaml(file, describe_variant(settings, args.variant, args.page))
     if settings.study.search:

@@ -6,8 +6,7 @@ The noise is measured in finished runs. Without finished runs, it is a typical v
 """
 
 from dj2mgm.cli.command_line import command_line, parse_paths
-from dj2mgm.records.power_records import PowerSettings
-from dj2mgm.reporting.verdicts.power import describe_power
+from dj2mgm.reporting.verdicts.power import PowerSettings, describe_power
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_text
 

@@ -1,9 +1,11 @@
-"""Search for the project's modules that a script imports, so that a rule re-runs if one of them changes."""
+"""Search for modules: those that a script imports, so that a rule re-runs if one changes, and those of features."""
 
 import ast
 import re
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 IMPORT_BY_NAME = "importlib.import_module("
 # a statement begins a line or follows a colon or semicolon; it ends with its line or its parentheses
@@ -72,3 +74,10 @@ def _find_module_files(folder: Path, name: str) -> list[Path]:
         return []
     path = folder.joinpath(*name.split("."))
     return files + [file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()]
+
+
+def import_feature_modules(part: str) -> list[ModuleType]:
+    """Import dj2mgm/features/<name>/<name>_<part>.py of every feature that has it."""
+    files = sorted((SCRIPTS / "dj2mgm/features").glob(f"*/*_{part}.py"))
+    names = [(file.parent.name, file.stem) for file in files if file.stem == f"{file.parent.name}_{part}"]
+    return [import_module(f"dj2mgm.features.{feature}.{module}") for feature, module in names]

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from dj2mgm.records.look_records import LookRecord, count_affordable_seeds, count_planned_seeds, needs_another_seed
-from dj2mgm.runs.studies.seed_times import format_hours
+from dj2mgm.runs.seed_times import format_hours
 from dj2mgm.settings.targets import DecisionBudget
 
 HOUR = 3600.0

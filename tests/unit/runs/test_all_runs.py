@@ -18,7 +18,7 @@ from dj2mgm.runs import experiment_recipes as recipes
 from dj2mgm.runs import layers
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.challenge import build_challenge_settings
-from dj2mgm.runs.experiments import list_reserved_names
+from dj2mgm.runs.experiments import find_variant_sources
 from dj2mgm.runs.pages import build_page_settings, list_page_experiments, list_page_files
 from dj2mgm.runs.run import Run
 from dj2mgm.runs.stages import STAGES
@@ -446,7 +446,7 @@ def test_dependents_of_a_bad_experiment_fail_with_its_message(write):
     Path("config/studies/swept.yaml").write_text(
         "experiment: bad\ndesign: {kind: grid, space: {gpus: [1, 2]}}\n", encoding="utf-8"
     )
-    runs = Runs({})
+    runs = Runs({}, find_variant_sources())
     for target in ("mine", "swept"):
         with pytest.raises(InputError, match="config/experiments/bad.yaml: nonsense: unknown key"):
             runs.experiments.require(target)
@@ -479,8 +479,8 @@ def test_an_experiment_cannot_have_a_reserved_name(write, name):
 
 def test_an_error_names_a_study_with_the_name_of_an_experiment(write):
     write_text("ablation", "description: mine")
-    expected = "config/studies/ablation.yaml: ablation is an experiment (config/experiments/ablation.yaml); rename the"
-    assert expected in Runs({}).experiments.list_warnings()[0]
+    expected = "config/studies/ablation.yaml: ablation is an experiment (config/experiments/ablation.yaml); rename"
+    assert expected in Runs({}, find_variant_sources()).experiments.list_warnings()[0]
 
 
 def test_experiments_that_differ_only_in_case_are_refused(write):
@@ -506,7 +506,7 @@ def test_the_folders_of_results_in_rules_are_reserved():
     files = [PROJECT / "Snakefile", *(PROJECT / "rules").rglob("*.smk")]
     texts = "".join(path.read_text(encoding="utf-8") for path in files)
     assert {*re.findall(r"results/(\w+)", texts)} - RULES == FOLDERS - {"report"}  # below a model's folder
-    assert RESERVED_NAMES < list_reserved_names() and all(name.islower() for name in RESERVED_NAMES)
+    assert all(name.islower() for name in RESERVED_NAMES)
 
 
 def test_hidden_files_of_editors_are_not_experiments(write):

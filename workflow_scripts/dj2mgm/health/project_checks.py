@@ -23,7 +23,7 @@ from dj2mgm.planning.prediction import Machine, predict
 from dj2mgm.planning.search import MICRO_BATCHES, describe_plan, find_fastest, list_candidates
 from dj2mgm.planning.step import Workload
 from dj2mgm.runs.all_runs import Runs
-from dj2mgm.runs.experiments import REFERENCE
+from dj2mgm.runs.experiments import REFERENCE, find_variant_sources
 from dj2mgm.runs.run import Run
 from dj2mgm.settings.dataset_files import ReadableSources, Split
 from dj2mgm.settings.deepspeed_files import list_deepspeed_names, read_deepspeed
@@ -44,7 +44,7 @@ def read_runs(command_line: dict) -> tuple[Runs | None, Finding]:
     """Return the configuration (None if it is invalid) and a finding about it."""
     name = "configuration"
     try:
-        runs = Runs(command_line)
+        runs = Runs(command_line, find_variant_sources())
     except InputError as error:
         return None, Finding(name, "fail", str(error), "correct that file or key")
     if warnings := runs.experiments.list_warnings():

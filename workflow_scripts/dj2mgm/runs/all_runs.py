@@ -6,7 +6,7 @@ and models are in folders of their own, which runs share.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -14,14 +14,13 @@ from typing import Any
 
 from dj2mgm.dataset_resolution.experiment_dataset import (
     Dataset,
-    check_mixture,
     check_shares,
     resolve_amounts,
     resolve_dataset,
 )
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.foundation import find_shipped_foundation
-from dj2mgm.runs.experiments import MINIMAL_TARGET, REFERENCE, Experiments
+from dj2mgm.runs.experiments import MINIMAL_TARGET, REFERENCE, Experiments, VariantSource
 from dj2mgm.runs.recipe_checks import check_without_instructions
 from dj2mgm.runs.reuse import Reuse
 from dj2mgm.runs.run import Run
@@ -31,8 +30,7 @@ from dj2mgm.runs.stages import (
     build_benchmark_stages,
     build_evaluation_stages,
 )
-from dj2mgm.runs.studies.study_designs import list_study_names, locate_study_file
-from dj2mgm.runs.studies.variants import Variant
+from dj2mgm.runs.variants import Variant
 from dj2mgm.settings.base import StageSettings
 from dj2mgm.settings.benchmarks import read_declarations
 from dj2mgm.settings.configuration import Experiment
@@ -53,14 +51,18 @@ class Runs:
         reuse: finds the owners of shared stages.
     """
 
-    def __init__(self, command_line: dict):
+    def __init__(self, command_line: dict, sources: Iterable[VariantSource] = ()):
         """Resolve every run of every experiment.
+
+        Args:
+            command_line: values of --config.
+            sources: sources of further variants.
 
         Raises:
             InputError: config.yaml, the command line or the reference is not valid. Errors of other experiments are in
                 `experiments.errors`.
         """
-        self.experiments = Experiments(command_line)
+        self.experiments = Experiments(command_line, sources)
         self.shared = self.experiments.shared
         self.stages: dict[str, Stage] = dict(STAGES)
         for name in read_declarations():
@@ -70,16 +72,16 @@ class Runs:
         self.reuse = Reuse(self.experiments, self.stages, self.get)
         self._datasets: dict[str, Dataset] = {}  # by name, filled when a run first needs one
         self._runs: dict[tuple[str, int], Run] = {}
-        self._checked_spaces: set[str] = set()  # names of studies
+        self._checked_targets: set[str] = set()
         checks = (self._check_dataset_name, self._check_captioner, self._check_size)
         for step in (self.experiments.add_experiment, *checks):
             self._check_number()
             for name in self.experiments.files:
                 if name not in self.experiments.errors:
                     self._attempt(name, step, name)
-        for target in list_study_names():
-            self._attempt(target, self.experiments.add_study, target)
-        for target in (*list_study_names(), MINIMAL_TARGET):
+        for source in self.experiments.sources.values():
+            self._attempt(source.name, source.read, self.experiments)
+        for target in (*self.experiments.sources, MINIMAL_TARGET):
             self._add_variants(target)
         for name in self.experiments.names:
             self._attempt(name, self._read_variants, name)
@@ -111,7 +113,7 @@ class Runs:
         """Return the run of an experiment with a seed."""
         if (experiment, seed) not in self._runs:
             if experiment not in self.experiments.configs:
-                self._find_trial(experiment)
+                self._find_late_variant(experiment)
             try:
                 config, dataset, settings = self._resolve_settings(self.experiments.configs[experiment], seed)
             except InputError as error:
@@ -138,7 +140,7 @@ class Runs:
     def first_seed(self, experiment: str) -> Run:
         """Return the run of an experiment with its first seed."""
         if experiment not in self.experiments.configs:
-            self._find_trial(experiment)
+            self._find_late_variant(experiment)
         return self.get(experiment, self.experiments.configs[experiment].seeds[0])
 
     def by_folder(self, folder: str) -> Run:
@@ -209,29 +211,30 @@ class Runs:
         return numbers.pop()
 
     def require_target(self, name: str) -> None:
-        """Raise the InputError of a target that cannot run, or of a search whose space has invalid points.
+        """Raise the InputError of a target that cannot run, or of a variant that it may plan later.
 
-        A space is checked when its search is requested, so that other targets start without delay.
+        Later variants are checked when their target is requested, so that other targets start without delay.
         """
         self.experiments.require(name)
-        if name not in self._checked_spaces:
-            for variant, config in self.experiments.list_space_checks(name):
+        if (source := self.experiments.sources.get(name)) and name not in self._checked_targets:
+            for variant, config in source.list_late_checks(self.experiments):
                 with _naming_point(variant):
                     self._resolve_settings(config, config.seeds[0])
-            self._checked_spaces.add(name)
+            self._checked_targets.add(name)
 
-    def add_trials(self, study: str) -> None:
-        """Add the trials that a search has requested since it was read."""
-        earlier_variants = set(self.experiments.variant_names[study])
-        for variant in self.experiments.list_variants(study):
+    def add_late_variants(self, target: str) -> None:
+        """Add the variants that a target has planned since it was read."""
+        earlier_variants = set(self.experiments.variant_names[target])
+        for variant in self.experiments.list_variants(target):
             if variant.name not in earlier_variants:
-                self._add_variant(study, variant)
+                self._add_variant(target, variant)
 
-    def _find_trial(self, experiment: str) -> None:
-        for study in self.experiments.searches:
-            self.add_trials(study)
+    def _find_late_variant(self, experiment: str) -> None:
+        for source in self.experiments.sources.values():
+            if source.late_names:
+                self.add_late_variants(source.name)
         if experiment not in self.experiments.configs:
-            raise InputError(f"results/{self.results_prefix}{experiment}: no search has asked for this trial")
+            raise InputError(f"results/{self.results_prefix}{experiment}: no target has planned this variant")
 
     def _check_number(self) -> None:
         number = sum(len(config.seeds) for config in self.experiments.configs.values())
@@ -262,10 +265,9 @@ class Runs:
         self.experiments.variant_names.setdefault(target, [])
         for variant in self.experiments.list_variants(target):
             self._add_variant(target, variant)
-        study = self.experiments.studies.get(target)
-        if study and (mixture := getattr(study.design, "mixture", None)):
-            run = self.first_seed(study.experiment)
-            check_mixture(locate_study_file(target), run.dataset, mixture, self.experiments.configs[study.experiment])
+        if source := self.experiments.sources.get(target):
+            config = self.experiments.configs[source.experiment]
+            source.check_dataset(self.first_seed(source.experiment).dataset, config)
 
     def _add_variant(self, target: str, variant: Variant) -> None:
         with _naming_point(variant):

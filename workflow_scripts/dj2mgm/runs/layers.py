@@ -66,7 +66,6 @@ def merge_experiment(
 def merge_shared_settings(command_line: dict) -> Configuration:
     """Return the configuration without an experiment, for the keys of several experiments."""
     layers = [read_default_layer(), build_command_line_layer(command_line)]
-    refuse_keys(layers[1], list_config_names("studies"), "is a study; change its file in config/studies/, or copy it")
     config = validate_settings(build_configuration_model(), merge(layers), layers[1].source, layers)
     files = config.benchmarks.model_dump()
     for name in config.challenge.scores.model_dump():

@@ -45,11 +45,11 @@ def list_study_experiments(runs: Runs, study: str) -> list[str]:
         InputError: the study is not valid.
     """
     runs.require_target(study)
-    settings = runs.experiments.studies[study]
+    settings = runs.experiments.sources[study].content
     names = [settings.experiment, *runs.experiments.variant_names[study]]
     if settings.page.reference and (reference := f"{settings.experiment}-{settings.page.reference}") in names:
         names.insert(0, reference)
-    if search := runs.experiments.searches.get(study):
+    if search := runs.experiments.sources[study].search:
         trained = {name for record in read_planned_batches(search) for name in record.names}
         shown_names = {name for name in list_full_trials(search) if not has_diverged(runs, name)}
         names = [name for name in names if name not in trained or name in shown_names]
@@ -65,7 +65,7 @@ def build_study_settings(runs: Runs, study: str) -> dict:
         config = runs.experiments.configs[experiment["name"]]
         if "control" not in experiment:
             experiment["changes"] = {key: read_setting(config, experiment["recipes"], key) for key in keys}
-    shown = runs.experiments.studies[study].model_dump(include={"experiment", "description", "page"})
+    shown = runs.experiments.sources[study].content.model_dump(include={"experiment", "description", "page"})
     return settings | {"study": shown | {"merged": merged_mixtures.locate_scores_file(runs, study)}}
 
 

@@ -1,8 +1,6 @@
 """The whole configuration: keys of an experiment, and keys for several experiments."""
 
 from functools import cache
-from importlib import import_module
-from types import ModuleType
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -17,7 +15,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from dj2mgm.script_modules import SCRIPTS
+from dj2mgm.script_modules import import_feature_modules
 from dj2mgm.settings.base import Number, Section, Seed, UniqueItems, section, setting
 from dj2mgm.settings.benchmarks import read_declarations
 from dj2mgm.settings.data import FilterSection, JsonlSection, Shares, SynthesizeSection
@@ -194,13 +192,8 @@ TARGETS_BY_KEY = {
 }
 
 
-def _import_feature_keys() -> list[ModuleType]:
-    """Import what features add: `TARGETS_BY_KEY`, and `KEYS`, a class with their own keys, if they have some."""
-    files = sorted((SCRIPTS / "dj2mgm/features").glob("*/*_keys.py"))
-    return [import_module(f"dj2mgm.features.{file.parent.name}.{file.stem}") for file in files]
-
-
-_FEATURE_KEYS = _import_feature_keys()
+# What features add: `TARGETS_BY_KEY`, and `KEYS`, a class with their own keys, if they have some.
+_FEATURE_KEYS = import_feature_modules("keys")
 for _module in _FEATURE_KEYS:
     TARGETS_BY_KEY |= {key: (*TARGETS_BY_KEY.get(key, ()), *names) for key, names in _module.TARGETS_BY_KEY.items()}
 _BASES = (*(_module.KEYS for _module in _FEATURE_KEYS if hasattr(_module, "KEYS")), CoreKeys)

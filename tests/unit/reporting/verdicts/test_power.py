@@ -8,8 +8,14 @@ from scipy import stats
 
 from dj2mgm.evaluation.contrasts import contrast_with_reference
 from dj2mgm.evaluation.paired_values import PairedValues
-from dj2mgm.records.power_records import FinishedRun, PowerSettings
-from dj2mgm.reporting.verdicts.power import Noise, compute_expected_contrast, describe_power, find_noise
+from dj2mgm.reporting.verdicts.power import (
+    FinishedRun,
+    Noise,
+    PowerSettings,
+    compute_expected_contrast,
+    describe_power,
+    find_noise,
+)
 from dj2mgm.storage.files import write_text
 from evaluated_runs import write_scores
 

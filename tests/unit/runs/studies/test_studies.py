@@ -11,6 +11,7 @@ import yaml
 
 import keep_variant
 from dj2mgm.errors import InputError
+from dj2mgm.features.studies.studies_variants import list_sources
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.divergence_check import has_diverged
 from dj2mgm.runs.pages import build_page_settings, build_study_settings, list_study_experiments
@@ -34,6 +35,10 @@ def write(tmp_path, monkeypatch):
     return write
 
 
+def read_runs(command_line: dict) -> Runs:
+    return Runs(command_line, list_sources())
+
+
 def owners(runs: Runs, name: str) -> dict[str, str]:
     run = runs.first_seed(name)
     return {stage: runs.reuse.find_owner(run, stage).experiment for stage in run.settings}
@@ -50,7 +55,7 @@ def operators(runs: Runs, name: str, stage: str = "filter") -> dict[str, dict | 
 
 
 def test_names_of_runs_of_shipped_studies_stay_the_same(write):
-    runs = Runs({})
+    runs = read_runs({})
     assert list_study_experiments(runs, "ablation") == [
         "dj_synth",
         "dj_synth-without-low_similarity_recaption_mapper",
@@ -65,7 +70,7 @@ def test_names_of_runs_of_shipped_studies_stay_the_same(write):
 def test_ablation_leaves_out_one_operator_at_a_time(write):
     names = ["words_num_filter", "text_length_filter"]
     write("studies/mine", design={"kind": "ablation", "operators": names}, controls=["random"])
-    runs = Runs({"without": ["image_integrity_filter"]})
+    runs = read_runs({"without": ["image_integrity_filter"]})
     assert list_study_experiments(runs, "mine") == ["baseline", *(f"baseline-without-{name}" for name in names)]
     left = operators(runs, "baseline-without-words_num_filter")
     assert "words_num_filter" not in left and "image_integrity_filter" not in left and "text_length_filter" in left
@@ -75,7 +80,7 @@ def test_a_sweep_keeps_the_alpha_ratio_and_shares_stage_1(write):
     write("experiments/mine", finetune={"lora": {"r": 16, "alpha": 24}})
     ties = {"finetune.lora.alpha": "finetune.lora.r"}
     write("studies/ranks", experiment="mine", design=grid(**{"finetune.lora.r": [8, 16]}), proportional=ties)
-    runs = Runs({})
+    runs = read_runs({})
     assert list_study_experiments(runs, "ranks") == ["mine", "mine-lora-r8"], "rank 16 is the experiment's own"
     lora = runs.first_seed("mine-lora-r8").settings["finetune"].lora
     assert (lora.r, lora.alpha) == (8, 12)
@@ -86,7 +91,7 @@ def test_a_sweep_keeps_the_alpha_ratio_and_shares_stage_1(write):
 
 
 def test_lora_is_compared_with_full_fine_tuning(write):
-    runs = Runs({"finetune": {"lora": {"dropout": "0.05"}}})
+    runs = read_runs({"finetune": {"lora": {"dropout": "0.05"}}})
     full, lora, every_layer = (
         runs.first_seed(name).settings["finetune"].file_content()
         for name in list_study_experiments(runs, "lora_vs_full")
@@ -99,7 +104,7 @@ def test_lora_is_compared_with_full_fine_tuning(write):
 
 
 def test_variants_override_the_command_line(write):
-    runs = Runs({"finetune": {"lora": {"r": "64", "alpha": "128"}, "max_steps": "100"}})
+    runs = read_runs({"finetune": {"lora": {"r": "64", "alpha": "128"}, "max_steps": "100"}})
     names = list_study_experiments(runs, "lora_sweep")
     settings = {name: runs.first_seed(name).settings["finetune"] for name in names}
     assert [stage_settings.lora.r for stage_settings in settings.values()] == [64, 8, 16, 32]
@@ -114,9 +119,9 @@ def test_variants_can_change_arguments_sources_and_operators(write):
     }
     write("studies/mine", design={"kind": "list", "variants": changes})
     with pytest.raises(InputError, match="sources"):
-        Runs({}).experiments.require("mine")
+        read_runs({}).experiments.require("mine")
     write("studies/mine", design={"kind": "list", "variants": {"strict": changes["strict"]}})
-    runs = Runs({})
+    runs = read_runs({})
     before, after = (operators(runs, name) for name in ("baseline", "baseline-strict"))
     assert after["words_num_filter"] == before["words_num_filter"] | {"max_num": 14}
     assert before.keys() - after.keys() == {"text_length_filter"}
@@ -129,14 +134,14 @@ def test_operators_can_be_enabled_again(write):
     write("experiments/less", without=["words_num_filter", "text_length_filter"])
     design = {"kind": "list", "variants": {"on": {"recipe.words_num_filter": True}}}
     write("studies/mine", experiment="less", design=design)
-    assert Runs({}).experiments.configs["less-on"].without == ["text_length_filter"]
+    assert read_runs({}).experiments.configs["less-on"].without == ["text_length_filter"]
 
 
 def test_an_operator_that_is_already_left_out_changes_nothing(write):
     write("experiments/less", without=["words_num_filter", "text_length_filter"])
     design = {"kind": "ablation", "operators": ["words_num_filter", "image_size_filter"]}
     write("studies/mine", experiment="less", design=design)
-    assert list_study_experiments(Runs({}), "mine") == ["less", "less-without-image_size_filter"]
+    assert list_study_experiments(read_runs({}), "mine") == ["less", "less-without-image_size_filter"]
 
 
 def test_the_order_of_changes_of_a_variant_has_no_effect(write):
@@ -145,7 +150,7 @@ def test_the_order_of_changes_of_a_variant_has_no_effect(write):
     variants = {"one": section | part | words[0] | words[1], "two": words[1] | words[0] | part | section}
     for name, changes in variants.items():
         write(f"studies/of_{name}", design={"kind": "list", "variants": {name: changes}})
-    runs = Runs({})
+    runs = read_runs({})
     first, second = (runs.experiments.configs[f"baseline-{name}"] for name in variants)
     assert first == second and (first.finetune.lora.r, first.finetune.lora.alpha) == (4, 3)
     assert first.without == ["words_num_filter", "text_length_filter"]
@@ -155,7 +160,7 @@ def test_the_order_of_changes_of_a_variant_has_no_effect(write):
 def test_variants_share_stages_with_each_other(write):
     space = {"recipe.words_num_filter.max_num": [12, 14], "finetune.lora.r": [4, 8]}
     write("studies/mine", design=grid(**space))
-    runs = Runs({})
+    runs = read_runs({})
     first, second = runs.experiments.variant_names["mine"][:2]
     shared = owners(runs, second)
     assert (shared["filter"], shared["pretrain"], shared["finetune"]) == (first, first, second)
@@ -166,7 +171,7 @@ def test_random_rows_of_a_study_have_the_references_recipe(write):
     recipe = {"process": [{"image_integrity_filter": {}}, {"words_num_filter": {"max_num": 14}}]}
     write("recipes/mine", **recipe)
     write("studies/ranks", experiment="mine", design=grid(**{"finetune.lora.r": [4]}), controls=["random"])
-    runs = Runs({})
+    runs = read_runs({})
     assert list_study_experiments(runs, "ranks")[-1] == "mine-random"
     assert operators(runs, "mine-random") == operators(runs, "baseline")
     assert operators(runs, "mine")["words_num_filter"] == {"max_num": 12}
@@ -179,7 +184,7 @@ def test_a_sample_covers_each_axis_evenly(write):
         "finetune.lr_scheduler": ["cosine", "linear"],
     }
     write("studies/mine", design={"kind": "sample", "space": space, "points": 8})
-    runs = Runs({})
+    runs = read_runs({})
     points = [runs.experiments.variants[name].settings for name in runs.experiments.variant_names["mine"]]
     assert len(points) == 8 == len({*runs.experiments.variant_names["mine"]})
     strata = [math.floor(8 * math.log(point["finetune.learning_rate"] / 1e-5) / math.log(100)) for point in points]
@@ -187,7 +192,9 @@ def test_a_sample_covers_each_axis_evenly(write):
     ranks = [point["finetune.lora.r"] for point in points]
     assert all(isinstance(rank, int) and 4 <= rank <= 64 for rank in ranks)
     assert [point["finetune.lr_scheduler"] for point in points].count("linear") == 4
-    assert [runs.experiments.variants[name].settings for name in Runs({}).experiments.variant_names["mine"]] == points
+    assert [
+        runs.experiments.variants[name].settings for name in read_runs({}).experiments.variant_names["mine"]
+    ] == points
 
 
 def test_a_mixture_varies_shares_of_one_split(write, tmp_path):
@@ -196,7 +203,7 @@ def test_a_mixture_varies_shares_of_one_split(write, tmp_path):
     sources = {"a": source, "b.c": source, "d": source, "pairs": source | {"split": "pretrain"}}
     write("datasets/mixed", sources=sources)
     write("studies/mine", design={"kind": "sample", "points": 8, "mixture": {"sources": ["a", "b.c"], "total": 0.6}})
-    runs = Runs({"dataset": "mixed"})
+    runs = read_runs({"dataset": "mixed"})
     changes = [runs.experiments.variants[name].settings for name in runs.experiments.variant_names["mine"]]
     shares = sorted(changed["shares.a"] for changed in changes)
     assert shares == pytest.approx([0.6 * (stratum + 0.5) / 8 for stratum in range(8)], abs=6e-4)
@@ -213,13 +220,13 @@ def test_a_mixture_varies_shares_of_one_split(write, tmp_path):
     ]:
         write("studies/mine", design={"kind": "search", "mixture": design, "trainings": 4})
         with pytest.raises(InputError, match=message):
-            list_study_experiments(Runs({"dataset": "mixed"}), "mine")
+            list_study_experiments(read_runs({"dataset": "mixed"}), "mine")
     for config, message in [
         ({"shares": {"a": 0.5, "d": 0.6}}, "shares: those of the split finetune add up to 1.1, which exceeds 1"),
         ({"shares": {"a": 0.5}, "sources": {"a": 2.0}}, "shares.a: sources.a states an amount, too"),
     ]:
         with pytest.raises(InputError, match=message):
-            list_study_experiments(Runs({"dataset": "mixed"} | config), "baseline")
+            list_study_experiments(read_runs({"dataset": "mixed"} | config), "baseline")
 
 
 def test_merged_mixtures_have_a_training_for_each_source(write, tmp_path):
@@ -234,7 +241,7 @@ def test_merged_mixtures_have_a_training_for_each_source(write, tmp_path):
     write("datasets/mixed", sources=sources)
     mixture = {"sources": ["a", "b.c"], "total": 0.6}
     write("studies/mine", design={"kind": "sample", "points": 6, "mixture": mixture, "merged": 50})
-    runs = Runs({"dataset": "mixed"})
+    runs = read_runs({"dataset": "mixed"})
     *mixed, only_a, only_b = runs.experiments.variant_names["mine"]
     assert (only_a, only_b) == ("baseline-only-a", "baseline-only-b.c")
     assert runs.first_seed(only_b).settings["jsonl"].shares == {"a": 0.0, "b.c": 0.6}
@@ -251,12 +258,12 @@ def test_merged_mixtures_have_a_training_for_each_source(write, tmp_path):
     ]:
         write("studies/mine", design={"kind": "sample", "points": 6, "mixture": design, "merged": 50})
         with pytest.raises(InputError, match=message):
-            build_merge_settings(Runs({"dataset": "mixed"} | config), "mine")
+            build_merge_settings(read_runs({"dataset": "mixed"} | config), "mine")
 
 
 def test_a_curve_shares_the_filter_and_reduces_sources(write):
     write("studies/mine", design={"kind": "curve", "fractions": [0.25, 0.5]})
-    runs = Runs({})
+    runs = read_runs({})
     assert list_study_experiments(runs, "mine") == ["baseline", "baseline-rows-0.25", "baseline-rows-0.5"]
     quarter = runs.first_seed("baseline-rows-0.25")
     assert quarter.settings["jsonl"].used_fraction == 0.25
@@ -264,16 +271,16 @@ def test_a_curve_shares_the_filter_and_reduces_sources(write):
     assert owners(runs, "baseline-rows-0.25")["filter"] == "baseline"
     write("studies/mine", design={"kind": "curve", "sources": ["a"]})
     with pytest.raises(InputError, match="the dataset shapes has no source 'a'"):
-        list_study_experiments(Runs({}), "mine")
+        list_study_experiments(read_runs({}), "mine")
 
 
 def test_studies_with_equal_variants_share_their_runs(write):
     for name in ("one", "two"):
         write(f"studies/{name}", design={"kind": "list", "variants": {"small": {"finetune.lora.r": 4}}})
-    runs = Runs({})
+    runs = read_runs({})
     assert list_study_experiments(runs, "one") == list_study_experiments(runs, "two") == ["baseline", "baseline-small"]
     write("studies/two", design={"kind": "list", "variants": {"small": {"finetune.lora.r": 8}}})
-    runs = Runs({})
+    runs = read_runs({})
     assert list_study_experiments(runs, "one") == ["baseline", "baseline-small"]
     with pytest.raises(InputError, match="two.yaml: config/studies/one.yaml has a variant baseline-small with"):
         list_study_experiments(runs, "two")
@@ -281,7 +288,7 @@ def test_studies_with_equal_variants_share_their_runs(write):
 
 def test_a_short_run_keeps_epochs_and_schedule(write):
     write("experiments/mine", pretrain={"max_steps": 30}, finetune={"min_steps": 0})
-    parent = Runs({}).experiments.configs["mine"]
+    parent = read_runs({}).experiments.configs["mine"]
     changes = with_row_fraction(parent, {"finetune.max_steps": 7, "finetune.lora.r": 4}, 0.25)
     assert changes == {
         **{"finetune.max_steps": 2, "finetune.lora.r": 4, "jsonl.fraction": 0.25},
@@ -293,12 +300,12 @@ def test_a_search_trains_short_runs(write):
     space = {"recipe.words_num_filter.max_num": [12, 14]}
     design = {"kind": "search", "space": space, "rungs": [0.5, 1.0]}
     write("studies/mine", design=design)
-    search = Runs({}).experiments.searches["mine"]
+    search = read_runs({}).experiments.sources["mine"].search
     trial = {"name": "baseline-0123456789", "changes": {"recipe.words_num_filter.max_num": 12}}
     for number, (step, fraction) in enumerate([("explore", 0.5), ("promote", 1.0)], start=1):
         record = {"step": step, "fraction": fraction, "trials": [trial], "seeds": [0], "trainings": 24}
         write_yaml(f"{search.folder}/batch-{number}/trials.yaml", record)
-    runs = Runs({})
+    runs = read_runs({})
     assert list_study_experiments(runs, "mine") == ["baseline", trial["name"]], "the only whole run"
     short, whole = (runs.first_seed(f"{trial['name']}{end}") for end in ("-0.5", ""))
     assert short.settings["jsonl"].used_fraction == 0.5
@@ -309,12 +316,12 @@ def test_a_search_trains_short_runs(write):
 
 def test_a_search_does_not_continue_without_its_experiment(write):
     write("studies/mine", design={"kind": "search", "space": {"finetune.lora.r": "auto"}})
-    runs = Runs({})
+    runs = read_runs({})
     log = Path(runs.find_stage_folder(runs.first_seed("baseline"), "finetune"), "finetune.log")
     log.parent.mkdir(parents=True)
     log.write_text("training diverged by step 3", encoding="utf-8")
     assert has_diverged(runs, "baseline")
-    assert list_batch_runs(runs, runs.experiments.searches["mine"], 0) == ["baseline"], "its training fails"
+    assert list_batch_runs(runs, runs.experiments.sources["mine"].search, 0) == ["baseline"], "its training fails"
 
 
 RANKS = grid(**{"finetune.lora.r": [8]})
@@ -434,7 +441,7 @@ RANKS = grid(**{"finetune.lora.r": [8]})
 )
 def test_an_error_in_a_study_fails_only_its_target(write, values, message):
     write("studies/mine", **values)
-    runs = Runs({})
+    runs = read_runs({})
     with pytest.raises(InputError, match=message) as failure:
         list_study_experiments(runs, "mine")
     assert "config/studies/mine.yaml" in str(failure.value) or "baseline-" in str(failure.value)
@@ -446,12 +453,12 @@ def test_ranks_are_swept_only_if_lora_is_trained(write):
     ties = {"finetune.lora.alpha": "finetune.lora.r"}
     write("studies/ranks", experiment="mine", design=RANKS, proportional=ties)
     with pytest.raises(InputError, match="the experiment's finetune.lora.alpha and finetune.lora.r must be numbers"):
-        list_study_experiments(Runs({}), "ranks")
+        list_study_experiments(read_runs({}), "ranks")
 
 
 def test_a_variant_cannot_have_the_name_of_a_file(write):
     write("experiments/baseline-full", description="mine")
-    runs = Runs({})
+    runs = read_runs({})
     with pytest.raises(InputError, match="baseline-full.yaml: config/studies/lora_vs_full.yaml uses this name"):
         list_study_experiments(runs, "lora_vs_full")
     assert runs.first_seed("baseline-full").config.description == "mine"
@@ -460,19 +467,19 @@ def test_a_variant_cannot_have_the_name_of_a_file(write):
 def test_a_study_cannot_have_the_name_of_a_variant(write):
     write("studies/baseline-lora-r8", design=RANKS)
     with pytest.raises(InputError, match="baseline-lora-r8.yaml: config/studies/lora_sweep.yaml uses this name"):
-        list_study_experiments(Runs({}), "lora_sweep")
+        list_study_experiments(read_runs({}), "lora_sweep")
 
 
 @pytest.mark.parametrize("name", ["plan", "filter_data", "datasets"])
 def test_a_study_cannot_have_the_name_of_a_rule(write, name):
     write(f"studies/{name}", design=RANKS)
     with pytest.raises(InputError, match=f"{name} is a rule or a folder of results of the workflow; rename"):
-        Runs({}).experiments.require(name)
+        read_runs({}).experiments.require(name)
 
 
 def test_settings_of_a_study_are_refused_on_the_command_line(write):
-    with pytest.raises(InputError, match="'ablation' is a study; change its file in config/studies/"):
-        Runs({"ablation": {"operators": []}})
+    with pytest.raises(InputError, match="'ablation' is a target; change its file, config/studies/ablation.yaml"):
+        read_runs({"ablation": {"operators": []}})
 
 
 @pytest.mark.parametrize("variant", ["mine-strict", "mine-full", "mine-on"])
@@ -489,7 +496,7 @@ def test_a_kept_variant_has_its_settings_and_fresh_seeds(write, monkeypatch, cap
     }
     ties = {"finetune.lora.alpha": "finetune.lora.r"}
     write("studies/kinds", experiment="mine", design={"kind": "list", "variants": variants}, proportional=ties)
-    runs = Runs({"seeds": [0, 4], "model": "tiny-llava"})
+    runs = read_runs({"seeds": [0, 4], "model": "tiny-llava"})
     write_yaml("results/kinds/config.yaml", build_study_settings(runs, "kinds"))
     if variant == "mine-strict":  # as if it were a search's trial that drops rows
         page = read_yaml("results/kinds/config.yaml")
@@ -501,7 +508,9 @@ def test_a_kept_variant_has_its_settings_and_fresh_seeds(write, monkeypatch, cap
     command = "snakemake decide --config model=tiny-llava experiment=kept"
     command = "the other commands at the end of the search's page" if variant == "mine-strict" else command
     assert capsys.readouterr().out.endswith(f"next: {command}\n")
-    config, own = (Runs({"model": "tiny-llava"}).experiments.configs[name].model_dump() for name in ("kept", variant))
+    config, own = (
+        read_runs({"model": "tiny-llava"}).experiments.configs[name].model_dump() for name in ("kept", variant)
+    )
     assert config.pop("seeds") == [5, 6]
     assert config.pop("controls") == (["random"] if variant == "mine-strict" else [])
     assert "of the study kinds" in config.pop("description")
@@ -537,38 +546,38 @@ def run_as_snakemake(runs: Runs, *names: str) -> dict[tuple[str, str], str]:
 def test_studies_with_a_common_variant_train_once(write):
     write_variants(write, "one", a=with_rate(1e-5), b=with_rate(1e-4))
     write_variants(write, "two", b=with_rate(1e-4), c=with_rate(1e-3))
-    runs, names = Runs({}), ("baseline", "baseline-b", "baseline-c")
+    runs, names = read_runs({}), ("baseline", "baseline-b", "baseline-c")
     first = run_as_snakemake(runs, *names)
-    assert run_as_snakemake(Runs({}), *names) == first, "a job of the same command"
+    assert run_as_snakemake(read_runs({}), *names) == first, "a job of the same command"
     runs.reuse.write_notes(runs.iterate_with_results())
-    assert run_as_snakemake(Runs({}), *names) == first, "the next command"
+    assert run_as_snakemake(read_runs({}), *names) == first, "the next command"
     write_variants(write, "all", c=with_rate(1e-3), b=with_rate(1e-4), a=with_rate(1e-5))
-    assert run_as_snakemake(Runs({}), *names) == first
+    assert run_as_snakemake(read_runs({}), *names) == first
 
 
 def test_a_stage_with_results_keeps_its_folder(write):
     write_variants(write, "one", a=with_rate(1e-5) | {"recipe.words_num_filter.max_num": 12}, b=with_rate(1e-4))
-    first = run_as_snakemake(Runs({}), "baseline", "baseline-a", "baseline-b")
+    first = run_as_snakemake(read_runs({}), "baseline", "baseline-a", "baseline-b")
     write_variants(write, "one", a=with_rate(1e-5), b=with_rate(1e-4))  # both have the recipe of b now
-    second = run_as_snakemake(Runs({}), "baseline", "baseline-b")
+    second = run_as_snakemake(read_runs({}), "baseline", "baseline-b")
     assert second.items() <= first.items()
     write_variants(write, "one", a=with_rate(1e-5) | {"recipe.words_num_filter.max_num": 13})
     write_variants(write, "two", b=with_rate(1e-4) | {"recipe.words_num_filter.max_num": 13})
-    assert owners(Runs({}), "baseline-a")["filter"] == "baseline-a", "b has run with other settings"
+    assert owners(read_runs({}), "baseline-a")["filter"] == "baseline-a", "b has run with other settings"
     Path("results/shapes/tiny/baseline-b/filter/config.yaml").write_text("")  # damaged
-    assert owners(Runs({}), "baseline-a")["filter"] == "baseline-a"
+    assert owners(read_runs({}), "baseline-a")["filter"] == "baseline-a"
 
 
 def test_jobs_have_the_owners_of_their_command(write):
     rates = {"a": {"finetune.learning_rate": 1e-5}, "b": {"finetune.learning_rate": 1e-4}}
     write_variants(write, "one", **rates)  # the filter belongs to the baseline, as recorded in a and b
-    runs = Runs({})
+    runs = read_runs({})
     run_as_snakemake(runs, "baseline", "baseline-a", "baseline-b")
     runs.reuse.write_notes(runs.iterate_with_results())
     write_variants(write, "one", **{name: STRICT | rate for name, rate in rates.items()})
     write_variants(write, "two", z=with_rate(1e-3))
     names = ("baseline", "baseline-a", "baseline-b", "baseline-z")
-    assert run_as_snakemake(Runs({}), *names) == run_as_snakemake(Runs({}), *names)
+    assert run_as_snakemake(read_runs({}), *names) == run_as_snakemake(read_runs({}), *names)
 
 
 def test_ends_of_integer_axes_are_as_likely_as_other_integers():
@@ -581,7 +590,7 @@ def test_ends_of_integer_axes_are_as_likely_as_other_integers():
 def test_integer_ends_of_settings_with_decimals(write):
     space = {"finetune.learning_rate": {"low": 0, "high": 1}, "finetune.lora.r": {"low": 4, "high": 8}}
     write("studies/mine", design={"kind": "sample", "points": 4, "space": space})
-    runs = Runs({})
+    runs = read_runs({})
     changes = [runs.experiments.variants[name].settings for name in list_study_experiments(runs, "mine")[1:]]
     assert len({change["finetune.learning_rate"] for change in changes}) == 4
     assert all(isinstance(change["finetune.lora.r"], int) for change in changes)

@@ -6,7 +6,7 @@ from dj2mgm.model_files.foundation import find_shipped_foundation
 from dj2mgm.model_files.hub_cache import find_model
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.analyzed_runs import find_analyzed
-from dj2mgm.runs.studies.power_inputs import build_power_settings
+from dj2mgm.runs.power_inputs import build_power_settings
 from dj2mgm.settings.dataset_files import MAX_HELD_OUT
 from dj2mgm.settings.models import ModelFile
 

@@ -1,6 +1,6 @@
 """Settings of `snakemake check`: where the images and the model's tokenizer are, and what is known about noise."""
 
-from dj2mgm.records.power_records import PowerSettings
+from dj2mgm.reporting.verdicts.power import PowerSettings
 from dj2mgm.settings.base import Section, section, setting
 from dj2mgm.settings.targets import ReportSection
 

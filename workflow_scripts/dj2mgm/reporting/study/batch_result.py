@@ -4,8 +4,8 @@ from dj2mgm.records.jsonl_summary import JsonlSummary
 from dj2mgm.records.search_records import BatchRecord, BatchResult, format_run_name
 from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.study.trial_scores import Goals, find_trial_score, measure_trial
+from dj2mgm.runs.seed_times import sum_seconds
 from dj2mgm.runs.stages import TRAINING_STAGES
-from dj2mgm.runs.studies.seed_times import sum_seconds
 
 
 def build_batch_result(

@@ -10,8 +10,7 @@ from dj2mgm.reporting.advised_commands import build_snakemake_command
 from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.reporting.verdicts.experiment_pairs import ExperimentPair
-from dj2mgm.runs.studies.seed_times import format_hours, sum_measured_seconds
-from dj2mgm.runs.studies.unused_seeds import choose_unused_seeds
+from dj2mgm.runs.seed_times import choose_unused_seeds, format_hours, sum_measured_seconds
 from dj2mgm.settings.targets import DecideSection, DecisionBudget
 from dj2mgm.verdict_kinds import VerdictKind
 

@@ -16,7 +16,7 @@ from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore, find_headli
 from dj2mgm.reporting.verdicts.headline_verdicts import describe_missing_score, find_unlearned
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, list_training_faults
 from dj2mgm.reporting.verdicts.verdict_sentences import explain_withheld, write_statement
-from dj2mgm.runs.studies.seed_times import sum_measured_seconds
+from dj2mgm.runs.seed_times import sum_measured_seconds
 from dj2mgm.settings.targets import DecisionBudget
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.verdict_kinds import VerdictKind

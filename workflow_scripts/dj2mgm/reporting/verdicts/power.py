@@ -10,13 +10,13 @@ from dj2mgm.cli.messages import format_duration
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
 from dj2mgm.evaluation.run_scores import RunScores, pair_values, read_run_scores
-from dj2mgm.records.power_records import FinishedRun, PowerSettings
 from dj2mgm.reporting.comparison import SCORE_TITLES, format_difference
 from dj2mgm.reporting.rendering import format_integer, join_words
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.studies.power_inputs import SCORED_STAGES
-from dj2mgm.runs.studies.seed_times import sum_measured_seconds
-from dj2mgm.settings.targets import ReportSection
+from dj2mgm.runs.power_inputs import SCORED_STAGES
+from dj2mgm.runs.seed_times import sum_measured_seconds
+from dj2mgm.settings.base import Section, Seed, setting
+from dj2mgm.settings.targets import Headline, ReportSection
 
 # Standard deviations of the difference at one held-out image, used before there are finished runs. They were measured
 # for `dj_synth` and `baseline` on the embedded dataset (docs/evaluation.md).
@@ -30,6 +30,25 @@ TYPICAL_NOISE = {
 # The standard deviation between seeds is assumed to equal that of the mean over this number of images.
 IMAGES_LIKE_SEEDS = 500
 SHOWN_SEEDS = (2, 3, 5, 10)
+
+
+class FinishedRun(Section):
+    """A finished run, which shows how much scores vary."""
+
+    seed: Seed = setting()
+    stages: dict[str, str] = setting(..., "folder of each stage")
+    time: float = setting(..., "time stamp of its scores; with a newer one, the analysis runs again")
+
+
+class PowerSettings(Section):
+    """Settings of a power analysis."""
+
+    headline: Headline = setting()
+    experiment: str = setting(..., "experiment that is compared with the reference")
+    images: int = setting(..., "number of held-out images")
+    images_are_known: bool = setting(..., "false: the dataset is not made yet, and `images` is an assumption")
+    seeds: int = setting()
+    finished: dict[str, list[FinishedRun]] = setting(..., "finished runs by experiment, the reference first")
 
 
 @dataclass(frozen=True)

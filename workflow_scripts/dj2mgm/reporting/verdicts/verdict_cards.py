@@ -27,8 +27,8 @@ from dj2mgm.reporting.verdicts.verdict_sentences import (
     capitalize,
     explain_withheld,
 )
-from dj2mgm.runs.studies.seed_times import sum_seconds
-from dj2mgm.runs.studies.variants import can_select_rows
+from dj2mgm.runs.seed_times import sum_seconds
+from dj2mgm.runs.variants import can_select_rows
 from dj2mgm.settings.configuration import ExperimentOnlyKeys
 from dj2mgm.verdict_kinds import VerdictKind
 

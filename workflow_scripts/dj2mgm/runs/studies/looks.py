@@ -3,20 +3,16 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER as DATASETS
 from dj2mgm.errors import InputError
 from dj2mgm.records.look_records import MIN_SEEDS, LookRecord, needs_another_seed
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.layers import locate_experiment_file
 from dj2mgm.runs.pages import build_page_settings, list_page_files
-from dj2mgm.runs.run import Run
-from dj2mgm.runs.studies.seed_times import format_hours, sum_measured_seconds
-from dj2mgm.runs.studies.unused_seeds import choose_unused_seeds
+from dj2mgm.runs.reported_scores import check_headline
+from dj2mgm.runs.seed_times import choose_unused_seeds, format_hours, sum_measured_seconds
 from dj2mgm.settings.config_files import suggest_name
-from dj2mgm.settings.targets import ReportSection
 from dj2mgm.settings.validation import load_settings
-from dj2mgm.storage.files import read_json, read_jsonl
 
 EXAMPLE_COMMAND = "`snakemake decide --config experiment=dj_synth`"
 
@@ -132,48 +128,3 @@ def _check_hours(runs: Runs, experiment: str, opponent: str) -> None:
             f"{format_hours(seconds / 3600)} hours, so raise it to at least "
             f"{format_hours(MIN_SEEDS * seconds / 3600)}"
         )
-
-
-def check_headline(runs: Runs, experiment: str) -> None:
-    """Refuse a headline that neither the experiment's finished run nor, without one, its held-out data can report."""
-    check_reported(runs, experiment, None, "report.headline")
-
-
-def check_reported(runs: Runs, experiment: str, score: str | None, setting: str) -> None:
-    """Refuse a score that an experiment's finished run or, without one, its held-out data cannot report.
-
-    Args:
-        runs: all runs.
-        experiment: name of the experiment.
-        score: key of the score; None for the headline, which has a fallback for data without questions.
-        setting: name of the setting, which begins the message.
-    """
-    run = runs.first_seed(experiment)
-    report = ReportSection(headline=score) if score else run.config.report
-    folders = {
-        stage: Path(runs.find_stage_folder(run, stage)) for stage in ("generate", "evaluate_clip", "evaluate_vqa")
-    }
-    files = [folders[stage] / "metrics.json" for stage in ("evaluate_clip", "evaluate_vqa")]
-    if all(file.is_file() for file in (*files, folders["generate"] / "likelihoods.jsonl")):
-        clip, vqa = map(read_json, files)
-        headline = report.locate_headline(bool(score or vqa["questions"]))
-        key = headline.key
-        reported = any(headline.metric in metrics["groups"].get(headline.group, {}) for metrics in (clip, vqa))
-    else:  # it has not run, or runs again
-        key = report.headline
-        reported = key != "attribute_accuracy" or _has_objects(run)
-    if not reported:
-        raise InputError(
-            f"{setting}: {key} is not reported by {experiment}, whose held-out data do not support it; choose "
-            "another score, such as caption_log_likelihood"
-        )
-
-
-def _has_objects(run: Run) -> bool:
-    """Return whether the objects in held-out images are known."""
-    settings, generated_file = run.dataset.settings, Path(DATASETS, run.dataset.name, "evaluation.jsonl")
-    if settings.is_rendered:
-        return True
-    evaluation = getattr(settings, "evaluation", None)
-    file = generated_file if generated_file.is_file() else evaluation and evaluation.file
-    return bool(file) and any(row.get("objects") for row in read_jsonl(file))

@@ -17,7 +17,7 @@ MERGED_FOLDER = "merged"  # folder of the scores, below the study's results
 def find_merging_design(runs: Runs, study: str) -> SampleDesign | None:
     """Return the design of a study that merges LoRAs; None for other studies."""
     runs.experiments.require(study)
-    design = runs.experiments.studies[study].design
+    design = runs.experiments.sources[study].content.design
     return design if isinstance(design, SampleDesign) and design.merged else None
 
 
@@ -27,7 +27,7 @@ def build_merge_settings(runs: Runs, study: str) -> MergeSettings:
     Raises:
         InputError: the experiment trains no LoRA, or a source has pairs, not instructions.
     """
-    design, experiment = find_merging_design(runs, study), runs.experiments.studies[study].experiment
+    design, experiment = find_merging_design(runs, study), runs.experiments.sources[study].experiment
     file, dataset = locate_study_file(study), runs.first_seed(experiment).dataset
     if runs.experiments.configs[experiment].finetune.lora is None:
         raise InputError(f"{file}: design.merged: {experiment} trains no LoRA; set finetune.lora, or remove `merged`")

@@ -13,10 +13,10 @@ from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.divergence_check import has_diverged
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.pages import build_page_settings, list_page_files
+from dj2mgm.runs.reported_scores import check_headline, check_reported
+from dj2mgm.runs.seed_times import format_hours, sum_seconds
 from dj2mgm.runs.studies.halving import SearchHistory, compute_smallest_budget, plan_next, read_history
-from dj2mgm.runs.studies.looks import check_headline, check_reported
 from dj2mgm.runs.studies.searches import locate_batch_folder, read_search_batch
-from dj2mgm.runs.studies.seed_times import format_hours, sum_seconds
 from dj2mgm.settings.study_files import GPU_HOURS, SearchDesign
 from dj2mgm.settings.validation import load_settings
 
@@ -24,7 +24,7 @@ from dj2mgm.settings.validation import load_settings
 def find_search(runs: Runs, study: str) -> SearchSettings | None:
     """Return the search of a study; None for another design. Raises InputError for a study that is not valid."""
     runs.require_target(study)
-    return runs.experiments.searches.get(study)
+    return runs.experiments.sources[study].search
 
 
 def take_batches(
@@ -45,7 +45,7 @@ def take_batches(
     search, files = find_search(runs, study), []
     if search is None:
         return []
-    budget = runs.experiments.studies[study].design
+    budget = runs.experiments.sources[study].content.design
     check_headline(runs, search.experiment)
     for key in budget.goals.weights:
         if key != GPU_HOURS:
@@ -58,7 +58,7 @@ def take_batches(
         trials_file(search, len(files))
         record = read_search_batch(search, len(files))
         if not {*runs.experiments.variant_names[study]} >= {*record.names}:
-            runs.add_trials(study)
+            runs.add_late_variants(study)
         files.append(scores_file(search, len(files)))
         # `with_batch` reads each file only once per start of Snakemake
         history = history.with_batch(record, load_settings(BatchResult, files[-1]))
@@ -67,7 +67,7 @@ def take_batches(
 
 def show_search(runs: Runs, study: str) -> ShownSearch | None:
     """Return the state of a finished search for its page; None for another design, and before the first batch."""
-    search, budget = find_search(runs, study), runs.experiments.studies[study].design
+    search, budget = find_search(runs, study), runs.experiments.sources[study].content.design
     files = map(partial(_find_score_file, search), count()) if search else ()
     if not (files := list(takewhile(os.path.isfile, files))):
         return None
@@ -149,7 +149,7 @@ def build_batch_settings(runs: Runs, study: str, search: SearchSettings, number:
     """Return the page settings of a batch's runs, and the goals that rank its trials."""
     names = list_batch_runs(runs, search, number)
     settings = build_page_settings(runs, names) if names else {"experiments": []}
-    return settings | {"goals": runs.experiments.studies[study].design.goals.weights}
+    return settings | {"goals": runs.experiments.sources[study].content.design.goals.weights}
 
 
 def list_batch_files(runs: Runs, search: SearchSettings, number: int) -> list[str]:

@@ -21,7 +21,7 @@ from dj2mgm.runs.studies.study_designs import (
     read_axis,
     with_row_fraction,
 )
-from dj2mgm.runs.studies.variants import Variant
+from dj2mgm.runs.variants import Variant
 from dj2mgm.settings.configuration import Experiment, ExperimentOnlyKeys, ModelOverridableKeys
 from dj2mgm.settings.study_files import Interval, MixtureSpace, StudyFile
 from dj2mgm.settings.validation import RENAMED_KEYS, load_settings

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from dj2mgm.errors import InputError
 from dj2mgm.runs.studies.mixtures import compute_shares, list_quantile_keys
-from dj2mgm.runs.studies.variants import Variant
+from dj2mgm.runs.variants import Variant
 from dj2mgm.settings.base import SEARCH, SearchInterval, Section, read_extra
 from dj2mgm.settings.config_files import list_config_names, locate_existing_file, read_config
 from dj2mgm.settings.configuration import Experiment, SharedKeys

@@ -1,12 +1,21 @@
-"""Measured times of the stages that another seed would run, from Snakemake's benchmark files."""
+"""Further seeds of an experiment: their numbers, and the measured times of the stages that another seed would run."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from csv import DictReader
 from pathlib import Path
 
 from dj2mgm.runs.stages import BASE_EVALUATIONS
 from dj2mgm.storage.files import read_yaml
+
+
+def choose_unused_seeds(seeds: Collection[int], number: int) -> list[int]:
+    """Return the numbers after the largest seed.
+
+    Smaller numbers may have chosen the winner of a search, whose experiment begins with larger ones.
+    """
+    first = max(seeds, default=-1) + 1
+    return list(range(first, first + number))
 
 
 def sum_measured_seconds(runs: Iterable[Mapping[str, str | Path]]) -> float | None:

@@ -8,7 +8,7 @@ from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.run import Run
 from dj2mgm.settings.dataset_files import MAX_HELD_OUT
-from dj2mgm.storage.files import read_json, read_jsonl
+from dj2mgm.storage.files import read_json
 
 SCORED_STAGES = ("evaluate_clip", "evaluate_vqa")
 
@@ -30,13 +30,6 @@ def build_power_settings(runs: Runs) -> dict:
         "seeds": len(runs.experiments.configs.get(experiment, runs.experiments.configs[REFERENCE]).seeds),
         "finished": {name: finished_runs for name, finished_runs in finished.items() if finished_runs},
     }
-
-
-def find_decisive_score(runs: Runs) -> str:
-    """Return the score that decides with the held-out data of the reference, or the headline if they are not made."""
-    file = Path(DATASETS, runs.first_seed(REFERENCE).dataset.name, "evaluation.jsonl")
-    has_questions = not file.is_file() or any(row.get("questions") for row in read_jsonl(file))
-    return runs.shared.report.locate_headline(has_questions).key
 
 
 def _count_held_out_images(run: Run) -> int | None:
