@@ -34,7 +34,6 @@ include: "rules/evaluate.smk"
 include: "rules/benchmarks.smk"
 include: "rules/lmms_eval.smk"
 include: "rules/report.smk"
-include: "rules/decide.smk"
 include: "rules/search.smk"
 include: "rules/tools.smk"
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from dj2mgm.runs import pages
 from dj2mgm.runs.leaks import build_leak_settings
 from dj2mgm.runs.stages import TRAINING_STAGES
-from dj2mgm.runs.studies import looks, merged_mixtures, search_batches
+from dj2mgm.runs.studies import merged_mixtures, search_batches
 from dj2mgm.runs.power_inputs import build_power_settings
 from dj2mgm.runs.reported_scores import find_decisive_score
 from dj2mgm.storage.files import format_yaml
@@ -72,17 +72,6 @@ def batch_settings(wildcards):
         )
 
 
-def look_settings(wildcards):
-    """Return the settings of a look at an experiment and an opponent after a number of seeds."""
-    with raising_user_errors():
-        return looks.build_look_settings(
-            RUNS,
-            wildcards.decided,
-            looks.find_opponent(wildcards.against),
-            int(wildcards.number),
-        )
-
-
 def power_settings(wildcards):
     """Return the settings of the plan's power analysis."""
     with raising_user_errors():
@@ -116,14 +105,6 @@ SETTINGS_FILES = {
         f"results/{RESULTS_PREFIX}{{study}}/config.yaml",
         study_settings,
         needs=study_scores,
-    ),
-    "configure_look": SettingsFile(
-        f"results/{RESULTS_PREFIX}{{decided}}/decide{{against}}/seeds-{{number}}/config.yaml",
-        look_settings,
-    ),
-    "configure_decision": SettingsFile(
-        f"results/{RESULTS_PREFIX}{{decided}}/decide/budget.yaml",
-        lambda w: RUNS.shared.decide.model_dump(exclude={"against"}),
     ),
     "configure_search": SettingsFile(
         f"results/{RESULTS_PREFIX}{{study}}/search/{{key}}/search.yaml",

@@ -25,8 +25,6 @@ def match_runs(experiments):
 wildcard_constraints:
     run=match_runs(RUNS.experiments.configs),
     page=f"{re.escape(RESULTS_PREFIX)}(report|{match_any(EXPERIMENTS)}/report)",
-    decided=match_any(EXPERIMENTS),
-    against=f"(/{match_any(RUNS.experiments.configs)})?",
     number="[0-9]+",
     dataset="[^/]+",
     model="[^/]+",

@@ -10,13 +10,14 @@ If there are several opponents, the last line states whether the experiment is b
 from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, make_parser
-from dj2mgm.records.look_records import DECISION_FILE, LookRecord
-from dj2mgm.reporting.decision_page import (
+from dj2mgm.features.decide.decision_page import (
     build_decision_page,
     build_decision_record,
     describe_conclusion,
     describe_decision,
 )
+from dj2mgm.features.decide.look_records import LookRecord
+from dj2mgm.records.page_records import DECISION_FILE
 from dj2mgm.reporting.variants_page import write_variants_page
 from dj2mgm.settings.targets import DecisionBudget
 from dj2mgm.settings.validation import load_settings

@@ -1,14 +1,6 @@
-"""Kinds of verdicts: those of records and comparisons have labels, tones and classes."""
+"""Kinds of verdicts have labels, tones and classes."""
 
-from typing import get_args
-
-from dj2mgm.records.look_records import LookRecord
 from dj2mgm.verdict_kinds import VerdictKind
-
-
-def test_kinds_of_records_and_comparisons_are_known():
-    recorded = get_args(LookRecord.model_fields["kind"].annotation)
-    assert {VerdictKind(kind) for kind in recorded} == {*VerdictKind} - {VerdictKind.NO_DIFFERENCE, VerdictKind.NONE}
 
 
 def test_kinds_are_shown_by_label_tone_and_class():

@@ -29,7 +29,7 @@ from scipy.special import stdtr
 from dj2mgm.evaluation.contrast_verdicts import SPENT_SHARE, VERDICT_LEVEL, DecisionCost, find_decision_cost
 from dj2mgm.evaluation.contrasts import DecisionGoal, PairedContrast
 from dj2mgm.evaluation.intervals import LEVEL, compute_student_quantile
-from dj2mgm.records.look_records import MIN_SEEDS
+from dj2mgm.settings.targets import MIN_SEEDS
 from dj2mgm.verdict_kinds import VerdictKind
 
 SPENDING_EXPONENT = 2.0

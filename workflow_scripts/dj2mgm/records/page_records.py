@@ -15,6 +15,7 @@ from dj2mgm.settings.targets import Control
 from dj2mgm.settings.validation import load_settings
 
 VERDICT_FILE = "verdict.json"  # next to a page: verdicts, and signs that a model has learned nothing
+DECISION_FILE = "decision.json"  # next to the looks of `decide`: verdict and statement of the last one
 ABSENT = object()
 
 

@@ -64,7 +64,7 @@ class VariantSource:
 
 
 def find_variant_sources() -> list[VariantSource]:
-    """Return the sources of variants that features add: `list_sources()` in features/<name>/<name>_variants.py."""
+    """Return the sources of variants that features add by a function `list_sources` (`import_feature_modules`)."""
     return [source for module in import_feature_modules("variants") for source in module.list_sources()]
 
 

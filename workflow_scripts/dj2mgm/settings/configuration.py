@@ -27,7 +27,6 @@ from dj2mgm.settings.targets import (
     ChallengeScore,
     ChallengeSection,
     Control,
-    DecideSection,
     DecontaminateSection,
     ExperimentNames,
     FinetuneMinimalSection,
@@ -148,9 +147,6 @@ class CoreKeys(Section):
         "experiment of a target that is about one, such as `plan` or `publish`; a list of several for export, publish "
         "and crate; []: the target's own default",
     )
-    decide: DecideSection = section(
-        DecideSection, "`snakemake decide`: more seeds until the headline's verdict is decided, or the budget is spent"
-    )
     gpu: Literal[tuple(CARDS)] | None = setting(
         None, "card of another machine that `snakemake plan` plans for; null: this machine's"
     )
@@ -183,8 +179,7 @@ class CoreKeys(Section):
 
 # Targets that use a key; another target refuses it on the command line. Every target uses the other keys.
 TARGETS_BY_KEY = {
-    "experiment": ("plan", "decide", "finetune_minimal"),
-    "decide": ("decide",),
+    "experiment": ("plan", "finetune_minimal"),
     "gpu": ("plan",),
     "plan": ("plan",),
     "finetune_minimal": ("finetune_minimal",),

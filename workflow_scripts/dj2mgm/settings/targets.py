@@ -38,6 +38,7 @@ Headline = Literal[
 ANSWER_HEADLINES = ("answer_probability", "answer_log_likelihood", "likelihood_gain", "vqa_accuracy")
 CAPTION_FALLBACK = "caption_log_likelihood"  # headline of a dataset whose held-out images have no questions
 Control = Literal["random", "half_learning_rate"]
+MIN_SEEDS = 2  # seeds at the first look of a decision, because one seed shows no noise between seeds
 Margin = Annotated[Number, Field(ge=0, le=1e6)]
 
 
@@ -81,20 +82,11 @@ class ReportSection(Section):
 class DecisionBudget(Section):
     """Budget of a decision about two experiments."""
 
-    seeds: int = setting(10, "budget: at most this many seeds per experiment, finished ones included", ge=2, le=1000)
+    seeds: int = setting(
+        10, "budget: at most this many seeds per experiment, finished ones included", ge=MIN_SEEDS, le=1000
+    )
     hours: Annotated[Number, Field(gt=0, le=1e6)] | None = setting(
         None, "budget: hours of training and evaluation of all seeds of both sides; null: only `seeds` limits"
-    )
-
-
-class DecideSection(DecisionBudget):
-    """`snakemake decide`: its opponents, and the budget for each of them."""
-
-    against: Annotated[list[Name], UniqueItems()] = setting(
-        ["baseline"],
-        "experiments that `experiment` is compared with, each with this budget; also its own control, such as "
-        "dj_synth-random",
-        min_length=1,
     )
 
 

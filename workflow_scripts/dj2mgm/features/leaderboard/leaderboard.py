@@ -18,8 +18,7 @@ from markupsafe import Markup
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.records.look_records import DECISION_FILE
-from dj2mgm.records.page_records import VERDICT_FILE, PageSettings, ShownExperiment, list_settings
+from dj2mgm.records.page_records import DECISION_FILE, VERDICT_FILE, PageSettings, ShownExperiment, list_settings
 from dj2mgm.reporting.comparison import format_interval, format_score
 from dj2mgm.reporting.data_tables import build_library_script, build_page_style, hash_source
 from dj2mgm.reporting.experiment_results import ExperimentResults, load_experiment

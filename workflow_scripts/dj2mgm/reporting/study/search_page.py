@@ -12,9 +12,9 @@ from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.variants_page import ParallelPlot, PlainTable, TrialLine
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
+from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.studies.trials import find_importances
 from dj2mgm.settings.study_files import Interval
-from dj2mgm.settings.targets import DecideSection
 
 MIN_TRIALS = 8  # with fewer trials, the best quarter is not marked
 STEPS = {"explore": "new trials", "promote": "more rows"}
@@ -36,7 +36,7 @@ def list_next_commands(experiments: list[ExperimentResults], study: ShownStudy, 
         return []
     suffixes = {trial.name.removeprefix(f"{study.experiment}-"): trial for trial in best}
     winner, *others = (f"{name}_{suffix}" for suffix in suffixes)
-    opponents = [*DecideSection().against, study.experiment, *others]
+    opponents = [REFERENCE, study.experiment, *others]
     if study.search.has_fewer_rows(best[0].name):
         opponents.append(f"{winner}-random")
     against = f"{{against: [{', '.join(dict.fromkeys(opponents))}]}}"

@@ -3,15 +3,16 @@
 from collections.abc import Iterable
 
 from dj2mgm.cli.messages import format_duration
-from dj2mgm.evaluation.contrast_verdicts import MAX_IMAGES, MAX_SEEDS, ContrastVerdict, DecisionCost
+from dj2mgm.evaluation.contrast_verdicts import MAX_IMAGES, MAX_SEEDS, ContrastVerdict
 from dj2mgm.evaluation.contrasts import PairedContrast
 from dj2mgm.evaluation.sequential import find_deciding_budget
 from dj2mgm.reporting.advised_commands import build_snakemake_command
 from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.reporting.verdicts.experiment_pairs import ExperimentPair
-from dj2mgm.runs.seed_times import choose_unused_seeds, format_hours, sum_measured_seconds
-from dj2mgm.settings.targets import DecideSection, DecisionBudget
+from dj2mgm.runs.seed_times import choose_unused_seeds, sum_measured_seconds
+from dj2mgm.settings.configuration import TARGETS_BY_KEY
+from dj2mgm.settings.targets import DecisionBudget
 from dj2mgm.verdict_kinds import VerdictKind
 
 MAX_LISTED = 20  # additional seeds in a command
@@ -36,11 +37,12 @@ def advise_next_step(
     )
     if not more:
         return sentence, ""
-    if contrast_verdict.kind == VerdictKind.UNDECIDED and comparison.can_be_decided and not target:
+    can_be_decided = comparison.can_be_decided and not target and "decide" in TARGETS_BY_KEY
+    if contrast_verdict.kind == VerdictKind.UNDECIDED and can_be_decided:
         budget = contrast.seeds + more
         if contrast.seeds > 1:
             budget = find_deciding_budget(contrast, margin) or budget
-        budget = max(budget, DecideSection().seeds)
+        budget = max(budget, DecisionBudget().seeds)
         advice = (
             f"This command adds seeds one by one until the verdict is decided, up to {budget} per experiment in all:"
         )
@@ -67,16 +69,16 @@ def _describe_cost(
         return "", 0
     if more := contrast_verdict.cost.seeds:
         seeds = describe_seeds(more, seconds)
-        return _state_cost(f"{seeds} or {images}" if images else seeds), more
+        return state_cost(f"{seeds} or {images}" if images else seeds), more
     if images:
-        return _state_cost(images, images_only=True), 0
+        return state_cost(images, images_only=True), 0
     if contrast_verdict.cost.both:
         more, added = contrast_verdict.cost.both
-        return _state_cost(f"{describe_seeds(more, seconds)} and {describe_images(added)} together"), more
+        return state_cost(f"{describe_seeds(more, seconds)} and {describe_images(added)} together"), more
     return UNDECIDABLE, 0
 
 
-def _state_cost(options: str, *, images_only: bool = False) -> str:
+def state_cost(options: str, *, images_only: bool = False) -> str:
     """Return the sentence on seeds and images that would decide a difference.
 
     Args:
@@ -104,7 +106,7 @@ def _build_decide_command(comparison: ExperimentPair, budget: int) -> str:
     seeds, settings = comparison.experiment.seeds, {"experiment": comparison.experiment.name}
     if seeds != list(range(len(seeds))):  # the budget's seeds continue those of the configuration
         settings["seeds"] = f"[{','.join(map(str, seeds))}]"
-    if budget > DecideSection().seeds:
+    if budget > DecisionBudget().seeds:
         settings["decide"] = f"{{seeds: {budget}}}"
     return build_snakemake_command(comparison.reference, "decide", **settings)
 
@@ -122,47 +124,3 @@ def _build_seeds_command(comparison: ExperimentPair, more: int, controls: list[s
 def compute_seconds_per_seed(experiments: Iterable[ExperimentResults]) -> float | None:
     """Return the time of the stages that another seed of these experiments would run, as measured; None if unknown."""
     return sum_measured_seconds(experiment.runs[-1].stages for experiment in experiments)
-
-
-def describe_cost_after_looks(cost: DecisionCost, seconds_per_seed: float | None) -> tuple[str, int]:
-    """Return the cost of a decision as a sentence, and the number of additional seeds in it."""
-    images = describe_images(cost.images) if cost.images else ""
-    if more := cost.seeds:
-        options = describe_seeds(more, seconds_per_seed)
-        options += f" or a new decision with {images}" if images else ""
-    elif cost.both:
-        more, added = cost.both
-        options = f"a new decision with {describe_images(added)} and {more} more seeds"
-        more = 0  # other images need a new decision with its own looks
-    elif images:
-        options = f"a new decision with {images}"
-    else:
-        return UNDECIDABLE, 0
-    return _state_cost(options, images_only=not (cost.seeds or cost.both)), more or 0
-
-
-def build_budget_command(
-    experiment: ExperimentResults,
-    reference: ExperimentResults,
-    budget: DecisionBudget,
-    more: int,
-    seconds: float | None,
-    seconds_per_seed: float | None,
-) -> str:
-    """Return the command that continues a decision with a budget of `more` additional seeds.
-
-    Args:
-        experiment: the experiment with its finished seeds.
-        reference: the experiment that it is compared with.
-        budget: the spent budget.
-        more: number of additional seeds.
-        seconds: time of the finished seeds; None if unknown.
-        seconds_per_seed: time of one more seed; None if unknown.
-    """
-    limit = f"seeds: {max(budget.seeds, len(experiment.seeds) + more)}"
-    if budget.hours is not None and seconds is not None and seconds_per_seed is not None:
-        hours = 1.05 * (seconds + more * seconds_per_seed) / 3600  # seeds do not all take the same time
-        limit += f", hours: {format_hours(hours)}"
-    if [reference.name] != DecideSection().against:
-        limit = f"against: [{reference.name}], {limit}"
-    return build_snakemake_command(experiment, "decide", experiment=experiment.name, decide=f"{{{limit}}}")

@@ -3,20 +3,23 @@
 from pathlib import Path
 
 from dj2mgm.errors import InputError
+from dj2mgm.evaluation.contrast_verdicts import DecisionCost
 from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
 from dj2mgm.evaluation.run_scores import estimate_difference, pair_values
 from dj2mgm.evaluation.sequential import REPORT_LOOK, Look, compute_next_look, compute_verdict, find_cost_after_looks
-from dj2mgm.records.look_records import LookRecord, count_affordable_seeds, count_planned_seeds
+from dj2mgm.features.decide.decide_keys import DecideSection
+from dj2mgm.features.decide.look_records import LookRecord, count_affordable_seeds, count_planned_seeds
 from dj2mgm.records.page_records import VERDICT_FILE, PageSettings
+from dj2mgm.reporting.advised_commands import build_snakemake_command
 from dj2mgm.reporting.comparison import format_difference, format_interval, select_comparable_scores
 from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
-from dj2mgm.reporting.verdicts.decision_cost import build_budget_command, describe_cost_after_looks
+from dj2mgm.reporting.verdicts.decision_cost import UNDECIDABLE, describe_images, describe_seeds, state_cost
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore, find_headline
 from dj2mgm.reporting.verdicts.headline_verdicts import describe_missing_score, find_unlearned
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, list_training_faults
 from dj2mgm.reporting.verdicts.verdict_sentences import explain_withheld, write_statement
-from dj2mgm.runs.seed_times import sum_measured_seconds
+from dj2mgm.runs.seed_times import format_hours, sum_measured_seconds
 from dj2mgm.settings.targets import DecisionBudget
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.verdict_kinds import VerdictKind
@@ -61,10 +64,10 @@ def take_look(
     if kind == VerdictKind.WITHHELD:
         next_step = " ".join(dict.fromkeys(f"{fault.remedy}." for faults in unlearned.values() for fault in faults))
     elif kind == VerdictKind.UNDECIDED and is_last:
-        next_step, more = describe_cost_after_looks(
+        next_step, more = _describe_cost(
             find_cost_after_looks(contrast, [*looks, look], headline.margin), seconds_per_seed
         )
-        command = build_budget_command(experiment, reference, budget, more, seconds, seconds_per_seed) if more else ""
+        command = _build_budget_command(experiment, reference, budget, more, seconds, seconds_per_seed) if more else ""
     return LookRecord(
         experiment=experiment.name,
         against=reference.name,
@@ -153,3 +156,47 @@ def _write_statement(
         hint = f" ({join_words([*unlearned])} {verb} not yet shown to use {pronoun} images)"
     reference, experiment = experiments
     return "".join(write_statement(kind, [experiment, reference], headline, hint))
+
+
+def _describe_cost(cost: DecisionCost, seconds_per_seed: float | None) -> tuple[str, int]:
+    """Return the cost of a decision as a sentence, and the number of additional seeds in it."""
+    images = describe_images(cost.images) if cost.images else ""
+    if more := cost.seeds:
+        options = describe_seeds(more, seconds_per_seed)
+        options += f" or a new decision with {images}" if images else ""
+    elif cost.both:
+        more, added = cost.both
+        options = f"a new decision with {describe_images(added)} and {more} more seeds"
+        more = 0  # other images need a new decision with its own looks
+    elif images:
+        options = f"a new decision with {images}"
+    else:
+        return UNDECIDABLE, 0
+    return state_cost(options, images_only=not (cost.seeds or cost.both)), more or 0
+
+
+def _build_budget_command(
+    experiment: ExperimentResults,
+    reference: ExperimentResults,
+    budget: DecisionBudget,
+    more: int,
+    seconds: float | None,
+    seconds_per_seed: float | None,
+) -> str:
+    """Return the command that continues a decision with a budget of `more` additional seeds.
+
+    Args:
+        experiment: the experiment with its finished seeds.
+        reference: the experiment that it is compared with.
+        budget: the spent budget.
+        more: number of additional seeds.
+        seconds: time of the finished seeds; None if unknown.
+        seconds_per_seed: time of one more seed; None if unknown.
+    """
+    limit = f"seeds: {max(budget.seeds, len(experiment.seeds) + more)}"
+    if budget.hours is not None and seconds is not None and seconds_per_seed is not None:
+        hours = 1.05 * (seconds + more * seconds_per_seed) / 3600  # seeds do not all take the same time
+        limit += f", hours: {format_hours(hours)}"
+    if [reference.name] != DecideSection().against:
+        limit = f"against: [{reference.name}], {limit}"
+    return build_snakemake_command(experiment, "decide", experiment=experiment.name, decide=f"{{{limit}}}")

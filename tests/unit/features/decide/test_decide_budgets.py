@@ -3,7 +3,12 @@
 import pytest
 import yaml
 
-from dj2mgm.records.look_records import LookRecord, count_affordable_seeds, count_planned_seeds, needs_another_seed
+from dj2mgm.features.decide.look_records import (
+    LookRecord,
+    count_affordable_seeds,
+    count_planned_seeds,
+    needs_another_seed,
+)
 from dj2mgm.runs.seed_times import format_hours
 from dj2mgm.settings.targets import DecisionBudget
 

@@ -1,7 +1,8 @@
 # Run more seeds of an experiment and of its opponents until each verdict is decided: `snakemake decide --config
 # experiment=dj_synth`. Seeds are ordinary runs. The look after each seed is a checkpoint, because it decides whether
 # another seed is needed. Each opponent has looks of its own: the baseline's in decide/, others' in a subfolder.
-from dj2mgm.runs.studies import looks
+from dj2mgm.features.decide import looks
+from dj2mgm.settings.targets import MIN_SEEDS
 
 DECISION = f"results/{RESULTS_PREFIX}{{decided}}/decide"
 
@@ -9,9 +10,32 @@ DECISION = f"results/{RESULTS_PREFIX}{{decided}}/decide"
 LOOK = f"{DECISION}{{against}}/seeds-{{number}}"
 
 
+wildcard_constraints:
+    decided=match_any(EXPERIMENTS),
+    against=f"(/{match_any(RUNS.experiments.configs)})?",
+
+
+def look_settings(wildcards):
+    """Return the settings of a look at an experiment and an opponent after a number of seeds."""
+    with raising_user_errors():
+        return looks.build_look_settings(
+            RUNS,
+            wildcards.decided,
+            looks.find_opponent(wildcards.against),
+            int(wildcards.number),
+        )
+
+
+SETTINGS_FILES["configure_look"] = SettingsFile(f"{LOOK}/config.yaml", look_settings)
+SETTINGS_FILES["configure_decision"] = SettingsFile(
+    f"{DECISION}/budget.yaml",
+    lambda w: RUNS.shared.decide.model_dump(exclude={"against"}),
+)
+
+
 def earlier_looks(wildcards):
     """Input function: the looks after fewer seeds."""
-    numbers = range(looks.MIN_SEEDS, int(wildcards.number))
+    numbers = range(MIN_SEEDS, int(wildcards.number))
     return expand(
         f"{LOOK}/look.yaml",
         decided=wildcards.decided,
@@ -46,7 +70,7 @@ checkpoint take_look:
     benchmark:
         f"{LOOK}/take_look.benchmark.tsv"
     conda:
-        "../envs/report.yaml"
+        "../../envs/report.yaml"
     resources:
         mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=30,
@@ -93,7 +117,7 @@ rule decide:
         "results/decide/decide.log",
     localrule: True
     conda:
-        "../envs/report.yaml"
+        "../../envs/report.yaml"
     shell:
         f"python {quote_script_path('write_decision.py')} --budget {{input.budget:q}}"
         " --looks {input.looks:q} 2> {log:q}"

@@ -1,7 +1,7 @@
 """The page of `snakemake decide`, which shows each look and the verdict, and its sentences for the console."""
 
 from dj2mgm.cli.messages import format_duration
-from dj2mgm.records.look_records import LookRecord
+from dj2mgm.features.decide.look_records import LookRecord
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.variants_page import CountCell, IntervalMark, ScoreCell, VariantRow, VariantsPage

@@ -6,9 +6,6 @@ from dj2mgm.settings.base import Section, Seed, setting
 from dj2mgm.settings.targets import DecisionBudget
 from dj2mgm.verdict_kinds import VerdictKind
 
-MIN_SEEDS = 2  # seeds at the first look, because one seed shows no noise between seeds
-DECISION_FILE = "decision.json"  # next to the looks: verdict and statement of the last one
-
 
 class LookRecord(Section):
     """A look, the interim analysis of both sides after some seeds: look.yaml."""

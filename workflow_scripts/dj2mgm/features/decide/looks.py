@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.records.look_records import MIN_SEEDS, LookRecord, needs_another_seed
+from dj2mgm.features.decide.look_records import LookRecord, needs_another_seed
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.layers import locate_experiment_file
@@ -12,6 +12,7 @@ from dj2mgm.runs.pages import build_page_settings, list_page_files
 from dj2mgm.runs.reported_scores import check_headline
 from dj2mgm.runs.seed_times import choose_unused_seeds, format_hours, sum_measured_seconds
 from dj2mgm.settings.config_files import suggest_name
+from dj2mgm.settings.targets import MIN_SEEDS
 from dj2mgm.settings.validation import load_settings
 
 EXAMPLE_COMMAND = "`snakemake decide --config experiment=dj_synth`"
