@@ -34,7 +34,6 @@ include: "rules/evaluate.smk"
 include: "rules/benchmarks.smk"
 include: "rules/lmms_eval.smk"
 include: "rules/report.smk"
-include: "rules/search.smk"
 include: "rules/tools.smk"
 
 
@@ -77,17 +76,6 @@ for name in EXPERIMENTS:
             target_files(
                 name, f"results/{pages.locate_page_folder(RUNS, name)}/report.html"
             ),
-        localrule: True
-
-
-for name in RUNS.experiments.sources:
-
-    rule:
-        name:
-            name
-        input:
-            target_files(name, f"results/{RESULTS_PREFIX}{name}/{name}.html"),
-            all_scores(name),
         localrule: True
 
 

@@ -19,10 +19,9 @@ from statistics import mean
 import numpy as np
 from search_truth import DROPPED, PROJECT, RATE, REFERENCE, SPACE
 
-from dj2mgm.records.search_records import SearchSettings
-from dj2mgm.runs.studies.mixtures import build_share_axes
-from dj2mgm.runs.studies.trials import SAMPLERS, ScoredTrial, propose_trials
-from dj2mgm.settings.study_files import MixtureSpace
+from dj2mgm.features.studies.mixtures import MixtureSpace, build_share_axes
+from dj2mgm.features.studies.study_records import SearchSettings
+from dj2mgm.features.studies.trials import SAMPLERS, ScoredTrial, propose_trials
 
 BATCH, TRIED, FINALISTS, MIXTURES = 4, 12, 3, 24
 SOURCES = ["a", "b", "c", "d"]

@@ -19,7 +19,7 @@ sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
 from search_truth import SPACE, read_truth, run_study  # noqa: E402
 
 from dj2mgm.evaluation.intervals import Estimate  # noqa: E402
-from dj2mgm.reporting.study.proxies import measure_agreement  # noqa: E402
+from dj2mgm.features.studies.proxies import measure_agreement  # noqa: E402
 from dj2mgm.storage.files import read_json, read_yaml, write_yaml  # noqa: E402
 
 STUDY, SHARES = "tenth", (0.1, 0.25)

@@ -9,7 +9,6 @@ from dj2mgm.recipes.recipe_files import find_recipe_files
 from dj2mgm.runs import challenge, pages
 from dj2mgm.runs.evaluations import find_evaluation_data
 from dj2mgm.runs.leaks import locate_leaks_folder
-from dj2mgm.runs.studies import search_batches
 from dj2mgm.settings.string_formats import check_paths
 from dj2mgm.storage.fingerprints import Fingerprints
 
@@ -111,36 +110,3 @@ def build_challenge_settings():
     """Return the settings of the challenge's table."""
     with raising_user_errors():
         return challenge.build_challenge_settings(RUNS)
-
-
-def find_requested_search(wildcards):
-    """Return the search of a study; fail if the requested files were made with earlier settings of the search."""
-    with raising_user_errors():
-        search = search_batches.find_search(RUNS, wildcards.study)
-        if search is None or search.key != wildcards.key:
-            raise InputError(
-                f"{wildcards.study}: the settings of its search have changed since; request `snakemake {wildcards.study}` instead"
-            )
-    return search
-
-
-def all_scores(study):
-    """Return the input function of the scores of all batches of a search; no files if the study is not a search.
-
-    Snakemake does not create a missing input if the study's page is newer than the other inputs, so the target requests
-    these files itself.
-    """
-
-    def get(checkpoint, search, number):
-        return checkpoint.get(study=study, key=search.key, number=number).output[0]
-
-    def scores(wildcards):
-        with raising_user_errors():
-            return search_batches.take_batches(
-                RUNS,
-                study,
-                lambda *batch: get(checkpoints.ask_trials, *batch),
-                lambda *batch: get(checkpoints.score_trials, *batch),
-            )
-
-    return scores

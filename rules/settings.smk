@@ -5,7 +5,6 @@ from typing import NamedTuple
 from dj2mgm.runs import pages
 from dj2mgm.runs.leaks import build_leak_settings
 from dj2mgm.runs.stages import TRAINING_STAGES
-from dj2mgm.runs.studies import merged_mixtures, search_batches
 from dj2mgm.runs.power_inputs import build_power_settings
 from dj2mgm.runs.reported_scores import find_decisive_score
 from dj2mgm.storage.files import format_yaml
@@ -40,38 +39,6 @@ def stage_settings(wildcards):
     return run.settings[wildcards.stage].file_content() | labels
 
 
-def study_settings(wildcards):
-    """Return the settings of a study's page."""
-    with raising_user_errors():
-        settings = pages.build_study_settings(RUNS, wildcards.study)
-        if search := search_batches.show_search(RUNS, wildcards.study):
-            settings["study"]["search"] = search.model_dump()
-    return settings
-
-
-def study_scores(wildcards):
-    """Input function: the scores of all batches of a study's search; none for other designs."""
-    return all_scores(wildcards.study)(wildcards)
-
-
-def mixture_settings(wildcards):
-    """Return the settings of the mixtures that a study merges."""
-    with raising_user_errors():
-        settings = merged_mixtures.build_merge_settings(RUNS, wildcards.study)
-    return settings.model_dump()
-
-
-def batch_settings(wildcards):
-    """Return the settings of the scores of a batch of trials."""
-    with raising_user_errors():
-        return search_batches.build_batch_settings(
-            RUNS,
-            wildcards.study,
-            find_requested_search(wildcards),
-            int(wildcards.number),
-        )
-
-
 def power_settings(wildcards):
     """Return the settings of the plan's power analysis."""
     with raising_user_errors():
@@ -101,23 +68,6 @@ SETTINGS_FILES = {
         lambda w: MODELS[w.model].build_assembly_settings().file_content(),
     ),
     "configure_page": SettingsFile("results/{page}/config.yaml", page_settings),
-    "configure_study": SettingsFile(
-        f"results/{RESULTS_PREFIX}{{study}}/config.yaml",
-        study_settings,
-        needs=study_scores,
-    ),
-    "configure_search": SettingsFile(
-        f"results/{RESULTS_PREFIX}{{study}}/search/{{key}}/search.yaml",
-        lambda w: find_requested_search(w).model_dump(),
-    ),
-    "configure_batch": SettingsFile(
-        f"results/{RESULTS_PREFIX}{{study}}/search/{{key}}/batch-{{number}}/config.yaml",
-        batch_settings,
-    ),
-    "configure_mixtures": SettingsFile(
-        f"results/{RESULTS_PREFIX}{{study}}/merged/config.yaml",
-        mixture_settings,
-    ),
     "configure_power": SettingsFile("results/plan/power.yaml", power_settings),
     "configure_challenge": SettingsFile(
         f"results/{RESULTS_PREFIX}challenge/config.yaml",

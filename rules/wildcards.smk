@@ -32,5 +32,3 @@ wildcard_constraints:
     benchmark=match_any(read_declarations()),
     task=match_any(RUNS.shared.evaluations),
     part="clip|language_model",
-    study=match_any(RUNS.experiments.sources),
-    key="[0-9a-f]+",

@@ -10,17 +10,17 @@ its first experiment. Writes <folder>.html and <folder>.csv, named after the out
 from dataclasses import replace
 
 from dj2mgm.cli.command_line import command_line, parse_paths
-from dj2mgm.records.page_records import PageSettings
-from dj2mgm.reporting.comparison import write_table
-from dj2mgm.reporting.experiment_results import load_experiments
-from dj2mgm.reporting.study.study_page import (
+from dj2mgm.features.studies.study_page import (
     MAX_CARDS,
     build_study_cards,
     build_study_page,
     describe_cut,
     list_page_notes,
 )
-from dj2mgm.reporting.study.study_table import compare_variants, tabulate
+from dj2mgm.features.studies.study_records import StudyPageSettings
+from dj2mgm.features.studies.study_table import compare_variants, tabulate
+from dj2mgm.reporting.comparison import write_table
+from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.variants_page import write_variants_page
 from dj2mgm.reporting.verdicts.assessment import Assessment
 from dj2mgm.settings.validation import load_settings
@@ -31,7 +31,7 @@ def main() -> None:
     paths = parse_paths(__doc__, "--config", "--output-dir")
     name = paths.output_dir.name
     experiments = load_experiments(paths.config)
-    study = load_settings(PageSettings, paths.config).study
+    study = load_settings(StudyPageSettings, paths.config).study
     assessment = Assessment(experiments, paths.output_dir)
     rows = compare_variants(experiments, assessment.headline, study)
     write_table(tabulate(rows, assessment.headline), paths.output_dir / f"{name}.csv")

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.errors import InputError
-from dj2mgm.records.page_records import PageSettings
+from dj2mgm.features.studies.changes import nest_changes
+from dj2mgm.features.studies.studies_config import list_study_names
+from dj2mgm.features.studies.study_records import StudyPageSettings
 from dj2mgm.reporting.advised_commands import build_snakemake_command
 from dj2mgm.runs.layers import locate_experiment_file, merge
-from dj2mgm.runs.studies.study_designs import list_study_names, nest_changes
 from dj2mgm.settings.config_files import CONFIG, read_config, suggest_name
 from dj2mgm.settings.configuration import build_configuration_model
 from dj2mgm.settings.reserved_names import RESERVED_NAMES
@@ -33,7 +34,7 @@ def main() -> None:
     parser.add_argument("variant", help="as the page names it")
     parser.add_argument("name", help="name of the new experiment")
     args = parser.parse_args()
-    settings = load_settings(PageSettings, args.page)
+    settings = load_settings(StudyPageSettings, args.page)
     file = CONFIG / "experiments" / f"{args.name}.yaml"
     check_format("the experiment's name", "name", args.name)
     names = {name.lower() for name in (*list_study_names(), *(shown.name for shown in settings.experiments))}
@@ -47,7 +48,7 @@ def main() -> None:
     print(f"wrote {file}; next: {next_step}", flush=True)
 
 
-def describe_variant(settings: PageSettings, variant: str, page: Path) -> dict:
+def describe_variant(settings: StudyPageSettings, variant: str, page: Path) -> dict:
     """Return the content of a variant's file: the keys of the study's experiment, with the changes."""
     experiments = {experiment.name: experiment for experiment in settings.experiments}
     if settings.study is None:

@@ -24,9 +24,9 @@ with torch_imports():
     from dj2mgm.compute import set_seed, use_cpu_threads
     from dj2mgm.errors import InputError
     from dj2mgm.evaluation.held_out_rows import HeldOutRows
+    from dj2mgm.features.studies.merged_adapters import list_weights, merge_stages
+    from dj2mgm.features.studies.study_records import MergeSettings, MixtureScores, ScoredMixture
     from dj2mgm.models.generators import open_generators
-    from dj2mgm.models.merged_adapters import list_weights, merge_stages
-    from dj2mgm.records.mixture_records import MergeSettings, MixtureScores, ScoredMixture
     from dj2mgm.settings.evaluation import GenerateSettings
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.storage.files import compute_sha256, read_jsonl, write_jsonl, write_yaml

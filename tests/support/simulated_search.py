@@ -7,10 +7,11 @@ It requests trials like the workflow and writes the same files, so that it conti
 from collections.abc import Callable
 from pathlib import Path
 
-from dj2mgm.records.search_records import BatchRecord, BatchResult, SearchSettings, TrialRecord
-from dj2mgm.runs.studies.halving import SearchHistory, plan_next
-from dj2mgm.runs.studies.trials import ask_for_batch
-from dj2mgm.settings.study_files import Interval, SearchDesign
+from dj2mgm.features.studies.axes import Interval
+from dj2mgm.features.studies.designs import SearchDesign
+from dj2mgm.features.studies.halving import SearchHistory, plan_next
+from dj2mgm.features.studies.study_records import BatchRecord, BatchResult, SearchSettings, TrialRecord
+from dj2mgm.features.studies.trials import ask_for_batch
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_yaml
 

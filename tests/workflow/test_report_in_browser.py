@@ -14,11 +14,11 @@ from dj2mgm.features.leaderboard.leaderboard import (
     build_leaderboard,
     write_leaderboard,
 )
-from dj2mgm.records.page_records import ShownStudy
+from dj2mgm.features.studies.study_page import build_study_page, list_page_notes
+from dj2mgm.features.studies.study_records import ShownStudy
+from dj2mgm.features.studies.study_table import compare_variants
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.report_page import write_report_page
-from dj2mgm.reporting.study.study_page import build_study_page, list_page_notes
-from dj2mgm.reporting.study.study_table import compare_variants
 from dj2mgm.reporting.variants_page import write_variants_page
 from dj2mgm.reporting.verdicts.assessment import Assessment
 from dj2mgm.storage.files import read_jsonl, write_jsonl

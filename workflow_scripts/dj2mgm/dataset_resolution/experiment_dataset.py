@@ -13,7 +13,6 @@ from dj2mgm.dataset_resolution.hub_data import find_hub_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.hub_cache import find_cached_snapshot, is_folder_path
 from dj2mgm.settings.config_files import list_config_names, locate_config_file, read_config, suggest_name
-from dj2mgm.settings.configuration import Experiment
 from dj2mgm.settings.dataset_files import (
     CHECK_FILES,
     SPLITS,
@@ -30,7 +29,6 @@ from dj2mgm.settings.dataset_files import (
 from dj2mgm.settings.reserved_names import RESERVED_NAMES
 from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.string_formats import check_format, has_format
-from dj2mgm.settings.study_files import MixtureSpace
 from dj2mgm.settings.validation import validate_settings
 from dj2mgm.storage.files import discard_files, find_files
 from dj2mgm.storage.image_files import IMAGE_FOLDERS_FILE
@@ -271,25 +269,6 @@ def check_shares(dataset: Dataset, shares: dict[str, float], amounts: dict[str, 
     for split, total in totals.items():
         if total > 1 + SHARE_TOLERANCE:
             raise InputError(f"shares: those of the split {split} add up to {total:g}, which exceeds 1; lower one")
-
-
-def check_mixture(file: str, dataset: Dataset, mixture: MixtureSpace, experiment: Experiment) -> None:
-    """Check the sources whose shares a study varies, together with the shares and amounts of its experiment.
-
-    Raises:
-        InputError: the dataset has no such source, the sources are of several splits, one has an amount, or the shares
-            exceed 1.
-    """
-    fixed = {name: share for name, share in experiment.shares.items() if name not in mixture.sources}
-    varied = dict.fromkeys(mixture.sources, mixture.total / len(mixture.sources))
-    try:
-        check_shares(dataset, fixed | varied, experiment.sources)
-    except InputError as error:
-        raise InputError(f"{file}: design.mixture: {error}") from None
-    splits = {name: dataset.settings.sources[name].split for name in mixture.sources}
-    if len({*splits.values()}) > 1:
-        source_splits = ", ".join(f"{name}: {split}" for name, split in splits.items())
-        raise InputError(f"{file}: design.mixture.sources: expected sources of one split, found {source_splits}")
 
 
 def _select_trained_sources(dataset: Dataset, key: str, names: Iterable[str]) -> dict[str, SourceOnDisk]:

@@ -16,6 +16,7 @@ from dj2mgm.documentation.generated_tables import (
     build_architecture_page,
     build_models_page,
 )
+from dj2mgm.script_modules import import_feature_modules
 from dj2mgm.settings.base import RETRAINS, SEARCH, Section, read_extra
 from dj2mgm.settings.configuration import (
     ExperimentOnlyKeys,
@@ -27,7 +28,6 @@ from dj2mgm.settings.dataset_files import FilesDataset, ShapesDataset, SourcesDa
 from dj2mgm.settings.models import AssembledModel, MgmModel, TinyModel, TransformersModel
 from dj2mgm.settings.presets import PresetFile
 from dj2mgm.settings.schema import DIALECT, build_schema, describe_accepted_values
-from dj2mgm.settings.study_files import StudyFile
 from dj2mgm.settings.training_stages import FinetuneSection, PretrainSection
 
 WRITE_COMMAND = "python workflow_scripts/write_configuration.py"
@@ -61,8 +61,9 @@ def build_documents() -> dict[Path, str]:
         "dataset": [FilesDataset, SourcesDataset, ShapesDataset],
         "model": [MgmModel, AssembledModel, TransformersModel, TinyModel],
         "preset": [PresetFile],
-        "study": [StudyFile],
     }
+    for module in import_feature_modules("config"):
+        kinds |= module.SCHEMAS
     schemas = {Path(f"config/schemas/{name}.schema.json"): _dump_schema(models) for name, models in kinds.items()}
     pages = {
         Path("docs/configuration.md"): _build_page(),

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
-from dj2mgm.settings.base import RETRAINS, ImageRootSettings, Number, Section, read_extra, setting
+from dj2mgm.settings.base import RETRAINS, ImageRootSettings, Section, read_extra, setting
 from dj2mgm.settings.configuration import TARGETS_BY_KEY, Configuration
-from dj2mgm.settings.study_files import Interval, StudyPage
 from dj2mgm.settings.targets import Control
 from dj2mgm.settings.validation import load_settings
 
@@ -80,71 +79,12 @@ class ShownExperiment(Section):
     changes: dict[str, Any] = setting({}, "on a study's page: this variant's values of what the variants change")
 
 
-class ShownTrial(Section):
-    """Changed keys of a trial, and its headline scores."""
-
-    model_config = ConfigDict(extra="ignore")  # pages of earlier versions have more keys
-
-    name: str = setting()
-    changes: dict[str, Any] = setting(..., "by dotted key")
-    scores: list[float | None] = setting(..., "headline score in each rung; null: not trained, or diverged")
-    fewer_rows: bool = setting(False, "whether its recipes keep fewer different rows than the baseline's")
-
-
-class ShownBatch(Section):
-    """The trainings of a batch, with their expected and measured cost."""
-
-    step: str = setting()
-    fraction: Number = setting(..., "share of the rows")
-    runs: int = setting(..., "number of trainings, one for each seed")
-    price: float | None = setting(..., "expected GPU seconds of a training; null: not known")
-    seconds: float | None = setting(..., "measured GPU seconds of all trainings; null: not measured")
-
-
-class ShownSearch(Section):
-    """Plan, state and results of a search."""
-
-    model_config = ConfigDict(extra="ignore")  # pages of earlier versions have more keys
-
-    progress: str = setting(..., "its state in a sentence")
-    rungs: list[Number] = setting(..., "shares of the rows")
-    goals: dict[str, Number] = setting({}, "weights of the scores that rank trials; none: the headline ranks them")
-    axes: dict[str, list | Interval] = setting({}, "values of each key")
-    batches: list[ShownBatch] = setting([])
-    trials: list[ShownTrial] = setting()
-
-    def rank_trials(self) -> list[ShownTrial]:
-        """Return the trials that were trained on all rows, best first."""
-        trained = [trial for trial in self.trials if trial.scores[-1] is not None]
-        return sorted(trained, key=lambda trial: -trial.scores[-1])
-
-    def has_fewer_rows(self, name: str) -> bool:
-        """Return whether a trial trains on fewer different rows than the baseline."""
-        return any(trial.fewer_rows for trial in self.trials if trial.name == name)
-
-
-class ShownStudy(Section):
-    """Values of a study's page, in addition to those of its experiments."""
-
-    experiment: str = setting(..., "name of the experiment that the variants change")
-    description: str = setting()
-    page: StudyPage = setting()
-    search: ShownSearch | None = setting(None, "null: the design is not adaptive")
-    merged: str | None = setting(None, "file with the scores of merged models; null: the design merges none")
-
-
 class PageSettings(Section):
     """The experiments of a page; the first is the reference for all others."""
 
+    model_config = ConfigDict(extra="ignore")  # features have pages with more keys
+
     experiments: Annotated[list[ShownExperiment], Field(min_length=1)] = setting()
-    study: ShownStudy | None = setting(None, "null: this is not a study's page")
-    goals: dict[str, Number] = setting({}, "weights of the scores that rank a batch of trials; none: the headline")
-
-
-class BatchSettings(PageSettings):
-    """The finished trials of a batch; none if every training diverged."""
-
-    experiments: list[ShownExperiment] = setting()
 
 
 class StageImages(ImageRootSettings):

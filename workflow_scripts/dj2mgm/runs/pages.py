@@ -4,15 +4,11 @@ from pathlib import Path
 
 from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER
 from dj2mgm.runs.all_runs import Runs
-from dj2mgm.runs.divergence_check import has_diverged
 from dj2mgm.runs.experiment_recipes import read_recipes
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.leaks import locate_leaks_folder
 from dj2mgm.runs.run import Run
 from dj2mgm.runs.stages import LEAK_FILES, STAGES, TASK_PREFIXES
-from dj2mgm.runs.studies import merged_mixtures
-from dj2mgm.runs.studies.searches import list_full_trials, read_planned_batches
-from dj2mgm.runs.studies.study_designs import read_setting
 from dj2mgm.settings.configuration import TARGETS_BY_KEY
 
 DATASET_FILES = ("summary.json", "pretrain.jsonl", "evaluation.jsonl")  # files of a dataset that pages read
@@ -36,37 +32,6 @@ def list_page_experiments(runs: Runs, page: str) -> list[str]:
     compared = runs.shared.report.experiments if page_name == "report" else [REFERENCE, str(Path(page_name).parent)]
     variant_names = runs.experiments.variant_names
     return list(dict.fromkeys(experiment for name in compared for experiment in (name, *variant_names.get(name, ()))))
-
-
-def list_study_experiments(runs: Runs, study: str) -> list[str]:
-    """Return the experiments on a study's page, beginning with the one that others are compared with.
-
-    Raises:
-        InputError: the study is not valid.
-    """
-    runs.require_target(study)
-    settings = runs.experiments.sources[study].content
-    names = [settings.experiment, *runs.experiments.variant_names[study]]
-    if settings.page.reference and (reference := f"{settings.experiment}-{settings.page.reference}") in names:
-        names.insert(0, reference)
-    if search := runs.experiments.sources[study].search:
-        trained = {name for record in read_planned_batches(search) for name in record.names}
-        shown_names = {name for name in list_full_trials(search) if not has_diverged(runs, name)}
-        names = [name for name in names if name not in trained or name in shown_names]
-    return list(dict.fromkeys(names))
-
-
-def build_study_settings(runs: Runs, study: str) -> dict:
-    """Return the settings of a study's page."""
-    names, variants = list_study_experiments(runs, study), runs.experiments.variants
-    settings = build_page_settings(runs, names)
-    keys = dict.fromkeys(key for name in names if name in variants for key in variants[name].settings)
-    for experiment in settings["experiments"]:
-        config = runs.experiments.configs[experiment["name"]]
-        if "control" not in experiment:
-            experiment["changes"] = {key: read_setting(config, experiment["recipes"], key) for key in keys}
-    shown = runs.experiments.sources[study].content.model_dump(include={"experiment", "description", "page"})
-    return settings | {"study": shown | {"merged": merged_mixtures.locate_scores_file(runs, study)}}
 
 
 def build_page_settings(runs: Runs, experiments: list[str], seeds: list[int] | None = None) -> dict:

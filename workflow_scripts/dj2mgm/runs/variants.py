@@ -1,4 +1,4 @@
-"""Control experiments, and the variant of `finetune_minimal`. Variants of studies are in study_designs.py."""
+"""Variants of experiments: controls, and the one of `finetune_minimal`. Features have more (`VariantSource`)."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,0 +1,132 @@
+"""Axes of a space: the values that a key may have."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field
+from pydantic.fields import FieldInfo
+
+from dj2mgm.errors import InputError
+from dj2mgm.features.studies.changes import BY_SOURCE, read_setting
+from dj2mgm.settings.base import (
+    SEARCH,
+    Number,
+    SearchInterval,
+    Section,
+    UniqueItems,
+    read_extra,
+    refuse_contradiction,
+    setting,
+)
+from dj2mgm.settings.configuration import Experiment
+
+
+class Interval(Section):
+    """Numbers from `low` to `high`; integers if both are."""
+
+    low: Number = setting(..., "smallest value")
+    high: Number = setting(..., "largest value")
+    log: bool = setting(False, "whether values are spread evenly by their logarithm")
+
+    @property
+    def has_integers(self) -> bool:
+        """True if only integers lie in the interval."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+
+Values = Annotated[list, Field(min_length=1), UniqueItems()]
+Space = dict[str, Values | Interval | Literal["auto"]]
+
+
+def check_space(space: Mapping[str, Any], varies_shares: bool = False) -> None:
+    """Raise ValueError for axes that contradict each other, or the shares that the study varies otherwise."""
+    shares_key = next((key for key in space if key.split(".")[0] == "shares"), None)
+    if shares_key and varies_shares:
+        refuse_contradiction("`mixture` varies the shares, too; keep one of them", "space", shares_key)
+    for key, axis in space.items():
+        if section_key := next((name for name in space if key.startswith(f"{name}.") and name != "recipe"), None):
+            refuse_contradiction(f"{section_key} contains {key}; keep one of them", "space")
+        if isinstance(axis, Interval) and not axis.low < axis.high:
+            refuse_contradiction(f"low, {axis.low:g}, must be below high, {axis.high:g}", "space", key)
+        if isinstance(axis, Interval) and axis.log and axis.low <= 0:
+            refuse_contradiction(f"log needs a low above 0, found {axis.low:g}", "space", key)
+
+
+def find_search_range(key: str) -> SearchInterval | None:
+    """Return the interval in which a search tries a setting; None if its type declares none."""
+    field = _find_field(key)
+    return None if field is None else read_extra(field, SEARCH)
+
+
+def _find_field(key: str) -> FieldInfo | None:
+    """Return the definition of a setting; None for a key that is not a setting, such as an argument of a recipe."""
+    kind, field = Experiment, None
+    for part in key.split("."):
+        field = kind.model_fields.get(part) if kind else None
+        if field is None:
+            return None
+        kinds = getattr(field.annotation, "__args__", None) or (field.annotation,)
+        kind = next(
+            (annotation for annotation in kinds if isinstance(annotation, type) and issubclass(annotation, Section)),
+            None,
+        )
+    return field
+
+
+def _accepts_fractions(key: str) -> bool:
+    """Return whether the values of a key may have decimals: shares of sources, and settings that are numbers."""
+    field = _find_field(key)
+    of_source = key.split(".")[0] in BY_SOURCE or key.startswith("jsonl.fraction.")
+    return of_source or field is not None and _includes_float(field.annotation)
+
+
+def _includes_float(annotation: Any) -> bool:
+    return annotation is float or any(map(_includes_float, get_args(annotation)))
+
+
+def list_searchable_axes(parent: Experiment) -> dict[str, Any]:
+    """Return {key: "auto"} for each setting with a declared search range, in the stages that this model trains."""
+    stages = ["finetune"] + (["pretrain"] if parent.model.has_stage_1 else [])
+    kinds = {stage: type(getattr(parent, stage)) for stage in stages}
+    keys = [f"{stage}.{key}" for stage, kind in kinds.items() for key in kind.model_fields]
+    keys += [f"finetune.lora.{key}" for key in type(parent.finetune.lora).model_fields] if parent.finetune.lora else []
+    return {key: "auto" for key in keys if find_search_range(key)}
+
+
+def read_axis(source: str, key: str, axis: Any, parent: Experiment) -> list | Interval:
+    """Return the values of a key; `auto` is replaced by the interval that its setting declares."""
+    if isinstance(axis, Interval) and axis.has_integers and _accepts_fractions(key):
+        return axis.model_copy(update={"low": float(axis.low), "high": float(axis.high)})
+    if axis != "auto":
+        return axis
+    declared = find_search_range(key)
+    if declared is None:
+        raise InputError(f"{source}: design.space.{key}: the setting declares no range; state {{low, high}}")
+    kind = int if isinstance(read_setting(parent, {}, key), int) else float
+    return Interval(low=kind(declared.low), high=kind(declared.high), log=declared.log)
+
+
+def compute_axis_value(axis: list | Interval, share: float) -> Any:
+    """Return the value at a relative place on an axis, from 0 (low) to 1 (high)."""
+    if isinstance(axis, list):
+        return axis[min(int(share * len(axis)), len(axis) - 1)]
+    margin = 0.5 if axis.has_integers else 0  # so that the ends are as likely as other integers
+    low, high = (math.log(end) if axis.log else end for end in (axis.low - margin, axis.high + margin))
+    value = low + share * (high - low)
+    value = math.exp(value) if axis.log else value
+    return min(max(round(value), axis.low), axis.high) if axis.has_integers else round_number(value)
+
+
+def round_number(value: int | float) -> int | float:
+    """Return an integer unchanged, and a float rounded to six significant digits, so that all file formats agree."""
+    return value if isinstance(value, int) else float(f"{value:.6g}")
+
+
+def count_points(axes: Iterable[list | Interval]) -> float:
+    """Return the number of points of a space; infinite with an interval of numbers."""
+    sizes = [
+        len(axis) if isinstance(axis, list) else axis.high - axis.low + 1 if axis.has_integers else math.inf
+        for axis in axes
+    ]
+    return math.prod(sizes)
