@@ -7,16 +7,8 @@ The configuration has the format of the report's (see reporting/experiment_resul
 its first experiment. Writes <folder>.html and <folder>.csv, named after the output folder.
 """
 
-from dataclasses import replace
-
 from dj2mgm.cli.command_line import command_line, parse_paths
-from dj2mgm.features.studies.study_page import (
-    MAX_CARDS,
-    build_study_cards,
-    build_study_page,
-    describe_cut,
-    list_page_notes,
-)
+from dj2mgm.features.studies.study_page import build_study_page
 from dj2mgm.features.studies.study_records import StudyPageSettings
 from dj2mgm.features.studies.study_table import compare_variants, tabulate
 from dj2mgm.reporting.comparison import write_table
@@ -30,15 +22,11 @@ from dj2mgm.settings.validation import load_settings
 def main() -> None:
     paths = parse_paths(__doc__, "--config", "--output-dir")
     name = paths.output_dir.name
-    experiments = load_experiments(paths.config)
     study = load_settings(StudyPageSettings, paths.config).study
-    assessment = Assessment(experiments, paths.output_dir)
-    rows = compare_variants(experiments, assessment.headline, study)
+    assessment = Assessment(load_experiments(paths.config), paths.output_dir)
+    rows = compare_variants(assessment, study)
     write_table(tabulate(rows, assessment.headline), paths.output_dir / f"{name}.csv")
-    cards, summary = build_study_cards(assessment, rows, study)
-    notes = [*describe_cut(cards), *list_page_notes(experiments)]
-    page = build_study_page(rows, assessment.headline, notes, study, paths.output_dir)
-    page = replace(page, summary=summary, cards=cards[:MAX_CARDS], unlearned=assessment.unlearned)
+    page = build_study_page(assessment, rows, study, paths.output_dir)
     write_variants_page(page, paths.output_dir / f"{name}.html")
     print(f"wrote {paths.output_dir / name}.html and {name}.csv for {len(rows)} experiments", flush=True)
 

@@ -14,7 +14,7 @@ from dj2mgm.features.leaderboard.leaderboard import (
     build_leaderboard,
     write_leaderboard,
 )
-from dj2mgm.features.studies.study_page import build_study_page, list_page_notes
+from dj2mgm.features.studies.study_page import build_study_page
 from dj2mgm.features.studies.study_records import ShownStudy
 from dj2mgm.features.studies.study_table import compare_variants
 from dj2mgm.reporting.experiment_results import load_experiments
@@ -168,9 +168,8 @@ def small_pages(tmp_path_factory) -> list[Path]:
     experiments = load_experiments(write_results(root / "study"))
     shown = {"experiment": "baseline", "description": "What it is for.", "page": {"title": "A study", "keeps": 0.9}}
     study = ShownStudy.model_validate(shown)
-    headline = Assessment(experiments).headline
-    rows = compare_variants(experiments, headline, study)
-    page = build_study_page(rows, headline, list_page_notes(experiments), study, root / "study")
+    assessment = Assessment(experiments, root / "study")
+    page = build_study_page(assessment, compare_variants(assessment, study), study, root / "study")
     write_variants_page(page, root / "study.html")
     return [root / "study.html", write_report(root / "forgetting", base=1.0)]
 

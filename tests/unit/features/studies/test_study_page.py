@@ -13,7 +13,7 @@ import compare_study
 from dj2mgm.features.studies.study_records import StudyPageSettings
 from dj2mgm.features.studies.study_table import ComparedVariant, compare_variants, count_remaining_faults, format_count
 from dj2mgm.reporting.experiment_results import load_experiments
-from dj2mgm.reporting.verdicts.headline_scores import find_headline
+from dj2mgm.reporting.verdicts.assessment import Assessment
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, read_yaml, write_json, write_jsonl, write_text, write_yaml
 from evaluated_runs import JUDGE, build_entry, write_dataset, write_memory, write_run
@@ -306,7 +306,7 @@ def page_and_table(monkeypatch, config: Path) -> tuple[str, pd.DataFrame]:
 
 def read_variants(config: Path) -> list[ComparedVariant]:
     experiments = load_experiments(config)
-    return compare_variants(experiments, find_headline(experiments), load_settings(StudyPageSettings, config).study)
+    return compare_variants(Assessment(experiments), load_settings(StudyPageSettings, config).study)
 
 
 FULL = {"parameters": 2_500_000_000, "seconds": 7200, "host": 45.0, "gpu": 23.0}

@@ -71,23 +71,6 @@ MAX_NAMES = 3  # names for each verdict in the summary
 KEPT_TEXTS = {True: "yes", False: "no", None: "not shown"}
 
 
-def build_study_cards(
-    assessment: Assessment, rows: list[ComparedVariant], study: ShownStudy
-) -> tuple[list[VerdictCard], str]:
-    """Return the verdicts in the order of the table, and a sentence that sums them up."""
-    experiments = assessment.experiments
-    order = [row.name for row in rows]
-    cards = sorted(assessment.cards, key=lambda card: order.index(card.verdict.experiment))
-    return assessment.merge_cards(cards), _summarize(experiments, cards)
-
-
-def describe_cut(cards: list[VerdictCard]) -> list[str]:
-    """Return a note if the page shows only some of the verdicts."""
-    if len(cards) <= MAX_CARDS:
-        return []
-    return [f"The verdicts on the best {MAX_CARDS} of {len(cards)} are shown, corrected for all of them."]
-
-
 def _summarize(experiments: list[ExperimentResults], cards: list[VerdictCard]) -> str:
     """Return how many variants have which verdict, with the names of a few; empty for fewer than two variants."""
     reference, *compared_experiments = experiments
@@ -111,19 +94,14 @@ def _list_some(names: list[str]) -> str:
     return join_words([*names[:MAX_NAMES], f"{more} more"] if more > 0 else names)
 
 
-def list_page_notes(experiments: list[ExperimentResults]) -> list[str]:
-    """Return sentences on scores that are not compared, and on the judge of captions."""
-    reference, *variants = experiments
-    obstacles = [text for variant in variants for text in describe_obstacles(variant, reference)]
-    return obstacles + describe_judges(experiments)[:1]
-
-
 def build_study_page(
-    rows: list[ComparedVariant], headline: HeadlineScore, notes: list[str], study: ShownStudy, folder: Path
+    assessment: Assessment, rows: list[ComparedVariant], study: ShownStudy, folder: Path
 ) -> VariantsPage:
-    """Return the page; the notes stand above the table, and `folder` has the study's name."""
+    """Return the page; `rows` are those of the table, and `folder` has the study's name."""
     reference, *variant_rows = rows
-    experiments = [row.experiment for row in rows]
+    experiments, headline, order = [row.experiment for row in rows], assessment.headline, [row.name for row in rows]
+    cards = sorted(assessment.cards, key=lambda card: order.index(card.verdict.experiment))
+    merged_cards = assessment.merge_cards(cards)
     scores = select_table_scores(rows, headline)
     counts = [
         column for column in COUNT_COLUMNS if column == "seconds" or len({row.counts.get(column) for row in rows}) > 1
@@ -138,7 +116,7 @@ def build_study_page(
             study.search.progress if study.search else "",
             *_write_introduction(rows, study),
             describe_chance(differences, len(reference.experiment.runs) == 1),
-            *notes,
+            *_list_notes(assessment.experiments, len(merged_cards)),
         ],
         "Variant",
         [COUNT_COLUMNS[column][0] for column in counts],
@@ -158,7 +136,18 @@ def build_study_page(
         parallels=_draw_parallels(experiments, study.search),
         tables=_list_tables(experiments, headline, study),
         commands=list_next_commands(experiments, study, folder),
+        summary=_summarize(assessment.experiments, cards),
+        cards=merged_cards[:MAX_CARDS],
+        unlearned=assessment.unlearned,
     )
+
+
+def _list_notes(experiments: list[ExperimentResults], cards: int) -> list[str]:
+    """Return sentences on verdicts that are left out, scores that are not compared, and the judge of captions."""
+    reference, *variants = experiments
+    cut = f"The verdicts on the best {MAX_CARDS} of {cards} are shown, corrected for all of them."
+    obstacles = [text for variant in variants for text in describe_obstacles(variant, reference)]
+    return [*([cut] if cards > MAX_CARDS else []), *obstacles, *describe_judges(experiments)[:1]]
 
 
 def _draw_parallels(experiments: list[ExperimentResults], search: ShownSearch | None) -> ParallelPlot | None:

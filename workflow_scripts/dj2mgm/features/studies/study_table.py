@@ -31,6 +31,7 @@ from dj2mgm.reporting.comparison import HEADLINES, compute_score_differences, se
 from dj2mgm.reporting.experiment_results import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import format_number
 from dj2mgm.reporting.sections.training_charts import read_stage_memory
+from dj2mgm.reporting.verdicts.assessment import Assessment
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
 from dj2mgm.reporting.verdicts.verdict_cards import find_cost
 from dj2mgm.score_groups import OWN, OWN_GROUP, PRETRAINED, name_group
@@ -92,16 +93,13 @@ COUNT_COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {  # title, forma
 }
 
 
-def compare_variants(
-    experiments: list[ExperimentResults], headline: HeadlineScore, study: ShownStudy
-) -> list[ComparedVariant]:
+def compare_variants(assessment: Assessment, study: ShownStudy) -> list[ComparedVariant]:
     """Return the reference, then its variants by the headline, best first."""
-    reference, *variants = experiments
-    rows = []
+    reference, *variants = assessment.experiments
+    headline, rows = assessment.headline, []
     for variant in variants:
-        differences, kept_scores = compute_score_differences(variant, reference), {}
-        if study.page.keeps:
-            kept_scores = compute_retained_shares(variant, reference, study.page.keeps)
+        kept_scores = compute_retained_shares(variant, reference, study.page.keeps) if study.page.keeps else {}
+        differences = compute_score_differences(variant, reference)
         rows.append(ComparedVariant(variant, count_rows_and_costs(variant), differences, kept_scores))
     keys = [(headline.group, headline.metric), *TABLE_SCORES]
     rows.sort(
