@@ -5,8 +5,8 @@ from typing import NamedTuple
 from dj2mgm.runs import pages
 from dj2mgm.runs.leaks import build_leak_settings
 from dj2mgm.runs.stages import TRAINING_STAGES
-from dj2mgm.runs.power_inputs import build_power_settings
-from dj2mgm.runs.reported_scores import find_decisive_score
+from dj2mgm.runs.scored_runs import build_power_settings
+from dj2mgm.runs.scored_runs import find_decisive_score
 from dj2mgm.storage.files import format_yaml
 
 

@@ -22,12 +22,15 @@ with project_imports():  # sets variables that torch reads on import
     from dj2mgm.planning.architecture import Architecture, load_architecture
     from dj2mgm.planning.prediction import Machine, read_free_memory
     from dj2mgm.planning.step import Workload
-    from dj2mgm.runs.preset_reader import read_preset
+    from dj2mgm.runs.layers import merge, read_default_layer
     from dj2mgm.script_modules import SCRIPTS
     from dj2mgm.settings.batch_sizes import AUTO, solve_batch
+    from dj2mgm.settings.config_files import locate_existing_file, read_config
     from dj2mgm.settings.deepspeed_files import BY_GPU_COUNT, read_deepspeed_file
     from dj2mgm.settings.presets import PresetFile
+    from dj2mgm.settings.schema import build_schema
     from dj2mgm.settings.training_stages import PretrainSection
+    from dj2mgm.settings.validation import Layer, validate_settings
     from dj2mgm.storage.files import write_yaml
     from dj2mgm.training.deepspeed_config import (
         build_config_for_gpus,
@@ -51,6 +54,19 @@ def main() -> None:
         print("dry run: nothing was launched")
         return
     sys.exit(launch_training(settings, preset, args.output_dir or Path("results/presets") / args.preset))
+
+
+def read_preset(name: str) -> tuple[PresetFile, PretrainSection]:
+    """Read config/presets/<name>.yaml, and its settings with the defaults of config.yaml's `pretrain`.
+
+    Raises:
+        InputError: there is no such file, or a key of it is unknown or of the wrong type.
+    """
+    path = locate_existing_file("presets", name, "--preset")
+    preset = validate_settings(PresetFile, read_config(path, build_schema(PresetFile)), str(path))
+    preset_layer, defaults = Layer(f"{path}, training", preset.training), read_default_layer()
+    layers = [Layer(defaults.source, defaults.values["pretrain"]), preset_layer]
+    return preset, validate_settings(PretrainSection, merge(layers), preset_layer.source, layers)
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -2,7 +2,6 @@
 from dj2mgm.features.analyze.analyze_settings import AnalysisSettings
 from dj2mgm.model_files.clips import list_clip_files
 from dj2mgm.recipes.recipe_files import find_recipe_files
-from dj2mgm.runs.analyzed_runs import find_analyzed
 from dj2mgm.runs.experiment_recipes import read_recipes
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.stage_settings import build_recipe_values
@@ -11,7 +10,7 @@ from dj2mgm.settings.configuration import drop_defaults
 
 def analyzed_settings(wildcards):
     """Return the settings of a dataset's analysis."""
-    run = find_analyzed(RUNS, wildcards.dataset)
+    run = RUNS.find_analyzed(wildcards.dataset)
     config = run.config
     chosen = {
         "dataset": config.dataset,
@@ -36,7 +35,7 @@ SETTINGS_FILES["configure_analysis"] = SettingsFile(
 
 def analyzed_files(wildcards):
     """Input function: the CLIP, and the recipe's files, that a dataset is analyzed with."""
-    run = find_analyzed(RUNS, wildcards.dataset)
+    run = RUNS.find_analyzed(wildcards.dataset)
     recipe_inputs = find_recipe_files(run.settings["filter"].recipe)
     return check_user_files(list_clip_files(run.config.model.clip) + recipe_inputs)
 

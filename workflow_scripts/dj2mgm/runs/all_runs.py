@@ -20,8 +20,8 @@ from dj2mgm.dataset_resolution.experiment_dataset import (
 )
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.foundation import find_shipped_foundation
+from dj2mgm.runs.experiment_recipes import check_without_instructions
 from dj2mgm.runs.experiments import MINIMAL_TARGET, REFERENCE, Experiments, VariantSource
-from dj2mgm.runs.recipe_checks import check_without_instructions
 from dj2mgm.runs.reuse import Reuse
 from dj2mgm.runs.run import Run
 from dj2mgm.runs.stages import (
@@ -161,6 +161,12 @@ class Runs:
                 "the `--config` with which this folder was made"
             )
         return run
+
+    def find_analyzed(self, dataset: str) -> Run:
+        """Return the run whose recipe and CLIP analyze a dataset: the requested experiment's if it uses the dataset."""
+        users = [run for run in self if run.dataset.name == dataset]
+        experiment = self.experiments.get_requested("analyze", REFERENCE)
+        return next((run for run in users if run.experiment == experiment), users[0])
 
     def find_stage_folder(self, run: Run, stage: str) -> str:
         """Return the folder of a stage's output, which is another run's if they share the stage."""

@@ -18,13 +18,15 @@ from dj2mgm.recipes.recipe_step import (
     RECAPTION_OPERATOR,
 )
 from dj2mgm.runs.experiment_recipes import (
+    check_captioner,
+    check_rows,
+    check_templates,
     is_for_instructions,
     list_operators_without_captioner,
     needs_clip,
     needs_trust,
     read_recipes,
 )
-from dj2mgm.runs.recipe_checks import check_captioner, check_rows, check_templates
 from dj2mgm.runs.training_checks import check_lora_targets
 from dj2mgm.score_groups import FINETUNED, PRETRAINED, UNTRAINED
 from dj2mgm.settings.batch_sizes import AUTO, solve_training_batch

@@ -5,8 +5,7 @@ from pathlib import Path
 from dj2mgm.model_files.foundation import find_shipped_foundation
 from dj2mgm.model_files.hub_cache import find_model
 from dj2mgm.runs.all_runs import Runs
-from dj2mgm.runs.analyzed_runs import find_analyzed
-from dj2mgm.runs.power_inputs import build_power_settings
+from dj2mgm.runs.scored_runs import build_power_settings
 from dj2mgm.settings.dataset_files import MAX_HELD_OUT
 from dj2mgm.settings.models import ModelFile
 
@@ -15,7 +14,7 @@ TOKENIZER_FILE = "tokenizer.json"
 
 def build_check_settings(runs: Runs, dataset: str) -> dict:
     """Return the settings of the check of a dataset."""
-    run = find_analyzed(runs, dataset)
+    run = runs.find_analyzed(dataset)
     power = build_power_settings(runs) | {"images": MAX_HELD_OUT, "images_are_known": False}
     return {
         "dataset": dataset,
