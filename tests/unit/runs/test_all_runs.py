@@ -18,10 +18,11 @@ from dj2mgm.runs import experiment_recipes as recipes
 from dj2mgm.runs import layers
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.challenge import build_challenge_settings
-from dj2mgm.runs.experiments import find_variant_sources
+from dj2mgm.runs.experiments import VariantSource
 from dj2mgm.runs.pages import build_page_settings, list_page_experiments, list_page_files
 from dj2mgm.runs.run import Run
 from dj2mgm.runs.stages import STAGES
+from dj2mgm.runs.variants import Variant
 from dj2mgm.settings.configuration import TARGETS_BY_KEY
 from dj2mgm.settings.reserved_names import FOLDERS, RESERVED_NAMES, RULES
 from dj2mgm.settings.validation import Layer
@@ -440,14 +441,58 @@ def test_a_bad_experiment_file_fails_its_own_targets(write, text):
             ask()
 
 
+class OneVariant(VariantSource):
+    """A target with one variant, whose name a later step of the target may plan."""
+
+    def __init__(self, name: str, experiment: str, late: bool = False):
+        super().__init__(name, f"config/{name}.yaml")
+        self.experiment, self.late = experiment, late
+
+    def read(self, experiments):
+        experiments.check_experiments([self.experiment], self.file)
+
+    @property
+    def late_names(self):
+        return f"{self.experiment}-short"
+
+    def list_variants(self, experiments):
+        experiments.require(self.experiment)
+        changes = {"finetune": {"max_steps": 7}}
+        variant = Variant(f"{self.experiment}-short", self.experiment, self.file, changes)
+        return [] if self.late else [variant]
+
+
+def test_a_source_adds_variants_and_their_target(write):
+    write("mine", finetune={"epochs": 2.0})
+    runs = Runs({}, [OneVariant("compared", "mine")])
+    assert runs.experiments.variant_names["compared"] == ["mine-short"]
+    assert runs.first_seed("mine-short").settings["finetune"].max_steps == 7
+    assert runs.by_folder("shapes/tiny/mine-short").config.finetune.epochs == 2
+
+
+def test_a_late_variant_is_found_when_its_run_is_needed(write):
+    source = OneVariant("compared", "baseline", late=True)
+    runs = Runs({}, [source])
+    with pytest.raises(InputError, match="results/shapes/tiny/baseline-short: no target has planned this variant"):
+        runs.by_folder("shapes/tiny/baseline-short")
+    source.late = False
+    assert runs.by_folder("shapes/tiny/baseline-short").settings["finetune"].max_steps == 7
+
+
+@pytest.mark.parametrize("name", ["mine", "Mine", "mine-short"])
+def test_a_source_cannot_have_the_name_of_an_experiment_or_variant(write, name):
+    write("mine", finetune={"epochs": 2.0})
+    runs = Runs({}, [OneVariant("compared", "mine"), OneVariant(name, "baseline")])
+    assert f"config/{name}.yaml: " in str(list(runs.experiments.errors.values())) and "rename" in str(
+        runs.experiments.errors
+    )
+
+
 def test_dependents_of_a_bad_experiment_fail_with_its_message(write):
     write_text("bad", "nonsense: 1")
     write("mine", synthesize={"recipe": "dj_synth", "mgm": {"experiment": "bad"}})
-    Path("config/studies/swept.yaml").write_text(
-        "experiment: bad\ndesign: {kind: grid, space: {gpus: [1, 2]}}\n", encoding="utf-8"
-    )
-    runs = Runs({}, find_variant_sources())
-    for target in ("mine", "swept"):
+    runs = Runs({}, [OneVariant("compared", "bad")])
+    for target in ("mine", "compared"):
         with pytest.raises(InputError, match="config/experiments/bad.yaml: nonsense: unknown key"):
             runs.experiments.require(target)
 
@@ -475,12 +520,6 @@ def test_a_file_with_an_invalid_name_is_refused(write, name):
 def test_an_experiment_cannot_have_a_reserved_name(write, name):
     write_text(name, "description: mine")
     assert f"config/experiments/{name}.yaml: {name} is a rule or a folder" in str(Runs({}).experiments.errors[name])
-
-
-def test_an_error_names_a_study_with_the_name_of_an_experiment(write):
-    write_text("ablation", "description: mine")
-    expected = "config/studies/ablation.yaml: ablation is an experiment (config/experiments/ablation.yaml); rename"
-    assert expected in Runs({}, find_variant_sources()).experiments.list_warnings()[0]
 
 
 def test_experiments_that_differ_only_in_case_are_refused(write):
