@@ -215,7 +215,7 @@ rule compare_study:
     input:
         compared_files,
         config=f"{STUDY}/config.yaml",
-        templates=list_templates("variants*.j2"),
+        templates=list_templates("variants*.j2", feature="studies"),
         code=list_script_files("compare_study.py"),
     output:
         page=report(

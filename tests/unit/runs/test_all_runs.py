@@ -480,7 +480,7 @@ def test_a_late_variant_is_found_when_its_run_is_needed(write):
 
 
 @pytest.mark.parametrize("name", ["mine", "Mine", "mine-short"])
-def test_a_source_cannot_have_the_name_of_an_experiment_or_variant(write, name):
+def test_a_source_cannot_have_a_used_name(write, name):
     write("mine", finetune={"epochs": 2.0})
     runs = Runs({}, [OneVariant("compared", "mine"), OneVariant(name, "baseline")])
     assert f"config/{name}.yaml: " in str(list(runs.experiments.errors.values())) and "rename" in str(

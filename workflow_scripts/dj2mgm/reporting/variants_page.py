@@ -1,11 +1,12 @@
-"""Page that compares variants of an experiment in one table: a row per variant, with counts or costs and scores."""
+"""Page with a row per variant or look, with counts or costs and scores; features extend it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.reporting.charts import Scale
-from dj2mgm.reporting.rendering import build_template_environment
+from dj2mgm.reporting.rendering import TEMPLATES, build_template_environment
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, describe_faults
 from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard
 from dj2mgm.storage.files import write_text
@@ -56,53 +57,6 @@ class VariantRow:
 
 
 @dataclass(frozen=True)
-class CostPoint:
-    """A variant in the chart of costs."""
-
-    time: float  # percent of the axis
-    score: IntervalMark
-    label: str
-    reference: bool
-    front: bool  # whether no variant has a better score for less time
-
-
-@dataclass(frozen=True)
-class CostChart:
-    """Scores against costs."""
-
-    title: str  # name of the score
-    points: list[CostPoint]
-    labels: list[str]  # ends of the axis of scores, end of the axis of times
-
-
-@dataclass(frozen=True)
-class TrialLine:
-    """A trial in the plot of parallel coordinates."""
-
-    points: list[tuple[float, float]]  # number of the axis, and percent from the top
-    label: str
-    best: bool  # whether it is among the best quarter
-
-
-@dataclass(frozen=True)
-class ParallelPlot:
-    """Settings and scores of trials: an axis for each setting, and one for the score."""
-
-    axes: list[tuple[str, str, str]]  # name, lowest and highest value
-    lines: list[TrialLine]  # the best last, on top of the others
-
-
-@dataclass(frozen=True)
-class PlainTable:
-    """A small table below the table of variants."""
-
-    title: str
-    note: str  # sentences above it
-    heads: list[str]
-    rows: list[list[str]]
-
-
-@dataclass(frozen=True)
 class VariantsPage:
     """Texts, table and charts of a page that compares variants."""
 
@@ -115,11 +69,8 @@ class VariantsPage:
     summary: str = ""  # sentence about all verdicts
     cards: list[VerdictCard] = field(default_factory=list)  # verdicts by the headline
     unlearned: dict[str, list[LearningFault]] = field(default_factory=dict)  # by experiment
-    chart: CostChart | None = None
     zero_line: bool = False  # whether the axes of scores have a line at their middle
-    parallels: ParallelPlot | None = None
-    tables: list[PlainTable] = field(default_factory=list)
-    commands: list[str] = field(default_factory=list)  # to confirm the best trial of a search
+    template: ClassVar[Path] = TEMPLATES / "variants.html.j2"
 
 
 def place_mark(scale: Scale, estimate: Estimate) -> IntervalMark:
@@ -129,5 +80,5 @@ def place_mark(scale: Scale, estimate: Estimate) -> IntervalMark:
 
 def write_variants_page(page: VariantsPage, path: str | Path) -> None:
     """Write one self-contained HTML file without scripts."""
-    template = build_template_environment().get_template("variants.html.j2")
+    template = build_template_environment(page.template.parent).get_template(page.template.name)
     write_text(path, template.render(page=page, faults=describe_faults(page.unlearned)))

@@ -9,9 +9,9 @@ from dj2mgm.features.studies.search_page import (
     build_trial_table,
     draw_parallels,
 )
+from dj2mgm.features.studies.study_parts import StudyPageContent
 from dj2mgm.features.studies.study_records import ShownBatch, ShownSearch, ShownTrial
 from dj2mgm.reporting.rendering import build_template_environment
-from dj2mgm.reporting.variants_page import VariantsPage
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
 
 HEADLINE = HeadlineScore("VQA accuracy", "finetune/own", "vqa_accuracy", 0.01)
@@ -49,8 +49,8 @@ def test_each_trial_is_a_line_through_its_settings_and_score():
     best = next(trial for trial in shown.trials if plot.lines[-1].label.startswith(f"{trial.name}: "))
     assert plot.lines[-1].points[0] == (0, round(100 - 100 * best.changes["rate"], 2))
     assert plot.lines[-1].points[1] == (1, 100.0 if best.changes["kind"] == "a" else 0.0)
-    page = VariantsPage("title", [], "Variant", [], [], parallels=plot)
-    html = build_template_environment().get_template("variants.html.j2").render(page=page)
+    page = StudyPageContent("title", [], "Variant", [], [], parallels=plot)
+    html = build_template_environment(page.template.parent).get_template(page.template.name).render(page=page)
     assert html.count("<polyline") == 24 and html.count('<polyline class="best"') == 6
     few = shown.model_copy(update={"trials": shown.trials[:7]})
     assert draw_parallels(few, HEADLINE) is None

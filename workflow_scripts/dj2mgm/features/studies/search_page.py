@@ -5,6 +5,7 @@ from typing import Any
 
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.features.studies.axes import Interval
+from dj2mgm.features.studies.study_parts import ParallelPlot, PlainTable, TrialLine
 from dj2mgm.features.studies.study_records import ShownSearch, ShownStudy, ShownTrial
 from dj2mgm.features.studies.trials import find_importances
 from dj2mgm.reporting.advised_commands import build_keep_command, build_snakemake_command
@@ -12,7 +13,6 @@ from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparison import format_score
 from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
-from dj2mgm.reporting.variants_page import ParallelPlot, PlainTable, TrialLine
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
 from dj2mgm.runs.experiments import REFERENCE
 

@@ -15,6 +15,7 @@ from dj2mgm.features.studies.search_page import (
     draw_parallels,
     list_next_commands,
 )
+from dj2mgm.features.studies.study_parts import CostChart, CostPoint, ParallelPlot, PlainTable, StudyPageContent
 from dj2mgm.features.studies.study_records import MixtureScores, ShownSearch, ShownStudy
 from dj2mgm.features.studies.study_table import (
     COUNT_COLUMNS,
@@ -41,17 +42,7 @@ from dj2mgm.reporting.comparison import (
 from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.sections.judge_section import describe_judges
-from dj2mgm.reporting.variants_page import (
-    CostChart,
-    CostPoint,
-    CountCell,
-    ParallelPlot,
-    PlainTable,
-    ScoreCell,
-    VariantRow,
-    VariantsPage,
-    place_mark,
-)
+from dj2mgm.reporting.variants_page import CountCell, ScoreCell, VariantRow, place_mark
 from dj2mgm.reporting.verdicts.assessment import Assessment
 from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
 from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard
@@ -96,7 +87,7 @@ def _list_some(names: list[str]) -> str:
 
 def build_study_page(
     assessment: Assessment, rows: list[ComparedVariant], study: ShownStudy, folder: Path
-) -> VariantsPage:
+) -> StudyPageContent:
     """Return the page; `rows` are those of the table, and `folder` has the study's name."""
     reference, *variant_rows = rows
     experiments, headline, order = [row.experiment for row in rows], assessment.headline, [row.name for row in rows]
@@ -109,7 +100,7 @@ def build_study_page(
     counts = [column for column in counts if any(row.counts.get(column) is not None for row in rows)]
     scales = {key: _build_scale(variant_rows, key) for key in scores}
     differences = sum(bool(find_estimate(row.differences, key)) for row in variant_rows for key in scores)
-    return VariantsPage(
+    return StudyPageContent(
         study.page.title or folder.name.replace("_", " "),
         [
             study.description,
