@@ -284,7 +284,8 @@ def build_planned_workload(
         width, height = DEFAULT_IMAGE_SIZE
         size_note = f" at {width}×{height} pixels" if isinstance(architecture, VLMArchitecture) else ""
         raise InputError(
-            f"--sequence {args.sequence}: an image alone takes {architecture.image_tokens} tokens{size_note}; raise it"
+            f"--sequence {args.sequence}: an image alone takes {architecture.image_tokens} tokens{size_note}. "
+            "Raise it, or `max_length` of the stage's settings"
         )
     precision = torch.bfloat16 if is_bf16(args.precision, machine.gpus > 0) else torch.float32
     fused = args.compile and machine.gpus > 0  # a CPU has no kernels

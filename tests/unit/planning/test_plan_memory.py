@@ -7,6 +7,7 @@ import torch
 
 import plan_memory
 from dj2mgm.planning.architecture import find_architecture
+from dj2mgm.storage.files import read_yaml
 from paths import PROJECT
 from run_main import Outcome, run_main
 from tiny_models import mgm_config
@@ -88,7 +89,7 @@ def test_remedies_are_printed_if_nothing_fits(plan):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--sequence", "10"), "--sequence 10: an image alone takes 16 tokens; raise it"),
+        (("--sequence", "10"), "--sequence 10: an image alone takes 16 tokens. Raise it"),
         (("--micro-batch", "-3"), "--micro-batch: expected a whole number of at least 1, found -3"),
         (("--global-batch", "0"), "--global-batch: expected a whole number of at least 1, found 0"),
         (("--gpus", "-1"), "--gpus: expected a whole number of at least 0, found -1"),
@@ -122,9 +123,15 @@ def test_an_error_is_reported_in_one_sentence(plan, flags, message):
     ("model", "billions"),  # values of the hub
     [
         ("Qwen/Qwen3-VL-2B-Instruct", 2.13),
+        ("Qwen/Qwen3-VL-4B-Instruct", 4.438),
         ("Qwen/Qwen2.5-VL-3B-Instruct", 3.75),
         ("HuggingFaceTB/SmolVLM2-2.2B-Instruct", 2.25),
+        ("HuggingFaceTB/SmolVLM2-500M-Video-Instruct", 0.507482304),
+        ("HuggingFaceTB/SmolVLM2-256M-Video-Instruct", 0.256484928),
         ("OpenGVLab/InternVL3_5-2B-HF", 2.35),
+        ("OpenGVLab/InternVL3_5-1B-HF", 1.060897792),
+        ("google/gemma-3-4b-it", 4.300079472),
+        ("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", 0.894),
         ("google/paligemma2-3b-pt-224", 3.03),
         ("llava-hf/llava-1.5-7b-hf", 7.06),
     ],
@@ -134,3 +141,12 @@ def test_missing_models_are_planned_by_their_shape(model, billions):
     parameters = architecture.build(torch.bfloat16).parameters()
     assert sum(parameter.numel() for parameter in parameters) / 1e9 == pytest.approx(billions, rel=0.005)
     assert architecture.image_tokens > 250
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted((PROJECT / "config/models").glob("[!t]*.yaml"))])
+def test_every_shipped_model_is_planned_offline(name, monkeypatch):
+    """Plan the models in config/models, except for the tiny ones, whose parts come with the repository."""
+    monkeypatch.chdir(PROJECT)
+    settings = read_yaml(PROJECT / f"config/models/{name}.yaml").get("settings", {})
+    max_length = settings.get("finetune", {}).get("max_length", 2048)
+    assert 0 < find_architecture(name).image_tokens < max_length
