@@ -13,6 +13,7 @@ from dj2mgm.features.analyze.analyze_settings import AnalysisSettings
 from dj2mgm.juicer.patched_data_juicer import prepare_process
 from dj2mgm.juicer.recipe_settings import prepare_filters
 from dj2mgm.juicer.stage_log import configure_log
+from dj2mgm.records.page_records import describe_clip_doubt
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_json
 
@@ -29,7 +30,8 @@ def main() -> None:
 
         use_cpu_threads(settings.cpu_threads)
     analysis = analyze(recipe, settings.clip, arguments.data, arguments.output_dir)
-    write_analysis_page(analysis, arguments.output_dir / PAGE, settings.chosen)
+    doubt = describe_clip_doubt(settings.clip, settings.image_root)
+    write_analysis_page(analysis, arguments.output_dir / PAGE, settings.chosen, doubt)
     write_json(arguments.output_dir / SUMMARY, summarize_analysis(analysis, settings.clip))
 
 

@@ -86,7 +86,7 @@ def check_silence(page: Page) -> None:
 
 def test_markup_in_a_caption_is_shown_as_text(page):
     page.evaluate('location.hash = "find=onerror"')
-    wait(page, f'document.querySelector("#rows tbody td:nth-child(2)")?.textContent === "{format_row_id(1)}"')
+    wait(page, f'document.querySelector("#rows tbody td:nth-child(2) small")?.textContent === "{format_row_id(1)}"')
     cell = page.evaluate('document.querySelector("#rows tbody td:nth-child(3)").textContent')
     assert cell.startswith('<img src=x onerror="document.title=1"><script>')
     assert page.evaluate('document.querySelectorAll("#rows tbody td:nth-child(3) :not(div, p, small)").length') == 0
@@ -164,7 +164,7 @@ def read_focus(page: Page) -> str:
 
 def has_focus(row: int) -> str:
     """Return the condition that this row has the focus."""
-    focus = f'document.querySelector("td.focus")?.textContent === "{format_row_id(row)}"'
+    focus = f'document.querySelector("td.focus small")?.textContent === "{format_row_id(row)}"'
     return f'!document.querySelector("dialog[open]") && explorer.grid().keys.enabled() && {focus}'
 
 
@@ -179,14 +179,14 @@ def test_the_keyboard_can_reach_and_open_rows(page):
         press(page, "ArrowDown", 40)
     wait(page, has_focus(3))
     press(page, "Enter", 13)
-    wait(page, f'document.querySelector("dialog[open] h2")?.textContent === "{format_row_id(3)}"')
+    wait(page, f'document.querySelector("dialog[open] h2 + p")?.textContent === "id {format_row_id(3)}"')
     assert read_focus(page) == "Close"
     press(page, "Escape", 27)
     wait(page, has_focus(3))
     press(page, "ArrowDown", 40)
     wait(page, has_focus(4))
     press(page, "Enter", 13)
-    wait(page, f'document.querySelector("dialog[open] h2")?.textContent === "{format_row_id(4)}"')
+    wait(page, f'document.querySelector("dialog[open] h2 + p")?.textContent === "id {format_row_id(4)}"')
     press(page, "Enter", 13)  # the focus is on the button Close
     wait(page, has_focus(4))
     check_silence(page)
@@ -215,7 +215,7 @@ def test_rows_are_found_while_the_user_types(page):
             wait(page, f'!{COUNTS}.endsWith(" {ROWS} shown.")' if key not in format_row_id(0) else "true")
     wait(page, f'{COUNTS}.endsWith(" 1 shown.")')
     assert page.evaluate('document.activeElement.value === document.querySelector("#search input").value')
-    wait(page, f'document.querySelector("#rows tbody td:nth-child(2)")?.textContent === "{format_row_id(7)}"')
+    wait(page, f'document.querySelector("#rows tbody td:nth-child(2) small")?.textContent === "{format_row_id(7)}"')
 
 
 def test_chosen_limits_are_saved_as_a_recipe(page, run, tmp_path):
@@ -321,7 +321,7 @@ def test_a_name_that_needs_quoting_in_urls_is_opened(browser, results):
 
 def test_all_rows_can_be_reached_by_scrolling(page):
     """The page contains only the rows in view and estimates the height of the others until the end is near."""
-    cells = '[...document.querySelectorAll("#rows tbody td:nth-child(2)")]'
+    cells = '[...document.querySelectorAll("#rows tbody td:nth-child(2) small")]'
     last = f'{cells}.at(-1)?.textContent === "{format_row_id(ROWS - 1)}"'
     bottom = 'document.querySelector(".dt-scroll-body").scrollTop = 1e9'
     wait(page, f"({bottom}, {last})")

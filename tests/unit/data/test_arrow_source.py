@@ -134,3 +134,22 @@ def test_one_batch_of_many_images_is_read_in_parts(tmp_path):
     before = pa.total_allocated_bytes()
     assert sum(1 for _ in read(source)) == count and pa.total_allocated_bytes() - before < 32 << 20
     assert Dataset.from_file(str(tmp_path / "photos/a.arrow")).num_rows == count
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("photos/my cat.JPG", "my cat.JPG"),
+        ("C:\\photos\\Übung.png", "Übung.png"),
+        (None, "rows-000000001"),
+        ("cat", "rows-000000001"),
+        (f"{'a' * 120}.png", "rows-000000001.png"),
+        ("two\nlines.png", "rows-000000001.png"),
+        ("..", "rows-000000001"),
+    ],
+)
+def test_copied_images_keep_their_names(tmp_path, path, name):
+    write_stream(tmp_path / "a/rows.arrow", build_table(image=[{"bytes": IMAGES["000"], "path": path}]))
+    [row] = read(Source("a", (tmp_path / "a/rows.arrow",), tmp_path / "a", output=tmp_path / "images"))
+    assert row["image"].rpartition("/")[2] == name
+    assert load_image(tmp_path / "images" / row["image"]).size == load_image(IMAGES["000"]).size

@@ -182,13 +182,13 @@ def test_one_dropped_row_of_a_million_has_a_shape():
 def test_a_row_is_counted_at_the_operator_that_dropped_it(experiments):
     folder, recipe = experiments[0].runs[0].stages["filter"], experiments[0].recipes.filter
     histograms = {histogram.title: histogram for histogram in build_statistic_histograms(folder, recipe)}
-    length = histograms["text len"]
+    length = histograms["text length (characters)"]
     assert length.counts == {"kept": LEFT, "here": TOO_SHORT, "elsewhere": TOO_SIMILAR}
     # 528 is off the axis
     assert length.limits_text == "38 to 528" and [limit.kind for limit in length.limits] == ["min"]
     assert histograms["image integrity"].words == f"ok {PAIRS}" and not histograms["image integrity"].bars
-    assert histograms["image width"].words == "all 128"
-    ratios = histograms["aspect ratios"]  # a NaN and an empty list are no values
+    assert histograms["image width (px)"].words == "all 128"
+    ratios = histograms["image width / height"]  # a NaN and an empty list are no values
     assert ratios.counts == {"kept": LEFT - 2, "here": 0, "elsewhere": TOO_SIMILAR}
     assert ratios.limits_text == "at least 0.25"
 

@@ -1,4 +1,4 @@
-"""Names of the statistics of each filter, and of the arguments that limit them.
+"""Names and labels of the statistics of each filter, and names of the arguments that limit them.
 
 Values of the limits are in juicer/filter_statistics.py.
 """
@@ -46,6 +46,46 @@ OPERATOR_STATISTICS = {  # by operator
     "blind_answer_filter": ("blind_likelihood",),
     "round_trip_filter": ("round_trip_agreement",),
 }
+STATISTIC_LABELS = {  # with units, for pages; other statistics are shown by name
+    "text_len": "text length (characters)",
+    "num_words": "number of words",
+    "num_token": "number of tokens",
+    "alnum_ratio": "letters and digits (share of characters)",
+    "special_char_ratio": "special characters (share of characters)",
+    "word_rep_ratio": "repeated word sequences (share)",
+    "char_rep_ratio": "repeated character sequences (share)",
+    "avg_line_length": "mean line length (characters)",
+    "max_line_length": "longest line (characters)",
+    "stopwords_ratio": "stop words (share of words)",
+    "flagged_words_ratio": "flagged words (share of words)",
+    "lang_score": "certainty of the language (0 to 1)",
+    "num_action": "number of verbs",
+    "image_width": "image width (px)",
+    "image_height": "image height (px)",
+    "aspect_ratios": "image width / height",
+    "image_sizes": "size of the image's file (bytes)",
+    "face_ratios": "largest face (share of the image)",
+    "face_counts": "number of faces",
+    "image_aesthetics_scores": "aesthetics score (0 to 1)",
+    "image_nsfw_score": "unsafe content (probability)",
+    "image_text_similarity": "CLIP similarity of image and text",
+    "image_text_matching_score": "image and text match (probability)",
+    "phrase_grounding_recall": "phrases found in the image (share)",
+    "caption_log_likelihood": "log-likelihood of the caption (nats per token)",
+    "likelihood_gain": "gain in log-likelihood by the image (nats per token)",
+    "rating_relevance": "rating of relevance (1 to 5)",
+    "rating_visual_dependency": "rating of visual dependency (1 to 5)",
+    "rating_formatting": "rating of formatting (1 to 5)",
+    "rating_image_correspondence": "rating of image correspondence (1 to 5)",
+    "caption_agreement": "agreement with the caption (0 or 1)",
+    "blind_likelihood": "likelihood of the answer without the image (probability)",
+    "round_trip_agreement": "agreement with another answer (probability)",
+}
+
+
+def label_statistic(name: str) -> str:
+    """Return the plain label of a statistic, with its unit."""
+    return STATISTIC_LABELS.get(name, name.replace("_", " "))
 
 
 def find_limit_arguments(arguments: Collection[str], statistic: str, alone: bool) -> dict[str, str]:

@@ -12,6 +12,7 @@ from dj2mgm.settings.base import RETRAINS, ImageRootSettings, Section, read_extr
 from dj2mgm.settings.configuration import TARGETS_BY_KEY, Configuration
 from dj2mgm.settings.targets import Control
 from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.image_files import IMAGE_FOLDERS_FILE
 
 VERDICT_FILE = "verdict.json"  # next to a page: verdicts, and signs that a model has learned nothing
 DECISION_FILE = "decision.json"  # next to the looks of `decide`: verdict and statement of the last one
@@ -97,6 +98,19 @@ class StageRecipe(StageImages):
     """The recipe of a stage, from the stage's config.yaml."""
 
     recipe: dict = setting()
+    clip: str | None = setting(None, "folder or hub id of the CLIP that operators use")
+
+
+def describe_clip_doubt(clip: str | None, image_root: str | Path) -> str:
+    """Return a sentence if the embedded default's CLIP rated other images than its scenes; else ""."""
+    root = Path(image_root)
+    has_scenes = root.parts[:2] == ("results", "datasets") and root.name != IMAGE_FOLDERS_FILE
+    if has_scenes or not (clip or "").startswith("results/foundation/"):
+        return ""
+    return (
+        "CLIP similarities are those of the embedded default's tiny CLIP, which knows only rendered scenes; on photos "
+        "they mean nothing. Another `model` has another CLIP."
+    )
 
 
 def read_image_root(stage: Path) -> Path:

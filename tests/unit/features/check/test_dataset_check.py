@@ -137,10 +137,20 @@ def test_photos_are_named_as_the_user_names_their_folder(check, tmp_path):
     assert {Path(name).parent for name in names} == {tmp_path / "link"}
 
 
+@pytest.mark.parametrize("form", ["arrow", "table", "webdataset"])
+def test_images_in_shards_and_tables_have_their_file_names(check, tmp_path, form):
+    WRITERS[form](tmp_path / "mine")
+    result = check("mine")
+    [held_out] = [part.examples for part in result.splits[0].left_out]
+    names = {f"{key}.png" for key in IMAGES}
+    assert {row.name for row in result.shown} <= names and {Path(name).name for name in held_out} <= names
+    assert not any("+" in name for name in held_out)
+
+
 def test_shown_rows_are_spread_and_have_small_images(check, tmp_path):
     write_pairs(tmp_path / "mine", {f"{number:03d}": f"a caption {number}" for number in range(60)})
     shown = check("mine").shown
-    positions = [int(row.identifier) for row in shown]
+    positions = [int(row.name.removesuffix(".png")) for row in shown]
     assert len(shown) == 10 and positions[0] < 6 and positions[-1] > 50 and positions == sorted(positions)
     assert all(row.image.startswith("data:image/webp;base64,") and len(row.image) < 20_000 for row in shown)
     assert shown[0].text == f"a caption {positions[0]}"
@@ -166,7 +176,10 @@ def test_a_problem_names_the_file_that_corrects_it(check, tmp_path):
 def test_empty_captions_are_a_problem(check, tmp_path):
     captions = {f"{number:03d}": "" if number % 2 else "a caption" for number in range(30)}
     write_pairs(tmp_path / "mine", captions)
-    assert "captions are empty" in check("mine").problem
+    result = check("mine")
+    assert "captions are empty; the first is that of" in result.problem
+    [[name, *_]] = [part.examples for part in result.splits[0].bad]
+    assert Path(name).is_file() and name in result.problem
 
 
 def test_lengths_are_counted_in_words_and_tokens(check, tmp_path):

@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 
 from dj2mgm.errors import InputError
+from dj2mgm.recipes.statistic_limits import OPERATOR_STATISTICS, label_statistic
+from dj2mgm.records.page_records import describe_clip_doubt
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.explorer.explorer_page import write_explorers
 from dj2mgm.reporting.explorer.results import Results, read_results
@@ -88,6 +90,26 @@ def test_limits_reproduce_the_runs_dropped_rows(results, run):
         "batched_image_text_similarity_filter max_score": 1.0,
         "caption_log_likelihood_filter min_log_likelihood": -3.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("clip", "root", "is_doubtful"),
+    [
+        ("results/foundation/tiny/clip", "results/datasets/mine/sources.json", True),
+        ("results/foundation/tiny/clip", "/data/photos", True),
+        ("results/foundation/tiny/clip", "results/datasets/shapes", False),
+        ("model_zoo/clip-vit-large-patch14-336", "/data/photos", False),
+        (None, "/data/photos", False),
+    ],
+)
+def test_similarities_of_photos_by_the_embedded_clip_are_doubtful(clip, root, is_doubtful):
+    assert bool(describe_clip_doubt(clip, root)) == is_doubtful
+
+
+def test_statistics_have_plain_labels_with_units():
+    used = {name for names in OPERATOR_STATISTICS.values() for name in names}
+    assert {name for name in used if label_statistic(name) == name.replace("_", " ")} == {"perplexity"}
+    assert label_statistic("my_own") == "my own"
 
 
 def test_steps_that_limits_cannot_reproduce_have_no_slider(tmp_path):
@@ -303,6 +325,9 @@ def test_requests_for_rows_and_searches_are_answered(server):
         request_page(server, f"run/pairs/find?words={format_row_id(7)[:-1].upper()}")[1], dtype=np.uint8
     )
     assert np.flatnonzero(matches)[:10].tolist() == list(range(10))  # and their near-duplicates
+    name = row["image"].rpartition("/")[2]
+    found = np.frombuffer(request_page(server, f"run/pairs/find?words={name.upper()}")[1], dtype=np.uint8)
+    assert 1 in np.flatnonzero(found)
     assert request_page(server, "report.html")[1] == b"<p>report"
     policy = request_page(server, "report.html")[2]["Content-Security-Policy"]
     assert policy.startswith("default-src 'none'")

@@ -28,6 +28,7 @@ WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 MAX_ROWS = 64  # most rows per batch
 MAX_BATCH = 2**27  # most bytes per batch
 SHARD_BYTES = 2**30
+MAX_MEMBER_NAME = tarfile.LENGTH_NAME  # bytes in a header
 
 
 # the schema, and a function that yields batches of some columns
@@ -81,9 +82,10 @@ def _read_file(source: Source, file: Path, number: int, copied: DiskMap, table: 
             for row in _read_values(batch, file, row_number):
                 row_number += 1
                 location = f"{file}, row {row_number}"
-                paths = [images.add(value, location) for value in _as_list(row[image]) or ([] if turns else [None])]
-                name = parse_identifier(row[identifier], location) if identifier else None
-                name = name or f"{file.stem}-{row_number:09d}"
+                place = f"{file.stem}-{row_number:09d}"
+                name = (parse_identifier(row[identifier], location) if identifier else None) or place
+                values = _as_list(row[image]) or ([] if turns else [None])
+                paths = [images.add(value, location, place) for value in values]
                 unused = {name: row[name] for name in others}
                 if turns:
                     check_object({"turns": row[turns]}, location)
@@ -157,6 +159,16 @@ def _as_list(value: object) -> list:
     return value if isinstance(value, list) else [value]
 
 
+def _choose_member_name(path: object, place: str) -> str:
+    """Return the file name of an image, with which pages show it; `place` if it has none that a tar file can store."""
+    name = path.replace("\\", "/").rpartition("/")[2] if isinstance(path, str) else ""
+    suffix = Path(name).suffix.lower()
+    for choice in (name, f"{place}{suffix}") if suffix in IMAGE_SUFFIXES else (place,):
+        if choice.isprintable() and len(choice.encode()) <= MAX_MEMBER_NAME:
+            return choice
+    return f"image{suffix}" if suffix in IMAGE_SUFFIXES else "image"
+
+
 class TarWriter:
     """Writer of images into numbered tar files of about SHARD_BYTES; equal images are written once.
 
@@ -169,7 +181,7 @@ class TarWriter:
     def __init__(self, folder: Path, number: int, copied: DiskMap):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.number, self.copied = folder, number, copied
-        self.shard = self.count = 0
+        self.shard = 0
         self.tar: tarfile.TarFile | None = None
 
     def __enter__(self) -> "TarWriter":
@@ -179,12 +191,13 @@ class TarWriter:
         if self.tar:
             self.tar.close()
 
-    def add(self, value: object, location: str) -> str:
+    def add(self, value: object, location: str, place: str) -> str:
         """Write an image, unless the same bytes are written already; return its path.
 
         Args:
             value: bytes, or datasets' `{bytes, path}`; null is an empty image.
             location: file and row, for messages.
+            place: file and row, for the name of an image that has none.
         """
         content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
         others = {key: other for key, other in value.items() if other is not None} if isinstance(value, dict) else {}
@@ -208,12 +221,10 @@ class TarWriter:
             self.tar = tarfile.open(self.folder / self._name(), "w", format=tarfile.USTAR_FORMAT)
             self.shard += 1
         name = self._name(self.shard - 1)
-        suffix = Path(path).suffix.lower() if isinstance(path, str) else ""
-        info = tarfile.TarInfo(f"{self.count:09d}{suffix if suffix in IMAGE_SUFFIXES else ''}")
+        info = tarfile.TarInfo(_choose_member_name(path, place))
         info.size = len(content)
         offset = self.tar.offset + tarfile.BLOCKSIZE
         self.tar.addfile(info, io.BytesIO(content))
-        self.count += 1
         member_path = str(Member(name, offset, len(content), info.name))
         self.copied.fill([(digest, member_path)])
         return member_path

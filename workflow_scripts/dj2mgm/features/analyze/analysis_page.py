@@ -12,6 +12,7 @@ import numpy as np
 from dj2mgm.data.images import load_image
 from dj2mgm.features.analyze.analysis import Analysis, Statistic
 from dj2mgm.juicer.filter_statistics import FilterLimit, Limits
+from dj2mgm.recipes.statistic_limits import label_statistic
 from dj2mgm.reporting.charts import Bars, LimitMark, Scale, Tick, compute_bin_edges, scale_to_square_roots, stack_bars
 from dj2mgm.reporting.rendering import (
     build_template_environment,
@@ -108,8 +109,11 @@ def write_card(analysis: Analysis, dataset: Path, chosen: dict[str, str]) -> Ana
     )
 
 
-def write_analysis_page(analysis: Analysis, path: Path, chosen: dict[str, str]) -> None:
-    """Write one self-contained HTML file without scripts; its commands have the settings in `chosen`."""
+def write_analysis_page(analysis: Analysis, path: Path, chosen: dict[str, str], doubt: str = "") -> None:
+    """Write one self-contained HTML file without scripts; its commands have the settings in `chosen`.
+
+    `doubt` is a sentence about the similarities, or empty.
+    """
     panels = [build_panel(statistic, analysis) for statistic in analysis.statistics]
     templates = build_template_environment(Path(__file__).parent)
     templates.filters["share"] = partial(format_share, total=analysis.rows)
@@ -123,6 +127,7 @@ def write_analysis_page(analysis: Analysis, path: Path, chosen: dict[str, str]) 
         kept=analysis.rows_kept,
         card=write_card(analysis, path.parents[1], chosen),
         panels=panels,
+        doubt=doubt,
         not_measured=analysis.not_measured,
     )
     write_text(path, page)
@@ -141,7 +146,7 @@ def build_panel(statistic: Statistic, analysis: Analysis) -> StatisticPanel:
     is_constant = finite.min() == finite.max()
     values = dict(
         name=statistic.name,
-        title=statistic.name.replace("_", " "),
+        title=label_statistic(statistic.name),
         operator=statistic.operator,
         in_recipe=statistic.in_recipe,
         words=f"All rows have {format_statistic(finite[0])}." if is_constant else "",

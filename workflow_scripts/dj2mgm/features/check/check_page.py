@@ -77,14 +77,15 @@ def list_power_sentences(check: DatasetCheck) -> list[str]:
 
 def _describe_metric(metric: MetricPower) -> str:
     """Return the smallest differences that a comparison finds with 80 % probability, and the noise."""
+    title, _, unit = metric.title.partition(" (")
+    unit = f" {unit.removesuffix(')')}" if unit else ""  # of a share, differences have theirs
     answer = ""
     if metric.example:
-        answer = "yes" if metric.finds_example else "no, hold out more images"
-        answer = f"For a difference such as that of dj_synth on the embedded data ({metric.example}): {answer}. "
-    sizes = " or ".join(f"{size.difference} with {size.images} held-out images" for size in metric.sizes)
+        answer = "Yes," if metric.finds_example else "No, hold out more images,"
+        answer = f"{answer} for a difference such as that of dj_synth on the embedded data ({metric.example}{unit}). "
+    sizes = " or ".join(f"{size.difference}{unit} with {size.images} held-out images" for size in metric.sizes)
     sentence = (
-        f"{answer}With {metric.seeds} seeds, four of five comparisons find a true difference in the {metric.title} "
-        f"of {sizes}."
+        f"{answer}With {metric.seeds} seeds, four of five comparisons find a true difference in the {title} of {sizes}."
     )
     if not metric.is_typical:
         return f"{sentence} Noise: {metric.noise}."

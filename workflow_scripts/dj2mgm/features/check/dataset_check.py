@@ -30,6 +30,7 @@ from dj2mgm.settings.dataset_files import (
     load_dataset_settings,
 )
 from dj2mgm.storage.files import find_files, format_yaml_line, read_json, read_jsonl
+from dj2mgm.storage.shards import parse_member
 
 SHOWN_EXAMPLES = 3  # names of each reason
 SHOWN_ROWS = 10
@@ -52,7 +53,7 @@ EMPTY_CAPTION = "with an empty caption"
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Rows that are left out for one reason, with the paths of the first images, or the first ids of empty captions."""
+    """Rows that are left out for one reason, with the paths of their first images."""
 
     reason: str
     count: int
@@ -72,7 +73,7 @@ class Lengths:
 class ShownRow:
     """A row with its image as a data URI."""
 
-    identifier: str
+    name: str
     image: str
     text: str
 
@@ -250,7 +251,7 @@ class _RowCheck:
             problem, name = self.find_problem(bad, is_opened), self.name_image(bad)
             self.first_bad_image = self.first_bad_image or name
         elif not text:
-            problem = EMPTY_CAPTION
+            problem, name = EMPTY_CAPTION, self.name_image(images[0]) if images else identifier
         if problem:
             self.counts[problem] += 1
             if len(names := self.examples.setdefault(problem, [])) < SHOWN_EXAMPLES:
@@ -259,7 +260,7 @@ class _RowCheck:
         if self.number in self.measured_rows:
             self.texts.append(text)
         if self.number in self.shown_rows and images and (not problem or problem == EMPTY_CAPTION):
-            self.shown.append(ShownRow(identifier, self._load_thumbnail(images[0]), text))
+            self.shown.append(ShownRow(os.path.basename(images[0]), self._load_thumbnail(images[0]), text))
         self.number += 1
 
     def finish(self, left_out: list[LeftOut]) -> SplitCheck:
@@ -298,12 +299,14 @@ class _RowCheck:
 def _name_image(dataset: ReadableDataset, root: str, image: str) -> str:
     """Return the path of a row's image, with its folder as the user's settings name it."""
     path = join_image_path(root, image)
+    if member := parse_member(path):
+        path = os.path.join(member.archive, member.name)
     sources = dataset.sources if isinstance(dataset, ReadableSources) else {}
     for files in (*sources.values(), *dataset.splits.values()):
         folder = os.path.join(os.path.realpath(files.images), "")
         if path.startswith(folder):
             return os.path.join(files.images, path.removeprefix(folder))
-    return path
+    return member.name if member else path
 
 
 def _summarize(values: list[int]) -> Lengths | None:
@@ -419,7 +422,7 @@ def _find_problem(settings: CheckSettings, dataset: ReadableDataset, check: "_Ro
         )
     if empty > MAX_BAD_SHARE * pairs.trained:
         return (
-            f"{settings.dataset}: {empty} of {pairs.trained} captions are empty; the first is that of row "
+            f"{settings.dataset}: {empty} of {pairs.trained} captions are empty; the first is that of "
             f"{check.examples[EMPTY_CAPTION][0]}. {_advise(settings, dataset, 'columns')}"
         )
     return ""

@@ -101,6 +101,7 @@ def _build_page(
     scripts = " ".join(map(hash_source, (library, script)))
     policy = f"default-src 'none'; script-src {scripts}; style-src {hash_source(style)}; {sources}; base-uri 'none'"
     templates = build_template_environment()
+    note = " ".join(dict.fromkeys(filter(None, [note, *(table.note for table in results.tables)])))
     tables = [{"name": table.name, "title": table.title, "rows": len(table)} for table in results.tables]
     described = [_describe(table) | {"folders": (folders or {}).get(table.name, {})} for table in results.tables]
     model = json.dumps(base | {"name": results.name, "tables": described}, ensure_ascii=False)

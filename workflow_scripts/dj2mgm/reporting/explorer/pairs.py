@@ -21,7 +21,8 @@ import numpy as np
 from dj2mgm.data.formats import extract_caption
 from dj2mgm.data.instruction_rows import INSTRUCTIONS_FILE
 from dj2mgm.errors import InputError
-from dj2mgm.records.page_records import StageRecipe, read_image_root
+from dj2mgm.recipes.statistic_limits import label_statistic
+from dj2mgm.records.page_records import StageRecipe, describe_clip_doubt, read_image_root
 from dj2mgm.records.recipe_summary import RecipeSummary, read_recipe_summary
 from dj2mgm.reporting.explorer.row_table import Column, Table, TextFile, build_number_column, build_word_column
 from dj2mgm.reporting.explorer.steps import DISTANCE, ExplorerStep, apply_limits, build_column_key, build_steps
@@ -47,6 +48,10 @@ class StageFolder:
     @property
     def image_root(self) -> Path:
         return read_image_root(self.folder)
+
+    @property
+    def note(self) -> str:
+        return describe_clip_doubt(load_settings(StageRecipe, self.folder / "config.yaml").clip, self.image_root)
 
     @property
     def summary(self) -> RecipeSummary:
@@ -113,7 +118,9 @@ def read_stage_table(data: Path, stages: list[StageFolder]) -> Table:
         columns["caption"] = build_word_column("caption", [CAPTION_STATES[bool(is_changed)] for is_changed in changed])
     texts, sources = _write_texts(data, extras)
     recipes = {stage.name: stage.recipe for stage in stages}
-    return Table("pairs", "Pairs", stages[0].image_root, texts, columns | sources, steps, fate, recipes)
+    return Table(
+        "pairs", "Pairs", stages[0].image_root, texts, columns | sources, steps, fate, recipes, note=stages[-1].note
+    )
 
 
 def read_analysis(data: Path, stage: StageFolder) -> Table:
@@ -126,7 +133,7 @@ def read_analysis(data: Path, stage: StageFolder) -> Table:
     texts, sources = _write_texts(data, DiskMap())
     columns = _build_columns(stage, statistics, several=False) | sources
     recipes = {stage.name: stage.recipe}
-    return Table("pairs", "Pairs", stage.image_root, texts, columns, steps, fate, recipes)
+    return Table("pairs", "Pairs", stage.image_root, texts, columns, steps, fate, recipes, note=stage.note)
 
 
 def read_plain_table(data: Path, image_root: Path) -> Table:
@@ -253,7 +260,7 @@ def _build_columns(stage: StageFolder, statistics: _Statistics, several: bool) -
 
 
 def _format_label(name: str, stage: StageFolder, several: bool) -> str:
-    return name.replace("_", " ") + (f" ({stage.name})" if several else "")
+    return label_statistic(name) + (f", {stage.name}" if several else "")
 
 
 class _Clusters:

@@ -13,6 +13,7 @@ from dj2mgm.dataset_resolution.experiment_dataset import Dataset
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.records.page_records import read_image_root
+from dj2mgm.reporting.comparison import lower_title
 from dj2mgm.reporting.explorer.pairs import (
     StageFolder,
     read_analysis,
@@ -104,7 +105,7 @@ def _build_table(
     metrics = dict.fromkeys(metric for row_scores in scores_by_row for metric in row_scores)
     for metric in metrics:
         values = np.array([row_scores.get(metric, np.nan) for row_scores in scores_by_row])
-        columns[metric] = build_number_column(metric.replace("_", " "), values)
+        columns[metric] = build_number_column(lower_title(metric), values)
     root = read_image_root(stages["evaluate_clip"])
     return Table(name, title, root, texts, {key: column for key, column in columns.items() if column})
 

@@ -69,6 +69,7 @@ class Table:
     fate: np.ndarray | None = None
     recipes: dict[str, dict] = field(default_factory=dict)  # by stage, for the steps
     first_filter: dict[str, str] = field(default_factory=dict)  # filter when the page opens, {column: word}
+    note: str = ""  # a sentence below the rows
 
     def __post_init__(self):
         self.image_root = self.image_root.absolute()

@@ -4,6 +4,7 @@ Requests name images by the number of their row; no path is ever taken from a re
 """
 
 import json
+import os
 import secrets
 import socket
 import sys
@@ -88,7 +89,9 @@ class Explorer:
 
     def _answer_find(self, table: Table, words: str) -> Response:
         query = words.lower()
-        texts = ([row["id"], *(text for _, text in row["lines"])] for row in table.texts)
+        texts = (
+            [row["id"], os.path.basename(row["image"]), *(text for _, text in row["lines"])] for row in table.texts
+        )
         matches = (any(query in text.lower() for text in row) for row in texts)
         return "application/octet-stream", np.fromiter(matches, dtype=np.uint8, count=len(table)).tobytes()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.recipes.statistic_limits import read_statistic_operators
+from dj2mgm.recipes.statistic_limits import label_statistic, read_statistic_operators
 from dj2mgm.reporting.charts import (
     HISTOGRAM_BINS,
     Bars,
@@ -110,7 +110,7 @@ def _build_histogram(
     name: str, rows: list[tuple[str, object]], operator: str, low: float | None, high: float | None, text: str
 ) -> Histogram:
     """Return bars and limits; texts and constant values have counts instead."""
-    title = name.replace("_", " ")
+    title = label_statistic(name)
     groups: dict[str, list] = {series: [] for series in SERIES}
     for dropped_by, value in rows:
         groups[_find_series(dropped_by, operator)].append(value)

@@ -148,7 +148,7 @@ function searchForm(form, words, find) {
     clearTimeout(timer);
     timer = setTimeout(() => find(event.target.value), TYPING_MS);
   };
-  form.replaceChildren(element("label", {}, element("span", {}, "search text or id"), element("input", { type: "search", value: words, oninput: later })));
+  form.replaceChildren(element("label", {}, element("span", {}, "search text, name or id"), element("input", { type: "search", value: words, oninput: later })));
 }
 
 function rangeField(key, column, state, changed) {

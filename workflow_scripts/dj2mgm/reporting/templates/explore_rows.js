@@ -104,7 +104,7 @@ function draw() {
   const made = new DataTable("#rows", {
     serverSide: true,
     ajax: (request, done) => answer(request).then(done, fail),
-    columns: [imageCell, (data) => [data.id], textCell, outcomeCell, valueCell].map((content) => ({
+    columns: [imageCell, nameCell, textCell, outcomeCell, valueCell].map((content) => ({
       data: null,
       defaultContent: "",
       visible: content !== valueCell || Boolean(state.order),
@@ -137,18 +137,24 @@ async function answer({ draw, start, length }) {
 
 function picture(data, side) {
   const addresses = source.images(data, SIDES[side]).filter(Boolean);
-  const image = element("img", { alt: `Image of ${data.id}`, decoding: "async" });
+  const image = element("img", { alt: `Image ${imageName(data)}`, decoding: "async" });
   const next = () => {
     if (addresses.length) image.src = addresses.shift();
-    else image.replaceWith(element("span", { class: "no-image" }, data.image.split("/").pop()));
+    else image.replaceWith(element("span", { class: "no-image" }, imageName(data)));
   };
   image.addEventListener("error", next);
-  if (!addresses.length) return element("span", { class: "no-image" }, data.image.split("/").pop());
+  if (!addresses.length) return element("span", { class: "no-image" }, imageName(data));
   next();
   return image;
 }
 
 const imageCell = (data) => [picture(data, 0)];
+/** Return the file name of the image, and the row's id if it says more. */
+const nameCell = (data) => {
+  const name = imageName(data), isSame = data.id.split("/").pop() === name.replace(/\.[^.]*$/, "");
+  return [name, ...(isSame ? [] : [element("small", {}, data.id)])];
+};
+
 const textCell = (data) => [element("div", { class: "text" }, ...lines({ lines: data.lines.map(([label, text]) => [label.split(" ")[0] === "after" ? "after" : label, text]) }))];
 const lines = (data) => data.lines.map(([label, text]) => element("p", {}, label ? element("small", {}, `${label} `) : "", text));
 
@@ -175,7 +181,7 @@ async function openDetail(data) {
   if (!data) return;
   const facts = Object.entries(data.table.columns).map(([key, { label }]) => element("tr", {}, element("th", { scope: "row" }, label), element("td", {}, valueOf(data, key))));
   const close = element("button", { type: "button", onclick: () => detail.close() }, "Close");
-  detail.replaceChildren(close, element("h2", { id: "detail-title" }, data.id), picture(data, 1), ...lines(data), element("p", {}, ...outcomeCell(data)), element("table", {}, ...facts), ...(await copies(data)));
+  detail.replaceChildren(close, element("h2", { id: "detail-title" }, imageName(data)), element("p", { class: "soft" }, `id ${data.id}`), picture(data, 1), ...lines(data), element("p", {}, ...outcomeCell(data)), element("table", {}, ...facts), ...(await copies(data)));
   grid.keys.disable(); // until the dialog closes, because the row's cell keeps the focus
   detail.showModal();
   close.focus();
@@ -186,7 +192,7 @@ async function copies({ table, row }) {
   if (!clusters || Number.isNaN(clusters[row])) return [];
   const members = sorted(table, "distance").filter((one) => clusters[one] === clusters[row]).slice(0, 24);
   const texts = await source.texts(table, members);
-  const figures = texts.map((text, index) => element("figure", {}, picture({ ...text, table, row: members[index] }, 0), element("figcaption", {}, text.id)));
+  const figures = texts.map((text, index) => element("figure", {}, picture({ ...text, table, row: members[index] }, 0), element("figcaption", {}, imageName(text))));
   return [element("h3", {}, "Near-duplicate cluster, kept row first"), element("div", { class: "copies" }, ...figures)];
 }
 

@@ -8,6 +8,9 @@ function unpack(table, buffer) {
   table.fate = table.steps.length ? at(keys.length) : new Float64Array(table.rows);
 }
 
+/** Return the file name of a row's image, which may be in a tar file. */
+const imageName = ({ image }) => image.split("/").pop();
+
 class Served {
   constructor(base) {
     this.base = `../${encodeURIComponent(base)}`; // the page is in explorer/, next to the folder of its rows
@@ -22,7 +25,7 @@ class Served {
     return rows.length ? (await this._get(table, `rows?at=${rows.join(",")}`)).json() : [];
   }
 
-  /** Return a byte per row: 1 if the text or the id contains the words. */
+  /** Return a byte per row: 1 if the text, the id or the image's name contains the words. */
   async find(table, words) {
     const answer = await this._get(table, `find?words=${encodeURIComponent(words)}`);
     return new Uint8Array(await answer.arrayBuffer());
@@ -56,7 +59,7 @@ class Embedded {
 
   async find(table, words) {
     const wanted = words.toLowerCase();
-    const holds = (row) => [row.id, ...row.lines.map(([, text]) => text)].some((text) => text.toLowerCase().includes(wanted));
+    const holds = (row) => [row.id, imageName(row), ...row.lines.map(([, text]) => text)].some((text) => text.toLowerCase().includes(wanted));
     return Uint8Array.from(this.kept[table.name].rows, holds);
   }
 
