@@ -42,7 +42,8 @@ class Project:
         return os.environ | {"PATH": os.pathsep.join(folders), "COLUMNS": "200"}
 
     def run(self, *arguments: str, ok: bool = True, config: tuple[str, ...] = ()) -> str:
-        """Run Snakemake and return its output; it must succeed if `ok`, and fail otherwise."""
+        """Run Snakemake and return its output, of a dry run with all jobs; it must fail unless `ok`."""
+        arguments += ("--verbose",) if ok and "--dry-run" in arguments else ()
         process = run_snakemake(self.arguments(*arguments, config=config), self.folder, self.environment())
         output = process.stdout + process.stderr
         assert (process.returncode == 0) == ok, output[-4000:]

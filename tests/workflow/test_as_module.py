@@ -30,7 +30,11 @@ STAGES = ("make_dataset", "train_clip", "filter_data", "write_jsonl", "pretrain"
 
 def dry_run(project: Project, folder, *arguments: str, target: str = "baseline", ok: bool = True) -> str:
     """Return the output of a dry run in `folder`, which has no files of the workflow."""
-    process = run_snakemake(project.arguments(target, "--dry-run", *arguments), folder, project.environment())
+    process = run_snakemake(
+        project.arguments(target, "--dry-run", *arguments, *(["--verbose"] if ok else [])),
+        folder,
+        project.environment(),
+    )
     assert (process.returncode == 0) == ok, (process.stdout + process.stderr)[-2000:]
     return process.stdout + process.stderr
 

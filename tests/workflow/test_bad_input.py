@@ -72,7 +72,7 @@ def refusal(project, until, dataset, *further_config) -> str:
             "model=mgm-2b",
             "or these commands (docs/models.md): hf download google/gemma-2b-it --local-dir model_zoo/gemma-2b-it",
         ),
-        ("seeds=one", "seeds: expected a list with at least one entry and at most 1000, found 'one'"),
+        ("seeds=0,1", "at most 1000, found '0,1'; put the items in brackets, as in [0,1]"),
         ("dataset=/no/such/folder", "a name in config/datasets; correct the path"),
         ("finetune={micro_batch_size: 3}", "finetune: global_batch_size 8 is not micro_batch_size 3 ×"),
     ],
@@ -126,9 +126,9 @@ def test_a_bad_experiment_file_fails_only_its_own_target(fresh):
         printed.count(f"warning: {sentence}") == printed.count(". Other experiments are not affected.") - 1 == 1
         and "warning: config/experiments/doctor.yaml: doctor is a rule" in printed
     )
-    assert sentence in fresh.run("bad", "--dry-run", ok=False).split("Building DAG")[1]
+    assert sentence in fresh.run("bad", "--dry-run", ok=False)
     printed = fresh.run("dj_synth", "--dry-run", ok=False, config=("report={experiments: [baseline, dj_synth, bad]}",))
-    assert sentence in printed.split("Building DAG")[1]
+    assert sentence in printed
 
 
 @pytest.mark.parametrize(

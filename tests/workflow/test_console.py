@@ -36,8 +36,12 @@ def test_verbose_shows_all_that_snakemake_and_stages_print(fresh):
     assert log.strip() and all(line in printed for line in log.splitlines())
 
 
-def test_a_dry_run_is_printed_like_by_snakemake(fresh):
-    printed = fresh.run(DATASET, "--dry-run")
+def test_a_dry_run_is_a_summary_and_verbose_lists_the_jobs(fresh):
+    command = fresh.command(DATASET, "--dry-run")
+    process = subprocess.run(command, cwd=fresh.folder, env=fresh.environment(), capture_output=True, text=True)
+    assert process.returncode == 0 and len((process.stdout + process.stderr).splitlines()) <= 15
+    assert process.stderr.rstrip().endswith("`--verbose` lists all jobs with their commands.")
+    printed = fresh.run(DATASET, "--dry-run", "--verbose")
     assert "Job stats:" in printed and "reason: Missing output files" in printed
 
 

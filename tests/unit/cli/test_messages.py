@@ -18,7 +18,7 @@ from dj2mgm.cli.messages import Progress, note, report_progress, warn
         ),
         (
             lambda: report_progress("rows", 3, 3, "9.0 per second", 0),
-            "progress: 0 s left, 3 of 3 rows, 9.0 per second",
+            "progress: 3 of 3 rows, 9.0 per second",
         ),
     ],
     ids=["note", "warning", "progress", "end"],
@@ -33,8 +33,13 @@ def test_progress_is_shown_periodically_and_at_the_end(capsys, monkeypatch):
     monkeypatch.setattr(messages, "monotonic", lambda: next(times))
     assert list(Progress("captions", 3).follow("abc")) == ["a", "b", "c"]
     assert capsys.readouterr().err == (
-        "progress: 6 s left, 2 of 3 captions, 0.2 per second\nprogress: 0 s left, 3 of 3 captions, 0.2 per second\n"
+        "progress: 6 s left, 2 of 3 captions, 0.2 per second\nprogress: 3 of 3 captions, 0.2 per second\n"
     )
+
+
+def test_a_loop_of_a_few_seconds_is_not_shown(capsys):
+    assert list(Progress("captions", 3).follow("abc")) == ["a", "b", "c"]
+    assert capsys.readouterr().err == ""
 
 
 def test_a_log_is_read_line_by_line_while_it_grows(tmp_path):

@@ -286,7 +286,7 @@ def test_missing_images_are_counted_and_the_first_is_named(tmp_path):
         image.unlink()
     (tmp_path / "0.png").write_bytes(b"x")
     message = (
-        r"too few readable images .*\(0 readable, 11 missing, 1 undecodable; the first is (.*)\); correct the paths"
+        r"only 0 of 12 images can be read \(11 missing, 1 undecodable; the first is (.*)\), and .*; correct the paths, "
     )
     with pytest.raises(InputError, match=message) as error:
         write_files(settings, tmp_path / "out")

@@ -126,7 +126,6 @@ def test_a_killed_captioning_run_resumes_with_the_same_bytes(project, tmp_path):
     assert done.returncode == 0, done.stderr
     counts = json.loads((tmp_path / "out/summary.json").read_text())["operators"][1]["recaption"]
     assert (counts["captioned"], counts["cached"]) == (12, 8)
-    assert re.search(r"0 s left, 12 of 12 captions by mgm_captioning_mapper, [\d.]+ per second", done.stderr)
     assert "Loading weights" not in done.stderr
     assert sorted(os.listdir(tmp_path / "out")) == sorted([*OUTPUTS, "summary.json"])
     (tmp_path / "whole").mkdir()

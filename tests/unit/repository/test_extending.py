@@ -208,7 +208,7 @@ def project(tmp_path) -> Path:
 
 
 def test_the_stage_is_part_of_each_run_and_counts_words(project):
-    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--dry-run", "baseline"]
+    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--dry-run", "--verbose", "baseline"]
     planned = subprocess.run(command, cwd=project, capture_output=True, text=True)
     assert planned.returncode == 0, planned.stderr
     assert "results/shapes/tiny/baseline/count_words/words.json" in planned.stdout + planned.stderr

@@ -58,21 +58,34 @@ class UserError(WorkflowError):
     __traceback__ = property(lambda self: None, lambda self, _: None)
 
 
+UserError.__name__ = "Error"  # Snakemake prints the name of the class above the sentence
+
+
 def attach(settings, is_stage: Callable[[str], bool]) -> bool:
     """Replace Snakemake's own handler by the console; return whether it was replaced.
 
-    Snakemake's handler stays in a dry run, with --verbose or --quiet, and with a logger plugin for the terminal.
+    Snakemake's handler stays with --verbose or --quiet, and with a logger plugin for the terminal. It also stays in a
+    dry run, but shows no list of jobs, so that the summary (runs/dry_run_summary.py) can be seen.
 
     Args:
         is_stage: function that tells whether the rule of a name is a stage.
     """
     own_handlers = [handler for handler in logger.handlers if handler.name == "DefaultStreamHandler"]
-    if settings.dryrun or settings.verbose or settings.quiet or not own_handlers:
+    if settings.verbose or settings.quiet or not own_handlers:
+        return False
+    if settings.dryrun:
+        for handler in own_handlers:
+            handler.addFilter(_is_shown_in_dry_run)
         return False
     for handler in own_handlers:
         logger.removeHandler(handler)
     logger.addHandler(Console(is_stage, LiveLines() if sys.stderr.isatty() else Lines()))
     return True
+
+
+def _is_shown_in_dry_run(record: logging.LogRecord) -> bool:
+    """Return whether a record is a warning, an error, or states that nothing would run."""
+    return record.levelno >= logging.WARNING or record.getMessage().startswith("Nothing to be done")
 
 
 class LogTail:

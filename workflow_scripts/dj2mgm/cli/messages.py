@@ -30,13 +30,14 @@ def warn(sentence: str) -> None:
 def report_progress(what: str, done: int, total: int, detail: str, seconds_left: float) -> None:
     """Print a line such as `progress: 2 min 37 s left, 20 of 135 steps, loss 0.8039`.
 
-    The time is first, because terminals cut off the end of long lines.
+    The time is first, because terminals cut off the end of long lines. The last line has none.
     """
-    _print(f"{PROGRESS}{_format_time_left(seconds_left)} left, {done} of {total} {what}, {detail}")
+    time_left = f"{_format_time_left(seconds_left)} left, " if done < total else ""
+    _print(f"{PROGRESS}{time_left}{done} of {total} {what}, {detail}")
 
 
 class Progress:
-    """Progress of a loop over items (`what`, in the plural), reported every ten seconds and at the end."""
+    """Progress of a loop over items (`what`, in the plural), reported every ten seconds, and at the end if it took longer."""
 
     def __init__(self, what: str, total: int):
         self.what = what
@@ -48,7 +49,7 @@ class Progress:
         """Count finished items; `detail` replaces the average rate of the loop."""
         self.done += count
         now = monotonic()
-        if now - self.reported >= INTERVAL_S or self.done == self.total:
+        if now - self.reported >= INTERVAL_S or (self.done == self.total and now - self.started >= INTERVAL_S):
             self.reported = now
             rate = self.done / max(now - self.started, 1e-6)
             detail = detail or f"{rate:.1f} per second"

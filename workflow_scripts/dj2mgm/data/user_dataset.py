@@ -125,12 +125,12 @@ def _select_split(pairs: PretrainSplit, share: float) -> tuple[list[dict], HeldO
             break
     if len(evaluation) < MIN_HELD_OUT:
         if unreadable.reasons:
-            remedy = (
-                advise_unpacking_images(Path(unreadable.first)) or "correct the paths, or their base folder `images`"
+            remedy = advise_unpacking_images(Path(unreadable.first)) or (
+                "correct the paths, their base folder `images`, or the column of the images in `columns`"
             )
             raise InputError(
-                f"{pairs.title}: too few readable images to hold {MIN_HELD_OUT} out for "
-                f"evaluation ({len(evaluation)} readable, {unreadable}); {remedy}"
+                f"{pairs.title}: only {len(evaluation)} of {images} images can be read ({unreadable}), and at least "
+                f"{MIN_HELD_OUT} must be held out for evaluation; {remedy}"
             )
         raise InputError(
             f"{pairs.title}: too few different, readable images to hold {MIN_HELD_OUT} out "

@@ -117,7 +117,8 @@ class Runs:
             try:
                 config, dataset, settings = self._resolve_settings(self.experiments.configs[experiment], seed)
             except InputError as error:
-                raise type(error)(f"experiment {experiment}: {error}") from None
+                origin = "" if experiment == REFERENCE else f"experiment {experiment}: "  # the reference is not chosen
+                raise type(error)(f"{origin}{error}") from None
             name = self._name_run(experiment, seed)
             self._runs[experiment, seed] = Run(experiment, seed, name, config, dataset, settings)
         return self._runs[experiment, seed]

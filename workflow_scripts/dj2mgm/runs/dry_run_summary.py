@@ -28,9 +28,13 @@ def summarize_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[Pla
         jobs: the jobs that would run.
         targets: the jobs that the command line names.
     """
+    jobs = list(jobs)
+    if not jobs:
+        return []
+    hint = "`--verbose` lists all jobs with their commands."
     stages = [job for job in jobs if job.is_stage]
     if not stages:
-        return []
+        return ["", f"Summary: no stage would run, only {', '.join(sorted({job.rule for job in jobs}))}. {hint}"]
     trainings = [
         (runs.by_folder(job.run), stage)
         for job in stages
@@ -47,7 +51,7 @@ def summarize_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[Pla
     lines.append(f"Time: {_estimate_time(stages)}.")
     pages = [file for target in targets for file in target.files if "/" in file]
     lines += [f"Result: {page}" for page in pages[:3]]
-    return lines
+    return [*lines, hint]
 
 
 def _describe_training(runs: Runs, run: Run, stage: str, planned_folders: set[Path]) -> str:

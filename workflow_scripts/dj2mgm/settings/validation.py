@@ -1,6 +1,7 @@
 """Validation of configurations, with messages that name the source, the key and the remedy."""
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,6 +166,8 @@ def _describe_problem(problem: str, path: tuple, node: dict, value: object) -> s
     is_number = "enum" in node and isinstance(value, str) and (INTEGER.fullmatch(value) or FLOAT.fullmatch(value))
     text = value if is_number else quote_value(value)  # the YAML reader returns such numbers as strings
     sentence = f"{name}: expected {describe_accepted_values(node)}" + ("" if secret else f", found {text}")
+    if node.get("type") == "array" and re.fullmatch(r"[\w.,+-]+", str(value)) and not secret:
+        return f"{sentence}; put the items in brackets, as in [{value}]"
     example = next(iter(node.get("properties", {})), None)
     if example:
         return f"{sentence}; put them in braces, as in {{{example}: …}}"
