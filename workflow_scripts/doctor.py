@@ -58,7 +58,9 @@ def main() -> None:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
     else:
         print_findings(findings)
-    sys.exit(any(finding.status == "fail" for finding in findings))
+    if failed := [finding.name for finding in findings if finding.status == "fail"]:
+        print(f"error: not ready: {', '.join(failed)}. The remedies are above, after each →", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

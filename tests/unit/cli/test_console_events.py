@@ -75,6 +75,14 @@ def test_the_executors_reason_is_shown_without_the_command(console, capsys):
     ]
 
 
+def test_a_check_that_found_something_did_not_crash(console, capsys, tmp_path):
+    log = tmp_path / "doctor.log"
+    log.write_text("error: not ready: disk. The remedies are above, after each →\n")
+    fail(console, None, log=[log])
+    console.close()
+    assert capsys.readouterr().err.splitlines()[0] == "train small: ended with an error after 0.0 s"
+
+
 def test_attempts_keep_their_number_and_repeat_no_reason(capsys, tmp_path):
     log = tmp_path / "train.log"
     log.write_text("error: no more memory\n")

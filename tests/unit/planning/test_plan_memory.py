@@ -83,7 +83,7 @@ def test_frozen_layers_in_4_bits_need_less_memory(plan):
 def test_remedies_are_printed_if_nothing_fits(plan):
     done = plan("--gpus", "1", "--gpu-memory", "0.1", "--host-memory", "64", "--tuning", "lora")
     assert "Nothing fits. What would help:" in done.stdout
-    assert "GiB of the GPU's memory would be enough" in done.stdout
+    assert "GiB of the GPU's memory instead of 0.1" in done.stdout
 
 
 @pytest.mark.parametrize(

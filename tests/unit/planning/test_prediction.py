@@ -130,7 +130,7 @@ def test_remedies_name_sufficient_amounts(mgm_2b):
     candidates = list_candidates(case, small, configs, 128, [1, 2], [0, 1])
     assert find_fastest(candidates) is None
     remedies = suggest_remedies(case, candidates, small)
-    [needed] = [remedy for remedy in remedies if "of the GPU's memory would be enough" in remedy]
+    [needed] = [remedy for remedy in remedies if "of the GPU's memory instead of 4.0" in remedy]
     enough = Machine(1, float(needed.split(" GiB")[0]) + 0.05, 62.6)
     assert find_fastest(list_candidates(case, enough, configs, 128, [1, 2], [0, 1]))
 
@@ -146,7 +146,7 @@ def test_remedies_name_nf4_if_it_is_enough(mgm_2b):
         # a plan that is in 4 bits already gets no such advice
         assert not any("nf4" in remedy for remedy in suggest_remedies(replace(case, nf4=True), candidates, machine))
     assert not any("nf4" in remedy for remedy in remedies[2.0])
-    assert any("precision: nf4" in remedy and "enough for zero2" in remedy for remedy in remedies[9.0]), remedies
+    assert any("precision: nf4" in remedy and "fits by zero2" in remedy for remedy in remedies[9.0]), remedies
 
 
 @pytest.fixture(scope="module")

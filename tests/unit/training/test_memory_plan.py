@@ -92,7 +92,7 @@ def test_auto_selects_the_fastest_fitting_plan(workload, capsys):
 
 
 def test_auto_names_remedies_if_nothing_fits(workload):
-    with pytest.raises(InputError, match="no training plan fits. Remedies: .* GiB of the host's memory would be"):
+    with pytest.raises(InputError, match="no training plan fits this machine. .* GiB of the host's memory instead of"):
         choose_plan(settings(deepspeed=None, deepspeed_choices=CHOICES), workload, NO_ROOM)
 
 

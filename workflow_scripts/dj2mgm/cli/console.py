@@ -308,7 +308,9 @@ class Console(logging.Handler):
             return
         if text:
             self.shown_reasons[text] = job.title
-        self.screen.say(f"{job.title}: failed after {job.elapsed}", FAILED)
+        is_finding = not job.number and MISTAKE.match(text.lstrip())  # of a check, which is not a stage
+        end = "ended with an error" if is_finding else "failed"
+        self.screen.say(f"{job.title}: {end} after {job.elapsed}", FAILED)
         for name, value in record.aux.items():
             self.screen.say(f"{name}: {value}")
         if text:

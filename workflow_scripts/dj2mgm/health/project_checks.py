@@ -131,6 +131,9 @@ MEMORY_REMEDY = (
 )
 
 
+NO_PLAN_REMEDY = "change one of these, or name a smaller model; `snakemake plan` lists all training plans"
+
+
 def check_plans(runs: Runs, machine: Machine) -> Iterator[Finding]:
     """Yield a finding for each training stage of the reference, at the longest conversations that it accepts."""
     run = runs.first_seed(REFERENCE)
@@ -152,7 +155,7 @@ def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
         prediction = predict(workload, plan_from_settings(settings, workload), machine)
     except InputError as error:
         unknown = isinstance(error, PlanningError) and not settings.has_auto
-        return Finding(name, "skip", str(error)) if unknown else Finding(name, "fail", str(error), MEMORY_REMEDY)
+        return Finding(name, "skip", str(error)) if unknown else Finding(name, "fail", str(error), NO_PLAN_REMEDY)
     if shortage := prediction.describe_shortage(machine):
         return Finding(name, "fail" if settings.check_memory else "warn", shortage, MEMORY_REMEDY)
     gpu = f"{prediction.gpu_gib:.1f} GiB of the GPU and " if machine.gpus else ""

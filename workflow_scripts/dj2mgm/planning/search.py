@@ -180,9 +180,7 @@ def suggest_remedies(workload: Workload, candidates: Sequence[Candidate], machin
     if workload.tuning == "full":
         advice.append("train LoRA instead of the whole language model")
     if nf4 := _find_nf4_plan(workload, candidates, machine):
-        advice.append(
-            f"precision: nf4, which holds frozen layers in 4 bits, would be enough for {describe_plan(nf4.plan)}"
-        )
+        advice.append(f"precision: nf4, which holds frozen layers in 4 bits, fits by {describe_plan(nf4.plan)}")
     needs = [
         ("the GPU", machine.gpu_gib, lambda candidate: candidate.prediction.gpu_gib),
         ("the host", machine.host_gib, lambda candidate: candidate.prediction.host_gib * (1 + HOST_MARGIN)),
@@ -193,9 +191,8 @@ def suggest_remedies(workload: Workload, candidates: Sequence[Candidate], machin
         ]
         if limit is not None and sufficient:
             smallest = min(sufficient, key=need)
-            advice.append(
-                f"{need(smallest):.1f} GiB of {name}'s memory would be enough for {describe_plan(smallest.plan)}"
-            )
+            plan = describe_plan(smallest.plan)
+            advice.append(f"{need(smallest):.1f} GiB of {name}'s memory instead of {limit:.1f}, for {plan}")
     hardware = f"more GPUs than {machine.gpus}" if machine.gpus else "a GPU"
     advice.append(f"shorter sequences than {workload.sequence_length} tokens, or {hardware}")
     return advice

@@ -146,7 +146,8 @@ def choose_plan(
     best = find_fastest(candidates)
     if best is None:
         raise InputError(
-            f"auto: no training plan fits. Remedies: {'; '.join(suggest_remedies(workload, candidates, machine))}"
+            "auto: no training plan fits this machine. One of these would help: "
+            f"{'; '.join(suggest_remedies(workload, candidates, machine))}"
         )
     plan = best.plan
     _note_plan(f"auto: the fastest training plan that fits is {describe_plan(plan)}")
