@@ -222,6 +222,14 @@ def test_a_fallen_score_is_named_next_to_a_better_verdict(monkeypatch, config, f
         )
 
 
+@pytest.mark.parametrize("fall", [0.0, 0.3])
+def test_a_single_model_names_the_captions_that_it_lost(config, fall):
+    measure_probability(config, fall)
+    write_yaml(config, {"experiments": [read_yaml(config)["experiments"][1]]})
+    [record] = Assessment(load_experiments(config)).build_records().values()
+    assert ("Captions became worse by fine-tuning: CLIPScore from " in record["fallen"]) == bool(fall)
+
+
 def test_judged_scores_have_a_scale(config):
     experiments = load_experiments(config)
     scales = {panel.title: panel.scale for panel in build_headline_panels(experiments, {})}

@@ -37,7 +37,7 @@ def report_progress(what: str, done: int, total: int, detail: str, seconds_left:
 
 
 class Progress:
-    """Progress of a loop over items (`what`, in the plural), reported every ten seconds and, if it is long, at the end."""
+    """Progress of a loop over items (`what`, in the plural), reported every ten seconds, and at a long one's end."""
 
     def __init__(self, what: str, total: int):
         self.what = what

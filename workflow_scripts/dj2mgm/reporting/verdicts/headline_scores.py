@@ -33,12 +33,14 @@ def find_headline(experiments: list[ExperimentResults], share_of_rows: float = 1
     return HeadlineScore(SCORE_TITLES[headline.key], headline.group, headline.metric, settings.margin)
 
 
-def compute_change_by_training(experiment: ExperimentResults, group: str, metric: str) -> PairedContrast | None:
-    """Return the difference of the fine-tuned model from the model before training, paired by image.
+def compute_change_by_training(
+    experiment: ExperimentResults, group: str, metric: str, base_model: str = UNTRAINED
+) -> PairedContrast | None:
+    """Return the difference of the fine-tuned model from an earlier one, paired by image.
 
     None if a score was not measured.
     """
-    base_group = find_group_before_training(group)
+    base_group = name_group(base_model, split_group(group)[1])
     pairs = [
         (run.groups.get(group, {}).get(metric), run.groups.get(base_group, {}).get(metric)) for run in experiment.scores
     ]

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dj2mgm.cli.messages import format_duration
-from dj2mgm.evaluation.run_scores import GroupEstimates
+from dj2mgm.evaluation.run_scores import GroupEstimates, estimate_difference
 from dj2mgm.reporting.advised_commands import build_keep_command, build_snakemake_command
+from dj2mgm.reporting.comparison import SCORE_TITLES, format_score
 from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.verdicts.experiment_pairs import (
@@ -16,6 +17,7 @@ from dj2mgm.reporting.verdicts.experiment_pairs import (
     is_learning_rate_control,
 )
 from dj2mgm.reporting.verdicts.headline_panels import summarize_differences
+from dj2mgm.reporting.verdicts.headline_scores import compute_change_by_training
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict
 from dj2mgm.reporting.verdicts.learning_faults import MIN_STEPS, LearningFault, advise_other_model
 from dj2mgm.reporting.verdicts.verdict_sentences import (
@@ -29,9 +31,11 @@ from dj2mgm.reporting.verdicts.verdict_sentences import (
 )
 from dj2mgm.runs.seed_times import sum_seconds
 from dj2mgm.runs.variants import can_select_rows
+from dj2mgm.score_groups import OWN, OWN_GROUP, PRETRAINED, name_group
 from dj2mgm.settings.configuration import ExperimentOnlyKeys
 from dj2mgm.verdict_kinds import VerdictKind
 
+CAPTION_SCORES = ("attribute_accuracy", "clip_score", "ref_clip_score")
 PHOTO_MODEL = "qwen3-vl-2b"  # advised instead of a tiny model
 LONGER_TRAINING_FACTOR = 3  # after a training that taught nothing, advise this multiple of its steps or of MIN_STEPS
 
@@ -123,7 +127,12 @@ def write_verdict_cards(
             step, command = _advise_next_step(verdict, comparison, kinds, experiment.name in forgotten)
         fallen = control = ""
         if not target and verdict.kind == VerdictKind.BETTER and subject is experiment:
-            fallen = _describe_fallen(differences.get(experiment.name, {}))
+            has_reference = bool(later_experiments)
+            fallen = (
+                _describe_fallen(differences.get(experiment.name, {}))
+                if has_reference
+                else _describe_lost_captions(experiment)
+            )
         if not target and verdict.kind != VerdictKind.NONE:
             control = _build_control_command(comparison, experiments)
         confidence = "" if withheld else _describe_confidence(verdict, seeds, bool(later_experiments))
@@ -142,6 +151,23 @@ def write_verdict_cards(
             )
         )
     return cards
+
+
+def _describe_lost_captions(experiment: ExperimentResults) -> str:
+    """Return a sentence on scores of captions that fell from stage 1 to fine-tuning; empty if none did."""
+    lost = []
+    for metric in CAPTION_SCORES:
+        contrast = compute_change_by_training(experiment, OWN_GROUP, metric, PRETRAINED)
+        if contrast is None or contrast.images < 2:
+            continue
+        change = estimate_difference(contrast, OWN_GROUP, metric)
+        if change.ends[1] < 0:
+            after, before = (
+                experiment.groups[group][metric].mean for group in (OWN_GROUP, name_group(PRETRAINED, OWN))
+            )
+            scores = (format_score(metric, score) for score in (before, after))
+            lost.append(f"{SCORE_TITLES[metric]} from {' to '.join(scores)}")
+    return f"Captions became worse by fine-tuning: {join_words(lost)}. The 95 % interval excludes 0." if lost else ""
 
 
 def _describe_fallen(differences: GroupEstimates) -> str:
