@@ -102,7 +102,7 @@ def test_limits_reproduce_the_runs_dropped_rows(results, run):
         (None, "/data/photos", False),
     ],
 )
-def test_similarities_of_photos_by_the_embedded_clip_are_doubtful(clip, root, is_doubtful):
+def test_similarities_by_the_embedded_clip_are_doubtful(clip, root, is_doubtful):
     assert bool(describe_clip_doubt(clip, root)) == is_doubtful
 
 
@@ -326,8 +326,8 @@ def test_requests_for_rows_and_searches_are_answered(server):
     )
     assert np.flatnonzero(matches)[:10].tolist() == list(range(10))  # and their near-duplicates
     name = row["image"].rpartition("/")[2]
-    found = np.frombuffer(request_page(server, f"run/pairs/find?words={name.upper()}")[1], dtype=np.uint8)
-    assert 1 in np.flatnonzero(found)
+    name_matches = np.frombuffer(request_page(server, f"run/pairs/find?words={name.upper()}")[1], dtype=np.uint8)
+    assert 1 in np.flatnonzero(name_matches)
     assert request_page(server, "report.html")[1] == b"<p>report"
     policy = request_page(server, "report.html")[2]["Content-Security-Policy"]
     assert policy.startswith("default-src 'none'")

@@ -53,7 +53,7 @@ def test_better_data_are_named_with_their_difference(page):
     [card] = Assessment(experiments).cards
     assert (card.label, card.tone, card.confidence) == ("Better", "good", "95 % confidence.")
     # six stages and three seeds, three minutes each; the filter's time is 9999 s
-    assert card.cost == "9 h 13 min for the stages that this experiment added."
+    assert card.cost == "9 h 13 min for the stages that this experiment added, their times added up."
     assert card.command == "snakemake publish --config experiment=new"
     assert verdict(page({"baseline": 0.6, "new": 0.5}, seeds=3)).kind == "worse"
 
@@ -335,7 +335,7 @@ def test_experiments_that_learned_nothing_share_a_card(page, tmp_path):
         assert merged.verdict.statement == "The verdicts are withheld, because one and two learned nothing."
         assert merged.command == f"snakemake {command} --config {LONGER}"
         assert merged.next_step == cards[1].next_step == cards[2].next_step
-        assert merged.cost.endswith(" for the stages that these experiments added.")
+        assert merged.cost.endswith(" for the stages that these experiments added, their times added up.")
     assert set(Assessment(experiments).build_records()) == {"baseline", "new", *names}
 
 
@@ -403,7 +403,7 @@ def test_shared_stages_cost_nothing_and_commands_continue_runs(page, tmp_path):
     config["experiments"][1]["runs"][0]["stages"]["filter"] = config["experiments"][0]["runs"][0]["stages"]["filter"]
     write_yaml(tmp_path / "config.yaml", config)
     [card] = Assessment(load_experiments(tmp_path / "config.yaml")).cards
-    assert card.cost == "18 min 00 s for the stages that this experiment added."
+    assert card.cost == "18 min 00 s for the stages that this experiment added, their times added up."
     assert (card.label, card.confidence) == ("Undecided, one seed", "Not sure.")
     assert card.command == ("snakemake decide --config 'dataset=../my photos' model=mgm-2b experiment=new")
 

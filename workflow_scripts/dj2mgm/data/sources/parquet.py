@@ -82,10 +82,10 @@ def _read_file(source: Source, file: Path, number: int, copied: DiskMap, table: 
             for row in _read_values(batch, file, row_number):
                 row_number += 1
                 location = f"{file}, row {row_number}"
-                place = f"{file.stem}-{row_number:09d}"
-                name = (parse_identifier(row[identifier], location) if identifier else None) or place
+                row_name = f"{file.stem}-{row_number:09d}"
+                name = (parse_identifier(row[identifier], location) if identifier else None) or row_name
                 values = _as_list(row[image]) or ([] if turns else [None])
-                paths = [images.add(value, location, place) for value in values]
+                paths = [images.add(value, location, row_name) for value in values]
                 unused = {name: row[name] for name in others}
                 if turns:
                     check_object({"turns": row[turns]}, location)
@@ -159,11 +159,11 @@ def _as_list(value: object) -> list:
     return value if isinstance(value, list) else [value]
 
 
-def _choose_member_name(path: object, place: str) -> str:
-    """Return the file name of an image, with which pages show it; `place` if it has none that a tar file can store."""
+def _choose_member_name(path: object, row_name: str) -> str:
+    """Return the file name of an image, with which pages show it; `row_name` if a tar file cannot store it."""
     name = path.replace("\\", "/").rpartition("/")[2] if isinstance(path, str) else ""
     suffix = Path(name).suffix.lower()
-    for choice in (name, f"{place}{suffix}") if suffix in IMAGE_SUFFIXES else (place,):
+    for choice in (name, f"{row_name}{suffix}") if suffix in IMAGE_SUFFIXES else (row_name,):
         if choice.isprintable() and len(choice.encode()) <= MAX_MEMBER_NAME:
             return choice
     return f"image{suffix}" if suffix in IMAGE_SUFFIXES else "image"
@@ -191,13 +191,13 @@ class TarWriter:
         if self.tar:
             self.tar.close()
 
-    def add(self, value: object, location: str, place: str) -> str:
+    def add(self, value: object, location: str, row_name: str) -> str:
         """Write an image, unless the same bytes are written already; return its path.
 
         Args:
             value: bytes, or datasets' `{bytes, path}`; null is an empty image.
             location: file and row, for messages.
-            place: file and row, for the name of an image that has none.
+            row_name: file and row, for the name of an image that has none.
         """
         content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
         others = {key: other for key, other in value.items() if other is not None} if isinstance(value, dict) else {}
@@ -221,7 +221,7 @@ class TarWriter:
             self.tar = tarfile.open(self.folder / self._name(), "w", format=tarfile.USTAR_FORMAT)
             self.shard += 1
         name = self._name(self.shard - 1)
-        info = tarfile.TarInfo(_choose_member_name(path, place))
+        info = tarfile.TarInfo(_choose_member_name(path, row_name))
         info.size = len(content)
         offset = self.tar.offset + tarfile.BLOCKSIZE
         self.tar.addfile(info, io.BytesIO(content))

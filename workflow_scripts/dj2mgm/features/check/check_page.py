@@ -81,8 +81,8 @@ def _describe_metric(metric: MetricPower) -> str:
     unit = f" {unit.removesuffix(')')}" if unit else ""  # of a share, differences have theirs
     answer = ""
     if metric.example:
-        answer = "Yes," if metric.finds_example else "No, hold out more images,"
-        answer = f"{answer} for a difference such as that of dj_synth on the embedded data ({metric.example}{unit}). "
+        example = f"for a difference such as that of dj_synth on the embedded data ({metric.example}{unit})"
+        answer = f"Yes, {example}. " if metric.finds_example else f"Not {example}: hold out more images. "
     sizes = " or ".join(f"{size.difference}{unit} with {size.images} held-out images" for size in metric.sizes)
     sentence = (
         f"{answer}With {metric.seeds} seeds, four of five comparisons find a true difference in the {title} of {sizes}."

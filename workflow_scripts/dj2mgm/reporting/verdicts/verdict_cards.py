@@ -268,7 +268,7 @@ def _describe_cost(experiments: list[ExperimentResults], reference: ExperimentRe
     if seconds is None:
         return NOT_RECORDED
     stages = "all stages" if is_reference_only else "the stages that this experiment added"
-    return f"{format_duration(seconds)} for {stages}."
+    return f"{format_duration(seconds)} for {stages}, their times added up."
 
 
 def find_cost(experiment: ExperimentResults) -> float | None:
