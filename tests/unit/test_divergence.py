@@ -113,7 +113,7 @@ def test_steps_skipped_by_a_loss_scale_do_not_stop_training(tmp_path, monkeypatc
         end_step(trainer, 1.0, math.inf)
 
 
-def test_a_step_without_a_checkpoint_is_logged_while_the_next_one_runs(tmp_path, monkeypatch):
+def test_a_step_is_logged_while_the_next_one_runs(tmp_path, monkeypatch):
     trainer, logged = fp16_trainer(tmp_path), []
     trainer.accelerator.gradient_state = SimpleNamespace(_set_sync_gradients=lambda _: None)
     monkeypatch.setattr(Trainer, "_maybe_log_save_evaluate", lambda *_: None)
