@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from dj2mgm.models.mgm import greedy_search
+from dj2mgm.models.greedy_search import GreedySearch, Prompts
+from dj2mgm.models.questions import cut_at_stop
 from tiny_models import NUM_IMAGE_TOKENS, pixels, tiny_mgm
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -51,17 +52,20 @@ def test_greedy_answers_on_gpu_equal_those_on_the_cpu(batch):
     assert answers.cpu().tolist() == expected.tolist()
 
 
-def test_graph_answers_equal_token_by_token_answers(batch, monkeypatch):
+def test_graph_answers_equal_those_of_generate(batch):
+    """The second batch replays the graph of the first one; answers end early."""
     model = tiny_mgm().eval().cuda()
-    ids = batch["input_ids"].tolist()
     with torch.inference_mode():
-        images = model.model.get_image_features(batch["pixel_values"].cuda())
-    prefix, questions = (
-        ids[0][:NUM_IMAGE_TOKENS],
-        [row[NUM_IMAGE_TOKENS:end] for row, end in zip(ids, (-1, -5), strict=True)],
-    )
-    answers = {}
-    for recorded in (1, 1000):
-        monkeypatch.setattr(greedy_search, "MIN_RECORDED", recorded)
-        answers[recorded] = greedy_search.greedy_search(model, prefix, images, [0, 1], questions, 16, [0], 40)
-    assert answers[1] == answers[1000] and len(answers[1][0]) > 8
+        visual = model.model.get_image_features(batch["pixel_values"].cuda())
+
+    def make_inputs(ids, mask, images) -> dict:
+        return {"input_ids": ids.cuda(), "attention_mask": mask.cuda(), "visual_tokens": visual[images]}
+
+    tokens = [row[:end] for row, end in zip(batch["input_ids"].tolist(), (-1, -5), strict=True)]
+    for images in ([0, 1], [1, 1]):
+        prompts = Prompts(tokens, [NUM_IMAGE_TOKENS] * 2, images, make_inputs)
+        search = GreedySearch(model, [0], 0, 40)
+        with torch.inference_mode():
+            expected = [cut_at_stop(answer, [0]) for answer in search._generate(prompts).tolist()]
+        assert search(prompts) == search(prompts) == expected
+        assert search._step.graph and len(expected[0]) > 8

@@ -1,26 +1,25 @@
 """Greedy answers, captions and likelihoods of a trained MGM, for many images at a time."""
 
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from io import BytesIO
 from itertools import chain, groupby, repeat
-from math import ceil
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from transformers import DynamicCache
+from transformers import GenerationConfig
 
 from dj2mgm.compute import select_device
 from dj2mgm.data.chat_template import TEMPLATE_REMEDY, ChatTemplate
 from dj2mgm.data.formats import build_conversation, build_text_conversation
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
+from dj2mgm.models.greedy_search import TOKENS_AT_ONCE, GreedySearch, Prompts
 from dj2mgm.models.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
 from dj2mgm.models.mgm.beam_search import beam_search
-from dj2mgm.models.mgm.greedy_search import TOKENS_AT_ONCE, greedy_search
 from dj2mgm.models.mgm.likelihood import compute_answer_log_likelihoods
 from dj2mgm.models.mgm.shared_arrays import fill_in_order
 from dj2mgm.models.questions import (
@@ -40,7 +39,6 @@ from dj2mgm.storage.files import read_json, readable
 # Batch size for "auto": on a CPU, and the maximum on a GPU, which larger batches do not use better
 CPU_BATCH_SIZE, MAX_GPU_BATCH_SIZE = 64, 256
 QUESTION_TOKENS, FLOAT32 = 128, 4
-UNIT = 16  # on a GPU questions are padded to a multiple of it, so that kernels are planned for few lengths
 DECODING, DECODED_AT_ONCE = 8, 8  # processes that decode images for a GPU, and images in each of their results
 VISUAL_BYTES = 2**31  # for cached visual tokens: 900 images at MGM-2B's shape
 
@@ -76,6 +74,7 @@ class MGMGenerator(Generator):
         self.device = torch.device(device or select_device())
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.model = load_trained(base, stage, dtype).to(self.device)
+        self.model.generation_config = GenerationConfig()  # answers are greedy; the folder's settings are ignored
         self.processor = MGMProcessor.from_pretrained(base)
         self._cache: dict[str, torch.Tensor] = {}  # visual tokens, by path
 
@@ -87,11 +86,28 @@ class MGMGenerator(Generator):
     def answer_batches(
         self, batches: list[QuestionBatch], template: str | dict, max_new_tokens: int
     ) -> Iterator[list[str]]:
-        chat = ChatTemplate.load(template, self.processor.tokenizer)
+        tokenizer = self.processor.tokenizer
+        chat = ChatTemplate.load(template, tokenizer)
+        stops = chat.stop_ids(tokenizer)
+        search = GreedySearch(self.model, stops, stops[0], max_new_tokens)
         for batch, new in with_new_images(batches, self._cache, self._encode_in_parts):
             has_images = batch.images != [None]
-            tokens = self._get_visual_tokens(list(map(make_image_key, batch.images)), new) if has_images else None
-            yield self._answer_batch(tokens, batch, chat, max_new_tokens)
+            visual = self._get_visual_tokens(list(map(make_image_key, batch.images)), new) if has_images else None
+            texts = [(chat.render_prompt(question, has_images), False) for question in batch.questions]
+            tokens = [self.processor.encode([text])["input_ids"] for text in texts]
+            prefixes = [self._find_end_of_image(ids) if has_images else 1 for ids in tokens]
+            answers = search(Prompts(tokens, prefixes, batch.about, partial(self._make_inputs, visual)))
+            yield [text.strip() for text in tokenizer.batch_decode(answers, skip_special_tokens=True)]
+
+    def _find_end_of_image(self, ids: list[int]) -> int:
+        return len(ids) - ids[::-1].index(self.processor.image_token_id)
+
+    def _make_inputs(
+        self, visual_tokens: torch.Tensor | None, ids: torch.Tensor, mask: torch.Tensor, images: Sequence[int]
+    ) -> dict[str, torch.Tensor]:
+        """Return the model's inputs for rows of tokens about `images`, indices of `visual_tokens`."""
+        inputs = {"input_ids": ids.to(self.device), "attention_mask": mask.to(self.device)}
+        return inputs if visual_tokens is None else inputs | {"visual_tokens": visual_tokens[list(images)]}
 
     def list_control_tokens(self, template: str | dict) -> Collection[str]:
         return ChatTemplate.load(template, self.processor.tokenizer).control_tokens
@@ -113,53 +129,6 @@ class MGMGenerator(Generator):
         free = torch.cuda.mem_get_info(self.device)[0] + reserved - (VISUAL_BYTES - cached_bytes)
         rows = max(1, free // 2 // row)
         return min(MAX_GPU_BATCH_SIZE, 1 << (rows.bit_length() - 1))
-
-    def _answer_batch(
-        self, visual_tokens: torch.Tensor | None, batch: QuestionBatch, chat: ChatTemplate, max_new_tokens: int
-    ) -> list[str]:
-        """Answer questions of equal padded width together; `visual_tokens` are None for questions without an image."""
-        has_images = visual_tokens is not None
-        prompts = (chat.render_prompt(question, has_images) for question in batch.questions)
-        prefixes, questions = zip(*(self._split_prompt(prompt, has_images) for prompt in prompts), strict=True)
-        if len(set(prefixes)) > 1:
-            raise InputError(
-                f"template {chat.name}: the text before the image depends on the question; {TEMPLATE_REMEDY}"
-            )
-        answers: list[list[int]] = [[]] * len(questions)
-        stops = chat.stop_ids(self.processor.tokenizer)
-        width = self._make_width_function(len(prefixes[0]), questions, max_new_tokens)
-        for padded in sorted({width(ids) for ids in questions}):
-            numbers = [number for number, ids in enumerate(questions) if width(ids) == padded]
-            about, ids = zip(*((batch.about[number], questions[number]) for number in numbers), strict=True)
-            new_answers = greedy_search(
-                self.model, prefixes[0], visual_tokens, about, ids, padded, stops, max_new_tokens
-            )
-            for number, answer in zip(numbers, new_answers, strict=True):
-                answers[number] = answer
-        texts = self.processor.tokenizer.batch_decode(answers, skip_special_tokens=True)
-        return [text.strip() for text in texts]
-
-    def _make_width_function(
-        self, prefix: int, questions: Sequence[list[int]], max_new_tokens: int
-    ) -> Callable[[list[int]], int]:
-        """Return a function from a question's tokens to its padded length.
-
-        Questions are padded to the longest one, except empty questions, which put no token after the image. If an
-        attention window is shorter than a prompt with its answer, nothing is padded, because padding would take up
-        positions of the window.
-        """
-        unit = UNIT if self.device.type == "cuda" else 1
-        width = ceil(max(map(len, questions)) / unit) * unit
-        layers = DynamicCache(config=self.model.config.get_text_config()).layers
-        if any(layer.is_sliding and layer.sliding_window < prefix + width + max_new_tokens for layer in layers):
-            return len
-        return lambda ids: width if ids else 0
-
-    def _split_prompt(self, prompt: str, has_image: bool) -> tuple[tuple[int, ...], list[int]]:
-        """Split a prompt's tokens after its image, or after the first token if it has none."""
-        ids = self.processor.encode([(prompt, False)])["input_ids"]
-        end = len(ids) - ids[::-1].index(self.processor.image_token_id) if has_image else 1
-        return tuple(ids[:end]), ids[end:]
 
     @torch.inference_mode()
     def generate_candidates(
@@ -210,7 +179,7 @@ class MGMGenerator(Generator):
         return compute_answer_log_likelihoods(
             self.model,
             items[0]["input_ids"][:begin],
-            tokens,
+            partial(self._make_inputs, tokens),
             [answer.about for answer in answers],
             [item["input_ids"][begin:] for item in items],
             [item["labels"][begin:] for item in items],

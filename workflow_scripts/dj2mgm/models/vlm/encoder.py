@@ -81,7 +81,7 @@ class ProcessorEncoder:
     def encode_text(self, row: dict, *replacements: str) -> dict:
         """Return the tokens of `encode_row`, with the strings that `process_image` returned for the row's images."""
         encoded = self._encode(row, list(replacements))
-        type_ids = self._make_type_ids(torch.tensor([encoded["input_ids"]]))
+        type_ids = self.make_type_ids(torch.tensor([encoded["input_ids"]]))
         return encoded | {name: values[0].tolist() for name, values in type_ids.items()}
 
     def count_image_tokens(self, row: dict) -> int:
@@ -106,7 +106,7 @@ class ProcessorEncoder:
             if processor_ids != self.tokenizer(text, add_special_tokens=self._adds_bos(text))["input_ids"]:
                 raise RuntimeError(f"row {row['id']}: the processor's tokens differ from the tokens that were counted")
             # an answer was tokenized separately
-            type_id_tensors = self._make_type_ids(torch.tensor([item["input_ids"]]))
+            type_id_tensors = self.make_type_ids(torch.tensor([item["input_ids"]]))
             type_ids = {name: values[0].tolist() for name, values in type_id_tensors.items()}
         return item | {name: values[: len(item["input_ids"])] for name, values in type_ids.items()} | dict(output)
 
@@ -193,9 +193,14 @@ class ProcessorEncoder:
         finally:
             self.tokenizer.padding_side = side
         tokens = {name: encoded[name] for name in ("input_ids", "attention_mask")}
-        return tokens | self._make_type_ids(tokens["input_ids"])
+        return tokens | self.make_type_ids(tokens["input_ids"])
 
-    def _make_type_ids(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    @property
+    def are_prompts_causal(self) -> bool:
+        """Whether the image's tokens do not attend to the question; PaliGemma's do."""
+        return self._marks_images.get("token_type_ids", True)
+
+    def make_type_ids(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the model's additional inputs (B, T) for tokens; most models mark image tokens with them."""
         return {
             name: torch.as_tensor(self.processor.create_mm_token_type_ids(ids.tolist()))

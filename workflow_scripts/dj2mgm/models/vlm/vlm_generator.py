@@ -1,4 +1,4 @@
-"""Answers, captions and likelihoods of a vision-language model of transformers, by its own `generate`."""
+"""Answers, captions and likelihoods of a vision-language model of transformers."""
 
 import inspect
 import os
@@ -18,6 +18,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from dj2mgm.cli.messages import note
 from dj2mgm.data.formats import build_conversation, build_text_conversation
 from dj2mgm.data.images import load_image
+from dj2mgm.models.greedy_search import GreedySearch, Prompts
 from dj2mgm.models.questions import (
     Candidates,
     GivenAnswer,
@@ -112,19 +113,39 @@ class TransformersGenerator(Generator):
         self, batches: list[QuestionBatch], template: str | dict, max_new_tokens: int
     ) -> Iterator[list[str]]:
         """Yield the answers of each batch; `template` is ignored, because the processor has its own chat template."""
+        ends = build_stopping_criteria(self.encoder, self.stops, max_new_tokens)
+        search = GreedySearch(self.model, self.stops, ends["pad_token_id"], max_new_tokens)
         for batch, new in with_new_images(batches, self._cache, self._process_in_order):
             if batch.images == [None]:
                 encoded = [self._encode_blank()]
             else:
                 encoded = self._encode_missing(list(map(make_image_key, batch.images)), new)
-            ends = build_stopping_criteria(self.encoder, self.stops, max_new_tokens)
             rows = [(encoded[number], text) for number, text in zip(batch.about, batch.questions, strict=True)]
-            yield self._run_in_parts(partial(self._answer_rows, ends=ends), rows)
+            yield self._run_in_parts(partial(self._answer_rows, search=search), rows)
 
-    def _answer_rows(self, rows: list[tuple[EncodedImage | None, str]], ends: dict) -> list[str]:
-        inputs = self._make_prompts(*map(list, zip(*rows, strict=True)))
-        sequences = self.model.generate(**inputs, **ends, do_sample=False, num_beams=1)
-        return self._decode(sequences[:, inputs["input_ids"].shape[1] :])
+    def _answer_rows(self, rows: list[tuple[EncodedImage | None, str]], search: GreedySearch) -> list[str]:
+        images, questions = map(list, zip(*rows, strict=True))
+        replacements = [image and image.replacement for image in images]
+        batch = self.encoder.encode_prompts(replacements, questions)
+        rows_of_ids = zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)
+        tokens = [ids[is_token].tolist() for ids, is_token in rows_of_ids]
+        if None in images:
+            return self._decode(search(Prompts(tokens, [0] * len(rows), list(range(len(rows))), self._make_inputs)))
+        distinct = {id(image): image for image in images}
+        numbers = {key: number for number, key in enumerate(distinct)}
+        prefixes = [self._find_end_of_image(ids) if self.encoder.are_prompts_causal else 0 for ids in tokens]
+        make_inputs = partial(self._make_inputs, distinct=list(distinct.values()))
+        return self._decode(search(Prompts(tokens, prefixes, [numbers[id(image)] for image in images], make_inputs)))
+
+    def _find_end_of_image(self, ids: list[int]) -> int:
+        return len(ids) - ids[::-1].index(self.encoder.image_token_id)
+
+    def _make_inputs(
+        self, ids: torch.Tensor, mask: torch.Tensor, images: Sequence[int], distinct: list[EncodedImage] | None = None
+    ) -> dict:
+        """Return the model's inputs for rows of tokens about `images`, indices of `distinct`."""
+        tokens = {"input_ids": ids, "attention_mask": mask} | self.encoder.make_type_ids(ids)
+        return self._add_images(tokens, [distinct and distinct[number] for number in images])
 
     def _run_in_parts(self, run: Callable[[list[T]], list[R]], rows: list[T]) -> list[R]:
         """Return the results of `run` for all rows, for half as many together if the GPU's memory is too small.
@@ -177,7 +198,8 @@ class TransformersGenerator(Generator):
             output_scores=True,
         )
         tokens = output.sequences[:, inputs["input_ids"].shape[1] :]
-        texts = self._decode(tokens)
+        # some stop tokens may not be special tokens
+        texts = self._decode([cut_at_stop(caption, self.stops) for caption in tokens.tolist()])
         steps = self.model.compute_transition_scores(
             output.sequences, output.scores, getattr(output, "beam_indices", None), normalize_logits=num_beams == 1
         )
@@ -328,9 +350,7 @@ class TransformersGenerator(Generator):
     def _move(self, values: torch.Tensor) -> torch.Tensor:
         return values.to(self.model.device, self.model.dtype if values.is_floating_point() else None)
 
-    def _decode(self, tokens: torch.Tensor) -> list[str]:
-        """Return the texts of answers without their stop tokens, some of which may not be special tokens."""
-        answers = [cut_at_stop(answer, self.stops) for answer in tokens.tolist()]
+    def _decode(self, answers: list[list[int]]) -> list[str]:
         return [text.strip() for text in self.encoder.tokenizer.batch_decode(answers, skip_special_tokens=True)]
 
 

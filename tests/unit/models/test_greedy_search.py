@@ -1,0 +1,140 @@
+"""Greedy search of all families, compared with transformers' `generate` for the same prompts."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dj2mgm.models import greedy_search
+from dj2mgm.models.families import load_family
+from dj2mgm.models.greedy_search import GreedySearch, Prompts, Step, supports_static_cache
+from dj2mgm.models.questions import cut_at_stop
+from dj2mgm.models.vlm.vlm_generator import TransformersGenerator
+from dj2mgm.storage.files import read_json, write_json
+from tiny_families import BUILDERS, save_tiny_families
+from tiny_models import save_image
+
+SIZES = [(48, 40), (90, 60), (33, 77)]
+ABOUT = [0, 1, 1, 2, 0]
+QUESTIONS = ["What is shown?", "Which color is it?", "", "How many shapes are there in the picture?", "Where?"]
+WITH_WINDOW = ["gemma3", "paligemma"]
+TOKENS = 7
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    return save_tiny_families(tmp_path_factory.mktemp("families"))
+
+
+def load_generator(folder: Path, window: int = 512) -> TransformersGenerator:
+    """Load a model whose answers differ, by default with an attention window that is longer than all prompts."""
+    config = read_json(folder / "config.json")
+    if "sliding_window" in config["text_config"]:
+        config["text_config"]["sliding_window"] = window
+        write_json(folder / "config.json", config)
+    family = load_family(folder)
+    model = family.load_trained_model(None, torch.float32)
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data += 0.2 * torch.randn_like(parameter)
+    head = model.get_output_embeddings()  # a tied one would repeat the last token
+    head.weight = torch.nn.Parameter(torch.randn_like(head.weight))
+    return TransformersGenerator(model, family.make_encoder("", max_length=4096))
+
+
+def make_prompts(generator: TransformersGenerator, folder: Path, rows: slice = slice(None)) -> Prompts:
+    """Return the prompts of questions about images of different sizes, some about the same image."""
+    paths = [save_image(folder / f"{n}.png", (90 * n, 30, 90), size) for n, size in enumerate(SIZES)]
+    encoded = generator._encode_missing(paths, {path: generator._process(path) for path in paths})
+    prompts = []
+    generator._answer_rows(
+        [(encoded[n], question) for n, question in list(zip(ABOUT, QUESTIONS, strict=True))[rows]],
+        lambda given: prompts.append(given) or [[]] * len(given.tokens),
+    )
+    return prompts[0]
+
+
+def generate(search: GreedySearch, prompts: Prompts) -> list[list[int]]:
+    """Return the answers of transformers' search, which repeats an image for each prompt."""
+    with torch.inference_mode():
+        return [cut_at_stop(answer, search.stops) for answer in search._generate(prompts).tolist()]
+
+
+@pytest.mark.parametrize("at_once", [2**14, 100], ids=["together", "in parts"])
+@pytest.mark.parametrize("family", BUILDERS)
+def test_answers_equal_those_of_generate(folders, tmp_path, monkeypatch, family, at_once):
+    """Rows end early, and a batch of the same shape uses the step of the batch before it."""
+    monkeypatch.setattr(greedy_search, "TOKENS_AT_ONCE", at_once)
+    generator = load_generator(folders[family])
+    prompts = make_prompts(generator, tmp_path)
+    assert supports_static_cache(generator.model, max(map(len, prompts.tokens)) + TOKENS)
+    whole = generate(GreedySearch(generator.model, [0], 0, TOKENS), prompts)
+    stops = [whole[0][2], whole[3][4]]
+    search = GreedySearch(generator.model, stops, 0, TOKENS)
+    answers = search(prompts)
+    assert answers == generate(search, prompts)
+    assert len(set(map(len, answers))) > 1 and len(set(map(tuple, answers))) > 2
+    step = search._step
+    reversed_prompts = prompts._replace(
+        **{name: getattr(prompts, name)[::-1] for name in ("tokens", "prefixes", "images")}
+    )
+    assert search(reversed_prompts) == answers[::-1] and search._step is step
+    for rows in (slice(0, 1), slice(2, 4)):
+        part = make_prompts(generator, tmp_path, rows)
+        assert search(part) == answers[rows]
+
+
+@pytest.mark.parametrize("family", BUILDERS)
+def test_one_token_is_the_first_of_a_longer_answer(folders, tmp_path, family):
+    generator = load_generator(folders[family])
+    prompts = make_prompts(generator, tmp_path)
+    longer = GreedySearch(generator.model, [], 0, 3)(prompts)
+    assert GreedySearch(generator.model, [], 0, 1)(prompts) == [answer[:1] for answer in longer]
+
+
+@pytest.mark.parametrize("family", [family for family in BUILDERS if family != "paligemma"])
+def test_an_image_is_read_once_for_all_its_questions(folders, tmp_path, monkeypatch, family):
+    generator, read = load_generator(folders[family]), []
+    prompts = make_prompts(generator, tmp_path)
+    make_inputs = prompts.make_inputs
+    prompts = prompts._replace(make_inputs=lambda ids, *rest: read.append(tuple(ids.shape)) or make_inputs(ids, *rest))
+    GreedySearch(generator.model, [], 0, 2)(prompts)
+    assert read[0] == (len(SIZES), max(prompts.prefixes)) and len(read) == 2
+
+
+@pytest.mark.parametrize("family", WITH_WINDOW)
+def test_short_windows_use_generate(folders, tmp_path, monkeypatch, family):
+    generator = load_generator(folders[family], window=16)
+    prompts = make_prompts(generator, tmp_path)
+    assert not supports_static_cache(generator.model, max(map(len, prompts.tokens)))
+    monkeypatch.setattr(Step, "__call__", None)
+    assert len(GreedySearch(generator.model, [], 0, TOKENS)(prompts)[0]) == TOKENS
+
+
+@pytest.mark.parametrize("fault", [{"rope_type": "dynamic"}, {"full_attention": {"rope_type": "longrope"}}])
+def test_position_embeddings_that_depend_on_values_use_generate(folders, fault):
+    model = load_generator(folders["internvl"]).model
+    assert supports_static_cache(model, 100)
+    model.config.get_text_config().rope_parameters = fault
+    assert not supports_static_cache(model, 100)
+
+
+def test_other_attention_uses_generate(folders):
+    model = load_generator(folders["llava"]).model
+    model.config.get_text_config()._attn_implementation = "flash_attention_2"
+    assert not supports_static_cache(model, 100)
+
+
+def test_memory_of_the_step_is_free_after_an_error(folders, tmp_path, monkeypatch):
+    generator = load_generator(folders["qwen3_vl"])
+    prompts, search = make_prompts(generator, tmp_path), GreedySearch(generator.model, [], 0, 3)
+    search(prompts)
+    assert search._step
+
+    def fail(*args):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Step, "write", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        search(prompts)
+    assert search._step is None
