@@ -3,6 +3,12 @@
     python benchmarks/answers.py                                  # on one GPU with 22 GiB left free
     python benchmarks/answers.py --shape qwen3-vl-2b-instruct     # a model of transformers, at several batch sizes
     python benchmarks/answers.py --shape tiny                     # without a GPU, to try the script
+    python benchmarks/answers.py --compare qwen3-vl-2b-instruct paligemma2-3b-pt-224    # with transformers' generate
+
+`--compare` answers the same questions by transformers' `generate` and by this project's search, and compares tokens.
+Weights are random, so that logits are close to each other: in bf16 other kernels choose other tokens, and the gap
+between the logits of both tokens is shown. In float32 all answers must be equal. A family that fails does not end the
+command.
 
 Weights are random, images have 640×480 pixels, settings are the defaults. A random model does not end its answers, so
 all answers have the greatest length. Images are decoded at the same time, as in every stage. Loading the model does not
@@ -12,11 +18,16 @@ saves unless there are many images.
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
+from typing import NamedTuple
 
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "tests/support")]
@@ -31,17 +42,22 @@ import torch  # noqa: E402
 from loop import limit_gpu_memory  # noqa: E402
 from torch import nn  # noqa: E402
 
+from dj2mgm.models import greedy_search  # noqa: E402
 from dj2mgm.models.generators import load_generator  # noqa: E402
 from dj2mgm.models.mgm.mgm_family import MGMFamily  # noqa: E402
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator  # noqa: E402
 from dj2mgm.models.mgm.modeling_mgm import MGMForConditionalGeneration  # noqa: E402
+from dj2mgm.models.vision_language import Generator  # noqa: E402
 from random_mgm import IMAGES, WORDS, make_random_mgm, write_conversations  # noqa: E402
 
 ANSWER_TOKENS, CAPTION_TOKENS = 8, 64
 QUESTION_WORDS = (5, 16)
 COUNTS = {"mgm-2b": 8 * IMAGES, "tiny": 12}  # questions of each measurement
 FAMILY_SHAPES = [f"{shape}-vlm" if shape in COUNTS else shape for shape in random_vlm.SHAPES]
-FAMILY_COUNT = 768  # questions of each measurement of another family
+FAMILY_COUNT, COMPARED_COUNT = 768, 128  # questions of each measurement of another family
+SHOWN_GAPS = 4
+FAMILY_S = 180  # most seconds of a compared family
+PATHS = ("generate", "search")
 
 
 def print_speed(name: str, count: int, run: Callable[[], object]) -> None:
@@ -127,34 +143,206 @@ def measure(folder: Path, count: int) -> None:
         print_speed("captions, compiled layers", count, lambda: answer(image_files, requests, CAPTION_TOKENS))
 
 
-def measure_family(shape: str, folder: Path, sizes: list[int]) -> None:
-    """Measure a model of transformers with batches of these sizes, or with its generator's own."""
-    random_vlm.save_random_vlm(shape.removesuffix("-vlm"), folder / "model")
-    count = FAMILY_COUNT if torch.cuda.is_available() else 12
-    random, generator = np.random.default_rng(0), load_generator(folder / "model", None)
-    images = []
+class Questions(NamedTuple):
+    """Questions of a measurement, with the length of their answers."""
+
+    images: list[Path]
+    texts: list[str]
+    tokens: int
+
+    def answer(self, generator: Generator, batch_size: int) -> list[str]:
+        generator._cache.clear()
+        return list(generator.answer(self.images, self.texts, {}, self.tokens, batch_size))
+
+    def first(self, count: int) -> "Questions":
+        return Questions(self.images[:count], self.texts[:count], self.tokens)
+
+
+def make_questions(folder: Path, count: int) -> dict[str, Questions]:
+    """Return the questions of each measurement, by its name."""
+    random, images = np.random.default_rng(0), []
     for number in range(count):
         path = folder / "images" / f"copy-{number}.jpg"
         path.hardlink_to(folder / "images" / f"{number % IMAGES}.jpg")
         images.append(path)
-    questions = [" ".join(random.choice(WORDS, random.integers(*QUESTION_WORDS))) for _ in range(count)]
-    shared = [images[number // 6] for number in range(count)]
-    captions = ["Describe the image."] * count
+    texts = [" ".join(random.choice(WORDS, random.integers(*QUESTION_WORDS))) for _ in range(count)]
+    return {
+        "answers, an image each": Questions(images, texts, ANSWER_TOKENS),
+        "answers, six to an image": Questions([images[number // 6] for number in range(count)], texts, ANSWER_TOKENS),
+        "captions": Questions(images, ["Describe the image."] * count, CAPTION_TOKENS),
+    }
 
-    def answer(about: list[Path], texts: list[str], tokens: int, batch_size: int) -> None:
-        generator._cache.clear()
-        for _ in generator.answer(about, texts, {}, tokens, batch_size):
-            pass
 
-    answer(images[:32], questions[:32], ANSWER_TOKENS, 32)  # kernels are loaded
+def load_random_generator(shape: str, folder: Path) -> Generator:
+    random_vlm.save_random_vlm(shape.removesuffix("-vlm"), folder / "model")
+    return load_generator(folder / "model", None)
+
+
+def measure_family(shape: str, folder: Path, sizes: list[int]) -> None:
+    """Measure a model of transformers with batches of these sizes, or with its generator's own."""
+    generator = load_random_generator(shape, folder)
+    questions = make_questions(folder, FAMILY_COUNT if torch.cuda.is_available() else 12)
+    questions["answers, an image each"].first(32).answer(generator, 32)  # kernels are loaded
     for size in sizes or [generator.choose_batch_size()]:
-        rows = {
-            "answers, an image each": (images, questions, ANSWER_TOKENS),
-            "answers, six to an image": (shared, questions, ANSWER_TOKENS),
-            "captions": (images, captions, CAPTION_TOKENS),
-        }
-        for name, row in rows.items():
-            print_speed(f"{shape}: {name}, batches of {size}", count, lambda row=row, size=size: answer(*row, size))
+        for name, row in questions.items():
+            print_speed(
+                f"{shape}: {name}, batches of {size}",
+                len(row.texts),
+                lambda row=row, size=size: row.answer(generator, size),
+            )
+
+
+def compare_families(arguments: argparse.Namespace) -> None:
+    """Compare each family in a new process, which cannot disturb the others, also if it fails or hangs."""
+    options = ["--count", str(arguments.count), "--gpu-gib", str(arguments.gpu_gib)]
+    options += ["--batch-sizes", *map(str, arguments.batch_sizes)]
+    for shape in arguments.compare:
+        try:
+            subprocess.run([sys.executable, __file__, "--compare", shape, *options], check=True, timeout=FAMILY_S)
+        except subprocess.SubprocessError as error:
+            print(json.dumps({"shape": shape, "failed": str(error)}), flush=True)
+
+
+def compare_family(shape: str, folder: Path, arguments: argparse.Namespace) -> None:
+    generator = load_random_generator(shape, folder)
+    questions = make_questions(folder, arguments.count)
+    questions["captions"] = questions["captions"].first(arguments.count // 2)
+    size = arguments.batch_sizes[0] if arguments.batch_sizes else generator.choose_batch_size()
+    for path in PATHS:
+        with choose_path(path):  # kernels are loaded
+            questions["captions"].first(16)._replace(tokens=ANSWER_TOKENS).answer(generator, size)
+    for name, row in questions.items():
+        tokens = []
+        for path in PATHS:
+            title = f"{shape}: {name}, batches of {size}, {path}"
+            with choose_path(path):
+                with record_tokens() as recorded:
+                    print_speed(title, len(row.texts), lambda row=row: row.answer(generator, size))
+                print_parts(title, generator, row.first(size // 2), size)
+            tokens.append(recorded)
+        print_differences(f"{shape}: {name}", generator, *tokens)
+    generator.model.float()
+    row, tokens = questions["answers, six to an image"].first(8), []
+    for path in PATHS:
+        with choose_path(path), record_tokens() as recorded:
+            row.answer(generator, 8)
+        tokens.append(recorded)
+    print_differences(f"{shape}: answers in float32", generator, *tokens)
+
+
+@contextmanager
+def choose_path(path: str) -> Iterator[None]:
+    """Let generators answer by transformers' `generate`, or by this project's search."""
+    original = greedy_search.supports_static_cache
+    if path == "generate":
+        greedy_search.supports_static_cache = lambda *_: False
+    try:
+        yield
+    finally:
+        greedy_search.supports_static_cache = original
+
+
+class RecordedAnswer(NamedTuple):
+    """Tokens of an answer, and the prompts in which its own has the index `row`."""
+
+    prompts: greedy_search.Prompts
+    row: int
+    tokens: list[int]
+
+
+@contextmanager
+def record_tokens() -> Iterator[list[RecordedAnswer]]:
+    """Return a list to which the answers of all batches are added."""
+    original, recorded = greedy_search.GreedySearch.__call__, []
+
+    @wraps(original)
+    def search(self, prompts: greedy_search.Prompts) -> list[list[int]]:
+        answers = original(self, prompts)
+        recorded.extend(RecordedAnswer(prompts, row, answer) for row, answer in enumerate(answers))
+        return answers
+
+    greedy_search.GreedySearch.__call__ = search
+    try:
+        yield recorded
+    finally:
+        greedy_search.GreedySearch.__call__ = original
+
+
+@torch.inference_mode()
+def print_differences(
+    name: str, generator: Generator, expected: list[RecordedAnswer], actual: list[RecordedAnswer]
+) -> None:
+    """Print how many answers differ, and the gap between the logits of both tokens where an answer first differs."""
+    gaps = []
+    pairs = list(zip(expected, actual, strict=True))
+    for answer, other in pairs:
+        if answer.tokens == other.tokens:
+            continue
+        length = min(len(answer.tokens), len(other.tokens))
+        same = next((n for n in range(length) if answer.tokens[n] != other.tokens[n]), length)
+        if same == length or len(gaps) == SHOWN_GAPS:  # one has ended
+            continue
+        prompts = answer.prompts
+        ids = torch.tensor([prompts.tokens[answer.row] + answer.tokens[:same]])
+        image = [prompts.images[answer.row]]
+        [part] = greedy_search.read_in_parts(generator.model, prompts.make_inputs, ids, torch.ones_like(ids), image)
+        logits = part.logits[0].float()
+        chosen, also = (logits[tokens[same]].item() for tokens in (answer.tokens, other.tokens))
+        gap = {"gap": chosen - also, "below_best": logits.max().item() - min(chosen, also), "std": logits.std().item()}
+        gaps.append({"token": same} | {name: round(value, 4) for name, value in gap.items()})
+    different = sum(answer.tokens != other.tokens for answer, other in pairs)
+    first = sum(answer.tokens[:1] != other.tokens[:1] for answer, other in pairs)
+    row = {"compared": name, "count": len(pairs), "different": different, "different_first_token": first}
+    print(json.dumps(row | {"gaps": gaps}), flush=True)
+
+
+def print_parts(name: str, generator: Generator, row: Questions, size: int) -> None:
+    """Print the seconds of the parts of answers, each of which waits for the GPU."""
+    seconds, running = Counter(), []
+
+    def synchronize() -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.monotonic()
+
+    def timed(function: Callable, label: Callable[..., str]) -> Callable:
+        @wraps(function)
+        def run(*args, **kwargs):
+            if running:  # a part of another part
+                return function(*args, **kwargs)
+            running.append(function)
+            begin = synchronize()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                seconds[label(*args, **kwargs)] += synchronize() - begin
+                running.pop()
+
+        return run
+
+    def count_tokens(*args, input_ids: torch.Tensor, **kwargs) -> str:
+        return "prefill" if input_ids.shape[1] > 1 else "decode"
+
+    def wait(images: list) -> Iterator:
+        results = process(images)
+        take = timed(lambda: next(results, None), lambda: "wait for processed images")
+        while (result := take()) is not None:
+            yield result
+
+    model, step, process = generator.model, greedy_search.Step.__call__, generator._process_in_order
+    generator._encode = timed(generator._encode, lambda *_: "encode images")
+    generator._process_in_order = wait
+    model.forward = timed(model.forward, count_tokens)
+    greedy_search.Step.__call__ = timed(step, lambda *_: "decode")
+    try:
+        begin = synchronize()
+        row.answer(generator, size)
+        total = synchronize() - begin
+    finally:
+        del generator._encode, generator._process_in_order, model.forward
+        greedy_search.Step.__call__ = step
+    seconds["other"] = total - seconds.total()
+    print(json.dumps({"parts": name, "seconds": {part: round(s, 2) for part, s in seconds.items()}}), flush=True)
 
 
 def main() -> None:
@@ -162,15 +350,23 @@ def main() -> None:
     parser.add_argument("--shape", choices=[*COUNTS, *FAMILY_SHAPES], default="mgm-2b")
     parser.add_argument("--batch-sizes", type=int, nargs="*", default=[], help="of a model of transformers")
     parser.add_argument("--gpu-gib", type=float, default=22.0, help="usable GiB of GPU memory (default: 22)")
+    parser.add_argument(
+        "--compare", nargs="+", choices=FAMILY_SHAPES, default=[], metavar="SHAPE", help="families to compare"
+    )
+    parser.add_argument("--count", type=int, default=COMPARED_COUNT, help="questions of each comparison")
     parser.add_argument("--folder", type=Path, help="folder that may contain a random model already")
     arguments = parser.parse_args()
+    if len(arguments.compare) > 1:
+        return compare_families(arguments)
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         write_conversations(folder / "conversations.jsonl", [])
-        if arguments.shape in COUNTS and not (folder / "mgm").exists():
+        if arguments.shape in COUNTS and not arguments.compare and not (folder / "mgm").exists():
             make_random_mgm(arguments.shape, folder)
         with limit_gpu_memory(arguments.gpu_gib):
-            if arguments.shape in COUNTS:
+            if arguments.compare:
+                compare_family(arguments.compare[0], folder, arguments)
+            elif arguments.shape in COUNTS:
                 measure(folder, COUNTS[arguments.shape])
             else:
                 measure_family(arguments.shape, folder, arguments.batch_sizes)
