@@ -284,9 +284,10 @@ def print_differences(
             continue
         prompts = answer.prompts
         ids = torch.tensor([prompts.tokens[answer.row] + answer.tokens[:same]])
-        image = [prompts.images[answer.row]]
-        [part] = greedy_search.read_in_parts(generator.model, prompts.make_inputs, ids, torch.ones_like(ids), image)
-        logits = part.logits[0].float()
+        cache = greedy_search.make_cache(generator.model)
+        inputs = ids, torch.ones_like(ids), [prompts.images[answer.row]]
+        [logits], _ = greedy_search.read_tokens(generator.model, prompts.make_inputs, *inputs, cache)
+        logits = logits.float()
         chosen, also = (logits[tokens[same]].item() for tokens in (answer.tokens, other.tokens))
         gap = {"gap": chosen - also, "below_best": logits.max().item() - min(chosen, also), "std": logits.std().item()}
         gaps.append({"token": same} | {name: round(value, 4) for name, value in gap.items()})
@@ -329,18 +330,18 @@ def print_parts(name: str, generator: Generator, row: Questions, size: int) -> N
         while (result := take()) is not None:
             yield result
 
-    model, step, process = generator.model, greedy_search.Step.__call__, generator._process_in_order
+    model, step, process = generator.model, greedy_search.DecodingStep.__call__, generator._process_in_order
     generator._encode = timed(generator._encode, lambda *_: "encode images")
     generator._process_in_order = wait
     model.forward = timed(model.forward, count_tokens)
-    greedy_search.Step.__call__ = timed(step, lambda *_: "decode")
+    greedy_search.DecodingStep.__call__ = timed(step, lambda *_: "decode")
     try:
         begin = synchronize()
         row.answer(generator, size)
         total = synchronize() - begin
     finally:
         del generator._encode, generator._process_in_order, model.forward
-        greedy_search.Step.__call__ = step
+        greedy_search.DecodingStep.__call__ = step
     seconds["other"] = total - seconds.total()
     print(json.dumps({"parts": name, "seconds": {part: round(s, 2) for part, s in seconds.items()}}), flush=True)
 

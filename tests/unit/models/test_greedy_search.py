@@ -7,7 +7,7 @@ import torch
 
 from dj2mgm.models import greedy_search
 from dj2mgm.models.families import load_family
-from dj2mgm.models.greedy_search import GreedySearch, Prompts, Step, supports_static_cache
+from dj2mgm.models.greedy_search import DecodingStep, GreedySearch, Prompts, supports_static_cache
 from dj2mgm.models.questions import cut_at_stop
 from dj2mgm.models.vlm.vlm_generator import TransformersGenerator
 from dj2mgm.storage.files import read_json, write_json
@@ -45,13 +45,13 @@ def load_generator(folder: Path, window: int = 512) -> TransformersGenerator:
 def make_prompts(generator: TransformersGenerator, folder: Path, rows: slice = slice(None)) -> Prompts:
     """Return the prompts of questions about images of different sizes, some about the same image."""
     paths = [save_image(folder / f"{n}.png", (90 * n, 30, 90), size) for n, size in enumerate(SIZES)]
-    encoded = generator._encode_missing(paths, {path: generator._process(path) for path in paths})
-    prompts = []
+    encoded = list(generator._encode_images(paths))
+    recorded = []
     generator._answer_rows(
         [(encoded[n], question) for n, question in list(zip(ABOUT, QUESTIONS, strict=True))[rows]],
-        lambda given: prompts.append(given) or [[]] * len(given.tokens),
+        lambda prompts: recorded.append(prompts) or [[]] * len(prompts.tokens),
     )
-    return prompts[0]
+    return recorded[0]
 
 
 def generate(search: GreedySearch, prompts: Prompts) -> list[list[int]]:
@@ -107,7 +107,7 @@ def test_short_windows_use_generate(folders, tmp_path, monkeypatch, family):
     generator = load_generator(folders[family], window=16)
     prompts = make_prompts(generator, tmp_path)
     assert not supports_static_cache(generator.model, max(map(len, prompts.tokens)))
-    monkeypatch.setattr(Step, "__call__", None)
+    monkeypatch.setattr(DecodingStep, "__call__", None)
     assert len(GreedySearch(generator.model, [], 0, TOKENS)(prompts)[0]) == TOKENS
 
 
@@ -134,7 +134,7 @@ def test_memory_of_the_step_is_free_after_an_error(folders, tmp_path, monkeypatc
     def fail(*args):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(Step, "write", fail)
+    monkeypatch.setattr(DecodingStep, "write", fail)
     with pytest.raises(torch.OutOfMemoryError):
         search(prompts)
     assert search._step is None

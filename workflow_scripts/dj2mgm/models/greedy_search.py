@@ -30,17 +30,8 @@ class Prompts(NamedTuple):
 
     tokens: list[list[int]]
     prefixes: list[int]  # number of tokens at the beginning of each prompt that depend on its image only
-    images: list[int]  # index of each prompt's image
+    images: list[int]  # index of each prompt's image, from 0 on
     make_inputs: MakeInputs
-
-
-class ReadPart(NamedTuple):
-    """Rows that the model has read together."""
-
-    rows: slice
-    cache: Cache
-    logits: torch.Tensor  # (b, V), after the last token
-    positions: torch.Tensor  # (…, b, 1) of the last token
 
 
 class GreedySearch:
@@ -54,27 +45,26 @@ class GreedySearch:
 
     def __init__(self, model: PreTrainedModel, stops: Sequence[int], pad: int, max_new_tokens: int):
         self.model, self.stops, self.pad, self.max_new_tokens = model, list(stops), pad, max_new_tokens
-        self._step: Step | None = None
+        self._step: DecodingStep | None = None
 
     @torch.inference_mode()
     def __call__(self, prompts: Prompts) -> list[list[int]]:
         """Return the tokens of each answer before the first stop token."""
-        ids, mask, prefix = self._arrange(prompts)
+        order = sorted(range(len(prompts.tokens)), key=prompts.images.__getitem__)
+        ordered = ([values[row] for row in order] for values in prompts[:3])
         try:
-            if supports_static_cache(self.model, ids.shape[1] + self.max_new_tokens):
-                answers = self._search(prompts, ids, mask, prefix)
-            else:
-                answers = self._generate(prompts)
+            answers = self._search(Prompts(*ordered, prompts.make_inputs)).tolist()
         except torch.OutOfMemoryError:
             self._step = None
             raise
-        return [cut_at_stop(answer, set(self.stops)) for answer in answers.tolist()]
+        by_row = dict(zip(order, answers, strict=True))
+        return [cut_at_stop(by_row[row], self.stops) for row in range(len(answers))]
 
     def _generate(self, prompts: Prompts) -> torch.Tensor:
         """Return what `_search` returns, by transformers' own search."""
         width = max(map(len, prompts.tokens))
         return self.model.generate(
-            **prompts.make_inputs(*self._pad_left(prompts.tokens, width), prompts.images),
+            **prompts.make_inputs(*pad_left(prompts.tokens, width, self.pad), prompts.images),
             max_new_tokens=self.max_new_tokens,
             eos_token_id=self.stops,
             pad_token_id=self.pad,
@@ -82,33 +72,43 @@ class GreedySearch:
             num_beams=1,
         )[:, width:]
 
-    def _search(self, prompts: Prompts, ids: torch.Tensor, mask: torch.Tensor, prefix: int) -> torch.Tensor:
-        """Return the tokens (B, at most `max_new_tokens`) of all answers.
-
-        Args:
-            ids: (B, T) of the prompts, as `mask`.
-            prefix: length of the prefixes that prompts share, or 0.
-        """
+    def _search(self, prompts: Prompts) -> torch.Tensor:
+        """Return the tokens (B, at most `max_new_tokens`) of all answers."""
+        ids, mask, prefix = self._arrange(prompts)
+        if not supports_static_cache(self.model, ids.shape[1] + self.max_new_tokens):
+            return self._generate(prompts)
         step = self._prepare_step(*ids.shape)
-        firsts = [prompts.images.index(image) for image in sorted(set(prompts.images))]
-        shared = None
-        if prefix:
-            parts = read_in_parts(self.model, prompts.make_inputs, ids[firsts, :prefix], mask[firsts, :prefix])
-            shared = concatenate_caches([part.cache for part in parts])
-        tokens, positions = [], []
-        for part in read_in_parts(self.model, prompts.make_inputs, ids, mask, prompts.images, shared):
-            step.write(part)
-            tokens.append(part.logits.argmax(dim=-1, keepdim=True))
-            positions.append(part.positions)
-        del shared, part
+        parts = self._read_by_image(prompts, ids, mask, prefix) if prefix else self._read_by_row(prompts, ids, mask)
+        logits, positions = zip(*parts, strict=True)
         step.begin(mask, torch.cat(positions, dim=-2))
 
-        answers, ends = [torch.cat(tokens)], torch.tensor(self.stops, device=self.model.device)
+        answers, ends = [torch.cat(logits).argmax(-1, keepdim=True)], torch.tensor(self.stops, device=self.model.device)
         done = torch.isin(answers[-1], ends)
         while len(answers) < self.max_new_tokens and not done.all():
             answers.append(step(answers[-1]))
             done |= torch.isin(answers[-1], ends)
         return torch.cat(answers, dim=1)
+
+    def _read_by_row(self, prompts: Prompts, ids: torch.Tensor, mask: torch.Tensor) -> Iterator[tuple]:
+        """Let the model read prompts (B, T); yield the outputs of `read_tokens` for some rows after others."""
+        for rows in split_rows(0, len(ids), ids.shape[1]):
+            cache = make_cache(self.model)
+            yield read_tokens(self.model, prompts.make_inputs, ids[rows], mask[rows], prompts.images[rows], cache)
+            self._step.write(rows, cache)
+
+    def _read_by_image(self, prompts: Prompts, ids: torch.Tensor, mask: torch.Tensor, prefix: int) -> Iterator[tuple]:
+        """Do the same for prompts whose first `prefix` tokens belong to an image; they are read once for each image."""
+        model, images = self.model, prompts.images
+        firsts = [*(images.index(image) for image in sorted(set(images))), len(images)]
+        for part in split_rows(0, len(firsts) - 1, prefix):
+            heads, cache = firsts[part], make_cache(model)
+            inputs = ids[heads, :prefix], mask[heads, :prefix], [images[row] for row in heads]
+            read_tokens(model, prompts.make_inputs, *inputs, cache)
+            rows = range(heads[0], firsts[part.stop])
+            self._step.write(slice(rows.start, rows.stop), cache, [images[row] - images[heads[0]] for row in rows])
+        for rows in split_rows(0, len(ids), ids.shape[1] - prefix):
+            cache = self._step.select(rows, prefix)
+            yield read_tokens(model, prompts.make_inputs, ids[rows], mask[rows], images[rows], cache, past=prefix)
 
     def _arrange(self, prompts: Prompts) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Return tokens and mask (B, P + S), and P, the length of the prefixes that prompts share, or 0.
@@ -123,31 +123,25 @@ class GreedySearch:
         are_equal = images == len(set(zip(prompts.images, beginnings, strict=True)))
         saves_time = images < len(questions) or len(lengths) == 1  # attention is faster without padding
         if not (are_equal and saves_time and all(beginnings) and all(questions)):
-            return *self._pad_left(prompts.tokens, _round_up(max(map(len, prompts.tokens)), unit)), 0
+            return *pad_left(prompts.tokens, _round_up(max(map(len, prompts.tokens)), unit), self.pad), 0
         prefix = max(prompts.prefixes)
         parts = (
-            self._pad_left(beginnings, prefix),
-            self._pad_left(questions, _round_up(max(map(len, questions)), unit)),
+            pad_left(beginnings, prefix, self.pad),
+            pad_left(questions, _round_up(max(map(len, questions)), unit), self.pad),
         )
         ids, mask = (torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True))
         return ids, mask, prefix
 
-    def _pad_left(self, rows: Sequence[Sequence[int]], width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens and mask (B, width) of rows."""
-        ids = torch.tensor([[self.pad] * (width - len(row)) + list(row) for row in rows])
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-        return ids, mask
-
-    def _prepare_step(self, rows: int, width: int) -> "Step":
+    def _prepare_step(self, rows: int, width: int) -> "DecodingStep":
         """Return a step for prompts (rows, width) and their answers, the previous one if it has the shape."""
         length = _round_up(width + self.max_new_tokens, STATIC_UNIT)
         if not self._step or self._step.rows != rows or self._step.length < length:
             self._step = None  # frees its memory first
-            self._step = Step(self.model, rows, length)
+            self._step = DecodingStep(self.model, rows, length)
         return self._step
 
 
-class Step:
+class DecodingStep:
     """Forward pass for one token of each row, after the tokens in a cache: (B, 1) → the next tokens (B, 1).
 
     A CUDA graph needs tensors of fixed address and size, so cache and mask have room for `length` tokens. The graph is
@@ -156,7 +150,7 @@ class Step:
 
     def __init__(self, model: PreTrainedModel, rows: int, length: int):
         self.model, self.rows, self.length = model, rows, length
-        layers = len(_make_cache(model).layers)
+        layers = len(make_cache(model).layers)
         self.cache = Cache(layers=[StaticLayer(length) for _ in range(layers)])
         self.visible, self.hidden, dtype = True, False, torch.bool
         if _get_text_config(model)._attn_implementation == "eager":  # adds the mask to its logits
@@ -167,14 +161,23 @@ class Step:
         self.positions: torch.Tensor | None = None  # (…, B, 1) of the next tokens for the position embedding
         self.is_ready, self.graph = False, None
 
-    def write(self, part: ReadPart) -> None:
-        """Copy keys and values of some rows to the beginning of the cache."""
-        for layer, read in zip(self.cache.layers, part.cache.layers, strict=True):
+    def write(self, rows: slice, cache: Cache, sources: Sequence[int] | None = None) -> None:
+        """Copy keys and values to the beginning of some rows, from the rows `sources` of a cache (None: from all)."""
+        index = slice(None) if sources is None else torch.tensor(sources, device=self.tokens.device)
+        for layer, source in zip(self.cache.layers, cache.layers, strict=True):
             if not layer.is_initialized:
                 shape = (self.rows, -1, -1, -1)
-                layer.lazy_initialization(read.keys[:1].expand(shape), read.values[:1].expand(shape))
-            layer.keys[part.rows, :, : read.keys.shape[2]] = read.keys
-            layer.values[part.rows, :, : read.keys.shape[2]] = read.values
+                layer.lazy_initialization(source.keys[:1].expand(shape), source.values[:1].expand(shape))
+            for target, values in ((layer.keys, source.keys), (layer.values, source.values)):
+                target[rows, :, : values.shape[2]] = values[index]
+
+    def select(self, rows: slice, length: int) -> Cache:
+        """Return a cache of some rows, which have `length` tokens; its memory is this cache's."""
+        layers = [copy(layer) for layer in self.cache.layers]
+        for layer in layers:
+            layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+            layer.cumulative_length = torch.full_like(layer.cumulative_length, length)
+        return Cache(layers=layers)
 
     def begin(self, mask: torch.Tensor, positions: torch.Tensor) -> None:
         """Continue after the prompts: their mask (B, T), and the positions (…, B, 1) of their last tokens."""
@@ -225,45 +228,59 @@ def supports_static_cache(model: PreTrainedModel, length: int) -> bool:
     kinds = {ropes.get("rope_type"), *(rope.get("rope_type") for rope in ropes.values() if isinstance(rope, dict))}
     sees_all = all(
         type(layer) is DynamicLayer or (type(layer) is DynamicSlidingWindowLayer and layer.sliding_window >= length)
-        for layer in _make_cache(model).layers
+        for layer in make_cache(model).layers
     )
     is_static = model.get_decoder()._can_compile_fullgraph and kinds.isdisjoint(VALUE_DEPENDENT_ROPES)
     return sees_all and is_static and config._attn_implementation in ("sdpa", "eager")
 
 
-@torch.inference_mode()
-def read_in_parts(
+def read_tokens(
     model: PreTrainedModel,
     make_inputs: MakeInputs,
     ids: torch.Tensor,
     mask: torch.Tensor,
-    images: Sequence[int] | None = None,
-    shared: Cache | None = None,
-) -> Iterator[ReadPart]:
-    """Let the model read tokens (B, T), at most `TOKENS_AT_ONCE` in a forward pass.
+    images: Sequence[int],
+    cache: Cache,
+    past: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Let the model read tokens after the `past` tokens in the cache, to which it adds keys and values.
 
     Args:
-        images: index of each row's image; None if they are in order.
-        shared: keys and values of each image's prefix, after which tokens are read; each part gets a copy.
+        ids: (b, T) of all tokens, as `mask`.
+        images: index of each row's image.
+
+    Returns:
+        The logits (b, V) after the last token and its positions (…, b, 1).
     """
-    images = list(range(len(ids)) if images is None else images)
-    prefix = shared.get_seq_length() if shared else 0
-    size = max(1, TOKENS_AT_ONCE // (ids.shape[1] - prefix))
-    for start in range(0, len(ids), size):
-        rows = slice(start, start + size)
-        inputs = make_inputs(ids[rows], mask[rows], images[rows])
-        inputs["position_ids"] = _compute_positions(model, inputs)
-        inputs |= {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
-        cache = select_rows(shared, images[rows]) if shared else _make_cache(model)
-        prepared = model.prepare_inputs_for_generation(
-            **inputs,
-            past_key_values=cache,
-            next_sequence_length=ids.shape[1] - prefix,
-            is_first_iteration=not prefix,
-            use_cache=True,
-        )
-        output = model(**prepared)
-        yield ReadPart(rows, cache, output.logits[:, -1], prepared["position_ids"][..., -1:])
+    inputs = make_inputs(ids, mask, images)
+    inputs["position_ids"] = _compute_positions(model, inputs)
+    inputs |= {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
+    prepared = model.prepare_inputs_for_generation(
+        **inputs,
+        past_key_values=cache,
+        next_sequence_length=ids.shape[1] - past,
+        is_first_iteration=not past,
+        use_cache=True,
+    )
+    return model(**prepared).logits[:, -1], prepared["position_ids"][..., -1:]
+
+
+def pad_left(rows: Sequence[Sequence[int]], width: int, pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tokens and mask (B, width) of rows of tokens."""
+    ids = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    return ids, mask
+
+
+def find_end(ids: list[int], token: int) -> int:
+    """Return the number of tokens up to the last `token`."""
+    return len(ids) - ids[::-1].index(token)
+
+
+def split_rows(begin: int, end: int, tokens: int) -> list[slice]:
+    """Split rows, of `tokens` each, into parts of at most `TOKENS_AT_ONCE` tokens, or of one row."""
+    size = max(1, TOKENS_AT_ONCE // tokens)
+    return [slice(start, min(start + size, end)) for start in range(begin, end, size)]
 
 
 def _compute_positions(model: PreTrainedModel, inputs: dict) -> torch.Tensor:
@@ -276,31 +293,11 @@ def _compute_positions(model: PreTrainedModel, inputs: dict) -> torch.Tensor:
     return model._prepare_position_ids_for_generation(on_cpu["input_ids"], on_cpu).to(model.device)
 
 
-def select_rows(cache: Cache, rows: Sequence[int]) -> Cache:
-    """Return a cache of some rows; `cache` itself does not change."""
-    selected = copy(cache)
-    selected.layers = [copy(layer) for layer in cache.layers]
-    if list(rows) != list(range(len(cache.layers[0].keys))):
-        selected.batch_select_indices(torch.tensor(rows, device=cache.layers[0].keys.device))
-    return selected
-
-
-def concatenate_caches(caches: list[Cache]) -> Cache:
-    """Concatenate the rows of caches, which are emptied layer by layer to save memory."""
-    first, *others = caches
-    for layers in zip(*(cache.layers for cache in caches), strict=True) if others else ():
-        for name in ("keys", "values"):
-            setattr(layers[0], name, torch.cat([getattr(layer, name) for layer in layers]))
-            for layer in layers[1:]:
-                setattr(layer, name, None)
-    return first
-
-
 def _get_text_config(model: PreTrainedModel):
     return model.config.get_text_config(decoder=True)
 
 
-def _make_cache(model: PreTrainedModel) -> DynamicCache:
+def make_cache(model: PreTrainedModel) -> DynamicCache:
     return DynamicCache(config=_get_text_config(model))
 
 

@@ -18,10 +18,13 @@ ITEMS_AHEAD = 2  # items per process that are processed or waiting
 _function: Callable | None = None  # a forked worker inherits its function here, because functions may not be picklable
 
 
-def map_in_order(function: Callable[[T], R], items: Iterable[T], processes: int) -> Iterator[R]:
+def map_in_order(
+    function: Callable[[T], R], items: Iterable[T], processes: int, ahead: int = ITEMS_AHEAD
+) -> Iterator[R]:
     """Yield the results of `map(function, items)`, computed in `processes` forked processes, or in this one for 1.
 
-    Items and results are pickled, but not the function. An exception in a worker is raised here.
+    Items and results are pickled, but not the function. An exception in a worker is raised here. At most `ahead` items
+    per process are processed or waiting.
     """
     if processes == 1:
         yield from map(function, items)
@@ -32,7 +35,7 @@ def map_in_order(function: Callable[[T], R], items: Iterable[T], processes: int)
         try:
             for item in items:
                 futures.append(pool.submit(_call, item))
-                if len(futures) == ITEMS_AHEAD * processes:
+                if len(futures) == ahead * processes:
                     yield futures.popleft().result()
             while futures:
                 yield futures.popleft().result()

@@ -511,6 +511,27 @@ def test_images_are_encoded_once_with_the_same_answers(folders, tmp_path, monkey
 
 
 @pytest.mark.parametrize("family", BUILDERS)
+def test_processed_images_have_the_type_of_the_model(folders, tmp_path, family):
+    """They pass through a pipe between two processes, so they take two bytes a number in bf16, and masks take one."""
+    path = save_image(tmp_path / "a.png", (90, 30, 90), SIZES[1])
+    generator = load_family(folders[family]).make_generator(None, "cpu")
+    expected = generator._process(path).inputs
+    generator.model.bfloat16()
+    for name, array in generator._process(path).inputs.items():
+        assert array.itemsize == {"i": array.itemsize, "b": 1}.get(expected[name].dtype.kind, 2)
+        values = torch.from_numpy(expected[name])
+        assert generator._unpack(array).equal(values.bfloat16() if values.is_floating_point() else values)
+
+
+def test_an_images_text_is_tokenized_once_for_all_prompts(folders):
+    encoder = load_family(folders["smolvlm"]).make_encoder("", 512)
+    replacement = encoder.process_image(Image.new("RGB", SIZES[1]))[1]
+    encoder._tokenize_replacement.cache_clear()
+    encoder.tokenize_prompts([replacement] * 3, ["What is shown?", "", "Where?"])
+    assert encoder._tokenize_replacement.cache_info()[:2] == (2, 1)  # hits, misses
+
+
+@pytest.mark.parametrize("family", BUILDERS)
 def test_answers_without_an_image_equal_generate_on_text(folders, family):
     questions = ["Which color is it?", "How many shapes are there?"]
     vlm = load_family(folders[family])

@@ -17,7 +17,7 @@ from dj2mgm.data.chat_template import TEMPLATE_REMEDY, ChatTemplate
 from dj2mgm.data.formats import build_conversation, build_text_conversation
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
-from dj2mgm.models.greedy_search import TOKENS_AT_ONCE, GreedySearch, Prompts
+from dj2mgm.models.greedy_search import TOKENS_AT_ONCE, GreedySearch, Prompts, find_end
 from dj2mgm.models.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
 from dj2mgm.models.mgm.beam_search import beam_search
 from dj2mgm.models.mgm.likelihood import compute_answer_log_likelihoods
@@ -95,12 +95,9 @@ class MGMGenerator(Generator):
             visual = self._get_visual_tokens(list(map(make_image_key, batch.images)), new) if has_images else None
             texts = [(chat.render_prompt(question, has_images), False) for question in batch.questions]
             tokens = [self.processor.encode([text])["input_ids"] for text in texts]
-            prefixes = [self._find_end_of_image(ids) if has_images else 1 for ids in tokens]
+            prefixes = [find_end(ids, self.processor.image_token_id) if has_images else 1 for ids in tokens]
             answers = search(Prompts(tokens, prefixes, batch.about, partial(self._make_inputs, visual)))
             yield [text.strip() for text in tokenizer.batch_decode(answers, skip_special_tokens=True)]
-
-    def _find_end_of_image(self, ids: list[int]) -> int:
-        return len(ids) - ids[::-1].index(self.processor.image_token_id)
 
     def _make_inputs(
         self, visual_tokens: torch.Tensor | None, ids: torch.Tensor, mask: torch.Tensor, images: Sequence[int]

@@ -13,6 +13,7 @@ from dj2mgm.control_tokens import find_control_token
 from dj2mgm.data.formats import IMAGE_TOKEN, build_conversation, list_images
 from dj2mgm.data.images import BadImageError, load_image, read_image_size
 from dj2mgm.errors import InputError
+from dj2mgm.models.greedy_search import pad_left
 from dj2mgm.models.loss import find_answer_positions
 from dj2mgm.models.vision_language import IGNORE_INDEX, check_image_fits
 from dj2mgm.models.vlm.conversation_renderer import ConversationRenderer
@@ -48,6 +49,7 @@ class ProcessorEncoder:
         self.control_tokens = self._find_control_tokens()
         self._read_size = lru_cache(maxsize=16)(read_image_size)  # needed twice for each row
         self._get_replacements = lru_cache(maxsize=4096)(self._make_replacements)
+        self._tokenize_replacement = lru_cache(maxsize=64)(self._tokenize_alone)
         self._tokenize_from_special = lru_cache(maxsize=4096)(self._tokenize_alone)
         outputs = self._process(make_sample_row(1), [Image.new("RGB", BLANK_IMAGE_SIZE)])
         self._marks_images = {
@@ -173,31 +175,39 @@ class ProcessorEncoder:
             inputs, [replacement] = self._process_images([image], return_tensors="pt")
         except ValueError as error:  # some processors reject images with an extreme aspect ratio
             raise InputError(f"an image of {image.size} pixels cannot be processed: {error}; delete its rows") from None
-        return {name: values for name, values in inputs.items() if isinstance(values, torch.Tensor)}, replacement
+        return _shorten_mask(
+            {n: values for n, values in inputs.items() if isinstance(values, torch.Tensor)}
+        ), replacement
 
     def encode_prompts(self, replacements: list[str | None], questions: list[str]) -> dict[str, torch.Tensor]:
-        """Return prompts for questions about one image each, up to the answer and padded on the left.
+        """Return `tokenize_prompts` padded on the left, with the model's other inputs for tokens."""
+        rows = self.tokenize_prompts(replacements, questions)
+        ids, mask = pad_left(rows, max(map(len, rows)), self.tokenizer.pad_token_id or 0)
+        return {"input_ids": ids, "attention_mask": mask} | self.make_type_ids(ids)
 
-        `replacements` are the texts that `process_image` returned for each question's image; None for a question
-        without an image.
+    def tokenize_prompts(self, replacements: list[str | None], questions: list[str]) -> list[list[int]]:
+        """Return the tokens of prompts for questions about one image each, up to the answer.
+
+        `replacements` are the texts that `process_image` returned for each question's image, which are tokenized once;
+        None for a question without an image.
         """
         for question in questions:
             if token := find_control_token(question, self.control_tokens):
                 raise InputError(f"the question {question!r} contains the control token {token}; remove the token")
-        texts = list(map(self._render_prompt, replacements, questions))
-        side, self.tokenizer.padding_side = self.tokenizer.padding_side, "left"
-        try:
-            encoded = self.tokenizer(
-                texts, add_special_tokens=self._adds_bos(texts[0]), padding=True, return_tensors="pt"
-            )
-        finally:
-            self.tokenizer.padding_side = side
-        tokens = {name: encoded[name] for name in ("input_ids", "attention_mask")}
-        return tokens | self.make_type_ids(tokens["input_ids"])
+        image_token = self.processor.image_token
+        texts = [
+            self._render_prompt(text and image_token, question)
+            for text, question in zip(replacements, questions, strict=True)
+        ]
+        rows = self.tokenizer(texts, add_special_tokens=self._adds_bos(texts[0]))["input_ids"]
+        for row, replacement in zip(rows, replacements, strict=True):
+            if replacement is not None:
+                index = row.index(self.tokenizer.convert_tokens_to_ids(image_token))
+                row[index : index + 1] = self._tokenize_replacement(replacement)
+        return rows
 
-    @property
-    def are_prompts_causal(self) -> bool:
-        """Whether the image's tokens do not attend to the question; PaliGemma's do."""
+    def has_causal_prompts(self) -> bool:
+        """Return whether image tokens do not attend to the question; PaliGemma's do."""
         return self._marks_images.get("token_type_ids", True)
 
     def make_type_ids(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -282,11 +292,7 @@ class ProcessorEncoder:
             add_special_tokens=self._adds_bos(text),
             return_tensors="pt",
         )
-        return {
-            name: values.bool() if name == PIXEL_MASK else values
-            for name, values in output.items()
-            if name != "attention_mask"
-        }
+        return _shorten_mask({name: values for name, values in output.items() if name != "attention_mask"})
 
     def _adds_bos(self, text: str) -> bool:
         bos = self.tokenizer.bos_token
@@ -302,6 +308,10 @@ class ProcessorEncoder:
         """Return the model's inputs for the images of one conversation, and the text that replaces each image."""
         kwargs = self.processor._merge_kwargs(tokenizer_init_kwargs={})["images_kwargs"]
         return self.processor._process_images([images], **kwargs | more)
+
+
+def _shorten_mask(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: values.bool() if name == PIXEL_MASK else values for name, values in inputs.items()}
 
 
 def make_sample_row(images: int) -> dict:

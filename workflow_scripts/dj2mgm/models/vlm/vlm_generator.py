@@ -18,7 +18,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from dj2mgm.cli.messages import note
 from dj2mgm.data.formats import build_conversation, build_text_conversation
 from dj2mgm.data.images import load_image
-from dj2mgm.models.greedy_search import GreedySearch, Prompts
+from dj2mgm.models.greedy_search import GreedySearch, Prompts, find_end
 from dj2mgm.models.questions import (
     Candidates,
     GivenAnswer,
@@ -36,6 +36,8 @@ from dj2mgm.storage.streaming import map_in_order
 
 CPU_BATCH_SIZE, GPU_BATCH_SIZE = 16, 64  # batch size for "auto"; a GPU with too little memory halves it
 MAX_DECODING_PROCESSES = 8  # most processes that decode and resize images for a GPU
+IMAGES_AHEAD = 8  # images per process that are processed while a GPU answers questions
+ENCODED_AT_ONCE = 16  # images in a pass through the vision tower, before which the GPU need not wait for others
 CACHE_BYTES = 2**31  # most bytes of cached features, for further questions about their images
 DEEPSTACK = "deepstack_features"
 PIXEL_FIELDS = (PIXELS_KEY, PIXEL_MASK)
@@ -43,7 +45,10 @@ T, R = TypeVar("T"), TypeVar("R")
 
 
 class ProcessedImage(NamedTuple):
-    """Outputs of the processor for an image: arrays for the model, and the text that replaces it in a prompt."""
+    """Outputs of the processor for an image: arrays for the model, and the text that replaces it in a prompt.
+
+    Arrays of bfloat16, which NumPy does not have, are viewed as int16.
+    """
 
     inputs: dict[str, np.ndarray]
     replacement: str
@@ -96,6 +101,7 @@ class TransformersGenerator(Generator):
             )
         reader = model.base_model.get_image_features if self._takes_features else model.forward
         self._input_names = inspect.signature(reader).parameters.keys()
+        self._image_token = encoder.tokenizer.convert_ids_to_tokens(encoder.image_token_id)
         self._selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def close(self) -> None:
@@ -115,30 +121,26 @@ class TransformersGenerator(Generator):
         """Yield the answers of each batch; `template` is ignored, because the processor has its own chat template."""
         ends = build_stopping_criteria(self.encoder, self.stops, max_new_tokens)
         search = GreedySearch(self.model, self.stops, ends["pad_token_id"], max_new_tokens)
-        for batch, new in with_new_images(batches, self._cache, self._process_in_order):
+        for batch, new in with_new_images(batches, self._cache, self._encode_images):
             if batch.images == [None]:
                 encoded = [self._encode_blank()]
             else:
-                encoded = self._encode_missing(list(map(make_image_key, batch.images)), new)
+                encoded = self._get_encoded(list(map(make_image_key, batch.images)), new)
             rows = [(encoded[number], text) for number, text in zip(batch.about, batch.questions, strict=True)]
             yield self._run_in_parts(partial(self._answer_rows, search=search), rows)
 
     def _answer_rows(self, rows: list[tuple[EncodedImage | None, str]], search: GreedySearch) -> list[str]:
         images, questions = map(list, zip(*rows, strict=True))
-        replacements = [image and image.replacement for image in images]
-        batch = self.encoder.encode_prompts(replacements, questions)
-        rows_of_ids = zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)
-        tokens = [ids[is_token].tolist() for ids, is_token in rows_of_ids]
+        tokens = self.encoder.tokenize_prompts([image and image.replacement for image in images], questions)
         if None in images:
             return self._decode(search(Prompts(tokens, [0] * len(rows), list(range(len(rows))), self._make_inputs)))
         distinct = {id(image): image for image in images}
         numbers = {key: number for number, key in enumerate(distinct)}
-        prefixes = [self._find_end_of_image(ids) if self.encoder.are_prompts_causal else 0 for ids in tokens]
+        prefixes = [
+            find_end(ids, self.encoder.image_token_id) if self.encoder.has_causal_prompts() else 0 for ids in tokens
+        ]
         make_inputs = partial(self._make_inputs, distinct=list(distinct.values()))
         return self._decode(search(Prompts(tokens, prefixes, [numbers[id(image)] for image in images], make_inputs)))
-
-    def _find_end_of_image(self, ids: list[int]) -> int:
-        return len(ids) - ids[::-1].index(self.encoder.image_token_id)
 
     def _make_inputs(
         self, ids: torch.Tensor, mask: torch.Tensor, images: Sequence[int], distinct: list[EncodedImage] | None = None
@@ -181,8 +183,9 @@ class TransformersGenerator(Generator):
         """Sum the log-likelihoods of tokens up to a caption's first stop token; later positions count nothing."""
         ends = build_stopping_criteria(self.encoder, self.stops, max_new_tokens)
         search = partial(self._search_beams, question=question, num_beams=num_beams, ends=ends)
-        for encoded in self._encode_in_parts(images, batch_size):
-            yield from self._run_in_parts(search, encoded)
+        encoded = self._encode_images(images)
+        for part in split_into_parts(images, batch_size):
+            yield from self._run_in_parts(search, [next(encoded) for _ in part])
 
     def _search_beams(self, encoded: list[EncodedImage], question: str, num_beams: int, ends: dict) -> list[Candidates]:
         """Return the captions of each image by beam search, the best first, with their log-likelihoods."""
@@ -222,10 +225,7 @@ class TransformersGenerator(Generator):
         check_control_tokens((answer.text for answer in answers), self.list_control_tokens(template))
         log_likelihoods: list[list[float]] = []
         at_once = self.choose_batch_size()
-        has_images = None not in images
-        encoded = (
-            list(chain.from_iterable(self._encode_in_parts(images, at_once))) if has_images else [self._encode_blank()]
-        )
+        encoded = [self._encode_blank()] if None in images else list(self._encode_images(images))
         for part in split_into_parts(answers, at_once):
             rows = [(answer, encoded[answer.about]) for answer in part]
             log_likelihoods += self._run_in_parts(self._measure_rows, rows)
@@ -283,14 +283,14 @@ class TransformersGenerator(Generator):
             return None
         black = BytesIO()
         PIL.Image.new("RGB", BLANK_IMAGE_SIZE).save(black, "PNG")
-        return self._encode_missing([BLANK_IMAGE_SIZE], {BLANK_IMAGE_SIZE: self._process(black)})[0]
+        return self._encode([self._process(black)])[0]
 
-    def _encode_missing(self, keys: list, new: dict[object, ProcessedImage]) -> list[EncodedImage]:
+    def _get_encoded(self, keys: list, new: dict[object, EncodedImage]) -> list[EncodedImage]:
         """Return the encoded image of each key; images at paths are cached, up to `CACHE_BYTES`, for further questions.
 
         `new` are the images that are not cached.
         """
-        self._cache |= dict(self._run_in_parts(self._encode, list(new.items())))
+        self._cache |= new
         encoded, cached_bytes = [self._cache[key] for key in keys], 0
         for key in reversed(list(self._cache)):
             cached_bytes += self._cache[key].nbytes
@@ -299,53 +299,53 @@ class TransformersGenerator(Generator):
                 del self._cache[key]
         return encoded
 
-    def _encode_in_parts(self, images: Sequence[Image], size: int) -> Iterator[list[EncodedImage]]:
-        """Yield `size` encoded images at a time without caching them."""
+    def _encode_images(self, images: Sequence[Image]) -> Iterator[EncodedImage]:
+        """Yield the encoded images; a GPU encodes a part while the next one is processed."""
         processed = self._process_in_order(images)
-        for part in split_into_parts(images, size):
-            keys = list(range(len(part)))
-            yield self._encode_missing(keys, {key: next(processed) for key in keys})
+        for part in split_into_parts(images, ENCODED_AT_ONCE):
+            yield from self._run_in_parts(self._encode, [next(processed) for _ in part])
 
-    def _encode(self, images: list[tuple[object, ProcessedImage]]) -> list[tuple[object, EncodedImage]]:
-        """Compute the features of images together; a model that takes no features gets each image's inputs instead.
-
-        Args:
-            images: key and processed image of each.
-        """
-        keys = [key for key, _ in images]
-        parts = [{name: torch.from_numpy(values) for name, values in image.inputs.items()} for _, image in images]
-        texts = [image.replacement for _, image in images]
+    def _encode(self, images: list[ProcessedImage]) -> list[EncodedImage]:
+        """Compute the features of images together; a model that takes no features gets each image's inputs instead."""
+        parts = [{name: self._unpack(values) for name, values in image.inputs.items()} for image in images]
+        texts = [image.replacement for image in images]
         if not self._takes_features:
             parts = [{name: self._move(values) for name, values in part.items()} for part in parts]
-            encoded = [EncodedImage(text, part, [], []) for text, part in zip(texts, parts, strict=True)]
-            return list(zip(keys, encoded, strict=True))
+            return [EncodedImage(text, part, [], []) for text, part in zip(texts, parts, strict=True)]
         inputs = {name: self._move(values) for name, values in _concatenate_fields(parts).items()}
         output = self.model.base_model.get_image_features(**inputs, return_dict=True)
         self._output, self._stacked = type(output), isinstance(output.pooler_output, torch.Tensor)
-        tokens = self.encoder.tokenizer(texts, add_special_tokens=False)["input_ids"]
-        counts = [ids.count(self.encoder.image_token_id) for ids in tokens]
+        counts = [text.count(self._image_token) for text in texts]
         features = _split_by_image(output.pooler_output, counts)
         layers = [_split_by_image(layer, counts) for layer in output.get(DEEPSTACK) or ()]
         sizes = [{n: self._move(values) for n, values in part.items() if n not in PIXEL_FIELDS} for part in parts]
         layers_by_image = [[layer[n] for layer in layers] for n in range(len(texts))]
-        return [
-            (key, EncodedImage(text, size, *rest))
-            for key, text, size, *rest in zip(keys, texts, sizes, features, layers_by_image, strict=True)
-        ]
+        return list(map(EncodedImage, texts, sizes, features, layers_by_image))
 
     def _process_in_order(self, images: Sequence[Image]) -> Iterator[ProcessedImage]:
         """Yield the processed images; for a GPU, other processes decode and resize them ahead."""
         cores = len(os.sched_getaffinity(0)) // max(1, torch.cuda.device_count())
         processes = min(MAX_DECODING_PROCESSES, max(2, cores - 1)) if self.model.device.type == "cuda" else 1
-        return map_in_order(self._process, images, processes)
+        return map_in_order(self._process, images, processes, IMAGES_AHEAD)
 
     def _process(self, image: Image) -> ProcessedImage:
         """Return an image as arrays; tensors would need shared memory between processes, which containers limit."""
         if self.model.device.type == "cuda":
             torch.set_num_threads(1)  # a forked process does not have OpenMP's threads
         inputs, replacement = self.encoder.process_image(load_image(image))
-        arrays = {name: values.numpy() for name, values in inputs.items() if name in self._input_names}
+        arrays = {name: self._pack(values) for name, values in inputs.items() if name in self._input_names}
         return ProcessedImage(arrays, replacement)
+
+    def _pack(self, values: torch.Tensor) -> np.ndarray:
+        """Return values of the model's type as an array, whose bytes pass through a pipe between two processes."""
+        if not values.is_floating_point():
+            return values.numpy()
+        values = values.to(self.model.dtype)
+        return (values.view(torch.int16) if values.dtype == torch.bfloat16 else values).numpy()
+
+    def _unpack(self, array: np.ndarray) -> torch.Tensor:
+        values = torch.from_numpy(array)
+        return values.view(torch.bfloat16) if values.dtype == torch.int16 else values
 
     def _move(self, values: torch.Tensor) -> torch.Tensor:
         return values.to(self.model.device, self.model.dtype if values.is_floating_point() else None)
