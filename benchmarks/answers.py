@@ -206,46 +206,57 @@ def compare_families(arguments: argparse.Namespace) -> None:
 def compare_family(shape: str, folder: Path, arguments: argparse.Namespace) -> None:
     generator = load_random_generator(shape, folder)
     questions = make_questions(folder, arguments.count)
-    questions["captions"] = questions["captions"].first(arguments.count // 2)
     size = arguments.batch_sizes[0] if arguments.batch_sizes else generator.choose_batch_size()
+    questions["captions"] = questions["captions"].first(size)
+    fitting_rows = {}
     for path in PATHS:
-        with choose_path(path):  # kernels are loaded
-            questions["captions"].first(16)._replace(tokens=ANSWER_TOKENS).answer(generator, size)
+        with choose_path(path, generator, fitting_rows):  # kernels are loaded, and the rows that fit are found
+            questions["captions"].first(size)._replace(tokens=ANSWER_TOKENS).answer(generator, size)
     for name, row in questions.items():
         tokens = []
         for path in PATHS:
             title = f"{shape}: {name}, batches of {size}, {path}"
-            with choose_path(path):
+            with choose_path(path, generator, fitting_rows):
                 with record_tokens() as recorded:
                     print_speed(title, len(row.texts), lambda row=row: row.answer(generator, size))
-                print_parts(title, generator, row.first(size // 2), size)
+                if name != "answers, six to an image":
+                    print_parts(title, generator, row.first(size // 2), size)
             tokens.append(recorded)
         print_differences(f"{shape}: {name}", generator, *tokens)
     generator.model.float()
     row, tokens = questions["answers, six to an image"].first(8), []
     for path in PATHS:
-        with choose_path(path), record_tokens() as recorded:
+        with choose_path(path, generator, {}), record_tokens() as recorded:
             row.answer(generator, 8)
         tokens.append(recorded)
     print_differences(f"{shape}: answers in float32", generator, *tokens)
 
 
 @contextmanager
-def choose_path(path: str) -> Iterator[None]:
-    """Let generators answer by transformers' `generate`, or by this project's search."""
+def choose_path(path: str, generator: Generator, fitting_rows: dict[str, int]) -> Iterator[None]:
+    """Let a generator answer by transformers' `generate`, or by this project's search.
+
+    `fitting_rows` are the rows that fit in the GPU's memory on each path.
+    """
     original = greedy_search.supports_static_cache
+    generator._fitting_rows = fitting_rows.get(path, sys.maxsize)
+    torch.cuda.empty_cache()
     if path == "generate":
         greedy_search.supports_static_cache = lambda *_: False
     try:
         yield
     finally:
         greedy_search.supports_static_cache = original
+        fitting_rows[path] = generator._fitting_rows
 
 
 class RecordedAnswer(NamedTuple):
-    """Tokens of an answer, and the prompts in which its own has the index `row`."""
+    """Tokens of an answer, and the prompts in which its own has the index `row`.
 
-    prompts: greedy_search.Prompts
+    Only the first ones have prompts, because prompts keep images in the GPU's memory.
+    """
+
+    prompts: greedy_search.Prompts | None
     row: int
     tokens: list[int]
 
@@ -258,7 +269,8 @@ def record_tokens() -> Iterator[list[RecordedAnswer]]:
     @wraps(original)
     def search(self, prompts: greedy_search.Prompts) -> list[list[int]]:
         answers = original(self, prompts)
-        recorded.extend(RecordedAnswer(prompts, row, answer) for row, answer in enumerate(answers))
+        kept = None if recorded else prompts
+        recorded.extend(RecordedAnswer(kept, row, answer) for row, answer in enumerate(answers))
         return answers
 
     greedy_search.GreedySearch.__call__ = search
@@ -276,11 +288,11 @@ def print_differences(
     gaps = []
     pairs = list(zip(expected, actual, strict=True))
     for answer, other in pairs:
-        if answer.tokens == other.tokens:
+        if answer.tokens == other.tokens or not answer.prompts or len(gaps) == SHOWN_GAPS:
             continue
         length = min(len(answer.tokens), len(other.tokens))
         same = next((n for n in range(length) if answer.tokens[n] != other.tokens[n]), length)
-        if same == length or len(gaps) == SHOWN_GAPS:  # one has ended
+        if same == length:  # one has ended
             continue
         prompts = answer.prompts
         ids = torch.tensor([prompts.tokens[answer.row] + answer.tokens[:same]])

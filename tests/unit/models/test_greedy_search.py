@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dj2mgm.models import greedy_search
 from dj2mgm.models.families import load_family
@@ -19,6 +20,7 @@ ABOUT = [0, 1, 1, 2, 0]
 QUESTIONS = ["What is shown?", "Which color is it?", "", "How many shapes are there in the picture?", "Where?"]
 WITH_WINDOW = ["gemma3", "paligemma"]
 TOKENS = 7
+VALUE_DEPENDENT = {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "_unique2", "lift_fresh"}
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +140,26 @@ def test_memory_of_the_step_is_free_after_an_error(folders, tmp_path, monkeypatc
     with pytest.raises(torch.OutOfMemoryError):
         search(prompts)
     assert search._step is None
+
+
+class Operations(TorchDispatchMode):
+    """Records the names of PyTorch's operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.add(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", BUILDERS)
+def test_a_step_does_not_wait_for_values(folders, tmp_path, family):
+    """A GPU cannot record an operation whose result the program or a tensor's size depends on."""
+    generator = load_generator(folders[family])
+    search = GreedySearch(generator.model, [], 0, 3)
+    search(make_prompts(generator, tmp_path))
+    with torch.inference_mode(), Operations() as operations:
+        search._step(torch.ones_like(search._step.tokens))
+    assert "embedding" in operations.names and operations.names.isdisjoint(VALUE_DEPENDENT)
