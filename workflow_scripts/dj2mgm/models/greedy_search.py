@@ -55,10 +55,15 @@ class GreedySearch:
         try:
             answers = self._search(Prompts(*ordered, prompts.make_inputs)).tolist()
         except torch.OutOfMemoryError:
-            self._step = None
+            self.free()
             raise
         by_row = dict(zip(order, answers, strict=True))
         return [cut_at_stop(by_row[row], self.stops) for row in range(len(answers))]
+
+    def free(self) -> bool:
+        """Free the memory that is kept for the next batch; return whether there was some."""
+        step, self._step = self._step, None
+        return step is not None
 
     def _generate(self, prompts: Prompts) -> torch.Tensor:
         """Return what `_search` returns, by transformers' own search."""

@@ -491,6 +491,24 @@ def test_rows_that_do_not_fit_together_are_halved(folders, tmp_path, monkeypatch
     assert texts[0] == texts[1] and "GPU memory is too small for 3 rows together" in capsys.readouterr().err
 
 
+def test_images_get_the_memory_of_earlier_answers(folders, tmp_path, monkeypatch, capsys):
+    """A GPU keeps keys and values for the next answers, until its memory is too small for the next images."""
+    paths = [save_image(tmp_path / f"{n}.png", (90 * n, 200, 90), (48, 40)) for n in range(20)]
+    generator = load_family(folders["qwen3_vl"]).make_generator(None, "cpu")
+    expected = list(generator.answer(paths, ["What?"] * 20, "", max_new_tokens=3, batch_size=4))
+    generator._cache.clear()
+    encode = generator._encode
+
+    def encode_in_free_memory(images: list) -> list:
+        if generator._search._step:
+            raise torch.OutOfMemoryError
+        return encode(images)
+
+    monkeypatch.setattr(generator, "_encode", encode_in_free_memory)
+    assert list(generator.answer(paths, ["What?"] * 20, "", max_new_tokens=3, batch_size=4)) == expected
+    assert "memory is too small" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("family", BUILDERS)
 def test_images_are_encoded_once_with_the_same_answers(folders, tmp_path, monkeypatch, family):
     paths = [save_image(tmp_path / f"{n}.png", (90 * n, 30, 90), size) for n, size in enumerate(SIZES[:2])]

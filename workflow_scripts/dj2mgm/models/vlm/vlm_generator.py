@@ -92,6 +92,7 @@ class TransformersGenerator(Generator):
         model.generation_config = GenerationConfig()  # answers are greedy; the folder's sampling settings are ignored
         self._cache: dict[object, EncodedImage] = {}  # by path
         self._fitting_rows = sys.maxsize  # most rows together for which the GPU's memory is not known to be too small
+        self._search: GreedySearch | None = None  # of the last answers
         self._output, self._stacked = dict, False  # type of the towers' output, and whether its features are one tensor
         self._takes_features = model._supports_mm_encoder_outputs() and hasattr(model.base_model, "get_image_features")
         if not self._takes_features:
@@ -120,7 +121,7 @@ class TransformersGenerator(Generator):
     ) -> Iterator[list[str]]:
         """Yield the answers of each batch; `template` is ignored, because the processor has its own chat template."""
         ends = build_stopping_criteria(self.encoder, self.stops, max_new_tokens)
-        search = GreedySearch(self.model, self.stops, ends["pad_token_id"], max_new_tokens)
+        self._search = search = GreedySearch(self.model, self.stops, ends["pad_token_id"], max_new_tokens)
         for batch, new in with_new_images(batches, self._cache, self._encode_images):
             if batch.images == [None]:
                 encoded = [self._encode_blank()]
@@ -128,6 +129,7 @@ class TransformersGenerator(Generator):
                 encoded = self._get_encoded(list(map(make_image_key, batch.images)), new)
             rows = [(encoded[number], text) for number, text in zip(batch.about, batch.questions, strict=True)]
             yield self._run_in_parts(partial(self._answer_rows, search=search), rows)
+        self._search.free()
 
     def _answer_rows(self, rows: list[tuple[EncodedImage | None, str]], search: GreedySearch) -> list[str]:
         images, questions = map(list, zip(*rows, strict=True))
@@ -160,14 +162,16 @@ class TransformersGenerator(Generator):
             try:
                 results += run(part)
             except torch.OutOfMemoryError:
-                if len(part) == 1:
+                halve = not (self._search and self._search.free())
+                if halve and len(part) == 1:
                     raise
-                self._fitting_rows = len(part) // 2
             else:
                 rows = rows[len(part) :]
                 continue
             torch.cuda.empty_cache()  # after the exception, which refers to the tensors
-            note(f"GPU memory is too small for {len(part)} rows together; continuing with {self._fitting_rows}")
+            if halve:
+                self._fitting_rows = len(part) // 2
+                note(f"GPU memory is too small for {len(part)} rows together; continuing with {self._fitting_rows}")
         return results
 
     @torch.inference_mode()
