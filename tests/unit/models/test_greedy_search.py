@@ -1,6 +1,8 @@
 """Greedy search of all families, compared with transformers' `generate` for the same prompts."""
 
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -163,3 +165,31 @@ def test_a_step_does_not_wait_for_values(folders, tmp_path, family):
     with torch.inference_mode(), Operations() as operations:
         search._step(torch.ones_like(search._step.tokens))
     assert "embedding" in operations.names and operations.names.isdisjoint(VALUE_DEPENDENT)
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_steps_are_recorded_once_or_run_without_a_graph(folders, tmp_path, monkeypatch, capsys, works):
+    """Operations do not run while a GPU records them; here, a graph runs them on the CPU."""
+    generator, recorded = load_generator(folders["qwen3_vl"]), []
+    prompts = make_prompts(generator, tmp_path)
+    search = GreedySearch(generator.model, [], 0, TOKENS)
+    expected = search(prompts)
+    run = DecodingStep._run
+
+    @contextmanager
+    def record(graph):
+        monkeypatch.setattr(DecodingStep, "_run", lambda step: recorded.append(step))
+        try:
+            yield
+            if not works:
+                raise RuntimeError("operation not permitted when stream is capturing")
+        finally:
+            monkeypatch.setattr(DecodingStep, "_run", run)
+
+    replay = SimpleNamespace(replay=lambda: run(search._step))
+    cuda = SimpleNamespace(CUDAGraph=lambda: replay, graph=record, device=nullcontext)
+    monkeypatch.setattr(torch, "cuda", cuda)
+    search._step.can_record = True
+    assert search(prompts) == search(prompts) == expected
+    assert recorded == [search._step] and (search._step.graph is replay) == works
+    assert ("cannot record its steps" in capsys.readouterr().err) != works

@@ -14,6 +14,7 @@ import torch
 from transformers import Cache, DynamicCache, DynamicLayer, PreTrainedModel, StaticLayer
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
+from dj2mgm.cli.messages import note
 from dj2mgm.models.questions import cut_at_stop
 
 TOKENS_AT_ONCE = 2**14  # in one forward pass; enough to keep a GPU busy, while activations stay small
@@ -164,7 +165,8 @@ class DecodingStep:
         self.tokens = torch.zeros(rows, 1, dtype=torch.long, device=model.device)
         self.position = torch.zeros(1, dtype=torch.long, device=model.device)  # index of the next token in the cache
         self.positions: torch.Tensor | None = None  # (…, B, 1) of the next tokens for the position embedding
-        self.is_ready, self.graph = False, None
+        self.is_ready, self.can_record = False, model.device.type == "cuda"
+        self.graph: torch.cuda.CUDAGraph | None = None
 
     def write(self, rows: slice, cache: Cache, sources: Sequence[int] | None = None) -> None:
         """Copy keys and values to the beginning of some rows, from the rows `sources` of a cache (None: from all)."""
@@ -197,17 +199,30 @@ class DecodingStep:
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         self.tokens.copy_(tokens)
-        if self.is_ready and self.tokens.is_cuda:
+        if self.is_ready and self.can_record and not self.graph:
+            self._record()
+        if self.graph:
             with torch.cuda.device(self.tokens.device):
-                if self.graph is None:
-                    self.graph = torch.cuda.CUDAGraph()
-                    with torch.cuda.graph(self.graph):
-                        self._run()
                 self.graph.replay()
         else:
             self._run()
             self.is_ready = True
         return self.tokens.clone()
+
+    def _record(self) -> None:
+        """Record the graph; its kernels do not run meanwhile, so they run later if they cannot be recorded."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.device(self.tokens.device), torch.cuda.graph(graph):
+                self._run()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self.can_record = False
+            kind = self.model.config.model_type
+            note(f"a model of type {kind} answers slowly, because a GPU cannot record its steps: {error}")
+        else:
+            self.graph = graph
 
     def _run(self) -> None:
         self.mask.index_fill_(3, self.position, self.visible)
