@@ -269,8 +269,8 @@ def record_tokens() -> Iterator[list[RecordedAnswer]]:
     @wraps(original)
     def search(self, prompts: greedy_search.Prompts) -> list[list[int]]:
         answers = original(self, prompts)
-        kept = None if recorded else prompts
-        recorded.extend(RecordedAnswer(kept, row, answer) for row, answer in enumerate(answers))
+        first_prompts = None if recorded else prompts
+        recorded.extend(RecordedAnswer(first_prompts, row, answer) for row, answer in enumerate(answers))
         return answers
 
     greedy_search.GreedySearch.__call__ = search

@@ -250,7 +250,9 @@ def supports_static_cache(model: PreTrainedModel, length: int) -> bool:
         type(layer) is DynamicLayer or (type(layer) is DynamicSlidingWindowLayer and layer.sliding_window >= length)
         for layer in make_cache(model).layers
     )
-    is_static = model.get_decoder()._can_compile_fullgraph and kinds.isdisjoint(VALUE_DEPENDENT_ROPES)
+    is_static = getattr(model.get_decoder(), "_can_compile_fullgraph", False) and kinds.isdisjoint(
+        VALUE_DEPENDENT_ROPES
+    )
     return sees_all and is_static and config._attn_implementation in ("sdpa", "eager")
 
 
