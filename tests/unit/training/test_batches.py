@@ -1,5 +1,6 @@
 """Samples of each process at each step, and their micro batches."""
 
+import random
 from itertools import combinations
 
 import pytest
@@ -53,6 +54,20 @@ def test_micro_batches_keep_the_budget_on_all_processes(lengths, rows, global_ba
             if batch != [None]:
                 widths = [compute_padded_width(lengths[sample], max(lengths)) for sample in batch]
                 assert batch and max(widths) * len(batch) <= budget and len(batch) <= MAX_CROWDING * rows
+
+
+@pytest.mark.parametrize("processes", [2, 4, 8])
+def test_processes_have_equal_tokens_in_full_micro_batches(processes):
+    words = random.Random(0)
+    lengths = [min(1024, 620 + int(words.lognormvariate(4.3, 1))) for _ in range(10 * 128)]
+    [alone, *steps] = (collect_batches(lengths, 12, 128, 0, count, 0) for count in (1, processes))
+
+    def count_tokens(mine: list[list[int]]) -> int:
+        widths = [[compute_padded_width(lengths[row], 1024) for row in batch] for batch in mine]
+        return sum(max(batch) * len(batch) for batch in widths)
+
+    longest_loads = sum(max(map(count_tokens, step)) for step in steps[0])
+    assert longest_loads * processes <= 1.02 * sum(count_tokens(step[0]) for step in alone)
 
 
 @fuzzed(200)

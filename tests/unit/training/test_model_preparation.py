@@ -2,12 +2,10 @@
 
 from types import SimpleNamespace
 
-import pytest
 import torch
-from torch.nn.functional import conv2d
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
-from dj2mgm.training.model_preparation import compile_layers, convolve_depthwise
+from dj2mgm.training.model_preparation import compile_layers
 
 LAYERS = ["sliding_attention", "full_attention"]
 # two layers use the keys and values of two earlier ones, which they find in an argument of all layers
@@ -34,13 +32,3 @@ def test_recomputed_layers_may_share_keys_and_values(monkeypatch):
     gradients = compute_gradients(model, ids)
     assert gradients.keys() == expected.keys()
     assert not [name for name in expected if not torch.allclose(gradients[name], expected[name], atol=1e-6)]
-
-
-@pytest.mark.parametrize("count", [1, 2, 4, 7, 9])
-def test_images_are_convolved_in_parts_as_together(count):
-    torch.manual_seed(0)
-    images, weight, bias = torch.randn(count, 6, 9, 8), torch.randn(6, 1, 7, 7), torch.randn(6)
-    convolved = convolve_depthwise(images, weight, bias, [3, 3])
-    torch.testing.assert_close(convolved, conv2d(images, weight, bias, padding=3, groups=6))
-    if count == 7:
-        torch.library.opcheck(convolve_depthwise, (images, weight, bias, [3, 3]))

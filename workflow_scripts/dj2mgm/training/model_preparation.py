@@ -10,7 +10,6 @@ from deepspeed.runtime.zero import register_external_parameter
 from deepspeed.runtime.zero.utils import is_zero_param
 from deepspeed.utils import set_z3_leaf_modules
 from torch import nn
-from torch.nn.functional import conv2d
 from torch.utils.checkpoint import checkpoint
 from transformers.utils import is_flash_attn_2_available
 
@@ -74,8 +73,6 @@ def compile_layers(parts: ModelParts) -> None:
     towers = [layer for layer in parts.towers if is_packed(layer) or not has_boundary_argument(layer)]
     if len(towers) < len(parts.towers):
         note("the tower's layers are not compiled: their code depends on the size of each image")
-    for convolution in (module for layer in towers for module in layer.modules() if _is_depthwise(module)):
-        convolution.forward = partial(_convolve, convolution)
     for layer in (*towers, *parts.compiled_tower_modules):
         layer.forward = _compile_forward(layer, dimensions=1)
     for layer in parts.decoder:
@@ -85,47 +82,6 @@ def compile_layers(parts: ModelParts) -> None:
     parts.head.loss_and_gradient = lambda logits, targets: loss_and_gradient(
         *(_mark_dynamic(tensor, logits.shape[:1]) for tensor in (logits, targets.clone()))
     )
-
-
-PLANNED_IMAGES = 4
-
-
-@torch.library.custom_op("dj2mgm::convolve_depthwise", mutates_args=())
-def convolve_depthwise(
-    images: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, padding: list[int]
-) -> torch.Tensor:
-    """Convolve each channel of images (N, C, H, W) with its own kernel, without gradients.
-
-    cuDNN compiles its kernel for 150 ms at each new N, which differs from micro batch to micro batch. Parts of
-    `PLANNED_IMAGES` images and single images need two kernels.
-    """
-    images = images.contiguous(memory_format=torch.channels_last)
-    whole = len(images) - len(images) % PLANNED_IMAGES
-    parts = [*images[:whole].split(PLANNED_IMAGES), *images[whole:].split(1)] if len(images) > 1 else [images]
-    convolved = [conv2d(part, weight, bias, padding=padding, groups=len(weight)) for part in parts if len(part)]
-    return torch.cat(convolved) if len(convolved) > 1 else convolved[0]
-
-
-@convolve_depthwise.register_fake
-def _(images: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, padding: list[int]) -> torch.Tensor:
-    return torch.empty_like(images, memory_format=torch.channels_last)
-
-
-def _is_depthwise(module: nn.Module) -> bool:
-    """Return whether a module of a frozen tower is a depthwise convolution that keeps the size of images."""
-    return (
-        isinstance(module, nn.Conv2d)
-        and module.groups == module.in_channels == module.out_channels > 1
-        and module.bias is not None
-        and isinstance(module.padding, tuple)
-        and module.padding_mode == "zeros"
-        and module.stride == module.dilation == (1, 1)
-        and all(2 * padding + 1 == size for padding, size in zip(module.padding, module.kernel_size, strict=True))
-    )
-
-
-def _convolve(module: nn.Conv2d, images: torch.Tensor) -> torch.Tensor:
-    return convolve_depthwise(images, module.weight, module.bias, list(module.padding))
 
 
 def has_boundary_argument(layer: nn.Module) -> bool:

@@ -2,6 +2,7 @@
 
 import random
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -28,7 +29,7 @@ class StepBatches(Sampler[list[int | None]]):
     one sum over all its tokens, the split into micro batches does not change it, and samples of similar length can
     share a micro batch. A micro batch has at most as many tokens, including padding, as `micro_batch_size` samples of
     the greatest length, and at most `MAX_CROWDING` times as many samples. All processes have equally many micro batches
-    in a step, of about the same lengths. A process without samples left takes `[None]`, which carries no loss.
+    in a step, with about as many tokens. A process without samples left takes `[None]`, which carries no loss.
 
     Args:
         lengths: (N,) tokens of each sample.
@@ -82,30 +83,50 @@ class StepBatches(Sampler[list[int | None]]):
         """Return this process's micro batches of a step."""
         samples = self.list_samples(epoch, number)
         samples.sort(key=lambda sample: (-self.widths[sample], sample))
-        shares = [samples[process :: self.processes] for process in range(self.processes)]
-        count = max(self._count_micro_batches(share) for share in shares)
-        return self._split(shares[self.process], count)
+        count = self._count_micro_batches(samples, self.tokens)
+        if self.processes == 1:
+            return self._split(samples, count, self.tokens)
+        # The least limit of tokens at which the micro batches suffice makes them equal, so that no process waits.
+        count = -(-count // self.processes) * self.processes
+        limits = range(self.widths[samples[0]], self.tokens + 1)
+        least = bisect_left(limits, True, key=lambda tokens: self._count_micro_batches(samples, tokens) <= count)
+        return self._share(self._split(samples, count, limits[least]))[self.process]
+
+    def _share(self, batches: list[list[int | None]]) -> list[list[list[int | None]]]:
+        """Return the micro batches of each process, equally many and with about equal tokens."""
+        shares = [[] for _ in range(self.processes)]
+        tokens = [0] * self.processes
+        for batch in sorted(batches, key=self._count_tokens, reverse=True):
+            open_shares = [n for n, share in enumerate(shares) if len(share) * self.processes < len(batches)]
+            number = min(open_shares, key=tokens.__getitem__)
+            shares[number].append(batch)
+            tokens[number] += self._count_tokens(batch)
+        return shares
+
+    def _count_tokens(self, batch: list[int | None]) -> int:
+        """Return the tokens of a micro batch, including padding."""
+        return 0 if batch == [None] else len(batch) * max(self.widths[sample] for sample in batch)
 
     def _shuffle_samples(self, epoch: int) -> list[int]:
         # not the sum of seed and epoch: one seed's second epoch would equal the next seed's first
         seed = random.Random(f"{self.seed}/{epoch}").getrandbits(63) if epoch else self.seed
         return torch.randperm(len(self.widths), generator=torch.Generator().manual_seed(seed)).tolist()
 
-    def _count_micro_batches(self, samples: list[int]) -> int:
-        """Return the least number of micro batches for these samples, the longest first."""
+    def _count_micro_batches(self, samples: list[int], tokens: int) -> int:
+        """Return the least number of micro batches of at most `tokens` tokens for samples, the longest first."""
         count, free = 0, 0
         for sample in samples:
             if not free:
-                count, free = count + 1, self._compute_capacity(self.widths[sample])
+                count, free = count + 1, self._compute_capacity(self.widths[sample], tokens)
             free -= 1
         return count
 
-    def _compute_capacity(self, width: int) -> int:
-        """Return the number of samples of this width that a micro batch may have."""
-        return min(self.samples, self.tokens // width)
+    def _compute_capacity(self, width: int, tokens: int) -> int:
+        """Return the number of samples of this width that a micro batch of at most `tokens` tokens may have."""
+        return min(self.samples, tokens // width)
 
-    def _split(self, samples: list[int], count: int) -> list[list[int | None]]:
-        """Split samples, the longest first, into `count` micro batches with the least padding.
+    def _split(self, samples: list[int], count: int, limit: int) -> list[list[int | None]]:
+        """Split samples, the longest first, into `count` micro batches of at most `limit` tokens, with least padding.
 
         In this choice a single sample counts as two, because PyTorch compiles layers again for a batch of one.
         """
@@ -116,7 +137,7 @@ class StepBatches(Sampler[list[int | None]]):
             before, tokens = tokens, [float("inf")] * (len(samples) + 1)
             begin_at = [0] * (len(samples) + 1)
             for begin, width in enumerate(widths):
-                for end in range(begin + 1, min(len(samples), begin + self._compute_capacity(width)) + 1):
+                for end in range(begin + 1, min(len(samples), begin + self._compute_capacity(width, limit)) + 1):
                     if (total := before[begin] + width * max(2, end - begin)) < tokens[end]:
                         tokens[end], begin_at[end] = total, begin
             begins.append(begin_at)
