@@ -12,7 +12,7 @@ from dj2mgm.cli.run_lock import (
     start_run,
 )
 from dj2mgm.cli.snakemake_patches import lift_default_job_limit
-from dj2mgm.runs.start_messages import list_start_messages
+from dj2mgm.runs.command_messages import list_start_messages
 from dj2mgm.torch_environment import (
     limit_compiled_code,
     set_torch_environment,

@@ -1,11 +1,12 @@
-"""The last lines of a dry run: which stages would train, on how many rows, how long, and where results go."""
+"""Messages of a command: risks at its start, and the trainings, time and results that a dry run would have."""
 
 import csv
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
 
+from dj2mgm.cli.command_line import escape_control
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.job_checks import PlannedJob
@@ -18,6 +19,25 @@ MAX_TRAININGS = 6  # trainings listed; a study may have hundreds
 SUFFIX = ".benchmark.tsv"
 SHARED_FOLDERS = {"datasets", "foundation", "models"}
 LARGE_FOLDERS = {"images", "checkpoints", "captions", "published"}  # without benchmark files
+
+
+def list_start_messages(runs: Runs) -> Iterator[str]:
+    """Yield a line about each risk and each guess; names of the user's files are untrusted."""
+    if runs.shared.trusted_recipes:
+        yield (
+            "warning: trusted_recipes is true: recipes may run code, ask servers, and write or delete files; run only "
+            "recipes that you have read"
+        )
+    for dataset in runs.datasets.values():
+        yield from map(escape_control, dataset.note.splitlines())
+    detected = (run.config.model for run in runs if run.dataset.note)
+    for name in sorted({model.name for model in detected if model.trained_by_workflow}):
+        yield (
+            f"note: the model {name} is made for rendered scenes, and its scores on photos mean nothing. For a verdict "
+            "on photos, name another model (docs/models.md)."
+        )
+    for warning in runs.experiments.list_warnings():
+        yield f"warning: {escape_control(warning)}. Other experiments are not affected."
 
 
 def summarize_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[PlannedJob]) -> list[str]:
