@@ -101,23 +101,20 @@ def scale_proportional(
         parent: the configuration that they change.
         source: origin of the changes, for messages.
     """
-    scaled = {}
+    scaled: dict[str, Any] = {}
     for key, other_key in proportional.items():
-        if other_key in changes:
-            scaled[key] = _scale(parent, key, other_key, changes[other_key], source)
+        if other_key not in changes:
+            continue
+        values = [read_setting(parent, {}, key), changes[other_key], read_setting(parent, {}, other_key)]
+        if not all(isinstance(value, int | float) for value in values) or not values[2]:
+            raise InputError(
+                f"{source}: proportional.{key}: the experiment's {key} and {other_key} must be numbers; remove this "
+                "entry"
+            )
+        scaled[key] = values[0] * values[1] / values[2]
+        if isinstance(values[0], int):
+            scaled[key] = max(1, round(scaled[key]))
     return scaled
-
-
-def _scale(parent: Experiment, key: str, other_key: str, new_other_value: Any, source: str) -> Any:
-    """Return a value for `key` that keeps its ratio to the key `other_key`, which becomes `new_other_value`."""
-    key_value, other_value = read_setting(parent, {}, key), read_setting(parent, {}, other_key)
-    numbers = [number for number in (key_value, other_value, new_other_value) if isinstance(number, int | float)]
-    if len(numbers) < 3 or not other_value:
-        raise InputError(
-            f"{source}: proportional.{key}: the experiment's {key} and {other_key} must be numbers; remove this entry"
-        )
-    scaled = key_value * new_other_value / other_value
-    return max(1, round(scaled)) if isinstance(key_value, int) else scaled
 
 
 def hash_changes(changes: Mapping[str, Any]) -> str:

@@ -13,8 +13,6 @@ from dj2mgm.features.studies.study_records import MergedMixture, MergeSettings
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.pages import build_page_settings
 
-MERGED_FOLDER = "merged"  # folder of the scores, below the study's results
-
 
 def list_study_experiments(runs: Runs, study: str) -> list[str]:
     """Return the experiments on a study's page, beginning with the one that others are compared with.
@@ -23,9 +21,9 @@ def list_study_experiments(runs: Runs, study: str) -> list[str]:
         InputError: the study is not valid.
     """
     source = find_study(runs, study)
-    names = [source.experiment, *runs.experiments.variant_names[study]]
-    if (reference := f"{source.experiment}-{source.content.page.reference}") in names:
-        names.insert(0, reference)
+    names, reference = [source.experiment, *runs.experiments.variant_names[study]], source.content.page.reference
+    if reference and source.name_variant(reference) in names:
+        names.insert(0, source.name_variant(reference))
     if source.search:
         trained = {name for record in read_planned_batches(source.search) for name in record.names}
         shown_names = {name for name in list_full_trials(source.search) if not has_diverged(runs, name)}
@@ -61,17 +59,19 @@ def build_merge_settings(runs: Runs, study: str) -> MergeSettings:
     Raises:
         InputError: the experiment trains no LoRA, or a source has pairs, not instructions.
     """
-    design, source = find_merging_design(runs, study), find_study(runs, study)
-    file, experiment = source.file, source.experiment
+    design, merging = find_merging_design(runs, study), find_study(runs, study)
+    file, experiment = merging.file, merging.experiment
     dataset = runs.first_seed(experiment).dataset
     if runs.experiments.configs[experiment].finetune.lora is None:
         raise InputError(f"{file}: design.merged: {experiment} trains no LoRA; set finetune.lora, or remove `merged`")
     if any(dataset.settings.sources[source].split != "finetune" for source in design.mixture.sources):
         raise InputError(f"{file}: design.merged: the sources must have instructions, not pairs; remove `merged`")
     singles = list_single_source_changes(design.mixture)
+    trained_names = map(merging.name_variant, singles)
+    own_names = [name if name in runs.experiments.configs else experiment for name in trained_names]  # no change
     folders = {
-        source: runs.find_stage_folder(runs.first_seed(_find_variant(runs, experiment, label)), "finetune")
-        for source, label in zip(design.mixture.sources, singles, strict=True)
+        source: runs.find_stage_folder(runs.first_seed(name), "finetune")
+        for source, name in zip(design.mixture.sources, own_names, strict=True)
     }
     variants = runs.experiments.variants
     changes = {name: variants[name].settings for name in runs.experiments.variant_names[study]}
@@ -85,20 +85,11 @@ def build_merge_settings(runs: Runs, study: str) -> MergeSettings:
     return MergeSettings(sources=folders, mixtures=mixtures)
 
 
-def _find_variant(runs: Runs, experiment: str, label: str) -> str:
-    """Return the variant with a label; the experiment itself if the variant changes nothing."""
-    variant = f"{experiment}-{label}"
-    return variant if variant in runs.experiments.configs else experiment
-
-
 def _read_shares(mixture: MixtureSpace, changes: Mapping[str, Any]) -> dict[str, float]:
     return {source: changes[f"shares.{source}"] for source in mixture.sources}
 
 
 def locate_scores_file(runs: Runs, study: str) -> str | None:
     """Return the file with the scores of merged models; None if the study merges none."""
-    return (
-        f"results/{runs.results_prefix}{study}/{MERGED_FOLDER}/scores.yaml"
-        if find_merging_design(runs, study)
-        else None
-    )
+    file = f"results/{runs.results_prefix}{study}/merged/scores.yaml"
+    return file if find_merging_design(runs, study) else None
