@@ -221,7 +221,10 @@ def test_a_missing_synthesis_or_dataset_is_named(results):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda c: c.update(experiments=[]), "experiments: expected a list with at least one entry, found []"),
+        (
+            lambda c: c.update(experiments=[]),
+            "changed.yaml: experiments: expected a list with at least one entry, found []",
+        ),
         (lambda c: c["experiments"][1].pop("recipes"), "experiments.1.recipes: the key is missing"),
         (
             lambda c: c["experiments"][1].update(colour="x"),
