@@ -224,6 +224,8 @@ def compare_family(shape: str, folder: Path, arguments: argparse.Namespace) -> N
             tokens.append(recorded)
         print_differences(f"{shape}: {name}", generator, *tokens)
     generator.model.float()
+    if tower := getattr(generator.model.base_model, "visual", None):
+        tower.config._attn_implementation = "sdpa"  # the kernel for all images together takes 16-bit numbers only
     row, tokens = questions["answers, six to an image"].first(8), []
     for path in PATHS:
         with choose_path(path, generator, {}), record_tokens() as recorded:

@@ -65,7 +65,7 @@ def attach(settings, is_stage: Callable[[str], bool]) -> bool:
     """Replace Snakemake's own handler by the console; return whether it was replaced.
 
     Snakemake's handler stays with --verbose or --quiet, and with a logger plugin for the terminal. It also stays in a
-    dry run, but shows no list of jobs, so that the summary (runs/dry_run_summary.py) can be seen.
+    dry run, but shows no list of jobs, so that the summary (runs/command_messages.py) can be seen.
 
     Args:
         is_stage: function that tells whether the rule of a name is a stage.
