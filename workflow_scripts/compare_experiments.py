@@ -8,7 +8,7 @@ The configuration lists the experiments and the folders of their stages (see rep
 
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.cli.messages import warn
-from dj2mgm.records.page_records import VERDICT_FILE
+from dj2mgm.records.page_records import VERDICT_FILE, write_verdicts
 from dj2mgm.reporting.comparison import tabulate_scores, write_table
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.explorer.explorer_page import write_explorers
@@ -16,7 +16,6 @@ from dj2mgm.reporting.rendering import EXPLORER
 from dj2mgm.reporting.report_page import write_report_page
 from dj2mgm.reporting.verdicts.assessment import Assessment
 from dj2mgm.reporting.verdicts.learning_faults import write_warning
-from dj2mgm.storage.files import write_json
 
 
 @command_line
@@ -25,7 +24,7 @@ def main() -> None:
     experiments = load_experiments(paths.config)
     assessment = Assessment(experiments)
     write_table(tabulate_scores(experiments), paths.output_dir / "comparison.csv")
-    write_json(paths.output_dir / VERDICT_FILE, assessment.build_records())
+    write_verdicts(paths.output_dir / VERDICT_FILE, assessment.build_records())
     explorers = write_explorers(experiments, paths.output_dir / EXPLORER)
     write_report_page(assessment, paths.output_dir / "report.html", explorers)
     if assessment.unlearned:

@@ -8,15 +8,31 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
+from dj2mgm.errors import InputError
 from dj2mgm.settings.base import RETRAINS, ImageRootSettings, Section, read_extra, setting
 from dj2mgm.settings.configuration import TARGETS_BY_KEY, Configuration
 from dj2mgm.settings.targets import Control
 from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import read_json, write_json
 from dj2mgm.storage.image_files import IMAGE_FOLDERS_FILE
 
 VERDICT_FILE = "verdict.json"  # next to a page: verdicts, and signs that a model has learned nothing
+VERDICT_VERSION = 1  # of the file's format
 DECISION_FILE = "decision.json"  # next to the looks of `decide`: verdict and statement of the last one
 ABSENT = object()
+
+
+def write_verdicts(path: Path, records: dict[str, dict]) -> None:
+    """Write the assessment of a page's experiments, by experiment."""
+    write_json(path, {"version": VERDICT_VERSION, "experiments": records})
+
+
+def read_verdicts(path: str | Path) -> dict[str, dict]:
+    """Return what `write_verdicts` wrote; raise InputError if it was another version of this project."""
+    content = read_json(path)
+    if content.get("version") != VERDICT_VERSION:
+        raise InputError(f"{path} is from another version of dj2mgm; delete it, and run the same command again")
+    return content["experiments"]
 
 
 class RecipeContents(Section):

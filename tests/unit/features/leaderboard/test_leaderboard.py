@@ -8,8 +8,8 @@ import pytest
 
 import write_leaderboard
 from dj2mgm.features.leaderboard.leaderboard import find_entries
-from dj2mgm.records.page_records import DECISION_FILE, VERDICT_FILE
-from dj2mgm.storage.files import read_json, read_yaml, write_json, write_text, write_yaml
+from dj2mgm.records.page_records import DECISION_FILE, VERDICT_FILE, read_verdicts, write_verdicts
+from dj2mgm.storage.files import read_yaml, write_json, write_text, write_yaml
 from evaluated_runs import build_entry, write_dataset, write_run
 from report_pages import Elements
 from run_main import run_main
@@ -34,7 +34,9 @@ def write_page(root: Path, page: str, levels: dict[str, float], seeds: int = 1, 
         entries.append(build_entry(name, dataset, runs, **config))
     write_yaml(root / page / "config.yaml", {"experiments": entries})
     write_text(root / page / "report.html", "a report")
-    write_json(root / page / VERDICT_FILE, {name: {"verdict": "Better", "statement": ODD} for name in [*levels][1:]})
+    write_verdicts(
+        root / page / VERDICT_FILE, {name: {"verdict": "Better", "statement": ODD} for name in [*levels][1:]}
+    )
 
 
 @pytest.fixture
@@ -120,9 +122,8 @@ def test_values_are_escaped_and_nothing_is_fetched(results, capsys):
     config["experiments"][1]["name"] = ODD
     config["experiments"][1]["config"]["model"]["name"] = ODD
     write_yaml(results / "report/config.yaml", config)
-    write_json(
-        results / "report" / VERDICT_FILE, {ODD: {"verdict": ODD}} | read_json(results / "report" / VERDICT_FILE)
-    )
+    verdicts = results / "report" / VERDICT_FILE
+    write_verdicts(verdicts, {ODD: {"verdict": ODD}} | read_verdicts(verdicts))
     output = results / "leaderboard/leaderboard.html"
     run_main(write_leaderboard, f"--results={results}", f"--output={output}", capture=capsys)
     page = output.read_text(encoding="utf-8")

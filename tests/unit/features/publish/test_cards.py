@@ -27,7 +27,7 @@ from dj2mgm.features.publish.run_record import (
     format_value,
     reporting_full_disk,
 )
-from dj2mgm.records.page_records import VERDICT_FILE, RecipeContents
+from dj2mgm.records.page_records import VERDICT_FILE, RecipeContents, write_verdicts
 from dj2mgm.reporting.comparison import tabulate_scores, write_table
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.runs.all_runs import Runs
@@ -50,7 +50,7 @@ def finished(tmp_path_factory):
     write_table(tabulate_scores(load_experiments(page)), root / "comparison.csv")
     settings = build_publish_settings(runs := Runs({}), runs.first_seed("dj_synth"))
     [entry] = [entry for entry in read_yaml(page)["experiments"] if entry["name"] == "dj_synth"]
-    write_json(root / VERDICT_FILE, {"dj_synth": {"learning_faults": []}})
+    write_verdicts(root / VERDICT_FILE, {"dj_synth": {"learning_faults": []}})
     records = {"dataset/summary.json": f"{entry['dataset']}/summary.json"}
     records |= {name: f"{root}/{name}" for name in ("comparison.csv", VERDICT_FILE)}
     for name in settings.records.keys() - records.keys():
@@ -98,7 +98,7 @@ def read_card(folder) -> str:
 )
 def test_unlearned_models_are_published_on_request_only(finished, tmp_path, capsys, script, flags):
     fault = {"reason": "The stage finetune took 6 optimizer steps", "remedy": "Raise finetune.epochs"}
-    write_json(tmp_path / VERDICT_FILE, {"dj_synth": {"learning_faults": [fault]}})
+    write_verdicts(tmp_path / VERDICT_FILE, {"dj_synth": {"learning_faults": [fault]}})
     settings = finished.model_copy(update={"records": finished.records | {VERDICT_FILE: str(tmp_path / VERDICT_FILE)}})
     write_yaml(tmp_path / "config.yaml", settings.file_content())
     folder_flags = [part for flag in flags for part in (flag, str(tmp_path))]

@@ -18,7 +18,14 @@ from markupsafe import Markup
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.records.page_records import DECISION_FILE, VERDICT_FILE, PageSettings, ShownExperiment, list_settings
+from dj2mgm.records.page_records import (
+    DECISION_FILE,
+    VERDICT_FILE,
+    PageSettings,
+    ShownExperiment,
+    list_settings,
+    read_verdicts,
+)
 from dj2mgm.reporting.comparison import format_interval, format_score
 from dj2mgm.reporting.data_tables import build_library_script, build_page_style, hash_source
 from dj2mgm.reporting.experiment_results import ExperimentResults, load_experiment
@@ -225,7 +232,7 @@ def _find_verdict(name: str, default: Listing, listings: list[Listing]) -> tuple
     """Return the newest page with a verdict on the experiment, and its record; without a verdict, the default page."""
     for listing in sorted(listings, key=lambda listing: listing.modified, reverse=True):
         try:
-            record = read_json(listing.page / VERDICT_FILE).get(name, {})
+            record = read_verdicts(listing.page / VERDICT_FILE).get(name, {})
             if record.get("verdict"):
                 return listing.page, record
         except READ_ERRORS:

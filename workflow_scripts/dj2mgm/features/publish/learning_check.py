@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.storage.files import read_json
+from dj2mgm.records.page_records import read_verdicts
 
 
 def refuse_unlearned(experiment: str, verdict: str | Path, allow_unlearned: bool) -> None:
@@ -14,7 +14,7 @@ def refuse_unlearned(experiment: str, verdict: str | Path, allow_unlearned: bool
         verdict: the file of the verdicts of its page.
         allow_unlearned: `publish.allow_unlearned`.
     """
-    faults = read_json(verdict).get(experiment, {}).get("learning_faults", [])
+    faults = read_verdicts(verdict).get(experiment, {}).get("learning_faults", [])
     if faults and not allow_unlearned:
         reason, remedy = (faults[0][key] for key in ("reason", "remedy"))
         raise InputError(

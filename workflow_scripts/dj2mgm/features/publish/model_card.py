@@ -260,7 +260,7 @@ def _list_limits(settings: PublishSettings, records: RunRecord) -> list[str]:
         "- The scores are for held-out images of its own dataset only; they may not hold for other datasets.",
         "- It may mention things that are not in the image. It was not trained against harmful or biased answers.",
     ]
-    if records.files[VERDICT_FILE].get(settings.experiment, {}).get("learning_faults"):
+    if records.files[VERDICT_FILE]["experiments"].get(settings.experiment, {}).get("learning_faults"):
         lines.insert(
             0,
             f"- **Nothing shows that this model learned anything.** [{VERDICT_FILE}]({RECORDS}/{VERDICT_FILE}) states "

@@ -78,7 +78,7 @@ class Assessment:
         return merge_withheld(cards, self.experiments[0], self._target)
 
     def build_records(self) -> dict[str, dict]:
-        """Return the contents of verdict.json, by experiment."""
+        """Return the experiments of verdict.json, by name."""
         cards = {card.verdict.experiment: card for card in self.cards}
         records = {}
         for name in (experiment.name for experiment in self.experiments):
