@@ -52,7 +52,7 @@ CHANGES = [
     ("code blocks", "\nmake baseline ", "\nmake lint\nmake baseline "),
     ("code blocks", "snakemake baseline --sdm conda", "snakemake baseline --cores 2 --sdm conda"),
     ("code blocks", "dataset=path/to/my_photos\n", "dataset=path/to/my_photos\nls\n"),
-    ("first columns", "\n| [docs/targets.md]", "\n| `nurse` | |\n| [docs/targets.md]"),
+    ("first columns", "\n| [MGM]", "\n| `nurse` | |\n| [MGM]"),
     ("inline code", "`mgm-2b`", "`mgm-7b`"),
     ("links", "(docs/data.md)", "(docs/date.md)"),
 ]
