@@ -42,26 +42,5 @@ def untranslated(text: str) -> dict:
 
 
 def test_both_are_equal_except_for_the_language():
-    assert untranslated(CHINESE) == untranslated(ENGLISH)
+    assert untranslated(CHINESE) == untranslated(ENGLISH) and all(untranslated(ENGLISH).values())
     assert (links(ENGLISH)[0], links(CHINESE)[0]) == ("README.zh-CN.md", "README.md")
-
-
-CHANGES = [
-    ("headings", "\nApache-2.0.", "\n## More\n\nApache-2.0."),
-    ("headings", "\n## ", "\n### "),
-    ("code blocks", "\nmake baseline ", "\nmake lint\nmake baseline "),
-    ("code blocks", "snakemake baseline --sdm conda", "snakemake baseline --cores 2 --sdm conda"),
-    ("code blocks", "dataset=path/to/my_photos\n", "dataset=path/to/my_photos\nls\n"),
-    ("first columns", "\n| [MGM]", "\n| `nurse` | |\n| [MGM]"),
-    ("inline code", "`mgm-2b`", "`mgm-7b`"),
-    ("links", "(docs/data.md)", "(docs/date.md)"),
-]
-
-
-def test_every_change_except_of_comments_is_noticed():
-    for text in (ENGLISH, CHINESE):
-        for part, old, new in CHANGES:
-            assert old in text
-            assert untranslated(text.replace(old, new, 1))[part] != untranslated(text)[part], (part, old)
-        changed = text.replace("profiles/slurm\n", "profiles/slurm  # also\n")
-        assert changed != text and untranslated(changed) == untranslated(text)

@@ -1,19 +1,11 @@
-"""Names of classes, modules and tests."""
+"""Names of classes and modules, and imports of tests."""
 
 import ast
 from collections import defaultdict
-from pathlib import Path
 
 from paths import PROJECT
 
 MODULES = sorted((PROJECT / "workflow_scripts/dj2mgm").rglob("*.py"))
-TESTS = sorted((PROJECT / "tests").rglob("test_*.py"))
-LONGEST = 60  # characters of a test's name
-
-
-def definitions(path: Path, kind: type) -> list[str]:
-    """Return the names of the classes or functions that a module defines."""
-    return [node.name for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, kind)]
 
 
 def shared(paths_by_name: dict[str, list[str]]) -> dict[str, list[str]]:
@@ -23,8 +15,9 @@ def shared(paths_by_name: dict[str, list[str]]) -> dict[str, list[str]]:
 def test_no_two_classes_share_a_name():
     paths_by_name = defaultdict(list)
     for path in MODULES:
-        for name in definitions(path, ast.ClassDef):
-            paths_by_name[name].append(str(path.relative_to(PROJECT)))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                paths_by_name[node.name].append(str(path.relative_to(PROJECT)))
     assert shared(paths_by_name) == {}
 
 
@@ -34,11 +27,6 @@ def test_no_two_modules_share_a_name():
         if path.name != "__init__.py":
             paths_by_name[path.name].append(str(path.relative_to(PROJECT)))
     assert shared(paths_by_name) == {}
-
-
-def test_names_of_tests_are_short():
-    names = [name for path in TESTS for name in definitions(path, ast.FunctionDef) if name.startswith("test_")]
-    assert [name for name in names if len(name) > LONGEST] == []
 
 
 def test_no_test_imports_another_test():
