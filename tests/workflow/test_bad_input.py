@@ -11,9 +11,6 @@ import pytest
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.shapes.scenes import describe_scene, draw_image
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
-from dj2mgm.data.user_dataset import write_user_dataset
-from dj2mgm.errors import InputError
-from dj2mgm.settings.dataset_files import FilesDataset
 from dj2mgm.storage.files import write_text
 from source_files import WRITERS
 
@@ -42,57 +39,27 @@ def read(folder):
     return [json.loads(line) for line in (folder / "captions.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def refusal(project, until, dataset, *further_config) -> str:
-    """Return the output of a failing stage; later `--config` values override earlier ones."""
-    printed = project.run("baseline", "--until", until, ok=False, config=(f"dataset={dataset}", *further_config))
-    assert "Traceback" not in printed
-    return re.sub(r"\s+", " ", printed)
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         ("finetune={lora: {rnk: 8}}", "finetune.lora.rnk: unknown key"),
-        ("modle=tiny", "modle: unknown key; did you mean 'model'?"),
-        ("finetune={lora.r: 8}", "finetune.lora.r: unknown key; write nested keys in braces: lora: {r: 8}"),
-        ("model=smal", "model: there is no config/models/smal.yaml; did you mean 'small'?"),
-        (
-            "dataset=smal",
-            "'smal' is neither a folder, nor a file, nor a name in config/datasets; did you mean 'small'?",
-        ),
         (
             "finetune={lora: {r: 4, r: 5}}",
             "the command line's --config finetune: the key 'r' is stated twice; keep one",
         ),
-        ("seeds=[4294967296]", "seeds.0: expected an integer from 0 to 4294967295, found 4294967296"),
         ("decontaminate={folders: [/no/such]}", "decontaminate.folders: there is no folder /no/such;"),
-        ("sources={a: 1e308}", "sources.a: expected a number from 0 to 1000000000, found 1e+308"),
-        ("results=mine", "results: unknown key"),
         (
             "model=mgm-2b",
             "or these commands (docs/models.md): hf download google/gemma-2b-it --local-dir model_zoo/gemma-2b-it",
         ),
-        ("seeds=0,1", "at most 1000, found '0,1'; put the items in brackets, as in [0,1]"),
-        ("dataset=/no/such/folder", "a name in config/datasets; correct the path"),
-        ("finetune={micro_batch_size: 3}", "finetune: global_batch_size 8 is not micro_batch_size 3 ×"),
-    ],
-)
-def test_a_wrong_setting_is_refused_before_anything_runs(fresh, config, message):
-    printed = re.sub(r"\s+", " ", fresh.run("baseline", ok=False, config=(config,)))
-    assert message in printed and "Traceback" not in printed
-    assert not (fresh.folder / "results").exists()
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
         ("evaluate={judge_clip: /no/such/clip}", "evaluate.judge_clip: there is no folder /no/such/clip"),
         ("finetune={attn_implementation: flash_attention_2}", "needs the package flash-attn, which is not installed"),
         ("evaluate={second_judge: ./config}", "evaluate.second_judge: ./config has no weights (model.safetensors)"),
     ],
 )
-def test_missing_files_are_refused_before_anything_runs(fresh, config, message):
-    assert message in re.sub(r"\s+", " ", fresh.run("baseline", ok=False, config=(config,)))
+def test_a_wrong_setting_is_refused_before_anything_runs(fresh, config, message):
+    printed = re.sub(r"\s+", " ", fresh.run("baseline", ok=False, config=(config,)))
+    assert message in printed and "Traceback" not in printed
     assert not (fresh.folder / "results").exists()
 
 
@@ -131,31 +98,6 @@ def test_a_bad_experiment_file_fails_only_its_own_target(fresh):
     assert sentence in printed
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda rows: rows[4].pop("text"), "captions.jsonl, line 5: key 'text' is missing"),
-        (lambda rows: rows[4].update(id="3"), "captions.jsonl, row 5: id '3' is already the id of row 4"),
-        (lambda rows: rows[4].update(text="no token"), "line 5: 'text' must contain the image token"),
-        (lambda rows: rows[4].update(images=[]), "line 5: 'images' must contain at least one path, found []"),
-    ],
-    ids=["missing key", "duplicate id", "no image token", "no image"],
-)
-def test_a_malformed_row_is_named_by_file_and_line(own_data, tmp_path, spoil, message):
-    rows = read(own_data)
-    spoil(rows)
-    write(own_data, rows)
-    source = {"file": str(own_data / "captions.jsonl"), "images": str(own_data)}
-    with pytest.raises(InputError, match=re.escape(message)):
-        write_user_dataset(FilesDataset(pretrain=source), tmp_path / "written")
-
-
-def test_a_line_that_is_not_json_is_named(fresh, own_data):
-    with open(own_data / "captions.jsonl", "a") as file:
-        file.write('{"id": "12", "text":\n')
-    assert "captions.jsonl, line 13: not one JSON object" in refusal(fresh, "make_dataset", own_data)
-
-
 def test_own_data_is_filtered_and_broken_images_are_named(fresh, own_data):
     """The folder's name has a space and an umlaut."""
     shutil.copy(own_data / "images/0.png", own_data.parent / "outside.png")
@@ -186,22 +128,9 @@ def test_own_data_is_filtered_and_broken_images_are_named(fresh, own_data):
     assert len(rows_out) == 9 and kept_row["id"] not in {json.loads(line)["id"] for line in rows_out}
 
 
-def test_an_empty_dataset_after_filtering_names_the_operator(fresh, own_data):
-    write(own_data, [row | {"text": build_dj_text("x")} for row in read(own_data)])
-    assert "the recipe kept none of 10 rows; text_length_filter" in refusal(fresh, "filter_data", own_data)
-
-
 @pytest.mark.parametrize("target", ["baseline", "results/photos/small/report/report.html"])
-@pytest.mark.parametrize(
-    ("file", "problem"),
-    [
-        (b"caf\xe9", "must be a path without braces"),
-        (b"a{}b", "must be a path without braces"),
-        (b"a\nb", "must be a path without braces"),
-    ],
-    ids=repr,
-)
-def test_old_results_do_not_hide_a_mistake_in_other_data(fresh, target, file, problem):
+@pytest.mark.parametrize("file", [b"caf\xe9", b"a{}b", b"a\nb"], ids=repr)
+def test_old_results_do_not_hide_a_mistake_in_other_data(fresh, target, file):
     """Snakemake drops a job that has become impossible, and uses the files that stages after it have left."""
     for page in ("results/photos/small/report/report.html", "results/photos/small/baseline/report/report.html"):
         write_text(fresh.folder / page, "the page of an earlier run")
@@ -210,4 +139,8 @@ def test_old_results_do_not_hide_a_mistake_in_other_data(fresh, target, file, pr
         old = os.fsencode(photos) + b"/001" + suffix
         os.rename(old, os.fsencode(photos) + b"/" + file + suffix)
     printed = fresh.run(target, ok=False, config=("dataset=photos",))
-    assert problem in printed and "Nothing to be done" not in printed and "Exception" not in printed
+    assert (
+        "must be a path without braces" in printed
+        and "Nothing to be done" not in printed
+        and "Exception" not in printed
+    )

@@ -25,31 +25,6 @@ def build(process: list, folder: Path) -> list:
     return build_operators(check(process), folder)
 
 
-@pytest.mark.parametrize("process", [None, [], {}, "text_length_filter"])
-def test_a_missing_or_empty_process_list_is_rejected(process):
-    with pytest.raises(InputError, match="'process' must be a list of at least one operator"):
-        check(process)
-
-
-@pytest.mark.parametrize(
-    ("step", "message"),
-    [
-        ({"text_lenght_filter": {}}, "step 1: unknown operator 'text_lenght_filter'.*'text_length_filter'"),
-        ({"qqq": None}, "unknown operator 'qqq'; the nearest known one is"),
-        ({"text_length_filter": {"min_length": 3}}, "text_length_filter.*'min_length'.*min_len"),
-        ({"text_length_filter": {"min_len": "three"}}, "text_length_filter.*min_len.*three"),
-        ({"text_length_filter": 3}, "step 1: expected 'operator: {argument: value}'"),
-        ({"text_length_filter": {}, "words_num_filter": {}}, "step 1: expected 'operator: {argument: value}'"),
-        ("text_length_filter", "step 1: expected 'operator: {argument: value}'"),
-        ({"naive_grouper": {}}, "naive_grouper merges or groups rows"),
-    ],
-)
-def test_an_invalid_step_is_named_with_the_remedy(step, message):
-    with pytest.raises(InputError, match=message) as caught:
-        check([step])
-    assert "\n" not in str(caught.value)
-
-
 def test_a_value_that_an_operator_refuses_is_reported(tmp_path):
     with pytest.raises(InputError, match="image_shape_filter cannot be built: ValueError: .*sometimes"):
         build([{"image_shape_filter": {"any_or_all": "sometimes"}}], tmp_path)
@@ -80,24 +55,6 @@ def test_arguments_of_the_stage_do_not_replace_the_recipes():
         {"other": {}},
     ]
     assert process[0] == {"image_integrity_filter": None}  # the caller's value does not change
-
-
-@pytest.mark.parametrize("process", ["x", [3], [{"a": 1, "b": 2}], [{"a": 3}]])
-def test_an_invalid_process_list_is_rejected(process):
-    with pytest.raises(InputError, match="expected 'operator: {argument: value}'|'process' must be a list"):
-        parse_steps("recipe", process)
-
-
-@pytest.mark.parametrize(
-    ("captioner", "message"),
-    [
-        ({"mgm_captionin_mapper": {}}, "step 1, captioner: unknown operator.*'mgm_captioning_mapper'"),
-        ({"mgm_captioning_mapper": {"beams": 3}}, "step 1, captioner: .*'beams'.*num_beams"),
-    ],
-)
-def test_a_captioner_inside_an_operator_is_checked(captioner, message):
-    with pytest.raises(InputError, match=message):
-        check([{"low_similarity_recaption_mapper": {"min_similarity": 0.1, "captioner": captioner}}])
 
 
 def test_a_missing_package_fails_and_is_not_installed(tmp_path, monkeypatch):

@@ -475,13 +475,6 @@ def test_an_error_names_a_study_with_the_name_of_an_experiment(write):
     assert expected in read_runs({}).experiments.list_warnings()[0]
 
 
-def test_a_study_of_a_bad_experiment_fails_with_its_message(write):
-    write("experiments/bad", nonsense=1)
-    write("studies/swept", experiment="bad", design=RANKS)
-    with pytest.raises(InputError, match="config/experiments/bad.yaml: nonsense: unknown key"):
-        read_runs({}).experiments.require("swept")
-
-
 @pytest.mark.parametrize("name", ["plan", "filter_data", "datasets"])
 def test_a_study_cannot_have_the_name_of_a_rule(write, name):
     write(f"studies/{name}", design=RANKS)
