@@ -24,7 +24,6 @@ def with_data(project: Project, *tasks: str) -> tuple[str, ...]:
     ("config", "sentence"),
     [
         ((), "evaluations is empty: name tasks of lmms-eval"),
-        (("evaluations=[pope]",), "evaluations: the data of pope are missing. Set evaluation_data"),
         (("evaluations=[pope]", "evaluation_data=nowhere"), "there is no folder nowhere/pope"),
         (("evaluations=[pope]", "evaluation_data=config"), "lmms-eval is not installed: run `make lmms_eval`"),
     ],

@@ -30,14 +30,6 @@ def test_a_command_prints_its_note_once(fresh):
     assert printed.count("no experiment has finished yet") == 1 and "wrote results/leaderboard/leaderboard" in printed
 
 
-def test_an_input_error_gets_no_diagnosis(fresh, tmp_path):
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    (folder / "captions.jsonl").write_text('{"id": "0", "text": "a", "images": []}\n')
-    printed = fresh.run("baseline", "--until", "make_dataset", ok=False, config=(f"dataset={folder}",))
-    assert "line 1: 'images' must contain at least one path" in printed and "diagnosis:" not in printed
-
-
 def test_a_stage_inherits_the_openmp_wait_policy(fresh, monkeypatch):
     """The variable must be set before torch is imported."""
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):

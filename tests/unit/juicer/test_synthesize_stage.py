@@ -248,7 +248,6 @@ def test_the_captioner_mgm_needs_its_folders(project, tmp_path):
         ({"captioner": {"batch_size": 8}}, "captioner.name: the key is missing"),
         ({"captioner": {"name": "openai", "max_tokens": 8}}, "captioner.model: the key is missing"),
         ({"captioner": {"name": "blip2", "modl": "x"}}, "captioner.modl: unknown key; did you mean 'model'?"),
-        ({"clipp": "x"}, "clipp: unknown key; did you mean 'clip'?"),
     ],
 )
 def test_messages_about_invalid_settings_name_file_and_key(project, tmp_path, change, message):
