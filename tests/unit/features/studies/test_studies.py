@@ -422,6 +422,19 @@ RANKS = grid(**{"finetune.lora.r": [8]})
             {"design": {"kind": "curve", "fractions": [0.5]}},
             "design.fractions: expected a list with at least 2 entries",
         ),
+        (
+            {"design": {"kind": "search", "trainings": 0}},
+            "design.trainings: expected an integer from 1 to 1000, found 0",
+        ),
+        (
+            {"design": {"kind": "search", "rungs": [0.5, 0.25, 1.0]}},
+            r"design.rungs: expected rising shares up to 1, as \[0.125, 0.5, 1.0\]",
+        ),
+        (
+            {"design": {"kind": "search", "space": {"finetune.lora.r": "auto"}, "trainings": 1, "rungs": [0.125, 1.0]}},
+            "design.trainings: 1 is less than the 1.125 that one variant costs in all rungs; raise it",
+        ),
+        ({"design": {"kind": "search", "finalists": 2}}, "design.finalists: unknown key; `snakemake decide` confirms"),
         ({"design": {}}, "design.kind: the key is missing; expected ablation, curve, grid, list, sample or search"),
         (
             {"design": {"kind": "search", "space": {"shares.a": [0.1, 0.2]}, "mixture": {"sources": ["a", "b"]}}},
