@@ -2,6 +2,8 @@
 
 import shutil
 
+import pytest
+
 from edited_files import edit_file
 from small_project import Project
 from tiny_clip import save_tiny_clip
@@ -18,14 +20,27 @@ def test_a_finished_run_needs_no_jobs(finished):
     assert "Nothing to be done" in finished.run("baseline")
 
 
-def test_lora_rank_reruns_finetune_onwards(finished):
-    with edit_file(finished.folder / "config/config.yaml", "    r: 16", "    r: 8"):
-        assert finished.jobs() == FINETUNE
+CONFIG, SMALL = "config/config.yaml", "config/models/small.yaml"
+LIBRARY = "workflow_scripts/dj2mgm"
 
 
-def test_recipe_threshold_reruns_filter_onwards(finished):
-    with edit_file(finished.folder / "config/recipes/baseline.yaml", "max_ratio: 4.0", "max_ratio: 3.5"):
-        assert finished.jobs() == FILTER
+@pytest.mark.parametrize(
+    ("file", "old", "new", "rules"),
+    [
+        (CONFIG, "    r: 16", "    r: 8", FINETUNE),
+        (CONFIG, 'question_prompt: "{question}"', "question_prompt: '{question}?'", EVALUATE),  # scored in training too
+        (CONFIG, "  questions: 300", "  questions: 0", PRETRAIN),  # no scores during training
+        (SMALL, "learning_rate: 3.0e-3", "learning_rate: 2.0e-3", PRETRAIN),
+        (SMALL, "max_new_tokens: 12", "max_new_tokens: 13", EVALUATE),
+        ("config/recipes/baseline.yaml", "max_ratio: 4.0", "max_ratio: 3.5", FILTER),
+        (f"{LIBRARY}/training/checkpoints.py", "import shutil", "import shutil  # touched", PRETRAIN),
+        (f"{LIBRARY}/juicer/operators/deduplicators.py", '"""', '"""Touched. ', FILTER),
+    ],
+    ids=["rank", "prompt", "scores", "rate", "answers", "recipe", "trainer", "operator"],
+)
+def test_a_change_reruns_its_stage_and_all_later_ones(finished, file, old, new, rules):
+    with edit_file(finished.folder / file, old, new):
+        assert finished.jobs() == rules
 
 
 def test_comments_in_configuration_rerun_nothing(finished):
@@ -35,47 +50,11 @@ def test_comments_in_configuration_rerun_nothing(finished):
             assert finished.jobs() == set()
 
 
-def test_stage_one_learning_rate_reruns_pretrain_onwards(finished):
-    with edit_file(finished.folder / "config/models/small.yaml", "learning_rate: 3.0e-3", "learning_rate: 2.0e-3"):
-        assert finished.jobs() == PRETRAIN
-
-
-def test_evaluation_settings_rerun_evaluation_only(finished):
-    with edit_file(finished.folder / "config/models/small.yaml", "max_new_tokens: 12", "max_new_tokens: 13"):
-        assert finished.jobs() == EVALUATE
-
-
 def test_another_judge_reruns_its_scores_and_the_report_only(finished, tmp_path):
     for key in ("judge_clip", "second_judge"):
         judge = save_tiny_clip(tmp_path / key)
         with edit_file(finished.folder / "config/config.yaml", f"  {key}: null", f"  {key}: {judge}"):
             assert finished.jobs() == {"evaluate_clip"} | REPORT
-
-
-def test_the_question_prompt_reruns_no_training(finished):
-    """Held-out questions are also scored during training."""
-    with edit_file(
-        finished.folder / "config/config.yaml", 'question_prompt: "{question}"', "question_prompt: '{question}?'"
-    ):
-        assert finished.jobs() == EVALUATE
-
-
-def test_disabling_scores_during_training_reruns_it(finished):
-    with edit_file(finished.folder / "config/config.yaml", "  questions: 300", "  questions: 0"):
-        assert finished.jobs() == PRETRAIN
-
-
-def test_a_module_of_the_trainer_reruns_training_onwards(finished):
-    with edit_file(
-        finished.folder / "workflow_scripts/dj2mgm/training/checkpoints.py", "import shutil", "import shutil  # touched"
-    ):
-        assert finished.jobs() == PRETRAIN
-
-
-def test_a_module_of_data_juicers_stage_reruns_filter_onwards(finished):
-    module = finished.folder / "workflow_scripts/dj2mgm/juicer/operators/deduplicators.py"
-    with edit_file(module, '"""', '"""Touched. '):
-        assert finished.jobs() == FILTER
 
 
 def test_files_of_a_recipe_are_inputs_of_its_stage(fresh):

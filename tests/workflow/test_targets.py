@@ -11,10 +11,8 @@ from transformers import get_scheduler
 
 from better_synth_kit import QUESTION, save_kit
 from dj2mgm.storage.files import read_jsonl, read_yaml
-from forked_snakemake import run_snakemake
 from paths import PROJECT
 from small_project import count_jobs
-from source_files import PAIR
 
 ALL = {
     "make_dataset",
@@ -32,8 +30,23 @@ ALL = {
 }
 
 
-def test_baseline_needs_every_stage_once(fresh):
-    assert fresh.jobs() == ALL
+EVALUATION = {"generate_answers", "evaluate_clip", "evaluate_vqa"}
+PARTS = {"train_clip", "train_language_model"}
+SWEEP = dict.fromkeys(ALL - {"compare_experiments"}, 1) | dict.fromkeys({"finetune"} | EVALUATION, 3)
+
+
+@pytest.mark.parametrize(
+    ("target", "counts"),
+    [
+        ("baseline", dict.fromkeys(ALL, 1)),
+        ("finetune_minimal", dict.fromkeys(ALL - EVALUATION - {"compare_experiments"}, 1)),
+        ("lora_sweep", SWEEP | {"compare_study": 1}),  # three ranks on one stage 1
+        ("plan", dict.fromkeys(PARTS, 1)),
+        ("deepspeed_configs", dict.fromkeys(PARTS, 1)),
+    ],
+)
+def test_a_target_runs_each_stage_as_often_as_needed(fresh, target, counts):
+    assert fresh.job_counts(target) == counts
 
 
 def test_a_stage_on_the_gpu_uses_every_core(fresh):
@@ -67,24 +80,6 @@ def test_every_experiment_file_is_a_target(fresh):
     assert (counts["filter_data"], counts["pretrain"], counts["evaluate_vqa"]) == (1, 2, 2), (
         "compared with the baseline"
     )
-
-
-TRAINING = ALL - {"generate_answers", "evaluate_clip", "evaluate_vqa", "compare_experiments"}
-
-
-def test_a_minimal_fine_tune_needs_training_and_no_evaluation(fresh):
-    assert fresh.job_counts("finetune_minimal") == dict.fromkeys(TRAINING, 1)
-
-
-def test_a_sweep_trains_each_rank_on_one_stage_1(fresh):
-    rank_jobs = dict.fromkeys(("finetune", "generate_answers", "evaluate_clip", "evaluate_vqa"), 3)
-    expected = dict.fromkeys(ALL - {"compare_experiments"}, 1) | rank_jobs | {"compare_study": 1}
-    assert fresh.job_counts("lora_sweep") == expected
-
-
-def test_a_finished_run_has_a_snakemake_report(finished):
-    finished.run("baseline", "--report", "snakemake.html")
-    assert "report.html" in (finished.folder / "snakemake.html").read_text(encoding="utf-8")
 
 
 def test_finetuning_uses_zero_3_with_both_offloads(finished):
@@ -149,24 +144,6 @@ def test_a_complete_model_folder_is_used_unchanged(fresh):
     assert fresh.job_counts("deepspeed_configs", config=config) == {}
 
 
-def test_a_second_dataset_with_the_same_name_is_refused(fresh):
-    for parent_folder in ("a", "b"):
-        (fresh.folder / parent_folder / "photos").mkdir(parents=True)
-        (fresh.folder / parent_folder / "photos/captions.jsonl").write_text(PAIR)
-        (fresh.folder / f"config/experiments/{parent_folder}.yaml").write_text(
-            f"dataset: {parent_folder}/photos\n", encoding="utf-8"
-        )
-    process = run_snakemake(["b", "--cores", "1", "--dry-run"], fresh.folder, fresh.environment())
-    assert process.returncode
-    assert "experiment b: a uses another dataset that is named photos; rename" in process.stdout + process.stderr
-
-
-def test_planning_needs_only_the_embedded_models(fresh):
-    foundation = {"train_clip", "train_language_model"}
-    assert set(fresh.job_counts("plan")) == foundation
-    assert set(fresh.job_counts("deepspeed_configs")) == foundation
-
-
 @pytest.mark.parametrize(
     ("config", "flags"),
     [
@@ -198,17 +175,16 @@ def test_the_plan_counts_each_pair_once_for_each_stage_and_epoch(fresh, model, s
 
 
 def test_tiny_model_is_trained_only_if_requested_or_changed(fresh):
-    training_rules = {"train_clip", "train_language_model"}
     targets = [f"results/foundation/tiny/{part}/model.safetensors" for part in ("clip", "language_model")]
 
     def jobs(*config: str) -> set[str]:
         return set(count_jobs(fresh.run(*targets, "--dry-run", config=("model=tiny", *config)), "baseline"))
 
     assert jobs() == {"unpack_foundation"}
-    assert jobs("foundation=train") == training_rules
+    assert jobs("foundation=train") == PARTS
     path = fresh.folder / "config/models/tiny.yaml"
     path.write_text(path.read_text(encoding="utf-8").replace("steps: 260", "steps: 250"), encoding="utf-8")
-    assert jobs() == training_rules
+    assert jobs() == PARTS
 
 
 def test_unpacked_models_equal_the_shipped_ones_in_float32(fresh):

@@ -50,26 +50,11 @@ def readable_mask(segments, processor=None) -> str:
     return text.replace(processor.image_token * processor.num_image_tokens, "<image>")
 
 
-def test_plain_format_is_image_caption_and_line_break():
-    segments = gemma_template("plain").render_segments(TURNS)
-    assert joined(segments) == "<image>two\n"
-    assert answers(segments) == ["two", "\n"]
-
-
 def test_gemma_format_equals_the_published_one_of_mgm():
     segments = gemma_template("gemma").render_segments(TURNS)
     assert joined(segments) == (
         "<start_of_turn>user\n<image>\nHow many?<end_of_turn>\n<start_of_turn>model\ntwo<end_of_turn>\n<eos>"
     )
-
-
-def test_gemma_repeats_for_every_turn():
-    segments = gemma_template("gemma").render_segments(TURNS + MORE)
-    assert joined(segments) == (
-        "<start_of_turn>user\n<image>\nHow many?<end_of_turn>\n<start_of_turn>model\ntwo<end_of_turn>\n<eos>"
-        "<start_of_turn>user\nWhere?<end_of_turn>\n<start_of_turn>model\nleft<end_of_turn>\n<eos>"
-    )
-    assert answers(segments) == ["two<end_of_turn>\n<eos>", "left<end_of_turn>\n<eos>"]
 
 
 def test_only_answer_tokens_have_labels():

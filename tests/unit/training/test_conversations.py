@@ -47,12 +47,6 @@ def test_an_item_has_the_templated_conversation_and_image(dataset, image):
     assert item["pixel_values"].shape == (3, IMAGE_SIDE, IMAGE_SIDE)
 
 
-def test_stage_1_items_are_image_and_caption(dataset, image):
-    item = dataset(build_conversation("1", image, "", "a red circle"), template="plain")[0]
-    assert decode(item["input_ids"]) == "<bos><image>a red circle\n"
-    assert answered(item) == "a red circle\n"
-
-
 def test_a_text_only_item_has_no_image(dataset):
     item = dataset(TEXT_ONLY)[0]
     assert item["pixel_values"] is None and "<image>" not in decode(item["input_ids"])

@@ -351,16 +351,6 @@ def test_kept_share_uses_the_shared_seeds(tmp_path, write, level, share, enough)
         assert (kept_score.share, kept_score.enough) == (pytest.approx(share, abs=0.01), enough)
 
 
-def test_scores_with_another_prompt_are_not_compared(monkeypatch, tmp_path, write):
-    full, lora = write_tuning(tmp_path, "full", 0.8, **FULL), write_tuning(tmp_path, "lora", 0.78, **LORA)
-    file = tmp_path / "lora/evaluate_clip/metrics.json"
-    write_json(file, read_json(file) | {"prompt": "A photo depicts "})
-    html, table = page_and_table(monkeypatch, write(full, lora))
-    kept_scores = table.set_index("experiment").loc["lora", ["finetune_clip_score_kept", "finetune_vqa_accuracy_kept"]]
-    assert kept_scores.notna().tolist() == [False, True]
-    assert "Captions of lora and full were judged with different prompts" in html and html.count("% kept") == 1
-
-
 def test_one_image_gives_no_verdict(monkeypatch, tmp_path, write):
     monkeypatch.setattr(sys.modules[__name__], "IMAGES", IMAGES[:1])
     html, _ = page_and_table(
