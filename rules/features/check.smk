@@ -47,10 +47,16 @@ rule check_dataset:
         )
 
 
+def dataset_check_folder():
+    """Return the folder of the check of the configured dataset."""
+    return f"results/datasets/{RUNS.first_seed(REFERENCE).dataset.name}/check"
+
+
 # It has no output, so that it prints the sentences at every request.
 rule check:
     input:
-        text=lambda w: f"results/datasets/{RUNS.first_seed(REFERENCE).dataset.name}/check/check.txt",
+        text=lambda w: f"{dataset_check_folder()}/check.txt",
+        page=lambda w: f"{dataset_check_folder()}/check.html",
     log:
         "results/check/check.log",
     localrule: True

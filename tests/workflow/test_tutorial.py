@@ -70,4 +70,4 @@ def test_the_commands_succeed(synthesized, licensed):
     assert "After 2 of at most 2 seeds, the verdict is withheld" in run(synthesized, "decide")
     run(synthesized, "publish")
     for kind in ("model", "dataset"):
-        assert (folder / f"results/published/dj_synth/{kind}/README.md").is_file()
+        assert (folder / f"results/published/shapes/tiny/dj_synth/{kind}/README.md").is_file()

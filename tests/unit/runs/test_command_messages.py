@@ -39,6 +39,18 @@ def test_trainings_have_their_rows_and_steps(runs):
     assert all(len(line) <= 80 for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("files", "shown"),
+    [
+        (("results/check/check.txt", "results/check/check.html"), ["results/check/check.html"]),
+        (("results/decide/budget.yaml", "workflow_scripts/style.css", "results/a/README.md"), ["results/a/README.md"]),
+    ],
+)
+def test_a_result_is_a_page_or_a_file_for_users(runs, files, shown):
+    lines = summarize_jobs(runs, JOBS, [PlannedJob(files, "target", False, "")])
+    assert [line for line in lines if line.startswith("Result")] == [f"Result: {file}" for file in shown]
+
+
 def test_written_training_files_have_exact_rows(runs):
     counts = {"rows_in": 9, "rows_out": 640, "dropped": {}, "repeated": 0}
     write_json(f"results/{RUN}/jsonl/summary.json", {"pretrain": counts, "finetune": counts})

@@ -69,8 +69,10 @@ def summarize_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[Pla
     if len(trainings) > MAX_TRAININGS:
         lines.append(f"  … and {len(trainings) - MAX_TRAININGS} more trainings")
     lines.append(f"Time: {_estimate_time(stages)}.")
-    pages = [file for target in targets for file in target.files if "/" in file]
-    lines += [f"Result: {page}" for page in pages[:3]]
+    results = [Path(file) for target in targets for file in target.files if file.startswith("results/")]
+    pages = [file for file in results if file.suffix == ".html"]
+    results = pages or [file for file in results if file.suffix != ".yaml"]  # settings are read, not made for users
+    lines += [f"Result: {file}" for file in results[:3]]
     return [*lines, hint]
 
 
