@@ -1,7 +1,6 @@
 """The search for near-duplicates is exact, keeps the best image, and distinguishes rendered scenes."""
 
 import random
-from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
 
@@ -13,10 +12,9 @@ from PIL import Image
 
 from dj2mgm.data.near_duplicates.clusters import find_near_duplicates, keep_best
 from dj2mgm.data.near_duplicates.image_signatures import MAX_BITS, MAX_LEVELS, compute_distances, compute_signature
-from dj2mgm.data.near_duplicates.protected_images import ReferenceImages
-from dj2mgm.data.near_duplicates.vectors import VectorIndex
 from dj2mgm.data.shapes.scenes import describe_scene, draw_image
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
+from dj2mgm.evaluation.leak_search import Reference, find_leaks, read_references
 
 SCENES = 300
 
@@ -34,10 +32,6 @@ def encoded(image: Image.Image, kind: str, quality: int) -> Image.Image:
 
 def scaled(image: Image.Image, factor: float) -> Image.Image:
     return image.resize((round(image.width * factor), round(image.height * factor)), Image.Resampling.BICUBIC)
-
-
-def collect_pairs(parts: Iterable[tuple[np.ndarray, ...]]) -> list[tuple]:
-    return [pair for part in parts for pair in zip(*(column.tolist() for column in part), strict=True)]
 
 
 @settings(deadline=None)
@@ -103,19 +97,6 @@ def test_rows_with_equally_many_images_are_compared_in_order(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_cells_find_all_near_vectors(tmp_path):
-    rng = np.random.default_rng(0)
-    vectors = rng.standard_normal((3000, 32))
-    vectors[2000:] = vectors[:1000] + rng.standard_normal((1000, 32)) * np.linspace(0.05, 0.6, 1000)[:, None]
-    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float16)
-    pairs = set(collect_pairs(VectorIndex(vectors, tmp_path).find_near(vectors, 0.25)))
-    squared = 2 - 2 * vectors.astype(np.float32) @ vectors.astype(np.float32).T
-    surely, perhaps = ({tuple(pair) for pair in np.argwhere(squared < reach**2).tolist()} for reach in (0.249, 0.251))
-    assert surely <= pairs <= perhaps
-    assert 3600 < len(pairs) < 4400, "pairs on both sides of the distance"
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -154,10 +135,10 @@ def test_images_of_a_reference_set_are_recognized(scenes, tmp_path: Path, proces
     random.Random(0).shuffle(trained := list(range(6, 18)))
     for number in trained:
         scaled(scenes[number], 0.7).save(tmp_path / f"trained-{number}.jpg", quality=80)
-    references = ReferenceImages([tmp_path / f"reference-{number}.png" for number in range(12)], processes)
-    matches = list(references.find_matches((tmp_path / f"trained-{number}.jpg" for number in trained), processes))
-    assert [(image.stem, reference.stem) for image, reference, _ in matches] == [
-        (f"trained-{number}", f"reference-{number}") for number in trained if number < 12
+    images = {Reference("a", (str(number),)): tmp_path / f"reference-{number}.png" for number in range(12)}
+    names = [f"trained-{number}.jpg" for number in trained]
+    leaks = list(find_leaks(names, tmp_path, read_references(images, processes), processes))
+    assert [(leak["image"], leak["ids"]) for leak in leaks] == [
+        (f"trained-{number}.jpg", [str(number)]) for number in trained if number < 12
     ]
-    assert all(bits <= MAX_BITS for *_, bits in matches)
-    assert list(ReferenceImages([]).find_matches([tmp_path / "trained-6.jpg"])) == []
+    assert all(leak["bits"] <= MAX_BITS for leak in leaks)

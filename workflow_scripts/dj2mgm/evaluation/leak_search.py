@@ -23,8 +23,15 @@ import numpy as np
 
 from dj2mgm.cli.messages import note
 from dj2mgm.data.images import BadImageError, load_image, locate_image
-from dj2mgm.data.near_duplicates.image_signatures import SIGNATURE_BYTES, compute_signature
-from dj2mgm.data.near_duplicates.protected_images import IMAGES_AT_ONCE, find_reference_pairs
+from dj2mgm.data.near_duplicates.image_signatures import (
+    CODE_BYTES,
+    MAX_BITS,
+    MAX_LEVELS,
+    SIGNATURE_BYTES,
+    compute_distances,
+    compute_signature,
+)
+from dj2mgm.data.near_duplicates.multi_index_hashing import find_near_pairs
 from dj2mgm.data.question_texts import MIN_WORDS, normalize_lines, normalize_words
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import load_benchmark
@@ -34,6 +41,8 @@ from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import find_files, list_files
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 from dj2mgm.storage.streaming import map_in_order
+
+IMAGES_AT_ONCE = 10_000  # images whose signatures are in memory at once
 
 Image = str | Path | bytes
 
@@ -57,11 +66,18 @@ class References:
     def find_copied(self, signatures: np.ndarray) -> list[list[tuple[Reference, int]]]:
         """Return, for each image, the references that it copies, with the number of differing bits out of 256.
 
-        `signatures` are (M, SIGNATURE_BYTES) uint8.
+        The limits are those of the operator `image_near_deduplicator`. `signatures` are (M, SIGNATURE_BYTES) uint8.
         """
+        codes, reference_codes = (np.ascontiguousarray(rows[:, :CODE_BYTES]) for rows in (signatures, self.signatures))
+        pairs = []
+        for indices, reference_indices, _ in find_near_pairs(codes, reference_codes, MAX_BITS):
+            bits = compute_distances(signatures[indices], self.signatures[reference_indices], MAX_BITS, MAX_LEVELS)
+            near = np.isfinite(bits)
+            columns = indices[near], reference_indices[near], bits[near].astype(int)
+            pairs += zip(*(column.tolist() for column in columns), strict=True)
         matches: list[list[tuple[Reference, int]]] = [[] for _ in signatures]
-        for index, reference_index, bits in sorted(find_reference_pairs(signatures, self.signatures)):
-            matches[index].append((self.images[reference_index], bits))
+        for index, reference_index, differing in sorted(pairs):
+            matches[index].append((self.images[reference_index], differing))
         return matches
 
 

@@ -11,9 +11,7 @@ from dj2mgm.health.failure_signature import Evidence, Explanation, Signature
 from dj2mgm.health.gpu_failures import CUDA_MEMORY_SIGNATURES, CUDA_SIGNATURES, DEEPSPEED_SIGNATURES
 from dj2mgm.health.kill_failures import SIGNAL_SIGNATURES
 from dj2mgm.health.log_text import HEADING, StageLog
-from dj2mgm.health.storage_failures import STORAGE_SIGNATURES
 from dj2mgm.health.system_failures import SYSTEM_SIGNATURES
-from dj2mgm.health.weight_failures import WEIGHT_SIGNATURES
 
 # docs/troubleshooting.md has a section for each
 SIGNATURES = (
@@ -22,8 +20,6 @@ SIGNATURES = (
     *CUDA_SIGNATURES,
     *DEEPSPEED_SIGNATURES,
     *DATA_SIGNATURES,
-    *STORAGE_SIGNATURES,
-    *WEIGHT_SIGNATURES,
     *SYSTEM_SIGNATURES,
 )
 

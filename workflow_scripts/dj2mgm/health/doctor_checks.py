@@ -6,11 +6,10 @@ from pathlib import Path
 
 from dj2mgm.health import gpu_checks, host_checks, project_checks
 from dj2mgm.health.cuda_probe import probe_cuda
-from dj2mgm.health.driver_probe import probe_driver
+from dj2mgm.health.driver_probe import end_orphans, probe_driver
 from dj2mgm.health.environment_file import ENVIRONMENT_FILE, build_environment_variables, write_environment
 from dj2mgm.health.findings import Finding
 from dj2mgm.health.host_probe import probe_host
-from dj2mgm.health.orphans import end_orphans
 from dj2mgm.health.probe_process import run_probe
 from dj2mgm.health.torch_probe import TorchProbe
 from dj2mgm.planning.prediction import read_free_memory

@@ -1,4 +1,4 @@
-"""Probe of the NVIDIA driver, its GPUs and their processes, through the driver's library (NVML)."""
+"""Probe of the NVIDIA driver, its GPUs and their processes, through its library (NVML); end of orphaned processes."""
 
 import os
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import pynvml
 
 NVIDIA = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")
+GRACE_S = 10  # between the two signals to an orphaned process
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,23 @@ def describe_process(gpu: int, pid: int, memory_bytes: int | None) -> GpuProcess
         )
     except psutil.Error:
         return GpuProcess(gpu, pid, memory_bytes, "", False, False)
+
+
+def end_orphans(processes: tuple[GpuProcess, ...]) -> list[int]:
+    """Terminate the user's own orphans, kill them after GRACE_S seconds, and return the process ids."""
+    ended = []
+    for pid in {process.pid for process in processes if process.mine and process.orphan}:
+        try:
+            process = psutil.Process(pid)
+            process.terminate()
+            ended.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    _, alive = psutil.wait_procs(ended, timeout=GRACE_S)
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=GRACE_S)
+    return sorted(process.pid for process in ended)
 
 
 def _describe_gpu(index: int, handle) -> Gpu:

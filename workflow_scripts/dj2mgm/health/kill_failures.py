@@ -1,14 +1,22 @@
-"""Failures by a signal: processes that the kernel, a user or a scheduler ended."""
+"""Failures by a signal: processes that the kernel, a user or a scheduler ended, and the kernel's records of them."""
 
+import os
 import re
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 from dj2mgm.health.failure_signature import Evidence, Explanation, Signature
-from dj2mgm.health.kernel_log import OomKill, read_kernel_kills
 from dj2mgm.health.log_text import StageLog
 from dj2mgm.monitoring.cgroups import CgroupLimits, read_cgroup_limits, read_total_memory
 from dj2mgm.monitoring.memory_csv import format_gib, read_last_row
 
+KILL_MESSAGE = re.compile(
+    r"(?P<cgroup>Memory cgroup out of memory)?.*\bKilled process (?P<pid>\d+) \((?P<name>[^)]*)\),?"
+    r".*?anon-rss:(?P<anonymous>\d+)kB(?:.*?shmem-rss:(?P<shared>\d+)kB)?"
+)
+KERNEL_RECORD = re.compile(r"\d+,\d+,(?P<microseconds>\d+),[^;]*;(?P<message>[^\n]*)")
 NEAR_S = 600  # longest time between a kill and the last line of its log
 SCHEDULER_KILL = re.compile(
     r"oom[_-]kill event|have been OOM Killed|task \d+: Out Of Memory|^.*slurmstepd: error: .*exceeded memory limit",
@@ -19,6 +27,51 @@ REDUCE_HOST_MEMORY_REMEDY = (
     "set deepspeed: zero3_offload with LoRA instead of full fine-tuning (the optimizer state of every trained weight "
     "is in host memory), lower loader_workers and micro_batch_size, end other programs, or add memory or swap"
 )
+
+
+@dataclass(frozen=True)
+class OomKill:
+    """Process that the out-of-memory killer ended."""
+
+    pid: int
+    name: str
+    memory_bytes: int  # bytes of resident anonymous and shared memory
+    by_limit: bool  # True: a control group's limit was reached; False: the machine's memory was full
+    time: float  # seconds since the epoch
+
+
+def parse_kernel_log(records: str, booted: float) -> list[OomKill]:
+    """Return the kills in the kernel's records, the text of /dev/kmsg; `booted` is in seconds since the epoch.
+
+    A record is "<priority>,<number>,<microseconds since boot>,<flags>;<message>".
+    """
+    kills = []
+    for record in KERNEL_RECORD.finditer(records):
+        if kill := KILL_MESSAGE.search(record["message"]):
+            memory_bytes = (int(kill["anonymous"]) + int(kill["shared"] or 0)) * 1024
+            kill_time = booted + int(record["microseconds"]) / 1e6
+            kills.append(OomKill(int(kill["pid"]), kill["name"], memory_bytes, bool(kill["cgroup"]), kill_time))
+    return kills
+
+
+def read_kernel_kills(device: Path = Path("/dev/kmsg")) -> list[OomKill] | None:
+    """Return the kills in the kernel log; None if this user may not read it."""
+    booted = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
+    try:
+        descriptor = os.open(device, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    records = b""
+    try:
+        while record := os.read(descriptor, 1 << 16):  # one record at a time
+            records += record
+    except BlockingIOError:  # no record is left
+        pass
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return parse_kernel_log(records.decode("utf-8", errors="replace"), booted)
 
 
 def describe_kill(

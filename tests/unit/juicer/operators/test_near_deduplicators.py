@@ -4,6 +4,7 @@ import json
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -12,6 +13,7 @@ from dj2mgm.data.shapes.scenes import draw_image
 from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.errors import InputError
 from dj2mgm.juicer import decisions
+from dj2mgm.juicer.operators.deduplicators import VectorIndex
 from dj2mgm.juicer.patched_data_juicer import load_nested_dataset_class, load_ops
 from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
@@ -200,3 +202,17 @@ def test_the_captions_judge_is_the_default_clip(tmp_path):
     values = {"image_root": str(tmp_path), "processes": 1, "recipe": recipe, "clip": "models/clip"}
     write_yaml(tmp_path / "config.yaml", values)
     assert read_filter_settings(tmp_path / "config.yaml").arguments[EMBEDDING] == {"hf_clip": "models/clip"}
+
+
+def test_cells_find_all_near_vectors(tmp_path):
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((3000, 32))
+    vectors[2000:] = vectors[:1000] + rng.standard_normal((1000, 32)) * np.linspace(0.05, 0.6, 1000)[:, None]
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float16)
+    found = VectorIndex(vectors, tmp_path).find_near(vectors, 0.25)
+    pairs = {pair for part in found for pair in zip(*(column.tolist() for column in part), strict=True)}
+    squared = 2 - 2 * vectors.astype(np.float32) @ vectors.astype(np.float32).T
+    surely, perhaps = ({tuple(pair) for pair in np.argwhere(squared < reach**2).tolist()} for reach in (0.249, 0.251))
+    assert surely <= pairs <= perhaps
+    assert 3600 < len(pairs) < 4400, "pairs on both sides of the distance"
+    assert list(tmp_path.iterdir()) == []

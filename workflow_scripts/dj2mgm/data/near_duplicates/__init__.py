@@ -1,1 +1,1 @@
-"""Search for near-duplicate images: signatures, codes and vectors within a distance, clusters."""
+"""Search for near-duplicate images: signatures, codes within a distance, clusters."""
