@@ -20,7 +20,7 @@ from dj2mgm.model_files.clips import check_named_models
 from dj2mgm.model_files.model_folders import MAX_CONFIG_BYTES, check_config, check_model_folder
 from dj2mgm.models.families import load_family
 from dj2mgm.models.mgm.conversion import convert_to_safetensors
-from dj2mgm.models.vlm.folder_checks import folder_errors
+from dj2mgm.models.vlm.vlm_family import folder_errors
 from dj2mgm.storage.plain_files import check_tree, copy_plain
 from tiny_families import save_tiny_family
 from unpack_foundation import copy_part

@@ -28,7 +28,7 @@ from dj2mgm.models import greedy_search
 from dj2mgm.models.generators import _end_with_parent, open_generators
 from dj2mgm.models.mgm import mgm_generator
 from dj2mgm.models.mgm.assemble import assemble
-from dj2mgm.models.mgm.beam_search import beam_search
+from dj2mgm.models.mgm.log_likelihoods import beam_search
 from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.models.questions import batch_questions, restore_order

@@ -1,12 +1,16 @@
-"""Generation with MGM: cache, padding, stop tokens, and learned answers."""
+"""Generation with MGM: cache, padding, stop tokens, learned answers, and images that processes decode."""
 
+import random
+import time
+
+import numpy as np
 import pytest
 import torch
 
 from dj2mgm.data.formats import build_conversation
 from dj2mgm.models.mgm import MGMForConditionalGeneration
 from dj2mgm.models.mgm.mgm_family import MGMEncoder
-from dj2mgm.models.mgm.mgm_generator import MGMGenerator
+from dj2mgm.models.mgm.mgm_generator import MGMGenerator, fill_in_order
 from tiny_models import NUM_IMAGE_TOKENS, mgm_config, pixels, save_image, tiny_mgm, tiny_processor, tiny_qwen_processor
 
 STEPS = 8
@@ -133,3 +137,13 @@ def test_learned_answers_are_generated(tmp_path, template, make_processor):
     generator = MGMGenerator(tmp_path / "mgm", None, "cpu")
     question = "" if template == "plain" else "Q?"  # the format has no question
     assert list(generator.answer(images, [question] * 4, template, max_new_tokens=8, batch_size=4)) == HARD
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_arrays_are_filled_in_order(processes):
+    def fill(number: int, array: np.ndarray) -> None:
+        time.sleep(random.random() / 1000)
+        array[:] = number
+
+    arrays = fill_in_order(fill, range(50), processes, np.zeros((2, 3), np.uint8))
+    assert [array.tolist() for array in arrays] == [[[number] * 3] * 2 for number in range(50)]

@@ -21,8 +21,8 @@ from dj2mgm.models.lora import wrap_with_lora
 from dj2mgm.models.questions import GivenAnswer
 from dj2mgm.models.trained_weights import find_language_parameters
 from dj2mgm.models.vision_language import IGNORE_INDEX
-from dj2mgm.models.vlm.chunked_loss import use_chunked_loss
 from dj2mgm.models.vlm.encoder import TOKEN_FIELDS, TYPE_IDS
+from dj2mgm.models.vlm.vlm_family import use_chunked_loss
 from dj2mgm.models.vlm.vlm_generator import TransformersGenerator
 from dj2mgm.settings.deepspeed_files import read_deepspeed
 from dj2mgm.storage.files import read_json, write_jsonl, write_yaml

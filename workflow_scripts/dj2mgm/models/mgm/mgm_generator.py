@@ -1,11 +1,13 @@
 """Greedy answers, captions and likelihoods of a trained MGM, for many images at a time."""
 
+import mmap
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from io import BytesIO
 from itertools import chain, groupby, repeat
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,9 +21,7 @@ from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.models.greedy_search import TOKENS_AT_ONCE, GreedySearch, Prompts, find_end
 from dj2mgm.models.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
-from dj2mgm.models.mgm.beam_search import beam_search
-from dj2mgm.models.mgm.likelihood import compute_answer_log_likelihoods
-from dj2mgm.models.mgm.shared_arrays import fill_in_order
+from dj2mgm.models.mgm.log_likelihoods import beam_search, compute_answer_log_likelihoods
 from dj2mgm.models.questions import (
     Candidates,
     GivenAnswer,
@@ -35,12 +35,14 @@ from dj2mgm.models.questions import (
 from dj2mgm.models.trained_weights import load_stage_weights
 from dj2mgm.models.vision_language import IGNORE_INDEX, Generator
 from dj2mgm.storage.files import read_json, readable
+from dj2mgm.storage.streaming import ITEMS_AHEAD, map_in_order
 
 # Batch size for "auto": on a CPU, and the maximum on a GPU, which larger batches do not use better
 CPU_BATCH_SIZE, MAX_GPU_BATCH_SIZE = 64, 256
 QUESTION_TOKENS, FLOAT32 = 128, 4
 DECODING, DECODED_AT_ONCE = 8, 8  # processes that decode images for a GPU, and images in each of their results
 VISUAL_BYTES = 2**31  # for cached visual tokens: 900 images at MGM-2B's shape
+T = TypeVar("T")
 
 
 def load_trained(base: Path, stage: Path | None, dtype: torch.dtype | str) -> MGMForConditionalGeneration:
@@ -256,3 +258,25 @@ class MGMGenerator(Generator):
         self._cache.clear()
         self._cache |= {path: tokens_by_key[path] for path in paths[-max(1, VISUAL_BYTES // tokens[0].nbytes) :]}
         return tokens
+
+
+def fill_in_order(
+    fill: Callable[[T, np.ndarray], None], items: Iterable[T], processes: int, like: np.ndarray
+) -> Iterator[np.ndarray]:
+    """Yield an array for each item, which `fill(item, array)` wrote in one of `processes` forked processes.
+
+    The arrays are shared memory, so no results are pickled. It is anonymous, because containers limit /dev/shm. An
+    array is valid until the next one is requested.
+
+    Args:
+        like: an array of the shape and type of all results.
+    """
+    count = ITEMS_AHEAD * processes  # `map_in_order` has at most this many items that are processed or waiting
+    shared = np.frombuffer(mmap.mmap(-1, count * like.nbytes), like.dtype).reshape(count, *like.shape)
+
+    def run(numbered: tuple[int, T]) -> None:
+        number, item = numbered
+        fill(item, shared[number % count])
+
+    for number, _ in enumerate(map_in_order(run, enumerate(items), processes)):
+        yield shared[number % count]

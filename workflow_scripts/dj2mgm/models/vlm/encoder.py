@@ -1,4 +1,4 @@
-"""Encoder of conversations and questions with the chat template of a transformers processor."""
+"""Encoders of conversations and questions, with the chat template of a transformers processor or without one."""
 
 import sys
 from bisect import bisect_left
@@ -24,6 +24,7 @@ TOKEN_FIELDS = ("input_ids", "labels", *TYPE_IDS)  # (1, T); all other fields of
 PIXEL_MASK = "pixel_attention_mask"  # ones and zeros, for which processors take eight bytes each
 BLANK_IMAGE_SIZE = (56, 56)  # px
 LINE_BREAK = "\n"
+PREFIX, SUFFIX = 0, 1  # token_type_ids
 
 
 class ProcessorEncoder:
@@ -308,6 +309,51 @@ class ProcessorEncoder:
         """Return the model's inputs for the images of one conversation, and the text that replaces each image."""
         kwargs = self.processor._merge_kwargs(tokenizer_init_kwargs={})["images_kwargs"]
         return self.processor._process_images([images], **kwargs | more)
+
+
+class PrefixEncoder(ProcessorEncoder):
+    """Encoder for processors without a chat template (PaliGemma): of one image, one question and one answer.
+
+    The question is a prefix whose tokens all attend to each other. The answer is its suffix (Beyer et al., PaliGemma,
+    2024, section 3.2).
+    """
+
+    fillers = ProcessorEncoder.fillers | {"token_type_ids": SUFFIX}  # the prefix must not attend to padding
+    reads_text_alone = False
+
+    def encode_text(self, row: dict, replacement: str) -> dict:
+        item = super().encode_text(row, replacement)
+        return item | {"token_type_ids": [PREFIX if label == IGNORE_INDEX else SUFFIX for label in item["labels"]]}
+
+    def _encode(self, row: dict, replacements: list[str]) -> dict[str, list[int]]:
+        question, answer = self._split_turns(row)
+        if len(replacements) != 1:
+            raise InputError(f"row {row['id']}: this model takes one image, found {len(replacements)}; delete the row")
+        prefix = self._render_prompt(replacements[0], question)
+        suffix = answer + self.tokenizer.eos_token
+        encoded = self.tokenizer(prefix, text_pair=suffix, return_token_type_ids=True)
+        check_image_fits(row, encoded["input_ids"], self.image_token_id, self.max_length)
+        ids, type_ids = encoded["input_ids"][: self.max_length], encoded["token_type_ids"][: self.max_length]
+        labels = [token if type_id == SUFFIX else IGNORE_INDEX for token, type_id in zip(ids, type_ids, strict=True)]
+        return {"input_ids": ids, "labels": labels}
+
+    def _process(self, row: dict, images: list[Image.Image]) -> dict[str, torch.Tensor]:
+        question, answer = self._split_turns(row)
+        output = self.processor(
+            text=[self.processor.image_token + question], suffix=[answer], images=[images], return_tensors="pt"
+        )
+        return {name: values for name, values in output.items() if name not in ("attention_mask", "labels")}
+
+    def _render_prompt(self, replacement: str, question: str) -> str:
+        return f"{replacement}{self.tokenizer.bos_token}{question.strip()}\n"
+
+    def _find_control_tokens(self) -> tuple[str, ...]:
+        return tuple(sorted(token for token in set(self.special) - {IMAGE_TOKEN} if token.strip()))
+
+    def _split_turns(self, row: dict) -> tuple[str, str]:
+        if len(row["conversations"]) != 2:
+            raise InputError(f"row {row['id']}: this model takes one question and one answer; divide the conversation")
+        return tuple(turn["value"].replace(IMAGE_TOKEN, " ").strip() for turn in row["conversations"])
 
 
 def _shorten_mask(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -5,8 +5,10 @@ Chat template, image tokens and parts come from the model's own processor, confi
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import MethodType
 
 import torch
 import transformers
@@ -19,22 +21,70 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from dj2mgm.cli.messages import note
 from dj2mgm.compute import select_device
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.model_folders import PROCESSOR_FILES, TOKENIZER_FILES, copy_model_files
-from dj2mgm.models.loss import LanguageModelHead
+from dj2mgm.model_files.model_folders import (
+    PROCESSOR_FILES,
+    TOKENIZER_FILES,
+    WEIGHTS_INDEX,
+    copy_model_files,
+    read_shard_names,
+)
+from dj2mgm.models.loss import LanguageModelHead, compute_answer_loss, compute_loss_and_gradient, find_answer_positions
 from dj2mgm.models.trained_weights import load_stage_weights
 from dj2mgm.models.vision_language import ModelParts
-from dj2mgm.models.vlm.chunked_loss import use_chunked_loss
-from dj2mgm.models.vlm.encoder import ProcessorEncoder
-from dj2mgm.models.vlm.folder_checks import REMEDY, check_vlm_folder, folder_errors
-from dj2mgm.models.vlm.packed_images import make_tower_inputs, move_to_device, use_packed_attention
-from dj2mgm.models.vlm.prefix_encoder import PrefixEncoder
+from dj2mgm.models.vlm.encoder import PrefixEncoder, ProcessorEncoder
+from dj2mgm.models.vlm.packed_images import make_tower_inputs, move_to_device, use_packed_attention, use_tower_inputs
 from dj2mgm.models.vlm.processors import load_processor
 from dj2mgm.models.vlm.vlm_generator import TransformersGenerator
+from dj2mgm.storage.files import FIX_FILE_REMEDY, read_json
+
+REMEDY = "fix the folder, or download it again"
+UNSUPPORTED_ERRORS = (NotImplementedError, AttributeError, ImportError)  # the cause is missing code, not a damaged file
+RUST_PANIC = "PanicException"  # raised by libraries in Rust, e.g. by a tokenizer whose pattern takes too many steps
+MAX_MESSAGE_LENGTH = 200  # characters of a library's own message that are shown
+ATTENTION = (None, "eager", "sdpa")
+# configuration keys that scale the logits or their inputs
+SCALE_KEYS = ("logits_scaling", "logit_scale", "logits_mup_width_multiplier")
+
+
+@contextmanager
+def folder_errors(folder: Path) -> Iterator[None]:
+    """Raise every error of the enclosed code, which reads the folder, as an `InputError` about the folder."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except InputError as error:
+        sentence = str(error)
+        raise InputError(sentence if str(folder) in sentence else f"{folder}: {sentence}; {REMEDY}") from None
+    except BaseException as error:  # from transformers, tokenizers, safetensors, Jinja, Pillow
+        if not isinstance(error, Exception) and type(error).__name__ != RUST_PANIC:
+            raise
+        message = " ".join(str(error).split()) or type(error).__name__
+        remedy = "models of its kind are not supported" if isinstance(error, UNSUPPORTED_ERRORS) else REMEDY
+        raise InputError(f"{folder} cannot be used ({message[:MAX_MESSAGE_LENGTH]}); {remedy}") from None
+
+
+def check_vlm_folder(folder: Path) -> None:
+    """Check that a model folder is safe to load.
+
+    It must not contain a LoRA adapter, which transformers would load without a message; name an attention
+    implementation, which could be code from a hub; or refer to weights outside the folder.
+    """
+    if (folder / "adapter_config.json").exists():
+        raise InputError(f"{folder} contains an adapter (adapter_config.json); merge it first, or move it elsewhere")
+    config = read_json(folder / "config.json", remedy=FIX_FILE_REMEDY)
+    for values in (config, *(value for value in config.values() if isinstance(value, dict))):
+        for key in ("attn_implementation", "_attn_implementation"):
+            if values.get(key) not in ATTENTION:
+                raise InputError(f"{folder}/config.json: {key} is {values[key]!r}; delete it, or make it sdpa")
+    if (folder / WEIGHTS_INDEX).exists():
+        read_shard_names(folder / WEIGHTS_INDEX)
 
 
 class TransformersFamily:
@@ -164,6 +214,62 @@ def make_trainable(model: PreTrainedModel) -> PreTrainedModel:
     model.get_input_embeddings().register_forward_hook(lambda module, args, output: output.requires_grad_(True))
     model.enable_input_require_grads = lambda: None
     return model
+
+
+def use_chunked_loss(model: PreTrainedModel) -> None:
+    """Let the model compute its loss at supervised positions only, in chunks; change it in place.
+
+    Parameters keep their names. A head that does more than multiply hidden states with its weight and cap the logits is
+    refused.
+    """
+    head, text = model.get_output_embeddings(), model.config.get_text_config()
+    is_scaled = any(getattr(text, key, None) not in (None, 0, 1) for key in SCALE_KEYS)
+    softcap = getattr(text, "final_logit_softcapping", None)
+    if type(head) is not nn.Linear or head.bias is not None or is_scaled or not _is_product(model, head, softcap):
+        raise InputError(
+            f"models of type {model.config.model_type} are not supported: their logits are not the product of hidden "
+            "states and the head's weight"
+        )
+    head.__class__ = LanguageModelHead
+    head.softcap = softcap
+    head.loss_and_gradient = lambda logits, targets: compute_loss_and_gradient(logits, targets, softcap)
+    original_forward, take_tower_inputs = model.forward, use_tower_inputs(model)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        answer_positions: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ):
+        take_tower_inputs(kwargs)
+        if labels is None:
+            return original_forward(input_ids=input_ids, **kwargs)
+        kwargs["use_cache"] = False
+        hidden = self.model(input_ids=input_ids, **kwargs).last_hidden_state
+        if answer_positions is None:
+            answer_positions = find_answer_positions(labels)
+        loss = compute_answer_loss(self.lm_head, hidden, labels, answer_positions, num_items_in_batch)
+        return CausalLMOutput(loss=loss)
+
+    model.forward = MethodType(forward, model)
+    model.accepts_loss_kwargs = True  # otherwise Trainer does not pass num_items_in_batch
+
+
+@torch.no_grad()
+def _is_product(model: PreTrainedModel, head: nn.Linear, softcap: float | None) -> bool:
+    """Return whether logits are the last hidden states times the head's weight, capped by `softcap`.
+
+    The check is skipped, with the result True, for a weight that ZeRO-3 partitions or that is on the meta device.
+    """
+    if hasattr(head.weight, "ds_id") or head.weight.is_meta:
+        return True
+    ids = torch.arange(1, 5, device=model.device)[None]
+    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+    product = head(hidden)
+    bounded = product if softcap is None else softcap * (product / softcap).tanh()
+    return torch.allclose(model(input_ids=ids, use_cache=False).logits, bounded, rtol=1e-2, atol=1e-2)
 
 
 def copy_processor(base: Path, folder: Path) -> None:
