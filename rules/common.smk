@@ -6,7 +6,7 @@ from pathlib import Path
 from dj2mgm.cli.console import UserError
 from dj2mgm.errors import InputError
 from dj2mgm.recipes.recipe_files import find_recipe_files
-from dj2mgm.runs import challenge, pages
+from dj2mgm.runs import pages
 from dj2mgm.runs.evaluations import find_evaluation_data
 from dj2mgm.runs.leaks import locate_leaks_folder
 from dj2mgm.settings.string_formats import check_paths
@@ -109,4 +109,4 @@ def build_evaluation_settings(task):
 def build_challenge_settings():
     """Return the settings of the challenge's table."""
     with raising_user_errors():
-        return challenge.build_challenge_settings(RUNS)
+        return pages.build_challenge_settings(RUNS)

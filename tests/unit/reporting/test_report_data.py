@@ -11,7 +11,7 @@ from dj2mgm.records.jsonl_summary import JsonlSummary, SourceSamples
 from dj2mgm.records.page_records import find_differences
 from dj2mgm.reporting.charts import BAR_CHART_HEIGHT, Scale, compute_bin_edges, stack_bars
 from dj2mgm.reporting.experiment_results import load_experiments
-from dj2mgm.reporting.recaptions import read_recaptions
+from dj2mgm.reporting.recaptions import build_recaption_gallery, measure_synthesis_quality, read_recaptions, read_truth
 from dj2mgm.reporting.rendering import format_integer, list_counts
 from dj2mgm.reporting.row_flow import FlowStep, Lanes, build_pretrain_steps, build_source_table, count_instructions
 from dj2mgm.reporting.sections.flow_diagram import WIDTH, draw_flows
@@ -22,7 +22,6 @@ from dj2mgm.reporting.sections.histograms import (
     parse_number,
     read_statistics,
 )
-from dj2mgm.reporting.sections.recaption_section import build_recaption_gallery, measure_synthesis_quality, read_truth
 from dj2mgm.reporting.sections.run_details import SettingRow, label_operators, list_config_differences
 from dj2mgm.storage.files import write_jsonl
 from report_results import (

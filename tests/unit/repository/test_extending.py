@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 import yaml
 
-from dj2mgm.documentation import generated_tables
+from dj2mgm.documentation.documents import BEGIN, END
 from dj2mgm.evaluation.groups import estimate_metrics
 from dj2mgm.health import diagnosis
 from dj2mgm.health.host_probe import probe_host
@@ -33,7 +33,7 @@ EXAMPLES = PROJECT / "docs/examples"
 PAGES = sorted([PROJECT / "README.md", *(PROJECT / "docs").rglob("*.md")])
 EXTENDING = (PROJECT / "docs/extending.md").read_text(encoding="utf-8")
 ARCHITECTURE = (PROJECT / "docs/architecture.md").read_text(encoding="utf-8")
-WITHOUT_TABLES = re.sub(f"{generated_tables.BEGIN}.*?{generated_tables.END}", "", ARCHITECTURE, flags=re.DOTALL)
+WITHOUT_TABLES = re.sub(f"{BEGIN}.*?{END}", "", ARCHITECTURE, flags=re.DOTALL)
 NEW = {  # files that a reader of docs/extending.md creates
     "config/chat_templates/phi3.yaml",
     "config/models/mgm-phi3.yaml",

@@ -17,9 +17,8 @@ from dj2mgm.recipes.recipe_step import INSTRUCTION_OPERATOR
 from dj2mgm.runs import experiment_recipes as recipes
 from dj2mgm.runs import layers
 from dj2mgm.runs.all_runs import Runs
-from dj2mgm.runs.challenge import build_challenge_settings
 from dj2mgm.runs.experiments import VariantSource
-from dj2mgm.runs.pages import build_page_settings, list_page_experiments, list_page_files
+from dj2mgm.runs.pages import build_challenge_settings, build_page_settings, list_page_experiments, list_page_files
 from dj2mgm.runs.run import Run
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.runs.variants import Variant

@@ -16,7 +16,7 @@ from torch.utils._cpp_extension_versioner import ExtensionVersioner
 
 import write_deepspeed_configs
 from dj2mgm.storage.files import read_json
-from dj2mgm.training.compiler import use_available_extensions
+from dj2mgm.training.arguments import use_available_extensions
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from paths import PROJECT
 from run_main import run_main

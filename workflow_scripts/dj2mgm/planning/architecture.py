@@ -43,8 +43,7 @@ from dj2mgm.models.vlm.vlm_family import (
     make_trainable,
     supports_sdpa,
 )
-from dj2mgm.planning.integer_shapes import IntegersOnCPU
-from dj2mgm.planning.meta_kernels import ATTENTION, MASKED_ATTENTION
+from dj2mgm.planning.meta_kernels import ATTENTION, MASKED_ATTENTION, IntegersOnCPU
 from dj2mgm.servers.hub import check_library_downloads
 from dj2mgm.settings.config_files import locate_config_file, read_config
 from dj2mgm.settings.models import MgmParts, detect_model_kind

@@ -12,16 +12,20 @@ from dj2mgm.reporting.comparison import (
     describe_paired_seeds,
 )
 from dj2mgm.reporting.experiment_results import ExperimentResults
-from dj2mgm.reporting.recaptions import RecaptionedRow, read_recaptions
+from dj2mgm.reporting.recaptions import (
+    RecaptionedRow,
+    build_recaption_gallery,
+    measure_synthesis_quality,
+    read_recaptions,
+    read_truth,
+)
 from dj2mgm.reporting.rendering import build_step_key, build_template_environment, format_integer, join_words, link_rows
 from dj2mgm.reporting.row_flow import FlowStep, build_pretrain_steps, build_source_table, count_instructions
-from dj2mgm.reporting.sections.duplicate_section import build_duplicate_sections
 from dj2mgm.reporting.sections.flow_diagram import Shape, draw_flows
-from dj2mgm.reporting.sections.gallery import build_gallery
+from dj2mgm.reporting.sections.gallery import build_duplicate_sections, build_gallery
 from dj2mgm.reporting.sections.histograms import build_similarity_histogram, build_statistic_histograms, group_by_folder
 from dj2mgm.reporting.sections.judge_section import describe_judges, measure_judge_agreement
 from dj2mgm.reporting.sections.leak_section import build_leak_sections
-from dj2mgm.reporting.sections.recaption_section import build_recaption_gallery, measure_synthesis_quality, read_truth
 from dj2mgm.reporting.sections.run_details import (
     build_times_table,
     build_training_table,

@@ -209,8 +209,8 @@ def test_cells_find_all_near_vectors(tmp_path):
     vectors = rng.standard_normal((3000, 32))
     vectors[2000:] = vectors[:1000] + rng.standard_normal((1000, 32)) * np.linspace(0.05, 0.6, 1000)[:, None]
     vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float16)
-    found = VectorIndex(vectors, tmp_path).find_near(vectors, 0.25)
-    pairs = {pair for part in found for pair in zip(*(column.tolist() for column in part), strict=True)}
+    near_pairs = VectorIndex(vectors, tmp_path).find_near(vectors, 0.25)
+    pairs = {pair for part in near_pairs for pair in zip(*(column.tolist() for column in part), strict=True)}
     squared = 2 - 2 * vectors.astype(np.float32) @ vectors.astype(np.float32).T
     surely, perhaps = ({tuple(pair) for pair in np.argwhere(squared < reach**2).tolist()} for reach in (0.249, 0.251))
     assert surely <= pairs <= perhaps

@@ -5,11 +5,10 @@ Nothing changes on import. Entry points call `apply_library_patches`. Other patc
 planning/meta_kernels.py (transformers, inside a context).
 """
 
-from dj2mgm.training.library_patches import cpuinfo_patch, deepspeed_patch, transformers_patch
+from dj2mgm.training.library_patches import deepspeed_patch, transformers_patch
 
 
 def apply_library_patches() -> None:
     """Apply all patches; calling it again has no further effect."""
-    cpuinfo_patch.apply()
     deepspeed_patch.apply()
     transformers_patch.apply()

@@ -1,11 +1,16 @@
 """Patches of DeepSpeed (tested with 0.19.8).
 
+- `get_cpu_info` of py-cpuinfo 9.0 starts a Python process each time, and DeepSpeed calls it three times for its
+  optimizer on the CPU (deepspeed/ops/adam/cpu_adam.py, deepspeed/ops/op_builder/builder.py). Its result is kept.
 - ZeRO-1 and ZeRO-2 do not wait for the gradient norm, so that the host launches the next step's first kernels while the
   GPU still computes. `mask_nan_or_inf_with_val_inplace` copies a number to the GPU, and `unscale_and_clip_grads` reads
   the norm to replace an invalid one by infinity, which `combine_grad_norm_groups` has done already.
 - Engines are changed before they load a checkpoint, by the other functions.
 """
 
+from functools import cache
+
+import cpuinfo
 import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.runtime.zero import stage_1_and_2
@@ -14,6 +19,8 @@ from dj2mgm.training.arguments import repeat_products_of_betas
 
 
 def apply() -> None:
+    if not hasattr(cpuinfo.get_cpu_info, "cache_info"):
+        cpuinfo.get_cpu_info = cache(cpuinfo.get_cpu_info)
     stage_1_and_2.mask_nan_or_inf_with_val_inplace = _mask_invalid
     stage_1_and_2.DeepSpeedZeroOptimizer.unscale_and_clip_grads = _unscale_and_clip
 
