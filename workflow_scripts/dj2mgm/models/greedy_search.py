@@ -22,8 +22,9 @@ UNIT = 16  # on a GPU prompts are padded to a multiple of it, so that kernels ar
 STATIC_UNIT = 64  # keys and values have room for a multiple of it, so that batches can use the same graph
 VALUE_DEPENDENT_ROPES = ("dynamic", "longrope")
 
-# Inputs of the model for tokens (B, T), their mask (B, T) and the index of each row's image
-MakeInputs = Callable[[torch.Tensor, torch.Tensor, Sequence[int]], dict]
+# Inputs of the model for tokens (B, T), their mask (B, T) and the index of each row's image, with or without the
+# images' features
+MakeInputs = Callable[[torch.Tensor, torch.Tensor, Sequence[int], bool], dict]
 
 
 class Prompts(NamedTuple):
@@ -96,7 +97,7 @@ class GreedySearch:
         return torch.cat(answers, dim=1)
 
     def _read_by_row(self, prompts: Prompts, ids: torch.Tensor, mask: torch.Tensor) -> Iterator[tuple]:
-        """Let the model read prompts (B, T); yield the outputs of `read_tokens` for some rows after others."""
+        """Let the model read prompts (B, T); yield the outputs of `read_tokens` for one part of the rows at a time."""
         for rows in split_rows(0, len(ids), ids.shape[1]):
             cache = make_cache(self.model)
             yield read_tokens(self.model, prompts.make_inputs, ids[rows], mask[rows], prompts.images[rows], cache)
@@ -274,7 +275,7 @@ def read_tokens(
     Returns:
         The logits (b, V) after the last token and its positions (…, b, 1).
     """
-    inputs = make_inputs(ids, mask, images)
+    inputs = make_inputs(ids, mask, images, not past)  # after a prefix, images are in the cache
     inputs["position_ids"] = _compute_positions(model, inputs)
     inputs |= {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
     prepared = model.prepare_inputs_for_generation(

@@ -15,7 +15,8 @@ def complete_deepspeed_config(config: dict, hidden_size: int) -> dict:
     """Replace the "auto" sizes of `zero_optimization` by integers derived from the model's hidden size.
 
     DeepSpeed's own timing and its search for gradients that overflow in bf16 are switched off unless the configuration
-    has them. Both wait for the GPU, and ResumableTrainer stops at a gradient norm that is not finite.
+    has them, because both wait for the GPU. A step with such gradients is applied, and ResumableTrainer stops at its
+    norm before it writes the weights.
     """
     sizes = {
         "reduce_bucket_size": hidden_size**2,
@@ -28,7 +29,8 @@ def complete_deepspeed_config(config: dict, hidden_size: int) -> dict:
         if zero.get(key) == "auto":
             zero[key] = size
     config.setdefault("timers", {"throughput": {"enabled": False}})
-    config["bf16"] = {"check_grad_overflow": False} | config.get("bf16", {})
+    if "bf16" in config:
+        config["bf16"] = {"check_grad_overflow": False} | config["bf16"]
     return config
 
 

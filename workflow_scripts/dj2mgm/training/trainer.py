@@ -109,8 +109,9 @@ class ResumableTrainer(Trainer):
 
     A diverging training is stopped on every process, and checkpoints with diverged weights are removed.
 
-    Loss and gradient norm of a step are read and logged when the GPU has work of the next step, and before a
-    checkpoint. If the host waited for them at once, the GPU would be idle until it has launched the next kernels.
+    Loss and gradient norm of a step are read and logged when the GPU has work of the next step, and at once before a
+    checkpoint and at the end. If the host waited for them, the GPU would be idle until the host has launched the next
+    kernels.
 
     The entry point must call `apply_library_patches` before.
 

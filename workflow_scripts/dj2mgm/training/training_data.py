@@ -83,14 +83,15 @@ class StepBatches(Sampler[list[int | None]]):
         """Return this process's micro batches of a step."""
         samples = self.list_samples(epoch, number)
         samples.sort(key=lambda sample: (-self.widths[sample], sample))
-        count = self._count_micro_batches(samples, self.tokens)
+        count = len(self._fill(samples, self.tokens))
         if self.processes == 1:
-            return self._split(samples, count, self.tokens)
-        # The least limit of tokens at which the micro batches suffice makes them equal, so that no process waits.
+            return self._split(samples, count)
+        # The least limit of tokens at which the micro batches suffice makes them about equal, so that no process waits.
         count = -(-count // self.processes) * self.processes
         limits = range(self.widths[samples[0]], self.tokens + 1)
-        least = bisect_left(limits, True, key=lambda tokens: self._count_micro_batches(samples, tokens) <= count)
-        return self._share(self._split(samples, count, limits[least]))[self.process]
+        least = bisect_left(limits, True, key=lambda tokens: len(self._fill(samples, tokens)) <= count)
+        batches = self._fill(samples, limits[least])
+        return self._share(batches + [[None]] * (count - len(batches)))[self.process]
 
     def _share(self, batches: list[list[int | None]]) -> list[list[list[int | None]]]:
         """Return the micro batches of each process, equally many and with about equal tokens."""
@@ -112,32 +113,39 @@ class StepBatches(Sampler[list[int | None]]):
         seed = random.Random(f"{self.seed}/{epoch}").getrandbits(63) if epoch else self.seed
         return torch.randperm(len(self.widths), generator=torch.Generator().manual_seed(seed)).tolist()
 
-    def _count_micro_batches(self, samples: list[int], tokens: int) -> int:
-        """Return the least number of micro batches of at most `tokens` tokens for samples, the longest first."""
-        count, free = 0, 0
+    def _fill(self, samples: list[int], tokens: int) -> list[list[int]]:
+        """Return the fewest micro batches of at most `tokens` tokens for samples, the longest first.
+
+        The last one has two samples rather than one, because PyTorch compiles layers again for a batch of one.
+        """
+        batches, free = [], 0
         for sample in samples:
             if not free:
-                count, free = count + 1, self._compute_capacity(self.widths[sample], tokens)
+                batches.append([])
+                free = self._compute_capacity(self.widths[sample], tokens)
+            batches[-1].append(sample)
             free -= 1
-        return count
+        if len(batches) > 1 and len(batches[-1]) == 1 and len(batches[-2]) > 2:
+            batches[-1].insert(0, batches[-2].pop())
+        return batches
 
     def _compute_capacity(self, width: int, tokens: int) -> int:
         """Return the number of samples of this width that a micro batch of at most `tokens` tokens may have."""
         return min(self.samples, tokens // width)
 
-    def _split(self, samples: list[int], count: int, limit: int) -> list[list[int | None]]:
-        """Split samples, the longest first, into `count` micro batches of at most `limit` tokens, with least padding.
+    def _split(self, samples: list[int], count: int) -> list[list[int]]:
+        """Split samples, the longest first, into `count` micro batches with the least padding.
 
-        In this choice a single sample counts as two, because PyTorch compiles layers again for a batch of one.
+        In this choice a single sample counts as two.
         """
-        widths, blank = [self.widths[sample] for sample in samples], max(0, count - len(samples))
+        widths = [self.widths[sample] for sample in samples]
         # tokens[end]: tokens of the first `end` samples in the micro batches so far; begins: start of the last of these
         tokens, begins = [0.0] + [float("inf")] * len(samples), []
-        for _ in range(count - blank):
+        for _ in range(count):
             before, tokens = tokens, [float("inf")] * (len(samples) + 1)
             begin_at = [0] * (len(samples) + 1)
             for begin, width in enumerate(widths):
-                for end in range(begin + 1, min(len(samples), begin + self._compute_capacity(width, limit)) + 1):
+                for end in range(begin + 1, min(len(samples), begin + self._compute_capacity(width, self.tokens)) + 1):
                     if (total := before[begin] + width * max(2, end - begin)) < tokens[end]:
                         tokens[end], begin_at[end] = total, begin
             begins.append(begin_at)
@@ -145,7 +153,7 @@ class StepBatches(Sampler[list[int | None]]):
         for begin_at in reversed(begins):
             batches.append(samples[begin_at[end] : end])
             end = begin_at[end]
-        return batches[::-1] + [[None]] * blank
+        return batches[::-1]
 
 
 def compute_padded_width(length: int, longest: int) -> int:

@@ -102,11 +102,18 @@ class MGMGenerator(Generator):
             yield [text.strip() for text in tokenizer.batch_decode(answers, skip_special_tokens=True)]
 
     def _make_inputs(
-        self, visual_tokens: torch.Tensor | None, ids: torch.Tensor, mask: torch.Tensor, images: Sequence[int]
+        self,
+        visual_tokens: torch.Tensor | None,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        images: Sequence[int],
+        with_features: bool,
     ) -> dict[str, torch.Tensor]:
         """Return the model's inputs for rows of tokens about `images`, indices of `visual_tokens`."""
         inputs = {"input_ids": ids.to(self.device), "attention_mask": mask.to(self.device)}
-        return inputs if visual_tokens is None else inputs | {"visual_tokens": visual_tokens[list(images)]}
+        if visual_tokens is None or not with_features:
+            return inputs
+        return inputs | {"visual_tokens": visual_tokens[list(images)]}
 
     def list_control_tokens(self, template: str | dict) -> Collection[str]:
         return ChatTemplate.load(template, self.processor.tokenizer).control_tokens

@@ -45,6 +45,7 @@ class ProcessorEncoder:
         self.image_token_id, self.tower_inputs = image_token_id, tower_inputs
         self.max_length = sys.maxsize
         added = self.tokenizer.added_tokens_decoder
+        self._added = tuple(token.content for token in added.values())  # they are never joined with other text
         self.special = {token.content: number for number, token in added.items() if token.special}
         self.renderer = ConversationRenderer(processor, tuple(self.special))
         self.control_tokens = self._find_control_tokens()
@@ -189,23 +190,33 @@ class ProcessorEncoder:
     def tokenize_prompts(self, replacements: list[str | None], questions: list[str]) -> list[list[int]]:
         """Return the tokens of prompts for questions about one image each, up to the answer.
 
-        `replacements` are the texts that `process_image` returned for each question's image, which are tokenized once;
-        None for a question without an image.
+        `replacements` are the texts that `process_image` returned for each question's image; None for a question
+        without an image. Their tokens between added tokens, which do not depend on the prompt, are computed once.
         """
         for question in questions:
             if token := find_control_token(question, self.control_tokens):
                 raise InputError(f"the question {question!r} contains the control token {token}; remove the token")
         image_token = self.processor.image_token
+        parts = [text if text is None else self._split_replacement(text) for text in replacements]
         texts = [
-            self._render_prompt(text and image_token, question)
-            for text, question in zip(replacements, questions, strict=True)
+            self._render_prompt(part and part[0] + image_token + part[2], question)
+            for part, question in zip(parts, questions, strict=True)
         ]
         rows = self.tokenizer(texts, add_special_tokens=self._adds_bos(texts[0]))["input_ids"]
-        for row, replacement in zip(rows, replacements, strict=True):
-            if replacement is not None:
+        for row, part in zip(rows, parts, strict=True):
+            if part is not None:
                 index = row.index(self.tokenizer.convert_tokens_to_ids(image_token))
-                row[index : index + 1] = self._tokenize_replacement(replacement)
+                row[index : index + 1] = self._tokenize_replacement(part[1])
         return rows
+
+    def _split_replacement(self, text: str) -> tuple[str, str, str]:
+        """Split an image's text into the parts before, between and after the tokenizer's added tokens.
+
+        The tokenizer may join the first and the last part with the prompt: Gemma 3's are line breaks.
+        """
+        found = [(text.find(token), text.rfind(token) + len(token)) for token in self._added if token in text]
+        begin, end = min((begin for begin, _ in found), default=0), max((end for _, end in found), default=len(text))
+        return text[:begin], text[begin:end], text[end:]
 
     def has_causal_prompts(self) -> bool:
         """Return whether image tokens do not attend to the question; PaliGemma's do."""

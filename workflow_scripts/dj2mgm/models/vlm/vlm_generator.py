@@ -36,7 +36,7 @@ from dj2mgm.storage.streaming import map_in_order
 
 CPU_BATCH_SIZE, GPU_BATCH_SIZE = 16, 64  # batch size for "auto"; a GPU with too little memory halves it
 MAX_DECODING_PROCESSES = 8  # most processes that decode and resize images for a GPU
-IMAGES_AHEAD = 8  # images per process that are processed while a GPU answers questions
+IMAGES_AHEAD = 4  # images per process that are processed while a GPU answers questions
 ENCODED_AT_ONCE = 16  # images in a pass through the vision tower, before which the GPU need not wait for others
 CACHE_BYTES = 2**31  # most bytes of cached features, for further questions about their images
 DEEPSTACK = "deepstack_features"
@@ -122,14 +122,16 @@ class TransformersGenerator(Generator):
         """Yield the answers of each batch; `template` is ignored, because the processor has its own chat template."""
         ends = build_stopping_criteria(self.encoder, self.stops, max_new_tokens)
         self._search = search = GreedySearch(self.model, self.stops, ends["pad_token_id"], max_new_tokens)
-        for batch, new in with_new_images(batches, self._cache, self._encode_images):
-            if batch.images == [None]:
-                encoded = [self._encode_blank()]
-            else:
-                encoded = self._get_encoded(list(map(make_image_key, batch.images)), new)
-            rows = [(encoded[number], text) for number, text in zip(batch.about, batch.questions, strict=True)]
-            yield self._run_in_parts(partial(self._answer_rows, search=search), rows)
-        self._search.free()
+        try:
+            for batch, new in with_new_images(batches, self._cache, self._encode_images):
+                if batch.images == [None]:
+                    encoded = [self._encode_blank()]
+                else:
+                    encoded = self._get_encoded(list(map(make_image_key, batch.images)), new)
+                rows = [(encoded[number], text) for number, text in zip(batch.about, batch.questions, strict=True)]
+                yield self._run_in_parts(partial(self._answer_rows, search=search), rows)
+        finally:
+            search.free()
 
     def _answer_rows(self, rows: list[tuple[EncodedImage | None, str]], search: GreedySearch) -> list[str]:
         images, questions = map(list, zip(*rows, strict=True))
@@ -145,11 +147,16 @@ class TransformersGenerator(Generator):
         return self._decode(search(Prompts(tokens, prefixes, [numbers[id(image)] for image in images], make_inputs)))
 
     def _make_inputs(
-        self, ids: torch.Tensor, mask: torch.Tensor, images: Sequence[int], distinct: list[EncodedImage] | None = None
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        images: Sequence[int],
+        with_features: bool,
+        distinct: list[EncodedImage] | None = None,
     ) -> dict:
         """Return the model's inputs for rows of tokens about `images`, indices of `distinct`."""
         tokens = {"input_ids": ids, "attention_mask": mask} | self.encoder.make_type_ids(ids)
-        return self._add_images(tokens, [distinct and distinct[number] for number in images])
+        return self._add_images(tokens, [distinct and distinct[number] for number in images], with_features)
 
     def _run_in_parts(self, run: Callable[[list[T]], list[R]], rows: list[T]) -> list[R]:
         """Return the results of `run` for all rows, for half as many together if the GPU's memory is too small.
@@ -267,13 +274,15 @@ class TransformersGenerator(Generator):
         tokens = self.encoder.encode_prompts([image and image.replacement for image in images], questions)
         return self._add_images(tokens, images)
 
-    def _add_images(self, tokens: dict[str, torch.Tensor], images: list[EncodedImage] | list[None]) -> dict:
-        """Return the model's inputs for tokens and the encoded image of each row."""
+    def _add_images(
+        self, tokens: dict[str, torch.Tensor], images: list[EncodedImage] | list[None], with_features: bool = True
+    ) -> dict:
+        """Return the model's inputs for tokens and the encoded image of each row, possibly its size only."""
         inputs = {name: self._move(values) for name, values in tokens.items()}
         if None in images:
             return inputs
         inputs |= _concatenate_fields([image.inputs for image in images])
-        if not self._takes_features:
+        if not (self._takes_features and with_features):
             return inputs
         features = [part for image in images for part in image.features]
         layers = [image.deepstack for image in images]

@@ -2,9 +2,10 @@
 
 - `get_cpu_info` of py-cpuinfo 9.0 starts a Python process each time, and DeepSpeed calls it three times for its
   optimizer on the CPU (deepspeed/ops/adam/cpu_adam.py, deepspeed/ops/op_builder/builder.py). Its result is kept.
-- ZeRO-1 and ZeRO-2 do not wait for the gradient norm, so that the host launches the next step's first kernels while the
-  GPU still computes. `mask_nan_or_inf_with_val_inplace` copies a number to the GPU, and `unscale_and_clip_grads` reads
-  the norm to replace an invalid one by infinity, which `combine_grad_norm_groups` has done already.
+- ZeRO-1 and ZeRO-2 in bf16 do not wait for the gradient norm, so that the host launches the next step's first kernels
+  while the GPU still computes. `mask_nan_or_inf_with_val_inplace` copies a number to the GPU, and
+  `unscale_and_clip_grads` reads the norm to replace an invalid one by infinity, which `combine_grad_norm_groups` has
+  done already.
 - Engines are changed before they load a checkpoint, by the other functions.
 """
 
