@@ -86,7 +86,13 @@ def make_inputs(shape: str, folder: Path, gpus: int) -> Run:
     words = iter(lambda: " ".join(random.choice(WORDS, 6)), None)
     question = {"type": "word", "question": next(words), "answer": WORDS[0]}
     held_out = [
-        {"id": str(n), "image": f"{n % IMAGES}.jpg", "captions": [next(words)], "questions": [question] * 3}
+        {
+            "id": str(n),
+            "image": f"{n % IMAGES}.jpg",
+            "captions": [next(words)],
+            "objects": [],
+            "questions": [question] * 3,
+        }
         for n in range(counts["held_out"])
     ]
     write_jsonl(folder / "evaluation.jsonl", held_out)

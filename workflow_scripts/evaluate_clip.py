@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, parse_paths
+from dj2mgm.storage.files import read_jsonl
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
@@ -24,7 +25,6 @@ with torch_imports():
     import transformers
 
     from dj2mgm.compute import use_cpu_threads
-    from dj2mgm.data.evaluation_rows import read_evaluation
     from dj2mgm.evaluation.caption_metrics import CaptionJudge, measure_captions, select_captioned
     from dj2mgm.evaluation.embedder import Embedder, has_same_image_tower
     from dj2mgm.evaluation.groups import estimate_groups, iterate_score_rows, read_paired_rows
@@ -42,7 +42,7 @@ def main() -> None:
     use_cpu_threads(settings.cpu_threads)
 
     models = read_paired_rows(paths.captions, key=("id",))
-    rows = select_captioned(models, list(read_evaluation(paths.evaluation)))
+    rows = select_captioned(models, list(read_jsonl(paths.evaluation)))
     judges = {"clip": settings.clip, "second_judge": settings.second_judge}
     embedders = [Embedder(name, key) for key, name in judges.items() if name]
     judge = CaptionJudge(rows, settings.image_root, embedders, settings.prompt)

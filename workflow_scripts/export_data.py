@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, make_parser
-from dj2mgm.data.formats import extract_caption, read_dj_jsonl
+from dj2mgm.data.formats import extract_caption
 from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.errors import InputError, quote_value
 from dj2mgm.features.publish.export_card import build_export_card
@@ -53,7 +53,7 @@ def main() -> None:
 
 def read_samples(pairs: Path, root: str, names: list[str], scores: DiskMap) -> Iterator[Sample]:
     """Yield the rows of an export with their images; `names` are the exported statistics."""
-    for row in read_dj_jsonl(pairs):
+    for row in read_jsonl(pairs):
         try:
             image = locate_image(root, row["images"][0])
         except BadImageError as error:

@@ -14,8 +14,8 @@ from itertools import chain
 from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, parse_paths
-from dj2mgm.data.evaluation_rows import read_evaluation
-from dj2mgm.data.formats import list_images, read_dj_jsonl, read_llava
+from dj2mgm.data.formats import list_images
+from dj2mgm.data.json_rows import read_json_list
 from dj2mgm.evaluation.benchmarks import read_questions
 from dj2mgm.evaluation.leak_search import (
     ReferenceTexts,
@@ -38,9 +38,7 @@ def main() -> None:
     paths = parse_paths(__doc__, "--config", "--dataset", "--output-dir")
     settings = load_settings(LeakSettings, paths.config)
     processes = settings.cpu_threads or len(os.sched_getaffinity(0))
-    images = collect_held_out_images(
-        list(read_evaluation(paths.dataset / "evaluation.jsonl")), settings.evaluation_images
-    )
+    images = collect_held_out_images(list(read_jsonl(paths.dataset / "evaluation.jsonl")), settings.evaluation_images)
     texts = ReferenceTexts()
     for name, files in settings.benchmarks.items():
         images |= collect_benchmark_images(name, texts.collect(read_questions(name, files)))
@@ -58,7 +56,7 @@ def main() -> None:
             processes,
         )
     )
-    text_leaks = find_leaked_texts(read_llava(splits["finetune"]), texts)
+    text_leaks = find_leaked_texts(read_json_list(splits["finetune"]), texts)
     write_jsonl(paths.output_dir / "leaks.jsonl", chain(image_leaks, text_leaks))
     rows = ((split, images) for split, file in splits.items() for images in read_image_lists(split, file))
     leaks = read_jsonl(paths.output_dir / "leaks.jsonl")
@@ -74,7 +72,9 @@ def main() -> None:
 
 def read_image_lists(split: str, file: Path) -> Iterator[list[str]]:
     """Yield the images of each row."""
-    return (row["images"] for row in read_dj_jsonl(file)) if split == "pretrain" else map(list_images, read_llava(file))
+    return (
+        (row["images"] for row in read_jsonl(file)) if split == "pretrain" else map(list_images, read_json_list(file))
+    )
 
 
 if __name__ == "__main__":

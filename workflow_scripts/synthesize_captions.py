@@ -19,14 +19,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, parse_paths
+from dj2mgm.data.json_rows import read_json_list
+from dj2mgm.storage.files import read_jsonl
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
     from transformers.utils import logging as transformers_log
 
     from dj2mgm.compute import set_seed, use_cpu_threads
-    from dj2mgm.data.evaluation_rows import read_evaluation
-    from dj2mgm.data.formats import read_dj_jsonl, read_llava
     from dj2mgm.data.held_out_images import HeldOutImages
     from dj2mgm.data.instruction_rows import INSTRUCTIONS_FILE, convert_instructions, make_slots
     from dj2mgm.errors import InputError
@@ -49,11 +49,11 @@ def read_instruction_rows(
     recipe: RecipeSettings, settings: SynthesizeSettings, pairs: Path, files: InstructionFiles
 ) -> Iterator[dict]:
     """Yield the dataset's instructions as rows, and then the empty rows that the recipe fills."""
-    yield from convert_instructions(read_llava(files.instructions))
+    yield from convert_instructions(read_json_list(files.instructions))
     if settings.evaluation_images is not None:
-        held_out = HeldOutImages(read_evaluation(files.evaluation), settings.evaluation_images)
-        conversations = read_llava(files.instructions)
-        yield from make_slots(read_dj_jsonl(pairs), conversations, held_out, recipe.image_root, count_slots(recipe))
+        held_out = HeldOutImages(read_jsonl(files.evaluation), settings.evaluation_images)
+        conversations = read_json_list(files.instructions)
+        yield from make_slots(read_jsonl(pairs), conversations, held_out, recipe.image_root, count_slots(recipe))
 
 
 @command_line

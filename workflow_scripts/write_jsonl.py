@@ -32,10 +32,9 @@ from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.cli.messages import note
-from dj2mgm.data.evaluation_rows import read_evaluation
-from dj2mgm.data.formats import read_dj_jsonl, read_llava
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.instruction_rows import is_single_question
+from dj2mgm.data.json_rows import read_json_list
 from dj2mgm.data.sample_counts import SampleRules
 from dj2mgm.data.training_jsonl import convert_pairs, write_training_jsonl
 from dj2mgm.errors import InputError
@@ -59,7 +58,7 @@ def main() -> None:
     sizes = read_jsonl_summary(args.same_rows_as) if args.same_rows_as else None
     leaked_images, leaked_rows = _read_leaks(args.leaks)
     selected_split = "finetune" if sizes and "synthesized" in sizes.inputs else "pretrain"
-    held_out = HeldOutImages(read_evaluation(args.evaluation), settings.evaluation_images)
+    held_out = HeldOutImages(read_jsonl(args.evaluation), settings.evaluation_images)
     files: dict[str, TrainingFileCounts] = {}
     checks: defaultdict[str, DiskMap] = defaultdict(DiskMap)  # by image folder; both files may have the same images
     for name, (rows, root) in _read_splits(settings, args.pairs, args.instructions, args.synthesized).items():
@@ -102,15 +101,15 @@ def _read_splits(
     settings: JsonlSettings, pairs: Path, instructions: Path, synthesized: Path | None
 ) -> dict[str, tuple[Iterator[dict], str]]:
     """Return the rows of each stage, and the folder that their image paths are relative to."""
-    sources = {"pretrain": (convert_pairs(read_dj_jsonl(pairs), settings.question), settings.pretrain_images)}
+    sources = {"pretrain": (convert_pairs(read_jsonl(pairs), settings.question), settings.pretrain_images)}
     if synthesized:
-        other_rows = (row for row in read_llava(instructions) if not is_single_question(row))
-        sources["finetune"] = chain(convert_pairs(read_dj_jsonl(synthesized), ""), other_rows), settings.finetune_images
-    elif next(read_llava(instructions), None) is None:
-        caption_rows = () if settings.one_stage else convert_pairs(read_dj_jsonl(pairs), CAPTION_QUESTION)
+        other_rows = (row for row in read_json_list(instructions) if not is_single_question(row))
+        sources["finetune"] = chain(convert_pairs(read_jsonl(synthesized), ""), other_rows), settings.finetune_images
+    elif next(read_json_list(instructions), None) is None:
+        caption_rows = () if settings.one_stage else convert_pairs(read_jsonl(pairs), CAPTION_QUESTION)
         sources["finetune"] = caption_rows, settings.pretrain_images
     else:
-        sources["finetune"] = read_llava(instructions), settings.finetune_images
+        sources["finetune"] = read_json_list(instructions), settings.finetune_images
     return sources
 
 

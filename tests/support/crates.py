@@ -47,7 +47,10 @@ def write_page() -> CrateSettings:
     for path in (photos / "captions.jsonl", dataset / "pretrain.jsonl"):
         write_jsonl(path, rows)
     write_json(dataset / "finetune.json", [build_conversation("0", "images/0.png", "What?", "A boat.")])
-    write_jsonl(dataset / "evaluation.jsonl", [{"id": "e0", "image": "images/2.png", "captions": ["a cat"]}])
+    write_jsonl(
+        dataset / "evaluation.jsonl",
+        [{"id": "e0", "image": "images/2.png", "captions": ["a cat"], "objects": [], "questions": []}],
+    )
     write_json(dataset / "summary.json", {"pretrain": 3})
     write_log(dataset, "make_dataset")
     stages = write_run(Path("results/baseline"), VALUES, VALUES)

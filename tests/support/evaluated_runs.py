@@ -31,7 +31,10 @@ def write_scores(path: Path, values: Values) -> Path:
 def write_dataset(folder: Path, faults: Iterable[tuple[str, str, str]] = ()) -> Path:
     """Write a dataset without images; `faults` are (id, fault, true caption) of its ground truth, if any."""
     write_json(folder / "summary.json", {"pretrain": 100, "finetune": 60, "evaluation": 1})
-    write_jsonl(folder / "evaluation.jsonl", [{"id": "e0", "image": "images/e0.png", "captions": ["a cat"]}])
+    write_jsonl(
+        folder / "evaluation.jsonl",
+        [{"id": "e0", "image": "images/e0.png", "captions": ["a cat"], "objects": [], "questions": []}],
+    )
     if truth := [dict(zip(("id", "fault", "caption"), row, strict=True)) for row in faults]:
         write_jsonl(folder / "ground_truth.jsonl", truth)
     return folder

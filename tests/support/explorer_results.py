@@ -63,7 +63,8 @@ def _write_dataset(folder: Path, rows: int, rng: random.Random) -> Path:
             yield {"id": format_row_id(row), "text": build_dj_text(caption), "images": [image]}
 
     write_jsonl(folder / "pretrain.jsonl", generate_pairs())
-    evaluation = ({"id": f"e{n}", "image": f"images/{n}.jpg", "captions": ["a boat"]} for n in range(HELD_OUT))
+    parts = {"captions": ["a boat"], "objects": [], "questions": []}
+    evaluation = ({"id": f"e{n}", "image": f"images/{n}.jpg"} | parts for n in range(HELD_OUT))
     write_jsonl(folder / "evaluation.jsonl", evaluation)
     return folder
 

@@ -30,6 +30,7 @@ def answer(folder: Path, stages: Path, output: Path, gpus: int = 1) -> None:
             "id": str(index),
             "image": f"{index}.jpg",
             "captions": [" ".join(WORDS[:3])],
+            "objects": [],
             "questions": [{"type": "word", "question": WORDS[0], "answer": WORDS[1]}],
         }
         for index in range(8)

@@ -40,7 +40,7 @@ for image in images:
         scores.append({"model": "finetune", "images": kind, "id": image, "values": values})
 for name in ("filtered", "stats", "dropped", "pretrain", "finetune", "captions", "answers", "likelihoods", "scored"):
     write(f"{name}.jsonl", [])
-row = {"id": "e00", "image": "e00.png", "captions": ["a cat"]}
+row = {"id": "e00", "image": "e00.png", "captions": ["a cat"], "objects": [], "questions": []}
 write("evaluation.jsonl", [row])
 write("finetune.json", value=[])
 write("metrics.jsonl", [{"step": step, "loss": 2 - step / 100} for step in range(1, 41)])

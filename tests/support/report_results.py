@@ -88,7 +88,8 @@ def _write_dataset(folder: Path, has_truth: bool) -> Path:
         drawn_scene = draw_scene("evaluation", index)
         _draw_scene(drawn_scene, folder / f"images/e{index:02d}.png")
         row = {"id": f"e{index:02d}", "image": f"images/e{index:02d}.png", "captions": [describe_scene(drawn_scene)]}
-        rows.append(row | {"objects": [item.attributes for item in drawn_scene.objects] if has_truth else []})
+        objects = [item.attributes for item in drawn_scene.objects] if has_truth else []
+        rows.append(row | {"objects": objects, "questions": []})
     write_jsonl(folder / "evaluation.jsonl", rows)
     write_json(folder / "summary.json", {"pretrain": PAIRS, "finetune": 40, "evaluation": IMAGES})
     if has_truth:

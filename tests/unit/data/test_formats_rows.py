@@ -13,7 +13,6 @@ from dj2mgm.data.formats import (
     build_conversation,
     build_dj_text,
     extract_caption,
-    read_dj_jsonl,
     read_llava,
     read_pairs,
 )
@@ -48,7 +47,7 @@ def message(reader, path) -> str:
     return str(error.value)
 
 
-READERS = [(read_dj_jsonl, PAIR), (read_llava, TALK), (read_evaluation, HELD_OUT)]
+READERS = [(read_pairs, PAIR), (read_llava, TALK), (read_evaluation, HELD_OUT)]
 READER_NAMES = ["dj_jsonl", "llava", "evaluation_jsonl"]
 
 
@@ -146,24 +145,24 @@ class TestEveryJsonl:
         (PAIR | {"id": 7}, "'id' must be a str, found int"),
         (PAIR | {"text": None}, "'text' must be a str, found NoneType"),
         (PAIR | {"images": "a.png"}, "'images' must be a list, found str"),
-        (PAIR | {"images": []}, "exactly one path"),
-        (PAIR | {"images": ["a.png", "b.png"]}, "exactly one path"),
-        (PAIR | {"images": [3]}, "exactly one path"),
+        (PAIR | {"images": []}, "at least one path"),
+        (PAIR | {"images": ["a.png", "b.png"]}, "once for each of its 2 images, found 1"),
+        (PAIR | {"images": [3]}, "at least one path"),
         (PAIR | {"text": "a red circle"}, "exactly once, found 0; write <__dj__image>"),
         (PAIR | {"text": "<__dj__image>" * 2}, "exactly once, found 2; write <__dj__image>"),
     ],
 )
 def test_message_names_an_invalid_pair_and_its_fault(tmp_path, row, says):
-    error = message(read_dj_jsonl, write_lines(tmp_path / "a.jsonl", PAIR | {"id": "0"}, row))
+    error = message(read_pairs, write_lines(tmp_path / "a.jsonl", PAIR | {"id": "0"}, row))
     assert "line 2" in error and says in error
 
 
 def test_the_question_of_a_pair_must_be_text(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", PAIR | {"question": "What is this?"})
-    assert [row["question"] for row in read_dj_jsonl(path)] == ["What is this?"]
+    assert [row["question"] for row in read_pairs(path)] == ["What is this?"]
     write_lines(path, PAIR | {"question": 3})
     with pytest.raises(InputError, match="line 1: 'question' must be a string, found 3"):
-        list(read_dj_jsonl(path))
+        list(read_pairs(path))
 
 
 def test_a_row_with_several_images_becomes_one_pair_per_image(tmp_path):
@@ -175,7 +174,7 @@ def test_a_row_with_several_images_becomes_one_pair_per_image(tmp_path):
     assert [extract_caption(row["text"]) for row in (first, second)] == ["a red circle", "two dogs"]
     assert [row["images"] for row in (first, second)] == [["a.png"], ["b.png"]] and second["source"] == "web"
     write_jsonl(tmp_path / "made.jsonl", [first, second])
-    assert list(read_dj_jsonl(tmp_path / "made.jsonl")) == [first, second]
+    assert list(read_pairs(tmp_path / "made.jsonl")) == [first, second]
 
 
 @pytest.mark.parametrize(
@@ -390,7 +389,7 @@ def test_line_of_300_megabytes_is_refused_with_its_size(tmp_path):
     with open(path, "a") as file:
         file.write('{"id": "2", "text": "')
     os.truncate(path, 3 * 10**8)
-    peak, text = peak_and_message(read_dj_jsonl, path)
+    peak, text = peak_and_message(read_pairs, path)
     size = 3 * 10**8 - len(json.dumps(PAIR)) - 1
     limit = f"at most {MAX_ROW} (32 MiB) are allowed"
     assert text == f"{path}, line 2: the row has {size} bytes; {limit}. Shorten or delete it"
@@ -400,9 +399,9 @@ def test_line_of_300_megabytes_is_refused_with_its_size(tmp_path):
 def test_a_row_of_maximal_length_is_read(tmp_path):
     row = PAIR | {"note": "x"}
     row["note"] *= MAX_ROW - len(json.dumps(row))
-    assert [len(json.dumps(read)) for read in read_dj_jsonl(write_lines(tmp_path / "a.jsonl", row))] == [MAX_ROW - 1]
+    assert [len(json.dumps(read)) for read in read_pairs(write_lines(tmp_path / "a.jsonl", row))] == [MAX_ROW - 1]
     write_lines(tmp_path / "a.jsonl", row | {"note": row["note"] + "xx"})
-    assert "the row has" in message(read_dj_jsonl, tmp_path / "a.jsonl")
+    assert "the row has" in message(read_pairs, tmp_path / "a.jsonl")
 
 
 def test_an_item_of_200_megabytes_is_refused_and_not_held(tmp_path):
@@ -423,7 +422,7 @@ def test_the_size_of_a_json_file_is_limited(tmp_path):
         read_json_file(path)
 
 
-@pytest.mark.parametrize("reader", [read_dj_jsonl, read_llava])
+@pytest.mark.parametrize("reader", [read_pairs, read_llava])
 def test_a_repeated_key_of_an_object_is_named(tmp_path, reader):
     twice = json.dumps(TALK | PAIR)[:-1] + ', "id": "2"}'
     for path, content in ((tmp_path / "a.jsonl", f"{twice}\n"), (tmp_path / "a.json", f"[{twice}]")):

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from dj2mgm.data.evaluation_rows import read_evaluation
-from dj2mgm.data.formats import extract_caption, read_dj_jsonl, read_llava
+from dj2mgm.data.formats import extract_caption, read_llava, read_pairs
 from dj2mgm.data.images import BadImageError, load_image, locate_image
 from dj2mgm.data.shapes.scenes import (
     COLORS,
@@ -78,7 +78,7 @@ def shapes(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pairs(shapes):
     """Return (row, ground truth, bytes of the image's file) of each pretraining pair, in order."""
-    rows = list(read_dj_jsonl(shapes / "pretrain.jsonl"))
+    rows = list(read_pairs(shapes / "pretrain.jsonl"))
     truths = list(read_jsonl(shapes / "ground_truth.jsonl"))
     return [(row, truth, (shapes / row["images"][0]).read_bytes()) for row, truth in zip(rows, truths, strict=True)]
 
@@ -304,4 +304,4 @@ def test_impossible_fault_rates_are_refused(rates, says):
 
 def test_nearly_all_rows_may_be_faulty(tmp_path):
     write_shapes(draw_dataset(0, 10, 1, 2, duplicate=0.9), tmp_path)
-    assert len({(tmp_path / row["images"][0]).read_bytes() for row in read_dj_jsonl(tmp_path / "pretrain.jsonl")}) == 1
+    assert len({(tmp_path / row["images"][0]).read_bytes() for row in read_pairs(tmp_path / "pretrain.jsonl")}) == 1

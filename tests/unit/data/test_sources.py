@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import make_dataset
-from dj2mgm.data.formats import build_dj_text, extract_caption, read_dj_jsonl, read_llava
+from dj2mgm.data.formats import build_dj_text, extract_caption, read_llava, read_pairs
 from dj2mgm.data.images import BadImageError, join_image_path, load_image, locate_image, read_image_size
 from dj2mgm.data.merged_sources import write_merged_sources
 from dj2mgm.data.sources.parquet import read as read_parquet
@@ -73,7 +73,7 @@ def make(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("kind", WRITERS)
 def test_every_format_gives_the_same_captions_and_images(make, kind):
     output = make(one={"format": kind, "license": "CC-BY-4.0"})
-    rows = list(read_dj_jsonl(output / "pretrain.jsonl"))
+    rows = list(read_pairs(output / "pretrain.jsonl"))
     held_out = {row["image"] for row in map(json.loads, open(output / "evaluation.jsonl", encoding="utf-8"))}
     assert len(rows) == len(CAPTIONS) - len(held_out) and len(held_out) == 2
     for row in rows:
@@ -89,7 +89,7 @@ def test_every_format_gives_the_same_captions_and_images(make, kind):
 
 def test_rows_of_two_splits_name_their_sources(make):
     output = make(a={"format": "table"}, b={"format": "webdataset"}, c={"format": "llava", "split": "finetune"})
-    pairs = list(read_dj_jsonl(output / "pretrain.jsonl"))
+    pairs = list(read_pairs(output / "pretrain.jsonl"))
     assert {row["source"] for row in pairs} == {"a", "b"} and len({row["id"] for row in pairs}) == len(pairs)
     instructions = list(read_llava(output / "finetune.json"))
     assert {row["source"] for row in instructions} == {"c"}
@@ -133,7 +133,7 @@ def test_the_format_of_a_source_determines_its_rows(make, tmp_path, kind, split)
             write_json_list(path, [stray | row for row in read_json(path, list)])
         source = {"format": kind, "path": str(path), "split": split}
         output = make(a={"format": "table", "path": captions}, b=source)
-        rows = read_dj_jsonl(output / "pretrain.jsonl") if split == "pretrain" else read_llava(output / "finetune.json")
+        rows = read_pairs(output / "pretrain.jsonl") if split == "pretrain" else read_llava(output / "finetune.json")
         keys = ("id", "source", *(("text", "images") if split == "pretrain" else ("image", "conversations")))
         written[len(stray)] = [[row[key] for key in keys] for row in rows if row["source"] == "b"]
     assert written.pop(0) == written.popitem()[1] != []
@@ -261,13 +261,13 @@ def test_earlier_copies_of_a_source_read_in_place_are_removed(make, tmp_path):
     shards = webdataset(tmp_path / "shards")
     output = make(one={"format": "webdataset", "path": str(shards)}, two={"format": "parquet", "path": "data/two"})
     assert [folder.name for folder in (output / "images").iterdir()] == ["two"]
-    assert {locate_image(output / "sources.json", row["images"][0]) for row in read_dj_jsonl(output / "pretrain.jsonl")}
+    assert {locate_image(output / "sources.json", row["images"][0]) for row in read_pairs(output / "pretrain.jsonl")}
 
 
 def test_a_moved_project_finds_its_images(make, tmp_path):
     output = make(one={"format": "parquet"})
     moved = output.rename(tmp_path / "moved")
-    rows = list(read_dj_jsonl(moved / "pretrain.jsonl"))
+    rows = list(read_pairs(moved / "pretrain.jsonl"))
     assert read_file(locate_image(moved / "sources.json", rows[0]["images"][0])) in IMAGES.values()
 
 
@@ -282,7 +282,7 @@ def test_shards_in_the_hubs_cache_are_read_through_its_links(make, tmp_path, mon
     (repository / "refs").mkdir()
     (repository / "refs/main").write_text(COMMIT)
     output = make(one={"format": "webdataset", "path": "me/photos"})
-    rows = list(read_dj_jsonl(output / "pretrain.jsonl"))
+    rows = list(read_pairs(output / "pretrain.jsonl"))
     images = {read_file(locate_image(output / "sources.json", row["images"][0])) for row in rows}
     assert len(images) == len(CAPTIONS) - 2 and images <= set(IMAGES.values())
 
@@ -340,7 +340,7 @@ def test_member_names_do_not_determine_paths_of_images(make, tmp_path):
     ]
     shard = write_tar(tmp_path / "x.TAR", members)
     output = make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
-    rows = [row for row in read_dj_jsonl(output / "pretrain.jsonl") if row["source"] == "one"]
+    rows = [row for row in read_pairs(output / "pretrain.jsonl") if row["source"] == "one"]
     contents = [read_file(locate_image(output / "sources.json", row["images"][0])) for row in rows]
     assert len(set(contents)) == len(rows) > 3
 
@@ -399,7 +399,7 @@ def test_own_column_name_is_used_and_missing_column_is_named(make, tmp_path):
     pq.write_table(pa.table({"picture": list(IMAGES.values()), "words": list(CAPTIONS.values())}), path)
     columns = {"image": "picture", "text": "words"}
     output = make(a={"format": "parquet", "path": str(path), "columns": columns})
-    assert len(list(read_dj_jsonl(output / "pretrain.jsonl"))) == len(CAPTIONS) - 2
+    assert len(list(read_pairs(output / "pretrain.jsonl"))) == len(CAPTIONS) - 2
     with pytest.raises(InputError, match="column 'wrods' is missing; the columns are picture, words"):
         make(a={"format": "parquet", "path": str(path), "columns": columns | {"text": "wrods"}})
 
@@ -481,7 +481,7 @@ def test_null_counts_as_an_empty_value(make, tmp_path):
     assert summary["sources"]["one"]["rows"] == len(CAPTIONS) + 3 and summary["sources"]["two"]["rows"] == 1
     assert summary["pretrain"] + summary["left_out"]["pretrain"] == len(CAPTIONS) + 4
     reasons = []
-    for row in read_dj_jsonl(output / "pretrain.jsonl"):
+    for row in read_pairs(output / "pretrain.jsonl"):
         try:
             locate_image(output / "sources.json", row["images"][0])
         except BadImageError as error:
@@ -520,7 +520,7 @@ def test_a_question_is_a_string_or_the_first_of_a_list(make, tmp_path, question,
     shard = write_tar(tmp_path / "x.tar", [("a.png", IMAGES["000"]), ("a.json", described)])
     for source in ({"format": "parquet", "path": "data/part.parquet"}, {"format": "webdataset", "path": str(shard)}):
         if isinstance(expected, str):
-            rows = read_dj_jsonl(make(base={"format": "table"} | base(tmp_path), one=source) / "pretrain.jsonl")
+            rows = read_pairs(make(base={"format": "table"} | base(tmp_path), one=source) / "pretrain.jsonl")
             assert {row.get("question", "") for row in rows if row["source"] == "one"} <= {expected}
         else:
             with pytest.raises(InputError, match="'question' must be a string, found"):
@@ -559,7 +559,7 @@ def test_messages_name_sources_instead_of_intermediate_files(make, tmp_path):
 
 def test_every_image_is_found_in_random_order(make):
     output = make(one={"format": "webdataset"}, two={"format": "parquet"})
-    rows = list(read_dj_jsonl(output / "pretrain.jsonl"))
+    rows = list(read_pairs(output / "pretrain.jsonl"))
     random.Random(0).shuffle(rows)
     for row in rows:
         key = next(key for key, text in CAPTIONS.items() if text == extract_caption(row["text"]))
@@ -866,7 +866,7 @@ def test_message_about_outside_link_names_a_readable_path(make, tmp_path, kind):
         make(one={"format": kind, "path": str(tmp_path / "links")})
     pattern = str(error.value).split("path: ")[-1].strip()
     output = make(one={"format": kind, "path": pattern})
-    rows = list(read_dj_jsonl(output / "pretrain.jsonl"))
+    rows = list(read_pairs(output / "pretrain.jsonl"))
     assert rows and all(load_image(locate_image(output / "sources.json", row["images"][0])) for row in rows)
 
 

@@ -118,6 +118,7 @@ def test_rows_about_held_out_images_are_not_trained_on(tmp_path):
     evaluation = list(read_jsonl(tmp_path / "out/evaluation.jsonl"))
     held_out = {row["image"] for row in evaluation}
     assert len(held_out) == 3 and all(len(row["captions"]) == 5 for row in evaluation)
+    assert all((row["objects"], row["questions"]) == ([], []) for row in evaluation), "later stages read both"
     assert not held_out & {row["images"][0] for row in read_jsonl(tmp_path / "out/pretrain.jsonl")}
     instructions = read_json(tmp_path / "out/finetune.json", list)
     trained = {row["image"].rpartition("/")[2] for row in instructions if "image" in row}

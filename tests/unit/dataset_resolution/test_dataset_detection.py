@@ -19,7 +19,7 @@ from huggingface_hub.utils._shared_blobs import publish_blob_to_shared_store
 
 import make_dataset
 from dj2mgm.data.evaluation_rows import read_evaluation
-from dj2mgm.data.formats import build_dj_text, extract_caption, read_dj_jsonl
+from dj2mgm.data.formats import build_dj_text, extract_caption, read_pairs
 from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.dataset_resolution.experiment_dataset import (
     Dataset,
@@ -137,7 +137,7 @@ def write_dataset(dataset: Dataset, output: Path, capsys) -> list[tuple[str, byt
     done = run_main(make_dataset, "--config", f"{output}/config.yaml", "--output-dir", str(output), capture=capsys)
     assert not done.status, done.stderr
     root = dataset.images["pretrain"]
-    rows = read_dj_jsonl(output / "pretrain.jsonl")
+    rows = read_pairs(output / "pretrain.jsonl")
     return sorted((extract_caption(row["text"]), read_file(locate_image(root, row["images"][0]))) for row in rows)
 
 
@@ -617,7 +617,7 @@ def test_pairs_may_have_a_null_image(here, capsys):
     write_yaml(output / "config.yaml", pairs.settings.file_content())
     done = run_main(make_dataset, "--config", f"{output}/config.yaml", "--output-dir", str(output), capture=capsys)
     assert not done.status, done.stderr
-    images = {row["id"]: row["images"] for row in read_dj_jsonl(output / "pretrain.jsonl")}
+    images = {row["id"]: row["images"] for row in read_pairs(output / "pretrain.jsonl")}
     assert images["captions/000"] == ["captions/"]  # missing, so the filters drop and count the row
 
 

@@ -43,7 +43,8 @@ def dataset(tmp_path):
         pixels = rng.integers(0, 255, (size, size + 7, 3), dtype=np.uint8)
         (tmp_path / "images").mkdir(exist_ok=True)
         Image.fromarray(pixels).save(tmp_path / "images" / f"{identifier}.png")
-        rows.append({"id": identifier, "image": f"images/{identifier}.png", "captions": [caption]})
+        row = {"id": identifier, "image": f"images/{identifier}.png", "captions": [caption]}
+        rows.append(row | {"objects": [], "questions": []})
     rows[0]["objects"] = [{"color": "red", "shape": "circle", "position": "top left"}]
     rows[1]["objects"] = [{"color": "blue", "shape": "star", "position": "top right"}]
     rows[2]["captions"].append("a dog and a cat")
@@ -257,11 +258,6 @@ def test_invalid_input_is_refused_in_a_sentence(clip_folder, dataset, monkeypatc
     for key, changes in (("clip", {}), ("second_judge", {"second_judge": str(blip)})):
         message = failure(capsys, dataset, clip_folder if changes else blip, good, monkeypatch, **changes)
         assert f"{key}: {blip} is a model of type 'blip', and only a CLIP or a SigLIP can judge" in message
-    unknown = [row | {"id": "9" + row["id"]} for row in good]
-    assert "'91': the evaluation split has no such id" in failure(capsys, dataset, clip_folder, unknown, monkeypatch)
-    assert "no captions to evaluate" in failure(capsys, dataset, clip_folder, [], monkeypatch)
-    uneven = good + caption_rows(["a"], ["b"], model="pretrain")
-    assert "captioned different images" in failure(capsys, dataset, clip_folder, uneven, monkeypatch)
     (dataset / "images" / "2.png").write_bytes(b"no image")
     message = failure(capsys, dataset, clip_folder, good, monkeypatch)
     assert "2.png" in message and "restore the image" in message

@@ -112,15 +112,6 @@ def test_a_dataset_without_questions_is_accepted(tmp_path, monkeypatch):
     assert (tmp_path / "scores.jsonl").read_bytes() == b""
 
 
-def test_missing_control_is_named(tmp_path, monkeypatch, capsys):
-    with pytest.raises(SystemExit) as stop:
-        run(tmp_path, monkeypatch, [answer("1", "color", "red")])
-    assert stop.value.code == 2
-    message = capsys.readouterr().err
-    assert "finetune has 1 rows on own images and 0 on shuffled" in message and "generate" in message
-    assert not (tmp_path / "metrics.json").exists()
-
-
 def test_missing_file_names_the_rule(tmp_path, monkeypatch, capsys):
     paths = ["--answers", tmp_path / "no.jsonl", "--output-dir", tmp_path]
     monkeypatch.setattr(sys, "argv", ["evaluate_vqa.py", *map(str, paths)])

@@ -341,13 +341,6 @@ def test_a_failed_run_removes_outputs_of_an_earlier_run(tmp_path):
     assert outputs(tmp_path / "out") == []
 
 
-def test_invalid_rows_are_named_before_any_operator_runs(tmp_path):
-    data = write_dataset(tmp_path)
-    data.write_text(data.read_text() + '{"id": "r9"\n')
-    with pytest.raises(InputError, match="pretrain.jsonl, line 7: "):
-        run(data, tmp_path / "out", [LENGTH])
-
-
 def test_an_empty_input_is_an_error(tmp_path):
     (tmp_path / "pretrain.jsonl").touch()
     with pytest.raises(InputError, match="has no rows"):

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dj2mgm.data.formats import build_conversation, build_dj_text, read_dj_jsonl
+from dj2mgm.data.formats import build_conversation, build_dj_text, read_pairs
 from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.training_jsonl import convert_pairs, write_training_jsonl
 from dj2mgm.data.user_dataset import write_user_dataset
@@ -116,12 +116,12 @@ def filtered(data: Path) -> None:
 
 def written(data: Path) -> None:
     rules = build_sample_rules(max_samples=10**9)
-    rows = convert_pairs(read_dj_jsonl(data), "")
+    rows = convert_pairs(read_pairs(data), "")
     write_training_jsonl(rows, data.parent, HeldOutImages(), data.parent / "out/pretrain.jsonl", rules, processes=1)
 
 
 def run_stage(data: Path) -> None:
-    talks = (build_conversation(row["id"], row["images"][0], "What?", "a picture") for row in read_dj_jsonl(data))
+    talks = (build_conversation(row["id"], row["images"][0], "What?", "a picture") for row in read_pairs(data))
     write_json_list(data.parent / "talks.json", talks)
     save_image(data.parent / "x.png", (1, 1, 1))
     save_image(data.parent / "y.png", (2, 2, 2))

@@ -17,7 +17,7 @@ QUESTION_KEYS = {"type", "question", "answer"}
 
 
 def read_evaluation(path: str | Path) -> Iterator[dict]:
-    """Yield validated rows; missing `objects` and `questions` become empty lists."""
+    """Yield the validated rows of a user's file; missing `objects` and `questions` become empty lists."""
     ids = UniqueIds(path)
     for number, row in read_objects(path):
         location = f"{path}, line {number}"

@@ -1,4 +1,8 @@
-"""Readers and builders of row formats: Data-Juicer's pairs, LLaVA's conversations, and plain texts."""
+"""Readers of users' files and builders of rows: Data-Juicer's pairs, LLaVA's conversations, and plain texts.
+
+The workflow's own files have been checked when `make_dataset.py` wrote them. `storage.files.read_jsonl` and
+`json_rows.read_json_list` read their rows unchecked.
+"""
 
 import codecs
 from collections.abc import Collection, Iterator
@@ -62,19 +66,13 @@ def replace_caption(text: str, caption: str) -> str:
     return head + token + tail.replace(current, caption, 1)
 
 
-def read_dj_jsonl(path: str | Path) -> Iterator[dict]:
-    """Yield validated rows: a unique string `id`, one image, and a `text` with exactly one image token."""
-    for _, row in _read_dj_rows(path, several_images=False):
-        yield row
-
-
 def read_pairs(path: str | Path) -> Iterator[dict]:
     """Yield the validated rows of a user's file, one per image.
 
     A row with several images, each in a chunk of its own, becomes several rows (`<id>~2`, …).
     """
     used = UniqueIds(path)
-    for number, (location, row) in enumerate(_read_dj_rows(path, several_images=True), start=1):
+    for number, (location, row) in enumerate(_read_dj_rows(path), start=1):
         if len(row["images"]) == 1:
             used.add(row["id"], number)
             yield row
@@ -91,7 +89,7 @@ def read_pairs(path: str | Path) -> Iterator[dict]:
             yield row | {"id": identifier, "images": [image], "text": build_dj_text(extract_caption(chunk))}
 
 
-def _read_dj_rows(path: str | Path, several_images: bool) -> Iterator[tuple[str, dict]]:
+def _read_dj_rows(path: str | Path) -> Iterator[tuple[str, dict]]:
     """Yield each row with its location (file and line); the numbers of image tokens and images must agree."""
     ids = UniqueIds(path)
     is_list = Path(path).suffix.lower() == ".json" and _begins_with_bracket(path)
@@ -107,10 +105,8 @@ def _read_dj_rows(path: str | Path, several_images: bool) -> Iterator[tuple[str,
                 )
         ids.add(row["id"], number)
         images = row["images"]
-        count_fits = len(images) == 1 or (several_images and images)
-        if not count_fits or not all(isinstance(image, str) for image in images):
-            expected = "at least one path" if several_images else "exactly one path"
-            raise InputError(f"{location}: 'images' must contain {expected}, found {quote_value(images)}")
+        if not images or not all(isinstance(image, str) for image in images):
+            raise InputError(f"{location}: 'images' must contain at least one path, found {quote_value(images)}")
         if (tokens := row["text"].count(DJ_IMAGE_TOKEN)) != len(images):
             expected = "exactly once" if len(images) == 1 else f"once for each of its {len(images)} images"
             raise InputError(
@@ -168,7 +164,7 @@ def list_images(row: dict) -> list[str]:
 
 
 def read_llava(path: str | Path, number_ids: bool = False) -> Iterator[dict]:
-    """Yield validated rows of a `.json` list or a `.jsonl` file. Rows without `image` are text-only.
+    """Yield the validated rows of a user's `.json` list or `.jsonl` file. Rows without `image` are text-only.
 
     `find_image_problem` and `find_control_problem` check the texts, including their image tokens. `number_ids` numbers
     repeated ids, as in published files with several rows about one image, and accepts integers: the second row

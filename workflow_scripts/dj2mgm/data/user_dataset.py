@@ -202,7 +202,7 @@ def select_held_out(source: str, root: str, size: int, unreadable: UnreadableIma
             continue
         heappush(heap, sort_key)
         contents[name] = content
-        rows[name] = {"id": row["id"], "image": row["images"][0], "captions": [caption]}
+        rows[name] = {"id": row["id"], "image": row["images"][0], "captions": [caption], "objects": [], "questions": []}
         if len(heap) > size:
             _, removed = heappop(heap)
             del contents[removed], rows[removed]

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dj2mgm.cli.messages import Progress
-from dj2mgm.data.evaluation_rows import read_evaluation
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.control_images import assign_image_ids, draw_control_paths, locate_row_images
 from dj2mgm.evaluation.reference_likelihoods import ANSWER, CAPTION, build_likelihood_row
@@ -12,6 +11,7 @@ from dj2mgm.models.vision_language import Generator
 from dj2mgm.score_groups import NO_IMAGE, OWN, SHUFFLED
 from dj2mgm.settings.evaluation import GenerateSettings
 from dj2mgm.settings.generation_prompts import CaptionPrompt
+from dj2mgm.storage.files import read_jsonl
 
 
 class HeldOutRows:
@@ -19,7 +19,7 @@ class HeldOutRows:
 
     def __init__(self, file: Path, settings: GenerateSettings):
         self.settings = settings
-        self.rows = list(read_evaluation(file))
+        self.rows = list(read_jsonl(file))
         paths = locate_row_images(settings.image_root, self.rows)
         if len(set(paths)) < 2:
             raise InputError(

@@ -21,12 +21,11 @@ import pyarrow as pa
 from datasets import Dataset, Features, Json, Value
 from datasets.arrow_writer import ArrowWriter
 
-from dj2mgm.data.formats import read_dj_jsonl
 from dj2mgm.data.images import join_image_path
 from dj2mgm.data.instruction_rows import COLUMNS
 from dj2mgm.errors import InputError, quote_value
 from dj2mgm.juicer.patched_data_juicer import Fields, load_nested_dataset_class
-from dj2mgm.storage.files import read_json, replace_folder, write_json
+from dj2mgm.storage.files import read_json, read_jsonl, replace_folder, write_json
 
 if TYPE_CHECKING:
     from data_juicer.core.data import NestedDataset
@@ -107,12 +106,12 @@ def format_trace_name(number: int) -> str:
 
 
 def import_rows(data: Path, image_root: Path, folder: Path, columns: dict[str, object] | None = None) -> None:
-    """Validate every row of `data` and write the partitions of `folder`, with absolute paths of images.
+    """Write the rows of `data` to the partitions of `folder`, with absolute paths of images.
 
     `columns` are further columns that operators see, each with the value for rows without it.
     """
     with replace_folder(folder) as temporary:
-        tables = (_build_table(rows, image_root, columns or {}) for rows in _cut(read_dj_jsonl(data), ROWS_AT_ONCE))
+        tables = (_build_table(rows, image_root, columns or {}) for rows in _cut(read_jsonl(data), ROWS_AT_ONCE))
         write_partitions(temporary, tables, {}, {})
         if not read_counts(list_partitions(temporary)[0])["rows"]:
             raise InputError(

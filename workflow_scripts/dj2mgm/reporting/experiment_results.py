@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dj2mgm.data.evaluation_rows import read_evaluation
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.run_scores import GroupEstimates, RunScores, aggregate, read_run_scores
 from dj2mgm.recipes.recipe_step import INSTRUCTIONS
@@ -146,7 +145,7 @@ def load_experiment(entry: ShownExperiment) -> ExperimentResults:
         config=entry.config,
         recipes=entry.recipes,
         runs=runs,
-        evaluation=list(read_evaluation(dataset / "evaluation.jsonl")),
+        evaluation=list(read_jsonl(dataset / "evaluation.jsonl")),
         image_root=read_image_root(runs[0].stages["evaluate_clip"]),
         control=entry.control,
         changes=entry.changes,

@@ -184,10 +184,10 @@ def read_json(path: str | Path, expected_type: type = dict, remedy: str = MAKE_A
 
 
 def read_jsonl(path: str | Path, may_be_empty: bool = True) -> Iterator[dict]:
-    """Yield the rows of a jsonl file that this workflow wrote or validated; user files are read by `data.formats`.
+    """Yield the rows of a jsonl file that this workflow wrote, unchecked; user files are read by `data.formats`.
 
     Raises:
-        InputError: a line is not one JSON object, the file is empty but must not be, or later as in `read_json`.
+        InputError: a line is not one JSON object, or the file is empty but must not be.
     """
     if not may_be_empty and Path(path).stat().st_size == 0:
         raise InputError(f"{path} is damaged (it is empty): {MAKE_AGAIN}")
@@ -195,8 +195,7 @@ def read_jsonl(path: str | Path, may_be_empty: bool = True) -> Iterator[dict]:
         for number, line in enumerate(file, start=1):
             with readable(f"{path}, line {number},"):
                 row = _require_type(dict, json.loads(line.decode("utf-8-sig")))
-            # outside of `readable`, because errors of the caller have other reasons
-            yield _make_record(row, f"{path}, line {number},")
+            yield row  # outside of `readable`, because errors of the caller have other reasons
 
 
 def read_yaml(path: str | Path) -> dict:
@@ -224,7 +223,7 @@ class _Record(dict):
         raise InputError(f"{self.location} is damaged (it lacks {key!r}): {self.remedy}")
 
 
-def _make_record(values: dict, location: str | Path, remedy: str = MAKE_AGAIN) -> _Record:
+def _make_record(values: dict, location: str | Path, remedy: str) -> _Record:
     record = _Record(values)
     record.location, record.remedy = location, remedy
     return record

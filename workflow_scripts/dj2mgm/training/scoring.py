@@ -18,7 +18,6 @@ from torch import distributed, nn
 from torch.utils.data import DataLoader, Dataset
 
 from dj2mgm.cli.messages import note
-from dj2mgm.data.evaluation_rows import read_evaluation
 from dj2mgm.data.formats import build_conversation, find_control_problem, find_image_problem
 from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.errors import InputError
@@ -28,6 +27,7 @@ from dj2mgm.models.vision_language import Encoder
 from dj2mgm.settings.batch_sizes import find_steps
 from dj2mgm.settings.generation_prompts import CAPTION_QUESTION, PromptSettings
 from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import read_jsonl
 from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.training_data import Collator, compute_padded_width
 
@@ -108,7 +108,7 @@ def read_held_out_questions(
 
 
 def _read_questions(evaluation: Path, prompt: str) -> Iterator[dict]:
-    for row in read_evaluation(evaluation):
+    for row in read_jsonl(evaluation):
         for number, item in enumerate(row["questions"]):
             question = prompt.replace("{question}", item["question"])
             yield build_conversation(f"{row['id']}/{number}", row["image"], question, item["answer"]) | {
@@ -118,7 +118,7 @@ def _read_questions(evaluation: Path, prompt: str) -> Iterator[dict]:
 
 
 def _read_captions(evaluation: Path, question: str) -> Iterator[dict]:
-    for row in read_evaluation(evaluation):
+    for row in read_jsonl(evaluation):
         yield build_conversation(row["id"], row["image"], question, row["captions"][0]) | {"of": row["id"]}
 
 

@@ -11,10 +11,11 @@ import torch
 from torch.utils.data import Dataset, Sampler
 from transformers import PreTrainedTokenizerBase
 
-from dj2mgm.data.formats import find_control_problem, find_image_problem, list_images, read_llava, read_texts
+from dj2mgm.data.formats import find_control_problem, find_image_problem, list_images, read_texts
 from dj2mgm.data.json_rows import LineIndex
 from dj2mgm.errors import InputError
 from dj2mgm.models.vision_language import IGNORE_INDEX, Encoder, ImageBeyondMaxLengthError, cast_images
+from dj2mgm.storage.files import read_jsonl
 
 MAX_WIDTHS = 32  # widths of micro batches: a GPU's kernels are planned once for each width
 LENGTH_MULTIPLE = 8  # tokens
@@ -204,7 +205,7 @@ class ConversationDataset(Dataset):
     def _measure(self, path: str | Path, most_tokens: int) -> int:
         """Check and measure all rows of a file; return the tokens of the largest images so far."""
         too_long: list[ImageBeyondMaxLengthError] = []
-        for number, row in enumerate(read_llava(path), start=1):  # rows are not kept in memory
+        for number, row in enumerate(read_jsonl(path), start=1):  # rows are not kept in memory
             if problem := find_image_problem(row) or find_control_problem(row, self.encoder.control_tokens):
                 raise InputError(f"{path}, row {number}: {problem}; fix or delete the row")
             try:

@@ -10,7 +10,7 @@ from datasets import load_dataset
 from PIL import Image
 
 import export_data
-from dj2mgm.data.formats import build_dj_text, read_dj_jsonl
+from dj2mgm.data.formats import build_dj_text, read_pairs
 from dj2mgm.data.images import locate_image
 from dj2mgm.data.merged_sources import write_merged_sources
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
@@ -71,7 +71,7 @@ def test_an_export_can_be_read_as_a_source(export, tmp_path, kind):
     write_yaml(tmp_path / "config/datasets/again.yaml", {"sources": {"again": source}})
     merged, read = write_merged_sources(resolve_dataset("again").settings, tmp_path, tmp_path)
     assert read["again"]["rows"] == len(ROWS)
-    rows = list(read_dj_jsonl(merged.pretrain.file))
+    rows = list(read_pairs(merged.pretrain.file))
     assert [row["text"] for row in rows] == [build_dj_text(caption) for caption in ROWS.values()]
     for number, row in enumerate(rows):
         assert read_file(locate_image(merged.pretrain.images, row["images"][0])) == png(number)

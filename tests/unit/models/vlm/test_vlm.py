@@ -800,7 +800,8 @@ def test_scores_in_training_equal_those_of_the_trained_model(folders, tmp_path, 
     """Compare the likelihoods of all answers; random state, mode and gradients must not change."""
     texts = ["a red circle", "two green triangles and one dog", "blue"]
     images = [save_image(tmp_path / f"{w}.png", (w, 200, 90), (w, 40)) for w in (48, 60, 90)]
-    rows = [{"id": str(n), "image": images[n].name, "captions": [text]} for n, text in enumerate(texts)]
+    unasked = {"objects": [], "questions": []}
+    rows = [{"id": str(n), "image": images[n].name, "captions": [text]} | unasked for n, text in enumerate(texts)]
     write_jsonl(tmp_path / "evaluation.jsonl", rows)
     captions = {"finetune": {"template": "tokenizer", "question": "What is shown?"}}
     write_yaml(

@@ -13,9 +13,9 @@ import psutil
 import pynvml
 
 from dj2mgm.cli.messages import Progress, warn
-from dj2mgm.data.evaluation_rows import read_evaluation
-from dj2mgm.data.formats import list_images, read_dj_jsonl, read_llava
+from dj2mgm.data.formats import list_images
 from dj2mgm.data.images import BadImageError, locate_image
+from dj2mgm.data.json_rows import read_json_list
 from dj2mgm.dataset_resolution.experiment_dataset import list_dataset_files
 from dj2mgm.errors import InputError
 from dj2mgm.features.crate.crate_record import CrateInput, CrateMachine, CrateSettings
@@ -27,7 +27,7 @@ from dj2mgm.runs.stages import InputKind
 from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.settings.config_files import CONFIG, SHIPPED
 from dj2mgm.storage.disk_map import DiskMap
-from dj2mgm.storage.files import compute_sha256
+from dj2mgm.storage.files import compute_sha256, read_jsonl
 from dj2mgm.storage.plain_files import check_plain
 from dj2mgm.storage.shards import compute_image_digest
 
@@ -203,9 +203,9 @@ def digest_images(folder: Path, roots: dict[str, str]) -> dict:
 
 
 def _iterate_images(folder: Path) -> Iterator[tuple[str, Iterator[str]]]:
-    yield "pretrain", (row["images"][0] for row in read_dj_jsonl(folder / "pretrain.jsonl"))
-    yield "finetune", (image for row in read_llava(folder / "finetune.json") for image in list_images(row))
-    yield "evaluation", (row["image"] for row in read_evaluation(folder / "evaluation.jsonl"))
+    yield "pretrain", (row["images"][0] for row in read_jsonl(folder / "pretrain.jsonl"))
+    yield "finetune", (image for row in read_json_list(folder / "finetune.json") for image in list_images(row))
+    yield "evaluation", (row["image"] for row in read_jsonl(folder / "evaluation.jsonl"))
 
 
 def _count_images(folder: Path) -> int:

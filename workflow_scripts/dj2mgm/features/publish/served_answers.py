@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from dj2mgm.data.evaluation_rows import read_evaluation
 from dj2mgm.data.images import encode_data_url, load_image
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.control_images import locate_row_images
@@ -47,7 +46,7 @@ def read_served_questions(evaluation: Path, generated: Path, settings: GenerateS
         generated: output folder of the generate stage, with the answers of the fine-tuned model.
         settings: settings of the generate stage.
     """
-    rows = list(read_evaluation(evaluation))
+    rows = list(read_jsonl(evaluation))
     paths = locate_row_images(settings.image_root, rows)
     images = {row["id"]: path for row, path in zip(rows, paths, strict=True)}
     questions = [

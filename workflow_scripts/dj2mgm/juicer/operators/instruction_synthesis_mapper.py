@@ -23,12 +23,13 @@ from data_juicer.utils.constant import Fields
 from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.control_tokens import find_control_token
-from dj2mgm.data.evaluation_rows import read_evaluation
-from dj2mgm.data.formats import build_dj_text, read_llava
+from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.instruction_rows import is_single_question, read_question
+from dj2mgm.data.json_rows import read_json_list
 from dj2mgm.data.question_texts import EvaluationQuestions, normalize_words
 from dj2mgm.errors import InputError
 from dj2mgm.recipes.recipe_step import INSTRUCTION_OPERATOR as NAME
+from dj2mgm.storage.files import read_jsonl
 
 from .declarations import Captions, merge_reports
 from .mgm_captioning_mapper import NAME as TRAINED_CAPTIONER
@@ -259,7 +260,7 @@ class InstructionSynthesisMapper(StoredAnswersOperator, Mapper):
 
     @cached_property
     def _held_out(self) -> EvaluationQuestions:
-        return EvaluationQuestions(read_evaluation(self.held_out_file) if self.held_out_file else ())
+        return EvaluationQuestions(read_jsonl(self.held_out_file) if self.held_out_file else ())
 
     @cached_property
     def _pool(self) -> QuestionPool:
@@ -269,5 +270,5 @@ class InstructionSynthesisMapper(StoredAnswersOperator, Mapper):
 
 
 def _read_question_pairs(file: Path) -> Iterator[tuple[str, str]]:
-    for row in filter(is_single_question, read_llava(file)):
+    for row in filter(is_single_question, read_json_list(file)):
         yield read_question(row), row["conversations"][1]["value"]

@@ -10,7 +10,6 @@ import json
 import math
 import sys
 from array import array
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,7 +27,7 @@ from dj2mgm.reporting.explorer.row_table import Column, Table, TextFile, build_n
 from dj2mgm.reporting.explorer.steps import DISTANCE, ExplorerStep, apply_limits, build_column_key, build_steps
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.disk_map import DiskMap
-from dj2mgm.storage.files import read_jsonl, readable
+from dj2mgm.storage.files import read_jsonl
 
 QUESTION = "question"  # label of a line
 CAPTION_STATES = {True: "rewritten", False: "original"}
@@ -142,24 +141,13 @@ def read_plain_table(data: Path, image_root: Path) -> Table:
     return Table("pairs", "Pairs", image_root, texts, sources)
 
 
-def _read_rows(data: Path) -> Iterator[dict]:
-    """Read and check rows. JSON may escape lone surrogates, which have no UTF-8 encoding."""
-    for number, row in enumerate(read_jsonl(data), start=1):
-        identifier, text, images = row["id"], row["text"], row["images"]
-        with readable(f"{data}, line {number},"):
-            if not images:
-                raise ValueError("it has no image")
-            f"{identifier}{text}{images[0]}{row.get('source')}".encode()
-        yield row
-
-
 def _index_rows(data: Path) -> tuple[DiskMap, int]:
     """Return each row's index by its id, and the number of rows."""
     indices, rows = DiskMap(), 0
 
     def list_pairs() -> Iterator[tuple[str, int]]:
         nonlocal rows
-        for row in _read_rows(data):
+        for row in read_jsonl(data):
             yield row["id"], rows
             rows += 1
 
@@ -170,7 +158,7 @@ def _index_rows(data: Path) -> tuple[DiskMap, int]:
 def _write_texts(data: Path, extras: DiskMap) -> tuple[TextFile, dict[str, Column]]:
     """Write each row's texts, and return them with a column of sources if there are any."""
     texts, sources = TextFile(), []
-    for row in _read_rows(data):
+    for row in read_jsonl(data):
         sources.append(row.get("source"))
         texts.add({"id": row["id"], "lines": _build_lines(row, extras.get(row["id"])), "image": row["images"][0]})
     texts.finish()
@@ -231,19 +219,11 @@ def _build_lines(row: dict, extra: str | None) -> list[list[str]]:
 def _build_stage_steps(
     stage: StageFolder, statistics: _Statistics, fate: np.ndarray, first_index: int, clusters: "_Clusters"
 ) -> list[ExplorerStep]:
-    """Return the stage's steps; raise InputError if dropped.jsonl and summary.json count other rows for one of them."""
     numbers = statistics.numbers
     if clusters.has_rows:
         numbers[DISTANCE] = clusters.distance
     steps = build_steps(stage.name, stage.recipe, stage.summary, numbers, fate, first_index)
     numbers.pop(DISTANCE, None)
-    counts = Counter(fate.astype(int).tolist())
-    for index, step in enumerate(steps, start=first_index):
-        if counts[index] != step.dropped:
-            raise InputError(
-                f"{stage.folder}: dropped.jsonl has {counts[index]} rows of {step.operator}, but summary.json counts "
-                f"{step.dropped}; run the stage {stage.name} again"
-            )
     return steps
 
 
