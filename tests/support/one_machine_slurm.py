@@ -137,10 +137,6 @@ def start(folder: Path, program: str, *arguments: str) -> subprocess.Popen:
         return subprocess.Popen([program, *arguments], stdout=output, stderr=output, cwd=folder)
 
 
-def succeeds(*command: str) -> bool:
-    return subprocess.run(command, capture_output=True).returncode == 0
-
-
 def wait_until(condition, description: str, timeout_s: float = START_TIMEOUT_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():

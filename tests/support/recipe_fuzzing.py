@@ -56,7 +56,6 @@ BASE: dict[str, dict] = {
 }
 # operators that compute the statistic by which another operator selects
 BEFORE = [{"text_length_filter": {"min_len": 0}}]
-WITH_MODEL = ("model", "captioner or null")
 
 
 def list_hostile_values(decoys: Path) -> list[object]:

@@ -288,16 +288,6 @@ def test_all_images_are_shown_next_to_the_dataset(browser, addresses):
     check_silence(browser)
 
 
-def test_rows_are_readable_in_dark_mode(browser, addresses):
-    browser.open(addresses["file"], 1400, dark=True)
-    assert browser.evaluate(READY)
-    backgrounds = (
-        "[...document.querySelectorAll('#rows, .dt-scroll-head')].map(e => getComputedStyle(e).backgroundColor)"
-    )
-    assert browser.evaluate(backgrounds) == ["rgb(28, 31, 37)"] * 2, "the table has the color of the style sheet"
-    assert browser.evaluate('getComputedStyle(document.querySelector("#rows td")).color') == "rgb(232, 230, 225)"
-
-
 def test_links_of_the_report_open_their_rows(page, run):
     dropped = read_json(run / "filter/summary.json")["operators"][1]["dropped"]
     visit(page, f"{page.address}#drop=filter-2")

@@ -25,20 +25,15 @@ from dj2mgm.script_modules import find_modules
 from dj2mgm.settings import benchmarks as declared
 from dj2mgm.settings.configuration import build_configuration_model, build_experiment_model
 from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_jsonl, write_yaml
-from dj2mgm.training.outputs import gather_weights, save_projector
 from paths import PROJECT
-from tiny_models import save_image, tiny_mgm, tiny_processor
+from tiny_captioners import save_tiny_mgm
+from tiny_models import save_image
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> tuple[Path, Path]:
     """Return the folders of an assembled model and of a trained stage."""
-    root, model = tmp_path_factory.mktemp("model"), tiny_mgm()
-    model.save_pretrained(root / "mgm")
-    tiny_processor().save_pretrained(root / "mgm")
-    trained = {n: p for n, p in model.named_parameters() if ".projector." in n or ".patch_info_mining." in n}
-    save_projector(model, gather_weights(trained), root / "finetune")
-    return root / "mgm", root / "finetune"
+    return save_tiny_mgm(tmp_path_factory.mktemp("model"))
 
 
 def run(monkeypatch, module, **flags: Path) -> None:

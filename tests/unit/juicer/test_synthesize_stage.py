@@ -156,15 +156,6 @@ def test_captions_of_two_ray_processes_equal_those_of_one(project, tmp_path):
     assert summaries["ray"]["operators"][0]["recaption"]["captioned"] == 10 and summaries["ray"]["rows_kept"] >= 14
 
 
-def test_a_second_run_gives_the_same_bytes(project, limit, tmp_path):
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        process = make_process(limit, -10.0, -1000.0)
-        synthesize(project, tmp_path / name, build_captioner_settings(project, tmp_path / name, process))
-    for name in OUTPUTS:
-        assert (tmp_path / "one/out" / name).read_bytes() == (tmp_path / "two/out" / name).read_bytes()
-
-
 def test_a_threshold_that_keeps_nothing_suggests_others(project, tmp_path):
     settings = build_captioner_settings(project, tmp_path, make_process(5.0, 5.0, -1000.0))
     with pytest.raises(InputError) as caught:

@@ -519,7 +519,7 @@ def test_two_processes_give_the_answers_of_one(tmp_path):
     model = tiny_mgm()
     model.save_pretrained(tmp_path / "mgm")
     tiny_processor().save_pretrained(tmp_path / "mgm")
-    trained = {n: p for n, p in model.named_parameters() if ".projector." in n or ".patch_info_mining." in n}
+    trained = find_projector(model)
     with torch.no_grad():
         for weight in trained.values():
             weight.neg_()

@@ -16,7 +16,6 @@ from dj2mgm.models.lora import wrap_with_lora
 from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.mgm.mgm_generator import load_trained
 from dj2mgm.models.trained_weights import find_projector_parameters, load_projector
-from dj2mgm.monitoring.memory_csv import read_memory_rows
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.settings.training_stages import LoraSettings
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json
@@ -151,10 +150,3 @@ def test_an_object_without_a_required_key_is_damaged(tmp_path):
     write_json(tmp_path / "a.json", {"groups": {}})
     with pytest.raises(InputError, match=r"a.json is damaged .it lacks 'reference'.: delete it and run"):
         read_json(tmp_path / "a.json")["groups"]["reference"]
-
-
-@pytest.mark.parametrize("content", ["", "\0\0\0\n", "a,b\n1,2\n"])
-def test_a_damaged_record_of_memory_is_named(tmp_path, content):
-    (tmp_path / "memory.csv").write_text(content)
-    with pytest.raises(InputError, match="memory.csv is damaged"):
-        read_memory_rows(tmp_path / "memory.csv")

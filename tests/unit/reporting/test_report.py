@@ -1,6 +1,7 @@
 """The report of two small experiments is self-contained, shows the files' values, and has no empty sections."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -258,19 +259,16 @@ def test_the_note_on_seeds_explains_the_intervals(root):
     assert "baseline with 2 and dj_synth with 1" in describe_seed_coverage([two[0], single[1]])
 
 
+def make_experiment(*rows_by_run: list[dict]) -> SimpleNamespace:
+    """Return an experiment with a run for each list of logged rows of stage 1."""
+    runs = [SimpleNamespace(steps={"pretrain": rows}) for rows in rows_by_run]
+    return SimpleNamespace(name="a", runs=runs)
+
+
 def test_loss_curves_have_a_line_for_every_seed_and_a_mean():
     rows = [{"step": step, "loss": 2.0 - 0.01 * step} for step in range(1, 101)]
 
-    class Run:
-        steps = {"pretrain": rows}
-
-    class Short:
-        steps = {"pretrain": rows[:40]}
-
-    class Experiment:
-        name, runs = "a", [Run, Short]
-
-    losses = draw_loss_chart([Experiment], "pretrain")
+    losses = draw_loss_chart([make_experiment(rows, rows[:40])], "pretrain")
     assert [line.kind for line in losses.lines] == ["seed", "seed", "mean"]
     assert losses.ends == [(0, "a", "1.605")]  # over the last two steps before the shorter run ends
     assert losses.x_ticks[-1].text == "100" and losses.x_ticks[-1].at == 100
@@ -302,13 +300,8 @@ def test_runs_without_questions_have_no_score_curves(monkeypatch, root):
 
 
 def test_loss_that_is_not_a_number_leaves_a_gap():
-    class Run:
-        steps = {"pretrain": [{"step": 1, "loss": 2.0}, {"step": 2, "loss": float("nan")}, {"step": 3, "loss": 1.0}]}
-
-    class Experiment:
-        name, runs = "a", [Run]
-
-    paths = [line.path for line in draw_loss_chart([Experiment], "pretrain").lines]
+    rows = [{"step": step, "loss": loss} for step, loss in enumerate((2.0, float("nan"), 1.0), start=1)]
+    paths = [line.path for line in draw_loss_chart([make_experiment(rows)], "pretrain").lines]
     assert all("nan" not in path for path in paths)
 
 

@@ -35,18 +35,17 @@ def write_experiment(project, text):
     (project / "config/experiments/mine.yaml").write_text(text, encoding="utf-8")
 
 
-def test_every_experiment_of_the_repository_resolves(project):
-    for name in list_experiment_names():
-        config = merge_experiment(name, {})
-        images = resolve_dataset(config.dataset).images
-        for stage in STAGES.values():
-            if settings := stage.settings(config, images):
-                json.dumps(settings.file_content())
+EXPERIMENTS, MODELS = (
+    sorted(path.stem for path in (PROJECT / f"config/{kind}").glob("*.yaml")) for kind in ("experiments", "models")
+)
 
 
-@pytest.mark.parametrize("model", sorted(path.stem for path in (PROJECT / "config/models").glob("*.yaml")))
-def test_every_model_of_the_repository_resolves(project, model):
-    config = merge_experiment("dj_synth", {"model": model})
+@pytest.mark.parametrize(
+    ("experiment", "command_line"),
+    [*((name, {}) for name in EXPERIMENTS), *(("dj_synth", {"model": name}) for name in MODELS)],
+)
+def test_every_experiment_and_model_of_the_repository_resolves(project, experiment, command_line):
+    config = merge_experiment(experiment, command_line)
     images = resolve_dataset(config.dataset).images
     for stage in STAGES.values():
         if settings := stage.settings(config, images):

@@ -274,14 +274,6 @@ def test_a_recipe_keeps_exactly_the_rows_above_the_threshold(clip, photos, tmp_p
         assert row[STAT] == pytest.approx(expected[int(row["id"])], abs=1e-6)
 
 
-def test_a_missing_clip_is_reported_in_one_line(photos, tmp_path):
-    rows = [{"id": "1", "text": f"{IMAGE}\na {END}", "images": [photos[0]]}]
-    done = run_recipe(tmp_path, rows, {"hf_clip": "/no/such/clip"}, 1)
-    assert done.returncode == 2
-    assert "'hf_clip' must be a folder on this machine, found '/no/such/clip'" in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
-
-
 def test_a_score_that_is_not_a_number_counts_as_the_lowest():
     scores = [0.1 * number for number in range(8)] + [float("nan")] * 2
     assert compute_score_limits(scores, keep_fraction=0.5)["min"] == pytest.approx(0.3, abs=1e-5)
