@@ -220,6 +220,7 @@ def gemma3():
         vocab=vocab, merges=merges, extra_special_tokens=special, add_bos_token=True, model_max_length=4096
     )
     add_special(tokenizer, ["<start_of_turn>", "<end_of_turn>"])
+    tokenizer.add_tokens([T.AddedToken("\n" * count, normalized=False) for count in (2, 3)])  # as in the released one
     pixels = T.Gemma3ImageProcessorPil(size={"height": 28, "width": 28})
     layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
     text = {"head_dim": 16, "query_pre_attn_scalar": 16, "vocab_size": len(tokenizer)}

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dj2mgm.data.formats import build_conversation
 from dj2mgm.models import greedy_search
 from dj2mgm.models.families import load_family
 from dj2mgm.models.greedy_search import DecodingStep, GreedySearch, Prompts, supports_static_cache
@@ -62,6 +64,16 @@ def generate(search: GreedySearch, prompts: Prompts) -> list[list[int]]:
     """Return the answers of transformers' search, which repeats an image for each prompt."""
     with torch.inference_mode():
         return [cut_at_stop(answer, search.stops) for answer in search._generate(prompts).tolist()]
+
+
+@pytest.mark.parametrize("family", BUILDERS)
+def test_prompts_are_tokenized_as_in_training(folders, family):
+    """Gemma's tokenizer joins the line breaks before an image with those of the chat template."""
+    encoder = load_family(folders[family]).make_encoder("", max_length=4096)
+    replacement = encoder.process_image(Image.new("RGB", SIZES[0]))[1]
+    for question, prompt in zip(QUESTIONS, encoder.tokenize_prompts([replacement] * 5, QUESTIONS), strict=True):
+        trained = encoder.encode_text(build_conversation("", "", question, "red"), replacement)["input_ids"]
+        assert trained[: len(prompt)] == prompt
 
 
 @pytest.mark.parametrize("at_once", [2**14, 100], ids=["together", "in parts"])

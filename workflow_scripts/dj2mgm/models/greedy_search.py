@@ -71,7 +71,7 @@ class GreedySearch:
         """Return what `_search` returns, by transformers' own search."""
         width = max(map(len, prompts.tokens))
         return self.model.generate(
-            **prompts.make_inputs(*pad_left(prompts.tokens, width, self.pad), prompts.images),
+            **prompts.make_inputs(*pad_left(prompts.tokens, width, self.pad), prompts.images, True),
             max_new_tokens=self.max_new_tokens,
             eos_token_id=self.stops,
             pad_token_id=self.pad,

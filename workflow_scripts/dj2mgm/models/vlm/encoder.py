@@ -45,7 +45,6 @@ class ProcessorEncoder:
         self.image_token_id, self.tower_inputs = image_token_id, tower_inputs
         self.max_length = sys.maxsize
         added = self.tokenizer.added_tokens_decoder
-        self._added = tuple(token.content for token in added.values())  # they are never joined with other text
         self.special = {token.content: number for number, token in added.items() if token.special}
         self.renderer = ConversationRenderer(processor, tuple(self.special))
         self.control_tokens = self._find_control_tokens()
@@ -191,7 +190,7 @@ class ProcessorEncoder:
         """Return the tokens of prompts for questions about one image each, up to the answer.
 
         `replacements` are the texts that `process_image` returned for each question's image; None for a question
-        without an image. Their tokens between added tokens, which do not depend on the prompt, are computed once.
+        without an image. Their tokens between special tokens, which do not depend on the prompt, are computed once.
         """
         for question in questions:
             if token := find_control_token(question, self.control_tokens):
@@ -210,12 +209,13 @@ class ProcessorEncoder:
         return rows
 
     def _split_replacement(self, text: str) -> tuple[str, str, str]:
-        """Split an image's text into the parts before, between and after the tokenizer's added tokens.
+        """Split an image's text into the parts before, between and after special tokens.
 
         The tokenizer may join the first and the last part with the prompt: Gemma 3's are line breaks.
         """
-        found = [(text.find(token), text.rfind(token) + len(token)) for token in self._added if token in text]
-        begin, end = min((begin for begin, _ in found), default=0), max((end for _, end in found), default=len(text))
+        tokens = [token for token in {*self.special, self.processor.image_token} if token in text]
+        begin = min(text.find(token) for token in tokens)
+        end = max(text.rfind(token) + len(token) for token in tokens)
         return text[:begin], text[begin:end], text[end:]
 
     def has_causal_prompts(self) -> bool:
