@@ -37,7 +37,8 @@ def list_start_messages(runs: Runs) -> Iterator[str]:
             "on photos, name another model (docs/models.md)."
         )
     for warning in runs.experiments.list_warnings():
-        yield f"warning: {escape_control(warning)}. Other experiments are not affected."
+        end = "" if warning.endswith("?") else "."
+        yield f"warning: {escape_control(warning)}{end} Other experiments are not affected."
 
 
 def summarize_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[PlannedJob]) -> list[str]:

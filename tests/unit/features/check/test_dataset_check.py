@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 import check_dataset
 import make_dataset
@@ -193,7 +194,9 @@ def test_lengths_are_counted_in_words_and_tokens(check, tmp_path):
 
 def test_power_is_that_of_the_deciding_score(check, tmp_path):
     write_pairs(tmp_path / "mine", {f"{number:03d}": "a caption" for number in range(240)})
-    [captions] = check("mine").power
+    result = check("mine")
+    [captions] = result.power
+    assert "Enough for a verdict? Perhaps, " in write_console_text(result, Path("check.html"))
     noise = TYPICAL_NOISE["caption_log_likelihood"]
     smallest = compute_expected_contrast(Noise(noise, noise / 500**0.5, ("", "")), 24, 3).compute_detectable()
     assert (captions.sizes[0].images, captions.sizes[0].difference) == (24, f"{smallest:.3f}")
@@ -226,3 +229,22 @@ def test_console_fits_80_columns_and_fails_with_the_problem(check, tmp_path, cap
     assert printed.status == 2 and printed.stderr.startswith("error: mine: ") and "error" not in printed.stdout
     page = (tmp_path / folder / "check/check.html").read_text(encoding="utf-8")
     assert "&lt;b&gt;" in page and "<b>" not in page and "\u202e" not in page and "http" not in page
+
+
+def test_photos_in_other_formats_are_a_problem(check, tmp_path):
+    write_pairs(tmp_path / "photos", {f"{number:03}": "a red circle" for number in range(24)})
+    (tmp_path / "photos/rows.jsonl").unlink()
+    for path in list((tmp_path / "photos").iterdir()):
+        path.with_suffix(".txt").write_text("a red circle")
+    for number in range(3):
+        (tmp_path / f"photos/{number}.HEIC").write_bytes(b"x")
+        (tmp_path / f"photos/{number}.txt").write_text("a blue square")
+    assert "3 photos are not read, because their format (.heic) is not supported" in check("photos").problem
+
+
+def test_large_images_are_named_for_models_that_keep_their_size(check, tmp_path):
+    write_pairs(tmp_path / "photos", {f"{number:03}": "a red circle" for number in range(24)})
+    Image.new("RGB", (2400, 1000)).save(tmp_path / "photos/011.png")
+    Image.new("RGB", (1000, 1000)).save(tmp_path / "photos/012.png")
+    text = " ".join(write_console_text(check("photos"), Path("check.html")).split())
+    assert "The largest opened image has 2400 × 1000 pixels." in text and "about 2343 tokens" in text

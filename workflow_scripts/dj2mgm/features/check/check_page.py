@@ -11,6 +11,8 @@ from dj2mgm.reporting.rendering import build_template_environment, join_words
 from dj2mgm.storage.files import write_text
 
 WIDTH = 80  # columns of the console
+PIXELS_PER_TOKEN = 32 * 32  # of Qwen3-VL: 2 × 2 patches of 16 × 16 pixels
+USUAL_MAX_LENGTH = 2048  # tokens of a row by default, for models that keep the size of images
 ASSUMPTION = (
     "This noise was measured on rendered scenes with the tiny model (docs/evaluation.md), because no training has "
     "measured it on these data yet."
@@ -56,6 +58,7 @@ def iterate_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str]:
             else "Filters drop such rows"
         )
         yield f"Among the {split.title} to train on: {join_words([*map(_show, split.bad)])}. {fate}."
+    yield from _list_size_sentences(split, check)
     if split.words:
         yield f"Words: {_show_lengths(split.words)}."
     if split.tokens:
@@ -65,6 +68,18 @@ def iterate_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str]:
         yield f"Tokens of the model {check.model}{sample}: {_show_lengths(split.tokens)}{cut}. An image adds its own."
     else:
         yield f"Tokens: not counted, because the tokenizer of the model {check.model} is not on this machine."
+
+
+def _list_size_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str]:
+    """Yield a warning about images that need more tokens than a row may have, in models that keep their size."""
+    width, height = split.largest
+    tokens, limit = width * height // PIXELS_PER_TOKEN, max(check.max_length, USUAL_MAX_LENGTH)
+    if tokens > limit:
+        yield (
+            f"The largest opened image has {width} × {height} pixels. Qwen2.5-VL and Qwen3-VL keep this size and need "
+            f"about {tokens} tokens for it, but a row may have {limit}, so they would refuse it. Shrink your images "
+            "before you use these models: `mogrify -resize '1024x1024>' <images>`"
+        )
 
 
 def list_power_sentences(check: DatasetCheck) -> list[str]:
@@ -82,7 +97,12 @@ def _describe_metric(metric: MetricPower) -> str:
     answer = ""
     if metric.example:
         example = f"for a difference such as that of dj_synth on the embedded data ({metric.example}{unit})"
-        answer = f"Yes, {example}. " if metric.finds_example else f"Not {example}: hold out more images. "
+        if not metric.finds_example:
+            answer = f"Not {example}: hold out more images. "
+        elif metric.is_typical and not metric.finds_with_twice_noise:
+            answer = f"Perhaps, {example}: only if the noise is as small as assumed. "
+        else:
+            answer = f"Yes, {example}. "
     sizes = " or ".join(f"{size.difference}{unit} with {size.images} held-out images" for size in metric.sizes)
     sentence = (
         f"{answer}With {metric.seeds} seeds, four of five comparisons find a true difference in the {title} of {sizes}."

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,7 @@ IMAGE_PROBLEMS = {  # by reason of a BadImageError
     "undecodable": "with an image that is damaged or of an unknown format",
 }
 EMPTY_CAPTION = "with an empty caption"
+UNREADABLE_IMAGES = {".heic", ".heif", ".avif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw"}  # suffixes of photos
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class SplitCheck:
         tokens: the same in tokens; None without a tokenizer.
         measured: rows whose tokens were counted.
         cut: rows among them that alone exceed the largest length.
+        largest: width and height of the largest opened image in pixels.
     """
 
     title: str
@@ -104,6 +107,7 @@ class SplitCheck:
     tokens: Lengths | None
     measured: int
     cut: int
+    largest: tuple[int, int]
 
     @property
     def bad_images(self) -> list[LeftOut]:
@@ -131,6 +135,7 @@ class MetricPower:
     is_typical: bool  # whether the noise is assumed, and not measured in finished runs
     example: str  # difference by dj_synth on the embedded data; "" if it is not known in this metric
     finds_example: bool  # whether the held-out images suffice to find such a difference
+    finds_with_twice_noise: bool  # whether they suffice with twice the assumed noise, too
 
 
 @dataclass(frozen=True)
@@ -194,7 +199,7 @@ def check_dataset(settings: CheckSettings, folder: Path) -> DatasetCheck:
         settings.max_length,
         settings.refuses_bad_rows,
         list(_measure_power(settings, evaluation)),
-        _find_problem(settings, dataset, pairs, splits[0]),
+        _find_unreadable(settings, summary, splits[0]) or _find_problem(settings, dataset, pairs, splits[0]),
     )
 
 
@@ -240,6 +245,7 @@ class _RowCheck:
         self.texts: list[str] = []
         self.shown: list[ShownRow] = []
         self.first_bad_image = ""
+        self.largest = (0, 0)
         self.find_problem = lru_cache(maxsize=1024)(self._find_problem)  # rows about one image tend to be neighbors
 
     def add(self, identifier: str, images: list[str], text: str) -> None:
@@ -277,13 +283,14 @@ class _RowCheck:
             _summarize(tokens),
             len(tokens),
             sum(count > self.max_length for count in tokens),
+            self.largest,
         )
 
     def _find_problem(self, relative: str, is_opened: bool) -> str:
         try:
             path = locate_image(self.root, relative)
             if is_opened:
-                load_image(path)
+                self.largest = max(self.largest, load_image(path).size, key=prod)
         except BadImageError as error:
             return IMAGE_PROBLEMS[error.reason]
         return ""
@@ -395,9 +402,12 @@ def _measure_power(settings: CheckSettings, evaluation: list[dict]) -> Iterator[
         ]
         noise_text = " and ".join(source.rpartition(" (")[0] if is_typical else source for source in noise.sources)
         example = EXAMPLE_DIFFERENCES.get(key)
-        finds_example = bool(example) and images > 1 and _compute_detectable(noise, images, seeds) <= example
+        finds = [
+            bool(example) and images > 1 and _compute_detectable(_scale(noise, factor), images, seeds) <= example
+            for factor in (1, 2)
+        ]
         shown = format_difference(located.metric, example).lstrip("+") if example else ""
-        yield MetricPower(SCORE_TITLES[key], seeds, sizes, noise_text, is_typical, shown, finds_example)
+        yield MetricPower(SCORE_TITLES[key], seeds, sizes, noise_text, is_typical, shown, *finds)
 
 
 def _compute_detectable(noise: Noise, images: int, seeds: int) -> float:
@@ -407,8 +417,26 @@ def _compute_detectable(noise: Noise, images: int, seeds: int) -> float:
 def _format_detectable(noise: Noise, metric: str, images: int, seeds: int) -> Iterator[str]:
     """Yield the smallest differences with this noise, with half of it, and with twice this noise."""
     for factor in (1, 1 / 2, 2):
-        scaled = replace(noise, image_noise=factor * noise.image_noise, seed_noise=factor * noise.seed_noise)
-        yield format_difference(metric, _compute_detectable(scaled, images, seeds)).lstrip("+")
+        yield format_difference(metric, _compute_detectable(_scale(noise, factor), images, seeds)).lstrip("+")
+
+
+def _scale(noise: Noise, factor: float) -> Noise:
+    return replace(noise, image_noise=factor * noise.image_noise, seed_noise=factor * noise.seed_noise)
+
+
+def _find_unreadable(settings: CheckSettings, summary: dict, pairs: SplitCheck) -> str:
+    """Return a sentence about photos in formats that are not read; "" if there are few."""
+    counts = Counter()
+    for source in summary.get("sources", {}).values():
+        kinds = source.get("not_read") or {}
+        counts.update({kind: count for kind, count in kinds.items() if kind.lower() in UNREADABLE_IMAGES})
+    if counts.total() <= MAX_BAD_SHARE * (pairs.rows + counts.total()):
+        return ""
+    [(kind, _)] = counts.most_common(1)
+    return (
+        f"{settings.dataset}: {counts.total()} photos are not read, because their format ({', '.join(counts)}) is not "
+        f"supported. Convert them, for example with ImageMagick: `mogrify -format jpg *{kind}`"
+    )
 
 
 def _find_problem(settings: CheckSettings, dataset: ReadableDataset, check: "_RowCheck", pairs: SplitCheck) -> str:
