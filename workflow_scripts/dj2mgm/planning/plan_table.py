@@ -33,7 +33,9 @@ def print_plans(console: Console, searches: Sequence[tuple[Workload, list[Candid
             candidate = find_fastest(config_candidates) or find_nearest(config_candidates, machine)
             table.add_row(*_build_row(workload, candidate, best, is_narrow))
         table.add_section()
-    console.print("Each plan fits the longest rows that the settings allow. A stage plans again for those of its data.")
+    console.print(
+        "Each plan fits the longest rows that the settings allow. A stage plans again for the longest rows of its data."
+    )
     console.print(table)
     for workload, candidates in searches:
         _print_advice(console, workload, candidates, machine)
@@ -57,6 +59,10 @@ def print_times(
     table.add_section()
     table.add_row("in all", *[""] * 6, f"{sum(time.seconds for time in times) / 60:.1f}")
     console.print(table)
+    console.print(
+        "These are minutes of one experiment with one seed. Each further experiment and seed takes about as long, "
+        "and dj_synth also writes captions."
+    )
     terms = " + ".join(f"{part} {size:.1f}" for part, size in disk.items())
     console.print(f"  disk {sum(disk.values()):.1f} GiB = {terms}, and the data")
 
