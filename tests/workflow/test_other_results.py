@@ -118,7 +118,11 @@ def test_crate_trains_with_baseline_and_export_filters(fresh):
 @pytest.mark.parametrize(
     ("target", "setting", "message"),
     [
-        ("baseline", "experiment=dj_synth", "`snakemake baseline` does not use this key, which is for plan, decide,"),
+        (
+            "baseline",
+            "experiment=dj_synth",
+            "`snakemake baseline` does not use this key, which is for plan, finetune_minimal",
+        ),
         ("doctor", "format=dj", "format: `snakemake doctor` does not use this key, which is for export; remove it"),
         (
             "plan",

@@ -9,6 +9,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.foundation.tiny_vlms import BUILDERS
 from dj2mgm.models.families import load_family
 from dj2mgm.runs.all_runs import Runs
+from dj2mgm.runs.experiments import find_variant_sources
 from dj2mgm.runs.layers import merge_experiment
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.settings.config_files import read_config
@@ -103,7 +104,7 @@ def test_a_model_states_its_accepted_conversations(family, takes, tmp_path, monk
 
 
 def test_all_targets_of_variants_can_be_requested():
-    runs = Runs({"model": "tiny-llava"})
+    runs = Runs({"model": "tiny-llava"}, find_variant_sources())
     assert not runs.experiments.errors
     full = runs.first_seed("baseline-full").settings["finetune"]
     assert full.lora is None and full.deepspeed_choices
