@@ -79,9 +79,11 @@ def find_groups(path: Path, advice: Advice) -> tuple[list[FileGroup], list[FileG
     if not names:
         raise InputError(f"dataset: {path} is empty; put rows or images there, or correct the path")
     if any(name.lower().endswith(IMAGE_SUFFIXES) for name in names):
+        texts = sum(name.lower().endswith(".txt") for name in names)
+        others = f", and {texts} .txt files whose names are those of no image" if texts else ""
         raise InputError(
-            f"dataset: {path} holds images without captions. Write the caption of each image to a .txt file of the "
-            "same name next to it, or add a table of paths and captions (.csv)"
+            f"dataset: {path} holds images without captions{others}. Write the caption of each image to a .txt file of "
+            "the same name next to it, or add a table of paths and captions (.csv)"
         )
     if archive := next((file for file in files if file.name.lower().endswith(ARCHIVE_SUFFIXES)), None):
         raise InputError(f"dataset: {archive} is an archive, which is not read. {advise_unpacking(archive)}")

@@ -31,6 +31,7 @@ from dj2mgm.settings.dataset_files import (
     load_dataset_settings,
 )
 from dj2mgm.storage.files import find_files, format_yaml_line, read_json, read_jsonl
+from dj2mgm.storage.image_files import CONVERT_HEIF, HEIF_SUFFIXES
 from dj2mgm.storage.shards import parse_member
 
 SHOWN_EXAMPLES = 3  # names of each reason
@@ -50,7 +51,6 @@ IMAGE_PROBLEMS = {  # by reason of a BadImageError
     "undecodable": "with an image that is damaged or of an unknown format",
 }
 EMPTY_CAPTION = "with an empty caption"
-UNREADABLE_IMAGES = {".heic", ".heif", ".avif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw"}  # suffixes of photos
 
 
 @dataclass(frozen=True)
@@ -429,13 +429,13 @@ def _find_unreadable(settings: CheckSettings, summary: dict, pairs: SplitCheck) 
     counts = Counter()
     for source in summary.get("sources", {}).values():
         kinds = source.get("not_read") or {}
-        counts.update({kind: count for kind, count in kinds.items() if kind.lower() in UNREADABLE_IMAGES})
+        counts.update({kind: count for kind, count in kinds.items() if kind.lower() in HEIF_SUFFIXES})
     if counts.total() <= MAX_BAD_SHARE * (pairs.rows + counts.total()):
         return ""
     [(kind, _)] = counts.most_common(1)
     return (
-        f"{settings.dataset}: {counts.total()} photos are not read, because their format ({', '.join(counts)}) is not "
-        f"supported. Convert them, for example with ImageMagick: `mogrify -format jpg *{kind}`"
+        f"{settings.dataset}: {counts.total()} photos are not read ({', '.join(counts)}); {CONVERT_HEIF}, for example "
+        f"with ImageMagick: `mogrify -format jpg *{kind}`"
     )
 
 

@@ -167,7 +167,9 @@ def _describe_lost_captions(experiment: ExperimentResults) -> str:
             )
             scores = (format_score(metric, score) for score in (before, after))
             lost.append(f"{SCORE_TITLES[metric]} from {' to '.join(scores)}")
-    return f"Captions became worse by fine-tuning: {join_words(lost)}. The 95 % interval excludes 0." if lost else ""
+    if not lost:
+        return ""
+    return f"Captions are worse than after stage 1, before fine-tuning: {join_words(lost)} (95 % intervals exclude 0)."
 
 
 def _describe_fallen(differences: GroupEstimates) -> str:
