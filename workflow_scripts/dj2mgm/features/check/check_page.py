@@ -14,8 +14,8 @@ WIDTH = 80  # columns of the console
 PIXELS_PER_TOKEN = 32 * 32  # of Qwen3-VL: 2 × 2 patches of 16 × 16 pixels
 USUAL_MAX_LENGTH = 2048  # tokens of a row by default, for models that keep the size of images
 ASSUMPTION = (
-    "This noise was measured on rendered scenes with the tiny model (docs/evaluation.md), because no training has "
-    "measured it on these data yet."
+    "This noise was measured on rendered scenes with the tiny model (docs/evaluation.md), because no two finished "
+    "experiments have measured it on these data yet."
 )
 
 
