@@ -1,4 +1,4 @@
-"""Search for modules: those that a script imports, so that a rule re-runs if one changes, and those of features."""
+"""Search for the modules that a script imports, so that a rule re-runs if one changes, and for features' modules."""
 
 import ast
 import re

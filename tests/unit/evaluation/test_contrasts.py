@@ -68,7 +68,7 @@ def measure_coverage(rng, studies: int, batch: int, **scenario) -> float:
 
 
 def each_size(quick: set[tuple], *values: list) -> list:
-    """Return all combinations of values; those that are not quick are marked slow."""
+    """Return all combinations of values, and mark the slow ones."""
     return [
         case if case in quick else pytest.param(*case, marks=pytest.mark.slow) for case in itertools.product(*values)
     ]

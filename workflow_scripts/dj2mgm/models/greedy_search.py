@@ -2,7 +2,8 @@
 
 Prompts about an image begin with the same tokens, mainly the image's; their keys and values are computed once. The work
 for the next token of all answers is recorded as a CUDA graph and replayed, because its kernels are so small that a GPU
-would otherwise wait for their launches. Answers equal those of transformers' `generate` without sampling.
+would otherwise wait for their launches. Up to rounding, answers equal those of transformers' `generate` without
+sampling.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Scores of runs: the one that decides, those that held-out data support, and the inputs of a power analysis."""
+"""The score that decides, the scores that held-out data support, and the inputs of a power analysis."""
 
 import re
 from pathlib import Path

@@ -8,11 +8,12 @@ from dj2mgm.cli.command_line import escape_control
 from dj2mgm.features.check import ERROR
 from dj2mgm.features.check.dataset_check import MAX_OPENED, DatasetCheck, LeftOut, Lengths, MetricPower, SplitCheck
 from dj2mgm.reporting.rendering import build_template_environment, join_words
+from dj2mgm.settings.training_stages import FinetuneSection
 from dj2mgm.storage.files import write_text
 
 WIDTH = 80  # columns of the console
+DEFAULT_MAX_LENGTH = FinetuneSection.model_fields["max_length"].default
 PIXELS_PER_TOKEN = 32 * 32  # of Qwen3-VL: 2 × 2 patches of 16 × 16 pixels
-USUAL_MAX_LENGTH = 2048  # tokens of a row by default, for models that keep the size of images
 ASSUMPTION = (
     "This noise was measured on rendered scenes with the tiny model (docs/evaluation.md), because no two finished "
     "experiments have measured it on these data yet."
@@ -73,7 +74,7 @@ def iterate_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str]:
 def _list_size_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str]:
     """Yield a warning about images that need more tokens than a row may have, in models that keep their size."""
     width, height = split.largest
-    tokens, limit = width * height // PIXELS_PER_TOKEN, max(check.max_length, USUAL_MAX_LENGTH)
+    tokens, limit = width * height // PIXELS_PER_TOKEN, max(check.max_length, DEFAULT_MAX_LENGTH)
     if tokens > limit:
         yield (
             f"The largest opened image has {width} × {height} pixels. Qwen2.5-VL and Qwen3-VL keep this size and need "
@@ -97,12 +98,11 @@ def _describe_metric(metric: MetricPower) -> str:
     answer = ""
     if metric.example:
         example = f"for a difference such as that of dj_synth on the embedded data ({metric.example}{unit})"
-        if not metric.finds_example:
-            answer = f"Not {example}: hold out more images. "
-        elif metric.is_typical and not metric.finds_with_twice_noise:
-            answer = f"Perhaps, {example}: only if the noise is as small as assumed. "
-        else:
-            answer = f"Yes, {example}. "
+        answer = {
+            "no": f"Not {example}: hold out more images. ",
+            "perhaps": f"Perhaps, {example}: only if the noise is as small as assumed. ",
+            "yes": f"Yes, {example}. ",
+        }[metric.finds_example]
     sizes = " or ".join(f"{size.difference}{unit} with {size.images} held-out images" for size in metric.sizes)
     sentence = (
         f"{answer}With {metric.seeds} seeds, four of five comparisons find a true difference in the {title} of {sizes}."

@@ -140,8 +140,8 @@ def _find_image_tokens(
 ) -> tuple[torch.Tensor, None]:
     """Return the mask (B, T, 1) of the image tokens in input_ids (B, T), and None for videos.
 
-    transformers also compares the number of tokens with that of the features, for which the host waits. The processor
-    has written as many tokens as the tower returns features.
+    transformers also compares the number of tokens with that of the features, for which the host waits. Both numbers
+    follow from the image's size, and `check_image_fits` has refused rows whose image tokens are cut.
     """
     return (input_ids == image_token_id).unsqueeze(-1), None
 

@@ -47,7 +47,7 @@ T, R = TypeVar("T"), TypeVar("R")
 class ProcessedImage(NamedTuple):
     """Outputs of the processor for an image: arrays for the model, and the text that replaces it in a prompt.
 
-    Arrays of bfloat16, which NumPy does not have, are viewed as int16.
+    Arrays of bfloat16, which NumPy does not have, are viewed as int16. Processors return no other int16.
     """
 
     inputs: dict[str, np.ndarray]
