@@ -1,11 +1,17 @@
-"""Gradients of compiled and recomputed layers equal those of the plain model."""
+"""Compiled and recomputed layers, and convolutions that are planned before the first step."""
 
 from types import SimpleNamespace
 
+import pytest
 import torch
+from torch.nn import functional
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
-from dj2mgm.training.model_preparation import compile_layers
+from dj2mgm.models.mgm.mgm_family import MGMFamily
+from dj2mgm.training.model_preparation import compile_layers, plan_convolutions
+from dj2mgm.training.trainer import StageTrainer
+from dj2mgm.training.training_data import StepBatches
+from tiny_models import pixels, tiny_mgm
 
 LAYERS = ["sliding_attention", "full_attention"]
 # two layers use the keys and values of two earlier ones, which they find in an argument of all layers
@@ -32,3 +38,31 @@ def test_recomputed_layers_may_share_keys_and_values(monkeypatch):
     gradients = compute_gradients(model, ids)
     assert gradients.keys() == expected.keys()
     assert not [name for name in expected if not torch.allclose(gradients[name], expected[name], atol=1e-6)]
+
+
+def test_convolutions_are_planned_for_the_shapes_of_the_tower():
+    """CuDNN compiles again for any other shape or memory layout."""
+    calls, convolve = [], functional.conv2d
+
+    def record(features, weight, bias, *args, **options):
+        if weight.shape[1] == 1:  # depthwise
+            calls.append((features.shape, features.stride(), weight.shape, bias.shape, features.dtype))
+        return convolve(features, weight, bias, *args, **options)
+
+    model = tiny_mgm(dtype=torch.bfloat16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functional, "conv2d", record)
+        plan_convolutions(MGMFamily.find_parts(model).depthwise_convolutions, [2], torch.device("cpu"), torch.bfloat16)
+        planned = set(calls)
+        calls.clear()
+        model.model.compute_stage_features(pixels(2))
+    assert set(calls) == planned and len(planned) == 4
+
+
+def test_kernels_are_prepared_for_the_numbers_of_images_of_the_next_steps():
+    trainer = object.__new__(StageTrainer)
+    trainer.train_dataset = SimpleNamespace(images=[0, 1, 1, 1, 0, 2, 1, 1])
+    trainer.batches = StepBatches([8] * 8, micro_batch_size=2, global_batch=4, seed=0)
+    micro_batches = [batch for number in range(2) for batch in trainer.batches.step(0, number)]
+    expected = {sum(trainer.train_dataset.images[row] for row in batch) for batch in micro_batches} - {0}
+    assert trainer._list_numbers_of_images() == sorted(expected)

@@ -101,6 +101,8 @@ class ModelParts:
     # Modules whose parameters other modules read directly, without a call of their forward pass
     externally_read: Sequence[nn.Module]
     initialized_in_stage_1: Sequence[nn.Module]  # Modules whose weights stage 1 initializes from the run's seed
+    # Depthwise convolutions of the towers, one of each shape, with the side of their inputs
+    depthwise_convolutions: Sequence[tuple[nn.Conv2d, int]] = ()
 
 
 class Answerer(ABC):

@@ -1,15 +1,17 @@
 """Preparation of a model for training: whole layers under ZeRO-3, attention kernels, compiled layers."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 
 import torch
 from deepspeed.runtime.zero import register_external_parameter
 from deepspeed.runtime.zero.utils import is_zero_param
 from deepspeed.utils import set_z3_leaf_modules
 from torch import nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers.utils import is_flash_attn_2_available
 
@@ -60,6 +62,25 @@ def disable_cudnn_attention() -> None:
     PyTorch prefers it on data-center GPUs only.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def plan_convolutions(
+    convolutions: Sequence[tuple[nn.Conv2d, int]],
+    numbers_of_images: Iterable[int],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Run depthwise convolutions, given with the side of their inputs, once for each number of images.
+
+    cuDNN compiles them for 150 ms at each new number of images. Otherwise it would do so within the first steps, where
+    every other process waits.
+    """
+    for images, (convolution, side) in product(numbers_of_images, convolutions):
+        channels, options = convolution.in_channels, {"device": device, "dtype": dtype}
+        features = torch.empty(images, channels, side, side, memory_format=torch.channels_last, **options)
+        weight = torch.empty(channels, 1, *convolution.kernel_size, **options)
+        bias = torch.empty(channels, **options)
+        functional.conv2d(features, weight, bias, padding=convolution.padding, groups=channels)
 
 
 # torch.compile compiles layer by layer. Layers of one shape share their compiled code, and DeepSpeed's hooks around a

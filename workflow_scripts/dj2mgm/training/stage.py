@@ -51,6 +51,7 @@ from dj2mgm.training.model_preparation import (
     compile_layers,
     disable_cudnn_attention,
     gather_whole_layers,
+    plan_convolutions,
 )
 from dj2mgm.training.outputs import check_weights, gather_weights, write_metrics
 from dj2mgm.training.processes import (
@@ -284,6 +285,9 @@ class StageRun:
                 workers=settings.workers,
                 dtype=settings.dtype,
             )
+        prepare_kernels = partial(
+            plan_convolutions, model.parts.depthwise_convolutions, device=arguments.device, dtype=settings.dtype
+        )
         return StageTrainer(
             model=model.model,
             args=arguments,
@@ -295,6 +299,7 @@ class StageRun:
             global_batch_size=settings.global_batch_size,
             progress_file=self.progress_file,
             projector_learning_rate=settings.projector_learning_rate,
+            prepare_kernels=prepare_kernels if torch.cuda.is_available() else None,
             scorer=scorer,
             optimizer_cls_and_kwargs=choose_optimizer(settings),
         )

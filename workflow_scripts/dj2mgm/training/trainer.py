@@ -73,6 +73,7 @@ class ProgressLines(TrainerCallback):
         report_progress("steps", progress["step"], progress["max_steps"], detail, progress["seconds_left"])
 
 
+PREPARED_STEPS = 20  # for whose micro batches kernels are prepared; later ones seldom have another number of images
 SCALE_AT_MINIMUM = "loss scale already at minimum"  # DeepSpeed's exception when fp16 does not recover
 
 UNLOGGED_LOSS_KEY = "UnloggedLoss"  # key in the state that Trainer saves for callbacks
@@ -337,6 +338,7 @@ class StageTrainer(ResumableTrainer):
         progress_file: file of the newest progress, for watch.py.
         projector_learning_rate: learning rate of projector and mining, under the same schedule; None: the learning rate
             of the other parameters.
+        prepare_kernels: function that prepares the GPU's kernels for micro batches with these numbers of images.
         scorer: scorer of held-out answers; None: no scores.
     """
 
@@ -347,6 +349,7 @@ class StageTrainer(ResumableTrainer):
         save_checked: Callable[[Path, int], None],
         progress_file: Path,
         projector_learning_rate: float | None = None,
+        prepare_kernels: Callable[[list[int]], None] | None = None,
         scorer: Scorer | None = None,
         **kwargs,
     ):
@@ -354,6 +357,7 @@ class StageTrainer(ResumableTrainer):
         self.scorer = scorer
         self.projector_learning_rate = projector_learning_rate
         self.prepare_inputs = prepare_inputs
+        self._prepare_kernels = prepare_kernels
         self.save_checked = save_checked
         self.start = time.monotonic()
         for callback in (PrinterCallback, ProgressCallback):
@@ -409,6 +413,21 @@ class StageTrainer(ResumableTrainer):
     def _save_checkpoint(self, model, trial) -> None:
         self.score()
         super()._save_checkpoint(model, trial)
+
+    def get_batch_samples(self, *args) -> tuple[list[list[dict]], int]:
+        """Return the step's micro batches and tokens; prepare kernels before the first step."""
+        if self._prepare_kernels:  # the loader's processes start meanwhile
+            self._prepare_kernels(self._list_numbers_of_images())
+            self._prepare_kernels = None
+        return super().get_batch_samples(*args)
+
+    def _list_numbers_of_images(self) -> list[int]:
+        """Return the different numbers of images in this process's micro batches of the next steps, in order."""
+        batches, images = self.batches, self.train_dataset.images
+        steps = range(batches.first_step, min(batches.first_step + PREPARED_STEPS, len(batches)))
+        micro_batches = (micro_batch for number in steps for micro_batch in batches.step(batches.epoch, number))
+        numbers = {sum(images[row] for row in rows if row is not None) for rows in micro_batches}
+        return sorted(numbers - {0})
 
     def _read_rates(self) -> dict[str, float]:
         rates = super()._read_rates()

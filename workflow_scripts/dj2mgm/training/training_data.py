@@ -181,13 +181,14 @@ class ConversationDataset(Dataset):
     Attributes:
         lengths: (N,) tokens of each conversation.
         answers: (N,) tokens of each conversation that carry loss; the first token never does.
+        images: (N,) number of images of each conversation.
         longest: tokens of the longest conversation, with the blank image of a micro batch without images.
         largest_images: images of the conversation whose images have the most tokens.
     """
 
     def __init__(self, paths: str | Path | Sequence[Path], encoder: Encoder):
         self.encoder = encoder
-        self.lengths, self.answers = array("i"), array("i")
+        self.lengths, self.answers, self.images = array("i"), array("i"), array("i")
         self.longest, self.largest_images = 0, []
         paths = [paths] if isinstance(paths, str | Path) else paths
         most_tokens = -1
@@ -218,6 +219,7 @@ class ConversationDataset(Dataset):
             self.longest = max(self.longest, length if images else length + self.encoder.blank_tokens)
             self.lengths.append(length)
             self.answers.append(answer_tokens)
+            self.images.append(len(images))
         if too_long:
             longest = max(too_long, key=lambda error: error.end)
             raise InputError(

@@ -53,9 +53,11 @@ class MGMFamily:
 
     @staticmethod
     def find_parts(model: nn.Module) -> ModelParts:
+        """Return the parts of a model with or without wrappers."""
         mgm = find_mgm(model)
         clip, convnext = mgm.model.vision_tower, mgm.model.vision_tower_aux
         blocks = [block for stage in convnext.encoder.stages for block in stage.layers]
+        finest = mgm.config.image_size_aux // mgm.config.vision_aux_config.patch_size
         norms = [convnext.embeddings.layernorm, *(stage.downsampling_layer[0] for stage in convnext.encoder.stages[1:])]
         return ModelParts(
             towers=[*clip.encoder.layers, *blocks],
@@ -64,6 +66,9 @@ class MGMFamily:
             head=mgm.lm_head,
             externally_read=[mgm.model.patch_info_mining],
             initialized_in_stage_1=[mgm.model.projector, mgm.model.patch_info_mining],
+            depthwise_convolutions=[
+                (stage.layers[0].dwconv, finest >> number) for number, stage in enumerate(convnext.encoder.stages)
+            ],
         )
 
 
