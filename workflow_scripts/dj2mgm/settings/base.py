@@ -92,7 +92,7 @@ def setting(
 
     Args:
         default: the value in config/config.yaml; without one, the key must be stated.
-        description: the comment in config/config.yaml and the text in docs/configuration.md.
+        description: the comment in config/config.yaml and the text in JSON schemas.
         retrains: whether a training with another value gives other weights. Otherwise a checkpoint may be resumed
             after a change.
         search: the interval in which a search tries it.
