@@ -6,7 +6,7 @@ Copied into SYSTEM_SIGNATURES of workflow_scripts/dj2mgm/health/system_failures.
 from dj2mgm.health.failure_signature import Signature, make_fixed_explanation
 
 TOO_MANY_FILES = Signature(
-    "Too many open files",  # also its section in docs/troubleshooting.md
+    "Too many open files",  # also the cause of its row in docs/troubleshooting.md
     r"OSError: \[Errno 24\] Too many open files(?:: '(?P<path>[^']*)')?",
     make_fixed_explanation(
         "the process has as many files open as its limit allows; the next one was {path}",

@@ -26,6 +26,7 @@ from dj2mgm.settings.configuration import build_configuration_model
 from dj2mgm.settings.models import MgmModel
 from dj2mgm.settings.validation import validate_settings
 from dj2mgm.storage.files import read_json, write_jsonl
+from markdown_links import build_anchor
 from paths import PROJECT
 
 LIBRARY = SCRIPTS / "dj2mgm"
@@ -132,7 +133,7 @@ def test_links_of_a_page_have_existing_targets(page):
         target = page.parent / name if name else page
         assert target.is_file(), link
         headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), flags=re.MULTILINE) if heading else []
-        assert not heading or heading in map(diagnosis.build_anchor, headings), link
+        assert not heading or heading in map(build_anchor, headings), link
 
 
 def test_each_example_is_in_the_table():

@@ -13,7 +13,7 @@ from dj2mgm.health.kill_failures import SIGNAL_SIGNATURES
 from dj2mgm.health.log_text import HEADING, StageLog
 from dj2mgm.health.system_failures import SYSTEM_SIGNATURES
 
-# docs/troubleshooting.md has a section for each
+# docs/troubleshooting.md has a row for each
 SIGNATURES = (
     *CUDA_MEMORY_SIGNATURES,
     *SIGNAL_SIGNATURES,
@@ -57,7 +57,6 @@ class Diagnosis:
             f"{_format_item('cause', self.explanation.cause)}"
             f"  evidence: line {log.find_line_number(match.start())}: {evidence}\n"
             f"{_format_item('remedy', self.explanation.remedy)}"
-            f"{_format_item('more', f'{GUIDE_PAGE}#{build_anchor(self.signature.title)}')}"
         )
 
 
@@ -127,11 +126,6 @@ def report_unknown(log: StageLog) -> str:
 
 def _find_benchmark_file(log: StageLog) -> Path:
     return log.path.with_suffix(".benchmark.tsv")
-
-
-def build_anchor(title: str) -> str:
-    """Return the fragment of a Markdown heading's link."""
-    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def _format_item(name: str, text: str) -> str:

@@ -36,7 +36,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Signature:
-    """Known failure; `title` is also its section in docs/troubleshooting.md."""
+    """Known failure; `title` is also the cause of its row in docs/troubleshooting.md."""
 
     title: str
     pattern: str  # searched in the whole log; ^ and $ match at lines

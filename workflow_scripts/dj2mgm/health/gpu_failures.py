@@ -208,8 +208,8 @@ CUDA_SIGNATURES = (
             "a kernel on the GPU used memory that is not its own. GPU errors are reported late, so the lines of "
             "the traceback may be unrelated",
             "run the stage's command again with CUDA_LAUNCH_BLOCKING=1, which stops at the kernel. Set compile: "
-            "false and attention: sdpa to rule out compiled kernels. If it fails elsewhere each time, the GPU may "
-            f"be faulty: `sudo dmesg | grep -i xid`, and `{DOCTOR_COMMAND}`",
+            "false and attn_implementation: sdpa to rule out compiled kernels. If it fails elsewhere each time, the "
+            f"GPU may be faulty: `sudo dmesg | grep -i xid`, and `{DOCTOR_COMMAND}`",
         ),
     ),
     Signature(
@@ -248,7 +248,7 @@ CUDA_SIGNATURES = (
             "{file} was compiled for another version of torch or CUDA than the installed one",
             "build the package again for this torch (flash-attn: `pip install --no-build-isolation --force-reinstall "
             "--no-deps flash-attn==2.8.3.post2`), use the pinned environment (`--sdm conda`), or uninstall the "
-            "package; attention: sdpa needs no flash-attn",
+            "package; attn_implementation: sdpa needs no flash-attn",
         ),
     ),
     Signature(
