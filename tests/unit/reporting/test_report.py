@@ -104,7 +104,7 @@ def test_memory_keeps_the_highest_reading_and_joins_attempts(root):
 
 def test_single_experiment_without_ground_truth(monkeypatch, root):
     text = read_page_text(write_report(monkeypatch, write_photos(root)))
-    assert "With one seed, the 95 % intervals cover the choice of images only. Another seed" in text
+    assert "With one seed, the 95 % intervals allow for other held-out images only. Another seed" in text
     assert "CLIPScore" in text and "What photos is for." in text
     for absent in (
         "VQA accuracy",
@@ -254,8 +254,10 @@ def test_page_describes_the_intervals(monkeypatch, root):
 
 def test_the_note_on_seeds_explains_the_intervals(root):
     single, two = load_experiments(write_results(root / "1", (0,))), load_experiments(write_results(root / "2", (0, 1)))
-    assert "the choice of images only" in describe_seed_coverage(single)
-    assert "and training noise" in describe_seed_coverage(two) and "2 seeds (0 and 1)" in describe_seed_coverage(two)
+    assert "other held-out images only" in describe_seed_coverage(single)
+    assert "other held-out images and other seeds" in describe_seed_coverage(
+        two
+    ) and "2 seeds (0 and 1)" in describe_seed_coverage(two)
     assert "baseline with 2 and dj_synth with 1" in describe_seed_coverage([two[0], single[1]])
 
 

@@ -188,10 +188,10 @@ def describe_coverage(seeds: int) -> str:
     """Return a note on what the intervals of scores and differences over some seeds cover."""
     if seeds == 1:
         return (
-            "With one seed, the 95 % intervals cover the choice of images only. Another seed would also change the "
-            "scores."
+            "With one seed, the 95 % intervals allow for other held-out images only. Another seed would also change "
+            "the scores."
         )
-    return "The 95 % intervals cover the choice of images and training noise."
+    return "The 95 % intervals allow for other held-out images and other seeds."
 
 
 def describe_paired_seeds(experiments: list[ExperimentResults]) -> str:

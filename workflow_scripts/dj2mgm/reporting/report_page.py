@@ -204,7 +204,7 @@ def describe_seed_coverage(experiments: list[ExperimentResults]) -> str:
     seeds = {experiment.name: experiment.seeds for experiment in experiments}
     if all(len(numbers) == 1 for numbers in seeds.values()):
         return (
-            f"{describe_coverage(1)} To cover this change too, list more seeds in the experiments' files; five are "
+            f"{describe_coverage(1)} To allow for that too, list more seeds in the experiments' files; five are "
             "recommended."
         )
     if len({tuple(numbers) for numbers in seeds.values()}) == 1:
@@ -213,8 +213,8 @@ def describe_seed_coverage(experiments: list[ExperimentResults]) -> str:
         return f"{len(numbers)} seeds ({seed_names}). {describe_coverage(len(numbers))}"
     counts = join_words([f"{name} with {len(numbers)}" for name, numbers in seeds.items()])
     return (
-        f"Seeds: {counts}. The 95 % intervals cover the choice of images and, with at least two seeds, training noise. "
-        + describe_paired_seeds(experiments)
+        f"Seeds: {counts}. The 95 % intervals allow for other held-out images and, with at least two seeds, other "
+        "seeds. " + describe_paired_seeds(experiments)
     )
 
 

@@ -57,14 +57,11 @@ def test_a_first_look_without_exclusions_is_described(page):
     budget = DecisionBudget(seeds=10)
     look = take_look(page({"baseline": 0.5, "new": 0.53}, seeds=2, spread=0.1), [], budget)
     assert look.kind == "undecided" and look.half > 1 and look.interval == ""
-    assert "points; the interval still includes every possible difference)." in describe_decision(look, budget)
+    assert "points; no possible difference is excluded yet)." in describe_decision(look, budget)
     decision = build_decision_page([look], budget)
     [card] = decision.cards
-    assert (
-        card.confidence == "Not sure."
-        and "the interval still includes every possible difference" in card.verdict.certainty
-    )
-    assert decision.rows[0].scores[0].lines == ["the interval still includes every possible difference", "undecided"]
+    assert card.confidence == "Not sure." and "no possible difference is excluded yet" in card.verdict.certainty
+    assert decision.rows[0].scores[0].lines == ["no possible difference is excluded yet", "undecided"]
 
 
 def test_better_than_all_needs_each_verdict(page):

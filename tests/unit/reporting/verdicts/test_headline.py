@@ -44,8 +44,8 @@ def test_better_data_are_named_with_their_difference(page):
     assert result.kind == "better" and result.statement.startswith("new is better than baseline: probability of the ")
     assert " % instead of " in result.statement and "(+" in result.statement and "95 % interval" in result.statement
     pattern = (
-        r"If the data were equally good, a difference at least this large would occur in (\d\.\d+) % of repetitions "
-        r"with 100 images and 3 seeds\."
+        r"Equally good data would differ by this much or more in (\d\.\d+) % of repetitions with 100 images and 3 "
+        r"seeds\."
     )
     assert 0 < float(re.fullmatch(pattern, result.certainty)[1]) < 5
     assert (result.next_step, result.command) == ("", "")
@@ -63,10 +63,7 @@ def test_the_verdict_on_one_seed_is_about_two_models(page):
     for level, command in commands.items():
         result = verdict(page({"baseline": 0.5, "new": level}, seeds=1, spread=0.1))
         assert "or these two models" in result.statement
-        chance = (
-            "If the models were equally good, a difference at least this large would occur in less than 0.1 % of "
-            "samples of 100 images."
-        )
+        chance = "Equally good models would differ by this much or more in less than 0.1 % of samples of 100 images."
         assert level != 0.6 or result.certainty.startswith(chance)
         assert "One seed does not show how much the scores would change with another seed." in result.certainty
         # six stages of two experiments, three minutes each, for two seeds
@@ -96,7 +93,7 @@ def test_an_undecided_verdict_states_power_and_cost(page):
     assert result.kind == "undecided"
     assert result.statement.startswith("It is undecided whether new is better than baseline: ")
     assert result.certainty.startswith("The interval contains zero, so either side may be better. ")
-    assert "With 100 images and 3 seeds, the smallest difference found with 80 % power is " in result.certainty
+    assert "With 100 images and 3 seeds, four of five comparisons would find a true difference of " in result.certainty
     assert result.next_step.startswith("If the true difference equals the measured one, ")
     assert " more seeds of both experiments (about 4 h 48 min) would decide with 80 % probability." in result.next_step
     advice = " This command adds seeds one by one until the verdict is decided, up to 25 per experiment in all:"
@@ -391,7 +388,7 @@ def test_the_first_screen_precedes_everything_else(monkeypatch, tmp_path):
     first = text[: text.index("Headline metrics")]
     assert (
         "dj_synth is better than baseline: probability of the right answer" in first
-        and "If the data were equally good, " in first
+        and "Equally good data would " in first
     )
 
 
@@ -495,6 +492,6 @@ def test_publishing_is_not_advised_for_a_model_that_forgot(page, tmp_path):
 def test_statements_stay_within_the_range_of_a_share(page):
     result = verdict(page({"baseline": 0.5, "new": 0.6}, seeds=2, spread=0.8))
     assert result.kind == "undecided"
-    assert "not even the largest possible difference would be found with 80 % power" in result.certainty
+    assert "more than one of five comparisons would miss the largest possible difference" in result.certainty
     points = [float(number.replace("−", "-")) for number in re.findall(r"[+−]\d+\.\d", result.statement)]
     assert len(points) == 3 and max(map(abs, points)) <= 100

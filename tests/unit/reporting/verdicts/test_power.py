@@ -92,7 +92,9 @@ def test_power_and_report_state_the_same_difference(tmp_path):
 
 def test_plan_states_power_and_the_time_of_a_seed(tmp_path):
     text = describe_power(settings(finished(tmp_path, {"baseline": 0.5, "other": 0.6}, seeds=3)))
-    assert text.startswith("Power: on 200 held-out images, four of five comparisons find a true difference in the ")
+    assert text.startswith(
+        "Power: how small a true difference would four of five comparisons find, on 200 held-out images? In the "
+    )
     assert " points with 2 seeds, " in text and " points with 10.\n" in text
     assert "With 2 seeds, the smallest difference may be " in text and " (80 % interval)." in text
     assert "Your configuration has one seed. " in text

@@ -105,7 +105,8 @@ def _describe_metric(metric: MetricPower) -> str:
         }[metric.finds_example]
     sizes = " or ".join(f"{size.difference}{unit} with {size.images} held-out images" for size in metric.sizes)
     sentence = (
-        f"{answer}With {metric.seeds} seeds, four of five comparisons find a true difference in the {title} of {sizes}."
+        f"{answer}How small a true difference would four of five comparisons with {metric.seeds} seeds find? In the "
+        f"{title} {sizes}."
     )
     if not metric.is_typical:
         return f"{sentence} Noise: {metric.noise}."

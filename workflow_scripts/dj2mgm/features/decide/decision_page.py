@@ -18,7 +18,7 @@ from dj2mgm.runs.seed_times import format_hours
 from dj2mgm.settings.targets import DecisionBudget
 from dj2mgm.verdict_kinds import VerdictKind
 
-NOTHING_EXCLUDED = "the interval still includes every possible difference"
+NOTHING_EXCLUDED = "no possible difference is excluded yet"
 
 
 def describe_decision(look: LookRecord, budget: DecisionBudget) -> str:

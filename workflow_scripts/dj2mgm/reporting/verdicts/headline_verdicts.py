@@ -208,12 +208,14 @@ def _describe_certainty(
         return "At least two images are needed."
     low, high = find_score_range(headline.metric)
     if kind == VerdictKind.UNDECIDED and not contrast_verdict.detectable[0] < high - low:
-        text = f"With {sample}, not even the largest possible difference would be found with 80 % power{corrected}."
+        text = (
+            f"With {sample}, more than one of five comparisons would miss the largest possible difference{corrected}."
+        )
     elif kind == VerdictKind.UNDECIDED:
         change, least, most = (
             format_difference(headline.metric, value).lstrip("+") for value in contrast_verdict.detectable
         )
-        text = f"With {sample}, the smallest difference found with 80 % power is {change}{corrected}."
+        text = f"With {sample}, four of five comparisons would find a true difference of {change}{corrected}."
         if not contrast_verdict.detectable[2] < high - low:
             text += f" This is an estimate; it may be {least}, or more than the largest possible one (80 % interval)."
         elif least != most:
@@ -226,7 +228,7 @@ def _describe_certainty(
             sides, studies = "models", f"samples of {format_integer(contrast.images)} images"
         else:
             sides, studies = "data", f"repetitions with {sample}"
-        text = f"If the {sides} were equally good, a difference at least this large would occur in {share} % of "
+        text = f"Equally good {sides} would differ by this much or more in {share} % of "
         text += f"{studies}{corrected}."
     if kind == VerdictKind.UNDECIDED and abs(contrast.mean) <= contrast.compute_half_width():
         text = f"{EITHER_MAY_BE_BETTER} {text}"

@@ -91,12 +91,13 @@ def describe_power(settings: PowerSettings) -> str:
     several = sorted({*SHOWN_SEEDS, settings.seeds} - {1})
     sizes = [f"{describe_smallest(seeds)} with {seeds}{' seeds' * (not index)}" for index, seeds in enumerate(several)]
     lines = [
-        f"Power: on {images}, four of five comparisons find a true difference in the {title} of {', '.join(sizes)}."
+        f"Power: how small a true difference would four of five comparisons find, on {images}? In the {title} "
+        f"{', '.join(sizes)}."
     ]
     if settings.seeds == 1:
         lines.append(
-            f"Your configuration has one seed. Then they find {describe_smallest(1)} between the two trained models. "
-            "This says little about the data, because another seed changes both models."
+            f"Your configuration has one seed. It shows {describe_smallest(1)} between the two trained models, which "
+            "says little about the data, because another seed changes both models."
         )
     if np.isfinite(noise.seed_df):
         seeds = max(settings.seeds, SHOWN_SEEDS[0])
