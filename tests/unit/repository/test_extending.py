@@ -91,19 +91,6 @@ def test_table_of_modules_has_each_module_of_the_library():
     assert entries == set(re.findall(r"^\| \d+ \| `([\w.]+/?)` \| \S", ARCHITECTURE, flags=re.MULTILINE))
 
 
-def test_table_of_rules_has_each_rule_that_runs_something():
-    text = "".join(path.read_text(encoding="utf-8") for path in (PROJECT / "rules").rglob("*.smk"))
-    header = r"^ *(rule|checkpoint|use rule \w+ as) (\w+)(?: with)?:$"
-    _, *parts = re.split(header, text, flags=re.MULTILINE)
-    blocks = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
-    rules = [
-        name for kind, name, block in blocks if kind.startswith("use") or re.search(r"^ +(shell|run):", block, re.M)
-    ]
-    rows = ARCHITECTURE.split("All rules:")[1].split("\n\n")[1].splitlines()
-    documented = [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])]
-    assert sorted(rules) == sorted(documented)
-
-
 def test_snakemake_starts_without_torch_and_data_juicer(tmp_path):
     rules = [PROJECT / "Snakefile", *(PROJECT / "rules").rglob("*.smk")]
     imports = [re.findall(IMPORT, path.read_text(encoding="utf-8"), flags=re.MULTILINE) for path in rules]

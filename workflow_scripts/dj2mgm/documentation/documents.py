@@ -56,12 +56,12 @@ PAGE_HEAD = f"""\
 PAGE_TEXT = f"""\
 # Configuration
 
-Accepted values and defaults of all keys. A comment in [config/config.yaml](../config/config.yaml) explains each key;
+Defaults of all keys, with accepted values as comments. [config/config.yaml](../config/config.yaml) explains each key;
 [config/README.md](../config/README.md) lists the files, and which of them wins. An unknown key is refused, with the
 nearest known one.
 
 `finetune.lora.r: 8` is short for `finetune: {{lora: {{r: 8}}}}`, the form in files and after `--config`. `finetune` has
-all keys of `pretrain`; only rows that differ are repeated. "search" is the interval of `auto` in a
+all keys of `pretrain`; only those that differ are repeated. "search" is the interval of `auto` in a
 [study](features/studies.md#designs). `{WRITE_COMMAND}` writes this page from the types in
 `workflow_scripts/dj2mgm/settings/`.
 """
@@ -152,8 +152,8 @@ def _format_scalar(value: object) -> str:
 def _build_page() -> str:
     model, parts = build_configuration_model(), [PAGE_TEXT]
     for group, (_, title) in GROUPS.items():
-        head = ["| key | accepted values | default |", "|---|---|---|"]
-        parts.append("\n".join([f"## {title}\n", *head, *_list_rows(model, group.model_fields)]) + "\n")
+        lines = "\n".join(_align([*_list_keys(model, group.model_fields)], ""))
+        parts.append(f"## {title}\n\n```yaml\n{lines}\n```\n")
     resumable = [
         f"`{key}`" for key, field in PretrainSection.model_fields.items() if not read_extra(field, RETRAINS, True)
     ]
@@ -161,27 +161,26 @@ def _build_page() -> str:
     return "\n".join(parts)
 
 
-def _list_rows(model: type[Section], keys: Iterable[str], prefix: str = "") -> Iterator[str]:
-    """Yield a row for each key, with the keys of sections after all others; no row of `pretrain` twice."""
-    repeated = {_build_row(PretrainSection, key, prefix) for key in PretrainSection.model_fields}
+def _list_keys(model: type[Section], keys: Iterable[str], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each key with its default, and its accepted values; sections come last, and no key of `pretrain` twice."""
+    repeated = {_describe_key(PretrainSection, key, prefix) for key in PretrainSection.model_fields}
     sections = {key: section for key in keys if (section := _find_section(model.model_fields[key]))}
     for key in keys:
-        row = "" if key in sections else _build_row(model, key, prefix)
-        if row and (model is not FinetuneSection or row not in repeated):
-            yield row
+        line = None if key in sections else _describe_key(model, key, prefix)
+        if line and (model is not FinetuneSection or line not in repeated):
+            yield line
     for key, section in sections.items():
-        yield from _list_rows(section, section.model_fields, f"{prefix}{key}.")
+        yield from _list_keys(section, section.model_fields, f"{prefix}{key}.")
 
 
-def _build_row(model: type[Section], key: str, prefix: str) -> str:
+def _describe_key(model: type[Section], key: str, prefix: str) -> tuple[str, str]:
     field = model.model_fields[key]
     values = describe_accepted_values(build_schema(model)["properties"][key])
     values = re.sub(r"\ban? (?=integer|number|list|name|path|string|address)", "", values)
     values = re.sub(r"(?<=integer) from (\d+) to (\d+)", r" \1–\2", values)
     if search := read_extra(field, SEARCH):
         values += f"; search: {search.low:g} to {search.high:g}{' (log scale)' if search.log else ''}"
-    default = "" if field.is_required() else f"`{_format_scalar(field.default)}`"
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in (f"`{prefix}{key}`", values, default)) + " |"
+    return f"{prefix}{key}:{'' if field.is_required() else f' {_format_scalar(field.default)}'}", values
 
 
 def _find_section(field: FieldInfo) -> type[Section] | None:
