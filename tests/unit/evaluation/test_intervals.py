@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import astuple
-from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
@@ -120,10 +119,7 @@ def test_intervals_cover_skewed_scores_like_clips(paired, images):
 
 
 @pytest.mark.parametrize("row", LOW_COVERAGE, ids=lambda row: f"{row.questions}-{row.images}")
-def test_page_and_docs_state_the_measured_coverage(row):
-    questions = "1" if row.questions == 1 else f"1 to {row.questions}"
-    figures = " | ".join(map(str, (row.images, questions, *row.by_seeds.values())))
-    assert f"| {figures} |" in Path("docs/evaluation.md").read_text(encoding="utf-8")
+def test_the_page_states_the_measured_coverage(row):
     for seeds, per_cent in row.by_seeds.items():
         rng = np.random.default_rng([seeds, row.images])
         share = answer_coverage(rng, 0.1, seeds, row.images, row.questions)

@@ -80,9 +80,8 @@ def test_each_path_in_code_format_exists(text):
     assert {path for path in paths_in(text) - in_library - NEW if not (PROJECT / path).exists()} == set()
 
 
-def test_tree_has_folders_of_config_and_only_existing_paths():
+def test_tree_has_only_existing_paths():
     assert {path for path in tree() if not (PROJECT / path).exists()} == set()
-    assert {f"config/{path.name}/" for path in (PROJECT / "config").iterdir() if path.is_dir()} <= set(tree())
 
 
 def test_table_of_modules_has_each_module_of_the_library():

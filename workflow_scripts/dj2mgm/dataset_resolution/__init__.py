@@ -1,1 +1,1 @@
-"""Datasets: files in config/datasets, the user's own folders and files, and known data of the hub."""
+"""Recognition of datasets: files, folders, known data of the hub."""

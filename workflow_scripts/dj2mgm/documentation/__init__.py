@@ -1,1 +1,1 @@
-"""Generated documents: config/config.yaml, JSON schemas for editors, and tables of docs/."""
+"""Generated documents: config/config.yaml, JSON schemas, and tables of docs/."""

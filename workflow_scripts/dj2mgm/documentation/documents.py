@@ -57,8 +57,7 @@ PAGE_TEXT = f"""\
 # Configuration
 
 Defaults of all keys, with accepted values as comments. [config/config.yaml](../config/config.yaml) explains each key;
-[config/README.md](../config/README.md) lists the files, and which of them wins. An unknown key is refused, with the
-nearest known one.
+[config/README.md](../config/README.md) lists the files, and which of them wins.
 
 `finetune.lora.r: 8` is short for `finetune: {{lora: {{r: 8}}}}`, the form in files and after `--config`. `finetune` has
 all keys of `pretrain`; only those that differ are repeated. "search" is the interval of `auto` in a

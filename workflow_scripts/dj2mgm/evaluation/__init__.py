@@ -1,1 +1,1 @@
-"""Evaluation of trained models: metrics of captions and answers, benchmarks, intervals, leaks."""
+"""Metrics of captions and answers, benchmarks, intervals, leaks."""

@@ -1,1 +1,1 @@
-"""Features: further targets, each in a folder of its own; the core imports none of them, nor does another feature."""
+"""Further targets, each in a folder of its own, which the core and other features do not import."""

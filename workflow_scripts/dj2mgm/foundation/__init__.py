@@ -1,1 +1,1 @@
-"""Tiny CLIP, ConvNeXt and language model of the embedded default, trained on clean scenes."""
+"""Tiny CLIP, ConvNeXt and language model of the embedded default."""

@@ -1,1 +1,1 @@
-"""Checks of this machine before a training, and the search for a failed stage's cause in its log."""
+"""Checks of this machine, and the search for the cause of a failure."""

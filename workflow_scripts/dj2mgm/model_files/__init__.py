@@ -1,1 +1,1 @@
-"""Model files at the workflow's start: known, local, downloaded and missing models and CLIPs."""
+"""Known, local, downloaded and missing model files."""

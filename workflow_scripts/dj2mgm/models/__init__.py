@@ -1,1 +1,1 @@
-"""Models: MGM, vision-language models of transformers, and the interface through which stages use both."""
+"""MGM, vision-language models of transformers, and their common interface."""

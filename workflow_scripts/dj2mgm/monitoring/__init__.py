@@ -1,1 +1,1 @@
-"""Memory in use: of GPUs, machine, control group and process tree, sampled while a stage runs."""
+"""Memory in use, sampled while a stage runs."""

@@ -1,1 +1,1 @@
-"""The memory plan of a training stage: GPU and host memory by part, training plans that fit, the fastest of them."""
+"""The memory plan of a training stage, and its time."""

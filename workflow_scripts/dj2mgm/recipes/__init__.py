@@ -1,1 +1,1 @@
-"""Data-Juicer recipes: parsed into typed steps and checked against the catalogue of operators."""
+"""Recipes, parsed and checked against the catalogue of operators."""

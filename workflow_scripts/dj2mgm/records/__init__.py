@@ -1,1 +1,1 @@
-"""Contents of files that the workflow writes itself, for a later stage or a later run to read."""
+"""Contents of files that the workflow writes for later stages or runs."""

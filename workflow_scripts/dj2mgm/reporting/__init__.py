@@ -1,1 +1,1 @@
-"""Pages that show and compare results: reports, studies, decisions and the explorer."""
+"""Pages that show and compare results."""

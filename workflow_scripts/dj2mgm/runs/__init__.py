@@ -1,1 +1,1 @@
-"""Runs: experiments merged from layers, their seeds and folders, reuse of stages, the table of stages, pages."""
+"""Experiments merged from layers, their seeds and folders, reuse and table of stages."""

@@ -1,1 +1,1 @@
-"""Clients of other machines: models on servers with OpenAI's chat completions, and the Hugging Face hub."""
+"""Clients of model servers and of the Hugging Face hub."""

@@ -1,1 +1,1 @@
-"""Typed settings: one class for each section of the configuration, with types, defaults, limits and descriptions."""
+"""Typed settings with defaults, limits and descriptions."""

@@ -1,1 +1,1 @@
-"""Both training stages: data, trainer, verified checkpoints, scores during training, and DeepSpeed's configuration."""
+"""Both training stages: data, trainer, checkpoints, scores during training."""
