@@ -42,7 +42,7 @@ def choose_attention(settings: TrainingSettings) -> tuple[str, str | None]:
     """Return transformers' name of the language model's attention implementation, and a note about it, or None.
 
     `auto` is FlashAttention 2 if it can run: on a GPU, in bf16, with flash-attn installed. Otherwise it is PyTorch's
-    own attention, whose kernels are as fast on the newest GPUs (docs/performance.md).
+    own attention, whose kernels are as fast on the newest GPUs.
     """
     if settings.attn_implementation == FLASH_ATTENTION and not is_flash_attn_2_available():
         missing = "a GPU" if find_spec("flash_attn") else "the package flash-attn, which is not installed"
