@@ -18,13 +18,16 @@ import torch  # noqa: E402
 
 from dj2mgm.planning.architecture import MGMArchitecture, find_architecture  # noqa: E402
 from dj2mgm.planning.prediction import Machine  # noqa: E402
+from dj2mgm.planning.search import find_fastest, list_candidates  # noqa: E402
 from dj2mgm.planning.stage_times import (  # noqa: E402
     ASSUMED_HELD_OUT,
     ASSUMED_ROWS,
     HOST_GIB,
     Amounts,
+    PlannedTraining,
     predict_disk,
     predict_times,
+    shorten_workload,
 )
 from dj2mgm.planning.step import Workload  # noqa: E402
 from dj2mgm.settings.config_files import read_config  # noqa: E402
@@ -43,24 +46,28 @@ def build_row(model: str) -> str:
     architecture = find_architecture(model)
     has_stage_1 = isinstance(architecture, MGMArchitecture)
     sections = {"pretrain": PretrainSection(), "finetune": FinetuneSection()}
-    trainings = {}
+    workloads, batches = {}, {}
     for stage, section in sections.items() if has_stage_1 else [("finetune", sections["finetune"])]:
         text, lora = section.max_length - architecture.image_tokens, getattr(section, "lora", None)
         tuning = "lora" if lora else "stage1"
         workload = Workload(architecture, tuning, section.max_length, text, torch.bfloat16, fused=True, lora=lora)
-        trainings[stage] = workload, section.global_batch_size
+        workloads[stage], batches[stage] = shorten_workload(workload), section.global_batch_size
     samples = ASSUMED_ROWS if has_stage_1 else {"finetune": sum(ASSUMED_ROWS.values())}
     configs = {name: read_deepspeed_config(name, architecture.hidden_size) for name in list_deepspeed_names()}
     weights_gb = read_config(PROJECT / f"config/models/{model}.yaml").get("size_gb")
     cells, hosts = [], []
     for card in map(CARDS.get, SHOWN_CARDS):
         machine = Machine(1, card.free_gib, HOST_GIB)
-        times = predict_times(trainings, machine, configs, card, Amounts(samples, ASSUMED_HELD_OUT))
-        candidate = times[-2].candidate
+        trainings = {}
+        for stage, workload in workloads.items():
+            candidate = find_fastest(list_candidates(workload, machine, configs, batches[stage]))
+            trainings[stage] = PlannedTraining(workload, candidate, batches[stage], architecture)
+        times = predict_times(trainings, 1, card, Amounts(samples, ASSUMED_HELD_OUT))
+        candidate = trainings["finetune"].candidate
         minutes = sum(time.seconds for time in times) / 60
         cells.append(f"{minutes:.0f} min ({candidate.plan.micro_batch}, {candidate.prediction.gpu_gib:.1f} GiB)")
-        hosts += [time.candidate.prediction.host_gib for time in times if time.candidate]
-    disk = predict_disk({stage: workload for stage, (workload, _) in trainings.items()}, weights_gb)
+        hosts += [training.candidate.prediction.host_gib for training in trainings.values()]
+    disk = predict_disk(workloads, weights_gb)
     return f"| `{model}` | {' | '.join(cells)} | {max(hosts):.0f} GiB | {sum(disk.values()):.0f} GiB |"
 
 

@@ -60,10 +60,14 @@ def list_machine_flags():
     return [f"{flag}={value}" for flag, value in flags.items() if value is not None]
 
 
-def count_rows():
-    """Return the row counts of the experiment's training stages, and its held-out images; none before the first run."""
-    run = find_requested_run("plan", REFERENCE)
-    dataset_summary = Path("results/datasets", run.dataset.name, "summary.json")
+def find_dataset_summary(run):
+    """Return the file with the counts of a run's dataset."""
+    return Path("results/datasets", run.dataset.name, "summary.json")
+
+
+def count_rows(run):
+    """Return the row counts of a run's training stages, and its held-out images; none before its dataset is made."""
+    dataset_summary = find_dataset_summary(run)
     with raising_user_errors():
         if not dataset_summary.is_file():
             return {}, 0
@@ -97,7 +101,7 @@ def plan_flags(wildcards):
     config, finetune, lora = run.config, run.config.finetune, run.config.finetune.lora
     flags = [
         f"--model={config.model.name}",
-        f"--sequence={finetune.max_length}",
+        f"--max-length={finetune.max_length}",
         f"--precision={finetune.precision}",
     ]
     if lora:
@@ -118,7 +122,9 @@ def plan_flags(wildcards):
         flags.append("--no-compile")
     if finetune.global_batch_size:
         flags.append(f"--global-batch={finetune.global_batch_size}")
-    counts, held_out = count_rows()
+    if batch := config.pretrain.global_batch_size:
+        flags.append(f"--pretrain-batch={batch}")
+    counts, held_out = count_rows(run)
     samples = {
         stage: count_samples(run.settings[stage], count.rows)
         for stage, count in counts.items()
@@ -126,6 +132,7 @@ def plan_flags(wildcards):
     flags += [f"--samples={stage}={number}" for stage, number in samples.items()]
     if counts:
         flags.append(f"--held-out={held_out}")
+        flags.append(f"--dataset={find_dataset_summary(run).parent}")
     if size := getattr(config.model, "size_gb", None):
         flags.append(f"--weights-gb={size}")
     return (
@@ -141,10 +148,17 @@ def planned_parts(wildcards):
     return list_foundation_files(model.name)
 
 
+def planned_dataset(wildcards):
+    """Input function: the counts of the user's own data, whose sizes decide; rendered scenes are not made for a plan."""
+    run = find_requested_run("plan", REFERENCE)
+    return [] if run.dataset.settings.is_rendered else str(find_dataset_summary(run))
+
+
 # It has no output, so that it prints the plan at every request.
 rule plan:
     input:
         planned_parts,
+        planned_dataset,
         power="results/plan/power.txt",
     log:
         "results/plan/plan.log",

@@ -29,17 +29,20 @@ with quiet_imports():
     from dj2mgm.errors import InputError
     from dj2mgm.models.lora import find_projections
     from dj2mgm.models.tuning import TUNINGS, Tuning
-    from dj2mgm.planning.architecture import DEFAULT_IMAGE_SIZE, Architecture, VLMArchitecture, find_architecture
+    from dj2mgm.planning.architecture import Architecture, VLMArchitecture, find_architecture
+    from dj2mgm.planning.image_sizes import SHRINK_IMAGES, PlannedImages, plan_images
     from dj2mgm.planning.plan_table import print_plans, print_times
     from dj2mgm.planning.prediction import Machine, read_free_memory
-    from dj2mgm.planning.search import Candidate, list_candidates
+    from dj2mgm.planning.search import Candidate, find_fastest, list_candidates
     from dj2mgm.planning.stage_times import (
         ASSUMED_HELD_OUT,
         ASSUMED_ROWS,
         HOST_GIB,
         Amounts,
+        PlannedTraining,
         predict_disk,
         predict_times,
+        shorten_workload,
     )
     from dj2mgm.planning.step import Workload
     from dj2mgm.settings.config_files import suggest_name
@@ -59,6 +62,9 @@ with quiet_imports():
     from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 
 
+DEFAULT_SEQUENCE = 1024  # tokens
+
+
 @quiet_command_line
 def main() -> None:
     args = parse_arguments()
@@ -75,17 +81,22 @@ def main() -> None:
                 f"{setting} is for frozen layers, and the tuning full trains them all; use --precision bf16"
             )
         tunings = [tuning for tuning in tunings if tuning != "full"]
-    workloads = [build_planned_workload(architecture, tuning, args, machine) for tuning in tunings]
+    images = plan_images(architecture, args.dataset)
+    longest = [build_planned_workload(images.largest, tuning, args, machine) for tuning in tunings]
+    workloads = [shorten_workload(workload) for workload in longest] if args.max_length else longest
+    batches = choose_batches(args, has_times=card is not None)
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(width=max(120, console.width))  # for files and pipes
     if args.gpu:
         console.print(describe_assumptions(card, machine), markup=False, highlight=False)
     with console.status(f"Tracing a step of {architecture.name} with each tuning ({', '.join(tunings)}) …"):
-        candidates = search_all(workloads, machine, configs, args.global_batch, micro_batches)
-    print_plans(console, list(zip(workloads, candidates, strict=True)), machine)
+        candidates = search_all(workloads, machine, configs, batches, micro_batches)
+        rows = describe_rows(images, longest, workloads, machine, configs, batches, args)
+    searches = list(zip(workloads, candidates, strict=True))
+    print_plans(console, searches, machine, rows)
     if architecture.image_tokens:
-        print_stage_times(console, workloads, machine, configs, card, args)
+        print_stage_times(console, searches, machine, images.usual, card, batches, args)
     if args.power:
         console.print(f"\n{args.power.read_text(encoding='utf-8')}", end="", markup=False, highlight=False)
     for note in args.note:
@@ -108,17 +119,21 @@ def parse_arguments() -> argparse.Namespace:
     add("--gpu", help=f"another machine's card: {', '.join(CARDS)}")
     desktop_help = f"GiB of the card that a desktop takes (default: {DESKTOP_GIB} on a card with a display)"
     add("--desktop-memory", type=make_memory_parser("--desktop-memory", 0), help=desktop_help)
+    add("--dataset", type=Path, help="folder below results/datasets, whose images' sizes are planned for")
     add("--samples", type=parse_samples, action="append", default=[], help="STAGE=NUMBER that the stage trains on")
     add("--held-out", type=make_number_parser("--held-out", 0, 10**9), help="number of held-out images")
     add("--weights-gb", type=float, help="GB of the downloaded weights")
     add("--gpu-memory", type=make_memory_parser("--gpu-memory"), help="usable GiB of each GPU")
     add("--host-memory", type=make_memory_parser("--host-memory"), help="usable GiB of main memory")
     sequence_help = "tokens of a sample with its image (default 1024)"
-    add_number("--sequence", FinetuneSection, "max_length", default=1024, help=sequence_help)
+    add_number("--sequence", FinetuneSection, "max_length", help=sequence_help)
+    max_length_help = "instead of --sequence: plan for the longest rows of usual data, with at most so many tokens"
+    add_number("--max-length", FinetuneSection, "max_length", help=max_length_help)
     micro_batch_help = "samples of a micro batch (default: powers of two are compared)"
     add_number("--micro-batch", FinetuneSection, "micro_batch_size", help=micro_batch_help)
     global_batch_help = "samples of a step (default: 16 micro batches on every GPU)"
     add_number("--global-batch", FinetuneSection, "global_batch_size", help=global_batch_help)
+    add_number("--pretrain-batch", PretrainSection, "global_batch_size", help="the same, of stage 1")
     add("--deepspeed", action="append", help="name in config/deepspeed or JSON file; repeatable (default: all)")
     add_number("--lora-rank", LoraSettings, "r", default=16)
     add("--lora-target", action="append", help="layer, or all; repeatable (default: q_proj, v_proj, o_proj)")
@@ -133,6 +148,9 @@ def parse_arguments() -> argparse.Namespace:
         raise InputError("--gpu: --gpus 0 plans for the CPU; leave out one of the two flags")
     if args.gpus == 0 and args.gpu_memory is not None:
         raise InputError("--gpu-memory: --gpus 0 plans for the CPU; leave out one of the two flags")
+    if args.max_length and args.sequence:
+        raise InputError("--max-length: --sequence states the planned length; leave out one of the two flags")
+    args.sequence = args.sequence or args.max_length or DEFAULT_SEQUENCE
     args.deepspeed = args.deepspeed or list_deepspeed_names()
     args.lora_target = args.lora_target or ["q_proj", "v_proj", "o_proj"]
     return args
@@ -190,12 +208,60 @@ def find_card_to_plan(args: argparse.Namespace) -> GpuCard | None:
     return find_card(torch.cuda.get_device_name(0)) if torch.cuda.is_available() and args.gpus != 0 else None
 
 
-def print_stage_times(
-    console: Console,
+def choose_batches(args: argparse.Namespace, has_times: bool) -> dict[Tuning, int | None]:
+    """Return the samples of a step by tuning; minutes need a number, and otherwise None leaves it to the plan."""
+    batches = {}
+    for tuning in TUNINGS:
+        section, batch = (
+            (PretrainSection, args.pretrain_batch) if tuning == "stage1" else (FinetuneSection, args.global_batch)
+        )
+        default = section.model_fields["global_batch_size"].default if has_times else args.global_batch
+        batches[tuning] = batch or default
+    return batches
+
+
+def describe_rows(
+    images: PlannedImages,
+    longest: list[Workload],
     workloads: list[Workload],
     machine: Machine,
     configs: dict[str, dict],
+    batches: dict[Tuning, int | None],
+    args: argparse.Namespace,
+) -> str:
+    """Return sentences about the rows that are planned for, and whether the longest rows of the settings fit, too."""
+    if not args.max_length:
+        return images.sentence
+    texts = " or ".join(f"{text} ({names})" for text, names in _group_texts(workloads).items())
+    sentence = (
+        f"{images.sentence} Planned: the longest rows of usual data, with {texts} tokens of text beside an image. "
+        "A training reads the lengths of its rows and plans again."
+    )
+    too_long = [
+        workload.tuning
+        for workload, planned in zip(longest, workloads, strict=True)
+        if workload.sequence_length > planned.sequence_length
+        and not any(each.fits for each in list_candidates(workload, machine, configs, batches[workload.tuning], [1]))
+    ]
+    fate = f"do not fit ({', '.join(too_long)})" if too_long else "fit, too, in smaller micro batches"
+    return f"{sentence} Rows of max_length ({args.max_length:,} tokens) {fate}."
+
+
+def _group_texts(workloads: list[Workload]) -> dict[int, str]:
+    """Return the tunings by their tokens of text."""
+    texts: dict[int, list[str]] = {}
+    for workload in workloads:
+        texts.setdefault(workload.answer_tokens, []).append(workload.tuning)
+    return {text: ", ".join(tunings) for text, tunings in texts.items()}
+
+
+def print_stage_times(
+    console: Console,
+    searches: list[tuple[Workload, list[Candidate]]],
+    machine: Machine,
+    usual: Architecture,
     card: GpuCard | None,
+    batches: dict[Tuning, int | None],
     args: argparse.Namespace,
 ) -> None:
     """Print the minutes of each stage and the disk, or why they are not predicted."""
@@ -206,14 +272,15 @@ def print_stage_times(
             reason = f"the rates of {torch.cuda.get_device_name(0)} are unknown" if has_gpu else "no GPU is named"
         print(f"\nNo minutes are predicted, because {reason}. gpu=<name> plans for a card: {', '.join(CARDS)}.")
         return
-    by_tuning = {workload.tuning: workload for workload in workloads}
+    by_tuning = {
+        workload.tuning: PlannedTraining(workload, find_fastest(candidates), batches[workload.tuning], usual)
+        for workload, candidates in searches
+    }
     stages = {
         "pretrain": by_tuning.get("stage1"),
         "finetune": by_tuning.get("lora", by_tuning.get("full")),
     }
-    trainings = {stage: workload for stage, workload in stages.items() if workload}
-    batches = {"pretrain": read_default_batch(PretrainSection)}
-    batches["finetune"] = args.global_batch or read_default_batch(FinetuneSection)
+    trainings = {stage: training for stage, training in stages.items() if training}
     samples = ASSUMED_ROWS if "pretrain" in trainings else {"finetune": sum(ASSUMED_ROWS.values())}
     held_out = ASSUMED_HELD_OUT if args.held_out is None else args.held_out
     amounts = Amounts(samples | dict(args.samples), held_out)
@@ -223,14 +290,10 @@ def print_stage_times(
             f"\nNothing has counted your data yet: {rows} samples and {held_out} held-out images are assumed. "
             "`snakemake check` counts them in seconds."
         )
-    with_batches = {stage: (workload, batches[stage]) for stage, workload in trainings.items()}
-    times = predict_times(with_batches, machine, configs, card, amounts)
-    if times:
-        print_times(console, times, machine, card, predict_disk(trainings, args.weights_gb))
-
-
-def read_default_batch(section: type) -> int:
-    return section.model_fields["global_batch_size"].default
+    if all(training.candidate for training in trainings.values()):
+        times = predict_times(trainings, machine.processes, card, amounts)
+        workloads = {stage: training.workload for stage, training in trainings.items()}
+        print_times(console, times, machine, card, predict_disk(workloads, args.weights_gb))
 
 
 def find_machine_to_plan(args: argparse.Namespace) -> Machine:
@@ -247,18 +310,25 @@ def find_machine_to_plan(args: argparse.Namespace) -> Machine:
     return machine if args.host_memory is None else replace(machine, host_gib=args.host_memory)
 
 
-_inherited_arguments: tuple = ()  # forked processes inherit workloads and settings, because workloads cannot be pickled
+_inherited_arguments: tuple = ()  # forked processes inherit searches, because workloads cannot be pickled
 
 
-def search_all(workloads: list[Workload], *settings) -> list[list[Candidate]]:
+def search_all(
+    workloads: list[Workload],
+    machine: Machine,
+    configs: dict[str, dict],
+    batches: dict[Tuning, int | None],
+    micro_batches: list[int] | None,
+) -> list[list[Candidate]]:
     """Return the plans of each workload (`list_candidates`); on several cores, each workload has its own process.
 
     Traces run in Python and use no GPU, so processes share the work. Forked processes need no imports.
     """
     processes = min(len(workloads), len(os.sched_getaffinity(0)))
+    searches = [(workload, machine, configs, batches[workload.tuning], micro_batches) for workload in workloads]
     if processes == 1:
-        return [list_candidates(workload, *settings) for workload in workloads]
-    with ProcessPoolExecutor(processes, get_context("fork"), _inherit, (workloads, settings)) as pool:
+        return [list_candidates(*search) for search in searches]
+    with ProcessPoolExecutor(processes, get_context("fork"), _inherit, tuple(searches)) as pool:
         return list(pool.map(_search, range(len(workloads))))
 
 
@@ -269,8 +339,7 @@ def _inherit(*arguments) -> None:
 
 
 def _search(number: int) -> list[Candidate]:
-    workloads, settings = _inherited_arguments
-    return list_candidates(workloads[number], *settings)
+    return list_candidates(*_inherited_arguments[number])
 
 
 def build_planned_workload(
@@ -281,12 +350,12 @@ def build_planned_workload(
         raise InputError(f"--tuning {tuning}: {architecture.name} is a text model, whose only tuning is full")
     text = args.sequence - architecture.image_tokens
     if text <= 0:
-        width, height = DEFAULT_IMAGE_SIZE
-        size_note = f" at {width}×{height} pixels" if isinstance(architecture, VLMArchitecture) else ""
-        raise InputError(
-            f"--sequence {args.sequence}: an image alone takes {architecture.image_tokens} tokens{size_note}. "
-            "Raise it, or `max_length` of the stage's settings"
-        )
+        flag, remedy, image = f"--sequence {args.sequence}", "Raise it", "an image"
+        if args.max_length:
+            flag, remedy = f"max_length {args.max_length}", "Raise it in the stage's settings"
+        if args.dataset and isinstance(architecture, VLMArchitecture):
+            image, remedy = "the largest image", f"{remedy}, or {SHRINK_IMAGES}"
+        raise InputError(f"{flag}: {image} alone takes {architecture.image_tokens} tokens. {remedy}")
     precision = torch.bfloat16 if is_bf16(args.precision, machine.gpus > 0) else torch.float32
     fused = args.compile and machine.gpus > 0  # a CPU has no kernels
     lora = None

@@ -7,8 +7,12 @@ import torch
 
 import plan_memory
 from dj2mgm.planning.architecture import find_architecture
+from dj2mgm.planning.plan_table import explain_choice
+from dj2mgm.planning.prediction import TrainingPlan, ZeroConfig
+from dj2mgm.planning.search import Candidate
 from dj2mgm.storage.files import read_yaml
 from paths import PROJECT
+from plan_memory import read_deepspeed_config
 from run_main import Outcome, run_main
 from tiny_models import mgm_config
 
@@ -54,6 +58,34 @@ def test_a_terminal_of_80_columns_shows_a_line_for_each_plan(plan, monkeypatch):
     rows = [line for line in done.stdout.splitlines() if line.startswith(" full ")]
     assert len(rows) == len(list((PROJECT / "config/deepspeed").glob("*.json")))
     assert {row.split()[-1] for row in rows} <= {"fits", "chosen", "big"}
+
+
+def test_one_plan_of_usual_rows_has_its_minutes(model, plan, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    flags = ["--model", str(model), "--max-length", "2048", "--deepspeed", "zero2", "--gpu", "rtx-4090"]
+    done = run_main(plan_memory, *flags, "--samples", "finetune=1000", "--held-out", "5", capture=capsys)
+    text = " ".join(done.stdout.split())
+    assert "with 64 (stage1) or 448 (lora, full) tokens of text beside an image" in text
+    assert "Rows of max_length (2,048 tokens) fit, too" in text
+    assert text.count("Chosen: zero2, micro batch ") == 3 and text.count("the fastest that fits.") == 3
+    assert re.search(r"^ finetune +1,000 samples +[\d.]+ +[\d.]+ *$", done.stdout, flags=re.MULTILINE)
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+
+
+def test_the_reason_names_rounded_states():
+    def rate(name: str, speed: float) -> Candidate:
+        zero = ZeroConfig.from_deepspeed(read_deepspeed_config(name, 64))
+        return Candidate(TrainingPlan(name, zero, 0, 8, 16), None, speed, None)
+
+    exact, rounded = rate("zero2", 10.0), rate("adamw_8bit", 11.0)
+    assert "adamw_8bit would be 10% faster, but rounds them to 8 bits" in explain_choice(exact, [exact, rounded])
+    assert explain_choice(exact, [exact]).endswith("the fastest that fits.")
+    assert "No plan with exact optimizer states fits" in explain_choice(rounded, [rounded])
+
+
+def test_two_lengths_are_refused(plan):
+    done = plan("--max-length", "40")
+    assert done.status == 2 and "leave out one of the two flags" in done.stderr
 
 
 def test_each_of_two_nodes_has_half_of_the_processes(plan):

@@ -13,11 +13,12 @@ from dj2mgm.models.families import load_family
 from dj2mgm.models.lora import wrap_with_lora
 from dj2mgm.models.vlm.vlm_family import supports_sdpa
 from dj2mgm.planning.architecture import PlanningError, VLMArchitecture, load_architecture
+from dj2mgm.planning.image_sizes import plan_images
 from dj2mgm.planning.live_memory import LiveMemory
 from dj2mgm.planning.step import Workload, build_meta_model, count_parameters, trace_memory
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.settings.training_stages import LoraSettings
-from dj2mgm.storage.files import write_jsonl
+from dj2mgm.storage.files import write_json, write_jsonl, write_yaml
 from dj2mgm.training.memory_plan import build_architecture
 from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.training_data import ConversationDataset
@@ -156,6 +157,25 @@ def test_a_stage_is_planned_with_its_largest_images(folders, tmp_path):
         dataset = ConversationDataset(tmp_path / "data.jsonl", family.make_encoder("", 4096))
         planned_for.append(build_architecture(family, dataset).item["input_ids"].count(family.config.image_token_id))
     assert planned_for == [16, 4, 4]
+
+
+def test_a_plan_reads_the_image_sizes_of_a_dataset(folders, tmp_path):
+    """A damaged image is left out; the largest image needs the most tokens, and the median is a usual one."""
+    architecture = load_architecture("tiny", folders["qwen3_vl"])
+    for name, side in {"a": 40, "b": 80, "c": 150}.items():
+        save_image(tmp_path / f"{name}.png", (9, 9, 9), (side, side))
+    (tmp_path / "d.png").write_bytes(b"damaged")
+    rows = [{"id": name, "text": "blue", "images": [f"{name}.png"]} for name in "abcd"]
+    write_jsonl(tmp_path / "pretrain.jsonl", rows)
+    write_json(tmp_path / "finetune.json", [build_conversation("1", "b.png", "What?", "blue")])
+    write_json(tmp_path / "summary.json", {"pretrain": 4, "finetune": 1})
+    description = {"pretrain": {"file": str(tmp_path / "pretrain.jsonl"), "images": str(tmp_path)}}
+    write_yaml(tmp_path / "config.yaml", description)
+    images = plan_images(architecture, tmp_path)
+    expected = [len(architecture.encoder.build_sample((side, side))["input_ids"]) for side in (150, 80)]
+    assert [images.largest.image_tokens, images.usual.image_tokens] == expected and expected[0] > expected[1]
+    assert "4 rows" in images.sentence and "150 × 150" in images.sentence and "80 × 80" in images.sentence
+    assert "640 × 480" in plan_images(architecture, None).sentence
 
 
 def test_tiles_decide_which_images_are_the_largest(folders, tmp_path):

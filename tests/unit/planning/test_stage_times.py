@@ -9,9 +9,10 @@ import torch
 import plan_memory
 from dj2mgm.planning.architecture import find_architecture
 from dj2mgm.planning.prediction import Machine, TrainingPlan, ZeroConfig
-from dj2mgm.planning.search import rate_plan
+from dj2mgm.planning.search import find_fastest, list_candidates, rate_plan
 from dj2mgm.planning.stage_times import (
     Amounts,
+    PlannedTraining,
     compute_slowdown,
     estimate_rate,
     predict_disk,
@@ -67,7 +68,7 @@ def test_rates_are_near_the_measured_ones(model, tuning, micro_batch, interval, 
     batch = BATCHES[tuning]
     plan = TrainingPlan("zero2", zero, interval, micro_batch, -(-batch // micro_batch))
     candidate = rate_plan(workload, plan, MEASURED_GPU, batch)
-    rate = estimate_rate(workload, candidate, batch, 1, CARDS[card])
+    rate = estimate_rate(PlannedTraining(workload, candidate, batch, workload.architecture), 1, CARDS[card])
     print(model, tuning, card, f"{rate:.1f} predicted, {measured} measured, {rate / measured - 1:+.1%}")
     assert rate == pytest.approx(measured, rel=error)
 
@@ -75,14 +76,18 @@ def test_rates_are_near_the_measured_ones(model, tuning, micro_batch, interval, 
 def test_minutes_are_near_the_measured_ones():
     # MGM-2B, 10 000 pairs and 12 000 instructions on one H100
     workloads = {"pretrain": make_workload("mgm-2b", "stage1"), "finetune": make_workload("mgm-2b", "lora")}
-    trainings = {"pretrain": (workloads["pretrain"], 256), "finetune": (workloads["finetune"], 128)}
     configs = {"zero2": complete(workloads["pretrain"])}
+    trainings = {}
+    for stage, batch in (("pretrain", 256), ("finetune", 128)):
+        workload = workloads[stage]
+        candidate = find_fastest(list_candidates(workload, MEASURED_GPU, configs, batch))
+        trainings[stage] = PlannedTraining(workload, candidate, batch, workload.architecture)
     amounts = Amounts({"pretrain": 10_000, "finetune": 12_000}, 500)
-    times = predict_times(trainings, MEASURED_GPU, configs, CARDS["h100"], amounts)
+    times = predict_times(trainings, 1, CARDS["h100"], amounts)
     seconds = [time.seconds for time in times]
     print([f"{second:.0f} s" for second in seconds])
     assert seconds == pytest.approx([220.6, 313.9, 49], rel=0.06)
-    assert times[1].candidate.plan.micro_batch == 7
+    assert trainings["finetune"].candidate.plan.micro_batch == 7
     disk = predict_disk(workloads, None)
     assert disk["downloaded weights"] == disk["assembled model"] == pytest.approx(5.6, abs=0.1)
 
@@ -130,7 +135,7 @@ def test_a_plan_for_another_card_states_assumptions(plan, local_shape):
     assert done.status == 0, done.stderr
     assert "RTX 3090: 23.68 GiB, 71 TFLOP/s in bf16, 936 GB/s, PCIe 32 GB/s (data sheet, not measured)" in done.stdout
     assert "1 × 22.68 GiB of GPU memory, 60.00 GiB of host memory" in done.stdout
-    [finetune] = re.findall(r"^ finetune +1,000 samples .* ([\d.]+) +([\d.]+) *$", done.stdout, flags=re.MULTILINE)
+    [finetune] = re.findall(r"^ finetune +1,000 samples +([\d.]+) +([\d.]+) *$", done.stdout, flags=re.MULTILINE)
     rate, minutes = map(float, finetune)
     assert minutes == pytest.approx((80 + 1000 / rate) / 60, abs=0.2)
     assert "50 held-out images" in done.stdout and "disk " in done.stdout

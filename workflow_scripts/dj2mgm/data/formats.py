@@ -157,6 +157,11 @@ def build_text_conversation(question: str, answer: str) -> dict:
     return {"conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]}
 
 
+def choose_spread_rows(total: int, limit: int) -> set[int]:
+    """Return the numbers of at most `limit` rows, spread over all of them."""
+    return {number * total // limit for number in range(limit)} if total > limit else set(range(total))
+
+
 def list_images(row: dict) -> list[str]:
     """Return the image paths of a LLaVA row; [] for a text-only row."""
     images = row.get("image")

@@ -7,17 +7,30 @@ from rich.console import Console
 from rich.table import Table
 
 from dj2mgm.planning.prediction import Machine
-from dj2mgm.planning.search import Candidate, describe_checkpointing, find_fastest, find_nearest, suggest_remedies
+from dj2mgm.planning.search import (
+    Candidate,
+    describe_checkpointing,
+    describe_plan,
+    find_fastest,
+    find_nearest,
+    suggest_remedies,
+)
 from dj2mgm.planning.stage_times import StageTime
 from dj2mgm.planning.step import Workload, count_parameters
 from dj2mgm.settings.gpu_cards import GpuCard
 
 MIN_WIDTH_OF_NAMES = 80  # columns from which the names of DeepSpeed configurations stand on one line
+MIN_GAIN = 0.005  # of speed, as a share, that the table shows
 NARROW_COLUMNS = 110  # columns below which the table of plans has no lines between columns
 
 
-def print_plans(console: Console, searches: Sequence[tuple[Workload, list[Candidate]]], machine: Machine) -> None:
-    """Print a row for each workload and DeepSpeed configuration: the fastest plan that fits, or the nearest one."""
+def print_plans(
+    console: Console, searches: Sequence[tuple[Workload, list[Candidate]]], machine: Machine, rows: str
+) -> None:
+    """Print a row for each workload and DeepSpeed configuration: the fastest plan that fits, or the nearest one.
+
+    `rows` are sentences about the rows that the plans are for.
+    """
     console.print(_describe_machine(machine))
     is_narrow = console.width < NARROW_COLUMNS
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0)) if is_narrow else Table()
@@ -33,9 +46,8 @@ def print_plans(console: Console, searches: Sequence[tuple[Workload, list[Candid
             candidate = find_fastest(config_candidates) or find_nearest(config_candidates, machine)
             table.add_row(*_build_row(workload, candidate, best, is_narrow))
         table.add_section()
-    console.print(
-        "Each plan fits the longest rows that the settings allow. A stage plans again for the longest rows of its data."
-    )
+    if rows:
+        console.print(rows, markup=False, highlight=False)
     console.print(table)
     for workload, candidates in searches:
         _print_advice(console, workload, candidates, machine)
@@ -47,17 +59,17 @@ def print_times(
     """Print a row for each stage with its training plan and its minutes, and the disk that the run needs."""
     source = "scaled from an H200, and near those measured on this card" if card.is_measured else "scaled from an H200"
     console.print(
-        f"\n[bold]Predicted for {machine.gpus} × {card.title}[/bold], with rows of usual length: the rates are {source}"
+        f"\n[bold]Minutes of these plans on {machine.gpus} × {card.title}[/bold], with rows of usual length (rates "
+        f"{source}):"
     )
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    columns = ("stage", "amount", "micro batch", "checkpointed layers", "GPU GiB", "host GiB", "samples/s", "min")
-    narrow_columns = ("stage", "amount", "micro\nbatch", "layers", "GPU\nGiB", "host\nGiB", "samples\n/s", "min")
-    for column in columns if console.width >= NARROW_COLUMNS else narrow_columns:
-        table.add_column(column, overflow="fold")
+    for column in ("stage", "amount", "samples/s", "minutes"):
+        table.add_column(column, justify="right" if column in ("samples/s", "minutes") else "left")
     for time in times:
-        table.add_row(time.stage, time.amount, *_describe_training(time), f"{time.seconds / 60:.1f}")
+        rate = f"{time.rate:.1f}" if time.rate else ""
+        table.add_row(time.stage, time.amount, rate, f"{time.seconds / 60:.1f}")
     table.add_section()
-    table.add_row("in all", *[""] * 6, f"{sum(time.seconds for time in times) / 60:.1f}")
+    table.add_row("in all", "", "", f"{sum(time.seconds for time in times) / 60:.1f}")
     console.print(table)
     console.print(
         "These are minutes of one experiment with one seed. Each further experiment and seed takes about as long, "
@@ -65,19 +77,6 @@ def print_times(
     )
     terms = " + ".join(f"{part} {size:.1f}" for part, size in disk.items())
     console.print(f"  disk {sum(disk.values()):.1f} GiB = {terms}, and the data")
-
-
-def _describe_training(time: StageTime) -> list[str]:
-    if time.candidate is None:
-        return [""] * 5
-    plan, prediction = time.candidate.plan, time.candidate.prediction
-    return [
-        str(plan.micro_batch),
-        describe_checkpointing(plan),
-        f"{prediction.gpu_gib:.1f}",
-        f"{prediction.host_gib:.1f}",
-        f"{time.rate:.1f}",
-    ]
 
 
 def _describe_machine(machine: Machine) -> str:
@@ -116,10 +115,26 @@ def _print_advice(console: Console, workload: Workload, candidates: list[Candida
         for advice in suggest_remedies(workload, candidates, machine):
             console.print(f"  • {advice}")
         return
+    console.print(explain_choice(best, candidates), markup=False, highlight=False)
     for name, parts in (("GPU", best.prediction.gpu), ("host", best.prediction.host)):
         if parts:
             terms = " + ".join(f"{part} {size:.2f}" for part, size in parts.items())
             console.print(f"  {name} {sum(parts.values()):.2f} GiB = {terms}")
+
+
+def explain_choice(best: Candidate, candidates: list[Candidate]) -> str:
+    """Return a sentence with the chosen plan and the reason for it."""
+    chosen = f"Chosen: {describe_plan(best.plan)}"
+    if best.plan.zero.adam_8bit:
+        return f"{chosen}. No plan with exact optimizer states fits; this one rounds them to 8 bits."
+    fastest = max((each for each in candidates if each.fits), key=lambda each: each.samples_per_second)
+    gain = fastest.samples_per_second / best.samples_per_second - 1
+    if not fastest.plan.zero.adam_8bit or gain < MIN_GAIN:
+        return f"{chosen}, the fastest that fits."
+    return (
+        f"{chosen}, the fastest that fits with exact optimizer states. {fastest.plan.deepspeed} would be {gain:.0%} "
+        "faster, but rounds them to 8 bits."
+    )
 
 
 def _format_gib(size: float | None) -> str:

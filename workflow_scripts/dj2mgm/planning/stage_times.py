@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dj2mgm.monitoring.memory_csv import GIB
-from dj2mgm.planning.architecture import MGMArchitecture
-from dj2mgm.planning.prediction import FLOAT32, Machine
-from dj2mgm.planning.search import Candidate, find_fastest, list_candidates
+from dj2mgm.planning.architecture import Architecture, MGMArchitecture
+from dj2mgm.planning.prediction import FLOAT32
+from dj2mgm.planning.search import Candidate
 from dj2mgm.planning.speed import estimate_speed
 from dj2mgm.planning.step import Workload, count_parameters
 from dj2mgm.settings.gpu_cards import CARDS, GpuCard
@@ -46,13 +46,25 @@ class Amounts:
 
 
 @dataclass(frozen=True)
+class PlannedTraining:
+    """A training stage with its training plan, and the samples of a step.
+
+    `usual` has the images of a usual row, and `workload` those of the longest one.
+    """
+
+    workload: Workload
+    candidate: Candidate
+    batch: int
+    usual: Architecture
+
+
+@dataclass(frozen=True)
 class StageTime:
-    """A stage, its training plan if it trains, and its predicted duration."""
+    """A stage and its predicted duration."""
 
     stage: str
     amount: str  # samples or images, with their number
-    candidate: Candidate | None
-    rate: float  # samples per second
+    rate: float  # samples per second; 0 for a stage that does not train
     seconds: float
 
 
@@ -68,43 +80,31 @@ def compute_slowdown(card: GpuCard) -> float:
     return products + (1 - PRODUCT_SHARE) * FITTED_CARD.memory_gb_per_s / card.memory_gb_per_s
 
 
-def estimate_rate(workload: Workload, candidate: Candidate, batch: int, gpus: int, card: GpuCard) -> float:
+def estimate_rate(training: PlannedTraining, gpus: int, card: GpuCard) -> float:
     """Return the samples per second of average samples.
 
     A micro batch holds more of them than of the longest ones, but the fitted constants count as many.
     """
-    image_tokens = workload.architecture.image_tokens
-    average = image_tokens + min(AVERAGE_TEXT[workload.tuning], workload.sequence_length - image_tokens)
-    answer_tokens = min(AVERAGE_ANSWER[workload.tuning], average - image_tokens)
-    workload = replace(workload, sequence_length=average, answer_tokens=answer_tokens)
-    return estimate_speed(workload, candidate.plan, gpus, batch, slowdown=compute_slowdown(card))
+    workload, image_tokens = training.workload, training.usual.image_tokens
+    text = min(AVERAGE_TEXT[workload.tuning], workload.sequence_length - workload.architecture.image_tokens)
+    answer_tokens = min(AVERAGE_ANSWER[workload.tuning], text)
+    workload = replace(
+        workload, architecture=training.usual, sequence_length=image_tokens + text, answer_tokens=answer_tokens
+    )
+    return estimate_speed(workload, training.candidate.plan, gpus, training.batch, slowdown=compute_slowdown(card))
 
 
 def predict_times(
-    trainings: Mapping[str, tuple[Workload, int]],
-    machine: Machine,
-    configs: Mapping[str, dict],
-    card: GpuCard,
-    amounts: Amounts,
+    trainings: Mapping[str, PlannedTraining], gpus: int, card: GpuCard, amounts: Amounts
 ) -> list[StageTime]:
-    """Predict each training stage that fits the machine, and the answers of the trained model.
-
-    Args:
-        trainings: workload and global batch by stage, in the order of the stages.
-        configs: completed DeepSpeed configurations by name.
-    """
+    """Predict each training stage, in the order of the stages, and the answers of the trained model."""
     times = []
-    for stage, (workload, batch) in trainings.items():
-        workload, samples = shorten_workload(workload), amounts.samples[stage]
-        candidate = find_fastest(list_candidates(workload, machine, configs, batch))
-        if candidate is None:
-            return []
-        rate = estimate_rate(workload, candidate, batch, machine.processes, card)
-        seconds = START_SECONDS + samples / rate
-        times.append(StageTime(stage, f"{samples:,} samples", candidate, rate, seconds))
+    for stage, training in trainings.items():
+        samples, rate = amounts.samples[stage], estimate_rate(training, gpus, card)
+        times.append(StageTime(stage, f"{samples:,} samples", rate, START_SECONDS + samples / rate))
     answers = amounts.held_out * SAMPLES_PER_HELD_OUT_IMAGE
     seconds = ANSWERS_START_SECONDS + answers / times[-1].rate
-    return [*times, StageTime("generate_answers", f"{amounts.held_out:,} held-out images", None, 0, seconds)]
+    return [*times, StageTime("generate_answers", f"{amounts.held_out:,} held-out images", 0, seconds)]
 
 
 def predict_disk(workloads: Mapping[str, Workload], weights_gb: float | None) -> dict[str, float]:

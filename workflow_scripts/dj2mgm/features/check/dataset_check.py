@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from dj2mgm.data.formats import IMAGE_TOKEN, extract_caption, list_images
+from dj2mgm.data.formats import IMAGE_TOKEN, choose_spread_rows, extract_caption, list_images
 from dj2mgm.data.images import BadImageError, join_image_path, load_image, locate_image
 from dj2mgm.data.json_rows import read_json_list
 from dj2mgm.data.text_units import separate_words
@@ -235,8 +235,7 @@ class _RowCheck:
         self.root, self.max_length = settings.images[split], settings.max_length
         self.name_image = partial(_name_image, dataset, self.root)
         self.opened_rows, self.measured_rows, self.shown_rows = (
-            {number * total // limit for number in range(limit)} if total > limit else set(range(total))
-            for limit in (MAX_OPENED, MAX_MEASURED, SHOWN_ROWS)
+            choose_spread_rows(total, limit) for limit in (MAX_OPENED, MAX_MEASURED, SHOWN_ROWS)
         )
         self.number = 0
         self.counts: Counter[str] = Counter()
