@@ -16,6 +16,7 @@ sys.path.insert(0, str(PROJECT / "workflow_scripts"))
 
 import torch  # noqa: E402
 
+from dj2mgm.model_files.missing_models import compute_download_gb  # noqa: E402
 from dj2mgm.planning.architecture import MGMArchitecture, find_architecture  # noqa: E402
 from dj2mgm.planning.prediction import Machine  # noqa: E402
 from dj2mgm.planning.search import find_fastest, list_candidates  # noqa: E402
@@ -30,7 +31,8 @@ from dj2mgm.planning.stage_times import (  # noqa: E402
     shorten_workload,
 )
 from dj2mgm.planning.step import Workload  # noqa: E402
-from dj2mgm.settings.config_files import read_config  # noqa: E402
+from dj2mgm.runs.experiments import REFERENCE  # noqa: E402
+from dj2mgm.runs.layers import merge_experiment  # noqa: E402
 from dj2mgm.settings.deepspeed_files import list_deepspeed_names  # noqa: E402
 from dj2mgm.settings.gpu_cards import CARDS  # noqa: E402
 from dj2mgm.settings.training_stages import FinetuneSection, PretrainSection  # noqa: E402
@@ -54,7 +56,7 @@ def build_row(model: str) -> str:
         workloads[stage], batches[stage] = shorten_workload(workload), section.global_batch_size
     samples = ASSUMED_ROWS if has_stage_1 else {"finetune": sum(ASSUMED_ROWS.values())}
     configs = {name: read_deepspeed_config(name, architecture.hidden_size) for name in list_deepspeed_names()}
-    weights_gb = read_config(PROJECT / f"config/models/{model}.yaml").get("size_gb")
+    weights_gb = compute_download_gb(merge_experiment(REFERENCE, {"model": model}).model)
     cells, hosts = [], []
     for card in map(CARDS.get, SHOWN_CARDS):
         machine = Machine(1, card.free_gib, HOST_GIB)

@@ -11,7 +11,7 @@ from dj2mgm.cli.console import UserError
 from dj2mgm.cli.snakemake_patches import record_input_errors, replace_graph_builder
 from dj2mgm.runs.command_messages import summarize_jobs
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.job_checks import PlannedJob, check_jobs
+from dj2mgm.runs.job_checks import PlannedJob, check_jobs, list_missing_models
 from dj2mgm.settings.configuration import TARGETS_BY_KEY
 
 
@@ -112,8 +112,13 @@ def build_and_check_graph(build_graph):
         check_jobs(RUNS, jobs, targets, READING_TARGETS)
         for check in TARGET_CHECKS:
             check(RUNS, targets)
+        missing_models = [*MISSING_MODELS, *list_missing_models(RUNS, jobs)]
+        if missing_models and not workflow.dryrun:
+            raise missing_models[0]
         if workflow.dryrun:
-            show_at_exit("\n".join(summarize_jobs(RUNS, jobs, targets)))
+            missing = sorted(set(map(str, missing_models)))
+            lines = summarize_jobs(RUNS, jobs, targets, missing)
+            show_at_exit("\n".join(lines))
 
 
 if workflow.is_main_process:

@@ -5,9 +5,12 @@ from itertools import chain
 from dj2mgm.model_files.clips import list_clip_files
 from dj2mgm.model_files.foundation import FOUNDATION_PARTS
 from dj2mgm.model_files.missing_models import (
+    MissingModelError,
     check_model_folders,
     list_local_model_files,
 )
+
+MISSING_MODELS = []  # errors about models that only a dry run goes on without
 
 
 def model_folder(wildcards):
@@ -24,7 +27,12 @@ def list_model_files(model):
     """Return the files of a whole model's folder, as inputs."""
     if model.whole_model:
         with raising_user_errors():
-            check_model_folders(model)
+            try:
+                check_model_folders(model)
+            except MissingModelError as error:
+                if not workflow.dryrun:
+                    raise
+                MISSING_MODELS.append(error)
         return check_user_files(list_local_model_files(model.folder))
     return [f"{model.folder}/model.safetensors"]
 

@@ -1,6 +1,7 @@
 # Plan before a training: memory on this machine, the power of a comparison, and DeepSpeed configurations for other
 # numbers of GPUs.
 from pathlib import Path
+from dj2mgm.model_files.missing_models import compute_download_gb
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.row_counts import count_training_rows
 from dj2mgm.settings.batch_sizes import count_samples, describe_steps
@@ -133,7 +134,7 @@ def plan_flags(wildcards):
     if counts:
         flags.append(f"--held-out={held_out}")
         flags.append(f"--dataset={find_dataset_summary(run).parent}")
-    if size := getattr(config.model, "size_gb", None):
+    if size := compute_download_gb(config.model):
         flags.append(f"--weights-gb={size}")
     return (
         flags

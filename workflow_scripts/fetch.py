@@ -41,12 +41,19 @@ with project_imports():
         find_dataset_source,
         look_up,
     )
-    from dj2mgm.model_files.missing_models import ModelDownload, describe_missing, find_downloads, find_missing_models
+    from dj2mgm.model_files.missing_models import (
+        ModelDownload,
+        describe_missing,
+        find_downloads,
+        find_facts,
+        find_missing_models,
+    )
     from dj2mgm.model_files.model_folders import MODEL_SUFFIXES
     from dj2mgm.runs.experiments import REFERENCE
     from dj2mgm.runs.layers import merge_experiment, merge_shared_settings
     from dj2mgm.servers.hub import Request, UnreachableHubError, check_hub_answers
     from dj2mgm.settings.hub_files import HubArchive, HubBenchmark
+    from dj2mgm.settings.models import ModelFile
     from dj2mgm.storage.files import format_yaml_line
 
 CACHE_FOLDERS = ("blobs", "refs", "snapshots")  # folders of a repository in the hub's cache
@@ -77,7 +84,7 @@ def main() -> None:
     except UnreachableHubError as error:
         keys = {key: args.config[key] for key in ("dataset", "fetch") if key in args.config}
         overrides = [f"{key}={value if key == 'dataset' else format_yaml_line(value)}" for key, value in keys.items()]
-        print(describe_offline_steps(model_downloads, dataset, missing_data, overrides), flush=True)
+        print(describe_offline_steps(config.model, model_downloads, dataset, missing_data, overrides), flush=True)
         raise InputError(f"{error}. The lines above say what to do without internet") from None
     for item in (*repositories, *data_downloads):
         print(item.describe(), flush=True)
@@ -101,7 +108,11 @@ def main() -> None:
 
 
 def describe_offline_steps(
-    models: Iterable[ModelDownload], dataset: HubSource | None, missing_data: Iterable[HubData], overrides: list[str]
+    model: ModelFile,
+    downloads: Iterable[ModelDownload],
+    dataset: HubSource | None,
+    missing_data: Iterable[HubData],
+    overrides: list[str],
 ) -> str:
     """Return what to do on a machine that does not reach the hub, and the files to copy to it.
 
@@ -109,17 +120,20 @@ def describe_offline_steps(
         overrides: keys of `--config` that name known datasets and benchmarks.
     """
     commands, files = [], []
-    for model in models:
-        commands += model.iterate_commands()
-        folder = model.converted or model.folder
+    for download in downloads:
+        first, *others = download.iterate_commands()
+        facts = find_facts(model, download.hub_id)
+        commands += [f"{first}   # {facts}" if facts else first, *others]
+        folder = download.converted or download.folder
         names = [f"*{suffix}" for suffix in MODEL_SUFFIXES] if folder else CACHE_FOLDERS
-        files.append((folder or _find_cache_folder("model", model.hub_id), names))
+        files.append((folder or _find_cache_folder("model", download.hub_id), names))
     if dataset:
         commands.append(f"hf download {dataset.hub_id} --repo-type dataset")
         files.append((_find_cache_folder("dataset", dataset.hub_id), CACHE_FOLDERS))
     missing_data = list(missing_data)
     if missing_data:
-        commands.append(f"{shlex.join(['snakemake', 'fetch', '--config', *overrides])}   # also converts the data")
+        licenses = ", ".join(f"{data.name} (license {data.file.license})" for data in missing_data)
+        commands.append(f"{shlex.join(['snakemake', 'fetch', '--config', *overrides])}   # also converts {licenses}")
         files += [(data.folder, list_fetched_files(data)) for data in missing_data]
     commands += [line for data in missing_data if (line := _find_plain_download(data))]
     lines = [

@@ -50,7 +50,7 @@ def read(folder):
         ("decontaminate={folders: [/no/such]}", "decontaminate.folders: there is no folder /no/such;"),
         (
             "model=mgm-2b",
-            "or these commands (docs/models.md): hf download google/gemma-2b-it --local-dir model_zoo/gemma-2b-it",
+            "model mgm-2b: it is not on this machine yet. `snakemake fetch --config model=mgm-2b` downloads 8.1 GB: ",
         ),
         ("evaluate={judge_clip: /no/such/clip}", "evaluate.judge_clip: there is no folder /no/such/clip"),
         ("finetune={attn_implementation: flash_attention_2}", "needs the package flash-attn, which is not installed"),

@@ -108,6 +108,11 @@ def test_baseline_with_default_profile_runs_without_arguments(fresh):
     assert "Using workflow specific profile profiles/default" in printed
 
 
+@pytest.mark.parametrize(("model", "rule"), [("qwen3-vl-2b", "finetune_in_one_stage"), ("mgm-2b", "assemble_model")])
+def test_a_listed_model_needs_no_download_for_a_dry_run(fresh, model, rule):
+    assert rule in fresh.job_counts("baseline", config=(f"model={model}",))
+
+
 def test_the_challenges_folders_can_train_mgm_2b(fresh):
     save_kit(fresh.folder / "better_synth")
     config = ("dataset=better_synth", "model=mgm-2b")

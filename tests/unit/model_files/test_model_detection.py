@@ -11,7 +11,7 @@ from huggingface_hub import save_torch_state_dict
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.missing_models import check_clip_folder, check_model_folders
+from dj2mgm.model_files.missing_models import MissingModelError, check_clip_folder, check_model_folders
 from dj2mgm.model_files.model_folders import find_damaged_weights
 from dj2mgm.model_files.model_types import VISION_LANGUAGE_TYPES
 from dj2mgm.runs.layers import merge_experiment
@@ -71,7 +71,7 @@ def test_a_hub_id_is_a_model_in_the_cache(cache):
     model = resolve(HUB_ID)
     assert (model.name, model.whole_model, model.hub_ids) == (HUB_ID, str(folder), [HUB_ID])
     check_model_folders(model)
-    with pytest.raises(InputError, match=f"{CLIP} is neither a folder nor in the hub's cache.*`?hf download {CLIP}"):
+    with pytest.raises(InputError, match=rf"downloads 1.7 GB: {CLIP} \(1.7 GB"):
         check_clip_folder(model)
     put_in_cache(cache, CLIP)
     check_clip_folder(model)
@@ -102,12 +102,21 @@ def test_a_missing_known_model_names_its_size_and_license(cache, name):
     model = resolve(name)
     assert model.hub_ids == [model.whole_model] and model.license and model.clip == CLIP
     gated = ", gated" if model.gated else ""
-    message = (
-        f"run `snakemake fetch --config model={name}` first: {model.size_gb:.1f} GB, license {model.license}{gated}"
-    )
-    with pytest.raises(InputError) as raised:
+    with pytest.raises(MissingModelError) as raised:
         check_model_folders(model)
-    assert str(raised.value) == f"model {name}: {model.whole_model} is not on this machine; {message}"
+    message = str(raised.value)
+    assert f"`snakemake fetch --config model={name}` downloads {model.size_gb + 1.7:.1f} GB: " in message
+    assert f"{model.whole_model} ({model.size_gb:.1f} GB, license {model.license}{gated}), {CLIP} (1.7 GB" in message
+    put_in_cache(cache, CLIP)
+    with pytest.raises(MissingModelError, match=rf"downloads {model.size_gb:.1f} GB: "):
+        check_model_folders(model)
+
+
+def test_a_missing_mgm_names_the_sizes_of_all_parts(cache):
+    sizes = r"downloads 8.1 GB: google/gemma-2b-it \(5.0 GB, .*, gated\), openai"
+    for check in (check_model_folders, check_clip_folder):
+        with pytest.raises(MissingModelError, match=sizes):
+            check(resolve("mgm-2b"))
 
 
 def test_a_fetched_known_model_is_read_from_the_cache(cache):

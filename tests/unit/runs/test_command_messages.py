@@ -39,6 +39,14 @@ def test_trainings_have_their_rows_and_steps(runs):
     assert all(len(line) <= 80 for line in lines)
 
 
+def test_models_to_fetch_are_named_in_whole_lines(runs):
+    lines = summarize_jobs(
+        runs, JOBS, [PAGE], ["model mgm-2b: it is not here. `snakemake fetch` downloads 8.1 GB: " * 3]
+    )
+    begin = lines.index(next(line for line in lines if line.startswith("First: model mgm-2b: it is not here.")))
+    assert "snakemake fetch" in "".join(lines[begin:]) and all(len(line) <= 80 for line in lines)
+
+
 @pytest.mark.parametrize(
     ("files", "shown"),
     [

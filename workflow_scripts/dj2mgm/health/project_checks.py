@@ -11,8 +11,7 @@ from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.health.findings import Finding
 from dj2mgm.model_files.missing_models import (
-    WHOLE_MODEL,
-    describe_download,
+    describe_downloads,
     describe_missing,
     find_downloads,
     find_missing_models,
@@ -110,8 +109,8 @@ def check_models(runs: Runs) -> Iterator[Finding]:
             reason = "; ".join(dict.fromkeys(describe_missing(key, part) for key, part in missing.items()))
             argument = shlex.quote(f"model={model.name}")
             remedy = f"run snakemake fetch --config {argument}" if find_downloads(model, missing) else ""
-            if remedy and WHOLE_MODEL in missing and (facts := describe_download(model)):
-                remedy += f": {facts}"
+            if remedy and (facts := describe_downloads(model, missing)):
+                remedy += f", which downloads {facts}"
             yield Finding(name, "fail", reason, remedy or "correct the model's file; see docs/models.md")
         else:
             yield Finding(name, "pass", "all its folders and weights exist")

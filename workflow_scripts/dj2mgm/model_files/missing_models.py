@@ -24,6 +24,32 @@ CONVERSIONS = {"vision_tower": "safetensors", "vision_tower_aux": "convnext"}  #
 
 
 @dataclass(frozen=True)
+class HubFacts:
+    """Size and license of a repository, for messages without internet."""
+
+    size_gb: float
+    license: str = "not stated"
+    gated: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.size_gb:.1f} GB, license {self.license}{', gated' if self.gated else ''}"
+
+
+# Facts of the parts of listed models; those of whole models are in their files.
+PART_FACTS = {
+    "google/gemma-2b-it": HubFacts(5.0, "gemma", gated=True),
+    "Qwen/Qwen2.5-1.5B-Instruct": HubFacts(3.1, "apache-2.0"),
+    "openai/clip-vit-large-patch14": HubFacts(1.7),
+    "openai/clip-vit-large-patch14-336": HubFacts(1.7),
+    "laion/CLIP-convnext_large_d_320.laion2B-s29B-b131K-ft-soup": HubFacts(1.4, "mit"),
+}
+
+
+class MissingModelError(InputError):
+    """A model that `snakemake fetch` downloads; a dry run needs only its configuration."""
+
+
+@dataclass(frozen=True)
 class ModelDownload:
     """A repository of the hub that fills a folder of a model.
 
@@ -50,7 +76,8 @@ def check_model_folders(model: ModelFile) -> None:
     """Check that the folders of a model or its parts are there, with all their weights.
 
     Raises:
-        InputError: names the missing folders and files, and the commands that download them.
+        MissingModelError: states what `fetch` downloads, with sizes and licenses.
+        InputError: names the missing or damaged folders and files, and the commands that download them.
     """
     _refuse(model, {key: part for key, part in find_missing_models(model).items() if key != CLIP_KEY})
     if isinstance(model, TransformersModel):
@@ -67,13 +94,18 @@ def find_missing_models(model: ModelFile) -> dict[str, str]:
 
     Keys are the keys of `parts`, `CLIP_KEY`, and `WHOLE_MODEL` for the model itself.
     """
-    parts = model.parts | {CLIP_KEY: model.clip}
+    parts = _list_parts(model)
+    whole = parts.pop(WHOLE_MODEL, None)
     missing = {key: part for key, part in parts.items() if not is_complete(part)}
-    if model.whole_model and not (
-        os.path.isfile(f"{model.whole_model}/config.json") and is_complete(model.whole_model)
-    ):
-        missing = {WHOLE_MODEL: model.whole_model} | missing
+    if whole and not (os.path.isfile(f"{whole}/config.json") and is_complete(whole)):
+        missing = {WHOLE_MODEL: whole} | missing
     return missing
+
+
+def _list_parts(model: ModelFile) -> dict[str, str]:
+    """Return the folders and hub ids of the model itself, its parts and its CLIP, by key."""
+    whole = {WHOLE_MODEL: model.whole_model} if model.whole_model else {}
+    return whole | model.parts | {CLIP_KEY: model.clip}
 
 
 def find_downloads(model: ModelFile, missing: dict[str, str]) -> list[ModelDownload]:
@@ -100,12 +132,27 @@ def list_part_files(model: ModelFile) -> list[str]:
     ]
 
 
-def describe_download(model: ModelFile) -> str:
-    """Return size and license of a model, as its file states them; empty if it states no size."""
-    if not isinstance(model, TransformersModel) or model.size_gb is None:
+def find_facts(model: ModelFile, hub_id: str) -> HubFacts | None:
+    """Return size and license of a model's repository; None if they are not known without internet."""
+    if isinstance(model, TransformersModel) and hub_id in model.hub_ids:
+        return model.size_gb and HubFacts(model.size_gb, model.license or "not stated", model.gated)
+    return PART_FACTS.get(hub_id)
+
+
+def describe_downloads(model: ModelFile, missing: dict[str, str]) -> str:
+    """Return sizes and licenses of the downloads that fill missing folders; empty if they are not all known."""
+    if not (size := compute_download_gb(model, missing)):
         return ""
-    gated = "gated" if model.gated else ""
-    return ", ".join(filter(None, [f"{model.size_gb:.1f} GB", f"license {model.license or 'not stated'}", gated]))
+    hub_ids = [download.hub_id for download in find_downloads(model, missing)]
+    return f"{size:.1f} GB: {', '.join(f'{hub_id} ({find_facts(model, hub_id)})' for hub_id in hub_ids)}"
+
+
+def compute_download_gb(model: ModelFile, missing: dict[str, str] | None = None) -> float | None:
+    """Return the GB of the downloads that fill missing folders (default: of all); None if they are not all known."""
+    missing = _list_parts(model) if missing is None else missing
+    facts = [find_facts(model, download.hub_id) for download in find_downloads(model, missing)]
+    is_known = facts and all(facts) and all(_find_download(model, key, part) for key, part in missing.items())
+    return sum(each.size_gb for each in facts) if is_known else None
 
 
 def is_complete(part: str) -> bool:
@@ -140,10 +187,10 @@ def _refuse(model: ModelFile, missing: dict[str, str]) -> None:
     if not missing:
         return
     fetch = shlex.join(["snakemake", "fetch", "--config", f"model={model.name}"])
-    if WHOLE_MODEL in missing and not os.path.isdir(missing[WHOLE_MODEL]) and (facts := describe_download(model)):
-        raise InputError(
-            f"model {model.name}: {missing[WHOLE_MODEL]} is not on this machine; run `{fetch}` first: {facts}"
-        )
+    if not any(_find_damage(part) for part in missing.values()):
+        whole_download = find_missing_models(model)  # `fetch` downloads all of it
+        if facts := describe_downloads(model, whole_download):
+            raise MissingModelError(f"model {model.name}: it is not on this machine yet. `{fetch}` downloads {facts}")
     problems = dict.fromkeys(describe_missing(key, part) for key, part in missing.items())
     commands = [command for download in find_downloads(model, missing) for command in download.iterate_commands()]
     obstacles = dict.fromkeys(_list_obstacles(model, missing))

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
@@ -16,6 +17,7 @@ from dj2mgm.runs.stages import TRAINING_STAGES
 from dj2mgm.settings.batch_sizes import find_steps
 
 MAX_TRAININGS = 6  # trainings listed; a study may have hundreds
+WIDTH = 80  # columns
 SUFFIX = ".benchmark.tsv"
 SHARED_FOLDERS = {"datasets", "foundation", "models"}
 LARGE_FOLDERS = {"images", "checkpoints", "captions", "published"}  # without benchmark files
@@ -41,13 +43,16 @@ def list_start_messages(runs: Runs) -> Iterator[str]:
         yield f"warning: {escape_control(warning)}{end} Other experiments are not affected."
 
 
-def summarize_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[PlannedJob]) -> list[str]:
+def summarize_jobs(
+    runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[PlannedJob], missing: Iterable[str] = ()
+) -> list[str]:
     """Return lines of at most 80 columns about the jobs of a dry run; none if nothing would run.
 
     Args:
         runs: all runs.
         jobs: the jobs that would run.
         targets: the jobs that the command line names.
+        missing: sentences about models that are still to be fetched.
     """
     jobs = list(jobs)
     if not jobs:
@@ -74,7 +79,13 @@ def summarize_jobs(runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[Pla
     pages = [file for file in results if file.suffix == ".html"]
     results = pages or [file for file in results if file.suffix != ".yaml"]  # settings are read, not made for users
     lines += [f"Result: {file}" for file in results[:3]]
-    return [*lines, hint]
+    return [*lines, *(line for text in missing for line in _wrap(text)), hint]
+
+
+def _wrap(text: str) -> list[str]:
+    return textwrap.wrap(
+        f"First: {text}.", WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _describe_training(runs: Runs, run: Run, stage: str, planned_folders: set[Path]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER as DATASETS
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.missing_models import check_clip_folder, check_model_folders
+from dj2mgm.model_files.missing_models import MissingModelError, check_clip_folder, check_model_folders
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.pages import list_page_experiments
 from dj2mgm.runs.run import Run
@@ -62,7 +62,7 @@ def check_jobs(
     targets: Iterable[PlannedJob],
     reading_targets: Mapping[str, ReadingTarget],
 ) -> None:
-    """Refuse jobs that would replace another dataset, that their target may not start, or whose model is missing.
+    """Refuse jobs that would replace another dataset, or that their target may not start.
 
     Args:
         runs: all runs.
@@ -77,11 +77,18 @@ def check_jobs(
     for name in sorted({job.dataset for job in jobs if job.dataset}):
         _check_dataset(runs, name)
     _check_starts_no_training(runs, jobs, targets, reading_targets)
-    for name in sorted({job.model for job in jobs if job.model}):
-        check_model_folders(runs.models[name])
+
+
+def list_missing_models(runs: Runs, jobs: Iterable[PlannedJob]) -> Iterator[MissingModelError]:
+    """Yield an error about each model that jobs need and `snakemake fetch` downloads; raise other errors."""
     for job in jobs:
-        for folder in _list_stage_folders(runs, job):
-            _check_clip(runs.by_folder(job.run), Path(folder).name)
+        try:
+            if job.model:
+                check_model_folders(runs.models[job.model])
+            for folder in _list_stage_folders(runs, job):
+                _check_clip(runs.by_folder(job.run), Path(folder).name)
+        except MissingModelError as error:
+            yield error
 
 
 def _check_dataset(runs: Runs, name: str) -> None:

@@ -4,6 +4,7 @@ import errno
 import gzip
 import json
 import os
+import re
 import socket
 import time
 from contextlib import ExitStack, nullcontext
@@ -24,6 +25,7 @@ from dj2mgm.servers.hub import check_library_downloads
 from dj2mgm.settings.models import CLIP
 from fetch_command import run_fetch
 from hub_server import REVISION, TOKEN, HubServer, Repository
+from paths import PROJECT
 
 MODEL, DATASET = "Somebody/Their-VLM-2B", "somebody/photos"
 CONFIG = json.dumps({"model_type": "smolvlm", "vision_config": {"hidden_size": 8}}).encode()
@@ -381,9 +383,14 @@ def test_steps_without_internet_are_on_one_screen(fetch, tmp_path):
     assert done.returncode and "Traceback" not in done.stderr and done.stderr.count("\n") == 1
     lines = [line.strip() for line in done.stdout.splitlines()]
     assert len(lines) < 24 and "HTTPS_PROXY" in lines[0] and "HF_ENDPOINT" in lines[0]
-    assert "hf download google/gemma-2b-it --local-dir model_zoo/gemma-2b-it" in lines
+    gemma = "hf download google/gemma-2b-it --local-dir model_zoo/gemma-2b-it"
+    assert f"{gemma}   # 5.0 GB, license gemma, gated" in lines
+    page = (PROJECT / "docs/models.md").read_text(encoding="utf-8")
+    documented = re.findall(r"^hf download .*--local-dir.*$", page, re.MULTILINE)
+    assert documented[0] == gemma and set(documented) <= {line.partition("   #")[0] for line in lines}
     [again] = [line for line in lines if line.startswith("snakemake fetch")]
     assert again.startswith("snakemake fetch --config dataset=finevision/chartqa 'fetch={benchmarks: [textvqa]}'  ")
+    assert "# also converts " in again and "finevision/chartqa (license other)" in again
     [plain] = [line for line in lines if "hf download HuggingFaceM4/FineVision" in line]
     assert "--include 'chartqa/train-*.parquet'" in plain and plain.endswith(
         "dataset=downloads/finevision-whole/chartqa"
@@ -398,7 +405,7 @@ def test_steps_without_internet_are_on_one_screen(fetch, tmp_path):
 
 def test_cached_models_and_archives_are_listed_without_internet(fetch, tmp_path):
     lines = fetch("http://127.0.0.1:9", model="qwen3-vl-2b", dataset="llava-pretrain").stdout.splitlines()
-    assert "  hf download Qwen/Qwen3-VL-2B-Instruct" in lines
+    assert "  hf download Qwen/Qwen3-VL-2B-Instruct   # 4.3 GB, license apache-2.0" in lines
     assert f"  {tmp_path}/home/hub/models--Qwen--Qwen3-VL-2B-Instruct/{{blobs,refs,snapshots}}" in lines
     assert "  downloads/llava-pretrain/{rows.json,*/,.fetched.json}" in lines
     assert "unzip -q -n downloads/llava-pretrain-whole/images.zip" in "\n".join(lines)
