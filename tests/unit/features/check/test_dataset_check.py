@@ -101,14 +101,16 @@ def test_counts_are_those_of_the_dataset_stage(check, tmp_path, form):
     [pairs] = (result := check("mine")).splits
     folder = tmp_path / "results/datasets/mine"
     summary = read_json(folder / "summary.json")
-    assert (pairs.trained, result.held_out) == (summary["pretrain"], summary["evaluation"])
+    assert (pairs.written, result.held_out) == (summary["pretrain"], summary["evaluation"])
     uncaptioned = summary["sources"]["captions"].get("uncaptioned", 0)
-    assert pairs.rows == pairs.trained + sum(part.count for part in pairs.left_out)
+    assert pairs.rows == pairs.trained + sum(part.count for part in (*pairs.left_out, *pairs.bad))
     assert pairs.rows == summary["sources"]["captions"]["rows"] + uncaptioned
     bad = [
         row for row in read_jsonl(folder / "pretrain.jsonl") if is_unreadable(f"{folder}/sources.json", *row["images"])
     ]
     assert sum(part.count for part in pairs.bad) == len(bad) == {"table": 2}.get(form, 1)
+    text = write_console_text(result, Path("check.html"))
+    assert f"Pairs: {pairs.written - len(bad)} of {pairs.rows} rows to train on; left out: " in text
 
 
 def test_reasons_have_up_to_three_names(check, tmp_path):
@@ -187,7 +189,7 @@ def test_lengths_are_counted_in_words_and_tokens(check, tmp_path):
     write_pairs(tmp_path / "mine", {f"{number:03d}": "a " * (number + 1) for number in range(100)})
     [pairs] = check("mine", max_length=50).splits
     assert pairs.words.longest in range(95, 101) and pairs.words.median in range(45, 56)
-    assert pairs.tokens.longest >= pairs.words.longest and pairs.measured == pairs.trained
+    assert pairs.tokens.longest >= pairs.words.longest and pairs.measured == pairs.written
     assert 40 <= pairs.cut <= 55
     assert check("mine", tokenizer="").splits[0].tokens is None
 
@@ -217,7 +219,8 @@ def test_console_fits_80_columns_and_fails_with_the_problem(check, tmp_path, cap
     text = write_console_text(result, Path("check.html"))
     assert (
         all(len(line) <= 80 or " " not in line.strip() for line in text.splitlines())
-        and "27 of 30 rows to train on" in text
+        and "26 of 30 rows to train on" in text
+        and "1 with an empty caption" in " ".join(text.split())
     )
     for name in range(20):
         (tmp_path / f"mine/{name:03d}.png").unlink()

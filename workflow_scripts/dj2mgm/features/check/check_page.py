@@ -23,7 +23,12 @@ ASSUMPTION = (
 def write_check_page(check: DatasetCheck, path: Path) -> None:
     """Write one self-contained HTML file without scripts."""
     templates = build_template_environment(Path(__file__).parent)
-    templates.filters |= {"shown": escape_control, "sentences": iterate_sentences, "power": list_power_sentences}
+    templates.filters |= {
+        "shown": escape_control,
+        "sentences": iterate_sentences,
+        "power": list_power_sentences,
+        "fate": describe_fate,
+    }
     write_text(path, templates.get_template("check.html.j2").render(check=check))
 
 
@@ -49,26 +54,27 @@ def write_console_text(check: DatasetCheck, page: Path) -> str:
 def iterate_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str]:
     """Yield the sentences about the rows of a split: their numbers first, then problems and lengths."""
     left_out = f"; left out: {join_words([*map(_show, split.left_out)])}" if split.left_out else ""
-    yield (f"{split.title.capitalize()}: {split.trained} of {split.rows} rows to train on{left_out}.")
-    if split.opened < split.trained:
+    bad = f"; {describe_fate(split, check)}: {join_words([*map(_show, split.bad)])}" if split.bad else ""
+    yield f"{split.title.capitalize()}: {split.trained} of {split.rows} rows to train on{left_out}{bad}."
+    if split.opened < split.written:
         yield f"{MAX_OPENED} images were opened, spread over the rows; of the others, only the file was looked up."
-    if split.bad:
-        fate = (
-            "The run stops at such rows, unless you set `jsonl: {on_bad_row: drop}`"
-            if split.title == "instructions" and check.refuses_bad_rows
-            else "Filters drop such rows"
-        )
-        yield f"Among the {split.title} to train on: {join_words([*map(_show, split.bad)])}. {fate}."
     yield from _list_size_sentences(split, check)
     if split.words:
         yield f"Words: {_show_lengths(split.words)}."
     if split.tokens:
-        sample = f" in {split.measured} rows" if split.measured < split.trained else ""
+        sample = f" in {split.measured} rows" if split.measured < split.written else ""
         is_longer = "row is" if split.cut == 1 else "rows are"
         cut = f"; {split.cut} {is_longer} longer than max_length ({check.max_length}) and cut" if split.cut else ""
         yield f"Tokens of the model {check.model}{sample}: {_show_lengths(split.tokens)}{cut}. An image adds its own."
     else:
         yield f"Tokens: not counted, because the tokenizer of the model {check.model} is not on this machine."
+
+
+def describe_fate(split: SplitCheck, check: DatasetCheck) -> str:
+    """Return what happens to the bad rows of a split."""
+    if split.title == "instructions" and check.refuses_bad_rows:
+        return "the run stops at these, unless you set `jsonl: {on_bad_row: drop}`"
+    return "dropped by the filters"
 
 
 def _list_size_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str]:

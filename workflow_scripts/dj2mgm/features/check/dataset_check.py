@@ -87,9 +87,9 @@ class SplitCheck:
 
     Attributes:
         rows: rows in the user's files.
-        trained: rows that the dataset stage wrote.
+        written: rows that the dataset stage wrote.
         left_out: the other rows of the files; both add up to `rows`.
-        bad: rows among `trained` that a later stage drops or refuses.
+        bad: rows among `written` that a later stage drops or refuses.
         opened: images that were decoded.
         words: words of a caption or of all turns; None without rows.
         tokens: the same in tokens; None without a tokenizer.
@@ -100,7 +100,7 @@ class SplitCheck:
 
     title: str
     rows: int
-    trained: int
+    written: int
     left_out: list[LeftOut]
     bad: list[LeftOut]
     opened: int
@@ -109,6 +109,11 @@ class SplitCheck:
     measured: int
     cut: int
     largest: tuple[int, int]
+
+    @property
+    def trained(self) -> int:
+        """Rows that a training can use; with those left out and the bad ones, they add up to `rows`."""
+        return self.written - sum(part.count for part in self.bad)
 
     @property
     def bad_images(self) -> list[LeftOut]:
@@ -441,15 +446,15 @@ def _find_unreadable(settings: CheckSettings, summary: dict, pairs: SplitCheck) 
 def _find_problem(settings: CheckSettings, dataset: ReadableDataset, check: "_RowCheck", pairs: SplitCheck) -> str:
     """Return a sentence about pairs that mostly cannot be used, with the remedy; "" if they can."""
     bad_images, empty = sum(part.count for part in pairs.bad_images), check.counts[EMPTY_CAPTION]
-    if bad_images > MAX_BAD_SHARE * pairs.trained:
+    if bad_images > MAX_BAD_SHARE * pairs.written:
         counts = ", ".join(f"{part.count} {part.reason}" for part in pairs.bad_images)
         return (
-            f"{settings.dataset}: {bad_images} of {pairs.trained} rows cannot be used ({counts}); the first image is "
+            f"{settings.dataset}: {bad_images} of {pairs.written} rows cannot be used ({counts}); the first image is "
             f"{check.first_bad_image}. {_advise(settings, dataset, 'images')}"
         )
-    if empty > MAX_BAD_SHARE * pairs.trained:
+    if empty > MAX_BAD_SHARE * pairs.written:
         return (
-            f"{settings.dataset}: {empty} of {pairs.trained} captions are empty; the first is that of "
+            f"{settings.dataset}: {empty} of {pairs.written} captions are empty; the first is that of "
             f"{check.examples[EMPTY_CAPTION][0]}. {_advise(settings, dataset, 'columns')}"
         )
     return ""
