@@ -30,7 +30,7 @@ for switch, value in SWITCHES.items():
     os.environ.setdefault(switch, value)
 
 if workflow.is_main_process:
-    for message in list_start_messages(RUNS):
+    for message in list_start_messages(RUNS, sys.argv[1:]):
         print(message, file=sys.stderr)
 
 

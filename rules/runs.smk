@@ -21,12 +21,14 @@ def raising_user_errors():
     try:
         yield
     except (InputError, OSError) as error:
-        sentence = (
-            describe_system_error(error) if isinstance(error, OSError) else str(error)
+        lines = (
+            [describe_system_error(error)]
+            if isinstance(error, OSError)
+            else error.lines
         )
-        if not sentence:
+        if not any(lines):
             raise
-        raise UserError(escape_control(sentence)) from None
+        raise UserError("\n".join(map(escape_control, lines))) from None
 
 
 # Read from the command line, because Snakemake knows its targets only after it has read all rules. graph.smk refuses

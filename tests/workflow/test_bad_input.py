@@ -76,6 +76,7 @@ def test_a_wrong_setting_is_refused_before_anything_runs(fresh, config, message)
 def test_an_unknown_target_is_refused_in_a_sentence(fresh, target, message):
     (fresh.folder / "config/experiments/bad.yaml").write_text("gpus: 010\n")
     printed = fresh.run(target, "--dry-run", ok=False)
+    assert printed.count("disagree about 010") == 1, "as a warning, or as the error of the requested target"
     assert message in re.sub(r"\s+", " ", printed) and "Traceback" not in printed and ".smk" not in printed
 
 

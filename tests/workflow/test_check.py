@@ -25,6 +25,8 @@ def test_check_reads_own_photos_and_trains_nothing(checked):
     project, photos, printed = checked
     text = re.sub(r"\s+", " ", printed)
     assert "21 of 24 rows to train on" in text and f"1 without a caption ({photos}/003.png)" in text
+    assert "recognized as" not in text and ": sources: captions: format: folder" in text
+    assert f"snakemake baseline --config 'dataset={photos}' model=qwen3-vl-2b" in text
     assert "the tokenizer of the model small is not on this machine" in text and "Enough for a verdict?" in text
     assert "make_dataset" not in project.job_counts("baseline", config=(f"dataset={photos}",)), "its work is used"
     assert {path.name for path in (project.folder / "results").iterdir()} <= {"datasets", "check"}

@@ -2,16 +2,29 @@
 
 import json
 import re
-from typing import Any
+from typing import Any, Self
 
 LONG_WORD = re.compile(r"\S{401,}")  # longer than paths are
 
 
 class InputError(Exception):
-    """Mistake in the input: one sentence with the problem, its location (file and row, or key) and the remedy."""
+    """Mistake in the input: one sentence with the problem, its location (file and row, or key) and the remedy.
+
+    Further arguments are texts that Snakemake's console prints on lines of their own, such as lines to copy.
+    """
 
     def __str__(self) -> str:
-        return shorten_words(super().__str__())
+        return " ".join(self.lines)
+
+    @property
+    def lines(self) -> list[str]:
+        """Texts for lines of their own."""
+        return [shorten_words(str(argument)) for argument in self.args]
+
+    def with_origin(self, origin: str) -> Self:
+        """Return the same error with a text before it."""
+        first, *others = self.args
+        return type(self)(f"{origin}{first}", *others)
 
 
 class UnsuitableDatasetError(InputError):

@@ -380,10 +380,30 @@ def test_the_error_about_outside_images_has_the_file(here, capsys, kind, prefix)
     write_rows(kind, here / "photos/rows.jsonl", prefix.format(here=here))
     with pytest.raises(InputError, match=f"in {here}(/images)?. Only images inside of .*photos are read") as error:
         resolve_dataset(str(here / "photos"))
+    assert len(error.value.lines) == 4
     Path("config/datasets").mkdir(parents=True)
     Path("config/datasets/photos.yaml").write_text(str(error.value).split("`")[1])
     pairs = write_dataset(resolve_dataset("photos"), Path("results/datasets/photos"), capsys)
     assert len(pairs) == len(CAPTIONS) - 2
+
+
+def test_a_folder_of_several_datasets_is_refused_in_five_lines(here):
+    for name in "abcd":
+        write_loose(here / f"photos/{name}/images")
+        write_rows("table", here / f"photos/{name}/{name}.jsonl", "images/")
+        (here / f"photos/{name}/{name}.csv").write_text(f"image,{name}_caption\n")
+    with pytest.raises(InputError) as error:
+        resolve_dataset("photos")
+    lines = error.value.lines
+    assert (
+        len(lines) <= 5 and "or name one, as in dataset=photos/" in lines[1] and all(len(line) < 300 for line in lines)
+    )
+
+
+def test_a_checked_path_is_no_name(here):
+    write_yaml(Path("results/datasets/pictures/config.yaml"), {"pretrain": {"file": "a/pictures/rows.jsonl"}})
+    with pytest.raises(InputError, match="results/datasets/pictures was made from a/pictures: name this path again"):
+        resolve_dataset("pictures")
 
 
 def test_rows_that_leave_the_data_later_are_left_out(here, capsys):
@@ -546,7 +566,7 @@ def test_two_possible_descriptions_are_offered(here, write, question, choices):
     with pytest.raises(InputError, match=f"{question}.*Save the right one as config/datasets/photos.yaml") as error:
         resolve_dataset("photos")
     offered = str(error.value).split("`")[1::2]
-    assert len(offered) == len(choices)
+    assert len(offered) == len(choices) == len(error.value.lines) - 2
     (here / "config/datasets").mkdir(parents=True)
     for text, choice in zip(offered, choices, strict=True):
         (here / "config/datasets/photos.yaml").write_text(text)

@@ -321,7 +321,7 @@ def _list_subfolders(*folders: Path) -> Iterator[Path]:
 def _write_note(requested_path: Path, titles: list[str], values: dict, skipped: list[str], advice: Advice) -> str:
     lines = [
         f"dataset {requested_path}: recognized as {' and '.join(titles)}.",
-        f"To change this, save these lines as {advice.file}, edit them, and use dataset={Path(advice.file).stem}:",
+        f"To keep or change this, save these lines as {advice.file}, and use dataset={Path(advice.file).stem}:",
     ]
     lines += [f"  {line}" for line in format_yaml(values).splitlines()]
     if skipped:

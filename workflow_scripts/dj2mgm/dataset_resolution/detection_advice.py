@@ -1,6 +1,7 @@
 """Remedies for problems with a detected dataset, with the lines to write into its file."""
 
 import json
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ MAPPING_TO_ROWS = (
     'import json; d = json.load(open({})); print(*(json.dumps({{"image": k, "caption": v}}) for k, v in d.items()), '
     'sep="\\n", file=open({}, "w"))'
 )
+SHOWN_CHOICES = 3  # descriptions in an error about several possible ones
 HEAD_SIZE = 2**20  # characters of a file that are searched for COCO's keys
 
 
@@ -54,18 +56,31 @@ class Advice:
         return f"Name its columns in {self.file}: `{format_yaml_line({'sources': {SOURCE_NAMES['pretrain']: source}})}`"
 
     def make_choice_error(self, question: str, choices: Sequence[dict]) -> InputError:
-        """Return the error about several possible descriptions."""
-        texts = " or ".join(f"`{format_yaml_line(choice)}`" for choice in choices)
-        name = Path(self.file).stem
-        return InputError(f"dataset: {question}. Save the right one as {self.file}, and use dataset={name}: {texts}")
+        """Return the error about several possible descriptions; its lines have at most `SHOWN_CHOICES` of them."""
+        remedy = f"Save the right one as {self.file}, and use dataset={Path(self.file).stem}"
+        paths = dict.fromkeys(filter(os.path.exists, map(_find_path, choices)))
+        if len(paths) == len(choices):
+            remedy += f", or name one, as in {shlex.quote(f'dataset={next(iter(paths))}')}"
+        texts = [f"`{format_yaml_line(choice)}`" for choice in choices[:SHOWN_CHOICES]]
+        if more := len(choices) - len(texts):
+            texts[-1] += f" (or {more} more)"
+        return InputError(f"dataset: {question}.", f"{remedy}:", *texts)
 
     def make_outside_error(self, file: Path, image: str, folder: Path, outside: str, described: dict) -> InputError:
         """Return the error about images outside of the dataset's folder, with the lines that allow reading them."""
         return InputError(
-            f"dataset: {file}: its images, such as {image[:100]}, are in {outside}. Only images inside "
-            f"of {folder} are read, unless you state their folder. If it is right, save this as {self.file}, and use "
-            f"dataset={Path(self.file).stem}: `{format_yaml_line(described)}`"
+            f"dataset: {file}: its images, such as {image[:100]}, are in {outside}.",
+            f"Only images inside of {folder} are read, unless you state their folder.",
+            f"If it is right, save this as {self.file}, and use dataset={Path(self.file).stem}:",
+            f"`{format_yaml_line(described)}`",
         )
+
+
+def _find_path(description: dict) -> str:
+    """Return the path of the pairs in a description of a dataset; "" if there is none."""
+    if "sources" in description:
+        return next(iter(description["sources"].values()))["path"]
+    return description.get("pretrain", {}).get("file", "")
 
 
 def _advise_rows(file: Path, script: str) -> str:

@@ -30,7 +30,7 @@ from dj2mgm.settings.reserved_names import RESERVED_NAMES
 from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.string_formats import check_format, has_format
 from dj2mgm.settings.validation import validate_settings
-from dj2mgm.storage.files import discard_files, find_files
+from dj2mgm.storage.files import discard_files, find_files, read_if_whole
 from dj2mgm.storage.image_files import IMAGE_FOLDERS_FILE
 from dj2mgm.storage.plain_files import resolve_inside
 
@@ -85,10 +85,13 @@ def resolve_dataset(value: str) -> Dataset:
         return _add_license(_detect(data.folder, Path(value)), data.file.license)
     if has_format("repository", value) and (snapshot := find_cached_snapshot(value, "datasets")):
         return _detect(snapshot, Path(value))
+    made = Path(DATASETS_FOLDER, value)
     if similar_path := _suggest_similar_path(value, dataset_names):
         hint = f"did you mean {similar_path!r}?"
     elif has_format("repository", value) and not is_folder_path(value):
         hint = f"if it is a dataset of the hub, run `snakemake fetch --config dataset={value}` first"
+    elif os.sep not in value and (source := find_dataset_source(value, read_if_whole(made / "config.yaml"))):
+        hint = f"{made} was made from {source}: name this path again, or describe it in config/datasets/{value}.yaml"
     else:
         hint = "correct the path" if os.sep in value else suggest_name(value, dataset_names)
     raise InputError(f"dataset: {value!r} is neither a folder, nor a file, nor a name in config/datasets; {hint}")
@@ -302,3 +305,14 @@ def name_dataset(value: str) -> str:
     check_format(f"dataset: the {'file' if is_file else 'folder'} {name!r}", "folder", name)
     is_used = name.lower() in RESERVED_NAMES or name in list_config_names("datasets")
     return f"{name}_data" if is_used else name
+
+
+def find_dataset_source(dataset: str, settings: dict) -> Path | None:
+    """Return the folder or file of a dataset's rows: a path with the dataset's name, otherwise its image folder."""
+    sources = settings.get("sources")
+    parts = [*(sources.values() if isinstance(sources, dict) else ()), settings.get("pretrain")]
+    part = next((part for part in parts if isinstance(part, dict)), {})
+    paths = [Path(part[key]) for key in ("path", "file", "images") if isinstance(part.get(key), str)]
+    candidates = (candidate for path in paths for candidate in (path, *path.parents))
+    matches = (candidate for candidate in candidates if dataset in (candidate.resolve().name, candidate.stem))
+    return next(matches, paths[-1] if paths else None)

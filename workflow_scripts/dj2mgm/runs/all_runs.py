@@ -118,7 +118,7 @@ class Runs:
                 config, dataset, settings = self._resolve_settings(self.experiments.configs[experiment], seed)
             except InputError as error:
                 origin = "" if experiment == REFERENCE else f"experiment {experiment}: "  # the reference is not chosen
-                raise type(error)(f"{origin}{error}") from None
+                raise error.with_origin(origin) from None
             name = self._name_run(experiment, seed)
             self._runs[experiment, seed] = Run(experiment, seed, name, config, dataset, settings)
         return self._runs[experiment, seed]
@@ -343,4 +343,4 @@ def _naming_point(variant: Variant) -> Iterator[None]:
         if not variant.settings or variant.source in str(error):
             raise
         changes = ", ".join(f"{key}: {value}" for key, value in variant.settings.items())
-        raise type(error)(f"{variant.source}: with {changes}: {error}") from None
+        raise error.with_origin(f"{variant.source}: with {changes}: ") from None

@@ -3,7 +3,7 @@
 import csv
 import os
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from statistics import median
 
@@ -23,14 +23,17 @@ SHARED_FOLDERS = {"datasets", "foundation", "models"}
 LARGE_FOLDERS = {"images", "checkpoints", "captions", "published"}  # without benchmark files
 
 
-def list_start_messages(runs: Runs) -> Iterator[str]:
-    """Yield a line about each risk and each guess; names of the user's files are untrusted."""
+def list_start_messages(runs: Runs, words: Collection[str] = ()) -> Iterator[str]:
+    """Yield a line about each risk and each guess; names of the user's files are untrusted.
+
+    `words` are those of the command line. `check` prints its guesses itself, and requested experiments fail.
+    """
     if runs.shared.trusted_recipes:
         yield (
             "warning: trusted_recipes is true: recipes may run code, ask servers, and write or delete files; run only "
             "recipes that you have read"
         )
-    for dataset in runs.datasets.values():
+    for dataset in runs.datasets.values() if "check" not in words else ():
         yield from map(escape_control, dataset.note.splitlines())
     detected = (run.config.model for run in runs if run.dataset.note)
     for name in sorted({model.name for model in detected if model.trained_by_workflow}):
@@ -38,7 +41,7 @@ def list_start_messages(runs: Runs) -> Iterator[str]:
             f"note: the model {name} is made for rendered scenes, and its scores on photos mean nothing. For a verdict "
             "on photos, name another model (docs/models.md)."
         )
-    for warning in runs.experiments.list_warnings():
+    for warning in runs.experiments.list_warnings({*words, *runs.shared.experiment}):
         end = "" if warning.endswith("?") else "."
         yield f"warning: {escape_control(warning)}{end} Other experiments are not affected."
 

@@ -1,6 +1,6 @@
 """Experiments: the merged configuration of each file in config/experiments, and of variants that a target compares."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from typing import Any
 
@@ -169,9 +169,10 @@ class Experiments:
             raise InputError(f"{path}: some file systems cannot tell {name} and {twin} apart; rename one")
         self.configs[name] = self._merge(name)
 
-    def list_warnings(self) -> list[str]:
-        """Return errors of experiments, and of sources with the name of a rule, which no target would show."""
+    def list_warnings(self, requested: Collection[str] = ()) -> list[str]:
+        """Return errors of experiments, and of sources with the name of a rule, which no requested target shows."""
         names = [*self.files, *(name for name in self.sources if name.lower() in RESERVED_NAMES)]
+        names = [name for name in names if name not in requested]
         # otherwise experiments that come with the workflow would warn in every run on photos with captions
         errors = [self.errors[name] for name in names if name in self.errors]
         return list(dict.fromkeys(str(error) for error in errors if not isinstance(error, UnsuitableDatasetError)))

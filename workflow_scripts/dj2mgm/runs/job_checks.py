@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER as DATASETS
+from dj2mgm.dataset_resolution.experiment_dataset import find_dataset_source
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.missing_models import MissingModelError, check_clip_folder, check_model_folders
 from dj2mgm.runs.all_runs import Runs
@@ -95,7 +96,7 @@ def _check_dataset(runs: Runs, name: str) -> None:
     """Refuse a dataset with the name of another one, unless the other folder is missing: it was probably moved."""
     new_settings = runs.datasets[name].settings.file_content() if name in runs.datasets else {}
     old, new = (
-        _find_dataset_source(name, settings)
+        find_dataset_source(name, settings)
         for settings in (read_if_whole(Path(DATASETS, name, "config.yaml")), new_settings)
     )
     if name in list_config_names("datasets") or not (old and new and old.exists()) or old.resolve() == new.resolve():
@@ -155,14 +156,3 @@ def _list_stage_folders(runs: Runs, job: PlannedJob) -> Iterator[str]:
         folder, name = Path(file).parent, Path(file).name
         if name != "config.yaml" and str(folder).endswith(tuple(f"{job.run}/{stage}" for stage in runs.stages)):
             yield str(folder)
-
-
-def _find_dataset_source(dataset: str, settings: dict) -> Path | None:
-    """Return the folder or file of a dataset's rows: a path with the dataset's name, otherwise its image folder."""
-    sources = settings.get("sources")
-    parts = [*(sources.values() if isinstance(sources, dict) else ()), settings.get("pretrain")]
-    part = next((part for part in parts if isinstance(part, dict)), {})
-    paths = [Path(part[key]) for key in ("path", "file", "images") if isinstance(part.get(key), str)]
-    candidates = (candidate for path in paths for candidate in (path, *path.parents))
-    matches = (candidate for candidate in candidates if dataset in (candidate.resolve().name, candidate.stem))
-    return next(matches, paths[-1] if paths else None)

@@ -6,6 +6,7 @@ from dj2mgm.model_files.foundation import find_shipped_foundation
 from dj2mgm.model_files.hub_cache import find_model
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.scored_runs import build_power_settings
+from dj2mgm.settings.configuration import drop_defaults
 from dj2mgm.settings.dataset_files import MAX_HELD_OUT
 from dj2mgm.settings.models import ModelFile
 
@@ -18,6 +19,8 @@ def build_check_settings(runs: Runs, dataset: str) -> dict:
     power = build_power_settings(runs) | {"images": MAX_HELD_OUT, "images_are_known": False}
     return {
         "dataset": dataset,
+        "keys": drop_defaults({"dataset": run.config.dataset, "model": run.config.model.name}),
+        "needs_other_model": run.config.model.trained_by_workflow and not run.dataset.settings.is_rendered,
         "note": run.dataset.note,
         "images": run.dataset.images,
         "model": run.config.model.name,

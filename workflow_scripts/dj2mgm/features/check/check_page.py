@@ -48,6 +48,7 @@ def write_console_text(check: DatasetCheck, page: Path) -> str:
             escape_control(text), WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
         )
     ]
+    lines += map(escape_control, [f"Train on these data: {check.command}", *check.note.splitlines()[1:]])
     return "\n".join([*lines, *([f"{ERROR}{escape_control(check.problem)}"] if check.problem else [])]) + "\n"
 
 

@@ -9,6 +9,8 @@ class CheckSettings(Section):
     """Settings of the check of a dataset."""
 
     dataset: str = setting(..., "name of the dataset")
+    keys: dict[str, str] = setting(..., "dataset and model on the command line, if they are not the defaults")
+    needs_other_model: bool = setting(..., "whether the model is made for scenes, and the data are photos")
     note: str = setting(..., "lines about a recognized format; empty if a file in config/datasets states it")
     images: dict[str, str] = setting(..., "folder that image paths are relative to, by split")
     model: str = setting()

@@ -21,8 +21,9 @@ from dj2mgm.dataset_resolution.file_formats import FORMATS
 from dj2mgm.errors import InputError
 from dj2mgm.features.check.check_settings import CheckSettings
 from dj2mgm.reporting.comparison import SCORE_TITLES, format_difference
-from dj2mgm.reporting.rendering import encode_shrunk_image
+from dj2mgm.reporting.rendering import encode_shrunk_image, format_snakemake_command
 from dj2mgm.reporting.verdicts.power import Noise, compute_expected_contrast, find_noise
+from dj2mgm.reporting.verdicts.verdict_cards import PHOTO_MODEL
 from dj2mgm.settings.dataset_files import (
     MAX_HELD_OUT,
     WITH_IMAGES,
@@ -148,6 +149,7 @@ class DatasetCheck:
     """All that the page and the console show.
 
     Attributes:
+        command: command that trains on these data.
         note: lines with the file that describes the dataset; empty if it exists.
         recognized: a phrase for each file or source.
         not_read: files that are neither rows nor images.
@@ -157,6 +159,7 @@ class DatasetCheck:
     """
 
     dataset: str
+    command: str
     note: str
     recognized: list[str]
     splits: list[SplitCheck]
@@ -193,6 +196,7 @@ def check_dataset(settings: CheckSettings, folder: Path) -> DatasetCheck:
     ]
     return DatasetCheck(
         settings.dataset,
+        _format_training_command(settings),
         settings.note,
         list(_describe_files(dataset)),
         splits,
@@ -206,6 +210,12 @@ def check_dataset(settings: CheckSettings, folder: Path) -> DatasetCheck:
         list(_measure_power(settings, evaluation)),
         _find_unreadable(settings, summary, splits[0]) or _find_problem(settings, dataset, pairs, splits[0]),
     )
+
+
+def _format_training_command(settings: CheckSettings) -> str:
+    """Return the command that trains on the data; photos need a model that is not made for scenes."""
+    other_model = {"model": PHOTO_MODEL} if settings.needs_other_model else {}
+    return format_snakemake_command("baseline", settings.keys | other_model)
 
 
 class _TokenCounter:
