@@ -84,13 +84,32 @@ def check_silence(page: Page) -> None:
     assert [event["entry"]["text"] for event in page.reported("Log.entryAdded")] == []
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_counts_do_not_cover_operators(browser, addresses, size):
+    """The counts of moved limits have two numbers."""
+    browser.open("about:blank", *size)
+    browser.open(addresses["file"], *size)
+    assert browser.evaluate(READY)
+    overlaps = browser.evaluate(
+        """(() => { document.getElementById("tools").open = true;
+        const texts = document.querySelectorAll(".count > :first-child");
+        for (const text of texts) text.textContent = "12 345 dropped (run: 1 234)";
+        return [...document.querySelectorAll("#limits fieldset")].map(step => {
+            const [name, count] = [".count", "legend"].map(part => step.querySelector(part).getBoundingClientRect());
+            return name.width > 0 && name.left < count.right && count.left < name.right && name.top < count.bottom
+                && count.top < name.bottom; }); })()"""
+    )
+    assert overlaps and not any(overlaps)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= size[0]
+
+
 def test_markup_in_a_caption_is_shown_as_text(page):
     page.evaluate('location.hash = "find=onerror"')
     wait(page, f'document.querySelector("#rows tbody td:nth-child(2) small")?.textContent === "{format_row_id(1)}"')
     cell = page.evaluate('document.querySelector("#rows tbody td:nth-child(3)").textContent')
     assert cell.startswith('<img src=x onerror="document.title=1"><script>')
     assert page.evaluate('document.querySelectorAll("#rows tbody td:nth-child(3) :not(div, p, small)").length') == 0
-    assert page.evaluate("document.title") == "run: explorer"
+    assert page.evaluate("document.title") == "run: explorer of drawn"
     check_silence(page)
 
 
@@ -301,7 +320,7 @@ def test_links_of_the_report_open_their_rows(page, run):
 
 
 def test_a_name_that_needs_quoting_in_urls_is_opened(browser, results):
-    server = Server(Explorer([Results("my #1 照片?", results.tables)], {}))
+    server = Server(Explorer([Results("my #1 照片?", results.tables, "")], {}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     visit(browser, server.build_address(locate_explorer_page("my #1 照片?")))
     wait(browser, 'document.querySelector("#rows img")?.naturalWidth > 0')

@@ -24,4 +24,4 @@ def test_report_links_to_the_explorer_without_a_server(finished, browser: Page):
         "new Promise(done => setInterval(() => document.querySelector('#rows tbody td:nth-child(2)') && done(1), 20))"
     )
     assert browser.evaluate(wait) == 1
-    assert "baseline: explorer" in browser.evaluate("document.title")
+    assert "baseline: explorer of small, model small" in browser.evaluate("document.title")

@@ -214,7 +214,8 @@ def test_a_control_keeps_seeds_and_other_controls(tmp_path):
 def test_a_fallen_score_is_named_next_to_a_better_verdict(monkeypatch, config, fall, sentence):
     measure_probability(config, fall)
     record = Assessment(load_experiments(config)).build_records()["dj_synth"]
-    assert record["verdict"] == "Better, one seed"
+    assert record["verdict"] == ("Better, one seed, with losses" if fall else "Better, one seed")
+    assert ("decide whether the scores that fell matter" in record["next_step"]) == bool(fall)
     assert bool(record["fallen"]) == bool(fall) and sentence in record["fallen"].replace("\u00a0", " ")
     if fall:
         assert record["fallen"].replace("\u00a0", " ") in read_page_text(write_report(monkeypatch, config)).replace(
@@ -229,6 +230,8 @@ def test_a_single_model_names_the_captions_that_it_lost(config, fall):
     [record] = Assessment(load_experiments(config)).build_records().values()
     sentence = "Captions are worse than after stage 1, before fine-tuning: CLIPScore from "
     assert (sentence in record["fallen"]) == bool(fall)
+    assert record["verdict"] == ("Learned, with losses" if fall else "Learned")
+    assert ("add captions to the instructions" in record["next_step"]) == bool(fall)
 
 
 def test_judged_scores_have_a_scale(config):

@@ -317,7 +317,7 @@ def test_requests_for_rows_and_searches_are_answered(server):
 
 @pytest.mark.parametrize("name", ["my photos", "a#b", "a?b", "a%41b", "照片"])
 def test_a_name_that_needs_quoting_in_urls_is_served(results, name):
-    server = Server(Explorer([Results(name, results.tables[:1])], {}))
+    server = Server(Explorer([Results(name, results.tables[:1], "")], {}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     page = server.build_address(locate_explorer_page(name)).removeprefix(
         f"http://127.0.0.1:{server.server_port}/{server.token}/"
@@ -362,7 +362,7 @@ def test_pages_are_written_with_a_report_unless_they_are_large(run, tmp_path, mo
     assert [path.name for path in (tmp_path / "explorer").iterdir()] == ["small.html"]
     assert "note: the explorer's page of empty is not written: " in capsys.readouterr().err
     page = (tmp_path / "explorer/small.html").read_text(encoding="utf-8")
-    assert "<title>small: explorer</title>" in page and 'name="table" value="answers"' in page
+    assert "<title>small: explorer of drawn</title>" in page and 'name="table" value="answers"' in page
 
 
 def test_links_of_the_report_exist_in_the_explorer(tmp_path):

@@ -107,6 +107,7 @@ def _build_page(
     model = json.dumps(base | {"name": results.name, "tables": described}, ensure_ascii=False)
     return templates.get_template("explore.html.j2").render(
         name=results.name,
+        origin=results.origin,
         policy=policy + "; form-action 'none'",
         style=Markup(style),
         tables=tables,

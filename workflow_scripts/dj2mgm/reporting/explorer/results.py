@@ -116,10 +116,11 @@ FOLDER_ADVICE = "name results/<dataset>/<model>/<experiment> or results/datasets
 
 @dataclass(frozen=True)
 class Results:
-    """The tables of one folder of results."""
+    """The tables of one folder of results, with the names of its dataset and model."""
 
     name: str
     tables: list[Table]
+    origin: str
 
 
 def read_results(folder: Path) -> Results:
@@ -137,9 +138,12 @@ def _read_dataset(folder: Path) -> Results:
     _check_file(folder / "pretrain.jsonl", "make_dataset")
     analysis = folder / "analyze"
     if (analysis / "summary.json").is_file():
-        return Results(folder.name, [read_analysis(folder / "pretrain.jsonl", StageFolder("analyze", analysis))])
+        return Results(
+            folder.name, [read_analysis(folder / "pretrain.jsonl", StageFolder("analyze", analysis))], folder.name
+        )
     dataset = Dataset(folder.name, load_dataset_settings(folder / "config.yaml"))
-    return Results(folder.name, [read_plain_table(folder / "pretrain.jsonl", Path(dataset.images["pretrain"]))])
+    table = read_plain_table(folder / "pretrain.jsonl", Path(dataset.images["pretrain"]))
+    return Results(folder.name, [table], folder.name)
 
 
 def _read_run_folder(folder: Path) -> Results:
@@ -176,7 +180,9 @@ def read_run(name: str, stages: dict[str, Path]) -> Results:
     if all(stage in stages and (stages[stage] / STAGES[stage].outputs[-1]).is_file() for stage in EVALUATED):
         evaluation_tables = (read(stages, dataset / "evaluation.jsonl") for read in (read_captions, read_answers))
         tables += [table for table in evaluation_tables if table]
-    return Results(name, tables)
+    trained = stages.get("finetune", Path()).parts
+    model = f", model {trained[2]}" if trained[:1] == ("results",) and len(trained) > 4 else ""
+    return Results(name, tables, f"{dataset.name}{model}")
 
 
 def _find_stage_folder(stage: Path) -> Path:

@@ -42,7 +42,7 @@ class Limits {
     this.counts.forEach(({ text, step }, index) => {
       const rewrites = step.rewritten !== null, describe = rewrites ? (count) => `${grouped(count)} rewritten` : dropped;
       const count = (rewrites ? rewritten : counts)[index + 1], before = rewrites ? step.rewritten : step.dropped;
-      text.textContent = describe(count) + (count !== before ? ` (run: ${describe(before)})` : "");
+      text.textContent = describe(count) + (count !== before ? ` (run: ${grouped(before)})` : "");
     });
     const changes = [...this.values].filter(([limit, value]) => value !== limit.value);
     this.recipe.textContent = changes.map(([limit, value]) => `${this._stepOf(limit).operator}:\n  ${limit.argument}: ${value === null ? "no limit" : value}`).join("\n");

@@ -36,6 +36,9 @@ from dj2mgm.settings.configuration import ExperimentOnlyKeys
 from dj2mgm.verdict_kinds import VerdictKind
 
 CAPTION_SCORES = ("attribute_accuracy", "clip_score", "ref_clip_score")
+# after scores that fell, although the verdict is better
+LOSS_ADVICE = "First decide whether the scores that fell matter for your use of the model."
+CAPTION_LOSS_ADVICE = "If you need captions, fine-tune for fewer steps, or add captions to the instructions."
 PHOTO_MODEL = "qwen3-vl-2b"  # advised instead of a tiny model
 LONGER_TRAINING_FACTOR = 3  # after a training that taught nothing, advise this multiple of its steps or of MIN_STEPS
 
@@ -135,6 +138,9 @@ def write_verdict_cards(
             )
         if not target and verdict.kind != VerdictKind.NONE:
             control = _build_control_command(comparison, experiments)
+        if fallen:
+            label, tone = f"{label}, with losses", VerdictKind.UNDECIDED.tone
+            step = f"{LOSS_ADVICE if later_experiments else CAPTION_LOSS_ADVICE} {step}".strip()
         confidence = "" if withheld else _describe_confidence(verdict, seeds, bool(later_experiments))
         cards.append(
             VerdictCard(
