@@ -41,7 +41,7 @@ def describe_unknown_target(name):
     hint = (
         f"did you mean {near[0]}?"
         if near
-        else f"targets are {', '.join(EXPERIMENTS)}; docs/ names the others"
+        else f"targets are {', '.join(EXPERIMENTS)}; `snakemake help` lists others"
     )
     return f"{name}: nothing makes this target; {hint}"
 

@@ -12,3 +12,14 @@ rule doctor:
         config=config_as_json,
     shell:
         f"python {quote_script_path('doctor.py')} --config {{params.config:q}} 2> {{log:q}}"
+
+
+# List the targets for people; `snakemake --list` has all rules.
+rule help:
+    log:
+        "results/help/help.log",
+    localrule: True
+    conda:
+        "../envs/evaluate.yaml"
+    shell:
+        f"python {quote_script_path('print_help.py')} 2> {{log:q}}"

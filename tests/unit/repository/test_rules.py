@@ -7,6 +7,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+import print_help
 from paths import PROJECT
 
 FILES = [PROJECT / "Snakefile", *sorted((PROJECT / "rules").rglob("*.smk"))]
@@ -36,3 +37,17 @@ def test_each_file_imports_the_names_that_it_uses():
     importable = set().union(*imported.values())
     for path in FILES:
         assert imported[path] == importable & set(used_names(path)), path.relative_to(PROJECT)
+
+
+def test_help_lists_existing_targets_in_80_columns():
+    """The first week's targets come first, in the order in which a user needs them."""
+    lines = print_help.TEXT.splitlines()
+    targets = [match[1] for line in lines if (match := re.match(r"  (\w+) {2,}\S", line))]
+    rules = {
+        name
+        for path in (PROJECT / "rules").rglob("*.smk")
+        for name in re.findall(r"^rule (\w+):", path.read_text("utf-8"), re.M)
+    }
+    assert targets[:5] == ["check", "plan", "fetch", "doctor", "explore"]
+    experiments = {path.stem for path in (PROJECT / "config/experiments").glob("*.yaml")}
+    assert {*targets} - rules - experiments == {"explore"} and all(len(line) <= 80 for line in lines)
