@@ -293,7 +293,8 @@ def print_stage_times(
     if all(training.candidate for training in trainings.values()):
         times = predict_times(trainings, machine.processes, card, amounts)
         workloads = {stage: training.workload for stage, training in trainings.items()}
-        print_times(console, times, machine, card, predict_disk(workloads, args.weights_gb))
+        tunings = [workload.tuning for workload in workloads.values()]
+        print_times(console, times, tunings, machine, card, predict_disk(workloads, args.weights_gb))
 
 
 def find_machine_to_plan(args: argparse.Namespace) -> Machine:

@@ -54,13 +54,18 @@ def print_plans(
 
 
 def print_times(
-    console: Console, times: Sequence[StageTime], machine: Machine, card: GpuCard, disk: Mapping[str, float]
+    console: Console,
+    times: Sequence[StageTime],
+    tunings: Sequence[str],
+    machine: Machine,
+    card: GpuCard,
+    disk: Mapping[str, float],
 ) -> None:
-    """Print a row for each stage with its training plan and its minutes, and the disk that the run needs."""
+    """Print a row for each stage of the tunings with its minutes, and the disk that the run needs."""
     source = "scaled from an H200, and near those measured on this card" if card.is_measured else "scaled from an H200"
     console.print(
-        f"\n[bold]Minutes of these plans on {machine.gpus} × {card.title}[/bold], with rows of usual length (rates "
-        f"{source}):"
+        f"\n[bold]Minutes of {' and '.join(tunings)} on {machine.gpus} × {card.title}[/bold], by the chosen plans and "
+        f"with rows of usual length (rates {source}):"
     )
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("stage", "amount", "samples/s", "minutes"):
@@ -105,6 +110,7 @@ def _build_row(workload: Workload, candidate: Candidate, best: Candidate | None,
 
 
 def _print_advice(console: Console, workload: Workload, candidates: list[Candidate], machine: Machine) -> None:
+    """Print the trained parameters, the chosen plan with its reason and memory by part, or what would help."""
     best = find_fastest(candidates)
     parameters = count_parameters(workload)
     trained, total = (sum(sizes) / 1e6 for sizes in (parameters.trained_sizes, parameters.all_sizes))
