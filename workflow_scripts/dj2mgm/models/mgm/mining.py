@@ -47,7 +47,7 @@ class PatchInfoMining(nn.Module):
         centered = back - back.mean(dim=-1, keepdim=True)  # replaces the norm's centering of every sub-patch
         by_stage = centered.split([cells.shape[-1] for cells, _ in windows], dim=-1)
         products = [
-            torch.einsum("nmk,bnk->bnm", upsample, (cells @ part.unsqueeze(-1)).squeeze(-1).to(upsample.dtype))
+            _upsample((cells @ part.unsqueeze(-1)).squeeze(-1), upsample)
             for part, (cells, upsample) in zip(by_stage, windows, strict=True)
         ]
         # equal for all sub-patches, so the softmax cancels it; kept so that every parameter has a gradient
@@ -56,7 +56,7 @@ class PatchInfoMining(nn.Module):
 
         scaled = weights * scale
         sums = [
-            (torch.einsum("nmk,bnm->bnk", upsample, scaled).to(cells.dtype).unsqueeze(-2) @ cells).squeeze(-2)
+            (_reduce_to_cells(scaled, upsample).to(cells.dtype).unsqueeze(-2) @ cells).squeeze(-2)
             for cells, upsample in windows
         ]
         attended = torch.cat(sums, dim=-1)  # (B, N, C')
@@ -64,7 +64,7 @@ class PatchInfoMining(nn.Module):
         return F.linear(attended * value_norm.weight + value_norm.bias, value.weight, value.bias)
 
 
-def gather_cells(stage: torch.Tensor, patches_per_side: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def gather_cells(stage: torch.Tensor, patches_per_side: int, size: int) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the cells of a stage from which each patch's sub-patches are interpolated, and the weights.
 
     Args:
@@ -73,7 +73,8 @@ def gather_cells(stage: torch.Tensor, patches_per_side: int, size: int) -> tuple
         size: side of the grid of all sub-patches.
 
     Returns:
-        Cells (B, N, K, C_s), and interpolation weights (N, M², K) in at least float32.
+        Cells (B, N, K, C_s), and interpolation weights (N, M², K) in at least float32; None if the cells are the
+        sub-patches.
     """
     dtype = torch.promote_types(stage.dtype, torch.float32)
     images, _, length, _ = stage.shape
@@ -81,7 +82,18 @@ def gather_cells(stage: torch.Tensor, patches_per_side: int, size: int) -> tuple
     first = torch.arange(images, device=stage.device).unsqueeze(1) * length**2
     rows = stage.permute(0, 2, 3, 1).flatten(0, 2)  # (B·h_s², C_s); whole rows are copied fast
     gathered = rows.index_select(0, (first + cells).flatten())
-    return gathered.unflatten(0, (images, len(upsample), -1)), upsample
+    return gathered.unflatten(0, (images, len(upsample), -1)), None if length == size else upsample
+
+
+def _upsample(values: torch.Tensor, upsample: torch.Tensor | None) -> torch.Tensor:
+    """Interpolate values of cells (B, N, K) at the sub-patches (B, N, M²), in at least float32."""
+    values = values.to(torch.promote_types(values.dtype, torch.float32))
+    return values if upsample is None else torch.einsum("nmk,bnk->bnm", upsample, values)
+
+
+def _reduce_to_cells(weights: torch.Tensor, upsample: torch.Tensor | None) -> torch.Tensor:
+    """Return the weights of the cells (B, N, K) whose sum equals that of the sub-patches' weights (B, N, M²)."""
+    return weights if upsample is None else torch.einsum("nmk,bnm->bnk", upsample, weights)
 
 
 @lru_cache(maxsize=32)
@@ -125,8 +137,12 @@ def _compute_inverse_deviation(windows: list[tuple[torch.Tensor, torch.Tensor]],
     channels = sum(cells.shape[-1] for cells, _ in windows)
     mean = square = 0
     for cells, upsample in windows:
-        mean = mean + torch.einsum("nmk,bnk->bnm", upsample, cells.sum(dim=-1, dtype=upsample.dtype))
-        products = (cells @ cells.mT).to(upsample.dtype)  # inner products of each pair of a patch's cells
+        dtype = torch.promote_types(cells.dtype, torch.float32)
+        mean = mean + _upsample(cells.sum(dim=-1, dtype=dtype), upsample)
+        if upsample is None:
+            square = square + torch.linalg.vector_norm(cells, dim=-1, dtype=dtype).square()
+            continue
+        products = (cells @ cells.mT).to(dtype)  # inner products of each pair of a patch's cells
         square = square + (torch.einsum("nmk,bnkl->bnml", upsample, products) * upsample).sum(dim=-1)
     return (square / channels - (mean / channels) ** 2).clamp(min=0).add(eps).rsqrt()
 
