@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.cli.messages import note
+from dj2mgm.errors import pluralize
 from dj2mgm.features.studies.halving import read_history
 from dj2mgm.features.studies.studies_config import read_study_file
 from dj2mgm.features.studies.study_records import SearchSettings
@@ -33,7 +34,10 @@ def main() -> None:
     history = read_history(budget, search, args.scores)
     batch = ask_for_batch(history)
     write_yaml(args.output, batch.model_dump())
-    note(f"batch {len(args.scores)}: {batch.step}, {len(batch.trials)} trials, {batch.fraction:g} of the rows")
+    note(
+        f"batch {len(args.scores)}: {batch.step}, {pluralize(len(batch.trials), 'trial')}, "
+        f"{batch.fraction:g} of the rows"
+    )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ its first experiment. Writes <folder>.html and <folder>.csv, named after the out
 """
 
 from dj2mgm.cli.command_line import command_line, parse_paths
+from dj2mgm.errors import pluralize
 from dj2mgm.features.studies.study_page import build_study_page
 from dj2mgm.features.studies.study_records import StudyPageSettings
 from dj2mgm.features.studies.study_table import compare_variants, tabulate
@@ -28,7 +29,7 @@ def main() -> None:
     write_table(tabulate(rows, assessment.headline), paths.output_dir / f"{name}.csv")
     page = build_study_page(assessment, rows, study, paths.output_dir)
     write_variants_page(page, paths.output_dir / f"{name}.html")
-    print(f"wrote {paths.output_dir / name}.html and {name}.csv for {len(rows)} experiments", flush=True)
+    print(f"wrote {paths.output_dir / name}.html and {name}.csv for {pluralize(len(rows), 'experiment')}", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.data.formats import extract_caption
 from dj2mgm.data.images import BadImageError, locate_image
-from dj2mgm.errors import InputError, quote_value
+from dj2mgm.errors import InputError, pluralize, quote_value
 from dj2mgm.features.publish.export_card import build_export_card
 from dj2mgm.features.publish.exports import TEXT_FIELDS, WRITERS, Sample
 from dj2mgm.features.publish.publish_settings import ExportSettings
@@ -48,7 +48,7 @@ def main() -> None:
         rewritten = rewritten_counts[True]
         card = build_export_card(settings, args.format, count, rewritten, names, read_json(args.dataset), summaries)
         write_text(folder / "README.md", card)
-    print(f"{count} pairs in {args.output_dir}", flush=True)
+    print(f"{pluralize(count, 'pair')} in {args.output_dir}", flush=True)
 
 
 def read_samples(pairs: Path, root: str, names: list[str], scores: DiskMap) -> Iterator[Sample]:

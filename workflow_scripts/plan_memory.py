@@ -30,7 +30,7 @@ with quiet_imports():
     from dj2mgm.models.lora import find_projections
     from dj2mgm.models.tuning import TUNINGS, Tuning
     from dj2mgm.planning.architecture import Architecture, VLMArchitecture, find_architecture
-    from dj2mgm.planning.image_sizes import SHRINK_IMAGES, PlannedImages, plan_images
+    from dj2mgm.planning.image_sizes import PlannedImages, plan_images
     from dj2mgm.planning.plan_table import print_plans, print_times
     from dj2mgm.planning.prediction import Machine, read_free_memory
     from dj2mgm.planning.search import Candidate, find_fastest, list_candidates
@@ -59,6 +59,7 @@ with quiet_imports():
         is_bf16,
         refuse_unknown_targets,
     )
+    from dj2mgm.storage.image_files import SHRINK_IMAGES
     from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 
 
@@ -355,7 +356,7 @@ def build_planned_workload(
         if args.max_length:
             flag, remedy = f"max_length {args.max_length}", "Raise it in the stage's settings"
         if args.dataset and isinstance(architecture, VLMArchitecture):
-            image, remedy = "the largest image", f"{remedy}, or {SHRINK_IMAGES}"
+            image, remedy = "the largest image", f"{remedy}, or shrink your images: {SHRINK_IMAGES}"
         raise InputError(f"{flag}: {image} alone takes {architecture.image_tokens} tokens. {remedy}")
     precision = torch.bfloat16 if is_bf16(args.precision, machine.gpus > 0) else torch.float32
     fused = args.compile and machine.gpus > 0  # a CPU has no kernels

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, parse_paths
+from dj2mgm.errors import pluralize
 from dj2mgm.evaluation.harnesses.exchange import save_once
 from dj2mgm.evaluation.harnesses.lmms_tasks import LmmsTask
 from dj2mgm.settings.evaluation import TaskSettings
@@ -27,7 +28,7 @@ def main() -> None:
     rows = list(_save_questions(task, paths.output_dir))
     task.check_metrics([row["image"] for row in rows])
     count = write_jsonl(paths.output_dir / "questions.jsonl", rows)
-    print(f"{settings.task}: {count} questions", flush=True)
+    print(f"{settings.task}: {pluralize(count, 'question')}", flush=True)
 
 
 def _save_questions(task: LmmsTask, folder: Path) -> Iterator[dict]:

@@ -12,7 +12,7 @@ import platform
 import numpy
 
 from dj2mgm.cli.command_line import command_line, parse_paths
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, pluralize
 from dj2mgm.evaluation.benchmarks import load_benchmark
 from dj2mgm.evaluation.groups import estimate_metrics
 from dj2mgm.evaluation.leaked_ids import read_leaked_ids
@@ -28,7 +28,7 @@ def main() -> None:
     name, variant = rows[0]["benchmark"], rows[0]["variant"]
     benchmark = load_benchmark(name)
     estimates = estimate_metrics(benchmark.measure(rows))
-    print(f"{name}, {variant}, {len(rows)} answers", flush=True)
+    print(f"{name}, {variant}, {pluralize(len(rows), 'answer')}", flush=True)
     blind = [row | {"prediction": row["blind_prediction"]} for row in rows]
     without_image = estimate_metrics(benchmark.measure(blind))
     printed_estimates = estimates | ({"score without the image": without_image["score"]} if without_image else {})
@@ -51,7 +51,8 @@ def main() -> None:
             "estimates": estimate_metrics(benchmark.measure(unleaked_rows)) if unleaked_rows else {},
         }
         print(
-            f"{len(unleaked_rows)} answers to questions whose image and text are not in the training data", flush=True
+            f"{pluralize(len(unleaked_rows), 'answer')} to questions whose image and text are not in the training data",
+            flush=True,
         )
     write_json(paths.output_dir / "metrics.json", metrics | record)
 

@@ -37,7 +37,7 @@ from dj2mgm.data.instruction_rows import is_single_question
 from dj2mgm.data.json_rows import read_json_list
 from dj2mgm.data.sample_counts import SampleRules
 from dj2mgm.data.training_jsonl import convert_pairs, write_training_jsonl
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, pluralize
 from dj2mgm.records.jsonl_summary import JsonlSummary, SourceSamples, TrainingFileCounts, read_jsonl_summary
 from dj2mgm.settings.data import JsonlSettings
 from dj2mgm.settings.generation_prompts import CAPTION_QUESTION
@@ -80,7 +80,11 @@ def main() -> None:
         if (lost := sum(counts.losses.values())) > counts.rows_in / 3:
             reasons = ", ".join(f"{count} {reason}" for reason, count in counts.losses.items())
             note(f"{lost} of {counts.rows_in} rows of {name} are dropped ({reasons})")
-        print(f"{name}: {counts.rows_out} samples{repeats} from {counts.rows_in} rows, in {output}", flush=True)
+        print(
+            f"{name}: {pluralize(counts.rows_out, 'sample')}{repeats} from {pluralize(counts.rows_in, 'row')}, "
+            f"in {output}",
+            flush=True,
+        )
     for source, amount in settings.sources.items():
         usable = any(source in counts.sources for counts in files.values())
         if isinstance(amount, int) and amount and not usable:

@@ -8,6 +8,7 @@ Without flags, it uses these two paths.
 from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, make_parser, project_imports
+from dj2mgm.errors import pluralize
 
 with project_imports():
     from dj2mgm.cli.messages import note, warn
@@ -25,7 +26,10 @@ def main() -> None:
         warn(f"{arguments.results / result.folder}: {result.reason}")
     if not count and not unread:
         note("no experiment has finished yet; run one first, as in `snakemake baseline`")
-    print(f"wrote {arguments.output} with {count} experiments; {len(unread)} folders are not shown", flush=True)
+    print(
+        f"wrote {arguments.output} with {pluralize(count, 'experiment')}; {len(unread)} folders are not shown",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

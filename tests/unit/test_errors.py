@@ -1,7 +1,10 @@
 """Messages of errors about long values."""
 
+import pytest
+
 from dj2mgm.cli.messages import note
-from dj2mgm.errors import InputError, quote_value
+from dj2mgm.errors import InputError, pluralize, quote_value
+from dj2mgm.runs.row_counts import RowCount
 
 
 def test_long_values_are_cut_in_messages(capsys):
@@ -11,6 +14,15 @@ def test_long_values_are_cut_in_messages(capsys):
     assert len(quote_value([{"caption": "many words " * 9999}])) <= 100
     note(f"1 missing; the first is {image}")
     assert len(capsys.readouterr().err) < 200
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 rows"), (1, "1 row"), (2, "2 rows"), (1000, "1000 rows")])
+def test_a_number_has_its_noun(number, text):
+    assert pluralize(number, "row") == text
+
+
+def test_one_row_is_singular_in_counts():
+    assert RowCount(1, 1, is_exact=False).describe() == "at most 1 row"
 
 
 def test_paths_are_shown_whole():

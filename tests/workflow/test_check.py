@@ -32,6 +32,15 @@ def test_check_reads_own_photos_and_trains_nothing(checked):
     assert {path.name for path in (project.folder / "results").iterdir()} <= {"datasets", "check"}
 
 
+def test_a_plan_counts_the_photos_and_reads_their_sizes(checked):
+    project, photos, _ = checked
+    folder = f"results/datasets/{photos.name}"
+    printed = project.run("plan", "--dry-run", "--printshellcmds", config=(f"dataset={photos}",))
+    assert f"'--dataset={folder}'" in printed and "--max-length=" in printed
+    counts = project.job_counts("plan", "--forcerun", "make_dataset", config=(f"dataset={photos}",))
+    assert counts["make_dataset"] == 1, "a plan needs the dataset"
+
+
 def test_photos_and_captions_are_no_inputs_of_jobs(checked):
     project, _, _ = checked
     records = map(read_json, (project.folder / ".snakemake/metadata").iterdir())

@@ -31,6 +31,11 @@ class UnsuitableDatasetError(InputError):
     """Mistake only if the experiment is requested: its recipe is for datasets with other parts."""
 
 
+def pluralize(number: int, noun: str, formatted: str = "") -> str:
+    """Return a number, in digits or as `formatted`, with its noun: 1 row, 2 rows."""
+    return f"{formatted or number} {noun}{'' if number == 1 else 's'}"
+
+
 def quote_value(value: Any) -> str:
     """Return a value for a message: short, and written as in YAML."""
     text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)

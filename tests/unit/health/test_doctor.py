@@ -258,7 +258,7 @@ def photos(tmp_path) -> dict[str, Split]:
 
 def test_dataset_with_all_images_passes(photos):
     finding = project_checks.check_dataset("dataset photos", photos)
-    assert (finding.status, finding.reason) == ("pass", "1 images in pretrain; all exist")
+    assert (finding.status, finding.reason) == ("pass", "1 image in pretrain; all exist")
 
 
 def test_missing_image_fails_if_no_stage_drops_it(photos, tmp_path):

@@ -143,7 +143,7 @@ def test_remedies_are_printed_if_nothing_fits(plan):
         ),
         (("--lora-target", "q_projj"), "--lora-target: the language model has no projection 'q_projj'; known are"),
         (("--deepspeed", "zero9"), "--deepspeed: there is no config/deepspeed/zero9.json"),
-        (("--gpus", "1", "--gpu-memory", "24", "--global-batch", "1"), "a global batch of 1 on 1 GPUs cannot be"),
+        (("--gpus", "1", "--gpu-memory", "24", "--global-batch", "1"), "a global batch of 1 on 1 GPU cannot be"),
     ],
 )
 def test_an_error_is_reported_in_one_sentence(plan, flags, message):

@@ -211,8 +211,8 @@ def test_small_datasets_are_trained_for_enough_steps(folder, forks, tmp_path):
     assert ended.ok, ended.printed[-3000:]
     record, (_, rows) = read_json(tmp_path / "metrics.json"), read_outcome(tmp_path)
     assert record["planned_steps"] < 12 and sum(row["learning_rate"] > 0 for row in rows) == 12
-    assert f"{SAMPLES} samples give {record['planned_steps']} step" in ended.printed
-    assert f"adds epochs and takes 13 ({tmp_path.name}.min_steps: 12)" in ended.printed
+    assert f"{SAMPLES} samples give only {record['planned_steps']} step" in ended.printed
+    assert f"adds epochs and takes 13 ({tmp_path.name}.min_steps: 12, because" in ended.printed
 
 
 def test_the_projectors_rate_follows_the_schedule_of_the_others(folder, forks, tmp_path):

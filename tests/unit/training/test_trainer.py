@@ -39,7 +39,7 @@ def test_training_with_only_warm_up_steps_is_refused(tmp_path):
     """The learning rate starts at zero, so a single step would change nothing but count as a success."""
     args = TrainingArguments(str(tmp_path), warmup_steps=0.03, report_to=[], use_cpu=True)
     lines = ProgressLines(tmp_path / "progress.json")
-    with pytest.raises(InputError, match="the samples are enough for 1 steps only.*lower global_batch_size"):
+    with pytest.raises(InputError, match="the samples are enough for only 1 step.*lower global_batch_size"):
         lines.on_train_begin(args, TrainerState(max_steps=1), None)
     lines.on_train_begin(args, TrainerState(max_steps=2), None)
 

@@ -19,6 +19,7 @@ from dj2mgm.data.held_out_images import HeldOutImages
 from dj2mgm.data.images import BadImageError, UnreadableImages, locate_image
 from dj2mgm.data.question_texts import normalize_lines
 from dj2mgm.dataset_resolution.row_media import UNREAD_MEDIA
+from dj2mgm.errors import pluralize
 from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.shards import compute_image_digest
 
@@ -96,7 +97,9 @@ def make_slots(
         for slot in range(1, per_image + 1):
             yield {"id": f"{row['id']}+{slot}", "slot": slot} | new | source
     if unreadable.reasons:
-        note(f"{unreadable.reasons.total()} pairs get no questions, because of their images ({unreadable})")
+        note(
+            f"no questions for {pluralize(unreadable.reasons.total(), 'pair')}, because of their images ({unreadable})"
+        )
 
 
 class _Digests:

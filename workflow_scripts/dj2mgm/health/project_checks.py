@@ -8,7 +8,7 @@ from pathlib import Path
 from dj2mgm.data.evaluation_rows import read_evaluation
 from dj2mgm.data.formats import list_images, read_llava, read_pairs
 from dj2mgm.data.images import BadImageError, locate_image
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, pluralize
 from dj2mgm.health.findings import Finding
 from dj2mgm.model_files.missing_models import (
     describe_downloads,
@@ -49,7 +49,7 @@ def read_runs(command_line: dict) -> tuple[Runs | None, Finding]:
     if warnings := runs.experiments.list_warnings():
         return runs, Finding(name, "warn", "; ".join(warnings), "correct these files")
     names = runs.experiments.names
-    return runs, Finding(name, "pass", f"{len(names)} experiments: {', '.join(names)}")
+    return runs, Finding(name, "pass", f"{pluralize(len(names), 'experiment')}: {', '.join(names)}")
 
 
 def list_fp8_stages(runs: Runs | None) -> set[str]:
@@ -71,7 +71,9 @@ def check_data(runs: Runs) -> Iterator[Finding]:
         if settings.is_rendered:
             yield Finding(name, "skip", "the workflow generates it")
         elif isinstance(settings, ReadableSources):
-            yield Finding(name, "pass", f"{len(settings.sources)} sources; make_dataset reads and checks them")
+            yield Finding(
+                name, "pass", f"{pluralize(len(settings.sources), 'source')}; make_dataset reads and checks them"
+            )
         else:
             yield check_dataset(name, settings.splits)
 
@@ -87,7 +89,7 @@ def check_dataset(name: str, splits: dict[str, Split]) -> Finding:
                 bad[split] += _find_bad_image(files.images, image)
         except (InputError, OSError) as error:
             return Finding(name, "fail", str(error), "correct the file")
-        counts.append(f"{images} images in {split}")
+        counts.append(f"{pluralize(images, 'image')} in {split}")
     if bad_images := list(chain.from_iterable(bad.values())):
         reason = f"{len(bad_images)} of {', '.join(counts)} cannot be used: {'; '.join(bad_images[:NAMED_PATHS])}"
         if len(bad_images) > len(bad["pretrain"]):

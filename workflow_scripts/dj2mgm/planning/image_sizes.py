@@ -12,7 +12,6 @@ from dj2mgm.planning.architecture import DEFAULT_IMAGE_SIZE, Architecture, VLMAr
 from dj2mgm.settings.dataset_files import load_dataset_settings
 from dj2mgm.storage.files import read_json, read_jsonl
 
-SHRINK_IMAGES = "shrink your images: `mogrify -resize '1024x1024>' <images>`"
 MAX_READ = 1000  # rows of a split whose images' sizes are read
 
 Sizes = tuple[tuple[int, int], ...]  # width and height in pixels of a row's images

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, pluralize
 from dj2mgm.planning.prediction import HOST_MARGIN, Machine, Prediction, TrainingPlan, ZeroConfig, predict
 from dj2mgm.planning.speed import estimate_speed
 from dj2mgm.planning.step import Workload, trace_memory
@@ -57,8 +57,8 @@ def list_candidates(
     if not candidates:
         sizes = micro_batches or MICRO_BATCHES
         raise InputError(
-            f"a global batch of {global_batch_size} on {machine.processes} GPUs cannot be made of micro batches of "
-            f"{', '.join(map(str, sizes))}; choose a multiple of {sizes[0] * machine.processes}"
+            f"a global batch of {global_batch_size} on {pluralize(machine.processes, 'GPU')} cannot be made of micro "
+            f"batches of {', '.join(map(str, sizes))}; choose a multiple of {sizes[0] * machine.processes}"
         )
     return candidates
 

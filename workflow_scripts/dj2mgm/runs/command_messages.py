@@ -9,6 +9,7 @@ from statistics import median
 
 from dj2mgm.cli.command_line import escape_control
 from dj2mgm.cli.messages import format_duration
+from dj2mgm.errors import pluralize
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.job_checks import PlannedJob
 from dj2mgm.runs.row_counts import count_training_rows
@@ -71,7 +72,7 @@ def summarize_jobs(
         if job.run and job.files[0].startswith(f"results/{job.run}/{stage}/")
     ]
     trainings.reverse()  # the jobs come from the targets backwards
-    count = f"{len(stages)} {'stage' if len(stages) == 1 else 'stages'} would run"
+    count = f"{pluralize(len(stages), 'stage')} would run"
     lines = ["", f"Summary: {count}, {len(trainings)} of them a training."]
     planned_folders = {Path(file).parent for job in stages for file in job.files}
     lines += [f"  {_describe_training(runs, *training, planned_folders)}" for training in trainings[:MAX_TRAININGS]]
@@ -97,7 +98,7 @@ def _describe_training(runs: Runs, run: Run, stage: str, planned_folders: set[Pa
     count = count_training_rows(runs, run, planned_folders).get(stage)
     if not count:
         return f"{label}: the number of rows is not known yet"
-    return f"{label}: {count.describe()}, {find_steps(run.settings[stage], count.rows)} steps"
+    return f"{label}: {count.describe()}, {pluralize(find_steps(run.settings[stage], count.rows), 'step')}"
 
 
 def _estimate_time(stages: list[PlannedJob]) -> str:

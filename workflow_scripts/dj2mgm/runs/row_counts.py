@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER
+from dj2mgm.errors import pluralize
 from dj2mgm.records.jsonl_summary import read_jsonl_summary
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.run import Run
@@ -21,7 +22,7 @@ class RowCount:
     is_exact: bool  # False: the numbers are upper bounds
 
     def describe(self) -> str:
-        rows = f"{'' if self.is_exact else 'at most '}{self.rows} rows"
+        rows = f"{'' if self.is_exact else 'at most '}{pluralize(self.rows, 'row')}"
         return rows if self.different == self.rows else f"{rows}, {self.different} of them different"
 
 

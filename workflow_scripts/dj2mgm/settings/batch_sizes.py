@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, pluralize
 
 FACTORS = ("micro_batch_size", "gradient_accumulation_steps", "gpus")  # their product is global_batch_size
 AUTO = "auto"  # the memory plan decides
@@ -103,11 +103,10 @@ def describe_steps(stage: str, settings: Any, rows: int) -> str:
     planned_steps, steps = count_steps(settings, rows), find_steps(settings, rows)
     if steps == planned_steps:
         return ""
-    step_count = f"{planned_steps} {'step' if planned_steps == 1 else 'steps'}"
-    samples = "1 sample gives" if rows == 1 else f"{rows} samples give"
+    samples = f"{pluralize(rows, 'sample')} {'gives' if rows == 1 else 'give'}"
     return (
-        f"{samples} {step_count} only, so the stage {stage} adds epochs and takes {steps} "
-        f"({stage}.min_steps: {settings.min_steps})"
+        f"{samples} only {pluralize(planned_steps, 'step')}, so the stage {stage} adds epochs and takes {steps} "
+        f"({stage}.min_steps: {settings.min_steps}, because a training of fewer steps hardly changes a model)"
     )
 
 

@@ -9,6 +9,7 @@ IMAGE_SUFFIXES = (
 )
 HEIF_SUFFIXES = (".heic", ".heif", ".hif")  # photos of phones
 CONVERT_HEIF = "convert .heic and .heif to JPEG, because Pillow cannot read them"
+SHRINK_IMAGES = "`mogrify -resize '1024x1024>' <images>`"
 IMAGE_FOLDERS_FILE = "sources.json"  # folders by source, instead of one image folder
 
 

@@ -28,7 +28,7 @@ from dj2mgm.divergence import (
     find_last_healthy_step,
     make_divergence_error,
 )
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, pluralize
 from dj2mgm.models.trained_weights import find_projector_parameters
 from dj2mgm.storage.files import write_json
 from dj2mgm.training.arguments import split_groups
@@ -48,9 +48,9 @@ class ProgressLines(TrainerCallback):
         self.start, self.first_step = time.monotonic(), state.global_step
         if state.max_steps <= args.get_warmup_steps(state.max_steps):
             raise InputError(
-                f"the samples are enough for {state.max_steps} steps only, all of which are warm-up, so nothing would "
-                "be trained. Use more samples, lower global_batch_size together with micro_batch_size, or set "
-                "warmup_ratio: 0 for pretrain and finetune"
+                f"the samples are enough for only {pluralize(state.max_steps, 'step')}, all of which are warm-up, so "
+                "nothing would be trained. Use more samples, lower global_batch_size together with micro_batch_size, "
+                "or set warmup_ratio: 0 for pretrain and finetune"
             )
 
     def on_log(self, args, state, control, logs=None, **kwargs):

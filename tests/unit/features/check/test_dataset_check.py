@@ -245,7 +245,7 @@ def test_photos_in_other_formats_are_a_problem(check, tmp_path):
     for number in range(3):
         (tmp_path / f"photos/{number}.HEIC").write_bytes(b"x")
         (tmp_path / f"photos/{number}.txt").write_text("a blue square")
-    assert "3 photos are not read (.heic); convert" in check("photos").problem
+    assert "3 photos cannot be read (.heic); convert" in check("photos").problem
 
 
 def test_large_images_are_named_for_models_that_keep_their_size(check, tmp_path):

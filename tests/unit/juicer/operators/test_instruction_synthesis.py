@@ -318,7 +318,7 @@ def test_one_request_is_sent_for_copies_of_an_image(project, tmp_path):
 def test_a_pair_without_its_image_gets_no_question(project, tmp_path, capsys):
     pairs = [row | {"images": ["images/missing.png"]} for row in read_jsonl(project / "data/pairs.jsonl")]
     assert list(make_slots(pairs, [], HeldOutImages(), project / "data", 1)) == []
-    assert f"{PAIRS} pairs get no questions" in capsys.readouterr().err
+    assert f"no questions for {PAIRS} pairs" in capsys.readouterr().err
 
 
 def test_a_model_that_writes_no_json_stops_the_stage(project, tmp_path, capsys):

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dj2mgm.cli.command_line import escape_control
+from dj2mgm.errors import pluralize
 from dj2mgm.features.check import ERROR
 from dj2mgm.features.check.dataset_check import MAX_OPENED, DatasetCheck, LeftOut, Lengths, MetricPower, SplitCheck
 from dj2mgm.reporting.rendering import build_template_environment, join_words
 from dj2mgm.settings.training_stages import FinetuneSection
 from dj2mgm.storage.files import write_text
+from dj2mgm.storage.image_files import SHRINK_IMAGES
 
 WIDTH = 80  # columns of the console
 DEFAULT_MAX_LENGTH = FinetuneSection.model_fields["max_length"].default
@@ -38,7 +40,7 @@ def write_console_text(check: DatasetCheck, page: Path) -> str:
     for split in check.splits:
         paragraphs += iterate_sentences(split, check)
     paragraphs += [f"Files that are not read: {part.reason}{_show_examples(part)}." for part in check.not_read]
-    paragraphs.append(f"Held out for evaluation: {check.held_out} images, {check.held_out_choice}.")
+    paragraphs.append(f"Held out for evaluation: {pluralize(check.held_out, 'image')}, {check.held_out_choice}.")
     paragraphs.append(" ".join(["Enough for a verdict?", *list_power_sentences(check)]))
     paragraphs.append(f"Thumbnails and details: {page}")
     lines = [
@@ -86,7 +88,7 @@ def _list_size_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str
         yield (
             f"The largest opened image has {width} × {height} pixels. Qwen2.5-VL and Qwen3-VL keep this size and need "
             f"about {tokens} tokens for it, but a row may have {limit}, so they would refuse it. Shrink your images "
-            "before you use these models: `mogrify -resize '1024x1024>' <images>`"
+            f"before you use these models: {SHRINK_IMAGES}"
         )
 
 

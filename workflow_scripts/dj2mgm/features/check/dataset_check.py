@@ -18,7 +18,7 @@ from dj2mgm.data.text_units import separate_words
 from dj2mgm.data.user_dataset import HELD_OUT_FRACTION, MIN_HELD_OUT
 from dj2mgm.dataset_resolution.detection_advice import Advice
 from dj2mgm.dataset_resolution.file_formats import FORMATS
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, pluralize
 from dj2mgm.features.check.check_settings import CheckSettings
 from dj2mgm.reporting.comparison import SCORE_TITLES, format_difference
 from dj2mgm.reporting.rendering import encode_shrunk_image, format_snakemake_command
@@ -371,7 +371,7 @@ def _describe_files(dataset: ReadableDataset) -> Iterator[str]:
     for source in dataset.sources.values() if isinstance(dataset, ReadableSources) else ():
         files = find_files(source.path, source.suffixes)
         columns = ", ".join(f"{kind}: {name}" for kind, name in source.columns.model_dump().items() if name)
-        number = f"{len(files)} files" if len(files) > 1 else "1 file"
+        number = pluralize(len(files), "file")
         path = source.path if len(files) > 1 else files[0]
         yield (
             f"{FORMATS[source.format].title}: {path} ({number}{f'; columns {columns}' if columns else ''})"
@@ -448,8 +448,8 @@ def _find_unreadable(settings: CheckSettings, summary: dict, pairs: SplitCheck) 
         return ""
     [(kind, _)] = counts.most_common(1)
     return (
-        f"{settings.dataset}: {counts.total()} photos are not read ({', '.join(counts)}); {CONVERT_HEIF}, for example "
-        f"with ImageMagick: `mogrify -format jpg *{kind}`"
+        f"{settings.dataset}: {pluralize(counts.total(), 'photo')} cannot be read ({', '.join(counts)}); "
+        f"{CONVERT_HEIF}, for example with ImageMagick: `mogrify -format jpg *{kind}`"
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, get_args
 from rocrate.model import ContextEntity
 from rocrate.rocrate import ROCrate
 
+from dj2mgm.errors import pluralize
 from dj2mgm.features.crate.crate_files import (
     SNAKEFILE,
     describe_inputs,
@@ -276,7 +277,8 @@ class RunCrate:
             f"#images/{entry.dataset}",
             "Collection",
             name=f"the images of the dataset {entry.dataset}",
-            description=f"{entry.count} images; the digest is that of their digests, in the order of the rows",
+            description=f"{pluralize(entry.count, 'image')}; the digest is that of their digests, in the order of "
+            "the rows",
             sha256=entry.sha256,
         )
 

@@ -1,6 +1,7 @@
 """The page of `snakemake decide`, which shows each look and the verdict, and its sentences for the console."""
 
 from dj2mgm.cli.messages import format_duration
+from dj2mgm.errors import pluralize
 from dj2mgm.features.decide.look_records import LookRecord
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.rendering import join_words
@@ -53,7 +54,10 @@ def describe_look(look: LookRecord, budget: DecisionBudget) -> str:
 def build_decision_record(look: LookRecord, budget: DecisionBudget) -> dict[str, str]:
     """Return the decision after the last look as other pages show it."""
     label = look.verdict.label
-    return {"verdict": f"{label} after {len(look.seeds)} seeds", "statement": describe_decision(look, budget)}
+    return {
+        "verdict": f"{label} after {pluralize(len(look.seeds), 'seed')}",
+        "statement": describe_decision(look, budget),
+    }
 
 
 def build_decision_card(look: LookRecord, budget: DecisionBudget) -> VerdictCard:
@@ -82,7 +86,7 @@ def _describe_certainty(look: LookRecord) -> tuple[str, str]:
         )
     if kind == VerdictKind.UNDECIDED and not look.interval:
         return NOT_SURE, (
-            f"With {len(look.seeds)} seeds, so little is known about the noise between seeds that "
+            f"With {pluralize(len(look.seeds), 'seed')}, so little is known about the noise between seeds that "
             f"{NOTHING_EXCLUDED}. Later looks have much shorter intervals."
         )
     if kind == VerdictKind.UNDECIDED and abs(look.mean) <= look.half:

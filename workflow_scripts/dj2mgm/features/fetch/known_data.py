@@ -22,7 +22,7 @@ from huggingface_hub.hf_api import RepoSibling
 
 from dj2mgm.data.formats import read_llava
 from dj2mgm.dataset_resolution.hub_data import FETCH_RECORD, HubData
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, pluralize
 from dj2mgm.features.fetch.benchmark_files import WRITERS
 from dj2mgm.features.fetch.repositories import CONNECTIONS, HubSource, Repository, check_space, look_up
 from dj2mgm.servers.hub import RepositoryFile, hub_errors
@@ -60,7 +60,7 @@ class KnownDownload:
             return self.repository.describe()
         number = "all" if self.rows is None else self.rows
         return (
-            f"{self.repository.describe()}, and the images of {number} rows from {self.archive.rfilename} "
+            f"{self.repository.describe()}, and the images of {pluralize(number, 'row')} from {self.archive.rfilename} "
             f"({self.archive.size / 1e9:.1f} GB as a whole) to {self.data.folder}"
         )
 

@@ -21,7 +21,7 @@ from huggingface_hub.hf_api import RepoSibling
 
 from dj2mgm.cli.messages import Progress
 from dj2mgm.dataset_resolution.hub_data import find_hub_dataset
-from dj2mgm.errors import InputError
+from dj2mgm.errors import InputError, pluralize
 from dj2mgm.model_files.hub_cache import COMMIT, find_cached_snapshot, is_folder_path
 from dj2mgm.model_files.missing_models import ModelDownload, is_complete
 from dj2mgm.model_files.model_folders import MODEL_SUFFIXES
@@ -129,7 +129,7 @@ class Repository:
 
     def describe(self) -> str:
         """Return a line about license, size and target folder."""
-        files = f"{len(self.files)} {'file' if len(self.files) == 1 else 'files'}"
+        files = f"{pluralize(len(self.files), 'file')}"
         return (
             f"{self.source.kind} {self.source.hub_id}: license {self.license}{', gated' if self.gated else ''}, "
             f"{self.size / 1e9:.2f} GB in {files}, to {self.source.folder or constants.HF_HUB_CACHE}"

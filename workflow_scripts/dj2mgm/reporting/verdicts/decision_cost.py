@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from dj2mgm.cli.messages import format_duration
+from dj2mgm.errors import pluralize
 from dj2mgm.evaluation.contrast_verdicts import MAX_IMAGES, MAX_SEEDS, ContrastVerdict
 from dj2mgm.evaluation.contrasts import PairedContrast
 from dj2mgm.evaluation.sequential import find_deciding_budget
@@ -92,13 +93,14 @@ def state_cost(options: str, *, images_only: bool = False) -> str:
 def describe_seeds(more: int, seconds: float | None) -> str:
     """Return a number of additional seeds, and their total time if `seconds`, the time of one seed, is known."""
     duration = "" if seconds is None else f" (about {format_duration(more * seconds)})"
-    return f"{more} more {'seed' if more == 1 else 'seeds'} of both experiments{duration}"
+    return f"{pluralize(more, 'more seed')} of both experiments{duration}"
 
 
 def describe_images(more: int) -> str:
     """Return a number of further images, rounded up to two digits."""
     unit = 10 ** max(0, len(str(more)) - 2)
-    return f"{format_integer(-(-more // unit) * unit)} more held-out image{'' if more == 1 else 's'}"
+    number = -(-more // unit) * unit
+    return pluralize(number, "more held-out image", format_integer(number))
 
 
 def _build_decide_command(comparison: ExperimentPair, budget: int) -> str:
