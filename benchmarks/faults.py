@@ -58,6 +58,7 @@ STAGES = {
     "generate_answers": "small/small/baseline/generate",
     "evaluate_clip": "small/small/baseline/evaluate_clip",
     "evaluate_vqa": "small/small/baseline/evaluate_vqa",
+    "write_explorers": "small/small/baseline/report",
     "compare_experiments": "small/small/baseline/report",
 }
 

@@ -56,10 +56,10 @@ def list_script_files(*scripts):
 
 
 def list_templates(*patterns, feature=None):
-    """Return templates of a page, the style sheet of all pages, and all templates of a feature, as inputs."""
+    """Return templates of a page, the style sheet of all pages, and a feature's templates and page scripts, as inputs."""
     library = escape(os.path.relpath(SCRIPTS / "dj2mgm"))
     paths = [f"reporting/templates/{name}" for name in (*patterns, "base_style.css")]
-    paths += [f"features/{feature}/*.j2"] if feature else []
+    paths += [f"features/{feature}/*.{end}" for end in ("j2", "js", "css") if feature]
     return sorted(file for path in paths for file in glob(f"{library}/{path}"))
 
 

@@ -1,12 +1,16 @@
 # Write the pages that compare experiments.
 from dj2mgm.runs import pages
 
+# Files next to a report that features write before it, with the wildcard `page`.
+REPORT_FILES = []
+
 
 rule compare_experiments:
     input:
         lambda w: list_page_files(pages.list_page_experiments(RUNS, w.page)),
+        lambda w: expand(REPORT_FILES, page=w.page),
         config="results/{page}/config.yaml",
-        templates=list_templates("report*.j2", "explore*"),
+        templates=list_templates("report*.j2"),
         code=list_script_files("compare_experiments.py"),
     output:
         page=report(
@@ -17,7 +21,6 @@ rule compare_experiments:
         ),
         table="results/{page}/comparison.csv",
         verdict="results/{page}/verdict.json",
-        explorer=directory("results/{page}/explorer"),
     log:
         "results/{page}/compare_experiments.log",
     benchmark:

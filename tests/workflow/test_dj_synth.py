@@ -14,6 +14,7 @@ DJ_SYNTH_RULES = {
     "generate_answers",
     "evaluate_clip",
     "evaluate_vqa",
+    "write_explorers",
     "compare_experiments",
 }
 SUMMARY = "results/small/small/dj_synth/synthesize/summary.json"
@@ -22,7 +23,7 @@ SUMMARY = "results/small/small/dj_synth/synthesize/summary.json"
 def test_both_experiments_share_dataset_foundation_and_filters(fresh):
     counts = fresh.job_counts("dj_synth")
     once = {"make_dataset", "train_clip", "train_language_model", "assemble_model", "filter_data"}
-    once |= {"synthesize_captions", "compare_experiments"}
+    once |= {"synthesize_captions", "write_explorers", "compare_experiments"}
     assert {rule for rule, count in counts.items() if count == 1} == once
     assert {count for rule, count in counts.items() if rule not in once} == {2}
 

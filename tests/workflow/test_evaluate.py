@@ -49,7 +49,7 @@ def test_a_finished_run_gets_its_scores_in_the_report(finished, tmp_path):
     (project.folder / ".lmms_eval").symlink_to(LMMS_EVAL)
     write_evaluations(project.folder / "data")
     config = ("evaluations=[pope]", "evaluation_data=data", ALONE)
-    jobs = {"read_evaluation", "answer_evaluation", "score_evaluation", "compare_experiments"}
+    jobs = {"read_evaluation", "answer_evaluation", "score_evaluation", "write_explorers", "compare_experiments"}
     assert set(project.job_counts("evaluate", config=config)) == jobs
     project.run("evaluate", config=config)
     table = pandas.read_csv(project.folder / "results/small/small/report/comparison.csv")

@@ -45,7 +45,7 @@ def test_unlearned_models_are_refused_before_anything_is_copied(licensed):
 
 
 def test_finished_run_is_published_without_retraining(licensed):
-    report = {"compare_experiments": 1}  # the report shows licenses
+    report = {"write_explorers": 1, "compare_experiments": 1}  # the report shows licenses
     assert (
         licensed.job_counts("publish", config=("experiment=baseline", f"publish={PUBLISH}")) == PUBLISH_RULES | report
     )

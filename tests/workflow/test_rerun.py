@@ -8,7 +8,7 @@ from edited_files import edit_file
 from small_project import Project
 from tiny_clip import save_tiny_clip
 
-REPORT = {"compare_experiments"}
+REPORT = {"write_explorers", "compare_experiments"}
 EVALUATE = {"generate_answers", "evaluate_clip", "evaluate_vqa"} | REPORT
 FINETUNE = {"finetune"} | EVALUATE
 PRETRAIN = {"pretrain"} | FINETUNE

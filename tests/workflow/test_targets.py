@@ -26,6 +26,7 @@ ALL = {
     "generate_answers",
     "evaluate_clip",
     "evaluate_vqa",
+    "write_explorers",
     "compare_experiments",
 }
 

@@ -27,7 +27,6 @@ from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.run_recipe import FILTERED, STATS, run_recipe
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.recipes.recipe_step import parse_steps
-from dj2mgm.reporting.explorer.server import Explorer
 from dj2mgm.reporting.rendering import load_thumbnail
 from dj2mgm.storage.files import read_jsonl, write_jsonl
 from dj2mgm.storage.shards import read_members
@@ -162,7 +161,6 @@ READERS = {
     "a captioning server": sent_to_a_server,
     "lmms-eval": lambda path: np.asarray(load_image(save_once(turned_by_transformers(str(path)), path.parent))),
     "the gallery": lambda path: load_thumbnail(path.parent, path.name),
-    "the explorer": lambda path: Explorer._read_image(path.parent, path.name, 64),
     "perceptual hashes": lambda path: compute_signature(load_image(path)),
     "the search for leaks": lambda path: read_references({Reference("a", ("0",)): path}, 1).signatures,
     "the parquet export": exported,

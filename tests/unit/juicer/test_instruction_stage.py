@@ -1,4 +1,4 @@
-"""The synthesize stage with a recipe for instructions: rows, statistics, and the explorer's table."""
+"""The synthesize stage with a recipe for instructions: rows and statistics."""
 
 import pytest
 
@@ -7,8 +7,7 @@ from dj2mgm.juicer.operators.likelihood_gain_filter import compute_likelihood_ga
 from dj2mgm.juicer.run_recipe import SYNTHESIZED
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.models.questions import GivenAnswer
-from dj2mgm.reporting.explorer.pairs import StageFolder, read_instructions
-from dj2mgm.storage.files import read_json, read_jsonl
+from dj2mgm.storage.files import read_jsonl
 from instructions import ANSWERS, COUNT, QUESTIONS, select
 
 
@@ -32,14 +31,3 @@ def test_gains_are_computed_for_answers_given_questions(project, tmp_path):
     for row, number in zip(kept_rows, best, strict=True):
         assert (row["question"], extract_caption(row["text"])) == (QUESTIONS[number % 2], ANSWERS[number])
         assert row["images"] == [f"images/{number // 2}.png"]
-
-
-def test_the_explorer_shows_instructions_with_a_slider(project, tmp_path):
-    select(project, tmp_path, [{"likelihood_gain_filter": {"min_gain": 0.0, "other_images": 2}}])
-    table = read_instructions(StageFolder("synthesize", tmp_path / "out"))
-    assert (table.name, len(table)) == ("instructions", COUNT)
-    assert table.texts[1]["lines"] == [["question", QUESTIONS[1]], ["", ANSWERS[1]]]
-    [step] = table.steps
-    [limit] = step.limits
-    assert (limit.argument, limit.value) == ("min_gain", 0.0)
-    assert int((table.fate > 0).sum()) == step.dropped == read_json(tmp_path / "out/summary.json")["rows_dropped"]

@@ -1,1 +1,1 @@
-"""Pages that show and compare results."""
+"""Pages that show and compare results: reports, their verdicts, and pages of variants."""

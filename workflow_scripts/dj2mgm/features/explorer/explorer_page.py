@@ -15,13 +15,15 @@ from markupsafe import Markup
 from dj2mgm.cli.messages import note
 from dj2mgm.data.images import BadImageError, list_image_folders, load_image, locate_image
 from dj2mgm.errors import InputError
+from dj2mgm.features.explorer.results import Results, read_run
+from dj2mgm.features.explorer.row_table import Table
+from dj2mgm.records.page_records import PageSettings
 from dj2mgm.reporting.data_tables import build_library_script, build_page_style, hash_source
-from dj2mgm.reporting.experiment_results import ExperimentResults
-from dj2mgm.reporting.explorer.results import Results, read_run
-from dj2mgm.reporting.explorer.row_table import Table
-from dj2mgm.reporting.rendering import TEMPLATES, build_template_environment, encode_shrunk_image, format_integer
-from dj2mgm.storage.files import replace_folder, write_text
+from dj2mgm.reporting.rendering import build_template_environment, encode_shrunk_image, format_integer
+from dj2mgm.settings.validation import load_settings
+from dj2mgm.storage.files import read_json, replace_folder, write_text
 
+FOLDER = Path(__file__).parent  # of the page's template, scripts and style
 PAGE_SCRIPTS = ("explore_model.js", "explore_source.js", "explore_recipe.js", "explore_limits.js", "explore_rows.js")
 MAX_IMAGES, IMAGE_SIDE = 300, 96  # thumbnails per table in an offline page, about 3 KB each; their longest side in px
 MAX_ROWS = 100_000  # a larger dataset gets no page with the report
@@ -57,24 +59,24 @@ def write_offline_page(results: Results, path: Path) -> None:
     write_text(path, _build_page(results, {"base": ""}, "img-src data: file:", note, data, folders))
 
 
-def write_explorers(experiments: list[ExperimentResults], folder: Path) -> list[str]:
-    """Write the explorer's page of each experiment's first run; return the names of the experiments with a page.
-
-    Large datasets have no page, because a page contains all rows; explore.py serves them.
-    """
-    names = []
+def write_explorers(config: Path, folder: Path) -> None:
+    """Write the page of the first run of each experiment in a report's configuration into a folder."""
     with replace_folder(folder) as pages:
-        for experiment in experiments:
-            if experiment.dataset_counts["pretrain"] > MAX_ROWS:
+        for experiment in load_settings(PageSettings, config).experiments:
+            name = experiment.name
+            rows = read_json(Path(experiment.dataset) / "summary.json")["pretrain"]
+            if rows > MAX_ROWS:
+                note(
+                    f"the report has no explorer's page of {name}, because {format_integer(rows)} pairs are too many "
+                    "for a file. python workflow_scripts/explore.py with the folder of its results serves them"
+                )
                 continue
             try:
-                results = read_run(experiment.name, experiment.runs[0].stages)
+                results = read_run(name, {stage: Path(path) for stage, path in experiment.runs[0].stages.items()})
             except InputError as error:
-                note(f"the explorer's page of {experiment.name} is not written: {error}")
+                note(f"the explorer's page of {name} is not written: {error}")
                 continue
-            write_offline_page(results, pages / f"{experiment.name}.html")
-            names.append(experiment.name)
-    return names
+            write_offline_page(results, pages / f"{name}.html")
 
 
 def pack_numbers(table: Table) -> bytes:
@@ -95,12 +97,12 @@ def _build_page(
 
     `folders` has the addresses of each table's image folders, by source.
     """
-    style = build_page_style(TEMPLATES / "explore_style.css")
+    style = build_page_style(FOLDER / "explore_style.css")
     library = build_library_script()
-    script = "\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in PAGE_SCRIPTS)
+    script = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in PAGE_SCRIPTS)
     scripts = " ".join(map(hash_source, (library, script)))
     policy = f"default-src 'none'; script-src {scripts}; style-src {hash_source(style)}; {sources}; base-uri 'none'"
-    templates = build_template_environment()
+    templates = build_template_environment(FOLDER)
     note = " ".join(dict.fromkeys(filter(None, [note, *(table.note for table in results.tables)])))
     tables = [{"name": table.name, "title": table.title, "rows": len(table)} for table in results.tables]
     described = [_describe(table) | {"folders": (folders or {}).get(table.name, {})} for table in results.tables]

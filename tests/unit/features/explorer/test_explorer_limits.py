@@ -10,13 +10,13 @@ from PIL import Image
 
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.score_limits import UNLIMITED_FROM
+from dj2mgm.features.explorer.results import read_results
 from dj2mgm.juicer.patched_data_juicer import OPERATORS
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.recipes.catalogue import read_defaults
 from dj2mgm.recipes.recipe_step import parse_steps
 from dj2mgm.recipes.statistic_limits import read_statistic_operators
-from dj2mgm.reporting.explorer.results import read_results
 from dj2mgm.storage.files import write_jsonl, write_yaml
 
 ROWS = 120

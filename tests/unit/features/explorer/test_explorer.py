@@ -10,21 +10,24 @@ import sys
 import threading
 import time
 from html import unescape
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import parse_qs, quote, urlsplit
 
 import numpy as np
 import pytest
+from PIL import ExifTags, Image
 
 from dj2mgm.errors import InputError
+from dj2mgm.features.explorer import explorer_page
+from dj2mgm.features.explorer.explorer_page import write_explorers
+from dj2mgm.features.explorer.results import Results, read_results
+from dj2mgm.features.explorer.server import Explorer, Server
+from dj2mgm.features.explorer.steps import compute_limit
 from dj2mgm.recipes.statistic_limits import OPERATOR_STATISTICS, label_statistic
 from dj2mgm.records.page_records import describe_clip_doubt
 from dj2mgm.reporting.experiment_results import load_experiments
-from dj2mgm.reporting.explorer.explorer_page import write_explorers
-from dj2mgm.reporting.explorer.results import Results, read_results
-from dj2mgm.reporting.explorer.server import Explorer, Server
-from dj2mgm.reporting.explorer.steps import compute_limit
 from dj2mgm.reporting.rendering import build_step_key, locate_explorer_page
 from dj2mgm.reporting.report_page import write_report_page
 from dj2mgm.reporting.verdicts.assessment import Assessment
@@ -259,7 +262,7 @@ def connect(server: Server) -> socket.socket:
 
 
 def test_connections_without_a_complete_request_are_closed(server, monkeypatch):
-    monkeypatch.setattr("dj2mgm.reporting.explorer.server.REQUEST_S", 0.3)
+    monkeypatch.setattr("dj2mgm.features.explorer.server.REQUEST_S", 0.3)
     silent, dripping, persistent = connect(server), connect(server), http.client.HTTPConnection(*server.server_address)
     persistent.request("GET", f"/{server.token}/report.html")
     assert persistent.getresponse().read()
@@ -277,7 +280,7 @@ def test_connections_without_a_complete_request_are_closed(server, monkeypatch):
 
 
 def test_too_many_connections_are_refused(server, monkeypatch):
-    monkeypatch.setattr("dj2mgm.reporting.explorer.server.MAX_CONNECTIONS", 3)
+    monkeypatch.setattr("dj2mgm.features.explorer.server.MAX_CONNECTIONS", 3)
     with contextlib.ExitStack() as stack:
         open_ones = [stack.enter_context(connect(server)) for _ in range(3)]
         for number, connection in enumerate(open_ones):
@@ -297,6 +300,14 @@ def test_images_are_scaled_and_a_missing_one_is_explained(server):
     assert status == 200 and headers["Content-Type"] == "image/webp" and content[8:12] == b"WEBP"
     status, content, headers = request_page(server, "run/pairs/image?at=2&side=160")
     assert status == 200 and headers["Content-Type"] == "image/svg+xml" and b"missing" in content
+
+
+def test_images_are_turned_by_their_orientation(tmp_path):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.new("RGB", (20, 10)).save(tmp_path / "lying.jpg", exif=exif)
+    _, content = Explorer._read_image(tmp_path, "lying.jpg", 160)
+    assert Image.open(BytesIO(content)).size == (10, 20)
 
 
 def test_requests_for_rows_and_searches_are_answered(server):
@@ -354,13 +365,18 @@ def test_pages_are_written_with_a_report_unless_they_are_large(run, tmp_path, mo
     monkeypatch.chdir(run.parents[1])  # paths in results are relative to this folder
     stages = {path.name: path for path in run.iterdir() if path.is_dir()}
     cases = [("small", ROWS, stages), ("large", 1_000_000, stages), ("empty", ROWS, {"filter": tmp_path})]
-    experiments = [
-        SimpleNamespace(name=name, dataset_counts={"pretrain": rows}, runs=[SimpleNamespace(stages=folders)])
-        for name, rows, folders in cases
+    entries = [
+        SimpleNamespace(name=name, dataset=tmp_path / name, runs=[SimpleNamespace(stages=folders)])
+        for name, _, folders in cases
     ]
-    assert write_explorers(experiments, tmp_path / "explorer") == ["small"]
+    for name, rows, _ in cases:
+        write_json(tmp_path / name / "summary.json", {"pretrain": rows})
+    monkeypatch.setattr(explorer_page, "load_settings", lambda *arguments: SimpleNamespace(experiments=entries))
+    write_explorers(tmp_path / "config.yaml", tmp_path / "explorer")
     assert [path.name for path in (tmp_path / "explorer").iterdir()] == ["small.html"]
-    assert "note: the explorer's page of empty is not written: " in capsys.readouterr().err
+    notes = capsys.readouterr().err
+    assert "note: the report has no explorer's page of large" in notes
+    assert "note: the explorer's page of empty is not written: " in notes
     page = (tmp_path / "explorer/small.html").read_text(encoding="utf-8")
     assert "<title>small: explorer of drawn</title>" in page and 'name="table" value="answers"' in page
 

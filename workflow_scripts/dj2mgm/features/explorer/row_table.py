@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 
 import numpy as np
 
-from dj2mgm.reporting.explorer.steps import ExplorerStep
+from dj2mgm.features.explorer.steps import ExplorerStep
 
 MAX_WORDS = 200  # a statistic with more different words is not offered as a filter
 

@@ -12,16 +12,16 @@ import numpy as np
 from dj2mgm.dataset_resolution.experiment_dataset import Dataset
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.vqa import is_correct
-from dj2mgm.records.page_records import read_image_root
-from dj2mgm.reporting.comparison import lower_title
-from dj2mgm.reporting.explorer.pairs import (
+from dj2mgm.features.explorer.pairs import (
     StageFolder,
     read_analysis,
     read_instructions,
     read_plain_table,
     read_stage_table,
 )
-from dj2mgm.reporting.explorer.row_table import Table, TextFile, build_number_column, build_word_column
+from dj2mgm.features.explorer.row_table import Table, TextFile, build_number_column, build_word_column
+from dj2mgm.records.page_records import read_image_root
+from dj2mgm.reporting.comparison import lower_title
 from dj2mgm.runs.experiment_recipes import is_for_instructions
 from dj2mgm.runs.stages import STAGE_NOTE, STAGES
 from dj2mgm.score_groups import OWN, REFERENCE_CAPTIONS

@@ -23,9 +23,9 @@ import numpy as np
 
 from dj2mgm.data.images import BadImageError, load_image, locate_image
 from dj2mgm.errors import InputError
-from dj2mgm.reporting.explorer.explorer_page import build_served_page, pack_numbers
-from dj2mgm.reporting.explorer.results import Results
-from dj2mgm.reporting.explorer.row_table import Table
+from dj2mgm.features.explorer.explorer_page import build_served_page, pack_numbers
+from dj2mgm.features.explorer.results import Results
+from dj2mgm.features.explorer.row_table import Table
 from dj2mgm.reporting.rendering import locate_explorer_page
 
 HOST = "127.0.0.1"
