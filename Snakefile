@@ -31,8 +31,6 @@ include: "rules/jsonl.smk"
 include: "rules/plan.smk"
 include: "rules/train.smk"
 include: "rules/evaluate.smk"
-include: "rules/benchmarks.smk"
-include: "rules/lmms_eval.smk"
 include: "rules/report.smk"
 include: "rules/tools.smk"
 

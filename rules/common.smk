@@ -7,7 +7,6 @@ from dj2mgm.cli.console import UserError
 from dj2mgm.errors import InputError
 from dj2mgm.recipes.recipe_files import find_recipe_files
 from dj2mgm.runs import pages
-from dj2mgm.runs.evaluations import find_evaluation_data
 from dj2mgm.runs.leaks import locate_leaks_folder
 from dj2mgm.settings.string_formats import check_paths
 from dj2mgm.storage.fingerprints import Fingerprints
@@ -97,16 +96,3 @@ def list_page_files(experiments):
     """Return all files that a page reads."""
     with raising_user_errors():
         return pages.list_page_files(RUNS, experiments)
-
-
-def build_evaluation_settings(task):
-    """Return the task of lmms-eval, and the folder of its data."""
-    with raising_user_errors():
-        data = find_evaluation_data(task, RUNS.shared.evaluation_data)
-    return {"task": task, "data": str(data)}
-
-
-def build_challenge_settings():
-    """Return the settings of the challenge's table."""
-    with raising_user_errors():
-        return pages.build_challenge_settings(RUNS)

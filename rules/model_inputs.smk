@@ -9,6 +9,7 @@ from dj2mgm.model_files.missing_models import (
     check_model_folders,
     list_local_model_files,
 )
+from dj2mgm.runs.stages import BASE
 
 MISSING_MODELS = []  # errors about models that only a dry run goes on without
 
@@ -86,16 +87,26 @@ def list_stage_2_weights(run):
     )
 
 
-def answering_weights(wildcards):
-    """Input function: the weights of the model that answers; none for the model before training."""
-    folder = wildcards.get("benchmarks") or wildcards.evaluations
-    if folder.startswith("base_"):
-        return []
-    metrics = stage_output("finetune", "metrics.json")(wildcards)
-    return [*finetuned_files(wildcards), metrics]
+def answering_weights(folder):
+    """Return the input function of the weights of the model that answers; none for the model before training.
+
+    `folder` is the wildcard that begins with `BASE` for the model before training.
+    """
+
+    def weights(wildcards):
+        if wildcards.get(folder).startswith(BASE):
+            return []
+        metrics = stage_output("finetune", "metrics.json")(wildcards)
+        return [*finetuned_files(wildcards), metrics]
+
+    return weights
 
 
-def finetuned_flags(wildcards):
-    """Params function: the flag for stage 2's folder; none for the model before training."""
-    weights = answering_weights(wildcards)
-    return [f"--finetuned={os.path.dirname(weights[-1])}"] if weights else []
+def finetuned_flags(folder):
+    """Return the params function of the flag for stage 2's folder; none for the model before training."""
+
+    def flags(wildcards):
+        weights = answering_weights(folder)(wildcards)
+        return [f"--finetuned={os.path.dirname(weights[-1])}"] if weights else []
+
+    return flags

@@ -69,16 +69,8 @@ SETTINGS_FILES = {
     ),
     "configure_page": SettingsFile("results/{page}/config.yaml", page_settings),
     "configure_power": SettingsFile("results/plan/power.yaml", power_settings),
-    "configure_challenge": SettingsFile(
-        f"results/{RESULTS_PREFIX}challenge/config.yaml",
-        lambda w: build_challenge_settings(),
-    ),
     "configure_leaks": SettingsFile(
         "results/datasets/{dataset}/leaks/config.yaml",
         lambda w: build_leak_settings(RUNS, w.dataset).file_content(),
-    ),
-    "configure_evaluation": SettingsFile(
-        "results/evaluations/{task}/config.yaml",
-        lambda w: build_evaluation_settings(w.task),
     ),
 }

@@ -2,8 +2,6 @@
 import os
 import re
 
-from dj2mgm.settings.benchmarks import read_declarations
-
 
 def match_any(names):
     """Return a regular expression for one of these names."""
@@ -29,6 +27,4 @@ wildcard_constraints:
     dataset="[^/]+",
     model="[^/]+",
     stage=match_any(RUNS.stages),
-    benchmark=match_any(read_declarations()),
-    task=match_any(RUNS.shared.evaluations),
     part="clip|language_model",

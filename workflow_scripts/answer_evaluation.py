@@ -7,8 +7,8 @@ r"""Answer a task's questions with the fine-tuned model, or with the model befor
 The fine-tuned model answers with each question's own image, with another image, and without one. Without `--finetuned`,
 the model before training answers with own images. `--questions` is the output folder of read_evaluation.py. The task
 sets the maximum length of an answer, or else `decoding` does. Decoding is greedy, and answers are cut where lmms-eval's
-own class of the model cuts them (harnesses/exchange.py). Writes answers.jsonl with the rows of questions.jsonl, each
-with `model` (finetune, base), `images` (own, shuffled, none) and `prediction`.
+own class of the model cuts them (features/lmms_eval/exchange.py). Writes answers.jsonl with the rows of
+questions.jsonl, each with `model` (finetune, base), `images` (own, shuffled, none) and `prediction`.
 """
 
 from dj2mgm.cli.command_line import command_line, parse_paths
@@ -19,10 +19,10 @@ with torch_imports():
     from dj2mgm.compute import use_cpu_threads
     from dj2mgm.errors import InputError
     from dj2mgm.evaluation.control_images import draw_control_paths, locate_row_images
-    from dj2mgm.evaluation.harnesses.exchange import cut_answer, find_stop_texts
+    from dj2mgm.features.lmms_eval.exchange import cut_answer, find_stop_texts
+    from dj2mgm.features.lmms_eval.lmms_eval_keys import AnswerSettings
     from dj2mgm.models.generators import open_generators
     from dj2mgm.score_groups import FINETUNED, NO_IMAGE, OWN, SHUFFLED, UNTRAINED
-    from dj2mgm.settings.evaluation import AnswerSettings
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl
 

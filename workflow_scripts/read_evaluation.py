@@ -11,9 +11,9 @@ from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.errors import pluralize
-from dj2mgm.evaluation.harnesses.exchange import save_once
-from dj2mgm.evaluation.harnesses.lmms_tasks import LmmsTask
-from dj2mgm.settings.evaluation import TaskSettings
+from dj2mgm.features.lmms_eval.exchange import save_once
+from dj2mgm.features.lmms_eval.lmms_eval_keys import TaskSettings
+from dj2mgm.features.lmms_eval.lmms_tasks import LmmsTask
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_json, write_jsonl
 

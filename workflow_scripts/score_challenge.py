@@ -15,8 +15,8 @@ import pandas as pd
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.intervals import Estimate
+from dj2mgm.features.challenge.challenge_keys import ChallengeScore, ChallengeSettings
 from dj2mgm.reporting.comparison import write_table
-from dj2mgm.settings.targets import ChallengeScore, ChallengeSettings
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json
 

@@ -15,11 +15,10 @@ from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.harnesses.lmms_tasks import LmmsTask
-from dj2mgm.evaluation.harnesses.task_scores import score_answers
 from dj2mgm.evaluation.run_scores import aggregate, read_run_scores
+from dj2mgm.features.lmms_eval.lmms_eval_keys import TaskSettings
+from dj2mgm.features.lmms_eval.lmms_tasks import LmmsTask, score_answers
 from dj2mgm.score_groups import OWN
-from dj2mgm.settings.evaluation import TaskSettings
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import compute_sha256, read_jsonl, write_json, write_jsonl
 

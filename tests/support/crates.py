@@ -63,8 +63,11 @@ def write_page() -> CrateSettings:
     write_log(Path("results", PAGE), "compare_experiments")
     settings = {"pretrain": {"file": str(photos / "captions.jsonl"), "images": str(photos)}}
     images = dict.fromkeys(("pretrain", "finetune", "evaluation"), str(photos))
+    stages_read = {name: {"upstream": [*stage.upstream], "reads": [*stage.reads]} for name, stage in STAGES.items()}
+    stages_read["evaluations/pope"] = {"upstream": ["finetune"], "reads": ["model"]}
     keys = {
         "page": PAGE,
+        "stages": stages_read,
         "experiments": [build_entry("baseline", dataset, {0: stages})],
         "datasets": {"photos": {"settings": settings, "images": images}},
         "models": [],

@@ -5,7 +5,7 @@ import shutil
 import pandas
 import pytest
 
-from dj2mgm.runs.evaluations import LMMS_EVAL
+from dj2mgm.features.lmms_eval.lmms_eval_keys import LMMS_EVAL
 from evaluation_files import write_evaluations
 from small_project import Project
 

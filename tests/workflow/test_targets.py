@@ -33,14 +33,15 @@ ALL = {
 
 EVALUATION = {"generate_answers", "evaluate_clip", "evaluate_vqa"}
 PARTS = {"train_clip", "train_language_model"}
-SWEEP = dict.fromkeys(ALL - {"compare_experiments"}, 1) | dict.fromkeys({"finetune"} | EVALUATION, 3)
+REPORT = {"write_explorers", "compare_experiments"}
+SWEEP = dict.fromkeys(ALL - REPORT, 1) | dict.fromkeys({"finetune"} | EVALUATION, 3)
 
 
 @pytest.mark.parametrize(
     ("target", "counts"),
     [
         ("baseline", dict.fromkeys(ALL, 1)),
-        ("finetune_minimal", dict.fromkeys(ALL - EVALUATION - {"compare_experiments"}, 1)),
+        ("finetune_minimal", dict.fromkeys(ALL - EVALUATION - REPORT, 1)),
         ("lora_sweep", SWEEP | {"compare_study": 1}),  # three ranks on one stage 1
         ("plan", dict.fromkeys(PARTS, 1)),
         ("deepspeed_configs", dict.fromkeys(PARTS, 1)),

@@ -19,8 +19,8 @@ from transformers.image_utils import load_image as turned_by_transformers
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import BadImageError, load_image, read_image_size
 from dj2mgm.data.near_duplicates.image_signatures import compute_signature
-from dj2mgm.evaluation.harnesses.exchange import save_once
 from dj2mgm.evaluation.leak_search import Reference, read_references
+from dj2mgm.features.lmms_eval.exchange import save_once
 from dj2mgm.features.publish.exports import Sample, write_parquet
 from dj2mgm.juicer.operators.openai_captioning_mapper import OpenAICaptioningMapper
 from dj2mgm.juicer.recipe_settings import RecipeSettings

@@ -239,10 +239,6 @@ def test_a_missing_synthesis_or_dataset_is_named(results):
             "0.runs: expected a list with at least one entry",
         ),
         (lambda c: c["experiments"][0]["runs"][0].pop("seed"), "experiments.0.runs.0.seed: the key is missing"),
-        (lambda c: c["experiments"][0]["runs"][0]["stages"].pop("jsonl"), "seed 0: the key jsonl is missing"),
-        (lambda c: c["experiments"][0]["runs"][0]["stages"].update(x="y"), "seed 0: unknown key 'x'"),
-        (lambda c: c["experiments"][1].update(name="baseline"), "the name 'baseline' occurs twice"),
-        (lambda c: c["experiments"][1].update(runs=2 * c["experiments"][1]["runs"]), "the seed 0 occurs twice"),
     ],
 )
 def test_an_invalid_configuration_is_refused_in_a_sentence(results, change, expected):

@@ -18,7 +18,7 @@ from dj2mgm.runs import experiment_recipes as recipes
 from dj2mgm.runs import layers
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.experiments import VariantSource
-from dj2mgm.runs.pages import build_challenge_settings, build_page_settings, list_page_experiments, list_page_files
+from dj2mgm.runs.pages import build_page_settings, list_page_experiments, list_page_files
 from dj2mgm.runs.run import Run
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.runs.variants import Variant
@@ -169,18 +169,6 @@ def test_a_recipe_for_given_instructions_needs_some(write, tmp_path):
 def test_a_recipe_for_instructions_cannot_be_a_filter(write):
     write(recipe="dj_synth_instructions")
     assert "name it in synthesize.recipe" in str(Runs({}).experiments.errors["mine"])
-
-
-def test_runs_share_the_models_answers_before_training(write, tmp_path):
-    (tmp_path / "pairs.jsonl").touch()
-    write("other_data", dataset=".", finetune={"epochs": 2})
-    write("other_model", model="tiny-llava")
-    runs = Runs({"evaluations": ["pope"], "seeds": [0, 1]})
-    owner = {run.name: owners(runs, run.name) for run in runs}
-    before = {folder: stages["base_evaluations/pope"] for folder, stages in owner.items()}
-    models = ["baseline", "other_model"]
-    assert before == {folder: models["model" in folder] for folder in owner}
-    assert all(stages["evaluations/pope"] == folder for folder, stages in owner.items() if "other" in folder)
 
 
 def test_a_page_reads_the_leaks_of_its_search(write, tmp_path):
@@ -379,38 +367,6 @@ def test_an_error_names_the_experiment_and_the_key(write, values, message):
     assert message in str(Runs({}).experiments.errors["mine"])
 
 
-FILES = {"textvqa": {"questions": "q.jsonl", "answers": "a.json", "images": "im"}, "mmbench": {"questions": "q.tsv"}}
-
-
-def test_the_challenge_names_missing_files_of_benchmarks(write):
-    with pytest.raises(InputError, match="benchmarks.textvqa.images, benchmarks.mmbench.questions: name them"):
-        build_challenge_settings(Runs({"benchmarks": {"textvqa": {"questions": "q.jsonl", "answers": "a.json"}}}))
-
-
-def test_the_challenge_has_all_seeds_of_its_experiments(write):
-    write("mine")
-    runs = Runs({"seeds": [0, 2], "report": {"experiments": ["baseline", "mine"]}, "benchmarks": FILES})
-    challenge = build_challenge_settings(runs)
-    assert [(run["experiment"], run["seed"]) for run in challenge["runs"]] == [
-        ("tiny before training", None),
-        ("baseline", 0),
-        ("baseline", 2),
-        ("mine", 0),
-        ("mine", 2),
-    ]
-    assert challenge["runs"][0]["benchmarks"]["textvqa"] == "results/shapes/tiny/baseline/base_benchmarks/textvqa"
-    assert challenge["runs"][4]["benchmarks"] == {
-        "textvqa": "results/shapes/tiny/baseline/seed-2/benchmarks/textvqa",
-        "mmbench": "results/shapes/tiny/baseline/seed-2/benchmarks/mmbench",
-    }
-    assert challenge["scores"]["mmbench"]["variant"] == "circular"
-
-
-def test_a_benchmark_without_files_is_not_a_stage(write):
-    stages = Runs({"benchmarks": {"mmbench": FILES["mmbench"]}}).first_seed("baseline").settings
-    assert "benchmarks/mmbench" in stages and "benchmarks/textvqa" not in stages
-
-
 def test_an_unknown_experiment_lists_the_known_ones(write):
     for settings in ({"report": {"experiments": ["nosuch"]}}, {"experiment": "nosuch"}, {"experiment": ["nosuch"]}):
         with pytest.raises(InputError, match="experiments?: there is no experiment 'nosuch'; known are baseline"):
@@ -434,7 +390,6 @@ def test_a_bad_experiment_file_fails_its_own_targets(write, text):
     for ask in (
         lambda: runs.experiments.require("bad"),
         lambda: build_page_settings(runs, runs.shared.report.experiments),
-        lambda: build_challenge_settings(runs),
     ):
         with pytest.raises(InputError, match="bad|mine"):
             ask()

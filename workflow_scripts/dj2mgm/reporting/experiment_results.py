@@ -24,13 +24,12 @@ from dj2mgm.records.page_records import (
 )
 from dj2mgm.records.recipe_summary import RecipeSummary, read_recipe_summary
 from dj2mgm.records.training_record import TrainingRecord, read_training_record
-from dj2mgm.runs.stages import LEAK_FILES, STAGES, TASK_PREFIXES, TRAINING_STAGES
+from dj2mgm.runs.stages import LEAK_FILES, STAGES, TRAINING_STAGES
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, read_jsonl
 
 # {stage/file: rule that writes it}
 FILE_RULES = {f"{name}/{file}": stage.rule for name, stage in STAGES.items() for file in stage.outputs}
-REQUIRED_STAGES = {name for name, stage in STAGES.items() if not stage.optional}
 
 
 @dataclass(frozen=True)
@@ -102,28 +101,7 @@ def load_experiments(config: str | Path) -> list[ExperimentResults]:
     """Read the experiments of a configuration, in its order."""
     if not Path(config).is_file():
         raise InputError(f"{config} is missing; it lists the experiments to compare")
-    entries = load_settings(PageSettings, config).experiments
-    _check_unique([entry.name for entry in entries], f"{config}: the name")
-    for number, entry in enumerate(entries, start=1):
-        location = f"{config}, experiment {number}"
-        _check_unique([run.seed for run in entry.runs], f"{location}: the seed")
-        for run in entry.runs:
-            _check_stages(f"{location}, seed {run.seed}", run.stages)
-    return [load_experiment(entry) for entry in entries]
-
-
-def _check_unique(values: list, subject: str) -> None:
-    for value in values:
-        if values.count(value) > 1:
-            raise InputError(f"{subject} {value!r} occurs twice; remove or rename one")
-
-
-def _check_stages(location: str, stages: dict[str, str]) -> None:
-    allowed_keys = {*STAGES, *(stage for stage in stages if stage.startswith(TASK_PREFIXES))}
-    if missing := REQUIRED_STAGES - stages.keys():
-        raise InputError(f"{location}: the key {min(missing)} is missing")
-    if unknown := stages.keys() - allowed_keys:
-        raise InputError(f"{location}: unknown key {min(unknown)!r}; known keys are {', '.join(sorted(allowed_keys))}")
+    return [load_experiment(entry) for entry in load_settings(PageSettings, config).experiments]
 
 
 def load_experiment(entry: ShownExperiment) -> ExperimentResults:
@@ -161,7 +139,8 @@ def _load_run(experiment: str, seed: int, folders: dict[str, str]) -> RunResults
             _check_file(stages[stage] / file, f"{experiment} with seed {seed}", rule)
     training_stages = [stage for stage in TRAINING_STAGES if stage in stages]
     metrics = {stage: read_json(stages[stage] / "metrics.json") for stage in ("evaluate_clip", "evaluate_vqa")}
-    metrics |= {stage: read_json(stages[stage] / "metrics.json") for stage in stages if stage.startswith(TASK_PREFIXES)}
+    # stages of features
+    metrics |= {stage: read_json(folder / "metrics.json") for stage, folder in stages.items() if stage not in STAGES}
     score_files = [stages[stage] / "scores.jsonl" for stage in metrics]
     for path, groups in zip(score_files, (values["groups"] for values in metrics.values()), strict=True):
         next(read_jsonl(path, may_be_empty=not groups), None)

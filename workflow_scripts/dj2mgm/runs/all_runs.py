@@ -24,15 +24,9 @@ from dj2mgm.runs.experiment_recipes import check_without_instructions
 from dj2mgm.runs.experiments import MINIMAL_TARGET, REFERENCE, Experiments, VariantSource
 from dj2mgm.runs.reuse import Reuse
 from dj2mgm.runs.run import Run
-from dj2mgm.runs.stages import (
-    STAGES,
-    Stage,
-    build_benchmark_stages,
-    build_evaluation_stages,
-)
+from dj2mgm.runs.stages import STAGES, Stage, list_feature_stages
 from dj2mgm.runs.variants import Variant
 from dj2mgm.settings.base import StageSettings
-from dj2mgm.settings.benchmarks import read_declarations
 from dj2mgm.settings.configuration import Experiment
 from dj2mgm.settings.models import ModelFile
 
@@ -47,7 +41,7 @@ class Runs:
         experiments: merged configurations.
         shared: the configuration for the keys of several experiments.
         results_prefix: folder of pages, below results/, with its slash: <dataset>/<model>/ of the reference.
-        stages: all stages by name, with those of benchmarks and evaluations.
+        stages: all stages by name, with those of features.
         reuse: finds the owners of shared stages.
     """
 
@@ -64,11 +58,7 @@ class Runs:
         """
         self.experiments = Experiments(command_line, sources)
         self.shared = self.experiments.shared
-        self.stages: dict[str, Stage] = dict(STAGES)
-        for name in read_declarations():
-            self.stages |= build_benchmark_stages(name)
-        for task in self.shared.evaluations:
-            self.stages |= build_evaluation_stages(task)
+        self.stages: dict[str, Stage] = STAGES | list_feature_stages(self.shared)
         self.reuse = Reuse(self.experiments, self.stages, self.get)
         self._datasets: dict[str, Dataset] = {}  # by name, filled when a run first needs one
         self._runs: dict[tuple[str, int], Run] = {}

@@ -66,14 +66,7 @@ def merge_experiment(
 def merge_shared_settings(command_line: dict) -> Configuration:
     """Return the configuration without an experiment, for the keys of several experiments."""
     layers = [read_default_layer(), build_command_line_layer(command_line)]
-    config = validate_settings(build_configuration_model(), merge(layers), layers[1].source, layers)
-    files = config.benchmarks.model_dump()
-    for name in config.challenge.scores.model_dump():
-        if name not in files:
-            raise InputError(
-                f"challenge.scores.{name}: the key 'benchmarks.{name}' is missing; name its files, or null"
-            )
-    return config
+    return validate_settings(build_configuration_model(), merge(layers), layers[1].source, layers)
 
 
 def read_default_layer() -> Layer:

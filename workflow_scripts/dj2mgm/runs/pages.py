@@ -1,15 +1,14 @@
-"""Settings of pages that compare experiments and of the challenge's table, and the files that pages read."""
+"""Settings of pages that compare experiments, and the files that pages read."""
 
 from pathlib import Path
 
 from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER
-from dj2mgm.errors import InputError
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.experiment_recipes import read_recipes
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.leaks import locate_leaks_folder
 from dj2mgm.runs.run import Run
-from dj2mgm.runs.stages import LEAK_FILES, STAGES, TASK_PREFIXES
+from dj2mgm.runs.stages import LEAK_FILES
 from dj2mgm.settings.configuration import TARGETS_BY_KEY
 
 DATASET_FILES = ("summary.json", "pretrain.jsonl", "evaluation.jsonl")  # files of a dataset that pages read
@@ -91,41 +90,9 @@ def list_page_files(runs: Runs, experiments: list[str], seeds: list[int] | None 
 
 
 def locate_stage_folders(runs: Runs, run: Run) -> dict[str, str]:
-    """Return the folders of the stages that a page shows; benchmarks have a page of their own."""
-    tasks = runs.shared.evaluations
-    shown_stages = [*STAGES, *(f"{prefix}{task}" for prefix in TASK_PREFIXES for task in tasks)]
-    return {stage: runs.find_stage_folder(run, stage) for stage in shown_stages if stage in run.settings}
-
-
-def build_challenge_settings(runs: Runs) -> dict:
-    """Return the settings of the challenge's table: every seed of the experiments that the report compares.
-
-    The table also contains each of their models before training.
-
-    Raises:
-        InputError: a benchmark's files are not configured, or an experiment is not valid.
-    """
-    runs.experiments.require(*runs.shared.report.experiments)
-    reference, benchmark_files = runs.shared.challenge.model_dump(), runs.shared.benchmarks.model_dump()
-    scored_benchmarks = {name: benchmark_files[name] for name in reference["scores"]}
-    files = {f"{name}.{key}": file for name, keys in scored_benchmarks.items() for key, file in keys.items()}
-    if missing := [f"benchmarks.{name}" for name, file in files.items() if file is None]:
-        raise InputError(
-            f"the challenge needs {', '.join(missing)}: name them in config/config.yaml "
-            "(docs/evaluation.md says where to get the files)"
-        )
-    compared_runs = [
-        runs.get(name, seed) for name in runs.shared.report.experiments for seed in runs.experiments.configs[name].seeds
-    ]
-    first_runs = {run.config.model.name: run for run in reversed(compared_runs)}  # the first run with each model
-
-    def describe(run: Run, experiment: str, seed: int | None, stage: str) -> dict:
-        folders = {name: runs.find_stage_folder(run, f"{stage}/{name}") for name in scored_benchmarks}
-        return {"experiment": experiment, "seed": seed, "benchmarks": folders}
-
-    return reference | {
-        "runs": [
-            *(describe(run, f"{name} before training", None, "base_benchmarks") for name, run in first_runs.items()),
-            *(describe(run, run.experiment, run.seed, "benchmarks") for run in compared_runs),
-        ]
+    """Return the folders of the stages that a page shows."""
+    return {
+        name: runs.find_stage_folder(run, name)
+        for name, stage in runs.stages.items()
+        if stage.in_report and name in run.settings
     }

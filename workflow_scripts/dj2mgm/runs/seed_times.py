@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from csv import DictReader
 from pathlib import Path
 
-from dj2mgm.runs.stages import BASE_EVALUATIONS
+from dj2mgm.runs.stages import BASE
 from dj2mgm.storage.files import read_yaml
 
 
@@ -43,7 +43,7 @@ def _list_seed_folders(stages: Mapping[str, str | Path]) -> Iterable[str | Path]
     for stage, folder in stages.items():
         config = Path(folder, "config.yaml")
         without_captioner = stage == "synthesize" and config.is_file() and read_yaml(config).get("captioner") is None
-        if stage != "filter" and not stage.startswith(BASE_EVALUATIONS) and not without_captioner:
+        if stage != "filter" and not stage.startswith(BASE) and not without_captioner:
             yield folder
 
 

@@ -41,8 +41,6 @@ from dj2mgm.settings.data import (
 )
 from dj2mgm.settings.deepspeed_files import check_batch_sizes, list_deepspeed_names, read_deepspeed
 from dj2mgm.settings.evaluation import (
-    AnswerSettings,
-    BenchmarkSettings,
     Decoding,
     GenerateSettings,
     JudgeSettings,
@@ -199,7 +197,7 @@ def _build_training_settings(config: Experiment, stage: str, template: str) -> T
 
 def build_generate_settings(config: Experiment, images: dict) -> GenerateSettings:
     """Return the settings of the generate stage."""
-    answer_values, question = _build_answer_values(config), config.evaluate.caption_question
+    answer_values, question = build_answer_values(config), config.evaluate.caption_question
     answer_prompt = CaptionPrompt.from_sections(template=answer_values["template"], question=question)
     stage_1 = PRETRAINED if config.model.has_stage_1 else UNTRAINED
     return GenerateSettings.from_sections(
@@ -227,31 +225,12 @@ def build_evaluate_clip_settings(config: Experiment, images: dict) -> JudgeSetti
     )
 
 
-def build_benchmark_settings(name: str, config: Experiment, images: dict) -> BenchmarkSettings | None:
-    """Return the settings of a benchmark, or None unless all its files are configured."""
-    files = config.benchmarks.model_dump().get(name)
-    if files is None or None in files.values():
-        return None
-    return BenchmarkSettings.from_sections(config, benchmark=name, files=files, **_build_answer_values(config))
-
-
-def build_answer_settings(task: str, config: Experiment, images: dict) -> AnswerSettings | None:
-    """Return the settings of a task of lmms-eval, or None if `evaluations` does not list it."""
-    return AnswerSettings.from_sections(config, **_build_answer_values(config)) if task in config.evaluations else None
-
-
-def build_base_answer_settings(task: str, config: Experiment, images: dict) -> AnswerSettings | None:
-    """Return the settings of a task of lmms-eval for the model before training, which are the same for all seeds."""
-    settings = build_answer_settings(task, config, images)
-    return None if settings is None else settings.model_copy(update={"seed": 0})
-
-
 def count_gpus_per_node(config: Experiment) -> int:
     """Return the number of GPUs of a stage that runs on one node."""
     return config.gpus // config.nodes
 
 
-def _build_answer_values(config: Experiment) -> dict:
+def build_answer_values(config: Experiment) -> dict:
     """Return the values of every stage in which the trained model answers."""
     decoding, template = Decoding.from_sections(config.evaluate), _read_template(config, "template")
     return {"gpus": count_gpus_per_node(config), "template": template, "decoding": decoding}

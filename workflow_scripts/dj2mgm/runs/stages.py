@@ -2,13 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 from dj2mgm.runs.stage_settings import (
-    build_answer_settings,
-    build_base_answer_settings,
-    build_benchmark_settings,
     build_evaluate_clip_settings,
     build_filter_settings,
     build_finetune_settings,
@@ -17,12 +13,12 @@ from dj2mgm.runs.stage_settings import (
     build_pretrain_settings,
     build_synthesize_settings,
 )
+from dj2mgm.script_modules import import_feature_modules
 from dj2mgm.settings.base import StageSettings
-from dj2mgm.settings.configuration import Experiment
+from dj2mgm.settings.configuration import Configuration, Experiment
 
 STAGE_NOTE = "stage.yaml"  # in the folder of a shared stage: names its owner
-EVALUATIONS, BASE_EVALUATIONS = "evaluations/", "base_evaluations/"  # prefixes of stages, before the name of a task
-TASK_PREFIXES = (EVALUATIONS, BASE_EVALUATIONS)
+BASE = "base_"  # prefix of features' stages of the model before training, which all seeds share
 LEAK_FILES = ("summary.json", "leaks.jsonl")  # files of a search for leaks that pages read
 InputKind = Literal["dataset", "model", "recipe"]  # of the user's files
 Settings = Callable[[Experiment, dict], StageSettings | None]
@@ -30,7 +26,9 @@ Settings = Callable[[Experiment, dict], StageSettings | None]
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a run, in <folder of the run>/<name>/. A new stage is one entry of `STAGES` and one rule.
+    """One stage of a run, in <folder of the run>/<name>/.
+
+    A new stage is one rule and one entry of `STAGES`, or of what a feature's `list_stages` returns.
 
     Attributes:
         label: name in pages and messages.
@@ -46,6 +44,7 @@ class Stage:
         uses_dataset: whether its output depends on the dataset.
         pairs_only: whether it reads only the pairs of earlier stages, so that runs with other instructions share it.
         uses_model: function (its settings) → whether its output depends on the model.
+        in_report: whether reports show it; a feature's stage has scores.jsonl and metrics.json then.
     """
 
     label: str
@@ -59,11 +58,12 @@ class Stage:
     uses_dataset: bool = True
     pairs_only: bool = False
     uses_model: Callable[[StageSettings], bool] = lambda settings: True
+    in_report: bool = True
 
 
 _TRAINING_OUTPUTS = ("metrics.jsonl", "scores.jsonl", "scored.jsonl", "memory.csv", "metrics.json")
 _FILTER_OUTPUTS = ("stats.jsonl", "dropped.jsonl", "summary.json")
-_SCORE_OUTPUTS = ("scores.jsonl", "metrics.json")
+SCORE_OUTPUTS = ("scores.jsonl", "metrics.json")
 
 # in the order in which data flows
 STAGES = {
@@ -126,7 +126,7 @@ STAGES = {
         rule="evaluate_clip",
         upstream=("generate",),
         settings=build_evaluate_clip_settings,
-        outputs=("config.yaml", *_SCORE_OUTPUTS),
+        outputs=("config.yaml", *SCORE_OUTPUTS),
         reads=("dataset", "model"),
     ),
     "evaluate_vqa": Stage(
@@ -134,43 +134,15 @@ STAGES = {
         rule="evaluate_vqa",
         upstream=("generate",),
         settings=lambda config, images: StageSettings(),  # answers are compared without a judge
-        outputs=_SCORE_OUTPUTS,
+        outputs=SCORE_OUTPUTS,
         reads=("dataset",),
     ),
 }
 TRAINING_STAGES = tuple(name for name, stage in STAGES.items() if stage.is_training)
 
 
-def build_benchmark_stages(name: str) -> dict[str, Stage]:
-    """Return the stages of a benchmark by name: of the fine-tuned model, and of the model before training.
-
-    The report does not show them.
-    """
-    common = {
-        "rule": "answer_benchmark",
-        "settings": partial(build_benchmark_settings, name),
-        "outputs": ("answers.jsonl",),
-    }
+def list_feature_stages(shared: Configuration) -> dict[str, Stage]:
+    """Return the stages that features add by a function `list_stages` (`import_feature_modules`), by name."""
     return {
-        f"benchmarks/{name}": Stage(name, upstream=("finetune",), **common),
-        f"base_benchmarks/{name}": Stage(f"{name}, before training", upstream=(), uses_dataset=False, **common),
+        name: stage for module in import_feature_modules("stages") for name, stage in module.list_stages(shared).items()
     }
-
-
-def build_evaluation_stages(task: str) -> dict[str, Stage]:
-    """Return the stages of a task of lmms-eval by name: of the fine-tuned model, and of the model before training."""
-    common = {"rule": "score_evaluation", "outputs": _SCORE_OUTPUTS, "reads": ("model",), "optional": True}
-    base_settings = partial(build_base_answer_settings, task)
-    return {
-        f"{EVALUATIONS}{task}": Stage(
-            task, upstream=("finetune",), settings=partial(build_answer_settings, task), **common
-        ),
-        f"{BASE_EVALUATIONS}{task}": Stage(
-            f"{task}, before training", upstream=(), settings=base_settings, uses_dataset=False, **common
-        ),
-    }
-
-
-def find_stage(name: str) -> Stage:
-    """Return a stage of a report by its name, which may contain a task of lmms-eval."""
-    return STAGES[name] if name in STAGES else build_evaluation_stages(name.partition("/")[2])[name]

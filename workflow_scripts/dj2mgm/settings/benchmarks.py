@@ -1,4 +1,4 @@
-"""Declarations of benchmarks, one for each module in evaluation/benchmarks.
+"""Declarations of benchmarks, one for each module in evaluation/benchmarks, and sections with a key for each.
 
 They are read from the modules' source, since Snakemake checks the configuration at every start and must not import the
 benchmarks' dependencies.
@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+
 from dj2mgm.errors import InputError
+from dj2mgm.settings.base import Section
 
 MODULES = Path(__file__).resolve().parents[1] / "evaluation" / "benchmarks"
 
@@ -21,6 +24,22 @@ class Declaration:
     files: dict[str, str]  # keys of `benchmarks.<name>`, with their descriptions
     variants: tuple[str, ...]  # names of its prompts
     has_submission: bool
+
+
+class BenchmarkSection(Section):
+    """Settings by benchmark, of the benchmarks that the configuration states."""
+
+    @model_serializer(mode="wrap")
+    def _serialize_benchmarks(self, handler: SerializerFunctionWrapHandler) -> dict:
+        return {name: entry for name, entry in handler(self).items() if entry is not None}
+
+
+def change_type(model: type[Section], key: str, section_type: type[Section]) -> tuple:
+    """Return a field of a mapping with another type, which validates its default."""
+    field = model.model_fields[key]
+    return section_type, Field(
+        default_factory=lambda: section_type.model_validate(field.default), description=field.description
+    )
 
 
 def read_declarations() -> dict[str, Declaration]:

@@ -1,31 +1,19 @@
 """The whole configuration: keys of an experiment, and keys for several experiments."""
 
 from functools import cache
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    InstanceOf,
-    SerializeAsAny,
-    SerializerFunctionWrapHandler,
-    create_model,
-    model_serializer,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import Field, InstanceOf, SerializeAsAny, create_model
 
 from dj2mgm.script_modules import import_feature_modules
 from dj2mgm.settings.base import Number, Section, Seed, UniqueItems, section, setting
-from dj2mgm.settings.benchmarks import read_declarations
+from dj2mgm.settings.benchmarks import BenchmarkSection, change_type, read_declarations
 from dj2mgm.settings.data import FilterSection, JsonlSection, Shares, SynthesizeSection
 from dj2mgm.settings.evaluation import EvaluateSection
 from dj2mgm.settings.gpu_cards import CARDS
 from dj2mgm.settings.models import ModelFile
 from dj2mgm.settings.string_formats import FilePath, Name
 from dj2mgm.settings.targets import (
-    ChallengeScore,
-    ChallengeSection,
     Control,
     DecontaminateSection,
     ExperimentNames,
@@ -164,16 +152,7 @@ class CoreKeys(Section):
             "textvqa": {"questions": None, "answers": None, "images": None},
             "mmbench": {"questions": None},
         },
-        "your files of published benchmarks; docs/evaluation.md says where to get them",
-    )
-    evaluations: Annotated[list[Name], UniqueItems()] = setting(
-        [],
-        "tasks of lmms-eval for `snakemake evaluate`, such as [mmstar, ai2d, ocrbench, pope]; the report shows them",
-    )
-    evaluation_data: FilePath | None = setting(None, "folder with a folder of data for each task (docs/evaluation.md)")
-    challenge: ChallengeSection = section(
-        ChallengeSection,
-        "`snakemake challenge`: the scores of report.experiments relative to those of a reference model",
+        "your files of published benchmarks; docs/features/challenge.md says where to get them",
     )
 
 
@@ -183,11 +162,11 @@ TARGETS_BY_KEY = {
     "gpu": ("plan",),
     "plan": ("plan",),
     "finetune_minimal": ("finetune_minimal",),
-    "challenge": ("challenge",),
 }
 
 
-# What features add: `TARGETS_BY_KEY`, and `KEYS`, a class with their own keys, if they have some.
+# What features add: `TARGETS_BY_KEY`; `KEYS`, a class with their own keys, if they have some; and
+# `build_benchmark_fields`, if a key has a section for each benchmark.
 _FEATURE_KEYS = import_feature_modules("keys")
 for _module in _FEATURE_KEYS:
     TARGETS_BY_KEY |= {key: (*TARGETS_BY_KEY.get(key, ()), *names) for key, names in _module.TARGETS_BY_KEY.items()}
@@ -206,24 +185,6 @@ class Experiment(Configuration):
     seed: Seed = 0
 
 
-class _ByBenchmark(Section):
-    """Settings of the benchmarks that the configuration states."""
-
-    @model_serializer(mode="wrap")
-    def _serialize_benchmarks(self, handler: SerializerFunctionWrapHandler) -> dict:
-        return {name: entry for name, entry in handler(self).items() if entry is not None}
-
-
-class _Scores(_ByBenchmark):
-    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
-
-    @model_validator(mode="after")
-    def _require_one(self) -> Self:
-        if not self.model_fields_set:
-            raise PydanticCustomError("empty", "no entry")
-        return self
-
-
 @cache
 def build_configuration_model() -> type[Configuration]:
     """Return `Configuration` with the files and prompt variants that the benchmarks' modules declare."""
@@ -237,30 +198,14 @@ def build_experiment_model() -> type[Experiment]:
 
 
 def _build_benchmark_fields() -> dict[str, tuple]:
-    """Return the fields `benchmarks` and `challenge`, whose keys are the benchmarks that the project declares."""
-    files, scores = {}, {}
-    declared_benchmarks, default_names = read_declarations(), Configuration.model_fields["benchmarks"].default
-    for name in dict.fromkeys([*default_names, *declared_benchmarks]):
-        declaration = declared_benchmarks[name]
-        keys = {key: (FilePath | None, setting(..., text)) for key, text in declaration.files.items()}
+    """Return `benchmarks` and the features' fields that have a key for each benchmark that the project declares."""
+    files, declared = {}, read_declarations()
+    for name in dict.fromkeys([*Configuration.model_fields["benchmarks"].default, *declared]):
+        keys = {key: (FilePath | None, setting(..., text)) for key, text in declared[name].files.items()}
         files[name] = create_model(name, __base__=Section, **keys), None
-        variant = Literal[tuple(declaration.variants)], setting(..., ChallengeScore.model_fields["variant"].description)
-        scores[name] = create_model(name, __base__=ChallengeScore, variant=variant), None
-    files_model = create_model("Benchmarks", __base__=_ByBenchmark, **files)
-    scores_model = create_model("Scores", __base__=_Scores, **scores)
-    challenge = create_model(
-        "Challenge", __base__=ChallengeSection, scores=_change_type(ChallengeSection, "scores", scores_model)
-    )
-    challenge_field = section(challenge, Configuration.model_fields["challenge"].description)
-    return {
-        "benchmarks": _change_type(Configuration, "benchmarks", files_model),
-        "challenge": (challenge, challenge_field),
-    }
-
-
-def _change_type(model: type[Section], key: str, section_type: type[Section]) -> tuple:
-    """Return a field of a mapping with another type, which validates its default."""
-    field = model.model_fields[key]
-    return section_type, Field(
-        default_factory=lambda: section_type.model_validate(field.default), description=field.description
-    )
+    files_model = create_model("Benchmarks", __base__=BenchmarkSection, **files)
+    fields = {"benchmarks": change_type(Configuration, "benchmarks", files_model)}
+    for module in _FEATURE_KEYS:
+        if hasattr(module, "build_benchmark_fields"):
+            fields |= module.build_benchmark_fields()
+    return fields

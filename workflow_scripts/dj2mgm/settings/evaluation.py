@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import ConfigDict
 
-from dj2mgm.settings.base import Processes, Section, SeedSettings, StageSettings, Template, ThreadSettings, setting
+from dj2mgm.settings.base import Processes, Section, SeedSettings, Template, ThreadSettings, setting
 from dj2mgm.settings.data import BatchSize, ImageFolders, Tokens
 from dj2mgm.settings.generation_prompts import CAPTION_QUESTION, PromptKeys, PromptSettings
 from dj2mgm.settings.string_formats import FilePath, Question
@@ -86,35 +86,9 @@ class JudgeSettings(JudgeKeys, JudgeRunSettings):
     image_root: str = setting(..., "the folder that image paths are relative to")
 
 
-class BenchmarkSettings(StageSettings):
-    """The answers to a benchmark's questions."""
-
-    benchmark: str = setting()
-    files: dict[str, str] = setting(..., "paths by key of `benchmarks.<name>`")
-    template: Template = setting()
-    decoding: Decoding = setting()
-    gpus: int = setting(ge=1)
-    cpu_threads: Processes | None = setting(..., "null: one for each core of this process")
-
-
-class AnswerSettings(SeedSettings):
-    """The answers to the questions of a task of lmms-eval."""
-
-    template: Template = setting()
-    decoding: Decoding = setting()
-    gpus: int = setting(ge=1)
-
-
 class LeakSettings(ImageFolders):
     """The search for images and questions of evaluations in a dataset."""
 
     benchmarks: dict[str, dict[str, str]] = setting(..., "files of each benchmark")
     folders: list[str] = setting(..., "folders of images")
     cpu_threads: Processes | None = setting(..., "null: one for each core of this process")
-
-
-class TaskSettings(StageSettings):
-    """A task of lmms-eval, which all runs share."""
-
-    task: str = setting(..., "lmms-eval's name")
-    data: str = setting(..., "folder of its data")

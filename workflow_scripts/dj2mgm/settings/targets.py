@@ -1,11 +1,11 @@
-"""Settings that concern several experiments: pages, exports, publications, comparisons and benchmarks."""
+"""Settings that concern several experiments: pages, budgets of comparisons, plans, and images to leave out."""
 
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from dj2mgm.score_groups import GAIN_GROUP, OWN_GROUP
-from dj2mgm.settings.base import Number, Section, StageSettings, UniqueItems, setting
+from dj2mgm.settings.base import Number, Section, UniqueItems, setting
 from dj2mgm.settings.string_formats import FilePath, Name
 from dj2mgm.settings.training_stages import Steps
 
@@ -112,37 +112,3 @@ class FinetuneMinimalSection(Section):
 
     max_steps: Steps = setting(10, "optimizer steps of each stage")
     save_steps: Steps = setting(5, "steps from one resume checkpoint to the next")
-
-
-class ChallengeScore(Section):
-    """The reference model's score in a benchmark."""
-
-    score: Number = setting(..., "percent", gt=0, le=100)
-    variant: str = setting(..., "form of the prompts")
-
-
-class ChallengeSection(Section):
-    """`snakemake challenge`."""
-
-    reference: str = setting(
-        "MGM-2B",
-        "model whose published scores, in percent, are below; the challenge itself divides by the score of its "
-        "organizers' baseline",
-    )
-    scores: dict[str, ChallengeScore] = setting(
-        {"textvqa": {"score": 56.2, "variant": "ocr_tokens"}, "mmbench": {"score": 59.8, "variant": "circular"}}
-    )
-
-
-class ChallengeRun(Section):
-    """A run in the challenge's table."""
-
-    experiment: str = setting()
-    seed: int | None = setting(..., "null: a model before training")
-    benchmarks: dict[str, str] = setting(..., "folder of each benchmark")
-
-
-class ChallengeSettings(ChallengeSection, StageSettings):
-    """Settings of the challenge's table."""
-
-    runs: list[ChallengeRun] = setting()

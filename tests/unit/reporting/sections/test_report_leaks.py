@@ -1,18 +1,14 @@
 """The report's section on evaluation data that are also in the training data."""
 
-import pandas as pd
 import pytest
 
 from dj2mgm.evaluation.groups import Rows
-from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.vqa import evaluate_answers
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.sections.leak_section import build_leak_sections
-from dj2mgm.settings.targets import ChallengeSettings
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
 from report_pages import Elements, read_page_text, write_report
 from report_results import IMAGES, write_results
-from score_challenge import tabulate_challenge
 
 LEAKED = ["e00", "e03", "e14"]
 
@@ -92,19 +88,3 @@ def test_section_states_that_no_leaks_were_found(monkeypatch, config, tmp_path):
 
 def test_no_section_without_a_leak_search(monkeypatch, tmp_path):
     assert "eaks" not in read_page_text(write_report(monkeypatch, write_results(tmp_path, seeds=(0,))))
-
-
-def test_challenge_table_has_scores_without_leaks(tmp_path):
-    scores = {name: {"score": 50.0, "variant": "v"} for name in ("textvqa", "mmbench")}
-    runs = []
-    every, unleaked = ({"estimates": {"score": Estimate(9, 9, 1, mean, None, None)}} for mean in (40.0, 30.0))
-    for experiment, rest in (("a", {}), ("b", {"without_leaked": unleaked})):
-        for name in scores:
-            metrics = {"variant": "v"} | every | (rest if name == "mmbench" else {})
-            write_json(tmp_path / experiment / name / "metrics.json", metrics)
-        folders = {name: str(tmp_path / experiment / name) for name in scores}
-        runs.append({"experiment": experiment, "seed": 0, "benchmarks": folders})
-    table = tabulate_challenge(ChallengeSettings(reference="r", scores=scores, runs=runs)).set_index("experiment")
-    assert "textvqa_without_leaked" not in table and table["challenge_score"].tolist() == [1.0, 0.8, 0.8]
-    assert pd.isna(table.loc["r", "mmbench_without_leaked"])
-    assert table.loc[["a", "b"], "mmbench_without_leaked"].tolist() == [40.0, 30.0]

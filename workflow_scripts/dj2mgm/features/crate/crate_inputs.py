@@ -20,6 +20,11 @@ def build_crate_settings(runs: Runs, page: str) -> dict:
                 captioners.append(_find_captioner_stages(runs, run))
     return {
         "page": page,
+        "stages": {
+            name: {"upstream": list(stage.upstream), "reads": list(stage.reads)}
+            for name, stage in runs.stages.items()
+            if stage.in_report
+        },
         "experiments": experiments,
         "datasets": datasets,
         "models": [f"results/{kind}/{name}" for kind in ("foundation", "models") for name in dict.fromkeys(models)],

@@ -22,10 +22,18 @@ class CrateCaptioner(Section):
     stages: dict[str, str] = setting(..., "folder of each stage up to the captioning model")
 
 
+class CrateStage(Section):
+    """What a stage reads."""
+
+    upstream: list[str] = setting(..., "the stages before it")
+    reads: list[InputKind] = setting(..., "kinds of the user's files")
+
+
 class CrateSettings(PageSettings):
     """A page's settings, with the datasets and models that its crate describes."""
 
     page: str = setting(..., "folder of the page, below results/")
+    stages: dict[str, CrateStage] = setting()
     datasets: dict[str, CrateDataset] = setting()
     models: list[str] = setting(..., "folders of models and of their parts")
     captioners: list[CrateCaptioner] = setting()

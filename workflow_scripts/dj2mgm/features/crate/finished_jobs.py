@@ -13,7 +13,7 @@ from pathlib import Path
 from dj2mgm.data.instruction_rows import INSTRUCTIONS_FILE
 from dj2mgm.errors import InputError
 from dj2mgm.features.crate.crate_record import CrateSettings
-from dj2mgm.runs.stages import InputKind, find_stage
+from dj2mgm.runs.stages import InputKind
 from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.storage.files import read_json
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
@@ -94,9 +94,9 @@ def find_jobs(settings: CrateSettings) -> list[FinishedJob]:
         roots = {"dataset": (dataset,), "model": tuple(models)}
         for stage, folder in run.items():
             if Path(folder) not in stages:
-                upstream_folders = [Path(run[name]) for name in find_stage(stage).upstream if name in run]
-                kinds = find_stage(stage).reads
-                kinds += ("dataset",) if stage == "synthesize" and Path(folder, INSTRUCTIONS_FILE).is_file() else ()
+                upstream_folders = [Path(run[name]) for name in settings.stages[stage].upstream if name in run]
+                kinds = list(settings.stages[stage].reads)
+                kinds += ["dataset"] if stage == "synthesize" and Path(folder, INSTRUCTIONS_FILE).is_file() else []
                 input_folders = [root for kind in kinds for root in roots.get(kind, ())]
                 stage_jobs = _read_jobs(
                     Path(folder), [*upstream_folders, *input_folders], [kind for kind in kinds if not roots.get(kind)]

@@ -1,7 +1,7 @@
 """Patches of third-party libraries for training, one module per library.
 
 Nothing changes on import. Entry points call `apply_library_patches`. Other patches are in cli/snakemake_patches.py
-(Snakemake), juicer/patched_data_juicer.py (Data-Juicer), evaluation/harnesses/lmms_tasks.py (lmms-eval) and
+(Snakemake), juicer/patched_data_juicer.py (Data-Juicer), features/lmms_eval/lmms_tasks.py (lmms-eval) and
 planning/meta_kernels.py (transformers, inside a context).
 """
 

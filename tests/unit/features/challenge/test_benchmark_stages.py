@@ -18,9 +18,10 @@ from dj2mgm.evaluation import benchmarks
 from dj2mgm.evaluation.benchmarks.mmbench import build_workbook
 from dj2mgm.evaluation.benchmarks.textvqa import compute_vqa_accuracy
 from dj2mgm.evaluation.intervals import Estimate
+from dj2mgm.features.challenge.challenge_keys import ChallengeSettings
+from dj2mgm.features.challenge.challenge_stages import build_benchmark_settings
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.runs.layers import merge_experiment, merge_shared_settings
-from dj2mgm.runs.stage_settings import build_benchmark_settings
 from dj2mgm.script_modules import find_modules
 from dj2mgm.settings import benchmarks as declared
 from dj2mgm.settings.configuration import build_configuration_model, build_experiment_model
@@ -287,15 +288,13 @@ def test_the_configuration_has_keys_of_a_new_benchmark(yes_no):
         merge_shared_settings({"benchmarks": {"yesno": yes_no}})
 
 
-def test_a_challenge_score_needs_files_and_a_known_variant(yes_no):
+def test_a_challenge_score_needs_a_known_variant(yes_no):
     def check(variant: str, files: dict) -> None:
         merge_shared_settings(
             {"challenge": {"scores": {"yes_no": {"score": 50, "variant": variant}}}, "benchmarks": files}
         )
 
     check("one_word", {"yes_no": yes_no})
-    with pytest.raises(InputError, match="challenge.scores.yes_no: the key 'benchmarks.yes_no' is missing"):
-        check("one_word", {})
     with pytest.raises(InputError, match="challenge.scores.yes_no.variant: expected one_word, found 'two'"):
         check("two", {"yes_no": yes_no})
 
@@ -316,3 +315,21 @@ def test_every_benchmark_is_a_module_of_scripts_that_use_one(script):
 def test_an_unknown_benchmark_names_the_known_ones():
     with pytest.raises(InputError, match="there is no benchmark 'vqa'; known benchmarks are mmbench, textvqa"):
         list(benchmarks.read_questions("vqa", {}))
+
+
+def test_challenge_table_has_scores_without_leaks(tmp_path):
+    scores = {name: {"score": 50.0, "variant": "v"} for name in ("textvqa", "mmbench")}
+    runs = []
+    every, unleaked = ({"estimates": {"score": Estimate(9, 9, 1, mean, None, None)}} for mean in (40.0, 30.0))
+    for experiment, rest in (("a", {}), ("b", {"without_leaked": unleaked})):
+        for name in scores:
+            metrics = {"variant": "v"} | every | (rest if name == "mmbench" else {})
+            write_json(tmp_path / experiment / name / "metrics.json", metrics)
+        folders = {name: str(tmp_path / experiment / name) for name in scores}
+        runs.append({"experiment": experiment, "seed": 0, "benchmarks": folders})
+    table = score_challenge.tabulate_challenge(ChallengeSettings(reference="r", scores=scores, runs=runs)).set_index(
+        "experiment"
+    )
+    assert "textvqa_without_leaked" not in table and table["challenge_score"].tolist() == [1.0, 0.8, 0.8]
+    assert pd.isna(table.loc["r", "mmbench_without_leaked"])
+    assert table.loc[["a", "b"], "mmbench_without_leaked"].tolist() == [40.0, 30.0]

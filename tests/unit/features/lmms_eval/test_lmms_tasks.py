@@ -19,10 +19,10 @@ from benchmark_files import make_mmbench_row, make_textvqa_question, make_textvq
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import load_benchmark, read_questions
 from dj2mgm.evaluation.groups import estimate_metrics
-from dj2mgm.evaluation.harnesses.exchange import CUTTING_CLASSES, cut_answer, find_stop_texts, save_once
-from dj2mgm.evaluation.harnesses.task_scores import MAX_UNITS, compute_pseudo_values
 from dj2mgm.evaluation.intervals import Measurements
-from dj2mgm.runs.evaluations import LMMS_EVAL, find_evaluation_data
+from dj2mgm.features.lmms_eval.exchange import CUTTING_CLASSES, cut_answer, find_stop_texts, save_once
+from dj2mgm.features.lmms_eval.lmms_eval_keys import LMMS_EVAL, find_evaluation_data
+from dj2mgm.features.lmms_eval.lmms_tasks import MAX_UNITS, compute_pseudo_values
 from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_jsonl, write_yaml
 from dj2mgm.training.outputs import gather_weights, save_projector
 from evaluation_files import TASKS, TEXT, color, draw_picture, write_evaluations, write_task

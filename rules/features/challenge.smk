@@ -1,7 +1,11 @@
 # Published benchmarks, from the user's files, and the challenge's score.
 from dj2mgm.cli.console import UserError
+from dj2mgm.features.challenge.challenge_inputs import build_challenge_settings
 from dj2mgm.settings.benchmarks import read_declarations
 
+SETTINGS_FILES["configure_challenge"] = SettingsFile(
+    f"results/{RESULTS_PREFIX}challenge/config.yaml", lambda w: challenge_settings()
+)
 WITH_SUBMISSION = [
     name for name, declared in read_declarations().items() if declared.has_submission
 ]
@@ -9,6 +13,13 @@ WITH_SUBMISSION = [
 
 wildcard_constraints:
     benchmarks="(base_)?benchmarks",
+    benchmark=match_any(read_declarations()),
+
+
+def challenge_settings():
+    """Return the settings of the challenge's table."""
+    with raising_user_errors():
+        return build_challenge_settings(RUNS)
 
 
 def benchmark_files(wildcards):
@@ -40,7 +51,7 @@ rule answer_benchmark:
     input:
         model_files,
         benchmark_files,
-        answering_weights,
+        answering_weights("benchmarks"),
         config="results/{run}/{benchmarks}/{benchmark}/config.yaml",
         code=list_script_files("answer_benchmark.py"),
     output:
@@ -50,7 +61,7 @@ rule answer_benchmark:
     benchmark:
         "results/{run}/{benchmarks}/{benchmark}/answer_benchmark.benchmark.tsv"
     conda:
-        "../envs/evaluate.yaml"
+        "../../envs/evaluate.yaml"
     threads: GPU_STAGE_THREADS
     resources:
         gpu=single_node_gpus,
@@ -60,7 +71,7 @@ rule answer_benchmark:
         content=hash_user_files(model_files, benchmark_files),
         images=benchmark_images,
         model=model_folder,
-        finetuned=finetuned_flags,
+        finetuned=finetuned_flags("benchmarks"),
     shell:
         build_stage_command(
             "answer_benchmark.py",
@@ -82,7 +93,7 @@ rule score_benchmark:
     benchmark:
         "results/{run}/{benchmarks}/{benchmark}/score_benchmark.benchmark.tsv"
     conda:
-        "../envs/evaluate.yaml"
+        "../../envs/evaluate.yaml"
     resources:
         mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=30,
@@ -109,7 +120,7 @@ rule write_submission:
     wildcard_constraints:
         benchmark=match_any(WITH_SUBMISSION),
     conda:
-        "../envs/evaluate.yaml"
+        "../../envs/evaluate.yaml"
     resources:
         mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=30,
@@ -126,7 +137,7 @@ def list_benchmark_outputs(benchmark, name):
     return sorted(
         {
             f"{run['benchmarks'][benchmark]}/{name}"
-            for run in build_challenge_settings()["runs"]
+            for run in challenge_settings()["runs"]
             if run["seed"] is not None or name != "submission.xlsx"
         }
     )
@@ -134,9 +145,7 @@ def list_benchmark_outputs(benchmark, name):
 
 def list_challenge_files(names, file):
     """Return a file of each of these benchmarks that the challenge scores, for every run in its table."""
-    benchmarks = [
-        name for name in build_challenge_settings()["scores"] if name in names
-    ]
+    benchmarks = [name for name in challenge_settings()["scores"] if name in names]
     return [path for name in benchmarks for path in list_benchmark_outputs(name, file)]
 
 
@@ -148,7 +157,7 @@ rule score_challenge:
     output:
         table=report(
             f"results/{RESULTS_PREFIX}challenge/challenge.csv",
-            caption="../report/challenge.rst",
+            caption="../../workflow_scripts/dj2mgm/features/challenge/challenge.rst",
             category="Challenge",
             labels={"table": "challenge"},
         ),
@@ -157,7 +166,7 @@ rule score_challenge:
     benchmark:
         f"results/{RESULTS_PREFIX}challenge/score_challenge.benchmark.tsv"
     conda:
-        "../envs/report.yaml"
+        "../../envs/report.yaml"
     resources:
         mem_mb=mem_with_retries(SMALL_STAGE_MB),
         runtime=30,

@@ -2,4 +2,4 @@
 
 from lmms_eval.models.registry_v2 import ModelManifest
 
-MANIFEST = ModelManifest("dj2mgm", simple_class_path="dj2mgm.evaluation.harnesses.lmms_model.LmmsModel")
+MANIFEST = ModelManifest("dj2mgm", simple_class_path="dj2mgm.features.lmms_eval.lmms_model.LmmsModel")

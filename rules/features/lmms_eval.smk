@@ -2,12 +2,29 @@
 # training, and scored by its own metrics.
 from snakemake.settings.types import DeploymentMethod
 from dj2mgm.cli.console import UserError
-from dj2mgm.runs.evaluations import DATA_SUFFIXES, check_lmms_eval
+from dj2mgm.features.lmms_eval.lmms_eval_keys import (
+    DATA_SUFFIXES,
+    check_lmms_eval,
+    find_evaluation_data,
+)
 from dj2mgm.storage.files import find_files
 
 
 wildcard_constraints:
     evaluations="(base_)?evaluations",
+    task=match_any(RUNS.shared.evaluations),
+
+
+def task_settings(task):
+    """Return the task of lmms-eval, and the folder of its data."""
+    with raising_user_errors():
+        data = find_evaluation_data(task, RUNS.shared.evaluation_data)
+    return {"task": task, "data": str(data)}
+
+
+SETTINGS_FILES["configure_evaluation"] = SettingsFile(
+    "results/evaluations/{task}/config.yaml", lambda w: task_settings(w.task)
+)
 
 
 def evaluation_data(wildcards):
@@ -15,9 +32,7 @@ def evaluation_data(wildcards):
     with raising_user_errors():
         if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
             check_lmms_eval()
-        files = find_files(
-            build_evaluation_settings(wildcards.task)["data"], DATA_SUFFIXES
-        )
+        files = find_files(task_settings(wildcards.task)["data"], DATA_SUFFIXES)
     return check_user_files(map(str, files))
 
 
@@ -36,7 +51,7 @@ rule read_evaluation:
         "results/evaluations/{task}/read_evaluation.benchmark.tsv"
     priority: 100  # so that an unsupported task fails before a training starts
     conda:
-        "../envs/lmms_eval.yaml"
+        "../../envs/lmms_eval.yaml"
     resources:
         mem_mb=mem_with_retries(CLIP_STAGE_MB),
         runtime=120,
@@ -52,7 +67,7 @@ rule read_evaluation:
 rule answer_evaluation:
     input:
         model_files,
-        answering_weights,
+        answering_weights("evaluations"),
         config="results/{run}/{evaluations}/{task}/config.yaml",
         questions="results/evaluations/{task}/questions.jsonl",
         decoding="results/evaluations/{task}/decoding.json",
@@ -65,7 +80,7 @@ rule answer_evaluation:
     benchmark:
         "results/{run}/{evaluations}/{task}/answer_evaluation.benchmark.tsv"
     conda:
-        "../envs/evaluate.yaml"
+        "../../envs/evaluate.yaml"
     threads: GPU_STAGE_THREADS
     resources:
         gpu=single_node_gpus,
@@ -75,7 +90,7 @@ rule answer_evaluation:
         content=hash_user_files(model_files),
         model=model_folder,
         questions=subpath(input.questions, parent=True),
-        finetuned=finetuned_flags,
+        finetuned=finetuned_flags("evaluations"),
     shell:
         build_stage_command(
             "answer_evaluation.py",
@@ -99,7 +114,7 @@ rule score_evaluation:
     benchmark:
         "results/{run}/{evaluations}/{task}/score_evaluation.benchmark.tsv"
     conda:
-        "../envs/lmms_eval.yaml"
+        "../../envs/lmms_eval.yaml"
     resources:
         mem_mb=mem_with_retries(CLIP_STAGE_MB),
         runtime=120,
@@ -118,10 +133,10 @@ def evaluation_report(wildcards):
     if not RUNS.shared.evaluations:
         raise UserError(
             "evaluations is empty: name tasks of lmms-eval in config/config.yaml, or with "
-            "--config 'evaluations=[pope]' (docs/evaluation.md)"
+            "--config 'evaluations=[pope]' (docs/features/lmms_eval.md)"
         )
     for task in RUNS.shared.evaluations:
-        build_evaluation_settings(task)
+        task_settings(task)
     return target_files("evaluate", f"results/{RESULTS_PREFIX}report/report.html")(
         wildcards
     )
