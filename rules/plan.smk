@@ -1,5 +1,4 @@
-# Plan before a training: memory on this machine, the power of a comparison, and DeepSpeed configurations for other
-# numbers of GPUs.
+# Plan before a training: memory on this machine, and DeepSpeed configurations for other numbers of GPUs.
 from pathlib import Path
 from dj2mgm.model_files.missing_models import compute_download_gb
 from dj2mgm.runs.experiments import REFERENCE
@@ -9,6 +8,7 @@ from dj2mgm.settings.deepspeed_files import list_written_files
 from dj2mgm.settings.frozen_precision import FROZEN
 from dj2mgm.storage.files import read_json
 
+PLAN_TEXTS = []  # files of text that features add to the plan
 PLANNED = RUNS.experiments.configs[REFERENCE].model
 
 
@@ -29,24 +29,6 @@ rule deepspeed_configs:
         build_stage_command(
             "write_deepspeed_configs.py",
             "--model={params.model:q} --output-dir results/deepspeed_configs",
-        )
-
-
-# Its settings name the finished runs. They are not inputs, because a plan must not run them again.
-rule plan_power:
-    input:
-        config="results/plan/power.yaml",
-        code=list_script_files("plan_power.py"),
-    output:
-        "results/plan/power.txt",
-    log:
-        "results/plan/plan_power.log",
-    localrule: True
-    conda:
-        "../envs/report.yaml"
-    shell:
-        build_stage_command(
-            "plan_power.py", "--config {input.config:q} --output {output:q}"
         )
 
 
@@ -160,7 +142,7 @@ rule plan:
     input:
         planned_parts,
         planned_dataset,
-        power="results/plan/power.txt",
+        texts=lambda w: PLAN_TEXTS,
     log:
         "results/plan/plan.log",
     localrule: True
@@ -168,5 +150,6 @@ rule plan:
         "../envs/train.yaml"
     params:
         flags=plan_flags,
+        texts=optional_flag("--text", "texts"),
     shell:
-        f"python {quote_script_path('plan_memory.py')} {{params.flags:q}} --power {{input.power:q}} 2> {{log:q}}"
+        f"python {quote_script_path('plan_memory.py')} {{params.flags:q}} {{params.texts:q}} 2> {{log:q}}"

@@ -5,8 +5,6 @@ from typing import NamedTuple
 from dj2mgm.runs import pages
 from dj2mgm.runs.leaks import build_leak_settings
 from dj2mgm.runs.stages import TRAINING_STAGES
-from dj2mgm.runs.scored_runs import build_power_settings
-from dj2mgm.runs.scored_runs import find_decisive_score
 from dj2mgm.storage.files import format_yaml
 
 
@@ -39,12 +37,6 @@ def stage_settings(wildcards):
     return run.settings[wildcards.stage].file_content() | labels
 
 
-def power_settings(wildcards):
-    """Return the settings of the plan's power analysis."""
-    with raising_user_errors():
-        return build_power_settings(RUNS) | {"headline": find_decisive_score(RUNS)}
-
-
 def format_settings(build):
     """Return the params function of the settings that a function of the wildcards returns, as YAML."""
     return lambda wildcards: format_yaml(build(wildcards))
@@ -68,7 +60,6 @@ SETTINGS_FILES = {
         lambda w: MODELS[w.model].build_assembly_settings().file_content(),
     ),
     "configure_page": SettingsFile("results/{page}/config.yaml", page_settings),
-    "configure_power": SettingsFile("results/plan/power.yaml", power_settings),
     "configure_leaks": SettingsFile(
         "results/datasets/{dataset}/leaks/config.yaml",
         lambda w: build_leak_settings(RUNS, w.dataset).file_content(),

@@ -2,8 +2,6 @@
 
     python workflow_scripts/explore.py results/shapes/tiny/baseline                        # serve it until Ctrl-C
     python workflow_scripts/explore.py results/shapes/tiny/baseline --output explore.html  # write one file
-    python workflow_scripts/explore.py --config results/shapes/tiny/report/config.yaml --output explorer
-                                                                     # write a file for each experiment of a report
 
 A folder is results/<dataset>/<model>/<experiment>, one of its seeds, or results/datasets/<dataset>. Numbers in the
 report link to their rows on this page; the script also prints the address of the report.
@@ -15,7 +13,7 @@ from dj2mgm.cli.command_line import command_line, make_parser, project_imports
 
 with project_imports():
     from dj2mgm.errors import InputError
-    from dj2mgm.features.explorer.explorer_page import write_explorers, write_offline_page
+    from dj2mgm.features.explorer.explorer_page import write_offline_page
     from dj2mgm.features.explorer.results import read_results
     from dj2mgm.features.explorer.server import Explorer, Server
     from dj2mgm.reporting.rendering import locate_explorer_page
@@ -26,16 +24,10 @@ REPORTS = ("../report/report.html", "report/report.html")  # report of several e
 @command_line
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("folders", type=Path, nargs="*", metavar="folder")
-    parser.add_argument("--config", type=Path, help="configuration of a report, instead of folders")
+    parser.add_argument("folders", type=Path, nargs="+", metavar="folder")
     parser.add_argument("--output", type=Path, help="write this file instead of serving")
     parser.add_argument("--port", type=int, default=0, help="default: any free port")
     arguments = parser.parse_args()
-    if bool(arguments.config) == bool(arguments.folders) or (arguments.config and not arguments.output):
-        raise InputError("name folders of results, or a report's configuration with --config and --output")
-    if arguments.config:
-        write_explorers(arguments.config, arguments.output)
-        return
     if arguments.output and len(arguments.folders) > 1:
         raise InputError("--output writes the page of one folder; name one")
     if arguments.output and (arguments.output.is_dir() or not arguments.output.parent.is_dir()):

@@ -98,8 +98,8 @@ def main() -> None:
     print_plans(console, searches, machine, rows)
     if architecture.image_tokens:
         print_stage_times(console, searches, machine, images.usual, card, batches, args)
-    if args.power:
-        console.print(f"\n{args.power.read_text(encoding='utf-8')}", end="", markup=False, highlight=False)
+    for text in args.text:
+        console.print(f"\n{text.read_text(encoding='utf-8')}", end="", markup=False, highlight=False)
     for note in args.note:
         console.print(note, markup=False, highlight=False)
 
@@ -140,7 +140,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--lora-target", action="append", help="layer, or all; repeatable (default: q_proj, v_proj, o_proj)")
     add("--precision", choices=get_args(Precision), default="auto", help="precision of the stage (default: auto)")
     add("--no-compile", dest="compile", action="store_false", help="plan for compile: false (default: compile: true)")
-    add("--power", type=Path, help="text to print after the plans: output of plan_power.py")
+    add("--text", type=Path, nargs="*", default=[], help="files to print after the plans, such as plan_power.py's")
     add("--note", action="append", default=[], help="sentence to print after the plans; repeatable")
     args = parser.parse_args()
     if args.gpu and args.gpu not in CARDS:

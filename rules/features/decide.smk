@@ -2,6 +2,7 @@
 # experiment=dj_synth`. Seeds are ordinary runs. The look after each seed is a checkpoint, because it decides whether
 # another seed is needed. Each opponent has looks of its own: the baseline's in decide/, others' in a subfolder.
 from dj2mgm.features.decide import looks
+from dj2mgm.runs.scored_runs import build_power_settings, find_decisive_score
 from dj2mgm.settings.targets import MIN_SEEDS
 
 DECISION = f"results/{RESULTS_PREFIX}{{decided}}/decide"
@@ -121,3 +122,33 @@ rule decide:
     shell:
         f"python {quote_script_path('write_decision.py')} --budget {{input.budget:q}}"
         " --looks {input.looks:q} 2> {log:q}"
+
+
+def power_settings(wildcards):
+    """Return the settings of the plan's power analysis."""
+    with raising_user_errors():
+        return build_power_settings(RUNS) | {"headline": find_decisive_score(RUNS)}
+
+
+SETTINGS_FILES["configure_power"] = SettingsFile(
+    "results/plan/power.yaml", power_settings
+)
+PLAN_TEXTS.append("results/plan/power.txt")
+
+
+# Its settings name the finished runs. They are not inputs, because a plan must not run them again.
+rule plan_power:
+    input:
+        config="results/plan/power.yaml",
+        code=list_script_files("plan_power.py"),
+    output:
+        "results/plan/power.txt",
+    log:
+        "results/plan/plan_power.log",
+    localrule: True
+    conda:
+        "../../envs/report.yaml"
+    shell:
+        build_stage_command(
+            "plan_power.py", "--config {input.config:q} --output {output:q}"
+        )

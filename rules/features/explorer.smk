@@ -9,7 +9,7 @@ rule write_explorers:
         lambda w: list_page_files(pages.list_page_experiments(RUNS, w.page)),
         config="results/{page}/config.yaml",
         templates=list_templates(feature="explorer"),
-        code=list_script_files("explore.py"),
+        code=list_script_files("write_explorers.py"),
     output:
         directory("results/{page}/explorer"),
     log:
@@ -23,5 +23,5 @@ rule write_explorers:
         runtime=30,
     shell:
         build_stage_command(
-            "explore.py", "--config {input.config:q} --output {output:q}"
+            "write_explorers.py", "--config {input.config:q} --output {output:q}"
         )

@@ -22,11 +22,14 @@ def list_scripts(rules: Path) -> set[str]:
 
 
 def delete_feature(project: Project, name: str) -> None:
-    """Delete the folders of a feature, and the scripts that only its rules name."""
+    """Delete the folders of a feature, and the scripts that only its rules name or that import it."""
     rules = project.folder / "rules"
     own, *others = [rules / f"features/{name}.smk", *(path for path in rules.rglob("*.smk") if path.stem != name)]
-    for script in list_scripts(own).difference(*map(list_scripts, others)):
-        (project.folder / "workflow_scripts" / script).unlink()
+    scripts = project.folder / "workflow_scripts"
+    imports = f"dj2mgm.features.{name}."
+    importing = {path.name for path in scripts.glob("*.py") if imports in path.read_text(encoding="utf-8")}
+    for script in importing | list_scripts(own).difference(*map(list_scripts, others)):
+        (scripts / script).unlink()
     own.unlink()
     shutil.rmtree(project.folder / "workflow_scripts/dj2mgm/features" / name)
     (project.folder / f"docs/features/{name}.md").unlink(missing_ok=True)

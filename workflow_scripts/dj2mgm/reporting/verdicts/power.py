@@ -1,4 +1,4 @@
-"""Power of a comparison before it is run: the difference that it would show, and the time of one more seed."""
+"""Noise of a comparison before it is run, from finished runs or typical: it determines what the comparison shows."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -6,17 +6,15 @@ from pathlib import Path
 import numpy as np
 from scipy.special import chdtri
 
-from dj2mgm.cli.messages import format_duration
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
 from dj2mgm.evaluation.run_scores import RunScores, pair_values, read_run_scores
-from dj2mgm.reporting.comparison import SCORE_TITLES, format_difference
-from dj2mgm.reporting.rendering import format_integer, join_words
+from dj2mgm.reporting.comparison import format_difference
+from dj2mgm.reporting.rendering import join_words
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.scored_runs import SCORED_STAGES
-from dj2mgm.runs.seed_times import sum_measured_seconds
 from dj2mgm.settings.base import Section, Seed, setting
-from dj2mgm.settings.targets import Headline, ReportSection
+from dj2mgm.settings.targets import Headline
 
 # Standard deviations of the difference at one held-out image, used before there are finished runs. They were measured
 # for `dj_synth` and `baseline` on the embedded dataset (docs/evaluation.md).
@@ -29,7 +27,6 @@ TYPICAL_NOISE = {
 }
 # The standard deviation between seeds is assumed to equal that of the mean over this number of images.
 IMAGES_LIKE_SEEDS = 500
-SHOWN_SEEDS = (2, 3, 5, 10)
 
 
 class FinishedRun(Section):
@@ -72,43 +69,6 @@ class Noise:
         if not np.isfinite(self.seed_df):
             return self
         return replace(self, seed_noise=self.seed_noise * float(np.sqrt(self.seed_df / chdtri(self.seed_df, share))))
-
-
-def describe_power(settings: PowerSettings) -> str:
-    """Return the smallest difference that the planned images and seeds show, and the cost of one more seed."""
-    title = SCORE_TITLES[settings.headline]
-    headline = ReportSection(headline=settings.headline).locate_headline()
-    noise = find_noise(settings, headline.group, headline.metric)
-    if noise is None:
-        return f"Power: the noise of the {title} is not known before a first run.\n"
-    images = f"{format_integer(settings.images)} held-out images"
-    images += "" if settings.images_are_known else " (assumed, since the dataset is not made yet)"
-
-    def describe_smallest(seeds: int, share: float = 0.5) -> str:
-        contrast = compute_expected_contrast(noise.at_quantile(share), settings.images, seeds)
-        return format_difference(headline.metric, contrast.compute_detectable()).lstrip("+")
-
-    several = sorted({*SHOWN_SEEDS, settings.seeds} - {1})
-    sizes = [f"{describe_smallest(seeds)} with {seeds}{' seeds' * (not index)}" for index, seeds in enumerate(several)]
-    lines = [
-        f"Power: how small a true difference would four of five comparisons find, on {images}? In the {title} "
-        f"{', '.join(sizes)}."
-    ]
-    if settings.seeds == 1:
-        lines.append(
-            f"Your configuration has one seed. It shows {describe_smallest(1)} between the two trained models, which "
-            "says little about the data, because another seed changes both models."
-        )
-    if np.isfinite(noise.seed_df):
-        seeds = max(settings.seeds, SHOWN_SEEDS[0])
-        least, most = (describe_smallest(seeds, share) for share in (0.1, 0.9))
-        lines.append(
-            f"The noise between seeds is an estimate. With {seeds} seeds, the smallest difference may be "
-            f"{least.removesuffix(' points')} to {most} (80 % interval)."
-        )
-    lines.append(f"Noise: {join_words(list(noise.sources))}.")
-    lines.append(_describe_time(settings))
-    return "\n".join(lines) + "\n"
 
 
 def compute_expected_contrast(noise: Noise, images: int, seeds: int) -> PairedContrast:
@@ -182,11 +142,3 @@ def _compute_contrasts(scores: dict[str, list[RunScores]], group: str, metric: s
     return {
         name: contrast for name, contrast in contrasts.items() if contrast.images > 1 and np.any(contrast.variance > 0)
     }
-
-
-def _describe_time(settings: PowerSettings) -> str:
-    names = [name for name in dict.fromkeys([settings.experiment, REFERENCE]) if name in settings.finished]
-    seconds = sum_measured_seconds(settings.finished[name][-1].stages for name in names)
-    if seconds is None:
-        return "The time of one more seed is known after a first run."
-    return f"One more seed of {join_words(names)} takes about {format_duration(seconds)}, as measured in the last run."
