@@ -133,7 +133,7 @@ def test_first_question_of_each_outcome_is_shown(config, baseline_wrong, wrong, 
     baseline, experiment = load_experiments(config)
     write_answers(baseline, baseline_wrong)
     write_answers(experiment, wrong)
-    strip = build_strip((0, baseline), (1, experiment))
+    strip = build_strip(baseline, experiment)
     alone, other, same = counts
     assert strip.note.startswith(
         f"30 held-out questions, seed 0: Only dj_synth is right ({alone}); Only baseline is right ({other}); "
@@ -151,15 +151,15 @@ def test_captions_are_compared_without_questions(tmp_path):
     page = read_yaml(config)
     write_yaml(config, {"experiments": [page["experiments"][0], page["experiments"][0] | {"name": "other"}]})
     photos, other = load_experiments(config)
-    strip = build_strip((0, photos), (1, other))
+    strip = build_strip(photos, other)
     assert strip.note.startswith(
         "15 held-out captions, seed 7: other: higher CLIPScore (0); photos: higher CLIPScore (0)"
     )
     values = other.scores[0].groups["finetune/own"]["clip_score"].sums
     values[0], values[3] = 0.25, 9
-    strip = build_strip((0, photos), (1, load_experiments(config)[1]))
+    strip = build_strip(photos, load_experiments(config)[1])
     assert [item.title for item in strip.items] == ["The same CLIPScore"]
-    strip = build_strip((0, photos), (1, other))
+    strip = build_strip(photos, other)
     assert [(item.title, item.identifier) for item in strip.items] == [
         ("other: higher CLIPScore", "e03"),
         ("photos: higher CLIPScore", "e00"),

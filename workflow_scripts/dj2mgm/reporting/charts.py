@@ -147,12 +147,12 @@ class Line:
 
     kind: str  # class of the style sheet: seed, mean, band, host, gpu, …
     path: str
-    index: int | None = None  # position of the experiment or series, for its color
+    experiment: str = ""  # whose color the line has
 
 
 @dataclass(frozen=True)
 class LineChart:
-    """A chart of lines; `ends` has the index, the name and the last value ("" for none) of each series."""
+    """A chart of lines; `ends` has the last value of each experiment."""
 
     quantity: str
     lines: list[Line]
@@ -160,7 +160,7 @@ class LineChart:
     y_ticks: list[Tick]
     x_title: str
     description: str  # for screen readers
-    ends: list[tuple[int, str, str]]
+    ends: list[tuple[str, str]]
     note: str = ""
 
 

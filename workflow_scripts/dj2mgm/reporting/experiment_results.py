@@ -4,6 +4,7 @@ The configuration (records/page_records.py) names the folder of each stage, beca
 stages.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -102,6 +103,16 @@ def load_experiments(config: str | Path) -> list[ExperimentResults]:
     if not Path(config).is_file():
         raise InputError(f"{config} is missing; it lists the experiments to compare")
     return [load_experiment(entry) for entry in load_settings(PageSettings, config).experiments]
+
+
+def group_experiments(
+    experiments: list[ExperimentResults], key: Callable[[ExperimentResults], Path | None]
+) -> dict[Path | None, list[ExperimentResults]]:
+    """Return the experiments that share a folder by the folder, so that its content is shown once."""
+    groups: dict[Path | None, list[ExperimentResults]] = {}
+    for experiment in experiments:
+        groups.setdefault(key(experiment), []).append(experiment)
+    return groups
 
 
 def load_experiment(entry: ShownExperiment) -> ExperimentResults:

@@ -1,6 +1,7 @@
 """The report: one page that compares experiments, made from its sections and templates."""
 
 from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
 
 from dj2mgm.evaluation.run_scores import GroupEstimates
@@ -11,7 +12,7 @@ from dj2mgm.reporting.comparison import (
     describe_coverage,
     describe_paired_seeds,
 )
-from dj2mgm.reporting.experiment_results import ExperimentResults
+from dj2mgm.reporting.experiment_results import ExperimentResults, group_experiments
 from dj2mgm.reporting.recaptions import (
     RecaptionedRow,
     build_recaption_gallery,
@@ -23,7 +24,7 @@ from dj2mgm.reporting.rendering import build_step_key, build_template_environmen
 from dj2mgm.reporting.row_flow import FlowStep, build_pretrain_steps, build_source_table, count_instructions
 from dj2mgm.reporting.sections.flow_diagram import Shape, draw_flows
 from dj2mgm.reporting.sections.gallery import build_duplicate_sections, build_gallery
-from dj2mgm.reporting.sections.histograms import build_similarity_histogram, build_statistic_histograms, group_by_folder
+from dj2mgm.reporting.sections.histograms import build_similarity_histogram, build_statistic_histograms
 from dj2mgm.reporting.sections.judge_section import describe_judges, measure_judge_agreement
 from dj2mgm.reporting.sections.leak_section import build_leak_sections
 from dj2mgm.reporting.sections.run_details import (
@@ -40,6 +41,7 @@ from dj2mgm.reporting.what_changed import describe_changes
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.storage.files import write_text
 
+COLORS = 6  # of experiments, in the style sheet
 LANES = {
     "original": "original caption",
     "recaptioned": "new caption",
@@ -62,11 +64,13 @@ def write_report_page(assessment: Assessment, path: str | Path, explorers: Colle
     """
     experiments, differences = assessment.experiments, assessment.differences
     recaptions = {experiment.name: read_recaptions(experiment.runs[0]) for experiment in experiments}
+    names = [experiment.name for experiment in experiments]
     template = build_template_environment().get_template(
-        "report.html.j2", globals={"rows_link": link_rows, "step_key": build_step_key}
+        "report.html.j2",
+        globals={"rows_link": link_rows, "step_key": build_step_key, "color": partial(choose_color, names)},
     )
     page = template.render(
-        names=[experiment.name for experiment in experiments],
+        names=names,
         reference=experiments[0].name,
         explorers=explorers,
         **_collect_verdict_values(assessment),
@@ -76,6 +80,11 @@ def write_report_page(assessment: Assessment, path: str | Path, explorers: Colle
         **_collect_record_values(experiments),
     )
     write_text(path, page)
+
+
+def choose_color(names: list[str], label: str) -> str:
+    """Return the style sheet's class with the color of an experiment; of the first one if the label joins several."""
+    return f"e{names.index(label.partition(' ')[0].rstrip(',')) % COLORS}"
 
 
 def _collect_verdict_values(assessment: Assessment) -> dict:
@@ -128,11 +137,7 @@ def _collect_training_values(assessment: Assessment) -> dict:
     experiments = assessment.experiments
     return {
         "forgotten": assessment.forgotten,
-        "changes_by_training": [
-            (name, index, changes)
-            for index, (name, changes) in enumerate(assessment.training_changes.items())
-            if changes
-        ],
+        "changes_by_training": [(name, changes) for name, changes in assessment.training_changes.items() if changes],
         "losses": [
             (
                 _find_stage_title(name, experiments),
@@ -147,9 +152,7 @@ def _collect_training_values(assessment: Assessment) -> dict:
             for stage in TRAINED
             for chart in draw_score_charts(experiments, stage)
         ],
-        "memory": [
-            (experiment.name, index, draw_memory_timeline(experiment)) for index, experiment in enumerate(experiments)
-        ],
+        "memory": [(experiment.name, draw_memory_timeline(experiment)) for experiment in experiments],
         "planned": any(
             record.memory_plan for experiment in experiments for record in experiment.runs[0].records.values()
         ),
@@ -160,7 +163,7 @@ def _collect_result_values(experiments: list[ExperimentResults], differences: di
     """Return the values of the sections with outputs of the models and with all metrics."""
     return {
         "galleries": _build_galleries(experiments),
-        "metrics": [_build_metrics(index, experiment, differences) for index, experiment in enumerate(experiments)],
+        "metrics": [_build_metrics(experiment, differences) for experiment in experiments],
         "evaluation": _describe_evaluations(experiments),
     }
 
@@ -170,8 +173,8 @@ def _collect_record_values(experiments: list[ExperimentResults]) -> dict:
     reference, *later_experiments = experiments
     return {
         "changes": [
-            {"experiment": experiment.name, "index": index, "rows": list_config_differences(experiment, reference)}
-            for index, experiment in enumerate(later_experiments, start=1)
+            {"experiment": experiment.name, "rows": list_config_differences(experiment, reference)}
+            for experiment in later_experiments
         ],
         "times": build_times_table(experiments),
         "versions": list_versions(experiments),
@@ -247,14 +250,13 @@ def _build_flows(experiments: list[ExperimentResults], recaptions: dict[str, lis
     """Draw the flow of rows for the first run of each experiment."""
     chains = [build_pretrain_steps(e, e.runs[0], recaptions[e.name]) for e in experiments]
     parts = zip(experiments, chains, draw_flows(chains), strict=True)
-    return [_build_flow(index, *flow_parts) for index, flow_parts in enumerate(parts)]
+    return [_build_flow(*flow_parts) for flow_parts in parts]
 
 
-def _build_flow(index: int, experiment: ExperimentResults, steps: list[FlowStep], drawings: list[list[Shape]]) -> dict:
+def _build_flow(experiment: ExperimentResults, steps: list[FlowStep], drawings: list[list[Shape]]) -> dict:
     start, end = steps[0].lanes, steps[-1].lanes
     return {
         "experiment": experiment.name,
-        "index": index,
         "steps": list(zip(steps, drawings, strict=True)),
         "lanes": {shape.lane for shapes in drawings for shape in shapes},
         "alt": f"{experiment.name}: {start.left} rows, {end.dropped} dropped, {end.left} left for training",
@@ -265,19 +267,18 @@ def _build_flow(index: int, experiment: ExperimentResults, steps: list[FlowStep]
 
 def _build_statistics(experiments: list[ExperimentResults], recaptions: dict[str, list[RecaptionedRow]]) -> list[dict]:
     """Return the histograms of each distinct filter stage, then those of each experiment's synthesis."""
-    by_name = {experiment.name: (index, experiment) for index, experiment in enumerate(experiments)}
     stages = []
-    for folder, names in group_by_folder((e.name, e.runs[0].stages["filter"]) for e in experiments):
+    for folder, group in _group_by_filter(experiments).items():
         stages.append(
             {
                 "title": "Filter",
                 "name": "filter",
-                "experiments": [(name, by_name[name][0]) for name in names],
-                "histograms": build_statistic_histograms(folder, by_name[names[0]][1].recipes.filter),
+                "experiments": [experiment.name for experiment in group],
+                "histograms": build_statistic_histograms(folder, group[0].recipes.filter),
                 "similarities": None,
             }
         )
-    for index, experiment in enumerate(experiments):
+    for experiment in experiments:
         run = experiment.runs[0]
         if run.synthesize:
             similarities = build_similarity_histogram(run, recaptions[experiment.name])
@@ -287,7 +288,7 @@ def _build_statistics(experiments: list[ExperimentResults], recaptions: dict[str
                 {
                     "title": "Synthesis",
                     "name": "synthesize",
-                    "experiments": [(experiment.name, index)],
+                    "experiments": [experiment.name],
                     "histograms": build_statistic_histograms(run.stages["synthesize"], recipe, omitted_names),
                     "similarities": similarities,
                 }
@@ -297,22 +298,24 @@ def _build_statistics(experiments: list[ExperimentResults], recaptions: dict[str
 
 def _build_near_duplicate_parts(experiments: list[ExperimentResults]) -> Iterator[dict]:
     """Yield the near-duplicates of each distinct filter stage."""
-    by_name = {experiment.name: (index, experiment) for index, experiment in enumerate(experiments)}
-    for _, names in group_by_folder((e.name, e.runs[0].stages["filter"]) for e in experiments):
-        for section in build_duplicate_sections(by_name[names[0]][1]):
-            yield {"experiments": [(name, by_name[name][0]) for name in names], "section": section}
+    for group in _group_by_filter(experiments).values():
+        for section in build_duplicate_sections(group[0]):
+            yield {"experiments": [experiment.name for experiment in group], "section": section}
+
+
+def _group_by_filter(experiments: list[ExperimentResults]) -> dict[Path, list[ExperimentResults]]:
+    return group_experiments(experiments, lambda experiment: experiment.runs[0].stages["filter"])
 
 
 def _build_recaption_parts(
     experiments: list[ExperimentResults], recaptions: dict[str, list[RecaptionedRow]]
 ) -> Iterator[dict]:
-    for index, experiment in enumerate(experiments):
+    for experiment in experiments:
         rows = recaptions[experiment.name]
         if rows:
             run, truth = experiment.runs[0], read_truth(experiment)
             yield {
                 "experiment": experiment.name,
-                "index": index,
                 "count": len(rows),
                 "likelihoods": any(recaption.log_likelihood is not None for recaption in rows),
                 "quality": measure_synthesis_quality(run, rows, truth),
@@ -322,23 +325,19 @@ def _build_recaption_parts(
 
 def _build_galleries(experiments: list[ExperimentResults]) -> list[dict]:
     """Return one gallery per dataset, since outputs are comparable only on the same images."""
-    by_dataset: dict[Path, list[tuple[int, ExperimentResults]]] = {}
-    for index, experiment in enumerate(experiments):
-        by_dataset.setdefault(experiment.dataset, []).append((index, experiment))
     return [
         {
             "dataset": dataset.name,
-            "experiments": [(experiment.name, index) for index, experiment in group],
+            "experiments": [experiment.name for experiment in group],
             "shown": build_gallery(group),
         }
-        for dataset, group in by_dataset.items()
+        for dataset, group in group_experiments(experiments, lambda experiment: experiment.dataset).items()
     ]
 
 
-def _build_metrics(index: int, experiment: ExperimentResults, differences: dict[str, GroupEstimates]) -> dict:
+def _build_metrics(experiment: ExperimentResults, differences: dict[str, GroupEstimates]) -> dict:
     return {
         "experiment": experiment.name,
-        "index": index,
         "metrics": build_metric_table(experiment),
         "differences": build_difference_table(estimates) if (estimates := differences.get(experiment.name)) else None,
     }

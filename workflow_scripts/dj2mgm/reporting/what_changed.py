@@ -60,7 +60,6 @@ class StripAnswer:
     """An answer or a caption of one side, with its mark."""
 
     experiment: str
-    index: int
     text: str
     mark: str
     tone: str  # good, bad or empty
@@ -91,7 +90,6 @@ class WhatChanged:
     """Differences of an experiment from the reference."""
 
     experiment: str
-    index: int
     changes: list[Change]
     hidden: int  # number of further settings that differ
     rows: list[RowComparison]  # empty if the datasets differ
@@ -102,12 +100,12 @@ def describe_changes(experiments: list[ExperimentResults]) -> list[WhatChanged]:
     """Return the differences of each later experiment from the first one; controls describe theirs themselves."""
     reference = experiments[0]
     described = []
-    for index, experiment in enumerate(experiments):
-        if index and not experiment.control:
+    for experiment in experiments[1:]:
+        if not experiment.control:
             rows = compare_rows(experiment, reference) if experiment.dataset == reference.dataset else []
             changes, hidden = list_changes(experiment, reference, rows)
-            strip = build_strip((0, reference), (index, experiment))
-            described.append(WhatChanged(experiment.name, index, changes, hidden, rows, strip))
+            strip = build_strip(reference, experiment)
+            described.append(WhatChanged(experiment.name, changes, hidden, rows, strip))
     return described
 
 
@@ -249,22 +247,19 @@ def _describe_effect(step: str, rows: list[RowComparison]) -> str:
     return ", ".join(effects)
 
 
-def build_strip(*sides: tuple[int, ExperimentResults]) -> Strip | None:
+def build_strip(reference: ExperimentResults, experiment: ExperimentResults) -> Strip | None:
     """Return the first held-out question of each outcome: one side alone is right, or both answer alike.
 
     Without questions, captions are compared by their CLIPScore. None if the sides cannot be compared.
-
-    Args:
-        sides: the reference and the experiment, each with its index in the report.
     """
-    (_, reference), (_, experiment) = sides
     if describe_data_difference(reference, experiment):
         return None
-    runs = dict(zip((experiment.name, reference.name), _pair_runs(experiment, reference), strict=True))
-    outcomes, unit = list(_list_questions(sides, runs)), "questions"
+    run, reference_run = _pair_runs(experiment, reference)
+    runs = {reference.name: reference_run, experiment.name: run}
+    outcomes, unit = list(_list_questions(reference.evaluation, runs)), "questions"
     titles = [f"Only {experiment.name} is right", f"Only {reference.name} is right", "Both are right, or both wrong"]
     if not outcomes and not find_obstacle("clip_score", reference, experiment):
-        outcomes, unit = list(_list_captions(sides, runs)), "captions"
+        outcomes, unit = list(_list_captions(reference.evaluation, runs)), "captions"
         score = "higher CLIPScore"
         titles = [f"{experiment.name}: {score}", f"{reference.name}: {score}", "The same CLIPScore"]
     if not outcomes:
@@ -286,7 +281,7 @@ def build_strip(*sides: tuple[int, ExperimentResults]) -> Strip | None:
         f"{title} ({format_integer(numbers[gain])})" for gain, title in zip((1, -1, 0), titles, strict=True)
     )
     return Strip(
-        f"{format_integer(len(outcomes))} held-out {unit}, seed {runs[experiment.name].seed}: {counts}. Shown is the "
+        f"{format_integer(len(outcomes))} held-out {unit}, seed {run.seed}: {counts}. Shown is the "
         "first of each kind in the order of the dataset, on different images if possible.",
         items,
     )
@@ -295,25 +290,24 @@ def build_strip(*sides: tuple[int, ExperimentResults]) -> Strip | None:
 Outcome = tuple[int, dict, str, str, list[StripAnswer]]  # gain, row, question, right answer, answers
 
 
-def _list_questions(sides: tuple[tuple[int, ExperimentResults], ...], runs: dict[str, RunResults]) -> Iterator[Outcome]:
+def _list_questions(evaluation: list[dict], runs: dict[str, RunResults]) -> Iterator[Outcome]:
     """Yield the questions that both sides answered; the gain is 1, 0 or −1 right answers."""
-    outputs = [(index, side.name, read_outputs(runs[side.name], "answers.jsonl", True)) for index, side in sides]
-    for row in sides[0][1].evaluation:
-        for question in build_questions([(index, name, rows.get(row["id"], [])) for index, name, rows in outputs]):
+    outputs = {name: read_outputs(run, "answers.jsonl", True) for name, run in runs.items()}
+    for row in evaluation:
+        for question in build_questions({name: rows.get(row["id"], []) for name, rows in outputs.items()}):
             if len(question.answers) == 2:
                 answers = [
-                    StripAnswer(answer.experiment, answer.index, answer.text, *RIGHT[answer.right])
-                    for answer in question.answers
+                    StripAnswer(answer.experiment, answer.text, *RIGHT[answer.right]) for answer in question.answers
                 ]
                 gain = question.answers[1].right - question.answers[0].right
                 yield gain, row, question.text, question.truth, answers
 
 
-def _list_captions(sides: tuple[tuple[int, ExperimentResults], ...], runs: dict[str, RunResults]) -> Iterator[Outcome]:
+def _list_captions(evaluation: list[dict], runs: dict[str, RunResults]) -> Iterator[Outcome]:
     """Yield the images that both sides captioned; the gain is the sign of the difference of their CLIPScores."""
-    outputs = [read_outputs(runs[side.name], "captions.jsonl", True) for _, side in sides]
-    scores = [_read_image_scores(runs[side.name]) for _, side in sides]
-    for row in sides[0][1].evaluation:
+    outputs = [read_outputs(run, "captions.jsonl", True) for run in runs.values()]
+    scores = [_read_image_scores(run) for run in runs.values()]
+    for row in evaluation:
         captions = [
             (caption["caption"].strip(), image_scores.get(caption["image_id"]))
             for rows, image_scores in zip(outputs, scores, strict=True)
@@ -323,8 +317,8 @@ def _list_captions(sides: tuple[tuple[int, ExperimentResults], ...], runs: dict[
         values = [value for _, value in captions if value is not None]
         if len(values) == 2:
             answers = [
-                StripAnswer(side.name, index, caption, f"CLIPScore {format_score('clip_score', value)}", "")
-                for (index, side), (caption, value) in zip(sides, captions, strict=True)
+                StripAnswer(name, caption, f"CLIPScore {format_score('clip_score', value)}", "")
+                for name, (caption, value) in zip(runs, captions, strict=True)
             ]
             yield (values[1] > values[0]) - (values[1] < values[0]), row, "", row["captions"][0], answers
 

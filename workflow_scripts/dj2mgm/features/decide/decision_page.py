@@ -64,7 +64,7 @@ def build_decision_card(look: LookRecord, budget: DecisionBudget) -> VerdictCard
     """Return the first screen of a decision's page: the verdict after the last look, its cost and the next step."""
     confidence, certainty = _describe_certainty(look)
     kind = look.verdict
-    verdict = HeadlineVerdict(look.experiment, 0, "", kind, describe_look(look, budget), certainty=certainty)
+    verdict = HeadlineVerdict(look.experiment, "", kind, describe_look(look, budget), certainty=certainty)
     step = look.next_step or (f"{NO_MORE_RUNS}." if kind.is_decided else "")
     return VerdictCard(verdict, kind.label, kind.tone, confidence, describe_look_cost(look), step, look.command)
 

@@ -35,7 +35,6 @@ class ExperimentCaptions:
     """Captions of an image by the models of one experiment, first seed."""
 
     experiment: str
-    index: int
     captions: list[GalleryCaption]
 
 
@@ -44,7 +43,6 @@ class GalleryAnswer:
     """One experiment's answer to a question."""
 
     experiment: str
-    index: int
     text: str
     right: bool
 
@@ -69,29 +67,19 @@ class GalleryItem:
     questions: list[GalleryQuestion]
 
 
-def build_gallery(experiments: list[tuple[int, ExperimentResults]], items: int = GALLERY_ITEMS) -> list[GalleryItem]:
-    """Return images of the evaluation split that all experiments captioned.
-
-    Args:
-        experiments: the experiments, each with its index in the report.
-        items: largest number of images.
-    """
-    first_experiment = experiments[0][1]
-    captions = {experiment.name: read_outputs(experiment.runs[0], "captions.jsonl") for _, experiment in experiments}
-    answers = {
-        experiment.name: read_outputs(experiment.runs[0], "answers.jsonl", True) for _, experiment in experiments
-    }
+def build_gallery(experiments: list[ExperimentResults], items: int = GALLERY_ITEMS) -> list[GalleryItem]:
+    """Return at most `items` images of the evaluation split that all experiments captioned."""
+    first_experiment = experiments[0]
+    captions = {experiment.name: read_outputs(experiment.runs[0], "captions.jsonl") for experiment in experiments}
+    answers = {experiment.name: read_outputs(experiment.runs[0], "answers.jsonl", True) for experiment in experiments}
     rows = [row for row in first_experiment.evaluation if all(row["id"] in outputs for outputs in captions.values())]
     return [
         GalleryItem(
             row["id"],
             load_thumbnail(first_experiment.image_root, row["image"]),
             row["captions"][0],
-            [
-                ExperimentCaptions(e.name, index, _build_captions(captions[e.name][row["id"]], row))
-                for index, e in experiments
-            ],
-            build_questions([(index, e.name, answers[e.name].get(row["id"], [])) for index, e in experiments]),
+            [ExperimentCaptions(e.name, _build_captions(captions[e.name][row["id"]], row)) for e in experiments],
+            build_questions({name: outputs.get(row["id"], []) for name, outputs in answers.items()}),
         )
         for row in select_evenly(rows, items)
     ]
@@ -123,15 +111,18 @@ def _build_caption(stage: str, text: str, objects: list[dict]) -> GalleryCaption
     return GalleryCaption(stage, text.strip(), verdict, bool(right.all()) and not extra)
 
 
-def build_questions(outputs: list[tuple[int, str, list[dict]]]) -> list[GalleryQuestion]:
-    """Return the questions about an image in their order, with answers by the models of the last training stage."""
+def build_questions(outputs: dict[str, list[dict]]) -> list[GalleryQuestion]:
+    """Return the questions about an image in their order, with answers by the models of the last training stage.
+
+    `outputs` are the answers by experiment.
+    """
     questions: dict[str, GalleryQuestion] = {}
-    for index, name, rows in outputs:
+    for name, rows in outputs.items():
         last = next((model for model in MODEL_LABELS if any(row["model"] == model for row in rows)), None)
         for row in rows:
             if row["model"] == last:
                 question = questions.setdefault(row["question"], GalleryQuestion(row["question"], row["answer"], []))
-                question.answers.append(GalleryAnswer(name, index, row["prediction"].strip(), is_correct(row)))
+                question.answers.append(GalleryAnswer(name, row["prediction"].strip(), is_correct(row)))
     return list(questions.values())
 
 

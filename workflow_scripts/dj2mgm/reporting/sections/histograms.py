@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -135,14 +135,6 @@ def _find_series(dropped_by: str, operator: str) -> str:
     if not dropped_by:
         return "kept"
     return "here" if dropped_by == operator else "elsewhere"
-
-
-def group_by_folder(pairs: Iterable[tuple[str, Path]]) -> Iterator[tuple[Path, list[str]]]:
-    """Yield each folder with the names that share it, so that its content is shown once."""
-    names_by_folder: dict[Path, list[str]] = {}
-    for name, folder in pairs:
-        names_by_folder.setdefault(folder, []).append(name)
-    yield from names_by_folder.items()
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,6 @@ class Correlation:
     """The rank correlation of both judges' scores of the same captions."""
 
     experiment: str
-    index: int
     group: str
     metric: str
     captions: str  # number of captions of all seeds
@@ -70,7 +69,6 @@ class Contrast:
     """A difference from the reference by each judge."""
 
     experiment: str
-    index: int
     group: str
     metric: str
     first: tuple[str, str]  # the difference and its interval
@@ -96,14 +94,14 @@ def measure_judge_agreement(
 
 
 def _build_correlations(experiments: list[ExperimentResults]) -> Iterator[Correlation]:
-    for index, experiment in enumerate(experiments):
+    for experiment in experiments:
         for group in _list_own_groups(experiment.groups):
             for metric in JUDGED_METRICS:
                 if SECOND_JUDGE_PREFIX + metric in experiment.groups[group]:
                     count, correlation = describe_rank_correlation(experiment.scores, group, metric)
                     text = "–" if pd.isna(correlation) else f"{correlation:.2f}".replace("-", "−")
                     labels = GROUP_LABELS[group], find_title(metric)
-                    yield Correlation(experiment.name, index, *labels, format_integer(count), text)
+                    yield Correlation(experiment.name, *labels, format_integer(count), text)
 
 
 def describe_rank_correlation(runs: list[RunScores], group: str, metric: str) -> tuple[int, float]:
@@ -125,7 +123,7 @@ def _build_contrasts(
     experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]
 ) -> Iterator[Contrast]:
     """Yield the differences that both judges have measured."""
-    for index, experiment in enumerate(experiments):
+    for experiment in experiments:
         estimates = differences.get(experiment.name, {})
         for group in _list_own_groups(estimates):
             for metric in JUDGED_METRICS:
@@ -133,7 +131,6 @@ def _build_contrasts(
                 if all(pair):
                     yield Contrast(
                         experiment.name,
-                        index,
                         GROUP_LABELS[group],
                         find_title(metric),
                         *(

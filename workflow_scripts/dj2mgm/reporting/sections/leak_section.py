@@ -9,7 +9,7 @@ from urllib.parse import quote
 from dj2mgm.evaluation.leaked_ids import HELD_OUT, read_leaked_ids
 from dj2mgm.evaluation.run_scores import aggregate, drop_images
 from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, find_title, format_interval, format_score
-from dj2mgm.reporting.experiment_results import ExperimentResults
+from dj2mgm.reporting.experiment_results import ExperimentResults, group_experiments
 from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.score_groups import OWN, split_group
 from dj2mgm.storage.files import read_json
@@ -31,7 +31,6 @@ class LeakTreatment:
     """The treatment of leaking rows in one experiment."""
 
     experiment: str
-    index: int
     treatment: str
 
 
@@ -40,7 +39,6 @@ class LeakScore:
     """A score with and without the images that leak."""
 
     experiment: str
-    index: int
     group: str
     metric: str
     every: tuple[str, str]  # score of all images, and its interval
@@ -61,16 +59,14 @@ class LeakSection:
 
 def build_leak_sections(experiments: list[ExperimentResults], page: str | Path) -> Iterator[LeakSection]:
     """Return a section for each dataset with a leak search; links are relative to `page`."""
-    by_folder: dict[Path, list[tuple[int, ExperimentResults]]] = {}
-    for index, experiment in enumerate(experiments):
-        if experiment.leaks:
-            by_folder.setdefault(experiment.leaks, []).append((index, experiment))
-    for folder, group in by_folder.items():
+    for folder, group in group_experiments(experiments, lambda experiment: experiment.leaks).items():
+        if folder is None:
+            continue
         file = folder / "leaks.jsonl"
         leaked_ids, summary = read_leaked_ids(file, HELD_OUT), read_json(folder / "summary.json")
         has_leaks = any(counts["leaked"] or counts.get("leaked_texts") for counts in summary.values())
         yield LeakSection(
-            group[0][1].dataset.name,
+            group[0].dataset.name,
             quote(os.path.relpath(file, Path(page).parent)),
             [
                 LeakCounts(
@@ -79,13 +75,11 @@ def build_leak_sections(experiments: list[ExperimentResults], page: str | Path) 
                 )
                 for origin, counts in summary.items()
             ],
-            [LeakTreatment(experiment.name, index, _describe_treatment(experiment)) for index, experiment in group]
+            [LeakTreatment(experiment.name, _describe_treatment(experiment)) for experiment in group]
             if has_leaks
             else [],
             _format_count(summary.get(HELD_OUT, {}).get("leaked")),
-            [score for index, experiment in group for score in _compare_scores(index, experiment, leaked_ids)]
-            if leaked_ids
-            else [],
+            [score for experiment in group for score in _compare_scores(experiment, leaked_ids)] if leaked_ids else [],
         )
 
 
@@ -104,7 +98,7 @@ def _describe_treatment(experiment: ExperimentResults) -> str:
     return f"dropped {pairs} pairs (after the filters) and {instructions} instructions"
 
 
-def _compare_scores(index: int, experiment: ExperimentResults, leaked_ids: set[str]) -> Iterator[LeakScore]:
+def _compare_scores(experiment: ExperimentResults, leaked_ids: set[str]) -> Iterator[LeakScore]:
     """Return the headline metrics with and without the leaked images; controls are left out."""
     rest = aggregate([drop_images(run, leaked_ids) for run in experiment.scores])
     for group, label in GROUP_LABELS.items():
@@ -116,4 +110,4 @@ def _compare_scores(index: int, experiment: ExperimentResults, leaked_ids: set[s
                         estimate and (format_score(metric, estimate.mean), format_interval(metric, estimate))
                         for estimate in pair
                     ]
-                    yield LeakScore(experiment.name, index, label, find_title(metric), *texts)
+                    yield LeakScore(experiment.name, label, find_title(metric), *texts)

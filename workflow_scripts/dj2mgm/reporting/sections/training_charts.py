@@ -26,21 +26,21 @@ def draw_loss_chart(experiments: list[ExperimentResults], stage: str) -> LineCha
     x = Scale(0, max(steps.max() for steps, _ in all_curves))
     y = Scale(0, 1.04 * max(losses[np.isfinite(losses)].max(initial=0) for _, losses in all_curves) or 1)
     lines, ends = [], []
-    for index, (experiment, runs) in enumerate(zip(experiments, curves, strict=True)):
-        lines += [Line("seed", draw_line(x, y, *run), index) for run in runs]
+    for experiment, runs in zip(experiments, curves, strict=True):
+        lines += [Line("seed", draw_line(x, y, *run), experiment.name) for run in runs]
         steps, losses = align_curves(runs)
         smooth = compute_running_mean(losses.mean(axis=0), len(steps) // 20)
-        lines.append(Line("mean", draw_line(x, y, steps, smooth), index))
-        ends.append((index, experiment.name, f"{smooth[-1]:.3f}"))
+        lines.append(Line("mean", draw_line(x, y, steps, smooth), experiment.name))
+        ends.append((experiment.name, f"{smooth[-1]:.3f}"))
     return _build_training_chart("Loss", lines, x, y, ends)
 
 
 def draw_score_charts(experiments: list[ExperimentResults], stage: str) -> list[LineChart]:
     """Draw each metric of the experiments whose runs measured it, as a mean with a band over the seeds."""
     return [
-        _draw_score_chart(metric, stage, pairs)
+        _draw_score_chart(metric, stage, measured)
         for metric in QUANTITIES
-        if (pairs := [pair for pair in enumerate(experiments) if _has_metric(pair[1], stage, metric)])
+        if (measured := [experiment for experiment in experiments if _has_metric(experiment, stage, metric)])
     ]
 
 
@@ -50,32 +50,32 @@ def _has_metric(experiment: ExperimentResults, stage: str, metric: str) -> bool:
     )
 
 
-def _draw_score_chart(metric: str, stage: str, experiments: list[tuple[int, ExperimentResults]]) -> LineChart:
+def _draw_score_chart(metric: str, stage: str, experiments: list[ExperimentResults]) -> LineChart:
     """Return the mean curve of each experiment over its seeds, with a band from the lowest to the highest seed."""
     curves = [
         align_curves([_read_curve(run.checkpoint_scores[stage], metric) for run in experiment.runs])
-        for _, experiment in experiments
+        for experiment in experiments
     ]
     is_share = metric == "accuracy"
     x = Scale(0, max(steps[-1] for steps, _ in curves))
     y = Scale(0, 1 if is_share else 1.04 * max(values.max() for _, values in curves) or 1)
     lines, ends = [], []
-    for (index, experiment), (steps, values) in zip(experiments, curves, strict=True):
+    for experiment, (steps, values) in zip(experiments, curves, strict=True):
         mean = values.mean(axis=0)
         if len(values) > 1:
             outline = np.concatenate([values.min(axis=0), values.max(axis=0)[::-1]])
             path = draw_line(x, y, np.concatenate([steps, steps[::-1]]), outline)
-            lines.append(Line("band", f"{path}Z", index))
-        lines.append(Line("mean", draw_line(x, y, steps, mean), index))
-        ends.append((index, experiment.name, f"{100 * mean[-1]:.1f} %" if is_share else f"{mean[-1]:.3f}"))
-    note = _describe_questions(metric, stage, [experiment for _, experiment in experiments])
+            lines.append(Line("band", f"{path}Z", experiment.name))
+        lines.append(Line("mean", draw_line(x, y, steps, mean), experiment.name))
+        ends.append((experiment.name, f"{100 * mean[-1]:.1f} %" if is_share else f"{mean[-1]:.3f}"))
+    note = _describe_questions(metric, stage, experiments)
     return _build_training_chart(QUANTITIES[metric], lines, x, y, ends, note, 100 if is_share else 1)
 
 
 def _build_training_chart(
     quantity: str, lines: list[Line], x: Scale, y: Scale, ends: list, note: str = "", factor: float = 1
 ) -> LineChart:
-    last = ", ".join(f"{name} {value}" for _, name, value in ends)
+    last = ", ".join(f"{name} {value}" for name, value in ends)
     return LineChart(
         quantity,
         sorted(lines, key=lambda line: line.kind == "mean"),  # means are drawn last

@@ -42,7 +42,6 @@ class ScoreLevel:
     """Position of an experiment's score on the axis of its panel."""
 
     experiment: str
-    index: int  # the experiment's position on the page, for its color
     mark: ScoreMark
     shuffled: float | None  # position of the score with shuffled images
     shuffled_text: str
@@ -53,7 +52,6 @@ class ScoreDifference:
     """A difference of one experiment from the reference."""
 
     experiment: str
-    index: int
     mark: ScoreMark
     verdict: str  # better, worse or same
 
@@ -99,7 +97,6 @@ class MetricVerdicts:
     """Verdicts on one experiment, compared with the reference."""
 
     experiment: str
-    index: int
     description: str
     sentences: list[DifferenceSummary]
     obstacles: list[str]  # sentences on metrics that are not compared
@@ -112,12 +109,11 @@ def build_metric_verdicts(
     return [
         MetricVerdicts(
             experiment.name,
-            index,
             experiment.description,
             list(summarize_differences(differences[experiment.name])),
             describe_obstacles(experiment, experiments[0]),
         )
-        for index, experiment in enumerate(experiments)
+        for experiment in experiments
         if experiment.name in differences
     ]
 
@@ -218,7 +214,7 @@ def _find_difference_scale(differences: dict[str, GroupEstimates], metric: str) 
 
 
 def _build_levels(experiments: list[ExperimentResults], model: str, metric: str, scale: Scale) -> Iterator[ScoreLevel]:
-    for index, experiment in enumerate(experiments):
+    for experiment in experiments:
         estimate = experiment.groups.get(name_group(model, OWN), {}).get(metric)
         if estimate:
             texts = format_score(metric, estimate.mean), format_interval(metric, estimate)
@@ -226,7 +222,7 @@ def _build_levels(experiments: list[ExperimentResults], model: str, metric: str,
             position, text = (
                 (scale.locate(shuffled.mean), format_score(metric, shuffled.mean)) if shuffled else (None, "")
             )
-            yield ScoreLevel(experiment.name, index, _build_mark(scale, estimate, [], *texts), position, text)
+            yield ScoreLevel(experiment.name, _build_mark(scale, estimate, [], *texts), position, text)
 
 
 def _build_differences(
@@ -235,7 +231,7 @@ def _build_differences(
     """Yield the difference of each experiment after a training stage, with the differences of single seeds."""
     reference = {run.seed: run.scores for run in experiments[0].runs}
     group = name_group(model, OWN)
-    for index, experiment in enumerate(experiments):
+    for experiment in experiments:
         estimate = differences.get(experiment.name, {}).get(group, {}).get(metric)
         if estimate:
             pairs = [(run.scores, reference[run.seed]) for run in experiment.runs if run.seed in reference]
@@ -245,7 +241,7 @@ def _build_differences(
             ]
             text = format_difference(metric, estimate.mean).removesuffix(" points")
             mark = _build_mark(scale, estimate, seeds, text, format_interval(metric, estimate, format_difference))
-            yield ScoreDifference(experiment.name, index, mark, classify_difference(metric, estimate).css_class)
+            yield ScoreDifference(experiment.name, mark, classify_difference(metric, estimate).css_class)
 
 
 def _build_mark(scale: Scale, estimate: Estimate, seeds: list[float], text: str, interval_text: str) -> ScoreMark:

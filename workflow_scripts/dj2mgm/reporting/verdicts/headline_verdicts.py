@@ -45,7 +45,6 @@ class HeadlineVerdict:
     """Verdict on one comparison, shown under the name of its subject."""
 
     experiment: str
-    index: int  # the experiment's position on the page, for its color
     description: str
     kind: VerdictKind = VerdictKind.NONE
     lead: str = ""  # statement in three parts; the second part is emphasized
@@ -81,16 +80,14 @@ def build_headline_verdicts(
     contrasts, pooled_experiments = _compute_contrasts(comparisons, experiments, key)
     decisions = decide(list(contrasts.values()), headline.margin, headline.lower_is_better)
     contrast_verdicts = dict(zip(contrasts, decisions, strict=True))
-    indices = {experiment.name: index for index, experiment in enumerate(experiments)}
     verdicts: list[HeadlineVerdict] = []
     for number, comparison in enumerate(comparisons):
         experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
-        index = indices[subject.name]
         if names := [name for name in (experiment.name, reference.name) if name in unlearned]:
-            verdicts.append(_give_no_verdict(subject, index, f"{capitalize(explain_withheld(names))}."))
+            verdicts.append(_give_no_verdict(subject, f"{capitalize(explain_withheld(names))}."))
             continue
         if number not in contrasts:
-            verdicts.append(_give_no_verdict(subject, index, describe_missing_score(headline, experiment, reference)))
+            verdicts.append(_give_no_verdict(subject, describe_missing_score(headline, experiment, reference)))
             continue
         contrast, contrast_verdict = contrasts[number], contrast_verdicts[number]
         kind = contrast_verdict.kind
@@ -105,7 +102,6 @@ def build_headline_verdicts(
         verdicts.append(
             HeadlineVerdict(
                 experiment=subject.name,
-                index=index,
                 description=subject.description,
                 kind=kind,
                 lead=sentence.lead,
@@ -242,8 +238,8 @@ def _describe_certainty(
     return text
 
 
-def _give_no_verdict(experiment: ExperimentResults, index: int, reason: str) -> HeadlineVerdict:
-    return HeadlineVerdict(experiment.name, index, experiment.description, lead=reason)
+def _give_no_verdict(experiment: ExperimentResults, reason: str) -> HeadlineVerdict:
+    return HeadlineVerdict(experiment.name, experiment.description, lead=reason)
 
 
 def describe_missing_score(headline: HeadlineScore, experiment: ExperimentResults, reference: ExperimentResults) -> str:
@@ -272,7 +268,7 @@ def _judge_single(experiment: ExperimentResults, headline: HeadlineScore) -> Hea
     groups, metric = experiment.groups, headline.metric
     own_estimate, gain = groups.get(OWN_GROUP, {}).get(metric), estimate_image_gain(experiment, metric)
     if own_estimate is None or gain is None:
-        return _give_no_verdict(experiment, 0, _describe_unmeasured(headline, [experiment.name]))
+        return _give_no_verdict(experiment, _describe_unmeasured(headline, [experiment.name]))
     title, show = SCORE_TITLES[metric], partial(format_score, metric)
     shuffled = show(groups[name_group(FINETUNED, SHUFFLED)][metric].mean)
     uses_images = gain.is_above_zero
@@ -299,7 +295,7 @@ def _judge_single(experiment: ExperimentResults, headline: HeadlineScore) -> Hea
     if training:
         certainty += " The change by training is judged by its p-value, corrected for the number of measured scores."
     return HeadlineVerdict(
-        experiment.name, 0, experiment.description, kind, "The fine-tuned model ", emphasis, rest, certainty
+        experiment.name, experiment.description, kind, "The fine-tuned model ", emphasis, rest, certainty
     )
 
 
