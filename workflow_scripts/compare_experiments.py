@@ -23,7 +23,7 @@ def main() -> None:
     paths = parse_paths(__doc__, "--config", "--output-dir")
     experiments = load_experiments(paths.config)
     assessment = Assessment(experiments)
-    write_table(tabulate_scores(experiments), paths.output_dir / "comparison.csv")
+    write_table(tabulate_scores(experiments, assessment.differences), paths.output_dir / "comparison.csv")
     write_verdicts(paths.output_dir / VERDICT_FILE, assessment.build_records())
     explored = {page.stem for page in (paths.output_dir / EXPLORER).glob("*.html")}
     write_report_page(assessment, paths.output_dir / "report.html", explored)

@@ -4,7 +4,12 @@ import shutil
 
 import pytest
 
-from dj2mgm.reporting.comparison import compute_score_differences, describe_obstacles, tabulate_scores
+from dj2mgm.reporting.comparison import (
+    compare_with_first,
+    compute_score_differences,
+    describe_obstacles,
+    tabulate_scores,
+)
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.sections.judge_section import describe_judges, measure_judge_agreement
 from dj2mgm.reporting.verdicts.headline_panels import build_headline_panels, build_metric_verdicts
@@ -51,7 +56,7 @@ def compared(config) -> set[str]:
     experiments = load_experiments(config)
     differences = {"dj_synth": compute_score_differences(experiments[1], experiments[0])}
     metrics = {metric for estimates in differences["dj_synth"].values() for metric in estimates}
-    table = tabulate_scores(experiments).set_index("metric")
+    table = tabulate_scores(experiments, compare_with_first(experiments)).set_index("metric")
     for column in ("difference", "difference_low", "difference_high"):
         assert set(table.index[table[column].notna()]) == metrics
     panels = build_headline_panels(experiments, differences)

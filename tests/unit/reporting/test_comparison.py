@@ -13,6 +13,7 @@ from dj2mgm.reporting.comparison import (
     COLUMNS,
     build_difference_table,
     classify_difference,
+    compare_with_first,
     describe_chance,
     describe_paired_seeds,
     format_difference,
@@ -91,7 +92,7 @@ def test_a_page_of_an_earlier_version_is_read(results):
 
 def test_pandas_can_read_the_table(results):
     experiments = load_experiments(results / "config.yaml")
-    write_table(tabulate_scores(experiments), results / "comparison.csv")
+    write_table(tabulate_scores(experiments, compare_with_first(experiments)), results / "comparison.csv")
     table = pd.read_csv(results / "comparison.csv")
     assert list(table.columns) == COLUMNS
     assert not table.duplicated(["experiment", "group", "metric"]).any()
@@ -104,7 +105,8 @@ def test_pandas_can_read_the_table(results):
 
 
 def test_differences_are_to_the_first_experiment(results):
-    table = tabulate_scores(load_experiments(results / "config.yaml")).set_index(["experiment", "group", "metric"])
+    experiments = load_experiments(results / "config.yaml")
+    table = tabulate_scores(experiments, compare_with_first(experiments)).set_index(["experiment", "group", "metric"])
     assert table.loc["baseline"][["difference", "difference_low", "difference_high"]].isna().all(axis=None)
     better, baseline = table.loc["better"], table.loc["baseline"]
     shared = better.index.intersection(baseline.index)
@@ -122,7 +124,7 @@ def test_a_difference_of_fewer_seeds_names_their_number(results):
     del config["experiments"][1]["runs"][1]
     write_yaml(results / "config.yaml", config)
     experiments = load_experiments(results / "config.yaml")
-    table = tabulate_scores(experiments)
+    table = tabulate_scores(experiments, compare_with_first(experiments))
     assert set(table["difference_seeds"][table["experiment"] == "better"].dropna()) == {1}
     assert "(1 of better)" in describe_paired_seeds(experiments)
     assert describe_paired_seeds(experiments) in describe_seed_coverage(experiments)
@@ -131,7 +133,8 @@ def test_a_difference_of_fewer_seeds_names_their_number(results):
 
 def test_the_table_is_deterministic(results):
     for name in ("a.csv", "b.csv"):
-        write_table(tabulate_scores(load_experiments(results / "config.yaml")), results / name)
+        experiments = load_experiments(results / "config.yaml")
+        write_table(tabulate_scores(experiments, compare_with_first(experiments)), results / name)
     assert (results / "a.csv").read_bytes() == (results / "b.csv").read_bytes()
 
 
@@ -145,7 +148,7 @@ def test_one_image_has_no_interval_and_shows_no_difference(tmp_path):
         )
     write_yaml(tmp_path / "config.yaml", {"experiments": entries})
     experiments = load_experiments(tmp_path / "config.yaml")
-    write_table(tabulate_scores(experiments), tmp_path / "comparison.csv")
+    write_table(tabulate_scores(experiments, compare_with_first(experiments)), tmp_path / "comparison.csv")
     row = pd.read_csv(tmp_path / "comparison.csv").iloc[1]
     assert (row["value"], row["difference"]) == (2, 1)
     assert row[["low", "high", "difference_low", "difference_high"]].isna().all()

@@ -13,8 +13,15 @@ from dj2mgm.reporting.charts import BAR_CHART_HEIGHT, Scale, compute_bin_edges, 
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.recaptions import build_recaption_gallery, measure_synthesis_quality, read_recaptions, read_truth
 from dj2mgm.reporting.rendering import format_integer, list_counts
-from dj2mgm.reporting.row_flow import FlowStep, Lanes, build_pretrain_steps, build_source_table, count_instructions
-from dj2mgm.reporting.sections.flow_diagram import WIDTH, draw_flows
+from dj2mgm.reporting.row_flow import (
+    WIDTH,
+    FlowStep,
+    Lanes,
+    build_pretrain_steps,
+    build_source_table,
+    count_instructions,
+    draw_flows,
+)
 from dj2mgm.reporting.sections.histograms import (
     align_bin_edges,
     build_similarity_histogram,

@@ -140,7 +140,29 @@ GROUP_LABELS = {
 } | {REFERENCE_CAPTIONS: "Reference captions"}
 
 
-def tabulate_scores(experiments: list[ExperimentResults]) -> "pd.DataFrame":
+@dataclass(frozen=True)
+class HeadlineScore:
+    """The score that decides, declared before the results are seen."""
+
+    title: str
+    group: str
+    metric: str
+    margin: float
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.metric in LOWER_IS_BETTER
+
+
+def find_headline(experiments: list[ExperimentResults], share_of_rows: float = 1) -> HeadlineScore:
+    """Return the score that decides between trainings on this share of the rows (`ReportSection.locate_headline`)."""
+    settings = experiments[0].config.report
+    has_questions = any(run.question_count for experiment in experiments for run in experiment.runs)
+    headline = settings.locate_headline(has_questions, share_of_rows)
+    return HeadlineScore(SCORE_TITLES[headline.key], headline.group, headline.metric, settings.margin)
+
+
+def tabulate_scores(experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]) -> "pd.DataFrame":
     """Return one row per experiment, group and metric, with the paired difference from the first experiment.
 
     `value`, `low` and `high` are the mean over the seeds and its 95 % interval (empty for one image), `n` is the number
@@ -149,7 +171,6 @@ def tabulate_scores(experiments: list[ExperimentResults]) -> "pd.DataFrame":
     experiment, for metrics that only one experiment has, and for metrics that cannot be compared (`find_obstacle`). The
     group `<model>/difference` is own − shuffled images.
     """
-    differences = compare_with_first(experiments)
     rows = []
     for experiment in experiments:
         for group, estimates in experiment.groups.items():

@@ -1,7 +1,10 @@
-"""Parts of all pages: templates, embedded images, links to the explorer, formats of numbers and lists, shown rows."""
+"""Parts of all pages: templates, the grid DataTables, images, links, formats of numbers and lists, shown rows."""
 
+import base64
+import hashlib
 import re
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote, urlencode
@@ -16,6 +19,7 @@ from dj2mgm.errors import InputError
 T = TypeVar("T")
 TEMPLATES = Path(__file__).parent / "templates"
 EXPLORER = "explorer"  # folder of the explorer's pages, next to a report
+EXPORT = re.compile(r"export\{[^}]*?(\w+) as default[^}]*\}")  # in the bundle of DataTables, which is a module
 THUMBNAIL_SIDE = 320  # px
 THUMBNAIL_QUALITY = 85
 
@@ -43,6 +47,32 @@ def build_template_environment(*folders: Path) -> Environment:
         "listed": join_words,
     }
     return environment
+
+
+def build_library_script() -> str:
+    """Return DataTables, as the package itables ships it, as a script that defines the global `DataTable`."""
+    text, count = EXPORT.subn(r"globalThis.DataTable=\1", _read_library_file("dt_bundle.js"))
+    if count != 1 or "</script" in text.lower():
+        raise InputError("itables does not have the version in pyproject.toml; install that version")
+    return text
+
+
+def build_page_style(own: Path) -> str:
+    """Return the styles of a page with a grid: of the library, of all pages, and of the page's own file."""
+    texts = (path.read_text(encoding="utf-8") for path in (TEMPLATES / "base_style.css", own))
+    return "".join([_read_library_file("dt_bundle.css"), *texts])
+
+
+def hash_source(text: str) -> str:
+    """Return a script or style as a source of a content security policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _read_library_file(name: str) -> str:
+    spec = find_spec("itables")
+    if spec is None:
+        raise InputError("the package itables, which draws the table, is not installed; run `make install`")
+    return (Path(spec.origin).parent / "html" / name).read_text(encoding="utf-8")
 
 
 def load_thumbnail(image_root: Path, relative: str, longest_side: int = THUMBNAIL_SIDE) -> str:

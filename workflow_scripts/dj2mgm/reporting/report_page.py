@@ -21,8 +21,14 @@ from dj2mgm.reporting.recaptions import (
     read_truth,
 )
 from dj2mgm.reporting.rendering import build_step_key, build_template_environment, format_integer, join_words, link_rows
-from dj2mgm.reporting.row_flow import FlowStep, build_pretrain_steps, build_source_table, count_instructions
-from dj2mgm.reporting.sections.flow_diagram import Shape, draw_flows
+from dj2mgm.reporting.row_flow import (
+    FlowStep,
+    Shape,
+    build_pretrain_steps,
+    build_source_table,
+    count_instructions,
+    draw_flows,
+)
 from dj2mgm.reporting.sections.gallery import build_duplicate_sections, build_gallery
 from dj2mgm.reporting.sections.histograms import build_similarity_histogram, build_statistic_histograms
 from dj2mgm.reporting.sections.judge_section import describe_judges, measure_judge_agreement
@@ -137,7 +143,7 @@ def _collect_training_values(assessment: Assessment) -> dict:
     experiments = assessment.experiments
     return {
         "forgotten": assessment.forgotten,
-        "changes_by_training": [(name, changes) for name, changes in assessment.training_changes.items() if changes],
+        "changes_by_training": {name: changes for name, changes in assessment.training_changes.items() if changes},
         "losses": [
             (
                 _find_stage_title(name, experiments),

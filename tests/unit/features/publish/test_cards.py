@@ -28,7 +28,7 @@ from dj2mgm.features.publish.run_record import (
     reporting_full_disk,
 )
 from dj2mgm.records.page_records import VERDICT_FILE, RecipeContents, write_verdicts
-from dj2mgm.reporting.comparison import tabulate_scores, write_table
+from dj2mgm.reporting.comparison import compare_with_first, tabulate_scores, write_table
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.settings.dataset_files import ReadableDataset
@@ -47,7 +47,8 @@ def finished(tmp_path_factory):
     """Write results of two experiments with two seeds, and return the settings that publish the second one."""
     root = tmp_path_factory.mktemp("results")
     page = write_results(root)
-    write_table(tabulate_scores(load_experiments(page)), root / "comparison.csv")
+    experiments = load_experiments(page)
+    write_table(tabulate_scores(experiments, compare_with_first(experiments)), root / "comparison.csv")
     settings = build_publish_settings(runs := Runs({}), runs.first_seed("dj_synth"))
     [entry] = [entry for entry in read_yaml(page)["experiments"] if entry["name"] == "dj_synth"]
     write_verdicts(root / VERDICT_FILE, {"dj_synth": {"learning_faults": []}})

@@ -3,9 +3,9 @@
 import pytest
 
 from dj2mgm.features.studies.learning_curves import LearningCurve, build_curve_table
+from dj2mgm.reporting.comparison import find_headline
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.rendering import format_integer
-from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.storage.files import write_json, write_yaml
 from evaluated_runs import build_entry, write_dataset, write_run
 

@@ -13,8 +13,8 @@ from dj2mgm.features.studies.study_records import (
     ShownTrial,
     StudyPageSettings,
 )
+from dj2mgm.reporting.comparison import find_headline
 from dj2mgm.reporting.experiment_results import load_experiments
-from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_jsonl, write_yaml
 from evaluated_runs import build_entry, write_dataset, write_run

@@ -11,8 +11,8 @@ from dj2mgm.features.studies.search_page import (
 )
 from dj2mgm.features.studies.study_parts import StudyPageContent
 from dj2mgm.features.studies.study_records import ShownBatch, ShownSearch, ShownTrial
+from dj2mgm.reporting.comparison import HeadlineScore
 from dj2mgm.reporting.rendering import build_template_environment
-from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
 
 HEADLINE = HeadlineScore("VQA accuracy", "finetune/own", "vqa_accuracy", 0.01)
 GAIN = HeadlineScore("gain over a shuffled image", "finetune/difference", "answer_log_likelihood", 0.01)

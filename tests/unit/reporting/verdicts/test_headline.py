@@ -10,11 +10,10 @@ from scipy import stats
 
 from dj2mgm.evaluation.run_scores import MetricValues
 from dj2mgm.reporting.advised_commands import build_keep_command
-from dj2mgm.reporting.comparison import compare_with_first, format_difference, format_interval
+from dj2mgm.reporting.comparison import compare_with_first, find_headline, format_difference, format_interval
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.variants_page import VariantsPage, write_variants_page
 from dj2mgm.reporting.verdicts.assessment import Assessment
-from dj2mgm.reporting.verdicts.headline_scores import find_headline
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, describe_faults, estimate_image_gain
 from dj2mgm.reporting.verdicts.verdict_cards import merge_withheld

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dj2mgm.reporting.comparison import find_headline
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.verdicts.assessment import Assessment
-from dj2mgm.reporting.verdicts.headline_scores import find_headline
-from dj2mgm.reporting.verdicts.training_changes import list_training_changes
+from dj2mgm.reporting.verdicts.training_changes import judge_training_changes
 from dj2mgm.storage.files import read_jsonl, write_jsonl, write_yaml
 from evaluated_runs import build_entry, write_dataset, write_run
 from report_pages import read_page_text, write_report
@@ -48,7 +48,7 @@ def experiments(tmp_path, drawn):
 
 
 def test_differences_equal_a_paired_t_test(experiments, drawn):
-    rows = list_training_changes(experiments[0], find_headline(experiments))
+    rows = [*judge_training_changes(experiments[0], find_headline(experiments)).values()]
     assert [row.word for row in rows] == WORDS
     assert [row.title for row in rows][::4] == ["Probability of the right answer", "pope/pope accuracy"]
     paired = [stats.ttest_rel(tuned, base) for base, tuned in drawn.values()]
@@ -92,7 +92,7 @@ def test_one_chance_finding_among_many_is_not_a_change(experiments):
             values = run.groups[group]["vqa_accuracy"]
             drawn = type(values)(values.ids, rng.standard_normal(len(values.ids)), values.counts, values.file)
             run.groups[group][f"vqa_accuracy_{number}"] = drawn
-    rows = list_training_changes(experiments[0], find_headline(experiments))
+    rows = [*judge_training_changes(experiments[0], find_headline(experiments)).values()]
     added = [row for row in rows if row.title.removeprefix("VQA accuracy, ").isdigit()]
     excluding = [row for row in added if "−" not in row.interval or "+" not in row.interval]
     assert len(added) == 40 and excluding

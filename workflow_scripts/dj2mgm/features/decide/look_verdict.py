@@ -11,11 +11,16 @@ from dj2mgm.features.decide.decide_keys import DecideSection
 from dj2mgm.features.decide.look_records import LookRecord, count_affordable_seeds, count_planned_seeds
 from dj2mgm.records.page_records import VERDICT_FILE, PageSettings
 from dj2mgm.reporting.advised_commands import build_snakemake_command
-from dj2mgm.reporting.comparison import format_difference, format_interval, select_comparable_scores
+from dj2mgm.reporting.comparison import (
+    HeadlineScore,
+    find_headline,
+    format_difference,
+    format_interval,
+    select_comparable_scores,
+)
 from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.verdicts.decision_cost import UNDECIDABLE, describe_images, describe_seeds, state_cost
-from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore, find_headline
 from dj2mgm.reporting.verdicts.headline_verdicts import describe_missing_score, find_unlearned
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, list_training_faults
 from dj2mgm.reporting.verdicts.verdict_sentences import explain_withheld, write_statement

@@ -18,8 +18,14 @@ from dj2mgm.errors import InputError
 from dj2mgm.features.explorer.results import Results, read_run
 from dj2mgm.features.explorer.row_table import Table
 from dj2mgm.records.page_records import PageSettings
-from dj2mgm.reporting.data_tables import build_library_script, build_page_style, hash_source
-from dj2mgm.reporting.rendering import build_template_environment, encode_shrunk_image, format_integer
+from dj2mgm.reporting.rendering import (
+    build_library_script,
+    build_page_style,
+    build_template_environment,
+    encode_shrunk_image,
+    format_integer,
+    hash_source,
+)
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, replace_folder, write_text
 

@@ -27,9 +27,8 @@ from dj2mgm.records.page_records import (
     read_verdicts,
 )
 from dj2mgm.reporting.comparison import format_interval, format_score
-from dj2mgm.reporting.data_tables import build_library_script, build_page_style, hash_source
 from dj2mgm.reporting.experiment_results import ExperimentResults, load_experiment
-from dj2mgm.reporting.rendering import build_template_environment
+from dj2mgm.reporting.rendering import build_library_script, build_page_style, build_template_environment, hash_source
 from dj2mgm.reporting.sections.run_details import show_setting
 from dj2mgm.reporting.verdicts.verdict_cards import find_cost
 from dj2mgm.runs.stages import STAGES

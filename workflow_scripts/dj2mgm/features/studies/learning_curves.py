@@ -32,10 +32,9 @@ from dj2mgm.evaluation.intervals import compute_image_variance
 from dj2mgm.evaluation.metric_kinds import find_score_range
 from dj2mgm.evaluation.run_scores import MetricValues
 from dj2mgm.features.studies.study_parts import PlainTable
-from dj2mgm.reporting.comparison import format_difference, format_score
+from dj2mgm.reporting.comparison import HeadlineScore, format_difference, format_score
 from dj2mgm.reporting.experiment_results import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import format_integer
-from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
 from dj2mgm.score_groups import DIFFERENCE, split_group
 
 CURVE_LEVEL = 0.2  # 1 − the confidence of intervals

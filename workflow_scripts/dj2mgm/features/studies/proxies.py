@@ -17,9 +17,8 @@ from dj2mgm.evaluation.intervals import LEVEL
 from dj2mgm.features.studies.study_parts import PlainTable
 from dj2mgm.features.studies.study_records import MixtureScores, ScoredMixture, ShownSearch
 from dj2mgm.features.studies.trial_scores import find_trial_score, read_mean
-from dj2mgm.reporting.comparison import SCORE_TITLES, find_obstacle, find_title, format_score
+from dj2mgm.reporting.comparison import SCORE_TITLES, HeadlineScore, find_obstacle, find_title, format_score
 from dj2mgm.reporting.experiment_results import ExperimentResults
-from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
 from dj2mgm.score_groups import OWN_GROUP
 from dj2mgm.storage.files import read_jsonl
 

@@ -29,6 +29,7 @@ from dj2mgm.features.studies.trial_scores import find_trial_score
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparison import (
     GROUP_LABELS,
+    HeadlineScore,
     classify_difference,
     describe_chance,
     describe_coverage,
@@ -44,7 +45,6 @@ from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.sections.judge_section import describe_judges
 from dj2mgm.reporting.variants_page import CountCell, ScoreCell, VariantRow, place_mark
 from dj2mgm.reporting.verdicts.assessment import Assessment
-from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
 from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard
 from dj2mgm.score_groups import OWN_GROUP
 from dj2mgm.settings.validation import load_settings

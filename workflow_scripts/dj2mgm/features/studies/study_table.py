@@ -27,12 +27,11 @@ from dj2mgm.evaluation.run_scores import (
     pair_runs_by_seed,
 )
 from dj2mgm.features.studies.study_records import ShownStudy
-from dj2mgm.reporting.comparison import HEADLINES, compute_score_differences, select_comparable_scores
+from dj2mgm.reporting.comparison import HEADLINES, HeadlineScore, compute_score_differences, select_comparable_scores
 from dj2mgm.reporting.experiment_results import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import format_number
 from dj2mgm.reporting.sections.training_charts import read_stage_memory
 from dj2mgm.reporting.verdicts.assessment import Assessment
-from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
 from dj2mgm.reporting.verdicts.verdict_cards import find_cost
 from dj2mgm.score_groups import OWN, OWN_GROUP, PRETRAINED, name_group
 from dj2mgm.storage.files import read_jsonl

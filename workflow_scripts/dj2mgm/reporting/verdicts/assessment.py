@@ -5,12 +5,16 @@ from functools import cached_property
 from pathlib import Path
 
 from dj2mgm.evaluation.run_scores import GroupEstimates
-from dj2mgm.reporting.comparison import compare_with_first
+from dj2mgm.reporting.comparison import HeadlineScore, compare_with_first, find_headline
 from dj2mgm.reporting.experiment_results import ExperimentResults
-from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore, find_headline
-from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict, build_headline_verdicts, find_unlearned
+from dj2mgm.reporting.verdicts.headline_verdicts import (
+    HeadlineVerdict,
+    build_headline_verdicts,
+    find_unlearned,
+    judge_single,
+)
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault
-from dj2mgm.reporting.verdicts.training_changes import TrainingChange, list_training_changes
+from dj2mgm.reporting.verdicts.training_changes import TrainingChange, judge_training_changes
 from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard, merge_withheld, write_verdict_cards
 
 
@@ -43,15 +47,15 @@ class Assessment:
         return find_unlearned(self.experiments, self.headline)
 
     @cached_property
-    def training_changes(self) -> dict[str, list[TrainingChange]]:
-        """Scores before and after training, by experiment."""
-        return {experiment.name: list_training_changes(experiment, self.headline) for experiment in self.experiments}
+    def training_changes(self) -> dict[str, dict[tuple[str, str], TrainingChange]]:
+        """Scores before and after training, by experiment, and by group and metric."""
+        return {experiment.name: judge_training_changes(experiment, self.headline) for experiment in self.experiments}
 
     @cached_property
     def forgotten(self) -> dict[str, list[TrainingChange]]:
         """Scores that training made worse, by experiment; only experiments with such scores."""
         forgotten = {
-            name: [change for change in changes if change.kind == "worse"]
+            name: [change for change in changes.values() if change.kind == "worse"]
             for name, changes in self.training_changes.items()
         }
         return {name: changes for name, changes in forgotten.items() if changes}
@@ -59,6 +63,9 @@ class Assessment:
     @cached_property
     def verdicts(self) -> list[HeadlineVerdict]:
         """Verdicts by the headline on all comparisons of the page, or on its single experiment."""
+        if len(self.experiments) == 1:
+            [experiment] = self.experiments
+            return [judge_single(experiment, self.headline, self.training_changes[experiment.name])]
         return build_headline_verdicts(self.experiments, self.headline, self.unlearned, self._target)
 
     @cached_property

@@ -10,6 +10,7 @@ from dj2mgm.evaluation.metric_kinds import find_score_range
 from dj2mgm.evaluation.run_scores import estimate_difference, pair_values
 from dj2mgm.reporting.comparison import (
     SCORE_TITLES,
+    HeadlineScore,
     describe_obstacles,
     find_obstacle,
     format_difference,
@@ -26,9 +27,8 @@ from dj2mgm.reporting.verdicts.experiment_pairs import (
     find_controls,
     is_learning_rate_control,
 )
-from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, estimate_image_gain, find_learning_faults
-from dj2mgm.reporting.verdicts.training_changes import judge_training_changes
+from dj2mgm.reporting.verdicts.training_changes import TrainingChange
 from dj2mgm.reporting.verdicts.verdict_sentences import (
     EITHER_MAY_BE_BETTER,
     Statement,
@@ -65,7 +65,7 @@ def build_headline_verdicts(
     unlearned: dict[str, list[LearningFault]],
     target: str = "",
 ) -> list[HeadlineVerdict]:
-    """Return the verdicts on all comparisons of a page, or the verdict on a single experiment.
+    """Return the verdicts on all comparisons of a page.
 
     Args:
         experiments: the reference, and the others.
@@ -73,8 +73,6 @@ def build_headline_verdicts(
         unlearned: signs that models have learned nothing, by experiment.
         target: Snakemake target of a page of variants; empty for a page of experiments, which are targets.
     """
-    if len(experiments) == 1:
-        return [_judge_single(experiments[0], headline)]
     comparisons = find_comparisons(experiments)
     key = headline.group, headline.metric
     contrasts, pooled_experiments = _compute_contrasts(comparisons, experiments, key)
@@ -260,8 +258,10 @@ def _describe_unmeasured(headline: HeadlineScore, names: list[str]) -> str:
     )
 
 
-def _judge_single(experiment: ExperimentResults, headline: HeadlineScore) -> HeadlineVerdict:
-    """Return the verdict on a single experiment.
+def judge_single(
+    experiment: ExperimentResults, headline: HeadlineScore, changes: dict[tuple[str, str], TrainingChange]
+) -> HeadlineVerdict:
+    """Return the verdict on a single experiment, with the changes of its scores by training.
 
     Its score with its own images is compared with its score with shuffled images and with the score before training.
     """
@@ -280,7 +280,7 @@ def _judge_single(experiment: ExperimentResults, headline: HeadlineScore) -> Hea
     if uses_images:
         emphasis, kind = "uses its images", VerdictKind.BETTER
     rest = f": {measurement}."
-    if training := judge_training_changes(experiment, headline).get((OWN_GROUP, metric)):
+    if training := changes.get((OWN_GROUP, metric)):
         base = training.base
         change = f"({training.difference}; 95 % interval {training.interval})"
         rest = f": {measurement}, compared with {base} before training {change}."

@@ -3,18 +3,24 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from dj2mgm.evaluation.contrast_verdicts import apply_holm_correction
+from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_base
 from dj2mgm.evaluation.intervals import LEVEL
 from dj2mgm.evaluation.metric_kinds import BY_TYPE, is_task_metric
+from dj2mgm.evaluation.paired_values import PairedValues
 from dj2mgm.evaluation.run_scores import estimate_difference
-from dj2mgm.reporting.comparison import LOWER_IS_BETTER, find_title, format_difference, format_interval, format_score
-from dj2mgm.reporting.experiment_results import ExperimentResults
-from dj2mgm.reporting.verdicts.headline_scores import (
+from dj2mgm.reporting.comparison import (
+    LOWER_IS_BETTER,
     HeadlineScore,
-    compute_change_by_training,
-    find_group_before_training,
+    find_title,
+    format_difference,
+    format_interval,
+    format_score,
 )
-from dj2mgm.score_groups import DIFFERENCE, OWN_GROUP, split_group
+from dj2mgm.reporting.experiment_results import ExperimentResults
+from dj2mgm.score_groups import DIFFERENCE, OWN_GROUP, UNTRAINED, name_group, split_group
 
 HELD_OUT_METRICS = ("answer_probability", "answer_log_likelihood", "caption_log_likelihood", "vqa_accuracy")
 NO_CHANGE = "no change shown"
@@ -35,9 +41,22 @@ class TrainingChange:
     word: str
 
 
-def list_training_changes(experiment: ExperimentResults, headline: HeadlineScore) -> list[TrainingChange]:
-    """Return a row for each score that was measured before and after training, the headline first."""
-    return list(judge_training_changes(experiment, headline).values())
+def compute_change_by_training(
+    experiment: ExperimentResults, group: str, metric: str, base_model: str = UNTRAINED
+) -> PairedContrast | None:
+    """Return the difference of the fine-tuned model from an earlier one, paired by image.
+
+    None if a score was not measured.
+    """
+    base_group = name_group(base_model, split_group(group)[1])
+    pairs = [
+        (run.groups.get(group, {}).get(metric), run.groups.get(base_group, {}).get(metric)) for run in experiment.scores
+    ]
+    if any(None in pair for pair in pairs):
+        return None
+    changes = [tuned - base for tuned, base in pairs]
+    values = PairedValues(tuple(experiment.seeds), np.stack([change.sums for change in changes]), changes[0].counts)
+    return contrast_with_base(values)
 
 
 def judge_training_changes(
@@ -45,8 +64,8 @@ def judge_training_changes(
 ) -> dict[tuple[str, str], TrainingChange]:
     """Return the changes of all scores that were measured before and after training, by group and metric.
 
-    The p-values of the rows are corrected for their number (Holm 1979). Whether more is better is not known for metrics
-    of lmms-eval.
+    The headline is the first. The p-values of the rows are corrected for their number (Holm 1979). Whether more is
+    better is not known for metrics of lmms-eval.
     """
     keys = dict.fromkeys(
         [(headline.group, headline.metric), *((OWN_GROUP, metric) for metric in _list_metrics(experiment))]
@@ -58,7 +77,9 @@ def judge_training_changes(
     changes = {}
     for (key, contrast), p_value in zip(measured.items(), p_values, strict=True):
         group, metric = key
-        before, after = (experiment.groups[name][metric] for name in (find_group_before_training(group), group))
+        before, after = (
+            experiment.groups[name][metric] for name in (name_group(UNTRAINED, split_group(group)[1]), group)
+        )
         difference = estimate_difference(contrast, group, metric)
         show = format_difference if split_group(group)[1] == DIFFERENCE else format_score
         changes[key] = TrainingChange(

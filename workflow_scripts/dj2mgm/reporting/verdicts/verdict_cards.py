@@ -17,9 +17,9 @@ from dj2mgm.reporting.verdicts.experiment_pairs import (
     is_learning_rate_control,
 )
 from dj2mgm.reporting.verdicts.headline_panels import summarize_differences
-from dj2mgm.reporting.verdicts.headline_scores import compute_change_by_training
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict
 from dj2mgm.reporting.verdicts.learning_faults import MIN_STEPS, LearningFault, advise_other_model
+from dj2mgm.reporting.verdicts.training_changes import compute_change_by_training
 from dj2mgm.reporting.verdicts.verdict_sentences import (
     ADVICE_TO_KEEP,
     NO_MORE_RUNS,

@@ -3,10 +3,9 @@
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from dj2mgm.reporting.comparison import format_difference, format_score
+from dj2mgm.reporting.comparison import HeadlineScore, format_difference, format_score
 from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
-from dj2mgm.reporting.verdicts.headline_scores import HeadlineScore
 from dj2mgm.verdict_kinds import VerdictKind
 
 SURE, NOT_SURE = "95 % confidence.", "Not sure."
