@@ -111,7 +111,7 @@ def test_scores_stay_comparable_with_another_second_judge(config):
     [sentence] = describe_obstacles(*experiments[::-1])
     assert sentence.endswith(". The second judge's CLIPScore and RefCLIPScore cannot be compared.")
     differences = {"dj_synth": compute_score_differences(*experiments[::-1])}
-    assert measure_judge_agreement(experiments, differences).contrasts == []
+    assert measure_judge_agreement(experiments, differences).contrasts.rows == []
 
 
 @pytest.mark.parametrize(

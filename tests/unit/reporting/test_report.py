@@ -322,12 +322,13 @@ def test_times_equal_those_measured_by_snakemake(root):
             (run.stages["filter"] / "filter_data.benchmark.tsv").write_text("s\th:m:s\n6.0\t0:00:06\n")
             (run.stages["finetune"] / "finetune.benchmark.tsv").write_text(f"s\th:m:s\n{seconds}\t-\n")
     (experiments[1].runs[0].stages["synthesize"] / "synthesize_captions.benchmark.tsv").write_text("s\n4.5\n")
-    stages, rows = build_times_table(experiments)
-    assert stages == ["filter", "synthesize", "finetune"]
-    assert rows == [  # the second training was resumed and took at least the 75 s of its record
-        ("baseline", ["6.0 s", "–", "1 min 30 s"]),
-        ("dj_synth", ["6.0 s", "4.5 s", "1 min 15 s"]),
-    ]
+    table = build_times_table(experiments)
+    assert table.columns == ["mean time per run", "filter", "synthesize", "finetune", "seeds"]
+    # the second training was resumed and took at least the 75 s of its record
+    assert {row.head: [cell.text for cell in row.cells] for row in table.rows} == {
+        "baseline": ["6.0 s", "–", "1 min 30 s", "0, 1"],
+        "dj_synth": ["6.0 s", "4.5 s", "1 min 15 s", "0, 1"],
+    }
 
 
 def test_versions_equal_those_in_the_records(root):

@@ -8,6 +8,7 @@ import pytest
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.run_scores import estimate_paired_difference
 from dj2mgm.reporting.experiment_results import load_experiments
+from dj2mgm.reporting.rendering import Cell
 from dj2mgm.reporting.sections.judge_section import (
     describe_agreement,
     describe_judges,
@@ -53,13 +54,14 @@ def test_second_judge_has_scores_and_agreement(monkeypatch, config):
     experiments = load_experiments(config)
     differences = {"dj_synth": estimate_paired_difference(experiments[1].scores, experiments[0].scores)}
     agreement = measure_judge_agreement(experiments, differences)
-    assert {row.rank_correlation for row in agreement.correlations} == {"1.00"}
-    assert [row.captions for row in agreement.correlations] == [str(2 * IMAGES)] * 4  # two seeds; two models each
-    assert [(row.experiment, row.group) for row in agreement.contrasts] == [
+    assert {row.cells[-1].text for row in agreement.correlations.rows} == {"1.00"}
+    captions = [row.cells[-2].text for row in agreement.correlations.rows]
+    assert captions == [str(2 * IMAGES)] * 4  # two seeds; two models each
+    assert [(row.head, row.cells[0].text) for row in agreement.contrasts.rows] == [
         ("dj_synth", "Fine-tuned"),
         ("dj_synth", "Pretrained"),
     ]
-    assert {(row.agreement, row.css_class) for row in agreement.contrasts} == {("both: better", "better")}
+    assert {row.cells[-1] for row in agreement.contrasts.rows} == {Cell("both: better", css_class="better")}
 
 
 def test_contradicting_judges_are_reported(config):
@@ -67,8 +69,8 @@ def test_contradicting_judges_are_reported(config):
     experiments = load_experiments(config)
     differences = {"dj_synth": estimate_paired_difference(experiments[1].scores, experiments[0].scores)}
     agreement = measure_judge_agreement(experiments, differences)
-    assert {row.rank_correlation for row in agreement.correlations} == {"−1.00"}
-    assert {row.agreement for row in agreement.contrasts} == {"contradictory: better, worse"}
+    assert {row.cells[-1].text for row in agreement.correlations.rows} == {"−1.00"}
+    assert {row.cells[-1] for row in agreement.contrasts.rows} == {Cell("contradictory: better, worse")}
 
 
 def test_rank_correlation_equals_spearmans(config):

@@ -20,7 +20,7 @@ from dj2mgm.evaluation.run_scores import (
     select_metrics,
 )
 from dj2mgm.reporting.experiment_results import ExperimentResults
-from dj2mgm.reporting.rendering import format_number, join_words
+from dj2mgm.reporting.rendering import Cell, Table, TableRow, format_number, join_words
 from dj2mgm.score_groups import (
     DIFFERENCE,
     FINETUNED,
@@ -263,58 +263,47 @@ def format_interval(metric: str, estimate: Estimate, show: Callable[[str, float]
     return f"{low} to {high}"
 
 
-@dataclass(frozen=True)
-class MetricCell:
-    """A score or a difference in a table of all metrics."""
-
-    text: str
-    interval: str
-    verdict: str = ""  # better, worse or same; empty for scores, controls and metrics without a direction
-
-
-MetricTable = tuple[list[str], list[dict]]  # titles of the columns; rows {"metric", "headline", "cells"}
-
-
-def build_metric_table(experiment: ExperimentResults) -> MetricTable:
+def build_metric_table(experiment: ExperimentResults) -> Table:
     """Tabulate all metrics of one experiment, headline metrics first, with a column per group."""
 
-    def build_cell(group: str, metric: str, estimate: Estimate) -> MetricCell:
+    def build_cell(group: str, metric: str, estimate: Estimate) -> Cell:
         show = format_difference if split_group(group)[1] == DIFFERENCE else format_score
-        return MetricCell(show(metric, estimate.mean), format_interval(metric, estimate))
+        return Cell(show(metric, estimate.mean), format_interval(metric, estimate))
 
-    return _tabulate(experiment.groups, build_cell)
+    return _tabulate(f"Metrics of {experiment.name}", experiment.groups, build_cell)
 
 
-def build_difference_table(differences: GroupEstimates) -> MetricTable:
-    """Tabulate differences from the reference in the same way."""
+def build_difference_table(experiment: str, differences: GroupEstimates) -> Table:
+    """Tabulate an experiment's differences from the reference in the same way."""
 
-    def build_cell(group: str, metric: str, difference: Estimate) -> MetricCell:
+    def build_cell(group: str, metric: str, difference: Estimate) -> Cell:
         # whether more is better is not known for metrics of lmms-eval
         has_verdict = split_group(group)[1] == OWN and not is_task_metric(metric)
         css_class = classify_difference(metric, difference).css_class if has_verdict else ""
         interval = format_interval(metric, difference, format_difference)
-        return MetricCell(format_difference(metric, difference.mean), interval, css_class)
+        return Cell(format_difference(metric, difference.mean), interval, css_class)
 
-    return _tabulate({name: metrics for name, metrics in differences.items() if name != REFERENCE_CAPTIONS}, build_cell)
+    shown = {name: metrics for name, metrics in differences.items() if name != REFERENCE_CAPTIONS}
+    return _tabulate(f"Differences of {experiment}", shown, build_cell)
 
 
-def _tabulate(estimates: GroupEstimates, build_cell: Callable[[str, str, Estimate], MetricCell]) -> MetricTable:
-    """Return the titles of the groups, and a row per metric, the headline metrics first."""
+def _tabulate(label: str, estimates: GroupEstimates, build_cell: Callable[[str, str, Estimate], Cell]) -> Table:
+    """Return a table with a column per group and a row per metric, the headline metrics first."""
     groups = [name for name in GROUP_LABELS if name in estimates]
     measured = dict.fromkeys(metric for name in groups for metric in estimates[name])
     metrics = [name for name in HEADLINES if name in measured] + [name for name in measured if name not in HEADLINES]
     rows = [
-        {
-            "metric": find_title(metric),
-            "headline": metric in HEADLINES,
-            "cells": [
+        TableRow(
+            find_title(metric),
+            [
                 build_cell(name, metric, estimates[name][metric]) if metric in estimates[name] else None
                 for name in groups
             ],
-        }
+            highlighted=metric in HEADLINES,
+        )
         for metric in metrics
     ]
-    return [GROUP_LABELS[name] for name in groups], rows
+    return Table(label, ["metric", *(GROUP_LABELS[name] for name in groups)], rows)
 
 
 def lower_title(metric: str) -> str:

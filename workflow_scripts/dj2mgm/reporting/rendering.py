@@ -4,6 +4,7 @@ import base64
 import hashlib
 import re
 import shlex
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +23,34 @@ EXPLORER = "explorer"  # folder of the explorer's pages, next to a report
 EXPORT = re.compile(r"export\{[^}]*?(\w+) as default[^}]*\}")  # in the bundle of DataTables, which is a module
 THUMBNAIL_SIDE = 320  # px
 THUMBNAIL_QUALITY = 85
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table."""
+
+    text: str
+    interval: str = ""  # in small type below the text
+    css_class: str = ""  # better, worse or same; empty for cells without a verdict
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row of a table."""
+
+    head: str
+    cells: list[Cell | None]  # None: not measured
+    highlighted: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a report."""
+
+    label: str  # for screen readers
+    columns: list[str]  # titles, with that of the heads
+    rows: list[TableRow]
+    colored: bool = False  # whether heads are experiments, which have colors
 
 
 def build_template_environment(*folders: Path) -> Environment:

@@ -342,10 +342,11 @@ def _build_galleries(experiments: list[ExperimentResults]) -> list[dict]:
 
 
 def _build_metrics(experiment: ExperimentResults, differences: dict[str, GroupEstimates]) -> dict:
+    estimates = differences.get(experiment.name)
     return {
         "experiment": experiment.name,
         "metrics": build_metric_table(experiment),
-        "differences": build_difference_table(estimates) if (estimates := differences.get(experiment.name)) else None,
+        "differences": build_difference_table(experiment.name, estimates) if estimates else None,
     }
 
 

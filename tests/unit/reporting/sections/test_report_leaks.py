@@ -5,6 +5,7 @@ import pytest
 from dj2mgm.evaluation.groups import Rows
 from dj2mgm.evaluation.vqa import evaluate_answers
 from dj2mgm.reporting.experiment_results import load_experiments
+from dj2mgm.reporting.rendering import Cell
 from dj2mgm.reporting.sections.leak_section import build_leak_sections
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
 from report_pages import Elements, read_page_text, write_report
@@ -58,11 +59,10 @@ def test_scores_without_leaks_use_the_other_images(config, tmp_path):
         if row["id"] not in LEAKED:
             answers[row["images"]].append(row)
     expected = evaluate_answers({"finetune": answers}, {})["groups"]["finetune/own"]["vqa_accuracy"]
-    shown = {(score.experiment, score.group, score.metric): score for score in part.scores}
-    score = shown["baseline", "Fine-tuned", "VQA accuracy"]
+    shown = {(row.head, row.cells[0].text, row.cells[1].text): row.cells[2:] for row in part.scores.rows}
+    every, rest = shown["baseline", "Fine-tuned", "VQA accuracy"]
     low, high = (f"{100 * end:.1f}".replace("-", "−") for end in expected.ends)
-    assert score.rest == (f"{100 * expected.mean:.1f} %", f"{low} to {high}")
-    assert score.every != score.rest
+    assert rest == Cell(f"{100 * expected.mean:.1f} %", f"{low} to {high}") != every
     assert ("dj_synth", "Pretrained", "CLIPScore") in shown
 
 
@@ -73,7 +73,7 @@ def test_no_scores_are_left_if_every_image_leaks(config, tmp_path):
     summary = read_json(file.parent / "summary.json")
     write_json(file.parent / "summary.json", summary | {"held_out": summary["held_out"] | {"leaked": 1}})
     [part] = build_leak_sections(load_experiments(config), config)
-    assert part.leaked == "1" and {score.rest for score in part.scores} == {None}
+    assert part.leaked == "1" and {row.cells[-1] for row in part.scores.rows} == {None}
 
 
 def test_section_states_that_no_leaks_were_found(monkeypatch, config, tmp_path):

@@ -19,7 +19,7 @@ from dj2mgm.reporting.comparison import (
     format_interval,
 )
 from dj2mgm.reporting.experiment_results import ExperimentResults
-from dj2mgm.reporting.rendering import format_integer, join_words
+from dj2mgm.reporting.rendering import Cell, Table, TableRow, format_integer, join_words
 from dj2mgm.score_groups import OWN, split_group
 from dj2mgm.verdict_kinds import VerdictKind
 
@@ -54,54 +54,39 @@ def _describe_judge(experiments: list[ExperimentResults], index: int, with_name:
 
 
 @dataclass(frozen=True)
-class Correlation:
-    """The rank correlation of both judges' scores of the same captions."""
-
-    experiment: str
-    group: str
-    metric: str
-    captions: str  # number of captions of all seeds
-    rank_correlation: str
-
-
-@dataclass(frozen=True)
-class Contrast:
-    """A difference from the reference by each judge."""
-
-    experiment: str
-    group: str
-    metric: str
-    first: tuple[str, str]  # the difference and its interval
-    second: tuple[str, str]
-    agreement: str
-    css_class: str  # class of the style sheet: better, worse or same; empty if the judges disagree
-
-
-@dataclass(frozen=True)
 class Agreement:
-    """The tables that compare two judges."""
+    """The tables that compare two judges: caption by caption, and on each difference from the reference."""
 
-    correlations: list[Correlation]
-    contrasts: list[Contrast]
+    correlations: Table
+    contrasts: Table
 
 
 def measure_judge_agreement(
     experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]
 ) -> Agreement | None:
     """Compare both judges' scores of captions of the right images; None if there is no second judge."""
-    correlations, contrasts = list(_build_correlations(experiments)), list(_build_contrasts(experiments, differences))
-    return Agreement(correlations, contrasts) if correlations else None
+    titles = ["captions of", "model", "score", "captions", "rank correlation"]
+    correlations = list(_build_correlations(experiments))
+    if not correlations:
+        return None
+    contrast_titles = ["experiment", "model", "score", "first judge", "second judge", "agreement"]
+    contrasts = list(_build_contrasts(experiments, differences))
+    return Agreement(
+        Table("Rank correlation of both judges", titles, correlations, colored=True),
+        Table("Differences by each judge", contrast_titles, contrasts, colored=True),
+    )
 
 
-def _build_correlations(experiments: list[ExperimentResults]) -> Iterator[Correlation]:
+def _build_correlations(experiments: list[ExperimentResults]) -> Iterator[TableRow]:
+    """Yield the rank correlation of both judges' scores of the same captions, of all seeds."""
     for experiment in experiments:
         for group in _list_own_groups(experiment.groups):
             for metric in JUDGED_METRICS:
                 if SECOND_JUDGE_PREFIX + metric in experiment.groups[group]:
                     count, correlation = describe_rank_correlation(experiment.scores, group, metric)
                     text = "–" if pd.isna(correlation) else f"{correlation:.2f}".replace("-", "−")
-                    labels = GROUP_LABELS[group], find_title(metric)
-                    yield Correlation(experiment.name, *labels, format_integer(count), text)
+                    words = GROUP_LABELS[group], find_title(metric), format_integer(count), text
+                    yield TableRow(experiment.name, list(map(Cell, words)))
 
 
 def describe_rank_correlation(runs: list[RunScores], group: str, metric: str) -> tuple[int, float]:
@@ -121,7 +106,7 @@ def describe_rank_correlation(runs: list[RunScores], group: str, metric: str) ->
 
 def _build_contrasts(
     experiments: list[ExperimentResults], differences: dict[str, GroupEstimates]
-) -> Iterator[Contrast]:
+) -> Iterator[TableRow]:
     """Yield the differences that both judges have measured."""
     for experiment in experiments:
         estimates = differences.get(experiment.name, {})
@@ -129,19 +114,12 @@ def _build_contrasts(
             for metric in JUDGED_METRICS:
                 pair = estimates[group].get(metric), estimates[group].get(SECOND_JUDGE_PREFIX + metric)
                 if all(pair):
-                    yield Contrast(
-                        experiment.name,
-                        GROUP_LABELS[group],
-                        find_title(metric),
-                        *(
-                            (
-                                format_difference(metric, estimate.mean),
-                                format_interval(metric, estimate, format_difference),
-                            )
-                            for estimate in pair
-                        ),
-                        *describe_agreement(metric, *pair),
-                    )
+                    cells = [Cell(GROUP_LABELS[group]), Cell(find_title(metric))]
+                    for estimate in pair:
+                        interval = format_interval(metric, estimate, format_difference)
+                        cells.append(Cell(format_difference(metric, estimate.mean), interval))
+                    words, css_class = describe_agreement(metric, *pair)
+                    yield TableRow(experiment.name, [*cells, Cell(words, css_class=css_class)])
 
 
 def describe_agreement(metric: str, first: Estimate, second: Estimate) -> tuple[str, str]:

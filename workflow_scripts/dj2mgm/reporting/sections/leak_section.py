@@ -10,39 +10,20 @@ from dj2mgm.evaluation.leaked_ids import HELD_OUT, read_leaked_ids
 from dj2mgm.evaluation.run_scores import aggregate, drop_images
 from dj2mgm.reporting.comparison import GROUP_LABELS, HEADLINES, find_title, format_interval, format_score
 from dj2mgm.reporting.experiment_results import ExperimentResults, group_experiments
-from dj2mgm.reporting.rendering import format_integer
+from dj2mgm.reporting.rendering import Cell, Table, TableRow, format_integer
 from dj2mgm.score_groups import OWN, split_group
 from dj2mgm.storage.files import read_json
 
-# columns of the table; the last three count texts, which are compared for benchmarks only
-COUNTS = ("references", "leaked", "questions", "training_images", "training_rows", "texts", "leaked_texts", "text_rows")
-
-
-@dataclass(frozen=True)
-class LeakCounts:
-    """Leaks of the held-out images or of one benchmark."""
-
-    origin: str  # "held-out images" or the name of a benchmark
-    counts: list[str]  # in the order of COUNTS
-
-
-@dataclass(frozen=True)
-class LeakTreatment:
-    """The treatment of leaking rows in one experiment."""
-
-    experiment: str
-    treatment: str
-
-
-@dataclass(frozen=True)
-class LeakScore:
-    """A score with and without the images that leak."""
-
-    experiment: str
-    group: str
-    metric: str
-    every: tuple[str, str]  # score of all images, and its interval
-    rest: tuple[str, str] | None  # the same without the images that leak; None if no image is left
+COUNTS = {  # columns of the table; the last three count texts, which are compared for benchmarks only
+    "references": "images",
+    "leaked": "leaked images",
+    "questions": "questions about leaked images",
+    "training_images": "matching images in the dataset",
+    "training_rows": "rows with these images",
+    "texts": "questions compared by text",
+    "leaked_texts": "leaked questions",
+    "text_rows": "instructions with leaked questions",
+}
 
 
 @dataclass(frozen=True)
@@ -51,10 +32,10 @@ class LeakSection:
 
     dataset: str
     link: str  # to the file that lists the matches
-    matches: list[LeakCounts]
-    treatments: list[LeakTreatment]  # empty if nothing leaks
+    matches: Table  # leaks of the held-out images and of each benchmark
+    treatments: dict[str, str]  # of leaking rows, by experiment; empty if nothing leaks
     leaked: str  # number of held-out images that leak
-    scores: list[LeakScore]  # empty if no held-out image leaks
+    scores: Table  # with and without the images that leak; no rows if no held-out image leaks
 
 
 def build_leak_sections(experiments: list[ExperimentResults], page: str | Path) -> Iterator[LeakSection]:
@@ -65,21 +46,23 @@ def build_leak_sections(experiments: list[ExperimentResults], page: str | Path) 
         file = folder / "leaks.jsonl"
         leaked_ids, summary = read_leaked_ids(file, HELD_OUT), read_json(folder / "summary.json")
         has_leaks = any(counts["leaked"] or counts.get("leaked_texts") for counts in summary.values())
+        name = group[0].dataset.name
+        matches = [
+            TableRow(
+                "held-out images" if origin == HELD_OUT else origin,
+                [Cell(_format_count(counts.get(key))) for key in COUNTS],
+            )
+            for origin, counts in summary.items()
+        ]
+        scores = [row for experiment in group if leaked_ids for row in _compare_scores(experiment, leaked_ids)]
+        titles = ["experiment", "model", "metric", "all images", "without leaked images"]
         yield LeakSection(
-            group[0].dataset.name,
+            name,
             quote(os.path.relpath(file, Path(page).parent)),
-            [
-                LeakCounts(
-                    "held-out images" if origin == HELD_OUT else origin,
-                    [_format_count(counts.get(name)) for name in COUNTS],
-                )
-                for origin, counts in summary.items()
-            ],
-            [LeakTreatment(experiment.name, _describe_treatment(experiment)) for experiment in group]
-            if has_leaks
-            else [],
+            Table(f"Leaks of {name}", ["evaluation data", *COUNTS.values()], matches),
+            {experiment.name: _describe_treatment(experiment) for experiment in group} if has_leaks else {},
             _format_count(summary.get(HELD_OUT, {}).get("leaked")),
-            [score for experiment in group for score in _compare_scores(experiment, leaked_ids)] if leaked_ids else [],
+            Table(f"Scores with and without leaks of {name}", titles, scores, colored=True),
         )
 
 
@@ -98,7 +81,7 @@ def _describe_treatment(experiment: ExperimentResults) -> str:
     return f"dropped {pairs} pairs (after the filters) and {instructions} instructions"
 
 
-def _compare_scores(experiment: ExperimentResults, leaked_ids: set[str]) -> Iterator[LeakScore]:
+def _compare_scores(experiment: ExperimentResults, leaked_ids: set[str]) -> Iterator[TableRow]:
     """Return the headline metrics with and without the leaked images; controls are left out."""
     rest = aggregate([drop_images(run, leaked_ids) for run in experiment.scores])
     for group, label in GROUP_LABELS.items():
@@ -106,8 +89,8 @@ def _compare_scores(experiment: ExperimentResults, leaked_ids: set[str]) -> Iter
             for metric in HEADLINES:
                 if every := experiment.groups.get(group, {}).get(metric):
                     pair = every, rest.get(group, {}).get(metric)
-                    texts = [
-                        estimate and (format_score(metric, estimate.mean), format_interval(metric, estimate))
+                    cells = [
+                        estimate and Cell(format_score(metric, estimate.mean), format_interval(metric, estimate))
                         for estimate in pair
                     ]
-                    yield LeakScore(experiment.name, label, find_title(metric), *texts)
+                    yield TableRow(experiment.name, [Cell(label), Cell(find_title(metric)), *cells])

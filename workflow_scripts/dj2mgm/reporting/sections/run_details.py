@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.records.page_records import ABSENT, find_differences
 from dj2mgm.reporting.experiment_results import ExperimentResults, RunResults
+from dj2mgm.reporting.rendering import Cell, Table, TableRow
 from dj2mgm.runs.seed_times import sum_seconds
 from dj2mgm.runs.stages import STAGES
 
@@ -100,16 +101,17 @@ def list_versions(experiments: list[ExperimentResults]) -> list[tuple[str, str]]
     return [(package, " and ".join(sorted(values))) for package, values in sorted(versions_by_package.items())]
 
 
-def build_times_table(experiments: list[ExperimentResults]) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """Return the names of the stages whose time was measured, and each experiment's mean time per run in them."""
+def build_times_table(experiments: list[ExperimentResults]) -> Table:
+    """Tabulate each experiment's mean time per run in the stages whose time was measured, and its seeds."""
     seconds = [[_read_seconds(run) for run in experiment.runs] for experiment in experiments]
     recorded = dict.fromkeys(stage for runs in seconds for run in runs for stage in run)
     stages = [*(stage for stage in STAGES if stage in recorded), *(stage for stage in recorded if stage not in STAGES)]
     rows = []
     for experiment, runs in zip(experiments, seconds, strict=True):
         times = [[run[stage] for run in runs if stage in run] for stage in stages]
-        rows.append((experiment.name, [format_duration(sum(part) / len(part)) if part else "–" for part in times]))
-    return stages, rows
+        texts = [format_duration(sum(part) / len(part)) if part else "–" for part in times]
+        rows.append(TableRow(experiment.name, list(map(Cell, [*texts, ", ".join(map(str, experiment.seeds))]))))
+    return Table("Times", ["mean time per run", *stages, "seeds"], rows, colored=True)
 
 
 def _read_seconds(run: RunResults) -> dict[str, float]:
