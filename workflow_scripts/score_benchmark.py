@@ -12,7 +12,7 @@ import platform
 import numpy
 
 from dj2mgm.cli.command_line import command_line, parse_paths
-from dj2mgm.errors import InputError, pluralize
+from dj2mgm.errors import pluralize
 from dj2mgm.evaluation.benchmarks import load_benchmark
 from dj2mgm.evaluation.groups import estimate_metrics
 from dj2mgm.evaluation.leaked_ids import read_leaked_ids
@@ -22,8 +22,6 @@ from dj2mgm.storage.files import compute_sha256, read_jsonl, write_json
 @command_line
 def main() -> None:
     paths = parse_paths(__doc__, "--answers", "--output-dir", optional=("--leaks",))
-    if not paths.answers.is_file():
-        raise InputError(f"{paths.answers} does not exist; run the rule answer_benchmark first")
     rows = list(read_jsonl(paths.answers))
     name, variant = rows[0]["benchmark"], rows[0]["variant"]
     benchmark = load_benchmark(name)

@@ -70,27 +70,21 @@ def _find_leaking_benchmarks(settings: ChallengeSettings) -> list[str]:
     return [
         name
         for name, run_folders in folders.items()
-        if any("without_leaked" in _read_metrics(folder) for folder in run_folders)
+        if any("without_leaked" in read_json(folder / "metrics.json") for folder in run_folders)
     ]
 
 
 def _read_unleaked_score(folder: Path) -> float:
     """Read the score without the questions that leak (of all questions if none leaks); NaN if no question is left."""
-    metrics = _read_metrics(folder)
+    metrics = read_json(folder / "metrics.json")
     estimates = metrics.get("without_leaked", metrics)["estimates"]
     return Estimate(**estimates["score"]).mean if "score" in estimates else math.nan
 
 
-def _read_metrics(folder: Path) -> dict:
-    path = folder / "metrics.json"
-    if not path.is_file():
-        raise InputError(f"{path} is missing; run the rule score_benchmark first")
-    return read_json(path)
-
-
 def _read_score(folder: Path, settings: ChallengeSettings, name: str) -> float:
     """Read a benchmark's score in percent, and check that it can be compared with the reference's."""
-    path, metrics, variant = folder / "metrics.json", _read_metrics(folder), settings.scores[name].variant
+    path, variant = folder / "metrics.json", settings.scores[name].variant
+    metrics = read_json(path)
     if metrics["variant"] != variant:
         raise InputError(
             f"{path}: {name} was run in the variant {metrics['variant']}, but the score of {settings.reference} is of "

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.errors import InputError
 from dj2mgm.evaluation.intervals import Estimate, Measurements, estimate
 from dj2mgm.evaluation.metric_kinds import find_score_range
 from dj2mgm.score_groups import DIFFERENCE, NO_IMAGE, OWN, REFERENCE_CAPTIONS, SHUFFLED, name_group, split_group
@@ -24,9 +23,6 @@ def read_paired_rows(path: str | Path, key: tuple[str, ...]) -> dict[str, dict[s
 
     Rows without an image are added as "none".
     """
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"{path} does not exist; run the rule generate_answers first")
     models: dict[str, dict[str, Rows]] = {}
     for row in read_jsonl(path):
         models.setdefault(row["model"], {OWN: [], SHUFFLED: []}).setdefault(row["images"], []).append(row)

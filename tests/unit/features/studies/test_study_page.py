@@ -223,23 +223,6 @@ def test_the_outputs_are_deterministic(monkeypatch, results):
     assert first == [path.read_bytes() for path in outputs]
 
 
-def failure(monkeypatch, results, capsys) -> str:
-    with pytest.raises(SystemExit) as stop:
-        run(monkeypatch, results)
-    assert stop.value.code == 2
-    assert not (results / "ablation").exists()
-    return capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("name", "rule"), [("jsonl/pretrain.jsonl", "write_jsonl"), ("synthesize/synthesized.jsonl", "synthesize_captions")]
-)
-def test_a_missing_file_is_named_with_its_rule(monkeypatch, results, capsys, name, rule):
-    (results / "results/complete/1" / name).unlink()
-    message = failure(monkeypatch, results, capsys)
-    assert f"complete/1/{name} is missing" in message and f"run the rule {rule} first" in message
-
-
 class Trained:
     """The folders of a run."""
 

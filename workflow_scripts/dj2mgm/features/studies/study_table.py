@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 
 from dj2mgm.cli.messages import format_duration
-from dj2mgm.errors import InputError
 from dj2mgm.evaluation.caption_attributes import is_true
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.run_scores import (
@@ -152,13 +151,10 @@ def count_remaining_faults(run: RunResults, truth: dict[str, dict]) -> Counter[s
 
     A replaced caption counts as corrected if the new one is true (evaluation/caption_attributes.py).
     """
-    trained = {
-        REPETITION_SUFFIX.sub("", row["id"])
-        for row in _read_rows(run.stages["jsonl"] / "pretrain.jsonl", "write_jsonl")
-    }
+    trained = {REPETITION_SUFFIX.sub("", row["id"]) for row in read_jsonl(run.stages["jsonl"] / "pretrain.jsonl")}
     recaptions = {}
     if "synthesize" in run.stages:
-        rows = _read_rows(run.stages["synthesize"] / "synthesized.jsonl", "synthesize_captions")
+        rows = read_jsonl(run.stages["synthesize"] / "synthesized.jsonl")
         recaptions = {row["id"]: row["recaption"]["caption"] for row in rows if "recaption" in row}
     left: Counter[str] = Counter()
     for identifier in trained & set(truth):
@@ -167,12 +163,6 @@ def count_remaining_faults(run: RunResults, truth: dict[str, dict]) -> Counter[s
         if fault != "clean" and not corrected:
             left[fault] += 1
     return left
-
-
-def _read_rows(path: Path, rule: str) -> list[dict]:
-    if not path.is_file():
-        raise InputError(f"{path} is missing; run the rule {rule} first")
-    return list(read_jsonl(path))
 
 
 def compute_retained_shares(
