@@ -16,7 +16,7 @@ from dj2mgm.cli.messages import note
 from dj2mgm.data.images import BadImageError, list_image_folders, load_image, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.features.explorer.results import Results, read_run
-from dj2mgm.features.explorer.row_table import Table
+from dj2mgm.features.explorer.row_table import RowTable
 from dj2mgm.records.page_records import PageSettings
 from dj2mgm.reporting.rendering import (
     build_library_script,
@@ -85,7 +85,7 @@ def write_explorers(config: Path, folder: Path) -> None:
             write_offline_page(results, pages / f"{name}.html")
 
 
-def pack_numbers(table: Table) -> bytes:
+def pack_numbers(table: RowTable) -> bytes:
     """Pack all columns, then the step that dropped each row, as float64 in this machine's byte order."""
     columns = [column.values for column in table.columns.values()]
     return b"".join(values.tobytes() for values in [*columns, *([] if table.fate is None else [table.fate])])
@@ -127,7 +127,7 @@ def _build_page(
     )
 
 
-def _describe(table: Table) -> dict:
+def _describe(table: RowTable) -> dict:
     return {
         "name": table.name,
         "rows": len(table),
@@ -146,7 +146,7 @@ def _compress(parts: Iterable[bytes]) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def _encode_texts(table: Table) -> Iterator[bytes]:
+def _encode_texts(table: RowTable) -> Iterator[bytes]:
     """Yield a JSON object with all texts and images, row by row."""
     yield b'{"rows": ['
     for index, row in enumerate(table.texts):
@@ -154,7 +154,7 @@ def _encode_texts(table: Table) -> Iterator[bytes]:
     yield b'], "images": ' + json.dumps(dict(_encode_images(table))).encode() + b"}"
 
 
-def _encode_images(table: Table) -> Iterator[tuple[int, str]]:
+def _encode_images(table: RowTable) -> Iterator[tuple[int, str]]:
     """Return (row, data URI) of the rows on first screens, and of rows evenly spread.
 
     The data URI is empty for an image that cannot be read.

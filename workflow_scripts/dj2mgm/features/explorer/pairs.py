@@ -20,7 +20,7 @@ import numpy as np
 from dj2mgm.data.formats import extract_caption
 from dj2mgm.data.instruction_rows import INSTRUCTIONS_FILE
 from dj2mgm.errors import InputError
-from dj2mgm.features.explorer.row_table import Column, Table, TextFile, build_number_column, build_word_column
+from dj2mgm.features.explorer.row_table import Column, RowTable, TextFile, build_number_column, build_word_column
 from dj2mgm.features.explorer.steps import DISTANCE, ExplorerStep, apply_limits, build_column_key, build_steps
 from dj2mgm.recipes.statistic_limits import label_statistic
 from dj2mgm.records.page_records import StageRecipe, describe_clip_doubt, read_image_root
@@ -84,14 +84,14 @@ class _Statistics:
         return {name: np.frombuffer(values, dtype=np.float64) for name, values in self._numbers.items()}
 
 
-def read_instructions(stage: StageFolder) -> Table:
+def read_instructions(stage: StageFolder) -> RowTable:
     """Read the rows of a stage whose recipe is for instructions, and what it did with them."""
     return replace(
         read_stage_table(stage.folder / INSTRUCTIONS_FILE, [stage]), name="instructions", title="Instructions"
     )
 
 
-def read_stage_table(data: Path, stages: list[StageFolder]) -> Table:
+def read_stage_table(data: Path, stages: list[StageFolder]) -> RowTable:
     """Read the rows of `data`, and what the stages, in their order, did with them."""
     (indices, rows), extras = _index_rows(data), DiskMap()
     fate, clusters = np.zeros(rows), _Clusters(rows)
@@ -117,12 +117,12 @@ def read_stage_table(data: Path, stages: list[StageFolder]) -> Table:
         columns["caption"] = build_word_column("caption", [CAPTION_STATES[bool(is_changed)] for is_changed in changed])
     texts, sources = _write_texts(data, extras)
     recipes = {stage.name: stage.recipe for stage in stages}
-    return Table(
+    return RowTable(
         "pairs", "Pairs", stages[0].image_root, texts, columns | sources, steps, fate, recipes, note=stages[-1].note
     )
 
 
-def read_analysis(data: Path, stage: StageFolder) -> Table:
+def read_analysis(data: Path, stage: StageFolder) -> RowTable:
     """Read the rows of an analysed dataset, and which of them the recipe's limits would drop."""
     indices, rows = _index_rows(data)
     statistics = _Statistics(rows)
@@ -132,13 +132,13 @@ def read_analysis(data: Path, stage: StageFolder) -> Table:
     texts, sources = _write_texts(data, DiskMap())
     columns = _build_columns(stage, statistics, several=False) | sources
     recipes = {stage.name: stage.recipe}
-    return Table("pairs", "Pairs", stage.image_root, texts, columns, steps, fate, recipes, note=stage.note)
+    return RowTable("pairs", "Pairs", stage.image_root, texts, columns, steps, fate, recipes, note=stage.note)
 
 
-def read_plain_table(data: Path, image_root: Path) -> Table:
+def read_plain_table(data: Path, image_root: Path) -> RowTable:
     """Read the rows of a dataset without an analysis."""
     texts, sources = _write_texts(data, DiskMap())
-    return Table("pairs", "Pairs", image_root, texts, sources)
+    return RowTable("pairs", "Pairs", image_root, texts, sources)
 
 
 def _index_rows(data: Path) -> tuple[DiskMap, int]:

@@ -19,7 +19,7 @@ from dj2mgm.features.explorer.pairs import (
     read_plain_table,
     read_stage_table,
 )
-from dj2mgm.features.explorer.row_table import Table, TextFile, build_number_column, build_word_column
+from dj2mgm.features.explorer.row_table import RowTable, TextFile, build_number_column, build_word_column
 from dj2mgm.records.page_records import read_image_root
 from dj2mgm.reporting.comparison import lower_title
 from dj2mgm.runs.experiment_recipes import is_for_instructions
@@ -32,7 +32,7 @@ RIGHT, WRONG = "right", "wrong"
 Values = dict[tuple[str, str], dict[str, float]]
 
 
-def read_captions(stages: dict[str, Path], evaluation: Path) -> Table | None:
+def read_captions(stages: dict[str, Path], evaluation: Path) -> RowTable | None:
     """Return a row per caption of a held-out image, with the image's scores; None if there are no captions."""
     references = {row["id"]: row["captions"][0] for row in read_jsonl(evaluation)}
 
@@ -47,7 +47,7 @@ def read_captions(stages: dict[str, Path], evaluation: Path) -> Table | None:
     return _build_table("captions", "Captions", stages, rows, build_lines, words, _read_scores(stages["evaluate_clip"]))
 
 
-def read_answers(stages: dict[str, Path], evaluation: Path) -> Table | None:
+def read_answers(stages: dict[str, Path], evaluation: Path) -> RowTable | None:
     """Return a row per answer about a held-out image, showing wrong answers first; None if there are no answers."""
     images = {row["id"]: row["image"] for row in read_jsonl(evaluation)}
 
@@ -88,7 +88,7 @@ def _build_table(
     build_lines: Callable[[dict], list[list[str]]],
     words: dict[str, Callable[[dict], str]],
     scores: Values,
-) -> Table | None:
+) -> RowTable | None:
     """Return a table of rows with their words and the scores of their images; None without a row."""
     texts = TextFile()
     words_by_key: dict[str, list[str | None]] = {key: [] for key in words}
@@ -107,7 +107,7 @@ def _build_table(
         values = np.array([row_scores.get(metric, np.nan) for row_scores in scores_by_row])
         columns[metric] = build_number_column(lower_title(metric), values)
     root = read_image_root(stages["evaluate_clip"])
-    return Table(name, title, root, texts, {key: column for key, column in columns.items() if column})
+    return RowTable(name, title, root, texts, {key: column for key, column in columns.items() if column})
 
 
 EVALUATED = ("generate", "evaluate_clip")
@@ -119,7 +119,7 @@ class Results:
     """The tables of one folder of results, with the names of its dataset and model."""
 
     name: str
-    tables: list[Table]
+    tables: list[RowTable]
     origin: str
 
 

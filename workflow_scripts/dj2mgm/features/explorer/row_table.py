@@ -55,7 +55,7 @@ class Column:
 
 
 @dataclass
-class Table:
+class RowTable:
     """Rows of one kind."""
 
     name: str  # in links

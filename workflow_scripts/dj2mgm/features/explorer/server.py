@@ -25,7 +25,7 @@ from dj2mgm.data.images import BadImageError, load_image, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.features.explorer.explorer_page import build_served_page, pack_numbers
 from dj2mgm.features.explorer.results import Results
-from dj2mgm.features.explorer.row_table import Table
+from dj2mgm.features.explorer.row_table import RowTable
 from dj2mgm.reporting.rendering import locate_explorer_page
 
 HOST = "127.0.0.1"
@@ -80,14 +80,14 @@ class Explorer:
             raise NotFoundError
         return answer(table, **{key: values[-1] for key, values in query.items()})
 
-    def _answer_numbers(self, table: Table) -> Response:
+    def _answer_numbers(self, table: RowTable) -> Response:
         return "application/octet-stream", pack_numbers(table)
 
-    def _answer_rows(self, table: Table, at: str) -> Response:
+    def _answer_rows(self, table: RowTable, at: str) -> Response:
         rows = [_parse_row(table, number) for number in at.split(",")[:MAX_ROWS]]
         return "application/json", json.dumps([table.texts[row] for row in rows], ensure_ascii=False).encode()
 
-    def _answer_find(self, table: Table, words: str) -> Response:
+    def _answer_find(self, table: RowTable, words: str) -> Response:
         query = words.lower()
         texts = (
             [row["id"], os.path.basename(row["image"]), *(text for _, text in row["lines"])] for row in table.texts
@@ -95,7 +95,7 @@ class Explorer:
         matches = (any(query in text.lower() for text in row) for row in texts)
         return "application/octet-stream", np.fromiter(matches, dtype=np.uint8, count=len(table)).tobytes()
 
-    def _answer_image(self, table: Table, at: str, side: str) -> Response:
+    def _answer_image(self, table: RowTable, at: str, side: str) -> Response:
         if side not in map(str, IMAGE_SIDES):
             raise NotFoundError
         return self.read_image(table.image_root, table.texts[_parse_row(table, at)]["image"], int(side))
@@ -115,7 +115,7 @@ class Explorer:
         return "image/webp", buffer.getvalue()
 
 
-def _parse_row(table: Table, number: str) -> int:
+def _parse_row(table: RowTable, number: str) -> int:
     if not number.isascii() or not number.isdigit() or len(number) > 12 or int(number) >= len(table):
         raise NotFoundError
     return int(number)
