@@ -23,7 +23,7 @@ from crates import (
 )
 from dj2mgm.features.crate.crate_files import digest_images
 from dj2mgm.features.crate.finished_jobs import find_jobs
-from dj2mgm.storage.files import write_json
+from dj2mgm.storage.files import write_json, write_text
 
 PROFILES = ("process/0.5", "workflow/0.5", "provenance/0.5")
 
@@ -93,6 +93,18 @@ def test_answering_a_task_is_a_job_after_fine_tuning(tmp_path, monkeypatch):
     stages["evaluations/pope"] = str(folder)
     [job] = [job for job in find_jobs(settings) if job.folder == folder]
     assert job.script == "answer_evaluation" and job.reads == (Path(stages["finetune"]),)
+
+
+def test_explorer_pages_are_results_of_their_own_script(tmp_path, monkeypatch):
+    """Both scripts of a page write into its folder."""
+    monkeypatch.chdir(tmp_path)
+    settings, page = write_page(), Path("results", PAGE)
+    write_text(page / "explorer/baseline.html", "<html></html>")
+    write_log(page, "write_explorers")
+    *_, explorers, report = find_jobs(settings)
+    assert explorers.script == "write_explorers" and explorers.results == [page / "explorer/baseline.html"]
+    assert report.script == "compare_experiments"
+    assert report.results == [page / "comparison.csv", page / "report.html"]
 
 
 def test_crates_satisfy_the_profile(crate):

@@ -20,8 +20,12 @@ from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 from dj2mgm.storage.plain_files import check_plain
 
 NOT_RESULTS = ("config.yaml", "stage.yaml", ".log", ".benchmark.tsv", *IMAGE_SUFFIXES)
-# scripts that share a folder, with their subfolders of results
-SHARED_FOLDERS = {"train_clip": ("clip", "convnext"), "train_language_model": ("language_model",)}
+# scripts that share a folder, with their subfolders of results; other files there are results of other scripts
+SHARED_FOLDERS = {
+    "train_clip": ("clip", "convnext"),
+    "train_language_model": ("language_model",),
+    "write_explorers": ("explorer",),
+}
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,16 @@ class FinishedJob:
     @property
     def results(self) -> list[Path]:
         """Files of the job without images, which may be very many. A link out of the job's folder is refused."""
-        folders = [self.folder / name for name in SHARED_FOLDERS.get(self.script, (".",))]
-        files = (path for folder in folders for path in _list_files(folder))
+        if names := SHARED_FOLDERS.get(self.script):
+            files = [path for name in names for path in _list_files(self.folder / name)]
+        else:
+            others = {
+                self.folder / name
+                for script, names in SHARED_FOLDERS.items()
+                for name in names
+                if (self.folder / f"{script}.log").is_file()
+            }
+            files = [path for path in _list_files(self.folder) if others.isdisjoint(path.parents)]
         results = [path for path in files if not path.name.endswith(NOT_RESULTS)]
         for path in results:
             check_plain(path, self.folder, None)  # a crate would publish the target of a link
@@ -104,8 +116,9 @@ def find_jobs(settings: CrateSettings) -> list[FinishedJob]:
                 if not stage_jobs:
                     raise InputError(f"{folder} has no log of its stage; delete the folder and run it again")
                 stages[Path(folder)] = stage_jobs[0]
-    page = Path("results", settings.page)
-    return [*jobs, *stages.values(), *_read_jobs(page, stages, ())]
+    page_jobs = _read_jobs(Path("results", settings.page), stages, ())
+    page_jobs.sort(key=lambda job: job.script not in SHARED_FOLDERS)  # the page itself is the last
+    return [*jobs, *stages.values(), *page_jobs]
 
 
 def _list_runs(settings: CrateSettings) -> Iterator[tuple[Path, dict[str, str]]]:
