@@ -131,7 +131,7 @@ def power_settings(wildcards):
 
 
 SETTINGS_FILES["configure_power"] = SettingsFile(
-    "results/plan/power.yaml", power_settings
+    "results/plan/power.yaml", power_settings, needs=planned_dataset
 )
 PLAN_TEXTS.append("results/plan/power.txt")
 
