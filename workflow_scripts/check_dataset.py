@@ -3,8 +3,8 @@ r"""Check a dataset before a training: what was read, what is left out, and what
     python workflow_scripts/check_dataset.py --config results/datasets/shapes/check/config.yaml \
         --dataset results/datasets/shapes --output-dir results/datasets/shapes/check
 
-Writes check.html and check.txt. If the data cannot be used as they are, check.txt ends with a line that begins with
-`error:`, and `print_check.py`, which prints the text, fails with it.
+Writes check.html and check.txt. If the data cannot be used as they are, check.txt has only a line that begins with
+`error:`, with which `print_check.py` fails.
 """
 
 from dj2mgm.cli.command_line import command_line, parse_paths

@@ -1,4 +1,4 @@
-"""Print the sentences of a dataset's check, and fail with its problem if there is one.
+"""Print the sentences of a dataset's check, or fail with its problem.
 
 python workflow_scripts/print_check.py --text results/datasets/shapes/check/check.txt
 """
@@ -10,10 +10,10 @@ from dj2mgm.features.check import ERROR
 
 @command_line
 def main() -> None:
-    sentences, _, problem = parse_paths(__doc__, "--text").text.read_text(encoding="utf-8").partition(f"\n{ERROR}")
-    print(sentences.rstrip("\n"))
-    if problem:
-        raise InputError(problem.rstrip("\n"))
+    text = parse_paths(__doc__, "--text").text.read_text(encoding="utf-8").rstrip("\n")
+    if text.startswith(ERROR):
+        raise InputError(text.removeprefix(ERROR))
+    print(text)
 
 
 if __name__ == "__main__":

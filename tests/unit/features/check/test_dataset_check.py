@@ -232,9 +232,11 @@ def test_console_fits_80_columns_and_fails_with_the_problem(check, tmp_path, cap
     arguments = ["--config", f"{folder}/check/config.yaml", "--dataset", folder, "--output-dir", f"{folder}/check"]
     assert run_main(check_dataset, *arguments, capture=capsys).status == 0
     printed = run_main(print_check, "--text", f"{folder}/check/check.txt", capture=capsys)
-    assert printed.status == 2 and printed.stderr.startswith("error: mine: ") and "error" not in printed.stdout
+    assert printed.status == 2 and printed.stderr.startswith("error: mine: ") and printed.stdout == ""
+    assert printed.stderr.rstrip().endswith("check/check.html") and "snakemake baseline" not in printed.stderr
     page = (tmp_path / folder / "check/check.html").read_text(encoding="utf-8")
     assert "&lt;b&gt;" in page and "<b>" not in page and "\u202e" not in page and "http" not in page
+    assert "cannot be used" in page and "Enough for a verdict" not in page and "snakemake baseline" not in page
 
 
 def test_photos_in_other_formats_are_a_problem(check, tmp_path):

@@ -35,7 +35,9 @@ def write_check_page(check: DatasetCheck, path: Path) -> None:
 
 
 def write_console_text(check: DatasetCheck, page: Path) -> str:
-    """Return the essential sentences in lines of at most `WIDTH` columns, and the problem as a last line."""
+    """Return the essential sentences in lines of at most `WIDTH` columns; only the problem if there is one."""
+    if check.problem:
+        return f"{ERROR}{escape_control(check.problem.removesuffix('.'))}. Rows and thumbnails: {page}\n"
     paragraphs = [f"Dataset {check.dataset}: {phrase}." for phrase in check.recognized]
     for split in check.splits:
         paragraphs += iterate_sentences(split, check)
@@ -51,7 +53,7 @@ def write_console_text(check: DatasetCheck, page: Path) -> str:
         )
     ]
     lines += map(escape_control, [f"Train on these data: {check.command}", *check.note.splitlines()[1:]])
-    return "\n".join([*lines, *([f"{ERROR}{escape_control(check.problem)}"] if check.problem else [])]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def iterate_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str]:
