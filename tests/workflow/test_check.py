@@ -27,7 +27,10 @@ def test_check_reads_own_photos_and_trains_nothing(checked):
     assert "21 of 24 rows to train on" in text and f"1 without a caption ({photos}/003.png)" in text
     assert "recognized as" not in text and ": sources: captions: format: folder" in text
     assert f"snakemake baseline --config 'dataset={photos}' model=qwen3-vl-2b" in text
-    assert "the tokenizer of the model small is not on this machine" in text and "Enough for a verdict?" in text
+    assert "snakemake fetch --config model=qwen3-vl-2b && snakemake baseline" in text, "the model is not here"
+    assert "`model=<name>` adds the lengths in tokens." in text and "the model small" not in text
+    assert "made for rendered scenes" not in text
+    assert "Enough for a verdict?" in text
     assert "make_dataset" not in project.job_counts("baseline", config=(f"dataset={photos}",)), "its work is used"
     assert {path.name for path in (project.folder / "results").iterdir()} <= {"datasets", "check"}
 

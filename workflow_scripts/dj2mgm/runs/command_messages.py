@@ -27,7 +27,8 @@ LARGE_FOLDERS = {"images", "checkpoints", "captions", "published"}  # without be
 def list_start_messages(runs: Runs, words: Collection[str] = ()) -> Iterator[str]:
     """Yield a line about each risk and each guess; names of the user's files are untrusted.
 
-    `words` are those of the command line. `check` prints its guesses itself, and requested experiments fail.
+    `words` are those of the command line. `check` prints its guesses itself and advises a model, and requested
+    experiments fail.
     """
     if runs.shared.trusted_recipes:
         yield (
@@ -36,7 +37,7 @@ def list_start_messages(runs: Runs, words: Collection[str] = ()) -> Iterator[str
         )
     for dataset in runs.datasets.values() if "check" not in words else ():
         yield from map(escape_control, dataset.note.splitlines())
-    detected = (run.config.model for run in runs if run.dataset.note)
+    detected = (run.config.model for run in runs if run.dataset.note and "check" not in words)
     for name in sorted({model.name for model in detected if model.trained_by_workflow}):
         yield (
             f"note: the model {name} is made for rendered scenes, and its scores on photos mean nothing. For a verdict "

@@ -44,6 +44,9 @@ class TinyAssembly(StageSettings):
     vision_tower: FilePath = setting()
 
 
+PHOTO_MODEL = "qwen3-vl-2b"  # advised for photos instead of a tiny model
+
+
 class ModelFile(Section):
     """Keys of every model file.
 

@@ -31,8 +31,8 @@ def build_settings(dataset: Dataset, **changes) -> dict:
     return {
         "dataset": dataset.name,
         "note": dataset.note,
-        "keys": {"dataset": "mine"},
-        "needs_other_model": True,
+        "keys": {"dataset": "mine", "model": "qwen3-vl-2b"},
+        "fetches_model": True,
         "images": dataset.images,
         "model": "tiny",
         "tokenizer": str(TOKENIZER),
@@ -221,7 +221,7 @@ def test_console_fits_80_columns_and_fails_with_the_problem(check, tmp_path, cap
     text = write_console_text(result, Path("check.html"))
     assert (
         all(len(line) <= 80 or " " not in line.strip() for line in text.partition("Train on")[0].splitlines())
-        and "snakemake baseline --config dataset=mine model=qwen3-vl-2b" in text
+        and "fetch --config model=qwen3-vl-2b && snakemake baseline --config dataset=mine model=qwen3-vl-2b" in text
         and "26 of 30 rows to train on" in text
         and "1 with an empty caption" in " ".join(text.split())
     )

@@ -4,11 +4,13 @@ from pathlib import Path
 
 from dj2mgm.model_files.foundation import find_shipped_foundation
 from dj2mgm.model_files.hub_cache import find_model
+from dj2mgm.model_files.missing_models import find_downloads, find_missing_models
 from dj2mgm.runs.all_runs import Runs
+from dj2mgm.runs.model_reader import read_model
 from dj2mgm.runs.scored_runs import build_power_settings
 from dj2mgm.settings.configuration import drop_defaults
 from dj2mgm.settings.dataset_files import MAX_HELD_OUT
-from dj2mgm.settings.models import ModelFile
+from dj2mgm.settings.models import PHOTO_MODEL, ModelFile
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -16,15 +18,19 @@ TOKENIZER_FILE = "tokenizer.json"
 def build_check_settings(runs: Runs, dataset: str) -> dict:
     """Return the settings of the check of a dataset."""
     run = runs.find_analyzed(dataset)
+    model = run.config.model
+    if is_other_advised := model.trained_by_workflow and not run.dataset.settings.is_rendered:
+        model, _ = read_model(PHOTO_MODEL)
+    missing = find_missing_models(model)
     power = build_power_settings(runs) | {"images": MAX_HELD_OUT, "images_are_known": False}
     return {
         "dataset": dataset,
-        "keys": drop_defaults({"dataset": run.config.dataset, "model": run.config.model.name}),
-        "needs_other_model": run.config.model.trained_by_workflow and not run.dataset.settings.is_rendered,
+        "keys": drop_defaults({"dataset": run.config.dataset, "model": model.name}),
+        "fetches_model": bool(find_downloads(model, missing)),
         "note": run.dataset.note,
         "images": run.dataset.images,
-        "model": run.config.model.name,
-        "tokenizer": _find_tokenizer(run.config.model),
+        "model": "" if is_other_advised else model.name,
+        "tokenizer": "" if is_other_advised else _find_tokenizer(model),
         "max_length": run.config.finetune.max_length,
         "refuses_bad_rows": run.config.jsonl.on_bad_row == "refuse",
         "report": runs.shared.report.model_dump(),

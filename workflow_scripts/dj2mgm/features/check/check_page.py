@@ -71,6 +71,8 @@ def iterate_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str]:
         is_longer = "row is" if split.cut == 1 else "rows are"
         cut = f"; {split.cut} {is_longer} longer than max_length ({check.max_length}) and cut" if split.cut else ""
         yield f"Tokens of the model {check.model}{sample}: {_show_lengths(split.tokens)}{cut}. An image adds its own."
+    elif not check.model:
+        yield "`model=<name>` adds the lengths in tokens."
     else:
         yield f"Tokens: not counted, because the tokenizer of the model {check.model} is not on this machine."
 

@@ -9,11 +9,11 @@ class CheckSettings(Section):
     """Settings of the check of a dataset."""
 
     dataset: str = setting(..., "name of the dataset")
-    keys: dict[str, str] = setting(..., "dataset and model on the command line, if they are not the defaults")
-    needs_other_model: bool = setting(..., "whether the model is made for scenes, and the data are photos")
+    keys: dict[str, str] = setting(..., "dataset and model of the training command, if they are not the defaults")
+    fetches_model: bool = setting(..., "whether `snakemake fetch` has to download the model first")
     note: str = setting(..., "lines about a recognized format; empty if a file in config/datasets states it")
     images: dict[str, str] = setting(..., "folder that image paths are relative to, by split")
-    model: str = setting()
+    model: str = setting(..., "model whose tokens are counted; empty if the configured one is not made for photos")
     tokenizer: str = setting(..., "file of the model's tokenizer; empty if it is not on this machine")
     max_length: int = setting(..., "tokens after which stage 2 cuts a conversation")
     refuses_bad_rows: bool = setting(..., "whether a row that cannot be trained on stops the run")

@@ -23,7 +23,6 @@ from dj2mgm.features.check.check_settings import CheckSettings
 from dj2mgm.reporting.comparison import SCORE_TITLES, format_difference
 from dj2mgm.reporting.rendering import encode_shrunk_image, format_snakemake_command
 from dj2mgm.reporting.verdicts.power import Noise, compute_expected_contrast, find_noise
-from dj2mgm.reporting.verdicts.verdict_cards import PHOTO_MODEL
 from dj2mgm.settings.dataset_files import (
     MAX_HELD_OUT,
     WITH_IMAGES,
@@ -213,9 +212,12 @@ def check_dataset(settings: CheckSettings, folder: Path) -> DatasetCheck:
 
 
 def _format_training_command(settings: CheckSettings) -> str:
-    """Return the command that trains on the data; photos need a model that is not made for scenes."""
-    other_model = {"model": PHOTO_MODEL} if settings.needs_other_model else {}
-    return format_snakemake_command("baseline", settings.keys | other_model)
+    """Return the command that trains on the data, after the download of a model that is not on this machine."""
+    train = format_snakemake_command("baseline", settings.keys)
+    if not settings.fetches_model:
+        return train
+    model = {key: value for key, value in settings.keys.items() if key == "model"}
+    return f"{format_snakemake_command('fetch', model)} && {train}"
 
 
 class _TokenCounter:

@@ -33,13 +33,13 @@ from dj2mgm.runs.seed_times import sum_seconds
 from dj2mgm.runs.variants import can_select_rows
 from dj2mgm.score_groups import OWN, OWN_GROUP, PRETRAINED, name_group
 from dj2mgm.settings.configuration import ExperimentOnlyKeys
+from dj2mgm.settings.models import PHOTO_MODEL
 from dj2mgm.verdict_kinds import VerdictKind
 
 CAPTION_SCORES = ("attribute_accuracy", "clip_score", "ref_clip_score")
 # after scores that fell, although the verdict is better
 LOSS_ADVICE = "First decide whether the scores that fell matter for your use of the model."
 CAPTION_LOSS_ADVICE = "If you need captions, fine-tune for fewer steps, or add captions to the instructions."
-PHOTO_MODEL = "qwen3-vl-2b"  # advised instead of a tiny model
 LONGER_TRAINING_FACTOR = 3  # after a training that taught nothing, advise this multiple of its steps or of MIN_STEPS
 
 
