@@ -2,6 +2,7 @@
 
 import base64
 import os
+import re
 import stat
 import struct
 from collections import Counter
@@ -40,6 +41,10 @@ TURNS_BY_ORIENTATION = {  # by EXIF orientation (CIPA DC-008, tag 0x0112); 1 is 
 SIDEWAYS_TURNS = {
     TURNS_BY_ORIENTATION[orientation] for orientation in (5, 6, 7, 8)
 }  # turns that exchange width and height
+# ISO/IEC 14496-12: a box `ftyp` has the file's brands, of which HEIF and AVIF have these (ISO/IEC 23008-12, AV1)
+HEIF_BRANDS = ("heic", "heix", "heim", "heis", "hevc", "hevx", "mif1", "mif2", "msf1", "avif", "avis")
+HEIF_HEADER = re.compile(rb".{4}ftyp(?:.{4}){0,8}?(?:%s)" % "|".join(HEIF_BRANDS).encode(), re.DOTALL)
+HEADER_SIZE = 64
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 PNG_TEXTS, PNG_KEYWORD = (b"iTXt", b"tEXt", b"zTXt"), 80  # chunks, and the longest keyword at their start in bytes
 ORIENTATION_KEYS = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")  # keys of Pillow's `info`
@@ -162,6 +167,17 @@ def read_image_size(source: str | Path) -> tuple[int, int]:
         _check_pixels(image)
         width, height = image.size
         return (height, width) if _find_header_turn(image) in SIDEWAYS_TURNS else (width, height)
+
+
+def is_heif(path: str | Path) -> bool:
+    """Return whether a file's header is that of HEIF or AVIF, whatever its name ends with."""
+    try:
+        if member := parse_member(path):
+            return HEIF_HEADER.match(member.read()) is not None
+        with open(path, "rb") as file:
+            return HEIF_HEADER.match(file.read(HEADER_SIZE)) is not None
+    except OSError:
+        return False
 
 
 def detect_suffix(content: bytes) -> str:

@@ -250,6 +250,16 @@ def test_photos_in_other_formats_are_a_problem(check, tmp_path):
     assert "3 photos cannot be read (.heic); convert" in check("photos").problem
 
 
+@pytest.mark.parametrize("brand", ["heic", "hevc", "mif1", "avif"])
+def test_renamed_heif_is_converted_and_not_restored(check, tmp_path, brand):
+    write_pairs(tmp_path / "photos", {f"{number:03}": "a red circle" for number in range(24)})
+    for number in range(12):
+        (tmp_path / f"photos/{number:03}.png").write_bytes(b"\0\0\0\x18ftyp" + brand.encode() + b"0" * number)
+    problem = check("photos").problem
+    assert "in the format HEIF or AVIF" in problem and "Convert the photos to JPEG" in problem
+    assert "Restore" not in problem and "right value" not in problem and "damaged" not in problem
+
+
 def test_large_images_are_named_for_models_that_keep_their_size(check, tmp_path):
     write_pairs(tmp_path / "photos", {f"{number:03}": "a red circle" for number in range(24)})
     Image.new("RGB", (2400, 1000)).save(tmp_path / "photos/011.png")

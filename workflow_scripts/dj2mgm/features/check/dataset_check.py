@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from dj2mgm.data.formats import IMAGE_TOKEN, choose_spread_rows, extract_caption, list_images
-from dj2mgm.data.images import BadImageError, join_image_path, load_image, locate_image
+from dj2mgm.data.images import BadImageError, is_heif, join_image_path, load_image, locate_image
 from dj2mgm.data.json_rows import read_json_list
 from dj2mgm.data.text_units import separate_words
 from dj2mgm.data.user_dataset import HELD_OUT_FRACTION, MIN_HELD_OUT
@@ -32,7 +32,7 @@ from dj2mgm.settings.dataset_files import (
     load_dataset_settings,
 )
 from dj2mgm.storage.files import find_files, format_yaml_line, read_json, read_jsonl
-from dj2mgm.storage.image_files import CONVERT_HEIF, HEIF_SUFFIXES
+from dj2mgm.storage.image_files import CONVERT_HEIF, CONVERT_RENAMED_HEIF, HEIF_SUFFIXES
 from dj2mgm.storage.shards import parse_member
 
 SHOWN_EXAMPLES = 3  # names of each reason
@@ -51,6 +51,7 @@ IMAGE_PROBLEMS = {  # by reason of a BadImageError
     "empty": "with an image of zero bytes",
     "undecodable": "with an image that is damaged or of an unknown format",
 }
+HEIF_PROBLEM = "with an image in the format HEIF or AVIF that cannot be decoded"
 EMPTY_CAPTION = "with an empty caption"
 
 
@@ -308,6 +309,8 @@ class _RowCheck:
             if is_opened:
                 self.largest = max(self.largest, load_image(path).size, key=prod)
         except BadImageError as error:
+            if error.reason == "undecodable" and is_heif(path):
+                return HEIF_PROBLEM
             return IMAGE_PROBLEMS[error.reason]
         return ""
 
@@ -460,9 +463,11 @@ def _find_problem(settings: CheckSettings, dataset: ReadableDataset, check: "_Ro
     bad_images, empty = sum(part.count for part in pairs.bad_images), check.counts[EMPTY_CAPTION]
     if bad_images > MAX_BAD_SHARE * pairs.written:
         counts = ", ".join(f"{part.count} {part.reason}" for part in pairs.bad_images)
+        is_heif_problem = pairs.bad_images[0].reason == HEIF_PROBLEM  # the most frequent one
+        remedy = CONVERT_RENAMED_HEIF if is_heif_problem else _advise(settings, dataset, "images")
         return (
             f"{settings.dataset}: {bad_images} of {pairs.written} rows cannot be used ({counts}); the first image is "
-            f"{check.first_bad_image}. {_advise(settings, dataset, 'images')}"
+            f"{check.first_bad_image}. {remedy}"
         )
     if empty > MAX_BAD_SHARE * pairs.written:
         return (
