@@ -1,5 +1,6 @@
 """Page and console text of `snakemake check`."""
 
+import math
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from dj2mgm.errors import pluralize
 from dj2mgm.features.check import ERROR
 from dj2mgm.features.check.dataset_check import MAX_OPENED, DatasetCheck, LeftOut, Lengths, MetricPower, SplitCheck
 from dj2mgm.reporting.rendering import build_template_environment, join_words
+from dj2mgm.settings.dataset_files import MAX_HELD_OUT
 from dj2mgm.settings.training_stages import FinetuneSection
 from dj2mgm.storage.files import write_text
 from dj2mgm.storage.image_files import SHRINK_IMAGES
@@ -16,10 +18,6 @@ from dj2mgm.storage.image_files import SHRINK_IMAGES
 WIDTH = 80  # columns of the console
 DEFAULT_MAX_LENGTH = FinetuneSection.model_fields["max_length"].default
 PIXELS_PER_TOKEN = 32 * 32  # of Qwen3-VL: 2 × 2 patches of 16 × 16 pixels
-ASSUMPTION = (
-    "This noise was measured on rendered scenes with the tiny model (docs/evaluation.md), because no two finished "
-    "experiments have measured it on these data yet."
-)
 
 
 def write_check_page(check: DatasetCheck, path: Path) -> None:
@@ -43,7 +41,8 @@ def write_console_text(check: DatasetCheck, page: Path) -> str:
         paragraphs += iterate_sentences(split, check)
     paragraphs += [f"Files that are not read: {part.reason}{_show_examples(part)}." for part in check.not_read]
     paragraphs.append(f"Held out for evaluation: {pluralize(check.held_out, 'image')}, {check.held_out_choice}.")
-    paragraphs.append(" ".join(["Enough for a verdict?", *list_power_sentences(check)]))
+    answer, *details = list_power_sentences(check)
+    paragraphs += [f"Enough for a verdict? {answer}", *details[:1]]  # of the metric that decides
     paragraphs.append(f"Thumbnails and details: {page}")
     lines = [
         line
@@ -97,35 +96,38 @@ def _list_size_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str
 
 
 def list_power_sentences(check: DatasetCheck) -> list[str]:
-    """Return what a comparison can show in each metric, and where the assumed noise comes from."""
+    """Return whether a comparison can give a verdict and what to do, then what it finds in each metric."""
     if not check.power:
         return ["The noise of the score that decides is not known before a first run."]
-    sentences = [_describe_metric(metric) for metric in check.power]
-    return sentences + ([ASSUMPTION] if any(metric.is_typical for metric in check.power) else [])
+    return [*_answer(check.power[0], check), *map(_describe_metric, check.power)]
+
+
+def _answer(metric: MetricPower, check: DatasetCheck) -> Iterator[str]:
+    if metric.example:
+        held_out = f"{pluralize(check.held_out, 'image')} {'is' if check.held_out == 1 else 'are'} held out"
+        yield f"{metric.finds_example.capitalize()}: {held_out}{_advise(metric, check)}."
+
+
+def _advise(metric: MetricPower, check: DatasetCheck) -> str:
+    """Return the number of photos that would be enough; "" if there are enough."""
+    if metric.finds_example == "yes":
+        return ""
+    if metric.enough is None:
+        return f"; even {MAX_HELD_OUT} may not be enough, so train with more seeds"
+    if check.held_out_share:
+        return f"; about {math.ceil(metric.enough / check.held_out_share)} photos would be enough"
+    return f"; about {metric.enough} would be enough"
 
 
 def _describe_metric(metric: MetricPower) -> str:
-    """Return the smallest differences that a comparison finds with 80 % probability, and the noise."""
-    title, _, unit = metric.title.partition(" (")
-    unit = f" {unit.removesuffix(')')}" if unit else ""  # of a share, differences have theirs
-    answer = ""
-    if metric.example:
-        example = f"for a difference such as that of dj_synth on the embedded data ({metric.example}{unit})"
-        answer = {
-            "no": f"Not {example}: hold out more images. ",
-            "perhaps": f"Perhaps, {example}: only if the noise is as small as assumed. ",
-            "yes": f"Yes, {example}. ",
-        }[metric.finds_example]
-    sizes = " or ".join(f"{size.difference}{unit} with {size.images} held-out images" for size in metric.sizes)
-    sentence = (
-        f"{answer}How small a true difference would four of five comparisons with {metric.seeds} seeds find? In the "
-        f"{title} {sizes}."
+    """Return the smallest differences that a comparison finds with 80 % probability."""
+    sizes = " or ".join(f"{size.difference} with {size.images}" for size in metric.sizes)
+    example = f"; that of dj_synth on rendered scenes is {metric.example}" if metric.example else ""
+    noise = "assumed noise" if metric.is_typical else "the noise of finished runs"
+    return (
+        f"With {noise} and {metric.seeds} seeds, four of five comparisons find a difference in the {metric.title} of "
+        f"{sizes} images{example}."
     )
-    if not metric.is_typical:
-        return f"{sentence} Noise: {metric.noise}."
-    half = " or ".join(size.with_half_noise for size in metric.sizes)
-    twice = " or ".join(size.with_twice_noise for size in metric.sizes)
-    return f"{sentence} Assumed noise: {metric.noise}. With half this noise: {half}. With twice this noise: {twice}."
 
 
 def _show(part: LeftOut) -> str:

@@ -1,6 +1,7 @@
 """Check of a dataset that the dataset stage has made: rows, lengths, images, and the power of a comparison."""
 
 import os
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -123,12 +124,10 @@ class SplitCheck:
 
 @dataclass(frozen=True)
 class Detectable:
-    """Smallest difference that a comparison with a number of held-out images finds with 80 % probability, by noise."""
+    """Smallest difference that a comparison with a number of held-out images finds with 80 % probability."""
 
     images: int
     difference: str
-    with_half_noise: str
-    with_twice_noise: str
 
 
 @dataclass(frozen=True)
@@ -138,10 +137,10 @@ class MetricPower:
     title: str
     seeds: int
     sizes: list[Detectable]
-    noise: str
     is_typical: bool  # whether the noise is assumed, and not measured in finished runs
     example: str  # difference by dj_synth on the embedded data; "" if it is not known in this metric
     finds_example: Literal["no", "perhaps", "yes"]  # with the held-out images; "perhaps": not if assumed noise doubles
+    enough: int | None  # held-out images that surely find the example; None if even MAX_HELD_OUT do not
 
 
 @dataclass(frozen=True)
@@ -155,6 +154,7 @@ class DatasetCheck:
         not_read: files that are neither rows nor images.
         held_out: number of held-out images.
         held_out_choice: how they were chosen.
+        held_out_share: share of the user's images that are held out; None if their file or source is named.
         problem: a sentence with the remedy if the data cannot be used as they are; else empty.
     """
 
@@ -166,6 +166,7 @@ class DatasetCheck:
     not_read: list[LeftOut]
     held_out: int
     held_out_choice: str
+    held_out_share: float | None
     shown: list[ShownRow]
     model: str
     max_length: int
@@ -202,7 +203,7 @@ def check_dataset(settings: CheckSettings, folder: Path) -> DatasetCheck:
         splits,
         list(_list_unread(summary)),
         len(evaluation),
-        _describe_choice(dataset),
+        *_describe_choice(dataset),
         pairs.shown,
         settings.model,
         settings.max_length,
@@ -384,20 +385,18 @@ def _describe_files(dataset: ReadableDataset) -> Iterator[str]:
         )
 
 
-def _describe_choice(dataset: ReadableDataset) -> str:
-    """Return how the held-out images were chosen, as a phrase."""
+def _describe_choice(dataset: ReadableDataset) -> tuple[str, float | None]:
+    """Return how the held-out images were chosen, as a phrase, and their share if it is fixed."""
     if isinstance(dataset, ShapesDataset):
-        return "drawn for evaluation only"
+        return "drawn for evaluation only", None
     if evaluation := dataset.splits.get("evaluation"):
-        return f"all images of {evaluation.file}"
+        return f"all images of {evaluation.file}", None
     if isinstance(dataset, ReadableSources):
         source = next((source for source in dataset.sources.values() if source.split == "evaluation"), None)
         if source:
-            return f"at most {MAX_HELD_OUT} images of {source.path}, in a fixed random order"
-    return (
-        f"{100 * HELD_OUT_FRACTION:.0f} % of the images ({MIN_HELD_OUT} to {MAX_HELD_OUT}), in a fixed random order of "
-        "their paths"
-    )
+            return f"at most {MAX_HELD_OUT} images of {source.path}, in a fixed random order", None
+    choice = f"{100 * HELD_OUT_FRACTION:.0f} % of the images ({MIN_HELD_OUT} to {MAX_HELD_OUT})"
+    return f"{choice}, in a fixed random order of their paths", HELD_OUT_FRACTION
 
 
 def _measure_power(settings: CheckSettings, evaluation: list[dict]) -> Iterator[MetricPower]:
@@ -415,28 +414,28 @@ def _measure_power(settings: CheckSettings, evaluation: list[dict]) -> Iterator[
             continue
         is_typical = noise.sources[0].endswith("(typical)")
         sizes = [
-            Detectable(size, *_format_detectable(noise, located.metric, size, seeds))
+            Detectable(size, format_difference(located.metric, _compute_detectable(noise, size, seeds)).lstrip("+"))
             for size in sorted({images, MAX_HELD_OUT if images < MAX_HELD_OUT else 4 * images})
             if size > 1
         ]
-        noise_text = " and ".join(source.rpartition(" (")[0] if is_typical else source for source in noise.sources)
         example = EXAMPLE_DIFFERENCES.get(key)
         shown = format_difference(located.metric, example).lstrip("+") if example else ""
+        enough = _find_enough(_scale(noise, 2) if is_typical else noise, example, seeds) if example else None
         finds = "no"
         if example and images > 1 and _compute_detectable(noise, images, seeds) <= example:
-            is_sure = not is_typical or _compute_detectable(_scale(noise, 2), images, seeds) <= example
-            finds = "yes" if is_sure else "perhaps"
-        yield MetricPower(SCORE_TITLES[key], seeds, sizes, noise_text, is_typical, shown, finds)
+            finds = "yes" if enough and enough <= images else "perhaps"
+        yield MetricPower(SCORE_TITLES[key], seeds, sizes, is_typical, shown, finds, enough)
+
+
+def _find_enough(noise: Noise, difference: float, seeds: int) -> int | None:
+    """Return the smallest number of held-out images with which a comparison finds a difference; None if none does."""
+    sizes = range(2, MAX_HELD_OUT + 1)
+    position = bisect_left(sizes, True, key=lambda size: _compute_detectable(noise, size, seeds) <= difference)
+    return sizes[position] if position < len(sizes) else None
 
 
 def _compute_detectable(noise: Noise, images: int, seeds: int) -> float:
     return compute_expected_contrast(noise.at_quantile(), images, seeds).compute_detectable()
-
-
-def _format_detectable(noise: Noise, metric: str, images: int, seeds: int) -> Iterator[str]:
-    """Yield the smallest differences with this noise, with half of it, and with twice this noise."""
-    for factor in (1, 1 / 2, 2):
-        yield format_difference(metric, _compute_detectable(_scale(noise, factor), images, seeds)).lstrip("+")
 
 
 def _scale(noise: Noise, factor: float) -> Noise:
