@@ -21,7 +21,7 @@ from dj2mgm.data.formats import (
     list_images,
 )
 from dj2mgm.data.json_rows import NumberedIds
-from dj2mgm.data.sources.source import Source
+from dj2mgm.data.sources.source import Source, describe_unread
 from dj2mgm.dataset_resolution.file_samples import SAVED_RECORDS
 from dj2mgm.dataset_resolution.row_media import UNREAD_MEDIA
 from dj2mgm.errors import InputError, pluralize, quote_value
@@ -84,7 +84,7 @@ def write_merged_sources(dataset: ReadableSources, folder: Path, working: Path) 
             if source.unread.counts:
                 counts[name]["not_read"] = dict(sorted(source.unread.counts.items()))
                 counts[name]["not_read_examples"] = source.unread.examples
-                _note_unread(source)
+                _note_unread(source, sources[name].format)
         splits[split] = MergedSplit(file=str(file), images=str(folder / IMAGE_FOLDERS_FILE), sources=names)
     folders = {  # relative if inside of the dataset's folder, so that a project can be moved
         name: f"images/{name}" if source.output.is_dir() else str(source.images.resolve())
@@ -114,13 +114,13 @@ def _count_unread_files(source: Source, values: SourceOnDisk) -> None:
             source.unread.add(str(file))
 
 
-def _note_unread(source: Source) -> None:
+def _note_unread(source: Source, format_name: str) -> None:
     counts = source.unread.counts
-    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(SHOWN_KINDS))
+    kinds = describe_unread(counts.most_common(SHOWN_KINDS), format_name)
     more = ", …" if len(counts) > SHOWN_KINDS else ""
     remedy = f"; {CONVERT_HEIF}" if counts.keys() & set(HEIF_SUFFIXES) else ""
     note(
-        f"sources.{source.name}: {pluralize(counts.total(), 'file')} could not be read ({kinds}{more}); the first is "
+        f"sources.{source.name}: {pluralize(counts.total(), 'file')} are not used ({kinds}{more}); the first is "
         f"{source.unread.examples[0]}{remedy}"
     )
 

@@ -26,6 +26,12 @@ class SkippedFiles:
             self.examples.append(name)
 
 
+def describe_unread(counts: Iterable[tuple[str, int]], format_name: str) -> str:
+    """List unread files by suffix; text files in a folder of images could be read, but their images are missing."""
+    notes = {".txt": " without an image that can be read"} if format_name == "folder" else {}
+    return ", ".join(f"{count} {kind}{notes.get(kind, '')}" for kind, count in counts)
+
+
 @dataclass(frozen=True)
 class Source:
     """Files of a dataset that one reader reads, with their image folder and columns."""

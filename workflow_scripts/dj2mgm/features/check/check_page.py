@@ -39,7 +39,7 @@ def write_console_text(check: DatasetCheck, page: Path) -> str:
     paragraphs = [f"Dataset {check.dataset}: {phrase}." for phrase in check.recognized]
     for split in check.splits:
         paragraphs += iterate_sentences(split, check)
-    paragraphs += [f"Files that are not read: {part.reason}{_show_examples(part)}." for part in check.not_read]
+    paragraphs += [f"Files that are not used: {part.reason}{_show_examples(part)}." for part in check.not_read]
     paragraphs.append(f"Held out for evaluation: {pluralize(check.held_out, 'image')}, {check.held_out_choice}.")
     answer, *details = list_power_sentences(check)
     paragraphs += [f"Enough for a verdict? {answer}", *details[:1]]  # of the metric that decides
@@ -59,7 +59,7 @@ def iterate_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str]:
     """Yield the sentences about the rows of a split: their numbers first, then problems and lengths."""
     left_out = f"; left out: {join_words([*map(_show, split.left_out)])}" if split.left_out else ""
     bad = f"; {describe_fate(split, check)}: {join_words([*map(_show, split.bad)])}" if split.bad else ""
-    yield f"{split.title.capitalize()}: {split.trained} of {split.rows} rows to train on{left_out}{bad}."
+    yield f"{split.title.capitalize()}: {split.trained} of {split.rows} rows to train on{bad}{left_out}."
     if split.opened < split.written:
         yield f"{MAX_OPENED} images were opened, spread over the rows; of the others, only the file was looked up."
     yield from _list_size_sentences(split, check)
@@ -70,9 +70,9 @@ def iterate_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str]:
         is_longer = "row is" if split.cut == 1 else "rows are"
         cut = f"; {split.cut} {is_longer} longer than max_length ({check.max_length}) and cut" if split.cut else ""
         yield f"Tokens of the model {check.model}{sample}: {_show_lengths(split.tokens)}{cut}. An image adds its own."
-    elif not check.model:
+    elif not check.model and split is check.splits[0]:
         yield "`model=<name>` adds the lengths in tokens."
-    else:
+    elif check.model:
         yield f"Tokens: not counted, because the tokenizer of the model {check.model} is not on this machine."
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from dj2mgm.data.formats import IMAGE_TOKEN, choose_spread_rows, extract_caption, list_images
 from dj2mgm.data.images import BadImageError, is_heif, join_image_path, load_image, locate_image
 from dj2mgm.data.json_rows import read_json_list
+from dj2mgm.data.sources.source import describe_unread
 from dj2mgm.data.text_units import separate_words
 from dj2mgm.data.user_dataset import HELD_OUT_FRACTION, MIN_HELD_OUT
 from dj2mgm.dataset_resolution.detection_advice import Advice
@@ -151,7 +152,7 @@ class DatasetCheck:
         command: command that trains on these data.
         note: lines with the file that describes the dataset; empty if it exists.
         recognized: a phrase for each file or source.
-        not_read: files that are neither rows nor images.
+        not_read: files that are neither rows nor images, nor captions of images.
         held_out: number of held-out images.
         held_out_choice: how they were chosen.
         held_out_share: share of the user's images that are held out; None if their file or source is named.
@@ -188,10 +189,8 @@ def check_dataset(settings: CheckSettings, folder: Path) -> DatasetCheck:
     for row in read_json_list(folder / "finetune.json"):
         turns = " ".join(turn["value"].replace(IMAGE_TOKEN, "").strip() for turn in row["conversations"])
         instructions.add(row["id"], list_images(row), turns)
-    name_image = partial(_name_image, dataset, settings.images["evaluation"])
-    held_out_images = tuple(name_image(row["image"]) for row in evaluation[:SHOWN_EXAMPLES])
     splits = [
-        check.finish(list(_list_left_out(check.split, summary, dataset, held_out_images)))
+        check.finish(list(_list_left_out(check.split, summary, dataset)))
         for check in (pairs, instructions)
         if check.total
     ]
@@ -201,7 +200,7 @@ def check_dataset(settings: CheckSettings, folder: Path) -> DatasetCheck:
         settings.note,
         list(_describe_files(dataset)),
         splits,
-        list(_list_unread(summary)),
+        list(_list_unread(summary, dataset)),
         len(evaluation),
         *_describe_choice(dataset),
         pairs.shown,
@@ -324,16 +323,25 @@ class _RowCheck:
 
 
 def _name_image(dataset: ReadableDataset, root: str, image: str) -> str:
-    """Return the path of a row's image, with its folder as the user's settings name it."""
+    """Return the path of a row's image as `_shorten_path` does."""
     path = join_image_path(root, image)
-    if member := parse_member(path):
-        path = os.path.join(member.archive, member.name)
+    if not (member := parse_member(path)):
+        return _shorten_path(dataset, path)
+    path = os.path.join(member.archive, member.name)
+    shown = _shorten_path(dataset, path)
+    return member.name if shown == path else shown
+
+
+def _shorten_path(dataset: ReadableDataset, path: str) -> str:
+    """Return a path relative to the dataset's image folder; if it has several, with the one that the settings name."""
     sources = dataset.sources if isinstance(dataset, ReadableSources) else {}
-    for files in (*sources.values(), *dataset.splits.values()):
-        folder = os.path.join(os.path.realpath(files.images), "")
-        if path.startswith(folder):
-            return os.path.join(files.images, path.removeprefix(folder))
-    return member.name if member else path
+    folders = {files.images for files in (*sources.values(), *dataset.splits.values())}
+    for folder in folders:
+        for start in (os.path.join(folder, ""), os.path.join(os.path.realpath(folder), "")):
+            if path.startswith(start):
+                relative = path.removeprefix(start)
+                return relative if len(folders) == 1 else os.path.join(folder, relative)
+    return path
 
 
 def _summarize(values: list[int]) -> Lengths | None:
@@ -343,26 +351,25 @@ def _summarize(values: list[int]) -> Lengths | None:
     return Lengths(int(median), int(most), max(values))
 
 
-def _list_left_out(
-    split: str, summary: dict, dataset: ReadableDataset, held_out_images: tuple[str, ...]
-) -> Iterator[LeftOut]:
-    """Yield the rows that the dataset stage has left out of a split."""
-    held_out, copies = (summary.get(key, {}).get(split, 0) for key in ("left_out", "left_out_copies"))
-    if held_out > copies:
-        yield LeftOut("about held-out images", held_out - copies, held_out_images)
-    if copies:
-        yield LeftOut("about copies of held-out images", copies)
+def _list_left_out(split: str, summary: dict, dataset: ReadableDataset) -> Iterator[LeftOut]:
+    """Yield the rows that the dataset stage has left out of a split, those with faults first."""
     for name, source in summary.get("sources", {}).items():
         is_dropped = source["split"] == split and dataset.sources[name].uncaptioned == "drop"
         if is_dropped and source.get("uncaptioned"):
-            yield LeftOut("without a caption", source["uncaptioned"], tuple(source["uncaptioned_examples"]))
+            examples = tuple(_shorten_path(dataset, path) for path in source["uncaptioned_examples"])
+            yield LeftOut("without a caption", source["uncaptioned"], examples)
+    held_out, copies = (summary.get(key, {}).get(split, 0) for key in ("left_out", "left_out_copies"))
+    if held_out > copies:
+        yield LeftOut("about held-out images", held_out - copies)
+    if copies:
+        yield LeftOut("about copies of held-out images", copies)
 
 
-def _list_unread(summary: dict) -> Iterator[LeftOut]:
+def _list_unread(summary: dict, dataset: ReadableDataset) -> Iterator[LeftOut]:
     for source in summary.get("sources", {}).values():
         if counts := source.get("not_read"):
-            kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-            yield LeftOut(kinds, sum(counts.values()), tuple(source["not_read_examples"]))
+            examples = tuple(_shorten_path(dataset, path) for path in source["not_read_examples"])
+            yield LeftOut(describe_unread(counts.items(), source["format"]), sum(counts.values()), examples)
 
 
 def _describe_files(dataset: ReadableDataset) -> Iterator[str]:
@@ -465,12 +472,12 @@ def _find_problem(settings: CheckSettings, dataset: ReadableDataset, check: "_Ro
         is_heif_problem = pairs.bad_images[0].reason == HEIF_PROBLEM  # the most frequent one
         remedy = CONVERT_RENAMED_HEIF if is_heif_problem else _advise(settings, dataset, "images")
         return (
-            f"{settings.dataset}: {bad_images} of {pairs.written} rows cannot be used ({counts}); the first image is "
+            f"{settings.dataset}: {bad_images} of {pairs.rows} rows cannot be used ({counts}); the first image is "
             f"{check.first_bad_image}. {remedy}"
         )
     if empty > MAX_BAD_SHARE * pairs.written:
         return (
-            f"{settings.dataset}: {empty} of {pairs.written} captions are empty; the first is that of "
+            f"{settings.dataset}: {empty} of {pairs.rows} captions are empty; the first is that of "
             f"{check.examples[EMPTY_CAPTION][0]}. {_advise(settings, dataset, 'columns')}"
         )
     return ""
