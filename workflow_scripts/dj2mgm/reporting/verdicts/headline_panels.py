@@ -1,12 +1,13 @@
 """Headline metrics of each experiment, and differences from the reference with their verdicts."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dj2mgm.evaluation.intervals import Estimate
 from dj2mgm.evaluation.metric_kinds import SECOND_JUDGE_PREFIX, is_share
 from dj2mgm.evaluation.run_scores import GroupEstimates
-from dj2mgm.reporting.charts import Scale, Tick
+from dj2mgm.reporting.charts import Scale, Tick, list_round_values
 from dj2mgm.reporting.comparison import (
     HEADLINES,
     JUDGED_METRICS,
@@ -184,8 +185,7 @@ def _describe_clip_scale(experiments: list[ExperimentResults], metric: str) -> s
     text = (
         "Harmonic mean of CLIPScore and the cosine to the closest reference caption, 0 to 1.43."
         if "ref_clip_score" in metric
-        else "2.5 times the cosine, 0 to 2.5. Its level depends on the judge: OpenAI's CLIPs give captions that fit a "
-        "photo 0.6 to 0.8."
+        else "2.5 times the cosine, 0 to 2.5. Each judge has a level of its own."
     )
     groups = [name_group(FINETUNED, SHUFFLED), REFERENCE_CAPTIONS]
     scores = [experiments[0].groups.get(group, {}).get(metric) for group in groups]
@@ -200,7 +200,9 @@ def _find_level_scale(experiments: list[ExperimentResults], metric: str) -> Scal
     if is_share(metric):
         return Scale(0, 1)
     estimates = [groups[metric] for e in experiments for groups in e.groups.values() if metric in groups]
-    return Scale(0, 1.05 * max((estimate.ends[1] for estimate in estimates), default=0) or 1)
+    high = 1.05 * max((estimate.ends[1] for estimate in estimates), default=0) or 1
+    values, _ = list_round_values(0, high, 4)  # one fewer than the axis has, for a tick beyond the reference line
+    return Scale(0, values[1] * math.ceil(high / values[1]))
 
 
 def _find_difference_scale(differences: dict[str, GroupEstimates], metric: str) -> Scale:

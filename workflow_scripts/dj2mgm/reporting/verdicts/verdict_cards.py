@@ -39,7 +39,7 @@ from dj2mgm.verdict_kinds import VerdictKind
 CAPTION_SCORES = ("attribute_accuracy", "clip_score", "ref_clip_score")
 # after scores that fell, although the verdict is better
 LOSS_ADVICE = "First decide whether the scores that fell matter for your use of the model."
-CAPTION_LOSS_ADVICE = "If you need captions, fine-tune for fewer steps, or add captions to the instructions."
+CAPTION_LOSS_ADVICE = "If you need captions, add captions to the instructions."
 LONGER_TRAINING_FACTOR = 3  # after a training that taught nothing, advise this multiple of its steps or of MIN_STEPS
 
 
@@ -139,8 +139,10 @@ def write_verdict_cards(
         if not target and verdict.kind != VerdictKind.NONE:
             control = _build_control_command(comparison, experiments)
         if fallen:
-            label, tone = f"{label}, with losses", VerdictKind.UNDECIDED.tone
-            step = f"{LOSS_ADVICE if later_experiments else CAPTION_LOSS_ADVICE} {step}".strip()
+            label = f"{label}, {'some scores' if later_experiments else 'captions'} got worse"
+            tone = VerdictKind.UNDECIDED.tone
+            if later_experiments:
+                step = f"{LOSS_ADVICE} {step}".strip()
         confidence = "" if withheld else _describe_confidence(verdict, seeds, bool(later_experiments))
         cards.append(
             VerdictCard(
@@ -175,7 +177,10 @@ def _describe_lost_captions(experiment: ExperimentResults) -> str:
             lost.append(f"{SCORE_TITLES[metric]} from {' to '.join(scores)}")
     if not lost:
         return ""
-    return f"Captions are worse than after stage 1, before fine-tuning: {join_words(lost)} (95 % intervals exclude 0)."
+    return (
+        f"Captions are worse than after stage 1, before fine-tuning: {join_words(lost)} (95 % intervals exclude 0). "
+        f"{CAPTION_LOSS_ADVICE}"
+    )
 
 
 def _describe_fallen(differences: GroupEstimates) -> str:
@@ -334,7 +339,7 @@ def _advise_next_step(
     experiment, reference, subject = comparison.experiment, comparison.reference, comparison.subject
     if experiment is reference:
         if verdict.kind == VerdictKind.BETTER:
-            advice = "Change the data, and compare. This command rewrites captions that do not fit their images:"
+            advice = "Compare with other data. This command rewrites captions that do not fit their images:"
             return advice, build_snakemake_command(reference, "dj_synth")
         if verdict.kind == VerdictKind.WORSE:
             return _advise_less_training(experiment, reference)
