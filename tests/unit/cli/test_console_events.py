@@ -39,6 +39,15 @@ def test_interrupted_jobs_are_stopped_in_any_order(console, capsys, error_is_fir
     assert capsys.readouterr().err.splitlines() == STOPPED
 
 
+def test_progress_is_not_shown_after_an_interruption(console, monkeypatch):
+    console.emit(new_record(None, f"{INTERRUPTED_MESSAGE}, this might take some time."))
+    updates = []
+    monkeypatch.setattr(console.screen, "update", lambda *arguments: updates.append(arguments))
+    console._update()
+    console.emit(new_record(LogEvent.JOB_ERROR, "", jobid=1))
+    assert updates == []
+
+
 def test_failed_job_is_shown_before_the_path_of_the_log(console, capsys):
     console.emit(new_record(LogEvent.JOB_ERROR, "", jobid=1))
     console.emit(new_record(None, "Complete log(s): snakemake.log"))

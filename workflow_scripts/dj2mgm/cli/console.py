@@ -241,6 +241,8 @@ class Console(logging.Handler):
         self._show_running()
 
     def _show_running(self) -> None:
+        if self.interrupted:  # otherwise a terminal would show the same progress below each message
+            return
         running = [job for job in self.jobs.values() if job.number]
         self.screen.update(running, f"{self.stages_done} of {self.stages} stages done, {self.elapsed} so far")
 
@@ -320,6 +322,7 @@ class Console(logging.Handler):
         text = record.getMessage()
         if text.startswith(INTERRUPTED_MESSAGE):
             self.interrupted = True
+            self.screen.close()
             self.screen.say("interrupted; the same command continues", STOPPED)
             self._show_ended_jobs()
         elif record.levelno >= logging.INFO and text != self.last_message and not ROUTINE_LINE.match(text):

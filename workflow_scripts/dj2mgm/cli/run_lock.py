@@ -55,7 +55,8 @@ def start_run(on_cluster: bool) -> bool:
     else:
         owner_note = f" on {owner['host']} (process {owner['pid']})" if owner else ""
         raise InputError(
-            f"another run is in progress in this folder{owner_note}; wait for it, stop it first, or use another clone"
+            f"another run is in progress in this folder{owner_note}; wait for it, stop it first, or use another clone. "
+            "Dry runs (-n) and `python workflow_scripts/watch.py` work meanwhile"
         )
     _lock = file
     taken_over = bool(owner) and _take_over(owner)
