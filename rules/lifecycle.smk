@@ -8,6 +8,7 @@ from dj2mgm.cli.library_messages import SWITCHES
 from dj2mgm.cli.run_lock import (
     check_scheduler,
     end_run,
+    is_locked_here,
     restart_snakemake,
     start_run,
 )
@@ -34,6 +35,10 @@ if workflow.is_main_process:
         print(message, file=sys.stderr)
 
 
+# Rules that write nothing but their log. Features add theirs. A command that runs no other needs no lock.
+UNLOCKED_RULES = {"doctor", "help", "plan"}
+
+
 def is_stage(rule):
     """Return whether a rule's jobs are measured, and shown in the console."""
     return workflow.is_rule(rule) and workflow.get_rule(rule).benchmark is not None
@@ -47,25 +52,28 @@ if workflow.remote_exec or (
 
 
 onstart:
-    with raising_user_errors():
-        check_scheduler(workflow.executor_plugin.name)
-        taken_over = start_run(on_cluster=workflow.non_local_exec)
-    if taken_over:
-        restart_snakemake(on_cluster=workflow.non_local_exec)
-    limit_compiled_code()
     lift_default_job_limit(workflow.scheduler)
+    if {job.rule.name for job in workflow.dag.needrun_jobs()} - UNLOCKED_RULES:
+        with raising_user_errors():
+            check_scheduler(workflow.executor_plugin.name)
+            taken_over = start_run(on_cluster=workflow.non_local_exec)
+        if taken_over:
+            restart_snakemake(on_cluster=workflow.non_local_exec)
+        limit_compiled_code()
 
 
 onsuccess:
-    end_run(on_cluster=workflow.non_local_exec)
-    discard_finished(
-        Path(RUNS.find_stage_folder(run, stage))
-        for run in RUNS.iterate_with_results()
-        for stage in run.training_stages
-    )
-    RUNS.reuse.write_notes(RUNS.iterate_with_results())
+    if is_locked_here():
+        end_run(on_cluster=workflow.non_local_exec)
+        discard_finished(
+            Path(RUNS.find_stage_folder(run, stage))
+            for run in RUNS.iterate_with_results()
+            for stage in run.training_stages
+        )
+        RUNS.reuse.write_notes(RUNS.iterate_with_results())
 
 
 onerror:
-    end_run(on_cluster=workflow.non_local_exec)
-    RUNS.reuse.write_notes(RUNS.iterate_with_results())
+    if is_locked_here():
+        end_run(on_cluster=workflow.non_local_exec)
+        RUNS.reuse.write_notes(RUNS.iterate_with_results())

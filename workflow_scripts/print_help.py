@@ -10,6 +10,7 @@ snakemake <target> [--cores N] [--dry-run] --config key=value key=value …
 
 The target comes first and --config last. A key has no dashes before it, and no
 spaces around "=": `snakemake check --config dataset=path/to/my_photos`.
+"Config entries have to be defined as name=value pairs" means one of the two.
 
 Before a training
   check        reads your data, and shows what a comparison could find:

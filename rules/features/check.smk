@@ -9,6 +9,7 @@ def check_settings(wildcards):
         return build_check_settings(RUNS, wildcards.dataset)
 
 
+UNLOCKED_RULES.add("check")
 SETTINGS_FILES["configure_check"] = SettingsFile(
     "results/datasets/{dataset}/check/config.yaml", check_settings
 )

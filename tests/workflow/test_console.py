@@ -1,5 +1,6 @@
 """Console output of `snakemake` shows stages and their progress; everything else is in logs."""
 
+import fcntl
 import os
 import pty
 import re
@@ -43,6 +44,15 @@ def test_a_dry_run_is_a_summary_and_verbose_lists_the_jobs(fresh):
     assert process.stderr.rstrip().endswith("`--verbose` lists all jobs with their commands.")
     printed = fresh.run(DATASET, "--dry-run", "--verbose")
     assert "Job stats:" in printed and "reason: Missing output files" in printed
+
+
+def test_a_command_that_only_reads_works_during_a_run(fresh):
+    (fresh.folder / ".snakemake").mkdir()
+    with open(fresh.folder / ".snakemake/owner.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "snakemake <target>" in fresh.run("help")
+        assert not (fresh.folder / ".snakemake/owner.json").exists()
+        assert "another run is in progress" in fresh.run("check", ok=False), "it would make the dataset"
 
 
 def test_the_last_line_names_the_file_to_open(finished):

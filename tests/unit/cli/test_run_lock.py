@@ -108,7 +108,9 @@ def other_run(folder):
 def test_two_runs_in_one_folder_exclude_each_other(other_run, monkeypatch):
     monkeypatch.setattr("dj2mgm.cli.run_lock.ATTEMPTS", 1)
     assert is_run_in_progress()
-    with pytest.raises(InputError, match=rf"in progress in this folder on .* \(process {other_run.pid}\); wait for it.* \(-n\)"):
+    with pytest.raises(
+        InputError, match=rf"in progress in this folder on .* \(process {other_run.pid}\); wait for it.* \(-n\)"
+    ):
         start_run(on_cluster=False)
 
 

@@ -56,12 +56,18 @@ def start_run(on_cluster: bool) -> bool:
         owner_note = f" on {owner['host']} (process {owner['pid']})" if owner else ""
         raise InputError(
             f"another run is in progress in this folder{owner_note}; wait for it, stop it first, or use another clone. "
-            "Dry runs (-n) and `python workflow_scripts/watch.py` work meanwhile"
+            "Meanwhile, dry runs (-n) and `python workflow_scripts/watch.py` work, and check, plan and doctor once the "
+            "data and models that they read are made"
         )
     _lock = file
     taken_over = bool(owner) and _take_over(owner)
     _write_owner(on_cluster, ended=False)
     return taken_over
+
+
+def is_locked_here() -> bool:
+    """Return whether this process holds the lock; a command that only reads does not."""
+    return _lock is not None
 
 
 def check_scheduler(executor: str) -> None:
