@@ -7,6 +7,7 @@ A folder is results/<dataset>/<model>/<experiment>, one of its seeds, or results
 report link to their rows on this page; the script also prints the address of the report.
 """
 
+import sys
 from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, make_parser, project_imports
@@ -32,7 +33,10 @@ def main() -> None:
         raise InputError("--output writes the page of one folder; name one")
     if arguments.output and (arguments.output.is_dir() or not arguments.output.parent.is_dir()):
         raise InputError(f"--output {arguments.output} cannot be written; name a file in an existing folder")
-    results = [read_results(folder) for folder in arguments.folders]
+    results = []
+    for folder in arguments.folders:
+        print(f"reading the rows of {folder} …", file=sys.stderr, flush=True)
+        results.append(read_results(folder))
     if arguments.output:
         write_offline_page(results[0], arguments.output)
         print(f"wrote {arguments.output}", flush=True)

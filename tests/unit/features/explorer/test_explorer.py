@@ -23,6 +23,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.features.explorer import explorer_page
 from dj2mgm.features.explorer.explorer_page import write_explorers
 from dj2mgm.features.explorer.results import Results, read_results
+from dj2mgm.features.explorer.row_table import RowTable, TextFile
 from dj2mgm.features.explorer.server import Explorer, Server
 from dj2mgm.features.explorer.steps import compute_limit
 from dj2mgm.recipes.statistic_limits import OPERATOR_STATISTICS, label_statistic
@@ -300,6 +301,16 @@ def test_images_are_scaled_and_a_missing_one_is_explained(server):
     assert status == 200 and headers["Content-Type"] == "image/webp" and content[8:12] == b"WEBP"
     status, content, headers = request_page(server, "run/pairs/image?at=2&side=160")
     assert status == 200 and headers["Content-Type"] == "image/svg+xml" and b"missing" in content
+
+
+def test_a_damaged_image_is_called_damaged(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"not an image")
+    kind, content = Explorer._read_image(tmp_path, "a.jpg", 160)
+    assert kind == "image/svg+xml" and b">damaged<" in content
+    texts = TextFile()
+    texts.add({"id": "a", "lines": [], "image": "a.jpg"})
+    texts.finish()
+    assert dict(explorer_page._encode_images(RowTable("pairs", "Pairs", tmp_path, texts, {}))) == {0: "damaged"}
 
 
 def test_images_are_turned_by_their_orientation(tmp_path):

@@ -21,7 +21,10 @@ let order = { key: null };
 /** Show a table with the filters of a link. */
 async function open(name, link = new URLSearchParams()) {
   table = model.tables.find((one) => one.name === name) || model.tables[0];
-  if (!table.fate) await source.load(table);
+  if (!table.fate) {
+    counts.textContent = `Reading ${grouped(table.rows)} rows …`;
+    await source.load(table);
+  }
   state = { outcome: link.get("drop") || link.get("outcome") || "", words: {}, ranges: {}, order: link.get("order") || "", found: null };
   const words = [...link.keys()].some((key) => key !== "table") ? {} : table.shown;
   for (const [key, column] of Object.entries(table.columns)) {
@@ -143,7 +146,7 @@ function picture(data, side) {
     else image.replaceWith(element("span", { class: "no-image" }, imageName(data)));
   };
   image.addEventListener("error", next);
-  if (!addresses.length) return element("span", { class: "no-image" }, imageName(data));
+  if (!addresses.length) return element("span", { class: "no-image" }, source.problem(data) || imageName(data));
   next();
   return image;
 }

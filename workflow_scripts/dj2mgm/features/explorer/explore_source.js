@@ -36,6 +36,11 @@ class Served {
     return [`${this.base}/${table.name}/image?at=${row}&side=${side}`];
   }
 
+  /** Return an empty string: the server answers with a drawing of the problem. */
+  problem() {
+    return "";
+  }
+
   async _get(table, what) {
     const answer = await fetch(`${this.base}/${table.name}/${what}`);
     if (!answer.ok) throw new Error(`The server answered ${answer.status}. Check that explore.py is still running.`);
@@ -65,9 +70,15 @@ class Embedded {
 
   /** Return the thumbnail in the page and the image's file, which is there if the page is on the machine of its run. */
   images({ table, row, image }, side) {
-    const thumbnail = this.kept[table.name].images[row]; // empty for a file that could not be read
-    const addresses = thumbnail === "" ? [] : [thumbnail, fileAddress(table.folders, image)];
+    if (this.problem({ table, row })) return [];
+    const addresses = [this.kept[table.name].images[row], fileAddress(table.folders, image)];
     return side > SIDES[0] ? addresses.reverse() : addresses;
+  }
+
+  /** Return a word on an image that could not be read. */
+  problem({ table, row }) {
+    const thumbnail = this.kept[table.name].images[row] ?? "data:";
+    return thumbnail.startsWith("data:") ? "" : thumbnail;
   }
 }
 

@@ -154,10 +154,15 @@ def _encode_texts(table: RowTable) -> Iterator[bytes]:
     yield b'], "images": ' + json.dumps(dict(_encode_images(table))).encode() + b"}"
 
 
+def describe_problem(error: BadImageError) -> str:
+    """Return why an image cannot be shown, in one word."""
+    return "damaged" if error.reason == "undecodable" else error.reason
+
+
 def _encode_images(table: RowTable) -> Iterator[tuple[int, str]]:
     """Return (row, data URI) of the rows on first screens, and of rows evenly spread.
 
-    The data URI is empty for an image that cannot be read.
+    Instead of the data URI, an image that cannot be read has a word for the reason.
     """
     fate = np.zeros(len(table)) if table.fate is None else table.fate
     groups = [np.arange(len(table)), *(np.flatnonzero(fate == step) for step in range(len(table.steps) + 1))]
@@ -167,7 +172,7 @@ def _encode_images(table: RowTable) -> Iterator[tuple[int, str]]:
     for row in sorted(rows):
         try:
             image = load_image(locate_image(table.image_root, table.texts[row]["image"]))
-        except BadImageError:
-            yield row, ""
+        except BadImageError as error:
+            yield row, describe_problem(error)
             continue
         yield row, encode_shrunk_image(image, IMAGE_SIDE)

@@ -23,7 +23,7 @@ import numpy as np
 
 from dj2mgm.data.images import BadImageError, load_image, locate_image
 from dj2mgm.errors import InputError
-from dj2mgm.features.explorer.explorer_page import build_served_page, pack_numbers
+from dj2mgm.features.explorer.explorer_page import build_served_page, describe_problem, pack_numbers
 from dj2mgm.features.explorer.results import Results
 from dj2mgm.features.explorer.row_table import RowTable
 from dj2mgm.reporting.rendering import locate_explorer_page
@@ -106,7 +106,7 @@ class Explorer:
         try:
             image = load_image(locate_image(root, relative))
         except BadImageError as error:
-            text = f'<text x="4" y="40" font-size="13" fill="#a93520">{escape(error.reason)}</text>'
+            text = f'<text x="4" y="40" font-size="13" fill="#a93520">{escape(describe_problem(error))}</text>'
             drawing = f'<svg xmlns="http://www.w3.org/2000/svg" width="84" height="68">{text}</svg>'
             return "image/svg+xml", drawing.encode()
         image.thumbnail((side, side))
