@@ -595,7 +595,7 @@ def test_unread_files_of_a_source_are_counted(make, tmp_path, capsys):
     assert sources["b"]["not_read"] == {".cls": 1, ".heic": 1}
     write_merged_sources(resolve_dataset("mixed").settings, tmp_path / "out", tmp_path)
     printed = capsys.readouterr().err
-    assert "a: 4 files are not used (" in printed and "convert .heic and .heif to JPEG" in printed
+    assert "a: files that are not used: 4 (" in printed and "convert .heic and .heif to JPEG" in printed
     assert "1 .txt without an image that can be read" in printed
 
 

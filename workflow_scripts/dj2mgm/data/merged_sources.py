@@ -24,7 +24,7 @@ from dj2mgm.data.json_rows import NumberedIds
 from dj2mgm.data.sources.source import Source, describe_unread
 from dj2mgm.dataset_resolution.file_samples import SAVED_RECORDS
 from dj2mgm.dataset_resolution.row_media import UNREAD_MEDIA
-from dj2mgm.errors import InputError, pluralize, quote_value
+from dj2mgm.errors import InputError, quote_value
 from dj2mgm.settings.dataset_files import WITH_IMAGES, FilesDataset, MergedSplit, ReadableSources, SourceOnDisk
 from dj2mgm.settings.generation_prompts import CAPTION_QUESTION
 from dj2mgm.storage.files import find_files, list_files, write_json, write_jsonl
@@ -120,7 +120,7 @@ def _note_unread(source: Source, format_name: str) -> None:
     more = ", …" if len(counts) > SHOWN_KINDS else ""
     remedy = f"; {CONVERT_HEIF}" if counts.keys() & set(HEIF_SUFFIXES) else ""
     note(
-        f"sources.{source.name}: {pluralize(counts.total(), 'file')} are not used ({kinds}{more}); the first is "
+        f"sources.{source.name}: files that are not used: {counts.total()} ({kinds}{more}); the first is "
         f"{source.unread.examples[0]}{remedy}"
     )
 

@@ -261,9 +261,12 @@ def test_renamed_heif_is_converted_and_not_restored(check, tmp_path, brand):
     write_pairs(tmp_path / "photos", {f"{number:03}": "a red circle" for number in range(24)})
     for number in range(12):
         (tmp_path / f"photos/{number:03}.png").write_bytes(b"\0\0\0\x18ftyp" + brand.encode() + b"0" * number)
+    (tmp_path / "photos/000.png").write_bytes(b"damaged")
+    (tmp_path / "photos/001.png").write_bytes(b"damaged, too")
     problem = check("photos").problem
+    assert re.search(r"the first image is 0(0[2-9]|1[01])\.png", problem), "one of the named format"
     assert "in the format HEIF or AVIF" in problem and "Convert the photos to JPEG" in problem
-    assert "Restore" not in problem and "right value" not in problem and "damaged" not in problem
+    assert "Restore" not in problem and "right value" not in problem
 
 
 def test_large_images_are_named_for_models_that_keep_their_size(check, tmp_path):

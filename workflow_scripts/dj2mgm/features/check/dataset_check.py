@@ -261,7 +261,6 @@ class _RowCheck:
         self.words: list[int] = []
         self.texts: list[str] = []
         self.shown: list[ShownRow] = []
-        self.first_bad_image = ""
         self.largest = (0, 0)
         self.find_problem = lru_cache(maxsize=1024)(self._find_problem)  # rows about one image tend to be neighbors
 
@@ -272,7 +271,6 @@ class _RowCheck:
         problem, name = "", identifier
         if bad is not None:
             problem, name = self.find_problem(bad, is_opened), self.name_image(bad)
-            self.first_bad_image = self.first_bad_image or name
         elif not text:
             problem, name = EMPTY_CAPTION, self.name_image(images[0]) if images else identifier
         if problem:
@@ -473,7 +471,7 @@ def _find_problem(settings: CheckSettings, dataset: ReadableDataset, check: "_Ro
         remedy = CONVERT_RENAMED_HEIF if is_heif_problem else _advise(settings, dataset, "images")
         return (
             f"{settings.dataset}: {bad_images} of {pairs.rows} rows cannot be used ({counts}); the first image is "
-            f"{check.first_bad_image}. {remedy}"
+            f"{pairs.bad_images[0].examples[0]}. {remedy}"
         )
     if empty > MAX_BAD_SHARE * pairs.written:
         return (
