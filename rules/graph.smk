@@ -117,7 +117,8 @@ def build_and_check_graph(build_graph):
             raise missing_models[0]
         if workflow.dryrun:
             missing = sorted(set(map(str, missing_models)))
-            lines = summarize_jobs(RUNS, jobs, targets, missing)
+            arguments = workflow.config_settings.config_args or ()
+            lines = summarize_jobs(RUNS, jobs, targets, missing, arguments)
             show_at_exit("\n".join(lines))
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dj2mgm.runs.all_runs import Runs
-from dj2mgm.runs.command_messages import summarize_jobs
+from dj2mgm.runs.command_messages import build_command, summarize_jobs
 from dj2mgm.runs.job_checks import PlannedJob
 from dj2mgm.storage.files import write_json, write_text
 from paths import PROJECT
@@ -43,8 +43,22 @@ def test_models_to_fetch_are_named_in_whole_lines(runs):
     lines = summarize_jobs(
         runs, JOBS, [PAGE], ["model mgm-2b: it is not here. `snakemake fetch` downloads 8.1 GB: " * 3]
     )
-    begin = lines.index(next(line for line in lines if line.startswith("First: model mgm-2b: it is not here.")))
-    assert "snakemake fetch" in "".join(lines[begin:]) and all(len(line) <= 80 for line in lines)
+    assert lines[1].startswith("First: model mgm-2b: it is not here.")
+    [summary] = [number for number, line in enumerate(lines) if line.startswith("Summary: ")]
+    assert "snakemake fetch" in "".join(lines[1:summary]) and all(len(line) <= 80 for line in lines)
+
+
+def test_the_command_for_the_time_has_the_same_configuration(runs):
+    arguments = ["dataset=/data/my photos", "benchmarks=[]"]
+    text = " ".join(line.strip() for line in summarize_jobs(runs, JOBS, [PAGE], (), arguments))
+    assert "`snakemake plan --config 'dataset=/data/my photos' 'benchmarks=[]'` predicts it." in text
+
+
+def test_a_command_leaves_out_the_values_for_other_targets():
+    arguments = ["model=mgm-2b", "gpu=rtx-4090", "experiment=dj_synth"]
+    assert build_command("baseline -n", arguments) == "snakemake baseline -n --config model=mgm-2b"
+    assert build_command("plan", arguments) == f"snakemake plan --config {' '.join(arguments)}"
+    assert build_command("plan") == "snakemake plan"
 
 
 @pytest.mark.parametrize(

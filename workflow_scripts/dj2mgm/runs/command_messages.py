@@ -2,6 +2,7 @@
 
 import csv
 import os
+import shlex
 import textwrap
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from dj2mgm.runs.row_counts import count_training_rows
 from dj2mgm.runs.run import Run
 from dj2mgm.runs.stages import TRAINING_STAGES
 from dj2mgm.settings.batch_sizes import find_steps
+from dj2mgm.settings.configuration import TARGETS_BY_KEY
 
 MAX_TRAININGS = 6  # trainings listed; a study may have hundreds
 WIDTH = 80  # columns
@@ -48,8 +50,19 @@ def list_start_messages(runs: Runs, words: Collection[str] = ()) -> Iterator[str
         yield f"warning: {escape_control(warning)}{end} Other experiments are not affected."
 
 
+def build_command(words: str, config_arguments: Iterable[str] = ()) -> str:
+    """Return a `snakemake` command with the values of --config, without those that are for other targets only."""
+    keys = {argument: argument.split("=")[0] for argument in config_arguments}
+    used = [argument for argument, key in keys.items() if {*TARGETS_BY_KEY.get(key, words.split())} & {*words.split()}]
+    return f"snakemake {words}" + (f" --config {shlex.join(used)}" if used else "")
+
+
 def summarize_jobs(
-    runs: Runs, jobs: Iterable[PlannedJob], targets: Iterable[PlannedJob], missing: Iterable[str] = ()
+    runs: Runs,
+    jobs: Iterable[PlannedJob],
+    targets: Iterable[PlannedJob],
+    missing: Iterable[str] = (),
+    config_arguments: Iterable[str] = (),
 ) -> list[str]:
     """Return lines of at most 80 columns about the jobs of a dry run; none if nothing would run.
 
@@ -57,7 +70,8 @@ def summarize_jobs(
         runs: all runs.
         jobs: the jobs that would run.
         targets: the jobs that the command line names.
-        missing: sentences about models that are still to be fetched.
+        missing: sentences about models that are still to be fetched; they come first.
+        config_arguments: the command line's values of --config.
     """
     jobs = list(jobs)
     if not jobs:
@@ -74,23 +88,22 @@ def summarize_jobs(
     ]
     trainings.reverse()  # the jobs come from the targets backwards
     count = f"{pluralize(len(stages), 'stage')} would run"
-    lines = ["", f"Summary: {count}, {len(trainings)} of them a training."]
+    lines = ["", *(line for text in missing for line in _wrap(f"First: {text}."))]
+    lines.append(f"Summary: {count}, {len(trainings)} of them a training.")
     planned_folders = {Path(file).parent for job in stages for file in job.files}
     lines += [f"  {_describe_training(runs, *training, planned_folders)}" for training in trainings[:MAX_TRAININGS]]
     if len(trainings) > MAX_TRAININGS:
         lines.append(f"  … and {len(trainings) - MAX_TRAININGS} more trainings")
-    lines.append(f"Time: {_estimate_time(stages)}.")
+    lines += _wrap(f"Time: {_estimate_time(stages, build_command('plan', config_arguments))}.")
     results = [Path(file) for target in targets for file in target.files if file.startswith("results/")]
     pages = [file for file in results if file.suffix == ".html"]
     results = pages or [file for file in results if file.suffix != ".yaml"]  # settings are read, not made for users
     lines += [f"Result: {file}" for file in results[:3]]
-    return [*lines, *(line for text in missing for line in _wrap(text)), hint]
+    return [*lines, hint]
 
 
 def _wrap(text: str) -> list[str]:
-    return textwrap.wrap(
-        f"First: {text}.", WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _describe_training(runs: Runs, run: Run, stage: str, planned_folders: set[Path]) -> str:
@@ -102,13 +115,13 @@ def _describe_training(runs: Runs, run: Run, stage: str, planned_folders: set[Pa
     return f"{label}: {count.describe()}, {pluralize(find_steps(run.settings[stage], count.rows), 'step')}"
 
 
-def _estimate_time(stages: list[PlannedJob]) -> str:
+def _estimate_time(stages: list[PlannedJob], plan: str) -> str:
     """Return the sum of the times that the same rules took before with the same dataset and model."""
     seconds = _read_seconds_by_rule({"/".join(job.run.split("/")[:2]) for job in stages if job.run})
     measured_times = [median(seconds[job.rule]) for job in stages if job.rule in seconds]
     trainings = [job for job in stages if job.rule.startswith(TRAINING_STAGES)]
     if any(job.rule not in seconds for job in trainings):
-        return "trainings have not run here yet; `snakemake plan` predicts it"
+        return f"trainings have not run here yet; `{plan}` predicts it"
     if not measured_times:
         return "these stages have not run here yet"
     total = format_duration(sum(measured_times))
