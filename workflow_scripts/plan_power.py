@@ -48,9 +48,10 @@ def describe_power(settings: PowerSettings) -> str:
         f"{', '.join(sizes)}."
     ]
     if settings.seeds == 1:
-        lines.append(
-            f"Your configuration has one seed. It shows {describe_smallest(1)} between the two trained models, which "
-            "says little about the data, because another seed changes both models."
+        lines.insert(
+            0,
+            "One seed, as in your configuration, cannot tell better data from chance, because another seed changes "
+            "both models. `seeds=[0,1,2]` can.",
         )
     if np.isfinite(noise.seed_df):
         seeds = max(settings.seeds, SHOWN_SEEDS[0])
