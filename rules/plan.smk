@@ -68,8 +68,8 @@ def list_notes(counts, samples):
         for stage, count in counts.items()
     ]
     explained = [
-        f"{stage}: {samples[stage]:,} samples. Its pairs and instructions are {count.describe()}, and "
-        f"the stage uses each row about {samples[stage] / count.rows:.3g} times"
+        f"{stage}: {samples[stage]:,} samples from {count.describe()}, each used about "
+        f"{samples[stage] / count.rows:.3g} times"
         for stage, count in counts.items()
     ]
     return [f"{note[0].upper()}{note[1:]}." for note in explained + notes if note]

@@ -127,3 +127,14 @@ def test_small_datasets_get_additional_epochs(rows, changed, planned, steps):
     assert count_steps(settings, rows) == planned and find_steps(settings, rows) == steps
     assert count_steps(settings.with_enough_steps(rows), rows) == steps
     assert bool(describe_steps("pretrain", settings, rows)) == (steps > planned)
+
+
+@pytest.mark.parametrize(("batch", "passes"), [(216, 31), (32, 4.4), (16, 0)])
+def test_many_passes_over_few_rows_are_a_risk(batch, passes):
+    settings = TrainingSettings(
+        **SETTINGS
+        | {"gpus": 1, "global_batch_size": batch, "micro_batch_size": 1, "gradient_accumulation_steps": batch}
+    )
+    risk = f"About {passes:.0f} passes over the same 216 rows may memorize them" if passes else ""
+    text = describe_steps("finetune", settings, 216)
+    assert risk in text and bool(risk) == ("memorize" in text)

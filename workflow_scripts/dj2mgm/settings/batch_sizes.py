@@ -8,6 +8,7 @@ from dj2mgm.errors import InputError, pluralize
 
 FACTORS = ("micro_batch_size", "gradient_accumulation_steps", "gpus")  # their product is global_batch_size
 AUTO = "auto"  # the memory plan decides
+HARMLESS_PASSES = 4  # over the same rows, which teach a language model nearly as much as new rows (arXiv:2305.16264)
 
 
 def solve_batch(location: str, settings: Mapping, alternative: str = "") -> dict[str, int | str]:
@@ -99,14 +100,17 @@ def count_samples(settings: Any, rows: int) -> int:
 
 
 def describe_steps(stage: str, settings: Any, rows: int) -> str:
-    """Return a sentence about epochs that `min_steps` adds; empty if it adds none."""
+    """Return sentences about epochs that `min_steps` adds; empty if it adds none."""
     planned_steps, steps = count_steps(settings, rows), find_steps(settings, rows)
     if steps == planned_steps:
         return ""
     samples = f"{pluralize(rows, 'sample')} {'gives' if rows == 1 else 'give'}"
+    passes = count_samples(settings, rows) / rows
+    risk = f". About {passes:.0f} passes over the same {pluralize(rows, 'row')} may memorize them"
     return (
         f"{samples} only {pluralize(planned_steps, 'step')}, so the stage {stage} adds epochs and takes {steps} "
         f"({stage}.min_steps: {settings.min_steps}, because a training of fewer steps hardly changes a model)"
+        f"{risk if passes > HARMLESS_PASSES else ''}"
     )
 
 
