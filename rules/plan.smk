@@ -1,6 +1,11 @@
 # Plan before a training: memory on this machine, and DeepSpeed configurations for other numbers of GPUs.
 from pathlib import Path
-from dj2mgm.model_files.missing_models import compute_download_gb
+from dj2mgm.model_files.missing_models import (
+    compute_download_gb,
+    find_downloads,
+    find_missing_models,
+)
+from dj2mgm.runs.command_messages import build_command
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.row_counts import count_training_rows
 from dj2mgm.settings.batch_sizes import count_samples, describe_steps
@@ -75,6 +80,16 @@ def list_notes(counts, samples):
     return [f"{note[0].upper()}{note[1:]}." for note in explained + notes if note]
 
 
+def list_next_commands(run):
+    """Return the commands that follow the plan: a download if the model is missing, a dry run and the run."""
+    model, arguments = run.config.model, workflow.config_settings.config_args or ()
+    is_made = model.trained_by_workflow
+    needs_download = not is_made and find_downloads(model, find_missing_models(model))
+    fetch = [build_command("fetch", [f"model={model.name}"])] if needs_download else []
+    words = [f"-n {run.experiment}", run.experiment]
+    return fetch + [build_command(text, arguments) for text in words]
+
+
 def plan_flags(wildcards):
     """Params function: flags for the memory plan of the requested experiment's stage 2, with sequences of `max_length` tokens.
 
@@ -121,6 +136,7 @@ def plan_flags(wildcards):
     return (
         flags
         + list_machine_flags()
+        + [f"--next={command}" for command in list_next_commands(run)]
         + [f"--note={note}" for note in list_notes(counts, samples)]
     )
 

@@ -31,7 +31,7 @@ with quiet_imports():
     from dj2mgm.models.tuning import TUNINGS, Tuning
     from dj2mgm.planning.architecture import Architecture, VLMArchitecture, find_architecture
     from dj2mgm.planning.image_sizes import PlannedImages, plan_images
-    from dj2mgm.planning.plan_table import print_plans, print_times
+    from dj2mgm.planning.plan_table import print_answer, print_plans, print_times
     from dj2mgm.planning.prediction import Machine, read_free_memory
     from dj2mgm.planning.search import Candidate, find_fastest, list_candidates
     from dj2mgm.planning.stage_times import (
@@ -89,15 +89,25 @@ def main() -> None:
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(width=max(120, console.width))  # for files and pipes
-    if args.gpu:
-        console.print(describe_assumptions(card, machine), markup=False, highlight=False)
     with console.status(f"Tracing a step of {architecture.name} with each tuning ({', '.join(tunings)}) …"):
         candidates = search_all(workloads, machine, configs, batches, micro_batches)
         rows = describe_rows(images, longest, workloads, machine, configs, batches, args)
     searches = list(zip(workloads, candidates, strict=True))
-    print_plans(console, searches, machine, rows)
-    if architecture.image_tokens:
-        print_stage_times(console, searches, machine, images.usual, card, batches, args)
+    trainings = find_trainings(searches, images.usual, batches)
+    amounts = choose_amounts(trainings, args)
+    is_timed = card and architecture.image_tokens and all(training.candidate for training in trainings.values())
+    times = predict_times(trainings, machine.processes, card, amounts) if is_timed else []
+    planned = {stage: training.workload for stage, training in trainings.items()}
+    disk = predict_disk(planned, args.weights_gb) if architecture.image_tokens else {}
+    print_answer(console, trainings, machine, times, disk, args.next)
+    assumptions = [describe_assumptions(card, machine)] if args.gpu else []
+    print_plans(console, searches, machine, "\n".join([*assumptions, *filter(None, [rows])]))
+    if architecture.image_tokens and card is None:
+        print(f"\n{explain_missing_times(machine)}")
+    elif architecture.image_tokens and args.held_out is None:
+        console.print(describe_assumed_amounts(amounts))
+    if times:
+        print_times(console, times, [workload.tuning for workload in planned.values()], machine, card, disk)
     for text in args.text:
         console.print(f"\n{text.read_text(encoding='utf-8')}", end="", markup=False, highlight=False)
     for note in args.note:
@@ -141,6 +151,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--precision", choices=get_args(Precision), default="auto", help="precision of the stage (default: auto)")
     add("--no-compile", dest="compile", action="store_false", help="plan for compile: false (default: compile: true)")
     add("--text", type=Path, nargs="*", default=[], help="files to print after the plans, such as plan_power.py's")
+    add("--next", action="append", default=[], help="command to name as the next one; repeatable")
     add("--note", action="append", default=[], help="sentence to print after the plans; repeatable")
     args = parser.parse_args()
     if args.gpu and args.gpu not in CARDS:
@@ -256,23 +267,10 @@ def _group_texts(workloads: list[Workload]) -> dict[int, str]:
     return {text: ", ".join(tunings) for text, tunings in texts.items()}
 
 
-def print_stage_times(
-    console: Console,
-    searches: list[tuple[Workload, list[Candidate]]],
-    machine: Machine,
-    usual: Architecture,
-    card: GpuCard | None,
-    batches: dict[Tuning, int | None],
-    args: argparse.Namespace,
-) -> None:
-    """Print the minutes of each stage and the disk, or why they are not predicted."""
-    if card is None:
-        reason = "this plan is for the processor of this machine"
-        if machine.gpus:
-            has_gpu = torch.cuda.is_available()
-            reason = f"the rates of {torch.cuda.get_device_name(0)} are unknown" if has_gpu else "no GPU is named"
-        print(f"\nNo minutes are predicted, because {reason}. gpu=<name> plans for a card: {', '.join(CARDS)}.")
-        return
+def find_trainings(
+    searches: list[tuple[Workload, list[Candidate]]], usual: Architecture, batches: dict[Tuning, int | None]
+) -> dict[str, PlannedTraining]:
+    """Return the planned training of each stage; stage 2 uses LoRA if it is planned."""
     by_tuning = {
         workload.tuning: PlannedTraining(workload, find_fastest(candidates), batches[workload.tuning], usual)
         for workload, candidates in searches
@@ -281,21 +279,30 @@ def print_stage_times(
         "pretrain": by_tuning.get("stage1"),
         "finetune": by_tuning.get("lora", by_tuning.get("full")),
     }
-    trainings = {stage: training for stage, training in stages.items() if training}
+    return {stage: training for stage, training in stages.items() if training}
+
+
+def choose_amounts(trainings: dict[str, PlannedTraining], args: argparse.Namespace) -> Amounts:
+    """Return the samples and held-out images of the flags, or assumed ones."""
     samples = ASSUMED_ROWS if "pretrain" in trainings else {"finetune": sum(ASSUMED_ROWS.values())}
-    held_out = ASSUMED_HELD_OUT if args.held_out is None else args.held_out
-    amounts = Amounts(samples | dict(args.samples), held_out)
-    if args.held_out is None:
-        rows = " + ".join(f"{number:,}" for number in samples.values())
-        console.print(
-            f"\nNothing has counted your data yet: {rows} samples and {held_out} held-out images are assumed. "
-            "`snakemake check` counts them in seconds."
-        )
-    if all(training.candidate for training in trainings.values()):
-        times = predict_times(trainings, machine.processes, card, amounts)
-        workloads = {stage: training.workload for stage, training in trainings.items()}
-        tunings = [workload.tuning for workload in workloads.values()]
-        print_times(console, times, tunings, machine, card, predict_disk(workloads, args.weights_gb))
+    return Amounts(samples | dict(args.samples), ASSUMED_HELD_OUT if args.held_out is None else args.held_out)
+
+
+def explain_missing_times(machine: Machine) -> str:
+    """Return why no minutes are predicted."""
+    reason = "this plan is for the processor of this machine"
+    if machine.gpus:
+        has_gpu = torch.cuda.is_available()
+        reason = f"the rates of {torch.cuda.get_device_name(0)} are unknown" if has_gpu else "no GPU is named"
+    return f"No minutes are predicted, because {reason}. gpu=<name> plans for a card: {', '.join(CARDS)}."
+
+
+def describe_assumed_amounts(amounts: Amounts) -> str:
+    rows = " + ".join(f"{number:,}" for number in amounts.samples.values())
+    return (
+        f"\nNothing has counted your data yet: {rows} samples and {amounts.held_out} held-out images are assumed. "
+        "`snakemake check` counts them in seconds."
+    )
 
 
 def find_machine_to_plan(args: argparse.Namespace) -> Machine:

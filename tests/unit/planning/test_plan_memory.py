@@ -47,8 +47,26 @@ def test_one_screen_shows_all_tunings_and_configurations(plan):
         assert len(rows) == len(list((PROJECT / "config/deepspeed").glob("*.json")))
         assert sum("chosen" in row for row in rows) == 1
         assert any("│ zero3_offload_resident │" in row for row in rows)
-    assert done.stdout.count("  GPU ") == done.stdout.count("  host ") == 3
+    assert [len(re.findall(f"^  {part} .* = ", done.stdout, flags=re.MULTILINE)) for part in ("GPU", "host")] == [3, 3]
     assert len(done.stdout.splitlines()) < 60
+
+
+def test_the_answer_and_the_next_commands_come_first(plan):
+    flags = ["--gpu", "rtx-4090", "--deepspeed", "zero2", "--global-batch", "64", "--pretrain-batch", "64"]
+    lines = plan(*flags, "--next", "snakemake -n baseline --config 'benchmarks=[mme]'").stdout.splitlines()
+    assert lines[0].startswith("It fits: ") and lines[0].endswith(", stage1 and lora")
+    assert [line[2:15].strip() for line in lines[1:6]] == ["time", "GPU memory", "main memory", "disk", "next"]
+    assert lines[5].endswith(" snakemake -n baseline --config 'benchmarks=[mme]'")
+    assert re.search(r" about (\d+) minutes? for one experiment", lines[1])
+    assert sum(line.startswith("Layers: computed twice") for line in lines) == 1
+
+
+def test_the_answer_may_be_no(plan):
+    done = plan(
+        "--gpus", "1", "--gpu-memory", "0.1", "--host-memory", "64", "--tuning", "lora", "--next", "snakemake a"
+    )
+    assert done.stdout.startswith("It does not fit (what would help stands below the table): ")
+    assert " run\n" not in done.stdout
 
 
 def test_a_terminal_of_80_columns_shows_a_line_for_each_plan(plan, monkeypatch):

@@ -1,11 +1,14 @@
-"""The tables of training plans and of stages, and the advice that `plan` prints."""
+"""What `plan` prints: its answer, the tables of training plans and of stages, and advice."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from dj2mgm.errors import pluralize
 from dj2mgm.planning.prediction import Machine
 from dj2mgm.planning.search import (
     Candidate,
@@ -15,23 +18,54 @@ from dj2mgm.planning.search import (
     find_nearest,
     suggest_remedies,
 )
-from dj2mgm.planning.stage_times import StageTime
+from dj2mgm.planning.stage_times import PlannedTraining, StageTime
 from dj2mgm.planning.step import Workload, count_parameters
 from dj2mgm.settings.gpu_cards import GpuCard
 
 MIN_WIDTH_OF_NAMES = 80  # columns from which the names of DeepSpeed configurations stand on one line
 MIN_GAIN = 0.005  # of speed, as a share, that the table shows
+LEGEND = "Layers: computed twice, which saves memory. Speed: 1.00 is the chosen plan's."
 NARROW_COLUMNS = 110  # columns below which the table of plans has no lines between columns
 
 
+def print_answer(
+    console: Console,
+    trainings: Mapping[str, PlannedTraining],
+    machine: Machine,
+    times: Sequence[StageTime],
+    disk: Mapping[str, float],
+    commands: Sequence[str],
+) -> None:
+    """Print whether the stages fit, what they need, and the next commands."""
+    workloads = [training.workload for training in trainings.values()]
+    tunings = " and ".join(workload.tuning for workload in workloads)
+    chosen = [training.candidate for training in trainings.values() if training.candidate]
+    fits = len(chosen) == len(workloads)
+    fate = "It fits" if fits else "It does not fit (what would help stands below the table)"
+    console.print(f"[bold]{fate}[/bold]: {escape(workloads[0].architecture.name)}, {tunings}", highlight=False)
+    lines = []
+    if times:
+        minutes = pluralize(math.ceil(sum(time.seconds for time in times) / 60), "minute")
+        lines.append(("time", f"about {minutes} for one experiment with one seed"))
+    needs = (("GPU memory", "gpu_gib", machine.gpu_gib), ("main memory", "host_gib", machine.host_gib))
+    for name, key, available in needs:
+        if fits and (name == "main memory" or machine.gpus):
+            most = max(getattr(candidate.prediction, key) for candidate in chosen)
+            lines.append((name, f"{most:.1f} GiB of {_format_gib(available)}"))
+    if disk:
+        lines.append(("disk", f"{sum(disk.values()):.1f} GiB, and the data"))
+    lines += zip(["next", *[""] * len(commands)], commands if fits else (), strict=False)
+    for name, text in lines:
+        console.print(f"  {name:13}{text}", markup=False, highlight=False, soft_wrap=True)
+
+
 def print_plans(
-    console: Console, searches: Sequence[tuple[Workload, list[Candidate]]], machine: Machine, rows: str
+    console: Console, searches: Sequence[tuple[Workload, list[Candidate]]], machine: Machine, assumptions: str
 ) -> None:
     """Print a row for each workload and DeepSpeed configuration: the fastest plan that fits, or the nearest one.
 
-    `rows` are sentences about the rows that the plans are for.
+    `assumptions` are sentences about the machine and the rows that the plans are for.
     """
-    console.print(_describe_machine(machine))
     is_narrow = console.width < NARROW_COLUMNS
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0)) if is_narrow else Table()
     layers, units = ("layers", "\n") if is_narrow else ("checkpointed layers", " ")
@@ -46,9 +80,11 @@ def print_plans(
             candidate = find_fastest(config_candidates) or find_nearest(config_candidates, machine)
             table.add_row(*_build_row(workload, candidate, best, is_narrow))
         table.add_section()
-    if rows:
-        console.print(rows, markup=False, highlight=False)
     console.print(table)
+    console.print(LEGEND, highlight=False)
+    console.print(_describe_machine(machine))
+    if assumptions:
+        console.print(assumptions, markup=False, highlight=False)
     for workload, candidates in searches:
         _print_advice(console, workload, candidates, machine)
 
@@ -94,8 +130,7 @@ def _build_row(workload: Workload, candidate: Candidate, best: Candidate | None,
     """Return the cells of a training plan; a narrow table has short ones."""
     plan, prediction = candidate.plan, candidate.prediction
     speed = f"{candidate.samples_per_second / best.samples_per_second:.2f}" if best and candidate.fits else ""
-    shortage = "too big" if is_narrow else candidate.shortage
-    verdict = shortage if candidate.shortage else "chosen" if candidate is best else "fits"
+    verdict = "too big" if candidate.shortage else "chosen" if candidate is best else "fits"
     layers = describe_checkpointing(plan)
     return [
         workload.tuning,
