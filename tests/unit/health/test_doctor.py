@@ -204,10 +204,14 @@ FINDINGS = {
         "has 64 MiB free; 4 loader_workers",
     ),
     "small /dev/shm that no stage uses": (host_checks.check_shared_memory(replace(HOST, shared=None), 0), "warn", ""),
-    "disk": (host_checks.check_disk(HOST, False), "pass", "500.0 GiB"),
-    "little disk": (host_checks.check_disk(replace(HOST, disk=20 * GIB), False), "warn", "2B model"),
-    "enough disk for tiny models": (host_checks.check_disk(replace(HOST, disk=20 * GIB), True), "pass", "20.0 GiB"),
-    "no disk": (host_checks.check_disk(replace(HOST, disk=GIB), True), "fail", "→ du -sh"),
+    "disk": (host_checks.check_disk(HOST, 12 * GIB), "pass", "500.0 GiB"),
+    "little disk": (
+        host_checks.check_disk(replace(HOST, disk=11 * GIB), 12 * GIB),
+        "warn",
+        "one experiment needs 12.0 GiB and the data",
+    ),
+    "disk for an unknown model": (host_checks.check_disk(replace(HOST, disk=20 * GIB), None), "pass", "20.0 GiB"),
+    "no disk": (host_checks.check_disk(replace(HOST, disk=GIB), GIB), "fail", "→ du -sh"),
     "ulimits": (host_checks.check_ulimits(HOST), "pass", "65536 open files"),
     "few open files": (host_checks.check_ulimits(replace(HOST, open_files=256)), "fail", "→ ulimit -n 1024"),
     "few processes": (host_checks.check_ulimits(replace(HOST, processes=100)), "warn", "→ ulimit -u"),
@@ -389,7 +393,7 @@ def mgm_2b(monkeypatch):
 @pytest.mark.parametrize(
     ("machine", "status", "reason"),
     [
-        (Machine(1, 140.0, 128.0), "pass", r"at most \d+\.\d GiB of the GPU and \d+\.\d GiB of the host"),
+        (Machine(1, 140.0, 128.0), "pass", r"^\d+\.\d GiB of the GPU and \d+\.\d GiB of main memory by lora"),
         (
             Machine(1, 4.0, 62.6),
             "fail",
@@ -408,6 +412,15 @@ def test_plan_of_mgm_2b_on_three_machines(mgm_2b, machine, status, reason):
     finding = project_checks.check_plan(mgm_2b, "finetune", machine)
     assert finding.status == status and re.search(reason, finding.reason)
     assert (finding.status == "pass") == (not finding.remedy)
+
+
+def test_lora_needs_the_disk_of_lora(mgm_2b):
+    lora, full = (
+        project_checks.read_runs({"model": "mgm-2b"} | further)[0] for further in ({}, {"finetune": {"lora": None}})
+    )
+    needed = [project_checks.predict_needed_disk(runs) / GIB for runs in (lora, full)]
+    assert needed[0] < 30 < 64 < needed[1]
+    assert not project_checks.trains_fully(lora) and project_checks.trains_fully(full)
 
 
 def test_untrained_model_has_no_plan(monkeypatch, tmp_path):

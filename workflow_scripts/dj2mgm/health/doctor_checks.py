@@ -29,7 +29,7 @@ def run_checks(config: dict, fix: bool, end_stray: bool, begin: Callable[[str], 
     begin("PyTorch and its kernels")
     output = run_probe("dj2mgm.health.torch_probe", TORCH_LIMIT_S, "torch")
     torch = TorchProbe(**output.values) if output.values else None
-    begin("DeepSpeed's optimizer, which is compiled at first use")
+    begin("DeepSpeed's optimizer, which is compiled once, in a minute or two")
     locks = find_stale_locks()
     extension = None if locks else run_probe("dj2mgm.health.torch_probe", COMPILE_LIMIT_S, "deepspeed")
     begin("configuration, data and training plans")
@@ -53,10 +53,10 @@ def run_checks(config: dict, fix: bool, end_stray: bool, begin: Callable[[str], 
         gpu_checks.check_extension(extension),
         gpu_checks.check_gpu_processes(driver),
         host_checks.check_memory(host, bool(driver.gpus)),
-        host_checks.check_swap(host, bool(driver.gpus)),
+        host_checks.check_swap(host, bool(driver.gpus) and project_checks.trains_fully(runs)),
         host_checks.check_cgroup(host),
         host_checks.check_shared_memory(host, project_checks.count_loader_workers(runs)),
-        host_checks.check_disk(host, bool(runs) and all(run.config.model.trained_by_workflow for run in runs)),
+        host_checks.check_disk(host, project_checks.predict_needed_disk(runs)),
         host_checks.check_ulimits(host),
         host_checks.check_loopback(host),
         configuration,

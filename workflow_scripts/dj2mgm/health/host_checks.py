@@ -8,7 +8,7 @@ from dj2mgm.monitoring.memory_csv import GIB, format_gib
 LORA_MEMORY = 9 * GIB  # LoRA under ZeRO-3 with offload
 FULL_MEMORY = 67 * GIB  # full fine-tuning under ZeRO-2 with the optimizer offloaded
 TINY_MEMORY = 4 * GIB  # the embedded default
-MIN_DISK, AMPLE_DISK = 5 * GIB, 64 * GIB
+MIN_DISK = 5 * GIB
 MIN_SHARED = GIB  # holds batches between data loader processes and training
 MIN_FILES, MIN_PROCESSES = 1024, 1024
 
@@ -28,9 +28,10 @@ def check_memory(host: HostProbe, has_gpu: bool) -> Finding:
     return Finding(name, "pass", free_memory)
 
 
-def check_swap(host: HostProbe, has_gpu: bool) -> Finding:
+def check_swap(host: HostProbe, trains_fully: bool) -> Finding:
+    """Check the swap; `trains_fully` means that a GPU trains a whole language model, as LoRA does not."""
     name = "swap"
-    if not has_gpu or host.memory + host.swap >= FULL_MEMORY:
+    if not trains_fully or host.memory + host.swap >= FULL_MEMORY:
         return Finding(name, "pass", f"{format_gib(host.swap)} in addition to {format_gib(host.memory)} of memory")
     reason = (
         f"{format_gib(host.memory)} of memory and {format_gib(host.swap)} of swap suffice for LoRA; full fine-tuning "
@@ -72,20 +73,15 @@ def check_shared_memory(host: HostProbe, loader_workers: int) -> Finding:
     return Finding(name, "warn", f"{state}; data loader processes would pass batches through it", remedy)
 
 
-def check_disk(host: HostProbe, has_tiny_models: bool) -> Finding:
-    """Check the free space for results; `has_tiny_models` means that the workflow makes all models itself."""
+def check_disk(host: HostProbe, needed: float | None) -> Finding:
+    """Check the free space for results; `needed` are the bytes of the configured training, if they are known."""
     name, free_space = "disk", f"{format_gib(host.disk)} free for results"
     remedy = "du -sh results/* ~/.cache/* /tmp   # lists the largest folders"
     if host.disk < MIN_DISK:
         return Finding(name, "fail", f"{free_space}; the embedded default needs {format_gib(MIN_DISK)}", remedy)
-    if host.disk < AMPLE_DISK and not has_tiny_models:
-        return Finding(
-            name,
-            "warn",
-            f"{free_space}; full training of a 2B model, with three checkpoints, needs up to {format_gib(AMPLE_DISK)}. "
-            "`snakemake plan` states the disk of your experiment",
-            remedy,
-        )
+    if needed and host.disk < needed:
+        reason = f"{free_space}; one experiment needs {format_gib(needed)} and the data, as `snakemake plan` lists"
+        return Finding(name, "warn", reason, remedy)
     return Finding(name, "pass", free_space)
 
 

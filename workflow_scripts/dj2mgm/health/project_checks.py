@@ -11,15 +11,18 @@ from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.errors import InputError, pluralize
 from dj2mgm.health.findings import Finding
 from dj2mgm.model_files.missing_models import (
+    compute_download_gb,
     describe_downloads,
     describe_missing,
     find_downloads,
     find_missing_models,
 )
 from dj2mgm.models.tuning import choose_tuning
+from dj2mgm.monitoring.memory_csv import GIB
 from dj2mgm.planning.architecture import DEFAULT_IMAGE_SIZE, PlanningError, VLMArchitecture, find_architecture
 from dj2mgm.planning.prediction import Machine, predict
 from dj2mgm.planning.search import MICRO_BATCHES, describe_plan, find_fastest, list_candidates
+from dj2mgm.planning.stage_times import predict_disk, shorten_workload
 from dj2mgm.planning.step import Workload
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.experiments import REFERENCE, find_variant_sources
@@ -62,6 +65,30 @@ def count_loader_workers(runs: Runs | None) -> int:
     if runs is None:
         return 0
     return max(run.settings[stage].workers for run in runs for stage in run.training_stages)
+
+
+def trains_fully(runs: Runs | None) -> bool:
+    """Return whether the reference trains the whole language model, or may do so."""
+    return runs is None or runs.first_seed(REFERENCE).config.finetune.lora is None
+
+
+def predict_needed_disk(runs: Runs | None) -> float | None:
+    """Return the bytes that the reference needs, with weights that are still to be fetched; None if unknown."""
+    if runs is None:
+        return None
+    run = runs.first_seed(REFERENCE)
+    try:
+        workloads = {
+            stage: build_largest_workload(run, stage, TrainingSettings.from_sections(run.settings[stage]))
+            for stage in run.training_stages
+        }
+    except InputError:
+        return None
+    model = run.config.model
+    sizes = predict_disk(workloads, compute_download_gb(model))
+    if model.trained_by_workflow or not find_missing_models(model):
+        del sizes["downloaded weights"]
+    return sum(sizes.values()) * GIB
 
 
 def check_data(runs: Runs) -> Iterator[Finding]:
@@ -136,17 +163,17 @@ NO_PLAN_REMEDY = "change one of these, or name a smaller model; `snakemake plan`
 
 
 def check_plans(runs: Runs, machine: Machine) -> Iterator[Finding]:
-    """Yield a finding for each training stage of the reference, at the longest conversations that it accepts."""
+    """Yield a finding for each training stage of the reference, with rows of usual length, as `plan` has them."""
     run = runs.first_seed(REFERENCE)
     for stage in run.training_stages:
         yield check_plan(run, stage, machine)
 
 
 def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
-    """Predict the stage's memory with its largest samples, and compare it with the machine's."""
+    """Predict the stage's memory with the longest rows of usual data, and compare it with the machine's."""
     name, settings = f"memory of {stage}", TrainingSettings.from_sections(run.settings[stage])
     try:
-        workload = build_largest_workload(run, stage, settings)
+        workload = shorten_workload(build_largest_workload(run, stage, settings))
     except PlanningError as error:
         return Finding(name, "skip", str(error))
     except InputError as error:
@@ -161,8 +188,10 @@ def check_plan(run: Run, stage: str, machine: Machine) -> Finding:
         return Finding(name, "fail" if settings.check_memory else "warn", shortage, MEMORY_REMEDY)
     gpu = f"{prediction.gpu_gib:.1f} GiB of the GPU and " if machine.gpus else ""
     width, height = DEFAULT_IMAGE_SIZE
-    images = f", if images have {width}×{height} pixels" if isinstance(workload.architecture, VLMArchitecture) else ""
-    return Finding(name, "pass", f"at most {gpu}{prediction.host_gib:.1f} GiB of the host{images}")
+    reason = f"{gpu}{prediction.host_gib:.1f} GiB of main memory by {workload.tuning}, with rows of usual length"
+    if isinstance(workload.architecture, VLMArchitecture):
+        reason += f" and images of {width}×{height} pixels; `snakemake plan` takes the sizes of your images"
+    return Finding(name, "pass", reason)
 
 
 def write_configs_that_fit(runs: Runs, machine: Machine, folder: Path = DOCTOR_FOLDER) -> Iterator[str]:
