@@ -52,7 +52,9 @@ def build_row(model: str) -> str:
     for stage, section in sections.items() if has_stage_1 else [("finetune", sections["finetune"])]:
         text, lora = section.max_length - architecture.image_tokens, getattr(section, "lora", None)
         tuning = "lora" if lora else "stage1"
-        workload = Workload(architecture, tuning, section.max_length, text, torch.bfloat16, fused=True, lora=lora)
+        workload = Workload(
+            architecture, tuning, section.max_length, text, torch.bfloat16, fused=True, lora=lora, projector=has_stage_1
+        )
         workloads[stage], batches[stage] = shorten_workload(workload), section.global_batch_size
     samples = ASSUMED_ROWS if has_stage_1 else {"finetune": sum(ASSUMED_ROWS.values())}
     configs = {name: read_deepspeed_config(name, architecture.hidden_size) for name in list_deepspeed_names()}

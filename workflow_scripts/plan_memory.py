@@ -29,7 +29,7 @@ with quiet_imports():
     from dj2mgm.errors import InputError
     from dj2mgm.models.lora import find_projections
     from dj2mgm.models.tuning import TUNINGS, Tuning
-    from dj2mgm.planning.architecture import Architecture, VLMArchitecture, find_architecture
+    from dj2mgm.planning.architecture import Architecture, MGMArchitecture, VLMArchitecture, find_architecture
     from dj2mgm.planning.image_sizes import PlannedImages, plan_images
     from dj2mgm.planning.plan_table import print_answer, print_plans, print_times
     from dj2mgm.planning.prediction import Machine, read_free_memory
@@ -374,7 +374,18 @@ def build_planned_workload(
             decoder = architecture.get_language_model(architecture.build(precision)).layers
             refuse_unknown_targets(targets, find_projections(decoder), "--lora-target")
         lora = LoraSettings(r=args.lora_rank, alpha=2 * args.lora_rank, dropout=0.1, targets=targets)
-    return Workload(architecture, tuning, args.sequence, text, precision, fused, lora, nf4=args.precision == "nf4")
+    has_stage_1 = isinstance(architecture, MGMArchitecture) or "stage1" in (args.tuning or TUNINGS)
+    return Workload(
+        architecture,
+        tuning,
+        args.sequence,
+        text,
+        precision,
+        fused,
+        lora,
+        projector=has_stage_1,
+        nf4=args.precision == "nf4",
+    )
 
 
 def read_deepspeed_config(name: str, hidden_size: int) -> dict:

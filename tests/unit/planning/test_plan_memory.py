@@ -130,6 +130,15 @@ def test_frozen_layers_in_4_bits_need_less_memory(plan):
     assert used_by_nf4 < used_by_default < used_by_fp32
 
 
+def test_lora_trains_no_projector_without_stage_1(monkeypatch, capsys):
+    monkeypatch.chdir(PROJECT)
+    flags = ["--model", "smolvlm2-256m", "--gpu", "rtx-4090", "--deepspeed", "zero2", "--micro-batch", "1"]
+    flags += ["--sequence", "2048", "--tuning", "lora"]
+    done = run_main(plan_memory, *flags, capture=capsys)
+    [trained] = re.findall(r", lora: ([\d.]+) of ", done.stdout)
+    assert float(trained) < 5 and done.stdout.startswith("It fits: smolvlm2-256m, lora\n")
+
+
 def test_remedies_are_printed_if_nothing_fits(plan):
     done = plan("--gpus", "1", "--gpu-memory", "0.1", "--host-memory", "64", "--tuning", "lora")
     assert "Nothing fits. What would help:" in done.stdout

@@ -1,6 +1,5 @@
 """What `plan` prints: its answer, the tables of training plans and of stages, and advice."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -45,7 +44,7 @@ def print_answer(
     console.print(f"[bold]{fate}[/bold]: {escape(workloads[0].architecture.name)}, {tunings}", highlight=False)
     lines = []
     if times:
-        minutes = pluralize(math.ceil(sum(time.seconds for time in times) / 60), "minute")
+        minutes = pluralize(max(1, round(sum(time.seconds for time in times) / 60)), "minute")
         lines.append(("time", f"about {minutes} for one experiment with one seed"))
     needs = (("GPU memory", "gpu_gib", machine.gpu_gib), ("main memory", "host_gib", machine.host_gib))
     for name, key, available in needs:
