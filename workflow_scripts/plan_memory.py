@@ -85,7 +85,7 @@ def main() -> None:
     images = plan_images(architecture, args.dataset)
     longest = [build_planned_workload(images.largest, tuning, args, machine) for tuning in tunings]
     workloads = [shorten_workload(workload) for workload in longest] if args.max_length else longest
-    batches = choose_batches(args, has_times=card is not None)
+    batches = choose_batches(args, machine.processes, has_times=card is not None)
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(width=max(120, console.width))  # for files and pipes
@@ -220,15 +220,21 @@ def find_card_to_plan(args: argparse.Namespace) -> GpuCard | None:
     return find_card(torch.cuda.get_device_name(0)) if torch.cuda.is_available() and args.gpus != 0 else None
 
 
-def choose_batches(args: argparse.Namespace, has_times: bool) -> dict[Tuning, int | None]:
-    """Return the samples of a step by tuning; minutes need a number, and otherwise None leaves it to the plan."""
+def choose_batches(args: argparse.Namespace, processes: int, has_times: bool) -> dict[Tuning, int | None]:
+    """Return the samples of a step by tuning; minutes need a number, and otherwise None leaves it to the plan.
+
+    The default is rounded up to a number that consists of the stated micro batches.
+    """
+    unit = (args.micro_batch or 1) * processes
     batches = {}
     for tuning in TUNINGS:
         section, batch = (
             (PretrainSection, args.pretrain_batch) if tuning == "stage1" else (FinetuneSection, args.global_batch)
         )
-        default = section.model_fields["global_batch_size"].default if has_times else args.global_batch
-        batches[tuning] = batch or default
+        default = section.model_fields["global_batch_size"].default
+        if args.micro_batch:
+            default = -(-default // unit) * unit
+        batches[tuning] = batch or (default if has_times else args.global_batch)
     return batches
 
 
@@ -245,17 +251,25 @@ def describe_rows(
     if not args.max_length:
         return images.sentence
     texts = " or ".join(f"{text} ({names})" for text, names in _group_texts(workloads).items())
+    text = "text in addition to an image" if workloads[0].architecture.image_tokens else "text"
     sentence = (
-        f"{images.sentence} Planned: the longest rows of usual data, with {texts} tokens of text beside an image. "
-        "A training reads the lengths of its rows and plans again."
-    )
+        f"{images.sentence} Planned: rows as long as the longest of usual data, with {texts} tokens of {text}. A "
+        "training reads the lengths of its rows and plans again."
+    ).lstrip()
+    pairs = zip(longest, workloads, strict=True)
+    shortened = [workload for workload, planned in pairs if workload.sequence_length > planned.sequence_length]
+    if not shortened:
+        return sentence
+    micro_batches = [args.micro_batch or 1]
     too_long = [
         workload.tuning
-        for workload, planned in zip(longest, workloads, strict=True)
-        if workload.sequence_length > planned.sequence_length
-        and not any(each.fits for each in list_candidates(workload, machine, configs, batches[workload.tuning], [1]))
+        for workload in shortened
+        if not any(
+            each.fits for each in list_candidates(workload, machine, configs, batches[workload.tuning], micro_batches)
+        )
     ]
-    fate = f"do not fit ({', '.join(too_long)})" if too_long else "fit, too, in smaller micro batches"
+    fit = "fit, too" if args.micro_batch else "fit, too, in smaller micro batches"
+    fate = f"do not fit ({', '.join(too_long)})" if too_long else fit
     return f"{sentence} Rows of max_length ({args.max_length:,} tokens) {fate}."
 
 

@@ -69,6 +69,12 @@ def test_the_answer_may_be_no(plan):
     assert " run\n" not in done.stdout
 
 
+def test_the_default_batch_consists_of_the_stated_micro_batches(plan):
+    """32 on 8 GPUs are more than the default of 128."""
+    flags = ["--gpu", "h100", "--gpus", "8", "--host-memory", "500", "--tuning", "lora"]
+    assert "32 × 1" in plan(*flags, "--micro-batch", "32", "--deepspeed", "zero2").stdout
+
+
 def test_a_terminal_of_80_columns_shows_a_line_for_each_plan(plan, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     done = plan("--gpu", "rtx-3090", "--host-memory", "8", "--tuning", "full")
@@ -83,7 +89,7 @@ def test_one_plan_of_usual_rows_has_its_minutes(model, plan, monkeypatch, capsys
     flags = ["--model", str(model), "--max-length", "2048", "--deepspeed", "zero2", "--gpu", "rtx-4090"]
     done = run_main(plan_memory, *flags, "--samples", "finetune=1000", "--held-out", "5", capture=capsys)
     text = " ".join(done.stdout.split())
-    assert "with 64 (stage1) or 448 (lora, full) tokens of text beside an image" in text
+    assert "with 64 (stage1) or 448 (lora, full) tokens of text in addition to an image" in text
     assert "Rows of max_length (2,048 tokens) fit, too" in text
     assert text.count("Chosen: zero2, micro batch ") == 3 and text.count("the fastest that fits.") == 3
     assert re.search(r"^ finetune +1,000 samples +[\d.]+ +[\d.]+ *$", done.stdout, flags=re.MULTILINE)
