@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -223,6 +224,7 @@ class HostileProject:
             *self.experiments,
             "analyze",
             "check",
+            "help",
             "doctor",
             "plan",
             "deepspeed_configs",
@@ -269,7 +271,7 @@ def record_calls(folder: Path, commands: list[str]) -> list[list[str]]:
         work,
         *(
             work / "results" / rule
-            for rule in ("check", "doctor", "plan", "decide", "leaderboard", "fetch", "serve_check")
+            for rule in ("check", "help", "doctor", "plan", "decide", "leaderboard", "fetch", "serve_check")
         ),
     ):
         new_folder.mkdir(parents=True)
@@ -293,7 +295,9 @@ def find_strings_in_settings(document: str) -> list[str]:
 
 
 def find_strings(argument: str) -> list[str]:
-    """Return the argument, or all strings in it if it is JSON."""
+    """Return the argument, all strings in it if it is JSON, or its words if it is a command that is shown."""
+    if argument.startswith("--next="):
+        return shlex.split(argument)
     if not argument.startswith("{"):
         return [argument]
     strings, remaining = [], [json.loads(argument)]

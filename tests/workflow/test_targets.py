@@ -177,7 +177,7 @@ def test_the_plan_counts_each_pair_once_for_each_stage_and_epoch(fresh, model, s
     config = (f"model={model}", "dataset=shapes", "gpu=rtx-4090", "plan={host_gib: 30}", *stages)
     printed = fresh.run("plan", "--dry-run", "--printshellcmds", config=config)
     assert "--gpu=rtx-4090 --host-memory=30" in printed and "--held-out=24" in printed
-    assert "at most 216 rows, and the stage uses each row about 45.5 times" in printed
+    assert "at most 216 rows, each used about 45.5 times" in printed
     assert re.findall(r"--samples=(\w+=\d+)", printed) == samples
 
 
