@@ -30,18 +30,6 @@ from paths import PROJECT
 from source_files import PAIR
 
 
-@pytest.fixture
-def write(tmp_path, monkeypatch):
-    """Return a function that writes experiment `mine` into a copy of config/ in the current folder."""
-    shutil.copytree(PROJECT / "config", tmp_path / "config")
-    monkeypatch.chdir(tmp_path)
-
-    def write(name="mine", **values):
-        (tmp_path / f"config/experiments/{name}.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
-
-    return write
-
-
 def find_run(runs: Runs, name: str) -> Run:
     """Return a run by its name, such as baseline/seed-1."""
     experiment, _, seed = name.partition("/seed-")

@@ -1,4 +1,4 @@
-"""What `plan` prints: its answer, the tables of training plans and of stages, and advice."""
+"""Output of `plan`: its answer, the tables of training plans and of stages, and advice."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,6 +1,5 @@
 """Runs in the challenge's table, and stages of benchmarks."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -9,21 +8,8 @@ from dj2mgm.errors import InputError
 from dj2mgm.features.challenge.challenge_inputs import build_challenge_settings
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.storage.files import read_yaml, write_yaml
-from paths import PROJECT
 
 FILES = {"textvqa": {"questions": "q.jsonl", "answers": "a.json", "images": "im"}, "mmbench": {"questions": "q.tsv"}}
-
-
-@pytest.fixture
-def write(tmp_path, monkeypatch):
-    """Return a function that writes an experiment into a copy of config/ in the current folder."""
-    shutil.copytree(PROJECT / "config", tmp_path / "config")
-    monkeypatch.chdir(tmp_path)
-
-    def write(name="mine", **values):
-        write_yaml(tmp_path / f"config/experiments/{name}.yaml", values)
-
-    return write
 
 
 def test_the_challenge_names_missing_files_of_benchmarks(write):

@@ -23,7 +23,7 @@ class CrateCaptioner(Section):
 
 
 class CrateStage(Section):
-    """What a stage reads."""
+    """Inputs of a stage."""
 
     upstream: list[str] = setting(..., "the stages before it")
     reads: list[InputKind] = setting(..., "kinds of the user's files")
