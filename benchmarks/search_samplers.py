@@ -19,7 +19,7 @@ from statistics import mean
 import numpy as np
 from search_truth import DROPPED, PROJECT, RATE, REFERENCE, SPACE
 
-from dj2mgm.features.studies.mixtures import MixtureSpace, build_share_axes
+from dj2mgm.features.studies.axes import MixtureSpace, build_share_axes
 from dj2mgm.features.studies.study_records import SearchSettings
 from dj2mgm.features.studies.trials import SAMPLERS, ScoredTrial, propose_trials
 

@@ -9,8 +9,7 @@ Writes check.html and check.txt. If the data cannot be used as they are, check.t
 
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.features.check.check_page import write_check_page, write_console_text
-from dj2mgm.features.check.check_settings import CheckSettings
-from dj2mgm.features.check.dataset_check import check_dataset
+from dj2mgm.features.check.dataset_check import CheckSettings, check_dataset
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_text
 

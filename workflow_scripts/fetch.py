@@ -23,8 +23,8 @@ with project_imports():
         find_hub_dataset,
     )
     from dj2mgm.errors import InputError
-    from dj2mgm.features.fetch.benchmark_files import WRITERS
     from dj2mgm.features.fetch.known_data import (
+        WRITERS,
         convert_data,
         list_fetched_files,
         list_patterns,

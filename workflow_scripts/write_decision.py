@@ -16,7 +16,7 @@ from dj2mgm.features.decide.decision_page import (
     describe_conclusion,
     describe_decision,
 )
-from dj2mgm.features.decide.look_records import LookRecord
+from dj2mgm.features.decide.looks import LookRecord
 from dj2mgm.records.page_records import DECISION_FILE
 from dj2mgm.reporting.variants_page import write_variants_page
 from dj2mgm.settings.targets import DecisionBudget

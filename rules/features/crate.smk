@@ -1,6 +1,6 @@
 # Write the origin of a page's figures as an RO-Crate: `snakemake crate`.
 from snakemake import __version__ as SNAKEMAKE
-from dj2mgm.features.crate.crate_inputs import build_crate_settings
+from dj2mgm.features.crate.crate_record import build_crate_settings
 from dj2mgm.runs import pages
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.job_checks import ReadingTarget

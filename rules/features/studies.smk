@@ -2,7 +2,7 @@
 # ordinary runs, and learns from their scores. From the outputs of both checkpoints, Snakemake learns the runs of a batch
 # and whether another batch follows.
 from dj2mgm.errors import InputError
-from dj2mgm.features.studies import search_batches, study_inputs
+from dj2mgm.features.studies import study_inputs
 from dj2mgm.features.studies.studies_variants import Study
 from dj2mgm.runs.stage_settings import count_gpus_per_node
 
@@ -28,7 +28,7 @@ wildcard_constraints:
 def find_requested_search(wildcards):
     """Return the search of a study; fail if the requested files were made with earlier settings of the search."""
     with raising_user_errors():
-        search = search_batches.find_study(RUNS, wildcards.study).search
+        search = study_inputs.find_study(RUNS, wildcards.study).search
         if search is None or search.key != wildcards.key:
             raise InputError(
                 f"{wildcards.study}: the settings of its search have changed since; request `snakemake {wildcards.study}` instead"
@@ -48,7 +48,7 @@ def all_scores(study):
 
     def scores(wildcards):
         with raising_user_errors():
-            return search_batches.take_batches(
+            return study_inputs.take_batches(
                 RUNS,
                 study,
                 lambda *batch: get(checkpoints.ask_trials, *batch),
@@ -73,7 +73,7 @@ def mixture_settings(wildcards):
 def batch_settings(wildcards):
     """Return the settings of the scores of a batch of trials."""
     with raising_user_errors():
-        return search_batches.build_batch_settings(
+        return study_inputs.build_batch_settings(
             RUNS,
             wildcards.study,
             find_requested_search(wildcards),
@@ -102,7 +102,7 @@ def study_budget_file(wildcards):
 
 def earlier_scores(wildcards):
     """Input function: the scores of the batches before a batch."""
-    return search_batches.list_score_files(
+    return study_inputs.list_score_files(
         find_requested_search(wildcards), int(wildcards.number)
     )
 
@@ -145,14 +145,14 @@ def batch_trials(wildcards):
 
 def reference_rows(wildcards):
     """Input function: the number of rows that the baseline's recipe keeps."""
-    return search_batches.locate_reference_summary(RUNS)
+    return study_inputs.locate_reference_summary(RUNS)
 
 
 def scored_files(wildcards):
     """Input function: the files that the scores of a batch are read from."""
     batch_trials(wildcards)
     with raising_user_errors():
-        return search_batches.list_batch_files(
+        return study_inputs.list_batch_files(
             RUNS, find_requested_search(wildcards), int(wildcards.number)
         )
 

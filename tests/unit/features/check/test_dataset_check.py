@@ -14,8 +14,7 @@ from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import BadImageError, load_image, locate_image
 from dj2mgm.dataset_resolution.experiment_dataset import Dataset, resolve_dataset
 from dj2mgm.features.check.check_page import write_console_text
-from dj2mgm.features.check.check_settings import CheckSettings
-from dj2mgm.features.check.dataset_check import DatasetCheck
+from dj2mgm.features.check.dataset_check import CheckSettings, DatasetCheck
 from dj2mgm.features.check.dataset_check import check_dataset as check_folder
 from dj2mgm.reporting.verdicts.power import TYPICAL_NOISE, Noise, compute_expected_contrast
 from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_text, write_yaml

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from dj2mgm.features.decide.look_records import (
+from dj2mgm.features.decide.looks import (
     LookRecord,
     count_affordable_seeds,
     count_planned_seeds,

@@ -23,9 +23,8 @@ from dj2mgm.errors import InputError
 from dj2mgm.features.explorer import explorer_page
 from dj2mgm.features.explorer.explorer_page import write_explorers
 from dj2mgm.features.explorer.results import Results, read_results
-from dj2mgm.features.explorer.row_table import RowTable, TextFile
+from dj2mgm.features.explorer.row_table import RowTable, TextFile, compute_limit
 from dj2mgm.features.explorer.server import Explorer, Server
-from dj2mgm.features.explorer.steps import compute_limit
 from dj2mgm.recipes.statistic_limits import OPERATOR_STATISTICS, label_statistic
 from dj2mgm.records.page_records import describe_clip_doubt
 from dj2mgm.reporting.experiment_results import load_experiments

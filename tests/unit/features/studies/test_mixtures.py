@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta, kstest
 
-from dj2mgm.features.studies.mixtures import MixtureSpace, compute_shares, list_quantile_keys
+from dj2mgm.features.studies.axes import MixtureSpace, compute_shares, list_quantile_keys
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0.01, 1))

@@ -13,9 +13,14 @@ import keep_variant
 from dj2mgm.errors import InputError
 from dj2mgm.features.studies.axes import Interval, compute_axis_value
 from dj2mgm.features.studies.changes import with_row_fraction
-from dj2mgm.features.studies.search_batches import has_diverged, list_batch_runs
 from dj2mgm.features.studies.studies_variants import list_sources
-from dj2mgm.features.studies.study_inputs import build_merge_settings, build_study_settings, list_study_experiments
+from dj2mgm.features.studies.study_inputs import (
+    build_merge_settings,
+    build_study_settings,
+    has_diverged,
+    list_batch_runs,
+    list_study_experiments,
+)
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.pages import build_page_settings
 from dj2mgm.storage.files import read_yaml, write_yaml

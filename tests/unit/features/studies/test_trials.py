@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from dj2mgm.features.studies.axes import Interval
-from dj2mgm.features.studies.designs import SearchDesign
-from dj2mgm.features.studies.halving import SearchHistory, plan_next
-from dj2mgm.features.studies.mixtures import (
+from dj2mgm.features.studies.axes import (
+    Interval,
     MixtureSpace,
     build_share_axes,
     compute_quantiles,
     compute_shares,
     list_quantile_keys,
 )
+from dj2mgm.features.studies.designs import SearchDesign
+from dj2mgm.features.studies.halving import SearchHistory, plan_next
 from dj2mgm.features.studies.study_records import BatchRecord, BatchResult, TrialRecord
 from dj2mgm.features.studies.trials import propose_trials
 from simulated_search import run, score, settings

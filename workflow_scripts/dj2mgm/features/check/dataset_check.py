@@ -21,10 +21,10 @@ from dj2mgm.data.user_dataset import HELD_OUT_FRACTION, MIN_HELD_OUT
 from dj2mgm.dataset_resolution.detection_advice import Advice
 from dj2mgm.dataset_resolution.file_formats import FORMATS
 from dj2mgm.errors import InputError, pluralize
-from dj2mgm.features.check.check_settings import CheckSettings
 from dj2mgm.reporting.comparison import SCORE_TITLES, format_difference
 from dj2mgm.reporting.rendering import encode_shrunk_image, format_snakemake_command
-from dj2mgm.reporting.verdicts.power import Noise, compute_expected_contrast, find_noise
+from dj2mgm.reporting.verdicts.power import Noise, PowerSettings, compute_expected_contrast, find_noise
+from dj2mgm.settings.base import Section, section, setting
 from dj2mgm.settings.dataset_files import (
     MAX_HELD_OUT,
     WITH_IMAGES,
@@ -33,9 +33,27 @@ from dj2mgm.settings.dataset_files import (
     ShapesDataset,
     load_dataset_settings,
 )
+from dj2mgm.settings.targets import ReportSection
 from dj2mgm.storage.files import find_files, format_yaml_line, read_json, read_jsonl
 from dj2mgm.storage.image_files import CONVERT_HEIF, CONVERT_RENAMED_HEIF, HEIF_SUFFIXES
 from dj2mgm.storage.shards import parse_member
+
+
+class CheckSettings(Section):
+    """Settings of the check of a dataset."""
+
+    dataset: str = setting(..., "name of the dataset")
+    keys: dict[str, str] = setting(..., "dataset and model of the training command, if they are not the defaults")
+    fetches_model: bool = setting(..., "whether `snakemake fetch` has to download the model first")
+    note: str = setting(..., "lines about a recognized format; empty if a file in config/datasets states it")
+    images: dict[str, str] = setting(..., "folder that image paths are relative to, by split")
+    model: str = setting(..., "model whose tokens are counted; empty if the configured one is not made for photos")
+    tokenizer: str = setting(..., "file of the model's tokenizer; empty if it is not on this machine")
+    max_length: int = setting(..., "tokens after which stage 2 cuts a conversation")
+    refuses_bad_rows: bool = setting(..., "whether a row that cannot be trained on stops the run")
+    report: ReportSection = section(ReportSection)
+    power: PowerSettings = setting(..., "without the number of held-out images, which the check counts")
+
 
 SHOWN_EXAMPLES = 3  # names of each reason
 SHOWN_ROWS = 10

@@ -2,7 +2,7 @@
 
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.errors import pluralize
-from dj2mgm.features.decide.look_records import LookRecord
+from dj2mgm.features.decide.looks import LookRecord
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.variants_page import CountCell, IntervalMark, ScoreCell, VariantRow, VariantsPage

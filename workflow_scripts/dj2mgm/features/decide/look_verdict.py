@@ -8,7 +8,7 @@ from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
 from dj2mgm.evaluation.run_scores import estimate_difference, pair_values
 from dj2mgm.evaluation.sequential import REPORT_LOOK, Look, compute_next_look, compute_verdict, find_cost_after_looks
 from dj2mgm.features.decide.decide_keys import DecideSection
-from dj2mgm.features.decide.look_records import LookRecord, count_affordable_seeds, count_planned_seeds
+from dj2mgm.features.decide.looks import LookRecord, count_affordable_seeds, count_planned_seeds
 from dj2mgm.records.page_records import VERDICT_FILE, PageSettings
 from dj2mgm.reporting.advised_commands import build_snakemake_command
 from dj2mgm.reporting.comparison import (

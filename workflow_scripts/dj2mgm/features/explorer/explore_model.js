@@ -1,4 +1,4 @@
-// Finds the rows that each step drops at the chosen limits, as features/explorer/steps.py does.
+// Finds the rows that each step drops at the chosen limits, as features/explorer/row_table.py does.
 
 const TIE = 1e-6;
 

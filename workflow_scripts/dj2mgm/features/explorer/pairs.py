@@ -20,8 +20,18 @@ import numpy as np
 from dj2mgm.data.formats import extract_caption
 from dj2mgm.data.instruction_rows import INSTRUCTIONS_FILE
 from dj2mgm.errors import InputError
-from dj2mgm.features.explorer.row_table import Column, RowTable, TextFile, build_number_column, build_word_column
-from dj2mgm.features.explorer.steps import DISTANCE, ExplorerStep, apply_limits, build_column_key, build_steps
+from dj2mgm.features.explorer.row_table import (
+    DISTANCE,
+    Column,
+    ExplorerStep,
+    RowTable,
+    TextFile,
+    apply_limits,
+    build_column_key,
+    build_number_column,
+    build_steps,
+    build_word_column,
+)
 from dj2mgm.recipes.statistic_limits import label_statistic
 from dj2mgm.records.page_records import StageRecipe, describe_clip_doubt, read_image_root
 from dj2mgm.records.recipe_summary import RecipeSummary, read_recipe_summary

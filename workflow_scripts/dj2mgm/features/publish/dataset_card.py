@@ -3,8 +3,7 @@
 from huggingface_hub import DatasetCard, DatasetCardData
 
 from dj2mgm.features.publish.export_card import format_inline_code
-from dj2mgm.features.publish.licenses import build_license_keys
-from dj2mgm.features.publish.publish_settings import PublishSettings
+from dj2mgm.features.publish.publish_settings import PublishSettings, build_license_keys
 from dj2mgm.features.publish.run_record import (
     RECORDS,
     RunRecord,

@@ -6,8 +6,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from dj2mgm.evaluation.metric_kinds import is_share
 from dj2mgm.features.publish.export_card import format_inline_code
-from dj2mgm.features.publish.licenses import build_license_keys
-from dj2mgm.features.publish.publish_settings import PublishSettings
+from dj2mgm.features.publish.publish_settings import PublishSettings, build_license_keys
 from dj2mgm.features.publish.run_record import (
     RECORDS,
     RunRecord,

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER
 from dj2mgm.errors import InputError
-from dj2mgm.features.publish.learning_check import refuse_unlearned
-from dj2mgm.features.publish.licenses import check_licenses
-from dj2mgm.features.publish.publish_settings import ExportSettings, PublishSettings
+from dj2mgm.features.publish.publish_settings import ExportSettings, PublishSettings, check_licenses
+from dj2mgm.features.publish.run_record import refuse_unlearned
 from dj2mgm.records.page_records import VERDICT_FILE, RecipeContents
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.experiment_recipes import read_recipes

@@ -3,7 +3,8 @@
 A figure in a card is a Markdown link with the place of its value as title, a JSON pointer (RFC 6901):
 `[75.5 %](records/comparison.csv "/dj_synth/finetune~1own/vqa_accuracy/value")`.
 
-Cards of models and datasets share some sections with such figures: sources, rows, recipes.
+Cards of models and datasets share some sections with such figures: sources, rows, recipes. A model that has learned
+nothing according to the record is refused.
 """
 
 import csv
@@ -20,6 +21,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.features.publish.export_card import format_inline_code
 from dj2mgm.features.publish.publish_settings import PublishSettings
 from dj2mgm.recipes.recipe_step import INSTRUCTIONS
+from dj2mgm.records.page_records import read_verdicts
 from dj2mgm.storage.files import read_json, read_yaml, write_json
 from dj2mgm.storage.plain_files import copy_plain
 
@@ -197,3 +199,21 @@ def format_section(title: str, *parts: list[str]) -> list[str]:
     for part in parts:
         lines += [*part, ""]
     return lines
+
+
+def refuse_unlearned(experiment: str, verdict: str | Path, allow_unlearned: bool) -> None:
+    """Raise InputError if the model of an experiment has learned nothing, unless that is allowed.
+
+    Args:
+        experiment: the experiment whose model is published.
+        verdict: the file of the verdicts of its page.
+        allow_unlearned: `publish.allow_unlearned`.
+    """
+    faults = read_verdicts(verdict).get(experiment, {}).get("learning_faults", [])
+    if faults and not allow_unlearned:
+        reason, remedy = (faults[0][key] for key in ("reason", "remedy"))
+        raise InputError(
+            f"publish: the model of {experiment} has learned nothing measurable. {reason}. {remedy}, "
+            f"then run `snakemake {experiment}` again, or add "
+            "`--config publish='{allow_unlearned: true}'` to publish it as it is"
+        )

@@ -4,9 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from dj2mgm.features.studies.axes import Interval
+from dj2mgm.features.studies.axes import Interval, MixtureSpace
 from dj2mgm.features.studies.designs import Sampler
-from dj2mgm.features.studies.mixtures import MixtureSpace
 from dj2mgm.features.studies.studies_config import StudyPage
 from dj2mgm.records.page_records import PageSettings, ShownExperiment
 from dj2mgm.settings.base import Number, Section, Seed, setting

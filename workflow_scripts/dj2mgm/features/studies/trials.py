@@ -15,10 +15,16 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from dj2mgm.features.studies.axes import Interval, round_number
+from dj2mgm.features.studies.axes import (
+    Interval,
+    build_share_axes,
+    compute_quantiles,
+    compute_shares,
+    list_quantile_keys,
+    round_number,
+)
 from dj2mgm.features.studies.changes import hash_changes
 from dj2mgm.features.studies.halving import SearchHistory, plan_next
-from dj2mgm.features.studies.mixtures import build_share_axes, compute_quantiles, compute_shares, list_quantile_keys
 from dj2mgm.features.studies.study_records import BatchRecord, SearchSettings, TrialRecord
 
 # Scores from which a sampler chooses points. Optuna's default of 10 leaves little of a budget of a few trainings.
