@@ -143,7 +143,7 @@ def train(configuration: TrainingCase, folder: Path, output: Path) -> None:
     import torch
 
     import dj2mgm.models.mgm.mgm_family
-    import dj2mgm.training.fingerprint
+    import dj2mgm.training.checkpoints
     import dj2mgm.training.stage
     import finetune
     import pretrain
@@ -165,7 +165,7 @@ def train(configuration: TrainingCase, folder: Path, output: Path) -> None:
 
         dj2mgm.models.mgm.mgm_family.MGMForConditionalGeneration = PlainMGM
         dj2mgm.training.stage.gather_whole_layers = lambda model, parts: None
-    dj2mgm.training.fingerprint.compute_sha256 = lambda *paths: ""  # hashing six gigabytes takes longer than the steps
+    dj2mgm.training.checkpoints.compute_sha256 = lambda *paths: ""  # hashing six gigabytes takes longer than the steps
     dj2mgm.training.stage.StageTrainer._save_checkpoint = lambda *_: None
     length = read_json(folder / "lengths.json")[configuration.stage]
     settings = TrainingSettings(

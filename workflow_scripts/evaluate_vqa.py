@@ -16,8 +16,13 @@ import numpy
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.evaluation.groups import Rows, iterate_score_rows, read_paired_rows
 from dj2mgm.evaluation.leaked_ids import HELD_OUT, read_leaked_ids
-from dj2mgm.evaluation.reference_likelihoods import measure_log_likelihoods, read_likelihoods
-from dj2mgm.evaluation.vqa import evaluate_answers, measure_accuracy, merge_metrics
+from dj2mgm.evaluation.vqa import (
+    evaluate_answers,
+    measure_accuracy,
+    measure_log_likelihoods,
+    merge_metrics,
+    read_likelihoods,
+)
 from dj2mgm.score_groups import OWN
 from dj2mgm.storage.files import compute_sha256, write_json, write_jsonl
 

@@ -14,7 +14,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.features.studies.changes import nest_changes
 from dj2mgm.features.studies.studies_config import list_study_names
 from dj2mgm.features.studies.study_records import StudyPageSettings
-from dj2mgm.reporting.advised_commands import build_snakemake_command
+from dj2mgm.reporting.verdicts.verdict_sentences import build_snakemake_command
 from dj2mgm.runs.layers import locate_experiment_file, merge
 from dj2mgm.settings.config_files import CONFIG, read_config, suggest_name
 from dj2mgm.settings.configuration import build_configuration_model

@@ -27,8 +27,7 @@ with quiet_imports():
     from rich.console import Console
 
     from dj2mgm.errors import InputError
-    from dj2mgm.models.lora import find_projections
-    from dj2mgm.models.tuning import TUNINGS, Tuning
+    from dj2mgm.models.tuning import TUNINGS, Tuning, find_projections
     from dj2mgm.planning.architecture import Architecture, MGMArchitecture, VLMArchitecture, find_architecture
     from dj2mgm.planning.image_sizes import PlannedImages, plan_images
     from dj2mgm.planning.plan_table import print_answer, print_plans, print_times

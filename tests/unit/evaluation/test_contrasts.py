@@ -9,9 +9,8 @@ import pytest
 from scipy import stats
 
 from dj2mgm.evaluation.contrast_verdicts import VERDICT_LEVEL, apply_holm_correction, decide
-from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_base, contrast_with_reference
+from dj2mgm.evaluation.contrasts import PairedContrast, PairedValues, contrast_with_base, contrast_with_reference
 from dj2mgm.evaluation.intervals import LEVEL
-from dj2mgm.evaluation.paired_values import PairedValues
 from dj2mgm.evaluation.sequential import compute_verdict
 from median_estimates import draw_median
 

@@ -6,14 +6,14 @@ import pytest
 
 import evaluate_vqa
 from dj2mgm.evaluation.metric_kinds import is_share
-from dj2mgm.evaluation.reference_likelihoods import (
+from dj2mgm.evaluation.run_scores import aggregate, read_run_scores
+from dj2mgm.evaluation.vqa import (
     ANSWER,
     CAPTION,
     build_likelihood_row,
     measure_log_likelihoods,
     read_likelihoods,
 )
-from dj2mgm.evaluation.run_scores import aggregate, read_run_scores
 from dj2mgm.storage.files import write_jsonl
 from run_main import run_main
 

@@ -7,9 +7,8 @@ import pytest
 from scipy import stats
 
 from dj2mgm.evaluation.contrast_verdicts import VERDICT_LEVEL, find_decision_cost
-from dj2mgm.evaluation.contrasts import DecisionGoal, PairedContrast, contrast_with_reference
+from dj2mgm.evaluation.contrasts import DecisionGoal, PairedContrast, PairedValues, contrast_with_reference
 from dj2mgm.evaluation.intervals import LEVEL
-from dj2mgm.evaluation.paired_values import PairedValues
 from dj2mgm.evaluation.sequential import (
     REPORT_LOOK,
     Look,

@@ -10,7 +10,7 @@ from dj2mgm.data.formats import build_conversation
 from dj2mgm.errors import InputError
 from dj2mgm.health.project_checks import build_largest_workload
 from dj2mgm.models.families import load_family
-from dj2mgm.models.lora import wrap_with_lora
+from dj2mgm.models.tuning import wrap_with_lora
 from dj2mgm.models.vlm.vlm_family import supports_sdpa
 from dj2mgm.planning.architecture import PlanningError, VLMArchitecture, load_architecture
 from dj2mgm.planning.image_sizes import plan_images

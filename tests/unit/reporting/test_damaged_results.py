@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 import compare_experiments
 from dj2mgm.data.json_rows import LineIndex
 from dj2mgm.errors import InputError
-from dj2mgm.models.lora import wrap_with_lora
 from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.mgm.mgm_generator import load_trained
 from dj2mgm.models.trained_weights import find_projector_parameters, load_projector
+from dj2mgm.models.tuning import wrap_with_lora
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.settings.training_stages import LoraSettings
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json

@@ -6,10 +6,10 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 
 from dj2mgm.errors import InputError
-from dj2mgm.models.lora import find_projections, wrap_with_lora
 from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.mgm.mgm_generator import load_trained
 from dj2mgm.models.trained_weights import find_projector_parameters, load_projector, read_full_shapes
+from dj2mgm.models.tuning import find_projections, wrap_with_lora
 from dj2mgm.runs.training_checks import PROJECTIONS
 from dj2mgm.settings.training_stages import LoraSettings
 from dj2mgm.training.outputs import BrokenWeightsError, check_weights, gather_weights, save_projector, save_weights

@@ -6,7 +6,7 @@ from pathlib import Path
 from dj2mgm.cli.messages import Progress
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.control_images import assign_image_ids, draw_control_paths, locate_row_images
-from dj2mgm.evaluation.reference_likelihoods import ANSWER, CAPTION, build_likelihood_row
+from dj2mgm.evaluation.vqa import ANSWER, CAPTION, build_likelihood_row
 from dj2mgm.models.vision_language import Generator
 from dj2mgm.score_groups import NO_IMAGE, OWN, SHUFFLED
 from dj2mgm.settings.evaluation import GenerateSettings

@@ -31,8 +31,7 @@ from dj2mgm.reporting.row_flow import (
 )
 from dj2mgm.reporting.sections.gallery import build_duplicate_sections, build_gallery
 from dj2mgm.reporting.sections.histograms import build_similarity_histogram, build_statistic_histograms
-from dj2mgm.reporting.sections.judge_section import describe_judges, measure_judge_agreement
-from dj2mgm.reporting.sections.leak_section import build_leak_sections
+from dj2mgm.reporting.sections.judge_section import build_leak_sections, describe_judges, measure_judge_agreement
 from dj2mgm.reporting.sections.run_details import (
     build_times_table,
     build_training_table,

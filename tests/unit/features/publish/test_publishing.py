@@ -14,8 +14,8 @@ from dj2mgm.features.publish.model_card import describe_usage
 from dj2mgm.features.publish.publish_settings import PublishSettings
 from dj2mgm.features.publish.stock_weights import ADAPTER_FOLDER, STAGE, write_adapter, write_merged
 from dj2mgm.models.families import load_family
-from dj2mgm.models.lora import wrap_with_lora
 from dj2mgm.models.trained_weights import find_projector_parameters
+from dj2mgm.models.tuning import wrap_with_lora
 from forked_python import forked_python
 from tiny_families import LORA, save_tiny_family
 from tiny_models import save_image, tiny_mgm, tiny_processor

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dj2mgm.evaluation.contrasts import contrast_with_reference
-from dj2mgm.evaluation.paired_values import PairedValues
+from dj2mgm.evaluation.contrasts import PairedValues, contrast_with_reference
 from dj2mgm.evaluation.sequential import compute_verdict, plan_looks
 from dj2mgm.features.studies.designs import SearchDesign
 from dj2mgm.features.studies.halving import (

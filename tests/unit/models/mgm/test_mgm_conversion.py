@@ -23,8 +23,7 @@ from dj2mgm.models.mgm.conversion import (
     convert_to_safetensors,
 )
 from dj2mgm.models.mgm.tensor_names import CONVNEXT, LAST_NORM, MGM_NAMES, rename_tensor, reverse_pairs
-from dj2mgm.models.trained_weights import load_projector
-from dj2mgm.models.weight_shards import Shard, open_shards
+from dj2mgm.models.trained_weights import Shard, load_projector, open_shards
 from dj2mgm.storage.files import read_json, write_json
 from fuzzing import fuzzed
 from published_mgm import MGM_2B, list_convnext_shapes, list_published_shapes, make_random_weights

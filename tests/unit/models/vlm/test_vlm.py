@@ -17,9 +17,9 @@ from dj2mgm.data.formats import build_conversation, build_text_conversation, lis
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.models.families import load_family
-from dj2mgm.models.lora import wrap_with_lora
 from dj2mgm.models.questions import GivenAnswer
 from dj2mgm.models.trained_weights import find_language_parameters
+from dj2mgm.models.tuning import wrap_with_lora
 from dj2mgm.models.vision_language import IGNORE_INDEX
 from dj2mgm.models.vlm.encoder import TOKEN_FIELDS, TYPE_IDS
 from dj2mgm.models.vlm.vlm_family import use_chunked_loss

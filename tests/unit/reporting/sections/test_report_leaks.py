@@ -6,7 +6,7 @@ from dj2mgm.evaluation.groups import Rows
 from dj2mgm.evaluation.vqa import evaluate_answers
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.rendering import Cell
-from dj2mgm.reporting.sections.leak_section import build_leak_sections
+from dj2mgm.reporting.sections.judge_section import build_leak_sections
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
 from report_pages import Elements, read_page_text, write_report
 from report_results import IMAGES, write_results

@@ -9,7 +9,6 @@ import pytest
 from scipy import stats
 
 from dj2mgm.evaluation.run_scores import MetricValues
-from dj2mgm.reporting.advised_commands import build_keep_command
 from dj2mgm.reporting.comparison import compare_with_first, find_headline, format_difference, format_interval
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.variants_page import VariantsPage, write_variants_page
@@ -17,6 +16,7 @@ from dj2mgm.reporting.verdicts.assessment import Assessment
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, describe_faults, estimate_image_gain
 from dj2mgm.reporting.verdicts.verdict_cards import merge_withheld
+from dj2mgm.reporting.verdicts.verdict_sentences import build_keep_command
 from dj2mgm.settings.targets import ReportSection
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml
 from evaluated_runs import write_run

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dj2mgm.evaluation.contrasts import contrast_with_reference
-from dj2mgm.evaluation.paired_values import PairedValues
+from dj2mgm.evaluation.contrasts import PairedValues, contrast_with_reference
 from dj2mgm.reporting.verdicts.power import (
     FinishedRun,
     Noise,

@@ -10,7 +10,6 @@ from dj2mgm.evaluation.sequential import REPORT_LOOK, Look, compute_next_look, c
 from dj2mgm.features.decide.decide_keys import DecideSection
 from dj2mgm.features.decide.looks import LookRecord, count_affordable_seeds, count_planned_seeds
 from dj2mgm.records.page_records import VERDICT_FILE, PageSettings
-from dj2mgm.reporting.advised_commands import build_snakemake_command
 from dj2mgm.reporting.comparison import (
     HeadlineScore,
     find_headline,
@@ -23,7 +22,7 @@ from dj2mgm.reporting.rendering import join_words
 from dj2mgm.reporting.verdicts.decision_cost import UNDECIDABLE, describe_images, describe_seeds, state_cost
 from dj2mgm.reporting.verdicts.headline_verdicts import describe_missing_score, find_unlearned
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, list_training_faults
-from dj2mgm.reporting.verdicts.verdict_sentences import explain_withheld, write_statement
+from dj2mgm.reporting.verdicts.verdict_sentences import build_snakemake_command, explain_withheld, write_statement
 from dj2mgm.runs.seed_times import format_hours, sum_measured_seconds
 from dj2mgm.settings.targets import DecisionBudget
 from dj2mgm.settings.validation import load_settings

@@ -8,11 +8,11 @@ from dj2mgm.features.studies.axes import Interval
 from dj2mgm.features.studies.study_parts import ParallelPlot, PlainTable, TrialLine
 from dj2mgm.features.studies.study_records import ShownSearch, ShownStudy, ShownTrial
 from dj2mgm.features.studies.trials import find_importances
-from dj2mgm.reporting.advised_commands import build_keep_command, build_snakemake_command
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparison import HeadlineScore, format_score
 from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
+from dj2mgm.reporting.verdicts.verdict_sentences import build_keep_command, build_snakemake_command
 from dj2mgm.runs.experiments import REFERENCE
 
 MIN_TRIALS = 8  # with fewer trials, the best quarter is not marked

@@ -41,7 +41,7 @@ from dj2mgm.models.mgm.tensor_names import (
     rename_tensor,
     reverse_pairs,
 )
-from dj2mgm.models.weight_shards import Shard, open_shards, rename_shards, write_shards
+from dj2mgm.models.trained_weights import Shard, open_shards, rename_shards, write_shards
 from dj2mgm.storage.files import read_json, replace_file, replace_folder, write_bytes, write_json
 
 OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")

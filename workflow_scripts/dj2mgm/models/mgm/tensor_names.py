@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from dj2mgm.errors import InputError
-from dj2mgm.models.weight_shards import Shard
+from dj2mgm.models.trained_weights import Shard
 
 NamePairs = tuple[tuple[str, str], ...]  # (their template, our template)
 

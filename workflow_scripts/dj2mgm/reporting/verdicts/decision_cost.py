@@ -1,20 +1,75 @@
-"""The cost of deciding a comparison: additional seeds and images, their time, and the commands that add them."""
+"""Pairs of experiments that a page compares, and the cost of deciding them.
+
+The cost is additional seeds and images, their time, and the commands that add them.
+"""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.errors import pluralize
 from dj2mgm.evaluation.contrast_verdicts import MAX_IMAGES, MAX_SEEDS, ContrastVerdict
 from dj2mgm.evaluation.contrasts import PairedContrast
 from dj2mgm.evaluation.sequential import find_deciding_budget
-from dj2mgm.reporting.advised_commands import build_snakemake_command
 from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
-from dj2mgm.reporting.verdicts.experiment_pairs import ExperimentPair
+from dj2mgm.reporting.verdicts.verdict_sentences import build_snakemake_command
+from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.seed_times import choose_unused_seeds, sum_measured_seconds
 from dj2mgm.settings.configuration import TARGETS_BY_KEY
 from dj2mgm.settings.targets import DecisionBudget
 from dj2mgm.verdict_kinds import VerdictKind
+
+
+@dataclass(frozen=True)
+class ExperimentPair:
+    """Two experiments that a page compares.
+
+    Attributes:
+        subject: the experiment under whose name the verdict is shown. It is `experiment`, or the control that this
+            comparison belongs to.
+    """
+
+    experiment: ExperimentResults
+    reference: ExperimentResults
+    subject: ExperimentResults
+
+    @property
+    def owner(self) -> str:
+        """Target of Snakemake whose page shows the comparison: the experiment, or the control's experiment."""
+        return self.subject.control.experiment if self.subject.control else self.experiment.name
+
+    @property
+    def can_be_decided(self) -> bool:
+        """True if `snakemake decide` makes this comparison."""
+        return self.subject.control is None and self.reference.name == REFERENCE
+
+
+def find_comparisons(experiments: list[ExperimentResults]) -> list[ExperimentPair]:
+    """Return the comparisons of a page: each later experiment with the first one, and the controls' comparisons."""
+    reference, *later_experiments = experiments
+    by_name = {experiment.name: experiment for experiment in experiments}
+    pairs = [
+        (experiment, experiment.control.compared if experiment.control else (experiment.name, reference.name))
+        for experiment in later_experiments
+    ]
+    return [ExperimentPair(by_name[pair[0]], by_name[pair[1]], subject) for subject, pair in pairs if pair]
+
+
+def find_controls(experiments: list[ExperimentResults], comparison: ExperimentPair) -> list[str]:
+    """Return the kinds of controls that a page has of a compared experiment."""
+    kinds = [
+        experiment.control.kind
+        for experiment in experiments
+        if experiment.control and experiment.control.experiment == comparison.owner
+    ]
+    return list(dict.fromkeys(kinds))
+
+
+def is_learning_rate_control(subject: ExperimentResults) -> bool:
+    """Return whether this is the control at half of the learning rates, which repeats its experiment's verdict."""
+    return subject.control is not None and subject.control.kind == "half_learning_rate"
+
 
 MAX_LISTED = 20  # additional seeds in a command
 FURTHER_SEEDS = 2  # additional seeds that are advised after a single one

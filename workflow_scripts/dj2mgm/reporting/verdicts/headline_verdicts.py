@@ -20,9 +20,9 @@ from dj2mgm.reporting.comparison import (
 )
 from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
-from dj2mgm.reporting.verdicts.decision_cost import advise_next_step
-from dj2mgm.reporting.verdicts.experiment_pairs import (
+from dj2mgm.reporting.verdicts.decision_cost import (
     ExperimentPair,
+    advise_next_step,
     find_comparisons,
     find_controls,
     is_learning_rate_control,

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dj2mgm.evaluation.contrast_verdicts import apply_holm_correction
-from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_base
+from dj2mgm.evaluation.contrasts import PairedContrast, PairedValues, contrast_with_base
 from dj2mgm.evaluation.intervals import LEVEL
 from dj2mgm.evaluation.metric_kinds import BY_TYPE, is_task_metric
-from dj2mgm.evaluation.paired_values import PairedValues
 from dj2mgm.evaluation.run_scores import estimate_difference
 from dj2mgm.reporting.comparison import (
     LOWER_IS_BETTER,

@@ -6,11 +6,10 @@ from pathlib import Path
 
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.evaluation.run_scores import GroupEstimates, estimate_difference
-from dj2mgm.reporting.advised_commands import build_keep_command, build_snakemake_command
 from dj2mgm.reporting.comparison import SCORE_TITLES, format_score
 from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import join_words
-from dj2mgm.reporting.verdicts.experiment_pairs import (
+from dj2mgm.reporting.verdicts.decision_cost import (
     ExperimentPair,
     find_comparisons,
     find_controls,
@@ -26,6 +25,8 @@ from dj2mgm.reporting.verdicts.verdict_sentences import (
     NOT_RECORDED,
     NOT_SURE,
     SURE,
+    build_keep_command,
+    build_snakemake_command,
     capitalize,
     explain_withheld,
 )
