@@ -21,7 +21,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PROJECT / "workflow_scripts"))
 
 import dj2mgm.juicer.operators  # noqa: E402, F401  (registers the batched operator)
-from dj2mgm.data.shapes.shapes_dataset import write_shapes  # noqa: E402
+from dj2mgm.data.shapes import write_shapes  # noqa: E402
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset  # noqa: E402
 from dj2mgm.juicer.patched_data_juicer import OP, Fields, load_ops, prepare_process  # noqa: E402
 from dj2mgm.settings.dataset_files import FaultRates  # noqa: E402

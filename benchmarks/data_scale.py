@@ -28,7 +28,7 @@ SCRIPTS = PROJECT / "workflow_scripts"
 sys.path.insert(0, str(SCRIPTS))
 
 from dj2mgm.data.formats import build_conversation, build_dj_text, extract_caption  # noqa: E402
-from dj2mgm.data.shapes.shapes_dataset import write_shapes  # noqa: E402
+from dj2mgm.data.shapes import write_shapes  # noqa: E402
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset  # noqa: E402
 from dj2mgm.runs.all_runs import Runs  # noqa: E402
 from dj2mgm.storage.files import read_jsonl, write_json_list, write_jsonl, write_yaml  # noqa: E402

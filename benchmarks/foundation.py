@@ -28,15 +28,18 @@ import torch.nn.functional as F  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, CLIPModel, CLIPProcessor  # noqa: E402
 
 from dj2mgm.compute import set_seed, use_cpu_threads  # noqa: E402
-from dj2mgm.data.shapes.scenes import describe_scene, draw_image  # noqa: E402
-from dj2mgm.data.shapes.shapes_dataset import draw_row_scene  # noqa: E402
+from dj2mgm.data.shapes import (  # noqa: E402
+    describe_scene,
+    draw_image,
+    draw_row_scene,
+)
 from dj2mgm.foundation.clip import train_clip  # noqa: E402
 from dj2mgm.foundation.language_model import (  # noqa: E402
     draw_training_example,
     load_chat_templates,
     train_language_model,
 )
-from dj2mgm.model_files.foundation import FOUNDATION_SETTINGS  # noqa: E402
+from dj2mgm.model_files.missing_models import FOUNDATION_SETTINGS  # noqa: E402
 from dj2mgm.models.vision_language import IGNORE_INDEX  # noqa: E402
 from dj2mgm.runs.layers import merge_experiment  # noqa: E402
 from dj2mgm.settings.models import Foundation  # noqa: E402

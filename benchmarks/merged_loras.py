@@ -24,7 +24,7 @@ sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
 
 from mixture import NOISE, parse_folder, run_target  # noqa: E402
 
-from dj2mgm.data.shapes.shapes_dataset import write_shapes  # noqa: E402
+from dj2mgm.data.shapes import write_shapes  # noqa: E402
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset  # noqa: E402
 from dj2mgm.evaluation.held_out_rows import HeldOutRows  # noqa: E402
 from dj2mgm.evaluation.intervals import Estimate  # noqa: E402

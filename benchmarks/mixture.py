@@ -16,7 +16,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(PROJECT / "workflow_scripts")]
 
-from dj2mgm.data.shapes.shapes_dataset import write_shapes  # noqa: E402
+from dj2mgm.data.shapes import write_shapes  # noqa: E402
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset  # noqa: E402
 from dj2mgm.settings.dataset_files import FaultRates  # noqa: E402
 from dj2mgm.storage.files import write_yaml  # noqa: E402

@@ -33,8 +33,11 @@ sys.path.insert(0, str(PROJECT / "workflow_scripts"))
 
 import dj2mgm.juicer.operators  # noqa: E402, F401  (registers the operators)
 from dj2mgm.data.images import load_image  # noqa: E402
-from dj2mgm.data.shapes.scenes import describe_scene, draw_image  # noqa: E402
-from dj2mgm.data.shapes.shapes_dataset import draw_row_scene  # noqa: E402
+from dj2mgm.data.shapes import (  # noqa: E402
+    describe_scene,
+    draw_image,
+    draw_row_scene,
+)
 from dj2mgm.juicer.patched_data_juicer import load_ops, patch_data_juicer  # noqa: E402
 
 NEAR, EMBEDDING = "image_near_deduplicator", "image_embedding_deduplicator"

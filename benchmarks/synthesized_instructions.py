@@ -21,8 +21,11 @@ import numpy as np  # noqa: E402
 from scipy.stats import mannwhitneyu  # noqa: E402
 
 from dj2mgm.data.formats import extract_caption  # noqa: E402
-from dj2mgm.data.shapes.scenes import COUNT_WORDS, Scene  # noqa: E402
-from dj2mgm.data.shapes.shapes_dataset import draw_row_scene  # noqa: E402
+from dj2mgm.data.shapes import (  # noqa: E402
+    COUNT_WORDS,
+    Scene,
+    draw_row_scene,
+)
 from dj2mgm.storage.files import read_jsonl, read_yaml  # noqa: E402
 
 

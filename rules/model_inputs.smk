@@ -3,7 +3,7 @@ import os
 from itertools import chain
 
 from dj2mgm.model_files.clips import list_clip_files
-from dj2mgm.model_files.foundation import FOUNDATION_PARTS
+from dj2mgm.model_files.missing_models import FOUNDATION_PARTS
 from dj2mgm.model_files.missing_models import (
     MissingModelError,
     check_model_folders,

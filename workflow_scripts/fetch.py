@@ -16,7 +16,7 @@ from dj2mgm.cli.command_line import command_line, make_parser, project_imports
 with project_imports():
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    from dj2mgm.dataset_resolution.hub_data import (
+    from dj2mgm.dataset_resolution.experiment_dataset import (
         DOWNLOADS_FOLDER,
         HubData,
         find_hub_benchmark,

@@ -11,7 +11,7 @@ import shutil
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.cli.messages import note
 from dj2mgm.data.merged_sources import write_merged_sources
-from dj2mgm.data.shapes.shapes_dataset import assign_faults, count_faults, write_shapes
+from dj2mgm.data.shapes import assign_faults, count_faults, write_shapes
 from dj2mgm.data.user_dataset import write_user_dataset
 from dj2mgm.settings.dataset_files import (
     CHECK_FILES,

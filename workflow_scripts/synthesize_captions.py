@@ -27,7 +27,7 @@ with torch_imports():
     from transformers.utils import logging as transformers_log
 
     from dj2mgm.compute import set_seed, use_cpu_threads
-    from dj2mgm.data.held_out_images import HeldOutImages
+    from dj2mgm.data.images import HeldOutImages
     from dj2mgm.data.instruction_rows import INSTRUCTIONS_FILE, convert_instructions, make_slots
     from dj2mgm.errors import InputError
     from dj2mgm.juicer.patched_data_juicer import prepare_process

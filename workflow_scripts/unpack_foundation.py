@@ -15,7 +15,7 @@ with torch_imports():
     import torch
     from safetensors.torch import load_file, save_file
 
-    from dj2mgm.model_files.foundation import FOUNDATION_PARTS
+    from dj2mgm.model_files.missing_models import FOUNDATION_PARTS
     from dj2mgm.model_files.model_folders import (
         CONFIG_FILES,
         PROCESSOR_FILES,

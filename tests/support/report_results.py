@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from dj2mgm.data.formats import build_dj_text
-from dj2mgm.data.shapes.scenes import describe_scene, draw_image
-from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
+from dj2mgm.data.shapes import describe_scene, draw_image, draw_row_scene
 from dj2mgm.evaluation.caption_attributes import measure_attributes
 from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.evaluation.vqa import measure_rows

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dj2mgm.data.sample_counts import SampleRules
+from dj2mgm.data.training_jsonl import SampleRules
 from dj2mgm.settings.data import JsonlSection, JsonlSettings
 
 

@@ -8,8 +8,7 @@ import time
 import pytest
 
 from dj2mgm.data.formats import build_dj_text
-from dj2mgm.data.shapes.scenes import describe_scene, draw_image
-from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
+from dj2mgm.data.shapes import describe_scene, draw_image, draw_row_scene
 from dj2mgm.storage.files import write_jsonl, write_text
 from small_project import copy_project
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from dj2mgm.storage.files import read_json, read_jsonl, write_yaml
-from dj2mgm.storage.shards import parse_member
+from dj2mgm.storage.image_files import parse_member
 from small_project import Project
 
 # identical copies are kept

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dj2mgm.dataset_resolution.hub_data import find_hub_dataset
+from dj2mgm.dataset_resolution.experiment_dataset import find_hub_dataset
 from dj2mgm.runs.layers import merge_experiment
 from dj2mgm.settings.config_files import list_config_names
 from dj2mgm.settings.models import TransformersModel

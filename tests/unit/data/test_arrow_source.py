@@ -12,7 +12,7 @@ import pytest
 from datasets import Dataset, DatasetDict, load_from_disk
 
 from dj2mgm.data.images import load_image
-from dj2mgm.data.sources.arrow import read
+from dj2mgm.data.sources.parquet import read_arrow
 from dj2mgm.data.sources.source import Source
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
 from dj2mgm.errors import InputError
@@ -22,7 +22,7 @@ from source_files import CAPTIONS, IMAGES, arrow
 
 def read_captions(folder: Path, output: Path) -> tuple[list[str], Source]:
     source = Source("a", tuple(find_files(folder, (".arrow",))), folder, output=output)
-    rows = list(read(source))
+    rows = list(read_arrow(source))
     for row, content in zip(rows, IMAGES.values(), strict=False):
         assert load_image(f"{output}/{row['image']}").size == load_image(content).size
     return [row["conversations"][1]["value"] for row in rows], source
@@ -132,7 +132,7 @@ def test_one_batch_of_many_images_is_read_in_parts(tmp_path):
     del table
     source = Source("a", (tmp_path / "photos/a.arrow",), tmp_path / "photos", output=tmp_path / "images")
     before = pa.total_allocated_bytes()
-    assert sum(1 for _ in read(source)) == count and pa.total_allocated_bytes() - before < 32 << 20
+    assert sum(1 for _ in read_arrow(source)) == count and pa.total_allocated_bytes() - before < 32 << 20
     assert Dataset.from_file(str(tmp_path / "photos/a.arrow")).num_rows == count
 
 
@@ -150,6 +150,6 @@ def test_one_batch_of_many_images_is_read_in_parts(tmp_path):
 )
 def test_copied_images_keep_their_names(tmp_path, path, name):
     write_stream(tmp_path / "a/rows.arrow", build_table(image=[{"bytes": IMAGES["000"], "path": path}]))
-    [row] = read(Source("a", (tmp_path / "a/rows.arrow",), tmp_path / "a", output=tmp_path / "images"))
+    [row] = read_arrow(Source("a", (tmp_path / "a/rows.arrow",), tmp_path / "a", output=tmp_path / "images"))
     assert row["image"].rpartition("/")[2] == name
     assert load_image(tmp_path / "images" / row["image"]).size == load_image(IMAGES["000"]).size

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dj2mgm.data import json_rows
-from dj2mgm.data.evaluation_rows import read_evaluation
-from dj2mgm.data.formats import build_dj_text, read_llava, read_pairs
-from dj2mgm.data.held_out_images import HeldOutImages
+from dj2mgm.data.formats import build_dj_text, read_evaluation, read_llava, read_pairs
+from dj2mgm.data.images import HeldOutImages
 from dj2mgm.data.json_rows import read_json_list
 from dj2mgm.data.training_jsonl import convert_pairs, write_training_jsonl
 from dj2mgm.data.user_dataset import write_user_dataset

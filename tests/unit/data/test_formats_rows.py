@@ -8,11 +8,11 @@ import tracemalloc
 
 import pytest
 
-from dj2mgm.data.evaluation_rows import read_evaluation
 from dj2mgm.data.formats import (
     build_conversation,
     build_dj_text,
     extract_caption,
+    read_evaluation,
     read_llava,
     read_pairs,
 )

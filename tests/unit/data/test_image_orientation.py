@@ -18,7 +18,7 @@ from transformers.image_utils import load_image as turned_by_transformers
 
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import BadImageError, load_image, read_image_size
-from dj2mgm.data.near_duplicates.image_signatures import compute_signature
+from dj2mgm.data.near_duplicates import compute_signature
 from dj2mgm.evaluation.leak_search import Reference, read_references
 from dj2mgm.features.lmms_eval.exchange import save_once
 from dj2mgm.features.publish.exports import Sample, write_parquet
@@ -29,7 +29,7 @@ from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.recipes.recipe_step import parse_steps
 from dj2mgm.reporting.rendering import load_thumbnail
 from dj2mgm.storage.files import read_jsonl, write_jsonl
-from dj2mgm.storage.shards import read_members
+from dj2mgm.storage.image_files import read_members
 from tiny_models import tiny_processor
 
 COLORS = Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 80, 3), dtype=np.uint8))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dj2mgm.data.near_duplicates.multi_index_hashing import MAX_RADIUS, find_near_pairs
+from dj2mgm.data.near_duplicates import MAX_RADIUS, find_near_pairs
 
 
 def codes_with_neighbors(seed: int, count: int, most: int) -> np.ndarray:

@@ -10,10 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from dj2mgm.data.near_duplicates.clusters import find_near_duplicates, keep_best
-from dj2mgm.data.near_duplicates.image_signatures import MAX_BITS, MAX_LEVELS, compute_distances, compute_signature
-from dj2mgm.data.shapes.scenes import describe_scene, draw_image
-from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
+from dj2mgm.data.near_duplicates import (
+    MAX_BITS,
+    MAX_LEVELS,
+    compute_distances,
+    compute_signature,
+    find_near_duplicates,
+    keep_best,
+)
+from dj2mgm.data.shapes import describe_scene, draw_image, draw_row_scene
 from dj2mgm.evaluation.leak_search import Reference, find_leaks, read_references
 
 SCENES = 300
@@ -61,7 +66,7 @@ def test_every_duplicate_and_no_kept_row_is_near_a_kept_row(pairs, order):
 
 def test_not_all_pairs_of_large_clusters_are_computed(monkeypatch):
     """Use 5000 rows in two groups; while there are too many pairs, a quarter of the rows is taken first."""
-    monkeypatch.setattr("dj2mgm.data.near_duplicates.clusters.MAX_PAIRS_IN_MEMORY", 20_000)
+    monkeypatch.setattr("dj2mgm.data.near_duplicates.MAX_PAIRS_IN_MEMORY", 20_000)
     rank, pairs_of_query = np.random.default_rng(0).permutation(5000), []
 
     def near(positions):

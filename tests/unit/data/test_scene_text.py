@@ -3,7 +3,7 @@
 import random
 
 from dj2mgm.control_tokens import CONTROL_TOKEN_PATTERN
-from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
+from dj2mgm.data.shapes import draw_row_scene
 from dj2mgm.foundation.language_model import (
     EMPTY_WORD,
     draw_board,

@@ -10,20 +10,22 @@ from functools import cache
 import pytest
 from PIL import Image
 
-from dj2mgm.data.evaluation_rows import read_evaluation
-from dj2mgm.data.formats import extract_caption, read_llava, read_pairs
+from dj2mgm.data.formats import extract_caption, read_evaluation, read_llava, read_pairs
 from dj2mgm.data.images import BadImageError, load_image, locate_image
-from dj2mgm.data.shapes.scenes import (
+from dj2mgm.data.shapes import (
     COLORS,
     IMAGE_SIZE,
     POSITIONS,
     QUESTION_TYPES,
     SHAPES,
+    assign_faults,
+    count_faults,
     describe_scene,
     draw_image,
+    draw_mismatched_caption,
     draw_scene,
+    write_shapes,
 )
-from dj2mgm.data.shapes.shapes_dataset import assign_faults, count_faults, draw_mismatched_caption, write_shapes
 from dj2mgm.errors import InputError
 from dj2mgm.storage.files import read_jsonl
 from drawn_datasets import draw_dataset

@@ -22,14 +22,14 @@ import make_dataset
 from dj2mgm.data.formats import build_dj_text, extract_caption, read_llava, read_pairs
 from dj2mgm.data.images import BadImageError, join_image_path, load_image, locate_image, read_image_size
 from dj2mgm.data.merged_sources import write_merged_sources
-from dj2mgm.data.sources.parquet import read as read_parquet
+from dj2mgm.data.sources.image_folders import read_webdataset
+from dj2mgm.data.sources.parquet import read_parquet
+from dj2mgm.data.sources.row_files import read_table
 from dj2mgm.data.sources.source import Source
-from dj2mgm.data.sources.table import read as read_table
-from dj2mgm.data.sources.webdataset import read as read_webdataset
 from dj2mgm.dataset_resolution.experiment_dataset import check_files, list_dataset_files, resolve_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.storage.files import find_files, read_json, read_jsonl, read_yaml, write_json_list, write_jsonl, write_yaml
-from dj2mgm.storage.shards import compute_image_digest, read_file, read_file_size, read_members
+from dj2mgm.storage.image_files import compute_image_digest, read_file, read_file_size, read_members
 from run_main import run_main
 from source_files import (
     CAPTIONS,

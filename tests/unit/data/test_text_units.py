@@ -2,7 +2,7 @@
 
 import pytest
 
-from dj2mgm.data.text_units import find_script, measure_length, separate_words
+from dj2mgm.data.texts import find_script, measure_length, separate_words
 
 
 @pytest.mark.parametrize(

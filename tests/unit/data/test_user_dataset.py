@@ -8,8 +8,7 @@ import pytest
 
 from better_synth_kit import QUESTION, save_kit
 from dj2mgm.data.formats import build_conversation, build_dj_text
-from dj2mgm.data.held_out_images import HeldOutImages
-from dj2mgm.data.images import UnreadableImages
+from dj2mgm.data.images import HeldOutImages, UnreadableImages
 from dj2mgm.data.user_dataset import select_held_out, write_user_dataset
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
 from dj2mgm.errors import InputError
@@ -221,7 +220,7 @@ def test_only_files_with_the_size_of_a_held_out_one_are_read(tmp_path, monkeypat
     held_out = HeldOutImages([{"id": "0", "image": "0.png"}], tmp_path)
     read = []
     monkeypatch.setattr(
-        "dj2mgm.data.held_out_images.compute_image_digest", lambda path: read.append(path) or compute_sha256(path)
+        "dj2mgm.data.images.compute_image_digest", lambda path: read.append(path) or compute_sha256(path)
     )
     assert [held_out.match(path) for path in paths] == ["file", "copy", None, None, None]
     assert read == [paths[1]]

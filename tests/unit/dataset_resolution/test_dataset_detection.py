@@ -18,8 +18,7 @@ import yaml
 from huggingface_hub.utils._shared_blobs import publish_blob_to_shared_store
 
 import make_dataset
-from dj2mgm.data.evaluation_rows import read_evaluation
-from dj2mgm.data.formats import build_dj_text, extract_caption, read_pairs
+from dj2mgm.data.formats import build_dj_text, extract_caption, read_evaluation, read_pairs
 from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.dataset_resolution.experiment_dataset import (
     Dataset,
@@ -31,10 +30,9 @@ from dj2mgm.errors import InputError
 from dj2mgm.features.publish.exports import WRITERS as EXPORTS
 from dj2mgm.features.publish.exports import Sample
 from dj2mgm.settings.dataset_files import FilesDataset
-from dj2mgm.storage.archives import advise_unpacking_images
 from dj2mgm.storage.files import read_jsonl, write_json, write_json_list, write_jsonl, write_yaml
 from dj2mgm.storage.fingerprints import Fingerprints
-from dj2mgm.storage.shards import read_file
+from dj2mgm.storage.image_files import advise_unpacking_images, read_file
 from run_main import run_main
 from source_files import (
     CAPTIONS,

@@ -8,7 +8,7 @@ import pytest
 
 from dj2mgm.data.formats import build_dj_text, list_images, read_llava, read_pairs
 from dj2mgm.data.instruction_rows import is_single_question
-from dj2mgm.data.sources import arrow, parquet, sharegpt, table, webdataset
+from dj2mgm.data.merged_sources import READERS
 from dj2mgm.data.sources.source import Source
 from dj2mgm.data.training_jsonl import _check_text
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
@@ -34,7 +34,7 @@ def read(tmp_path, row: dict) -> dict:
     write_jsonl(file, [row])
     if "conversations" in row and "from" in row["conversations"][0]:
         return next(read_llava(file))
-    return next(sharegpt.read(Source("a", (file,), tmp_path)))
+    return next(READERS["sharegpt"](Source("a", (file,), tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -176,15 +176,15 @@ def test_captions_with_other_media_are_flagged_by_every_reader(tmp_path, columns
     row = {"image": "a.png", "caption": "a cat"} | columns
     write_jsonl(tmp_path / "a.jsonl", [row])
     (tmp_path / "a.csv").write_text(",".join(row) + "\n" + ",".join(value or "" for value in row.values()) + "\n")
-    shard = write_tar(tmp_path / "a.tar", [("a.json", json.dumps(row).encode()), ("a.png", png(1))])
+    write_tar(tmp_path / "a.tar", [("a.json", json.dumps(row).encode()), ("a.png", png(1))])
     image = {"bytes": png(1), "path": "a.png"}
     stored = {key: pa.array([value], pa.string()) for key, value in columns.items()}
     pq.write_table(pa.table({"image": [image], "caption": ["a cat"]} | stored), tmp_path / "a.parquet")
     with pa.ipc.new_stream(tmp_path / "a.arrow", pq.read_table(tmp_path / "a.parquet").schema) as stream:
         stream.write_table(pq.read_table(tmp_path / "a.parquet"))
-    files = {"a.jsonl": table, "a.csv": table, "a.parquet": parquet, "a.arrow": arrow, shard.name: webdataset}
-    for name, reader in files.items():
-        [read_row] = reader.read(Source("a", (tmp_path / name,), tmp_path, output=tmp_path / f"out-{name}"))
+    formats = {"a.jsonl": "table", "a.csv": "table", "a.parquet": "parquet", "a.arrow": "arrow", "a.tar": "webdataset"}
+    for name, format_name in formats.items():
+        [read_row] = READERS[format_name](Source("a", (tmp_path / name,), tmp_path, output=tmp_path / f"out-{name}"))
         assert (UNREAD_MEDIA in read_row) == is_unread, name
     write_jsonl(tmp_path / "pair.jsonl", [{"id": "1", "text": build_dj_text("a cat"), "images": ["a.png"]} | columns])
     if is_unread:
@@ -200,7 +200,7 @@ def test_captions_with_other_media_are_flagged_by_every_reader(tmp_path, columns
 def test_a_second_column_of_images_is_not_left_out_of_a_row(tmp_path, texts, column, other):
     columns = {"image": {"bytes": png(1), "path": None}} | texts | {column: other}
     pq.write_table(pa.table({key: [value, value] for key, value in columns.items()}), tmp_path / "a.parquet")
-    rows = list(parquet.read(Source("a", (tmp_path / "a.parquet",), tmp_path, output=tmp_path / "out")))
+    rows = list(READERS["parquet"](Source("a", (tmp_path / "a.parquet",), tmp_path, output=tmp_path / "out")))
     assert all(row[UNREAD_MEDIA].endswith("is not read") for row in rows) and len(rows) == 2
 
 
@@ -219,7 +219,7 @@ def test_a_second_column_of_images_is_not_left_out_of_a_row(tmp_path, texts, col
 def test_columns_of_any_type_are_searched_for_media(tmp_path, values, is_unread):
     image = {"bytes": png(1), "path": None}
     pq.write_table(pa.table({"image": [image], "caption": ["a cat"], "x": values}), tmp_path / "a.parquet")
-    [row] = parquet.read(Source("a", (tmp_path / "a.parquet",), tmp_path, output=tmp_path / "out"))
+    [row] = READERS["parquet"](Source("a", (tmp_path / "a.parquet",), tmp_path, output=tmp_path / "out"))
     assert (UNREAD_MEDIA in row) == is_unread
 
 
@@ -230,13 +230,13 @@ def test_media_in_a_shard_or_parquet_are_not_left_out_of_a_row(tmp_path):
     about = {"image": "7", "file_name": "x.png"}  # names of the image before it was stored
     members += [("c.json", json.dumps({"conversations": turns} | about).encode()), ("c.png", png(1))]
     shard = write_tar(tmp_path / "x.tar", members)
-    rows = list(webdataset.read(Source("a", (shard,), tmp_path)))
+    rows = list(READERS["webdataset"](Source("a", (shard,), tmp_path)))
     assert [UNREAD_MEDIA in row for row in rows] == [True, True, False] and len(list_images(rows[2])) == 1
     image = {"bytes": png(1), "path": None}
     columns = {"images": [[image], [], []], "video": [None, "a.mp4", None], "image_path": ["b.png", None, "a.png"]}
     talk = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "A cat."}]
     pq.write_table(pa.table(columns | {"messages": [talk] * 3}), tmp_path / "a.parquet")
-    rows = list(parquet.read(Source("a", (tmp_path / "a.parquet",), tmp_path, output=tmp_path / "out")))
+    rows = list(READERS["parquet"](Source("a", (tmp_path / "a.parquet",), tmp_path, output=tmp_path / "out")))
     assert [UNREAD_MEDIA in row for row in rows] == [False, True, True]
 
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from dj2mgm.data.shapes.scenes import describe_scene
-from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
+from dj2mgm.data.shapes import describe_scene, draw_row_scene
 from dj2mgm.evaluation.caption_attributes import count_extra, is_true, judge_caption, measure_attributes, parse_caption
 
 SCENES = [draw_row_scene(seed=1, split="evaluation", index=index) for index in range(300)]

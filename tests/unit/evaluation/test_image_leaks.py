@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 
 import find_leaks
 from dj2mgm.data.formats import build_conversation, build_dj_text
-from dj2mgm.data.near_duplicates.image_signatures import SIGNATURE_BYTES, compute_distances, compute_signature
+from dj2mgm.data.near_duplicates import SIGNATURE_BYTES, compute_distances, compute_signature
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.leak_search import (
     Reference,

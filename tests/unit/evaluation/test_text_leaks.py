@@ -11,7 +11,7 @@ from PIL import Image
 import find_leaks
 import write_jsonl as write_jsonl_script
 from dj2mgm.data.formats import build_conversation, build_dj_text
-from dj2mgm.data.question_texts import EvaluationQuestions, normalize_words
+from dj2mgm.data.texts import EvaluationQuestions, normalize_words
 from dj2mgm.evaluation import leak_search
 from dj2mgm.evaluation.leak_search import ReferenceTexts
 from dj2mgm.evaluation.leaked_ids import read_leaked_ids

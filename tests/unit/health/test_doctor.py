@@ -27,7 +27,7 @@ from dj2mgm.health.environment_file import build_environment_variables, write_en
 from dj2mgm.health.host_probe import HostProbe, probe_host
 from dj2mgm.health.probe_process import ProbeOutput
 from dj2mgm.health.torch_probe import TorchProbe
-from dj2mgm.model_files.hub_cache import find_model, is_folder_path
+from dj2mgm.model_files.model_folders import find_model, is_folder_path
 from dj2mgm.monitoring.cgroups import CgroupLimits
 from dj2mgm.planning.prediction import Machine
 from dj2mgm.settings.dataset_files import Split

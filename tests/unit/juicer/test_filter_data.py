@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from dj2mgm.data.formats import build_dj_text
-from dj2mgm.data.shapes.shapes_dataset import write_shapes
+from dj2mgm.data.shapes import write_shapes
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe

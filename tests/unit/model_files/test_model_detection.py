@@ -12,8 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.missing_models import MissingModelError, check_clip_folder, check_model_folders
-from dj2mgm.model_files.model_folders import find_damaged_weights
-from dj2mgm.model_files.model_types import VISION_LANGUAGE_TYPES
+from dj2mgm.model_files.model_folders import VISION_LANGUAGE_TYPES, find_damaged_weights
 from dj2mgm.runs.layers import merge_experiment
 from dj2mgm.settings.config_files import list_config_names, locate_config_file, read_config
 from dj2mgm.settings.models import CLIP, TransformersModel

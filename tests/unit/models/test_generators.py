@@ -33,7 +33,7 @@ from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.models.questions import batch_questions, restore_order
 from dj2mgm.settings.training_stages import LoraSettings
-from dj2mgm.storage.shards import compute_image_digest, read_file, read_members
+from dj2mgm.storage.image_files import compute_image_digest, read_file, read_members
 from dj2mgm.training.outputs import gather_weights, save_projector
 from finetune import prepare_stage_2, save_adapter_and_projector
 from tiny_models import (

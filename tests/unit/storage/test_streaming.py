@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from dj2mgm.data.formats import build_conversation, build_dj_text, read_pairs
-from dj2mgm.data.held_out_images import HeldOutImages
+from dj2mgm.data.images import HeldOutImages
 from dj2mgm.data.training_jsonl import convert_pairs, write_training_jsonl
 from dj2mgm.data.user_dataset import write_user_dataset
 from dj2mgm.juicer.partitions import ROWS_AT_ONCE
@@ -22,9 +22,8 @@ from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.recipes.recipe_step import parse_steps
 from dj2mgm.settings.dataset_files import FilesDataset
-from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import write_json_list, write_jsonl
-from dj2mgm.storage.streaming import ITEMS_AHEAD, end_with_parent, map_in_order
+from dj2mgm.storage.streaming import ITEMS_AHEAD, DiskMap, end_with_parent, map_in_order
 from paths import PROJECT
 from sample_rules import build_sample_rules
 from tiny_models import save_image

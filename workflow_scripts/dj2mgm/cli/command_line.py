@@ -119,7 +119,7 @@ def command_line(main: Callable[[], None]) -> Callable[[], None]:
             if not (sentence := describe_system_error(error)):
                 raise
             _fail(sentence)
-        except sqlite3.OperationalError as error:  # mappings on disk (disk_map.py)
+        except sqlite3.OperationalError as error:  # mappings on disk (streaming.py)
             if "disk is full" not in str(error):
                 raise
             _fail(f"{error}. Free space in {tempfile.gettempdir()}, or let TMPDIR name another folder")

@@ -1,4 +1,4 @@
-"""Readers of users' files and builders of rows: Data-Juicer's pairs, LLaVA's conversations, and plain texts.
+"""Readers of users' files and builders of rows: Data-Juicer's pairs, LLaVA's conversations, held-out rows, plain texts.
 
 The workflow's own files have been checked when `make_dataset.py` wrote them. `storage.files.read_jsonl` and
 `json_rows.read_json_list` read their rows unchecked.
@@ -285,3 +285,31 @@ def read_texts(path: Path) -> Iterator[str]:
         if not isinstance(text, str) or not text:
             raise InputError(f"{path}, line {number}: expected a non-empty `text`")
         yield text
+
+
+OBJECT_KEYS = {"color", "shape", "position"}
+QUESTION_KEYS = {"type", "question", "answer"}
+
+
+def read_evaluation(path: str | Path) -> Iterator[dict]:
+    """Yield the validated rows of a user's file; missing `objects` and `questions` become empty lists."""
+    ids = UniqueIds(path)
+    for number, row in read_objects(path):
+        location = f"{path}, line {number}"
+        if not isinstance(row.get("id"), str) or not isinstance(row.get("image"), str):
+            raise InputError(f"{location}: 'id' and 'image' must be strings")
+        ids.add(row["id"], number)
+        captions = row.get("captions")
+        if not isinstance(captions, list) or not captions or not all(isinstance(c, str) and c for c in captions):
+            raise InputError(f"{location}: 'captions' must be a list of at least one reference caption")
+        for key, keys in (("objects", OBJECT_KEYS), ("questions", QUESTION_KEYS)):
+            items = row.setdefault(key, [])
+            if not isinstance(items, list) or not all(isinstance(i, dict) and set(i) == keys for i in items):
+                raise InputError(f"{location}: {key!r} must be a list of objects with the keys {sorted(keys)}")
+            if wrong := [value for item in items for value in item.values() if not isinstance(value, str)]:
+                raise InputError(f"{location}: the values in {key!r} must be strings, found {wrong[0]!r}")
+        for item in row["questions"]:
+            check_no_control(item["question"], location)
+        for text in (*captions, *(item["answer"] for item in row["questions"])):
+            check_no_control_character(text, location)
+        yield row

@@ -1,4 +1,4 @@
-"""Functions that locate and open images of a dataset; errors have a named reason."""
+"""Functions that locate and open images of a dataset, with a named reason for each error, and held-out images."""
 
 import base64
 import os
@@ -6,7 +6,7 @@ import re
 import stat
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from io import BytesIO
@@ -18,9 +18,8 @@ from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from dj2mgm.errors import InputError, quote_value
 from dj2mgm.storage.files import read_json
-from dj2mgm.storage.image_files import IMAGE_FOLDERS_FILE
+from dj2mgm.storage.image_files import IMAGE_FOLDERS_FILE, compute_image_digest, parse_member, read_file_size
 from dj2mgm.storage.plain_files import list_homes
-from dj2mgm.storage.shards import parse_member
 
 # Pillow's names of the supported formats. No other format is tried for any file, because Pillow's
 # reader of EPS starts Ghostscript. JPEG includes MPO, a file of several JPEGs that phones write.
@@ -85,7 +84,7 @@ def locate_image(root: str | Path, relative: str) -> Path:
     Args:
         root: a folder, or the file `IMAGE_FOLDERS_FILE` of a dataset of several sources, which names a folder for each
             source; paths then begin with the source's name.
-        relative: path of a file or of a member of a tar file (shards.py).
+        relative: path of a file or of a member of a tar file (image_files.py).
 
     Raises:
         BadImageError: `outside` for a path that leaves the folder (`..`, absolute, or through a link), `missing` or
@@ -313,3 +312,37 @@ def _convert_to_eight_bits(image: Image.Image) -> Image.Image:
     if tags.get(ExifTags.Base.PhotometricInterpretation) == 0:
         scale, offset = -scale, 255.5
     return image.convert("I").point(lambda level: level * scale + offset).convert("L")
+
+
+class HeldOutImages:
+    """Images of evaluation rows, whose paths are relative to `root`; each takes a few hundred bytes of memory."""
+
+    def __init__(self, rows: Iterable[dict] = (), root: str | Path = ""):
+        self._paths: set[Path] = set()
+        self._sizes: set[int] = set()
+        self._digests: set[str] = set()
+        for row in rows:
+            try:
+                self._add(locate_image(root, row["image"]))
+            except (BadImageError, OSError) as error:
+                raise InputError(f"evaluation row {row['id']}: {error}; fix the image or delete the row") from None
+
+    def __len__(self) -> int:
+        """Return the number of different images."""
+        return len(self._digests)
+
+    def match(self, path: Path) -> str | None:
+        """Return `file` for the file of a held-out image, `copy` for a file with the same bytes, and None otherwise.
+
+        Only files with the size of a held-out image are read. The path comes from `locate_image`.
+        """
+        if path in self._paths:
+            return "file"
+        if read_file_size(path) in self._sizes and compute_image_digest(path) in self._digests:
+            return "copy"
+        return None
+
+    def _add(self, path: Path) -> None:
+        self._paths.add(path)
+        self._sizes.add(read_file_size(path))
+        self._digests.add(compute_image_digest(path))

@@ -15,13 +15,12 @@ from pathlib import Path
 
 from dj2mgm.cli.messages import note
 from dj2mgm.data.formats import IMAGE_TOKEN, build_dj_text, extract_caption, find_image_problem, list_images
-from dj2mgm.data.held_out_images import HeldOutImages
-from dj2mgm.data.images import BadImageError, UnreadableImages, locate_image
-from dj2mgm.data.question_texts import normalize_lines
+from dj2mgm.data.images import BadImageError, HeldOutImages, UnreadableImages, locate_image
+from dj2mgm.data.texts import normalize_lines
 from dj2mgm.dataset_resolution.row_media import UNREAD_MEDIA
 from dj2mgm.errors import pluralize
-from dj2mgm.storage.disk_map import DiskMap
-from dj2mgm.storage.shards import compute_image_digest
+from dj2mgm.storage.image_files import compute_image_digest
+from dj2mgm.storage.streaming import DiskMap
 
 INSTRUCTIONS_FILE = "instructions.jsonl"  # file of these rows in the folder of the synthesize stage
 # columns of the recipe's operators in addition to the columns of pairs, with the value of a missing key

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import IO
 
 from dj2mgm.errors import InputError, quote_value
-from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import readable
 from dj2mgm.storage.plain_files import check_no_null
+from dj2mgm.storage.streaming import DiskMap
 
 MAX_ROW = 2**25  # bytes of a row; reading takes several times as many, and models read far shorter rows
 MAX_JSON = 2**30  # bytes of a JSON file that is read as a whole

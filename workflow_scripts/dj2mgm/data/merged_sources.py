@@ -6,9 +6,8 @@ name.
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 from dj2mgm.cli.messages import note
@@ -21,6 +20,9 @@ from dj2mgm.data.formats import (
     list_images,
 )
 from dj2mgm.data.json_rows import NumberedIds
+from dj2mgm.data.sources.image_folders import read_folder, read_webdataset
+from dj2mgm.data.sources.parquet import read_arrow, read_parquet
+from dj2mgm.data.sources.row_files import read_data_juicer, read_llava_files, read_sharegpt, read_table
 from dj2mgm.data.sources.source import Source, describe_unread
 from dj2mgm.dataset_resolution.file_samples import SAVED_RECORDS
 from dj2mgm.dataset_resolution.row_media import UNREAD_MEDIA
@@ -30,6 +32,16 @@ from dj2mgm.settings.generation_prompts import CAPTION_QUESTION
 from dj2mgm.storage.files import find_files, list_files, write_json, write_jsonl
 from dj2mgm.storage.image_files import CONVERT_HEIF, HEIF_SUFFIXES, IMAGE_FOLDERS_FILE, rebase_image_path
 
+READERS: dict[str, Callable[[Source], Iterator[dict]]] = {
+    "data_juicer": read_data_juicer,
+    "llava": read_llava_files,
+    "sharegpt": read_sharegpt,
+    "table": read_table,
+    "folder": read_folder,
+    "webdataset": read_webdataset,
+    "parquet": read_parquet,
+    "arrow": read_arrow,
+}
 PAIR_FORMATS = ("data_juicer",)  # readers of all other formats yield conversations
 SHOWN_KINDS = 5
 
@@ -167,7 +179,7 @@ def _read_conversations(source: Source, format_name: str, row_counts: Counter) -
 
 def _read_rows(source: Source, format_name: str, row_counts: Counter) -> Iterator[tuple[dict, Path]]:
     """Yield the rows, each with its file; with the first file if the format contains its images."""
-    read = import_module(f"dj2mgm.data.sources.{format_name}").read
+    read = READERS[format_name]
     has_images = format_name in WITH_IMAGES
     for part in [source] if has_images else [replace(source, files=(file,)) for file in source.files]:
         for row in read(part):

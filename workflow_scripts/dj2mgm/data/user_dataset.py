@@ -16,16 +16,13 @@ from heapq import heappop, heappush
 from pathlib import Path
 
 from dj2mgm.control_tokens import find_control_character
-from dj2mgm.data.evaluation_rows import read_evaluation
-from dj2mgm.data.formats import IMAGE_TOKEN, extract_caption, list_images, read_llava, read_pairs
-from dj2mgm.data.held_out_images import HeldOutImages
-from dj2mgm.data.images import BadImageError, UnreadableImages, join_image_path, load_image, locate_image
+from dj2mgm.data.formats import IMAGE_TOKEN, extract_caption, list_images, read_evaluation, read_llava, read_pairs
+from dj2mgm.data.images import BadImageError, HeldOutImages, UnreadableImages, join_image_path, load_image, locate_image
 from dj2mgm.errors import InputError, quote_value
 from dj2mgm.settings.dataset_files import MAX_HELD_OUT, FilesDataset, MergedSplit, PretrainSplit
-from dj2mgm.storage.archives import advise_unpacking_images
-from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import write_json_list, write_jsonl
-from dj2mgm.storage.shards import compute_image_digest
+from dj2mgm.storage.image_files import advise_unpacking_images, compute_image_digest
+from dj2mgm.storage.streaming import DiskMap
 
 HELD_OUT_FRACTION = 0.1
 SPARE_IMAGES = 0.1  # share of further images that are opened to hold images out

@@ -11,11 +11,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dj2mgm.dataset_resolution.detection_advice import SOURCE_NAMES, Advice
 from dj2mgm.dataset_resolution.file_formats import ADDRESS_PATTERN, CONTENTS, FORMATS, SHOWN_NAMES
 from dj2mgm.dataset_resolution.file_groups import (
     EVALUATION_FILE,
+    SOURCE_NAMES,
     VALIDATION_NAMES,
+    Advice,
     FileGroup,
     find_groups,
     find_words,

@@ -1,4 +1,4 @@
-"""The dataset of an experiment: a file in config/datasets, or a folder or file of the user's own data."""
+"""The dataset of an experiment: a file in config/datasets, a dataset of the hub, or the user's own folder or file."""
 
 import difflib
 import os
@@ -9,9 +9,8 @@ from pathlib import Path
 
 from dj2mgm.dataset_resolution.dataset_detection import detect_dataset
 from dj2mgm.dataset_resolution.file_formats import FORMATS
-from dj2mgm.dataset_resolution.hub_data import find_hub_dataset
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.hub_cache import find_cached_snapshot, is_folder_path
+from dj2mgm.model_files.model_folders import find_cached_snapshot, is_folder_path
 from dj2mgm.settings.config_files import list_config_names, locate_config_file, read_config, suggest_name
 from dj2mgm.settings.dataset_files import (
     CHECK_FILES,
@@ -26,6 +25,7 @@ from dj2mgm.settings.dataset_files import (
     SourceSettings,
     detect_dataset_kind,
 )
+from dj2mgm.settings.hub_files import HubArchive, HubBenchmark, HubParquet, detect_hub_file_kind
 from dj2mgm.settings.reserved_names import RESERVED_NAMES
 from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.string_formats import check_format, has_format
@@ -33,6 +33,80 @@ from dj2mgm.settings.validation import validate_settings
 from dj2mgm.storage.files import discard_files, find_files, read_if_whole
 from dj2mgm.storage.image_files import IMAGE_FOLDERS_FILE
 from dj2mgm.storage.plain_files import resolve_inside
+
+DOWNLOADS_FOLDER = Path("downloads")
+FETCH_RECORD = ".fetched.json"  # names the source of a complete folder; readers of data skip hidden files
+
+
+@dataclass(frozen=True)
+class HubData:
+    """A dataset or benchmark of the hub.
+
+    Attributes:
+        name: name that the user states: the name of its file, with `/<subset>` if it has subsets.
+        file: content of its file.
+    """
+
+    name: str
+    file: HubBenchmark | HubParquet | HubArchive
+
+    @property
+    def folder(self) -> Path:
+        """Folder that the data is fetched into."""
+        return DOWNLOADS_FOLDER / self.name
+
+    @property
+    def subset(self) -> str:
+        """Name of the subset; empty if there are none."""
+        return self.name.partition("/")[2]
+
+    @property
+    def is_fetched(self) -> bool:
+        """True if all files are on this machine."""
+        return (self.folder / FETCH_RECORD).is_file()
+
+
+def find_hub_dataset(value: str) -> HubData | None:
+    """Return a known dataset of the hub by a value of `dataset`, or None if it names none.
+
+    Raises:
+        InputError: the dataset has subsets, and none is named.
+    """
+    name, _, subset = value.partition("/")
+    if name not in list_config_names("hub"):
+        return None
+    file = _read(name)
+    if isinstance(file, HubBenchmark):
+        raise InputError(f"dataset: {name} is a benchmark; fetch it with --config 'fetch={{benchmarks: [{name}]}}'")
+    if bool(subset) != (isinstance(file, HubParquet) and file.subsets):
+        url = f"https://huggingface.co/datasets/{file.hub_id}"
+        remedy = f"it has no subsets; write dataset={name}"
+        if not subset:
+            remedy = f"name one of its subsets, dataset={name}/<subset>; {url} lists them"
+        raise InputError(f"dataset: {value}: {remedy}")
+    if subset:
+        check_format(f"dataset: the subset {subset!r}", "folder", subset)
+    return HubData(value, file)
+
+
+def find_hub_benchmark(name: str) -> HubData:
+    """Return a known benchmark of the hub.
+
+    Raises:
+        InputError: there is none of this name.
+    """
+    files = {file_name: _read(file_name) for file_name in list_config_names("hub")}
+    benchmarks = [file_name for file_name, file in files.items() if isinstance(file, HubBenchmark)]
+    if name not in benchmarks:
+        raise InputError(f"fetch.benchmarks: {name} is unknown; {suggest_name(name, benchmarks)}")
+    return HubData(name, files[name])
+
+
+def _read(name: str) -> HubBenchmark | HubParquet | HubArchive:
+    path = locate_config_file("hub", f"{name}.yaml")
+    kind = detect_hub_file_kind(read_config(path))
+    return validate_settings(kind, read_config(path, build_schema(kind)), str(path))
+
 
 DATASETS_FOLDER = "results/datasets"
 SHARE_TOLERANCE = 1e-6  # tolerance for the sum of shares

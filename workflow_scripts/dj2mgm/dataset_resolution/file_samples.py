@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dj2mgm.errors import InputError
+from dj2mgm.storage.image_files import read_members
 from dj2mgm.storage.plain_files import MIB, check_no_null, check_plain, open_plain
-from dj2mgm.storage.shards import read_members
 
 if TYPE_CHECKING:
     import pyarrow as pa

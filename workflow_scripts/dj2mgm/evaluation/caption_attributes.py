@@ -8,7 +8,7 @@ from dj2mgm.evaluation.groups import Metrics
 from dj2mgm.evaluation.intervals import Measurements
 
 ATTRIBUTES = ("color", "shape", "position")
-# The grammar of data/shapes/scenes.py:describe_scene for one object, with any words for color and shape.
+# The grammar of data/shapes.py:describe_scene for one object, with any words for color and shape.
 OBJECT_PHRASE = re.compile(r"\ban? (\w+) (\w+) at the (\w+ \w+)")
 
 

@@ -49,7 +49,7 @@ class CaptionJudge:
     """Judge of captions of the same evaluation images, whose features are computed once for each embedder.
 
     Args:
-        rows: evaluation rows (data/evaluation_rows.py), each with its `image_id`.
+        rows: evaluation rows (data/formats.py), each with its `image_id`.
         image_root: folder of the images.
         embedders: the judge and optionally the second judge, whose metrics begin with `SECOND_JUDGE_PREFIX`.
         prompt: text before every caption.

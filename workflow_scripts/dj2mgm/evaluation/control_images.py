@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.errors import InputError
-from dj2mgm.storage.shards import compute_image_digest
+from dj2mgm.storage.image_files import compute_image_digest
 
 
 def draw_other_images(count: int, seed: int) -> list[int]:

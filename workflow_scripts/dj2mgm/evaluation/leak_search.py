@@ -23,24 +23,23 @@ import numpy as np
 
 from dj2mgm.cli.messages import note
 from dj2mgm.data.images import BadImageError, load_image, locate_image
-from dj2mgm.data.near_duplicates.image_signatures import (
+from dj2mgm.data.near_duplicates import (
     CODE_BYTES,
     MAX_BITS,
     MAX_LEVELS,
     SIGNATURE_BYTES,
     compute_distances,
     compute_signature,
+    find_near_pairs,
 )
-from dj2mgm.data.near_duplicates.multi_index_hashing import find_near_pairs
-from dj2mgm.data.question_texts import MIN_WORDS, normalize_lines, normalize_words
+from dj2mgm.data.texts import MIN_WORDS, normalize_lines, normalize_words
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import load_benchmark
 from dj2mgm.evaluation.control_images import locate_row_images
 from dj2mgm.evaluation.leaked_ids import HELD_OUT
-from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import find_files, list_files
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
-from dj2mgm.storage.streaming import map_in_order
+from dj2mgm.storage.streaming import DiskMap, map_in_order
 
 IMAGES_AT_ONCE = 10_000  # images whose signatures are in memory at once
 

@@ -19,8 +19,7 @@ from transformers import (
 
 from dj2mgm.cli.messages import Progress
 from dj2mgm.compute import mixed_precision
-from dj2mgm.data.shapes.scenes import IMAGE_SIZE, describe_scene, draw_image
-from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
+from dj2mgm.data.shapes import IMAGE_SIZE, describe_scene, draw_image, draw_row_scene
 from dj2mgm.divergence import check_end, check_finite
 from dj2mgm.foundation.tokenizers import train_clip_tokenizer
 from dj2mgm.settings.models import ClipRecipe

@@ -18,7 +18,7 @@ from dj2mgm.cli.messages import Progress
 from dj2mgm.compute import mixed_precision
 from dj2mgm.data.chat_template import ChatTemplate, Segments
 from dj2mgm.data.formats import IMAGE_TOKEN
-from dj2mgm.data.shapes.scenes import (
+from dj2mgm.data.shapes import (
     COLORS,
     IMAGE_SIZE,
     QUESTION_TYPES,
@@ -27,8 +27,8 @@ from dj2mgm.data.shapes.scenes import (
     SceneObject,
     describe_scene,
     draw_question,
+    draw_row_scene,
 )
-from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
 from dj2mgm.divergence import check_end, check_finite
 from dj2mgm.foundation.tokenizers import train_gemma_tokenizer
 from dj2mgm.models.vision_language import IGNORE_INDEX

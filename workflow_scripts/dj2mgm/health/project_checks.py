@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from dj2mgm.data.evaluation_rows import read_evaluation
-from dj2mgm.data.formats import list_images, read_llava, read_pairs
+from dj2mgm.data.formats import list_images, read_evaluation, read_llava, read_pairs
 from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.errors import InputError, pluralize
 from dj2mgm.health.findings import Finding

@@ -17,8 +17,7 @@ from transformers import AutoConfig, AutoProcessor, CLIPImageProcessorPil, CLIPM
 
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.clips import check_local_model
-from dj2mgm.model_files.hub_cache import find_model
-from dj2mgm.model_files.model_folders import find_missing_parts
+from dj2mgm.model_files.model_folders import find_missing_parts, find_model
 
 RGB_LEVELS = 256
 SIMILAR_LENGTH = 1.25  # largest ratio of the text lengths in a forward pass

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dj2mgm.data.near_duplicates.clusters import NearDuplicates
+from dj2mgm.data.near_duplicates import NearDuplicates
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.built_operators import Step, naming_operator, show_text
 from dj2mgm.juicer.chain import ERROR_COLUMN, OUTCOME_SCHEMA
@@ -31,8 +31,8 @@ from dj2mgm.juicer.partitions import (
     write_partition,
 )
 from dj2mgm.juicer.patched_data_juicer import Fields
-from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import replace_file, replace_folder
+from dj2mgm.storage.streaming import DiskMap
 
 
 @dataclass(frozen=True)

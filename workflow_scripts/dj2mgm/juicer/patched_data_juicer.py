@@ -20,9 +20,9 @@ from data_juicer.utils.mm_utils import SpecialTokens
 from PIL import Image
 
 from dj2mgm.data.images import IMAGE_FORMATS, load_image
-from dj2mgm.data.text_units import measure_length, separate_words
+from dj2mgm.data.texts import measure_length, separate_words
 from dj2mgm.errors import InputError
-from dj2mgm.storage.shards import read_file_size
+from dj2mgm.storage.image_files import read_file_size
 from dj2mgm.storage.streaming import end_with_parent
 
 __all__ = [

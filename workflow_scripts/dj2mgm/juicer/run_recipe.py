@@ -12,7 +12,7 @@ from pathlib import Path
 from dj2mgm.cli.messages import note
 from dj2mgm.data.formats import extract_caption
 from dj2mgm.data.images import BadImageError
-from dj2mgm.data.text_units import find_script
+from dj2mgm.data.texts import find_script
 from dj2mgm.juicer import engine, patched_data_juicer
 from dj2mgm.juicer.built_operators import check_installed
 from dj2mgm.juicer.engine import Engine
@@ -25,8 +25,8 @@ from dj2mgm.recipes.recipe_files import find_recipe_files
 from dj2mgm.recipes.recipe_step import DATASET_FILES, INSTRUCTIONS, RecipeStep
 from dj2mgm.records.recipe_summary import OperatorSummary, RecipeSummary
 from dj2mgm.script_modules import find_modules
-from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import compute_sha256, read_jsonl, write_json, write_jsonl
+from dj2mgm.storage.streaming import DiskMap
 
 FILTERED, SYNTHESIZED = "filtered.jsonl", "synthesized.jsonl"
 MANY_ROWS, MUCH_OF_A_SCRIPT = 1 / 3, 1 / 2  # shares of rows whose loss in one step is noted

@@ -6,12 +6,13 @@ from collections.abc import Collection
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.hub_cache import find_cached_snapshot, is_folder_path
 from dj2mgm.model_files.model_folders import (
     MODEL_SUFFIXES,
     check_model_folder,
+    find_cached_snapshot,
     find_damaged_file,
     find_missing_parts,
+    is_folder_path,
 )
 from dj2mgm.settings.config_files import read_json_config
 

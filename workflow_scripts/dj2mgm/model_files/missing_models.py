@@ -8,12 +8,35 @@ from glob import escape, glob
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.hub_cache import find_model, is_folder_path
-from dj2mgm.model_files.model_folders import MODEL_SUFFIXES, DamagedFile, find_damaged_file, find_missing_parts
-from dj2mgm.model_files.model_types import VISION_LANGUAGE_TYPES, check_vision_language_model, read_model_type
-from dj2mgm.settings.config_files import read_json_config
+from dj2mgm.model_files.model_folders import (
+    MODEL_SUFFIXES,
+    VISION_LANGUAGE_TYPES,
+    DamagedFile,
+    check_vision_language_model,
+    find_damaged_file,
+    find_missing_parts,
+    find_model,
+    is_folder_path,
+    read_model_type,
+)
+from dj2mgm.settings.config_files import locate_config_file, read_json_config
 from dj2mgm.settings.models import ModelFile, TransformersModel
 from dj2mgm.settings.string_formats import has_format
+
+FOUNDATION_PARTS = ("clip", "convnext", "language_model")  # a folder each
+FOUNDATION_SETTINGS = "settings.json"  # settings of their training
+
+
+def find_shipped_foundation(model: ModelFile) -> Path | None:
+    """Return the folder of the trained parts that come with the workflow.
+
+    None if there are none, or if they were trained with other settings than the model's.
+    """
+    folder = locate_config_file("foundation", model.name)
+    if model.trained_parts is not model or not (folder / FOUNDATION_SETTINGS).is_file():
+        return None
+    return folder if read_json_config(folder / FOUNDATION_SETTINGS) == model.foundation.model_dump() else None
+
 
 WHOLE_MODEL = "whole"  # key of a whole model, among the keys of parts
 CLIP_KEY = "clip"

@@ -19,7 +19,7 @@ from dj2mgm.dataset_resolution.experiment_dataset import (
     resolve_dataset,
 )
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.foundation import find_shipped_foundation
+from dj2mgm.model_files.missing_models import find_shipped_foundation
 from dj2mgm.runs.experiment_recipes import check_without_instructions
 from dj2mgm.runs.experiments import MINIMAL_TARGET, REFERENCE, Experiments, VariantSource
 from dj2mgm.runs.reuse import Reuse

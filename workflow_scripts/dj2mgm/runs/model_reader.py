@@ -5,9 +5,7 @@ from pathlib import Path
 
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.clips import check_local_model
-from dj2mgm.model_files.hub_cache import find_model, is_folder_path
-from dj2mgm.model_files.model_folders import check_model_folder
-from dj2mgm.model_files.model_types import check_format
+from dj2mgm.model_files.model_folders import check_format, check_model_folder, find_model, is_folder_path
 from dj2mgm.settings.chat_templates import check_chat_templates
 from dj2mgm.settings.config_files import list_config_names, locate_existing_file, read_config, read_json_config
 from dj2mgm.settings.configuration import ExperimentOnlyKeys, SharedKeys

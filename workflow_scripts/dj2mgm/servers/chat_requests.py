@@ -6,9 +6,8 @@ import time
 
 from dj2mgm.cli.messages import note
 from dj2mgm.errors import InputError
-from dj2mgm.servers.answer_limits import MIN_SHOWN_PAUSE_S
-from dj2mgm.servers.chat_answer import ChatAnswer
-from dj2mgm.servers.chat_server import ChatServer, RequestError
+from dj2mgm.servers.chat_server import ChatAnswer, ChatServer, RequestError
+from dj2mgm.servers.connections import MIN_SHOWN_PAUSE_S
 
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 60.0  # between tries; doubled each time
 BUSY_TRIES = 4  # factor on the tries of a question while the server answers other questions

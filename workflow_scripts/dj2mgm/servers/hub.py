@@ -32,18 +32,20 @@ from huggingface_hub.utils._http import hf_request_event_hook
 from dj2mgm.cli.command_line import REMEDIES, escape_control
 from dj2mgm.cli.messages import note
 from dj2mgm.errors import InputError
-from dj2mgm.servers.answer_limits import (
+from dj2mgm.servers.connections import (
     LONGEST_PAUSE_S,
     MAX_PAUSE_S,
     MIN_SHOWN_PAUSE_S,
+    PROXY_NEEDS_PASSWORD,
     Deadlines,
     TooLongAnswerError,
+    find_proxy,
     is_compressed,
     keep_deadlines,
     limit_bytes,
+    make_client,
     read_retry_after,
 )
-from dj2mgm.servers.environment_proxies import PROXY_NEEDS_PASSWORD, find_proxy, make_client
 from dj2mgm.settings.endpoints import compile_secret_pattern
 
 MAX_MESSAGE_LENGTH = 200  # characters shown of a server's message

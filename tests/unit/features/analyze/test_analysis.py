@@ -13,8 +13,7 @@ from PIL import Image
 from accessibility import SIZES, find_serious
 from browser import find_browser, open_browser
 from dj2mgm.data.formats import build_dj_text
-from dj2mgm.data.shapes.scenes import draw_image
-from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
+from dj2mgm.data.shapes import draw_image, draw_row_scene
 from dj2mgm.errors import InputError
 from dj2mgm.features.analyze.analysis import analyze, convert_to_numbers, summarize_analysis
 from dj2mgm.features.analyze.analysis_page import write_analysis_page

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from dj2mgm.data.sources import llava, parquet
+from dj2mgm.data.sources.parquet import read_parquet
+from dj2mgm.data.sources.row_files import read_llava_files
 from dj2mgm.data.sources.source import Source
-from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
-from dj2mgm.dataset_resolution.hub_data import find_hub_benchmark, find_hub_dataset
+from dj2mgm.dataset_resolution.experiment_dataset import find_hub_benchmark, find_hub_dataset, resolve_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import load_benchmark, read_questions
 from dj2mgm.features.fetch.known_data import _read_entry, _write_parquet
@@ -152,7 +152,7 @@ def test_only_images_of_the_requested_rows_are_fetched(hub, fetch, tmp_path):
     [source] = dataset.settings.sources.values()
     assert (source.format, dataset.name, source.images) == ("llava", "llava-pretrain", "downloads/llava-pretrain")
     assert dataset.settings.licenses == {"captions": "other"} and "license" not in str(dataset.settings.file_content())
-    rows = list(llava.read(Source("x", (folder / "rows.json",), folder)))
+    rows = list(read_llava_files(Source("x", (folder / "rows.json",), folder)))
     assert [row["conversations"][1]["value"] for row in rows] == [f"photo number {29 - number}" for number in range(7)]
     assert {file for _, file, _ in hub.sent} == {"images.zip", "blip_laion_cc_sbu_558k.json"}
 
@@ -259,7 +259,7 @@ def test_few_files_with_the_requested_rows_are_fetched(hub, fetch, tmp_path):
     [source] = dataset.settings.sources.values()
     assert (dataset.name, source.format) == ("chartqa", "parquet")
     [file] = (tmp_path / "downloads/finevision/chartqa").glob("*.parquet")
-    rows = list(parquet.read(Source("x", (file,), file.parent, output=tmp_path / "copied")))
+    rows = list(read_parquet(Source("x", (file,), file.parent, output=tmp_path / "copied")))
     assert [row["conversations"][1]["value"] for row in rows] == [f"It is {number}." for number in range(15)]
 
 

@@ -16,7 +16,7 @@ from dj2mgm.data.merged_sources import write_merged_sources
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
 from dj2mgm.features.publish.exports import WRITERS
 from dj2mgm.storage.files import write_json, write_jsonl, write_yaml
-from dj2mgm.storage.shards import read_file
+from dj2mgm.storage.image_files import read_file
 from recipe_summaries import summarize_operator, write_recipe_summary
 from run_main import run_main
 

@@ -18,10 +18,10 @@ from transformers.utils.import_utils import is_serve_available
 
 import synthesize_captions
 from dj2mgm.data.formats import build_conversation, extract_caption
-from dj2mgm.data.held_out_images import HeldOutImages
+from dj2mgm.data.images import HeldOutImages
 from dj2mgm.data.instruction_rows import make_slots
-from dj2mgm.data.question_texts import normalize_words
-from dj2mgm.data.shapes.scenes import QUESTION_TYPES, describe_scene, draw_question, draw_scene
+from dj2mgm.data.shapes import QUESTION_TYPES, describe_scene, draw_question, draw_scene
+from dj2mgm.data.texts import normalize_words
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.operators.selection import draw
 from dj2mgm.juicer.operators.text_generation.question_pool import QuestionPool

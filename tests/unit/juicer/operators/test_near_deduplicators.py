@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from dj2mgm.data.formats import build_dj_text
-from dj2mgm.data.shapes.scenes import draw_image
-from dj2mgm.data.shapes.shapes_dataset import draw_row_scene
+from dj2mgm.data.shapes import draw_image, draw_row_scene
 from dj2mgm.errors import InputError
 from dj2mgm.juicer import decisions
 from dj2mgm.juicer.operators.deduplicators import VectorIndex

@@ -20,7 +20,7 @@ from dj2mgm.juicer.operators import openai_captioning_mapper
 from dj2mgm.juicer.operators.declarations import Captions
 from dj2mgm.juicer.operators.text_generation.captioner import Captioner
 from dj2mgm.juicer.patched_data_juicer import load_ops
-from dj2mgm.servers import chat_answer, chat_requests, chat_server
+from dj2mgm.servers import chat_requests, chat_server
 from scripted_server import CaptionRequest, Reply, ScriptedServer, caption
 
 KEY, VARIABLE = "sk-Secret_123", "TEST_CHAT_KEY"
@@ -552,7 +552,7 @@ def test_codecs_that_are_not_text_encodings_are_not_used(images, charset, status
 
 def test_a_too_long_answer_is_truncated(images):
     """A server cannot fill the disk with unused answers."""
-    flood = "x" * (chat_answer.MAX_TEXT_LENGTH + 1)
+    flood = "x" * (chat_server.MAX_TEXT_LENGTH + 1)
     with ScriptedServer(lambda _: caption(flood)) as server:
         [captions] = ask(server, images[:1]).values()
     assert captions == Captions(["x" * chat_server.KEPT_CHARACTERS], None, "too long", 10)

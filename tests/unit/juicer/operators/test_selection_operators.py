@@ -20,8 +20,8 @@ from dj2mgm.juicer.patched_data_juicer import Fields, load_nested_dataset_class,
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.recipes.recipe_step import parse_steps
-from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_yaml
+from dj2mgm.storage.streaming import DiskMap
 from forked_python import forked_python
 from paths import PROJECT
 from tiny_captioners import write_pairs

@@ -1,5 +1,8 @@
 """Readers of parquet and arrow in the layout of Hugging Face datasets, with images as bytes in a column.
 
+Arrow streams are what `save_to_disk` of these datasets writes. Only bytes are read. A dataset's script, pickled objects
+and extension types are never loaded.
+
 Bytes in a compressed column cannot be read in any order; one image means decompressing a row group. So images are
 copied unchanged into tar files in the dataset's folder, equal bytes only once, and read there.
 """
@@ -10,19 +13,20 @@ import io
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dj2mgm.data.formats import build_conversation
-from dj2mgm.data.json_rows import MAX_ROW, check_object, make_row_size_error, parse_identifier
+from dj2mgm.data.json_rows import MAX_ROW, check_object, make_row_size_error, open_input, parse_identifier
 from dj2mgm.data.sources.source import Source, build_conversation_row, check_single, find_column, read_cell
+from dj2mgm.dataset_resolution.file_samples import STREAM, list_cached
 from dj2mgm.dataset_resolution.row_media import find_unread_media, read_row_media
 from dj2mgm.errors import InputError, quote_value
-from dj2mgm.storage.disk_map import DiskMap
-from dj2mgm.storage.image_files import IMAGE_SUFFIXES
-from dj2mgm.storage.shards import Member
+from dj2mgm.storage.image_files import IMAGE_SUFFIXES, Member
+from dj2mgm.storage.streaming import DiskMap
 
 WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 MAX_ROWS = 64  # most rows per batch
@@ -35,7 +39,7 @@ MAX_MEMBER_NAME = tarfile.LENGTH_NAME  # bytes in a header
 OpenTable = tuple[pa.Schema, Callable[[list[str]], Iterator[pa.RecordBatch]]]
 
 
-def read(source: Source) -> Iterator[dict]:
+def read_parquet(source: Source) -> Iterator[dict]:
     yield from read_tables(source, _open_parquet, "a parquet file")
 
 
@@ -231,3 +235,39 @@ class TarWriter:
 
     def _name(self, shard: int | None = None) -> str:
         return f"{self.number:05d}-{self.shard if shard is None else shard:05d}.tar"
+
+
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+def read_arrow(source: Source) -> Iterator[dict]:
+    cached = list_cached(source.files)
+    for file in sorted(cached):
+        source.unread.add(str(file))
+    saved = replace(source, files=tuple(file for file in source.files if file not in cached))
+    yield from read_tables(saved, _open_stream, STREAM)
+
+
+@contextmanager
+def _open_stream(file: Path) -> Iterator[OpenTable]:
+    """Map a stream into memory, so that only the batch that is read takes memory.
+
+    Raises:
+        InputError: the stream has no end, so rows may be missing. pyarrow accepts this.
+    """
+    with open_input(file, "rb") as content:
+        size = content.seek(0, 2)
+        content.seek(max(0, size - len(END_OF_STREAM)))
+        if size and content.read() != END_OF_STREAM:
+            raise InputError(f"{file} is not complete, or not {STREAM}; download or save it again")
+    with pa.memory_map(str(file)) as content, pa.ipc.open_stream(content) as stream:
+        yield stream.schema, lambda columns: _read_batches(stream, columns)
+
+
+def _read_batches(stream: pa.RecordBatchReader, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    for whole_batch in stream:
+        batch = whole_batch.select(columns)
+        batch.validate(full=True)  # pyarrow does not check the offsets of untrusted streams
+        row_count = max(1, min(MAX_ROWS, MAX_BATCH * len(batch) // max(1, batch.nbytes)))
+        for start in range(0, len(batch), row_count):
+            yield batch.slice(start, row_count)

@@ -42,8 +42,8 @@ class Source:
     columns: Columns = Columns()
     output: Path = Path()  # folder of files that the reader must write, such as images that cannot be read in place
     keep_uncaptioned: bool = False  # whether images without a caption get an empty one
-    unread: SkippedFiles = field(default_factory=SkippedFiles)  # filled by webdataset.py or merged_sources.py
-    uncaptioned: SkippedFiles = field(default_factory=SkippedFiles)  # filled by folder.py or webdataset.py
+    unread: SkippedFiles = field(default_factory=SkippedFiles)  # filled by image_folders.py or merged_sources.py
+    uncaptioned: SkippedFiles = field(default_factory=SkippedFiles)  # filled by image_folders.py
 
 
 def read_cell(value: object, name: str, location: str) -> str:

@@ -16,10 +16,10 @@ from dj2mgm.data.formats import IMAGE_TOKEN, choose_spread_rows, extract_caption
 from dj2mgm.data.images import BadImageError, is_heif, join_image_path, load_image, locate_image
 from dj2mgm.data.json_rows import read_json_list
 from dj2mgm.data.sources.source import describe_unread
-from dj2mgm.data.text_units import separate_words
+from dj2mgm.data.texts import separate_words
 from dj2mgm.data.user_dataset import HELD_OUT_FRACTION, MIN_HELD_OUT
-from dj2mgm.dataset_resolution.detection_advice import Advice
 from dj2mgm.dataset_resolution.file_formats import FORMATS
+from dj2mgm.dataset_resolution.file_groups import Advice
 from dj2mgm.errors import InputError, pluralize
 from dj2mgm.reporting.comparison import SCORE_TITLES, format_difference
 from dj2mgm.reporting.rendering import encode_shrunk_image, format_snakemake_command
@@ -35,8 +35,7 @@ from dj2mgm.settings.dataset_files import (
 )
 from dj2mgm.settings.targets import ReportSection
 from dj2mgm.storage.files import find_files, format_yaml_line, read_json, read_jsonl
-from dj2mgm.storage.image_files import CONVERT_HEIF, CONVERT_RENAMED_HEIF, HEIF_SUFFIXES
-from dj2mgm.storage.shards import parse_member
+from dj2mgm.storage.image_files import CONVERT_HEIF, CONVERT_RENAMED_HEIF, HEIF_SUFFIXES, parse_member
 
 
 class CheckSettings(Section):

@@ -19,17 +19,16 @@ from dj2mgm.data.json_rows import read_json_list
 from dj2mgm.dataset_resolution.experiment_dataset import list_dataset_files
 from dj2mgm.errors import InputError
 from dj2mgm.features.crate.crate_record import CrateInput, CrateMachine, CrateSettings
-from dj2mgm.model_files.hub_cache import find_model
-from dj2mgm.model_files.model_folders import MODEL_SUFFIXES
+from dj2mgm.model_files.model_folders import MODEL_SUFFIXES, find_model
 from dj2mgm.recipes.recipe_files import find_recipe_files
 from dj2mgm.runs.model_reader import MODEL_KEYS
 from dj2mgm.runs.stages import InputKind
 from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.settings.config_files import CONFIG, SHIPPED
-from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import compute_sha256, read_jsonl
+from dj2mgm.storage.image_files import compute_image_digest
 from dj2mgm.storage.plain_files import check_plain
-from dj2mgm.storage.shards import compute_image_digest
+from dj2mgm.storage.streaming import DiskMap
 
 ROOT = SCRIPTS.parent
 

@@ -36,8 +36,8 @@ from dj2mgm.recipes.statistic_limits import label_statistic
 from dj2mgm.records.page_records import StageRecipe, describe_clip_doubt, read_image_root
 from dj2mgm.records.recipe_summary import RecipeSummary, read_recipe_summary
 from dj2mgm.settings.validation import load_settings
-from dj2mgm.storage.disk_map import DiskMap
 from dj2mgm.storage.files import read_jsonl
+from dj2mgm.storage.streaming import DiskMap
 
 QUESTION = "question"  # label of a line
 CAPTION_STATES = {True: "rewritten", False: "original"}

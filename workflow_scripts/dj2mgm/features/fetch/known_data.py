@@ -26,7 +26,7 @@ from huggingface_hub.hf_api import RepoSibling
 
 from dj2mgm.data.formats import read_llava
 from dj2mgm.data.images import BadImageError, detect_suffix
-from dj2mgm.dataset_resolution.hub_data import FETCH_RECORD, HubData
+from dj2mgm.dataset_resolution.experiment_dataset import FETCH_RECORD, HubData
 from dj2mgm.errors import InputError, pluralize
 from dj2mgm.features.fetch.repositories import CONNECTIONS, HubSource, Repository, check_space, look_up
 from dj2mgm.servers.hub import RepositoryFile, hub_errors

@@ -20,11 +20,10 @@ from huggingface_hub import constants
 from huggingface_hub.hf_api import RepoSibling
 
 from dj2mgm.cli.messages import Progress
-from dj2mgm.dataset_resolution.hub_data import find_hub_dataset
+from dj2mgm.dataset_resolution.experiment_dataset import find_hub_dataset
 from dj2mgm.errors import InputError, pluralize
-from dj2mgm.model_files.hub_cache import COMMIT, find_cached_snapshot, is_folder_path
 from dj2mgm.model_files.missing_models import ModelDownload, is_complete
-from dj2mgm.model_files.model_folders import MODEL_SUFFIXES
+from dj2mgm.model_files.model_folders import COMMIT, MODEL_SUFFIXES, find_cached_snapshot, is_folder_path
 from dj2mgm.servers.hub import (
     MAX_MESSAGE_LENGTH,
     SHOWN_CHARACTERS,

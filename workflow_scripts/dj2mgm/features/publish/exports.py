@@ -16,7 +16,7 @@ from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.data.images import BadImageError, detect_suffix
 from dj2mgm.errors import InputError, quote_value
 from dj2mgm.storage.files import write_json_list, write_jsonl
-from dj2mgm.storage.shards import read_file, read_file_size
+from dj2mgm.storage.image_files import read_file, read_file_size
 
 SHARD_BYTES = 500 * 10**6
 ROW_GROUP_ROWS = 100  # the size of Hugging Face datasets for images: small, so displaying one row decodes few others

@@ -29,9 +29,8 @@ from data_juicer.utils.mm_utils import remove_special_tokens
 from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.data.images import load_image
-from dj2mgm.data.question_texts import normalize_words
-from dj2mgm.data.text_units import separate_words
-from dj2mgm.storage.disk_map import DiskMap
+from dj2mgm.data.texts import normalize_words, separate_words
+from dj2mgm.storage.streaming import DiskMap
 
 from .batched_image_text_similarity_filter import load_clip
 from .selection import NO_GROUP, BalanceFilter, Rows, Selection, SelectionFilter, iterate_row_ids

@@ -32,17 +32,19 @@ from data_juicer.utils.constant import Fields
 from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.data.images import load_image
-from dj2mgm.data.near_duplicates.clusters import FindNear, NearDuplicates, find_near_duplicates
-from dj2mgm.data.near_duplicates.image_signatures import (
+from dj2mgm.data.near_duplicates import (
     CODE_BYTES,
     MAX_BITS,
     MAX_LEVELS,
+    FindNear,
+    NearDuplicates,
     compute_distances,
     compute_signature,
+    find_near_duplicates,
+    find_near_pairs,
 )
-from dj2mgm.data.near_duplicates.multi_index_hashing import find_near_pairs
 from dj2mgm.errors import InputError
-from dj2mgm.storage.shards import read_file
+from dj2mgm.storage.image_files import read_file
 
 from .batched_image_text_similarity_filter import load_clip
 from .declarations import Declarations

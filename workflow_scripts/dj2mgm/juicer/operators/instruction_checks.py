@@ -28,7 +28,7 @@ from data_juicer.utils.model_utils import get_model
 from PIL import Image
 
 from dj2mgm.control_tokens import find_control_token
-from dj2mgm.data.question_texts import normalize_words
+from dj2mgm.data.texts import normalize_words
 from dj2mgm.models.questions import split_into_parts
 from dj2mgm.recipes.question_rewrite_rules import Rewrite
 

@@ -24,8 +24,8 @@ from dj2mgm.settings.endpoints import ADDRESS_RULE, VARIABLE_RULE, is_address, i
 from .declarations import Captions, ServerCaptioner, merge_reports
 
 if TYPE_CHECKING:
-    from dj2mgm.servers.chat_answer import ChatAnswer
     from dj2mgm.servers.chat_requests import ChatRequests
+    from dj2mgm.servers.chat_server import ChatAnswer
 
 NAME = "openai_captioning_mapper"
 JPEG_QUALITY = 90

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import groupby
 
-from dj2mgm.data.question_texts import normalize_words
+from dj2mgm.data.texts import normalize_words
 
 YES, NO = "yes", "no"
 NUMBERS = {*"zero one two three four five six seven eight nine ten none".split(), *map(str, range(101))}

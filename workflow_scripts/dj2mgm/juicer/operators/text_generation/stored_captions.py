@@ -7,7 +7,7 @@ from pathlib import Path
 from loguru import logger
 
 from dj2mgm.cli.messages import Progress
-from dj2mgm.storage.shards import compute_image_digest
+from dj2mgm.storage.image_files import compute_image_digest
 
 from ..declarations import Captions, Declarations, get_declarations, take_report
 from .caption_store import CaptionStore, has_captions

@@ -1,6 +1,8 @@
-"""Reader of WebDataset's tar shards, in which files with the same base name form a sample; images are read in place.
+"""Readers of images next to their captions: folders of files, and WebDataset's tar shards.
 
-A caption is in `<key>.txt`, or in `<key>.json` under a usual column name; a conversation is in the json.
+In a folder, the caption is in a text file of the image's name. In a shard, which is read in place, files with the same
+base name form a sample. Its caption is in `<key>.txt`, or in `<key>.json` under a usual column name, and a conversation
+is in the json.
 """
 
 import re
@@ -11,20 +13,56 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 
 from dj2mgm.data.formats import build_conversation
+from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.data.json_rows import MAX_ROW, check_object, make_row_size_error, open_input, parse_json
 from dj2mgm.data.sources.source import Source, build_conversation_row, find_column, read_cell
 from dj2mgm.dataset_resolution.row_media import OTHER_SUFFIXES, find_unread_media, read_row_media
 from dj2mgm.errors import InputError, quote_value
-from dj2mgm.storage.disk_map import DiskMap
-from dj2mgm.storage.image_files import IMAGE_SUFFIXES
+from dj2mgm.storage.image_files import IMAGE_SUFFIXES, Member, read_members
 from dj2mgm.storage.plain_files import check_no_null
-from dj2mgm.storage.shards import Member, read_members
+from dj2mgm.storage.streaming import DiskMap
+
+
+def read_folder(source: Source) -> Iterator[dict]:
+    stems: dict[Path, Path] = {}
+    for image in source.files:
+        relative = image.relative_to(source.images)
+        stem = relative.with_suffix("")
+        if stem in stems:
+            raise InputError(f"{image} and {stems[stem]} share a caption file; rename one")
+        stems[stem] = image
+        caption_file = image.with_suffix(".txt")
+        if not caption_file.is_file():
+            source.uncaptioned.add(str(image))
+            if source.keep_uncaptioned:
+                yield build_conversation(str(stem), str(relative), "", "")
+            continue
+        yield build_conversation(str(stem), str(relative), "", _read_caption_file(source, caption_file))
+
+
+def _read_caption_file(source: Source, file: Path) -> str:
+    """Return the caption in a UTF-8 file, which must be inside the image folder and have at most MAX_ROW bytes."""
+    try:
+        locate_image(source.images, str(file.relative_to(source.images)))
+    except BadImageError as error:
+        if error.reason == "outside":
+            raise InputError(
+                f"{file} is a link to a file outside of {source.images}; replace it by a copy of the file"
+            ) from None
+    try:
+        with open_input(file) as text:
+            if (size := file.stat().st_size) > MAX_ROW:
+                raise make_row_size_error(str(file), size)
+            return check_no_null(text.read().strip(), file)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: not UTF-8 ({error}); save the file as UTF-8") from None
+
 
 COMPRESSION_COMMANDS = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
 KEEP_TOGETHER = "the files of a sample must be neighbors in the archive; write it again (tar --sort=name does)"
 
 
-def read(source: Source) -> Iterator[dict]:
+def read_webdataset(source: Source) -> Iterator[dict]:
     """Yield a row per sample of all shards; a key that occurs in two places raises InputError."""
     shards = DiskMap()  # shard of each key
     for shard in source.files:
@@ -113,7 +151,7 @@ def _read_sample(source: Source, shard: Path, key: str, sample: list[Member]) ->
     prompt = read_cell(metadata[question_key], question_key, location) if question_key else ""
     text_key = None
     if ".txt" in parts and not source.columns.text:
-        caption = _read_text(parts[".txt"], location)
+        caption = _read_member_text(parts[".txt"], location)
     elif metadata:
         text_key = find_column(Path(location), list(metadata), "text", source)
         caption = read_cell(metadata[text_key], text_key, location)
@@ -126,7 +164,7 @@ def _read_sample(source: Source, shard: Path, key: str, sample: list[Member]) ->
     yield build_conversation(key, images[0], prompt, caption, unread)
 
 
-def _read_text(member: Member, location: str) -> str:
+def _read_member_text(member: Member, location: str) -> str:
     if member.size > MAX_ROW:
         raise make_row_size_error(f"{location}, {member.name}", member.size)
     try:
@@ -137,6 +175,6 @@ def _read_text(member: Member, location: str) -> str:
 
 def _read_json(member: Member, location: str) -> dict:
     try:
-        return check_object(parse_json(_read_text(member, location)), location)
+        return check_object(parse_json(_read_member_text(member, location)), location)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{location}: {member.name} is not valid JSON ({error}); write it again") from None

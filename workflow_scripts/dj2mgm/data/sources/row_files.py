@@ -1,6 +1,10 @@
-"""Reader of tables of paths and captions: `.csv`, `.tsv`, or JSON objects. Their separator follows from the first line.
+"""Readers of files of rows that name images: Data-Juicer's pairs, conversations, and tables.
 
-Cells of .csv and .tsv are plain strings: `nan`, `NULL` and `NA`, which some readers take for missing values, are words.
+Conversations are LLaVA's, ShareGPT's or OpenAI's, in a JSON list or one object per line. Turns of the latter two are in
+`conversations` or `messages`, image paths in `images` or `image`, in parts of the turns, or under other names
+(row_media.py). Tables of paths and captions are `.csv`, `.tsv`, or JSON objects. Their separator follows from the first
+line. Cells of .csv and .tsv are plain strings: `nan`, `NULL` and `NA`, which some readers take for missing values, are
+words.
 """
 
 import csv
@@ -9,13 +13,39 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from dj2mgm.data.formats import build_conversation, read_list_or_lines
+from dj2mgm.data.formats import build_conversation, read_list_or_lines, read_llava, read_pairs
 from dj2mgm.data.json_rows import MAX_ROW, make_row_size_error, open_input, parse_identifier
-from dj2mgm.data.sources.source import Source, find_column, read_cell
+from dj2mgm.data.sources.source import Source, build_conversation_row, find_column, read_cell
 from dj2mgm.dataset_resolution.file_samples import find_dialect, is_separator_row
-from dj2mgm.dataset_resolution.row_media import find_unread_media
+from dj2mgm.dataset_resolution.row_media import find_unread_media, has_empty_image, read_row_media
 from dj2mgm.errors import InputError
 from dj2mgm.storage.plain_files import MIB, check_no_null
+
+
+def read_data_juicer(source: Source) -> Iterator[dict]:
+    for file in source.files:
+        yield from read_pairs(file)
+
+
+def read_llava_files(source: Source) -> Iterator[dict]:
+    for file in source.files:
+        yield from read_llava(file, number_ids=True)
+
+
+def read_sharegpt(source: Source) -> Iterator[dict]:
+    for file in source.files:
+        for number, row in read_list_or_lines(file):
+            location = f"{file}, row {number}"
+            media = read_row_media(row, ("images", "image"))
+            turns = row.get("conversations") or row.get("messages")
+            if turns is None:
+                raise InputError(f"{location}: it has neither 'conversations' nor 'messages'; add its turns")
+            if isinstance(turns, list) and row.get("system"):  # LLaMA-Factory's key
+                turns = [{"role": "system", "content": row["system"]}, *turns]
+            identifier = parse_identifier(row.get("id"), location)
+            conversation = build_conversation_row(identifier or f"{file.stem}-{number:09d}", media, turns, location)
+            yield conversation if media.images or not has_empty_image(row) else conversation | {"image": None}
+
 
 LOOK_FOR = "look for a quote that is not closed or not doubled, or for an unquoted comma"
 
@@ -25,7 +55,7 @@ PLAIN_QUOTES = (
 )
 
 
-def read(source: Source) -> Iterator[dict]:
+def read_table(source: Source) -> Iterator[dict]:
     for file in source.files:
         read_file = _read_objects if file.suffix.lower() in (".json", ".jsonl") else _read_lines
         yield from read_file(source, file)

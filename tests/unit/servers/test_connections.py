@@ -12,9 +12,9 @@ from huggingface_hub import constants
 
 from dj2mgm.errors import InputError
 from dj2mgm.features.fetch.repositories import HubSource
-from dj2mgm.servers import environment_proxies
+from dj2mgm.servers import connections
 from dj2mgm.servers.chat_server import ChatServer, RequestError
-from dj2mgm.servers.environment_proxies import find_proxy, make_client
+from dj2mgm.servers.connections import find_proxy, make_client
 from dj2mgm.servers.hub import hub_errors, make_quiet_api
 from scripted_server import ScriptedServer, caption
 
@@ -117,7 +117,7 @@ def test_names_with_an_address_of_this_machine(refuse, monkeypatch, address, is_
 
 def test_a_slow_name_server_is_not_waited_for(refuse, monkeypatch):
     refuse(403)
-    monkeypatch.setattr(environment_proxies, "RESOLVE_S", 0.1)
+    monkeypatch.setattr(connections, "RESOLVE_S", 0.1)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(15) or [])
     url, started = "http://worker-7:1/v1", time.monotonic()
     assert find_proxy(make_client(httpx2, url), url) and time.monotonic() - started < 10

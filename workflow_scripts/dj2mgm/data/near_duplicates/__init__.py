@@ -1,1 +1,0 @@
-"""Search for near-duplicate images: signatures, codes within a distance, clusters."""

@@ -1,1 +1,0 @@
-"""Embedded dataset of rendered scenes with planted faults."""
