@@ -38,7 +38,8 @@ from dj2mgm.data.shapes import (  # noqa: E402
     draw_image,
     draw_row_scene,
 )
-from dj2mgm.juicer.patched_data_juicer import load_ops, patch_data_juicer  # noqa: E402
+from dj2mgm.juicer.operators.deduplicators import SIGNATURES_COLUMN  # noqa: E402
+from dj2mgm.juicer.patched_data_juicer import Fields, load_ops, patch_data_juicer  # noqa: E402
 
 NEAR, EMBEDDING = "image_near_deduplicator", "image_embedding_deduplicator"
 SIMILARITIES = (0.95, 0.98, 0.99, 0.995)
@@ -102,10 +103,14 @@ def measure_recall(operator, before: list[bytes], after: list[bytes]) -> float:
     return float(np.isfinite(operator.compute_distances(originals, changed)).mean())
 
 
+def make_row(signature: bytes) -> dict:
+    """Return the measured row of one image, in the operators' format."""
+    return {SIGNATURES_COLUMN: f"1 {b64encode(signature).decode()}", Fields.stats: {"image_pixels": 1.0}}
+
+
 def count_false_positives(operator, signatures: list[bytes], contents: list[str], folder: Path) -> tuple[int, int]:
     """Return numbers of rows dropped as near-duplicates of rows with other contents, and with the same contents."""
-    rows = ((f"1 {b64encode(signature).decode()}", {"image_pixels": 1.0}) for signature in signatures)
-    copy_of = operator.find_duplicates(rows, folder).copy_of
+    copy_of = operator.decide(map(make_row, signatures), folder).copy_of
     has_other_contents = [contents[row] != contents[copy_of[row]] for row in np.flatnonzero(copy_of >= 0)]
     return sum(has_other_contents), len(has_other_contents) - sum(has_other_contents)
 
@@ -168,8 +173,8 @@ def report_hashing(arguments: argparse.Namespace) -> None:
                 print(f"| {operator._name} | {len(paths)} {name} | {milliseconds:.2f} |", flush=True)
 
 
-def random_rows(rows: int, dimensions: int | None) -> Iterator[tuple[str, dict]]:
-    """Yield signatures in the operators' format; a tenth is near the row just before it."""
+def random_rows(rows: int, dimensions: int | None) -> Iterator[dict]:
+    """Yield measured rows; a tenth is near the row just before it."""
     rng, last = np.random.default_rng(0), None
     centers = rng.standard_normal((1000, dimensions)) if dimensions else None
     for number in range(rows):
@@ -183,7 +188,7 @@ def random_rows(rows: int, dimensions: int | None) -> Iterator[tuple[str, dict]]
             signature = (vector / np.linalg.norm(vector)).astype(np.float16)
             last = vector
         last = signature if dimensions is None else last
-        yield f"1 {b64encode(signature.tobytes()).decode()}", {"image_pixels": 1.0}
+        yield make_row(signature.tobytes())
 
 
 def read_memory_mib() -> float:
@@ -208,7 +213,7 @@ def search(rows: int, dimensions: int | None) -> None:
     threading.Thread(target=watch, daemon=True).start()
     with TemporaryDirectory() as folder:
         start = perf_counter()
-        copies = operator.find_duplicates(random_rows(rows, dimensions), Path(folder))
+        copies = operator.decide(random_rows(rows, dimensions), Path(folder))
         seconds = perf_counter() - start - making_seconds
     dropped = int((copies.copy_of >= 0).sum())
     print(f"| {rows} | {seconds:.1f} | {1e6 * seconds / rows:.0f} | {peak[0]:.0f} | {dropped} |", flush=True)

@@ -20,8 +20,7 @@ from data_juicer.utils.mm_utils import remove_special_tokens
 
 from dj2mgm.errors import InputError
 
-from .declarations import merge_reports
-from .selection import ShareFilter, check_fraction
+from .declarations import ShareFilter, check_fraction, merge_reports
 
 NAME = "word_frequency_filter"
 STAT = "word_frequency"

@@ -113,7 +113,7 @@ def main() -> None:
 
     from dj2mgm.data.chat_rendering import render_chat
     from dj2mgm.errors import InputError
-    from dj2mgm.juicer.built_operators import build_operators
+    from dj2mgm.juicer.engine import build_operators
     from dj2mgm.juicer.patched_data_juicer import prepare_process
     from dj2mgm.juicer.recipe_settings import read_filter_settings
     from dj2mgm.juicer.run_recipe import FILTERED, run_recipe

@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from dj2mgm.data.formats import build_dj_text
+from dj2mgm.juicer.patched_data_juicer import Fields, load_ops
 from dj2mgm.storage.files import write_jsonl
 from dj2mgm.training.outputs import gather_weights, save_projector
 from tiny_clip import save_tiny_clip
@@ -63,6 +64,18 @@ def save_tiny_blip2(folder: Path) -> Path:
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     return folder
+
+
+def recaption(rows: dict[str, list], **arguments) -> tuple[list[dict], dict]:
+    """Run low_similarity_recaption_mapper on columns in both phases; return its rows and its report."""
+    [operator] = load_ops([{"low_similarity_recaption_mapper": arguments}])
+    empty: dict[str, list] = {column: [{} for _ in rows["text"]] for column in (Fields.stats, Fields.meta)}
+    samples = operator.measure({key: list(values) for key, values in rows.items()} | empty)
+    operator.set_limits(samples[Fields.stats])
+    columns = operator.process(samples)
+    operator.close()
+    recaptioned = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return recaptioned, operator.finish_report(operator.report)
 
 
 def write_pairs(folder: Path, captions: list[str]) -> Path:

@@ -17,7 +17,6 @@ from PIL import Image
 
 from dj2mgm.data.formats import build_dj_text, extract_caption
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.operators.declarations import Declarations
 from dj2mgm.juicer.patched_data_juicer import OPERATORS, Fields, Filter, Mapper, load_ops
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.run_recipe import FILTERED, WORKING_FOLDER_PREFIX, compute_recipe_fingerprint, run_recipe
@@ -226,13 +225,10 @@ FORMS = [
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("all_rows", [False, True])
-def test_a_mapper_gets_the_caption_and_the_tokens_stay_around_it(tmp_path, register, form, all_rows):
+def test_a_mapper_gets_the_caption_and_the_tokens_stay_around_it(tmp_path, register, form):
     captions = ["image eoc dj", "a <b>|dj</b>  square", "no change"]
 
-    class CaptionMapper(Declarations, Mapper):
-        needs_all_rows = all_rows
-
+    class CaptionMapper(Mapper):
         def process_single(self, sample):
             assert sample["text"] in captions
             return sample | {"text": re.sub("[<>|dj]", "", sample["text"])}
@@ -272,12 +268,8 @@ TEXT_FILTERS = [
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("all_rows", [False, True])
-def test_text_statistics_equal_those_of_data_juicer_on_captions(tmp_path, monkeypatch, form, all_rows):
+def test_text_statistics_equal_those_of_data_juicer_on_captions(tmp_path, form):
     captions = ["a red circle", "one two one two one two", "a line\nand another one", "!?", "12 image dj eoc", ""]
-    if all_rows:
-        for operator in (OPERATORS.modules[name] for step in TEXT_FILTERS for name in step):
-            monkeypatch.setattr(operator, "run", lambda self, *args, **options: Filter.run(self, *args, **options))
     data = write_dataset(tmp_path, captions)
     write_jsonl(data, [row | {"text": form.format(extract_caption(row["text"]))} for row in read_rows(data)])
     run(data, tmp_path / "out", TEXT_FILTERS)
@@ -299,12 +291,9 @@ def test_deduplicators_and_selections_compare_captions(tmp_path):
         assert read_rows(tmp_path / name / "filtered.jsonl") == rows[:1]
 
 
-@pytest.mark.parametrize("all_rows", [False, True])
 @pytest.mark.parametrize("change", [lambda text: text * 2, lambda text: text.replace("<__dj__image>", "")])
-def test_an_operator_of_tokens_must_not_change_their_number(tmp_path, register, monkeypatch, change, all_rows):
-    class TokenMapper(Declarations, Mapper):
-        needs_all_rows = all_rows
-
+def test_an_operator_of_tokens_must_not_change_their_number(tmp_path, register, monkeypatch, change):
+    class TokenMapper(Mapper):
         def process_single(self, sample):
             return sample | {"text": change(sample["text"]) if sample["id"] == "r3" else sample["text"]}
 
@@ -496,7 +485,7 @@ def test_only_changes_of_used_code_discard_stored_work(tmp_path, monkeypatch):
     )
     assert not any(map(changed, others))
     own = ("dj2mgm/juicer/chain.py", "dj2mgm/data/images.py", "dj2mgm/juicer/operators/image_integrity_filter.py")
-    helpers = ("dj2mgm/juicer/operators/selection.py", "dj2mgm/juicer/operators/text_generation/captioner.py")
+    helpers = ("dj2mgm/juicer/operators/declarations.py", "dj2mgm/juicer/operators/captioners.py")
     assert all(map(changed, own + helpers))
 
 

@@ -205,18 +205,18 @@ def test_agreement_of_answers_with_a_caption(rules, question, answer, agreement)
         (["blue"], {"blue": 1}),
     ],
 )
-def test_yes_and_no_are_balanced(answers, counts):
+def test_yes_and_no_are_balanced(answers, counts, tmp_path):
     [operator] = load_ops([{"yes_no_balance_filter": {}}])
     rows = [{"id": str(number), "text": build_dj_text(answer)} for number, answer in enumerate(answers)]
-    chosen = [answer for answer, keep in zip(answers, operator.select(rows).mask, strict=True) if keep]
+    chosen = [answer for answer, keep in zip(answers, operator.decide(rows, tmp_path).mask, strict=True) if keep]
     assert {key: sum(answer.lower().strip(".") == key for answer in chosen) for key in counts} == counts
 
 
-def test_answers_are_balanced_in_other_languages():
+def test_answers_are_balanced_in_other_languages(tmp_path):
     [operator] = load_ops([{"yes_no_balance_filter": {"positive": "Ja", "negative": "Nein"}}])
     answers = ["ja", "Ja.", "nein", "no", "no"]
     rows = [{"id": str(number), "text": build_dj_text(answer)} for number, answer in enumerate(answers)]
-    mask = operator.select(rows).mask
+    mask = operator.decide(rows, tmp_path).mask
     assert mask[:2].sum() == 1 and mask[2:].all()
 
 

@@ -11,8 +11,8 @@ import pytest
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.juicer import executors
-from dj2mgm.juicer.built_operators import Step, build_operators
-from dj2mgm.juicer.chain import Chain
+from dj2mgm.juicer.chain import Chain, Step
+from dj2mgm.juicer.engine import build_operators
 from dj2mgm.juicer.partitions import import_rows, list_partitions
 from dj2mgm.recipes.recipe_step import parse_steps
 from dj2mgm.runs.layers import merge_experiment

@@ -8,7 +8,7 @@ import yaml
 from data_juicer.utils.lazy_loader import LazyLoader
 
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.built_operators import build_operators, check_installed
+from dj2mgm.juicer.engine import build_operators, check_installed
 from dj2mgm.juicer.patched_data_juicer import OPERATORS, Filter
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.recipes.recipe_step import parse_steps

@@ -21,7 +21,7 @@ from captioned_pairs import (
 )
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.built_operators import build_operators, check_installed
+from dj2mgm.juicer.engine import build_operators, check_installed
 from dj2mgm.juicer.patched_data_juicer import Fields, load_ops
 from dj2mgm.juicer.recipe_settings import CaptionerModel, read_filter_settings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
@@ -106,7 +106,7 @@ def test_a_killed_captioning_run_resumes_with_the_same_bytes(project, tmp_path):
     dies_in_third_batch = (
         "import os, signal, sys\n"
         "sys.path.insert(0, sys.argv.pop(1))\n"
-        "from dj2mgm.juicer.operators.text_generation.captioner import Captioner\n"
+        "from dj2mgm.juicer.operators.captioners import Captioner\n"
         "say, batches = Captioner.__call__, []\n"
         "def dying(self, *arguments):\n"
         "    batches.append(1)\n"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.built_operators import check_installed
+from dj2mgm.juicer.engine import check_installed
 from dj2mgm.juicer.operators.declarations import find_model_files
 from dj2mgm.juicer.patched_data_juicer import OPERATORS
 from dj2mgm.juicer.recipe_settings import read_filter_settings

@@ -5,23 +5,21 @@ changes are recorded with the row, and no row is ever removed. A batch therefore
 in a forked process, and in a task that Ray repeats.
 """
 
+import functools
 import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import compress
 from time import perf_counter
 
 import numpy as np
 import pyarrow as pa
 
-from dj2mgm.errors import InputError
-from dj2mgm.juicer.built_operators import (
-    Step,
-    check_ids,
-    check_special_tokens,
-    name_failing_row,
-    naming_operator,
-    restore_text,
-    show_text,
-)
+from dj2mgm.data.formats import extract_caption, replace_caption
+from dj2mgm.data.images import BadImageError
+from dj2mgm.errors import InputError, quote_value
 from dj2mgm.juicer.operators.declarations import (
     get_batch_method,
     get_decision_method,
@@ -31,7 +29,15 @@ from dj2mgm.juicer.operators.declarations import (
     take_report,
 )
 from dj2mgm.juicer.partitions import ROW_SCHEMA, read_recaption
-from dj2mgm.juicer.patched_data_juicer import Fields, Mapper, patch_data_juicer
+from dj2mgm.juicer.patched_data_juicer import (
+    OP,
+    Fields,
+    Mapper,
+    MissingPackageError,
+    SpecialTokens,
+    make_package_error,
+    patch_data_juicer,
+)
 
 OUTCOME_SCHEMA = pa.schema(
     [
@@ -44,6 +50,31 @@ OUTCOME_SCHEMA = pa.schema(
 ERROR_COLUMN = "error"
 AS_TEXT = {"stats": Fields.stats, "meta": Fields.meta}
 COLUMNS = ("id", "text", "images", "input_row")
+CHANGE_REMEDY = "Change the operator's arguments or remove it from the recipe"
+TOKEN_NAMES = {"SpecialTokens", "remove_special_tokens", "remove_non_special_tokens"}  # of data_juicer.utils.mm_utils
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator of a recipe."""
+
+    number: int  # its position in the recipe, from 1
+    operator: OP
+    only_measures: bool = False  # True: here it drops and edits no rows
+    is_first_phase: bool = False  # True: it also has a step in the next pass, which needs the measurements of all rows
+
+    @property
+    def name(self) -> str:
+        return self.operator._name
+
+    def make_event(self, identifier: str, event: str) -> dict:
+        """Return the beginning of a row of the trace."""
+        return {"id": identifier, "event": event, "step": self.number, "operator": self.name}
+
+    def make_change(self, identifier: str, before: str, after: str, more: dict | None = None) -> dict:
+        """Return the row of the trace for a changed text."""
+        change = {"id": identifier, "event": "changed", "text_before": before, "text_after": after} | (more or {})
+        return change | self.make_event(identifier, "changed")
 
 
 class Chain(Mapper):
@@ -58,9 +89,7 @@ class Chain(Mapper):
         operators = [step.operator for step in steps]
         self.accelerator = "cuda" if any(operator.use_cuda() for operator in operators) else "cpu"
         self.unforkable = self.use_cuda() or any(map(is_unforkable, operators))
-        self.in_one_process = any(
-            get_declarations(step.operator).in_one_process for step in steps if not step.only_measures
-        )
+        self.in_one_process = any(get_declarations(step.operator).budget for step in steps if not step.only_measures)
         # an actor loads a model once, while a task loads it in each new process
         self.ray_execution_mode = "actor" if any(map(has_model, operators)) else "task"
 
@@ -71,7 +100,8 @@ class Chain(Mapper):
             for step in self.steps:
                 batch.apply(step, {"rank": rank} if step.operator.use_cuda() else {})
         except InputError as error:  # returned as an outcome, since Ray would wrap it, log it and try again
-            return batch.build_error_table(error)
+            columns = {name: [None] for name in OUTCOME_SCHEMA.names}
+            return pa.table(columns | {"report": [_dump({ERROR_COLUMN: str(error)})]}, schema=OUTCOME_SCHEMA)
         return batch.collect_outcomes()
 
     def close(self) -> None:
@@ -120,12 +150,11 @@ class RowBatch:
     def _apply(self, step: Step, before: dict, arguments: dict) -> dict:
         """Run the operator on a part of the batch, and return the columns of the rows that it keeps."""
         operator = step.operator
-        method = getattr(operator, get_batch_method(operator, step.only_measures))
         texts = dict(zip(before["id"], before["text"], strict=True))
         columns = {key: list(values) for key, values in before.items()}
         columns["text"] = [show_text(operator, text) for text in before["text"]]
-        after = dict(name_failing_row(operator._name, method)(columns, **arguments))
-        check_ids(operator._name, set(before["id"]), after)
+        after = _run_on_batch(step, columns, arguments)
+        check_ids(operator._name, set(before["id"]), after.get("id"))
         decide = get_decision_method(operator)
         is_kept = [bool(keep) for keep in decide(after)] if decide and not step.only_measures else None
         rows = zip(after["id"], after["text"], strict=True)
@@ -137,7 +166,6 @@ class RowBatch:
         if len(after["id"]) < len(before["id"]):
             self._note_dropped(step, before, set(after["id"]))
         if after["text"] != before["text"]:
-            check_special_tokens(step.name, before, after)
             self._note_changes(step, before, after)
         return after
 
@@ -145,25 +173,18 @@ class RowBatch:
         for index, identifier in enumerate(before["id"]):
             if identifier not in kept_ids:
                 row = self.dropped[identifier] = {key: values[index] for key, values in before.items()}
-                event = {"id": identifier, "event": "dropped", "step": step.number, "operator": step.name}
-                self._note(event | {"stats": row[Fields.stats]} | read_recaption(row[Fields.meta]))
+                event = step.make_event(identifier, "dropped") | {"stats": row[Fields.stats]}
+                self.events.setdefault(identifier, []).append(event | read_recaption(row[Fields.meta]))
 
     def _note_changes(self, step: Step, before: dict, after: dict) -> None:
         indices = {identifier: index for index, identifier in enumerate(before["id"])}
         for index, (identifier, text) in enumerate(zip(after["id"], after["text"], strict=True)):
             if text != (original := before["text"][indices[identifier]]):
-                change = {"id": identifier, "event": "changed", "text_before": original, "text_after": text}
-                if "question" in after and after["question"][index] != before["question"][indices[identifier]]:
-                    change["question"] = after["question"][index]
-                self._note(change | {"step": step.number, "operator": step.name})
-
-    def _note(self, event: dict) -> None:
-        self.events.setdefault(event["id"], []).append(event)
-
-    def build_error_table(self, error: InputError) -> pa.Table:
-        """Return a table whose only row reports the error."""
-        columns = {name: [None] for name in OUTCOME_SCHEMA.names}
-        return pa.table(columns | {"report": [_dump({ERROR_COLUMN: str(error)})]}, schema=OUTCOME_SCHEMA)
+                check_special_tokens(step.name, identifier, original, text)
+                question = after["question"][index] if "question" in after else None
+                is_new = question is not None and question != before["question"][indices[identifier]]
+                change = step.make_change(identifier, original, text, {"question": question} if is_new else {})
+                self.events.setdefault(identifier, []).append(change)
 
     def collect_outcomes(self) -> pa.Table:
         """Return all rows of the batch in their order."""
@@ -193,3 +214,96 @@ def _to_plain(value: object) -> object:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise InputError(f"an operator returned a value of type {type(value).__name__}, which JSON cannot hold")
+
+
+@contextmanager
+def naming_operator(name: str) -> Iterator[None]:
+    """Turn any exception of the operator into an `InputError` that names it."""
+    try:
+        yield
+    except MissingPackageError as error:
+        raise make_package_error(name, error.package) from None
+    except ModuleNotFoundError as error:
+        raise make_package_error(name, error.name) from None
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"operator {name} failed: {type(error).__name__}: {error}. {CHANGE_REMEDY}") from error
+
+
+def _run_on_batch(step: Step, samples: dict, arguments: dict) -> dict:
+    """Run the operator's method for a batch, so that its errors name the row on which it fails."""
+    method = get_batch_method(step.operator, step.only_measures)
+    try:
+        return dict(method(samples, **arguments))
+    except (InputError, ModuleNotFoundError):
+        raise
+    except Exception as error:
+        row = _find_failing_row(lambda row: method(row, **arguments), samples)
+        location = "" if row is None else f" on row {quote_value(row)}"
+        remedy = "No row fails alone, so run it again" if row is None else "Fix the row"
+        if isinstance(error, BadImageError):
+            remedy = "Put `image_integrity_filter: {}` before it, which drops such rows, fix the row"
+        raise InputError(
+            f"operator {step.name} failed{location}: {type(error).__name__}: {error}. "
+            f"{remedy}, change the operator's arguments or remove it from the recipe"
+        ) from error
+
+
+def _find_failing_row(method: Callable[[dict], object], samples: dict) -> str | None:
+    for position, identifier in enumerate(samples["id"]):
+        try:
+            method({key: [samples[key][position]] for key in samples})
+        except Exception:
+            return identifier
+    return None
+
+
+@functools.cache
+def _handles_tokens(operator: type[OP]) -> bool:
+    """Return whether an operator's module uses the names by which Data-Juicer's operators find tokens in texts."""
+    return any(not TOKEN_NAMES.isdisjoint(vars(sys.modules[base.__module__])) for base in operator.__mro__)
+
+
+def show_text(operator: OP, text: str) -> str:
+    """Return a row's text as the operator gets it.
+
+    It is the caption alone, so that limits in words and characters are those of the caption. Operators that match the
+    chunks of a text with images get the whole text, with image token and end of chunk.
+    """
+    return text if _handles_tokens(type(operator)) else extract_caption(text)
+
+
+def restore_text(operator: OP, text: str, shown: str) -> str:
+    """Return a row's whole text after an operator that got it from `show_text` and returned `shown`."""
+    return shown if _handles_tokens(type(operator)) else replace_caption(text, extract_caption(shown))
+
+
+def check_ids(name: str, before: set[str], after: list[str] | None) -> None:
+    """Raise InputError if an operator has added or repeated rows, or removed their ids (None)."""
+    if after is None:
+        raise InputError(f"operator {name} removed the column 'id'. Remove it from the recipe")
+    ids = set(after)
+    if len(ids) != len(after) or not ids <= before:
+        raise InputError(
+            f"operator {name} added rows ({len(after)} rows, {len(ids & before)} of them from the {len(before)} "
+            "input rows). This stage keeps, drops or edits rows. Switch that off or remove the operator from the recipe"
+        )
+
+
+def check_special_tokens(name: str, row: str, before: str, after: str) -> None:
+    """Check that an operator keeps the number of image tokens in a text, and the end of its chunk.
+
+    Otherwise the row could not be matched with its images, or its caption would end in a damaged token. This is an
+    error and not a reason to drop the row, since an operator that takes a token for text does so in every row.
+    """
+    expected, actual = (text.count(SpecialTokens.image) for text in (before, after))
+    if expected != actual:
+        raise InputError(
+            f"operator {name} changed the image tokens of row {quote_value(row)}: its text had {expected} times "
+            f"{SpecialTokens.image}, and now has it {actual} times. {CHANGE_REMEDY}"
+        )
+    if SpecialTokens.eoc in before and SpecialTokens.eoc not in after:
+        raise InputError(
+            f"operator {name} changed the {SpecialTokens.eoc} at the end of row {quote_value(row)}. {CHANGE_REMEDY}"
+        )

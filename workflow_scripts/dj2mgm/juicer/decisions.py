@@ -1,12 +1,12 @@
-"""Decisions that need all rows (selected rows, near-duplicates), and the record of each partition's rows.
+"""Decisions about all rows once they are measured (selected rows, repeats, near-duplicates), and their records.
 
-The previous pass has measured every row. These functions decide, and write the partitions of the next pass.
-`PartitionAccount` collects the outcomes of a chain: the kept rows, the trace, and the counts of each operator.
+`PartitionAccount` collects the outcomes of a chain or of a decision: the kept rows, the trace, and the counts of each
+operator.
 """
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -14,34 +14,35 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dj2mgm.data.near_duplicates import NearDuplicates
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.built_operators import Step, naming_operator, show_text
-from dj2mgm.juicer.chain import ERROR_COLUMN, OUTCOME_SCHEMA
-from dj2mgm.juicer.operators.declarations import merge_reports, take_report
-from dj2mgm.juicer.operators.deduplicators import NearDeduplicator
-from dj2mgm.juicer.operators.selection import Selection, SelectionFilter
+from dj2mgm.juicer.chain import (
+    ERROR_COLUMN,
+    OUTCOME_SCHEMA,
+    Step,
+    check_ids,
+    check_special_tokens,
+    naming_operator,
+    restore_text,
+    show_text,
+)
+from dj2mgm.juicer.operators.declarations import DecidesLast, Decision, merge_reports, take_report
 from dj2mgm.juicer.partitions import (
     ROW_SCHEMA,
+    WHOLE_TEXT,
     count_rows,
+    iterate,
     iterate_batches,
     iterate_column_values,
+    iterate_tables,
     list_partitions,
-    read_counts,
+    load_partitions,
+    read_recaption,
     write_partition,
+    write_partitions,
 )
-from dj2mgm.juicer.patched_data_juicer import Fields
-from dj2mgm.storage.files import replace_file, replace_folder
+from dj2mgm.juicer.patched_data_juicer import OP, Fields
+from dj2mgm.storage.files import replace_folder
 from dj2mgm.storage.streaming import DiskMap
-
-
-@dataclass(frozen=True)
-class SeenHashes:
-    """The hashes that a deduplicator has seen so far."""
-
-    step: Step  # the deduplicator's step
-    hash_key: str  # added column with a row's hash
-    first_ids: DiskMap = field(default_factory=DiskMap)  # id of the first row with a hash, by hash
 
 
 class PartitionAccount:
@@ -67,22 +68,6 @@ class PartitionAccount:
             self.add_event(json.loads(line), line)
         self.tables.append(outcomes.filter(pc.invert(outcomes["dropped"])).select(ROW_SCHEMA.names))
 
-    def drop_repeats(self, seen: SeenHashes) -> None:
-        """Find rows with the hash of an earlier row, and drop them unless the step only measures."""
-        step = seen.step
-        for index, table in enumerate(self.tables):
-            columns = (table[name].to_pylist() for name in ("id", "stats", "others"))
-            first = []
-            for identifier, stats, others in zip(*columns, strict=True):
-                value = json.loads(others)[seen.hash_key]
-                first.append(seen.first_ids.setdefault(value, identifier) == identifier)
-                if not first[-1]:
-                    event_name = "repeated" if step.only_measures else "dropped"
-                    event = {"id": identifier, "event": event_name, "step": step.number, "operator": step.name}
-                    self.add_event(event | {"stats": json.loads(stats)})
-            if not step.only_measures:
-                self.tables[index] = table.filter(pa.array(first, pa.bool_()))
-
     def add_event(self, event: dict, line: str = "") -> None:
         """Add one row of the trace."""
         number = event["step"]
@@ -97,6 +82,10 @@ class PartitionAccount:
         total = sum(counts.get("seconds", 0.0) for counts in self.counts.values())
         for counts in self.counts.values():
             counts["seconds"] = counts.get("seconds", 0.0) * seconds / total if total else 0.0
+
+    def write(self, partition: Path) -> None:
+        with replace_folder(partition) as folder:
+            write_partition(folder, self.tables, self.counts, self.trace)
 
 
 class RowStream:
@@ -119,7 +108,7 @@ class RowStream:
 class MeasuredRows:
     """The rows of a folder for an operator: id, text, stats, and added columns. They can be iterated repeatedly."""
 
-    def __init__(self, folder: Path, operator: SelectionFilter):
+    def __init__(self, folder: Path, operator: OP):
         self.folder = folder
         self.operator = operator
 
@@ -132,120 +121,97 @@ class MeasuredRows:
             yield row | json.loads(others)
 
 
-def keep_selected(step: Step, source: Path, target: Path) -> None:
-    """Write the partitions of `source` with the rows that a selection filter keeps.
+def decide_about_all_rows(step: Step, source: Path, target: Path) -> None:
+    """Write the rows of `source` that an operator keeps, or all rows if the step only measures.
 
-    `target` appears only when all partitions are complete.
+    Dropped rows are recorded, or repeated ones. `target` appears only when all partitions are complete.
     """
-    if target.exists():
-        return
-    started, operator = perf_counter(), step.operator
-    assert isinstance(operator, SelectionFilter)
-    with naming_operator(step.name):
-        selection = operator.select(MeasuredRows(source, operator))
-    first, counts = 0, {"report": take_report(operator)}
     with replace_folder(target) as folder:
-        for partition in list_partitions(source):
-            account = PartitionAccount()
-            for table in iterate_batches(partition):
-                _add_selected(account, step, table, selection.slice(first, len(table)))
-                first += len(table)
-            account.add_counts(step.number, counts | {"seconds": perf_counter() - started})
-            started, counts = perf_counter(), {}
-            (folder / partition.name).mkdir()
-            write_partition(folder / partition.name, account.tables, account.counts, account.trace)
+        if isinstance(step.operator, DecidesLast):
+            _apply_decision(step, source, folder)
+        else:
+            _run_on_dataset(step, source, folder)
 
 
-def _add_selected(account: PartitionAccount, step: Step, table: pa.Table, selection: Selection) -> None:
-    """Account for some rows, and remove the operator's column, which is no longer needed."""
-    earlier_stats = list(map(json.loads, table["stats"].to_pylist()))
-    stats = [row | new for row, new in zip(earlier_stats, selection.iterate_stats(), strict=True)]
-    for index in np.flatnonzero(~selection.mask):
-        event = {"id": table["id"][index].as_py(), "event": "dropped", "step": step.number, "operator": step.name}
-        account.add_event(event | {"stats": stats[index]})
-    table = _replace_column(table, "stats", map(_dump, stats))
-    table = _drop_column(table, step.operator.column)
-    account.tables.append(table.filter(pa.array(selection.mask)))
-
-
-def drop_near_duplicates(step: Step, source: Path, target: Path) -> None:
-    """Write the partitions that `target` lacks, without near-duplicates and the column of signatures.
-
-    If the step only measures, near-duplicates are recorded and kept. They are found once and stored in a file next to
-    the partitions.
-    """
-    started = perf_counter()
-    copies = _find_near_duplicates(step.operator, source, target.with_name(f"{target.name}.npz"))
-    accounts = _NearDuplicateAccounts(step, copies, _read_kept_ids(source, copies))
-    first = 0
-    for number, partition in enumerate(list_partitions(source)):
-        if not (target / partition.name).exists():
-            account = accounts.add_up(partition, first)
-            if not number:
-                account.add_counts(step.number, {"report": {"clusters": copies.count_clusters()}})
-            account.add_counts(step.number, {"seconds": perf_counter() - started})
-            with replace_folder(target / partition.name) as folder:
-                write_partition(folder, account.tables, account.counts, account.trace)
-            started = perf_counter()
-        first += read_counts(partition)["rows"]
-
-
-def _find_near_duplicates(operator: NearDeduplicator, source: Path, file: Path) -> NearDuplicates:
-    if not file.exists():
-        rows = iterate_column_values(source, "others", "stats")
-        with naming_operator(operator._name):
-            duplicates = operator.find_duplicates(
-                ((json.loads(others)[operator.hash_key], json.loads(stats)) for others, stats in rows), source.parent
+def _apply_decision(step: Step, source: Path, target: Path) -> None:
+    """Let an operator of this workflow decide, and write the rows partition by partition."""
+    started, operator = perf_counter(), step.operator
+    with naming_operator(step.name):
+        decision = operator.decide(MeasuredRows(source, operator), source.parent)
+    ids = _read_copied_ids(source, decision)
+    first, counts = 0, {"report": take_report(operator)}
+    for partition in list_partitions(source):
+        account = PartitionAccount()
+        for table in iterate_batches(partition):
+            rows = range(first, first + len(table))
+            first += len(table)
+            stats = [
+                json.loads(text) | {name: values[row].item() for name, values in decision.stats.items()}
+                for row, text in zip(rows, table["stats"].to_pylist(), strict=True)
+            ]
+            mask = decision.mask[rows.start : rows.stop]
+            columns = zip(rows, mask, table["id"].to_pylist(), stats, table["meta"].to_pylist(), strict=True)
+            for row, keeps, identifier, row_stats, meta in columns:
+                if not keeps:
+                    event = _make_event(step, identifier, row_stats, json.loads(meta))
+                    account.add_event(event | _describe_copy(decision, ids, row))
+            table = _replace_column(table, "stats", stats)
+            others = map(json.loads, table["others"].to_pylist())
+            table = _replace_column(
+                table, "others", ({key: row[key] for key in row if key != operator.column} for row in others)
             )
-        with replace_file(file, "wb") as output:
-            np.savez(output, copy_of=duplicates.copy_of, distance=duplicates.distance)
-    with np.load(file) as arrays:
-        return NearDuplicates(arrays["copy_of"], arrays["distance"])
+            account.tables.append(table if step.only_measures else table.filter(pa.array(mask)))
+        account.add_counts(step.number, counts | {"seconds": perf_counter() - started})
+        started, counts = perf_counter(), {}
+        account.write(target / partition.name)
 
 
-def _read_kept_ids(source: Path, copies: NearDuplicates) -> DiskMap:
-    """Return the ids of kept rows that have near-duplicates, by index."""
-    ids, has_duplicate = DiskMap(), np.zeros(len(copies.copy_of), dtype=bool)
-    has_duplicate[copies.copy_of[copies.copy_of >= 0]] = True
-    rows = enumerate(iterate_column_values(source, "id"))
-    ids.fill((str(index), identifier) for index, (identifier,) in rows if has_duplicate[index])
+def _make_event(step: Step, identifier: str, stats: dict, meta: dict | None) -> dict:
+    event = step.make_event(identifier, "repeated" if step.only_measures else "dropped")
+    return event | {"stats": stats} | read_recaption(meta)
+
+
+def _read_copied_ids(source: Path, decision: Decision) -> DiskMap:
+    """Return the ids of kept rows that other rows resemble, by index."""
+    ids = DiskMap()
+    if decision.copy_of is not None:
+        is_copied = np.zeros(len(decision.copy_of), dtype=bool)
+        is_copied[decision.copy_of[decision.copy_of >= 0]] = True
+        rows = enumerate(iterate_column_values(source, "id"))
+        ids.fill((str(index), identifier) for index, (identifier,) in rows if is_copied[index])
     return ids
 
 
-@dataclass(frozen=True)
-class _NearDuplicateAccounts:
-    step: Step
-    copies: NearDuplicates
-    ids: DiskMap
-
-    def add_up(self, partition: Path, first: int) -> PartitionAccount:
-        """Account for the rows of a partition; its first row has the number `first` among all rows."""
-        account = PartitionAccount()
-        event_name = "repeated" if self.step.only_measures else "dropped"
-        for table in iterate_batches(partition):
-            copy_of = self.copies.copy_of[first : first + len(table)]
-            for index in np.flatnonzero(copy_of >= 0):
-                event = {"id": table["id"][index].as_py(), "event": event_name, "step": self.step.number}
-                event |= {"operator": self.step.name, "stats": json.loads(table["stats"][index].as_py())}
-                event |= {"copy_of": self.ids.get(str(copy_of[index]))}
-                account.add_event(event | {"distance": round(float(self.copies.distance[first + index]), 4)})
-            table = _drop_column(table, self.step.operator.hash_key)  # signatures may take a KiB per row
-            account.tables.append(table if self.step.only_measures else table.filter(pa.array(copy_of < 0)))
-            first += len(table)
-        return account
+def _describe_copy(decision: Decision, ids: DiskMap, row: int) -> dict:
+    if decision.copy_of is None:
+        return {}
+    return {
+        "copy_of": ids.get(str(decision.copy_of[row])),
+        "distance": round(float(decision.distance[row]), 4),
+    }
 
 
-def _drop_column(table: pa.Table, column: str | None) -> pa.Table:
-    """Return the table without an added column."""
-    rows = map(json.loads, table["others"].to_pylist())
-    return _replace_column(
-        table, "others", (_dump({key: value for key, value in row.items() if key != column}) for row in rows)
-    )
+def _replace_column(table: pa.Table, name: str, values: Iterable[dict]) -> pa.Table:
+    strings = pa.array([json.dumps(value, ensure_ascii=False) for value in values], pa.string())
+    return table.set_column(ROW_SCHEMA.get_field_index(name), name, strings)
 
 
-def _replace_column(table: pa.Table, name: str, values: Iterator[str]) -> pa.Table:
-    return table.set_column(ROW_SCHEMA.get_field_index(name), name, pa.array(list(values), pa.string()))
-
-
-def _dump(row: dict) -> str:
-    return json.dumps(row, ensure_ascii=False)
+def _run_on_dataset(step: Step, source: Path, target: Path) -> None:
+    """Run one of Data-Juicer's own deduplicators or selectors on the whole dataset."""
+    started, operator, account = perf_counter(), step.operator, PartitionAccount()
+    dataset = load_partitions(source, source.parent, partial(show_text, operator))
+    with naming_operator(step.name):
+        kept_rows = operator.run(dataset)
+    ids = [identifier for (identifier,) in iterate(kept_rows, "id")] if "id" in kept_rows.column_names else None
+    check_ids(step.name, {identifier for (identifier,) in iterate(dataset, "id")}, ids)
+    kept_ids = set(ids)
+    for identifier, stats, meta in iterate(dataset, "id", Fields.stats, Fields.meta):
+        if identifier not in kept_ids:
+            account.add_event(_make_event(step, identifier, stats or {}, meta))
+    for identifier, text, shown in iterate(kept_rows, "id", WHOLE_TEXT, "text"):
+        if (new_text := restore_text(operator, text, shown)) != text:
+            check_special_tokens(step.name, identifier, text, new_text)
+            account.add_event(step.make_change(identifier, text, new_text))
+    account.add_counts(step.number, {"seconds": perf_counter() - started})
+    rows = iterate_tables(dataset if step.only_measures else kept_rows, partial(restore_text, operator))
+    write_partitions(target, rows, account.counts, account.trace)

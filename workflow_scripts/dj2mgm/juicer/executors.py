@@ -16,10 +16,9 @@ import pyarrow as pa
 
 from dj2mgm.cli.messages import note
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.built_operators import make_package_error
 from dj2mgm.juicer.chain import Chain
 from dj2mgm.juicer.partitions import iterate_batches, list_batches, read_record_batch
-from dj2mgm.juicer.patched_data_juicer import MissingPackageError, load_ray_dataset_class
+from dj2mgm.juicer.patched_data_juicer import load_ray_dataset_class, make_package_error
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.storage.streaming import map_in_order
@@ -53,7 +52,7 @@ def open_ray_executor(settings: RecipeSettings, working: Path) -> Iterator[RunCh
     try:
         import ray.data
     except ModuleNotFoundError:
-        raise make_package_error("of the executor ray", MissingPackageError("ray")) from None
+        raise make_package_error("of the executor ray", "ray") from None
     for name in ("ray", "ray.data"):  # after the import, which sets other levels
         logging.getLogger(name).setLevel(logging.ERROR)
     environment = {"PYTHONPATH": str(SCRIPTS), "RAY_JOB": "1"}  # Data-Juicer detects Ray by RAY_JOB

@@ -38,6 +38,7 @@ __all__ = [
     "check_arguments",
     "load_ops",
     "load_step",
+    "make_package_error",
     "load_nested_dataset_class",
     "prepare_process",
     "load_ray_dataset_class",
@@ -51,6 +52,13 @@ class MissingPackageError(InputError):
     def __init__(self, package: str):
         super().__init__(package)
         self.package = package
+
+
+def make_package_error(operator: str, package: str) -> InputError:
+    return InputError(
+        f"operator {operator} needs the package {package}, which is not installed; "
+        "install it in envs/data_juicer.yaml (nothing is installed at run time) or remove the operator from the recipe"
+    )
 
 
 def _refuse_to_install(cls: type, package_spec: str, pip_args: list[str] | None = None) -> None:

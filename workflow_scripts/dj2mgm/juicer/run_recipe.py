@@ -14,8 +14,7 @@ from dj2mgm.data.formats import extract_caption
 from dj2mgm.data.images import BadImageError
 from dj2mgm.data.texts import find_script
 from dj2mgm.juicer import engine, patched_data_juicer
-from dj2mgm.juicer.built_operators import check_installed
-from dj2mgm.juicer.engine import Engine
+from dj2mgm.juicer.engine import Engine, check_installed
 from dj2mgm.juicer.no_rows_error import NoRowsKeptError, make_no_rows_error
 from dj2mgm.juicer.operators.declarations import find_model_files
 from dj2mgm.juicer.partitions import iterate_column_values, iterate_output_rows, iterate_output_stats, join_traces

@@ -1,6 +1,5 @@
 """Captioners (the workflow's own model, Data-Juicer's operator with a BLIP-2) and their stored captions."""
 
-import json
 import os
 import random
 import shutil
@@ -12,15 +11,13 @@ from data_juicer.utils.lazy_loader import LazyLoader
 
 from dj2mgm.data.formats import build_dj_text, extract_caption
 from dj2mgm.errors import InputError
+from dj2mgm.juicer.operators.caption_store import CaptionStore
+from dj2mgm.juicer.operators.captioners import CANDIDATES_KEY, LOG_LIKELIHOODS, Captioner
 from dj2mgm.juicer.operators.declarations import Captions
-from dj2mgm.juicer.operators.text_generation.caption_store import CaptionStore
-from dj2mgm.juicer.operators.text_generation.captioner import CANDIDATES_KEY, LOG_LIKELIHOODS, Captioner
-from dj2mgm.juicer.patched_data_juicer import Fields, load_nested_dataset_class, load_ops
+from dj2mgm.juicer.patched_data_juicer import Fields, load_ops
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.storage.files import read_jsonl
-from forked_python import forked_python
-from paths import PROJECT
-from tiny_captioners import save_tiny_blip2, save_tiny_mgm, write_pairs
+from tiny_captioners import recaption, save_tiny_blip2, save_tiny_mgm, write_pairs
 from tiny_clip import save_tiny_clip
 
 COUNT = 11
@@ -104,10 +101,9 @@ def test_data_juicers_captioner_depends_on_seed_and_images(blip2, images, monkey
 
 def test_data_juicers_captioner_recaptions_rows(blip2, images, tmp_path):
     clip = str(save_tiny_clip(tmp_path / "clip"))
-    arguments = {"hf_clip": clip, "min_similarity": 10.0, "captioner": blip2, "max_caption_length": 3000}
-    [operator] = load_ops([{"low_similarity_recaption_mapper": arguments}])
     rows = {"text": [build_dj_text("x")] * 2, "images": [[image] for image in images[:2]]}
-    for row in operator.run(load_nested_dataset_class().from_dict(rows)).to_list():
+    arguments = {"hf_clip": clip, "min_similarity": 10.0, "captioner": blip2, "max_caption_length": 3000}
+    for row in recaption(rows, **arguments)[0]:
         assert extract_caption(row["text"]) == row[Fields.meta]["recaption"]["caption"] != "x"
         assert row[Fields.stats]["caption_log_likelihood"] == []
 
@@ -217,64 +213,27 @@ def test_links_and_pipes_are_not_opened(tmp_path, name, make):
     assert elsewhere.read_text() == "a line without an end"
 
 
-def recaption(images: list[str], clip: str, mgm: dict, folder: Path, **arguments) -> tuple[list[dict], dict]:
-    arguments = {"hf_clip": clip, "captioner": mgm, "captions_folder": str(folder)} | arguments
-    [operator] = load_ops([{"low_similarity_recaption_mapper": arguments}])
-    rows = {
-        "text": [build_dj_text(f"x{number}") for number in range(len(images))],
-        "images": [[path] for path in images],
-    }
-    recaptioned = operator.run(load_nested_dataset_class().from_dict(rows)).to_list()
-    return recaptioned, operator.report
+def recaption_images(images: list[str], clip: str, mgm: dict, folder: Path, **arguments) -> tuple[list[dict], dict]:
+    texts = [build_dj_text(f"x{number}") for number in range(len(images))]
+    rows = {"text": texts, "images": [[path] for path in images]}
+    return recaption(rows, hf_clip=clip, captioner=mgm, captions_folder=str(folder), **arguments)
 
 
 def test_another_threshold_or_recipe_needs_no_new_captions(mgm, images, tmp_path):
     clip = str(save_tiny_clip(tmp_path / "clip"))
-    _, half = recaption(images, clip, mgm, tmp_path / "captions", keep_fraction=0.5)
+    _, half = recaption_images(images, clip, mgm, tmp_path / "captions", keep_fraction=0.5)
     assert (half["captioned"], half["cached"]) == (half["below"], 0)
-    rows, every = recaption(images, clip, mgm, tmp_path / "captions", min_similarity=10.0, writer="other")
+    rows, every = recaption_images(images, clip, mgm, tmp_path / "captions", min_similarity=10.0, writer="other")
     assert (every["captioned"], every["cached"]) == (COUNT - half["below"], half["below"])
-    fresh, _ = recaption(images, clip, mgm, tmp_path / "fresh", min_similarity=10.0)
+    fresh, _ = recaption_images(images, clip, mgm, tmp_path / "fresh", min_similarity=10.0)
     assert [row["text"] for row in rows] == [row["text"] for row in fresh]
-    again, report = recaption(images, clip, mgm, tmp_path / "captions", min_similarity=10.0)
+    again, report = recaption_images(images, clip, mgm, tmp_path / "captions", min_similarity=10.0)
     assert again == rows and report["captioned"] == 0
 
 
 def test_one_image_in_two_files_is_captioned_once(mgm, images, tmp_path):
     clip = str(save_tiny_clip(tmp_path / "clip"))
     copy = str(shutil.copy(images[0], tmp_path / "copy.png"))
-    recaption([images[0], copy], clip, mgm, tmp_path / "captions", min_similarity=10.0)
+    recaption_images([images[0], copy], clip, mgm, tmp_path / "captions", min_similarity=10.0)
     [path] = (tmp_path / "captions").rglob("*.jsonl")
     assert len(path.read_text().splitlines()) == 1
-
-
-def test_data_juicer_loads_the_operators_by_path(mgm, images, tmp_path):
-    """Load operators like `dj-process --custom-operator-paths`; import the library first because it blocks installs."""
-    clip = str(save_tiny_clip(tmp_path / "clip"))
-    process = [
-        mgm,
-        {"low_similarity_recaption_mapper": {"hf_clip": clip, "min_similarity": 10.0, "captioner": mgm}},
-        {"batched_image_text_similarity_filter": {"hf_clip": clip, "min_score": -9.0}},
-        {"caption_log_likelihood_filter": {"min_log_likelihood": -1000.0}},
-    ]
-    code = (
-        "import dj2mgm.juicer.patched_data_juicer, json, sys\n"
-        "dj2mgm.juicer.patched_data_juicer.patch_data_juicer()\n"
-        "from data_juicer.config.config import load_custom_operators\n"
-        "from data_juicer.core.data import NestedDataset\n"
-        "from data_juicer.ops import load_ops\n"
-        "assert 'dj2mgm.juicer.operators' not in sys.modules\n"
-        "load_custom_operators(['workflow_scripts/dj2mgm/juicer/operators'])\n"
-        "dataset = NestedDataset.from_dict({'text': ['<__dj__image>\\na <|__dj__eoc|>'], 'images': [[sys.argv[2]]]})\n"
-        "for op in load_ops(json.loads(sys.argv[1])): dataset = op.run(dataset)\n"
-        "print(json.dumps(dataset.to_list()))\n"
-    )
-    environment = os.environ | {"PYTHONPATH": "workflow_scripts"}
-    arguments = [forked_python(), "-c", code, json.dumps(process), images[0]]
-    done = subprocess.run(arguments, cwd=PROJECT, env=environment, capture_output=True, text=True)
-    [row] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else pytest.fail(done.stderr)
-    [first] = caption_all(Captioner(mgm, 0), images[:1])
-    record = row[Fields.meta]["recaption"]
-    assert record["original"] == first.candidates[0], "the first operator's caption is the second's original"
-    assert extract_caption(row["text"]) == record["caption"] in first.candidates
-    assert row[Fields.meta][CANDIDATES_KEY] == first.candidates

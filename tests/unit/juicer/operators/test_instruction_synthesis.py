@@ -23,16 +23,15 @@ from dj2mgm.data.instruction_rows import make_slots
 from dj2mgm.data.shapes import QUESTION_TYPES, describe_scene, draw_question, draw_scene
 from dj2mgm.data.texts import normalize_words
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.operators.selection import draw
-from dj2mgm.juicer.operators.text_generation.question_pool import QuestionPool
-from dj2mgm.juicer.operators.text_generation.text_problems import find_text_problem
-from dj2mgm.juicer.operators.text_generation.written_instructions import (
+from dj2mgm.juicer.operators.captioners import WRONG_SCHEMA, find_text_problem
+from dj2mgm.juicer.operators.declarations import draw
+from dj2mgm.juicer.operators.instruction_synthesis_mapper import (
     QUESTION_KINDS,
-    WRONG_SCHEMA,
     Instruction,
     build_prompt,
     parse_instructions,
 )
+from dj2mgm.juicer.operators.question_pool import QuestionPool
 from dj2mgm.juicer.patched_data_juicer import load_ops
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.settings.chat_templates import read_chat_template

@@ -13,7 +13,7 @@ from dj2mgm.data.shapes import draw_image, draw_row_scene
 from dj2mgm.errors import InputError
 from dj2mgm.juicer import decisions
 from dj2mgm.juicer.operators.deduplicators import VectorIndex
-from dj2mgm.juicer.patched_data_juicer import load_nested_dataset_class, load_ops
+from dj2mgm.juicer.patched_data_juicer import load_ops
 from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.recipes.recipe_step import parse_steps
@@ -125,21 +125,11 @@ def test_all_images_of_a_row_are_compared_together(data, tmp_path):
         sample["images"] = [str(data.parent / image) for image in sample["images"]]
     columns = {key: [sample[key] for sample in samples] for key in samples[0]}
     hashed = operator.compute_hash(columns)
-    duplicates = operator.find_duplicates(
-        zip(hashed[operator.hash_key], hashed["__dj__stats__"], strict=True), tmp_path
-    )
-    assert duplicates.copy_of.tolist() == [1, -1, -1, -1, -1, -1]  # b has more pixels
+    rows = [dict(zip(hashed, values, strict=True)) for values in zip(*hashed.values(), strict=True)]
+    assert operator.decide(rows, tmp_path).copy_of.tolist() == [1, -1, -1, -1, -1, -1]  # b has more pixels
 
 
-def test_a_plain_data_juicer_run_keeps_the_same_rows(data):
-    rows = [row | {"images": [str(data.parent / row["images"][0])], "__dj__stats__": {}} for row in read_jsonl(data)]
-    [operator] = load_ops([{NEAR: {}}])
-    operator.num_proc = None
-    kept_rows = operator.run(load_nested_dataset_class().from_list(rows))
-    assert kept_rows["id"] == ["s0", "s2", "s3", "larger", "s4", "s5", "s6", "s7", "s8"]
-
-
-def test_an_interrupted_run_resumes_without_another_search(data, tmp_path, small_partitions, monkeypatch):
+def test_an_interrupted_run_resumes_with_the_same_result(data, tmp_path, small_partitions, monkeypatch):
     process = [{NEAR: None}, {"text_length_filter": {"min_len": 1}}]
     whole = run(data, tmp_path / "whole", process)
     write = decisions.write_partition
@@ -153,8 +143,6 @@ def test_an_interrupted_run_resumes_without_another_search(data, tmp_path, small
     with pytest.raises(KeyboardInterrupt):
         run(data, tmp_path / "out", process)
     monkeypatch.setattr(decisions, "write_partition", write)
-    # the search is not called again
-    monkeypatch.setattr("dj2mgm.juicer.operators.deduplicators.find_near_duplicates", None)
     resumed = run(data, tmp_path / "out", process)
     for name in FILES:
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

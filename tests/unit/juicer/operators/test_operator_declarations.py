@@ -7,8 +7,7 @@ import sys
 import pytest
 from data_juicer.ops.base_op import Filter, Mapper
 
-from dj2mgm.juicer.operators.declarations import Declarations, get_declarations, needs_all_rows
-from dj2mgm.juicer.operators.selection import ShareFilter
+from dj2mgm.juicer.operators.declarations import Declarations, ShareFilter, decides_last, get_declarations
 from dj2mgm.juicer.patched_data_juicer import OPERATORS
 from paths import PROJECT
 
@@ -35,8 +34,8 @@ def test_operators_can_add_private_names():
 def test_operators_of_data_juicer_have_the_defaults():
     operator = OPERATORS.modules["text_length_filter"](min_len=1)
     assert not isinstance(operator, Declarations) and get_declarations(operator).report_key is None
-    assert get_declarations(operator).finish_report({"a": 1}) == {"a": 1} and not needs_all_rows(operator)
-    assert needs_all_rows(OPERATORS.modules["document_deduplicator"]())
+    assert get_declarations(operator).finish_report({"a": 1}) == {"a": 1} and not decides_last(operator)
+    assert decides_last(OPERATORS.modules["document_deduplicator"]())
 
 
 def test_imports_have_no_side_effects_and_recipes_check_it():
@@ -45,7 +44,7 @@ def test_imports_have_no_side_effects_and_recipes_check_it():
         "before = LazyLoader._install_package.__func__\n"
         "from pathlib import Path\n"
         "from dj2mgm.recipes.recipe_parsing import parse_steps\n"
-        "from dj2mgm.juicer.built_operators import build_operators\n"
+        "from dj2mgm.juicer.engine import build_operators\n"
         "assert LazyLoader._install_package.__func__ is before\n"
         "build_operators(parse_steps('recipe', [{'text_length_filter': None}]), Path())\n"
     )

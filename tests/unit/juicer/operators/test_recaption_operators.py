@@ -9,11 +9,10 @@ from loguru import logger
 
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.operators.text_generation.captioner import CANDIDATES_KEY, LOG_LIKELIHOODS
-from dj2mgm.juicer.operators.text_generation.text_problems import find_text_problem
-from dj2mgm.juicer.patched_data_juicer import OPERATORS, Fields, Mapper, load_nested_dataset_class, load_ops
+from dj2mgm.juicer.operators.captioners import CANDIDATES_KEY, LOG_LIKELIHOODS, find_text_problem
+from dj2mgm.juicer.patched_data_juicer import OPERATORS, Fields, Mapper, load_ops
 from dj2mgm.storage.files import read_jsonl
-from tiny_captioners import write_pairs
+from tiny_captioners import recaption, write_pairs
 from tiny_clip import save_tiny_clip
 
 RECAPTION, SIMILARITY = "low_similarity_recaption_mapper", "image_text_similarity_filter"
@@ -59,13 +58,6 @@ def known_captioner(monkeypatch):
         return {"known_captioning_mapper": {"batch_size": 4}}
 
     return register
-
-
-def recaption(rows: dict[str, list], **arguments) -> tuple[list[dict], dict]:
-    """Return the operator's rows and its report."""
-    [operator] = load_ops([{RECAPTION: arguments}])
-    recaptioned = operator.run(load_nested_dataset_class().from_dict(rows))
-    return recaptioned.to_list(), operator.report
 
 
 def similarity(clip: str, caption: str, image: str) -> float:
@@ -191,17 +183,6 @@ def test_rows_without_exactly_one_image_are_not_changed(clip, rows, known_captio
     )
     assert [row["text"] for row in recaptioned] == ["no image", odd["text"][1], build_dj_text("2 one")]
     assert report["below"] == 1
-
-
-def test_columns_have_their_types_when_no_row_is_recaptioned(clip, rows, known_captioner):
-    [operator] = load_ops(
-        [{RECAPTION: {"hf_clip": clip, "min_similarity": NOTHING, "captioner": known_captioner(CANDIDATES_OF)}}]
-    )
-    none = operator.run(load_nested_dataset_class().from_dict(rows))
-    operator.min_similarity = EVERYTHING
-    every = operator.run(load_nested_dataset_class().from_dict(rows))
-    assert none.features == every.features
-    assert operator.report["below"] == 6 and len(none) == 6
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.clip_similarity import ClipSimilarity
 from dj2mgm.juicer.operators.balance_filters import EMBEDDING_COLUMN, LengthBalanceFilter, find_ngrams, fit_clusters
-from dj2mgm.juicer.operators.selection import draw, sample_evenly
-from dj2mgm.juicer.patched_data_juicer import Fields, load_nested_dataset_class, load_ops
+from dj2mgm.juicer.operators.declarations import draw, sample_evenly
+from dj2mgm.juicer.patched_data_juicer import Fields, load_ops
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.recipes.recipe_step import parse_steps
@@ -112,7 +112,7 @@ def test_a_rows_cluster_has_the_nearest_center(clip, tmp_path):
     }
     [operator] = load_ops([{CLUSTERS: {"hf_clip": clip, "clusters": 4, "keep_fraction": 0.5, "seed": 3}}])
     measured = operator.compute_stats(samples)
-    rows = [{"text": build_dj_text("x"), EMBEDDING_COLUMN: column} for column in measured[EMBEDDING_COLUMN]]
+    rows = [{"id": str(number), EMBEDDING_COLUMN: column} for number, column in enumerate(measured[EMBEDDING_COLUMN])]
     clusters = operator.assign_groups(rows)
     embeddings = ClipSimilarity(clip, "cpu").embed(images, load_image).astype(np.float16)
     centers = fit_clusters(embeddings.astype(np.float32), 4, seed=3).reconstruct_n(0, 4)
@@ -140,20 +140,18 @@ def test_the_requested_number_of_rows_is_kept(clip, colored, tmp_path, arguments
     assert len(run(colored, tmp_path, {CLUSTERS: {"hf_clip": clip} | arguments})) == count
 
 
-def test_rows_without_an_image_are_kept_and_not_counted(clip, colored):
+def test_rows_without_an_image_are_kept_and_not_counted(clip, colored, tmp_path):
     [operator] = load_ops([{CLUSTERS: {"hf_clip": clip, "clusters": 3, "keep_rows": 2}}])
     images = [[], [str(colored.parent / "red.png")], [], *[[str(colored.parent / "blue.png")]] * 3]
-    rows = {"id": list("abcdef"), "text": ["x"] * 6, "images": images}
-    kept_rows = operator.run(load_nested_dataset_class().from_dict(rows))
-    assert (
-        kept_rows["id"][:3] == ["a", "b", "c"]
-        and len(kept_rows) == 4
-        and EMBEDDING_COLUMN not in kept_rows.column_names
-    )
-    assert operator.report["without_group"] == 2
+    columns = operator.compute_stats({"text": ["x"] * 6, "images": images, Fields.stats: [{} for _ in images]})
+    rows = [
+        {"id": name, EMBEDDING_COLUMN: value} for name, value in zip("abcdef", columns[EMBEDDING_COLUMN], strict=True)
+    ]
+    mask = operator.decide(rows, tmp_path).mask
+    assert mask[:3].all() and mask.sum() == 4 and operator.report["without_group"] == 2
     for name in (CLUSTERS, LENGTHS, NGRAMS):
         [operator] = load_ops([{name: {"keep_rows": 2}}])
-        assert operator.select([]).mask.tolist() == []
+        assert operator.decide([], tmp_path).mask.tolist() == []
 
 
 def test_lengths_contribute_equally_if_possible(tmp_path):
@@ -197,7 +195,7 @@ def test_a_caption_is_kept_if_any_ngram_draws_it(tmp_path):
 
 
 def test_equal_limits_keep_the_earlier_rows(monkeypatch, tmp_path):
-    monkeypatch.setattr("dj2mgm.juicer.operators.selection.draw", lambda *names: 0.5)
+    monkeypatch.setattr("dj2mgm.juicer.operators.balance_filters.draw", lambda *names: 0.5)
     assert run(texts(tmp_path, ["a cat"] * 5), tmp_path / "out", {NGRAMS: {"keep_rows": 3}}) == ["r0", "r1", "r2"]
 
 
@@ -226,8 +224,8 @@ def test_selections_apply_to_the_remaining_rows(clip, colored, tmp_path):
 
 
 def test_a_later_failure_does_not_repeat_the_selection(tmp_path, monkeypatch):
-    data, select, calls = texts(tmp_path, CAPTIONS), LengthBalanceFilter.select, []
-    monkeypatch.setattr(LengthBalanceFilter, "select", lambda *arguments: calls.append(1) or select(*arguments))
+    data, decide, calls = texts(tmp_path, CAPTIONS), LengthBalanceFilter.decide, []
+    monkeypatch.setattr(LengthBalanceFilter, "decide", lambda *arguments: calls.append(1) or decide(*arguments))
     whole = {path: path.read_bytes() for path in (tmp_path / "images").iterdir()}
     for path in whole:
         path.write_text("no image")

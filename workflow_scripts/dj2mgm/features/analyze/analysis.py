@@ -20,15 +20,13 @@ from dj2mgm.data.formats import extract_caption
 from dj2mgm.data.images import BadImageError
 from dj2mgm.data.score_limits import SIDE_BY_SHARE, compute_score_limits
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.built_operators import check_installed
-from dj2mgm.juicer.engine import Engine
+from dj2mgm.juicer.engine import Engine, check_installed
 from dj2mgm.juicer.filter_statistics import FilterLimit, Limits, read_statistic_limits
 from dj2mgm.juicer.no_rows_error import NoRowsKeptError
 from dj2mgm.juicer.operators.batched_image_text_similarity_filter import NAME as SIMILARITY
-from dj2mgm.juicer.operators.declarations import get_declarations
+from dj2mgm.juicer.operators.declarations import SelectionFilter, get_declarations
 from dj2mgm.juicer.operators.deduplicators import IMAGE_TEXT
 from dj2mgm.juicer.operators.image_integrity_filter import NAME as INTEGRITY
-from dj2mgm.juicer.operators.selection import SelectionFilter
 from dj2mgm.juicer.partitions import iterate_column_values, iterate_output_stats, join_traces
 from dj2mgm.juicer.patched_data_juicer import OP, OPERATORS, Fields, Filter, __version__
 from dj2mgm.juicer.recipe_settings import SIMILARITY_FILTERS, RecipeSettings

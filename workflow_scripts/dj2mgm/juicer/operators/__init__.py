@@ -4,11 +4,6 @@ Each module of this folder is imported, and registers its operators in Data-Juic
 `declarations` lists the possible declarations in addition to Data-Juicer's own attributes; docs/examples/operator.py
 is a complete example. Code with slow imports, such as torch, belongs outside of this folder, in a module such as
 `juicer/clip_similarity.py`, which an operator imports at first use.
-
-The operators also work in a plain Data-Juicer run (which needs Ray), with the workflow's library on the path:
-
-    PYTHONPATH=workflow_scripts dj-process --config recipe.yaml \
-        --custom-operator-paths workflow_scripts/dj2mgm/juicer/operators
 """
 
 from importlib import import_module

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 from data_juicer.ops.base_op import OPERATORS
@@ -33,7 +34,7 @@ from dj2mgm.data.texts import normalize_words, separate_words
 from dj2mgm.storage.streaming import DiskMap
 
 from .batched_image_text_similarity_filter import load_clip
-from .selection import NO_GROUP, BalanceFilter, Rows, Selection, SelectionFilter, iterate_row_ids
+from .declarations import NO_GROUP, BalanceFilter, Decision, Rows, SelectionFilter, draw
 
 
 @OPERATORS.register_module("length_balance_filter")
@@ -113,21 +114,21 @@ class NgramBalanceFilter(SelectionFilter):
             raise ValueError(f"words must be 1 or more, found {words}")
         self.words = words
 
-    def select(self, rows: Rows) -> Selection:
+    def decide(self, rows: Rows, folder: Path) -> Decision:
         # u < t/c must hold for one n-gram, where u is the row's draw for it: t must exceed the least u·c
         captions = DiskMap()  # n-gram -> captions that have it
         for part in self._iterate_ngrams(rows):
             captions.add(Counter(gram for grams in part for gram in grams).items())
-        identity, limits = iterate_row_ids(rows), []
+        ids, limits = (row["id"] for row in rows), []
         for part in self._iterate_ngrams(rows):
             counts = {gram: captions.get(gram) for grams in part for gram in grams}
-            for grams, row in zip(part, identity, strict=False):
-                limits.append(min(self.draw(row, gram) * counts[gram] for gram in grams))
+            for grams, row in zip(part, ids, strict=False):
+                limits.append(min(draw(self.seed, self._name, row, gram) * counts[gram] for gram in grams))
         values = np.array(limits)
         is_kept = np.zeros(len(values), dtype=bool)
         is_kept[np.argsort(values, kind="stable")[: self.count_rows_to_keep(len(values))]] = True
         self.report = {"limit": round(float(values[is_kept].max(initial=0.0)), 3)}
-        return Selection(is_kept, {STAT: values})
+        return Decision(is_kept, {STAT: values})
 
     def _iterate_ngrams(self, rows: Rows) -> Iterator[list[list[str]]]:
         """Yield the n-grams of `AT_ONCE` rows at a time."""

@@ -31,7 +31,7 @@ from PIL import Image, ImageOps
 from dj2mgm.data.images import load_image
 from dj2mgm.data.score_limits import ORIGINAL_SIMILARITY
 
-from .selection import ShareFilter, check_fraction, check_quantiles, check_sides
+from .declarations import ShareFilter, check_fraction, check_sides
 
 NAME = "batched_image_text_similarity_filter"
 MIN_SCORE, LOWEST_COSINE = 0.1, -1.0  # Data-Juicer's default; the lowest possible cosine
@@ -100,14 +100,18 @@ class BatchedImageTextSimilarityFilter(ShareFilter):
             upper_quantile: share of the rows that are at most as similar as the limit, in place of `max_score`.
             batch_size: rows scored together. Memory grows with it; scores do not depend on it.
         """
-        kwargs["memory"] = kwargs.get("memory") or "1500MB"  # like the original: limits processes in a plain run
         super().__init__(*args, batch_size=batch_size, **kwargs)
         if reduce_mode not in REDUCTIONS:
             raise ValueError(f"reduce_mode must be one of {', '.join(REDUCTIONS)}; found {reduce_mode!r}")
         if any_or_all not in COMBINATIONS:
             raise ValueError(f"any_or_all must be one of {', '.join(COMBINATIONS)}; found {any_or_all!r}")
         check_fraction(keep_fraction)
-        check_quantiles(lower_quantile, upper_quantile)
+        lowest, highest = lower_quantile or 0, 1 if upper_quantile is None else upper_quantile
+        if not 0 <= lowest < highest <= 1:
+            raise ValueError(
+                "lower_quantile must be below upper_quantile, both from 0 to 1; found "
+                f"{lower_quantile} and {upper_quantile}"
+            )
         if keep_fraction is not None and lower_quantile is not None:
             raise ValueError("keep_fraction and lower_quantile limit the same side; give one of them")
         lower, upper = (lower_quantile, min_score), (upper_quantile, max_score if max_score < 1 else None)

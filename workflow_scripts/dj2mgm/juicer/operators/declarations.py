@@ -1,24 +1,35 @@
-"""The interface between operators and the engine: typed declarations with defaults.
+"""The interface between operators and the engine: typed declarations with defaults, and the kinds of decisions.
 
-An operator of this workflow inherits from `Declarations`, or from one of the classes with more to declare:
-`ShareFilter`, `ShareLimits` and `SelectionFilter` (selection.py), `NearDeduplicator` (deduplicators.py) and
-`ServerCaptioner` with its `Captions`. The engine never reads the name or class of a single operator. Data-Juicer's own
-operators have the defaults.
+An operator works in two phases: it measures batches of rows, and then decides which rows are kept.
+
+- Most operators decide about each batch as soon as it is measured. Filters do so by Data-Juicer's `process`.
+- `ShareLimits`: shares of all rows set the limits by which a filter decides, or a mapper edits.
+- `DecidesLast`: `decide` gets all rows once they are measured. `SelectionFilter` draws rows, and deduplicators keep one
+  row of each group. Data-Juicer's own deduplicators and selectors decide in this phase, too.
+
+An operator of this workflow inherits from `Declarations` or from one of these classes. The engine never reads the name
+or class of a single operator. Data-Juicer's own operators have the defaults.
 """
 
 import difflib
+import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 from data_juicer.ops.base_op import OP, OPERATORS, UNFORKABLE, Deduplicator, Filter, Mapper, Selector
 
+from dj2mgm.data.score_limits import SIDE_BY_SHARE, compute_score_limits
 from dj2mgm.recipes.recipe_files import select_file_arguments
 
 WEIGHTS_AND_CONFIG = {".safetensors", ".bin", ".json", ".model", ".txt", ".jinja"}
+NO_GROUP = -1
+SIGNIFICAND_BITS = 53  # bits of a float64's significand
+FAISS_SEED_LIMIT = 2**31  # faiss accepts smaller seeds only
 
 
 class Declarations(ABC):
@@ -28,26 +39,19 @@ class Declarations(ABC):
     that a misspelt declaration is an error. A class that adds declarations is defined with `interface=True`.
 
     Attributes:
-        needs_all_rows: whether the result for a row depends on other rows, so that the operator gets the whole dataset.
-            None: it does, unless the operator inherits `run` from Data-Juicer's filters or mappers.
-        hash_key: column that a deduplicator's `compute_hash` fills. The engine keeps the first row with each hash,
-            partition by partition.
         report_key: name of the operator's report in summary.json.
         report: counts of the operator, which the engine takes and empties after each batch.
         unreadable_stat: stat with the reason why a row's images cannot be read. An analysis drops the rows that a
             filter with this stat drops.
-        in_one_process: whether the operator must run in the stage's process, even with Ray, because it counts costs.
-        budget: name of a budget that the operator spends. Operators of one recipe need different budgets.
+        budget: name of a budget of requests to a server that the operator spends. It then runs in the stage's process,
+            even with Ray, and operators of one recipe need different budgets.
         draws_at_random: whether the captions of a captioner depend on a seed.
         without_effect: arguments of a captioner that change no caption.
     """
 
-    needs_all_rows: bool | None = None
-    hash_key: str | None = None
     report_key: str | None = None
     report: dict
     unreadable_stat: str | None = None
-    in_one_process: bool = False
     budget: str | None = None
     draws_at_random: bool = True
     without_effect: frozenset[str] = frozenset()
@@ -79,6 +83,180 @@ class Declarations(ABC):
     def finish_report(self, report: dict) -> dict:
         """Return the report of all rows for summary.json; warn, or raise InputError, if it shows a defect."""
         return report
+
+
+class Rows(Iterable[dict], Sized, Protocol):
+    """All measured rows with their stats and the columns of the measurement. They can be iterated repeatedly."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The decision about N rows, in their order."""
+
+    mask: np.ndarray  # (N,) bool, true for kept rows
+    stats: dict[str, np.ndarray] = field(default_factory=dict)  # further stats of the rows by name, (N,) numbers each
+    copy_of: np.ndarray | None = None  # (N,) position of the kept row that a dropped row resembles, -1 for kept rows
+    distance: np.ndarray | None = None  # (N,) distance between the two
+
+
+class DecidesLast(Declarations, interface=True):
+    """An operator that decides once all rows are measured.
+
+    Attributes:
+        column: column that the measurement fills for `decide`. It is removed afterwards.
+    """
+
+    column: str | None = None
+
+    @abstractmethod
+    def decide(self, rows: Rows, folder: Path) -> Decision:
+        """Decide about all rows, and fill in `report`; `folder` is for temporary files."""
+
+
+class ShareLimits(Declarations, interface=True):
+    """An operator whose limits may be given as shares of all rows' scores.
+
+    Attributes:
+        limit: name of the argument that `keep_fraction` replaces.
+        quantiles: limits by the argument that replaces them with a quantile of the scores. The operator has
+            attributes of these names (None if the recipe gives no quantile).
+        keep_fraction: share of the rows, or None.
+    """
+
+    limit: str
+    quantiles: Mapping[str, str] = {}
+    keep_fraction: float | None
+
+    @staticmethod
+    @abstractmethod
+    def read_scores(stats: dict) -> list[float]:
+        """Return the row's scores; `keep_fraction` is a share of the scores of all rows."""
+
+    @property
+    def shares(self) -> dict[str, str]:
+        """Shares and quantiles that the recipe gives, with the limits that they replace."""
+        replaced_limits = {"keep_fraction": self.limit, **self.quantiles}
+        return {name: limit for name, limit in replaced_limits.items() if getattr(self, name) is not None}
+
+    def set_limits(self, stats: Iterable[dict]) -> None:
+        """Set the limits that keep the operator's share of the rows, from the stats of all rows."""
+        shares = self.shares
+        scores = (score for row in stats for score in self.read_scores(row))
+        limits = compute_score_limits(scores, **{name: getattr(self, name) for name in shares})
+        for name, limit in shares.items():
+            setattr(self, limit, limits[SIDE_BY_SHARE[name]])
+
+
+class ShareFilter(ShareLimits, Filter, interface=True):
+    """A filter that takes shares of the rows in place of its limits."""
+
+
+class ShareMapper(ShareLimits, Mapper, interface=True):
+    """A mapper that edits rows beyond a limit, which may be a share of the rows."""
+
+    @abstractmethod
+    def measure(self, samples: dict) -> dict:
+        """Return the samples with their scores as stats, and edit nothing."""
+
+
+class SelectionFilter(DecidesLast, Filter, interface=True):
+    """A filter that keeps a share of the rows, or a number of them (all if there are fewer).
+
+    Of rows that rank equally, the earlier one is kept. Draws depend on the seed, the filter's name and the row's id,
+    and not on other rows: adding or removing a row does not change the draws of the others. The filter's name is part
+    of the draw, because with the same draws a second filter would favor groups that the first has reduced.
+    """
+
+    _batched_op = True
+    report_key = "selection"
+
+    def __init__(self, keep_fraction: float | None, keep_rows: int | None, seed: int, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if (keep_fraction is None) == (keep_rows is None):
+            raise ValueError("exactly one of keep_fraction and keep_rows must be given")
+        check_fraction(keep_fraction)
+        if keep_rows is not None and keep_rows < 1:
+            raise ValueError(f"keep_rows must be 1 or more, found {keep_rows}")
+        if not 0 <= seed < FAISS_SEED_LIMIT:
+            raise ValueError(f"seed must be from 0 and below {FAISS_SEED_LIMIT}, found {seed}")
+        self.keep_fraction = keep_fraction
+        self.keep_rows = keep_rows
+        self.seed = seed
+        self.report: dict = {}
+
+    def draw_rows(self, rows: Rows, *names: str) -> np.ndarray:
+        """Return a number in (0, 1] for each row, (N,) float64."""
+        draws = (draw(self.seed, self._name, *names, row["id"]) for row in rows)
+        return np.fromiter(draws, dtype=np.float64, count=len(rows))
+
+    def count_rows_to_keep(self, rows: int) -> int:
+        """Return the number of rows to keep out of `rows`, at least 1 unless there are none."""
+        share = self.keep_rows if self.keep_fraction is None else max(1, round(self.keep_fraction * rows))
+        return min(rows, share)
+
+    def compute_stats_batched(self, samples: dict) -> dict:
+        return samples
+
+
+class BalanceFilter(SelectionFilter, interface=True):
+    """A filter that keeps equally many rows of each group, as far as the group has them."""
+
+    stat: str  # name of the stat with the row's group
+
+    @abstractmethod
+    def assign_groups(self, rows: Rows) -> np.ndarray:
+        """Return the rows' groups, (N,) whole numbers; rows with `NO_GROUP` are kept and not counted."""
+
+    def decide(self, rows: Rows, folder: Path) -> Decision:
+        groups = self.assign_groups(rows)
+        members = np.flatnonzero(groups != NO_GROUP)
+        mask = np.ones(len(groups), dtype=bool)
+        draws = self.draw_rows(rows)[members]
+        mask[members] = sample_evenly(groups[members], draws, self.count_rows_to_keep(len(members)))
+        sizes = np.unique(groups[members], return_counts=True)[1]
+        most = np.unique(groups[members][mask[members]], return_counts=True)[1]
+        self.report = {
+            "groups": len(sizes),
+            "largest_group": int(sizes.max(initial=0)),
+            "most_kept_of_a_group": int(most.max(initial=0)),
+            "without_group": len(groups) - len(members),
+        }
+        return Decision(mask, {self.stat: groups})
+
+
+def sample_evenly(groups: np.ndarray, draws: np.ndarray, count: int) -> np.ndarray:
+    """Choose `count` of N rows so that no group gets two rows more than another group with rows left.
+
+    The first row of each group comes before the second row of any group. Within a group, and among rows of equal rank,
+    the lowest draws come first. Groups are (N,) whole numbers, draws (N,) float64, the result (N,) bool.
+    """
+    by_group = np.lexsort((draws, groups))  # stable: of equal draws the earlier row comes first
+    starts = np.flatnonzero(np.diff(groups[by_group], prepend=groups[by_group[:1]] - 1))
+    sizes = np.diff(starts, append=len(groups))
+    rank = np.empty(len(groups), dtype=np.int64)
+    rank[by_group] = np.arange(len(groups)) - np.repeat(starts, sizes)
+    is_chosen = np.zeros(len(groups), dtype=bool)
+    is_chosen[np.lexsort((draws, rank))[:count]] = True
+    return is_chosen
+
+
+def draw(seed: int, *names: str) -> float:
+    """Return a number in (0, 1] that is the same for the same seed and names."""
+    digest = hashlib.blake2b("\n".join([str(seed), *names]).encode(), digest_size=8).digest()
+    return ((int.from_bytes(digest, "big") >> (64 - SIGNIFICAND_BITS)) + 1) / 2**SIGNIFICAND_BITS
+
+
+def check_fraction(keep_fraction: float | None) -> None:
+    """Raise ValueError unless `keep_fraction` is None or in (0, 1]."""
+    if keep_fraction is not None and not 0 < keep_fraction <= 1:
+        raise ValueError(f"keep_fraction must be above 0 and at most 1, found {keep_fraction}")
+
+
+def check_sides(**limits: tuple[float | None, float | None]) -> None:
+    """Raise ValueError if a recipe gives both a limit and the share that replaces it."""
+    for name, (share, limit) in limits.items():
+        if share is not None and limit is not None:
+            raise ValueError(f"{name} {share} replaces a limit, but a limit of {limit} is given too; give one of them")
 
 
 @dataclass(frozen=True)
@@ -113,11 +291,6 @@ def get_declarations(operator: OP | type[OP] | None) -> Declarations:
     return operator if issubclass(_get_class(operator), Declarations) else NOTHING_DECLARED
 
 
-def needs_all_rows(operator: OP) -> bool:
-    declaration = get_declarations(operator).needs_all_rows
-    return _get_class(operator).run not in (Filter.run, Mapper.run) if declaration is None else declaration
-
-
 def keeps_or_drops_rows(operator: OP | type[OP]) -> bool:
     """Return whether rows are kept, edited or dropped; other operators merge or group rows."""
     return issubclass(_get_class(operator), Filter | Mapper | Deduplicator | Selector)
@@ -132,24 +305,27 @@ def is_unforkable(operator: OP) -> bool:
     return operator._name in UNFORKABLE.modules
 
 
-def get_batch_method(operator: OP, only_measures: bool = False) -> str | None:
-    """Return the name of the method for a batch of rows.
+def decides_last(operator: OP) -> bool:
+    """Return whether the operator decides once all rows are measured."""
+    return isinstance(operator, DecidesLast | Deduplicator | Selector)
 
-    A filter computes stats, a deduplicator hashes, and a mapper edits rows, or scores them with
-    `only_measures`. A selector has none.
+
+def get_batch_method(operator: OP, only_measures: bool = False) -> Callable[..., dict] | None:
+    """Return the method for a batch of rows.
+
+    A filter computes stats, a deduplicator of this workflow hashes, and a mapper edits rows, or scores them with
+    `only_measures`. Data-Juicer's own deduplicators and selectors have none, since they get the whole dataset.
     """
     if isinstance(operator, Filter):
-        return "compute_stats"
-    if isinstance(operator, Deduplicator):
-        return "compute_hash"
+        return operator.compute_stats
     if isinstance(operator, Mapper):
-        return "measure" if only_measures else "process"
-    return None
+        return operator.measure if only_measures else operator.process
+    return operator.compute_hash if isinstance(operator, DecidesLast) else None
 
 
 def get_decision_method(operator: OP) -> Callable[[dict], Any] | None:
-    """Return a filter's method that decides which rows of a measured batch are kept; None for other operators."""
-    return operator.process if isinstance(operator, Filter) else None
+    """Return a filter's method that decides about a measured batch of rows; None for operators that do not."""
+    return operator.process if isinstance(operator, Filter) and not isinstance(operator, DecidesLast) else None
 
 
 def take_report(operator: OP) -> dict:

@@ -20,14 +20,14 @@ import hashlib
 import logging
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from data_juicer.ops.base_op import OP, OPERATORS, Deduplicator
+from data_juicer.ops.base_op import OPERATORS, Deduplicator
 from data_juicer.utils.constant import Fields
 from data_juicer.utils.model_utils import get_model
 
@@ -37,7 +37,6 @@ from dj2mgm.data.near_duplicates import (
     MAX_BITS,
     MAX_LEVELS,
     FindNear,
-    NearDuplicates,
     compute_distances,
     compute_signature,
     find_near_duplicates,
@@ -45,53 +44,29 @@ from dj2mgm.data.near_duplicates import (
 )
 from dj2mgm.errors import InputError
 from dj2mgm.storage.image_files import read_file
+from dj2mgm.storage.streaming import DiskMap
 
 from .batched_image_text_similarity_filter import load_clip
-from .declarations import Declarations
-
-
-class BatchedDeduplicator(Declarations, Deduplicator, interface=True):
-    """A deduplicator that hashes rows in batches.
-
-    Data-Juicer's `Deduplicator` hashes them one by one, and its overhead per row is twenty times the cost of a hash.
-    """
-
-    _batched_op = True
-
-    def run(self, dataset, *, exporter=None, tracer=None, reduce: bool = True):
-        """Run like `Deduplicator.run`, but hash rows in batches."""
-        dataset = OP.run(self, dataset).map(
-            self.compute_hash,
-            num_proc=self.runtime_np(),
-            batch_size=self.batch_size,
-            with_rank=self.use_cuda(),
-            desc=f"{self._name}_compute_hash",
-        )
-        if not reduce:
-            return dataset
-        dataset, pairs = self.process(dataset, tracer.show_num if tracer else 0)
-        if tracer:
-            tracer.trace_deduplicator(self._name, pairs)
-        return dataset
-
+from .declarations import DecidesLast, Decision, Rows
 
 PIXELS_STATISTIC = "image_pixels"  # stat: width times height, averaged over the row's images
 SIGNATURES_COLUMN = "__dj__image_signatures"
 
 
-class NearDeduplicator(BatchedDeduplicator, interface=True):
+class NearDeduplicator(DecidesLast, Deduplicator, interface=True):
     """A deduplicator that computes image signatures and keeps the near-duplicate with the highest statistic `prefer`.
 
     Subclasses define signatures and their distance.
     """
 
-    hash_key = SIGNATURES_COLUMN
+    _batched_op = True
+    column = SIGNATURES_COLUMN
     report_key = "copies"
 
     def __init__(self, prefer: str = PIXELS_STATISTIC, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.prefer = prefer
-        self.report: dict = {}  # filled in by the engine, which has all rows
+        self.report: dict = {}
 
     @abstractmethod
     def sign(self, images: Sequence[str], rank: int | None) -> list[tuple[bytes, int]]:
@@ -125,26 +100,18 @@ class NearDeduplicator(BatchedDeduplicator, interface=True):
                 )
         return samples
 
-    def find_duplicates(self, rows: Iterable[tuple[str, dict]], folder: Path) -> NearDuplicates:
-        """Find the near-duplicates among all rows, by their signatures and stats in order."""
+    def decide(self, rows: Rows, folder: Path) -> Decision:
         search = partial(self.make_near_search, folder=folder)
-        return find_near_duplicates(map(self._read_signed_row, rows), folder, search, self.compute_distances)
+        duplicates = find_near_duplicates(map(self._read_signed_row, rows), folder, search, self.compute_distances)
+        self.report = {"clusters": duplicates.count_clusters()}
+        return Decision(duplicates.copy_of < 0, copy_of=duplicates.copy_of, distance=duplicates.distance)
 
-    def _read_signed_row(self, row: tuple[str, dict]) -> tuple[int, bytes, float]:
-        text, stats = row
-        images, signatures = text.split(" ")
-        values = np.asarray([] if stats[self.prefer] is None else stats[self.prefer], dtype=np.float64)
+    def _read_signed_row(self, row: dict) -> tuple[int, bytes, float]:
+        images, signatures = row[SIGNATURES_COLUMN].split(" ")
+        value = row[Fields.stats][self.prefer]
+        values = np.asarray([] if value is None else value, dtype=np.float64)
         score = float(values.mean()) if values.size else -np.inf
         return int(images), base64.b64decode(signatures), -np.inf if np.isnan(score) else score
-
-    def process(self, dataset, show_num: int = 0) -> tuple:
-        """Return the kept rows, in order, and up to `show_num` pairs (kept row, near-duplicate)."""
-        with TemporaryDirectory() as folder:
-            rows = zip(dataset[SIGNATURES_COLUMN], dataset[Fields.stats], strict=True)
-            copy_of = self.find_duplicates(rows, Path(folder)).copy_of
-        duplicates = np.flatnonzero(copy_of >= 0)[:show_num]
-        pairs = {str(index): [dataset[int(copy_of[index])], dataset[int(index)]] for index in duplicates}
-        return dataset.select(np.flatnonzero(copy_of < 0)), pairs
 
 
 IMAGE_TEXT = "image_text_deduplicator"
@@ -161,25 +128,21 @@ def compute_image_text_hash(images: Sequence[str], text: str) -> str:
 
 
 @OPERATORS.register_module(IMAGE_TEXT)
-class ImageTextDeduplicator(BatchedDeduplicator):
+class ImageTextDeduplicator(DecidesLast, Deduplicator):
     """A deduplicator that keeps the first row of each group with equal image bytes and equal text."""
 
-    hash_key = HASH_COLUMN
+    _batched_op = True
+    column = HASH_COLUMN
 
     def compute_hash(self, samples: dict) -> dict:
         pairs = zip(samples[self.image_key], samples[self.text_key], strict=True)
         samples[HASH_COLUMN] = [compute_image_text_hash(images or [], text) for images, text in pairs]
         return samples
 
-    def process(self, dataset, show_num: int = 0) -> tuple:
-        """Return the rows whose hash is new, in order, and up to `show_num` pairs (first row, later row)."""
-        first, positions, pairs = {}, [], {}
-        for position, value in enumerate(dataset[HASH_COLUMN]):
-            if first.setdefault(value, position) == position:
-                positions.append(position)
-            elif len(pairs) < show_num:
-                pairs.setdefault(value, [dataset[first[value]], dataset[position]])
-        return dataset.select(positions), pairs
+    def decide(self, rows: Rows, folder: Path) -> Decision:
+        first_rows = DiskMap()  # by hash
+        repeats = (first_rows.setdefault(row[HASH_COLUMN], number) == number for number, row in enumerate(rows))
+        return Decision(np.fromiter(repeats, dtype=bool, count=len(rows)))
 
 
 @OPERATORS.register_module("image_near_deduplicator")
@@ -317,7 +280,6 @@ class ImageEmbeddingDeduplicator(NearDeduplicator):
                 highest value is kept, and of equal ones the first. The default is the size of the images.
             batch_size: rows embedded together.
         """
-        kwargs["memory"] = kwargs.get("memory") or "1500MB"  # like the similarity filter
         super().__init__(prefer, *args, batch_size=batch_size, **kwargs)
         if not 0 < min_similarity <= 1:
             raise ValueError(f"min_similarity must be above 0 and at most 1, found {min_similarity}")

@@ -32,10 +32,9 @@ from dj2mgm.data.texts import normalize_words
 from dj2mgm.models.questions import split_into_parts
 from dj2mgm.recipes.question_rewrite_rules import Rewrite
 
-from .declarations import Declarations
+from .declarations import NO_GROUP, BalanceFilter, Declarations, Rows
 from .mgm_captioning_mapper import MGMCaptioningMapper, make_model_key
-from .selection import NO_GROUP, BalanceFilter, Rows
-from .text_generation.question_pool import NO, NUMBERS, YES
+from .question_pool import NO, NUMBERS, YES
 
 BLIND, BLIND_STAT = "blind_answer_filter", "blind_likelihood"
 ROUND_TRIP, ROUND_TRIP_STAT = "round_trip_filter", "round_trip_agreement"

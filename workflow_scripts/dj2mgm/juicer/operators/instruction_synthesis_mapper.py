@@ -14,13 +14,16 @@ The model's answers are untrusted input. A row without a usable question and ans
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Annotated
 
 from data_juicer.ops.base_op import DEFAULT_BATCH_SIZE, OPERATORS, UNFORKABLE, Mapper
 from data_juicer.utils.constant import Fields
 from data_juicer.utils.model_utils import get_model
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dj2mgm.control_tokens import find_control_token
 from dj2mgm.data.formats import build_dj_text
@@ -31,29 +34,91 @@ from dj2mgm.errors import InputError
 from dj2mgm.recipes.recipe_step import INSTRUCTION_OPERATOR as NAME
 from dj2mgm.storage.files import read_jsonl
 
-from .declarations import Captions, merge_reports
+from .captioners import (
+    CONTROL_TOKEN,
+    ENOUGH_TO_JUDGE,
+    WRONG_SCHEMA,
+    Captioner,
+    StoredAnswersOperator,
+    cut_object,
+    find_text_problem,
+    format_reasons,
+    warn_of_unusable,
+)
+from .declarations import Captions, draw, merge_reports
 from .mgm_captioning_mapper import NAME as TRAINED_CAPTIONER
 from .mgm_captioning_mapper import complete_arguments, make_model_key
 from .openai_captioning_mapper import NAME as SERVER_CAPTIONER
-from .selection import draw
-from .text_generation.captioner import Captioner
-from .text_generation.question_pool import NO, YES, QuestionPool
-from .text_generation.stored_captions import ENOUGH_TO_JUDGE, StoredAnswersOperator, StoredCaptioner, warn_of_unusable
-from .text_generation.text_problems import CONTROL_TOKEN, find_text_problem
-from .text_generation.written_instructions import (
-    NO_QUESTION,
-    QUESTION_KINDS,
-    WRONG_SCHEMA,
-    Instruction,
-    Rejection,
-    build_prompt,
-    parse_instructions,
-)
+from .question_pool import NO, YES, QuestionPool
 
 STAT = "instruction"
 GIVEN, WRITTEN = "given", "written"
 MODEL, DATASET = "model", "dataset"
 LENGTH_ARGUMENTS = {SERVER_CAPTIONER: "max_tokens", TRAINED_CAPTIONER: "max_new_tokens"}
+QUESTION_KINDS = {
+    "recognition": "what something is, or its color, shape or material",
+    "count": "how many things of one kind there are",
+    "position": "where something is",
+    "text": "the text that can be read in the image, only if there is any",
+    "reasoning": "a conclusion from several things in the image",
+    "yes_no": "answered by yes or no, where yes and no are equally frequent",
+}
+MAX_ITEMS = 100  # instructions in an answer
+NO_QUESTION = "no question"
+PROMPT = """Write {count} different questions about this image and their answers, in {language}.
+Each question has exactly one right answer, which can be seen in the image and cannot be guessed without it.
+An answer has as few words as possible. Use these kinds of questions:
+{kinds}
+Reply with JSON only, in this form: {{"instructions": [{{"kind": "{example}", "question": "…", "answer": "…"}}]}}"""
+
+
+class Instruction(BaseModel):
+    """A question about an image with its answer."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, str_strip_whitespace=True)
+
+    kind: str
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """The reason why a row gets no instruction."""
+
+    reason: str
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    instructions: Annotated[list[object], Field(max_length=MAX_ITEMS)]
+
+
+INSTRUCTION_ADAPTER = TypeAdapter(Instruction)
+
+
+def build_prompt(count: int, kinds: list[str], language: str) -> str:
+    """Return the message for a model."""
+    kind_lines = "\n".join(f"- {kind}: {QUESTION_KINDS[kind]}" for kind in kinds)
+    return PROMPT.format(count=count, language=language, kinds=kind_lines, example=kinds[0])
+
+
+def parse_instructions(answer: str, kinds: Collection[str]) -> list[Instruction | None] | None:
+    """Return the instructions in a model's answer, with None for each item of another schema; None for no list."""
+    try:
+        items = _Answer.model_validate_json(cut_object(answer)).instructions
+    except ValidationError:
+        return None
+    return [_parse_item(item, kinds) for item in items]
+
+
+def _parse_item(item: object, kinds: Collection[str]) -> Instruction | None:
+    try:
+        instruction = INSTRUCTION_ADAPTER.validate_python(item)
+    except ValidationError:
+        return None
+    return instruction if instruction.kind in kinds else None
 
 
 @OPERATORS.register_module(NAME)
@@ -129,8 +194,9 @@ class InstructionSynthesisMapper(StoredAnswersOperator, Mapper):
         self.report: dict = {}
         if questions == MODEL:
             prompt = {"question": build_prompt(per_image, self.kinds, language), LENGTH_ARGUMENTS[name]: max_tokens}
-            spec = {name: (arguments or {}) | prompt}
-            self._stored_captioner = StoredCaptioner(Captioner(spec, seed), captions_folder, writer, "instructions")
+            self._captioner = Captioner(
+                {name: (arguments or {}) | prompt}, seed, captions_folder, writer, "instructions"
+            )
 
     def finish_report(self, report: dict) -> dict:
         """Return the complete counts of all rows.
@@ -142,11 +208,10 @@ class InstructionSynthesisMapper(StoredAnswersOperator, Mapper):
         counts |= {key: report[key] for key in ("answers", "server") if key in report}
         dropped = sum(counts["dropped"].values())
         if not counts[WRITTEN] and dropped >= ENOUGH_TO_JUDGE:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts["dropped"].items()))
             raise InputError(
-                f"{NAME}: none of {dropped} rows got an instruction ({reasons}). Check that the model takes images and "
-                "answers with JSON (questions: model), or that captions name the same things as the dataset's "
-                "questions (questions: dataset)"
+                f"{NAME}: none of {dropped} rows got an instruction ({format_reasons(counts['dropped'])}). Check that "
+                "the model takes images and answers with JSON (questions: model), or that captions name the same "
+                "things as the dataset's questions (questions: dataset)"
             )
         if self.questions == MODEL:
             total, consequence = counts[WRITTEN] + dropped, "they are dropped"
@@ -185,7 +250,7 @@ class InstructionSynthesisMapper(StoredAnswersOperator, Mapper):
     def _write(self, samples: dict, rows: list[int], rank: int | None) -> list[Instruction | Rejection]:
         """Return the instruction or the rejection of each row, from one answer of the model about each image."""
         images = list(dict.fromkeys(samples[self.image_key][row][0] for row in rows))
-        answers, _ = self._stored_captioner.caption(images)
+        answers, _ = self._captioner.caption(images)
         by_image = dict(zip(images, answers, strict=True))
         results = []
         for row in rows:

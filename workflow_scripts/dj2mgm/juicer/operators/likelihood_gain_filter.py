@@ -31,8 +31,8 @@ from dj2mgm.control_tokens import find_control_token
 from dj2mgm.models.questions import GivenAnswer, split_into_parts
 from dj2mgm.recipes.recipe_step import LIKELIHOOD_GAIN as NAME
 
+from .declarations import ShareFilter, check_fraction, check_sides
 from .mgm_captioning_mapper import MGMCaptioningMapper, make_model_key
-from .selection import ShareFilter, check_fraction, check_sides
 
 STAT = "likelihood_gain"
 

@@ -16,11 +16,9 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 
 from data_juicer.ops import load_ops
-from data_juicer.ops.base_op import DEFAULT_BATCH_SIZE, OP, OPERATORS, UNFORKABLE, Mapper
+from data_juicer.ops.base_op import DEFAULT_BATCH_SIZE, OPERATORS, UNFORKABLE
 from data_juicer.utils.constant import Fields, StatsKeys
 from data_juicer.utils.mm_utils import remove_special_tokens
-from datasets import Features, Value
-from datasets.fingerprint import generate_random_fingerprint
 from loguru import logger
 
 from dj2mgm.data.formats import build_dj_text
@@ -30,11 +28,8 @@ from dj2mgm.recipes.recipe_step import RECAPTION_OPERATOR as NAME
 
 from .batched_image_text_similarity_filter import NAME as SIMILARITY_FILTER
 from .caption_log_likelihood_filter import STAT as LOG_LIKELIHOOD
-from .declarations import Captions, merge_reports
-from .selection import ShareMapper, check_fraction
-from .text_generation.captioner import Captioner
-from .text_generation.stored_captions import ENOUGH_TO_JUDGE, TOO_MANY_UNUSABLE, StoredAnswersOperator, StoredCaptioner
-from .text_generation.text_problems import find_text_problem
+from .captioners import ENOUGH_TO_JUDGE, TOO_MANY_UNUSABLE, Captioner, StoredAnswersOperator, find_text_problem
+from .declarations import Captions, ShareMapper, check_fraction, merge_reports
 
 RECAPTION_KEY = "recaption"  # key in a row's meta
 
@@ -49,29 +44,6 @@ class Recaption:
     similarity: float | None = None
     log_likelihood: float | None = None  # nats; None if the captioner reports none
     problem: str | None = None
-
-
-RECORD_FEATURES = {
-    RECAPTION_KEY: {
-        "original": Value("string"),
-        "original_similarity": Value("float64"),
-        "caption": Value("string"),
-        "similarity": Value("float64"),
-        "log_likelihood": Value("float64"),
-        "problem": Value("string"),
-    }
-}
-
-
-def with_record(original: Features) -> Features:
-    """Return the features of a dataset with records; they cannot be inferred from a batch without records."""
-    features = dict(original)
-    lists = {name: [Value("float64")] for name in (LOG_LIKELIHOOD, ORIGINAL_SIMILARITY)}
-    for column, more in ((Fields.stats, lists), (Fields.meta, RECORD_FEATURES)):
-        columns = features.get(column, {})
-        if isinstance(columns, dict):  # not JSON, the type of Data-Juicer's own columns, which takes any key
-            features[column] = columns | more
-    return Features(features)
 
 
 def complete_report(counts: dict, min_similarity: float) -> dict:
@@ -113,7 +85,7 @@ LOGIT_SCALE = 100.0  # Data-Juicer's similarity is CLIP's logit over 100
 
 @OPERATORS.register_module(NAME)
 @UNFORKABLE.register_module(NAME)
-class LowSimilarityRecaptionMapper(StoredAnswersOperator, ShareMapper, Mapper):
+class LowSimilarityRecaptionMapper(StoredAnswersOperator, ShareMapper):
     """A mapper that recaptions rows with one image whose image-text similarity under a CLIP is below a limit.
 
     It takes the usable candidate with the highest `log-likelihood + CLIP's logit`, which is the most likely candidate
@@ -161,15 +133,10 @@ class LowSimilarityRecaptionMapper(StoredAnswersOperator, ShareMapper, Mapper):
         if (min_similarity is None) == (keep_fraction is None):
             raise ValueError("exactly one of min_similarity and keep_fraction must be given")
         check_fraction(keep_fraction)
-        if not isinstance(captioner, dict) or len(captioner) != 1:
-            raise ValueError(f"captioner must be one operator, {{name: {{argument: value}}}}; found {captioner!r}")
         self.min_similarity = min_similarity
         self.keep_fraction = keep_fraction
         self.max_caption_length = max_caption_length
-        self.captions_folder = captions_folder
-        self.writer = writer
-        self.captioner = Captioner(captioner, seed)
-        self._stored_captioner = StoredCaptioner(self.captioner, captions_folder, writer)
+        self._captioner = Captioner(captioner, seed, captions_folder, writer)
         settings = {"hf_clip": hf_clip, "batch_size": batch_size, "accelerator": self.accelerator}
         [self.similarity] = load_ops([{SIMILARITY_FILTER: settings}])
         self.report: dict = {}
@@ -189,28 +156,10 @@ class LowSimilarityRecaptionMapper(StoredAnswersOperator, ShareMapper, Mapper):
         """Score the rows, and recaption those below `min_similarity`; `report` counts the captions."""
         return self._recaption(self.measure(samples, rank))
 
-    def run(self, dataset, *, exporter=None, tracer=None):
-        """Run like `Mapper.run`; if there is a `keep_fraction`, set the limit after scoring."""
-        self.report = {}
-        scored = OP.run(self, dataset).map(self.measure, batch_size=self.batch_size, desc=f"{NAME}_measure")
-        if self.keep_fraction is not None:
-            self.set_limits(scored[Fields.stats])
-        replaced = scored.map(
-            self._recaption,
-            batched=True,
-            batch_size=self.batch_size,
-            features=with_record(scored.features),
-            new_fingerprint=generate_random_fingerprint(),  # instead of hashing all captions
-            desc=f"{NAME}_replace",
-        )
-        self.close()
-        self.report = self.finish_report(self.report)
-        return replaced
-
     def finish_report(self, report: dict) -> dict:
         """Return the complete counts of all rows, unless no caption of any row can be used."""
         complete = complete_report(report, self.min_similarity)
-        judge_captioner(self.captioner.name, complete, report.get("example", ""), self.max_caption_length)
+        judge_captioner(self._captioner.name, complete, report.get("example", ""), self.max_caption_length)
         return complete
 
     @staticmethod
@@ -222,7 +171,7 @@ class LowSimilarityRecaptionMapper(StoredAnswersOperator, ShareMapper, Mapper):
         samples = dict(samples)
         low = [row for row in range(len(samples[self.text_key])) if self._is_low(samples, row)]
         images = [samples[self.image_key][row][0] for row in low]
-        captions, new_count = self._stored_captioner.caption(images)
+        captions, new_count = self._captioner.caption(images)
         originals = [
             (remove_special_tokens(samples[self.text_key][row]), self.read_scores(samples[Fields.stats][row])[0])
             for row in low

@@ -9,7 +9,6 @@ text.
 """
 
 from functools import cache, partial
-from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +18,8 @@ from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.data.formats import build_dj_text
 
+from .captioners import CANDIDATES_KEY, LOG_LIKELIHOODS, list_argument_defaults
 from .declarations import Declarations, list_weight_files
-from .text_generation.captioner import CANDIDATES_KEY, LOG_LIKELIHOODS
 
 NAME = "mgm_captioning_mapper"
 
@@ -39,10 +38,7 @@ def make_model_key(base_model: str, stage: str) -> partial:
 
 def complete_arguments(arguments: dict | None) -> dict:
     """Return the arguments of this operator with its defaults, for another operator that uses the same model."""
-    parameters = signature(MGMCaptioningMapper.__init__).parameters.values()
-    return {
-        parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
-    } | (arguments or {})
+    return list_argument_defaults(MGMCaptioningMapper) | (arguments or {})
 
 
 @OPERATORS.register_module(NAME)

@@ -41,7 +41,6 @@ class OpenAICaptioningMapper(ServerCaptioner):
 
     _batched_op = True
     draws_at_random = False
-    in_one_process = True
     without_effect = frozenset(
         {"key_variable", "concurrency", "timeout_s", "retries", "max_requests", "max_total_tokens"}
     )

@@ -25,19 +25,20 @@ from dj2mgm.control_tokens import find_control_token
 from dj2mgm.errors import InputError
 from dj2mgm.recipes.recipe_step import RATING_OPERATOR as NAME
 
+from .captioners import (
+    CONTROL_TOKEN,
+    ENOUGH_TO_JUDGE,
+    WRONG_SCHEMA,
+    Captioner,
+    StoredAnswersOperator,
+    cut_object,
+    format_reasons,
+    warn_of_unusable,
+)
 from .declarations import Captions, merge_reports
 from .mgm_captioning_mapper import NAME as TRAINED
 from .mgm_captioning_mapper import complete_arguments, make_model_key
 from .openai_captioning_mapper import NAME as SERVER
-from .text_generation.captioner import Captioner, cut_object
-from .text_generation.stored_captions import (
-    ENOUGH_TO_JUDGE,
-    StoredAnswersOperator,
-    StoredCaptioner,
-    warn_of_unusable,
-)
-from .text_generation.text_problems import CONTROL_TOKEN
-from .text_generation.written_instructions import WRONG_SCHEMA
 
 LOWEST, HIGHEST = 1, 5
 RATINGS = {
@@ -138,7 +139,7 @@ class VlmRatingFilter(StoredAnswersOperator, Filter):
             self._prompt = PROMPT.replace("{rated}", "Use whole numbers.").replace("{form}", form)
             # the prompt is part of the fingerprint of stored answers
             spec = {SERVER: (captioner[SERVER] or {}) | {"question": self._prompt, "max_tokens": max_tokens}}
-            self._stored_captioner = StoredCaptioner(Captioner(spec, seed=0), captions_folder, writer, "ratings")
+            self._captioner = Captioner(spec, 0, captions_folder, writer, "ratings")
 
     def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
         """Rate the rows that have no ratings yet."""
@@ -152,7 +153,7 @@ class VlmRatingFilter(StoredAnswersOperator, Filter):
         ]
         images = [samples[self.image_key][row][0] for row in rows]
         quoted = [quote_row(questions[row], remove_special_tokens(texts[row])) for row in rows]
-        results = self._ask(images, quoted) if self._stored_captioner else self._measure(images, quoted, rank)
+        results = self._ask(images, quoted) if self._captioner else self._measure(images, quoted, rank)
         by_row = dict(zip(rows, results, strict=True))
         for row, stats in enumerate(samples[Fields.stats]):
             if first not in stats:
@@ -175,9 +176,9 @@ class VlmRatingFilter(StoredAnswersOperator, Filter):
         """
         unrated = report.get("unrated", {})
         if not report.get("rated") and sum(unrated.values()) >= ENOUGH_TO_JUDGE:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(unrated.items()))
             raise InputError(
-                f"{NAME}: no row got ratings ({reasons}). Check that the model takes images and writes JSON"
+                f"{NAME}: no row got ratings ({format_reasons(unrated)}). Check that the model takes images and writes "
+                "JSON"
             )
         total = report.get("rated", 0) + sum(unrated.values())
         warn_of_unusable(f"rows got no ratings by {NAME}", unrated, total, "rows without ratings are kept")
@@ -190,7 +191,7 @@ class VlmRatingFilter(StoredAnswersOperator, Filter):
 
     def _ask(self, images: list[str], quoted: list[str]) -> list[dict[str, float] | str]:
         prompts = [self._prompt.replace("{text}", text) for text in quoted]
-        return [parse_ratings(answer) for answer in self._stored_captioner.ask(images, prompts)]
+        return [parse_ratings(answer) for answer in self._captioner.ask(images, prompts)]
 
     def _measure(self, images: list[str], quoted: list[str], rank: int | None) -> list[dict[str, float] | str]:
         """Return the mean rating of each row under the probabilities of a trained model."""

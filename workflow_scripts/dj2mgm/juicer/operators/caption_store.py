@@ -28,7 +28,7 @@ from dj2mgm.settings.endpoints import MAX_TOKENS
 from dj2mgm.storage.plain_files import open_plain
 from dj2mgm.storage.streaming import DiskMap
 
-from ..declarations import Captions
+from .declarations import Captions
 
 MAX_LINE_BYTES = 2**24
 
