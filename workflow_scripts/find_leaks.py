@@ -15,7 +15,6 @@ from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.data.formats import list_images
-from dj2mgm.data.json_rows import read_json_list
 from dj2mgm.evaluation.benchmarks import read_questions
 from dj2mgm.evaluation.leak_search import (
     ReferenceTexts,
@@ -31,6 +30,7 @@ from dj2mgm.evaluation.leak_search import (
 from dj2mgm.settings.evaluation import LeakSettings
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_jsonl, write_json, write_jsonl
+from dj2mgm.storage.json_rows import read_json_list
 
 
 @command_line

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from dj2mgm.data.formats import check_no_control
 from dj2mgm.data.images import BadImageError, load_image, locate_image
-from dj2mgm.data.json_rows import UniqueIds, read_objects
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import Benchmark
 from dj2mgm.evaluation.groups import Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
+from dj2mgm.storage.json_rows import UniqueIds, read_objects
 
 INSTRUCTION = "Answer the question using a single word, yes or no."
 ANSWERS = ("yes", "no")

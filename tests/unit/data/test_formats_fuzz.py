@@ -9,15 +9,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from dj2mgm.data import json_rows
 from dj2mgm.data.formats import build_dj_text, read_evaluation, read_llava, read_pairs
 from dj2mgm.data.images import HeldOutImages
-from dj2mgm.data.json_rows import read_json_list
 from dj2mgm.data.training_jsonl import convert_pairs, write_training_jsonl
 from dj2mgm.data.user_dataset import write_user_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import FilesDataset
+from dj2mgm.storage import json_rows
 from dj2mgm.storage.files import read_jsonl, write_jsonl
+from dj2mgm.storage.json_rows import read_json_list
 from fuzzing import fuzzed
 from sample_rules import build_sample_rules
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import compare_experiments
-from dj2mgm.data.json_rows import LineIndex
 from dj2mgm.errors import InputError
 from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.mgm.mgm_generator import load_trained
@@ -19,6 +18,7 @@ from dj2mgm.models.tuning import wrap_with_lora
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.settings.training_stages import LoraSettings
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json
+from dj2mgm.storage.json_rows import LineIndex
 from fuzzing import fuzzed
 from report_results import write_results
 from tiny_models import tiny_mgm

@@ -4,20 +4,10 @@ The workflow's own files have been checked when `make_dataset.py` wrote them. `s
 `json_rows.read_json_list` read their rows unchecked.
 """
 
-import codecs
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from dj2mgm.control_tokens import find_control_character, find_control_token
-from dj2mgm.data.json_rows import (
-    NumberedIds,
-    UniqueIds,
-    check_object,
-    open_input,
-    parse_identifier,
-    read_json_list,
-    read_objects,
-)
 from dj2mgm.dataset_resolution.row_media import (
     IMAGE_TOKEN,
     UNREAD_MEDIA,
@@ -28,6 +18,14 @@ from dj2mgm.dataset_resolution.row_media import (
     replace_tagged_images,
 )
 from dj2mgm.errors import InputError, quote_value
+from dj2mgm.storage.json_rows import (
+    NumberedIds,
+    UniqueIds,
+    find_first_character,
+    parse_identifier,
+    read_list_or_lines,
+    read_objects,
+)
 
 # Data-Juicer's image–text format: one JSON object per line.
 #
@@ -92,8 +90,8 @@ def read_pairs(path: str | Path) -> Iterator[dict]:
 def _read_dj_rows(path: str | Path) -> Iterator[tuple[str, dict]]:
     """Yield each row with its location (file and line); the numbers of image tokens and images must agree."""
     ids = UniqueIds(path)
-    is_list = Path(path).suffix.lower() == ".json" and _begins_with_bracket(path)
-    for number, row in read_list_or_lines(Path(path)) if is_list else read_objects(path):
+    is_list = Path(path).suffix.lower() == ".json" and find_first_character(path) == "["
+    for number, row in read_list_or_lines(path) if is_list else read_objects(path):
         location = f"{path}, {'row' if is_list else 'line'} {number}"
         for key, kind in (("id", str), ("text", str), ("images", list)):
             if key not in row:
@@ -123,11 +121,6 @@ def _read_dj_rows(path: str | Path) -> Iterator[tuple[str, dict]]:
                 "leave it out"
             )
         yield location, row
-
-
-def _begins_with_bracket(path: str | Path) -> bool:
-    with open_input(path, "rb") as file:
-        return file.read(1024).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
 
 
 # LLaVA's conversation format, as a JSON list or as one object per line.
@@ -176,7 +169,7 @@ def read_llava(path: str | Path, number_ids: bool = False) -> Iterator[dict]:
     of id `7` gets `7~2`, or the next number that no earlier row has.
     """
     ids, numbered = UniqueIds(path), NumberedIds("~")
-    for number, row in read_list_or_lines(Path(path)):
+    for number, row in read_list_or_lines(path):
         location = f"{path}, row {number}"
         if number_ids and row.get("id") is not None:
             row = row | {"id": parse_identifier(row["id"], location)}
@@ -207,15 +200,6 @@ def _add_media(row: dict) -> dict:
     elif row.get("image") in (None, []) and has_empty_image(row):
         row = row | {"image": None}
     return row | ({UNREAD_MEDIA: media.unread} if media.unread else {})
-
-
-def read_list_or_lines(path: Path) -> Iterator[tuple[int, dict]]:
-    """Yield number (from 1) and object of each row of a JSON list, or line of a `.jsonl` file."""
-    if path.suffix.lower() == ".jsonl":
-        yield from read_objects(path)
-        return
-    for number, row in enumerate(read_json_list(path), start=1):
-        yield number, check_object(row, f"{path}, row {number}")
 
 
 def _check_turns(location: str, turns: object) -> None:

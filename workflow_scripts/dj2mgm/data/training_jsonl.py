@@ -25,13 +25,13 @@ from dj2mgm.data.formats import (
     list_images,
 )
 from dj2mgm.data.images import BadImageError, HeldOutImages, load_image, locate_image
-from dj2mgm.data.json_rows import NumberedIds
 from dj2mgm.data.texts import separate_words
 from dj2mgm.dataset_resolution.row_media import UNREAD_MEDIA
 from dj2mgm.errors import InputError
 from dj2mgm.records.jsonl_summary import SourceSamples, TrainingFileCounts
 from dj2mgm.settings.data import JsonlSettings
 from dj2mgm.storage.files import write_jsonl
+from dj2mgm.storage.json_rows import NumberedIds
 from dj2mgm.storage.streaming import DiskMap, map_in_order
 
 SHARE_TOLERANCE = Fraction(1, 10**6)  # a smaller rest of the shares is an error of rounding

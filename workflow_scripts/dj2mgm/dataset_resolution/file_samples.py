@@ -3,30 +3,42 @@
 Snakemake reads them whenever it starts, so each read is bounded.
 """
 
-import codecs
 import csv
 import io
-import json
 import re
 import tarfile
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from dj2mgm.errors import InputError
 from dj2mgm.storage.image_files import read_members
+from dj2mgm.storage.json_rows import (
+    MAX_ROW,
+    find_first_character,
+    make_row_size_error,
+    open_input,
+    parse_json,
+    read_list_or_lines,
+)
 from dj2mgm.storage.plain_files import MIB, check_no_null, check_plain, open_plain
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+T = TypeVar("T")
 MAX_ROWS = 32
 MAX_MEMBERS = 64
 MAX_DESCRIBED = 1 << 16  # bytes of a JSON member
 SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\r?')
-DECODER = json.JSONDecoder()
+LOOK_FOR = "look for a quote that is not closed or not doubled, or for an unquoted comma"
+
+PLAIN_QUOTES = (
+    ". A cell that begins with a quote is read as quoted, as pandas does; if your quotes are plain characters, double "
+    "them and put the cell in quotes"
+)
 STREAM = "an arrow stream, as `save_to_disk` of datasets writes"
 SAVED_STATE = "state.json"  # lists the arrow files of a saved dataset; others next to it are a cache
 SAVED_RECORDS = (SAVED_STATE, "dataset_info.json", "dataset_dict.json")  # files of save_to_disk without rows
@@ -57,96 +69,109 @@ def read_sample(path: Path, folder: Path) -> FileSample:
         InputError: the file is not a regular file in the folder, or its content does not fit its ending.
     """
     check_plain(path, folder, None)
-    try:
-        return READERS[path.suffix.lower()](path, folder)
-    except RecursionError:
-        raise InputError(f"{path}: its values are nested too deeply; write them flat") from None
+    return READERS[path.suffix.lower()](path)
 
 
-def _read_lines(path: Path, folder: Path) -> FileSample:
-    """Sample the first rows of a jsonl file; only a damaged first line raises InputError."""
-    text, is_whole = _read_text(path, folder)
-    lines = text.split("\n")
-    if not is_whole and len(lines) == 1:
-        raise InputError(f"{path}: its first line has more than {MIB} bytes, so its format is not recognized")
-    rows: list[Any] = []
-    for line in filter(str.strip, lines if is_whole else lines[:-1]):
-        try:
-            rows.append(DECODER.decode(line))
-        except ValueError as error:
-            if not rows:
-                raise InputError(
-                    f"{path}: its first line is not valid JSON ({_get_reason(error)}); correct it"
-                ) from None
-            break  # the reader of all rows reports the damaged line
-        if len(rows) == MAX_ROWS:
-            break
-    return _sample_rows(rows, path)
-
-
-def _read_list(path: Path, folder: Path) -> FileSample:
-    """Sample the first rows of a JSON list, read up to MIB bytes; only a damaged first row raises InputError."""
-    text, is_whole = _read_text(path, folder)
-    start = _skip_space(text, 0)
-    if text[start : start + 1] == "{":
-        return FileSample(
-            (), is_list=True
-        )  # one object, not a list: probably settings or statistics, so no format matches
-    if text[start : start + 1] != "[":
-        raise InputError(f"{path} is not a JSON list of rows; correct it, or name it .jsonl if each line is an object")
-    rows: list[Any] = []
-    while len(rows) < MAX_ROWS:
-        start = _skip_space(text, start + 1)  # after the bracket or a comma
-        if text[start : start + 1] == "]":
-            break
-        try:
-            row, start = DECODER.raw_decode(text, start)
-        except ValueError as error:
-            if not rows:
-                reason = _get_reason(error) if is_whole else f"it has more than {MIB} bytes"
-                raise InputError(f"{path}: its first row cannot be read ({reason}); correct it") from None
-            break
-        rows.append(row)
-        start = _skip_space(text, start)
-        if text[start : start + 1] != ",":
-            break
-    return replace(_sample_rows(rows, path), is_list=True)
-
-
-def _skip_space(text: str, start: int) -> int:
-    while text[start : start + 1].isspace():
-        start += 1
-    return start
-
-
-def _sample_rows(rows: list[Any], path: Path) -> FileSample:
+def _read_rows(path: Path) -> FileSample:
+    """Sample the first rows of a JSON list or a jsonl file; only a damaged first row raises InputError."""
+    is_list = path.suffix.lower() == ".json"
+    if is_list and find_first_character(path) == "{":  # probably settings or statistics, so no format matches
+        return FileSample((), is_list=True)
+    rows = [row for _, row in _read_first(read_list_or_lines(path), MAX_ROWS)]
     if not rows:
         raise InputError(f"{path} has no rows; add some, or delete it")
-    if not all(isinstance(row, dict) for row in rows):
-        raise InputError(f"{path}: its rows are not JSON objects; correct it")
-    return FileSample(tuple(dict.fromkeys(key for row in rows for key in row)), tuple(rows))
+    return FileSample(tuple(dict.fromkeys(key for row in rows for key in row)), tuple(rows), is_list=is_list)
 
 
-def _read_table(path: Path, folder: Path) -> FileSample:
-    """Sample the column names and the first rows of a table, read up to MIB bytes."""
-    text, is_whole = _read_text(path, folder)
-    lines = text if is_whole else text[: text.rfind("\n") + 1]
-    rows: list[list[str]] = []
+def _read_first(rows: Iterator[T], count: int) -> list[T]:
+    """Return the first rows; the reader of all rows reports a damaged one, unless it is the first."""
+    first: list[T] = []
     try:
-        for row in csv.reader(io.StringIO(lines, newline=""), strict=True, **find_dialect(path, lines)):
-            rows += [row] if row and (rows or not is_separator_row(row)) else []
-            if len(rows) > MAX_ROWS:
-                break
-    except csv.Error as error:
-        if not rows:
-            raise InputError(f"{path}: its first line cannot be read ({error}); correct it") from None
+        for row in islice(rows, count):
+            first.append(row)
+    except InputError:
+        if not first:
+            raise
+    return first
+
+
+def _read_table(path: Path) -> FileSample:
+    """Sample the column names and the first rows of a table."""
+    rows = [row for row, _ in _read_first(read_table_rows(path), MAX_ROWS + 1)]
     if not rows:
-        raise InputError(f"{path} has no first line of at most {MIB} bytes that names its columns; add it")
+        raise InputError(f"{path} is empty; its first line names the columns")
     names = tuple(rows[0])
     return FileSample(names, tuple(dict(zip(names, row, strict=False)) for row in rows[1:]))
 
 
-def find_dialect(path: Path, text: str) -> dict[str, Any]:
+def read_table_rows(path: Path) -> Iterator[tuple[list[str], int]]:
+    """Yield the rows of a table, the first of which has the names of its columns, and the line where each begins.
+
+    Blank rows, and one that only states the separator, are left out.
+    """
+    csv.field_size_limit(MAX_ROW)
+    with open_input(path, "rb") as raw:
+        dialect = _find_dialect(path, raw.read(MIB).decode(errors="replace"))
+        raw.seek(0)
+        lines = _Lines(raw, path)
+        rows = _skip_blank_rows(csv.reader(lines, strict=True, **dialect), lines)
+        for row, line in islice(rows, 1):
+            if not _is_separator_row(row):
+                yield row, line
+        yield from rows
+
+
+class _Lines:
+    """Lines of a table for csv.reader, which handles line ends itself.
+
+    Attributes:
+        row_size: characters since the start of the row; the caller resets it for each row.
+    """
+
+    def __init__(self, raw: IO[bytes], file: Path):
+        self.text = io.TextIOWrapper(raw, "utf-8-sig", errors="surrogateescape", newline="")
+        self.file, self.number, self.row_size = file, 0, 0
+
+    def __iter__(self) -> "_Lines":
+        return self
+
+    def __next__(self) -> str:
+        """Return the next line; raise InputError if it is not UTF-8 or makes its row longer than MAX_ROW characters."""
+        line = self.text.readline(MAX_ROW + 1)
+        if not line:
+            raise StopIteration
+        self.number += 1
+        self.row_size += len(line)
+        if self.row_size > MAX_ROW:
+            raise make_row_size_error(f"{self.file}, line {self.number}")
+        try:
+            line.encode()
+        except UnicodeEncodeError as error:
+            byte = ord(error.object[error.start]) & 0xFF
+            raise InputError(
+                f"{self.file}, line {self.number}: not UTF-8 (byte 0x{byte:02x}); save the table as UTF-8"
+            ) from None
+        return check_no_null(line, f"{self.file}, line {self.number}")
+
+
+def _skip_blank_rows(rows, lines: _Lines) -> Iterator[tuple[list[str], int]]:
+    """Yield the rows of a csv.reader that are not blank, each with its first line number."""
+    while True:
+        line, lines.row_size = rows.line_num + 1, 0
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            plain = PLAIN_QUOTES if lines.file.suffix.lower() == ".tsv" else ""
+            raise InputError(
+                f"{lines.file}, line {line}: {error}; {LOOK_FOR} in the row that begins at this line{plain}"
+            ) from None
+        if row is None:
+            return
+        if row:
+            yield row, line
+
+
+def _find_dialect(path: Path, text: str) -> dict[str, Any]:
     """Return the arguments of `csv.reader` for a table that begins with this text.
 
     Spreadsheet programs write .csv with semicolons in countries with decimal commas. A cell that begins with a quote is
@@ -160,28 +185,12 @@ def find_dialect(path: Path, text: str) -> dict[str, Any]:
     return {"delimiter": max(",;\t", key=names.count)}
 
 
-def is_separator_row(row: list[str]) -> bool:
+def _is_separator_row(row: list[str]) -> bool:
     """Return whether the first row of a table only states its separator: `sep=;`, as Excel reads it."""
     return row[0] == "sep=" and not any(row[1:]) or (len(row) == 1 and SEPARATOR_LINE.fullmatch(row[0]) is not None)
 
 
-def _read_text(path: Path, folder: Path) -> tuple[str, bool]:
-    """Return the first MiB of a file as text, and whether this is the whole file."""
-    with open_plain(path, folder, None) as file:
-        content = file.read(MIB + 1)
-    is_whole = len(content) <= MIB
-    try:
-        text = codecs.getincrementaldecoder("utf-8-sig")().decode(content, final=is_whole)
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not UTF-8 text; save it as UTF-8") from None
-    return check_no_null(text, path), is_whole
-
-
-def _get_reason(error: ValueError) -> str:
-    return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-
-
-def _read_tar(path: Path, folder: Path) -> FileSample:
+def _read_tar(path: Path) -> FileSample:
     """Sample the suffixes of a tar's first members, and the first JSON object among them."""
     suffixes: dict[str, None] = {}
     metadata: dict[str, Any] = {}
@@ -202,13 +211,13 @@ def _read_tar(path: Path, folder: Path) -> FileSample:
 
 def _parse_object(content: bytes) -> dict[str, Any]:
     try:
-        value = DECODER.decode(content.decode("utf-8-sig"))
-    except ValueError:  # the full reader reports this member
+        value = parse_json(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError):  # the full reader reports this member
         return {}
     return value if isinstance(value, dict) else {}
 
 
-def _read_schema(path: Path, folder: Path) -> FileSample:
+def _read_schema(path: Path) -> FileSample:
     """Sample the columns of a parquet or arrow file; no row is read."""
     try:
         import pyarrow as pa  # here, because it takes 0.2 s and is needed for this format only
@@ -218,7 +227,7 @@ def _read_schema(path: Path, folder: Path) -> FileSample:
             f"{path}: its columns cannot be read without pyarrow; install it (pip install pyarrow)"
         ) from None
     is_parquet = path.suffix.lower() == ".parquet"
-    with open_plain(path, folder, None) as file:
+    with open_input(path, "rb") as file:
         try:
             schema = pq.read_schema(file) if is_parquet else pa.ipc.open_stream(file).schema
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -283,9 +292,9 @@ def _find_kind(column_type: "pa.DataType") -> str:
     return "turns" if is_list and keys & {"role", "from", "user"} else "other"
 
 
-READERS: dict[str, Callable[[Path, Path], FileSample]] = {
-    ".jsonl": _read_lines,
-    ".json": _read_list,
+READERS: dict[str, Callable[[Path], FileSample]] = {
+    ".jsonl": _read_rows,
+    ".json": _read_rows,
     ".csv": _read_table,
     ".tsv": _read_table,
     ".tar": _read_tar,

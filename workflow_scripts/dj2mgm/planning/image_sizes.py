@@ -6,11 +6,11 @@ from pathlib import Path
 
 from dj2mgm.data.formats import choose_spread_rows, list_images
 from dj2mgm.data.images import BadImageError, locate_image, read_image_size
-from dj2mgm.data.json_rows import read_json_list
 from dj2mgm.dataset_resolution.experiment_dataset import Dataset
 from dj2mgm.planning.architecture import DEFAULT_IMAGE_SIZE, Architecture, VLMArchitecture
 from dj2mgm.settings.dataset_files import load_dataset_settings
 from dj2mgm.storage.files import read_json, read_jsonl
+from dj2mgm.storage.json_rows import read_json_list
 
 MAX_READ = 1000  # rows of a split whose images' sizes are read
 

@@ -20,12 +20,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dj2mgm.data.formats import build_conversation
-from dj2mgm.data.json_rows import MAX_ROW, check_object, make_row_size_error, open_input, parse_identifier
 from dj2mgm.data.sources.source import Source, build_conversation_row, check_single, find_column, read_cell
 from dj2mgm.dataset_resolution.file_samples import STREAM, list_cached
 from dj2mgm.dataset_resolution.row_media import find_unread_media, read_row_media
 from dj2mgm.errors import InputError, quote_value
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES, Member
+from dj2mgm.storage.json_rows import MAX_ROW, check_object, make_row_size_error, open_input, parse_identifier
 from dj2mgm.storage.streaming import DiskMap
 
 WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)

@@ -14,7 +14,6 @@ import numpy as np
 
 from dj2mgm.data.formats import IMAGE_TOKEN, choose_spread_rows, extract_caption, list_images
 from dj2mgm.data.images import BadImageError, is_heif, join_image_path, load_image, locate_image
-from dj2mgm.data.json_rows import read_json_list
 from dj2mgm.data.sources.source import describe_unread
 from dj2mgm.data.texts import separate_words
 from dj2mgm.data.user_dataset import HELD_OUT_FRACTION, MIN_HELD_OUT
@@ -36,6 +35,7 @@ from dj2mgm.settings.dataset_files import (
 from dj2mgm.settings.targets import ReportSection
 from dj2mgm.storage.files import find_files, format_yaml_line, read_json, read_jsonl
 from dj2mgm.storage.image_files import CONVERT_HEIF, CONVERT_RENAMED_HEIF, HEIF_SUFFIXES, parse_member
+from dj2mgm.storage.json_rows import read_json_list
 
 
 class CheckSettings(Section):

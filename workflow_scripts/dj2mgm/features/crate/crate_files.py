@@ -15,7 +15,6 @@ import pynvml
 from dj2mgm.cli.messages import Progress, warn
 from dj2mgm.data.formats import list_images
 from dj2mgm.data.images import BadImageError, locate_image
-from dj2mgm.data.json_rows import read_json_list
 from dj2mgm.dataset_resolution.experiment_dataset import list_dataset_files
 from dj2mgm.errors import InputError
 from dj2mgm.features.crate.crate_record import CrateInput, CrateMachine, CrateSettings
@@ -27,6 +26,7 @@ from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.settings.config_files import CONFIG, SHIPPED
 from dj2mgm.storage.files import compute_sha256, read_jsonl
 from dj2mgm.storage.image_files import compute_image_digest
+from dj2mgm.storage.json_rows import read_json_list
 from dj2mgm.storage.plain_files import check_plain
 from dj2mgm.storage.streaming import DiskMap
 

@@ -28,11 +28,11 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from dj2mgm.control_tokens import find_control_token
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.instruction_rows import is_single_question, read_question
-from dj2mgm.data.json_rows import read_json_list
 from dj2mgm.data.texts import EvaluationQuestions, normalize_words
 from dj2mgm.errors import InputError
 from dj2mgm.recipes.recipe_step import INSTRUCTION_OPERATOR as NAME
 from dj2mgm.storage.files import read_jsonl
+from dj2mgm.storage.json_rows import read_json_list
 
 from .captioners import (
     CONTROL_TOKEN,

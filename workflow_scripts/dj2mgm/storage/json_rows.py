@@ -30,7 +30,7 @@ def read_objects(path: str | Path) -> Iterator[tuple[int, dict]]:
         for number, raw in enumerate(iter(partial(file.readline, MAX_ROW + 1), b""), start=1):
             location = f"{path}, line {number}"
             if len(raw) > MAX_ROW:
-                raise make_row_size_error(location, len(raw) + _count_bytes_to_line_end(file, raw))
+                raise make_row_size_error(location)
             raw = raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").rstrip(b"\r\n")
             if not raw.strip():
                 continue
@@ -48,20 +48,27 @@ def read_objects(path: str | Path) -> Iterator[tuple[int, dict]]:
             yield number, check_object(row, location)
 
 
+def read_list_or_lines(path: str | Path) -> Iterator[tuple[int, dict]]:
+    """Yield number (from 1) and object of each row of a JSON list, or line of a `.jsonl` file."""
+    if Path(path).suffix.lower() == ".jsonl":
+        yield from read_objects(path)
+        return
+    for number, row in enumerate(read_json_list(path), start=1):
+        yield number, check_object(row, f"{path}, row {number}")
+
+
+def find_first_character(path: str | Path) -> str:
+    """Return the first character of a text file that is not a space, if it is near the beginning, or ""."""
+    with open_input(path, "rb") as file:
+        return file.read(1024).removeprefix(codecs.BOM_UTF8).lstrip()[:1].decode("latin-1")
+
+
 def make_row_size_error(location: str, size: int | None = None) -> InputError:
     """Return the error for a row of `size` bytes; None: the row was not read to its end."""
     amount = f"more than {MAX_ROW}" if size is None else str(size)
     return InputError(
         f"{location}: the row has {amount} bytes; at most {MAX_ROW} (32 MiB) are allowed. Shorten or delete it"
     )
-
-
-def _count_bytes_to_line_end(file: IO[bytes], line: bytes) -> int:
-    count = 0
-    while line and not line.endswith(b"\n"):
-        line = file.readline(CHUNK_CHARACTERS)
-        count += len(line)
-    return count
 
 
 def _build_object(pairs: list[tuple[str, object]]) -> dict:
