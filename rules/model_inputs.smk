@@ -3,12 +3,12 @@ import os
 from itertools import chain
 
 from dj2mgm.model_files.clips import list_clip_files
-from dj2mgm.model_files.missing_models import FOUNDATION_PARTS
 from dj2mgm.model_files.missing_models import (
+    FOUNDATION_PARTS,
     MissingModelError,
     check_model_folders,
-    list_local_model_files,
 )
+from dj2mgm.model_files.model_folders import list_local_model_files
 from dj2mgm.runs.stages import BASE
 
 MISSING_MODELS = []  # errors about models that only a dry run goes on without

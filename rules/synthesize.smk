@@ -1,6 +1,6 @@
 # Rewrite captions that do not fit their image, or select instructions. New captions are also kept in results/captions.
 import os
-from dj2mgm.model_files.missing_models import list_local_model_files
+from dj2mgm.model_files.model_folders import list_local_model_files
 
 
 def captioner_files(wildcards):

@@ -9,7 +9,7 @@ import random
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from itertools import islice, pairwise
@@ -181,32 +181,9 @@ def count_drop_reasons(left_out: int, usable: SourceCounts, rules: SampleRules) 
 
 ROWS_AT_ONCE = 500  # rows per batch of a process
 NAMED_ROWS = 5  # bad rows named in the error message
+Problem = tuple[str, str] | None  # reason, which is counted, and detail, which is shown
+LEAKS = LEAKED_IMAGE, LEAKED_TEXT = "leaked", "leaked_text"  # reasons that are no faults of a row
 REPETITION_MARK = "#"  # between the id of a row and the number of a repeated sample
-
-
-@dataclass(frozen=True)
-class BadRow:
-    """Problem that excludes a row from training; `reason` is counted, `detail` is shown."""
-
-    reason: str
-    detail: str
-
-
-@dataclass
-class BadRows:
-    """Counts of bad rows by reason, and the first few with their ids."""
-
-    reasons: Counter = field(default_factory=Counter)
-    first: list[tuple[str, BadRow]] = field(default_factory=list)
-
-    @property
-    def count(self) -> int:
-        return self.reasons.total()
-
-    def add(self, identifier: str, bad_row: BadRow) -> None:
-        self.reasons[bad_row.reason] += 1
-        if len(self.first) < NAMED_ROWS:
-            self.first.append((identifier, bad_row))
 
 
 def write_training_jsonl(
@@ -235,13 +212,15 @@ def write_training_jsonl(
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile("w+", encoding="utf-8", dir=output.parent) as good:
         images = DiskMap() if checked is None else checked
-        outcomes = _check_rows(rows, root, held_out, rules, processes, images)
-        usable, bad, leaked = _write_good(outcomes, good, rules)
-        rows_in = usable.total() + bad.count + leaked.total()
-        if bad.count and rules.settings.on_bad_row == "refuse":
-            raise _make_bad_rows_error(bad, rows_in, output.stem)
+        checked_rows = _check_rows(rows, root, held_out, rules, processes, images)
+        usable, dropped, problems = _write_good(checked_rows, good, rules)
+        rows_in = usable.total() + dropped.total()
+        if problems and rules.settings.on_bad_row == "refuse":
+            raise _make_bad_rows_error(dropped, problems, rows_in, output.stem)
         if rows_in and not usable:
-            raise _make_no_row_error(bad, leaked, rows_in, output.stem)
+            reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.most_common())
+            first = "".join(f"; the first is {problem}" for problem in problems[:1])
+            raise InputError(f"no row of {output.stem} is left to train on ({reasons} of {rows_in} rows{first})")
         # Skip the check if the other experiment added more rows than it dropped.
         if rules.size_before <= rows_in:
             check_subset_size(usable.total(), rules, output.stem)
@@ -255,7 +234,7 @@ def write_training_jsonl(
     return TrainingFileCounts(
         rows_in,
         rows_out,
-        dropped=dict(sorted((bad.reasons + count_drop_reasons(left_out, usable, rules) + leaked).items())),
+        dropped=dict(sorted((dropped + count_drop_reasons(left_out, usable, rules)).items())),
         repeated=rows_out + left_out - usable.total(),
         sources={
             source: SourceSamples(rows, used_rows[source], sample_counts[source], words[source])
@@ -264,35 +243,30 @@ def write_training_jsonl(
     )
 
 
-def _make_bad_rows_error(bad: BadRows, rows_in: int, split: str) -> InputError:
-    details = "; ".join(f"row {identifier}: {bad_row.detail}" for identifier, bad_row in bad.first)
-    more = " …" if bad.count > NAMED_ROWS else ""
+def _make_bad_rows_error(dropped: Counter, problems: list[str], rows_in: int, split: str) -> InputError:
+    bad_count = sum(count for reason, count in dropped.items() if reason not in LEAKS)
+    more = " …" if bad_count > NAMED_ROWS else ""
     return InputError(
-        f"{bad.count} of {rows_in} rows of {split} cannot be trained on: {details}{more}. "
+        f"{bad_count} of {rows_in} rows of {split} cannot be trained on: {'; '.join(problems)}{more}. "
         "Fix them, or set jsonl.on_bad_row: drop to drop them"
     )
 
 
-def _make_no_row_error(bad: BadRows, leaked: Counter, rows_in: int, split: str) -> InputError:
-    reasons = ", ".join(f"{count} {reason}" for reason, count in (bad.reasons + leaked).most_common())
-    first = "".join(f"; the first is row {identifier}: {bad_row.detail}" for identifier, bad_row in bad.first[:1])
-    return InputError(f"no row of {split} is left to train on ({reasons} of {rows_in} rows{first})")
-
-
 def _write_good(
-    checked: Iterable[tuple[str, dict | BadRow | str]], file: IO[str], rules: SampleRules
-) -> tuple[SourceCounts, BadRows, Counter[str]]:
-    """Write the good rows, one per line; return good rows by source, bad rows, and leaked rows by kind of leak."""
-    good, bad, leaked = Counter(), BadRows(), Counter()
-    for identifier, outcome in checked:
-        if isinstance(outcome, str):
-            leaked[outcome] += 1
-        elif isinstance(outcome, BadRow):
-            bad.add(identifier, outcome)
-        else:
-            good[find_source(outcome, rules)] += 1
-            file.write(json.dumps(outcome, ensure_ascii=False) + "\n")
-    return good, bad, leaked
+    checked: Iterable[tuple[dict, Problem]], file: IO[str], rules: SampleRules
+) -> tuple[SourceCounts, Counter[str], list[str]]:
+    """Write the good rows, one per line; return them by source, the others by reason, and the first bad rows."""
+    good, dropped, problems = Counter(), Counter(), []
+    for row, problem in checked:
+        if problem is None:
+            good[find_source(row, rules)] += 1
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            continue
+        reason, detail = problem
+        dropped[reason] += 1
+        if reason not in LEAKS and len(problems) < NAMED_ROWS:
+            problems.append(f"row {row['id']}: {detail}")
+    return good, dropped, problems
 
 
 def find_source(row: dict, rules: SampleRules) -> str | None:
@@ -371,11 +345,11 @@ def _check_rows(
     rules: SampleRules,
     processes: int,
     images: DiskMap,
-) -> Iterator[tuple[str, dict | BadRow | str]]:
-    """Yield each row's id, and the row with absolute image paths, its problem, or its kind of leak.
+) -> Iterator[tuple[dict, Problem]]:
+    """Yield each row with absolute image paths, and its problem or leak.
 
-    A row leaks by an image (`leaked`) or by its text (`leaked_text`). Every image is opened once, even if several rows
-    name it. `images` gets the result of each image as JSON, which is empty while a process checks the image.
+    Every image is opened once, even if several rows name it. `images` gets the result of each image as JSON, which is
+    empty while a process checks the image.
     """
 
     def iterate_jobs() -> Iterator[tuple[list[dict], list[str]]]:
@@ -389,19 +363,20 @@ def _check_rows(
     for batch, results in map_in_order(partial(_check_batch, root, held_out, rules), iterate_jobs(), processes):
         images.replace((image, json.dumps(result)) for image, result in results.items())
         for row, problem in batch:
-            leaks = "leaked_text" if problem is None and row["id"] in rules.leaked_rows else ""
-            if problem is None and list_images(row):
-                image_results = [json.loads(images.get(image)) for image in list_images(row)]
-                problem = next((problem for _, problem in image_results if problem), None)
-                paths = [path for path, _ in image_results]
-                leaks = leaks if rules.leaked.isdisjoint(paths) else "leaked"
+            image_results = [json.loads(images.get(image)) for image in list_images(row)]
+            paths = [path for path, _ in image_results]
+            image_problem = next((problem for _, problem in image_results if problem), None)
+            if paths:
                 row = row | {"image": paths[0] if isinstance(row["image"], str) else paths}
             elif row.get("image", "") is None:
                 row = {key: value for key, value in row.items() if key != "image"}
-            yield row["id"], leaks or (BadRow(*problem) if problem else row)
+            yield row, problem or _find_leak(row["id"], paths, rules) or image_problem
 
 
-Problem = tuple[str, str] | None  # reason and detail of a `BadRow`
+def _find_leak(identifier: str, paths: list[str], rules: SampleRules) -> Problem:
+    if not rules.leaked.isdisjoint(paths):
+        return LEAKED_IMAGE, ""
+    return (LEAKED_TEXT, "") if identifier in rules.leaked_rows else None
 
 
 def _check_batch(

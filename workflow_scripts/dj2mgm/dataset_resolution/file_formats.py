@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,13 @@ class SourceFormat:
     Attributes:
         suffixes: endings of its files; data/sources has a reader of the format's name.
         title: its name in messages.
-        recognize: function that returns a recognized format, or raises UnrecognizedFormatError.
+        recognize: function that returns a recognized format, or raises UnrecognizedFormatError; None for folders of
+            captioned images, which `find_groups` recognizes by names.
     """
 
     suffixes: tuple[str, ...]
     title: str
-    recognize: Callable[[FileSample], RecognizedFormat]
+    recognize: Callable[[FileSample], RecognizedFormat] | None = None
 
 
 def _recognize_pairs(sample: FileSample) -> RecognizedFormat:
@@ -82,14 +84,6 @@ def _recognize_pairs(sample: FileSample) -> RecognizedFormat:
         if is_pair and (not sample.is_list or "<__dj__image>" in row["text"]):  # a list without tokens is a table
             return RecognizedFormat("data_juicer", images=_list_images(sample.rows))
     raise UnrecognizedFormatError(_describe_keys(sample))
-
-
-def _recognize_llava(sample: FileSample) -> RecognizedFormat:
-    return _recognize_conversations("llava", sample)
-
-
-def _recognize_sharegpt(sample: FileSample) -> RecognizedFormat:
-    return _recognize_conversations("sharegpt", sample)
 
 
 def _recognize_conversations(format_name: str, sample: FileSample) -> RecognizedFormat:
@@ -128,11 +122,7 @@ def _recognize_table(sample: FileSample) -> RecognizedFormat:
     return RecognizedFormat("table", columns, images=paths)
 
 
-def _recognize_arrow(sample: FileSample) -> RecognizedFormat:
-    return replace(_recognize_parquet(sample), format="arrow")
-
-
-def _recognize_parquet(sample: FileSample) -> RecognizedFormat:
+def _recognize_columns(format_name: str, sample: FileSample) -> RecognizedFormat:
     """Recognize a column of images as bytes, and columns of captions or conversations."""
     column_types = sample.kinds
     images = tuple(name for name, column_type in column_types.items() if column_type == "image")
@@ -147,11 +137,11 @@ def _recognize_parquet(sample: FileSample) -> RecognizedFormat:
     turns = _find_names("conversations", sample.names, lambda name: column_types[name] == "turns")
     if turns:
         image = _find_names("image", sample.names, lambda name: name in images) or images
-        return RecognizedFormat("parquet", {"image": image, "conversations": turns}, is_conversation=True)
+        return RecognizedFormat(format_name, {"image": image, "conversations": turns}, is_conversation=True)
     columns = _find_columns(
         sample.names, lambda name: name in images, lambda name: column_types[name] == "text", images
     )
-    return RecognizedFormat("parquet", columns)
+    return RecognizedFormat(format_name, columns)
 
 
 def _recognize_webdataset(sample: FileSample) -> RecognizedFormat:
@@ -174,23 +164,23 @@ def _recognize_webdataset(sample: FileSample) -> RecognizedFormat:
     return RecognizedFormat("webdataset", {role: names for role, names in columns.items() if role != "image"})
 
 
-def _recognize_captioned(sample: FileSample) -> RecognizedFormat:
-    raise UnrecognizedFormatError(
-        "an image is not a file of rows"
-    )  # folders are recognized by names, in `_find_captioned`
-
-
 FORMATS = {
     "data_juicer": SourceFormat((".jsonl", ".json"), "pairs in Data-Juicer's format", _recognize_pairs),
-    "llava": SourceFormat((".json", ".jsonl"), "conversations in LLaVA's format", _recognize_llava),
-    "sharegpt": SourceFormat(
-        (".json", ".jsonl"), "conversations in the format of ShareGPT or OpenAI", _recognize_sharegpt
+    "llava": SourceFormat(
+        (".json", ".jsonl"), "conversations in LLaVA's format", partial(_recognize_conversations, "llava")
     ),
-    "parquet": SourceFormat((".parquet",), "parquet with the bytes of images", _recognize_parquet),
-    "arrow": SourceFormat((".arrow",), "a dataset that Hugging Face's save_to_disk wrote", _recognize_arrow),
+    "sharegpt": SourceFormat(
+        (".json", ".jsonl"),
+        "conversations in the format of ShareGPT or OpenAI",
+        partial(_recognize_conversations, "sharegpt"),
+    ),
+    "parquet": SourceFormat((".parquet",), "parquet with the bytes of images", partial(_recognize_columns, "parquet")),
+    "arrow": SourceFormat(
+        (".arrow",), "a dataset that Hugging Face's save_to_disk wrote", partial(_recognize_columns, "arrow")
+    ),
     "webdataset": SourceFormat((".tar",), "a WebDataset, tar files of images with captions", _recognize_webdataset),
     "table": SourceFormat((".csv", ".tsv", ".jsonl", ".json"), "a table of image paths and captions", _recognize_table),
-    "folder": SourceFormat(IMAGE_SUFFIXES, "images, each with a .txt file of the same name", _recognize_captioned),
+    "folder": SourceFormat(IMAGE_SUFFIXES, "images, each with a .txt file of the same name"),
 }
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.model_folders import (
-    MODEL_SUFFIXES,
     check_model_folder,
     find_cached_snapshot,
     find_damaged_file,
     find_missing_parts,
     is_folder_path,
+    list_local_model_files,
 )
 from dj2mgm.settings.config_files import read_json_config
 
@@ -52,8 +52,7 @@ def list_clip_files(name: str) -> list[str]:
     """Return the files of a CLIP, as inputs of stages; none for a hub id or a missing folder."""
     if MADE_HERE.fullmatch(name):
         return [f"{name.rstrip('/')}/model.safetensors"]
-    folder = Path(name)
-    return sorted(str(file) for file in folder.iterdir() if file.suffix in MODEL_SUFFIXES) if folder.is_dir() else []
+    return list_local_model_files(str(Path(name)))
 
 
 def check_made(name: str, key: str, models: Collection[str]) -> None:

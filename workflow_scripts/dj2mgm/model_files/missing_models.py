@@ -4,12 +4,10 @@ import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from glob import escape, glob
 from pathlib import Path
 
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.model_folders import (
-    MODEL_SUFFIXES,
     VISION_LANGUAGE_TYPES,
     DamagedFile,
     check_vision_language_model,
@@ -17,6 +15,7 @@ from dj2mgm.model_files.model_folders import (
     find_missing_parts,
     find_model,
     is_folder_path,
+    list_local_model_files,
     read_model_type,
 )
 from dj2mgm.settings.config_files import locate_config_file, read_json_config
@@ -135,11 +134,6 @@ def find_downloads(model: ModelFile, missing: dict[str, str]) -> list[ModelDownl
     """Return the downloads that fill missing folders, as far as the model's file names their sources."""
     downloads = (_find_download(model, key, part) for key, part in missing.items())
     return list(dict.fromkeys(download for download in downloads if download))
-
-
-def list_local_model_files(folder: str) -> list[str]:
-    """Return the files of a model's folder that a stage may read; none for a hub id."""
-    return sorted(file for suffix in MODEL_SUFFIXES for file in glob(f"{escape(folder)}/*{suffix}") if folder)
 
 
 def list_part_files(model: ModelFile) -> list[str]:

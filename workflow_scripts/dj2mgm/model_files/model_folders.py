@@ -6,6 +6,7 @@ import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from glob import escape, glob
 from pathlib import Path
 
 from dj2mgm.errors import InputError
@@ -151,6 +152,11 @@ def _check_entry(path: Path, folder: Path) -> None:
 
 def compute_size_limit(name: str) -> int:
     return MAX_CONFIG_BYTES if SETTINGS_FILES.fullmatch(name) else MAX_FILE_BYTES
+
+
+def list_local_model_files(folder: str) -> list[str]:
+    """Return the files of a model's folder that a stage may read; none for a hub id."""
+    return sorted(file for suffix in MODEL_SUFFIXES for file in glob(f"{escape(folder)}/*{suffix}") if folder)
 
 
 def find_missing_parts(folder: Path) -> list[str]:
