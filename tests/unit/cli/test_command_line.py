@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from dj2mgm.cli.command_line import command_line
+from dj2mgm.errors import InputError
 
 
 def test_children_import_nothing_from_the_working_folder(tmp_path, monkeypatch):
@@ -60,3 +61,23 @@ def test_a_user_without_a_home_gets_a_sentence(nameless, monkeypatch, capsys):
     assert capsys.readouterr().err == (
         "error: HOME is not set, and this user has no home folder. Set HOME to a writable folder\n"
     )
+
+
+def test_an_input_error_prints_one_line_and_exits_with_2(capsys):
+    @command_line
+    def main():
+        raise InputError("rows.jsonl, line 3: no\n\x1b[2Jerror: ä")
+
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err == "error: rows.jsonl, line 3: no\\n\\x1b[2Jerror: ä\n"
+
+
+def test_other_exceptions_keep_their_traceback():
+    @command_line
+    def main():
+        raise KeyError("defect")
+
+    with pytest.raises(KeyError):
+        main()

@@ -44,17 +44,11 @@ def readable_mask(segments, processor=None) -> str:
     encoded = processor.encode(segments)
     parts = []
     for token, label in zip(encoded["input_ids"], encoded["labels"], strict=True):
+        assert label in (IGNORE_INDEX, token)
         text = processor.tokenizer.decode([token], skip_special_tokens=False).replace("\n", "\\n")
         parts.append(text if label == IGNORE_INDEX else f"*{text}*")
     text = "".join(parts).replace("**", "")
     return text.replace(processor.image_token * processor.num_image_tokens, "<image>")
-
-
-def test_gemma_format_equals_the_published_one_of_mgm():
-    segments = gemma_template("gemma").render_segments(TURNS)
-    assert joined(segments) == (
-        "<start_of_turn>user\n<image>\nHow many?<end_of_turn>\n<start_of_turn>model\ntwo<end_of_turn>\n<eos>"
-    )
 
 
 def test_only_answer_tokens_have_labels():
@@ -83,12 +77,6 @@ def test_stage_1_of_gemma_uses_the_pairs_question():
         "<bos><start_of_turn>user\\n<image>\\nGive a card description.<end_of_turn>\\n<start_of_turn>model\\n"
         "*two<end_of_turn>\\n<eos>*"
     )
-
-
-def test_labels_equal_input_ids_unless_ignored():
-    encoded = tiny_processor().encode(gemma_template("gemma").render_segments(TURNS + MORE))
-    pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
-    assert all(label in (IGNORE_INDEX, token) for token, label in pairs)
 
 
 def test_question_is_refused_by_a_template_without_questions():
@@ -298,14 +286,6 @@ def test_unmarked_answers_of_a_template_have_a_remedy():
 def test_a_tokenizer_without_a_template_has_a_remedy():
     with pytest.raises(InputError, match="the model's tokenizer has no chat template; write the template as a file"):
         own_template(None)
-
-
-@pytest.mark.parametrize(
-    "source", ["{% if %}", "{{ raise_exception('no') }}", "{{ messages.append(1) }}", "{{ ''.__class__.__mro__ }}"]
-)
-def test_a_faulty_or_hostile_template_is_refused(source):
-    with pytest.raises(InputError, match="template tokenizer: it cannot be rendered"):
-        own_template(source)
 
 
 def test_the_tokenizers_template_is_saved_with_the_model(tmp_path):

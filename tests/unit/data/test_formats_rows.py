@@ -9,7 +9,6 @@ import tracemalloc
 import pytest
 
 from dj2mgm.data.formats import (
-    build_conversation,
     build_dj_text,
     extract_caption,
     read_evaluation,
@@ -118,7 +117,7 @@ class TestEveryJsonl:
     def test_a_byte_order_mark_is_not_part_of_the_first_row(self, reader, row, tmp_path):
         path = write_lines(tmp_path / "a.jsonl", row, row | {"id": "2"})
         rows = list(reader(path))
-        path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+        path.write_bytes(codecs.BOM_UTF8 + path.read_bytes().replace(b", ", b",\r"))  # not a line end
         assert list(reader(path)) == rows
 
     @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
@@ -323,12 +322,6 @@ def test_an_error_is_found_before_the_rest_is_read(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="row 2: not valid JSON"):
         list(read_json_list(path))
     assert len("".join(read)) == 1000
-
-
-def test_a_conversation_can_be_read_back(tmp_path):
-    rows = [build_conversation("1", "a.png", "What?", "A cat."), build_conversation("2", "b.png", "", "a cat")]
-    assert rows[1]["conversations"][0]["value"] == "<image>"
-    assert list(read_llava(write_lines(tmp_path / "a.jsonl", *rows))) == rows
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,11 @@ from PIL import Image
 from dj2mgm.data.near_duplicates import (
     MAX_BITS,
     MAX_LEVELS,
+    MAX_RADIUS,
     compute_distances,
     compute_signature,
     find_near_duplicates,
+    find_near_pairs,
     keep_best,
 )
 from dj2mgm.data.shapes import describe_scene, draw_image, draw_row_scene
@@ -147,3 +149,34 @@ def test_images_of_a_reference_set_are_recognized(scenes, tmp_path: Path, proces
         (f"trained-{number}.jpg", [str(number)]) for number in trained if number < 12
     ]
     assert all(leak["bits"] <= MAX_BITS for leak in leaks)
+
+
+def codes_with_neighbors(seed: int, count: int, most: int) -> np.ndarray:
+    """Return random codes, and for half of them others that differ in up to `most` bits."""
+    rng = np.random.default_rng(seed)
+    bits = rng.random((count, 256)) < rng.choice([0.5, 0.05])  # balanced, or nearly all zero as for flat images
+    copies = bits[rng.integers(0, count, count // 2)]
+    for row in copies:
+        row[rng.choice(256, rng.integers(0, most + 1), replace=False)] ^= True
+    return np.packbits(np.concatenate([bits, copies]), axis=1)
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 10**6), radius=st.integers(0, MAX_RADIUS), count=st.integers(0, 60), first=st.integers(0, 9))
+def test_bands_find_all_pairs(seed, radius, count, first):
+    codes = codes_with_neighbors(seed, count, MAX_RADIUS + 4)
+    right = codes[first:]
+    pairs = [
+        pair
+        for part in find_near_pairs(codes, right, radius)
+        for pair in zip(*map(np.ndarray.tolist, part), strict=True)
+    ]
+    differing = np.bitwise_count(codes[:, None] ^ right[None]).sum(axis=-1, dtype=int)
+    expected = [(i, j, differing[i, j]) for i, j in np.argwhere(differing <= radius).tolist()]
+    assert sorted(pairs) == expected  # each pair once
+
+
+def test_a_radius_beyond_the_guarantee_of_bands_is_refused():
+    codes = codes_with_neighbors(0, 4, 0)
+    with pytest.raises(ValueError, match="from 0 to 23 bits, found 24"):
+        next(find_near_pairs(codes, codes, MAX_RADIUS + 1))

@@ -21,7 +21,6 @@ from dj2mgm.data.shapes import (
     assign_faults,
     count_faults,
     describe_scene,
-    draw_image,
     draw_mismatched_caption,
     draw_scene,
     write_shapes,
@@ -140,13 +139,6 @@ def test_captions_are_true_unless_the_fault_changes_them(pairs):
     for row, truth, _ in pairs:
         is_true = extract_caption(row["text"]) == truth["caption"]
         assert is_true == (truth["fault"] not in ("mismatched", "junk_text", "short_text")), truth
-
-
-def test_mismatched_captions_never_describe_their_image(pairs):
-    for row, truth, data in select_faults(pairs, "mismatched"):
-        described, there = objects_in(extract_caption(row["text"])), objects_in(truth["caption"])
-        assert described and there and not set(described) <= set(there)
-        assert set(read_colors(opened(data))) == {position for _, _, position in there}
 
 
 def test_mismatched_captions_contain_a_false_object():
@@ -276,34 +268,16 @@ def test_a_caption_lists_all_objects_in_reading_order():
     for scene in many_scenes():
         objects = [(item.color, item.shape, item.position) for item in scene.objects]
         assert objects_in(describe_scene(scene)) == objects
-        assert [POSITIONS.index(position) for _, _, position in objects] == sorted(
-            POSITIONS.index(position) for _, _, position in objects
-        )
-        assert (
-            "a orange" not in describe_scene(scene)
-            and "an orange" in describe_scene(scene)
-            or "orange" not in describe_scene(scene)
-        )
-
-
-def test_an_object_is_drawn_at_its_captions_position():
-    for scene in many_scenes()[:60]:
-        assert read_colors(draw_image(scene)) == {item.position: item.color for item in scene.objects}
-
-
-@pytest.mark.parametrize(
-    ("rates", "says"),
-    [
-        ({"mismatched": 0.7, "duplicate": 0.4}, "at least one pair must be clean"),
-        ({"duplicate": 1.0}, "at least one pair must be clean"),
-    ],
-)
-def test_impossible_fault_rates_are_refused(rates, says):
-    with pytest.raises(InputError) as error:
-        assign_faults(draw_dataset(0, 10, 1, 2, **rates))
-    assert says in str(error.value)
+        assert objects == sorted(objects, key=lambda item: POSITIONS.index(item[2]))
+        assert "a orange" not in describe_scene(scene)
 
 
 def test_nearly_all_rows_may_be_faulty(tmp_path):
     write_shapes(draw_dataset(0, 10, 1, 2, duplicate=0.9), tmp_path)
     assert len({(tmp_path / row["images"][0]).read_bytes() for row in read_pairs(tmp_path / "pretrain.jsonl")}) == 1
+
+
+@pytest.mark.parametrize("rates", [{"mismatched": 0.7, "duplicate": 0.4}, {"duplicate": 1.0}])
+def test_impossible_fault_rates_are_refused(rates):
+    with pytest.raises(InputError, match="at least one pair must be clean"):
+        assign_faults(draw_dataset(0, 10, 1, 2, **rates))

@@ -64,33 +64,21 @@ def check_sum(summary: dict) -> bool:
 
 def test_paths_become_absolute_and_everything_else_stays(root, tmp_path):
     rows = rows_about("a.png", "b.png", "a.png")
-    summary = write(rows, root, tmp_path / "out.jsonl")
-    written = list(read_llava(tmp_path / "out.jsonl"))
-    assert [row["image"] for row in written] == [str(root / row["image"]) for row in rows]
+    summary = write([*rows, TEXT_ONLY], root, tmp_path / "out.jsonl")
+    *written, text_only = read_llava(tmp_path / "out.jsonl")
+    assert text_only == TEXT_ONLY and [row["image"] for row in written] == [str(root / row["image"]) for row in rows]
     assert [row | {"image": ""} for row in written] == [row | {"image": ""} for row in rows]
-    assert summary == {"rows_in": 3, "rows_out": 3, "dropped": {}, "repeated": 0}
+    assert summary == {"rows_in": 4, "rows_out": 4, "dropped": {}, "repeated": 0}
 
 
-def test_text_only_rows_stay_unchanged(root, tmp_path):
-    assert write([TEXT_ONLY], root, tmp_path / "out.jsonl")["rows_out"] == 1
-    assert list(read_jsonl(tmp_path / "out.jsonl")) == [TEXT_ONLY]
-
-
-def test_a_refusal_names_rows_and_writes_nothing(root, tmp_path):
+def test_a_refusal_names_rows_and_keeps_an_earlier_output(root, tmp_path):
+    (tmp_path / "out.jsonl").write_text("earlier")
     with pytest.raises(InputError) as error:
         write(rows_about("a.png", *FAULTS), root, tmp_path / "out.jsonl")
     assert "4 of 5 rows of out cannot" in str(error.value) and "jsonl.on_bad_row: drop" in str(error.value)
     for index, (image, reason) in enumerate(FAULTS.items(), start=1):
         assert f"row r{index}: {image}: {reason}: " in str(error.value)
-    assert not (tmp_path / "out.jsonl").exists()
-
-
-def test_a_refusal_keeps_an_earlier_output(root, tmp_path):
-    write(rows_about("a.png"), root, tmp_path / "out.jsonl")
-    before = compute_sha256(tmp_path / "out.jsonl")
-    with pytest.raises(InputError):
-        write(rows_about("missing.png"), root, tmp_path / "out.jsonl")
-    assert compute_sha256(tmp_path / "out.jsonl") == before
+    assert (tmp_path / "out.jsonl").read_text() == "earlier"
 
 
 def test_a_long_list_of_invalid_rows_is_shortened_with_a_note(root, tmp_path):
@@ -102,8 +90,11 @@ def test_a_long_list_of_invalid_rows_is_shortened_with_a_note(root, tmp_path):
 
 def test_dropped_rows_are_counted_by_reason(root, tmp_path):
     rows = rows_about("a.png", *FAULTS, "page.png", "b.png") + [TEXT_ONLY]
+    summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop", max_samples=2)
+    reasons = {"empty": 1, "missing": 1, "outside": 1, "undecodable": 2}
+    assert summary["dropped"] == reasons | {"over_max_samples": 1}, "samples are drawn from the good rows"
     summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop")
-    assert summary["dropped"] == {"empty": 1, "missing": 1, "outside": 1, "undecodable": 2}
+    assert summary["dropped"] == reasons
     assert check_sum(summary)
     assert [row["id"] for row in read_jsonl(tmp_path / "out.jsonl")] == ["r0", "r6", "text"]
 
@@ -121,13 +112,6 @@ def test_max_samples_draws_by_seed_and_keeps_the_order(root, tmp_path):
     assert first == sorted(set(first), key=lambda identifier: int(identifier[1:]))
     picked = Counter(identifier for seed in range(20) for identifier in chosen(seed))
     assert len(picked) > 17  # every row can be drawn, including the last ones
-
-
-def test_samples_are_drawn_after_invalid_rows_are_dropped(root, tmp_path):
-    rows = rows_about(*["missing.png"] * 5, *["a.png"] * 5)
-    summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop", max_samples=4)
-    assert summary["rows_out"] == 4 and check_sum(summary)
-    assert summary["dropped"] == {"missing": 5, "over_max_samples": 1}
 
 
 @pytest.mark.parametrize("budget", [1, 7, 10, 13, 20, 25, 47])
@@ -298,13 +282,6 @@ def test_a_control_character_makes_a_row_invalid(root, tmp_path):
         write(rows, root, tmp_path / "out.jsonl")
     summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop")
     assert check_sum(summary) and summary["dropped"] == {"control_character": 2 * len(characters)}
-
-
-def test_a_control_token_in_a_caption_makes_a_row_invalid(root, tmp_path):
-    pairs = [{"id": token, "text": build_dj_text(f"a boat {token} or two"), "images": ["a.png"]} for token in CONTROL]
-    pairs.append({"id": "good", "text": build_dj_text("a boat"), "images": ["a.png"]})
-    summary = write(convert_pairs(pairs, ""), root, tmp_path / "out.jsonl", on_bad_row="drop")
-    assert summary["dropped"] == {"control_token": len(CONTROL)} and summary["rows_out"] == 1
 
 
 @pytest.mark.parametrize(
@@ -545,28 +522,33 @@ def test_no_source_repeats_a_row_while_it_has_unused_ones(sources, budget, max_s
         assert used.total() == max_samples, "rows are repeated only if different rows are limited"
 
 
-@pytest.mark.parametrize("shares", [{"photos": 0.7}, {"photos": 0.7, "charts": 0.3}])
-def test_a_source_without_a_share_limits_no_other_source(shares):
-    rules = build_sample_rules(5000, sources={"photos": 1.0, "charts": 1.0}, shares=shares)
-    used, samples = apportion(Counter(photos=4900, charts=100), rules, "pretrain")
-    assert samples == Counter(photos=3500, charts=1500) and used == Counter(photos=3500, charts=100)
+SHARES = {"sources": {"photos": 1.0, "charts": 1.0}}
 
 
-def test_samples_are_rounded_once():
-    """A source with too few rows for one sample does not take the only sample of another."""
-    used, samples = apportion(Counter(b=420, a=20, c=30), build_sample_rules(7), "finetune")
-    assert used == samples == Counter(b=6, c=1)
-    used, samples = apportion(Counter(a=5, b=5, c=5), build_sample_rules(30, max_samples=2), "finetune")
-    assert sorted(samples.values()) == [15, 15] and used.total() == 2 and not samples - Counter(dict.fromkeys(used, 15))
-
-
-@pytest.mark.parametrize("budget", [None, 1000])
-def test_a_source_that_rounds_to_no_row_limits_no_other_source(budget):
-    rules = build_sample_rules(budget, sources={"c": 0.4}, shares={"a": 0.1})
-    used, samples = apportion(Counter(a=1000, c=1), rules, "finetune")
-    assert used == samples == Counter(a=1000)
-    used, _ = apportion(Counter(a=3, c=1), rules, "finetune")
-    assert used == Counter(a=3), "a share of .1 of 3 rows leaves rows, too"
+@pytest.mark.parametrize(
+    ("usable", "budget", "settings", "samples", "used"),
+    [
+        # a source without a share limits no other source
+        ({"photos": 4900, "charts": 100}, 5000, SHARES | {"shares": {"photos": 0.7}}, [3500, 1500], [3500, 100]),
+        (
+            {"photos": 4900, "charts": 100},
+            5000,
+            SHARES | {"shares": {"photos": 0.7, "charts": 0.3}},
+            [3500, 1500],
+            [3500, 100],
+        ),
+        # samples are rounded once: a source with too few rows for one does not take the only sample of another
+        ({"b": 420, "a": 20, "c": 30}, 7, {}, [6, 0, 1], [6, 0, 1]),
+        ({"a": 5, "b": 5, "c": 5}, 30, {"max_samples": 2}, [15, 15, 0], [1, 1, 0]),
+        # a source that rounds to no row limits no other one
+        ({"a": 1000, "c": 1}, None, {"sources": {"c": 0.4}, "shares": {"a": 0.1}}, [1000, 0], [1000, 0]),
+        ({"a": 1000, "c": 1}, 1000, {"sources": {"c": 0.4}, "shares": {"a": 0.1}}, [1000, 0], [1000, 0]),
+        ({"a": 3, "c": 1}, None, {"sources": {"c": 0.4}, "shares": {"a": 0.1}}, [3, 0], [3, 0]),
+    ],
+)
+def test_samples_and_rows_of_sources(usable, budget, settings, samples, used):
+    used_rows, sample_counts = apportion(Counter(usable), build_sample_rules(budget, **settings), "finetune")
+    assert [[counts[source] for source in usable] for counts in (sample_counts, used_rows)] == [samples, used]
 
 
 def test_amounts_without_any_rows_name_stage_and_sources():

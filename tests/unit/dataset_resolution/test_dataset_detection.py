@@ -730,7 +730,7 @@ def test_files_about_single_images_are_not_rows(here, capsys):
     assert describe("photos")["sources"]["captions"] == {"format": "folder", "path": "photos/00000"}
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", WRITERS)
 def test_a_dataset_in_the_hubs_cache_is_found_by_its_id(here, form, capsys):
     """Its snapshot consists of links to blobs, some of which link to blobs shared by all repositories."""
     path = FORMS[form](here / "photos")

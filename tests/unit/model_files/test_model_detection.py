@@ -245,11 +245,6 @@ def test_unusable_files_are_found_before_the_first_job(cache, file, content, mes
         ({"model_type": "llava_mpt", "mm_vision_tower": "clip"}, "no vision-language model of the type llava_mpt"),
         ({"model_type": "phi3_v", "auto_map": {}}, "type phi3_v, and the code in its folder is never run"),
         ({"model_type": ["a"], "architectures": 5, "vision_config": {}}, "no vision-language model of the type None"),
-        ({"model_type": "moondream1", "vision_config": {}}, "no vision-language model of the type moondream1. Name a"),
-        (
-            {"model_type": "moondream1", "vision_config": {}, "auto_map": {"AutoModel": "m.M"}},
-            "type moondream1, and the code in its folder is never run. Name a model",
-        ),
     ],
 )
 def test_unknown_types_are_refused_with_the_form_that_works(cache, config, message):

@@ -45,15 +45,20 @@ def test_folders_with_spaces_and_any_letters_work(tmp_path, folder):
     assert load_image(path).size == (40, 30)
 
 
-def test_a_path_out_of_the_folder_is_outside(root, tmp_path):
-    assert reason(locate_image, root, "../secret.png") == "outside"
-    assert reason(locate_image, root, "a/../../secret.png") == "outside"
-    assert reason(locate_image, root, str(tmp_path / "secret.png")) == "outside"
+UNUSABLE = dict.fromkeys(
+    ("../secret.png", "a/../../secret.png", "{above}/secret.png", "../images2/b.png"),
+    "outside",
+) | dict.fromkeys(
+    ("b.png", "", ".", "a.png/b.png", "n\0ull.png", "n" * 300 + ".png", "\ud800.png", "circle.png"), "missing"
+)
 
 
-def test_a_folder_with_the_same_prefix_is_outside(root):
-    save_image(root.parent / "images2" / "b.png")
-    assert reason(locate_image, root, "../images2/b.png") == "outside"
+@pytest.mark.parametrize(("relative", "expected"), [*UNUSABLE.items(), ("zero.png", "empty")])
+def test_an_unusable_path_has_a_reason(root, relative, expected):
+    save_image(root.parent / "images2/b.png")
+    (root / "circle.png").symlink_to(root / "circle.png")
+    (root / "zero.png").touch()
+    assert reason(locate_image, root, relative.format(above=root.parent)) == expected
 
 
 def test_links_may_not_leave_the_image_folder(root, tmp_path):
@@ -68,25 +73,6 @@ def test_links_may_not_leave_the_image_folder(root, tmp_path):
 def test_an_image_folder_that_is_itself_a_link_is_followed(root, tmp_path):
     (tmp_path / "link").symlink_to(root)
     assert locate_image(tmp_path / "link", "a.png") == root / "a.png"
-
-
-def test_missing_files_folders_and_impossible_names_are_missing(root):
-    (root / "circle.png").symlink_to(root / "circle.png")
-    for relative in ("b.png", "", ".", "a.png/b.png", "n\0ull.png", "n" * 300 + ".png", "\ud800.png", "circle.png"):
-        assert reason(locate_image, root, relative) == "missing"
-
-
-def test_a_file_of_zero_bytes_is_empty(root):
-    (root / "zero.png").touch()
-    assert reason(locate_image, root, "zero.png") == "empty"
-
-
-def test_every_mode_loads_as_rgb(tmp_path):
-    for mode in ("L", "P", "RGBA", "CMYK", "1", "I;16", "LA"):
-        path = tmp_path / f"{mode.replace(';', '')}.{'tif' if mode == 'CMYK' else 'png'}"
-        Image.new(mode, (5, 7)).save(path)
-        image = load_image(path)
-        assert (image.mode, image.size) == ("RGB", (5, 7))
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.webp", "a.gif", "a.bmp"])
@@ -107,25 +93,3 @@ def test_a_file_without_an_image_is_undecodable(tmp_path):
     for data in (b"<html>404</html>", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", os.urandom(500)):
         path.write_bytes(data)
         assert reason(load_image, path) == "undecodable"
-
-
-def test_a_decompression_bomb_is_undecodable(tmp_path, monkeypatch):
-    path = save_image(tmp_path / "big.png", size=(100, 100))
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    assert reason(load_image, path) == "undecodable"
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.tif", "a.gif"])
-def test_damaged_bytes_load_or_are_undecodable(tmp_path, name):
-    path, rng = noise(tmp_path / name), random.Random(1)
-    whole = path.read_bytes()
-    for _ in range(60):
-        data = bytearray(whole)
-        for _ in range(rng.randint(1, 6)):
-            data[rng.randrange(min(200, len(data)))] = rng.randrange(256)
-        path.write_bytes(data)
-        try:
-            load_image(path)
-        except BadImageError as error:
-            assert error.reason == "undecodable"
