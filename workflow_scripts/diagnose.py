@@ -19,7 +19,7 @@ from dj2mgm.health.diagnosis import (
     report_success,
     report_unknown,
 )
-from dj2mgm.health.log_text import read_log
+from dj2mgm.health.failure_signature import read_log
 
 
 def main() -> None:

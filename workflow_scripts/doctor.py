@@ -1,11 +1,10 @@
-"""Check whether this machine can run the workflow: driver, CUDA, compilers, GPU, memory, disk, configuration, data.
+"""Check whether this machine can run the workflow: driver, CUDA, compilers, GPU, memory, disk, models.
 
     python workflow_scripts/doctor.py
     python workflow_scripts/doctor.py --fix && source results/doctor/environment.sh
 
 Each check passes, warns, fails or is skipped, and prints its reason and a remedy. `--fix` writes variables for the
-shell and, for each training stage, a DeepSpeed configuration that fits; it installs and deletes nothing. The exit
-status is 1 if a check fails.
+shell; it installs and deletes nothing. The exit status is 1 if a check fails.
 """
 
 import dataclasses
@@ -20,8 +19,7 @@ with quiet_imports():
     from rich.text import Text
 
     from dj2mgm.health.doctor_checks import run_checks
-    from dj2mgm.health.environment_file import ENVIRONMENT_FILE
-    from dj2mgm.health.findings import Finding
+    from dj2mgm.health.machine_checks import ENVIRONMENT_FILE, Finding
 
 COLORS = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 
@@ -50,7 +48,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--config", type=json.loads, default={}, help="the values of snakemake's --config, as JSON")
     parser.add_argument("--json", action="store_true", help="print a list of findings")
-    parser.add_argument("--fix", action="store_true", help=f"write {ENVIRONMENT_FILE} and DeepSpeed configurations")
+    parser.add_argument("--fix", action="store_true", help=f"write {ENVIRONMENT_FILE}")
     parser.add_argument("--end-stray", action="store_true", help="end your orphaned processes on a GPU")
     args = parser.parse_args()
     findings = run_visible_checks(Console(stderr=args.json), args.config, args.fix, args.end_stray)

@@ -1,11 +1,11 @@
 """Check of the number of processor cores.
 
-Copied into workflow_scripts/dj2mgm/health/host_checks.py; `run_checks` in health/doctor_checks.py then lists
-`host_checks.check_cores(host)`.
+Copied into workflow_scripts/dj2mgm/health/machine_checks.py; `run_checks` in health/doctor_checks.py then lists
+`machine_checks.check_cores(host)`.
 """
 
-from dj2mgm.health.findings import Finding
-from dj2mgm.health.host_probe import HostProbe
+from dj2mgm.health.machine_checks import Finding
+from dj2mgm.health.probes import HostProbe
 
 MIN_CORES = 2  # the data loader decodes images while the model trains
 

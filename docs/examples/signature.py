@@ -3,13 +3,11 @@
 Copied into SYSTEM_SIGNATURES of workflow_scripts/dj2mgm/health/system_failures.py.
 """
 
-from dj2mgm.health.failure_signature import Signature, make_fixed_explanation
+from dj2mgm.health.failure_signature import Signature
 
 TOO_MANY_FILES = Signature(
     "Too many open files",  # also the cause of its row in docs/troubleshooting.md
     r"OSError: \[Errno 24\] Too many open files(?:: '(?P<path>[^']*)')?",
-    make_fixed_explanation(
-        "the process has as many files open as its limit allows; the next one was {path}",
-        "raise the limit (`ulimit -n 65536`), or lower loader_workers",
-    ),
+    "the process has as many files open as its limit allows; the next one was {path}",
+    "raise the limit (`ulimit -n 65536`), or lower loader_workers",
 )

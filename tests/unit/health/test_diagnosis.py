@@ -14,8 +14,8 @@ import pytest
 
 from dj2mgm.divergence import make_divergence_error
 from dj2mgm.health.diagnosis import SIGNATURES, find_cause
+from dj2mgm.health.failure_signature import read_log
 from dj2mgm.health.gpu_failures import TrainingStage, name_tensor
-from dj2mgm.health.log_text import read_log
 from dj2mgm.script_modules import SCRIPTS, find_modules
 from markdown_links import build_anchor
 from paths import PROJECT

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from dj2mgm.health.diagnosis import find_cause
-from dj2mgm.health.kill_failures import OomKill, describe_kill, parse_kernel_log, read_kernel_kills
-from dj2mgm.health.log_text import read_log
+from dj2mgm.health.failure_signature import read_log
+from dj2mgm.health.system_failures import OomKill, describe_kill, parse_kernel_log, read_kernel_kills
 from dj2mgm.monitoring.cgroups import CgroupLimits
 from paths import PROJECT
 

@@ -480,7 +480,7 @@ def test_only_changes_of_used_code_discard_stored_work(tmp_path, monkeypatch):
         "dj2mgm/reporting/report_page.py",
         "dj2mgm/training/trainer.py",
         "dj2mgm/evaluation/vqa.py",
-        "dj2mgm/health/host_probe.py",
+        "dj2mgm/health/probes.py",
         "chat.py",
     )
     assert not any(map(changed, others))

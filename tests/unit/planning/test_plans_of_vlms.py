@@ -7,8 +7,6 @@ import torch
 from transformers import Gemma2Config, LlavaConfig, MllamaConfig, PaliGemmaConfig
 
 from dj2mgm.data.formats import build_conversation
-from dj2mgm.errors import InputError
-from dj2mgm.health.project_checks import build_largest_workload
 from dj2mgm.models.families import load_family
 from dj2mgm.models.tuning import wrap_with_lora
 from dj2mgm.models.vlm.vlm_family import supports_sdpa
@@ -16,11 +14,9 @@ from dj2mgm.planning.architecture import PlanningError, VLMArchitecture, load_ar
 from dj2mgm.planning.image_sizes import plan_images
 from dj2mgm.planning.live_memory import LiveMemory
 from dj2mgm.planning.step import Workload, build_meta_model, count_parameters, trace_memory
-from dj2mgm.runs.all_runs import Runs
 from dj2mgm.settings.training_stages import LoraSettings
 from dj2mgm.storage.files import write_json, write_jsonl, write_yaml
 from dj2mgm.training.memory_plan import build_architecture
-from dj2mgm.training.settings import TrainingSettings
 from dj2mgm.training.training_data import ConversationDataset
 from tiny_families import BUILDERS, save_tiny_families
 from tiny_models import save_image
@@ -187,14 +183,3 @@ def test_tiles_decide_which_images_are_the_largest(folders, tmp_path):
     dataset = ConversationDataset(tmp_path / "data.jsonl", family.make_encoder("", 4096))
     tiles = [item["pixel_values"].shape[1] for item in (dataset[0], dataset[1])]
     assert build_architecture(family, dataset).item["pixel_values"].shape[1] == tiles[1] == max(tiles) > tiles[0]
-
-
-def test_the_doctor_reports_images_that_leave_no_room(folders, monkeypatch):
-    architecture = load_architecture("tiny", folders["qwen3_vl"])
-    monkeypatch.setattr("dj2mgm.health.project_checks.find_architecture", lambda name: architecture)
-    run = Runs({}).first_seed("baseline")
-    settings = TrainingSettings.from_sections(run.settings["finetune"], max_length=architecture.image_tokens)
-    with pytest.raises(
-        InputError, match="leaves no room for text after the .* tokens of an image of 640×480 pixels; raise it"
-    ):
-        build_largest_workload(run, "finetune", settings)

@@ -19,8 +19,8 @@ import yaml
 from dj2mgm.documentation.documents import BEGIN, END
 from dj2mgm.evaluation.groups import estimate_metrics
 from dj2mgm.health import diagnosis
-from dj2mgm.health.host_probe import probe_host
-from dj2mgm.health.log_text import read_log
+from dj2mgm.health.failure_signature import read_log
+from dj2mgm.health.probes import probe_host
 from dj2mgm.script_modules import SCRIPTS, find_modules
 from dj2mgm.settings.configuration import build_configuration_model
 from dj2mgm.settings.models import MgmModel

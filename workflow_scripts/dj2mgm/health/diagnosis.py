@@ -6,22 +6,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from dj2mgm.health.data_failures import DATA_SIGNATURES
-from dj2mgm.health.failure_signature import Evidence, Explanation, Signature
-from dj2mgm.health.gpu_failures import CUDA_MEMORY_SIGNATURES, CUDA_SIGNATURES, DEEPSPEED_SIGNATURES
-from dj2mgm.health.kill_failures import SIGNAL_SIGNATURES
-from dj2mgm.health.log_text import HEADING, StageLog
+from dj2mgm.health.failure_signature import HEADING, Evidence, Explanation, Signature, StageLog
+from dj2mgm.health.gpu_failures import GPU_SIGNATURES
 from dj2mgm.health.system_failures import SYSTEM_SIGNATURES
 
 # docs/troubleshooting.md has a row for each
-SIGNATURES = (
-    *CUDA_MEMORY_SIGNATURES,
-    *SIGNAL_SIGNATURES,
-    *CUDA_SIGNATURES,
-    *DEEPSPEED_SIGNATURES,
-    *DATA_SIGNATURES,
-    *SYSTEM_SIGNATURES,
-)
+SIGNATURES = (*GPU_SIGNATURES, *SYSTEM_SIGNATURES)
 
 GUIDE_PAGE = "docs/troubleshooting.md"
 USER_ERROR = re.compile(r"^error: .+", re.MULTILINE)  # the sentence that command_line prints for a mistake of the user

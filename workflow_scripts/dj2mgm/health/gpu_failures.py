@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from dj2mgm.health.failure_signature import Evidence, Explanation, Signature, make_fixed_explanation
+from dj2mgm.health.failure_signature import Evidence, Explanation, Signature
 from dj2mgm.monitoring.memory_csv import format_gib, parse_torch_size
 from dj2mgm.settings.batch_sizes import AUTO
 
@@ -130,13 +130,6 @@ def _parse_request(evidence: Evidence) -> tuple[int, dict[str, int]]:
     }
 
 
-CUDA_MEMORY_SIGNATURES = (
-    Signature("GPU memory is fragmented", REQUEST_PATTERN, explain_fragments),
-    Signature("CUDA out of memory", REQUEST_PATTERN, explain_out_of_memory),
-    Signature("cuBLAS found no GPU memory", r"CUBLAS_STATUS_ALLOC_FAILED", explain_no_room_for_cublas),
-)
-
-
 # cuBLAS, mismatched CUDA versions, NCCL.
 
 DOCTOR_COMMAND = "python workflow_scripts/doctor.py"
@@ -181,109 +174,6 @@ def _is_free(port: int) -> bool:
     return True
 
 
-CUDA_SIGNATURES = (
-    Signature(
-        "CUDA toolkit and torch do not match",
-        r"Installed CUDA version [\d.]+ does not match the\s+version torch was compiled with [\d.]+, unable to compile"
-        r"|The detected CUDA version \([\d.]+\) mismatches the version that was used to compile\s*PyTorch \([\d.]+\)"
-        r"|The detected CUDA version \(%s\) mismatches .*'[\d.]+', '[\d.]+'\)",
-        explain_mismatch,
-    ),
-    Signature(
-        "CUBLAS_STATUS_EXECUTION_FAILED",
-        r"CUBLAS_STATUS_EXECUTION_FAILED(?: when calling `(?P<call>\w+))?",
-        make_fixed_explanation(
-            "a matrix multiplication on the GPU failed ({call}). Either an earlier kernel failed (GPU errors are "
-            "reported late), or the loaded cuBLAS is not the one that torch was built with, or the GPU is faulty",
-            f"run `{DOCTOR_COMMAND}`, which only multiplies two matrices. If that fails too, `unset "
-            "LD_LIBRARY_PATH`, so that torch loads its own cuBLAS, and search for Xid errors with "
-            "`sudo dmesg | grep -i xid`. If it passes, run "
-            "the stage's command again with CUDA_LAUNCH_BLOCKING=1, which stops at the failing kernel",
-        ),
-    ),
-    Signature(
-        "CUDA: illegal memory access",
-        r"an illegal memory access was encountered|CUDA error: (?:misaligned address|unspecified launch failure)",
-        make_fixed_explanation(
-            "a kernel on the GPU used memory that is not its own. GPU errors are reported late, so the lines of "
-            "the traceback may be unrelated",
-            "run the stage's command again with CUDA_LAUNCH_BLOCKING=1, which stops at the kernel. Set compile: "
-            "false and attn_implementation: sdpa to rule out compiled kernels. If it fails elsewhere each time, the "
-            f"GPU may be faulty: `sudo dmesg | grep -i xid`, and `{DOCTOR_COMMAND}`",
-        ),
-    ),
-    Signature(
-        "CUDA: an index is out of range",
-        r"CUDA error: device-side assert triggered|Assertion `.*(?:srcIndex|index|idx|target|t) .*` failed",
-        make_fixed_explanation(
-            "a kernel on the GPU received an index that is too large, usually the number of a token that the model's "
-            "vocabulary does not have",
-            "use the tokenizer that belongs to the model; CUDA_LAUNCH_BLOCKING=1 names the line",
-        ),
-    ),
-    Signature(
-        "The GPU is faulty",
-        r"(?:CUDA error: |an )uncorrectable (?:ECC|NVLink) error|GPU has fallen off the bus|GPU is lost"
-        r"|NVRM: Xid .*: (?:48|63|64|74|79|94|95|119|120),|CUDA error: (?:hardware|an ECC) .*",
-        make_fixed_explanation(
-            "the GPU or its connection reported a fault of the hardware",
-            "`nvidia-smi -q | grep -iA 3 ecc` and `sudo dmesg | grep -i xid` show it. Restart the machine, or use "
-            "another GPU (CUDA_VISIBLE_DEVICES); if the fault returns, the GPU has to be replaced",
-        ),
-    ),
-    Signature(
-        "The driver is older than torch's CUDA",
-        r"The NVIDIA driver on your system is too old(?: \(found version (?P<version>\d+)\))?"
-        r"|CUDA driver version is insufficient for CUDA runtime version",
-        make_fixed_explanation(
-            "the GPU's driver does not support the CUDA version that torch was built with",
-            "install a newer driver (CUDA 12.4 needs 550 or newer), or a torch for an older CUDA: `--sdm conda` uses "
-            "the pinned environment. `nvidia-smi` shows the driver and the newest CUDA that it supports",
-        ),
-    ),
-    Signature(
-        "A package was built for another torch",
-        r"(?:ImportError|OSError): (?P<file>\S+\.so)\S*: undefined symbol: \S+",
-        make_fixed_explanation(
-            "{file} was compiled for another version of torch or CUDA than the installed one",
-            "build the package again for this torch (flash-attn: `pip install --no-build-isolation --force-reinstall "
-            "--no-deps flash-attn==2.8.3.post2`), use the pinned environment (`--sdm conda`), or uninstall the "
-            "package; attn_implementation: sdpa needs no flash-attn",
-        ),
-    ),
-    Signature(
-        "Another training holds the port",
-        r"EADDRINUSE.*|(?i:address) already in use.*|\[Errno 98\].*",
-        explain_port,
-    ),
-    Signature(
-        "Crash in a library",
-        r"Fatal Python error: (?:Segmentation fault|Bus error|Illegal instruction|Floating-point exception|Aborted)"
-        r"|Segmentation fault \(core dumped\)|is killed by signal: Segmentation fault"
-        r"|(?:^exit status |exits with return code = |\bexitcode *: )(?:-11|-4|-8|139|132|136)\b|Signal 11 \(SIGSEGV\)",
-        make_fixed_explanation(
-            "compiled code of a library crashed, which Python cannot report as an error",
-            f"run the same command again; `{DOCTOR_COMMAND}` checks that the packages fit each other and this "
-            "processor. If it crashes again, `PYTHONFAULTHANDLER=1` shows the library's line, and the pinned "
-            "environment (`--sdm conda`) rules out other versions",
-        ),
-        symptom=True,
-    ),
-    Signature(
-        "NCCL time-out",
-        r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=\d+, OpType=(?P<operation>\w+)"
-        r".*?Timeout\(ms\)=(?P<limit>\d+)",
-        make_fixed_explanation(
-            "the processes of this job waited {limit} ms for each other in {operation}; one of them had stopped, hung "
-            "or was in another step",
-            "look for an error of another rank above this line, which is the first error. If there is none, run again "
-            "with NCCL_DEBUG=INFO. If the GPUs cannot reach each other directly, set NCCL_P2P_DISABLE=1",
-        ),
-        symptom=True,
-    ),
-)
-
-
 # DeepSpeed's configuration, and the extensions that it compiles at their first use.
 
 COMPILER_ERROR = re.compile(r"^.*(?:\berror: |cannot find -l|undefined reference|Killed signal|No space left).*$", re.M)
@@ -312,16 +202,100 @@ def explain_build(evidence: Evidence) -> Explanation:
     )
 
 
-DEEPSPEED_SIGNATURES = (
+GPU_SIGNATURES = (
+    Signature("GPU memory is fragmented", REQUEST_PATTERN, explain_fragments),
+    Signature("CUDA out of memory", REQUEST_PATTERN, explain_out_of_memory),
+    Signature("cuBLAS found no GPU memory", r"CUBLAS_STATUS_ALLOC_FAILED", explain_no_room_for_cublas),
+    Signature(
+        "CUDA toolkit and torch do not match",
+        r"Installed CUDA version [\d.]+ does not match the\s+version torch was compiled with [\d.]+, unable to compile"
+        r"|The detected CUDA version \([\d.]+\) mismatches the version that was used to compile\s*PyTorch \([\d.]+\)"
+        r"|The detected CUDA version \(%s\) mismatches .*'[\d.]+', '[\d.]+'\)",
+        explain_mismatch,
+    ),
+    Signature(
+        "CUBLAS_STATUS_EXECUTION_FAILED",
+        r"CUBLAS_STATUS_EXECUTION_FAILED(?: when calling `(?P<call>\w+))?",
+        "a matrix multiplication on the GPU failed ({call}). Either an earlier kernel failed (GPU errors are "
+        "reported late), or the loaded cuBLAS is not the one that torch was built with, or the GPU is faulty",
+        f"run `{DOCTOR_COMMAND}`, which only multiplies two matrices. If that fails too, `unset "
+        "LD_LIBRARY_PATH`, so that torch loads its own cuBLAS, and search for Xid errors with "
+        "`sudo dmesg | grep -i xid`. If it passes, run "
+        "the stage's command again with CUDA_LAUNCH_BLOCKING=1, which stops at the failing kernel",
+    ),
+    Signature(
+        "CUDA: illegal memory access",
+        r"an illegal memory access was encountered|CUDA error: (?:misaligned address|unspecified launch failure)",
+        "a kernel on the GPU used memory that is not its own. GPU errors are reported late, so the lines of "
+        "the traceback may be unrelated",
+        "run the stage's command again with CUDA_LAUNCH_BLOCKING=1, which stops at the kernel. Set compile: "
+        "false and attn_implementation: sdpa to rule out compiled kernels. If it fails elsewhere each time, the "
+        f"GPU may be faulty: `sudo dmesg | grep -i xid`, and `{DOCTOR_COMMAND}`",
+    ),
+    Signature(
+        "CUDA: an index is out of range",
+        r"CUDA error: device-side assert triggered|Assertion `.*(?:srcIndex|index|idx|target|t) .*` failed",
+        "a kernel on the GPU received an index that is too large, usually the number of a token that the model's "
+        "vocabulary does not have",
+        "use the tokenizer that belongs to the model; CUDA_LAUNCH_BLOCKING=1 names the line",
+    ),
+    Signature(
+        "The GPU is faulty",
+        r"(?:CUDA error: |an )uncorrectable (?:ECC|NVLink) error|GPU has fallen off the bus|GPU is lost"
+        r"|NVRM: Xid .*: (?:48|63|64|74|79|94|95|119|120),|CUDA error: (?:hardware|an ECC) .*",
+        "the GPU or its connection reported a fault of the hardware",
+        "`nvidia-smi -q | grep -iA 3 ecc` and `sudo dmesg | grep -i xid` show it. Restart the machine, or use "
+        "another GPU (CUDA_VISIBLE_DEVICES); if the fault returns, the GPU has to be replaced",
+    ),
+    Signature(
+        "The driver is older than torch's CUDA",
+        r"The NVIDIA driver on your system is too old(?: \(found version (?P<version>\d+)\))?"
+        r"|CUDA driver version is insufficient for CUDA runtime version",
+        "the GPU's driver does not support the CUDA version that torch was built with",
+        "install a newer driver (CUDA 12.4 needs 550 or newer), or a torch for an older CUDA: `--sdm conda` uses "
+        "the pinned environment. `nvidia-smi` shows the driver and the newest CUDA that it supports",
+    ),
+    Signature(
+        "A package was built for another torch",
+        r"(?:ImportError|OSError): (?P<file>\S+\.so)\S*: undefined symbol: \S+",
+        "{file} was compiled for another version of torch or CUDA than the installed one",
+        "build the package again for this torch (flash-attn: `pip install --no-build-isolation --force-reinstall "
+        "--no-deps flash-attn==2.8.3.post2`), use the pinned environment (`--sdm conda`), or uninstall the "
+        "package; attn_implementation: sdpa needs no flash-attn",
+    ),
+    Signature(
+        "Another training holds the port",
+        r"EADDRINUSE.*|(?i:address) already in use.*|\[Errno 98\].*",
+        explain_port,
+    ),
+    Signature(
+        "Crash in a library",
+        r"Fatal Python error: (?:Segmentation fault|Bus error|Illegal instruction|Floating-point exception|Aborted)"
+        r"|Segmentation fault \(core dumped\)|is killed by signal: Segmentation fault"
+        r"|(?:^exit status |exits with return code = |\bexitcode *: )(?:-11|-4|-8|139|132|136)\b|Signal 11 \(SIGSEGV\)",
+        "compiled code of a library crashed, which Python cannot report as an error",
+        f"run the same command again; `{DOCTOR_COMMAND}` checks that the packages fit each other and this "
+        "processor. If it crashes again, `PYTHONFAULTHANDLER=1` shows the library's line, and the pinned "
+        "environment (`--sdm conda`) rules out other versions",
+        symptom=True,
+    ),
+    Signature(
+        "NCCL time-out",
+        r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=\d+, OpType=(?P<operation>\w+)"
+        r".*?Timeout\(ms\)=(?P<limit>\d+)",
+        "the processes of this job waited {limit} ms for each other in {operation}; one of them had stopped, hung "
+        "or was in another step",
+        "look for an error of another rank above this line, which is the first error. If there is none, run again "
+        "with NCCL_DEBUG=INFO. If the GPUs cannot reach each other directly, set NCCL_P2P_DISABLE=1",
+        symptom=True,
+    ),
     Signature(
         "stage3_prefetch_bucket_size is not an integer",
         r"stage3_prefetch_bucket_size\s*\n.*Input should be a valid integer, got a number with a fractional part"
         r".*input_value=(?P<value>[\d.]+)",
-        make_fixed_explanation(
-            "the DeepSpeed configuration sets stage3_prefetch_bucket_size to {value}, which is not an integer: "
-            "transformers replaces `auto` by 0.9 · hidden_size², and DeepSpeed accepts integers only",
-            "write an integer into the config/deepspeed file; this workflow's own stages round the value of `auto`",
-        ),
+        "the DeepSpeed configuration sets stage3_prefetch_bucket_size to {value}, which is not an integer: "
+        "transformers replaces `auto` by 0.9 · hidden_size², and DeepSpeed accepts integers only",
+        "write an integer into the config/deepspeed file; this workflow's own stages round the value of `auto`",
     ),
     Signature(
         "cpu_adam could not be built",
@@ -332,21 +306,17 @@ DEEPSPEED_SIGNATURES = (
     Signature(
         "DeepSpeedCPUAdam has no attribute ds_opt_adam",
         r"'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'",
-        make_fixed_explanation(
-            "DeepSpeed's CPU optimizer could not be loaded; this message comes from its clean-up, and the log does not "
-            "contain the reason",
-            f"run `{DOCTOR_COMMAND}`, which only loads this extension and shows the compiler's or CUDA's own message",
-        ),
+        "DeepSpeed's CPU optimizer could not be loaded; this message comes from its clean-up, and the log does not "
+        "contain the reason",
+        f"run `{DOCTOR_COMMAND}`, which only loads this extension and shows the compiler's or CUDA's own message",
         symptom=True,
     ),
     Signature(
         "Waiting on a stale build lock",
         r"file_baton\.py\", line \d+, in wait|Waited on lock file \"(?P<lock>[^\"]+)\"",
-        make_fixed_explanation(
-            "the process waited for another one to finish compiling an extension. A process that was killed while "
-            "compiling leaves its lock behind, and all others then wait forever",
-            "if nothing is compiling, delete the `lock` files below ~/.cache/torch_extensions (or "
-            f"TORCH_EXTENSIONS_DIR); `{DOCTOR_COMMAND}` lists the stale ones",
-        ),
+        "the process waited for another one to finish compiling an extension. A process that was killed while "
+        "compiling leaves its lock behind, and all others then wait forever",
+        "if nothing is compiling, delete the `lock` files below ~/.cache/torch_extensions (or "
+        f"TORCH_EXTENSIONS_DIR); `{DOCTOR_COMMAND}` lists the stale ones",
     ),
 )

@@ -1,16 +1,28 @@
-"""Checks of driver, CUDA toolkit, torch and DeepSpeed: present, compatible with each other, working."""
+"""Checks of driver, CUDA, torch, DeepSpeed, memory, disk, limits and loopback, and variables that repair some."""
 
+import shlex
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from dj2mgm.health.cuda_probe import CudaProbe, Toolkit
 from dj2mgm.health.diagnosis import find_cause
-from dj2mgm.health.driver_probe import DriverProbe
-from dj2mgm.health.findings import Finding
-from dj2mgm.health.log_text import StageLog
-from dj2mgm.health.probe_process import ProbeOutput
+from dj2mgm.health.failure_signature import StageLog
+from dj2mgm.health.probes import LOOPBACK, CudaProbe, DriverProbe, HostProbe, ProbeOutput, Toolkit
 from dj2mgm.health.torch_probe import TorchProbe
-from dj2mgm.monitoring.memory_csv import format_gib
+from dj2mgm.monitoring.memory_csv import GIB, format_gib
+from dj2mgm.storage.files import write_text
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of one check."""
+
+    name: str
+    status: Literal["pass", "warn", "fail", "skip"]  # skip: the check does not apply
+    reason: str
+    remedy: str = ""  # the command that fixes the problem, or an instruction
+
 
 PINNED_COMMAND = "snakemake baseline --sdm conda   # brings torch 2.6 and the CUDA 12.4 toolkit"
 FIX_COMMAND = "python workflow_scripts/doctor.py --fix && source results/doctor/environment.sh"
@@ -178,3 +190,105 @@ def _parse_major(version: str) -> int:
 def _join_last_lines(printed: str) -> str:
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     return " / ".join(lines[-2:])
+
+
+TINY_MEMORY, MIN_DISK = 4 * GIB, 5 * GIB  # of the embedded default; `snakemake plan` predicts both for a training
+MIN_SHARED = GIB  # holds batches between data loader processes and training
+MIN_FILES, MIN_PROCESSES = 1024, 1024
+
+
+def check_memory(host: HostProbe) -> Finding:
+    name, free_memory = "memory", f"{format_gib(host.available)} of {format_gib(host.memory)} are free"
+    if host.available < TINY_MEMORY:
+        return Finding(
+            name,
+            "fail",
+            f"{free_memory}; even the embedded default needs {format_gib(TINY_MEMORY)}",
+            "end other programs",
+        )
+    return Finding(name, "pass", free_memory)
+
+
+def check_cgroup(host: HostProbe) -> Finding:
+    """Check the limits of a container or scheduler, which programs that only query the machine's size do not see."""
+    name, limits = "control group", host.cgroup
+    parts = []
+    if limits.memory and limits.memory < host.memory:
+        parts.append(f"memory is limited to {format_gib(limits.memory)} of {format_gib(host.memory)}")
+    if limits.cpus and limits.cpus < host.cores:
+        parts.append(f"processor time is limited to {limits.cpus:g} of {host.cores} cores")
+    reason = "; ".join(parts) or "no limits below the machine's size"
+    remedy = "raise the limit: docker run --memory=…, or Slurm's --mem=…"
+    if limits.memory and limits.memory < min(TINY_MEMORY, host.memory):
+        return Finding(name, "fail", f"{reason}; even the embedded default needs {format_gib(TINY_MEMORY)}", remedy)
+    if limits.oom_kills:
+        return Finding(
+            name, "warn", f"{reason}; {limits.oom_kills} process(es) were killed here for exceeding it", remedy
+        )
+    return Finding(name, "pass", reason)
+
+
+def check_shared_memory(host: HostProbe, loader_workers: int) -> Finding:
+    name = "/dev/shm"
+    if host.shared is not None and host.shared >= MIN_SHARED:
+        return Finding(name, "pass", f"{format_gib(host.shared)} free")
+    state = "does not exist" if host.shared is None else f"has {host.shared // 2**20} MiB free"
+    remedy = "docker run --shm-size=8g …   # or loader_workers: 0"
+    if loader_workers:
+        return Finding(name, "fail", f"{state}; {loader_workers} loader_workers pass batches through it", remedy)
+    return Finding(name, "warn", f"{state}; data loader processes would pass batches through it", remedy)
+
+
+def check_disk(host: HostProbe) -> Finding:
+    name, free_space = "disk", f"{format_gib(host.disk)} free for results"
+    remedy = "du -sh results/* ~/.cache/* /tmp   # lists the largest folders"
+    if host.disk < MIN_DISK:
+        return Finding(name, "fail", f"{free_space}; the embedded default needs {format_gib(MIN_DISK)}", remedy)
+    return Finding(name, "pass", free_space)
+
+
+def check_ulimits(host: HostProbe) -> Finding:
+    name = "ulimits"
+    if host.address_space is not None:
+        reason = f"address space is limited to {format_gib(host.address_space)}; CUDA maps far more than it uses"
+        return Finding(name, "fail", reason, "ulimit -v unlimited")
+    if host.open_files is not None and host.open_files < MIN_FILES:
+        reason = f"{host.open_files} open files; data loaders and checkpoints need {MIN_FILES}"
+        return Finding(name, "fail", reason, f"ulimit -n {MIN_FILES}")
+    if host.processes is not None and host.processes < MIN_PROCESSES:
+        reason = f"{host.processes} processes and threads; compiling and training need {MIN_PROCESSES}"
+        return Finding(name, "warn", reason, f"ulimit -u {MIN_PROCESSES}")
+    files = "any number of" if host.open_files is None else host.open_files
+    return Finding(name, "pass", f"{files} open files, address space not limited")
+
+
+def check_loopback(host: HostProbe) -> Finding:
+    """Check connections of this machine to itself, by which the processes of a training find each other."""
+    name = "loopback"
+    if host.loopback_error is None:
+        return Finding(name, "pass", f"connections to {LOOPBACK} work")
+    reason = f"no connection to {LOOPBACK}: {host.loopback_error}; training stages need one, also on one GPU or CPU"
+    return Finding(name, "fail", reason, f"sudo ip link set lo up   # or allow {LOOPBACK} in the sandbox or firewall")
+
+
+ENVIRONMENT_FILE = Path("results/doctor/environment.sh")
+
+
+def build_environment_variables(cuda: CudaProbe, torch_cuda: str | None) -> dict[str, str]:
+    """Return the environment variables that make DeepSpeed compile for this torch.
+
+    `torch_cuda` is the CUDA version that torch was built with; None for a CPU build.
+    """
+    toolkit = find_matching_toolkit(cuda, torch_cuda) if torch_cuda else None
+    # CUDA is compatible within a major version, but DeepSpeed knows only the pairs of versions older than itself
+    compatible = toolkit is not None and toolkit.version != torch_cuda
+    return ({"CUDA_HOME": toolkit.home} if toolkit else {}) | {
+        "DS_BUILD_OPS": "0",  # compile each extension at its first use
+        "DS_SKIP_CUDA_CHECK": str(int(compatible)),
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    }
+
+
+def write_environment(values: dict[str, str], path: Path = ENVIRONMENT_FILE) -> None:
+    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in values.items()]
+    write_text(path, f"# source {path}   # before `snakemake`; written by doctor.py --fix\n{''.join(lines)}")
