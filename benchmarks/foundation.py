@@ -33,10 +33,10 @@ from dj2mgm.data.shapes import (  # noqa: E402
     draw_image,
     draw_row_scene,
 )
-from dj2mgm.foundation.clip import train_clip  # noqa: E402
-from dj2mgm.foundation.language_model import (  # noqa: E402
+from dj2mgm.foundation.tiny_parts import (  # noqa: E402
     draw_training_example,
     load_chat_templates,
+    train_clip,
     train_language_model,
 )
 from dj2mgm.model_files.missing_models import FOUNDATION_SETTINGS  # noqa: E402

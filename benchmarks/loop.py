@@ -38,7 +38,7 @@ import torch  # noqa: E402
 
 from dj2mgm.runs.all_runs import Runs  # noqa: E402
 from dj2mgm.runs.experiments import REFERENCE  # noqa: E402
-from dj2mgm.runs.run import Run  # noqa: E402
+from dj2mgm.runs.stages import Run  # noqa: E402
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json, write_jsonl, write_yaml  # noqa: E402
 from dj2mgm.torch_environment import COMPILED_CODE  # noqa: E402
 from random_mgm import IMAGES, WORDS, make_random_mgm, measure_instruction_lengths, write_conversations  # noqa: E402

@@ -34,7 +34,7 @@ from dj2mgm.planning.step import Workload  # noqa: E402
 from dj2mgm.runs.experiments import REFERENCE  # noqa: E402
 from dj2mgm.runs.layers import merge_experiment  # noqa: E402
 from dj2mgm.settings.deepspeed_files import list_deepspeed_names  # noqa: E402
-from dj2mgm.settings.gpu_cards import CARDS  # noqa: E402
+from dj2mgm.settings.targets import CARDS  # noqa: E402
 from dj2mgm.settings.training_stages import FinetuneSection, PretrainSection  # noqa: E402
 from plan_memory import read_deepspeed_config  # noqa: E402
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from snakemake.exceptions import MissingRuleException, WorkflowError
 
 from dj2mgm.cli.console import UserError
-from dj2mgm.cli.snakemake_patches import record_input_errors, replace_graph_builder
+from dj2mgm.cli.console import record_input_errors, replace_graph_builder
 from dj2mgm.runs.command_messages import summarize_jobs
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.job_checks import PlannedJob, check_jobs, list_missing_models
+from dj2mgm.runs.command_messages import PlannedJob, check_jobs, list_missing_models
 from dj2mgm.settings.configuration import TARGETS_BY_KEY
 
 

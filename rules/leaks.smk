@@ -1,6 +1,6 @@
 # Search for copies of evaluation images in the training data. The embedded dataset is left out, because its held-out
 # scenes are drawn in the same way as its training scenes.
-from dj2mgm.runs.leaks import list_decontamination_files
+from dj2mgm.runs.pages import list_decontamination_files
 
 
 def decontamination_files(wildcards):

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from dj2mgm.cli import console
-from dj2mgm.cli.library_messages import SWITCHES
+from dj2mgm.cli.command_line import SWITCHES
 from dj2mgm.cli.run_lock import (
     check_scheduler,
     end_run,
@@ -12,7 +12,7 @@ from dj2mgm.cli.run_lock import (
     restart_snakemake,
     start_run,
 )
-from dj2mgm.cli.snakemake_patches import lift_default_job_limit
+from dj2mgm.cli.console import lift_default_job_limit
 from dj2mgm.runs.command_messages import list_start_messages
 from dj2mgm.torch_environment import (
     limit_compiled_code,

@@ -7,10 +7,10 @@ from dj2mgm.model_files.missing_models import (
 )
 from dj2mgm.runs.command_messages import build_command
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.row_counts import count_training_rows
-from dj2mgm.settings.batch_sizes import count_samples, describe_steps
+from dj2mgm.runs.command_messages import count_training_rows
+from dj2mgm.settings.training_stages import count_samples, describe_steps
 from dj2mgm.settings.deepspeed_files import list_written_files
-from dj2mgm.settings.frozen_precision import FROZEN
+from dj2mgm.settings.training_stages import FROZEN
 from dj2mgm.storage.files import read_json
 
 PLAN_TEXTS = []  # files of text that features add to the plan

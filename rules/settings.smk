@@ -3,7 +3,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from dj2mgm.runs import pages
-from dj2mgm.runs.leaks import build_leak_settings
+from dj2mgm.runs.pages import build_leak_settings
 from dj2mgm.runs.stages import TRAINING_STAGES
 from dj2mgm.storage.files import format_yaml
 

@@ -4,7 +4,7 @@ from snakemake.settings.types import DeploymentMethod
 from dj2mgm.dataset_resolution.experiment_dataset import check_files
 from dj2mgm.model_files.clips import check_judge, check_made
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.training_checks import require_flash_attention, require_fp8_device
+from dj2mgm.runs.stage_settings import require_flash_attention, require_fp8_device
 
 # Features add targets that start no training, and checks of all requested targets before the first job.
 READING_TARGETS = {}

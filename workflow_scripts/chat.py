@@ -17,7 +17,7 @@ with quiet_imports():
     from dj2mgm.data.images import BadImageError, load_image
     from dj2mgm.errors import InputError
     from dj2mgm.models.generators import load_generator
-    from dj2mgm.settings.chat_templates import list_chat_template_names
+    from dj2mgm.settings.models import list_chat_template_names
 
 
 @quiet_command_line

@@ -19,8 +19,8 @@ with project_imports():
     from dj2mgm.score_groups import DIFFERENCE, OWN
     from dj2mgm.servers.chat_requests import ChatRequests
     from dj2mgm.servers.chat_server import ChatServer
-    from dj2mgm.settings.endpoints import normalize_address
     from dj2mgm.settings.evaluation import GenerateSettings
+    from dj2mgm.settings.string_formats import normalize_address
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.storage.files import write_json, write_jsonl
 

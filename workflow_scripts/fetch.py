@@ -52,7 +52,7 @@ with project_imports():
     from dj2mgm.runs.experiments import REFERENCE
     from dj2mgm.runs.layers import merge_experiment, merge_shared_settings
     from dj2mgm.servers.hub import Request, UnreachableHubError, check_hub_answers
-    from dj2mgm.settings.hub_files import HubArchive, HubBenchmark
+    from dj2mgm.settings.dataset_files import HubArchive, HubBenchmark
     from dj2mgm.settings.models import ModelFile
     from dj2mgm.storage.files import format_yaml_line
 

@@ -16,11 +16,11 @@ from dj2mgm.features.studies.studies_config import list_study_names
 from dj2mgm.features.studies.study_records import StudyPageSettings
 from dj2mgm.reporting.verdicts.verdict_sentences import build_snakemake_command
 from dj2mgm.runs.layers import locate_experiment_file, merge
+from dj2mgm.settings.base import build_schema
 from dj2mgm.settings.config_files import CONFIG, read_config, suggest_name
 from dj2mgm.settings.configuration import build_configuration_model
-from dj2mgm.settings.reserved_names import RESERVED_NAMES
-from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.string_formats import check_format
+from dj2mgm.settings.targets import RESERVED_NAMES
 from dj2mgm.settings.validation import Layer, load_settings
 from dj2mgm.storage.files import write_yaml
 

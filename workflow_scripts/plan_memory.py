@@ -7,7 +7,7 @@
 
 Memory is in GiB. Flags that are left out take this machine's memory. The model runs without weights and data, and is
 compiled on GPUs unless `--no-compile` is given. If no plan fits, remedies are printed. For a known GPU
-(settings/gpu_cards.py), the minutes of each stage and the disk are predicted, too.
+(settings/targets.py), the minutes of each stage and the disk are predicted, too.
 """
 
 import argparse
@@ -29,7 +29,6 @@ with quiet_imports():
     from dj2mgm.errors import InputError
     from dj2mgm.models.tuning import TUNINGS, Tuning, find_projections
     from dj2mgm.planning.architecture import Architecture, MGMArchitecture, VLMArchitecture, find_architecture
-    from dj2mgm.planning.image_sizes import PlannedImages, plan_images
     from dj2mgm.planning.plan_table import print_answer, print_plans, print_times
     from dj2mgm.planning.prediction import Machine, read_free_memory
     from dj2mgm.planning.search import Candidate, find_fastest, list_candidates
@@ -38,25 +37,28 @@ with quiet_imports():
         ASSUMED_ROWS,
         HOST_GIB,
         Amounts,
+        PlannedImages,
         PlannedTraining,
+        plan_images,
         predict_disk,
         predict_times,
         shorten_workload,
     )
     from dj2mgm.planning.step import Workload
+    from dj2mgm.settings.base import find_maximum
     from dj2mgm.settings.config_files import suggest_name
     from dj2mgm.settings.configuration import Configuration
     from dj2mgm.settings.deepspeed_files import list_deepspeed_names, read_deepspeed, read_deepspeed_file
-    from dj2mgm.settings.frozen_precision import FROZEN, select_whole_weights
-    from dj2mgm.settings.gpu_cards import CARDS, DESKTOP_GIB, GpuCard, find_card
-    from dj2mgm.settings.schema import find_maximum
+    from dj2mgm.settings.targets import CARDS, DESKTOP_GIB, GpuCard, find_card
     from dj2mgm.settings.training_stages import (
+        FROZEN,
         FinetuneSection,
         LoraSettings,
         Precision,
         PretrainSection,
         is_bf16,
         refuse_unknown_targets,
+        select_whole_weights,
     )
     from dj2mgm.storage.image_files import SHRINK_IMAGES
     from dj2mgm.training.deepspeed_config import complete_deepspeed_config

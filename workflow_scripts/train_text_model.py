@@ -18,7 +18,7 @@ with torch_imports():
     from dj2mgm.compute import set_seed, use_cpu_threads, use_own_gpu
     from dj2mgm.errors import InputError
     from dj2mgm.planning.architecture import load_architecture
-    from dj2mgm.settings.frozen_precision import FROZEN
+    from dj2mgm.settings.training_stages import FROZEN
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.storage.files import write_json
     from dj2mgm.training.arguments import build_training_arguments, choose_optimizer

@@ -5,7 +5,7 @@
 Values in config/config.yaml are replaced by the defaults.
 """
 
-from dj2mgm.documentation.documents import build_documents
+from dj2mgm.documents import build_documents
 from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.storage.files import replace_file
 

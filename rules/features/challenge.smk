@@ -1,7 +1,7 @@
 # Published benchmarks, from the user's files, and the challenge's score.
 from dj2mgm.cli.console import UserError
 from dj2mgm.features.challenge.challenge_inputs import build_challenge_settings
-from dj2mgm.settings.benchmarks import read_declarations
+from dj2mgm.settings.evaluation import read_declarations
 
 SETTINGS_FILES["configure_challenge"] = SettingsFile(
     f"results/{RESULTS_PREFIX}challenge/config.yaml", lambda w: challenge_settings()

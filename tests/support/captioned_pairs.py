@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dj2mgm.juicer.recipe_settings import CaptionerModel
-from dj2mgm.settings.chat_templates import read_chat_template
+from dj2mgm.settings.models import read_chat_template
 from dj2mgm.storage.files import read_jsonl, write_yaml
 from synthesis import build_synthesis_command, build_synthesis_settings, run_synthesis
 

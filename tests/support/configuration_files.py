@@ -1,8 +1,7 @@
 """Types of the files in config/, except config.yaml."""
 
 from dj2mgm.settings.dataset_files import FilesDataset, ShapesDataset, SourcesDataset
-from dj2mgm.settings.models import AssembledModel, MgmModel, TinyModel, TransformersModel
-from dj2mgm.settings.presets import PresetFile
+from dj2mgm.settings.models import AssembledModel, MgmModel, PresetFile, TinyModel, TransformersModel
 
 FILES = (
     FilesDataset,

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dj2mgm.cli.library_messages import SWITCHES
+from dj2mgm.cli.command_line import SWITCHES
 from paths import PROJECT
 
 

@@ -10,7 +10,7 @@ from dj2mgm.data.instruction_rows import INSTRUCTIONS_FILE, convert_instructions
 from dj2mgm.juicer.recipe_settings import CaptionerModel
 from dj2mgm.juicer.run_recipe import SYNTHESIZED, run_recipe
 from dj2mgm.models.mgm.mgm_family import MGMFamily
-from dj2mgm.settings.chat_templates import read_chat_template
+from dj2mgm.settings.models import read_chat_template
 from dj2mgm.storage.files import write_jsonl, write_yaml
 from synthesis import build_synthesis_settings, read_synthesize_settings
 from tiny_captioners import save_project

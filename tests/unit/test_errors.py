@@ -4,7 +4,7 @@ import pytest
 
 from dj2mgm.cli.messages import note
 from dj2mgm.errors import InputError, pluralize, quote_value
-from dj2mgm.runs.row_counts import RowCount
+from dj2mgm.runs.command_messages import RowCount
 
 
 def test_long_values_are_cut_in_messages(capsys):

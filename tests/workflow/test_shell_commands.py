@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from dj2mgm.model_files.missing_models import PART_KEYS
-from dj2mgm.settings.benchmarks import read_declarations
+from dj2mgm.settings.base import build_schema
 from dj2mgm.settings.configuration import build_configuration_model
+from dj2mgm.settings.evaluation import read_declarations
 from dj2mgm.settings.models import AssembledModel, MgmModel
-from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.string_formats import make_name
 from paths import PROJECT
 from small_project import copy_project

@@ -8,7 +8,7 @@ from snakemake.scheduling.job_scheduler import JobRateLimiter, JobScheduler
 from snakemake.settings.types import MaxJobsPerTimespan
 from snakemake.workflow import Workflow
 
-from dj2mgm.cli.snakemake_patches import lift_default_job_limit, replace_graph_builder
+from dj2mgm.cli.console import lift_default_job_limit, replace_graph_builder
 
 
 def test_the_default_limit_of_jobs_is_lifted():

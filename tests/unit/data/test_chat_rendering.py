@@ -17,7 +17,7 @@ from dj2mgm.data.chat_rendering import render_chat
 from dj2mgm.data.chat_template import ChatTemplate
 from dj2mgm.errors import InputError
 from dj2mgm.models.families import load_family
-from dj2mgm.settings.chat_templates import list_chat_template_names, read_chat_template
+from dj2mgm.settings.models import list_chat_template_names, read_chat_template
 from tiny_families import BUILDERS, save_tiny_family
 from tiny_models import tiny_tokenizer
 

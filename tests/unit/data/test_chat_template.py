@@ -12,7 +12,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.models.mgm.mgm_family import MGMEncoder
 from dj2mgm.models.mgm.processing_mgm import MGMProcessor
 from dj2mgm.models.vision_language import IGNORE_INDEX
-from dj2mgm.settings.chat_templates import check_chat_templates, list_chat_template_names, read_chat_template
+from dj2mgm.settings.models import check_chat_templates, list_chat_template_names, read_chat_template
 from dj2mgm.storage.files import write_jsonl
 from dj2mgm.training.training_data import ConversationDataset
 from paths import PROJECT

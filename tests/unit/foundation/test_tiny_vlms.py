@@ -79,7 +79,7 @@ def test_parts_of_an_untrained_model_are_refused(name, monkeypatch):
         values = read_config(path, *schema)
         return values | {"foundation": name} if path.stem == "tiny-smolvlm" else values
 
-    monkeypatch.setattr("dj2mgm.runs.model_reader.read_config", changed)
+    monkeypatch.setattr("dj2mgm.runs.layers.read_config", changed)
     with pytest.raises(InputError, match=f"tiny-smolvlm.yaml: foundation: {name} is not trained here"):
         merge_experiment("baseline", {"model": "tiny-smolvlm"})
 

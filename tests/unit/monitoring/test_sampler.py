@@ -8,9 +8,8 @@ from itertools import pairwise
 import pytest
 
 from dj2mgm.errors import InputError
-from dj2mgm.monitoring.cgroups import CgroupMemory
 from dj2mgm.monitoring.memory_csv import GIB, LEADING_COLUMNS, read_memory_rows, start_file
-from dj2mgm.monitoring.readings import GpuMemory, Reading, read_memory
+from dj2mgm.monitoring.readings import CgroupMemory, GpuMemory, Reading, read_memory
 from dj2mgm.monitoring.sampler import PAUSE_FACTOR, MemorySampler, find_job_process, warn_if_full
 
 

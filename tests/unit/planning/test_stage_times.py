@@ -22,7 +22,7 @@ from dj2mgm.planning.stage_times import (
 )
 from dj2mgm.planning.step import Workload
 from dj2mgm.settings.deepspeed_files import read_deepspeed
-from dj2mgm.settings.gpu_cards import CARDS, find_card
+from dj2mgm.settings.targets import CARDS, find_card
 from dj2mgm.settings.training_stages import LoraSettings
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from paths import PROJECT

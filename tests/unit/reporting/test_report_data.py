@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dj2mgm.records.jsonl_summary import JsonlSummary, SourceSamples
 from dj2mgm.records.page_records import find_differences
+from dj2mgm.records.stage_records import JsonlSummary, SourceSamples
 from dj2mgm.reporting.charts import BAR_CHART_HEIGHT, Scale, compute_bin_edges, stack_bars
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.recaptions import build_recaption_gallery, measure_synthesis_quality, read_recaptions, read_truth

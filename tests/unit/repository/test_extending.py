@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 import yaml
 
-from dj2mgm.documentation.documents import BEGIN, END
+from dj2mgm.documents import BEGIN, END
 from dj2mgm.evaluation.groups import estimate_metrics
 from dj2mgm.health import diagnosis
 from dj2mgm.health.failure_signature import read_log

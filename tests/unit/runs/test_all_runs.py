@@ -17,13 +17,11 @@ from dj2mgm.recipes.recipe_step import INSTRUCTION_OPERATOR
 from dj2mgm.runs import experiment_recipes as recipes
 from dj2mgm.runs import layers
 from dj2mgm.runs.all_runs import Runs
-from dj2mgm.runs.experiments import VariantSource
+from dj2mgm.runs.experiments import Variant, VariantSource
 from dj2mgm.runs.pages import build_page_settings, list_page_experiments, list_page_files
-from dj2mgm.runs.run import Run
-from dj2mgm.runs.stages import STAGES
-from dj2mgm.runs.variants import Variant
+from dj2mgm.runs.stages import STAGES, Run
 from dj2mgm.settings.configuration import TARGETS_BY_KEY
-from dj2mgm.settings.reserved_names import FOLDERS, RESERVED_NAMES, RULES
+from dj2mgm.settings.targets import FOLDERS, RESERVED_NAMES, RULES
 from dj2mgm.settings.validation import Layer
 from dj2mgm.storage.files import read_yaml, write_yaml
 from paths import PROJECT

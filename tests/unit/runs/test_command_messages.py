@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dj2mgm.runs.all_runs import Runs
-from dj2mgm.runs.command_messages import build_command, summarize_jobs
-from dj2mgm.runs.job_checks import PlannedJob
+from dj2mgm.runs.command_messages import PlannedJob, build_command, summarize_jobs
 from dj2mgm.storage.files import write_json, write_text
 from paths import PROJECT
 

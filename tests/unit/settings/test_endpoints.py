@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from dj2mgm.settings.endpoints import compile_secret_pattern
+from dj2mgm.settings.string_formats import compile_secret_pattern
 
 KEY = 'sk-Ab12/+xyz~?>"key'
 SPELLINGS = {

@@ -13,12 +13,11 @@ from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.layers import drop_defaults, list_experiment_names, merge_experiment, read_default_layer
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.script_modules import find_modules
-from dj2mgm.settings.chat_templates import read_chat_template
+from dj2mgm.settings.base import build_schema
 from dj2mgm.settings.configuration import build_configuration_model
 from dj2mgm.settings.dataset_files import FilesDataset
 from dj2mgm.settings.deepspeed_files import list_deepspeed_names, read_deepspeed
-from dj2mgm.settings.models import MgmModel
-from dj2mgm.settings.schema import build_schema
+from dj2mgm.settings.models import MgmModel, read_chat_template
 from dj2mgm.settings.validation import validate_settings
 from paths import PROJECT
 

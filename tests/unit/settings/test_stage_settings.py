@@ -14,9 +14,8 @@ from dj2mgm.errors import InputError
 from dj2mgm.runs.layers import merge_experiment
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.settings.base import Section, StageSettings
-from dj2mgm.settings.data import FilterSection, FilterSettings, JsonlKeys, JsonlSettings
+from dj2mgm.settings.data import FilterSection, FilterSettings, JsonlKeys, JsonlSettings, PromptKeys
 from dj2mgm.settings.evaluation import GenerateSettings, JudgeKeys, JudgeSettings
-from dj2mgm.settings.generation_prompts import PromptKeys
 from dj2mgm.settings.training_stages import FinetuneSection, LoraSettings, TrainingStageSettings, TuningSection
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_yaml

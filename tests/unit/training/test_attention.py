@@ -7,7 +7,7 @@ import torch
 
 from dj2mgm.errors import InputError
 from dj2mgm.models.mgm import MGMForConditionalGeneration
-from dj2mgm.runs.training_checks import require_flash_attention, require_fp8_device
+from dj2mgm.runs.stage_settings import require_flash_attention, require_fp8_device
 from dj2mgm.settings.configuration import Configuration
 from dj2mgm.training.model_preparation import choose_attention
 from tiny_models import tiny_mgm
@@ -40,13 +40,13 @@ def test_unusable_flash_attention_is_refused(monkeypatch):
 
 def test_flash_attention_needs_its_package_at_parse_time(monkeypatch):
     requested = Configuration(finetune={"attn_implementation": "flash_attention_2"})
-    monkeypatch.setattr("dj2mgm.runs.training_checks.find_spec", lambda name: None)
+    monkeypatch.setattr("dj2mgm.runs.stage_settings.find_spec", lambda name: None)
     with pytest.raises(
         InputError, match="finetune.attn_implementation: flash_attention_2 needs the package flash-attn"
     ):
         require_flash_attention(requested)
     require_flash_attention(Configuration(finetune={"attn_implementation": "sdpa"}))
-    monkeypatch.setattr("dj2mgm.runs.training_checks.find_spec", lambda name: "there")
+    monkeypatch.setattr("dj2mgm.runs.stage_settings.find_spec", lambda name: "there")
     require_flash_attention(requested)
 
 
@@ -67,7 +67,7 @@ def test_the_setting_applies_to_the_language_model_only(tmp_path):
 @pytest.mark.parametrize("stage", ["pretrain", "finetune"])
 def test_fp8_without_a_gpu_is_refused_before_anything_runs(monkeypatch, tmp_path, stage):
     requested = Configuration(**{stage: {"precision": "fp8"}})
-    monkeypatch.setattr("dj2mgm.runs.training_checks.GPU_DEVICES", [tmp_path / "nvidia0"])
+    monkeypatch.setattr("dj2mgm.runs.stage_settings.GPU_DEVICES", [tmp_path / "nvidia0"])
     with pytest.raises(InputError, match=f"{stage}.precision: fp8 needs an NVIDIA GPU, and this machine has none"):
         require_fp8_device(requested)
     require_fp8_device(Configuration())

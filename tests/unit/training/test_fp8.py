@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dj2mgm.errors import InputError
-from dj2mgm.settings.frozen_precision import select_unpartitioned_choices
+from dj2mgm.settings.training_stages import select_unpartitioned_choices
 from dj2mgm.training.frozen_layers import FrozenFP8Linear, quantize_rows, replace_frozen_layers, require_fp8
 
 

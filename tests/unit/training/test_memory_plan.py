@@ -10,11 +10,9 @@ import torch
 from dj2mgm.errors import InputError
 from dj2mgm.planning.architecture import MGMArchitecture
 from dj2mgm.planning.prediction import Machine, predict
-from dj2mgm.planning.search import list_candidates
-from dj2mgm.planning.speed import LAUNCH_SECONDS
+from dj2mgm.planning.search import LAUNCH_SECONDS, list_candidates
 from dj2mgm.planning.step import trace_memory
-from dj2mgm.settings.batch_sizes import solve_training_batch
-from dj2mgm.settings.training_stages import LoraSettings
+from dj2mgm.settings.training_stages import LoraSettings, solve_training_batch
 from dj2mgm.storage.files import read_json
 from dj2mgm.training.checkpoints import COMPLETE_FILE
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config

@@ -8,8 +8,14 @@ import pytest
 import yaml
 
 from dj2mgm.errors import InputError
-from dj2mgm.settings.batch_sizes import count_steps, describe_steps, find_steps, solve_batch, solve_training_batch
-from dj2mgm.settings.training_stages import LoraSettings
+from dj2mgm.settings.training_stages import (
+    LoraSettings,
+    count_steps,
+    describe_steps,
+    find_steps,
+    solve_batch,
+    solve_training_batch,
+)
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.training.settings import TrainingSettings
 from training_values import LORA, SETTINGS

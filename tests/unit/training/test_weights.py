@@ -10,7 +10,7 @@ from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.mgm.mgm_generator import load_trained
 from dj2mgm.models.trained_weights import find_projector_parameters, load_projector, read_full_shapes
 from dj2mgm.models.tuning import find_projections, wrap_with_lora
-from dj2mgm.runs.training_checks import PROJECTIONS
+from dj2mgm.runs.stage_settings import PROJECTIONS
 from dj2mgm.settings.training_stages import LoraSettings
 from dj2mgm.training.outputs import BrokenWeightsError, check_weights, gather_weights, save_projector, save_weights
 from finetune import prepare_stage_2, save_adapter_and_projector, save_language_model_and_projector

@@ -1,21 +1,50 @@
-"""Shared command-line handling of the scripts: path flags, and a user's mistake as one line on stderr."""
+"""Shared command-line handling of the scripts: path flags, quiet libraries, and a user's mistake as one line.
+
+The switches of libraries are environment variables, because most of their messages are printed on import. Snakemake
+sets them for all jobs; a stage that is run by hand prints everything. Scripts whose output a person reads silence all
+but errors.
+"""
 
 import argparse
 import errno
 import functools
 import gc
+import logging
 import os
 import sqlite3
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from dj2mgm.cli.library_messages import silence_libraries
 from dj2mgm.errors import InputError
 from dj2mgm.torch_environment import set_torch_environment
+
+SWITCHES = {
+    # deprecations between libraries, which only their authors can resolve
+    "PYTHONWARNINGS": "ignore:`is_gradient_checkpointing`:FutureWarning,ignore:`torch.distributed.:FutureWarning",
+    "TORCH_LOGS": "-torch.utils._pytree",  # torchao registers enums in a deprecated way
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # a warning that a loopback address has no host name
+    "ACCELERATE_LOG_LEVEL": "ERROR",  # a message that DeepSpeed's gradient accumulation is used, as intended
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # progress bars of loading and writing weights
+}
+
+
+@contextmanager
+def silence_libraries() -> Iterator[None]:
+    """Switch off warnings and progress bars of libraries, which are imported or used inside the context."""
+    os.environ.update(SWITCHES | os.environ)  # the user's own values come first
+    previous_level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(previous_level)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from dj2mgm.control_tokens import find_control_token
 from dj2mgm.data.chat_rendering import GENERATION_TAG, render_chat
 from dj2mgm.data.formats import CHAT_ROLES, IMAGE_TOKEN
 from dj2mgm.errors import InputError
-from dj2mgm.settings.chat_templates import OF_THE_TOKENIZER, read_chat_template
+from dj2mgm.settings.models import OF_THE_TOKENIZER, read_chat_template
 
 Segments = list[tuple[str, bool]]  # text, and whether it is an answer, which the loss covers
 
@@ -40,7 +40,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, template: str | dict, tokenizer: PreTrainedTokenizerBase) -> Self:
-        """Return the chat template for a tokenizer, by name (settings/chat_templates.py) or from its content.
+        """Return the chat template for a tokenizer, by name (settings/models.py) or from its content.
 
         Raises:
             InputError: the name is unknown, the tokenizer has no chat template of its own, or nothing ends an answer.

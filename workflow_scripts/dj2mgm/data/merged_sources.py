@@ -26,8 +26,8 @@ from dj2mgm.data.sources.source import Source, describe_unread
 from dj2mgm.dataset_resolution.file_samples import SAVED_RECORDS
 from dj2mgm.dataset_resolution.row_media import UNREAD_MEDIA
 from dj2mgm.errors import InputError, quote_value
+from dj2mgm.settings.data import CAPTION_QUESTION
 from dj2mgm.settings.dataset_files import WITH_IMAGES, FilesDataset, MergedSplit, ReadableSources, SourceOnDisk
-from dj2mgm.settings.generation_prompts import CAPTION_QUESTION
 from dj2mgm.storage.files import find_files, list_files, write_json, write_jsonl
 from dj2mgm.storage.image_files import CONVERT_HEIF, HEIF_SUFFIXES, IMAGE_FOLDERS_FILE, rebase_image_path
 from dj2mgm.storage.json_rows import NumberedIds

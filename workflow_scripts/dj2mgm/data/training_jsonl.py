@@ -28,7 +28,7 @@ from dj2mgm.data.images import BadImageError, HeldOutImages, load_image, locate_
 from dj2mgm.data.texts import separate_words
 from dj2mgm.dataset_resolution.row_media import UNREAD_MEDIA
 from dj2mgm.errors import InputError
-from dj2mgm.records.jsonl_summary import SourceSamples, TrainingFileCounts
+from dj2mgm.records.stage_records import SourceSamples, TrainingFileCounts
 from dj2mgm.settings.data import JsonlSettings
 from dj2mgm.storage.files import write_jsonl
 from dj2mgm.storage.json_rows import NumberedIds

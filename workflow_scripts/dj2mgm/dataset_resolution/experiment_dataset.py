@@ -11,6 +11,7 @@ from dj2mgm.dataset_resolution.dataset_detection import detect_dataset
 from dj2mgm.dataset_resolution.file_formats import FORMATS
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.model_folders import find_cached_snapshot, is_folder_path
+from dj2mgm.settings.base import build_schema
 from dj2mgm.settings.config_files import list_config_names, locate_config_file, read_config, suggest_name
 from dj2mgm.settings.dataset_files import (
     CHECK_FILES,
@@ -18,17 +19,19 @@ from dj2mgm.settings.dataset_files import (
     WITH_CAPTION_FILES,
     WITH_IMAGES,
     DatasetFile,
+    HubArchive,
+    HubBenchmark,
+    HubParquet,
     ReadableDataset,
     ReadableSources,
     SourceOnDisk,
     SourcesDataset,
     SourceSettings,
     detect_dataset_kind,
+    detect_hub_file_kind,
 )
-from dj2mgm.settings.hub_files import HubArchive, HubBenchmark, HubParquet, detect_hub_file_kind
-from dj2mgm.settings.reserved_names import RESERVED_NAMES
-from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.string_formats import check_format, has_format
+from dj2mgm.settings.targets import RESERVED_NAMES
 from dj2mgm.settings.validation import validate_settings
 from dj2mgm.storage.files import discard_files, find_files, read_if_whole
 from dj2mgm.storage.image_files import IMAGE_FOLDERS_FILE

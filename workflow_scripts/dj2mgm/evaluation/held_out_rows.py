@@ -9,8 +9,8 @@ from dj2mgm.evaluation.control_images import assign_image_ids, draw_control_path
 from dj2mgm.evaluation.vqa import ANSWER, CAPTION, build_likelihood_row
 from dj2mgm.models.vision_language import Generator
 from dj2mgm.score_groups import NO_IMAGE, OWN, SHUFFLED
+from dj2mgm.settings.data import CaptionPrompt
 from dj2mgm.settings.evaluation import GenerateSettings
-from dj2mgm.settings.generation_prompts import CaptionPrompt
 from dj2mgm.storage.files import read_jsonl
 
 

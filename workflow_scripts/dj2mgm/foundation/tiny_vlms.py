@@ -1,6 +1,6 @@
 """Tiny models of transformers' vision-language classes, made from the embedded default's parts.
 
-Their language model is the trained one (language_model.py), converted to the architecture of the class with the same
+Their language model is the trained one (tiny_parts.py), converted to the architecture of the class with the same
 results. LLaVA has the trained CLIP tower, the others have random towers of their own kind. All have a new connector
 between tower and language model. They show that the workflow runs and what a connector can learn from data, but not the
 quality of the real models.
@@ -14,7 +14,7 @@ import torch
 import transformers as T
 from transformers import AutoTokenizer, CLIPModel, GemmaForCausalLM, PreTrainedModel, ProcessorMixin
 
-from dj2mgm.foundation.tokenizers import END_OF_TURN, GEMMA_IMAGE_TOKEN
+from dj2mgm.foundation.tiny_parts import END_OF_TURN, GEMMA_IMAGE_TOKEN
 from dj2mgm.models.vlm.processors import remove_video_processor
 
 IMAGE_SIDE = 64  # px, image size of every tower, for 4 × 4 visual tokens, the size of the language model's boards

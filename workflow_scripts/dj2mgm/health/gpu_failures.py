@@ -10,7 +10,7 @@ import yaml
 
 from dj2mgm.health.failure_signature import Evidence, Explanation, Signature
 from dj2mgm.monitoring.memory_csv import format_gib, parse_torch_size
-from dj2mgm.settings.batch_sizes import AUTO
+from dj2mgm.settings.training_stages import AUTO
 
 SIZE_PATTERN = r"[\d.]+ (?:bytes|[KMGT]iB)"
 REQUEST_PATTERN = rf"(?:CUDA|HIP|XPU) out of memory\. Tried to allocate (?P<requested>{SIZE_PATTERN})(?P<rest>.*)"

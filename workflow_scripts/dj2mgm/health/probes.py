@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pynvml
 
-from dj2mgm.monitoring.cgroups import CgroupLimits, read_cgroup_limits
+from dj2mgm.monitoring.readings import CgroupLimits, read_cgroup_limits
 from dj2mgm.script_modules import SCRIPTS
 
 TOOLKIT_FOLDERS = ("/usr/local", "/opt")

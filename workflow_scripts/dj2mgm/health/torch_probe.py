@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from dj2mgm.settings.frozen_precision import FP8_CAPABILITY
+from dj2mgm.settings.training_stages import FP8_CAPABILITY
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dj2mgm.juicer.filter_statistics import read_statistic_limits
 from dj2mgm.juicer.operators.declarations import get_decision_method, get_declarations
 from dj2mgm.juicer.partitions import iterate_column_values
 from dj2mgm.juicer.patched_data_juicer import OP, Fields
-from dj2mgm.records.recipe_summary import OperatorSummary
+from dj2mgm.records.stage_records import OperatorSummary
 from dj2mgm.storage.files import read_jsonl
 
 

@@ -22,7 +22,7 @@ from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.recipes.operator_checks import check_models_named
 from dj2mgm.recipes.recipe_files import find_recipe_files
 from dj2mgm.recipes.recipe_step import DATASET_FILES, INSTRUCTIONS, RecipeStep
-from dj2mgm.records.recipe_summary import OperatorSummary, RecipeSummary
+from dj2mgm.records.stage_records import OperatorSummary, RecipeSummary
 from dj2mgm.script_modules import find_modules
 from dj2mgm.storage.files import compute_sha256, read_jsonl, write_json, write_jsonl
 from dj2mgm.storage.streaming import DiskMap

@@ -10,8 +10,8 @@ from glob import escape, glob
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.settings.chat_templates import WITHOUT_CHAT
 from dj2mgm.settings.config_files import read_json_config
+from dj2mgm.settings.models import WITHOUT_CHAT
 from dj2mgm.storage.files import MAX_NESTING, read_json
 from dj2mgm.storage.plain_files import MIB, check_plain, copy_plain, resolve_inside
 

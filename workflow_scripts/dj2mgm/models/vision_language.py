@@ -26,7 +26,7 @@ from dj2mgm.models.questions import (
     batch_questions,
     restore_order,
 )
-from dj2mgm.settings.batch_sizes import AUTO
+from dj2mgm.settings.training_stages import AUTO
 
 IGNORE_INDEX = -100  # label of tokens that carry no loss
 PIXELS_KEY = "pixel_values"  # key of a batch's images
@@ -121,7 +121,7 @@ class Answerer(ABC):
         Args:
             images: one image for each question, or None for all questions, which are then asked without an image
                 (PaliGemma receives a black one).
-            template: name or content of a chat template (settings/chat_templates.py), for a model without its own.
+            template: name or content of a chat template (settings/models.py), for a model without its own.
             max_new_tokens: length at which an answer is cut.
             batch_size: number of questions in a batch, or "auto" for the number that fits the device's memory.
         """
@@ -216,7 +216,7 @@ class ModelFamily(Protocol):
     processor: ProcessorMixin
 
     def make_encoder(self, template: str | dict, max_length: int) -> Encoder:
-        """Return an encoder for a chat template (settings/chat_templates.py) that cuts rows at `max_length`."""
+        """Return an encoder for a chat template (settings/models.py) that cuts rows at `max_length`."""
 
     def load(self, dtype: torch.dtype, attention: str) -> PreTrainedModel:
         """Load the model for training; `attention` is transformers' name of the language model's implementation."""

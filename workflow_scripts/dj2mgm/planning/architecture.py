@@ -44,9 +44,9 @@ from dj2mgm.models.vlm.vlm_family import (
 )
 from dj2mgm.planning.meta_kernels import ATTENTION, MASKED_ATTENTION, IntegersOnCPU
 from dj2mgm.servers.hub import check_library_downloads
+from dj2mgm.settings.base import build_schema
 from dj2mgm.settings.config_files import locate_config_file, read_config
 from dj2mgm.settings.models import MgmParts, detect_model_kind
-from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.validation import validate_settings
 from dj2mgm.storage.files import FIX_FILE_REMEDY, read_json
 

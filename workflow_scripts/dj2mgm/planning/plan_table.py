@@ -19,7 +19,7 @@ from dj2mgm.planning.search import (
 )
 from dj2mgm.planning.stage_times import PlannedTraining, StageTime
 from dj2mgm.planning.step import Workload, count_parameters
-from dj2mgm.settings.gpu_cards import GpuCard
+from dj2mgm.settings.targets import GpuCard
 
 MIN_WIDTH_OF_NAMES = 80  # columns from which the names of DeepSpeed configurations stand on one line
 MIN_GAIN = 0.005  # of speed, as a share, that the table shows

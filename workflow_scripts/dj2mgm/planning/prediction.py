@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import psutil
 import torch
 
-from dj2mgm.monitoring.cgroups import read_cgroup_memory
 from dj2mgm.monitoring.memory_csv import GIB
+from dj2mgm.monitoring.readings import read_cgroup_memory
 from dj2mgm.planning.step import Parameters, Workload, count_parameters, trace_memory
-from dj2mgm.settings.frozen_precision import NF4_BYTES
+from dj2mgm.settings.training_stages import NF4_BYTES
 
 FLOAT32, FLOAT64 = 4, 8
 ADAM_MOMENT_BYTES = 2 * FLOAT32  # bytes of Adam's two moments in float32

@@ -18,8 +18,7 @@ from dj2mgm.planning.architecture import Architecture, MicroBatch
 from dj2mgm.planning.live_memory import LiveMemory
 from dj2mgm.planning.meta_kernels import ATTENTION, fuse_layers, register_attention, selective_scan_without_loop
 from dj2mgm.planning.replay import replay_chunks, replay_layers
-from dj2mgm.settings.frozen_precision import can_use_nf4
-from dj2mgm.settings.training_stages import MAX_WORKERS, LoraSettings
+from dj2mgm.settings.training_stages import MAX_WORKERS, LoraSettings, can_use_nf4
 
 MEMORY_KINDS = ("activations", "logits", "gradients")
 

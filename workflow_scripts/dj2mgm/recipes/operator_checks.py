@@ -14,7 +14,7 @@ from dj2mgm.recipes.recipe_step import (
     RecipeStep,
     find_nearest_name,
 )
-from dj2mgm.settings.endpoints import ADDRESS_RULE, VARIABLE_RULE, is_address, is_variable
+from dj2mgm.settings.string_formats import ADDRESS_RULE, VARIABLE_RULE, is_address, is_variable
 
 # names of arguments, at any depth, that no recipe may give
 REFUSED_ARGUMENTS = {

@@ -13,8 +13,6 @@ from typing import Any
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.run_scores import GroupEstimates, RunScores, aggregate, read_run_scores
 from dj2mgm.recipes.recipe_step import INSTRUCTIONS
-from dj2mgm.records.jsonl_summary import JsonlSummary, read_jsonl_summary
-from dj2mgm.records.judges import Judge
 from dj2mgm.records.page_records import (
     PageSettings,
     RecipeContents,
@@ -23,8 +21,15 @@ from dj2mgm.records.page_records import (
     ShownExperiment,
     read_image_root,
 )
-from dj2mgm.records.recipe_summary import RecipeSummary, read_recipe_summary
-from dj2mgm.records.training_record import TrainingRecord, read_training_record
+from dj2mgm.records.stage_records import (
+    JsonlSummary,
+    Judge,
+    RecipeSummary,
+    TrainingRecord,
+    read_jsonl_summary,
+    read_recipe_summary,
+    read_training_record,
+)
 from dj2mgm.runs.stages import LEAK_FILES, STAGES, TRAINING_STAGES
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, read_jsonl

@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 
-from dj2mgm.records.jsonl_summary import SourceSamples
-from dj2mgm.records.recipe_summary import OperatorSummary
+from dj2mgm.records.stage_records import OperatorSummary, SourceSamples
 from dj2mgm.reporting.experiment_results import ExperimentResults, RunResults
 from dj2mgm.reporting.recaptions import RecaptionedRow
 from dj2mgm.reporting.rendering import build_step_key, format_integer, list_counts

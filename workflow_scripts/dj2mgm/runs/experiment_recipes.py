@@ -18,10 +18,10 @@ from dj2mgm.recipes.recipe_step import (
     WITH_CLIP,
     WITH_QUESTIONS,
 )
-from dj2mgm.settings.chat_templates import read_chat_template
 from dj2mgm.settings.config_files import locate_existing_file, read_config, read_config_text, suggest_name
 from dj2mgm.settings.configuration import Experiment
 from dj2mgm.settings.data import CAPTIONERS, SynthesizeSettings
+from dj2mgm.settings.models import read_chat_template
 
 
 def read_recipes(config: Experiment) -> dict[str, dict | None]:

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from dj2mgm.runs.experiments import REFERENCE, Experiments
-from dj2mgm.runs.run import Run
-from dj2mgm.runs.stages import STAGE_NOTE, Stage
+from dj2mgm.runs.stages import STAGE_NOTE, Run, Stage
 from dj2mgm.storage.files import read_if_whole, write_yaml
 
 

@@ -26,7 +26,7 @@ from dj2mgm.servers.connections import (
     make_client,
     read_retry_after,
 )
-from dj2mgm.settings.endpoints import MAX_TOKENS, MIN_SECRET_LENGTH, compile_secret_pattern
+from dj2mgm.settings.string_formats import MAX_TOKENS, MIN_SECRET_LENGTH, compile_secret_pattern
 
 REFUSED, CUT_OFF, CONTROL_CHARACTER, QUOTES_KEY = "refused", "cut off", "control character", "quotes the key"
 TOO_LONG = "too long"

@@ -46,7 +46,7 @@ from dj2mgm.servers.connections import (
     make_client,
     read_retry_after,
 )
-from dj2mgm.settings.endpoints import compile_secret_pattern
+from dj2mgm.settings.string_formats import compile_secret_pattern
 
 MAX_MESSAGE_LENGTH = 200  # characters shown of a server's message
 HEAD_FACTOR = 6  # factor on the library's time limit; the hub lists the files of a large repository within a minute

@@ -20,7 +20,7 @@ import yaml
 
 from dj2mgm.errors import InputError, quote_value
 from dj2mgm.script_modules import SCRIPTS
-from dj2mgm.settings.schema import describe_accepted_values
+from dj2mgm.settings.base import describe_accepted_values
 from dj2mgm.storage.files import MAX_NESTING
 
 CONFIG = Path("config")  # in the current folder; missing files come from SHIPPED

@@ -7,13 +7,12 @@ from pydantic import Field, InstanceOf, SerializeAsAny, create_model
 
 from dj2mgm.script_modules import import_feature_modules
 from dj2mgm.settings.base import Number, Section, Seed, UniqueItems, section, setting
-from dj2mgm.settings.benchmarks import BenchmarkSection, change_type, read_declarations
 from dj2mgm.settings.data import FilterSection, JsonlSection, Shares, SynthesizeSection
-from dj2mgm.settings.evaluation import EvaluateSection
-from dj2mgm.settings.gpu_cards import CARDS
+from dj2mgm.settings.evaluation import BenchmarkSection, EvaluateSection, change_type, read_declarations
 from dj2mgm.settings.models import ModelFile
 from dj2mgm.settings.string_formats import FilePath, Name
 from dj2mgm.settings.targets import (
+    CARDS,
     Control,
     DecontaminateSection,
     ExperimentNames,

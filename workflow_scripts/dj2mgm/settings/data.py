@@ -1,11 +1,12 @@
-"""Settings of the stages that prepare data: filter, synthesize and jsonl.
+"""Settings of the stages that prepare data (filter, synthesize and jsonl), and prompts of the generate stage.
 
 A section holds keys of config.yaml. `…Settings` add values of the run: a stage receives them as its config.yaml.
+Training reads the prompts, too, so that its checkpoints answer the same questions.
 """
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import ConfigDict, Field, WithJsonSchema
 
 from dj2mgm.settings.base import (
     ImageRootSettings,
@@ -18,7 +19,34 @@ from dj2mgm.settings.base import (
     section,
     setting,
 )
-from dj2mgm.settings.string_formats import Address, FilePath, Name, Question, Variable
+from dj2mgm.settings.string_formats import Address, FilePath, Name, Question, QuestionPrompt, Variable
+
+# default question for a caption, also in training data of stage 2 whose captions have no question
+CAPTION_QUESTION = "Describe the image."
+
+
+class PromptKeys(Section):
+    """Keys of `evaluate` in config.yaml that contain prompts."""
+
+    question_prompt: QuestionPrompt = setting("{question}", "prompt of a VQA question")
+
+
+class CaptionPrompt(StageSettings):
+    """The prompt for a caption."""
+
+    template: Template = setting()
+    question: str = setting()
+
+
+class PromptSettings(PromptKeys, ImageRootSettings):
+    """The part of the generate stage's config.yaml that training reads."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    captions: dict[str, CaptionPrompt] = setting(
+        ..., "by stage: `pretrain` and `finetune`; without stage 1, `base` replaces `pretrain`"
+    )
+
 
 BatchSize = Annotated[int, Field(ge=1, le=65536)]
 Tokens = Annotated[int, Field(ge=1, le=2**20)]

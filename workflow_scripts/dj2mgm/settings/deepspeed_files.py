@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dj2mgm.errors import InputError, quote_value
-from dj2mgm.settings.batch_sizes import AUTO, solve_batch
 from dj2mgm.settings.config_files import (
     list_config_names,
     locate_config_file,
     read_json_config,
     suggest_name,
 )
+from dj2mgm.settings.training_stages import AUTO, solve_batch
 
 STAGES = range(4)  # of ZeRO
 BATCH_SIZES = {  # keys that fix a batch size, and the settings of the same meaning

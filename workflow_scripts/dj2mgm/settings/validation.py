@@ -10,9 +10,8 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from dj2mgm.errors import InputError, quote_value
-from dj2mgm.settings.base import Section
+from dj2mgm.settings.base import Section, build_schema, describe_accepted_values
 from dj2mgm.settings.config_files import FLOAT, INTEGER
-from dj2mgm.settings.schema import build_schema, describe_accepted_values
 from dj2mgm.settings.string_formats import FORMATS
 from dj2mgm.storage.files import read_yaml
 

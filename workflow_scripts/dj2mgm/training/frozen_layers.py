@@ -22,7 +22,7 @@ from torchao.quantization import to_nf4
 from dj2mgm.compute import select_device
 from dj2mgm.errors import InputError
 from dj2mgm.models.tuning import list_frozen_layers
-from dj2mgm.settings.frozen_precision import FP8_CAPABILITY, can_use_nf4
+from dj2mgm.settings.training_stages import FP8_CAPABILITY, can_use_nf4
 
 E4M3 = torch.float8_e4m3fn
 E4M3_MAX = torch.finfo(E4M3).max

@@ -25,8 +25,7 @@ from dj2mgm.planning.search import (
     suggest_remedies,
 )
 from dj2mgm.planning.step import Workload, count_parameters
-from dj2mgm.settings.batch_sizes import AUTO
-from dj2mgm.settings.frozen_precision import NF4_SCALES
+from dj2mgm.settings.training_stages import AUTO, NF4_SCALES
 from dj2mgm.storage.files import read_json, write_json
 from dj2mgm.training.checkpoints import COMPLETE_FILE
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config

@@ -24,8 +24,8 @@ from dj2mgm.errors import InputError
 from dj2mgm.models.loss import LanguageModelHead, recording_likelihoods
 from dj2mgm.models.tuning import Tuning
 from dj2mgm.models.vision_language import Encoder
-from dj2mgm.settings.batch_sizes import find_steps
-from dj2mgm.settings.generation_prompts import CAPTION_QUESTION, PromptSettings
+from dj2mgm.settings.data import CAPTION_QUESTION, PromptSettings
+from dj2mgm.settings.training_stages import find_steps
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_jsonl
 from dj2mgm.training.settings import TrainingSettings

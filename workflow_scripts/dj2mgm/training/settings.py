@@ -4,8 +4,7 @@ from typing import Self
 
 import torch
 
-from dj2mgm.settings.batch_sizes import AUTO, count_steps, find_steps
-from dj2mgm.settings.training_stages import TrainingStageSettings, is_bf16
+from dj2mgm.settings.training_stages import AUTO, TrainingStageSettings, count_steps, find_steps, is_bf16
 
 
 class TrainingSettings(TrainingStageSettings):

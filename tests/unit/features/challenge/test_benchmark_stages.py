@@ -23,7 +23,7 @@ from dj2mgm.features.challenge.challenge_stages import build_benchmark_settings
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.runs.layers import merge_experiment, merge_shared_settings
 from dj2mgm.script_modules import find_modules
-from dj2mgm.settings import benchmarks as declared
+from dj2mgm.settings import evaluation as declared
 from dj2mgm.settings.configuration import build_configuration_model, build_experiment_model
 from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_jsonl, write_yaml
 from paths import PROJECT

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from dj2mgm.cli.library_messages import SWITCHES
+from dj2mgm.cli.command_line import SWITCHES
 from dj2mgm.features.publish.run_record import MARKER
 from dj2mgm.storage.files import write_json
 from hub_server import TOKEN, HubServer, Repository

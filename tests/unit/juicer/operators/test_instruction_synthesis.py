@@ -34,7 +34,7 @@ from dj2mgm.juicer.operators.instruction_synthesis_mapper import (
 from dj2mgm.juicer.operators.question_pool import QuestionPool
 from dj2mgm.juicer.patched_data_juicer import load_ops
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
-from dj2mgm.settings.chat_templates import read_chat_template
+from dj2mgm.settings.models import read_chat_template
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_jsonl, write_yaml
 from forked_python import forked_python
 from paths import PROJECT

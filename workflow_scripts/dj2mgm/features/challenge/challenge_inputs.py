@@ -2,8 +2,7 @@
 
 from dj2mgm.errors import InputError
 from dj2mgm.runs.all_runs import Runs
-from dj2mgm.runs.run import Run
-from dj2mgm.runs.stages import BASE
+from dj2mgm.runs.stages import BASE, Run
 
 
 def build_challenge_settings(runs: Runs) -> dict:

@@ -6,8 +6,7 @@ from pydantic import create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from dj2mgm.settings.base import Number, Processes, Section, StageSettings, Template, section, setting
-from dj2mgm.settings.benchmarks import BenchmarkSection, change_type, read_declarations
-from dj2mgm.settings.evaluation import Decoding
+from dj2mgm.settings.evaluation import BenchmarkSection, Decoding, change_type, read_declarations
 
 TARGETS_BY_KEY = {"challenge": ("challenge",)}
 

@@ -5,8 +5,8 @@ from functools import partial
 from dj2mgm.features.challenge.challenge_keys import BenchmarkSettings
 from dj2mgm.runs.stage_settings import build_answer_values
 from dj2mgm.runs.stages import BASE, Stage
-from dj2mgm.settings.benchmarks import read_declarations
 from dj2mgm.settings.configuration import Configuration, Experiment
+from dj2mgm.settings.evaluation import read_declarations
 
 
 def list_stages(shared: Configuration) -> dict[str, Stage]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from dj2mgm.model_files.missing_models import find_downloads, find_missing_models, find_shipped_foundation
 from dj2mgm.model_files.model_folders import find_model
 from dj2mgm.runs.all_runs import Runs
-from dj2mgm.runs.model_reader import read_model
+from dj2mgm.runs.layers import read_model
 from dj2mgm.runs.scored_runs import build_power_settings
 from dj2mgm.settings.configuration import drop_defaults
 from dj2mgm.settings.dataset_files import MAX_HELD_OUT

@@ -34,7 +34,7 @@ from dj2mgm.features.explorer.row_table import (
 )
 from dj2mgm.recipes.statistic_limits import label_statistic
 from dj2mgm.records.page_records import StageRecipe, describe_clip_doubt, read_image_root
-from dj2mgm.records.recipe_summary import RecipeSummary, read_recipe_summary
+from dj2mgm.records.stage_records import RecipeSummary, read_recipe_summary
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_jsonl
 from dj2mgm.storage.streaming import DiskMap

@@ -21,7 +21,7 @@ from dj2mgm.recipes.argument_kinds import RANGE_PATTERN
 from dj2mgm.recipes.catalogue import read_allowed_operators, read_defaults
 from dj2mgm.recipes.recipe_step import RECAPTION_OPERATOR
 from dj2mgm.recipes.statistic_limits import read_statistic_operators
-from dj2mgm.records.recipe_summary import OperatorSummary, RecipeSummary
+from dj2mgm.records.stage_records import OperatorSummary, RecipeSummary
 from dj2mgm.reporting.rendering import build_step_key
 from dj2mgm.reporting.sections.histograms import parse_number
 

@@ -30,7 +30,7 @@ from dj2mgm.dataset_resolution.experiment_dataset import FETCH_RECORD, HubData
 from dj2mgm.errors import InputError, pluralize
 from dj2mgm.features.fetch.repositories import CONNECTIONS, HubSource, Repository, check_space, look_up
 from dj2mgm.servers.hub import RepositoryFile, hub_errors
-from dj2mgm.settings.hub_files import HubArchive, HubBenchmark
+from dj2mgm.settings.dataset_files import HubArchive, HubBenchmark
 from dj2mgm.settings.string_formats import has_format
 from dj2mgm.storage.files import read_json, replace_file, write_bytes, write_json, write_json_list, write_jsonl
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES

@@ -16,7 +16,7 @@ from lmms_eval.api.model import lmms
 from dj2mgm.data.formats import IMAGE_TOKEN
 from dj2mgm.features.lmms_eval.exchange import cut_answer, find_stop_texts, save_once
 from dj2mgm.models.generators import load_generator
-from dj2mgm.settings.chat_templates import OF_THE_TOKENIZER
+from dj2mgm.settings.models import OF_THE_TOKENIZER
 
 
 class LmmsModel(lmms):

@@ -20,7 +20,7 @@ from dj2mgm.features.publish.run_record import (
 from dj2mgm.features.publish.stock_weights import ADAPTER_FOLDER, STAGE
 from dj2mgm.records.page_records import VERDICT_FILE
 from dj2mgm.score_groups import OWN_GROUP
-from dj2mgm.settings.generation_prompts import CAPTION_QUESTION
+from dj2mgm.settings.data import CAPTION_QUESTION
 
 IMPORTS = """from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.image_utils import load_image"""

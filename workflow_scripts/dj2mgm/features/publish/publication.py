@@ -9,10 +9,10 @@ from dj2mgm.features.publish.publish_settings import ExportSettings, PublishSett
 from dj2mgm.features.publish.run_record import refuse_unlearned
 from dj2mgm.records.page_records import VERDICT_FILE, RecipeContents
 from dj2mgm.runs.all_runs import Runs
+from dj2mgm.runs.command_messages import PlannedJob, ReadingTarget
 from dj2mgm.runs.experiment_recipes import read_recipes
-from dj2mgm.runs.job_checks import PlannedJob, ReadingTarget
 from dj2mgm.runs.pages import locate_page_folder
-from dj2mgm.runs.run import Run
+from dj2mgm.runs.stages import Run
 from dj2mgm.settings.string_formats import has_format
 
 READING_TARGETS = {

@@ -13,9 +13,8 @@ from dj2mgm.features.studies.designs import (
     SampleDesign,
     SearchDesign,
 )
-from dj2mgm.settings.base import Number, Section, UniqueItems, refuse_contradiction, section, setting
+from dj2mgm.settings.base import Number, Section, UniqueItems, build_schema, refuse_contradiction, section, setting
 from dj2mgm.settings.config_files import list_config_names, read_config
-from dj2mgm.settings.schema import build_schema
 from dj2mgm.settings.string_formats import Name
 from dj2mgm.settings.validation import validate_settings
 

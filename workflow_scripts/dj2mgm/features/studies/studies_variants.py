@@ -29,12 +29,11 @@ from dj2mgm.features.studies.designs import SearchDesign
 from dj2mgm.features.studies.halving import compute_smallest_budget
 from dj2mgm.features.studies.studies_config import STUDIES_FOLDER, StudyFile, list_study_names, read_study_file
 from dj2mgm.features.studies.study_records import BatchRecord, SearchSettings, format_run_name
-from dj2mgm.runs.experiments import REFERENCE, Experiments, VariantSource
-from dj2mgm.runs.variants import Variant
+from dj2mgm.runs.experiments import REFERENCE, Experiments, Variant, VariantSource
 from dj2mgm.settings.config_files import locate_config_file, suggest_name
 from dj2mgm.settings.configuration import Experiment, ExperimentOnlyKeys, ModelOverridableKeys
-from dj2mgm.settings.reserved_names import RESERVED_NAMES
 from dj2mgm.settings.string_formats import check_format
+from dj2mgm.settings.targets import RESERVED_NAMES
 from dj2mgm.settings.validation import RENAMED_KEYS, load_settings
 
 # keys that change no score

@@ -32,8 +32,7 @@ from dj2mgm.features.studies.study_records import (
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.pages import build_page_settings, list_page_files
-from dj2mgm.runs.scored_runs import check_headline, check_reported
-from dj2mgm.runs.seed_times import format_hours, sum_seconds
+from dj2mgm.runs.scored_runs import check_headline, check_reported, format_hours, sum_seconds
 from dj2mgm.runs.stages import STAGES, TRAINING_STAGES
 from dj2mgm.settings.validation import load_settings
 

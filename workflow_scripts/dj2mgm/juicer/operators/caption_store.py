@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dj2mgm.cli.messages import note
 from dj2mgm.errors import InputError
-from dj2mgm.settings.endpoints import MAX_TOKENS
+from dj2mgm.settings.string_formats import MAX_TOKENS
 from dj2mgm.storage.plain_files import open_plain
 from dj2mgm.storage.streaming import DiskMap
 

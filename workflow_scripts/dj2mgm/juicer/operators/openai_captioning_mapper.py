@@ -19,7 +19,7 @@ from data_juicer.ops.base_op import OPERATORS, UNFORKABLE
 
 from dj2mgm.data.images import BadImageError, encode_data_url, load_image
 from dj2mgm.errors import InputError
-from dj2mgm.settings.endpoints import ADDRESS_RULE, VARIABLE_RULE, is_address, is_variable, normalize_address
+from dj2mgm.settings.string_formats import ADDRESS_RULE, VARIABLE_RULE, is_address, is_variable, normalize_address
 
 from .declarations import Captions, ServerCaptioner, merge_reports
 

@@ -11,7 +11,7 @@ from transformers.models.smolvlm import processing_smolvlm
 from transformers.utils import is_torchvision_available
 
 from dj2mgm.errors import InputError
-from dj2mgm.settings.chat_templates import WITHOUT_CHAT
+from dj2mgm.settings.models import WITHOUT_CHAT
 
 VIDEO_PROCESSOR = "video_processor"
 

@@ -8,7 +8,7 @@ from scipy.special import stdtr
 
 from dj2mgm.evaluation.groups import estimate_metric
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.records.training_record import TrainingRecord
+from dj2mgm.records.stage_records import TrainingRecord
 from dj2mgm.reporting.comparison import format_score
 from dj2mgm.reporting.experiment_results import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import join_words

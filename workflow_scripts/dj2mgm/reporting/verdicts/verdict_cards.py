@@ -30,8 +30,8 @@ from dj2mgm.reporting.verdicts.verdict_sentences import (
     capitalize,
     explain_withheld,
 )
-from dj2mgm.runs.seed_times import sum_seconds
-from dj2mgm.runs.variants import can_select_rows
+from dj2mgm.runs.experiments import can_select_rows
+from dj2mgm.runs.scored_runs import sum_seconds
 from dj2mgm.score_groups import OWN, OWN_GROUP, PRETRAINED, name_group
 from dj2mgm.settings.configuration import ExperimentOnlyKeys
 from dj2mgm.settings.models import PHOTO_MODEL

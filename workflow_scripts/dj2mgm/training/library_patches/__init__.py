@@ -1,6 +1,6 @@
 """Patches of third-party libraries for training, one module per library.
 
-Nothing changes on import. Entry points call `apply_library_patches`. Other patches are in cli/snakemake_patches.py
+Nothing changes on import. Entry points call `apply_library_patches`. Other patches are in cli/console.py
 (Snakemake), juicer/patched_data_juicer.py (Data-Juicer), features/lmms_eval/lmms_tasks.py (lmms-eval) and
 planning/meta_kernels.py (transformers, inside a context).
 """

@@ -7,7 +7,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from configuration_files import FILES
-from dj2mgm.documentation.documents import build_documents
+from dj2mgm.documents import build_documents
 from dj2mgm.settings.base import RETRAINS, SEARCH, read_extra
 from dj2mgm.settings.configuration import build_configuration_model
 from dj2mgm.settings.training_stages import FinetuneSection, LoraSettings, PretrainSection

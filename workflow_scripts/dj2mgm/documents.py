@@ -13,7 +13,7 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from dj2mgm.script_modules import SCRIPTS, import_feature_modules
-from dj2mgm.settings.base import RETRAINS, SEARCH, Section, read_extra
+from dj2mgm.settings.base import DIALECT, RETRAINS, SEARCH, Section, build_schema, describe_accepted_values, read_extra
 from dj2mgm.settings.config_files import read_config
 from dj2mgm.settings.configuration import (
     ExperimentOnlyKeys,
@@ -25,13 +25,12 @@ from dj2mgm.settings.dataset_files import FilesDataset, ShapesDataset, SourcesDa
 from dj2mgm.settings.models import (
     AssembledModel,
     MgmModel,
+    PresetFile,
     PublishedScores,
     TinyModel,
     TransformersModel,
     detect_model_kind,
 )
-from dj2mgm.settings.presets import PresetFile
-from dj2mgm.settings.schema import DIALECT, build_schema, describe_accepted_values
 from dj2mgm.settings.training_stages import FinetuneSection, PretrainSection
 from dj2mgm.settings.validation import validate_settings
 

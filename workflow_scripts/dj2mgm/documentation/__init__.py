@@ -1,1 +1,0 @@
-"""Generated documents: config/config.yaml, JSON schemas, and tables of docs/."""
