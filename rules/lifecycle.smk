@@ -35,7 +35,8 @@ if workflow.is_main_process:
         print(message, file=sys.stderr)
 
 
-# Rules that write nothing but their log. Features add theirs. A command that runs no other needs no lock.
+# Rules that write nothing but their log. Features add theirs. A command that runs no other needs no lock, and one whose
+# targets they are runs beside a run that makes other files.
 UNLOCKED_RULES = {"doctor", "help", "plan"}
 
 
@@ -53,10 +54,16 @@ if workflow.remote_exec or (
 
 onstart:
     lift_default_job_limit(workflow.scheduler)
-    if {job.rule.name for job in workflow.dag.needrun_jobs()} - UNLOCKED_RULES:
+    jobs = list(workflow.dag.needrun_jobs())
+    if {job.rule.name for job in jobs} - UNLOCKED_RULES:
         with raising_user_errors():
             check_scheduler(workflow.executor_plugin.name)
-            taken_over = start_run(on_cluster=workflow.non_local_exec)
+            taken_over = start_run(
+                on_cluster=workflow.non_local_exec,
+                planned_files={str(file) for job in jobs for file in job.output},
+                is_short={job.rule.name for job in workflow.dag.targetjobs}
+                <= UNLOCKED_RULES,
+            )
         if taken_over:
             restart_snakemake(on_cluster=workflow.non_local_exec)
         limit_compiled_code()

@@ -1,6 +1,7 @@
 """Console output of `snakemake` shows stages and their progress; everything else is in logs."""
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -52,7 +53,10 @@ def test_a_command_that_only_reads_works_during_a_run(fresh):
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert "snakemake <target>" in fresh.run("help")
         assert not (fresh.folder / ".snakemake/owner.json").exists()
-        assert "another run is in progress" in fresh.run("check", ok=False), "it would make the dataset"
+        assert "another run is in progress" in fresh.run("check", ok=False), "it does not know what the run makes"
+        note = {"host": "elsewhere", "pid": 1, "started": 1.0, "planned_files": ["results/other"]}
+        (fresh.folder / ".snakemake/owner.json").write_text(json.dumps(note))
+        assert "Thumbnails and details" in fresh.run("check"), "the run makes other files"
 
 
 def test_the_last_line_names_the_file_to_open(finished):

@@ -14,6 +14,7 @@ from dj2mgm.cli import run_lock
 from dj2mgm.cli.run_lock import (
     LOCK_FILE,
     OWNER_FILE,
+    SIDE_LOCK_FILE,
     check_scheduler,
     end_run,
     is_run_in_progress,
@@ -91,7 +92,13 @@ def test_an_invalid_owner_file_is_ignored(folder, note):
     assert is_run_in_progress() and json.loads(OWNER_FILE.read_text())["pid"] == os.getpid()
 
 
-RUN = "import sys; from dj2mgm.cli.run_lock import *; start_run(False); print('running', flush=True); sys.stdin.read()"
+RUN = """
+import sys
+from dj2mgm.cli.run_lock import start_run
+start_run(False, ["results/a"])
+print("running", flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture
@@ -112,6 +119,27 @@ def test_two_runs_in_one_folder_exclude_each_other(other_run, monkeypatch):
         InputError, match=rf"in progress in this folder on .* \(process {other_run.pid}\); wait for it.* \(-n\)"
     ):
         start_run(on_cluster=False)
+
+
+def test_a_short_command_runs_beside_a_run_that_makes_other_files(other_run, monkeypatch):
+    monkeypatch.setattr("dj2mgm.cli.run_lock.ATTEMPTS", 1)
+    note = OWNER_FILE.read_text()
+    assert not start_run(False, ["results/b"], is_short=True)
+    assert not run_lock.is_locked_here() and OWNER_FILE.read_text() == note
+    beside = run_lock._lock
+    with pytest.raises(InputError, match="another run is in progress"):
+        start_run(False, ["results/b"], is_short=True)
+    other_run.kill()
+    other_run.wait()
+    with pytest.raises(InputError, match="a check or plan is making data"):
+        start_run(False)
+    beside.close()
+
+
+def test_a_short_command_waits_for_a_run_that_makes_its_files(other_run, monkeypatch):
+    monkeypatch.setattr("dj2mgm.cli.run_lock.ATTEMPTS", 1)
+    with pytest.raises(InputError, match="makes results/a, which this command also needs"):
+        start_run(False, ["results/a", "results/b"], is_short=True)
 
 
 def test_a_killed_run_that_nobody_waits_for_blocks_no_other(other_run, capsys):
@@ -167,7 +195,9 @@ def test_owner_file_suffices_without_file_system_locks(other_run, monkeypatch):
 
 def test_the_owner_file_is_written_atomically(folder, monkeypatch):
     start_run(on_cluster=False)
-    assert sorted(path.name for path in OWNER_FILE.parent.iterdir()) == [OWNER_FILE.name, LOCK_FILE.name]
+    assert sorted(path.name for path in OWNER_FILE.parent.iterdir()) == sorted(
+        [OWNER_FILE.name, LOCK_FILE.name, SIDE_LOCK_FILE.name]
+    )
     monkeypatch.setattr("json.dump", lambda *arguments, **options: arguments[1].write("{") and 1 / 0)
     with pytest.raises(ZeroDivisionError):
         end_run(on_cluster=False)

@@ -4,6 +4,8 @@ A killed Snakemake leaves stages running on this machine, and jobs on a cluster.
 stages again while the old ones are still running. So each run holds a kernel lock, which ends with its process, and
 writes a note about itself. The next run ends the local stages of a killed run. It waits for jobs in Slurm, which record
 their completion themselves. Snakemake's own lock, which outlives its process, is off (profiles/default).
+
+A run also notes the files that it makes. A short command, such as `check`, runs beside it if it makes none of them.
 """
 
 import errno
@@ -15,6 +17,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import IO
 
@@ -27,6 +30,7 @@ from dj2mgm.storage.files import write_json
 SNAKEMAKE_FOLDER = Path(".snakemake")
 OWNER_FILE = SNAKEMAKE_FOLDER / "owner.json"
 LOCK_FILE = SNAKEMAKE_FOLDER / "owner.lock"
+SIDE_LOCK_FILE = SNAKEMAKE_FOLDER / "side.lock"  # of a short command beside a run
 # %i is a job's number, %Z the folder it was submitted from, %k a comment, in which both cluster profiles put the rule.
 # The states are all states before a job's end; by default, squeue leaves out jobs that an administrator suspended.
 LIST_JOBS = ["squeue", "--me", "--noheader", "--states=PD,CF,R,S,ST,CG,RQ,SI", "--format=%i|%Z|%k"]
@@ -39,35 +43,45 @@ ATTEMPTS, ATTEMPT_S = 10, 0.1  # a process that checks for a run holds the lock 
 _lock: IO | None = None  # held until this process ends
 
 
-def start_run(on_cluster: bool) -> bool:
+def start_run(on_cluster: bool, planned_files: Collection[str] = (), is_short: bool = False) -> bool:
     """Lock the current folder for this process, and wait until no stage of a killed run is running.
+
+    Args:
+        on_cluster: whether jobs run on a cluster.
+        planned_files: files that this command makes.
+        is_short: whether this command may run beside a run that makes none of them.
 
     Returns:
         Whether stages of a killed run were found. They may have changed results since Snakemake read them.
     """
     global _lock
     SNAKEMAKE_FOLDER.mkdir(exist_ok=True)
-    file, owner = open(LOCK_FILE, "a"), _read_owner()
-    for _ in range(ATTEMPTS):
-        if _is_free(file, fcntl.LOCK_EX, owner):
-            break
-        time.sleep(ATTEMPT_S)
-    else:
-        owner_note = f" on {owner['host']} (process {owner['pid']})" if owner else ""
-        raise InputError(
-            f"another run is in progress in this folder{owner_note}; wait for it, stop it first, or use another clone. "
-            "Meanwhile, dry runs (-n) and `python workflow_scripts/watch.py` work, and check, plan and doctor once the "
-            "data and models that they read are made"
-        )
-    _lock = file
-    taken_over = bool(owner) and _take_over(owner)
-    _write_owner(on_cluster, ended=False)
-    return taken_over
+    file, side, owner = open(LOCK_FILE, "a"), open(SIDE_LOCK_FILE, "a"), _read_owner()
+    if _acquire(file, owner):
+        if not _acquire(side, None):
+            raise InputError("a check or plan is making data in this folder; run the same command again when it ends")
+        side.close()
+        _lock = file
+        taken_over = bool(owner) and _take_over(owner)
+        _write_owner(on_cluster, ended=False, planned_files=planned_files)
+        return taken_over
+    owner_planned = (owner or {}).get("planned_files")
+    common = sorted({*planned_files} & {*(owner_planned or ())})
+    if is_short and owner_planned and not common and _acquire(side, None):
+        _lock = side
+        return False
+    owner_note = f" on {owner['host']} (process {owner['pid']})" if owner else ""
+    reason = f", and makes {common[0]}, which this command also needs" if is_short and common else ""
+    raise InputError(
+        f"another run is in progress in this folder{owner_note}{reason}; wait for it, stop it first, or use another "
+        "clone. Meanwhile, dry runs (-n) and `python workflow_scripts/watch.py` work, and check, plan and doctor of "
+        "data that it does not make"
+    )
 
 
 def is_locked_here() -> bool:
-    """Return whether this process holds the lock; a command that only reads does not."""
-    return _lock is not None
+    """Return whether this process holds the lock of a run; a command that only reads, or runs beside one, does not."""
+    return _lock is not None and _lock.name == str(LOCK_FILE)
 
 
 def check_scheduler(executor: str) -> None:
@@ -102,6 +116,16 @@ def is_run_in_progress() -> bool:
         return not _is_free(file, fcntl.LOCK_SH, _read_owner())
 
 
+def _acquire(file: IO, owner: dict | None) -> bool:
+    """Lock the file and return whether that was possible, after some attempts."""
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            time.sleep(ATTEMPT_S)
+        if _is_free(file, fcntl.LOCK_EX, owner):
+            return True
+    return False
+
+
 def _is_free(file: IO, kind: int, owner: dict | None) -> bool:
     """Lock the file and return whether no run holds it; the owner's note decides if the file system has no locks."""
     try:
@@ -128,7 +152,7 @@ def _is_alive(owner: dict) -> bool:
         return False
 
 
-def _write_owner(on_cluster: bool, ended: bool) -> None:
+def _write_owner(on_cluster: bool, ended: bool, planned_files: Collection[str] = ()) -> None:
     process = psutil.Process()
     owner = {
         "host": socket.gethostname(),
@@ -137,6 +161,7 @@ def _write_owner(on_cluster: bool, ended: bool) -> None:
         "process_group": os.getpgrp(),
         "on_cluster": on_cluster,
         "ended": ended,
+        "planned_files": sorted(planned_files),
     }
     write_json(OWNER_FILE, owner)
 
