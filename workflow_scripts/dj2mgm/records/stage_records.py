@@ -2,10 +2,11 @@
 
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dj2mgm.storage.files import read_json
 
+T = TypeVar("T")
 SIZE_REASONS = ("sampled", "over_max_samples", "over_size", "over_budget")  # of good rows
 
 
@@ -54,25 +55,13 @@ class JsonlSummary:
 
 
 def read_jsonl_summary(path: Path) -> JsonlSummary:
-    """Read the file; older ones have no digests, no repeated rows and no different rows of each source."""
     values = read_json(path)
-    files = {split: _read_counts(values[split]) for split in ("pretrain", "finetune")}
+    files = {}
+    for split in ("pretrain", "finetune"):
+        counts = values[split].get("sources", {})
+        sources = {name: _read_fields(SourceSamples, numbers) for name, numbers in counts.items()}
+        files[split] = _read_fields(TrainingFileCounts, values[split], sources=sources)
     return JsonlSummary(files, values.get("inputs", {}))
-
-
-def _read_counts(values: dict) -> TrainingFileCounts:
-    sources = {
-        name: SourceSamples(
-            counts["usable"],
-            counts.get("used", min(counts["usable"], counts["rows_out"])),
-            counts["rows_out"],
-            counts["words"],
-        )
-        for name, counts in values.get("sources", {}).items()
-    }
-    return TrainingFileCounts(
-        values["rows_in"], values["rows_out"], values["dropped"], values.get("repeated", 0), sources
-    )
 
 
 @dataclass(frozen=True)
@@ -137,15 +126,12 @@ class RecipeSummary:
 
 def read_recipe_summary(path: Path) -> RecipeSummary:
     values = read_json(path)
-    operators = [_read_operator(operator) for operator in values["operators"]]
-    counts = {key: values[key] for key in ("rows_in", "rows_kept", "broken_images", "data_juicer", "input")}
-    return RecipeSummary(**counts, operators=operators, rows=values.get("rows"))
-
-
-def _read_operator(values: dict) -> OperatorSummary:
-    names = [field.name for field in fields(OperatorSummary) if field.name != "reports"]
-    reports = {key: value for key, value in values.items() if key not in names}
-    return OperatorSummary(**{name: values[name] for name in names}, reports=reports)
+    names = [field.name for field in fields(OperatorSummary)]
+    operators = [
+        _read_fields(OperatorSummary, numbers, reports={key: numbers[key] for key in numbers if key not in names})
+        for numbers in values["operators"]
+    ]
+    return _read_fields(RecipeSummary, values, operators=operators, rows=values.get("rows"))
 
 
 @dataclass(frozen=True)
@@ -174,20 +160,16 @@ class ScoringRecord:
     """Scores of checkpoints during a training.
 
     Attributes:
-        kind: kind of the rows that were scored, `questions` or `captions`.
+        asked: kind of the rows that were scored, `questions` or `captions`.
         questions: number of these rows.
         seconds: time of all scores.
         share: this time as a share of the training's.
     """
 
-    kind: str
+    asked: str
     questions: int
     seconds: float
     share: float
-
-    def as_dict(self) -> dict:
-        values = asdict(self)
-        return {"asked": values.pop("kind")} | values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,16 +216,17 @@ class TrainingRecord:
     versions: dict[str, str]
 
     def as_dict(self) -> dict:
-        return asdict(self) | {"scores": self.scores and self.scores.as_dict()}
+        return asdict(self)
 
 
 def read_training_record(path: Path) -> TrainingRecord:
-    """Read the file; older ones lack some values. Raise InputError if another value is missing."""
     values = read_json(path)
-    replacements = {"rows": values["samples"], "planned_steps": values["steps"], "versions": {}}
-    optional = replacements.keys() | {field.name for field in fields(TrainingRecord) if field.default is not MISSING}
-    names = [field.name for field in fields(TrainingRecord) if field.name in values or field.name not in optional]
-    arguments = replacements | {name: values[name] for name in names}
-    if scores := arguments.get("scores"):
-        arguments["scores"] = ScoringRecord(scores["asked"], scores["questions"], scores["seconds"], scores["share"])
-    return TrainingRecord(**arguments)
+    return _read_fields(
+        TrainingRecord, values, scores=values["scores"] and _read_fields(ScoringRecord, values["scores"])
+    )
+
+
+def _read_fields(kind: type[T], values: dict, **others: Any) -> T:
+    """Return a record of a class with `others`, and with the values of a file; those with a default may be missing."""
+    names = [field.name for field in fields(kind) if field.name in values or field.default is MISSING]
+    return kind(**{name: values[name] for name in names if name not in others}, **others)

@@ -33,7 +33,10 @@ def _write_shares(tmp_path, find_score):
         score = find_score(parts["b"])
         vqa = {"finetune/own": {"answer_probability": {f"e{n}": (score, 1) for n in range(4)}}}
         run = write_run(tmp_path / f"v{number}", {}, vqa)
-        sources = {name: {"usable": 800, "rows_out": int(800 * part), "words": 0} for name, part in parts.items()}
+        sources = {
+            name: {"usable": 800, "used": int(800 * part), "rows_out": int(800 * part), "words": 0}
+            for name, part in parts.items()
+        }
         total = sum(source["rows_out"] for source in sources.values())
         counts = {"rows_in": 1600, "rows_out": total, "dropped": {}, "sources": sources}
         summary = {"pretrain": counts, "finetune": {"rows_in": 0, "rows_out": 0, "dropped": {}}}

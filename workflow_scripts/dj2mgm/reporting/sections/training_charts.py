@@ -112,7 +112,7 @@ def _describe_questions(metric: str, stage: str, experiments: list[ExperimentRes
     numbers = sorted({record.questions for record in records})
     count = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
     scope = " in each run" if len(numbers) > 1 else ""
-    questions = f"{count} held-out {join_words(sorted({record.kind for record in records}))}{scope}"
+    questions = f"{count} held-out {join_words(sorted({record.asked for record in records}))}{scope}"
     if metric == "loss":
         max_share = f"{100 * max(record.share for record in records):.1f} %"
         return (
