@@ -104,7 +104,7 @@ def main() -> None:
         )
     name_files(benchmarks)
     overrides = [shlex.quote(f"{key}={args.config[key]}") for key in ("model", "dataset") if key in args.config]
-    print(f"next: {' '.join(['snakemake --cores 16', REFERENCE, *(['--config', *overrides] if overrides else [])])}")
+    print(f"next: {' '.join(['snakemake', REFERENCE, *(['--config', *overrides] if overrides else [])])}")
 
 
 def describe_offline_steps(

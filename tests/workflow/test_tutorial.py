@@ -22,13 +22,13 @@ QUICK = {"publish": ("publish={allow_unlearned: true}",), "decide": ("decide={se
 
 
 def run(project, target: str, *more: str) -> str:
-    """Run a command of the page in the small project, with the project's number of cores."""
+    """Run a command of the page in the small project."""
     words = SNAKEMAKE[target]
     arguments, config = words, []
     if "--config" in words:
         index = words.index("--config")
         arguments, config = words[:index], words[index + 1 :]
-    assert arguments == ["--cores", "2"]
+    assert not arguments
     return project.run(target, *more, config=(*config, *QUICK.get(target, ())))
 
 

@@ -61,7 +61,7 @@ def test_model_and_dataset_are_downloaded_without_code(hub, fetch, tmp_path):
     assert done.returncode == 0, done.stderr
     assert f"model {MODEL}: license apache-2.0, 0.00 GB in 4 files, to {tmp_path}/home/hub" in done.stdout
     assert f"model {CLIP}: license not stated" in done.stdout and f"dataset {DATASET}: license cc-by-4.0" in done.stdout
-    assert done.stdout.endswith(f"next: snakemake --cores 16 baseline --config model={MODEL} dataset={DATASET}\n")
+    assert done.stdout.endswith(f"next: snakemake baseline --config model={MODEL} dataset={DATASET}\n")
     names = {"config.json", "model.safetensors", "tokenizer.json", "processor_config.json"}
     assert fetched(tmp_path, "model", MODEL).keys() == names
     assert fetched(tmp_path, "model", MODEL)["model.safetensors"] == WEIGHTS
