@@ -63,12 +63,12 @@ def make_slots(
         root: folder that image paths are relative to.
         per_image: number of questions about each image.
     """
-    images, known_questions, filled, unreadable = _Digests(root), DiskMap(), DiskMap(), UnreadableImages()
+    digests, known_questions, filled, unreadable = DiskMap(), DiskMap(), DiskMap(), UnreadableImages()
     for row in conversations:
         if len(list_images(row)) != 1:
             continue
         try:
-            digest = images.compute(list_images(row)[0])
+            digest = _compute_digest(root, list_images(row)[0], digests)
         except BadImageError:
             continue  # other stages report it
         texts = (turn["value"].replace(IMAGE_TOKEN, "") for turn in row["conversations"][::2])
@@ -80,7 +80,7 @@ def make_slots(
     for number, row in enumerate(pairs):
         image = row["images"][0]
         try:
-            digest, path = images.compute(image), locate_image(root, image)
+            digest, path = _compute_digest(root, image, digests), locate_image(root, image)
         except BadImageError as error:
             unreadable.add(error.reason, image)
             continue
@@ -101,20 +101,7 @@ def make_slots(
         )
 
 
-class _Digests:
-    """SHA-256 of the images below a folder; each path is read once."""
-
-    def __init__(self, root: Path):
-        self._root = root
-        self._digests = DiskMap()
-
-    def compute(self, image: str) -> str:
-        """Return the digest of an image.
-
-        Raises:
-            BadImageError: as `locate_image` does.
-        """
-        digest = self._digests.get(image)
-        if digest is None:
-            digest = self._digests.setdefault(image, compute_image_digest(locate_image(self._root, image)))
-        return digest
+def _compute_digest(root: Path, image: str, digests: DiskMap) -> str:
+    """Return the SHA-256 of an image; `digests` has those of known paths. Raises as `locate_image` does."""
+    digest = digests.get(image)
+    return digest or digests.setdefault(image, compute_image_digest(locate_image(root, image)))

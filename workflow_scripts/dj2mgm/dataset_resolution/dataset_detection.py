@@ -5,7 +5,6 @@ File names and the first rows decide; nothing is read whole. If two descriptions
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from glob import escape
 from itertools import islice
 from pathlib import Path
@@ -33,26 +32,17 @@ from dj2mgm.storage.plain_files import MIB
 MAX_SUBFOLDERS = 200  # folders in which images are searched for
 
 
-@dataclass(frozen=True)
-class DetectedDataset:
-    """A described dataset.
-
-    Attributes:
-        settings: settings that a file in config/datasets would state.
-        note: lines for the user: the recognized formats, and a file with the same settings.
-    """
-
-    settings: FilesDataset | SourcesDataset
-    note: str
-
-
-def detect_dataset(path: Path, name: str, requested_path: Path) -> DetectedDataset:
+def detect_dataset(path: Path, name: str, requested_path: Path) -> tuple[FilesDataset | SourcesDataset, str]:
     """Describe a folder of files, or one file.
 
     Args:
         path: the folder or file.
         name: name of the dataset.
         requested_path: the path or hub id that the user states, for messages.
+
+    Returns:
+        The settings that a file in config/datasets would state, and lines for the user: the recognized formats, and a
+        file with the same settings.
 
     Raises:
         InputError: no format or several formats are recognized, or a file is damaged.
@@ -74,7 +64,7 @@ def detect_dataset(path: Path, name: str, requested_path: Path) -> DetectedDatas
     settings = validate_settings(kind, values, f"dataset {requested_path}")
     titles = dict.fromkeys(FORMATS[group.recognized.format].title for group in groups_by_split.values())
     skipped = [_show_files(group, folder) for group in held_back] + unread
-    return DetectedDataset(settings, _write_note(requested_path, titles, values, skipped, advice))
+    return settings, _write_note(requested_path, titles, values, skipped, advice)
 
 
 def _join_groups(groups: Iterable[FileGroup]) -> list[FileGroup]:

@@ -178,11 +178,11 @@ def _detect(path: Path, requested_path: Path) -> Dataset:
     """Return the dataset in a folder or file, for which the user states the path or hub id `requested_path`."""
     name = name_dataset(str(requested_path))
     try:
-        detected = detect_dataset(path, name, requested_path)
+        settings, note = detect_dataset(path, name, requested_path)
     except InputError:
         discard_files(Path(DATASETS_FOLDER, name), CHECK_FILES)  # they show other data
         raise
-    return Dataset(name, _locate_sources(detected.settings, f"dataset {requested_path}"), detected.note)
+    return Dataset(name, _locate_sources(settings, f"dataset {requested_path}"), note)
 
 
 def _add_license(dataset: Dataset, license: str) -> Dataset:

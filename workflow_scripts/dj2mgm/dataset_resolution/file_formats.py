@@ -40,7 +40,6 @@ class RecognizedFormat:
     Attributes:
         format: a key of `FORMATS`.
         columns: the columns that each key of `columns` may name; several if the names leave a choice.
-        split: `finetune` for conversations that are no pairs of one image and one text.
         is_conversation: whether its rows are conversations.
         images: paths of images in the first rows.
         no_pairs: the reason why conversations are no pairs, such as "several questions".
@@ -48,10 +47,13 @@ class RecognizedFormat:
 
     format: str
     columns: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    split: str = "pretrain"
     is_conversation: bool = False
     images: tuple[str, ...] = ()
     no_pairs: str = ""
+
+    @property
+    def split(self) -> str:
+        return "finetune" if self.no_pairs else "pretrain"
 
 
 class UnreadableMediaError(Exception):
@@ -96,7 +98,7 @@ def _recognize_conversations(format_name: str, sample: FileSample) -> Recognized
     images = tuple(path for row_media in media for path in row_media.images)
     readable = [row for row, row_media in zip(rows, media, strict=True) if not row_media.unread]
     no_pairs = next(filter(None, map(_find_pair_problem, readable)), "" if images else "no image")
-    return RecognizedFormat(format_name, {}, "finetune" if no_pairs else "pretrain", True, images, no_pairs)
+    return RecognizedFormat(format_name, {}, True, images, no_pairs)
 
 
 def _recognize_table(sample: FileSample) -> RecognizedFormat:
@@ -152,8 +154,7 @@ def _recognize_webdataset(sample: FileSample) -> RecognizedFormat:
         raise UnrecognizedFormatError(f"it holds no images{ends}")
     if turns := _find_names("conversations", tuple(metadata), lambda name: isinstance(metadata[name], list)):
         no_pairs = _find_pair_problem({"conversations": metadata[turns[0]], "image": "of the shard"})
-        split = "finetune" if no_pairs else "pretrain"
-        return RecognizedFormat("webdataset", {"conversations": turns}, split, True, no_pairs=no_pairs)
+        return RecognizedFormat("webdataset", {"conversations": turns}, True, no_pairs=no_pairs)
     if ".txt" in suffixes:  # a .txt has precedence over captions in a .json
         return RecognizedFormat("webdataset")
     if not metadata:

@@ -56,8 +56,6 @@ class DiskMap:
         return self.get(key) is not None
 
 
-# An ordered map over a stream of items in several processes, with few items in memory.
-
 T, R = TypeVar("T"), TypeVar("R")
 ITEMS_AHEAD = 2  # items per process that are processed or waiting
 
