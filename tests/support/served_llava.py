@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-import httpx
+import httpx2
 import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -93,6 +93,6 @@ class TransformersServe:
 
     def _is_ready(self) -> bool:
         try:
-            return httpx.get(f"http://127.0.0.1:{self.port}/health").is_success
-        except httpx.TransportError:
+            return httpx2.get(f"http://127.0.0.1:{self.port}/health").is_success
+        except httpx2.TransportError:
             return False

@@ -6,7 +6,6 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import httpx2
 import pytest
 from huggingface_hub import constants
 
@@ -103,7 +102,7 @@ def test_a_server_on_this_machine_is_asked_directly(refuse, host, scheme, variab
 def test_names_of_this_machine(refuse, host):
     refuse(403)
     url = f"http://{host}:1/v1"
-    assert find_proxy(make_client(httpx2, url), url) is None
+    assert find_proxy(make_client(url), url) is None
 
 
 @pytest.mark.parametrize(("address", "is_own"), [("127.0.1.1", True), (OWN_ADDRESS, True), ("198.51.100.1", False)])
@@ -112,7 +111,7 @@ def test_names_with_an_address_of_this_machine(refuse, monkeypatch, address, is_
     resolved = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: resolved if host == "worker-7" else [])
     url = "http://worker-7:1/v1"
-    assert (find_proxy(make_client(httpx2, url), url) is None) == is_own
+    assert (find_proxy(make_client(url), url) is None) == is_own
 
 
 def test_a_slow_name_server_is_not_waited_for(refuse, monkeypatch):
@@ -120,7 +119,7 @@ def test_a_slow_name_server_is_not_waited_for(refuse, monkeypatch):
     monkeypatch.setattr(connections, "RESOLVE_S", 0.1)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(15) or [])
     url, started = "http://worker-7:1/v1", time.monotonic()
-    assert find_proxy(make_client(httpx2, url), url) and time.monotonic() - started < 10
+    assert find_proxy(make_client(url), url) and time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize(
@@ -179,11 +178,11 @@ def test_failures_of_the_proxy_are_not_the_hubs(refuse, monkeypatch, url, status
 def test_a_proxy_without_a_port_is_named_without_one(refuse, monkeypatch):
     monkeypatch.setenv("all_proxy", "http://proxy.example")
     url = "http://models.example/v1"
-    assert find_proxy(make_client(httpx2, url), url) == "http://proxy.example"
+    assert find_proxy(make_client(url), url) == "http://proxy.example"
 
 
 def test_servers_in_no_proxy_are_asked_directly(refuse, monkeypatch):
     refuse(403)
     monkeypatch.setenv("no_proxy", "models.example")
     url = "http://models.example/v1"
-    assert find_proxy(make_client(httpx2, url), url) is None
+    assert find_proxy(make_client(url), url) is None

@@ -1,6 +1,6 @@
 """A model on a server with OpenAI's chat completions, as vLLM, SGLang and `transformers serve` offer them.
 
-It uses httpx and not the library `openai`. That library repeats requests by itself, so that budgets would not count
+It uses httpx2 and not the library `openai`. That library repeats requests by itself, so that budgets would not count
 them and other requests would not learn that the server is busy. It also returns any JSON as an answer.
 """
 
@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, replace
 from http.cookiejar import DefaultCookiePolicy
 
-import httpx
+import httpx2
 
 from dj2mgm.cli.messages import note
 from dj2mgm.errors import InputError
@@ -134,7 +134,7 @@ class ChatServer:
             timeout_s: longest silence in seconds, and longest time until the head of an answer. A whole answer may take
                 `TIMEOUT_FACTOR` times as long.
         """
-        for library in ("httpx", "httpcore"):  # they log a line for each request, httpcore with its headers
+        for library in ("httpx2", "httpcore2"):  # they log a line for each request, httpcore2 with its headers
             logging.getLogger(library).setLevel(logging.WARNING)
         self._base_url = base_url
         self._key_variable = key_variable
@@ -143,13 +143,12 @@ class ChatServer:
         self._timeout_s = timeout_s
         self._has_answered = False
         self._client = make_client(
-            httpx,
             base_url,
             base_url=f"{base_url}/",
             # a compressed answer would have to be decompressed to know its size
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
-            timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S)),
-            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+            timeout=httpx2.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S)),
+            limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=connections),
         )
         self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))  # keeps no cookies
         self._proxy = find_proxy(self._client, base_url)
@@ -230,7 +229,7 @@ class ChatServer:
         answer = self._mask_key(answer)
         return replace(answer, text=answer.text[:KEPT_CHARACTERS]) if len(answer.text) > MAX_TEXT_LENGTH else answer
 
-    def _request(self, method: str, path: str, **body) -> httpx.Response:
+    def _request(self, method: str, path: str, **body) -> httpx2.Response:
         """Return a response of at most MAX_BYTES; raise RequestError for a late, large, compressed or broken one."""
         whole_s = TIMEOUT_FACTOR * self._timeout_s
         self._deadlines.start(whole_s, head_s=self._timeout_s)
@@ -240,19 +239,19 @@ class ChatServer:
                 if is_compressed(response.headers):
                     raise RequestError("a compressed answer, although the request excludes it", can_retry=False)
                 content = b"".join(limit_bytes(response.iter_raw(), MAX_BYTES))
-            whole = httpx.Response(response.status_code, headers=response.headers, content=content)
+            whole = httpx2.Response(response.status_code, headers=response.headers, content=content)
             whole.encoding = "utf-8"  # the server may name a codec that is not for text, such as zlib
             return whole
         except TooLongAnswerError:
             raise RequestError(f"an answer of more than {MAX_BYTES >> 20} MiB", can_retry=False) from None
-        except httpx.ProxyError as error:
+        except httpx2.ProxyError as error:
             raise RequestError(f"no way through the proxy ({self._sanitize(str(error))})") from None
-        except httpx.TimeoutException:
+        except httpx2.TimeoutException:
             late = time.monotonic() >= self._deadlines.whole
             raise RequestError(
                 f"no whole answer in {whole_s:g} s" if late else f"no answer in {self._timeout_s:g} s"
             ) from None
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise RequestError(f"no answer ({self._sanitize(str(error) or type(error).__name__)})") from None
 
     def _mask_key(self, answer: ChatAnswer) -> ChatAnswer:
@@ -261,7 +260,7 @@ class ChatServer:
             return answer
         return replace(answer, text=self._key_pattern.sub("<key>", answer.text), problem=QUOTES_KEY)
 
-    def _check_key(self, response: httpx.Response) -> None:
+    def _check_key(self, response: httpx2.Response) -> None:
         """Check that the server has accepted the key. Its answer is not quoted, since it may contain the key."""
         status = response.status_code
         if status == PROXY_NEEDS_PASSWORD:
@@ -281,7 +280,7 @@ class ChatServer:
             raise InputError(f"{self.name}: the server rejects the key in {variable} ({status}). Put another one there")
         raise InputError(f"{self.name}: the server needs a key ({status}). Put one into {variable}")
 
-    def _make_failure(self, response: httpx.Response) -> RequestError:
+    def _make_failure(self, response: httpx2.Response) -> RequestError:
         """Return the failure that the response stands for; a long pause, or an account without credit, is refused."""
         status, wait_s = response.status_code, read_retry_after(response.headers)
         if wait_s > MAX_PAUSE_S or "insufficient_quota" in response.text:
@@ -292,7 +291,7 @@ class ChatServer:
         can_retry, tokens = status >= 500 or status in TRY_AGAIN, read_token_count(_parse_json(response)) or 0
         return RequestError(self._quote(response), can_retry, wait_s, status in BUSY, tokens)
 
-    def _quote(self, response: httpx.Response) -> str:
+    def _quote(self, response: httpx2.Response) -> str:
         """Return the status and the beginning of the server's answer."""
         return f"{response.status_code} {self._sanitize(response.text)}"
 
@@ -306,7 +305,7 @@ class ChatServer:
 def _read_key(variable: str | None) -> str:
     """Return the key in an environment variable, or an empty string.
 
-    A value that cannot be a key is refused here, because a later error of httpx would show it.
+    A value that cannot be a key is refused here, because a later error of httpx2 would show it.
     """
     key = os.environ.get(variable, "").strip() if variable else ""
     if not re.fullmatch(r"[!-~]*", key):
@@ -314,7 +313,7 @@ def _read_key(variable: str | None) -> str:
     return key
 
 
-def _parse_json(response: httpx.Response) -> object:
+def _parse_json(response: httpx2.Response) -> object:
     try:
         return response.json()
     except (ValueError, RecursionError):

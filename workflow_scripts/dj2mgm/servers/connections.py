@@ -1,19 +1,20 @@
 """Connections to chat servers and the hub: proxies of the environment, and limits of a server's answers.
 
-The time limits of httpx count silence, so a server that drips bytes never exceeds them. Requests have deadlines too.
+The time limits of httpx2 count silence, so a server that drips bytes never exceeds them. Requests have deadlines too.
 """
 
 import ipaddress
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
-from types import ModuleType
 from urllib.parse import urlsplit
 from urllib.request import getproxies
+
+import httpcore2
+import httpx2
 
 from dj2mgm.errors import InputError
 
@@ -22,8 +23,8 @@ LOOPBACK_NAMES = {"localhost", "localhost.localdomain", "localhost6", "ip6-local
 RESOLVE_S = 2.0  # longest time for the addresses of a name; behind a proxy there may be no name server
 
 
-def make_client(library: ModuleType, url: str, **options):
-    """Return a client of httpx or httpx2 for the server at `url`.
+def make_client(url: str, **options) -> httpx2.Client:
+    """Return a client for the server at `url`.
 
     A proxy cannot reach this machine's own servers, and would receive their key.
 
@@ -31,10 +32,10 @@ def make_client(library: ModuleType, url: str, **options):
         InputError: the environment names a proxy that the library cannot use.
     """
     if _is_this_machine(urlsplit(url).hostname or ""):
-        return library.Client(trust_env=False, verify=library.create_ssl_context(), **options)
+        return httpx2.Client(trust_env=False, verify=httpx2.create_ssl_context(), **options)
     try:
-        return library.Client(**options)
-    except (ImportError, ValueError, library.InvalidURL) as error:
+        return httpx2.Client(**options)
+    except (ImportError, ValueError, httpx2.InvalidURL) as error:
         reason = "SOCKS needs the package socksio" if isinstance(error, ImportError) else "its address is not valid"
         raise InputError(
             f"{url}: a proxy in the environment cannot be used ({reason}). Correct HTTP_PROXY, HTTPS_PROXY or "
@@ -42,7 +43,7 @@ def make_client(library: ModuleType, url: str, **options):
         ) from None
 
 
-def find_proxy(client, url: str) -> str | None:
+def find_proxy(client: httpx2.Client, url: str) -> str | None:
     """Return the address of the proxy through which a client asks a server, without name and password."""
     proxy = getattr(client._transport_for_url(client.build_request("GET", url).url)._pool, "_proxy_url", None)
     if proxy is None:
@@ -168,48 +169,46 @@ class Deadlines(threading.local):
         return min((limit for limit in (seconds, timeout) if limit not in (None, float("inf"))), default=None)
 
 
-def keep_deadlines(client) -> Deadlines:
-    """Make all connections of a client of httpx or httpx2 keep the returned deadlines.
+def keep_deadlines(client: httpx2.Client) -> Deadlines:
+    """Make all connections of a client keep the returned deadlines.
 
-    It uses private attributes, since neither library has public access to the connections of clients that use the
+    It uses private attributes, since httpx2 has no public access to the connections of clients that use the
     environment's proxies.
     """
     deadlines = Deadlines()
     for transport in (client._transport, *filter(None, client._mounts.values())):
-        pool = transport._pool
-        core = sys.modules[type(pool).__module__.partition(".")[0]]  # httpcore or httpcore2
-        pool._network_backend = _Backend(pool._network_backend, deadlines, core)
+        transport._pool._network_backend = _Backend(transport._pool._network_backend, deadlines)
     return deadlines
 
 
 class _Backend:
-    def __init__(self, backend, deadlines: Deadlines, core: ModuleType):
-        self._backend, self._deadlines, self._core = backend, deadlines, core
+    def __init__(self, backend, deadlines: Deadlines):
+        self._backend, self._deadlines = backend, deadlines
 
     def connect_tcp(self, host, port, timeout=None, local_address=None, socket_options=None):
-        timeout = self._deadlines.compute_remaining(timeout, self._core.ConnectTimeout)
+        timeout = self._deadlines.compute_remaining(timeout, httpcore2.ConnectTimeout)
         stream = self._backend.connect_tcp(host, port, timeout, local_address, socket_options)
-        return _Stream(stream, self._deadlines, self._core)
+        return _Stream(stream, self._deadlines)
 
 
 class _Stream:
-    def __init__(self, stream, deadlines: Deadlines, core: ModuleType):
-        self._stream, self._deadlines, self._core = stream, deadlines, core
+    def __init__(self, stream, deadlines: Deadlines):
+        self._stream, self._deadlines = stream, deadlines
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._stream.read(max_bytes, self._deadlines.compute_remaining(timeout, self._core.ReadTimeout))
+        return self._stream.read(max_bytes, self._deadlines.compute_remaining(timeout, httpcore2.ReadTimeout))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._stream.write(buffer, self._deadlines.compute_remaining(timeout, self._core.WriteTimeout))
+        self._stream.write(buffer, self._deadlines.compute_remaining(timeout, httpcore2.WriteTimeout))
         self._deadlines.mark_sent()
 
     def close(self) -> None:
         self._stream.close()
 
     def start_tls(self, ssl_context, server_hostname=None, timeout=None) -> "_Stream":
-        timeout = self._deadlines.compute_remaining(timeout, self._core.ConnectTimeout)
+        timeout = self._deadlines.compute_remaining(timeout, httpcore2.ConnectTimeout)
         stream = self._stream.start_tls(ssl_context, server_hostname, timeout)
-        return _Stream(stream, self._deadlines, self._core)
+        return _Stream(stream, self._deadlines)
 
     def get_extra_info(self, info: str) -> object:
         return self._stream.get_extra_info(info)

@@ -152,7 +152,7 @@ def _make_limited_client(max_bytes: float | None = None, body_timeout_s: float |
         "max_redirects": MAX_REDIRECTS,
         "timeout": None,
     }
-    client = make_client(httpx2, constants.ENDPOINT, headers={"Accept-Encoding": "identity"}, **options)
+    client = make_client(constants.ENDPOINT, headers={"Accept-Encoding": "identity"}, **options)
     deadlines, timeout_s = keep_deadlines(client), constants.HF_HUB_DOWNLOAD_TIMEOUT
     body_timeout_s = body_timeout_s or BODY_FACTOR * timeout_s
 

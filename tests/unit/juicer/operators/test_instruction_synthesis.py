@@ -12,7 +12,7 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from transformers.utils.import_utils import is_serve_available
 
@@ -177,8 +177,8 @@ def test_a_restarted_server_gets_only_missing_requests(project, tmp_path):
                 served.process.send_signal(signal.SIGSTOP)  # so that the server gets the request and cannot answer it
                 threading.Timer(0.2, served.kill).start()
             try:
-                answer = httpx.post(f"{served.url}/chat/completions", json=request.body, timeout=60)
-            except httpx.TransportError:
+                answer = httpx2.post(f"{served.url}/chat/completions", json=request.body, timeout=60)
+            except httpx2.TransportError:
                 return Reply(action="reset")
             return Reply(answer.status_code, json.dumps(answer.json()))
 
