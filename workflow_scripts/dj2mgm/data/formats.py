@@ -70,7 +70,7 @@ def read_pairs(path: str | Path) -> Iterator[dict]:
     A row with several images, each in a chunk of its own, becomes several rows (`<id>~2`, …).
     """
     used = UniqueIds(path)
-    for number, (location, row) in enumerate(_read_dj_rows(path), start=1):
+    for number, location, row in _read_dj_rows(path):
         if len(row["images"]) == 1:
             used.add(row["id"], number)
             yield row
@@ -87,9 +87,8 @@ def read_pairs(path: str | Path) -> Iterator[dict]:
             yield row | {"id": identifier, "images": [image], "text": build_dj_text(extract_caption(chunk))}
 
 
-def _read_dj_rows(path: str | Path) -> Iterator[tuple[str, dict]]:
-    """Yield each row with its location (file and line); the numbers of image tokens and images must agree."""
-    ids = UniqueIds(path)
+def _read_dj_rows(path: str | Path) -> Iterator[tuple[int, str, dict]]:
+    """Yield each row with its number and location; the numbers of image tokens and images must agree."""
     is_list = Path(path).suffix.lower() == ".json" and find_first_character(path) == "["
     for number, row in read_list_or_lines(path) if is_list else read_objects(path):
         location = f"{path}, {'row' if is_list else 'line'} {number}"
@@ -101,7 +100,6 @@ def _read_dj_rows(path: str | Path) -> Iterator[tuple[str, dict]]:
                 raise InputError(
                     f"{location}: {key!r} must be a {kind.__name__}, found {type_name}; write one, or delete the row"
                 )
-        ids.add(row["id"], number)
         images = row["images"]
         if not images or not all(isinstance(image, str) for image in images):
             raise InputError(f"{location}: 'images' must contain at least one path, found {quote_value(images)}")
@@ -120,7 +118,7 @@ def _read_dj_rows(path: str | Path) -> Iterator[tuple[str, dict]]:
                 f"{location}: 'question' must be a string, found {quote_value(row['question'])}; correct it or "
                 "leave it out"
             )
-        yield location, row
+        yield number, location, row
 
 
 # LLaVA's conversation format, as a JSON list or as one object per line.
