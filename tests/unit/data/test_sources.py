@@ -338,16 +338,20 @@ def test_json_of_a_sample_has_question_and_named_caption(make, tmp_path):
     shard = write_tar(tmp_path / "x.tar", members)
     source = {"format": "webdataset", "path": str(shard), "split": "finetune"}
     for columns, answer in (({}, "a text"), ({"text": "better"}, "a better text")):
-        output = make(base={"format": "table"} | base(tmp_path), one=source | {"columns": columns})
+        output = make(base=base(tmp_path), one=source | {"columns": columns})
         row = next(read_llava(output / "finetune.json"))
         assert [turn["value"] for turn in row["conversations"]] == ["<image>\nWhat?", answer]
+
+
+def shards(path: Path) -> dict:
+    return {"format": "webdataset", "path": str(path)}
 
 
 def base(folder: Path) -> dict:
     """Return a source of pairs, for tests of another source."""
     if not (folder / "base").exists():
         table(folder / "base")
-    return {"path": str(folder / "base/rows.csv")}
+    return {"format": "table", "path": str(folder / "base/rows.csv")}
 
 
 @pytest.mark.parametrize("extra", [{"images": None}, {"images": []}, {"text": "x"}])
@@ -370,7 +374,7 @@ def test_member_names_do_not_determine_paths_of_images(make, tmp_path):
         for suffix in (".png", ".txt")
     ]
     shard = write_tar(tmp_path / "x.TAR", members)
-    output = make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
+    output = make(base=base(tmp_path), one=shards(shard))
     rows = [row for row in read_pairs(output / "pretrain.jsonl") if row["source"] == "one"]
     contents = [read_file(locate_image(output / "sources.json", row["images"][0])) for row in rows]
     assert len(set(contents)) == len(rows) > 3
@@ -480,9 +484,7 @@ def test_null_counts_as_an_empty_value(make, tmp_path):
     columns = {"image": [*images, None, {"bytes": None, "path": None}, images[0]], "caption": [*texts, "a", "b", None]}
     pq.write_table(pa.table(columns), tmp_path / "data/part.parquet")
     shard = write_tar(tmp_path / "x.tar", [("a.png", b""), ("a.json", json.dumps({"caption": None}).encode())])
-    output = make(
-        one={"format": "parquet", "path": "data/part.parquet"}, two={"format": "webdataset", "path": str(shard)}
-    )
+    output = make(one={"format": "parquet", "path": "data/part.parquet"}, two=shards(shard))
     summary = read_json(output / "summary.json")
     assert summary["sources"]["one"]["rows"] == len(CAPTIONS) + 3 and summary["sources"]["two"]["rows"] == 1
     assert summary["pretrain"] + summary["left_out"]["pretrain"] == len(CAPTIONS) + 4
@@ -524,13 +526,13 @@ def test_a_question_is_a_string_or_the_first_of_a_list(make, tmp_path, question,
     pq.write_table(pa.table(columns), "data/part.parquet")
     described = json.dumps({"caption": "a", "question": question}).encode()
     shard = write_tar(tmp_path / "x.tar", [("a.png", IMAGES["000"]), ("a.json", described)])
-    for source in ({"format": "parquet", "path": "data/part.parquet"}, {"format": "webdataset", "path": str(shard)}):
+    for source in ({"format": "parquet", "path": "data/part.parquet"}, shards(shard)):
         if isinstance(expected, str):
-            rows = read_pairs(make(base={"format": "table"} | base(tmp_path), one=source) / "pretrain.jsonl")
+            rows = read_pairs(make(base=base(tmp_path), one=source) / "pretrain.jsonl")
             assert {row.get("question", "") for row in rows if row["source"] == "one"} <= {expected}
         else:
             with pytest.raises(InputError, match="'question' must be a string, found"):
-                make(base={"format": "table"} | base(tmp_path), one=source)
+                make(base=base(tmp_path), one=source)
 
 
 def test_cells_may_be_long_and_rows_may_end_in_carriage_returns(make, tmp_path):
@@ -573,11 +575,11 @@ def test_rows_of_all_concatenated_archives_are_read(make, tmp_path):
     listing = subprocess.run(["tar", "--ignore-zeros", "-tf", shard], capture_output=True, text=True, check=True)
     assert [member.name for member in read_members(shard)] == listing.stdout.split()
     assert [member.read() for member in read_members(shard)][::2] == [png(number) for number in range(4)]
-    output = make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
+    output = make(base=base(tmp_path), one=shards(shard))
     assert read_json(output / "summary.json")["sources"]["one"]["rows"] == 4
     shard.write_bytes(shard.read_bytes() + b"rubbish".ljust(512))
     with pytest.raises(InputError, match="all.tar is damaged or not a plain .*end-of-archive block is missing"):
-        make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
+        make(base=base(tmp_path), one=shards(shard))
 
 
 def test_unread_files_of_a_source_are_counted(make, tmp_path, capsys):
@@ -586,7 +588,7 @@ def test_unread_files_of_a_source_are_counted(make, tmp_path, capsys):
     for name in ("deep/phone.HEIC", "b.heic", "notes.txt", ".hidden"):
         (photos / name).write_bytes(b"x")
     shard = write_tar(tmp_path / "x.tar", [("a.png", png(1)), ("a.txt", b"c"), ("a.cls", b"3"), ("a.heic", b"x")])
-    output = make(a={"format": "folder", "path": str(photos)}, b={"format": "webdataset", "path": str(shard)})
+    output = make(a={"format": "folder", "path": str(photos)}, b=shards(shard))
     sources = read_json(output / "summary.json")["sources"]
     assert sources["a"]["not_read"] == {".heic": 2, ".hidden": 1, ".txt": 1} and sources["a"]["rows"] == len(CAPTIONS)
     assert sources["b"]["not_read"] == {".cls": 1, ".heic": 1}
@@ -687,7 +689,7 @@ def test_cells_like_nan_stay_strings(make, tmp_path, end):
     mark = {"csv": ",", "tsv": "\t"}[end]
     lines = [f"000.png{mark}{word}" for word in words]
     (tmp_path / f"data/rows.{end}").write_text("\r\n".join([f"image{mark}caption", *lines]))
-    output = make(base={"format": "table"} | base(tmp_path), one={"format": "table", "path": f"data/rows.{end}"})
+    output = make(base=base(tmp_path), one={"format": "table", "path": f"data/rows.{end}"})
     written = list(map(json.loads, open(output / "pretrain.jsonl", encoding="utf-8")))
     held_out = list(map(json.loads, open(output / "evaluation.jsonl", encoding="utf-8")))
     captions = [extract_caption(row["text"]) for row in written] + [
@@ -884,12 +886,12 @@ def test_archive_members_outside_samples_are_counted(make, tmp_path):
     hidden = [("._a.png", b"\0\5\x16\7"), ("d/.DS_Store", b"x"), ("README", b"x")]
     sample = [("a.png", png(1)), ("a.txt", b"c"), ("a.other.txt", b"d"), ("a.meta.json", b"{}")]
     shard = write_tar(tmp_path / "x.tar", [*hidden, *sample])
-    output = make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
+    output = make(base=base(tmp_path), one=shards(shard))
     read = read_json(output / "summary.json")["sources"]["one"]
     assert read["rows"] == 1 and sum(read["not_read"].values()) == 5
     shard = write_tar(tmp_path / "x.tar", [("a.heic", png(1)), ("a.txt", b"c")])
     with pytest.raises(InputError, match=r"key 'a': it has 0 images, .*the suffixes are .heic, .txt"):
-        make(base={"format": "table"} | base(tmp_path), one={"format": "webdataset", "path": str(shard)})
+        make(base=base(tmp_path), one=shards(shard))
 
 
 @pytest.mark.parametrize("column", ["image", "caption", "question", "id"])
@@ -932,7 +934,7 @@ def test_a_system_prompt_outside_of_the_turns_is_kept(make, tmp_path, system):
     path = sharegpt(tmp_path / "data/one")
     write_jsonl(path, [row | system for row in list(read_jsonl(path))])
     source = {"format": "sharegpt", "path": str(path), "split": "finetune"}
-    row = next(read_llava(make(base={"format": "table"} | base(tmp_path), one=source) / "finetune.json"))
+    row = next(read_llava(make(base=base(tmp_path), one=source) / "finetune.json"))
     assert row["conversations"][0]["value"].startswith("Be short.") == bool(system["system"])
 
 

@@ -129,13 +129,17 @@ def openai(folder: Path) -> Path:
     return folder / "rows.json"
 
 
-def write_dataset(dataset: Dataset, output: Path, capsys) -> list[tuple[str, bytes]]:
-    """Write the dataset as its rule does; return caption and image of each pair, sorted."""
+def make_pairs(dataset: Dataset, output: Path, capsys) -> list[dict]:
+    """Write the dataset as its rule does, and return its pairs."""
     write_yaml(output / "config.yaml", dataset.settings.file_content())
     done = run_main(make_dataset, "--config", f"{output}/config.yaml", "--output-dir", str(output), capture=capsys)
     assert not done.status, done.stderr
-    root = dataset.images["pretrain"]
-    rows = read_pairs(output / "pretrain.jsonl")
+    return list(read_pairs(output / "pretrain.jsonl"))
+
+
+def write_dataset(dataset: Dataset, output: Path, capsys) -> list[tuple[str, bytes]]:
+    """Write the dataset as its rule does; return caption and image of each pair, sorted."""
+    root, rows = dataset.images["pretrain"], make_pairs(dataset, output, capsys)
     return sorted((extract_caption(row["text"]), read_file(locate_image(root, row["images"][0]))) for row in rows)
 
 
@@ -413,11 +417,9 @@ def test_rows_that_leave_the_data_later_are_left_out(here, capsys):
     rows = list(read_jsonl(here / "photos/a/rows.jsonl"))
     leaving = ["../../secret.png", "../images/link.png", f"{here}/secret.png", "../../photos/../secret.png"]
     write_jsonl(here / "photos/a/rows.jsonl", rows + [{"file_name": path, "text": "a"} for path in leaving])
-    dataset, output = resolve_dataset("photos"), here / "results/datasets/photos"
-    write_yaml(output / "config.yaml", dataset.settings.file_content())
-    done = run_main(make_dataset, "--config", f"{output}/config.yaml", "--output-dir", str(output), capture=capsys)
-    assert not done.status, done.stderr
-    written = [row["images"][0] for row in read_jsonl(output / "pretrain.jsonl") if row["text"] == build_dj_text("a")]
+    dataset = resolve_dataset("photos")
+    pairs = make_pairs(dataset, here / "results/datasets/photos", capsys)
+    written = [row["images"][0] for row in pairs if row["text"] == build_dj_text("a")]
     assert len(written) == len(leaving)
     for path in written:
         with pytest.raises(BadImageError, match="outside"):
@@ -629,13 +631,10 @@ def pipe(folder: Path) -> None:
 def test_pairs_may_have_a_null_image(here, capsys):
     rows = json.loads(llava(here / "photos").read_text(encoding="utf-8"))
     write_json_list(here / "photos/rows.json", [rows[0] | {"image": None}, *rows[1:]])
-    pairs = resolve_dataset("photos")
-    assert pairs.settings.sources["captions"].split == "pretrain"
-    output = here / "results/datasets/photos"
-    write_yaml(output / "config.yaml", pairs.settings.file_content())
-    done = run_main(make_dataset, "--config", f"{output}/config.yaml", "--output-dir", str(output), capture=capsys)
-    assert not done.status, done.stderr
-    images = {row["id"]: row["images"] for row in read_pairs(output / "pretrain.jsonl")}
+    dataset = resolve_dataset("photos")
+    assert dataset.settings.sources["captions"].split == "pretrain"
+    pairs = make_pairs(dataset, here / "results/datasets/photos", capsys)
+    images = {row["id"]: row["images"] for row in pairs}
     assert images["captions/000"] == ["captions/"]  # missing, so the filters drop and count the row
 
 
