@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dj2mgm.cli.console import UserError
 from dj2mgm.errors import InputError
-from dj2mgm.recipes.recipe_files import find_recipe_files
+from dj2mgm.recipes.catalogue import find_recipe_files
 from dj2mgm.runs import pages
 from dj2mgm.runs.pages import locate_leaks_folder
 from dj2mgm.settings.string_formats import check_paths

@@ -9,8 +9,7 @@ Writes filtered.jsonl, stats.jsonl, dropped.jsonl and summary.json.
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.juicer.patched_data_juicer import prepare_process
 from dj2mgm.juicer.recipe_settings import read_filter_settings
-from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
-from dj2mgm.juicer.stage_log import configure_log
+from dj2mgm.juicer.run_recipe import FILTERED, configure_log, run_recipe
 
 
 @command_line

@@ -38,8 +38,7 @@ with torch_imports():
         count_slots,
         prepare_synthesis,
     )
-    from dj2mgm.juicer.run_recipe import SYNTHESIZED, run_recipe
-    from dj2mgm.juicer.stage_log import configure_log
+    from dj2mgm.juicer.run_recipe import SYNTHESIZED, configure_log, run_recipe
     from dj2mgm.settings.data import SynthesizeSettings
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.storage.files import write_jsonl

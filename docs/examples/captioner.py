@@ -6,7 +6,7 @@ Copied to workflow_scripts/dj2mgm/juicer/operators/color_captioning_mapper.py, i
       - low_similarity_recaption_mapper: {keep_fraction: 0.5, captioner: {color_captioning_mapper: {}}}
 
 A captioner is a Data-Juicer mapper that gives one row for each row, with a new text. With several candidates and
-log-likelihoods: mgm_captioning_mapper.py in that folder.
+log-likelihoods: trained_model_operators.py in that folder.
 """
 
 import numpy as np

@@ -20,7 +20,7 @@ from data_juicer.utils.mm_utils import remove_special_tokens
 
 from dj2mgm.errors import InputError
 
-from .declarations import ShareFilter, check_fraction, merge_reports
+from .declarations import ShareFilter, argument, merge_reports
 
 NAME = "word_frequency_filter"
 STAT = "word_frequency"
@@ -38,20 +38,9 @@ class WordFrequencyFilter(ShareFilter):
     limit = "min_frequency"  # the argument that keep_fraction replaces
     report_key = "unknown_words"  # name of the report in summary.json
 
-    def __init__(self, model: str, min_frequency: float = -20.0, keep_fraction: float | None = None, *args, **kwargs):
-        """Initialize the operator.
-
-        Args:
-            model: folder with frequencies.json. The stage runs again if it changes.
-            min_frequency: lowest mean logarithm to keep.
-            keep_fraction: share of the rows to keep, most frequent words first, in place of `min_frequency`.
-        """
-        super().__init__(*args, **kwargs)
-        check_fraction(keep_fraction)
-        self.model = model
-        self.min_frequency = min_frequency
-        self.keep_fraction = keep_fraction
-        self.report: dict[str, int] = {}
+    model: str = argument(..., "folder with frequencies.json. The stage runs again if it changes")
+    min_frequency: float = argument(-20.0, "lowest mean logarithm to keep")
+    keep_fraction: float | None = argument(None, "share of the rows to keep, most frequent words first")
 
     @cached_property
     def _frequencies(self) -> dict[str, float]:

@@ -1,7 +1,7 @@
 # Measure a whole dataset with Data-Juicer's statistics.
 from dj2mgm.features.analyze.analyze_settings import AnalysisSettings
 from dj2mgm.model_files.clips import list_clip_files
-from dj2mgm.recipes.recipe_files import find_recipe_files
+from dj2mgm.recipes.catalogue import find_recipe_files
 from dj2mgm.runs.experiment_recipes import read_recipes
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.stage_settings import build_recipe_values

@@ -117,7 +117,7 @@ def main() -> None:
     from dj2mgm.juicer.patched_data_juicer import prepare_process
     from dj2mgm.juicer.recipe_settings import read_filter_settings
     from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
-    from dj2mgm.recipes.recipe_step import parse_steps
+    from dj2mgm.recipes.recipe_parsing import parse_steps
 
     logger.remove()
     prepare_process()

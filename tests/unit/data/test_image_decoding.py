@@ -24,7 +24,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
-from dj2mgm.recipes.recipe_step import parse_steps
+from dj2mgm.recipes.recipe_parsing import parse_steps
 from dj2mgm.reporting.rendering import load_thumbnail
 from dj2mgm.storage.files import write_jsonl
 from paths import PROJECT

@@ -20,13 +20,14 @@ from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import BadImageError, load_image, read_image_size
 from dj2mgm.data.near_duplicates import compute_signature
 from dj2mgm.evaluation.leak_search import Reference, read_references
+from dj2mgm.features.analyze.analysis import STATS
 from dj2mgm.features.lmms_eval.exchange import save_once
 from dj2mgm.features.publish.exports import Sample, write_parquet
 from dj2mgm.juicer.operators.openai_captioning_mapper import OpenAICaptioningMapper
 from dj2mgm.juicer.recipe_settings import RecipeSettings
-from dj2mgm.juicer.run_recipe import FILTERED, STATS, run_recipe
+from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
-from dj2mgm.recipes.recipe_step import parse_steps
+from dj2mgm.recipes.recipe_parsing import parse_steps
 from dj2mgm.reporting.rendering import load_thumbnail
 from dj2mgm.storage.files import read_jsonl, write_jsonl
 from dj2mgm.storage.image_files import read_members

@@ -20,7 +20,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.juicer.patched_data_juicer import OPERATORS, Fields, Filter, Mapper, load_ops
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.run_recipe import FILTERED, WORKING_FOLDER_PREFIX, compute_recipe_fingerprint, run_recipe
-from dj2mgm.recipes.recipe_step import RecipeStep, parse_steps
+from dj2mgm.recipes.recipe_parsing import RecipeStep, parse_steps
 from dj2mgm.storage.files import compute_sha256, read_jsonl, write_jsonl, write_yaml
 from forked_python import forked_python
 from paths import PROJECT

@@ -16,7 +16,7 @@ from dj2mgm.data.shapes import write_shapes
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
-from dj2mgm.recipes.recipe_step import parse_steps
+from dj2mgm.recipes.recipe_parsing import parse_steps
 from dj2mgm.storage.files import read_jsonl, write_jsonl, write_yaml
 from drawn_datasets import draw_dataset
 from forked_python import forked_python
@@ -156,14 +156,8 @@ SETTINGS = {"processes": 1, "recipe": {"process": [{"text_length_filter": {}}]}}
     [
         ({"imageroot": "x"}, "imageroot: unknown key; did you mean 'image_root'?"),
         ({"recipe": {"proces": []}}, "a recipe has no key 'recipe.proces', only executor, process, ray_address, rows;"),
-        ({"recipe": "baseline"}, "recipe: expected keys and values, found 'baseline'"),
         ({"image_root": "/no/such/folder"}, "image_root: there is no folder /no/such/folder"),
         ({"processes": 0}, "processes: expected an integer from 1 to 4096 or null, found 0"),
-        ({"recipe": {"executor": "dask"}}, "'recipe.executor' must be default or ray, found 'dask'"),
-        (
-            {"recipe": {"ray_address": "auto"}},
-            "'recipe.ray_address' needs 'executor: ray'",
-        ),
     ],
 )
 def test_messages_about_settings_name_file_and_key(tmp_path, change, message):

@@ -1,6 +1,5 @@
 """Likelihood gain of captions under a trained model, and the kept rows."""
 
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +11,14 @@ from captioned_pairs import (
     CAPTIONS,
     build_captioner_model,
     build_captioner_settings,
-    build_command,
     read_rows,
     synthesize,
 )
 from dj2mgm.data.chat_template import ChatTemplate
 from dj2mgm.data.formats import build_conversation, build_dj_text, build_text_conversation
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.operators import likelihood_gain_filter
-from dj2mgm.juicer.operators.likelihood_gain_filter import STAT, compute_likelihood_gain
+from dj2mgm.juicer.operators import trained_model_operators
+from dj2mgm.juicer.operators.trained_model_operators import compute_likelihood_gain
 from dj2mgm.juicer.patched_data_juicer import Fields, load_ops
 from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
@@ -30,10 +28,10 @@ from dj2mgm.runs.layers import merge_experiment
 from dj2mgm.runs.stage_settings import build_filter_settings, build_synthesize_settings
 from dj2mgm.storage.files import read_jsonl
 from paths import PROJECT
-from synthesis import OUTPUTS, read_synthesize_settings
+from synthesis import read_synthesize_settings
 from tiny_captioners import save_project
 
-NAME = "likelihood_gain_filter"
+NAME, STAT = "likelihood_gain_filter", "likelihood_gain"
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +54,7 @@ def known_likelihoods(monkeypatch):
             return [[by_pair.get((Path(images[image]).stem, answer), -2.0)] * 3 for image, _, answer in answers]
 
     by_pair: dict[tuple[str, str], float] = {}
-    monkeypatch.setattr(likelihood_gain_filter, "get_model", lambda *arguments: Known())
+    monkeypatch.setattr(trained_model_operators, "get_model", lambda *arguments: Known())
 
     def register(likelihoods: dict[tuple[str, str], float]) -> list[int]:
         by_pair.update(likelihoods)
@@ -121,18 +119,6 @@ def test_likelihoods_without_an_image_equal_those_of_the_text(project):
         assert values == pytest.approx(expected, rel=1e-4)
 
 
-def test_images_are_encoded_once_for_all_questions(project, monkeypatch):
-    generator, encoded = MGMGenerator(project / "base", project / "pretrain", "cpu"), []
-    encode = generator.model.model.get_image_features
-    monkeypatch.setattr(
-        generator.model.model, "get_image_features", lambda pixels: encoded.append(len(pixels)) or encode(pixels)
-    )
-    images = [str(project / "data/images" / f"{number}.png") for number in range(4)]
-    pairs = [GivenAnswer(image, "", "a cat") for image in range(4) for _ in range(9)]
-    generator.compute_answer_log_likelihoods(images, pairs, "plain")
-    assert encoded == [4]
-
-
 def test_gain_is_high_for_captions_of_their_own_image(known_likelihoods):
     calls = known_likelihoods({("a", "a cat"): -0.5, ("b", "a dog"): -2.0})
     results = gains([["a.png"], ["b.png"], ["c.png"]], ["a cat", "a dog", "a cat"], other_images=2)
@@ -173,19 +159,6 @@ def test_other_images_are_evenly_spread_over_the_batch(known_likelihoods):
     )
     results = gains([[f"{number}.png"] for number in range(8)], [str(number) for number in range(8)], other_images=1)
     assert results == [[0.0]] * 8
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"other_images": 32}, "other_images must be from 1 to batch_size - 1, 31; found 32"),
-        ({"prior_weight": 1.5}, "prior_weight must be from 0 to 1, found 1.5"),
-        ({"keep_fraction": 0.0}, "keep_fraction must be above 0 and at most 1, found 0.0"),
-    ],
-)
-def test_invalid_arguments_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        load_ops([{NAME: {"base_model": "", "stage": ""} | arguments}])
 
 
 def test_the_stage_uses_its_model_and_keeps_the_share(project, tmp_path):
@@ -231,14 +204,3 @@ def test_a_missing_trained_model_is_an_immediate_error():
     recipes = merge_experiment("baseline", {"synthesize": synthesize})
     with pytest.raises(InputError, match="synthesize.captioner: blip2 gives no likelihoods, which"):
         build_synthesize_settings(recipes, images)
-
-
-@pytest.mark.slow
-def test_ray_computes_the_same_gains(project, tmp_path):
-    for name, gpus in (("default", 1), ("ray", 2)):
-        (tmp_path / name).mkdir()
-        settings = build_captioner_settings(project, tmp_path / name, [{NAME: {"keep_fraction": 0.5}}]) | {"gpus": gpus}
-        done = subprocess.run(build_command(project, tmp_path / name, settings), capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    for name in OUTPUTS:
-        assert (tmp_path / "default/out" / name).read_bytes() == (tmp_path / "ray/out" / name).read_bytes()

@@ -14,7 +14,7 @@ from dj2mgm.juicer import executors
 from dj2mgm.juicer.chain import Chain, Step
 from dj2mgm.juicer.engine import build_operators
 from dj2mgm.juicer.partitions import import_rows, list_partitions
-from dj2mgm.recipes.recipe_step import parse_steps
+from dj2mgm.recipes.recipe_parsing import parse_steps
 from dj2mgm.runs.layers import merge_experiment
 from dj2mgm.storage.files import read_jsonl, read_yaml, write_yaml
 from paths import PROJECT

@@ -11,7 +11,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.juicer.engine import build_operators, check_installed
 from dj2mgm.juicer.patched_data_juicer import OPERATORS, Filter
 from dj2mgm.juicer.recipe_settings import RecipeSettings
-from dj2mgm.recipes.recipe_step import parse_steps
+from dj2mgm.recipes.recipe_parsing import parse_steps
 from paths import PROJECT
 
 

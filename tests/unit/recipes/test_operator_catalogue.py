@@ -48,6 +48,10 @@ KINDS = {
         ("", "Describe the image (briefly).", "ein schönes Bild", "[link]"),
         ("lambda: 0", "(Lambda x: x)", "a/b", "a\\b", "{x}", "%s", "a\nb", "<image>", "__import__", "x" * 201, 3),
     ),
+    "prompt": (
+        ("图片里有什么？", "Décris l’image.", "चित्र में क्या है?", "What is\nwritten: 50 % or 1/2?"),
+        ("a <image> b", "bell\a", "x" * 5000),
+    ),
     "rewrite": (
         ("What is {a}? = {b} => Is it {b}? != no", "Où est {a} ? = ici => caption = {a}"),
         (
@@ -64,7 +68,7 @@ KINDS = {
             3,
         ),
     ),
-    "literal": (("red boat", "a-b"), ("a.b", "a*", "(a)", "[a]", "a+", "a?", "", "a|b", "^a", "a$", " ")),
+    "literal": (("red boat", "a-b"), ("a.b", "a*", "(a)", "[a]", "a+", "a?", "", "a|b", "^a", "a$", "r'o'", " ")),
     "characters": (("◆●", "//", ".com", "http://", "<"), ("/etc/passwd", "../x", "", "a\nb", "lambda x", "x" * 51)),
     "size": (("64", "20MiB", "1 GB"), ("1.5MiB", "5B", "-1", "x", 20, "1e9", "20 PiB")),
     "statistic": (("image_text_similarity",), ("a.b", "__class__", "A", "a/b", "")),

@@ -14,8 +14,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.recipes.catalogue import read_refused_operators
-from dj2mgm.recipes.recipe_parsing import parse_recipe
-from dj2mgm.recipes.recipe_step import parse_steps
+from dj2mgm.recipes.recipe_parsing import parse_recipe, parse_steps
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.storage.files import write_yaml
 from paths import PROJECT
@@ -202,17 +201,6 @@ def test_all_hostile_values_change_nothing_outside():
 
 
 VALUES = {
-    "a fraction above 1": (
-        {"special_characters_filter": {"max_ratio": 32}},
-        "'max_ratio' must be a number from 0 to 1, found 32",
-    ),
-    "a negative fraction": ({"alphanumeric_filter": {"min_ratio": -0.5}}, "'min_ratio' must be a number from 0 to 1"),
-    "a share of nothing": (
-        {"ngram_balance_filter": {"keep_fraction": 0.0}},
-        "'keep_fraction' must be a number above 0",
-    ),
-    "a negative count": ({"text_length_filter": {"min_len": -3}}, "'min_len' must be a whole number from 0, found -3"),
-    "a half": ({"words_num_filter": {"min_num": 2.5}}, "'min_num' must be a whole number from 0, found 2.5"),
     "a huge number": ({"text_length_filter": {"max_len": 10**400}}, "'max_len' must be a whole number from 0"),
     "two limits": (
         {"length_balance_filter": {"keep_fraction": 0.5, "keep_rows": 10}},
@@ -239,13 +227,16 @@ VALUES = {
         {"image_size_filter": {"min_size": "2MiB", "max_size": "20"}},
         "min_size 2MiB is above max_size 20",
     ),
-    "a broken size": ({"image_size_filter": {"max_size": "1.5MiB"}}, "'max_size' must be a string with a whole number"),
+    "a selector of nothing": (
+        {"topk_specified_field_selector": {"field_key": "__dj__stats__.text_len"}},
+        "without top_ratio or topk",
+    ),
+    "lists of different lengths": (
+        {"replace_content_mapper": {"pattern": ["a", "b"], "repl": ["x"]}},
+        "pattern and repl are lists of different lengths",
+    ),
     "an empty filter": ({"image_size_filter": None}, "the operator has no effect without min_size or max_size"),
     "another empty filter": ({"image_shape_filter": {"any_or_all": "all"}}, "without min_width or max_width"),
-    "a word of another list": (
-        {"image_shape_filter": {"any_or_all": "some", "min_width": 1}},
-        "must be any or all, found",
-    ),
 }
 
 
@@ -254,6 +245,16 @@ def test_values_are_checked_before_anything_runs(case):
     step, message = VALUES[case]
     with pytest.raises(InputError, match=f"mine.yaml, step 1: {next(iter(step))}.*{message}"):
         parse_recipe("mine.yaml", {"process": [step]})
+
+
+@pytest.mark.parametrize("case", ["two limits", "neither", "two ends of one side", "crossed quantiles"])
+def test_values_of_own_operators_are_checked_in_trusted_recipes(case):
+    step, message = VALUES[case]
+    with pytest.raises(InputError, match=message):
+        parse_recipe("mine.yaml", {"process": [step]}, trusted=True)
+    hub = {"batched_image_text_similarity_filter": {"hf_clip": "openai/clip", "min_score": 0.2}}
+    anything = {"text_length_filter": {"min_len": -3, "text_key": "caption"}}
+    parse_recipe("mine.yaml", {"process": [hub, anything]}, trusted=True)
 
 
 def test_a_model_can_be_in_results_or_a_named_folder(project, tmp_path):

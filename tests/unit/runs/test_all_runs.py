@@ -13,7 +13,7 @@ import yaml
 from snakemake.cli import parse_config
 
 from dj2mgm.errors import InputError, UnsuitableDatasetError
-from dj2mgm.recipes.recipe_step import INSTRUCTION_OPERATOR
+from dj2mgm.recipes.catalogue import INSTRUCTION_OPERATOR
 from dj2mgm.runs import experiment_recipes as recipes
 from dj2mgm.runs import layers
 from dj2mgm.runs.all_runs import Runs

@@ -20,7 +20,7 @@ from dj2mgm.data.user_dataset import write_user_dataset
 from dj2mgm.juicer.partitions import ROWS_AT_ONCE
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
-from dj2mgm.recipes.recipe_step import parse_steps
+from dj2mgm.recipes.recipe_parsing import parse_steps
 from dj2mgm.settings.dataset_files import FilesDataset
 from dj2mgm.storage.files import write_json_list, write_jsonl
 from dj2mgm.storage.streaming import ITEMS_AHEAD, DiskMap, end_with_parent, map_in_order
@@ -158,3 +158,10 @@ def test_benchmark_by_rows_uses_baseline_settings(monkeypatch, tmp_path, capsys)
     data_scale.main()
     rows = [line.split(" | ")[:2] for line in capsys.readouterr().out.splitlines()[2:]]
     assert rows == [["| make_dataset", "50"], ["| filter, default", "50"], ["| jsonl", "50"]]
+
+
+def test_numbers_in_a_map_on_disk_are_summed():
+    numbers = DiskMap()
+    numbers.add([("a", 1), ("b", 2)])
+    numbers.add([("a", 5)])
+    assert (numbers.get("a"), numbers.get("b"), numbers.get("c")) == (6, 2, None)

@@ -40,8 +40,7 @@ from dj2mgm.juicer.patched_data_juicer import (
 )
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.model_files.clips import check_named_models
-from dj2mgm.recipes.operator_checks import make_row_merge_error
-from dj2mgm.recipes.recipe_step import RecipeStep, find_nearest_name
+from dj2mgm.recipes.recipe_parsing import RecipeStep, find_nearest_name, make_row_merge_error
 from dj2mgm.records.stage_records import OperatorSummary
 
 # the engine shares rows among processes, and an operator that fails stops the stage

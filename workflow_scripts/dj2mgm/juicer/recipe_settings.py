@@ -7,9 +7,7 @@ from pathlib import Path
 
 from dj2mgm.data.instruction_rows import COLUMNS
 from dj2mgm.errors import InputError
-from dj2mgm.recipes.catalogue import read_defaults
-from dj2mgm.recipes.recipe_parsing import parse_recipe
-from dj2mgm.recipes.recipe_step import (
+from dj2mgm.recipes.catalogue import (
     INSTRUCTION_OPERATOR,
     INSTRUCTIONS,
     LIKELIHOOD_GAIN,
@@ -18,8 +16,9 @@ from dj2mgm.recipes.recipe_step import (
     RATING_OPERATOR,
     RECAPTION_OPERATOR,
     WITH_CLIP,
-    RecipeStep,
+    read_defaults,
 )
+from dj2mgm.recipes.recipe_parsing import RecipeStep, parse_recipe
 from dj2mgm.settings.data import (
     FilterSettings,
     RecipeStageSettings,

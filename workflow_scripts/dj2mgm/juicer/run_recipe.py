@@ -4,24 +4,28 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from dj2mgm.cli.messages import note
+import datasets
+from loguru import logger
+
+from dj2mgm.cli.messages import WARNING, note
 from dj2mgm.data.formats import extract_caption
 from dj2mgm.data.images import BadImageError
 from dj2mgm.data.texts import find_script
 from dj2mgm.juicer import engine, patched_data_juicer
 from dj2mgm.juicer.engine import Engine, check_installed
-from dj2mgm.juicer.no_rows_error import NoRowsKeptError, make_no_rows_error
+from dj2mgm.juicer.filter_limits import NoRowsKeptError, make_no_rows_error
 from dj2mgm.juicer.operators.declarations import find_model_files
 from dj2mgm.juicer.partitions import iterate_column_values, iterate_output_rows, iterate_output_stats, join_traces
 from dj2mgm.juicer.recipe_settings import RecipeSettings
-from dj2mgm.recipes.operator_checks import check_models_named
-from dj2mgm.recipes.recipe_files import find_recipe_files
-from dj2mgm.recipes.recipe_step import DATASET_FILES, INSTRUCTIONS, RecipeStep
+from dj2mgm.recipes.catalogue import DATASET_FILES, INSTRUCTIONS, find_recipe_files
+from dj2mgm.recipes.recipe_parsing import RecipeStep, check_models_named
+from dj2mgm.recipes.recipe_step import 
 from dj2mgm.records.stage_records import OperatorSummary, RecipeSummary
 from dj2mgm.script_modules import find_modules
 from dj2mgm.storage.files import compute_sha256, read_jsonl, write_json, write_jsonl
@@ -32,6 +36,24 @@ MANY_ROWS, MUCH_OF_A_SCRIPT = 1 / 3, 1 / 2  # shares of rows whose loss in one s
 FEW_ROWS = 3  # fewer rows of a script are not counted
 STATS, TRACE, SUMMARY = "stats.jsonl", "dropped.jsonl", "summary.json"
 WORKING_FOLDER_PREFIX = ".data_juicer-"
+
+
+def configure_log() -> None:
+    """Configure loguru, which Data-Juicer uses too: show warnings and one line per operator.
+
+    Progress bars are shown in a terminal only.
+    """
+    logger.remove()
+    levels = {"": "INFO", "data_juicer": "WARNING"}
+    logger.add(sys.stderr, format=_choose_line_format, filter=levels)
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+
+
+def _choose_line_format(record: dict) -> str:
+    """Return the format of a log line; the workflow's own warnings get the mark that shows them in the console too."""
+    own_warning = record["level"].name == "WARNING" and not record["name"].startswith("data_juicer")
+    return f"{WARNING if own_warning else '{time:HH:mm:ss} {level} '}{{message}}\n{{exception}}"
 
 
 def run_recipe(settings: RecipeSettings, data: Path, output_dir: Path, rows_file: str) -> RecipeSummary:

@@ -2,6 +2,14 @@
 
 Recipes are untrusted input. A kind defines the accepted values exactly: a number between bounds, one of a few words,
 plain text, or a folder inside one of the allowed folders.
+
+A `rewrite` is a rule that rewrites a question with a known answer into another question (`Rewrite`):
+
+    What color is the {thing}? = {color} => Is there a {color} {thing}? = yes
+    Is there a {color} {thing}? = no => What color is the {thing}? != {color}
+
+`=` is before an answer that is expected, `!=` before one that is not. A name in braces stands for a text of up to 60
+characters, which is the same everywhere in the rule. English `a` before braces stands for `an`, too.
 """
 
 import math
@@ -12,9 +20,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from dj2mgm.control_tokens import CONTROL_TOKEN_PATTERN
-from dj2mgm.recipes.question_rewrite_rules import MAX_SLOTS, Rewrite
 from dj2mgm.settings.config_files import MAX_INTEGER, list_config_names
 
 MAX_NUMBER = 1e15
@@ -29,20 +37,16 @@ STATISTIC_FIELD = re.compile(rf"__dj__stats__\.{STATISTIC_PATTERN.pattern}")
 RANGE_PATTERN = re.compile(r"(?P<type>number|integer)(?: (?P<low>\S*)\.\.(?P<high>\S*))?")
 RULE_SIGN, NAME_IN_BRACES = re.compile(r" (?:=>|!?=) "), re.compile(r"\{[a-z]{1,30}\}")
 FOLDER_KINDS = ("model", "folder")
+SLOT_PATTERN = re.compile(r"(?:\b([Aa]) )?\{([a-z]+)\}")
+ANY_WORDS = r"([^{}?!]{1,60}?)"
+MAX_SLOTS = 4  # names in braces in a question; each multiplies the number of possible matches
+VOWELS = "aeiou"
 
 
-@dataclass(frozen=True)
-class Kind:
-    """One kind of argument.
+class Kind(NamedTuple):
+    """One kind of argument."""
 
-    Attributes:
-        name: name in config/schemas/operators.yaml.
-        expects: end of the sentence "… must be".
-        accepts: function that returns whether a value is of this kind.
-    """
-
-    name: str
-    expects: str
+    expects: str  # end of the sentence "… must be"
     accepts: Callable[[object], bool]
 
 
@@ -107,14 +111,16 @@ def _is_below(path: Path, folder: str) -> bool:
 
 def _parse_kind(name: str) -> Kind:
     if name in SIMPLE_KINDS:
-        return Kind(name, *SIMPLE_KINDS[name])
+        return Kind(*SIMPLE_KINDS[name])
     if name.startswith("list of "):
         item = _parse_kind(name.removeprefix("list of "))
-        return Kind(name, f"a list, each item {item.expects}", lambda value: _is_list(value, item))
+        return Kind(f"a list, each item {item.expects}", lambda value: _is_list(value, item))
     if name.startswith("one of "):
         words = [BOOLEANS.get(word, word) for word in name.removeprefix("one of ").split(", ")]
         expects = " or ".join(str(word).lower() if isinstance(word, bool) else word for word in words)
-        return Kind(name, expects, lambda value: any(value is word or _is_same(value, word) for word in words))
+        return Kind(
+            expects, lambda value: any(value is word or isinstance(value, str) and value == word for word in words)
+        )
     if match := RANGE_PATTERN.fullmatch(name):
         return _build_number_kind(name, match)
     raise ValueError(f"config/schemas/operators.yaml: there is no kind {name!r}")
@@ -128,7 +134,7 @@ def _build_number_kind(name: str, match: re.Match) -> Kind:
     bounds = " ".join(f"{word} {limit}" for word, limit in limits.items() if limit)
     low, high = lowest if low is None else low, highest if high is None else high
     expects = f"a {'whole ' if whole else ''}number {bounds}".rstrip()
-    return Kind(name, expects, lambda value: _is_number(value, whole) and low <= value <= high)
+    return Kind(expects, lambda value: _is_number(value, whole) and low <= value <= high)
 
 
 def _find_number_type(name: str) -> str | None:
@@ -145,10 +151,6 @@ def _is_number(value: object, whole: bool = False) -> bool:
 def _limit_integer(value: float) -> float:
     """Return the value, or infinity for an int that no float can represent."""
     return value if isinstance(value, float) or abs(value) <= MAX_INTEGER else math.inf
-
-
-def _is_same(value: object, word: object) -> bool:
-    return isinstance(value, str) and value == word
 
 
 def _is_list(value: object, item: Kind) -> bool:
@@ -202,17 +204,9 @@ def _is_characters(value: object) -> bool:
     return value.isprintable() and not re.search(r"/\w|\.\.|\\|[{}]", value)
 
 
-def _is_size(value: object) -> bool:
-    return isinstance(value, str) and bool(SIZE_PATTERN.fullmatch(value))
-
-
 def _is_path(value: object) -> bool:
     """Return whether a value can be a folder's name; `find_folder_problem` checks the folder."""
     return isinstance(value, str) and bool(value.strip()) and value.isprintable() and not re.search(r"[{}]", value)
-
-
-def _is_captioner(value: object) -> bool:
-    return isinstance(value, dict)  # an operator, which is checked like those of the recipe
 
 
 def shorten_value(value: object) -> str:
@@ -246,7 +240,10 @@ SIMPLE_KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     ),
     "literal": (f"{PLAIN_TEXT}, and without {' '.join(sorted(PATTERN_CHARACTERS))}", _is_literal),
     "characters": (f"up to {MAX_CHARACTERS} printable characters, and no path", _is_characters),
-    "size": ("a string with a whole number of bytes, KiB, MiB, GiB or TiB", _is_size),
+    "size": (
+        "a string with a whole number of bytes, KiB, MiB, GiB or TiB",
+        lambda value: isinstance(value, str) and bool(SIZE_PATTERN.fullmatch(value)),
+    ),
     "statistic": (
         "the name of a statistic, such as image_text_similarity",
         lambda value: isinstance(value, str) and bool(STATISTIC_PATTERN.fullmatch(value)),
@@ -261,5 +258,71 @@ SIMPLE_KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     ),
     "model": ("the folder of a model", _is_path),
     "folder": ("a folder", _is_path),
-    "captioner": ("an operator that writes captions, {name: {argument: value}}", _is_captioner),
+    # an operator, which is checked like those of the recipe
+    "captioner": (
+        "an operator that writes captions, {name: {argument: value}}",
+        lambda value: isinstance(value, dict),
+    ),
 }
+
+
+@dataclass(frozen=True)
+class RewrittenQuestion:
+    """Another question, with an answer that is right or wrong if the original answer is right."""
+
+    question: str
+    answer: str
+    expected: bool = True
+
+
+class Rewrite:
+    """A rule that rewrites questions of one form."""
+
+    def __init__(self, rule: str):
+        """Read a rule.
+
+        Raises:
+            ValueError: it is not well-formed.
+        """
+        left_side, arrow, right_side = rule.partition(" => ")
+        question, _, answer = left_side.rpartition(" = ")
+        sign = " != " if " != " in right_side else " = "
+        self._question, _, self._answer = right_side.rpartition(sign)
+        self._expected = sign == " = "
+        if not (arrow and question and answer and self._question and self._answer):
+            raise ValueError(f"a rewrite must be 'question = answer => question = answer', found {rule!r}")
+        names = SLOT_PATTERN.findall(f"{question} {answer}")
+        unknown = {name for _, name in SLOT_PATTERN.findall(right_side)} - {name for _, name in names}
+        if unknown or len(names) > MAX_SLOTS:
+            problem = f"{{{unknown.pop()}}} is only on its right side" if unknown else f"more than {MAX_SLOTS} braces"
+            raise ValueError(f"rewrite {rule!r}: {problem}")
+        self._pattern = re.compile(_convert_to_pattern(f"{question}\n{answer}"), re.IGNORECASE)
+
+    def apply(self, question: str, answer: str) -> RewrittenQuestion | None:
+        """Return the other question; None if the question has another form."""
+        match = self._pattern.fullmatch(f"{question.strip()}\n{answer.strip()}")
+        if not match:
+            return None
+        values = match.groupdict()
+        return RewrittenQuestion(_fill(self._question, values), _fill(self._answer, values), self._expected)
+
+
+def _convert_to_pattern(text: str) -> str:
+    parts, end, names = [], 0, set()
+    for match in SLOT_PATTERN.finditer(text):
+        article, name = match.groups()
+        parts.append(re.escape(text[end : match.start()]) + ("an? " if article else ""))
+        parts.append(f"(?P={name})" if name in names else ANY_WORDS.replace("(", f"(?P<{name}>", 1))
+        names.add(name)
+        end = match.end()
+    return "".join([*parts, re.escape(text[end:])])
+
+
+def _fill(text: str, values: dict[str, str]) -> str:
+    def fill_slot(match: re.Match) -> str:
+        article, name = match.groups()
+        if not article:
+            return values[name]
+        return f"{article}{'n' if values[name][0].lower() in VOWELS else ''} {values[name]}"
+
+    return SLOT_PATTERN.sub(fill_slot, text)

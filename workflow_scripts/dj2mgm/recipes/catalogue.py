@@ -1,19 +1,67 @@
 """The catalogue of operators: config/schemas/operators.yaml, and the list of the Data-Juicer that was reviewed.
 
-Both files are always the workflow's own.
+Both files are always the workflow's own. Kinds of arguments tell which files a recipe reads in addition to its data.
 """
 
 import json
+import os
+import re
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from dj2mgm.recipes.argument_kinds import FOLDER_KINDS
 from dj2mgm.settings.config_files import SHIPPED, read_config
 
 REVIEWED_FILE = SHIPPED / "schemas/operators.yaml"
 INSTALLED_FILE = SHIPPED / "schemas/operators.installed.json"
 NOT_PLAIN = "<not plain>"  # replaces a default that JSON cannot hold
 REQUIRED_MARK = "<required>"  # replaces the default of an argument that has none
+PAIRS, INSTRUCTIONS = "pairs", "instructions"
+ROW_KINDS = (PAIRS, INSTRUCTIONS)
+DATASET_FILES = ("question_file", "held_out_file")  # arguments that the stage adds: files of the dataset
+# operators to which a stage adds the CLIP of the model's file, unless the recipe names one
+WITH_CLIP = (
+    "batched_image_text_similarity_filter",
+    "image_text_similarity_filter",
+    "image_embedding_deduplicator",
+    "cluster_balance_filter",
+)
+LIKELIHOOD_GAIN = "likelihood_gain_filter"
+RECAPTION_OPERATOR = "low_similarity_recaption_mapper"
+INSTRUCTION_OPERATOR = "instruction_synthesis_mapper"
+RATING_OPERATOR = "vlm_rating_filter"
+# operators whose captioner answers questions
+ANSWERING_OPERATORS = (INSTRUCTION_OPERATOR, RATING_OPERATOR)
+# operators that measure texts with a trained model
+MEASURING_OPERATORS = (LIKELIHOOD_GAIN, "blind_answer_filter", "round_trip_filter")
+# operators that measure a text once, and not again after a mapper has changed it
+MEASURED_ON_INPUT_TEXT = (*MEASURING_OPERATORS, RATING_OPERATOR, "caption_agreement_filter")
+# operators that read images only
+READING_IMAGES = (
+    "image_aspect_ratio_filter",
+    "image_integrity_filter",
+    "image_nsfw_filter",
+    "image_shape_filter",
+    "image_size_filter",
+    "image_watermark_filter",
+)
+# operators that read questions
+WITH_QUESTIONS = (
+    INSTRUCTION_OPERATOR,
+    "blind_answer_filter",
+    "round_trip_filter",
+    "caption_agreement_filter",
+)
+CAPTIONER_ARGUMENT = "captioner"  # an argument that is an operator itself
+# operators to which a stage adds a captioner, by the argument with which a recipe names its own model instead: an
+# operator (`captioner`), or the folder of a finished training stage (`stage`)
+WITH_CAPTIONER = dict.fromkeys((RECAPTION_OPERATOR, *ANSWERING_OPERATORS), CAPTIONER_ARGUMENT) | dict.fromkeys(
+    MEASURING_OPERATORS, "stage"
+)
+FOLDER_FILES = (".json", ".txt", ".safetensors")  # in a folder of models or word lists
+# arguments set by the stage; their files are not inputs of the recipe
+STAGE_PATHS = {"image_root", "captions_folder", *DATASET_FILES}
 ARGUMENT_RULES = ("exactly_one", "at_least_one", "at_most_one", "same_length", "below")
 
 
@@ -27,6 +75,7 @@ class AllowedOperator:
         defaults: default of each argument of the operator, or `REQUIRED_MARK` or `NOT_PLAIN`.
         rules: groups of arguments for each of `ARGUMENT_RULES`.
         writes_captions: whether it may be the captioner of another operator.
+        is_own: whether it is not one of Data-Juicer's.
     """
 
     name: str
@@ -34,6 +83,7 @@ class AllowedOperator:
     defaults: dict[str, object]
     rules: dict[str, list[list[str]]] = field(default_factory=dict)
     writes_captions: bool = False
+    is_own: bool = False
 
 
 @cache
@@ -49,7 +99,8 @@ def read_allowed_operators() -> dict[str, AllowedOperator]:
         arguments |= entry["arguments"]
         defaults |= installed["arguments"].get(name, {})  # unknown for an operator that was added by hand
         rules = {rule: entry[rule] for rule in ARGUMENT_RULES if rule in entry}
-        operators[name] = AllowedOperator(name, arguments, defaults, rules, entry.get("writes_captions", False))
+        is_own = name not in installed["operators"]
+        operators[name] = AllowedOperator(name, arguments, defaults, rules, entry.get("writes_captions", False), is_own)
     return operators
 
 
@@ -78,3 +129,60 @@ def _read_reviewed() -> dict:
 @cache
 def _read_installed() -> dict:
     return json.loads(Path(INSTALLED_FILE).read_text(encoding="utf-8"))
+
+
+def find_recipe_files(recipe: dict | list | None) -> list[str]:
+    """Return the files that a recipe's arguments name, and the files of named folders.
+
+    Args:
+        recipe: a checked recipe, its `process` list, or None.
+    """
+    process = recipe.get("process") if isinstance(recipe, dict) else recipe
+    steps = [(name, arguments or {}) for step in process or () for name, arguments in step.items()]
+    return [file for name, arguments in steps for file in _list_step_files(name, arguments)]
+
+
+def select_file_arguments(name: str, arguments: dict) -> dict:
+    """Return the arguments of an operator that may name files.
+
+    Args:
+        name: name of the operator. If it is not in the list of allowed operators, any argument may name a file.
+        arguments: arguments of the recipe and the stage.
+    """
+    operator = read_allowed_operators().get(name)
+    kinds = operator.arguments if operator else {}
+    return {
+        key: value
+        for key, value in arguments.items()
+        if key not in STAGE_PATHS
+        and (key == CAPTIONER_ARGUMENT or key not in kinds or is_folder_argument(kinds[key], value))
+    }
+
+
+def _list_step_files(name: str, arguments: dict) -> list[str]:
+    files = []
+    for key, value in select_file_arguments(name, arguments).items():
+        files += (
+            find_recipe_files([value])
+            if key == CAPTIONER_ARGUMENT and isinstance(value, dict)
+            else _list_files_in(value)
+        )
+    return files
+
+
+def _list_files_in(value: object) -> list[str]:
+    """Return the files that a value names at any depth, and the files of named folders."""
+    if isinstance(value, str):
+        path = re.sub("/+", "/", value)  # Snakemake does not find paths with `//`
+        if os.path.isdir(path):
+            names = sorted(name for name in os.listdir(path) if name.endswith(FOLDER_FILES))
+            return [file for name in names if os.path.isfile(file := os.path.join(path, name))]
+        return [path] if os.path.isfile(path) else []
+    if isinstance(value, dict):
+        value = list(value.values())
+    items = value if isinstance(value, list) else ()
+    return [file for item in items for file in _list_files_in(item)]
+
+
+def is_folder_argument(kind: str, value: object) -> bool:
+    return isinstance(value, str) and kind.split(" or ")[0] in FOLDER_KINDS

@@ -1,6 +1,6 @@
 """Names and labels of the statistics of each filter, and names of the arguments that limit them.
 
-Values of the limits are in juicer/filter_statistics.py.
+Values of the limits are in juicer/filter_limits.py.
 """
 
 from collections.abc import Collection

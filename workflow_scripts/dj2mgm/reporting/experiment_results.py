@@ -12,7 +12,7 @@ from typing import Any
 
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.run_scores import GroupEstimates, RunScores, aggregate, read_run_scores
-from dj2mgm.recipes.recipe_step import INSTRUCTIONS
+from dj2mgm.recipes.catalogue import INSTRUCTIONS
 from dj2mgm.records.page_records import (
     PageSettings,
     RecipeContents,

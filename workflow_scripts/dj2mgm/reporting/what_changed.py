@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.data.training_jsonl import drop_repeats
-from dj2mgm.recipes.recipe_step import INSTRUCTION_OPERATOR
+from dj2mgm.recipes.catalogue import INSTRUCTION_OPERATOR
 from dj2mgm.reporting.comparison import describe_data_difference, find_obstacle, format_score
 from dj2mgm.reporting.experiment_results import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import format_integer, load_thumbnail

@@ -5,9 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from dj2mgm.errors import InputError, UnsuitableDatasetError
-from dj2mgm.recipes.catalogue import read_allowed_operators
-from dj2mgm.recipes.recipe_parsing import parse_recipe
-from dj2mgm.recipes.recipe_step import (
+from dj2mgm.recipes.catalogue import (
     ANSWERING_OPERATORS,
     INSTRUCTION_OPERATOR,
     INSTRUCTIONS,
@@ -17,7 +15,9 @@ from dj2mgm.recipes.recipe_step import (
     WITH_CAPTIONER,
     WITH_CLIP,
     WITH_QUESTIONS,
+    read_allowed_operators,
 )
+from dj2mgm.recipes.recipe_parsing import parse_recipe
 from dj2mgm.settings.config_files import locate_existing_file, read_config, read_config_text, suggest_name
 from dj2mgm.settings.configuration import Experiment
 from dj2mgm.settings.data import CAPTIONERS, SynthesizeSettings

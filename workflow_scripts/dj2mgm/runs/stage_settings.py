@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.clips import list_selecting_clips
-from dj2mgm.recipes.recipe_step import (
+from dj2mgm.recipes.catalogue import (
     ANSWERING_OPERATORS,
     INSTRUCTION_OPERATOR,
     MEASURING_OPERATORS,

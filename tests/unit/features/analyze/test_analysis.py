@@ -18,11 +18,11 @@ from dj2mgm.errors import InputError
 from dj2mgm.features.analyze.analysis import analyze, convert_to_numbers, summarize_analysis
 from dj2mgm.features.analyze.analysis_page import write_analysis_page
 from dj2mgm.features.analyze.analyze_settings import AnalysisSettings
-from dj2mgm.juicer.filter_statistics import FilterLimit, read_statistic_limits
+from dj2mgm.juicer.filter_limits import FilterLimit, read_statistic_limits
 from dj2mgm.juicer.patched_data_juicer import Fields, load_ops
 from dj2mgm.juicer.recipe_settings import RecipeSettings, prepare_filters
 from dj2mgm.juicer.run_recipe import FILTERED, WORKING_FOLDER_PREFIX, run_recipe
-from dj2mgm.recipes.recipe_step import parse_steps
+from dj2mgm.recipes.recipe_parsing import parse_steps
 from dj2mgm.script_modules import find_modules
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_yaml

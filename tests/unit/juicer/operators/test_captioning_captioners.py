@@ -11,8 +11,7 @@ from data_juicer.utils.lazy_loader import LazyLoader
 
 from dj2mgm.data.formats import build_dj_text, extract_caption
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.operators.caption_store import CaptionStore
-from dj2mgm.juicer.operators.captioners import CANDIDATES_KEY, LOG_LIKELIHOODS, Captioner
+from dj2mgm.juicer.operators.captioners import CANDIDATES_KEY, LOG_LIKELIHOODS, Captioner, CaptionStore
 from dj2mgm.juicer.operators.declarations import Captions
 from dj2mgm.juicer.patched_data_juicer import Fields, load_ops
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator

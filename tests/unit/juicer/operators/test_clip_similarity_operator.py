@@ -187,28 +187,6 @@ def test_a_window_keeps_rows_between_two_quantiles_and_ties(clip, scores, quanti
     assert list(operator.process({Fields.stats: stats})) == [lowest <= score <= highest for score in scores]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            {"lower_quantile": 0.6, "upper_quantile": 0.5},
-            "lower_quantile must be below upper_quantile, both from 0 to 1",
-        ),
-        ({"upper_quantile": 1.5}, "both from 0 to 1; found None and 1.5"),
-        ({"lower_quantile": 0.5, "keep_fraction": 0.5}, "limit the same side; give one of them"),
-        (
-            {"lower_quantile": 0.3, "min_score": 0.2},
-            "lower_quantile 0.3 replaces a limit, but a limit of 0.2 is given",
-        ),
-        ({"upper_quantile": 0.9, "max_score": 0.2}, "upper_quantile 0.9 replaces a limit"),
-        ({"keep_fraction": 0.9, "min_score": 0.1}, "keep_fraction 0.9 replaces a limit"),
-    ],
-)
-def test_invalid_windows_are_refused(clip, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        load_ops([{BATCHED: {"hf_clip": clip} | arguments}])
-
-
 def test_an_unloadable_clip_is_reported_in_one_sentence(clip, tmp_path):
     with pytest.raises(InputError, match=r"hf_clip '.*/gone' is not a folder .* Name one in the recipe"):
         ClipSimilarity(str(tmp_path / "gone"), "cpu")
@@ -238,19 +216,6 @@ def run_recipe(folder: Path, rows: list[dict], arguments: dict, processes: int) 
     script = PROJECT / "workflow_scripts/filter_data.py"
     flags = ["--config", folder / "config.yaml", "--data", folder / "data.jsonl", "--output-dir", folder / "out"]
     return subprocess.run([forked_python(), script, *flags], capture_output=True, text=True)
-
-
-def test_a_recipe_keeps_a_window(clip, photos, tmp_path):
-    rows = [
-        {"id": f"r{n}", "text": f"{IMAGE}\n{'abcdef'[n]} {END}", "images": [Path(photos[n]).name]} for n in range(6)
-    ]
-    for photo in photos:
-        (tmp_path / Path(photo).name).symlink_to(photo)
-    done = run_recipe(tmp_path, rows, {"hf_clip": clip, "lower_quantile": 0.34, "upper_quantile": 0.84}, 1)
-    assert done.returncode == 0, done.stderr
-    dropped = [(row["stats"][STAT], row["id"]) for row in read_jsonl(tmp_path / "out/dropped.jsonl")]
-    kept_scores = [(row[STAT], row["id"]) for row in read_jsonl(tmp_path / "out/stats.jsonl")]
-    assert sorted(kept_scores) == sorted([*kept_scores, *dropped])[2:5]
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,6 @@ from dj2mgm.data.images import HeldOutImages
 from dj2mgm.data.instruction_rows import make_slots
 from dj2mgm.data.shapes import QUESTION_TYPES, describe_scene, draw_question, draw_scene
 from dj2mgm.data.texts import normalize_words
-from dj2mgm.errors import InputError
 from dj2mgm.juicer.operators.captioners import WRONG_SCHEMA, find_text_problem
 from dj2mgm.juicer.operators.declarations import draw
 from dj2mgm.juicer.operators.instruction_synthesis_mapper import (
@@ -135,28 +133,6 @@ def test_a_server_writes_two_questions_about_each_image(project, tmp_path):
         "answers": {"yes": 0, "no": 7},
         "server": {"requests": 7, "answers": 7, "tokens": 70},
     }
-
-
-def test_a_killed_run_repeats_no_answered_request(project, tmp_path):
-    """Kill the stage while the server hangs after three answers, and start it again with an exact budget."""
-    with ScriptedServer(
-        lambda request: two_questions(request) if request.number <= 3 else Reply(action="hang")
-    ) as server:
-        settings = make_server_captioner(project, tmp_path, server.url, server={"max_requests": 7})
-        words = command(project, tmp_path, settings)
-        killed = subprocess.Popen(words, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 60
-        while server.requests < 7 or server.caption_counts.total() < 3:
-            assert time.monotonic() < deadline and killed.poll() is None
-            time.sleep(0.02)
-        time.sleep(0.2)
-        killed.kill()
-        killed.wait()
-        server.reply = two_questions
-        run(words)
-        assert set(server.caption_counts.values()) == {1} and len(server.caption_counts) == 7
-        assert server.requests == 7 + 4, "the four requests that hung are sent again"
-        assert read_report(tmp_path)["server"] == {"requests": 4, "answers": 4, "tokens": 40}
 
 
 @pytest.mark.slow
@@ -415,10 +391,9 @@ def test_the_runs_model_answers_questions_of_the_dataset(project, tmp_path):
         assert (row["question"], extract_caption(row["text"])) == (question, answer.strip())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [({"kinds": ["spell"]}, "found 'spell'"), ({"questions": "dataset"}, "captioner must be mgm_captioning_mapper")],
-)
-def test_wrong_arguments_are_refused(arguments, says, project):
-    with pytest.raises((ValueError, InputError), match=says):
-        load_ops([{NAME: {"captioner": {"openai_captioning_mapper": {"model": "m"}}} | arguments}])
+def test_questions_of_the_dataset_need_the_runs_own_model():
+    captioner = {"openai_captioning_mapper": {"model": "m"}}
+    with pytest.raises(ValueError, match="captioner must be mgm_captioning_mapper"):
+        load_ops([{NAME: {"captioner": captioner, "questions": "dataset"}}])
+    with pytest.raises(ValueError, match="captioner must be one operator"):
+        load_ops([{NAME: {"captioner": captioner | {"other": None}}}])

@@ -1,7 +1,5 @@
 """Near-deduplicators in a stage: the kept row, the trace, and resuming."""
 
-import json
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +14,9 @@ from dj2mgm.juicer.operators.deduplicators import VectorIndex
 from dj2mgm.juicer.patched_data_juicer import load_ops
 from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
-from dj2mgm.recipes.recipe_step import parse_steps
+from dj2mgm.recipes.recipe_parsing import parse_steps
 from dj2mgm.runs.experiment_recipes import needs_clip
 from dj2mgm.storage.files import read_jsonl, write_jsonl, write_yaml
-from forked_python import forked_python
-from paths import PROJECT
 from tiny_clip import save_tiny_clip
 
 NEAR, EMBEDDING = "image_near_deduplicator", "image_embedding_deduplicator"
@@ -95,19 +91,6 @@ def test_an_unmeasured_statistic_is_named(data, tmp_path):
         run(data, tmp_path / "out", [{NEAR: {"prefer": "text_len"}}])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"max_bits": 24}, "max_bits must be from 0 to 23, found 24"),
-        ({"max_levels": -1}, "max_levels must be 0 or more, found -1"),
-        ({"prefer": 3}, "prefer"),
-    ],
-)
-def test_arguments_out_of_range_are_refused(data, tmp_path, arguments, message):
-    with pytest.raises(InputError, match=message):
-        run(data, tmp_path / "out", [{NEAR: arguments}])
-
-
 def test_all_images_of_a_row_are_compared_together(data, tmp_path):
     def row(name: str, *images: str) -> dict:
         return {"id": name, "text": build_dj_text(" ".join(["<__dj__image>"] * len(images))), "images": list(images)}
@@ -151,29 +134,6 @@ def test_an_interrupted_run_resumes_with_the_same_result(data, tmp_path, small_p
 
 def without_seconds(summary: dict) -> dict:
     return summary | {"operators": [step | {"seconds": 0} for step in summary["operators"]]}
-
-
-@pytest.mark.slow  # test_engine.py tests this without a CLIP
-def test_ray_and_processes_find_the_same_near_duplicates(data, tmp_path, small_partitions):
-    clip = str(save_tiny_clip(tmp_path / "clip"))
-    process = [{NEAR: {"max_bits": 0}}, {EMBEDDING: {"hf_clip": clip, "min_similarity": 0.999}}]
-    expected = run(data, tmp_path / "here", process, 2)
-    settings = {"image_root": str(data.parent), "processes": 2, "recipe": {"process": process, "executor": "ray"}}
-    write_yaml(tmp_path / "config.yaml", settings)
-    flags = ["--config", tmp_path / "config.yaml", "--data", data, "--output-dir", tmp_path / "ray"]
-    code = (
-        f"import sys; sys.path.insert(0, {str(PROJECT / 'workflow_scripts')!r})\n"
-        f"import dj2mgm.juicer.partitions as dataset; dataset.PARTITION_ROWS = dataset.ROWS_AT_ONCE = {SMALL}\n"
-        "import filter_data; filter_data.main()\n"
-    )
-    done = subprocess.run([forked_python(), "-c", code, *flags], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    for name in FILES:
-        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "ray" / name).read_bytes()
-    assert without_seconds(json.loads((tmp_path / "ray/summary.json").read_text())) == without_seconds(expected)
-    assert {row["operator"] for row in read_jsonl(tmp_path / "ray/dropped.jsonl")} == {
-        name for step in process for name in step
-    }
 
 
 def test_a_clip_finds_near_duplicates_by_embeddings(data, tmp_path):

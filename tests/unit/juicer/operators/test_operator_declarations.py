@@ -1,34 +1,39 @@
-"""Interface of operators: a misspelled declaration is an error, and imports have no side effects."""
+"""Interface of operators (declared arguments, imports without side effects), and operators without a model."""
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from data_juicer.ops.base_op import Filter, Mapper
+from PIL import Image
 
-from dj2mgm.juicer.operators.declarations import Declarations, ShareFilter, decides_last, get_declarations
-from dj2mgm.juicer.patched_data_juicer import OPERATORS
+from dj2mgm.juicer.operators.declarations import Declarations, ShareFilter, argument, decides_last, get_declarations
+from dj2mgm.juicer.operators.deduplicators import compute_image_text_hash
+from dj2mgm.juicer.operators.image_integrity_filter import classify_image_integrity
+from dj2mgm.juicer.patched_data_juicer import OPERATORS, list_valid_arguments
 from paths import PROJECT
 
 
-@pytest.mark.parametrize(
-    ("base", "names", "nearest"),
-    [
-        ((Declarations, Filter), {"report_kye": "x"}, "report_key"),
-        ((Declarations, Mapper), {"draw_at_random": False}, "draws_at_random"),
-        ((ShareFilter,), {"limits": "min_score"}, "limit"),
-        ((ShareFilter,), {"read_score": staticmethod(lambda stats: [])}, "read_scores"),
-    ],
-)
-def test_a_misspelled_declaration_is_an_error(base, names, nearest):
-    with pytest.raises(TypeError, match=f"{next(iter(names))}: operators declare nothing of this name.*'{nearest}'"):
-        type("Misspelt", base, names)
+class LongestFilter(ShareFilter):
+    limit = "max_words"
+    max_words: int = argument(..., "most words")
+    batch_size: int = argument(7, "rows at once")
+    keep_fraction: float | None = argument(None, "share of the rows")
+
+    @staticmethod
+    def read_scores(stats: dict) -> list[float]:
+        return stats["words"]
 
 
-def test_operators_can_add_private_names():
-    interface = type("Interface", (Declarations, Filter), {"colour": "red"}, interface=True)
-    assert type("Operator", (interface,), {"colour": "blue", "_own": 1, "report_key": "x"}).report_key == "x"
+def test_declared_arguments_are_attributes_that_data_juicer_knows():
+    assert set(list_valid_arguments(LongestFilter)) > {"max_words", "batch_size", "keep_fraction", "reversed_range"}
+    operator = LongestFilter(max_words=3, reversed_range=True)
+    assert (operator.max_words, operator.keep_fraction, operator.batch_size) == (3, None, 7)
+    assert operator.reversed_range and operator.shares == {}
+    assert LongestFilter(max_words=3, batch_size=9, keep_fraction=0.5).shares == {"keep_fraction": "max_words"}
+    with pytest.raises(TypeError, match="LongestFilter needs the arguments max_words"):
+        LongestFilter()
 
 
 def test_operators_of_data_juicer_have_the_defaults():
@@ -51,3 +56,47 @@ def test_imports_have_no_side_effects_and_recipes_check_it():
     environment = os.environ | {"PYTHONPATH": str(PROJECT / "workflow_scripts")}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert "call patch_data_juicer() in the entry point" in done.stderr
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    path = tmp_path / "root" / "photo.png"
+    path.parent.mkdir()
+    Image.effect_noise((32, 32), 50).convert("RGB").save(path)
+    return path
+
+
+def test_a_complete_image_inside_the_folder_is_ok(photo):
+    assert classify_image_integrity([str(photo)], str(photo.parent)) == "ok"
+
+
+def test_each_kind_of_broken_image_has_its_reason(photo, tmp_path):
+    root = photo.parent
+    (root / "empty.png").touch()
+    (root / "page.png").write_text("<html>404</html>")
+    (root / "half.png").write_bytes(photo.read_bytes()[: photo.stat().st_size // 2])
+    (tmp_path / "elsewhere.png").write_bytes(photo.read_bytes())
+    (root / "link.png").symlink_to(tmp_path / "elsewhere.png")
+    reasons = {
+        name: classify_image_integrity([os.path.join(root, name)], str(root))
+        for name in ("gone.png", "empty.png", "page.png", "half.png", "../elsewhere.png", "link.png", "/etc/hostname")
+    }
+    assert reasons == {
+        "gone.png": "missing",
+        "empty.png": "empty",
+        "page.png": "undecodable",
+        "half.png": "undecodable",
+        "../elsewhere.png": "outside",
+        "link.png": "outside",
+        "/etc/hostname": "outside",
+    }
+
+
+def test_the_hash_depends_on_pixels_and_text(photo):
+    copy, other = photo.with_name("copy.png"), photo.with_name("other.png")
+    copy.write_bytes(photo.read_bytes())
+    other.write_bytes(photo.read_bytes() + b"\0")  # same pixels, other bytes
+    reference = compute_image_text_hash([str(photo)], "a cat")
+    assert compute_image_text_hash([str(copy)], "a cat") == reference
+    assert compute_image_text_hash([str(photo)], "a cat ") != reference
+    assert compute_image_text_hash([str(other)], "a cat") != reference

@@ -118,15 +118,6 @@ def test_a_row_without_a_caption_is_recaptioned_at_any_limit(clip, rows, known_c
     assert report["below"] == 1
 
 
-def test_captions_without_likelihoods_are_chosen_by_similarity(clip, rows, known_captioner):
-    captioner = known_captioner({name: texts[:1] for name, texts in CANDIDATES_OF.items()})
-    recaptioned, _ = recaption(rows, hf_clip=clip, min_similarity=EVERYTHING, captioner=captioner)
-    for number, row in enumerate(recaptioned):
-        assert row["text"] == build_dj_text(f"{number} one")
-        assert row[Fields.stats]["caption_log_likelihood"] == []
-        assert row[Fields.meta]["recaption"]["log_likelihood"] is None
-
-
 def test_random_captions_depend_on_seed_and_images_only(clip, rows, monkeypatch, tmp_path):
     class DrawingCaptioningMapper(Mapper):
         _batched_op = True
@@ -250,26 +241,3 @@ def test_a_captioner_that_adds_rows_is_an_error(clip, rows, monkeypatch):
     monkeypatch.setitem(OPERATORS.modules, "twice_mapper", TwiceMapper)
     with pytest.raises(InputError, match="twice_mapper returned 8 rows for 4.*keep_original_sample: false"):
         recaption(rows, hf_clip=clip, min_similarity=EVERYTHING, captioner={"twice_mapper": {"batch_size": 4}})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "exactly one of min_similarity and keep_fraction"),
-        ({"min_similarity": 0.1, "keep_fraction": 0.5}, "exactly one of min_similarity and keep_fraction"),
-        ({"keep_fraction": 1.5}, "keep_fraction must be above 0 and at most 1, found 1.5"),
-        ({"min_similarity": 0.1}, "captioner must be one operator"),
-        ({"min_similarity": 0.1, "captioner": {"a": {}, "b": {}}}, "captioner must be one operator"),
-    ],
-)
-def test_invalid_arguments_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        load_ops([{RECAPTION: arguments}])
-
-
-def test_unlikely_captions_are_dropped_and_unrated_ones_kept():
-    [operator] = load_ops([{"caption_log_likelihood_filter": {"min_log_likelihood": -3.0}}])
-    rated = [{"caption_log_likelihood": value} for value in ([-2.9], [-3.0], [-3.1], [])]
-    samples = operator.compute_stats({"text": [""] * 5, Fields.stats: [*rated, {}]})
-    assert [stats["caption_log_likelihood"].dtype for stats in samples[Fields.stats]] == [np.float64] * 5
-    assert list(operator.process(samples)) == [True, True, False, True, True]

@@ -1,7 +1,6 @@
 """Operators that select rows after all are measured keep the rows of their definition."""
 
 import json
-import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -19,11 +18,8 @@ from dj2mgm.juicer.operators.declarations import draw, sample_evenly
 from dj2mgm.juicer.patched_data_juicer import Fields, load_ops
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
-from dj2mgm.recipes.recipe_step import parse_steps
-from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_yaml
-from dj2mgm.storage.streaming import DiskMap
-from forked_python import forked_python
-from paths import PROJECT
+from dj2mgm.recipes.recipe_parsing import parse_steps
+from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl
 from tiny_captioners import write_pairs
 from tiny_clip import save_tiny_clip
 from tiny_models import save_image
@@ -235,50 +231,3 @@ def test_a_later_failure_does_not_repeat_the_selection(tmp_path, monkeypatch):
     for path, content in whole.items():
         path.write_bytes(content)
     assert len(run(data, tmp_path / "out", *process)) == 3 and len(calls) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "message"),
-    [
-        (LENGTHS, {}, "exactly one of keep_fraction and keep_rows"),
-        (LENGTHS, {"keep_fraction": 0.5, "keep_rows": 5}, "exactly one of keep_fraction and keep_rows"),
-        (NGRAMS, {"keep_fraction": 1.5}, "keep_fraction must be above 0 and at most 1, found 1.5"),
-        (NGRAMS, {"keep_rows": 0}, "keep_rows must be 1 or more, found 0"),
-        (NGRAMS, {"keep_rows": 1, "words": 0}, "words must be 1 or more, found 0"),
-        (LENGTHS, {"keep_rows": 1, "bucket_words": 0}, "bucket_words must be 1 or more, found 0"),
-        (CLUSTERS, {"hf_clip": "x", "keep_rows": 1, "clusters": 0}, "clusters must be 1 or more, found 0"),
-        (
-            CLUSTERS,
-            {"hf_clip": "x", "keep_rows": 1, "embed": "sound"},
-            "embed must be one of image, text; found 'sound'",
-        ),
-    ],
-)
-def test_invalid_arguments_are_refused_in_a_sentence(tmp_path, name, arguments, message):
-    with pytest.raises(InputError, match=f"recipe: operator {name} cannot be built: ValueError: {message}"):
-        run(texts(tmp_path, ["x"]), tmp_path / "out", {name: arguments})
-
-
-def test_numbers_in_a_map_on_disk_are_summed():
-    numbers = DiskMap()
-    numbers.add([("a", 1), ("b", 2)])
-    numbers.add([("a", 5)])
-    assert (numbers.get("a"), numbers.get("b"), numbers.get("c")) == (6, 2, None)
-
-
-@pytest.mark.slow
-def test_ray_selects_the_same_rows(clip, colored, tmp_path):
-    process = [
-        {CLUSTERS: {"hf_clip": clip, "clusters": 3, "keep_rows": 10}},
-        {NGRAMS: {"words": 1, "keep_rows": 6}},
-    ]
-    for executor in ("default", "ray"):
-        recipe = {"process": process, "executor": executor}
-        settings = {"image_root": str(colored.parent), "processes": 2, "recipe": recipe}
-        write_yaml(tmp_path / "config.yaml", settings)
-        flags = ["--config", tmp_path / "config.yaml", "--data", colored, "--output-dir", tmp_path / executor]
-        script = PROJECT / "workflow_scripts/filter_data.py"
-        done = subprocess.run([forked_python(), script, *flags], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    for name in FILES:
-        assert (tmp_path / "default" / name).read_bytes() == (tmp_path / "ray" / name).read_bytes()

@@ -21,8 +21,7 @@ from dj2mgm.data.images import BadImageError
 from dj2mgm.data.score_limits import SIDE_BY_SHARE, compute_score_limits
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.engine import Engine, check_installed
-from dj2mgm.juicer.filter_statistics import FilterLimit, Limits, read_statistic_limits
-from dj2mgm.juicer.no_rows_error import NoRowsKeptError
+from dj2mgm.juicer.filter_limits import FilterLimit, Limits, NoRowsKeptError, read_statistic_limits
 from dj2mgm.juicer.operators.batched_image_text_similarity_filter import NAME as SIMILARITY
 from dj2mgm.juicer.operators.declarations import SelectionFilter, get_declarations
 from dj2mgm.juicer.operators.deduplicators import IMAGE_TEXT
@@ -31,7 +30,7 @@ from dj2mgm.juicer.partitions import iterate_column_values, iterate_output_stats
 from dj2mgm.juicer.patched_data_juicer import OP, OPERATORS, Fields, Filter, __version__
 from dj2mgm.juicer.recipe_settings import SIMILARITY_FILTERS, RecipeSettings
 from dj2mgm.juicer.run_recipe import compute_recipe_fingerprint, open_working_folder
-from dj2mgm.recipes.recipe_step import RecipeStep
+from dj2mgm.recipes.recipe_parsing import RecipeStep
 from dj2mgm.storage.files import compute_sha256, read_jsonl, write_jsonl, write_text
 
 STATS, OVERALL, PAGE, SUMMARY = "stats.jsonl", "overall.csv", "analysis.html", "summary.json"

@@ -19,7 +19,7 @@ from dj2mgm.dataset_resolution.experiment_dataset import list_dataset_files
 from dj2mgm.errors import InputError
 from dj2mgm.features.crate.crate_record import CrateInput, CrateMachine, CrateSettings
 from dj2mgm.model_files.model_folders import MODEL_SUFFIXES, find_model
-from dj2mgm.recipes.recipe_files import find_recipe_files
+from dj2mgm.recipes.catalogue import find_recipe_files
 from dj2mgm.runs.layers import MODEL_KEYS
 from dj2mgm.runs.stages import InputKind
 from dj2mgm.script_modules import SCRIPTS

@@ -33,8 +33,16 @@ from dj2mgm.data.images import load_image
 from dj2mgm.data.texts import normalize_words, separate_words
 from dj2mgm.storage.streaming import DiskMap
 
-from .batched_image_text_similarity_filter import load_clip
-from .declarations import NO_GROUP, BalanceFilter, Decision, Rows, SelectionFilter, draw
+from .batched_image_text_similarity_filter import CLIP_DESCRIPTION, DEFAULT_CLIP, load_clip
+from .declarations import (
+    NO_GROUP,
+    BalanceFilter,
+    Decision,
+    Rows,
+    SelectionFilter,
+    argument,
+    draw,
+)
 
 
 @OPERATORS.register_module("length_balance_filter")
@@ -46,27 +54,7 @@ class LengthBalanceFilter(BalanceFilter):
 
     stat = "caption_words_from"
 
-    def __init__(
-        self,
-        bucket_words: int = 5,
-        keep_fraction: float | None = None,
-        keep_rows: int | None = None,
-        seed: int = 0,
-        *args,
-        **kwargs,
-    ):
-        """Initialize the operator.
-
-        Args:
-            bucket_words: width of a bucket. With 5, the buckets are captions of 0 to 4 words, 5 to 9, and so on.
-            keep_fraction: share of the rows to keep.
-            keep_rows: number of rows to keep, in place of `keep_fraction`.
-            seed: seed of the draws.
-        """
-        super().__init__(keep_fraction, keep_rows, seed, *args, **kwargs)
-        if bucket_words < 1:
-            raise ValueError(f"bucket_words must be 1 or more, found {bucket_words}")
-        self.bucket_words = bucket_words
+    bucket_words: int = argument(5, "width of a bucket; 5 stands for captions of 0 to 4 words, 5 to 9, and so on")
 
     def assign_groups(self, rows: Rows) -> np.ndarray:
         words = (len(separate_words(remove_special_tokens(row[self.text_key])).split()) for row in rows)
@@ -92,27 +80,7 @@ class NgramBalanceFilter(SelectionFilter):
     to keep. The stat `ngram_limit` is the lowest limit that keeps the row.
     """
 
-    def __init__(
-        self,
-        words: int = 2,
-        keep_fraction: float | None = None,
-        keep_rows: int | None = None,
-        seed: int = 0,
-        *args,
-        **kwargs,
-    ):
-        """Initialize the operator.
-
-        Args:
-            words: number of words in an n-gram.
-            keep_fraction: share of the rows to keep.
-            keep_rows: number of rows to keep, in place of `keep_fraction`.
-            seed: seed of the draws.
-        """
-        super().__init__(keep_fraction, keep_rows, seed, *args, **kwargs)
-        if words < 1:
-            raise ValueError(f"words must be 1 or more, found {words}")
-        self.words = words
+    words: int = argument(2, "number of words in an n-gram")
 
     def decide(self, rows: Rows, folder: Path) -> Decision:
         # u < t/c must hold for one n-gram, where u is the row's draw for it: t must exceed the least u·c
@@ -138,7 +106,6 @@ class NgramBalanceFilter(SelectionFilter):
 
 
 EMBEDDING_COLUMN = "__dj__clip_embedding"
-EMBEDDED_PARTS = ("image", "text")
 SAMPLE_PER_CLUSTER = 256  # rows per cluster that k-means is fitted to, faiss's own default
 
 
@@ -155,38 +122,15 @@ class ClusterBalanceFilter(BalanceFilter):
     stat = "clip_cluster"
     column = EMBEDDING_COLUMN
 
-    def __init__(
-        self,
-        hf_clip: str = "openai/clip-vit-base-patch32",
-        embed: str = "image",
-        clusters: int = 400,
-        keep_fraction: float | None = None,
-        keep_rows: int | None = None,
-        seed: int = 0,
-        batch_size: int = 128,
-        *args,
-        **kwargs,
-    ):
-        """Initialize the operator.
+    hf_clip: str = argument(DEFAULT_CLIP, CLIP_DESCRIPTION)
+    embed: str = argument("image", "'image' (the first image of a row) or 'text'")
+    clusters: int = argument(400, "number of clusters, at most the number of rows")
+    seed: int = argument(0, "seed of clusters and draws")
+    batch_size: int = argument(128, "rows embedded together")
 
-        Args:
-            hf_clip: folder or hub id of a CLIP with safetensors weights.
-            embed: 'image' (the first image of a row) or 'text'.
-            clusters: number of clusters, at most the number of rows.
-            keep_fraction: share of the rows to keep.
-            keep_rows: number of rows to keep, in place of `keep_fraction`.
-            seed: seed of clusters and draws.
-            batch_size: rows embedded together.
-        """
-        super().__init__(keep_fraction, keep_rows, seed, *args, batch_size=batch_size, **kwargs)
-        if embed not in EMBEDDED_PARTS:
-            raise ValueError(f"embed must be one of {', '.join(EMBEDDED_PARTS)}; found {embed!r}")
-        if clusters < 1:
-            raise ValueError(f"clusters must be 1 or more, found {clusters}")
-        self.hf_clip = hf_clip
-        self.embed = embed
-        self.clusters = clusters
-        self.model_key = partial(load_clip, hf_clip)
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.model_key = partial(load_clip, self.hf_clip)
 
     def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
         """Fill `EMBEDDING_COLUMN` with embeddings, as base64 of float16; rows without an image get an empty string."""

@@ -31,9 +31,11 @@ from PIL import Image, ImageOps
 from dj2mgm.data.images import load_image
 from dj2mgm.data.score_limits import ORIGINAL_SIMILARITY
 
-from .declarations import ShareFilter, check_fraction, check_sides
+from .declarations import ShareFilter, argument
 
 NAME = "batched_image_text_similarity_filter"
+DEFAULT_CLIP = "openai/clip-vit-base-patch32"
+CLIP_DESCRIPTION = "folder or hub id of a CLIP with safetensors weights"
 MIN_SCORE, LOWEST_COSINE = 0.1, -1.0  # Data-Juicer's default; the lowest possible cosine
 REDUCTIONS = {"avg": np.mean, "max": np.max, "min": np.min}
 COMBINATIONS = {"any": any, "all": all}
@@ -68,66 +70,24 @@ class BatchedImageTextSimilarityFilter(ShareFilter):
     limit = "min_score"
     quantiles = {"lower_quantile": "min_score", "upper_quantile": "max_score"}
 
-    def __init__(
-        self,
-        hf_clip: str = "openai/clip-vit-base-patch32",
-        min_score: float | None = None,
-        max_score: float = 1.0,
-        horizontal_flip: bool = False,
-        vertical_flip: bool = False,
-        any_or_all: str = "any",
-        reduce_mode: str = "avg",
-        keep_fraction: float | None = None,
-        lower_quantile: float | None = None,
-        upper_quantile: float | None = None,
-        batch_size: int = 128,
-        *args,
-        **kwargs,
-    ):
-        """Initialize the operator.
+    hf_clip: str = argument(DEFAULT_CLIP, CLIP_DESCRIPTION)
+    min_score: float | None = argument(None, "lowest similarity to keep. Without a share it is Data-Juicer's 0.1")
+    max_score: float = argument(1.0, "highest similarity to keep")
+    horizontal_flip: bool = argument(False, "mirror images left to right before scoring")
+    vertical_flip: bool = argument(False, "mirror images top to bottom before scoring")
+    any_or_all: str = argument("any", "keep a row if 'any' of its chunks, or only if 'all' of them, lie in the range")
+    reduce_mode: str = argument("avg", "'avg', 'max' or 'min' of the scores of a chunk with several images")
+    # it is a share of the original captions, and rewritten captions must reach the same limit
+    keep_fraction: float | None = argument(None, "share of the rows, most similar first, in place of `min_score`")
+    lower_quantile: float | None = argument(None, "share of rows to drop as least similar, in place of `min_score`")
+    upper_quantile: float | None = argument(None, "share of rows up to the limit that replaces `max_score`")
+    batch_size: int = argument(128, "rows scored together. Memory grows with it; scores do not depend on it")
 
-        Args:
-            hf_clip: folder or hub id of a CLIP with safetensors weights.
-            min_score: lowest similarity to keep. Without a share the default is Data-Juicer's 0.1.
-            max_score: highest similarity to keep.
-            horizontal_flip: mirror images left to right before scoring.
-            vertical_flip: mirror images top to bottom before scoring.
-            any_or_all: keep a row if 'any' of its chunks, or only if 'all' of them, lie in the range.
-            reduce_mode: 'avg', 'max' or 'min' of the scores of a chunk with several images.
-            keep_fraction: share of the rows, most similar first, that sets the limit in place of `min_score`. The
-                share is taken of the original captions, and rewritten captions must reach the same limit.
-            lower_quantile: share of the rows to drop as least similar; it sets the limit in place of `min_score`.
-            upper_quantile: share of the rows that are at most as similar as the limit, in place of `max_score`.
-            batch_size: rows scored together. Memory grows with it; scores do not depend on it.
-        """
-        super().__init__(*args, batch_size=batch_size, **kwargs)
-        if reduce_mode not in REDUCTIONS:
-            raise ValueError(f"reduce_mode must be one of {', '.join(REDUCTIONS)}; found {reduce_mode!r}")
-        if any_or_all not in COMBINATIONS:
-            raise ValueError(f"any_or_all must be one of {', '.join(COMBINATIONS)}; found {any_or_all!r}")
-        check_fraction(keep_fraction)
-        lowest, highest = lower_quantile or 0, 1 if upper_quantile is None else upper_quantile
-        if not 0 <= lowest < highest <= 1:
-            raise ValueError(
-                "lower_quantile must be below upper_quantile, both from 0 to 1; found "
-                f"{lower_quantile} and {upper_quantile}"
-            )
-        if keep_fraction is not None and lower_quantile is not None:
-            raise ValueError("keep_fraction and lower_quantile limit the same side; give one of them")
-        lower, upper = (lower_quantile, min_score), (upper_quantile, max_score if max_score < 1 else None)
-        check_sides(keep_fraction=(keep_fraction, min_score), lower_quantile=lower, upper_quantile=upper)
-        unlimited = any(share is not None for share in (keep_fraction, lower_quantile, upper_quantile))
-        self.keep_fraction = keep_fraction
-        self.lower_quantile = lower_quantile
-        self.upper_quantile = upper_quantile
-        self.hf_clip = hf_clip  # part of the operator's fingerprint, which does not contain `model_key`
-        self.min_score = (LOWEST_COSINE if unlimited else MIN_SCORE) if min_score is None else min_score
-        self.max_score = max_score
-        self.horizontal_flip = horizontal_flip
-        self.vertical_flip = vertical_flip
-        self.any_or_all = any_or_all
-        self.reduce_mode = reduce_mode
-        self.model_key = partial(load_clip, hf_clip)
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if self.min_score is None:
+            self.min_score = LOWEST_COSINE if self.shares else MIN_SCORE
+        self.model_key = partial(load_clip, self.hf_clip)
 
     def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
         """Score the rows that have no score yet."""

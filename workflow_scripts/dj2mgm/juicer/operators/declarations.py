@@ -3,7 +3,8 @@
 An operator works in two phases: it measures batches of rows, and then decides which rows are kept.
 
 - Most operators decide about each batch as soon as it is measured. Filters do so by Data-Juicer's `process`.
-- `ShareLimits`: shares of all rows set the limits by which a filter decides, or a mapper edits.
+- `ShareLimits`: shares of all rows set the limits by which a filter decides, or by which a mapper edits rows. Such a
+  mapper has a method `measure`, which only scores the rows.
 - `DecidesLast`: `decide` gets all rows once they are measured. `SelectionFilter` draws rows, and deduplicators keep one
   row of each group. Data-Juicer's own deduplicators and selectors decide in this phase, too.
 
@@ -11,32 +12,44 @@ An operator of this workflow inherits from `Declarations` or from one of these c
 or class of a single operator. Data-Juicer's own operators have the defaults.
 """
 
-import difflib
 import hashlib
+import inspect
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from data_juicer.ops.base_op import OP, OPERATORS, UNFORKABLE, Deduplicator, Filter, Mapper, Selector
+from data_juicer.utils.constant import Fields
 
 from dj2mgm.data.score_limits import SIDE_BY_SHARE, compute_score_limits
-from dj2mgm.recipes.recipe_files import select_file_arguments
+from dj2mgm.recipes.catalogue import select_file_arguments
 
 WEIGHTS_AND_CONFIG = {".safetensors", ".bin", ".json", ".model", ".txt", ".jinja"}
 NO_GROUP = -1
 SIGNIFICAND_BITS = 53  # bits of a float64's significand
-FAISS_SEED_LIMIT = 2**31  # faiss accepts smaller seeds only
+
+
+class Argument(NamedTuple):
+    """An argument that a recipe may give."""
+
+    default: object
+    description: str
+
+
+def argument(default: Any, description: str) -> Any:
+    """Declare an argument of an operator, as an attribute of its class; `...` stands for no default."""
+    return Argument(default, description)
 
 
 class Declarations(ABC):
-    """Attributes and methods by which an operator tells the engine how to run it.
+    """Attributes and methods by which an operator tells the engine how to run it, and its declared arguments.
 
-    A public name of a subclass must be one of these, or one of Data-Juicer's. Other names begin with an underscore, so
-    that a misspelt declaration is an error. A class that adds declarations is defined with `interface=True`.
+    `__init__` sets the attributes that are declared with `argument`, and passes on the arguments of every operator.
 
     Attributes:
         report_key: name of the operator's report in summary.json.
@@ -56,18 +69,45 @@ class Declarations(ABC):
     draws_at_random: bool = True
     without_effect: frozenset[str] = frozenset()
 
-    def __init_subclass__(cls, interface: bool = False, **kwargs):
-        """Raise TypeError for a public name that no base class has, unless the class is an interface."""
+    _arguments: Mapping[str, Argument] = {}
+
+    def __init_subclass__(cls, **kwargs):
+        """Give `__init__` the signature of the declared arguments, which Data-Juicer reads."""
         super().__init_subclass__(**kwargs)
-        bases = cls.__mro__[1:]
-        allowed = {name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", ()))}
-        for name in vars(cls):
-            if not interface and not name.startswith("_") and name not in allowed:
-                [nearest] = difflib.get_close_matches(name, allowed, n=1, cutoff=0)
-                raise TypeError(
-                    f"{cls.__name__}.{name}: operators declare nothing of this name; the nearest known one is "
-                    f"{nearest!r}. Correct it, or begin it with an underscore"
-                )
+        attributes: dict[str, object] = {}
+        for base in reversed(cls.__mro__):
+            attributes |= vars(base)
+        cls._arguments = {name: value for name, value in attributes.items() if isinstance(value, Argument)}
+        if cls._arguments:
+            if "__init__" not in vars(cls):
+                cls.__init__ = lambda self, *args, **kwargs: super(cls, self).__init__(*args, **kwargs)
+            cls.__init__.__signature__ = cls._build_signature()
+
+    @classmethod
+    def _build_signature(cls) -> Signature:
+        """Return the parameters that `__init__` names itself, and the declared arguments."""
+        types = {name: kind for base in reversed(cls.__mro__) for name, kind in inspect.get_annotations(base).items()}
+        parameters = {
+            name: Parameter(
+                name,
+                Parameter.KEYWORD_ONLY,
+                default=Parameter.empty if declared.default is ... else declared.default,
+                annotation=types[name],
+            )
+            for name, declared in cls._arguments.items()
+        }
+        named = inspect.signature(cls.__init__).parameters.items()
+        own = {name: parameter for name, parameter in named if parameter.kind is Parameter.POSITIONAL_OR_KEYWORD}
+        return Signature([*(own | {key: value for key, value in parameters.items() if key not in own}).values()])
+
+    def __init__(self, *args, **kwargs):
+        values = {name: kwargs.pop(name, declared.default) for name, declared in self._arguments.items()}
+        if missing := [name for name, value in values.items() if value is ...]:
+            raise TypeError(f"{type(self).__name__} needs the arguments {', '.join(missing)}")
+        inherited = {name: values.pop(name) for name in ("batch_size",) if name in values}
+        super().__init__(*args, **kwargs | inherited)
+        vars(self).update(values)
+        self.report = {}
 
     @staticmethod
     def list_model_files(arguments: dict) -> list[Path] | None:
@@ -99,7 +139,7 @@ class Decision:
     distance: np.ndarray | None = None  # (N,) distance between the two
 
 
-class DecidesLast(Declarations, interface=True):
+class DecidesLast(Declarations):
     """An operator that decides once all rows are measured.
 
     Attributes:
@@ -113,7 +153,7 @@ class DecidesLast(Declarations, interface=True):
         """Decide about all rows, and fill in `report`; `folder` is for temporary files."""
 
 
-class ShareLimits(Declarations, interface=True):
+class ShareLimits(Declarations):
     """An operator whose limits may be given as shares of all rows' scores.
 
     Attributes:
@@ -147,19 +187,34 @@ class ShareLimits(Declarations, interface=True):
             setattr(self, limit, limits[SIDE_BY_SHARE[name]])
 
 
-class ShareFilter(ShareLimits, Filter, interface=True):
+class ValueFilter(Declarations, Filter):
+    """A filter that keeps rows whose value lies in a range, and rows without a value.
+
+    Attributes:
+        stat: name of the stat, which holds a list of at most one number.
+        bounds: names of the arguments with the lowest and the highest value to keep (None: no limit).
+    """
+
+    stat: str
+    bounds: tuple[str | None, str | None]
+
+    def fill(self, samples: dict, values: dict[int, float]) -> dict:
+        """Return the samples with the stat from `values`, {row: value}. A row that has the stat keeps it."""
+        for row, stats in enumerate(samples[Fields.stats]):
+            if self.stat not in stats:
+                stats[self.stat] = np.array([values[row]] if row in values else [], dtype=np.float64)
+        return samples
+
+    def process_single(self, sample: dict) -> bool:
+        low, high = (None if name is None else getattr(self, name) for name in self.bounds)
+        return all(self.get_keep_boolean(value, low, high) for value in sample[Fields.stats][self.stat])
+
+
+class ShareFilter(ShareLimits, Filter):
     """A filter that takes shares of the rows in place of its limits."""
 
 
-class ShareMapper(ShareLimits, Mapper, interface=True):
-    """A mapper that edits rows beyond a limit, which may be a share of the rows."""
-
-    @abstractmethod
-    def measure(self, samples: dict) -> dict:
-        """Return the samples with their scores as stats, and edit nothing."""
-
-
-class SelectionFilter(DecidesLast, Filter, interface=True):
+class SelectionFilter(DecidesLast, Filter):
     """A filter that keeps a share of the rows, or a number of them (all if there are fewer).
 
     Of rows that rank equally, the earlier one is kept. Draws depend on the seed, the filter's name and the row's id,
@@ -170,19 +225,9 @@ class SelectionFilter(DecidesLast, Filter, interface=True):
     _batched_op = True
     report_key = "selection"
 
-    def __init__(self, keep_fraction: float | None, keep_rows: int | None, seed: int, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        if (keep_fraction is None) == (keep_rows is None):
-            raise ValueError("exactly one of keep_fraction and keep_rows must be given")
-        check_fraction(keep_fraction)
-        if keep_rows is not None and keep_rows < 1:
-            raise ValueError(f"keep_rows must be 1 or more, found {keep_rows}")
-        if not 0 <= seed < FAISS_SEED_LIMIT:
-            raise ValueError(f"seed must be from 0 and below {FAISS_SEED_LIMIT}, found {seed}")
-        self.keep_fraction = keep_fraction
-        self.keep_rows = keep_rows
-        self.seed = seed
-        self.report: dict = {}
+    keep_fraction: float | None = argument(None, "share of the rows to keep")
+    keep_rows: int | None = argument(None, "number of rows to keep, in place of `keep_fraction`")
+    seed: int = argument(0, "seed of the draws")
 
     def draw_rows(self, rows: Rows, *names: str) -> np.ndarray:
         """Return a number in (0, 1] for each row, (N,) float64."""
@@ -198,7 +243,7 @@ class SelectionFilter(DecidesLast, Filter, interface=True):
         return samples
 
 
-class BalanceFilter(SelectionFilter, interface=True):
+class BalanceFilter(SelectionFilter):
     """A filter that keeps equally many rows of each group, as far as the group has them."""
 
     stat: str  # name of the stat with the row's group
@@ -246,19 +291,6 @@ def draw(seed: int, *names: str) -> float:
     return ((int.from_bytes(digest, "big") >> (64 - SIGNIFICAND_BITS)) + 1) / 2**SIGNIFICAND_BITS
 
 
-def check_fraction(keep_fraction: float | None) -> None:
-    """Raise ValueError unless `keep_fraction` is None or in (0, 1]."""
-    if keep_fraction is not None and not 0 < keep_fraction <= 1:
-        raise ValueError(f"keep_fraction must be above 0 and at most 1, found {keep_fraction}")
-
-
-def check_sides(**limits: tuple[float | None, float | None]) -> None:
-    """Raise ValueError if a recipe gives both a limit and the share that replaces it."""
-    for name, (share, limit) in limits.items():
-        if share is not None and limit is not None:
-            raise ValueError(f"{name} {share} replaces a limit, but a limit of {limit} is given too; give one of them")
-
-
 @dataclass(frozen=True)
 class Captions:
     """A captioner's captions of one image, best first."""
@@ -269,7 +301,7 @@ class Captions:
     tokens: int | None = None  # their cost on a server
 
 
-class ServerCaptioner(Declarations, Mapper, interface=True):
+class ServerCaptioner(Declarations, Mapper):
     """A captioner that requests captions from a server, which may cost money."""
 
     @abstractmethod

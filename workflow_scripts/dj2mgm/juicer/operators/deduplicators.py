@@ -46,14 +46,14 @@ from dj2mgm.errors import InputError
 from dj2mgm.storage.image_files import read_file
 from dj2mgm.storage.streaming import DiskMap
 
-from .batched_image_text_similarity_filter import load_clip
-from .declarations import DecidesLast, Decision, Rows
+from .batched_image_text_similarity_filter import CLIP_DESCRIPTION, DEFAULT_CLIP, load_clip
+from .declarations import DecidesLast, Decision, Rows, argument
 
 PIXELS_STATISTIC = "image_pixels"  # stat: width times height, averaged over the row's images
 SIGNATURES_COLUMN = "__dj__image_signatures"
 
 
-class NearDeduplicator(DecidesLast, Deduplicator, interface=True):
+class NearDeduplicator(DecidesLast, Deduplicator):
     """A deduplicator that computes image signatures and keeps the near-duplicate with the highest statistic `prefer`.
 
     Subclasses define signatures and their distance.
@@ -63,10 +63,8 @@ class NearDeduplicator(DecidesLast, Deduplicator, interface=True):
     column = SIGNATURES_COLUMN
     report_key = "copies"
 
-    def __init__(self, prefer: str = PIXELS_STATISTIC, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.prefer = prefer
-        self.report: dict = {}
+    # of near-duplicates the row with the highest value is kept, and of equal ones the first
+    prefer: str = argument(PIXELS_STATISTIC, "statistic of an earlier operator; by default the size of the images")
 
     @abstractmethod
     def sign(self, images: Sequence[str], rank: int | None) -> list[tuple[bytes, int]]:
@@ -153,24 +151,8 @@ class ImageNearDeduplicator(NearDeduplicator):
     colors differ by at most `max_levels` in each cell of a 4 × 4 grid.
     """
 
-    def __init__(
-        self, prefer: str = PIXELS_STATISTIC, max_bits: int = MAX_BITS, max_levels: int = MAX_LEVELS, *args, **kwargs
-    ):
-        """Initialize the operator.
-
-        Args:
-            prefer: name of a statistic that an earlier operator has measured. Of near-duplicates the row with the
-                highest value is kept, and of equal ones the first. The default is the size of the images.
-            max_bits: bits that may differ, at most 23.
-            max_levels: levels (out of 256) by which colors may differ.
-        """
-        super().__init__(prefer, *args, **kwargs)
-        if not 0 <= max_bits <= MAX_BITS:
-            raise ValueError(f"max_bits must be from 0 to {MAX_BITS}, found {max_bits}")
-        if max_levels < 0:
-            raise ValueError(f"max_levels must be 0 or more, found {max_levels}")
-        self.max_bits = max_bits
-        self.max_levels = max_levels
+    max_bits: int = argument(MAX_BITS, "bits that may differ, at most 23")
+    max_levels: int = argument(MAX_LEVELS, "levels (out of 256) by which colors may differ")
 
     def sign(self, images: Sequence[str], rank: int | None) -> list[tuple[bytes, int]]:
         signed = []
@@ -261,31 +243,14 @@ class ImageEmbeddingDeduplicator(NearDeduplicator):
 
     _accelerator = "cuda"
 
-    def __init__(
-        self,
-        hf_clip: str = "openai/clip-vit-base-patch32",
-        min_similarity: float = 0.95,
-        prefer: str = PIXELS_STATISTIC,
-        batch_size: int = 128,
-        *args,
-        **kwargs,
-    ):
-        """Initialize the operator.
+    hf_clip: str = argument(DEFAULT_CLIP, CLIP_DESCRIPTION)
+    # look at the rows that a value drops before you trust it, since each CLIP has its own scale
+    min_similarity: float = argument(0.95, "lowest cosine between the embeddings of near-duplicates")
+    batch_size: int = argument(128, "rows embedded together")
 
-        Args:
-            hf_clip: folder or hub id of a CLIP with safetensors weights.
-            min_similarity: lowest cosine between the embeddings of near-duplicates. Look at the rows that a value
-                drops before you trust it, since each CLIP has its own scale.
-            prefer: name of a statistic that an earlier operator has measured. Of near-duplicates the row with the
-                highest value is kept, and of equal ones the first. The default is the size of the images.
-            batch_size: rows embedded together.
-        """
-        super().__init__(prefer, *args, batch_size=batch_size, **kwargs)
-        if not 0 < min_similarity <= 1:
-            raise ValueError(f"min_similarity must be above 0 and at most 1, found {min_similarity}")
-        self.hf_clip = hf_clip  # part of the operator's fingerprint, which does not contain `model_key`
-        self.min_similarity = min_similarity
-        self.model_key = partial(load_clip, hf_clip)
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.model_key = partial(load_clip, self.hf_clip)
 
     def sign(self, images: Sequence[str], rank: int | None) -> list[tuple[bytes, int]]:
         if not images:

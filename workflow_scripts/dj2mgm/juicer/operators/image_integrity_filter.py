@@ -10,7 +10,7 @@ from data_juicer.utils.constant import Fields
 
 from dj2mgm.data.images import BadImageError, load_image, locate_image
 
-from .declarations import Declarations, merge_reports
+from .declarations import Declarations, argument, merge_reports
 
 NAME = "image_integrity_filter"
 STAT = "image_integrity"
@@ -38,15 +38,7 @@ class ImageIntegrityFilter(Declarations, Filter):
     unreadable_stat = STAT
     report_key = "broken_images"
 
-    def __init__(self, image_root: str = "/", *args, **kwargs):
-        """Initialize the operator.
-
-        Args:
-            image_root: folder that all images must lie in. The default allows every folder.
-        """
-        super().__init__(*args, **kwargs)
-        self.image_root = image_root
-        self.report: dict[str, int] = {}  # dropped rows by reason
+    image_root: str = argument("/", "folder that all images must lie in. The default allows every folder")
 
     def compute_stats_batched(self, samples: dict) -> dict:
         for images, stats in zip(samples[self.image_key], samples[Fields.stats], strict=True):

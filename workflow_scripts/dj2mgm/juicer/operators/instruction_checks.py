@@ -1,52 +1,32 @@
-"""Filters that check answers without a judge, in recipes with `rows: instructions`.
+"""Filters that check answers without a model, in recipes with `rows: instructions`.
 
     process:
       - caption_agreement_filter:
-      - likelihood_gain_filter: {min_gain: 0.0}
-      - blind_answer_filter: {max_likelihood: 0.9}
-      - round_trip_filter: {min_agreement: 0.5}
       - yes_no_balance_filter:
 
 - Caption: a new answer must agree with the caption of the image, which the model that wrote it has not seen.
-- Blind: an answer that the model gives to a gray image too teaches nothing about images (Chen et al., Are we on the
-  right way for evaluating large vision-language models?, 2024, arXiv:2403.20330).
-- Round trip: another question, whose answer follows from the row's answer, must get that answer (Changpinyo et al., All
-  you may need for VQA are image captions, 2022, arXiv:2205.01883).
 - Balance: of the questions that are answered by yes or no, equally many have each answer, so that a model cannot guess.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from io import BytesIO
-from math import exp
 
 import numpy as np
-from data_juicer.ops.base_op import DEFAULT_BATCH_SIZE, OPERATORS, UNFORKABLE, Filter
+from data_juicer.ops.base_op import OPERATORS
 from data_juicer.utils.constant import Fields
 from data_juicer.utils.mm_utils import remove_special_tokens
-from data_juicer.utils.model_utils import get_model
-from PIL import Image
 
-from dj2mgm.control_tokens import find_control_token
 from dj2mgm.data.texts import normalize_words
-from dj2mgm.models.questions import split_into_parts
-from dj2mgm.recipes.question_rewrite_rules import Rewrite
+from dj2mgm.recipes.argument_kinds import Rewrite
 
-from .declarations import NO_GROUP, BalanceFilter, Declarations, Rows
-from .mgm_captioning_mapper import MGMCaptioningMapper, make_model_key
+from .declarations import NO_GROUP, BalanceFilter, Rows, ValueFilter, argument
 from .question_pool import NO, NUMBERS, YES
 
-BLIND, BLIND_STAT = "blind_answer_filter", "blind_likelihood"
-ROUND_TRIP, ROUND_TRIP_STAT = "round_trip_filter", "round_trip_agreement"
 BALANCE, BALANCE_STAT = "yes_no_balance_filter", "yes_no"
 CAPTION, CAPTION_STAT = "caption_agreement_filter", "caption_agreement"
-GRAY, SIDE = (128, 128, 128), 224
-YES_NO_SPELLINGS = ("yes", "Yes", "no", "No")  # answers to `VERIFICATION_QUESTION`; models prefer different spellings
-VERIFICATION_QUESTION = 'Is "{answer}" the right answer to the question "{question}"? Answer with yes or no.'
 
 
 @OPERATORS.register_module(CAPTION)
-class CaptionAgreementFilter(Declarations, Filter):
+class CaptionAgreementFilter(ValueFilter):
     """A filter that drops new instructions whose answer contradicts the caption of their image.
 
     The stat `caption_agreement` is 1 or 0. It is empty for rows of the dataset and for rows to which no rule applies,
@@ -54,20 +34,17 @@ class CaptionAgreementFilter(Declarations, Filter):
     """
 
     _batched_op = True
+    stat = CAPTION_STAT
+    bounds = ("min_agreement", None)
 
-    def __init__(self, min_agreement: float = 1.0, rules: list[str] | None = None, *args, **kwargs):
-        """Initialize the operator.
+    min_agreement: float = argument(1.0, "lowest agreement to keep. With 0, the filter only measures")
+    # 'question = answer => caption = phrase' or '… caption != phrase', with names in braces; None: every answer except
+    # yes, no and numbers must be in the caption
+    rules: list[str] | None = argument(None, "phrases that captions contain or do not contain")
 
-        Args:
-            min_agreement: lowest agreement to keep. With 0, the filter only measures.
-            rules: phrases that captions contain or do not contain, 'question = answer => caption = phrase' or '…
-                caption != phrase' with names in braces (None: every answer except yes, no and numbers must be in the
-                caption).
-        """
+    def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.min_agreement = min_agreement
-        self.rules = rules
-        self._rules = [Rewrite(rule) for rule in rules or ()]
+        self._rules = [Rewrite(rule) for rule in self.rules or ()]
 
     def compute_stats_batched(self, samples: dict) -> dict:
         columns = (samples.get(name) or [""] * len(samples[self.text_key]) for name in ("question", "caption"))
@@ -76,9 +53,6 @@ class CaptionAgreementFilter(Declarations, Filter):
             agreement = self._measure_agreement(question, remove_special_tokens(text), f" {normalize_words(caption)} ")
             stats[CAPTION_STAT] = np.array([agreement] if caption and agreement is not None else [], dtype=np.float64)
         return samples
-
-    def process_single(self, sample: dict) -> bool:
-        return all(self.get_keep_boolean(value, self.min_agreement) for value in sample[Fields.stats][CAPTION_STAT])
 
     def _measure_agreement(self, question: str, answer: str, caption: str) -> float | None:
         """Return whether all rules that apply hold for a normalized caption with a blank at both ends."""
@@ -94,196 +68,6 @@ class CaptionAgreementFilter(Declarations, Filter):
         return float(all(agreements)) if agreements else None
 
 
-class AnswerCheck(Declarations, Filter, interface=True):
-    """A filter that decides by the probabilities of answers under a trained model.
-
-    Its stat is empty for a row that has no question, has a control token, or does not have exactly one image. With
-    `new_only`, it is also empty for rows of the dataset. Rows without the stat are kept.
-    """
-
-    _accelerator = "cuda"
-    _batched_op = True
-    stat: str
-
-    def __init__(self, base_model: str, stage: str, template: str | dict, new_only: bool, *args, **kwargs):
-        super().__init__(*args, **{"batch_size": DEFAULT_BATCH_SIZE} | kwargs)
-        self.base_model = base_model
-        self.stage = stage
-        self.template = template
-        self.new_only = new_only
-
-    list_model_files = staticmethod(MGMCaptioningMapper.list_model_files)
-
-    def compute_log_likelihoods(
-        self, questions: Sequence[tuple[object, str, str]], rank: int | None
-    ) -> list[float | None]:
-        """Return the log-likelihood in nats of each answer. `questions` are (image, question, answer).
-
-        It is None if the question or the answer has a control token.
-        """
-        generator = get_model(make_model_key(self.base_model, self.stage), rank, self.use_cuda())
-        control = generator.list_control_tokens(self.template)
-        allowed = [
-            index for index, (_, *texts) in enumerate(questions) if not find_control_token("\n".join(texts), control)
-        ]
-        results: list[float | None] = [None] * len(questions)
-        if allowed:
-            columns = zip(*(questions[index] for index in allowed), strict=True)
-            likelihoods = generator.compute_log_likelihoods(*map(list, columns), self.template)
-            for index, tokens in zip(allowed, likelihoods, strict=True):
-                results[index] = sum(tokens) if tokens else None
-        return results
-
-    def find_unmeasured_rows(self, samples: dict) -> dict[int, tuple[str, str, str]]:
-        """Return (image, question, answer) of the rows without the stat that have one image and a question, by row."""
-        questions = samples.get("question") or [""] * len(samples[self.text_key])
-        slots = samples.get("slot") if self.new_only else None
-        return {
-            row: (samples[self.image_key][row][0], question, remove_special_tokens(samples[self.text_key][row]))
-            for row, (question, stats) in enumerate(zip(questions, samples[Fields.stats], strict=True))
-            if question
-            and self.stat not in stats
-            and len(samples[self.image_key][row] or ()) == 1
-            and (slots is None or slots[row])
-        }
-
-    def fill(self, samples: dict, values: dict[int, float]) -> dict:
-        """Return the samples with the stat from `values`, {row: value}. The stat of other rows is empty."""
-        for row, stats in enumerate(samples[Fields.stats]):
-            if self.stat not in stats:
-                stats[self.stat] = np.array([values[row]] if row in values else [], dtype=np.float64)
-        return samples
-
-
-@OPERATORS.register_module(BLIND)
-@UNFORKABLE.register_module(BLIND)
-class BlindAnswerFilter(AnswerCheck):
-    """A filter that drops rows whose answer is likely for the model although it sees a gray image only.
-
-    The stat `blind_likelihood` is the probability of the complete answer given the question and a gray image.
-    """
-
-    stat = BLIND_STAT
-
-    def __init__(
-        self,
-        base_model: str,
-        stage: str,
-        template: str | dict = "plain",
-        max_likelihood: float = 0.9,
-        new_only: bool = False,
-        *args,
-        **kwargs,
-    ):
-        """Initialize the operator.
-
-        Args:
-            base_model: folder of the assembled model.
-            stage: output folder of `finetune`.
-            template: chat template of the stage, as a name in config/chat_templates or the content of such a file.
-            max_likelihood: highest probability to keep.
-            new_only: whether only new instructions are measured.
-        """
-        super().__init__(base_model, stage, template, new_only, *args, **kwargs)
-        self.max_likelihood = max_likelihood
-
-    def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
-        unmeasured, gray = self.find_unmeasured_rows(samples), BytesIO()
-        Image.new("RGB", (SIDE, SIDE), GRAY).save(gray, "PNG")
-        log_likelihoods = self.compute_log_likelihoods(
-            [(gray, question, answer) for _, question, answer in unmeasured.values()], rank
-        )
-        probabilities = {
-            row: exp(value) for row, value in zip(unmeasured, log_likelihoods, strict=True) if value is not None
-        }
-        return self.fill(samples, probabilities)
-
-    def process_single(self, sample: dict) -> bool:
-        return all(self.get_keep_boolean(value, None, self.max_likelihood) for value in sample[Fields.stats][self.stat])
-
-
-@OPERATORS.register_module(ROUND_TRIP)
-@UNFORKABLE.register_module(ROUND_TRIP)
-class RoundTripFilter(AnswerCheck):
-    """A filter that drops rows whose answer does not agree with the model's answers to other questions.
-
-    With `rewrites`, the stat `round_trip_agreement` is the lowest probability, over all other questions, of the answer
-    that follows from the row's answer. It is empty for a row to which no rule applies, which is kept. Without
-    `rewrites`, the other question is whether the answer is right, and the stat is the probability of yes given that
-    the model answers yes or no, each in lower case or with a capital.
-    """
-
-    stat = ROUND_TRIP_STAT
-
-    def __init__(
-        self,
-        base_model: str,
-        stage: str,
-        template: str | dict = "plain",
-        min_agreement: float = 0.5,
-        rewrites: list[str] | None = None,
-        new_only: bool = False,
-        *args,
-        **kwargs,
-    ):
-        """Initialize the operator.
-
-        Args:
-            base_model: folder of the assembled model.
-            stage: output folder of `finetune`.
-            template: chat template of the stage, as a name in config/chat_templates or the content of such a file.
-            min_agreement: lowest probability to keep.
-            rewrites: rules that make other questions, 'question = answer => question = answer' with names in braces
-                (None: the model is asked whether the answer is right).
-            new_only: whether only new instructions are measured.
-        """
-        super().__init__(base_model, stage, template, new_only, *args, **kwargs)
-        self.min_agreement = min_agreement
-        self.rewrites = rewrites
-        self._rules = [Rewrite(rule) for rule in rewrites or ()]
-
-    def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
-        unmeasured = self.find_unmeasured_rows(samples)
-        return self.fill(
-            samples, self._verify(unmeasured, rank) if self.rewrites is None else self._ask(unmeasured, rank)
-        )
-
-    def process_single(self, sample: dict) -> bool:
-        return all(self.get_keep_boolean(value, self.min_agreement) for value in sample[Fields.stats][self.stat])
-
-    def _verify(self, unmeasured: dict[int, tuple[str, str, str]], rank: int | None) -> dict[int, float]:
-        """Return the probability of yes, by row, if the model is asked whether the answer is right."""
-        questions = [
-            (image, VERIFICATION_QUESTION.format(question=question, answer=answer), spelling)
-            for image, question, answer in unmeasured.values()
-            for spelling in YES_NO_SPELLINGS
-        ]
-        parts = split_into_parts(self.compute_log_likelihoods(questions, rank), len(YES_NO_SPELLINGS))
-        agreement = {}
-        for row, values in zip(unmeasured, parts, strict=True):
-            if None not in values:
-                yes = np.logaddexp(*values[:2])
-                agreement[row] = float(np.exp(yes - np.logaddexp(yes, np.logaddexp(*values[2:]))))
-        return agreement
-
-    def _ask(self, unmeasured: dict[int, tuple[str, str, str]], rank: int | None) -> dict[int, float]:
-        """Return the lowest probability, by row, of the answers that follow from the row's answer."""
-        checks = [
-            (row, image, other)
-            for row, (image, question, answer) in unmeasured.items()
-            for other in (rule.apply(question, answer) for rule in self._rules)
-            if other
-        ]
-        log_likelihoods = self.compute_log_likelihoods(
-            [(image, other.question, other.answer) for _, image, other in checks], rank
-        )
-        agreement: dict[int, float] = {}
-        for (row, _, other), value in zip(checks, log_likelihoods, strict=True):
-            if value is not None:
-                agreement[row] = min(agreement.get(row, 1.0), exp(value) if other.expected else 1 - exp(value))
-        return agreement
-
-
 @OPERATORS.register_module(BALANCE)
 class YesNoBalanceFilter(BalanceFilter):
     """A filter that keeps as many rows with the answer yes as with the answer no, and all rows with other answers.
@@ -293,19 +77,17 @@ class YesNoBalanceFilter(BalanceFilter):
     """
 
     stat = BALANCE_STAT
+    keep_fraction, keep_rows = 1.0, None
+    positive: str = argument("yes", "the answer yes in the language of the answers")
+    negative: str = argument("no", "the answer no")
 
-    def __init__(self, positive: str = "yes", negative: str = "no", seed: int = 0, *args, **kwargs):
-        """Initialize the operator.
-
-        Args:
-            positive: the answer yes in the language of the answers.
-            negative: the answer no.
-            seed: seed of the draws.
-        """
-        super().__init__(1.0, None, seed, *args, **kwargs)
-        self._codes = {normalize_words(positive): 1, normalize_words(negative): 0}
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._codes = {normalize_words(self.positive): 1, normalize_words(self.negative): 0}
         if len(self._codes) < 2:
-            raise ValueError(f"positive and negative must be different answers, found {positive!r} and {negative!r}")
+            raise ValueError(
+                f"positive and negative must be different answers, found {self.positive!r} and {self.negative!r}"
+            )
         self._rows_per_answer = 0  # rows to keep with each answer
 
     def assign_groups(self, rows: Rows) -> np.ndarray:

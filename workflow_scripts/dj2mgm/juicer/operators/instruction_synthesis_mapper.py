@@ -15,14 +15,12 @@ The model's answers are untrusted input. A row without a usable question and ans
 
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated
 
 from data_juicer.ops.base_op import DEFAULT_BATCH_SIZE, OPERATORS, UNFORKABLE, Mapper
 from data_juicer.utils.constant import Fields
-from data_juicer.utils.model_utils import get_model
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dj2mgm.control_tokens import find_control_token
@@ -30,7 +28,7 @@ from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.instruction_rows import is_single_question, read_question
 from dj2mgm.data.texts import EvaluationQuestions, normalize_words
 from dj2mgm.errors import InputError
-from dj2mgm.recipes.recipe_step import INSTRUCTION_OPERATOR as NAME
+from dj2mgm.recipes.catalogue import INSTRUCTION_OPERATOR as NAME
 from dj2mgm.storage.files import read_jsonl
 from dj2mgm.storage.json_rows import read_json_list
 
@@ -45,11 +43,10 @@ from .captioners import (
     format_reasons,
     warn_of_unusable,
 )
-from .declarations import Captions, draw, merge_reports
-from .mgm_captioning_mapper import NAME as TRAINED_CAPTIONER
-from .mgm_captioning_mapper import complete_arguments, make_model_key
+from .declarations import Captions, argument, draw, merge_reports
 from .openai_captioning_mapper import NAME as SERVER_CAPTIONER
 from .question_pool import NO, YES, QuestionPool
+from .trained_model_operators import TRAINED_CAPTIONER, complete_arguments, load_model
 
 STAT = "instruction"
 GIVEN, WRITTEN = "given", "written"
@@ -80,13 +77,6 @@ class Instruction(BaseModel):
     kind: str
     question: str
     answer: str
-
-
-@dataclass(frozen=True)
-class Rejection:
-    """The reason why a row gets no instruction."""
-
-    reason: str
 
 
 class _Answer(BaseModel):
@@ -124,7 +114,7 @@ def _parse_item(item: object, kinds: Collection[str]) -> Instruction | None:
 @OPERATORS.register_module(NAME)
 @UNFORKABLE.register_module(NAME)
 class InstructionSynthesisMapper(StoredAnswersOperator, Mapper):
-    """A mapper that fills empty rows with a question about their image and its answer, or drops them.
+    """A mapper that fills empty rows with a question about their image and its answer, or drops them for a reason.
 
     The stat `instruction` is `given` for a row of the dataset, `written` for a new one, and otherwise the reason why
     the row was dropped.
@@ -134,69 +124,32 @@ class InstructionSynthesisMapper(StoredAnswersOperator, Mapper):
     _batched_op = True
     report_key = "instructions"
 
-    def __init__(
-        self,
-        captioner: dict | None = None,
-        questions: str = MODEL,
-        kinds: list[str] | None = None,
-        per_image: int = 2,
-        language: str = "English",
-        max_tokens: int = 512,
-        max_question_length: int = 300,
-        max_answer_length: int = 300,
-        seed: int = 0,
-        question_file: str | None = None,
-        held_out_file: str | None = None,
-        captions_folder: str | None = None,
-        writer: str = "captions",
-        *args,
-        **kwargs,
-    ):
-        """Initialize the operator.
+    # its argument `question` is replaced by this operator's prompt
+    captioner: dict | None = argument(None, "the operator whose model writes, {operator: {argument: value}}")
+    questions: str = argument(MODEL, "`model` (it writes questions, too) or `dataset` (it answers the dataset's)")
+    kinds: list[str] | None = argument(None, "kinds of questions, from `QUESTION_KINDS` (None: all)")
+    per_image: int = argument(2, "number of questions about each image")
+    language: str = argument("English", "language of questions and answers that the model writes")
+    max_tokens: int = argument(512, "number of tokens at which the model's answer about an image is cut")
+    max_question_length: int = argument(300, "longest question in characters")
+    max_answer_length: int = argument(300, "longest answer in characters")
+    seed: int = argument(0, "seed of the draws of the dataset's questions")
+    question_file: str | None = argument(None, "the dataset's instructions, in LLaVA's format")
+    held_out_file: str | None = argument(None, "evaluation file, whose questions are not used")
 
-        Args:
-            captioner: the operator whose model writes, as in a recipe: {operator: {argument: value}}. Its argument
-                `question` is replaced by this operator's prompt.
-            questions: `model` (the model writes questions and answers) or `dataset` (it answers dataset questions).
-            kinds: kinds of questions, from `QUESTION_KINDS` (None: all).
-            per_image: number of questions about each image.
-            language: language of questions and answers that the model writes.
-            max_tokens: number of tokens at which the model's answer about an image is cut.
-            max_question_length: longest question in characters.
-            max_answer_length: longest answer in characters.
-            seed: seed of the draws of the dataset's questions.
-            question_file: the dataset's instructions, in LLaVA's format.
-            held_out_file: evaluation file, whose questions are not used.
-            captions_folder: folder in which the model's answers are kept for other runs (None: they are not kept).
-            writer: name of this run's file in that folder. Runs at the same time need different names.
-        """
+    def __init__(self, *args, **kwargs):
         super().__init__(*args, **{"batch_size": DEFAULT_BATCH_SIZE} | kwargs)
-        if not isinstance(captioner, dict) or len(captioner) != 1:
-            raise ValueError(f"captioner must be one operator, {{name: {{argument: value}}}}; found {captioner!r}")
-        if unknown := [kind for kind in kinds or () if kind not in QUESTION_KINDS]:
-            raise ValueError(f"kinds must be from {', '.join(QUESTION_KINDS)}; found {unknown[0]!r}")
-        if questions not in (MODEL, DATASET):
-            raise ValueError(f"questions must be {MODEL} or {DATASET}, found {questions!r}")
-        [(name, arguments)] = captioner.items()
-        if name not in LENGTH_ARGUMENTS or questions == DATASET and name != TRAINED_CAPTIONER:
-            expected = TRAINED_CAPTIONER if questions == DATASET else " or ".join(LENGTH_ARGUMENTS)
-            raise ValueError(f"with questions: {questions}, captioner must be {expected}; found {name}")
-        self.captioner = captioner
-        self.questions = questions
-        self.kinds = list(dict.fromkeys(kinds or QUESTION_KINDS))
-        self.per_image = per_image
-        self.max_tokens = max_tokens
-        self.max_question_length = max_question_length
-        self.max_answer_length = max_answer_length
-        self.seed = seed
-        self.question_file = question_file
-        self.held_out_file = held_out_file
-        self.report: dict = {}
-        if questions == MODEL:
-            prompt = {"question": build_prompt(per_image, self.kinds, language), LENGTH_ARGUMENTS[name]: max_tokens}
-            self._captioner = Captioner(
-                {name: (arguments or {}) | prompt}, seed, captions_folder, writer, "instructions"
-            )
+        if not isinstance(self.captioner, dict) or len(self.captioner) != 1:
+            raise ValueError(f"captioner must be one operator, {{name: {{argument: value}}}}; found {self.captioner!r}")
+        [(name, arguments)] = self.captioner.items()
+        if name not in LENGTH_ARGUMENTS or self.questions == DATASET and name != TRAINED_CAPTIONER:
+            expected = TRAINED_CAPTIONER if self.questions == DATASET else " or ".join(LENGTH_ARGUMENTS)
+            raise ValueError(f"with questions: {self.questions}, captioner must be {expected}; found {name}")
+        self.kinds = list(dict.fromkeys(self.kinds or QUESTION_KINDS))
+        if self.questions == MODEL:
+            question = build_prompt(self.per_image, self.kinds, self.language)
+            spec = {name: (arguments or {}) | {"question": question, LENGTH_ARGUMENTS[name]: self.max_tokens}}
+            self._captioner = Captioner(spec, self.seed, self.captions_folder, self.writer, "instructions")
 
     def finish_report(self, report: dict) -> dict:
         """Return the complete counts of all rows.
@@ -225,30 +178,25 @@ class InstructionSynthesisMapper(StoredAnswersOperator, Mapper):
         empty = [row for row, slot in enumerate(samples["slot"]) if slot]
         write = self._write if self.questions == MODEL else self._answer
         results = dict(zip(empty, write(samples, empty, rank), strict=True)) if empty else {}
-        samples = {key: list(values) for key, values in samples.items()}
         for row, stats in enumerate(samples[Fields.stats]):
-            match results.get(row):
-                case None:
-                    stats[STAT] = GIVEN
-                case Rejection(reason):
-                    stats[STAT] = reason
-                case Instruction() as instruction:
-                    stats[STAT] = WRITTEN
-                    samples["question"][row] = instruction.question
-                    samples[self.text_key][row] = build_dj_text(instruction.answer)
-        self._count(results, len(samples["slot"]) - len(empty))
-        remaining_rows = [row for row in range(len(samples["slot"])) if not isinstance(results.get(row), Rejection)]
+            result = results.get(row, GIVEN)
+            stats[STAT] = result if isinstance(result, str) else WRITTEN
+            if isinstance(result, Instruction):
+                samples["question"][row] = result.question
+                samples[self.text_key][row] = build_dj_text(result.answer)
+        self._count(list(results.values()), len(samples["slot"]) - len(empty))
+        remaining_rows = [row for row in range(len(samples["slot"])) if not isinstance(results.get(row), str)]
         return {key: [values[row] for row in remaining_rows] for key, values in samples.items()}
 
-    def _count(self, results: dict[int, Instruction | Rejection], dataset_rows: int) -> None:
-        instructions = [item for item in results.values() if isinstance(item, Instruction)]
+    def _count(self, results: list[Instruction | str], dataset_rows: int) -> None:
+        instructions = [item for item in results if isinstance(item, Instruction)]
         answers = Counter(normalize_words(item.answer) for item in instructions)
         counts = {GIVEN: dataset_rows, WRITTEN: len(instructions), "answers": {key: answers[key] for key in (YES, NO)}}
-        counts["dropped"] = dict(Counter(item.reason for item in results.values() if isinstance(item, Rejection)))
+        counts["dropped"] = dict(Counter(item for item in results if isinstance(item, str)))
         self.report = merge_reports(self.report, counts | self._take_server_counts())
 
-    def _write(self, samples: dict, rows: list[int], rank: int | None) -> list[Instruction | Rejection]:
-        """Return the instruction or the rejection of each row, from one answer of the model about each image."""
+    def _write(self, samples: dict, rows: list[int], rank: int | None) -> list[Instruction | str]:
+        """Return the instruction of each row, or why it has none, from one answer of the model about each image."""
         images = list(dict.fromkeys(samples[self.image_key][row][0] for row in rows))
         answers, _ = self._captioner.caption(images)
         by_image = dict(zip(images, answers, strict=True))
@@ -256,24 +204,24 @@ class InstructionSynthesisMapper(StoredAnswersOperator, Mapper):
         for row in rows:
             outcomes = self._read_answer(by_image[samples[self.image_key][row][0]], samples["asked"][row])
             index = samples["slot"][row] - 1  # the k-th new row about an image gets the k-th outcome
-            results.append(outcomes[index] if index < len(outcomes) else Rejection(NO_QUESTION))
+            results.append(outcomes[index] if index < len(outcomes) else NO_QUESTION)
         return results
 
-    def _read_answer(self, answer: Captions, dataset_questions: list[str]) -> list[Instruction | Rejection]:
-        """Return the usable instructions in a model's answer, followed by the rejections of the others."""
+    def _read_answer(self, answer: Captions, dataset_questions: list[str]) -> list[Instruction | str]:
+        """Return the usable instructions in a model's answer, followed by the problems of the others."""
         items = parse_instructions(answer.candidates[0], self.kinds)
         if answer.problem or items is None:
-            return [Rejection(answer.problem or WRONG_SCHEMA)] * self.per_image
+            return [answer.problem or WRONG_SCHEMA] * self.per_image
         used_questions = set(dataset_questions)
-        usable, rejections = [], []
+        usable, problems = [], []
         for item in items:
             problem = self._find_problem(item, used_questions) if item else WRONG_SCHEMA
             if problem:
-                rejections.append(Rejection(problem))
+                problems.append(problem)
             else:
                 used_questions.add(normalize_words(item.question))
                 usable.append(item)
-        return usable + rejections
+        return usable + problems
 
     def _find_problem(self, item: Instruction, used_questions: set[str]) -> str | None:
         problem = find_text_problem(item.question, self.max_question_length)
@@ -285,25 +233,24 @@ class InstructionSynthesisMapper(StoredAnswersOperator, Mapper):
             return "duplicate" if words else "empty"
         return "held-out question" if self._held_out.has(item.question, item.answer) else None
 
-    def _answer(self, samples: dict, rows: list[int], rank: int | None) -> list[Instruction | Rejection]:
+    def _answer(self, samples: dict, rows: list[int], rank: int | None) -> list[Instruction | str]:
         """Choose a dataset question for each row, let the model answer it, and return the row's instruction."""
-        results: dict[int, Instruction | Rejection] = dict.fromkeys(rows, Rejection(NO_QUESTION))
+        results: dict[int, Instruction | str] = dict.fromkeys(rows, NO_QUESTION)
         arguments = complete_arguments(self.captioner[TRAINED_CAPTIONER])
-        generator = get_model(make_model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())
+        generator = load_model(self, arguments["base_model"], arguments["stage"], rank)
         template = arguments["template"]
         control = generator.list_control_tokens(template)
         questions = {}
         for row, question in ((row, self._choose_question(samples, row)) for row in rows):
             if question and find_control_token(question, control):
-                results[row] = Rejection(CONTROL_TOKEN)
+                results[row] = CONTROL_TOKEN
             elif question:
                 questions[row] = question
         images = [samples[self.image_key][row][0] for row in questions]
         answers = generator.answer(images, list(questions.values()), template, self.max_tokens, arguments["batch_size"])
         for (row, question), answer in zip(questions.items(), answers, strict=True):
             item = Instruction(kind=self._pool.find_kind(question), question=question, answer=answer.strip())
-            problem = self._find_problem(item, set())
-            results[row] = Rejection(problem) if problem else item
+            results[row] = self._find_problem(item, set()) or item
         return list(results.values())
 
     def _choose_question(self, samples: dict, row: int) -> str | None:

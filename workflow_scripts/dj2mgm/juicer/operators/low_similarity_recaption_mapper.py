@@ -1,4 +1,4 @@
-"""A mapper that replaces captions whose CLIP similarity to their image is low.
+"""A mapper that replaces captions whose CLIP similarity to their image is low, and a filter of unlikely new captions.
 
     process:
       - low_similarity_recaption_mapper:
@@ -6,6 +6,7 @@
           keep_fraction: 0.5
           captioner: {image_captioning_mapper: {hf_img2seq: Salesforce/blip2-opt-2.7b, keep_original_sample: false}}
       - batched_image_text_similarity_filter: {keep_fraction: 0.5}
+      - caption_log_likelihood_filter: {min_log_likelihood: -3.0}
 
 A row below the limit, or without a caption, gets the candidate that captioner and CLIP together find most likely. Later
 filters decide whether it is good enough; they find its similarity and log-likelihood in the row's stats. Other rows do
@@ -13,10 +14,12 @@ not change.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
+import numpy as np
 from data_juicer.ops import load_ops
-from data_juicer.ops.base_op import DEFAULT_BATCH_SIZE, OPERATORS, UNFORKABLE
+from data_juicer.ops.base_op import DEFAULT_BATCH_SIZE, OPERATORS, UNFORKABLE, Mapper
 from data_juicer.utils.constant import Fields, StatsKeys
 from data_juicer.utils.mm_utils import remove_special_tokens
 from loguru import logger
@@ -24,13 +27,21 @@ from loguru import logger
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.score_limits import ORIGINAL_SIMILARITY
 from dj2mgm.errors import InputError
-from dj2mgm.recipes.recipe_step import RECAPTION_OPERATOR as NAME
+from dj2mgm.recipes.catalogue import RECAPTION_OPERATOR as NAME
 
+from .batched_image_text_similarity_filter import CLIP_DESCRIPTION, DEFAULT_CLIP
 from .batched_image_text_similarity_filter import NAME as SIMILARITY_FILTER
-from .caption_log_likelihood_filter import STAT as LOG_LIKELIHOOD
-from .captioners import ENOUGH_TO_JUDGE, TOO_MANY_UNUSABLE, Captioner, StoredAnswersOperator, find_text_problem
-from .declarations import Captions, ShareMapper, check_fraction, merge_reports
+from .captioners import (
+    ENOUGH_TO_JUDGE,
+    TOO_MANY_UNUSABLE,
+    Captioner,
+    StoredAnswersOperator,
+    find_text_problem,
+    format_reasons,
+)
+from .declarations import Captions, ShareLimits, ValueFilter, argument, merge_reports
 
+LOG_LIKELIHOOD = "caption_log_likelihood"  # stat
 RECAPTION_KEY = "recaption"  # key in a row's meta
 
 
@@ -46,46 +57,12 @@ class Recaption:
     problem: str | None = None
 
 
-def complete_report(counts: dict, min_similarity: float) -> dict:
-    """Return the report on rows below the limit, with every count even if it is 0.
-
-    It counts rows captioned now, rows captioned in earlier runs, rows without a usable caption by reason, and the cost
-    of a captioner on a server.
-    """
-    report = {key: counts.get(key, 0) for key in ("below", "captioned", "cached")}
-    unusable = dict(sorted(counts.get("unusable", {}).items()))
-    server = {key: counts[key] for key in ("server",) if key in counts}
-    return report | {"unusable": unusable, "min_similarity": min_similarity} | server
-
-
-def judge_captioner(name: str, report: dict, example: str, max_caption_length: int) -> None:
-    """Warn of a captioner whose captions often cannot be used, or refuse one if no caption of five or more images can.
-
-    `report` is the result of `complete_report`, `example` one of the captions that cannot be used.
-    """
-    unusable = sum(report["unusable"].values())
-    if unusable <= TOO_MANY_UNUSABLE * report["below"]:
-        return
-    reasons = ", ".join(f"{count} {reason}" for reason, count in report["unusable"].items())
-    problem = f"captioner {name}: {unusable} of {report['below']} images got no usable caption ({reasons})"
-    if example:
-        problem += f", such as {example[:60]!r}"
-    if unusable == report["below"] >= ENOUGH_TO_JUDGE:
-        check = (
-            "Read the server's answers above, and check that its model takes images"
-            if "server" in report
-            else "Check that the captioner is trained and fits its processor, or name another one in the recipe"
-        )
-        raise InputError(f"{problem}. {check} (max_caption_length allows {max_caption_length} characters)")
-    logger.warning(problem)
-
-
 LOGIT_SCALE = 100.0  # Data-Juicer's similarity is CLIP's logit over 100
 
 
 @OPERATORS.register_module(NAME)
 @UNFORKABLE.register_module(NAME)
-class LowSimilarityRecaptionMapper(StoredAnswersOperator, ShareMapper):
+class LowSimilarityRecaptionMapper(StoredAnswersOperator, ShareLimits, Mapper):
     """A mapper that recaptions rows with one image whose image-text similarity under a CLIP is below a limit.
 
     It takes the usable candidate with the highest `log-likelihood + CLIP's logit`, which is the most likely candidate
@@ -101,120 +78,114 @@ class LowSimilarityRecaptionMapper(StoredAnswersOperator, ShareMapper):
     limit = "min_similarity"
     report_key = RECAPTION_KEY
 
-    def __init__(
-        self,
-        hf_clip: str = "openai/clip-vit-base-patch32",
-        min_similarity: float | None = None,
-        keep_fraction: float | None = None,
-        captioner: dict | None = None,
-        max_caption_length: int = 500,
-        seed: int = 0,
-        captions_folder: str | None = None,
-        writer: str = "captions",
-        batch_size: int = 128,
-        *args,
-        **kwargs,
-    ):
-        """Initialize the operator.
+    hf_clip: str = argument(DEFAULT_CLIP, CLIP_DESCRIPTION)
+    min_similarity: float | None = argument(None, "rows below it are recaptioned")
+    # rows that tie with the last of these rows keep their caption too
+    keep_fraction: float | None = argument(None, "share of rows, most similar first, that keep their caption instead")
+    captioner: dict | None = argument(None, "the operator that writes captions, {operator: {argument: value}}")
+    max_caption_length: int = argument(500, "captions with more characters are not used")
+    seed: int = argument(0, "seed of a captioner that draws at random")
+    batch_size: int = argument(128, "rows scored together. The captioner has its own batch size")
 
-        Args:
-            hf_clip: folder or hub id of a CLIP with safetensors weights.
-            min_similarity: rows below it are recaptioned.
-            keep_fraction: share of the rows, most similar first, that keep their caption, in place of `min_similarity`.
-                Rows that tie with the last of these rows keep their caption too.
-            captioner: the operator that writes captions, as in a recipe: {operator: {argument: value}}.
-            max_caption_length: captions with more characters are not used.
-            seed: seed of a captioner that draws at random.
-            captions_folder: folder in which captions are kept for other runs (None: they are not kept).
-            writer: name of this run's file in that folder. Runs at the same time need different names.
-            batch_size: rows scored together. The captioner has its own batch size.
-        """
-        super().__init__(*args, batch_size=DEFAULT_BATCH_SIZE, **kwargs)  # large, to fill the captioner's batches
-        if (min_similarity is None) == (keep_fraction is None):
-            raise ValueError("exactly one of min_similarity and keep_fraction must be given")
-        check_fraction(keep_fraction)
-        self.min_similarity = min_similarity
-        self.keep_fraction = keep_fraction
-        self.max_caption_length = max_caption_length
-        self._captioner = Captioner(captioner, seed, captions_folder, writer)
-        settings = {"hf_clip": hf_clip, "batch_size": batch_size, "accelerator": self.accelerator}
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._captioner = Captioner(self.captioner, self.seed, self.captions_folder, self.writer)
+        settings = {"hf_clip": self.hf_clip, "batch_size": self.batch_size, "accelerator": self.accelerator}
         [self.similarity] = load_ops([{SIMILARITY_FILTER: settings}])
-        self.report: dict = {}
+        self.batch_size = DEFAULT_BATCH_SIZE  # large, to fill the captioner's batches
 
     def measure(self, samples: dict, rank: int | None = None) -> dict:
         """Return the samples with their similarities, scored in batches of the similarity filter."""
-        samples = dict(samples)
-        if Fields.stats not in samples:
-            samples[Fields.stats] = [{} for _ in samples[self.text_key]]
         size = self.similarity.batch_size
         for start in range(0, len(samples[self.text_key]), size):
             part = {key: values[start : start + size] for key, values in samples.items()}
             samples[Fields.stats][start : start + size] = self.similarity.compute_stats(part, rank=rank)[Fields.stats]
         return samples
 
-    def process_batched(self, samples: dict, rank: int | None = None) -> dict:
-        """Score the rows, and recaption those below `min_similarity`; `report` counts the captions."""
-        return self._recaption(self.measure(samples, rank))
-
-    def finish_report(self, report: dict) -> dict:
-        """Return the complete counts of all rows, unless no caption of any row can be used."""
-        complete = complete_report(report, self.min_similarity)
-        judge_captioner(self._captioner.name, complete, report.get("example", ""), self.max_caption_length)
-        return complete
-
     @staticmethod
     def read_scores(stats: dict) -> list[float]:
-        score = _get_only_score(stats[StatsKeys.image_text_similarity])
-        return [] if score is None else [score]
+        """Return the score of a text with exactly one chunk that has images, and no score of other texts."""
+        scores = stats[StatsKeys.image_text_similarity]
+        return [float(scores[0])] if len(scores) == 1 else []
 
-    def _recaption(self, samples: dict) -> dict:
-        samples = dict(samples)
+    def process_batched(self, samples: dict, rank: int | None = None) -> dict:
+        """Score the rows, and recaption those below `min_similarity`; `report` counts the captions."""
+        samples = self.measure(samples, rank)
         low = [row for row in range(len(samples[self.text_key])) if self._is_low(samples, row)]
         images = [samples[self.image_key][row][0] for row in low]
         captions, new_count = self._captioner.caption(images)
-        originals = [
-            (remove_special_tokens(samples[self.text_key][row]), self.read_scores(samples[Fields.stats][row])[0])
-            for row in low
+        problems = [
+            [answer.problem or find_text_problem(text, self.max_caption_length) for text in answer.candidates]
+            for answer in captions
         ]
-        records = self._choose_captions(originals, images, captions)
-        self._add_to_report(new_count, captions, records)
-        return self._replace(samples, dict(zip(low, records, strict=True)))
+        pairs = [
+            (text, image)
+            for answer, answer_problems, image in zip(captions, problems, images, strict=True)
+            for text, problem in zip(answer.candidates, answer_problems, strict=True)
+            if not problem
+        ]
+        similarities = iter(self._compute_similarities(pairs))
+        rows = zip(low, captions, problems, strict=True)
+        records = {row: self._make_record(samples, row, *found, similarities) for row, *found in rows}
+        self._count(new_count, captions, list(records.values()))
+        for row, (stats, meta) in enumerate(zip(samples[Fields.stats], samples[Fields.meta], strict=True)):
+            record = records.get(row)
+            stats[LOG_LIKELIHOOD] = []
+            stats[ORIGINAL_SIMILARITY] = list(stats[StatsKeys.image_text_similarity])
+            if record and record.caption is not None:
+                samples[self.text_key][row] = build_dj_text(record.caption)
+                stats[StatsKeys.image_text_similarity] = [record.similarity]
+                if record.log_likelihood is not None:
+                    stats[LOG_LIKELIHOOD] = [record.log_likelihood]
+            meta[RECAPTION_KEY] = asdict(record) if record else None
+        return samples
+
+    def finish_report(self, report: dict) -> dict:
+        """Return the complete counts of all rows, even if they are 0, and warn if many images got no usable caption.
+
+        Raises:
+            InputError: no caption of five or more images can be used.
+        """
+        complete = {key: report.get(key, 0) for key in ("below", "captioned", "cached")}
+        complete["unusable"] = dict(sorted(report.get("unusable", {}).items()))
+        complete |= {"min_similarity": self.min_similarity} | {key: report[key] for key in ("server",) if key in report}
+        below, unusable = complete["below"], sum(complete["unusable"].values())
+        if unusable <= TOO_MANY_UNUSABLE * below:
+            return complete
+        problem = (
+            f"captioner {self._captioner.name}: {unusable} of {below} images got no usable caption "
+            f"({format_reasons(complete['unusable'])})"
+        )
+        if report["example"]:
+            problem += f", such as {report['example'][:60]!r}"
+        if unusable == below >= ENOUGH_TO_JUDGE:
+            check = (
+                "Read the server's answers above, and check that its model takes images"
+                if "server" in complete
+                else "Check that the captioner is trained and fits its processor, or name another one in the recipe"
+            )
+            raise InputError(f"{problem}. {check} (max_caption_length allows {self.max_caption_length} characters)")
+        logger.warning(problem)
+        return complete
 
     def _is_low(self, samples: dict, row: int) -> bool:
         images, scores = samples[self.image_key][row], self.read_scores(samples[Fields.stats][row])
         has_caption = remove_special_tokens(samples[self.text_key][row]).strip() != ""
         return len(images or ()) == 1 and bool(scores) and (scores[0] < self.min_similarity or not has_caption)
 
-    def _choose_captions(
-        self, originals: list[tuple[str, float]], images: list[str], captions: list[Captions]
-    ) -> list[Recaption]:
-        """Return the record of the best usable caption for each row, whose original is (caption, similarity)."""
-        problems = [
-            [
-                image_captions.problem or find_text_problem(text, self.max_caption_length)
-                for text in image_captions.candidates
-            ]
-            for image_captions in captions
-        ]
-        pairs = [
-            (text, image)
-            for image_captions, image_problems, image in zip(captions, problems, images, strict=True)
-            for text, problem in zip(image_captions.candidates, image_problems, strict=True)
-            if not problem
-        ]
-        similarities = iter(self._compute_similarities(pairs))
-        records = []
-        for (original, score), image_captions, image_problems in zip(originals, captions, problems, strict=True):
-            usable = [index for index, problem in enumerate(image_problems) if not problem]
-            if not usable:
-                records.append(Recaption(original, score, problem=image_problems[0]))
-                continue
-            values = {index: next(similarities) for index in usable}
-            likelihoods = image_captions.log_likelihoods or [0.0] * len(image_problems)
-            best = max(usable, key=lambda index: LOGIT_SCALE * values[index] + likelihoods[index])
-            likelihood = image_captions.log_likelihoods and image_captions.log_likelihoods[best]
-            records.append(Recaption(original, score, image_captions.candidates[best], values[best], likelihood))
-        return records
+    def _make_record(
+        self, samples: dict, row: int, captions: Captions, problems: list[str | None], similarities: Iterator[float]
+    ) -> Recaption:
+        """Return the record of the best usable caption for a row; `similarities` go on with its usable captions."""
+        original = remove_special_tokens(samples[self.text_key][row])
+        [score] = self.read_scores(samples[Fields.stats][row])
+        values = {index: next(similarities) for index, problem in enumerate(problems) if not problem}
+        if not values:
+            return Recaption(original, score, problem=problems[0])
+        likelihoods = captions.log_likelihoods or [0.0] * len(problems)
+        best = max(values, key=lambda index: LOGIT_SCALE * values[index] + likelihoods[index])
+        likelihood = captions.log_likelihoods and captions.log_likelihoods[best]
+        return Recaption(original, score, captions.candidates[best], values[best], likelihood)
 
     def _compute_similarities(self, pairs: list[tuple[str, str]]) -> list[float]:
         """Return the CLIP similarity of each (caption, image), as Data-Juicer's filter defines it."""
@@ -228,35 +199,34 @@ class LowSimilarityRecaptionMapper(StoredAnswersOperator, ShareMapper):
                 Fields.stats: [{} for _ in texts],
             }
             scored = self.similarity.compute_stats(samples)[Fields.stats]
-            similarities += [_get_only_score(stats[StatsKeys.image_text_similarity]) for stats in scored]
+            similarities += [score for stats in scored for score in self.read_scores(stats)]
         return similarities
 
-    def _add_to_report(self, new_count: int, captions: list[Captions], records: list[Recaption]) -> None:
+    def _count(self, new_count: int, captions: list[Captions], records: list[Recaption]) -> None:
         problems = Counter(record.problem for record in records if record.problem)
-        texts = (text for image_captions in captions for text in image_captions.candidates)
+        texts = (text for answer in captions for text in answer.candidates)
         counts = {"below": len(records), "captioned": new_count, "cached": len(records) - new_count}
         counts |= self._take_server_counts()
         example = next((text for text in texts if find_text_problem(text, self.max_caption_length)), "")
         self.report = merge_reports(self.report, counts | {"unusable": problems, "example": example})
 
-    def _replace(self, samples: dict, records: dict[int, Recaption]) -> dict:
-        """Return the samples with the captions and stats of `records`, which are by row."""
-        metas = samples.get(Fields.meta) or [{} for _ in samples[self.text_key]]
-        samples[Fields.meta] = metas = list(metas)
-        samples[self.text_key] = list(samples[self.text_key])
-        for row, stats in enumerate(samples[Fields.stats]):
-            record = records.get(row)
-            stats[LOG_LIKELIHOOD] = []
-            stats[ORIGINAL_SIMILARITY] = list(stats[StatsKeys.image_text_similarity])
-            if record and record.caption is not None:
-                samples[self.text_key][row] = build_dj_text(record.caption)
-                stats[StatsKeys.image_text_similarity] = [record.similarity]
-                if record.log_likelihood is not None:
-                    stats[LOG_LIKELIHOOD] = [record.log_likelihood]
-            metas[row] = dict(metas[row] or {}) | {RECAPTION_KEY: asdict(record) if record else None}
+
+@OPERATORS.register_module("caption_log_likelihood_filter")
+class CaptionLogLikelihoodFilter(ValueFilter):
+    """A filter that keeps rows whose caption has at least a given log-likelihood, and rows without one.
+
+    The stat `caption_log_likelihood` holds one number in nats, for the whole caption. It is empty if no captioner has
+    written the caption, or if the captioner reports no log-likelihood.
+    """
+
+    _batched_op = True
+    stat = LOG_LIKELIHOOD
+    bounds = ("min_log_likelihood", None)
+
+    min_log_likelihood: float = argument(-3.0, "lowest log-likelihood to keep, in nats")
+
+    def compute_stats_batched(self, samples: dict) -> dict:
+        for stats in samples[Fields.stats]:
+            value = stats.get(LOG_LIKELIHOOD)
+            stats[LOG_LIKELIHOOD] = np.array([] if value is None else value, dtype=np.float64)
         return samples
-
-
-def _get_only_score(scores: list[float]) -> float | None:
-    """Return the score of a text with exactly one chunk that has images; None for other texts."""
-    return float(scores[0]) if len(scores) == 1 else None

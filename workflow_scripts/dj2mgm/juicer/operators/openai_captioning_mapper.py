@@ -21,7 +21,7 @@ from dj2mgm.data.images import BadImageError, encode_data_url, load_image
 from dj2mgm.errors import InputError
 from dj2mgm.settings.string_formats import ADDRESS_RULE, VARIABLE_RULE, is_address, is_variable, normalize_address
 
-from .declarations import Captions, ServerCaptioner, merge_reports
+from .declarations import Captions, ServerCaptioner, argument, merge_reports
 
 if TYPE_CHECKING:
     from dj2mgm.servers.chat_requests import ChatRequests
@@ -46,59 +46,29 @@ class OpenAICaptioningMapper(ServerCaptioner):
     )
     report_key = "server"
 
-    def __init__(
-        self,
-        base_url: str = "http://localhost:8000/v1",
-        model: str = "",
-        key_variable: str | None = "OPENAI_API_KEY",
-        question: str = "Describe the image in one sentence.",
-        max_tokens: int = 128,
-        temperature: float = 0.0,
-        longest_side: int = 768,
-        concurrency: int = 32,
-        timeout_s: float = 60.0,
-        retries: int = 5,
-        max_requests: int | None = None,
-        max_total_tokens: int | None = None,
-        *args,
-        **kwargs,
-    ):
-        """Initialize the operator.
+    base_url: str = argument("http://localhost:8000/v1", "address to which `chat/completions` is appended")
+    model: str = argument("", "name of the model on the server")
+    # without the variable no key is sent
+    key_variable: str | None = argument("OPENAI_API_KEY", "name of the environment variable with the server's key")
+    question: str = argument("Describe the image in one sentence.", "question about each image")
+    max_tokens: int = argument(128, "largest number of tokens in an answer. A cut answer is not used")
+    temperature: float = argument(0.0, "sampling temperature of the model")
+    longest_side: int = argument(768, "longest side of an image in pixels. Larger images are scaled down")
+    concurrency: int = argument(32, "number of requests at the same time")
+    timeout_s: float = argument(60.0, "seconds of silence after which a request has failed")
+    retries: int = argument(5, "number of further tries of a failed request")
+    max_requests: int | None = argument(None, "budget over all runs with the same captions")
+    max_total_tokens: int | None = argument(None, "budget over all runs with the same captions")
 
-        Args:
-            base_url: address to which `chat/completions` is appended.
-            model: name of the model on the server.
-            key_variable: name of the environment variable with the server's key. Without the variable no key is sent.
-            question: question about each image.
-            max_tokens: largest number of tokens in an answer. An answer that is cut off there is not used.
-            temperature: sampling temperature of the model.
-            longest_side: longest side of an image in pixels. Larger images are scaled down.
-            concurrency: number of requests at the same time.
-            timeout_s: seconds of silence after which a request has failed.
-            retries: number of further tries of a failed request.
-            max_requests: budget over all runs with the same captions.
-            max_total_tokens: budget over all runs with the same captions.
-        """
+    def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        if not is_address(base_url):
+        if not is_address(self.base_url):
             raise InputError(f"{NAME}: 'base_url' must {ADDRESS_RULE}")
-        if key_variable is not None and not is_variable(key_variable):
+        if self.key_variable is not None and not is_variable(self.key_variable):
             raise InputError(f"{NAME}: 'key_variable' must {VARIABLE_RULE}")
-        if not model:
-            raise InputError(f"{NAME}: 'model' is missing. Name one of {base_url}/models")
-        self.base_url = normalize_address(base_url)
-        self.model = model
-        self.key_variable = key_variable
-        self.question = question
-        self.max_tokens = max_tokens
-        self.temperature = temperature
-        self.longest_side = longest_side
-        self.concurrency = concurrency
-        self.timeout_s = timeout_s
-        self.retries = retries
-        self.max_requests = max_requests
-        self.max_total_tokens = max_total_tokens
-        self.report: dict[str, int] = {}
+        if not self.model:
+            raise InputError(f"{NAME}: 'model' is missing. Name one of {self.base_url}/models")
+        self.base_url = normalize_address(self.base_url)
         self._requests: ChatRequests | None = None
 
     def __getstate__(self) -> dict:

@@ -18,12 +18,11 @@ import numpy as np
 from data_juicer.ops.base_op import DEFAULT_BATCH_SIZE, OPERATORS, UNFORKABLE, Filter
 from data_juicer.utils.constant import Fields
 from data_juicer.utils.mm_utils import remove_special_tokens
-from data_juicer.utils.model_utils import get_model
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dj2mgm.control_tokens import find_control_token
 from dj2mgm.errors import InputError
-from dj2mgm.recipes.recipe_step import RATING_OPERATOR as NAME
+from dj2mgm.models.questions import split_into_parts
+from dj2mgm.recipes.catalogue import RATING_OPERATOR as NAME
 
 from .captioners import (
     CONTROL_TOKEN,
@@ -35,10 +34,9 @@ from .captioners import (
     format_reasons,
     warn_of_unusable,
 )
-from .declarations import Captions, merge_reports
-from .mgm_captioning_mapper import NAME as TRAINED
-from .mgm_captioning_mapper import complete_arguments, make_model_key
+from .declarations import Captions, argument, merge_reports
 from .openai_captioning_mapper import NAME as SERVER
+from .trained_model_operators import TRAINED_CAPTIONER, complete_arguments, compute_log_likelihoods, load_model
 
 LOWEST, HIGHEST = 1, 5
 RATINGS = {
@@ -100,46 +98,28 @@ class VlmRatingFilter(StoredAnswersOperator, Filter):
     _batched_op = True
     report_key = "ratings"
 
-    def __init__(
-        self,
-        captioner: dict | None = None,
-        min_relevance: float = 1.0,
-        min_visual_dependency: float = 1.0,
-        min_formatting: float = 1.0,
-        min_image_correspondence: float = 1.0,
-        max_tokens: int = 128,
-        captions_folder: str | None = None,
-        writer: str = "captions",
-        *args,
-        **kwargs,
-    ):
-        """Initialize the operator.
+    captioner: dict | None = argument(None, "the operator whose model rates, {operator: {argument: value}}")
+    min_relevance: float = argument(1.0, "lowest rating to keep, like the next three. With 1, the filter only measures")
+    min_visual_dependency: float = argument(1.0, "see `RATINGS`")
+    min_formatting: float = argument(1.0, "see `RATINGS`")
+    min_image_correspondence: float = argument(1.0, "see `RATINGS`")
+    max_tokens: int = argument(128, "number of tokens at which a server cuts the ratings")
 
-        Args:
-            captioner: the operator whose model rates, as in a recipe: {operator: {argument: value}}.
-            min_relevance: lowest rating to keep, like the next three. With 1, the filter only measures.
-            min_visual_dependency: see `RATINGS`.
-            min_formatting: see `RATINGS`.
-            min_image_correspondence: see `RATINGS`.
-            max_tokens: number of tokens at which a server cuts the ratings.
-            captions_folder: folder in which a server's answers are kept for other runs (None: they are not kept).
-            writer: name of this run's file in that folder. Runs at the same time need different names.
-        """
+    def __init__(self, *args, **kwargs):
         super().__init__(*args, **{"batch_size": DEFAULT_BATCH_SIZE} | kwargs)
-        if not isinstance(captioner, dict) or len(captioner) != 1 or next(iter(captioner)) not in (SERVER, TRAINED):
-            raise ValueError(f"captioner must be {SERVER} or {TRAINED}, found {captioner!r}")
-        self.captioner = captioner
-        self.min_relevance = min_relevance
-        self.min_visual_dependency = min_visual_dependency
-        self.min_formatting = min_formatting
-        self.min_image_correspondence = min_image_correspondence
-        self.report: dict = {}
+        captioner = self.captioner
+        if (
+            not isinstance(captioner, dict)
+            or len(captioner) != 1
+            or next(iter(captioner)) not in (SERVER, TRAINED_CAPTIONER)
+        ):
+            raise ValueError(f"captioner must be {SERVER} or {TRAINED_CAPTIONER}, found {captioner!r}")
         if SERVER in captioner:
             form = json.dumps({name: f"{LOWEST} to {HIGHEST}: {question}" for name, question in RATINGS.items()})
             self._prompt = PROMPT.replace("{rated}", "Use whole numbers.").replace("{form}", form)
             # the prompt is part of the fingerprint of stored answers
-            spec = {SERVER: (captioner[SERVER] or {}) | {"question": self._prompt, "max_tokens": max_tokens}}
-            self._captioner = Captioner(spec, 0, captions_folder, writer, "ratings")
+            spec = {SERVER: (captioner[SERVER] or {}) | {"question": self._prompt, "max_tokens": self.max_tokens}}
+            self._captioner = Captioner(spec, 0, self.captions_folder, self.writer, "ratings")
 
     def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
         """Rate the rows that have no ratings yet."""
@@ -195,25 +175,27 @@ class VlmRatingFilter(StoredAnswersOperator, Filter):
 
     def _measure(self, images: list[str], quoted: list[str], rank: int | None) -> list[dict[str, float] | str]:
         """Return the mean rating of each row under the probabilities of a trained model."""
-        arguments = complete_arguments(self.captioner[TRAINED])
-        generator = get_model(make_model_key(arguments["base_model"], arguments["stage"]), rank, self.use_cuda())
-        template = arguments["template"]
-        control = generator.list_control_tokens(template)
-        allowed = [index for index, text in enumerate(quoted) if not find_control_token(text, control)]
-        results: list[dict[str, float] | str] = [CONTROL_TOKEN] * len(quoted)
-        numbers = [str(number) for number in range(LOWEST, HIGHEST + 1)]
-        for start in range(0, len(allowed), PER_BATCH):
-            part = allowed[start : start + PER_BATCH]
+        arguments = complete_arguments(self.captioner[TRAINED_CAPTIONER])
+        generator = load_model(self, arguments["base_model"], arguments["stage"], rank)
+        numbers = range(LOWEST, HIGHEST + 1)
+        results: list[dict[str, float] | str] = []
+        for start in range(0, len(images), PER_BATCH):
+            part = slice(start, start + PER_BATCH)
             questions = [
-                (images[index], OWN_PROMPT.replace("{rated}", criterion).replace("{text}", quoted[index]), number)
-                for index in part
+                (image, OWN_PROMPT.replace("{rated}", criterion).replace("{text}", text), str(number))
+                for image, text in zip(images[part], quoted[part], strict=True)
                 for criterion in RATINGS.values()
                 for number in numbers
             ]
-            likelihoods = generator.compute_log_likelihoods(*map(list, zip(*questions, strict=True)), template)
-            sums = np.array([sum(tokens) for tokens in likelihoods]).reshape(len(part), len(RATINGS), len(numbers))
-            weights = np.exp(sums - sums.max(axis=2, keepdims=True))  # (rows, ratings, numbers)
-            means = (weights * np.arange(LOWEST, HIGHEST + 1)).sum(axis=2) / weights.sum(axis=2)
-            for index, row in zip(part, means, strict=True):
-                results[index] = dict(zip(RATINGS, map(float, row), strict=True))
+            likelihoods = compute_log_likelihoods(generator, arguments["template"], questions)
+            for values in split_into_parts(likelihoods, len(RATINGS) * len(numbers)):
+                results.append(CONTROL_TOKEN if None in values else _compute_means(values))
         return results
+
+
+def _compute_means(log_likelihoods: Sequence[float]) -> dict[str, float]:
+    """Return the mean ratings from the log-likelihoods of each rating's numbers."""
+    values = np.array(log_likelihoods).reshape(len(RATINGS), -1)
+    weights = np.exp(values - values.max(axis=1, keepdims=True))
+    means = (weights * np.arange(LOWEST, HIGHEST + 1)).sum(axis=1) / weights.sum(axis=1)
+    return dict(zip(RATINGS, map(float, means), strict=True))

@@ -1,29 +1,69 @@
-"""The error for a recipe that keeps no row.
+"""Limits that filters apply to their statistics, and the error for a recipe that keeps no row, which suggests limits.
 
-It names the operator that dropped the most rows, the range of its statistic, and limits that would keep some rows.
+Names of statistics and of the arguments that limit them are in recipes/statistic_limits.py.
 """
 
+import inspect
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from dj2mgm.data.images import UnreadableImages
+from dj2mgm.data.score_limits import UNLIMITED_FROM
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.filter_statistics import read_statistic_limits
 from dj2mgm.juicer.operators.declarations import get_decision_method, get_declarations
 from dj2mgm.juicer.partitions import iterate_column_values
-from dj2mgm.juicer.patched_data_juicer import OP, Fields
+from dj2mgm.juicer.patched_data_juicer import OP, Fields, Filter
+from dj2mgm.recipes.statistic_limits import find_limit_arguments
 from dj2mgm.records.stage_records import OperatorSummary
 from dj2mgm.storage.files import read_jsonl
+
+KEPT_SHARES = (0.1, 0.25, 0.5)  # approximate shares that the suggested limits would keep
+SIGNIFICANT_DIGITS = 3
+
+
+@dataclass(frozen=True)
+class FilterLimit:
+    """One end of the range that a filter keeps; values equal to the limit are kept."""
+
+    side: str  # min or max
+    argument: str
+    value: float
+    written: str | int | float  # spelling in a recipe
+
+    def drops(self, values: np.ndarray) -> np.ndarray:
+        """Return the dropped rows, (N,) bool; rows without a value (NaN) are kept, as in Data-Juicer."""
+        return values < self.value if self.side == "min" else values > self.value
+
+    @property
+    def unlimited(self) -> bool:
+        return abs(self.value) >= UNLIMITED_FROM
+
+
+Limits = dict[str, FilterLimit]  # by side
+
+
+def read_statistic_limits(operator: Filter, arguments: dict | None, statistic: str, alone: bool) -> Limits:
+    """Return the range that an operator keeps of a statistic by side, from its arguments min_… and max_….
+
+    It is empty if the operator has no such arguments or keeps values outside of its range. Arguments that the recipe
+    does not state have the operator's defaults. `alone` means that the operator has no other statistic.
+    """
+    limits: Limits = {}
+    parameters = inspect.signature(type(operator).__init__).parameters
+    for side, name in find_limit_arguments(parameters, statistic, alone).items():
+        value = getattr(operator, name, None)
+        if _is_number(value) and not operator.reversed_range:
+            default = parameters[name].default
+            written = (arguments or {}).get(name, value if default is None else default)
+            limits[side] = FilterLimit(side, name, float(value), written)
+    return limits
 
 
 class NoRowsKeptError(InputError):
     """The error for a recipe that has run to its end without a row to write."""
-
-
-KEPT_SHARES = (0.1, 0.25, 0.5)  # approximate shares that the suggested limits would keep
-SIGNIFICANT_DIGITS = 3
 
 
 class ReadTracker(dict):
@@ -43,37 +83,28 @@ def make_no_rows_error(
 ) -> NoRowsKeptError:
     """Return the error to raise if the last finished operator kept no row.
 
+    It names the operator that dropped the most rows, the range of its statistic, and limits that would keep some rows.
     `trace` lists the dropped rows, which here are all input rows. `rows` is the folder of the input's partitions.
     """
     worst = max(summaries, key=lambda summary: summary.dropped)
-    if stat := get_declarations(operators[worst.step - 1]).unreadable_stat:
+    operator = operators[worst.step - 1]
+    dropped = [row for row in read_jsonl(trace) if row["event"] == "dropped" and row["step"] >= worst.step]
+    if stat := get_declarations(operator).unreadable_stat:
+        reasons = {row["id"]: row["stats"][stat] for row in dropped if row["step"] == worst.step}
+        unreadable = UnreadableImages()
+        for identifier, images in iterate_column_values(rows, "id", "images"):
+            if identifier in reasons:
+                unreadable.add(reasons[identifier], images[0])
         return NoRowsKeptError(
             f"the recipe kept none of {rows_in} rows; the images of {worst.dropped} of them cannot be read "
-            f"({_count_unreadable(stat, worst.step, trace, rows)}). Correct the paths, or the folder that they are "
-            "relative to"
+            f"({unreadable}). Correct the paths, or the folder that they are relative to"
         )
     return NoRowsKeptError(
         f"the recipe kept none of {rows_in} rows; {worst.operator} (step {worst.step}) dropped the most rows "
         f"({worst.dropped} of {worst.rows_in})"
-        f"{_describe_distribution(operators[worst.step - 1], _read_stats_at(trace, worst.step))}. "
+        f"{_describe_distribution(operator, [row['stats'] for row in dropped])}. "  # of every row that reached the step
         "Widen its limits in the recipe, or correct the data"
     )
-
-
-def _count_unreadable(stat: str, step: int, trace: Path, rows: Path) -> UnreadableImages:
-    """Count the rows that a step dropped, grouped by the reason in their stat."""
-    dropped = (row for row in read_jsonl(trace) if row["event"] == "dropped" and row["step"] == step)
-    reasons = {row["id"]: row["stats"][stat] for row in dropped}
-    unreadable = UnreadableImages()
-    for identifier, images in iterate_column_values(rows, "id", "images"):
-        if identifier in reasons:
-            unreadable.add(reasons[identifier], images[0])
-    return unreadable
-
-
-def _read_stats_at(trace: Path, step: int) -> list[dict]:
-    """Return the stats of every row that reached a step; all were dropped there or later."""
-    return [row["stats"] for row in read_jsonl(trace) if row["event"] == "dropped" and row["step"] >= step]
 
 
 def _describe_distribution(operator: OP, stats: list[dict]) -> str:
@@ -105,8 +136,12 @@ def _extract_numbers(stats: list[dict], key: str) -> Iterator[float]:
         value = row.get(key)
         if isinstance(value, list):
             value = value[0] if len(value) == 1 else None
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if _is_number(value):
             yield value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _suggest_limits(operator: OP, statistic: str, values: np.ndarray) -> Iterator[tuple[str, float]]:
@@ -119,13 +154,13 @@ def _suggest_limits(operator: OP, statistic: str, values: np.ndarray) -> Iterato
     if not any(dropped.values()):
         return
     strictest = max(dropped, key=dropped.get)  # on a tie, the lower limit
-    name, sign = strictest.argument, 1 if strictest.side == "min" else -1
+    sign = 1 if strictest.side == "min" else -1
     suggested = set()
     for share in KEPT_SHARES:
         limit = sign * _round_down(np.quantile(sign * values, 1 - share))
         if limit not in suggested:
             suggested.add(limit)
-            yield f"{name} {_format(limit)}", float(np.mean(sign * values >= sign * limit))
+            yield f"{strictest.argument} {_format(limit)}", float(np.mean(sign * values >= sign * limit))
 
 
 def _round_down(value: float) -> float:
